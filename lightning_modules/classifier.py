@@ -1,0 +1,50 @@
+"""The classifier that clients train; the same module trains under a plain Lightning Trainer."""
+
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Classifier(LightningModule):
+    """A network with its input normalisation, loss (cross entropy) and optimizer (SGD, constant learning rate).
+
+    x is uint8 (B, C, H, W), scaled to [0, 1] and normalised here and nowhere else; features that are already
+    floating pass as they are. A batch is (x, y) or (x, y, weight): the weights multiply the examples' losses.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self,
+        network: nn.Module,
+        *,
+        lr: float,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        mean: tuple[float, ...] = (0.0,),
+        std: tuple[float, ...] = (1.0,),
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
+        self.register_buffer("mean", 255 * torch.tensor(mean).view(-1, 1, 1), persistent=False)
+        self.register_buffer("std", 255 * torch.tensor(std).view(-1, 1, 1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, classes)."""
+        if not x.is_floating_point():
+            x = (x - self.mean) / self.std
+        return self.network(x)
+
+    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
+        """Mean (weighted) cross entropy of the batch."""
+        x, y, *weight = batch
+        if weight:
+            return (weight[0] * F.cross_entropy(self(x), y, reduction="none")).mean()
+        return F.cross_entropy(self(x), y)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Plain SGD; the learning rate lives here only."""
+        return torch.optim.SGD(self.parameters(), self.lr, momentum=self.momentum, weight_decay=self.weight_decay)

@@ -1,0 +1,93 @@
+"""Denoising diffusion model, conditional on the class (Ho et al., NeurIPS 2020, arXiv:2006.11239).
+
+Training minimises E ||eps - eps_theta(sqrt(abar_t) x + sqrt(1 - abar_t) eps, t, y)||^2 over t uniform in 0..T-1.
+"""
+
+import torch
+from diffusers.models.unets.unet_2d import UNet2DModel
+from diffusers.schedulers.scheduling_ddim import DDIMScheduler
+from diffusers.schedulers.scheduling_ddpm import DDPMScheduler
+from diffusers.training_utils import EMAModel
+from pytorch_lightning import LightningModule
+from torch import Tensor
+from torch.nn import functional as F
+
+
+class DDPM(LightningModule):
+    """A U-Net that predicts the noise, and the moving average of its weights that samples are drawn with.
+
+    A batch is (x, y): x uint8 (B, C, H, W), y (B,) classes. All draws come from a generator seeded with ``seed``.
+    """
+
+    def __init__(
+        self,
+        *,
+        shape: tuple[int, ...],
+        n_classes: int,
+        channels: tuple[int, ...],
+        lr: float,
+        timesteps: int = 1000,
+        schedule: str = "linear",
+        ema_decay: float = 0.9995,
+        flip: bool = False,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        levels = len(channels)
+        self.shape, self.lr, self.flip = shape, lr, flip
+        self.unet = UNet2DModel(
+            sample_size=shape[1:],  # pyright: ignore[reportArgumentType]  (diffusers takes a pair)
+            in_channels=shape[0],
+            out_channels=shape[0],
+            block_out_channels=channels,
+            down_block_types=("DownBlock2D",) * levels,
+            up_block_types=("UpBlock2D",) * levels,
+            layers_per_block=1,
+            norm_num_groups=8,
+            num_class_embeds=n_classes,
+        )
+        self.schedule = DDPMScheduler(timesteps, beta_schedule=schedule)  # pyright: ignore[reportArgumentType]
+        # EMAModel's decay is min(ema_decay, (1 + k)/(10 + k)): a client with few steps is not left with initial weights
+        self.average = EMAModel(self.unet.parameters(), decay=ema_decay, foreach=True)
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """Mean squared error of the predicted noise."""
+        images, labels = batch
+        x = images / 127.5 - 1
+        b = len(x)
+        t = torch.randint(len(self.schedule), (b,), generator=self.generator).to(x.device)
+        noise = torch.randn(x.shape, generator=self.generator).to(x.device)
+        if self.flip:
+            flip = torch.rand(b, 1, 1, 1, generator=self.generator).to(x.device) < 0.5
+            x = torch.where(flip, x.flip(-1), x)
+        noisy = self.schedule.add_noise(x, noise, t)  # pyright: ignore[reportArgumentType]  (annotated IntTensor)
+        return F.mse_loss(self.unet(noisy, t, class_labels=labels).sample, noise)
+
+    def on_train_batch_end(self, *_: object) -> None:
+        self.average.step(self.unet.parameters())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Adam, constant learning rate."""
+        return torch.optim.Adam(self.unet.parameters(), self.lr, fused=True)
+
+    def use_average(self) -> None:
+        """Replace the weights by their moving average, for sampling."""
+        self.average.copy_to(self.unet.parameters())
+
+    @torch.no_grad()
+    def sample(self, labels: Tensor, seed: int, *, sampler: str, steps: int, batch_size: int = 256) -> Tensor:
+        """Images of these classes, uint8 (n, C, H, W): fresh start noise for each, clipped before quantising."""
+        kind = {"ddpm": DDPMScheduler, "ddim": DDIMScheduler}[sampler]
+        schedule = kind.from_config(self.schedule.config)
+        schedule.set_timesteps(steps)
+        generator = torch.Generator().manual_seed(seed)
+        self.eval()
+        images = []
+        for y in labels.to(self.device).split(batch_size):
+            x = torch.randn(len(y), *self.shape, generator=generator).to(self.device)
+            for t in schedule.timesteps:
+                noise = self.unet(x, t.to(self.device), class_labels=y).sample
+                x = schedule.step(noise, t, x, generator=generator).prev_sample
+            images.append(((x.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8))
+        return torch.cat(images)

@@ -1,0 +1,7 @@
+"""Plain networks. Each is ``last(embed(x))``, ``last`` being the last linear layer."""
+
+from lightning_modules.networks.cnn import CNN
+from lightning_modules.networks.linear import Linear
+from lightning_modules.networks.vgg import VGG11
+
+__all__ = ["CNN", "VGG11", "Linear"]

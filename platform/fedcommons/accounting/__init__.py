@@ -1,0 +1,1 @@
+"""Ledgers: what crossed the wire."""

@@ -1,0 +1,46 @@
+"""FedAvg: clients train, the server averages.
+
+McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017,
+arXiv:1602.05629, algorithm 1.
+
+Departs from the paper: every drawn client weighs the same by default (Fedssyn); ``weighting="samples"`` is the paper's.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedcommons.algorithms.algorithm import Facts, Message, Reply, State
+from fedcommons.algorithms.local import LocalSGD, Work
+from fedcommons.data.clients import ClientData
+from fedcommons.federation.executor import Executor
+from fedcommons.tensors import Flat, Payload, add, scale, sub
+
+
+@dataclass(frozen=True)
+class FedAvg:
+    """x <- x + sum_i w_i (y_i - x) / sum_i w_i,  y_i from local SGD started at x;  w_i = 1 or n_i."""
+
+    local: LocalSGD
+    weighting: str = "uniform"
+
+    def start(self, model: Flat, facts: Facts, seed: int) -> State:
+        return {"model": model}
+
+    def down(self, state: State, round: int, client: int) -> Message:
+        return Message({"model": state["model"]})
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
+        x = message.common["model"]
+        assert isinstance(x, Flat)
+        y, metrics = self.local.run(work, x, data, seed)
+        w = float(len(data)) if self.weighting == "samples" else 1.0
+        return Reply(sums={"delta": scale(sub(y, x), w)}, weight=w, metrics=metrics)
+
+    def merge(
+        self, executor: Executor, state: State, total: Mapping[str, Flat | Tensor], replies: Sequence[Reply], seed: int
+    ) -> State:
+        delta = total["delta"]
+        assert isinstance(delta, Flat)
+        return {"model": add(state["model"], delta, 1 / sum(r.weight for r in replies))}

@@ -1,0 +1,55 @@
+"""Costly results by the hash of all they depend on: computed once, verified whenever read."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedcommons.errors import UserError
+from fedcommons.files import read_tensors, sha256, write_tensors
+
+
+def key_of(facts: Mapping[str, Any]) -> str:
+    """The hash of these facts, by which a result that depends on nothing else is found again."""
+    return sha256(json.dumps(facts, sort_keys=True).encode())[:24]
+
+
+class Store:
+    """A folder of artifacts: ``KIND/KEY.safetensors``, and the facts and checksum beside it as JSON.
+
+    ``say`` is told, in one sentence, when an artifact is found damaged.
+
+    Raises:
+        UserError: the folder cannot be made.
+    """
+
+    def __init__(self, folder: Path, say: Callable[[str], None] = print) -> None:
+        self.folder, self.say = folder, say
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"artifacts: {folder} cannot be made ({error.strerror}); name another folder.") from error
+
+    def has(self, kind: str, key: str) -> bool:
+        """Whether an intact artifact is there; one that is damaged is said so and counts as absent."""
+        return self.get(kind, key) is not None
+
+    def get(self, kind: str, key: str) -> dict[str, Tensor] | None:
+        """The tensors, or None if they are not there or damaged."""
+        try:
+            found = read_tensors(self._path(kind, key))
+        except ValueError as error:
+            self.say(f"{error}; it will be built again.")
+            return None
+        return found[0] if found else None
+
+    def put(self, kind: str, key: str, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Store tensors with the facts they depend on."""
+        path = self._path(kind, key)
+        path.parent.mkdir(exist_ok=True)
+        write_tensors(path, tensors, {"facts": dict(facts)})
+
+    def _path(self, kind: str, key: str) -> Path:
+        return self.folder / kind / f"{key}.safetensors"

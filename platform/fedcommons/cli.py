@@ -1,0 +1,130 @@
+"""The command line: every field of the experiment as a dotted option or in a YAML file, and errors in one sentence."""
+
+import re
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from jsonargparse import ArgumentError, ArgumentParser, Namespace, set_parsing_settings
+
+from fedcommons.config import Experiment, override
+from fedcommons.errors import ClientError, UserError, unknown
+
+set_parsing_settings(docstring_parse_attribute_docstrings=True)
+
+
+def parser(description: str, defaults: Mapping[str, Any]) -> ArgumentParser:
+    """A parser with ``--config``, ``--print_config`` and every field of the experiment, preset to ``defaults``."""
+    result = ArgumentParser(description=description, exit_on_error=False)
+    result.add_argument("--config", action="config", help="YAML file with any of the options below")
+    result.add_class_arguments(Experiment)
+    result.set_defaults(dict(defaults))
+    return result
+
+
+def parse(parser: ArgumentParser, argv: Sequence[str]) -> Namespace:
+    """The parsed options.
+
+    Raises:
+        UserError: an option or key that does not exist (the nearest is named), or a value of the wrong type.
+    """
+    known = set(parser.get_defaults().keys()) | {"help", "print_config"}
+    sections = {name.partition(".")[0] for name in known if "." in name}
+    for token in argv:
+        name = token[2:].partition("=")[0]
+        if token.startswith("--") and name not in known | sections:
+            raise unknown("option", f"--{name}", [f"--{k}" for k in known])
+    for path in _config_files(argv):
+        for key in _keys(path):
+            if key not in known:
+                raise unknown("config key", key, known)
+    try:
+        return parser.parse_args(list(argv))
+    except ArgumentError as error:
+        raise UserError(_one_sentence(str(error))) from error
+
+
+def experiment(options: Namespace) -> Experiment:
+    """The experiment that the options describe."""
+    flat = {name: value for name, value in options.items(branches=False)}
+    names = Experiment.__dataclass_fields__
+    fields = {n: tuple(v) if isinstance(v, list) else v for n, v in flat.items() if n.partition(".")[0] in names}
+    return override(Experiment(), fields)
+
+
+def early(argv: Sequence[str], name: str, default: str) -> str:
+    """The value of an option that decides the defaults of others, before the parser can be made."""
+    for i, token in enumerate(argv):
+        if token == f"--{name}" and i + 1 < len(argv):
+            return argv[i + 1]
+        if token.startswith(f"--{name}="):
+            return token.partition("=")[2]
+    return default
+
+
+def split(option: str, text: str, kind: Callable[[str], Any] = str) -> tuple:
+    """The values of a comma list.
+
+    Raises:
+        UserError: a value is not of this kind, stands twice, or there is none.
+    """
+    values = []
+    for part in str(text).split(","):
+        try:
+            values.append(kind(part.strip()))
+        except ValueError:
+            raise UserError(f"{option} takes {kind.__name__} values separated by commas, got {part!r}.") from None
+    if not values or "" in values or len(set(values)) < len(values):
+        raise UserError(f"{option} takes different values separated by commas, got {text!r}.")
+    return tuple(values)
+
+
+def main(function: Callable[[Sequence[str]], int]) -> NoReturn:
+    """Run a script: bad requests exit with 2, failures in clients with 1, Ctrl-C with 130, each in one sentence."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        sys.exit(function(sys.argv[1:]))
+    except UserError as error:
+        sys.exit(_fail(f"error: {error}", 2))
+    except ClientError as error:
+        cause = f"\n{error.__cause__}" if error.__cause__ else ""
+        sys.exit(_fail(f"error: {error}{cause}", 1))
+    except KeyboardInterrupt:
+        sys.exit(_fail("stopped; the same command with --resume goes on from the last checkpoints.", 130))
+
+
+def _fail(text: str, code: int) -> int:
+    print(text, file=sys.stderr)
+    return code
+
+
+def _config_files(argv: Sequence[str]) -> list[Path]:
+    after = [argv[i + 1] for i, token in enumerate(argv[:-1]) if token == "--config"]
+    return [Path(p) for p in after + [t.partition("=")[2] for t in argv if t.startswith("--config=")]]
+
+
+def _keys(path: Path) -> list[str]:
+    try:
+        content = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise UserError(f"--config: {path} cannot be read ({error.strerror}).") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"--config: {path} is not YAML: {' '.join(str(error).split())}.") from error
+    if not isinstance(content, dict):
+        raise UserError(f"--config: {path} must hold keys and values.")
+    return [
+        f"{name}.{leaf}" if isinstance(section, dict) else name
+        for name, section in content.items()
+        for leaf in (section if isinstance(section, dict) else [""])
+    ]
+
+
+def _one_sentence(message: str) -> str:
+    found = re.search(r'key "(?P<key>[^"]+)":.*?Expected a (?P<type>.+?)\. Got value: (?P<value>.*)', message, re.S)
+    if not found:
+        return " ".join(message.split())
+    kind = re.sub(r"<class '(\w+)'>", r"\1", found["type"]).replace("typing.", "").replace("NoneType", "null")
+    return f"{found['key']} takes {kind}, got {' '.join(found['value'].split())!r}."

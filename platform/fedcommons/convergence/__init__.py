@@ -1,0 +1,1 @@
+"""The convergence parameters that explain why a setting converges (methods.md section 8)."""

@@ -1,0 +1,73 @@
+"""zeta^2 and sigma^2 at one model, over all the data of all clients.
+
+f_i(x)      mean loss of client i on its data D_i, in evaluation mode, without augmentation
+zeta^2    = (1/N) sum_i ||grad f_i(x) - grad f(x)||^2,  grad f the mean of grad f_i over clients
+sigma^2   = (1/N) sum_i E_{xi ~ D_i} ||grad F(x, xi) - grad f_i(x)||^2,  per sample (a batch of B has sigma^2 / B)
+
+Both follow from squared norms alone, E||g - g_bar||^2 = E||g||^2 - ||g_bar||^2. Gradients are taken in the model's
+precision, one example at a time; all sums are in float64. Euclidean norm over all parameters. Not subsampled.
+Source: Fedssyn (Li et al., TMLR 2024), assumptions 1 and 2.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedcommons.federation.evaluation import ModelTask
+from fedcommons.federation.executor import Executor
+from fedcommons.federation.reduction import BlockSum, add_blocks, cut
+from fedcommons.federation.worker import Worker
+from fedcommons.tensors import Flat, sq_norm
+
+
+@dataclass(frozen=True)
+class Dissimilarity:
+    """Gradient dissimilarity and per-sample stochastic noise over clients."""
+
+    zeta_sq: float
+    sigma_sq: float
+
+
+def dissimilarity(executor: Executor, model: Flat, which: str, n_clients: int, blocks: int) -> Dissimilarity:
+    """zeta^2 and sigma^2 at ``model``: ``which="own"``, on each client's real data; "train", on what it trains on."""
+    jobs = [(which, ids) for ids in cut(range(n_clients), blocks)]
+    parts = executor.map(gradients_of_block, ModelTask(model), jobs)
+    total = add_blocks(part for part, _, _ in parts)["gradient"]
+    sq_norms = [s for _, norms, _ in parts for s in norms]
+    noises = [s for _, _, noise in parts for s in noise]
+    zeta_sq = sum(sq_norms) / n_clients - sq_norm(total) / n_clients**2
+    return Dissimilarity(max(zeta_sq, 0.0), sum(noises) / n_clients)
+
+
+def gradients_of_block(
+    worker: Worker, task: ModelTask, job: tuple[str, list[int]]
+) -> tuple[dict[str, Flat | Tensor], list[float], list[float]]:
+    """The sum of the block's client gradients, their squared norms and their noises sigma_i^2."""
+    which, ids = job
+    clients = worker.data.own if which == "own" else worker.data.clients
+    worker.work.load(task.model)
+    total, sq_norms, noises = BlockSum(), [], []
+    for i in ids:
+        examples = clients[i]
+        gradient, mean_sq = mean_gradient(worker, examples.x, examples.y)
+        total.add({"gradient": gradient})
+        sq_norms.append(sq_norm(gradient))
+        noises.append(max(mean_sq - sq_norms[-1], 0.0))
+    return total.total, sq_norms, noises
+
+
+def mean_gradient(worker: Worker, x: Tensor, y: Tensor) -> tuple[Flat, float]:
+    """The mean over examples of the per-example gradients (float64) and of their squared norms, at the loaded model."""
+    module = worker.work.module
+    module.eval()
+    parameters = list(module.parameters())
+    mean = torch.zeros(worker.work.params.layout.size, dtype=torch.float64, device=worker.work.device)
+    wide, total_sq = torch.empty_like(mean), 0.0
+    for j in range(len(y)):
+        loss = module.training_step((x[j : j + 1], y[j : j + 1]), j)
+        assert isinstance(loss, Tensor)
+        wide.copy_(torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, parameters)]))
+        mean += wide
+        total_sq += float(wide.dot(wide))
+    return Flat(worker.work.params.layout, mean / len(y)), total_sq / len(y)

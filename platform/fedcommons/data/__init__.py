@@ -1,0 +1,1 @@
+"""Data sets, partitions over clients, and the clients' data as a lazy sequence."""

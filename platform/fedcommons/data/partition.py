@@ -1,0 +1,137 @@
+"""Partitions of the training data over clients, each with its fingerprint and class counts (methods.md section 1).
+
+alpha: Dirichlet concentration; N: clients; n_aux: clients dealt to together (Lin et al. 2020, as used by Fedssyn).
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from fedcommons import config
+from fedcommons.data.dirichlet import group_sizes
+from fedcommons.errors import UserError, unknown
+from fedcommons.seeds import numpy_generator
+
+
+@dataclass(frozen=True)
+class Partitioned:
+    """Rows of the training data per client, the recipe they came from, and what tells two partitions apart."""
+
+    recipe: config.Partition
+    rows: list[np.ndarray]
+    class_counts: np.ndarray  # (N, classes)
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of who holds what; compared cells of one seed must share it."""
+        digest = hashlib.sha256()
+        for rows in self.rows:
+            digest.update(len(rows).to_bytes(8, "little") + rows.astype("<i8").tobytes())
+        return digest.hexdigest()[:16]
+
+
+def partition(recipe: config.Partition, labels: np.ndarray, n_classes: int, seed: int) -> Partitioned:
+    """Deal the rows of ``labels`` (n,) to clients by ``recipe``.
+
+    Raises:
+        UserError: more clients than rows, or a condition of the recipe that cannot be met.
+    """
+    if recipe.name not in PARTITIONERS:
+        raise unknown("partition", recipe.name, PARTITIONERS)
+    if recipe.n_clients > len(labels):
+        raise UserError(
+            f"partition.n_clients must be at most the number of training images, {len(labels)}, got {recipe.n_clients}."
+        )
+    rows = PARTITIONERS[recipe.name](recipe, labels, n_classes, numpy_generator(seed, "partition", recipe.name))
+    counts = np.stack([np.bincount(labels[r], minlength=n_classes) for r in rows])
+    return Partitioned(recipe, rows, counts)
+
+
+def iid(recipe: config.Partition, labels: np.ndarray, n_classes: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Shuffle and cut equally."""
+    return _equal_slices(rng.permutation(len(labels)), recipe.n_clients)
+
+
+def dirichlet_classes(
+    recipe: config.Partition, labels: np.ndarray, n_classes: int, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Lin et al. (2020), as Fedssyn follows it: groups of n_aux clients, per class Dir(alpha) over a group's clients.
+
+    A client that holds its fair share gets no more; a group is redrawn until every client has half of it. With
+    ``recut`` the lists are joined and cut into N equal slices, so a slice spills into its neighbour's classes.
+    """
+    n, n_aux = recipe.n_clients, recipe.n_aux or default_n_aux(recipe.n_clients, n_classes, recipe.alpha)
+    if n_aux > n:
+        raise UserError(f"partition.n_aux must be at most the number of clients, {n}, got {n_aux}.")
+    clients: list[np.ndarray] = []
+    shuffled = rng.permutation(len(labels))
+    firsts = range(0, n, n_aux)
+    cuts = [len(labels) * first // n for first in [*firsts, n]]
+    for first, start, stop in zip(firsts, cuts, cuts[1:], strict=False):
+        group, size = shuffled[start:stop], min(n_aux, n - first)
+        clients += _deal(group, labels, n_classes, size, recipe, rng, int(0.5 * len(group) / size))
+    return _equal_slices(np.concatenate(clients), n) if recipe.recut else clients
+
+
+def dirichlet_niid(
+    recipe: config.Partition, labels: np.ndarray, n_classes: int, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """NIID-Bench (Li et al. 2022): the same draw in one group, unequal sizes kept, at least 10 images a client."""
+    return _deal(rng.permutation(len(labels)), labels, n_classes, recipe.n_clients, recipe, rng, 10)
+
+
+def single_class(
+    recipe: config.Partition, labels: np.ndarray, n_classes: int, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Client l holds the images of class l."""
+    if recipe.n_clients != n_classes:
+        raise UserError(
+            f"partition single_class needs one client for each of the {n_classes} classes, "
+            f"got partition.n_clients = {recipe.n_clients}."
+        )
+    return [rng.permutation(np.flatnonzero(labels == c)) for c in range(n_classes)]
+
+
+Partitioner = Callable[[config.Partition, np.ndarray, int, np.random.Generator], list[np.ndarray]]
+PARTITIONERS: dict[str, Partitioner] = {
+    "iid": iid,
+    "dirichlet_classes": dirichlet_classes,
+    "dirichlet_niid": dirichlet_niid,
+    "single_class": single_class,
+}
+
+
+def default_n_aux(n_clients: int, n_classes: int, alpha: float) -> int:
+    """Group size of the authors' runs; without it most draws for many clients can never be accepted."""
+    if n_clients == 40:
+        return 20 if alpha >= 0.1 else 10
+    if n_clients == 100 and n_classes <= 10:
+        return 10
+    if n_clients == 100 and alpha <= 0.01:
+        return 20
+    return n_clients
+
+
+def _deal(
+    rows: np.ndarray,
+    labels: np.ndarray,
+    n_classes: int,
+    n_clients: int,
+    recipe: config.Partition,
+    rng: np.random.Generator,
+    min_size: int,
+) -> list[np.ndarray]:
+    """Deal ``rows`` to ``n_clients``: class by class, consecutive pieces of the sizes that ``group_sizes`` drew."""
+    by_class = [rows[labels[rows] == c] for c in range(n_classes)]
+    sizes = group_sizes(np.array([len(c) for c in by_class]), n_clients, recipe.alpha, min_size, rng)
+    pieces = [np.split(of_class, np.cumsum(sizes[c])[:-1]) for c, of_class in enumerate(by_class)]
+    return [rng.permutation(np.concatenate([pieces[c][i] for c in range(n_classes)])) for i in range(n_clients)]
+
+
+def _equal_slices(rows: np.ndarray, n: int) -> list[np.ndarray]:
+    """n consecutive slices whose sizes differ by at most one."""
+    cuts = [len(rows) * i // n for i in range(n + 1)]
+    return [rows[a:b] for a, b in pairwise(cuts)]

@@ -1,0 +1,28 @@
+"""Where work runs. ``serial`` and ``ray_actors`` give the same bits, because no result depends on who computed it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+
+class Shared(Protocol):
+    """What all jobs of one call need: travels once to each worker."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+S = TypeVar("S", bound=Shared)
+J = TypeVar("J")
+R = TypeVar("R")
+
+
+class Executor(Protocol):
+    """A set of workers that live for the whole run, each with one module and the clients' data."""
+
+    def map(self, function: Callable[[Any, S, J], R], shared: S, jobs: Sequence[J]) -> list[R]:
+        """``[function(worker, shared, job) for job in jobs]``; function is importable and pure."""
+        ...
+
+    def close(self) -> None:
+        """Let the workers go."""
+        ...

@@ -1,0 +1,1 @@
+"""Generators that clients train on a part of their own data."""

@@ -1,0 +1,81 @@
+"""A class-conditional DDPM trained by a Lightning Trainer (Ho et al. 2020; Fedssyn, algorithm I, line 3).
+
+Departs from the paper: the moving average of the weights warms up, because with a client's few steps a fixed decay of
+0.9995 would leave it dominated by the initial weights.
+"""
+
+import logging
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from fedcommons import config
+from fedcommons.data.datasets import Examples
+from fedcommons.generators.generator import Weights
+from fedcommons.seeds import generator, seed_for, set_default_generator
+
+
+@dataclass(frozen=True)
+class DDPMGenerator:
+    """``settings`` as in the experiment's section ``generator``; ``flip``: mirror images in training (CIFAR)."""
+
+    settings: config.Generator
+    flip: bool = False
+
+    def fit(self, examples: Examples, n_classes: int, seed: int) -> Weights:
+        """See ``Generator``; all images are one batch where there are fewer than ``batch_size``."""
+        import pytorch_lightning as lightning
+        from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+
+        logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+        set_default_generator(seed, "initial weights")
+        model = self._model(tuple(examples.x.shape[1:]), n_classes, seed)
+        loader = DataLoader(
+            TensorDataset(examples.x, examples.y),
+            batch_size=self.settings.batch_size,
+            shuffle=True,
+            generator=generator(seed, "order"),
+        )
+        trainer = lightning.Trainer(
+            accelerator="auto",
+            devices=1,
+            max_epochs=self.settings.epochs,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            plugins=[LightningEnvironment()],  # inside a Slurm job Lightning would otherwise refuse to run
+        )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+            warnings.filterwarnings("ignore", category=FutureWarning, module="torch.utils._pytree")
+            trainer.fit(model, loader)
+        model.use_average()
+        return {name: t.detach().cpu().clone() for name, t in model.unet.state_dict().items()}
+
+    def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:
+        """See ``Generator``."""
+        model = self._model(shape, n_classes, seed)
+        model.unet.load_state_dict(dict(weights))
+        model.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        draws = seed_for(seed, "samples")
+        return model.sample(labels, draws, sampler=self.settings.sampler, steps=self.settings.sampling_steps).cpu()
+
+    def _model(self, shape: tuple[int, ...], n_classes: int, seed: int):
+        from lightning_modules.ddpm import DDPM  # seconds to import, and most workers never need it
+
+        s = self.settings
+        return DDPM(
+            shape=shape,
+            n_classes=n_classes,
+            channels=s.channels,
+            lr=s.lr,
+            timesteps=s.timesteps,
+            schedule=s.schedule,
+            ema_decay=s.ema_decay,
+            flip=self.flip,
+            seed=seed_for(seed, "noise"),
+        )

@@ -1,0 +1,1 @@
+"""Tables and pictures, made from run folders only."""

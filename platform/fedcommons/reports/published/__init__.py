@@ -1,0 +1,16 @@
+"""Published numbers, to stand beside ours where data set and setting are the paper's own."""
+
+import csv
+from importlib.resources import files
+
+
+def fedssyn_table1() -> dict[tuple, tuple[float, str]]:
+    """Fedssyn, Table 1: (target accuracy, rounds) by the columns of reports.tables; ``>100`` was not reached."""
+    found: dict[tuple, tuple[float, str]] = {}
+    with (files("fedcommons.reports.published") / "fedssyn_table1_rounds.csv").open() as file:
+        for row in csv.DictReader(file):
+            federation = int(row["n_clients"]), float(row["participation_rate"]), float(row["alpha"])
+            target = float(row["target_accuracy_percent"]) / 100
+            for setting, column in (("real", "rounds_vanilla"), ("shuffled_synthetic", "rounds_fedssyn")):
+                found[row["dataset"], *federation, row["algorithm"], setting] = target, row[column]
+    return found

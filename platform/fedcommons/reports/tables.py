@@ -1,0 +1,133 @@
+"""Table 1 from the summaries of run folders: rounds to a target accuracy, per setting, with the speed-up."""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+Summary = Mapping[str, Any]
+
+COLUMNS = ("dataset", "n_clients", "participation", "alpha", "algorithm", "setting")
+"""What a cell of the table is; its runs differ in their seeds."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One cell of the table: its runs, one for each seed."""
+
+    key: tuple
+    runs: tuple[Summary, ...]
+
+    def __getattr__(self, name: str) -> Any:
+        if name in COLUMNS:
+            return self.key[COLUMNS.index(name)]
+        raise AttributeError(name)
+
+    @property
+    def rounds(self) -> str:
+        """Rounds to the target over seeds, ``>R`` where a seed never reached it."""
+        reached = [r["rounds_to_target"] for r in self.runs]
+        if None in reached:
+            n = reached.count(None)
+            most = f">{self.runs[0]['rounds']}"
+            return most if n == len(reached) else f"{most} ({n} of {len(reached)} seeds)"
+        return mean_std(reached, 0 if len(reached) == 1 else 1)
+
+    @property
+    def mean_rounds(self) -> tuple[float, bool]:
+        """Mean rounds to the target, those not reached counted as R; and whether any was so counted."""
+        values = [r["rounds"] if r["rounds_to_target"] is None else r["rounds_to_target"] for r in self.runs]
+        return fmean(values), any(r["rounds_to_target"] is None for r in self.runs)
+
+
+def mean_std(values: Sequence[float], digits: int) -> str:
+    """``mean +/- sample standard deviation``; the value alone where there is one."""
+    mean = f"{fmean(values):.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ± {stdev(values):.{digits}f}"
+
+
+def choose_learning_rate(summaries: Sequence[Summary]) -> list[Summary]:
+    """For each cell keep the learning rate with the best validation accuracy of the last round, the mean over seeds.
+
+    Ties go to the smaller rate. Test accuracy has no part in it.
+    """
+    chosen = []
+    for key in dict.fromkeys(_key(s) for s in summaries):
+        runs = [s for s in summaries if _key(s) == key]
+        rates = sorted({s["learning_rate"] for s in runs})
+        if len(rates) > 1:
+            scores = {lr: fmean(s["validation_accuracy"] for s in runs if s["learning_rate"] == lr) for lr in rates}
+            best = max(rates, key=lambda lr: (scores[lr], -lr))
+            runs = [s for s in runs if s["learning_rate"] == best]
+        chosen += runs
+    return chosen
+
+
+def entries(summaries: Sequence[Summary]) -> list[Entry]:
+    """The table's cells, in the order their first runs stand in.
+
+    Raises:
+        ValueError: runs of one seed and recipe that should share a partition do not.
+    """
+    partitions: dict[tuple, str] = {}
+    for s in summaries:
+        same = (s["dataset"], s["n_clients"], s["alpha"], s["seed"])
+        if partitions.setdefault(same, s["partition"]) != s["partition"]:
+            raise ValueError(f"runs of {same} rest on different partitions and cannot be compared")
+    keys = dict.fromkeys(_key(s) for s in summaries)
+    return [Entry(key, tuple(s for s in summaries if _key(s) == key)) for key in keys]
+
+
+def _key(summary: Summary) -> tuple:
+    return tuple(summary[name] for name in COLUMNS)
+
+
+def speed_up(base: Entry, other: Entry) -> str:
+    """How many times fewer rounds ``other`` needs; a bound where one of them did not reach the target."""
+    (slow, slow_censored), (fast, fast_censored) = base.mean_rounds, other.mean_rounds
+    if slow_censored and fast_censored:
+        return "-"
+    sign = ">" if slow_censored else "<" if fast_censored else ""
+    return f"{sign}{slow / fast:.1f}x"
+
+
+def table1_markdown(cells: Sequence[Entry], published: Mapping[tuple, str], footnotes: Sequence[str]) -> str:
+    """The paper's Table 1, a line for each federation and setting; ``published``: the paper's rounds, if comparable."""
+    head = ["data set", "N", "C", "alpha", "algorithm", "setting", "target", "rounds", "speed-up", "last acc.",
+            "best acc.", "p", "lr", "MB exchanged"]  # fmt: skip
+    if published:
+        head.append("paper")
+    lines = []
+    for e in cells:
+        run = e.runs[0]
+        base = next((b for b in cells if b.key == (*e.key[:-1], "real")), None)
+        total = fmean(r["bytes_down"] + r["bytes_up"] + r["bytes_once"] for r in e.runs)
+        line = [e.dataset, e.n_clients, f"{e.participation:g}", f"{e.alpha:g}", e.algorithm, e.setting,
+                f"{100 * run['target']:g} %", e.rounds, speed_up(base, e) if base and base is not e else "",
+                mean_std([100 * r["last_accuracy"] for r in e.runs], 1),
+                mean_std([100 * r["best_accuracy"] for r in e.runs], 1),
+                f"{run['p']:.2f}", f"{run['learning_rate']:g}", f"{total / 1e6:.1f}"]  # fmt: skip
+        lines.append(line + ([published.get(e.key, "")] if published else []))
+    notes = "".join(f"\n{i}. {note}" for i, note in enumerate(footnotes, 1))
+    return markdown(head, lines) + notes + "\n"
+
+
+def markdown(head: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
+    """A markdown table whose columns line up."""
+    rows = [[str(v) for v in row] for row in [head, *lines]]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+    out = ["| " + " | ".join(v.ljust(w) for v, w in zip(row, widths, strict=True)) + " |" for row in rows]
+    out.insert(1, "|" + "|".join("-" * (w + 2) for w in widths) + "|")
+    return "\n".join(out) + "\n"
+
+
+def to_csv(summaries: Sequence[Summary]) -> str:
+    """One line for each run, lists left out."""
+    fields = [name for name, value in summaries[0].items() if not isinstance(value, list)]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fields, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(summaries)
+    return text.getvalue()

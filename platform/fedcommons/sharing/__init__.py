@@ -1,0 +1,1 @@
+"""What clients share before or between federations: make -> privatise -> pool -> assign."""

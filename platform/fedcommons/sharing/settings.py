@@ -1,0 +1,70 @@
+"""The data settings that every algorithm can run on.
+
+real                D_i
+local_synthetic     D_i and the client's own synthetic images
+shuffled_synthetic  D_i and the client's part of the shuffled pool (Fedssyn)
+shuffled_real       a share p of every client's real images swapped through the pool, n_i unchanged (Fedssyn, fig. 1c)
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fedcommons.accounting.communication import Traffic, images_nbytes
+from fedcommons.config import Experiment
+from fedcommons.data.clients import Clients
+from fedcommons.data.datasets import Dataset, Examples
+from fedcommons.data.partition import Partitioned
+from fedcommons.seeds import numpy_generator
+from fedcommons.sharing.synthetic_pool import shuffle
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What clients train on, the share p of it that came through sharing, and the bytes the exchange cost."""
+
+    clients: Clients
+    own: Clients
+    p: float
+    traffic: Traffic
+
+
+def needs_generators(config: Experiment) -> bool:
+    """Whether the setting uses synthetic images."""
+    return config.sharing.setting in ("local_synthetic", "shuffled_synthetic")
+
+
+def share(config: Experiment, dataset: Dataset, partition: Partitioned, synthetic: Sequence[Examples] | None) -> Shared:
+    """Apply the setting; ``synthetic``: each client's contribution, where the setting uses them."""
+    own = Clients(dataset.train, partition.rows)
+    if config.sharing.setting == "real":
+        return Shared(own, own, 0.0, Traffic())
+    if config.sharing.setting == "shuffled_real":
+        return _swap(config, dataset, own)
+    assert synthetic is not None
+    sizes = [len(s) for s in synthetic]
+    if config.sharing.setting == "local_synthetic":
+        pool = Examples(torch.cat([s.x for s in synthetic]), torch.cat([s.y for s in synthetic]))
+        parts, once = np.split(np.arange(len(pool)), np.cumsum(sizes)[:-1]), 0
+    else:
+        pool, parts = shuffle(synthetic, sizes, config.seed)
+        once = 2 * images_nbytes(len(pool), dataset.shape)  # all images go up and come down
+    clients = own.with_extra(pool, parts)
+    return Shared(clients, own, len(pool) / sum(clients.sizes), Traffic(once=once))
+
+
+def _swap(config: Experiment, dataset: Dataset, own: Clients) -> Shared:
+    kept, given = [], []
+    for client, rows in enumerate(own.rows):
+        n = int(config.sharing.p * len(rows)) if config.sharing.p else 0
+        order = numpy_generator(config.seed, "swapped", client).permutation(len(rows))
+        kept.append(rows[np.sort(order[n:])])
+        given.append(rows[order[:n]])
+    sizes = [len(g) for g in given]
+    pool = np.concatenate(given)
+    dealt = np.split(numpy_generator(config.seed, "pool").permutation(pool), np.cumsum(sizes)[:-1])
+    rows = [np.concatenate([k, d]) for k, d in zip(kept, dealt, strict=True)]
+    once = 2 * images_nbytes(len(pool), dataset.shape)
+    return Shared(Clients(dataset.train, rows), own, len(pool) / sum(own.sizes), Traffic(once=once))

@@ -1,0 +1,175 @@
+"""Fedssyn's pool: every client trains a generator on a part of its data and contributes labelled synthetic images.
+
+Li et al., "Synthetic data shuffling accelerates the convergence of federated learning under data heterogeneity",
+TMLR 2024, arXiv:2306.13263, algorithm I.   rho: share of a client's images its generator sees;  n~: images a client
+contributes and receives;  p = n~/(n_i + n~).
+
+Departs from the paper: nothing known.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcommons import config
+from fedcommons.artifacts import Store, key_of
+from fedcommons.data.datasets import Dataset, Examples
+from fedcommons.data.partition import Partitioned
+from fedcommons.errors import UserError
+from fedcommons.files import sha256
+from fedcommons.generators.ddpm import DDPMGenerator
+from fedcommons.generators.generator import Generator
+from fedcommons.seeds import numpy_generator, seed_for
+
+GENERATORS: dict[str, Callable[[config.Generator, bool], Generator]] = {"ddpm": DDPMGenerator}
+
+_FITTING = ("name", "epochs", "batch_size", "lr", "channels", "ema_decay", "timesteps", "schedule")
+
+
+@dataclass(frozen=True)
+class Need:
+    """One client's synthetic images and the generator they come from: all that both depend on."""
+
+    client: int
+    settings: config.Generator
+    flip: bool
+    n_classes: int
+    examples: Examples  # the rho n_i images the generator sees
+    labels: Tensor  # of the images to draw
+    seed: int
+
+    @property
+    def generator(self) -> Generator:
+        return GENERATORS[self.settings.name](self.settings, self.flip)
+
+    @property
+    def generator_facts(self) -> dict[str, Any]:
+        """What the trained weights depend on."""
+        content = self.examples.x.numpy().tobytes() + self.examples.y.numpy().tobytes()
+        fitting = {k: v for k, v in asdict(self.settings).items() if k in _FITTING}
+        return {
+            "fitting": fitting,
+            "flip": self.flip,
+            "n_classes": self.n_classes,
+            "examples": sha256(content),
+            "seed": self.seed,
+        }
+
+    @property
+    def images_facts(self) -> dict[str, Any]:
+        """What the drawn images depend on."""
+        s = self.settings
+        return {
+            "generator": key_of(self.generator_facts),
+            "sampler": s.sampler,
+            "steps": s.sampling_steps,
+            "labels": sha256(self.labels.numpy().tobytes()),
+        }
+
+
+@dataclass(frozen=True)
+class Made:
+    """Weights (None where they were there already) and images."""
+
+    weights: dict[str, Tensor] | None
+    images: Tensor
+
+
+def contribution(config: config.Experiment, n_total: int, n_own: int) -> int:
+    """n~: images a client receives; n_total/N (the paper), or p n_i/(1 - p) where ``sharing.p`` is set."""
+    p = config.sharing.p
+    if p is None:
+        return max(1, round(n_total / config.partition.n_clients))
+    return round(p * n_own / (1 - p))
+
+
+def needs(config: config.Experiment, dataset: Dataset, partition: Partitioned) -> list[Need]:
+    """What must be made for ``config``: the same for every learning rate and, up to n_total/N images, every p."""
+    paper = max(1, round(len(dataset.train) / config.partition.n_clients))
+    result = []
+    for client, rows in enumerate(partition.rows):
+        n_seen = int(config.generator.rho * len(rows))
+        if n_seen < 1:
+            raise UserError(
+                f"generator.rho = {config.generator.rho:g} of client {client}'s {len(rows)} images is not one image."
+            )
+        order = numpy_generator(config.seed, "generator subset", client).permutation(len(rows))
+        examples = dataset.train[rows[order[:n_seen]]]  # a prefix: a smaller rho sees a part of the same images
+        wanted = contribution(config, len(dataset.train), len(rows))
+        n_drawn = paper * max(1, -(-wanted // paper))  # stored in multiples, so that sweeping p draws nothing new
+        counts = np.bincount(examples.y.numpy(), minlength=dataset.n_classes)
+        labels = np.repeat(np.arange(dataset.n_classes), largest_remainder(counts, n_drawn))
+        result.append(
+            Need(
+                client,
+                config.generator,
+                dataset.augment and config.data.name.startswith("cifar"),
+                dataset.n_classes,
+                examples,
+                torch.from_numpy(labels),
+                seed_for(config.seed, "generator", client),
+            )
+        )
+    return result
+
+
+def make(job: tuple[Need, dict[str, Tensor] | None]) -> Made:
+    """Train the generator unless its weights are handed in, and draw the images."""
+    need, weights = job
+    shape = tuple(need.examples.x.shape[1:])
+    trained = need.generator.fit(need.examples, need.n_classes, need.seed) if weights is None else weights
+    images = need.generator.sample(trained, shape, need.n_classes, need.labels, need.seed)
+    return Made(dict(trained) if weights is None else None, images)
+
+
+def missing(store: Store, wanted: Iterable[Need]) -> list[tuple[Need, dict[str, Tensor] | None]]:
+    """Jobs for ``make``: each thing once, however many cells need it, with the weights that are there already."""
+    jobs: dict[str, tuple[Need, dict[str, Tensor] | None]] = {}
+    for need in wanted:
+        key = key_of(need.images_facts)
+        if key not in jobs and not store.has("images", key):
+            jobs[key] = need, store.get("generators", key_of(need.generator_facts))
+    return list(jobs.values())
+
+
+def keep(store: Store, need: Need, made: Made) -> None:
+    """Put what was made into the store."""
+    if made.weights is not None:
+        store.put("generators", key_of(need.generator_facts), made.weights, need.generator_facts)
+    store.put("images", key_of(need.images_facts), {"images": made.images, "labels": need.labels}, need.images_facts)
+
+
+def read(store: Store, need: Need, n: int) -> Examples:
+    """``n`` of a client's stored images, classes apportioned as in its generator's training data.
+
+    Raises:
+        LookupError: they have not been made.
+    """
+    found = store.get("images", key_of(need.images_facts))
+    if found is None:
+        raise LookupError(f"the synthetic images of client {need.client} have not been made")
+    everything = Examples(found["images"], found["labels"])
+    available = np.bincount(everything.y.numpy(), minlength=need.n_classes)
+    counts = largest_remainder(available, n)
+    starts = np.cumsum(available) - available
+    return everything[np.concatenate([np.arange(s, s + k) for s, k in zip(starts, counts, strict=True)])]
+
+
+def largest_remainder(weights: np.ndarray, total: int) -> np.ndarray:
+    """Whole numbers that sum to ``total``, in proportion to ``weights`` (not all zero); ties to the lower index."""
+    exact = weights * (total / weights.sum())
+    counts = np.floor(exact).astype(np.int64)
+    order = np.argsort(-(exact - counts), kind="stable")
+    counts[order[: total - counts.sum()]] += 1
+    return counts
+
+
+def shuffle(sets: Sequence[Examples], sizes: Sequence[int], seed: int) -> tuple[Examples, list[np.ndarray]]:
+    """Pool all sets, permute the pool once, cut it into parts of these sizes (which sum to the pool)."""
+    pool = Examples(torch.cat([s.x for s in sets]), torch.cat([s.y for s in sets]))
+    order = numpy_generator(seed, "pool").permutation(len(pool))
+    return pool, np.split(order, np.cumsum(sizes)[:-1])

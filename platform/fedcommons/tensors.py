@@ -1,0 +1,118 @@
+"""Arithmetic on named tensors that are views over one flat buffer.
+
+A model, a control variate or a gradient is a ``Flat``: one vector and a ``Layout`` that names its parts. Sums over
+clients, loading into a module and transport then are one operation each, however many layers the network has.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names and shapes of the parts of a flat buffer, in order."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @cached_property
+    def slices(self) -> dict[str, slice]:
+        ends, start = {}, 0
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            ends[name] = slice(start, start + prod(shape))
+            start += prod(shape)
+        return ends
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return sum(prod(shape) for shape in self.shapes)
+
+    def __reduce__(self) -> tuple:
+        return Layout, (self.names, self.shapes)
+
+
+class Flat(Mapping[str, Tensor]):
+    """Named views over one flat buffer; pickles as one contiguous array and always loads as a fresh copy."""
+
+    __slots__ = ("buffer", "layout")
+
+    def __init__(self, layout: Layout, buffer: Tensor) -> None:
+        self.layout = layout
+        self.buffer = buffer  # (layout.size,)
+
+    def __getitem__(self, name: str) -> Tensor:
+        i = self.layout.names.index(name)
+        return self.buffer[self.layout.slices[name]].view(self.layout.shapes[i])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.layout.names)
+
+    def __len__(self) -> int:
+        return len(self.layout.names)
+
+    def __reduce__(self) -> tuple:
+        return _from_array, (self.layout, self.buffer.detach().cpu().numpy())
+
+
+def _from_array(layout: Layout, array: np.ndarray) -> Flat:
+    # torch.tensor copies: a view of Ray's shared memory could be overwritten for every other reader.
+    return Flat(layout, torch.tensor(array))
+
+
+Payload = Mapping[str, Flat | Tensor]
+"""What messages, client memory and server state are made of: named vectors and tensors."""
+
+
+def layout_of(named: Iterable[tuple[str, Tensor]]) -> Layout:
+    """The layout of these named tensors, in their order."""
+    items = [(name, tuple(t.shape)) for name, t in named]
+    return Layout(tuple(n for n, _ in items), tuple(s for _, s in items))
+
+
+def flatten(named: Mapping[str, Tensor]) -> Flat:
+    """A new buffer with a copy of these tensors."""
+    return Flat(layout_of(named.items()), torch.cat([t.detach().reshape(-1) for t in named.values()]))
+
+
+def data(x: Flat | Tensor) -> Tensor:
+    """The tensor that holds all the numbers of ``x``."""
+    return x.buffer if isinstance(x, Flat) else x
+
+
+def like(x: Flat | Tensor, values: Tensor) -> Flat | Tensor:
+    """``values`` in the form of ``x``: under the same names if it has names."""
+    return Flat(x.layout, values) if isinstance(x, Flat) else values
+
+
+def sub(a: Flat, b: Flat) -> Flat:
+    """a - b."""
+    return Flat(a.layout, a.buffer - b.buffer)
+
+
+def add(a: Flat, b: Flat, scale: float = 1.0) -> Flat:
+    """a + scale b, computed in the wider type and returned in a's."""
+    wide = torch.promote_types(a.buffer.dtype, b.buffer.dtype)
+    return Flat(a.layout, torch.add(a.buffer.to(wide), b.buffer, alpha=scale).to(a.buffer.dtype))
+
+
+def scale(a: Flat, factor: float) -> Flat:
+    """factor a; ``a`` itself where the factor is one."""
+    return a if factor == 1 else Flat(a.layout, a.buffer * factor)
+
+
+def sq_norm(a: Flat | Tensor) -> float:
+    """||a||^2, accumulated in float64."""
+    x = data(a).double()
+    return float(x.mul_(x).sum()) if x is not data(a) else float(x.square().sum())
+
+
+def nbytes(payload: Payload) -> int:
+    """Bytes of the numbers in a message: what crosses the wire, names and headers left out."""
+    return sum(data(x).nbytes for x in payload.values())

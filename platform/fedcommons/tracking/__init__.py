@@ -1,0 +1,1 @@
+"""Listeners of a run: the run folder, always; Weights & Biases, beside it."""

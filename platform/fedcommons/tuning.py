@@ -1,0 +1,220 @@
+"""Many experiments at once: first the generators, each once; then the cells as Ray Tune trials."""
+
+import os
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from ray.tune import Callback
+
+from fedcommons import cluster, config, experiment
+from fedcommons.artifacts import Store
+from fedcommons.config import Experiment
+from fedcommons.display import Display
+from fedcommons.errors import UserError
+from fedcommons.sharing import synthetic_pool
+from fedcommons.tracking.run_folder import read_config, read_rounds, read_summary
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a sweep; ``name`` is its folder in the sweep's."""
+
+    name: str
+    config: Experiment
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a sweep went: seconds of its parts, how many generators it trained, and the cells that failed."""
+
+    seconds: Mapping[str, float]
+    generators_trained: int
+    failures: Mapping[str, str]
+
+
+def cell(config_: Experiment, varied: Sequence[str]) -> Cell:
+    """A cell named after the fields that vary, and a hash of all that decides its result."""
+    from fedcommons.artifacts import key_of
+
+    facts = {n: config.get(config_, n) for n in config.field_names() if n not in config.IGNORED_BY_RESULTS}
+    parts = [f"{name.rpartition('.')[2]}{_short(config.get(config_, name))}" for name in varied]
+    return Cell("-".join([config_.algorithm, config_.sharing.setting, *parts, key_of(facts)[:6]]), config_)
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def is_done(cell: Cell, out: Path) -> bool:
+    """Whether the cell's folder holds its finished run."""
+    folder = out / cell.name
+    return read_summary(folder) is not None and not config.same_results(read_config(folder), cell.config)
+
+
+def open_sweep(out: Path, resume: bool) -> None:
+    """Make the sweep's folder.
+
+    Raises:
+        UserError: it cannot be written, or holds a sweep and ``resume`` was not asked for.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / ".writable").touch()
+        (out / ".writable").unlink()
+    except OSError as error:
+        raise UserError(f"--out: {out} cannot be written ({error.strerror}); name another folder.") from error
+    if any(out.glob("*/config.yaml")) and not resume:
+        raise UserError(f"--out: {out} holds a sweep already; add --resume to continue it or name another folder.")
+
+
+def run_cells(
+    cells: Sequence[Cell], out: Path, display: Display, *, scheduler: Any = None, metric: str = "test/accuracy"
+) -> Outcome:
+    """Run every cell that is not done, each in ``out/NAME``; a cell that fails does not take the others with it.
+
+    ``scheduler``: a Ray Tune scheduler, told ``metric`` after every round.
+    """
+    todo = [c for c in cells if not is_done(c, out)]
+    if len(todo) < len(cells):
+        display.say(f"{len(cells) - len(todo)} of {len(cells)} cells are done already.")
+    prepared = [experiment.prepare(c.config) for c in todo]  # refuses what cannot be met, before any work
+    started = time.perf_counter()
+    trained, ready = 0, started
+    failures: dict[str, str] = {}
+    if todo:
+        cluster.connect()
+        display.say(f"{len(todo)} cells to run on {cluster.describe()}.")
+        trained = _make_generators(prepared, display)
+        ready = time.perf_counter()
+        failures = _run_trials(todo, out, display, scheduler, metric)
+    end = time.perf_counter()
+    return Outcome({"generators": ready - started, "cells": end - ready}, trained, failures)
+
+
+def _make_generators(prepared: Sequence[experiment.Prepared], display: Display) -> int:
+    """Train, in parallel as Ray tasks, each generator that any of the experiments needs and the store lacks."""
+    import ray
+
+    if not (wanted := [(p.config.artifacts, need) for p in prepared for need in p.needs]):
+        return 0
+    folders = dict.fromkeys(folder for folder, _ in wanted)
+    trained, done = 0, 0
+    gpus = cluster.gpu_share(prepared[0].config.federation.gpus_per_actor)
+    task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=2)(_make)
+    for folder in folders:
+        store = Store(Path(folder), display.say)
+        jobs = synthetic_pool.missing(store, [need for f, need in wanted if f == folder])
+        trained += sum(weights is None for _, weights in jobs)
+        pending = {task.remote(job): job[0] for job in jobs}
+        while pending:
+            (ready, *_), _ = ray.wait(list(pending))
+            synthetic_pool.keep(store, pending.pop(ready), ray.get(ready))
+            done += 1
+            display.step("generators", done, len(jobs), "trained and sampled")
+    display.drop("generators")
+    display.say(
+        f"{trained} generators trained." if trained else "All generators are in the store: none had to be trained."
+    )
+    return trained
+
+
+def _make(job):
+    torch.set_num_threads(1)
+    return synthetic_pool.make(job)
+
+
+def _run_trials(cells: Sequence[Cell], out: Path, display: Display, scheduler: Any, metric: str) -> dict[str, str]:
+    """Run the cells as Tune trials; the message of each that failed."""
+    os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # Ctrl-C is ours to handle
+    os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+    os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # the run folders are the record
+    from ray import tune
+
+    state = out / ".tune"  # Tune's own record is not used: a sweep resumes by its cells' folders
+    trials = [{"name": c.name, "out": str(out.resolve()), "config": config.to_dict(c.config)} for c in cells]
+    resources = _resources(cells[0].config)
+    tuner = tune.Tuner(
+        tune.with_resources(_trial, resources),
+        param_space={"cell": tune.grid_search(trials)},
+        tune_config=tune.TuneConfig(metric=metric, mode="max", scheduler=scheduler, reuse_actors=scheduler is None),
+        run_config=tune.RunConfig(
+            name="tune", storage_path=str(state.resolve()), verbose=0, callbacks=[_Progress(display, len(cells))]
+        ),
+    )
+    try:
+        results = tuner.fit()
+    finally:
+        shutil.rmtree(state, ignore_errors=True)
+    return {
+        result.config["cell"]["name"]: str(result.error)  # pyright: ignore[reportOptionalSubscript]
+        for result in results
+        if result.error is not None
+    }
+
+
+def _resources(config_: Experiment):
+    """What one trial reserves: itself, and its client actors where it has any.
+
+    Raises:
+        UserError: more than the machine or cluster has.
+    """
+    from ray import tune
+
+    f = config_.federation
+    share = {"CPU": 1.0, **({"GPU": g} if (g := cluster.gpu_share(f.gpus_per_actor)) else {})}
+    # A trial with actors only waits for them: it reserves no core of its own.
+    bundles = [share] if f.executor == "serial" else [{}] + [share] * f.actors
+    cluster.require(len(bundles) - (f.executor != "serial"), share)
+    return tune.PlacementGroupFactory(bundles, strategy="PACK")
+
+
+def _trial(params: Mapping[str, Any]) -> None:
+    from ray import tune
+
+    given = params["cell"]
+    c = config.from_dict(given["config"])
+
+    def report(number: int, metrics: Mapping[str, float | None]) -> None:
+        best = max(line["test/accuracy"] for line in read_rounds(folder))
+        tune.report({"round": number, "best_accuracy": best, **metrics})
+
+    folder = Path(given["out"]) / given["name"]
+    experiment.run(c, folder, resume=True, say=lambda text: print(text), on_round=report)
+
+
+class _Progress(Callback):
+    """Passes Tune's events on to the display."""
+
+    def __init__(self, display: Display, n_cells: int) -> None:
+        self.display, self.n_cells, self.done = display, n_cells, 0
+
+    def __getstate__(self) -> dict:
+        return {}  # Tune pickles its callbacks into its own record, which nobody reads; a terminal cannot be pickled
+
+    def on_trial_result(self, iteration: int, trials: list, trial: Any, result: dict, **info: Any) -> None:
+        given = trial.config["cell"]
+        text = f"rounds, accuracy {result['test/accuracy']:.3f}"
+        self.display.step(given["name"], result["round"], given["config"]["federation"]["rounds"], text)
+
+    def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        self._end(trial)
+
+    def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        self._end(trial)
+
+    def _end(self, trial: Any) -> None:
+        self.done += 1
+        self.display.drop(trial.config["cell"]["name"])
+        self.display.title(f"{self.done} of {self.n_cells} cells done")
+
+
+def in_group(config_: Experiment, out: Path) -> Experiment:
+    """The experiment with the sweep's name as its W&B group, unless it names one."""
+    if config_.tracking.group is not None:
+        return config_
+    return replace(config_, tracking=replace(config_.tracking, group=out.name))
