@@ -47,7 +47,8 @@ class DDPM(LightningModule):
             num_class_embeds=n_classes,
         )
         self.schedule = DDPMScheduler(timesteps, beta_schedule=schedule)  # pyright: ignore[reportArgumentType]
-        # EMAModel's decay is min(ema_decay, (1 + k)/(10 + k)): a client with few steps is not left with initial weights
+        # EMAModel's decay is min(ema_decay, (1 + k)/(10 + k)) after the first step, which it copies: a client with few
+        # steps is not left with initial weights
         self.average = EMAModel(self.unet.parameters(), decay=ema_decay, foreach=True)
         self.generator = torch.Generator().manual_seed(seed)
 
@@ -63,6 +64,9 @@ class DDPM(LightningModule):
             x = torch.where(flip, x.flip(-1), x)
         noisy = self.schedule.add_noise(x, noise, t)  # pyright: ignore[reportArgumentType]  (annotated IntTensor)
         return F.mse_loss(self.unet(noisy, t, class_labels=labels).sample, noise)
+
+    def on_fit_start(self) -> None:
+        self.average.to(self.device)  # no Module, so Lightning leaves it behind
 
     def on_train_batch_end(self, *_: object) -> None:
         self.average.step(self.unet.parameters())

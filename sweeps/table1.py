@@ -73,7 +73,7 @@ def grid(options) -> list[tuning.Cell]:
     ]
     rates = cli.split("--lrs", options.lrs, float) if options.lrs else (base.client.lr,)
     targets = {key[:4]: target for key, (target, _) in fedssyn_table1().items()} if options.preset == "paper" else {}
-    cells = []
+    experiments = []
     for (n, c), alpha, algorithm, setting, rate, seed in product(
         federations, cli.split("--alphas", options.alphas, float), cli.split("--algorithms", options.algorithms),
         cli.split("--settings", options.settings), rates, cli.split("--seeds", options.seeds, int),
@@ -83,9 +83,13 @@ def grid(options) -> list[tuning.Cell]:
             "partition.n_clients": n, "federation.participation": c, "client.lr": rate,
             "target": targets.get((options.dataset, n, c, alpha), base.target),
         }  # fmt: skip
-        varied = ("partition.alpha", "partition.n_clients", "federation.participation", "client.lr", "seed")
-        cells.append(tuning.cell(override(base, values), varied))
-    return cells
+        experiments.append(override(base, values))
+    varied = [
+        name
+        for name in ("partition.alpha", "partition.n_clients", "federation.participation", "client.lr", "seed")
+        if name == "seed" or len({config.get(e, name) for e in experiments}) > 1
+    ]
+    return [tuning.cell(e, varied) for e in experiments]
 
 
 def _federation(text: str) -> tuple[int, float]:
@@ -144,7 +148,7 @@ def dry_run(cells: Sequence[tuning.Cell], out: Path, display: Display) -> None:
     for c in cells:
         ready = prepare(c.config)
         store = Store(Path(c.config.artifacts), display.say)
-        lacking = len(missing(store, ready.needs))
+        lacking = sum(len(job.needs) for job in missing(store, ready.needs))
         has = (
             f", {len(ready.needs) - lacking} of {len(ready.needs)} clients' synthetic images exist"
             if ready.needs

@@ -35,8 +35,8 @@ def parse(parser: ArgumentParser, argv: Sequence[str]) -> Namespace:
     sections = {name.partition(".")[0] for name in known if "." in name}
     for token in argv:
         name = token[2:].partition("=")[0]
-        if token.startswith("--") and name not in known | sections:
-            raise unknown("option", f"--{name}", [f"--{k}" for k in known])
+        if token.startswith("--") and name.replace("-", "_") not in known | sections:
+            raise unknown("option", f"--{name}", [f"--{k if '.' in k else k.replace('_', '-')}" for k in known])
     for path in _config_files(argv):
         for key in _keys(path):
             if key not in known:

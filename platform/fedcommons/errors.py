@@ -16,5 +16,6 @@ def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
     """The error for a name that is not among ``known``, with the nearest valid one offered."""
     known = sorted(known)
     near = get_close_matches(name, known, n=1, cutoff=0.4)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return UserError(f"unknown {what} {name!r}{hint} Known: {', '.join(known)}.".replace("' Known", "'. Known"))
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    listing = f" Known: {', '.join(known)}." if len(known) <= 16 else " See --help."
+    return UserError(f"unknown {what} {name!r}{hint}{listing}")

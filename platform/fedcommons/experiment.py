@@ -256,8 +256,9 @@ def _synthetic(prepared: Prepared, store: Store, say: Callable[[str], None]) -> 
     torch.set_num_threads(1)  # as in Ray's workers: more threads would round differently
     jobs = synthetic_pool.missing(store, wanted)
     for number, job in enumerate(jobs, 1):
-        say(f"generator {number}/{len(jobs)} (client {job[0].client}): {'training' if job[1] is None else 'sampling'}")
-        synthetic_pool.keep(store, job[0], synthetic_pool.make(job))
+        doing = "training" if job.weights is None else "sampling"
+        say(f"generator {number}/{len(jobs)} (client {job.needs[0].client}): {doing}")
+        synthetic_pool.keep(store, job, synthetic_pool.make(job))
     sizes, n_total = [len(rows) for rows in prepared.partition.rows], len(prepared.dataset.train)
     return [
         synthetic_pool.read(store, need, synthetic_pool.contribution(prepared.config, n_total, n))

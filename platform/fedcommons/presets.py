@@ -16,7 +16,13 @@ _DIGITS_GENERATOR: dict[str, Any] = {
     "generator.sampling_steps": 50,
 }
 
-_SMALL: dict[str, Any] = {**_DIGITS_GENERATOR, "federation.rounds": 30, "measure.every": 10}
+_SMALL: dict[str, Any] = {
+    **_DIGITS_GENERATOR,
+    "client.lr": 0.03,
+    "client.batch_size": 10,
+    "federation.rounds": 30,
+    "measure.every": 10,
+}
 
 # Of the large data sets a laptop takes a part, and fewer passes of generators whose images are larger.
 _SMALL_LARGE_IMAGES: dict[str, Any] = {
@@ -32,7 +38,9 @@ _SMOKE: dict[str, Any] = {
     "generator.epochs": 2,
     "generator.sampling_steps": 4,
     "partition.n_clients": 4,
-    "client.epochs": 2,
+    "client.lr": 0.1,
+    "client.batch_size": 10,
+    "client.epochs": 5,
     "federation.rounds": 3,
     "federation.checkpoint_every": 1,
     "measure.every": 3,

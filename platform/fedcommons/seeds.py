@@ -29,5 +29,5 @@ def set_default_generator(*key: int | str) -> None:
     """Key torch's default generators, which dropout and initialisation draw from and cannot be handed another."""
     seed = seed_for(*key)
     torch.default_generator.manual_seed(seed)  # cheaper than torch.manual_seed, which visits every backend
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # not is_available: that looks for a driver each time
         torch.cuda.manual_seed_all(seed)

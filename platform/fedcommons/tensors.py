@@ -22,12 +22,13 @@ class Layout:
     shapes: tuple[tuple[int, ...], ...]
 
     @cached_property
-    def slices(self) -> dict[str, slice]:
-        ends, start = {}, 0
+    def parts(self) -> dict[str, tuple[slice, tuple[int, ...]]]:
+        """Where each name stands in the buffer, and its shape."""
+        parts, start = {}, 0
         for name, shape in zip(self.names, self.shapes, strict=True):
-            ends[name] = slice(start, start + prod(shape))
+            parts[name] = slice(start, start + prod(shape)), shape
             start += prod(shape)
-        return ends
+        return parts
 
     @property
     def size(self) -> int:
@@ -48,8 +49,8 @@ class Flat(Mapping[str, Tensor]):
         self.buffer = buffer  # (layout.size,)
 
     def __getitem__(self, name: str) -> Tensor:
-        i = self.layout.names.index(name)
-        return self.buffer[self.layout.slices[name]].view(self.layout.shapes[i])
+        part, shape = self.layout.parts[name]
+        return self.buffer[part].view(shape)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.layout.names)

@@ -16,7 +16,8 @@ class ClientData:
     """What one client trains on.
 
     x: (n, ...), y: (n,); weight: (n,) weights of examples in the loss (AGC's 1/d_j) or None; ids: (n,) rows of the
-    data set they came from; n_own: how many of the n are the client's own real examples (they stand first).
+    data set they came from; n_own: how many of the n count as the client's own in
+    the rule of equal work; the others were added to them.
     """
 
     x: Tensor
@@ -47,7 +48,7 @@ class Clients(Sequence[ClientData]):
     def __getitem__(self, index: int | slice) -> "ClientData | Clients":
         if isinstance(index, slice):
             return Clients(self.store, self.rows[index], self.n_own[index])
-        ids = torch.as_tensor(self.rows[index], device=self.store.x.device)
+        ids = torch.tensor(self.rows[index], device=self.store.x.device)  # a copy: rows from Ray are read-only
         return ClientData(self.store.x[ids], self.store.y[ids], ids=ids, n_own=self.n_own[index])
 
     @property

@@ -28,7 +28,7 @@ class Examples:
         return len(self.y)
 
     def __getitem__(self, index: np.ndarray | Tensor | slice) -> "Examples":
-        index = torch.from_numpy(index) if isinstance(index, np.ndarray) else index
+        index = torch.tensor(index) if isinstance(index, np.ndarray) else index
         return Examples(self.x[index], self.y[index])
 
 
@@ -120,8 +120,9 @@ def _torchvision(source: _Source, data: Data) -> tuple[Examples, Examples]:
     make: Callable = getattr(datasets, source.torchvision_class)
     try:
         parts = [make(root, train=train, download=data.download) for train in (True, False)]
-    except (RuntimeError, OSError) as error:
-        reason = f"could not be downloaded to {root.resolve()} ({error})" if data.download else "is not there"
+    except (RuntimeError, OSError, ValueError, AssertionError, EOFError) as error:
+        there = (root / source.folder).is_dir()
+        reason = f"could not be downloaded ({error})" if data.download else "is damaged" if there else "is not there"
         raise UserError(
             f"data set {data.name} {reason}: looked in {(root / source.folder).resolve()}; name another folder with "
             f"--data-dir or FEDCOMMONS_DATA, or get it with "

@@ -43,10 +43,12 @@ def _draw(class_sizes: np.ndarray, n_clients: int, alpha: float, batch: int, rng
     held = np.zeros((batch, n_clients), dtype=np.int64)
     sizes = np.zeros((batch, len(class_sizes), n_clients), dtype=np.int64)
     for c, n in enumerate(class_sizes):
+        if n == 0:
+            continue
         # log of a Gamma(alpha) draw: for alpha = 0.01 the draw itself underflows to 0 for most clients
         log_gamma = np.log(rng.standard_gamma(alpha + 1, (batch, n_clients)))
         log_gamma += np.log1p(-rng.random((batch, n_clients))) / alpha
-        log_gamma[held >= fair] = -np.inf  # fewer than all: the total held is below the total there is
+        log_gamma[held >= fair] = -np.inf  # fewer than all: images are left, so the total held is below the total
         weights = np.exp(log_gamma - log_gamma.max(1, keepdims=True))
         cuts = np.floor(np.cumsum(weights / weights.sum(1, keepdims=True), 1) * n + 1e-9).astype(np.int64)
         cuts[:, -1] = n

@@ -46,6 +46,11 @@ def partition(recipe: config.Partition, labels: np.ndarray, n_classes: int, seed
             f"partition.n_clients must be at most the number of training images, {len(labels)}, got {recipe.n_clients}."
         )
     rows = PARTITIONERS[recipe.name](recipe, labels, n_classes, numpy_generator(seed, "partition", recipe.name))
+    if empty := [i for i, r in enumerate(rows) if len(r) == 0]:
+        raise UserError(
+            f"the partition cannot be met: {recipe.name} leaves client {empty[0]} without images; "
+            "use fewer clients or more images."
+        )
     counts = np.stack([np.bincount(labels[r], minlength=n_classes) for r in rows])
     return Partitioned(recipe, rows, counts)
 

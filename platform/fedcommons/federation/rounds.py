@@ -5,6 +5,7 @@ Everything a worker does here is a pure function of (message, memory, data, seed
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -161,7 +162,7 @@ def _problem(reply: Reply, model: Flat) -> str | None:
             return f"{name} does not have the model's names, shapes and type"
         values = data(x)
         # one sum finds every nan and infinity; only an overflow of the sum itself needs the closer look
-        if values.is_floating_point() and not values.sum().isfinite() and not values.isfinite().all():
+        if values.is_floating_point() and not isfinite(values.sum()) and not values.isfinite().all():
             return f"{name} has values that are not finite"
     return None
 

@@ -72,11 +72,19 @@ class Need:
 
 
 @dataclass(frozen=True)
+class Job:
+    """One generator, with its weights where they are there already, and the sets of images to draw from it."""
+
+    needs: list[Need]
+    weights: dict[str, Tensor] | None
+
+
+@dataclass(frozen=True)
 class Made:
-    """Weights (None where they were there already) and images."""
+    """What a job made: weights, None where they were there already, and images for each of its needs."""
 
     weights: dict[str, Tensor] | None
-    images: Tensor
+    images: list[Tensor]
 
 
 def contribution(config: config.Experiment, n_total: int, n_own: int) -> int:
@@ -89,7 +97,7 @@ def contribution(config: config.Experiment, n_total: int, n_own: int) -> int:
 
 def needs(config: config.Experiment, dataset: Dataset, partition: Partitioned) -> list[Need]:
     """What must be made for ``config``: the same for every learning rate and, up to n_total/N images, every p."""
-    paper = max(1, round(len(dataset.train) / config.partition.n_clients))
+    paper = -(-len(dataset.train) // config.partition.n_clients)
     result = []
     for client, rows in enumerate(partition.rows):
         n_seen = int(config.generator.rho * len(rows))
@@ -100,7 +108,7 @@ def needs(config: config.Experiment, dataset: Dataset, partition: Partitioned) -
         order = numpy_generator(config.seed, "generator subset", client).permutation(len(rows))
         examples = dataset.train[rows[order[:n_seen]]]  # a prefix: a smaller rho sees a part of the same images
         wanted = contribution(config, len(dataset.train), len(rows))
-        n_drawn = paper * max(1, -(-wanted // paper))  # stored in multiples, so that sweeping p draws nothing new
+        n_drawn = paper * max(1, -(-wanted // paper))  # in multiples, so that sweeping p draws nothing new
         counts = np.bincount(examples.y.numpy(), minlength=dataset.n_classes)
         labels = np.repeat(np.arange(dataset.n_classes), largest_remainder(counts, n_drawn))
         result.append(
@@ -117,30 +125,33 @@ def needs(config: config.Experiment, dataset: Dataset, partition: Partitioned) -
     return result
 
 
-def make(job: tuple[Need, dict[str, Tensor] | None]) -> Made:
-    """Train the generator unless its weights are handed in, and draw the images."""
-    need, weights = job
-    shape = tuple(need.examples.x.shape[1:])
-    trained = need.generator.fit(need.examples, need.n_classes, need.seed) if weights is None else weights
-    images = need.generator.sample(trained, shape, need.n_classes, need.labels, need.seed)
-    return Made(dict(trained) if weights is None else None, images)
+def make(job: Job) -> Made:
+    """Train the generator unless its weights are there, and draw the images."""
+    first = job.needs[0]
+    shape = tuple(first.examples.x.shape[1:])
+    weights = first.generator.fit(first.examples, first.n_classes, first.seed) if job.weights is None else job.weights
+    images = [need.generator.sample(weights, shape, need.n_classes, need.labels, need.seed) for need in job.needs]
+    return Made(dict(weights) if job.weights is None else None, images)
 
 
-def missing(store: Store, wanted: Iterable[Need]) -> list[tuple[Need, dict[str, Tensor] | None]]:
-    """Jobs for ``make``: each thing once, however many cells need it, with the weights that are there already."""
-    jobs: dict[str, tuple[Need, dict[str, Tensor] | None]] = {}
-    for need in wanted:
-        key = key_of(need.images_facts)
-        if key not in jobs and not store.has("images", key):
-            jobs[key] = need, store.get("generators", key_of(need.generator_facts))
-    return list(jobs.values())
+def missing(store: Store, wanted: Iterable[Need]) -> list[Job]:
+    """Jobs for what the store lacks: each generator once and each set of images once, however many cells need them."""
+    images = {key_of(need.images_facts): need for need in wanted}
+    generators: dict[str, list[Need]] = {}
+    for key, need in images.items():
+        if not store.has("images", key):
+            generators.setdefault(key_of(need.generator_facts), []).append(need)
+    return [Job(needs, store.get("generators", key)) for key, needs in generators.items()]
 
 
-def keep(store: Store, need: Need, made: Made) -> None:
-    """Put what was made into the store."""
+def keep(store: Store, job: Job, made: Made) -> None:
+    """Put what a job made into the store."""
     if made.weights is not None:
-        store.put("generators", key_of(need.generator_facts), made.weights, need.generator_facts)
-    store.put("images", key_of(need.images_facts), {"images": made.images, "labels": need.labels}, need.images_facts)
+        facts = job.needs[0].generator_facts
+        store.put("generators", key_of(facts), made.weights, facts)
+    for need, images in zip(job.needs, made.images, strict=True):
+        facts = need.images_facts
+        store.put("images", key_of(facts), {"images": images, "labels": need.labels}, facts)
 
 
 def read(store: Store, need: Need, n: int) -> Examples:

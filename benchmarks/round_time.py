@@ -1,0 +1,259 @@
+"""Seconds of a round against a bare PyTorch loop doing the same work, interleaved in one run.
+
+python benchmarks/round_time.py [W1 W2 W3] [--json] [--repeats 5]
+
+W1: small CNN, N = 100, 10 clients x 15 steps a round. W2: VGG-11 (9.5 M parameters), 10 clients x 2 steps of 64.
+W3: tiny MLP, N = 1000, 100 clients x 1 step of 10. No evaluation and no tracking in the timed part. ``serial`` is
+compared with the bare loop in one process, ``actors2`` with the bare loop in two; both of one torch thread a process.
+"""
+
+import argparse
+import json
+import multiprocessing
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import date
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedcommons import cluster
+from fedcommons.algorithms.algorithm import Facts
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.local import LocalSGD, Work
+from fedcommons.data.clients import Clients
+from fedcommons.data.datasets import Examples
+from fedcommons.federation import rounds
+from fedcommons.federation.executor import Executor
+from fedcommons.federation.participation import participants
+from fedcommons.federation.rounds import Plan, Standing
+from fedcommons.federation.serial import Serial
+from fedcommons.federation.worker import RunData, Worker, default_device
+from lightning_modules import Classifier
+
+
+@dataclass(frozen=True)
+class Workload:
+    """As in shared/peerbench/work.py."""
+
+    clients: int
+    per_client: int
+    per_round: int
+    epochs: int
+    batch: int
+    shape: tuple[int, ...]
+    lr: float
+    timed: int  # rounds in one timed stretch
+
+
+WORKLOADS = {
+    "W1": Workload(100, 60, 10, 5, 20, (1, 28, 28), 0.05, 4),
+    "W2": Workload(10, 128, 10, 1, 64, (3, 32, 32), 0.05, 1),
+    "W3": Workload(1000, 10, 100, 1, 10, (784,), 0.2, 40),
+}
+
+
+class SmallCNN(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.c1, self.c2 = nn.Conv2d(1, 16, 5, padding=2), nn.Conv2d(16, 32, 5, padding=2)
+        self.f1, self.f2 = nn.Linear(32 * 7 * 7, 128), nn.Linear(128, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.c1(x)), 2)
+        x = F.max_pool2d(F.relu(self.c2(x)), 2)
+        return self.f2(F.relu(self.f1(x.flatten(1))))
+
+
+def vgg11() -> nn.Module:
+    layers: list[nn.Module] = []
+    channels = 3
+    for v in (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0):
+        if v == 0:
+            layers.append(nn.MaxPool2d(2))
+        else:
+            layers += [nn.Conv2d(channels, v, 3, padding=1), nn.ReLU(inplace=True)]
+            channels = v
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(512, 512), nn.ReLU(inplace=True), nn.Linear(512, 10))
+
+
+def network(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    if name == "W1":
+        return SmallCNN()
+    return vgg11() if name == "W2" else nn.Sequential(nn.Linear(784, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
+def examples(w: Workload) -> Examples:
+    draws = torch.Generator().manual_seed(1234)
+    n = w.clients * w.per_client
+    return Examples(torch.randn(n, *w.shape, generator=draws), torch.randint(0, 10, (n,), generator=draws))
+
+
+def bare_client(
+    model: nn.Module, weights: list[Tensor], total: list[Tensor], x: Tensor, y: Tensor, w: Workload
+) -> None:
+    """Load the global weights, train, add the weights to ``total``."""
+    with torch.no_grad():
+        for p, q in zip(model.parameters(), weights, strict=True):
+            p.copy_(q)
+    optimizer = torch.optim.SGD(model.parameters(), lr=w.lr)
+    for _ in range(w.epochs):
+        for i in range(0, len(x), w.batch):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x[i : i + w.batch]), y[i : i + w.batch]).backward()
+            optimizer.step()
+    with torch.no_grad():
+        for a, p in zip(total, model.parameters(), strict=True):
+            a.add_(p)
+
+
+def bare_worker(name: str, rank: int, of: int, shared: tuple, outer, inner, go) -> None:
+    """One of ``of`` processes: plays a stretch between two waits at ``outer``; its rounds meet at ``inner``."""
+    torch.set_num_threads(1)
+    w = WORKLOADS[name]
+    x, y, weights, totals = shared
+    model = network(name)
+    while True:
+        outer.wait()
+        if go.value < 0:
+            return
+        for number in range(go.value, go.value + w.timed):
+            ids = participants(w.clients, w.per_round / w.clients, 0, number)
+            for t in totals[rank]:
+                t.zero_()
+            for i in ids[rank::of]:
+                bare_client(model, weights, totals[rank], x[i], y[i], w)
+            inner.wait()
+            if rank == 0:
+                for q, *parts in zip(weights, *totals, strict=True):
+                    torch.div(sum(parts[1:], parts[0]), len(ids), out=q)
+            inner.wait()
+        outer.wait()
+
+
+class Bare:
+    """The bare loop in ``of`` processes; ``stretch`` plays a workload's timed rounds."""
+
+    def __init__(self, name: str, of: int) -> None:
+        w = WORKLOADS[name]
+        data = examples(w)
+        x, y = data.x.view(w.clients, w.per_client, *w.shape), data.y.view(w.clients, w.per_client)
+        weights = [p.detach().clone().share_memory_() for p in network(name).parameters()]
+        totals = [[torch.zeros_like(p).share_memory_() for p in weights] for _ in range(of)]
+        context = multiprocessing.get_context("spawn")
+        self.barrier, self.go = context.Barrier(of + 1), context.Value("l", 0)
+        self.inner = context.Barrier(of)
+        shared = (x.share_memory_(), y.share_memory_(), weights, totals)
+        self.processes = [
+            context.Process(target=bare_worker, args=(name, r, of, shared, self.barrier, self.inner, self.go))
+            for r in range(of)
+        ]
+        for process in self.processes:
+            process.start()
+        self.next = 1
+
+    def stretch(self, rounds_: int) -> None:
+        self.go.value = self.next
+        self.barrier.wait()
+        self.barrier.wait()
+        self.next += rounds_
+
+    def close(self) -> None:
+        self.go.value = -1
+        self.barrier.wait()
+        for process in self.processes:
+            process.join()
+
+
+class Ours:
+    """Our round loop with an executor; ``stretch`` plays a workload's timed rounds."""
+
+    def __init__(self, name: str, actors: int | None) -> None:
+        w = WORKLOADS[name]
+        data = examples(w)
+        rows = np.arange(len(data)).reshape(w.clients, w.per_client)
+        clients = Clients(data, list(rows))
+        build = partial(build_worker, name)
+        self.executor: Executor
+        if actors is None:
+            self.executor = Serial(build, RunData(clients, clients, {}))
+        else:
+            from fedcommons.federation.ray_actors import RayActors
+
+            cluster.connect(num_cpus=actors)
+            self.executor = RayActors(build, RunData(clients, clients, {}), actors, 1.0)
+        work = build(RunData(clients, clients, {})).work
+        algorithm = fedavg(w)
+        facts = Facts(w.clients, clients.sizes, 10**9)
+        plan = Plan(facts, w.per_round / w.clients, 4, 0)
+        start = Standing(0, algorithm.start(work.snapshot(), facts, 0))
+        self.course: Iterator = rounds.run(algorithm, self.executor, plan, start)
+
+    def stretch(self, rounds_: int) -> None:
+        for _ in range(rounds_):
+            next(self.course)
+
+    def close(self) -> None:
+        self.executor.close()
+
+
+def fedavg(w: Workload) -> FedAvg:
+    return FedAvg(LocalSGD(w.epochs, w.batch))
+
+
+def build_worker(name: str, data: RunData) -> Worker:
+    w = WORKLOADS[name]
+    return Worker(Work(Classifier(network(name), lr=w.lr), default_device()), fedavg(w), data)
+
+
+def compare(name: str, base: Callable[[], Bare], ours: Callable[[], Ours], repeats: int) -> tuple[float, float]:
+    """Median seconds of a round of the bare loop and of ours, in turns, after a round of warming up."""
+    timed = WORKLOADS[name].timed
+    sides: list[Bare | Ours] = [base(), ours()]
+    times: list[list[float]] = [[], []]
+    for repeat in range(repeats + 1):
+        for side, seconds in zip(sides, times, strict=True):
+            start = time.perf_counter()
+            side.stretch(timed)
+            if repeat:
+                seconds.append((time.perf_counter() - start) / timed)
+    for side in sides:
+        side.close()
+    return statistics.median(times[0]), statistics.median(times[1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workloads", nargs="*", default=list(WORKLOADS), metavar="W", help="W1, W2, W3")
+    parser.add_argument("--json", action="store_true", help="print the ratios as JSON, as the last line")
+    parser.add_argument("--repeats", type=int, default=9, help="timed stretches of each side")
+    options = parser.parse_args()
+    if unknown := set(options.workloads) - set(WORKLOADS):
+        parser.error(f"unknown workload {', '.join(sorted(unknown))}; known: {', '.join(WORKLOADS)}")
+    torch.set_num_threads(1)
+    cpu = next((line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
+                if line.startswith("model name")), platform.processor())  # fmt: skip
+    print(f"{date.today()}, {cpu}, {torch.get_num_threads()} torch thread a process, torch {torch.__version__}")
+    print("| workload | bare, 1 process | serial | ratio | bare, 2 processes | 2 actors | ratio |\n" + 7 * "|---" + "|")
+    ratios = {}
+    for name in options.workloads:
+        one, serial = compare(name, partial(Bare, name, 1), partial(Ours, name, None), options.repeats)
+        two, actors = compare(name, partial(Bare, name, 2), partial(Ours, name, 2), options.repeats)
+        ratios[name] = {"serial": round(serial / one, 3), "actors2": round(actors / two, 3)}
+        print(f"| {name} | {one:.4f} s | {serial:.4f} s | {serial / one:.2f} | {two:.4f} s | {actors:.4f} s "
+              f"| {actors / two:.2f} |", flush=True)  # fmt: skip
+    if options.json:
+        print(json.dumps(ratios))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""Bad input gets one clear sentence before any work: field, value, what is allowed, the nearest valid name."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fedcommons import cli, config, experiment, presets, search_space
+from fedcommons.config import Experiment, override
+from fedcommons.errors import UserError
+
+ROOT = Path(__file__).parent.parent
+
+
+def refused(argv: list[str]) -> str:
+    """The sentence a script would end with."""
+    parser = cli.parser("a test", presets.preset("smoke", "digits"))
+    with pytest.raises(UserError) as error:
+        experiment.prepare(cli.experiment(cli.parse(parser, argv)))
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("argv", "parts"),
+    [
+        (["--data.name", "digit"], ["data.name", "'digit'", "did you mean 'digits'"]),
+        (["--algorithm", "fedavgg"], ["algorithm", "did you mean 'fedavg'"]),
+        (["--partition.name", "dirichlet_class"], ["did you mean 'dirichlet_classes'"]),
+        (["--partition.alhpa", "0.1"], ["--partition.alhpa", "did you mean '--partition.alpha'"]),
+        (["--partition.alpha", "-1"], ["partition.alpha", "(0, inf)", "-1"]),
+        (["--partition.alpha", "nan"], ["partition.alpha", "nan"]),
+        (["--partition.alpha", "much"], ["partition.alpha", "float", "'much'"]),
+        (["--client.momentum", "1"], ["client.momentum", "[0, 1)"]),
+        (["--federation.participation", "0.01"], ["less than one client", "at least 0.25"]),
+        (["--partition.n_clients", "100000"], ["at most the number of training images", "100000"]),
+        (["--partition.name", "single_class", "--partition.n_clients", "7"], ["single_class", "10 classes", "7"]),
+        (["--partition.n_clients", "150", "--partition.name", "dirichlet_niid"], ["cannot be met", "fewer clients"]),
+        (["--federation.executor", "ray_actors", "--federation.actors", "9"], ["actors = 9", "blocks = 4"]),
+        (["--sharing.setting", "shuffled_synthetic", "--sharing.p", "1"], ["sharing.p", "[0, 1)"]),
+        (["--generator.rho", "0"], ["generator.rho", "(0, 1]"]),
+        (["--model.name", "vgg11"], ["vgg11", "32x32", "digits"]),
+        (["--data.limit", "99999"], ["data.limit", "99999"]),
+        (["--data.name", "mnist", "--data.dir", "/nowhere"], ["/nowhere/MNIST/raw", "--data.download true"]),
+        (["--config", "/nowhere.yaml"], ["/nowhere.yaml", "cannot be read"]),
+    ],
+    ids=lambda v: " ".join(v) if isinstance(v, list) and v[0].startswith("--") else "",
+)
+def test_a_bad_request_is_refused_in_one_sentence(argv: list[str], parts: list[str]) -> None:
+    message = refused(argv)
+    assert [part for part in parts if part not in message] == [], message
+
+
+def test_an_unknown_key_in_a_config_file_names_the_nearest(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("partition:\n  alfa: 0.1\n")
+    assert "did you mean 'partition.alpha'" in refused(["--config", str(path)])
+    path.write_text("- a list\n")
+    assert "keys and values" in refused(["--config", str(path)])
+
+
+def test_options_and_files_describe_the_same_experiment(tmp_path: Path) -> None:
+    parser = cli.parser("a test", {})
+    path = tmp_path / "c.yaml"
+    path.write_text(yaml.safe_dump({"seed": 3, "partition": {"alpha": 0.5}, "generator": {"channels": [8, 16]}}))
+    by_file = cli.experiment(cli.parse(parser, ["--config", str(path), "--client.lr", "0.2"]))
+    wanted = {"seed": 3, "partition.alpha": 0.5, "generator.channels": (8, 16), "client.lr": 0.2}
+    assert by_file == override(Experiment(), wanted)
+
+
+def test_a_config_survives_its_yaml() -> None:
+    one = override(Experiment(), {"generator.channels": (8, 16, 24), "sharing.p": 0.25, "seed": 9})
+    assert config.from_dict(yaml.safe_load(yaml.safe_dump(config.to_dict(one)))) == one
+
+
+def test_every_field_has_a_line_of_help() -> None:
+    parser = cli.parser("a test", {})
+    text = " ".join(parser.format_help().split())
+    for name in config.field_names():
+        assert f"--{name} " in text
+    assert "(type:" in text
+    # jsonargparse prints "NAME (type: ...)" without a sentence where a field has no docstring
+    options = text.split("--")
+    bare = [o for o in options if o.startswith(tuple(config.field_names())) and " (type" in o and len(o) < 25]
+    assert bare == []
+
+
+def test_presets_are_valid() -> None:
+    for name in presets.PRESETS:
+        config.check(presets.experiment(name, "digits"))
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("alhpa=1", "did you mean 'alpha'"),
+        ("alpha", "NAME=VALUES"),
+        ("lr=loguniform(0,1)", "0 < LOW < HIGH"),
+        ("p=normal(0,1)", "unknown distribution"),
+        ("alpha=a,b", "float values"),
+    ],
+)
+def test_a_bad_search_space_is_refused(text: str, part: str) -> None:
+    with pytest.raises(UserError) as error:
+        search_space.parse([text])
+    assert part in str(error.value)
+
+
+def test_search_points_are_keyed_and_within_their_bounds() -> None:
+    space = search_space.parse(["alpha=0.01,0.1", "p=uniform(0,0.5)", "lr=loguniform(0.01,0.1)"])
+    few, many = search_space.points(space, 3, 0), search_space.points(space, 6, 0)
+    assert len(few) == 6
+    assert few == search_space.points(space, 3, 0) != search_space.points(space, 3, 1)
+    assert [p for p in many if p in few] == few  # more samples keep the points there were
+    assert all(0 <= p["sharing.p"] < 0.5 and 0.01 <= p["client.lr"] <= 0.1 for p in many)
+
+
+@pytest.mark.parametrize(
+    ("command", "part"),
+    [
+        (["table1.py", "--partition.alpha", "0.3"], "use --alphas 0.3"),
+        (["run.py", "--out", "{file}/x", "--preset", "smoke"], "cannot be written"),
+    ],
+    ids=lambda v: " ".join(v) if isinstance(v, list) else "",
+)
+def test_scripts_exit_with_2_and_no_traceback(command: list[str], part: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    script, *rest = [word.replace("{file}", str(tmp_path / "file")) for word in command]
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "sweeps" / script), *rest], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 2
+    assert part in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()  # nothing half-written

@@ -1,0 +1,232 @@
+"""Files that are never half-written, and the store of artifacts built on them."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedcommons.artifacts import Store, key_of
+from fedcommons.errors import UserError
+from fedcommons.files import read_tensors, write_bytes, write_json, write_tensors, write_text
+
+TENSORS = {"images": torch.arange(24, dtype=torch.uint8).view(2, 3, 4), "labels": torch.tensor([1, 0])}
+
+
+def assert_same(found: dict[str, Tensor] | None, wanted: dict[str, Tensor]) -> None:
+    """The same names, types, shapes and numbers."""
+    assert found is not None
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor)
+
+
+def sidecar(path: Path) -> Path:
+    """The file with an artifact's facts and checksum."""
+    return path.with_name(path.name + ".json")
+
+
+def damage(path: Path, how: str) -> None:
+    """What may happen to a pair of files."""
+    if how == "truncated":
+        path.write_bytes(path.read_bytes()[:-5])
+    elif how == "emptied":
+        path.write_bytes(b"")
+    elif how == "altered":
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1  # one bit of the last number: still a well-formed file
+        path.write_bytes(bytes(content))
+    elif how == "no sidecar":
+        sidecar(path).unlink()
+    elif how == "no tensors":
+        path.unlink()
+    elif how == "sidecar truncated":
+        sidecar(path).write_text(sidecar(path).read_text()[:20])
+    elif how == "sidecar without checksum":
+        sidecar(path).write_text("{}")
+    elif how == "sidecar not a record":
+        sidecar(path).write_text("[]")
+    else:
+        raise ValueError(how)
+
+
+DAMAGES = [
+    "truncated",
+    "emptied",
+    "altered",
+    "no sidecar",
+    "no tensors",
+    "sidecar truncated",
+    "sidecar without checksum",
+    "sidecar not a record",
+]
+
+
+def test_written_content_replaces_what_was_there_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_text(path, "old")
+    write_bytes(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_write_that_fails_midway_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, fresh = tmp_path / "file", tmp_path / "fresh"
+    write_text(path, "old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    for name in (path, fresh):
+        with pytest.raises(OSError, match="No space left"):
+            write_text(name, "new, much longer than the old")
+    assert path.read_text() == "old"
+    assert not fresh.exists()
+
+
+def test_content_reaches_the_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # without the fsync a crash could leave the final name on an empty file
+    calls: list[str] = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda fd: (calls.append("fsync"), fsync(fd))[1])
+    monkeypatch.setattr(os, "replace", lambda a, b: (calls.append("replace"), replace(a, b))[1])
+    write_text(tmp_path / "file", "content")
+    assert calls == ["fsync", "replace"]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_json_refuses_what_json_has_no_word_for(value: float, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        write_json(tmp_path / "x.json", {"loss": value})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tensors_come_back_as_they_were_written(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    write_tensors(path, TENSORS, {"facts": {"seed": 3}})
+    found = read_tensors(path)
+    assert found is not None
+    assert_same(found[0], TENSORS)
+    assert found[1]["facts"] == {"seed": 3}
+
+
+def test_tensors_that_are_not_contiguous_or_have_a_graph_are_written(tmp_path: Path) -> None:
+    tensors = {"t": torch.arange(6.0).view(2, 3).t(), "g": torch.ones(2, requires_grad=True)}
+    write_tensors(tmp_path / "x", tensors, {})
+    found = read_tensors(tmp_path / "x")
+    assert found is not None
+    assert_same(found[0], {name: t.detach() for name, t in tensors.items()})
+
+
+def test_nothing_written_reads_as_none(tmp_path: Path) -> None:
+    assert read_tensors(tmp_path / "x.safetensors") is None
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_damage_is_detected(how: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    write_tensors(path, TENSORS, {})
+    damage(path, how)
+    with pytest.raises(ValueError, match=r"x\.safetensors (is incomplete|was truncated or altered)"):
+        read_tensors(path)
+
+
+def test_the_checksum_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # a crash between the two must leave an incomplete pair, never a checksum that vouches for nothing
+    written: list[str] = []
+    monkeypatch.setattr("fedcommons.files.write_bytes", lambda path, content: written.append(path.name))
+    write_tensors(tmp_path / "x", TENSORS, {})
+    assert written == ["x", "x.json"]
+
+
+def test_a_key_depends_on_every_fact_but_not_on_their_order() -> None:
+    facts: dict[str, Any] = {"seed": 0, "fitting": {"lr": 0.1, "channels": (8, 16)}}
+    same = {"fitting": {"channels": [8, 16], "lr": 0.1}, "seed": 0}
+    assert key_of(facts) == key_of(same)
+    assert key_of(facts) != key_of({**facts, "seed": 1})
+    assert key_of(facts) != key_of({**facts, "fitting": {"lr": 0.1, "channels": (8, 32)}})
+    assert key_of(facts) != key_of({**facts, "more": None})
+
+
+def test_the_store_gives_back_what_was_put_also_to_a_later_process(tmp_path: Path) -> None:
+    Store(tmp_path / "a" / "b").put("images", "key", TENSORS, {"seed": 0})
+    later = Store(tmp_path / "a" / "b")
+    assert later.has("images", "key")
+    assert_same(later.get("images", "key"), TENSORS)
+    assert not later.has("generators", "key")
+    assert later.get("images", "other") is None
+    facts = json.loads((tmp_path / "a/b/images/key.safetensors.json").read_text())
+    assert facts["facts"] == {"seed": 0}
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_damaged_artifact_is_said_counts_as_absent_and_can_be_put_again(how: str, tmp_path: Path) -> None:
+    said: list[str] = []
+    store = Store(tmp_path, said.append)
+    store.put("images", "key", TENSORS, {})
+    assert store.has("images", "key")
+    assert said == []
+    path = tmp_path / "images" / "key.safetensors"
+    damage(path, how)
+    assert store.get("images", "key") is None
+    assert len(said) == 1
+    assert str(path) in said[0]
+    assert said[0].endswith("it will be built again.")
+    assert not store.has("images", "key")
+    store.put("images", "key", TENSORS, {})
+    assert_same(store.get("images", "key"), TENSORS)
+
+
+def test_an_artifact_that_was_never_there_is_no_damage(tmp_path: Path) -> None:
+    said: list[str] = []
+    assert not Store(tmp_path, said.append).has("images", "key")
+    assert said == []
+
+
+@pytest.mark.parametrize("fails_at", [1, 2], ids=["tensors", "sidecar"])
+@pytest.mark.parametrize("there", [False, True], ids=["new", "replaced"])
+def test_putting_is_atomic(fails_at: int, there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    store = Store(tmp_path, said.append)
+    old = {"images": torch.zeros(3)}
+    if there:
+        store.put("images", "key", old, {})
+    calls = 0
+    fsync = os.fsync
+
+    def fails(descriptor: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == fails_at:
+            raise OSError(28, "No space left on device")
+        fsync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fails)
+        with pytest.raises(OSError, match="No space left"):
+            store.put("images", "key", TENSORS, {})
+    found = store.get("images", "key")  # never something in between
+    if there and fails_at == 1:
+        assert_same(found, old)
+    else:
+        assert found is None
+    if not there and fails_at == 1:
+        assert not any(not p.name.startswith(".") for p in (tmp_path / "images").iterdir())
+    store.put("images", "key", TENSORS, {})
+    assert_same(store.get("images", "key"), TENSORS)
+
+
+def test_a_folder_that_cannot_be_made_is_a_user_error_that_names_it(tmp_path: Path) -> None:
+    # not by permissions: tests may run as root, whom they do not stop
+    (tmp_path / "file").write_text("in the way")
+    folder = tmp_path / "file" / "artifacts"
+    with pytest.raises(UserError, match=r"cannot be made \(Not a directory\)") as raised:
+        Store(folder)
+    assert str(folder) in str(raised.value)
+    with pytest.raises(UserError, match="cannot be made"):
+        Store(tmp_path / "file")

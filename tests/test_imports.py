@@ -1,0 +1,75 @@
+"""The package can be imported, its imports point one way, and nothing hides the standard library."""
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = (ROOT / "platform" / "fedcommons", ROOT / "lightning_modules")
+FILES = sorted(path for folder in PACKAGES for path in folder.rglob("*.py"))
+
+
+def module_name(path: Path) -> str:
+    root = ROOT / "platform" if "platform" in path.relative_to(ROOT).parts else ROOT
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(path: Path) -> set[str]:
+    """Dotted names of all modules that a file imports, wherever in the file."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names.add(node.module or "")
+    return names
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_every_module_can_be_imported(path: Path) -> None:
+    assert importlib.import_module(module_name(path))
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_imports_point_one_way(path: Path) -> None:
+    tops = {name.partition(".")[0] for name in imported(path)}
+    assert "sweeps" not in tops
+    if "lightning_modules" in path.relative_to(ROOT).parts:
+        assert not tops & {"fedcommons", "ray", "wandb"}
+    relative = path.relative_to(ROOT).parts
+    if any(part in relative for part in ("algorithms", "data", "convergence")):
+        assert not tops & {"ray", "wandb"}
+        assert "Trainer" not in path.read_text()
+
+
+def test_platform_is_still_the_standard_library() -> None:
+    assert not (ROOT / "platform" / "__init__.py").exists()
+    code = "import platform, fedcommons, lightning_modules; print(platform.python_version())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == sys.version.split()[0]
+
+
+def test_no_sweep_hides_a_module() -> None:
+    """``python sweeps/x.py`` puts sweeps/ first on the path: a sweep called ray.py would hide Ray."""
+    for path in (ROOT / "sweeps").glob("*.py"):
+        assert path.stem not in sys.stdlib_module_names
+        assert path.stem not in {"ray", "wandb", "torch", "diffusers", "opacus", "fedcommons", "pytest", "numpy"}
+
+
+def test_heavy_libraries_are_imported_only_where_they_are_used() -> None:
+    """diffusers, opacus and wandb cost every worker seconds of start-up."""
+    code = "import sys, fedcommons.experiment; print([m for m in ('diffusers', 'opacus', 'wandb') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_files_are_short() -> None:
+    long = {str(p): n for p in FILES if (n := len(p.read_text().splitlines())) > 400}
+    assert not long

@@ -1,0 +1,248 @@
+"""The one local loop: equal to the obvious one, and nothing of one client reaches another."""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from pytorch_lightning import LightningModule, Trainer
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from fedcommons.algorithms.local import LocalSGD, Work
+from fedcommons.data.augment import flip_and_crop
+from fedcommons.data.clients import ClientData
+from fedcommons.seeds import generator, set_default_generator
+from fedcommons.tensors import Flat, flatten
+from lightning_modules import Classifier
+
+if TYPE_CHECKING:
+    from conftest import Federation, LeastSquares
+
+    Digits = Callable[..., Federation]
+
+CPU = torch.device("cpu")
+
+
+def _train(
+    local: LocalSGD, federation: "Federation", rows: ClientData, seed: int = 5, work: Work | None = None
+) -> Flat:
+    trained, _ = local.run(work or federation.work(), federation.model, rows, seed)
+    return Flat(trained.layout, trained.buffer.clone())  # the worker's own buffer is the next client's
+
+
+def _rows(n: int, n_own: int | None = None) -> ClientData:
+    return ClientData(torch.zeros(n, 1, 8, 8, dtype=torch.uint8), torch.arange(n) % 10, n_own=n_own)
+
+
+@pytest.mark.parametrize("augment", [False, True])
+def test_equals_the_obvious_loop_bit_for_bit(augment: bool, digits: "Digits") -> None:
+    federation = digits(dropout=0.3, momentum=0.9)
+    rows, seed = federation.data.clients[3], 5
+    module = federation.module()
+    assert isinstance(module, Classifier)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    set_default_generator(seed, "dropout")
+    losses = []
+    for epoch in range(3):
+        draws = generator(seed, "order", epoch)
+        for batch in torch.randperm(20, generator=draws).split(6):
+            x = flip_and_crop(rows.x[batch], draws) if augment else rows.x[batch]
+            loss = nn.functional.cross_entropy(module(x), rows.y[batch])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    trained, metrics = LocalSGD(3, 6, augment=augment).run(federation.work(), federation.model, rows, seed)
+    assert torch.equal(trained.buffer, flatten(dict(module.named_parameters())).buffer)
+    assert metrics["steps"] == 12
+    assert float(metrics["loss"]) == pytest.approx(sum(losses) / 12, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "n", "n_own", "equal_work", "expected"),
+    [
+        (10, 20, 20, True, 10),  # nothing shared
+        (10, 20, 15, True, 7),  # floor(7.5)
+        (10, 40, 20, True, 5),
+        (2, 20, 5, True, 1),  # floor(0.5), but at least one
+        (10, 20, 0, True, 1),
+        (10, 20, 5, False, 10),
+        (10, 20, None, True, 10),
+    ],
+)
+def test_epochs_shrink_with_shared_data(
+    epochs: int, n: int, n_own: int | None, equal_work: bool, expected: int, digits: "Digits"
+) -> None:
+    """E' = max(1, floor(n_i E/(n_i + n~))) with n = n_i + n~."""
+    local, rows = LocalSGD(epochs, 20, equal_work=equal_work), _rows(n, n_own)
+    assert local.epochs_for(rows) == expected
+    federation = digits()
+    assert local.run(federation.work(), federation.model, rows, 0)[1]["steps"] == expected * -(-n // 20)
+
+
+@pytest.mark.parametrize(
+    ("n", "drop_last", "batches"),
+    [(10, False, [4, 4, 2]), (10, True, [4, 4]), (8, False, [4, 4]), (8, True, [4, 4]), (3, True, [3]), (4, True, [4])],
+)
+def test_an_incomplete_last_batch_is_dropped_unless_it_is_the_only_one(
+    n: int, drop_last: bool, batches: list[int], digits: "Digits", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation, seen, step = digits(), [], Classifier.training_step
+
+    def spy(module: Classifier, batch: tuple[Tensor, ...], number: int) -> Tensor:
+        seen.append(len(batch[1]))
+        return step(module, batch, number)
+
+    monkeypatch.setattr(Classifier, "training_step", spy)
+    _train(LocalSGD(2, 4, drop_last=drop_last), federation, _rows(n))
+    assert seen == batches * 2
+
+
+def test_every_example_is_seen_once_an_epoch_in_an_order_of_its_own(
+    digits: "Digits", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation, seen, step = digits(), [], Classifier.training_step
+
+    def spy(module: Classifier, batch: tuple[Tensor, ...], number: int) -> Tensor:
+        seen.extend(batch[0][:, 0, 0, 0].tolist())
+        return step(module, batch, number)
+
+    monkeypatch.setattr(Classifier, "training_step", spy)
+    x = torch.zeros(12, 1, 8, 8, dtype=torch.uint8)
+    x[:, 0, 0, 0] = torch.arange(12)
+    rows = ClientData(x, torch.arange(12) % 10)
+    for seed in (0, 1):
+        _train(LocalSGD(2, 5), federation, rows, seed)
+    epochs = [seen[i : i + 12] for i in range(0, 48, 12)]
+    assert all(sorted(epoch) == list(range(12)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 4  # another for each epoch and each seed
+
+
+@pytest.mark.parametrize("optimizer", [None, torch.optim.Adam])
+def test_the_optimizers_state_does_not_pass_from_client_to_client(
+    optimizer: type[torch.optim.Adam] | None, digits: "Digits", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if optimizer:
+        monkeypatch.setattr(Classifier, "configure_optimizers", lambda module: optimizer(module.parameters(), 0.01))
+    federation, local = digits(momentum=0.9, dropout=0.3), LocalSGD(2, 5)
+    a, b = federation.data.clients[0], federation.data.clients[1]
+    work = federation.work()
+    alone = _train(local, federation, b, work=work)
+    after_a = federation.work()
+    trained = _train(local, federation, a, work=after_a)
+    assert torch.equal(_train(local, federation, b, work=after_a).buffer, alone.buffer)
+    assert not torch.equal(trained.buffer, alone.buffer)
+
+
+def test_dropout_is_keyed_by_the_seed(digits: "Digits") -> None:
+    """With one example there is no order to draw: what differs between seeds is dropout."""
+    local, rows = LocalSGD(3, 5), _rows(1)
+    wet = digits(dropout=0.5)
+    first = _train(local, wet, rows, seed=1)
+    torch.rand(7)  # whatever has been drawn before from the generator that dropout uses
+    assert torch.equal(_train(local, wet, rows, seed=1).buffer, first.buffer)
+    assert not torch.equal(_train(local, wet, rows, seed=2).buffer, first.buffer)
+    dry = digits(dropout=0.0)
+    assert torch.equal(_train(local, dry, rows, seed=2).buffer, _train(local, dry, rows, seed=1).buffer)
+
+
+def test_training_is_in_training_mode_after_an_evaluation(digits: "Digits") -> None:
+    federation, rows = digits(dropout=0.5), _rows(4)
+    work = federation.work()
+    work.module.eval()
+    after = _train(LocalSGD(2, 2), federation, rows, work=work)
+    assert torch.equal(after.buffer, _train(LocalSGD(2, 2), federation, rows).buffer)
+    assert work.module.training
+
+
+def test_weights_multiply_the_examples_losses(digits: "Digits") -> None:
+    federation, local = digits(), LocalSGD(2, 4)
+    rows = federation.data.clients[0]
+
+    def train(weights: Sequence[float] | None, flip: bool = False, of: "Federation" = federation) -> Tensor:
+        y = torch.cat([(rows.y[:1] + 1) % 10, rows.y[1:]]) if flip else rows.y
+        weight = None if weights is None else torch.tensor(weights)
+        return _train(local, of, replace(rows, y=y, weight=weight)).buffer
+
+    ones, without_first = [1.0] * 9, [0.0] + [1.0] * 8
+    assert torch.allclose(train(ones), train(None), rtol=0, atol=1e-6)
+    assert torch.equal(train([2.0] * 9), train(ones, of=digits(lr=0.2)))  # a power of two rounds nothing
+    assert not torch.equal(train(ones), train(ones, flip=True))
+    assert torch.equal(train(without_first), train(without_first, flip=True))  # the label with weight 0 is not read
+
+
+def test_the_start_is_left_alone_and_the_result_is_the_workers_buffer(digits: "Digits") -> None:
+    federation = digits()
+    work, start = federation.work(), federation.model
+    before = start.buffer.clone()
+    trained, _ = LocalSGD(1, 5).run(work, start, federation.data.clients[0], 0)
+    assert torch.equal(start.buffer, before)
+    assert trained.buffer.data_ptr() == next(work.module.parameters()).data_ptr()
+    assert work.snapshot().buffer.data_ptr() != trained.buffer.data_ptr()
+    assert torch.equal(work.snapshot().buffer, trained.buffer)
+
+
+class _WithBatchNorm(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(2)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+class _WithSchedule(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(2, 2)
+
+    def configure_optimizers(self) -> dict:  # pyright: ignore[reportIncompatibleMethodOverride]
+        optimizer = torch.optim.SGD(self.parameters(), 0.1)
+        return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1)}
+
+
+def test_batch_norm_is_refused_by_the_names_of_its_buffers() -> None:
+    with pytest.raises(ValueError, match=r"buffers cannot be federated: norm\.num_batches_tracked, norm\.running_mean"):
+        Work(_WithBatchNorm(), CPU)
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")  # it is never stepped
+def test_anything_but_one_optimizer_is_refused() -> None:
+    with pytest.raises(ValueError, match="must return one torch optimizer"):
+        Work(_WithSchedule(), CPU)
+
+
+def test_weights_of_another_network_are_refused(digits: "Digits", least_squares: "Callable[..., LeastSquares]") -> None:
+    with pytest.raises(ValueError, match="names or shapes"):
+        digits().work().load(least_squares().federation(0.1).model)
+
+
+def test_the_same_module_trains_under_a_plain_trainer(digits: "Digits", tmp_path: Path) -> None:
+    """On the same batches it gets to the same weights. About a second: the first Trainer looks for accelerators."""
+    federation, seed = digits(sizes=(40,)), 3
+    rows, module = federation.data.clients[0], federation.module()
+    untrained = copy.deepcopy(module)
+    batches = [
+        batch.tolist()
+        for epoch in range(5)
+        for batch in torch.randperm(40, generator=generator(seed, "order", epoch)).split(8)
+    ]
+    trainer = Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+    )
+    trainer.fit(module, DataLoader(TensorDataset(rows.x, rows.y), batch_sampler=batches))
+    here, _ = LocalSGD(5, 8).run(federation.work(), federation.model, rows, seed)
+    assert torch.allclose(flatten(dict(module.named_parameters())).buffer, here.buffer, rtol=0, atol=1e-6)
+    with torch.no_grad():
+        before, after = (float(m.training_step((rows.x, rows.y), 0)) for m in (untrained, module))  # pyright: ignore
+    assert after < 0.9 * before

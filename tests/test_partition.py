@@ -1,0 +1,248 @@
+"""Partitions, by invariants over many seeds; no random generator is ever mocked (style.md section 4)."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedcommons.config import PARTITIONS, Partition
+from fedcommons.data import dirichlet
+from fedcommons.data.dirichlet import group_sizes
+from fedcommons.data.partition import PARTITIONERS, Partitioned, default_n_aux, partition
+from fedcommons.errors import UserError
+
+SEEDS = range(100)
+N_CLASSES = 10
+# 1,295 rows in classes of unequal size, as the digits have them; 1295 is no multiple of 8 clients
+LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(N_CLASSES), [*[129] * 5, *[130] * 5]))
+
+RECIPES = {
+    "iid": Partition(name="iid", n_clients=8),
+    "dirichlet_classes": Partition(name="dirichlet_classes", n_clients=8, alpha=0.1, n_aux=4),
+    "dirichlet_classes, groups of unequal size": Partition(
+        name="dirichlet_classes", n_clients=8, alpha=0.5, n_aux=3, recut=False
+    ),
+    "dirichlet_classes, not cut again": Partition(name="dirichlet_classes", n_clients=8, alpha=0.1, recut=False),
+    "dirichlet_niid": Partition(name="dirichlet_niid", n_clients=8, alpha=0.5),
+    "single_class": Partition(name="single_class", n_clients=N_CLASSES),
+}
+
+
+def deal(recipe: Partition, seed: int = 0, labels: np.ndarray = LABELS) -> Partitioned:
+    """The partition of LABELS."""
+    return partition(recipe, labels, N_CLASSES, seed)
+
+
+def label_variance(dealt: Partitioned) -> float:
+    """Mean over classes of the variance over clients of the share of that class in a client's data."""
+    shares = dealt.class_counts / dealt.class_counts.sum(1, keepdims=True)
+    return float(shares.var(0).mean())
+
+
+def test_every_partitioner_is_tested_here_and_offered_by_the_config() -> None:
+    assert {recipe.name for recipe in RECIPES.values()} == set(PARTITIONERS) == set(PARTITIONS)
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_clients_are_disjoint_complete_and_never_empty_for_every_seed(recipe: Partition) -> None:
+    for seed in SEEDS:
+        dealt = deal(recipe, seed)
+        assert len(dealt.rows) == recipe.n_clients
+        assert min(len(rows) for rows in dealt.rows) > 0
+        assert np.array_equal(np.sort(np.concatenate(dealt.rows)), np.arange(len(LABELS)))
+        assert dealt.recipe == recipe
+        for rows, counts in zip(dealt.rows, dealt.class_counts, strict=True):
+            assert np.array_equal(np.bincount(LABELS[rows], minlength=N_CLASSES), counts)
+
+
+@pytest.mark.parametrize("name", ["iid", "dirichlet_classes"])
+def test_equal_cuts_differ_by_one_row_at_most(name: str) -> None:
+    for seed in SEEDS:
+        sizes = [len(rows) for rows in deal(RECIPES[name], seed).rows]
+        assert max(sizes) - min(sizes) <= 1
+
+
+def test_without_the_second_cut_every_client_has_half_of_its_groups_fair_share() -> None:
+    unequal = 0
+    for seed in SEEDS:
+        sizes = [len(rows) for rows in deal(RECIPES["dirichlet_classes, not cut again"], seed).rows]
+        assert min(sizes) >= int(0.5 * len(LABELS) / 8)
+        unequal += max(sizes) - min(sizes) > 1
+    assert unequal == len(SEEDS)
+
+
+def test_groups_hold_their_clients_share_of_the_rows_also_where_the_last_is_smaller() -> None:
+    for seed in SEEDS:
+        sizes = np.array([len(rows) for rows in deal(RECIPES["dirichlet_classes, groups of unequal size"], seed).rows])
+        for first, last in ((0, 3), (3, 6), (6, 8)):  # n_aux = 3 of 8 clients
+            assert abs(sizes[first:last].sum() - len(LABELS) * (last - first) / 8) <= 1
+            assert min(sizes[first:last]) >= int(0.5 * sizes[first:last].sum() / (last - first))
+
+
+def test_niid_bench_gives_every_client_ten_rows_and_keeps_sizes_unequal() -> None:
+    smallest = []
+    for seed in SEEDS:
+        sizes = [len(rows) for rows in deal(RECIPES["dirichlet_niid"], seed).rows]
+        smallest.append(min(sizes))
+        assert max(sizes) - min(sizes) > 1
+    assert min(smallest) >= 10
+    assert min(smallest) < 40  # the bound of ten is what decides, not half of the fair share (80)
+
+
+def test_single_class_gives_client_l_all_of_class_l() -> None:
+    for seed in SEEDS:
+        dealt = deal(RECIPES["single_class"], seed)
+        for label, rows in enumerate(dealt.rows):
+            assert (LABELS[rows] == label).all()
+            assert len(rows) == np.bincount(LABELS)[label]
+
+
+@pytest.mark.parametrize("name", ["dirichlet_classes", "dirichlet_niid"])
+def test_labels_get_more_alike_over_clients_as_alpha_grows(name: str) -> None:
+    variances = [
+        np.mean([label_variance(deal(replace(RECIPES[name], alpha=alpha), seed)) for seed in range(20)])
+        for alpha in (0.2, 1.0, 10.0, 1000.0)
+    ]
+    assert variances == sorted(variances, reverse=True)
+    assert variances[0] > 10 * variances[-1]
+    iid = np.mean([label_variance(deal(RECIPES["iid"], seed)) for seed in range(20)])
+    assert variances[-1] < 2 * iid  # alpha -> infinity is IID
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_one_seed_gives_one_partition_and_another_seed_another(recipe: Partition) -> None:
+    first, again, other = deal(recipe, 0), deal(recipe, 0), deal(recipe, 1)
+    assert all(np.array_equal(a, b) for a, b in zip(first.rows, again.rows, strict=True))
+    assert first.fingerprint == again.fingerprint
+    assert first.fingerprint != other.fingerprint
+
+
+def test_the_fingerprint_tells_who_holds_what() -> None:
+    def fingerprint(*rows: list[int]) -> str:
+        return Partitioned(Partition(), [np.array(r, dtype=np.int64) for r in rows], np.zeros((2, 1))).fingerprint
+
+    assert fingerprint([0, 1], [2]) != fingerprint([0], [1, 2])  # cut elsewhere
+    assert fingerprint([0, 1], [2]) != fingerprint([2], [0, 1])  # clients exchanged
+    small = Partitioned(Partition(), [np.array([0, 1], dtype=np.int32), np.array([2])], np.zeros((2, 1)))
+    assert small.fingerprint == fingerprint([0, 1], [2])  # whatever integers the rows are stored as
+
+
+def test_a_partition_draws_nothing_from_the_process_wide_generator() -> None:
+    np.random.seed(0)  # noqa: NPY002  (the legacy generator is what must not matter)
+    first = deal(RECIPES["dirichlet_niid"]).fingerprint
+    np.random.seed(1)  # noqa: NPY002
+    assert deal(RECIPES["dirichlet_niid"]).fingerprint == first
+
+
+@pytest.mark.parametrize("name", PARTITIONERS)
+def test_more_clients_than_rows_are_refused(name: str) -> None:
+    with pytest.raises(UserError, match=r"partition\.n_clients must be at most .* images, 1295, got 1296"):
+        deal(Partition(name=name, n_clients=1296))
+
+
+def test_an_unknown_partition_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(UserError, match="did you mean 'dirichlet_niid'"):
+        deal(Partition(name="dirichlet_nid"))
+
+
+@pytest.mark.parametrize("n_clients", [9, 11])
+def test_single_class_needs_as_many_clients_as_classes(n_clients: int) -> None:
+    with pytest.raises(UserError, match=f"each of the 10 classes, got partition.n_clients = {n_clients}"):
+        deal(Partition(name="single_class", n_clients=n_clients))
+
+
+def test_groups_of_more_clients_than_there_are_are_refused() -> None:
+    with pytest.raises(UserError, match=r"partition\.n_aux must be at most the number of clients, 8, got 9"):
+        deal(replace(RECIPES["dirichlet_classes"], n_aux=9))
+
+
+def test_what_no_draw_can_meet_is_refused_at_once_with_the_condition() -> None:
+    with pytest.raises(UserError, match="130 clients with at least 10 images each need more than the 1295 images"):
+        deal(Partition(name="dirichlet_niid", n_clients=130))
+
+
+def test_what_no_draw_has_met_is_refused_with_the_condition_and_how_often_it_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dirichlet, "MAX_DRAWS", 1_000)
+    # 40 clients want half of a fair share each, but ten classes at alpha = 0.01 reach at most some 10 to 20 of them
+    with pytest.raises(UserError, match=r"in 1,000 draws with alpha = 0\.01 some of 40 clients.* fewer than 16 images"):
+        deal(Partition(name="dirichlet_classes", n_clients=40, alpha=0.01, n_aux=40))
+
+
+def test_the_default_groups_make_the_papers_hardest_recipes_possible() -> None:
+    labels = np.repeat(np.arange(10), 450)  # CIFAR10's 45,000 at a tenth
+    for n_clients, alpha in ((40, 0.1), (40, 0.01), (100, 0.1), (100, 0.01)):
+        dealt = deal(Partition(n_clients=n_clients, alpha=alpha), labels=labels)
+        assert {len(rows) for rows in dealt.rows} == {4500 // n_clients} | (
+            {4500 // n_clients + 1} if 4500 % n_clients else set()
+        )
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_concentration_whose_gamma_draws_underflow_still_deals_everything() -> None:
+    # Gamma(0.001) is below the smallest float with probability one half: proportions computed from it are 0/0
+    rng = np.random.default_rng(0)
+    for _ in SEEDS:
+        sizes = group_sizes(np.full(10, 100), 4, 0.001, 1, rng)
+        assert sizes.min() >= 0
+        assert (sizes.sum(1) == 100).all()
+    for alpha in (0.001, 1e6):
+        dealt = deal(Partition(name="dirichlet_niid", n_clients=4, alpha=alpha))
+        assert dealt.class_counts.sum() == len(LABELS)
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.5, 100.0])
+def test_group_sizes_spend_every_class_exactly_and_respect_the_minimum(alpha: float) -> None:
+    class_sizes = np.array([7, 101, 0, 350, 42])
+    for seed in SEEDS:
+        sizes = group_sizes(class_sizes, 3, alpha, 20, np.random.default_rng(seed))
+        assert sizes.shape == (5, 3)
+        assert sizes.min() >= 0
+        assert np.array_equal(sizes.sum(1), class_sizes)
+        assert sizes.sum(0).min() >= 20
+
+
+def test_a_client_that_holds_its_fair_share_gets_no_more() -> None:
+    class_sizes, met = np.full(10, 60), 0
+    for seed in SEEDS:
+        sizes = group_sizes(class_sizes, 3, 0.3, 1, np.random.default_rng(seed))
+        full = np.cumsum(sizes, 0)[:-1] >= class_sizes.sum() / 3
+        assert (sizes[1:][full] == 0).all()  # not even what rounding leaves over, which goes to the last client
+        met += full.sum()
+    assert met > len(SEEDS)
+
+
+def test_proportions_follow_the_dirichlet_law() -> None:
+    # first class, so nobody is capped yet: E p = 1/K and Var p = (K-1)/(K^2 (K alpha + 1)), 4 standard errors allowed
+    k, n, draws = 4, 10_000, 2_000
+    rng = np.random.default_rng(0)
+    for alpha in (0.1, 1.0):
+        share = dirichlet._draw(np.array([n]), k, alpha, draws, rng)[:, 0] / n
+        variance = (k - 1) / (k**2 * (k * alpha + 1))
+        assert np.abs(share.mean(0) - 1 / k).max() < 4 * np.sqrt(variance / draws)
+        assert share.var(0) == pytest.approx(np.full(k, variance), rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("n_clients", "n_classes", "alpha", "n_aux"),
+    [
+        (40, 10, 0.1, 20),
+        (40, 10, 0.01, 10),
+        (40, 100, 0.1, 20),
+        (100, 10, 0.1, 10),
+        (100, 10, 0.01, 10),
+        (100, 100, 0.01, 20),
+        (100, 100, 0.1, 100),
+        (10, 10, 0.1, 10),
+        (10, 10, 0.01, 10),
+        (7, 10, 0.5, 7),
+    ],
+)
+def test_default_groups_are_those_of_the_authors(n_clients: int, n_classes: int, alpha: float, n_aux: int) -> None:
+    # methods.md section 1, "Default n_aux"; where it says nothing, all clients are one group
+    assert default_n_aux(n_clients, n_classes, alpha) == n_aux
+    if n_classes == 10 and n_clients <= len(LABELS) // 10:
+        recipe = Partition(n_clients=n_clients, alpha=max(alpha, 0.1))
+        spelt = replace(recipe, n_aux=default_n_aux(n_clients, n_classes, recipe.alpha))
+        assert deal(recipe).fingerprint == deal(spelt).fingerprint

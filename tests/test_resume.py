@@ -1,0 +1,132 @@
+"""Killed at any point and resumed = never interrupted, metric file included."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from fedcommons import experiment, presets
+from fedcommons.config import Experiment, override
+from fedcommons.errors import UserError
+from fedcommons.federation import checkpoint
+
+SHORT = {"federation.rounds": 6, "federation.checkpoint_every": 2, "measure.every": 3, "tracking.wandb": "off"}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Experiment:
+    return override(presets.experiment("smoke", "digits"), {**SHORT, "artifacts": str(tmp_path / "artifacts")})
+
+
+def outputs(folder: Path) -> dict[str, bytes]:
+    """What must not differ: the metrics, the summary, the final weights."""
+    last = max(folder.glob("checkpoints/*.safetensors"))
+    return {p.name: p.read_bytes() for p in (folder / "rounds.jsonl", folder / "summary.json", last)}
+
+
+class PowerCut(Exception):
+    pass
+
+
+@pytest.mark.parametrize("cut_at", [0, 1, 2, 3, 5, 6])
+def test_a_run_broken_off_in_any_round_ends_as_if_it_never_was(config: Experiment, tmp_path: Path, cut_at: int) -> None:
+    def cut(number: int, metrics: Mapping[str, float | None]) -> None:
+        if number == cut_at:
+            raise PowerCut
+
+    experiment.run(config, tmp_path / "whole")
+    with pytest.raises(PowerCut):
+        experiment.run(config, tmp_path / "cut", on_round=cut)
+    seen = []
+    experiment.run(config, tmp_path / "cut", resume=True, on_round=lambda number, _: seen.append(number))
+    assert outputs(tmp_path / "cut") == outputs(tmp_path / "whole")
+    assert seen == list(range(cut_at - cut_at % 2 + 1, 7))  # from the last checkpoint, not from the start
+
+
+def test_a_run_killed_while_it_writes_a_checkpoint_goes_on_from_the_one_before(
+    config: Experiment, tmp_path: Path
+) -> None:
+    experiment.run(config, tmp_path / "whole")
+    experiment.run(config, tmp_path / "cut")
+    (tmp_path / "cut" / "summary.json").unlink()
+    newest = max((tmp_path / "cut" / "checkpoints").glob("*.safetensors"))
+    newest.write_bytes(newest.read_bytes()[:-100])
+    with open(tmp_path / "cut" / "rounds.jsonl", "a") as file:
+        file.write('{"round": 7, "test/acc')  # a line that was being written
+    standing = checkpoint.load_latest(tmp_path / "cut" / "checkpoints")
+    assert standing is not None
+    assert standing.round == 4
+    experiment.run(config, tmp_path / "cut", resume=True)
+    assert outputs(tmp_path / "cut") == outputs(tmp_path / "whole")
+
+
+def test_a_finished_run_is_read_not_run_again(config: Experiment, tmp_path: Path) -> None:
+    first = experiment.run(config, tmp_path / "run")
+    again = experiment.run(config, tmp_path / "run", resume=True, on_round=lambda *_: pytest.fail("ran again"))
+    assert again == first
+
+
+def test_a_folder_with_a_run_is_not_overwritten(config: Experiment, tmp_path: Path) -> None:
+    experiment.run(config, tmp_path / "run")
+    with pytest.raises(UserError, match="holds a run already; add --resume"):
+        experiment.run(config, tmp_path / "run")
+    with pytest.raises(UserError, match=r"another client\.lr"):
+        experiment.run(override(config, {"client.lr": 0.3}), tmp_path / "run", resume=True)
+    # what decides no bit may change: the number of actors, the tracker
+    experiment.run(override(config, {"federation.actors": 3}), tmp_path / "run", resume=True)
+
+
+def test_a_damaged_artifact_is_said_and_rebuilt_to_the_same_bits(config: Experiment, tmp_path: Path) -> None:
+    shuffled = override(config, {"sharing.setting": "shuffled_synthetic", "federation.rounds": 1})
+    experiment.run(shuffled, tmp_path / "whole", say=lambda _: None)
+    artifact = max((tmp_path / "artifacts" / "images").glob("*.safetensors"))
+    artifact.write_bytes(artifact.read_bytes()[:50])
+    said: list[str] = []
+    experiment.run(shuffled, tmp_path / "again", say=said.append)
+    assert any("truncated or altered" in text and "built again" in text for text in said)
+    assert outputs(tmp_path / "again") == outputs(tmp_path / "whole")
+
+
+def test_kill_9_of_a_real_process(config: Experiment, tmp_path: Path) -> None:
+    """The same through the script, in another process, killed without warning after its third round."""
+    script = Path(__file__).parent.parent / "sweeps" / "run.py"
+    options = [f"--{n}={v}" for n, v in {**SHORT, "federation.rounds": 40, "federation.checkpoint_every": 3}.items()]
+    command = [sys.executable, str(script), "--preset=smoke", f"--artifacts={tmp_path / 'artifacts'}", *options]
+    cut = tmp_path / "cut"
+    process = subprocess.Popen([*command, f"--out={cut}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline, third = time.monotonic() + 120, cut / "checkpoints" / "round-000003.safetensors.json"
+    while not third.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (cut / "summary.json").exists(), "it ended before it could be killed"
+    done = subprocess.run([*command, f"--out={cut}", "--resume"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    resumed = {"federation.rounds": 40, "federation.checkpoint_every": 3}
+    experiment.run(override(config, resumed), tmp_path / "whole")
+    assert outputs(cut) == outputs(tmp_path / "whole")
+    assert "round 40" in done.stdout
+    assert "round 1 " not in done.stdout
+
+
+def test_the_summary_holds_what_tables_need_and_no_times_or_paths(config: Experiment, tmp_path: Path) -> None:
+    summary = experiment.run(config, tmp_path / "run")
+    wanted = {"dataset", "algorithm", "setting", "alpha", "n_clients", "participation", "seed", "learning_rate",
+              "target", "rounds_to_target", "rounds", "last_accuracy", "best_accuracy", "p", "bytes_down", "bytes_up",
+              "bytes_once", "zeta_sq", "zeta_hat_sq", "sigma_sq", "sigma_hat_sq"}  # fmt: skip
+    assert wanted <= set(summary)
+    text = (tmp_path / "run" / "summary.json").read_text()
+    assert str(tmp_path) not in text
+    assert json.loads(text) == summary
+    assert [r for r, _ in summary["zeta_sq"]] == [0, 3, 6]
+    for name in ("config.yaml", "environment.json", "partition.json", "partition.png", "timing.jsonl"):
+        assert (tmp_path / "run" / name).stat().st_size > 0
+    lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == list(range(7))
+    assert {"test/accuracy", "comm/up_bytes", "comm/down_bytes", "train/loss"} <= set(lines[1])

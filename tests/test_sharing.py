@@ -1,0 +1,522 @@
+"""Fedssyn's pool and the data settings."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedcommons import config
+from fedcommons.artifacts import Store, key_of
+from fedcommons.config import Experiment, override
+from fedcommons.data import datasets
+from fedcommons.data.datasets import Examples
+from fedcommons.data.partition import Partitioned, partition
+from fedcommons.errors import UserError
+from fedcommons.sharing import synthetic_pool
+from fedcommons.sharing.settings import Shared, needs_generators, share
+from fedcommons.sharing.synthetic_pool import (
+    GENERATORS,
+    Job,
+    Need,
+    contribution,
+    keep,
+    largest_remainder,
+    make,
+    missing,
+    needs,
+    read,
+    shuffle,
+)
+
+DATASET = datasets.load(config.Data())
+N_TOTAL = len(DATASET.train)  # 1,295 = 5 * 259
+FIVE = {"partition.name": "iid", "partition.n_clients": 5}
+
+
+def experiment(**values: object) -> Experiment:
+    """A config with these fields, dots written as double underscores."""
+    return override(Experiment(), {name.replace("__", "."): value for name, value in values.items()})
+
+
+def dealt(c: Experiment) -> Partitioned:
+    """The partition of the digits."""
+    return partition(c.partition, DATASET.train.y.numpy(), DATASET.n_classes, c.seed)
+
+
+def needed(c: Experiment) -> list[Need]:
+    """What must be made for the digits."""
+    return needs(c, DATASET, dealt(c))
+
+
+def images(x: Tensor) -> Counter[bytes]:
+    """Images as a multiset."""
+    return Counter(image.numpy().tobytes() for image in x)
+
+
+# --- apportionment
+
+
+def test_largest_remainder_gives_the_total_and_each_its_exact_share_to_within_one() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(500):
+        weights = rng.integers(0, rng.integers(2, 1000), rng.integers(1, 30))
+        weights[rng.integers(len(weights))] += 1
+        total = int(rng.integers(0, 3000))
+        counts = largest_remainder(weights, total)
+        exact = weights * total / weights.sum()
+        assert counts.sum() == total
+        assert np.abs(counts - exact).max() < 1 + 1e-9
+        assert (counts[weights == 0] == 0).all()
+        up = counts > np.floor(exact + 1e-9)
+        if up.any() and not up.all():  # whoever was rounded up had the larger remainder
+            remainder = exact - np.floor(exact + 1e-9)
+            assert remainder[up].min() >= remainder[~up].max() - 1e-9
+
+
+def test_largest_remainder_is_exact_where_the_shares_are_whole() -> None:
+    assert largest_remainder(np.array([3, 0, 6, 1]), 20).tolist() == [6, 0, 12, 2]
+    assert largest_remainder(np.array([49, 51]), 100).tolist() == [49, 51]
+
+
+def test_ties_go_to_the_lower_index() -> None:
+    assert largest_remainder(np.array([1, 1, 1, 1]), 6).tolist() == [2, 2, 1, 1]
+
+
+# --- how many images
+
+
+def test_a_client_receives_the_papers_number_of_images() -> None:
+    # n_total / N: 50000 / 10, 50000 / 40 in Fedssyn
+    assert contribution(experiment(partition__n_clients=10), 50_000, 4_321) == 5_000
+    assert contribution(experiment(partition__n_clients=40), 50_000, 17) == 1_250
+    assert contribution(experiment(partition__n_clients=40), 3, 1) == 1  # never none
+
+
+@pytest.mark.parametrize("p", [0.0, 0.06, 0.2, 0.5, 0.57, 0.9, 0.99])
+def test_p_is_met_to_within_one_image(p: float) -> None:
+    c = experiment(sharing__p=p)
+    for n_own in (1, 7, 100, 4_500):
+        exact = p * n_own / (1 - p)
+        assert abs(contribution(c, 50_000, n_own) - exact) <= 0.5 + 1e-9
+
+
+# --- what must be made
+
+
+def test_the_generator_sees_rho_of_its_clients_images_and_no_others() -> None:
+    c = experiment(**FIVE, generator__rho=0.75)
+    for need, rows in zip(needed(c), dealt(c).rows, strict=True):
+        assert len(need.examples) == int(0.75 * 259) == 194
+        assert images(need.examples.x) <= images(DATASET.train.x[rows])
+        assert need.n_classes == 10
+
+
+def test_what_a_smaller_rho_sees_is_part_of_what_a_larger_one_sees() -> None:
+    sets = [needed(experiment(**FIVE, generator__rho=rho)) for rho in (0.1, 0.5, 1.0)]
+    for client in range(5):
+        small, middle, whole = (images(of_rho[client].examples.x) for of_rho in sets)
+        assert small < middle < whole
+    rows = dealt(experiment(**FIVE)).rows[0]
+    assert images(sets[2][0].examples.x) == images(DATASET.train.x[rows])
+
+
+def test_labels_follow_the_class_frequencies_of_what_the_generator_saw() -> None:
+    c = experiment(partition__name="dirichlet_niid", partition__n_clients=5, partition__alpha=0.3)
+    for need in needed(c):
+        seen = np.bincount(need.examples.y.numpy(), minlength=10)
+        asked = np.bincount(need.labels.numpy(), minlength=10)
+        assert asked.sum() == 259  # n_total / N, however many the client owns
+        assert np.abs(asked - seen * 259 / seen.sum()).max() < 1
+        assert (asked[seen == 0] == 0).all()
+
+
+def test_enough_images_are_drawn_for_a_large_p() -> None:
+    for p in (0.3, 0.6, 0.8):
+        c = experiment(**FIVE, sharing__p=p)
+        wanted = contribution(c, N_TOTAL, 259)
+        for need in needed(c):
+            assert wanted <= len(need.labels) < wanted + 259
+            assert len(need.labels) % 259 == 0
+
+
+def test_a_rho_of_less_than_one_image_is_refused_and_names_the_client() -> None:
+    with pytest.raises(UserError, match=r"generator\.rho = 0\.003 of client 0's 259 images is not one image"):
+        needed(experiment(**FIVE, generator__rho=0.003))
+
+
+def generator_keys(c: Experiment) -> list[str]:
+    """Keys under which the trained generators are stored."""
+    return [key_of(need.generator_facts) for need in needed(c)]
+
+
+def image_keys(c: Experiment) -> list[str]:
+    """Keys under which the drawn images are stored."""
+    return [key_of(need.images_facts) for need in needed(c)]
+
+
+def test_every_client_has_keys_of_its_own() -> None:
+    c = experiment(**FIVE)
+    assert len(set(generator_keys(c))) == 5
+    assert len(set(image_keys(c))) == 5
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"client.lr": 0.3},
+        {"client.epochs": 3},
+        {"model.name": "linear"},
+        {"federation.rounds": 3},
+        {"algorithm": "fedavg"},
+        {"sharing.setting": "local_synthetic"},
+        {"sharing.p": 0.0},
+        {"sharing.p": 0.06},
+        {"sharing.p": 0.5},
+        {"artifacts": "elsewhere"},
+    ],
+    ids=str,
+)
+def test_nothing_is_made_again_for(change: Mapping[str, object]) -> None:
+    c = experiment(**FIVE)
+    assert generator_keys(override(c, change)) == generator_keys(c)
+    assert image_keys(override(c, change)) == image_keys(c)
+
+
+@pytest.mark.parametrize(
+    "change", [{"generator.sampler": "ddim"}, {"generator.sampling_steps": 50}, {"sharing.p": 0.7}], ids=str
+)
+def test_only_images_are_drawn_again_for(change: Mapping[str, object]) -> None:
+    c = experiment(**FIVE)
+    assert generator_keys(override(c, change)) == generator_keys(c)
+    assert not set(image_keys(override(c, change))) & set(image_keys(c))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 1},
+        {"generator.rho": 0.7},
+        {"generator.epochs": 3},
+        {"generator.batch_size": 32},
+        {"generator.lr": 0.001},
+        {"generator.channels": (8, 16)},
+        {"generator.ema_decay": 0.99},
+        {"generator.timesteps": 2000},
+        {"generator.schedule": "squaredcos_cap_v2"},
+        {"partition.name": "dirichlet_classes"},
+        {"partition.n_clients": 6},
+    ],
+    ids=str,
+)
+def test_generators_are_trained_again_for(change: Mapping[str, object]) -> None:
+    c = experiment(**FIVE)
+    assert not set(generator_keys(override(c, change))) & set(generator_keys(c))
+    assert not set(image_keys(override(c, change))) & set(image_keys(c))
+
+
+def test_every_setting_of_the_generator_decides_one_of_the_keys() -> None:
+    # a field added to config.Generator and to no key would let a stale artifact be taken for the new one
+    known = {*synthetic_pool._FITTING, "sampler", "sampling_steps", "rho"}  # rho: by the examples themselves
+    assert set(config.Generator.__dataclass_fields__) == known
+
+
+def test_a_trained_generator_depends_on_all_of_its_need_but_the_clients_number_and_the_labels_asked_for() -> None:
+    # field by field: through the config a seed changes the examples too, and one fact would hide the lack of another
+    need = needed(experiment(**FIVE))[0]
+    examples = Examples(need.examples.x, need.examples.y.roll(1))
+    for change in ({"flip": True}, {"n_classes": 11}, {"examples": examples}, {"seed": need.seed + 1}):
+        other = replace(need, **change)
+        assert key_of(other.generator_facts) != key_of(need.generator_facts), change
+        assert key_of(other.images_facts) != key_of(need.images_facts), change
+    fewer = replace(need, labels=need.labels[1:])
+    assert key_of(fewer.generator_facts) == key_of(need.generator_facts)
+    assert key_of(fewer.images_facts) != key_of(need.images_facts)
+    assert key_of(replace(need, client=4).images_facts) == key_of(need.images_facts)
+
+
+def test_only_the_synthetic_settings_need_generators() -> None:
+    needing = [s for s in config.SETTINGS if needs_generators(experiment(sharing__setting=s))]
+    assert needing == ["local_synthetic", "shuffled_synthetic"]
+
+
+# --- the settings
+
+
+def synthetic(sizes: Sequence[int]) -> list[Examples]:
+    """Contributions of which every image says whose it is and which: no two are the same."""
+    sets = []
+    for client, n in enumerate(sizes):
+        x = torch.zeros(n, *DATASET.shape, dtype=torch.uint8)
+        x[:, 0, 0, 0], x[:, 0, 0, 1], x[:, 0, 0, 2] = client, torch.arange(n) % 256, torch.arange(n) // 256
+        sets.append(Examples(x, torch.arange(n) % 10))
+    return sets
+
+
+def apply(setting: str, sizes: Sequence[int] = (), **values: object) -> tuple[Shared, Partitioned]:
+    """The setting on the digits, unequal clients."""
+    c = experiment(sharing__setting=setting, partition__name="dirichlet_niid", partition__n_clients=5, **values)
+    return share(c, DATASET, dealt(c), synthetic(sizes) if sizes else None), dealt(c)
+
+
+def extra(shared: Shared, client: int) -> Tensor:
+    """Images the client trains on that are not its own."""
+    data = shared.clients[client]
+    assert data.n_own is not None
+    return data.x[data.n_own :]
+
+
+SIZES = (300, 10, 41, 0, 123)
+
+
+def test_real_is_the_clients_own_data_and_costs_nothing() -> None:
+    shared, given = apply("real")
+    assert shared.clients is shared.own
+    assert shared.p == 0
+    assert (shared.traffic.once, shared.traffic.up, shared.traffic.down) == (0, 0, 0)
+    for client, rows in zip(shared.clients, given.rows, strict=True):
+        assert torch.equal(client.x, DATASET.train.x[rows])
+        assert torch.equal(client.y, DATASET.train.y[rows])
+
+
+@pytest.mark.parametrize("setting", ["local_synthetic", "shuffled_synthetic"])
+def test_synthetic_images_are_added_to_the_clients_own(setting: str) -> None:
+    shared, given = apply(setting, SIZES)
+    for client, rows in enumerate(given.rows):
+        n = len(rows)
+        data = shared.clients[client]
+        assert data.n_own == n
+        assert len(data) == n + SIZES[client]
+        assert torch.equal(data.x[:n], DATASET.train.x[rows])
+        assert torch.equal(data.y[:n], DATASET.train.y[rows])
+        assert torch.equal(shared.own[client].x, DATASET.train.x[rows])
+    assert shared.p == pytest.approx(sum(SIZES) / (N_TOTAL + sum(SIZES)))
+
+
+def test_local_synthetic_gives_every_client_its_own_images_and_sends_none() -> None:
+    shared, _ = apply("local_synthetic", SIZES)
+    for client, contributed in enumerate(synthetic(SIZES)):
+        assert torch.equal(extra(shared, client), contributed.x)
+    assert shared.traffic.once == 0
+
+
+def test_shuffled_synthetic_conserves_the_pool_and_mixes_it() -> None:
+    shared, _ = apply("shuffled_synthetic", SIZES)
+    received = [images(extra(shared, client)) for client in range(5)]
+    pooled = images(torch.cat([s.x for s in synthetic(SIZES)]))
+    assert max(pooled.values()) == 1  # so that equal multisets below also mean disjoint parts
+    assert sum(received, Counter()) == pooled
+    sources = {int(x[0, 0, 0]) for x in extra(shared, 0)}
+    assert sources == {0, 1, 2, 4}  # images of client i may come from any client (3 gave none)
+    share_of_own = float((extra(shared, 0)[:, 0, 0, 0] == 0).float().mean())
+    assert abs(share_of_own - 300 / 474) < 4 * (300 / 474 * 174 / 474 / 300) ** 0.5
+
+
+def test_shuffled_images_keep_their_labels() -> None:
+    shared, _ = apply("shuffled_synthetic", SIZES)
+    for data in shared.clients:
+        x, y = data.x[data.n_own :], data.y[data.n_own :]
+        assert torch.equal((x[:, 0, 0, 1].long() + 256 * x[:, 0, 0, 2].long()) % 10, y)
+
+
+def test_the_shuffle_is_keyed_by_the_seed() -> None:
+    def first(seed: int) -> list[int]:
+        pool, parts = shuffle(synthetic(SIZES), SIZES, seed)
+        assert len(pool) == sum(SIZES)
+        assert [len(part) for part in parts] == list(SIZES)
+        return parts[0].tolist()
+
+    assert first(0) == first(0)
+    assert first(0) != first(1)
+
+
+def test_a_pool_goes_up_and_comes_down_once_as_bytes_and_labels() -> None:
+    shared, _ = apply("shuffled_synthetic", SIZES)
+    assert shared.traffic.once == 2 * sum(SIZES) * (8 * 8 + 1)
+    assert (shared.traffic.up, shared.traffic.down) == (0, 0)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.06, 0.5, 0.9])
+def test_shuffled_real_swaps_p_of_every_clients_rows_and_conserves_them(p: float) -> None:
+    shared, given = apply("shuffled_real", sharing__p=p)
+    swapped = 0
+    for after, before in zip(shared.clients.rows, given.rows, strict=True):
+        assert len(after) == len(before)  # n_i unchanged
+        kept = len(before) - int(p * len(before))
+        assert set(after[:kept]) <= set(before)
+        swapped += len(before) - kept
+    assert sorted(np.concatenate(shared.clients.rows)) == sorted(np.concatenate(given.rows))
+    assert shared.p == pytest.approx(swapped / N_TOTAL)
+    assert abs(shared.p - p) <= 5 / N_TOTAL  # within one image a client
+    assert shared.traffic.once == 2 * swapped * (8 * 8 + 1)
+    assert [rows.tolist() for rows in shared.own.rows] == [rows.tolist() for rows in given.rows]
+
+
+def test_shuffled_real_brings_clients_rows_of_others() -> None:
+    shared, given = apply("shuffled_real", sharing__p=0.5)
+    for after, before in zip(shared.clients.rows, given.rows, strict=True):
+        foreign = len(set(after) - set(before)) / len(after)
+        assert 0.1 < foreign <= 0.5
+
+
+def test_shuffled_real_is_keyed_by_the_seed() -> None:
+    c = experiment(**FIVE, sharing__setting="shuffled_real", sharing__p=0.5)
+    given = dealt(c)
+    first, again, other = (share(override(c, {"seed": s}), DATASET, given, None).clients.rows for s in (0, 0, 1))
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+# --- made once, kept, read
+
+
+@dataclass(frozen=True)
+class FakeGenerator:
+    """Its weight is the mean of what it saw; its images are that weight, the label, and their number."""
+
+    settings: config.Generator
+    flip: bool = False
+
+    def fit(self, examples: Examples, n_classes: int, seed: int) -> dict[str, Tensor]:
+        CALLS.append("fit")
+        return {"mean": examples.x.float().mean().view(1)}
+
+    def sample(
+        self, weights: Mapping[str, Tensor], shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int
+    ) -> Tensor:
+        CALLS.append("sample")
+        x = torch.zeros(len(labels), *shape, dtype=torch.uint8)
+        x[:, 0, 0, 0], x[:, 0, 0, 1] = weights["mean"].to(torch.uint8), labels.to(torch.uint8)
+        x[:, 0, 1, 0], x[:, 0, 1, 1] = torch.arange(len(labels)) % 256, torch.arange(len(labels)) // 256
+        return x
+
+
+CALLS: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def _fake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test here trains a real generator."""
+    monkeypatch.setitem(GENERATORS, "ddpm", FakeGenerator)
+    CALLS.clear()
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def store(tmp_path: Path, said: list[str]) -> Store:
+    return Store(tmp_path, said.append)
+
+
+def make_all(store: Store, wanted: Sequence[Need]) -> None:
+    """What a run does before its first round."""
+    for job in missing(store, wanted):
+        keep(store, job, make(job))
+
+
+def test_what_was_made_is_found_and_never_made_again(store: Store, said: list[str]) -> None:
+    wanted = needed(experiment(**FIVE))
+    assert len(missing(store, wanted)) == 5
+    make_all(store, wanted)
+    assert sorted(CALLS) == ["fit"] * 5 + ["sample"] * 5
+    assert missing(store, wanted) == []
+    make_all(store, wanted)
+    assert len(CALLS) == 10
+    assert missing(Store(store.folder), needed(experiment(**FIVE, client__lr=0.5, sharing__p=0.2))) == []
+    assert said == []
+
+
+def test_a_thing_that_many_cells_need_is_one_job(store: Store) -> None:
+    wanted = [need for lr in (0.01, 0.1, 1.0) for need in needed(experiment(**FIVE, client__lr=lr))]
+    assert len(wanted) == 15
+    assert [job.needs[0].client for job in missing(store, wanted)] == [0, 1, 2, 3, 4]
+
+
+def test_a_generator_is_trained_once_for_several_sets_of_images(store: Store) -> None:
+    """Cells of p = 0.5 and p = 0.7 need sets of different sizes from the same five generators."""
+    make_all(store, [need for p in (0.5, 0.7) for need in needed(experiment(**FIVE, sharing__p=p))])
+    assert sorted(CALLS) == ["fit"] * 5 + ["sample"] * 10
+
+
+def test_other_images_are_drawn_with_the_weights_that_are_there(store: Store) -> None:
+    make_all(store, needed(experiment(**FIVE)))
+    CALLS.clear()
+    make_all(store, needed(experiment(**FIVE, generator__sampling_steps=7)))
+    assert CALLS == ["sample"] * 5
+
+
+def test_images_read_back_are_those_that_were_made_with_their_labels(store: Store) -> None:
+    need = needed(experiment(**FIVE))[2]
+    job = Job([need], None)
+    keep(store, job, make(job))
+    everything = read(store, need, len(need.labels))
+    assert torch.equal(everything.y, need.labels)
+    assert torch.equal(everything.x[:, 0, 0, 1].long(), need.labels)
+    assert torch.equal(everything.x, make(job).images[0])
+
+
+@pytest.mark.parametrize("n", [0, 1, 16, 100, 258])
+def test_a_part_that_is_read_has_the_classes_in_proportion_and_no_image_twice(n: int, store: Store) -> None:
+    need = needed(experiment(**FIVE))[0]
+    job = Job([need], None)
+    keep(store, job, make(job))
+    some = read(store, need, n)
+    assert len(some) == n
+    assert max(images(some.x).values(), default=1) == 1
+    assert torch.equal(some.x[:, 0, 0, 1].long(), some.y)
+    drawn = np.bincount(need.labels.numpy(), minlength=10)
+    assert np.abs(np.bincount(some.y.numpy(), minlength=10) - drawn * n / drawn.sum()).max() < 1
+
+
+def test_reading_what_was_never_made_says_whose_it_is(store: Store) -> None:
+    with pytest.raises(LookupError, match="client 3 have not been made"):
+        read(store, needed(experiment(**FIVE))[3], 1)
+
+
+def test_a_damaged_images_artifact_is_said_and_rebuilt_from_the_weights(store: Store, said: list[str]) -> None:
+    wanted = needed(experiment(**FIVE))
+    make_all(store, wanted)
+    before = read(store, wanted[1], 100)
+    path = store.folder / "images" / f"{key_of(wanted[1].images_facts)}.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    CALLS.clear()
+    jobs = missing(store, wanted)
+    assert [job.needs[0].client for job in jobs] == [1]
+    assert len(said) == 1
+    assert path.name in said[0]
+    make_all(store, wanted)
+    assert CALLS == ["sample"]  # the generator was intact
+    assert torch.equal(read(store, wanted[1], 100).x, before.x)
+
+
+def test_a_damaged_generator_is_trained_again_only_when_images_are_missing(store: Store, said: list[str]) -> None:
+    wanted = needed(experiment(**FIVE))
+    make_all(store, wanted)
+    for path in (store.folder / "generators").glob("*.safetensors"):
+        path.write_bytes(b"")
+    CALLS.clear()
+    assert missing(store, wanted) == []
+    make_all(store, needed(experiment(**FIVE, generator__sampling_steps=7)))
+    assert sorted(CALLS) == ["fit"] * 5 + ["sample"] * 5
+    assert len(said) == 5
+
+
+def test_the_whole_way_to_a_pool_meets_p(store: Store) -> None:
+    c = experiment(**FIVE, sharing__setting="shuffled_synthetic", sharing__p=0.3)
+    given = dealt(c)
+    wanted = needed(c)
+    make_all(store, wanted)
+    sizes = [contribution(c, N_TOTAL, len(rows)) for rows in given.rows]
+    sets = [read(store, need, n) for need, n in zip(wanted, sizes, strict=True)]
+    shared = share(c, DATASET, given, sets)
+    for client, rows in enumerate(given.rows):
+        n_extra = len(extra(shared, client))
+        assert abs(n_extra - 0.3 * (len(rows) + n_extra)) <= 1  # p within one image
+    assert sum((images(extra(shared, i)) for i in range(5)), Counter()) == images(torch.cat([s.x for s in sets]))

@@ -1,0 +1,172 @@
+"""The sweeps as a user runs them: a real Ray, Ray Tune, W&B offline; small numbers, the same code."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parent.parent
+pytestmark = pytest.mark.ray
+
+
+def script(name: str, *options: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(ROOT / "sweeps" / name), "--preset=smoke", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=400)
+
+
+def results(out: Path) -> dict[str, bytes]:
+    """All that must be equal between a sweep that was killed and one that was not."""
+    found = {p.relative_to(out).as_posix(): p.read_bytes() for p in out.glob("*/rounds.jsonl")}
+    summary = json.loads((out / "summary.json").read_text())
+    return found | {"summary": json.dumps(summary["cells"]).encode()}
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
+    """A finished table 1: its folder, its artifacts, what it printed."""
+    folder = tmp_path_factory.mktemp("table1")
+    out, artifacts = folder / "out", folder / "artifacts"
+    done = script("table1.py", f"--out={out}", f"--artifacts={artifacts}")
+    assert done.returncode == 0, done.stderr
+    return out, artifacts, done.stdout
+
+
+def test_table1_leaves_what_it_promises(table: tuple[Path, Path, str]) -> None:
+    out, _, printed = table
+    summary = json.loads((out / "summary.json").read_text())
+    assert {(c["alpha"], c["setting"]) for c in summary["cells"]} == {
+        (alpha, setting) for alpha in (0.01, 0.1) for setting in ("real", "local_synthetic", "shuffled_synthetic")
+    }
+    for cell in summary["cells"]:
+        assert (out / cell["run_dir"] / "rounds.jsonl").exists()
+        assert list((out / cell["run_dir"]).glob("wandb/offline-run-*/*.wandb"))
+    for alpha in (0.01, 0.1):
+        assert len({c["partition"] for c in summary["cells"] if c["alpha"] == alpha}) == 1
+    assert (out / "table1.md").read_text() in printed
+    assert (out / "table1.png").read_bytes().startswith(b"\x89PNG")
+    assert len((out / "table1.csv").read_text().splitlines()) == 7
+    assert "8 generators trained" in printed
+    assert re.search(r"Time: \d+ s \(generators \d+ s, cells \d+ s", printed)
+
+
+def test_another_learning_rate_and_another_p_train_no_generator(table: tuple[Path, Path, str], tmp_path: Path) -> None:
+    _, artifacts, _ = table
+    done = script(
+        "table1.py", f"--out={tmp_path / 'out'}", f"--artifacts={artifacts}", "--client.lr=0.07",
+        "--sharing.p=0.3", "--settings=shuffled_synthetic", "--alphas=0.1", "--federation.rounds=1",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "none had to be trained" in done.stdout
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["cells"][0]["p"] == pytest.approx(0.3, abs=0.01)
+
+
+def test_a_sweep_is_not_overwritten_and_resume_runs_nothing_twice(table: tuple[Path, Path, str]) -> None:
+    out, artifacts, _ = table
+    before = results(out)
+    refused = script("table1.py", f"--out={out}", f"--artifacts={artifacts}")
+    assert refused.returncode == 2
+    assert "--resume" in refused.stderr
+    again = script("table1.py", f"--out={out}", f"--artifacts={artifacts}", "--resume")
+    assert again.returncode == 0, again.stderr
+    assert "6 of 6 cells are done already" in again.stdout
+    assert results(out) == before
+
+
+def test_dry_run_prints_cells_and_artifacts_and_runs_nothing(table: tuple[Path, Path, str], tmp_path: Path) -> None:
+    _, artifacts, _ = table
+    done = script("table1.py", f"--out={tmp_path / 'out'}", f"--artifacts={artifacts}", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "6 cells." in done.stdout
+    assert done.stdout.count("4 of 4 clients' synthetic images exist") == 4
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_sweep_killed_half_way_and_resumed_equals_one_that_was_not(
+    table: tuple[Path, Path, str], tmp_path: Path
+) -> None:
+    whole, artifacts, _ = table
+    out = tmp_path / "out"
+    options = [f"--out={out}", f"--artifacts={artifacts}"]
+    command = [sys.executable, str(ROOT / "sweeps" / "table1.py"), "--preset=smoke", *options]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    family: list[psutil.Process] = []
+    deadline = time.monotonic() + 300
+    while len(list(out.glob("*/summary.json"))) < 2 and process.poll() is None and time.monotonic() < deadline:
+        family = psutil.Process(process.pid).children(recursive=True)
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    for child in family:  # what Ray leaves behind of a killed driver, by pid
+        if child.is_running():
+            child.kill()
+    psutil.wait_procs(family, timeout=30)
+    assert not (out / "summary.json").exists(), "it ended before it could be killed"
+    done = script("table1.py", *options, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert results(out) == results(whole)
+
+
+def test_ctrl_c_stops_ray_and_says_how_to_go_on(table: tuple[Path, Path, str], tmp_path: Path) -> None:
+    _, artifacts, _ = table
+    out = tmp_path / "out"
+    command = [sys.executable, str(ROOT / "sweeps" / "table1.py"), "--preset=smoke", "--federation.rounds=2000"]
+    process = subprocess.Popen(
+        [*command, f"--out={out}", f"--artifacts={artifacts}"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 300
+    while not list(out.glob("*/rounds.jsonl")) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "--resume" in error
+    assert "Traceback" not in error
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert [p.name() for p in alive] == []
+
+
+def test_trials_with_actors_of_their_own_give_the_same_bits(table: tuple[Path, Path, str], tmp_path: Path) -> None:
+    whole, artifacts, _ = table
+    done = script(
+        "table1.py", f"--out={tmp_path / 'out'}", f"--artifacts={artifacts}", "--settings=real", "--alphas=0.1",
+        "--federation.executor=ray_actors", "--federation.actors=2",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (ours,) = (tmp_path / "out").glob("*/rounds.jsonl")
+    assert ours.read_bytes() == (whole / ours.parent.name / "rounds.jsonl").read_bytes()
+
+
+def test_a_request_that_cannot_be_placed_is_refused_at_once(tmp_path: Path) -> None:
+    done = script(
+        "table1.py", f"--out={tmp_path / 'out'}", "--settings=real", "--federation.executor=ray_actors",
+        "--federation.actors=500", "--federation.blocks=500",
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "needs 500 CPU" in done.stderr
+
+
+def test_tune_sweeps_fields_reusing_generators(table: tuple[Path, Path, str], tmp_path: Path) -> None:
+    _, artifacts, _ = table
+    out = tmp_path / "out"
+    done = script(
+        "tune.py", f"--out={out}", f"--artifacts={artifacts}", "--space=alpha=0.01,0.1", "--space=p=uniform(0,0.5)",
+        "--space=lr=loguniform(0.01,0.1)", "--samples=2", "--metric=best_accuracy", "--scheduler=asha",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "none had to be trained" in done.stdout
+    cells = json.loads((out / "summary.json").read_text())["cells"]
+    assert len(cells) == 4
+    assert len({c["sharing.p"] for c in cells}) == 2
+    assert [c["best_accuracy"] for c in cells] == sorted((c["best_accuracy"] for c in cells), reverse=True)
+    for name in ("tune.md", "tune.csv", "tune.png"):
+        assert (out / name).stat().st_size > 0
