@@ -27,6 +27,11 @@ from fedcommons.tracking.run_folder import read_summary
 GRID = {  # option: the field it varies
     "seeds": "seed", "algorithms": "algorithm", "alphas": "partition.alpha", "settings": "sharing.setting",
 }  # fmt: skip
+VARIED = {
+    "partition.alpha": "alpha", "partition.n_clients": "N", "federation.participation": "C", "client.lr": "lr",
+    "seed": "seed",
+}  # fmt: skip
+"""Fields in the names of run folders, and what they are called there."""
 
 
 def arguments(argv: Sequence[str]):
@@ -84,12 +89,7 @@ def grid(options) -> list[tuning.Cell]:
             "target": targets.get((options.dataset, n, c, alpha), base.target),
         }  # fmt: skip
         experiments.append(override(base, values))
-    varied = [
-        name
-        for name in ("partition.alpha", "partition.n_clients", "federation.participation", "client.lr", "seed")
-        if name == "seed" or len({config.get(e, name) for e in experiments}) > 1
-    ]
-    return [tuning.cell(e, varied) for e in experiments]
+    return [tuning.cell(e, VARIED) for e in experiments]
 
 
 def _federation(text: str) -> tuple[int, float]:

@@ -56,7 +56,8 @@ def cells(options) -> tuple[list[tuning.Cell], list[str]]:
     points = search_space.points(space, options.samples, base.seed)
     if base.sharing.setting == "real" and {"sharing.p", "generator.rho"} & set(space):
         raise UserError("p and rho change nothing with sharing.setting real; use shuffled_synthetic.")
-    made = [tuning.cell(override(base, point), list(space)) for point in points]
+    labels = {name: name.rpartition(".")[2] for name in space}
+    made = [tuning.cell(override(base, point), labels) for point in points]
     return list({c.name: c for c in made}.values()), list(space)
 
 

@@ -257,7 +257,6 @@ UNNOTICED = {
 }
 
 
-@pytest.mark.xfail(strict=True, reason="rounds._problem looks at the values of a reply, not at its form and weight")
 @pytest.mark.parametrize("blocks", [1, 4])
 @pytest.mark.parametrize("spoil", UNNOTICED.values(), ids=UNNOTICED)
 def test_a_reply_unlike_the_others_is_rejected(
@@ -269,7 +268,6 @@ def test_a_reply_unlike_the_others_is_rejected(
     assert now.state["model"].buffer.isfinite().all()
 
 
-@pytest.mark.xfail(strict=True, reason="train_block passes Reply.memory on, and merge is the server's")
 def test_the_server_sees_no_memory(least_squares: "Problem") -> None:
     seen: list[Payload | None] = []
 
@@ -293,9 +291,7 @@ def test_a_large_reply_is_not_a_bad_one(least_squares: "Problem") -> None:
 def test_a_round_in_which_every_reply_is_rejected_is_an_error(least_squares: "Problem") -> None:
     federation = least_squares().federation(0.1)
     algorithm = _Wayward(SPOILT["nan"], who=(0, 1, 2, 3))
-    with pytest.raises(
-        ClientError, match=r"round 2, _Wayward: every reply was rejected; client 0, round 2.*not finite"
-    ):
+    with pytest.raises(ClientError, match=r"round 2, _Wayward: every reply was rejected; client 0: .*not finite"):
         federation.play(algorithm, federation.plan(2))
 
 
@@ -409,7 +405,6 @@ def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path) -> None:
     _assert_same(checkpoint.load_latest(tmp_path / "new" / "folder"), _standing(5))
 
 
-@pytest.mark.xfail(strict=True, reason="safetensors refuses tensors that share memory, and write_tensors does not copy")
 def test_two_names_for_the_same_numbers_can_be_saved(tmp_path: Path) -> None:
     """As when clients keep the model they were sent (MOON's first round), or a state starts as the model twice."""
     model = Flat(LAYOUT, torch.arange(7.0))

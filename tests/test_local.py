@@ -49,9 +49,10 @@ def test_equals_the_obvious_loop_bit_for_bit(augment: bool, digits: "Digits") ->
     losses = []
     for epoch in range(3):
         draws = generator(seed, "order", epoch)
-        for batch in torch.randperm(20, generator=draws).split(6):
-            x = flip_and_crop(rows.x[batch], draws) if augment else rows.x[batch]
-            loss = nn.functional.cross_entropy(module(x), rows.y[batch])
+        order = torch.randperm(20, generator=draws)
+        images = flip_and_crop(rows.x[order], draws) if augment else rows.x[order]
+        for batch in torch.arange(20).split(6):
+            loss = nn.functional.cross_entropy(module(images[batch]), rows.y[order][batch])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

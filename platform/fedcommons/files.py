@@ -42,7 +42,8 @@ def sha256(content: bytes) -> str:
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Tensors as PATH (safetensors), ``facts`` and the checksum as PATH.json; the second is written last."""
-    content = save({name: t.detach().cpu().contiguous() for name, t in tensors.items()})
+    # cloned, because safetensors refuses tensors that share their numbers
+    content = save({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()})
     write_bytes(path, content)
     write_json(path.with_name(path.name + ".json"), {"sha256": sha256(content), **facts})
 

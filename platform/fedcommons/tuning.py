@@ -37,17 +37,17 @@ class Outcome:
     failures: Mapping[str, str]
 
 
-def cell(config_: Experiment, varied: Sequence[str]) -> Cell:
-    """A cell named after the fields that vary, and a hash of all that decides its result."""
+def cell(config_: Experiment, varied: Mapping[str, str]) -> Cell:
+    """A cell named after some fields (name to label) and a hash of all that decides its result."""
     from fedcommons.artifacts import key_of
 
     facts = {n: config.get(config_, n) for n in config.field_names() if n not in config.IGNORED_BY_RESULTS}
-    parts = [f"{name.rpartition('.')[2]}{_short(config.get(config_, name))}" for name in varied]
+    parts = [f"{label}{_short(config.get(config_, name))}" for name, label in varied.items()]
     return Cell("-".join([config_.algorithm, config_.sharing.setting, *parts, key_of(facts)[:6]]), config_)
 
 
 def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value).replace("/", "_")
 
 
 def is_done(cell: Cell, out: Path) -> bool:

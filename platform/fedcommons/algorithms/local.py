@@ -25,7 +25,7 @@ class Work:
 
     def __init__(self, module: LightningModule, device: torch.device) -> None:
         names = dict(module.named_parameters())
-        if extra := sorted(set(module.state_dict()) - set(names)):
+        if extra := sorted(set(module.state_dict()) - {n for n, _ in module.named_parameters(remove_duplicate=False)}):
             raise ValueError(f"a model with buffers cannot be federated: {', '.join(extra)}")
         self.module, self.device = module.to(device), device
         self.params = Flat(layout_of(names.items()), torch.cat([p.detach().reshape(-1) for p in names.values()]))
@@ -80,15 +80,13 @@ class LocalSGD:
         for epoch in range(self.epochs_for(data)):
             draws = generator(seed, "order", epoch)
             order = torch.randperm(n, generator=draws).to(work.device)
+            shuffled = [t[order] for t in (data.x, data.y, data.weight) if t is not None]  # one gather, then views
+            if self.augment:
+                shuffled[0] = flip_and_crop(shuffled[0], draws)
             for first in range(0, n, b):
                 if self.drop_last and 0 < first > n - b:
                     break
-                rows = order[first : first + b]
-                x = data.x[rows]
-                batch = (flip_and_crop(x, draws) if self.augment else x, data.y[rows])
-                if data.weight is not None:
-                    batch += (data.weight[rows],)
-                loss = module.training_step(batch, steps)
+                loss = module.training_step(tuple(t[first : first + b] for t in shuffled), steps)
                 assert isinstance(loss, Tensor)
                 optimizer.zero_grad()
                 loss.backward()

@@ -3,7 +3,9 @@
 Everything a worker does here is a pure function of (message, memory, data, seed), so a block may run anywhere, twice.
 """
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 
@@ -19,6 +21,8 @@ from fedcommons.federation.reduction import BlockSum, add_blocks, cut
 from fedcommons.federation.worker import Worker
 from fedcommons.seeds import seed_for
 from fedcommons.tensors import Flat, Payload, data, nbytes
+
+log = logging.getLogger("fedcommons")
 
 
 @dataclass(frozen=True)
@@ -64,13 +68,20 @@ class Block:
     memory: list[Payload]
 
 
+Form = tuple[tuple[str, Hashable, torch.dtype], ...]
+"""Names, shapes and types of a reply's sums; what travels singly may differ from client to client."""
+
+
 @dataclass(frozen=True)
 class BlockResult:
-    """The block's float64 sums, and the replies without their sums, None where one was rejected."""
+    """What a block's clients sent: float64 sums and replies without their sums, apart for each form of reply.
 
-    total: dict[str, Flat | Tensor]
-    replies: list[Reply | None]
-    rejections: list[str]
+    Nearly always there is one form. Which one is right where there are several only the whole round can tell.
+    """
+
+    sums: dict[Form, dict[str, Flat | Tensor]]
+    replies: dict[int, tuple[Form, Reply]]
+    rejected: dict[int, str]  # client: why
     up_bytes: int
 
 
@@ -100,51 +111,79 @@ def _round(
     ]
     results: list[BlockResult] = []
     if joined:
-        task = RoundTask(name, number, messages[joined[0]].common, plan.seed)
-        results = executor.map(train_block, task, blocks)
-    accepted = {
-        i: reply
-        for block, result in zip(blocks, results, strict=True)
-        for i, reply in zip(block.clients, result.replies, strict=True)
-        if reply is not None
-    }
-    rejections = [text for result in results for text in result.rejections]
+        results = executor.map(train_block, RoundTask(name, number, messages[joined[0]].common, plan.seed), blocks)
+    total, accepted, rejected = _accept(results)
+    for client, why in rejected.items():
+        log.warning("round %d, %s: the reply of client %d was rejected: %s", number, name, client, why)
     if joined and not accepted:
-        raise ClientError(f"round {number}, {name}: every reply was rejected; {rejections[0]}")
-    total = add_blocks(result.total for result in results)
-    state = algorithm.merge(
-        executor, now.state, total, [accepted[i] for i in sorted(accepted)], seed_for(plan.seed, "merge", number)
-    )
+        client, why = next(iter(rejected.items()))
+        raise ClientError(f"round {number}, {name}: every reply was rejected; client {client}: {why}")
+    # memory is the client's: the server does not see it
+    replies = [replace(reply, memory=None) for reply in accepted.values()]
+    state = algorithm.merge(executor, now.state, total, replies, seed_for(plan.seed, "merge", number))
     memory = dict(now.memory) | {i: r.memory for i, r in accepted.items() if r.memory is not None}
     traffic = Traffic(down=sum(m.nbytes for m in messages.values()), up=sum(r.up_bytes for r in results))
     after = Standing(number, state, memory, now.traffic + traffic)
-    facts = {"clients": len(joined), "rejected": len(rejections)} | _means(accepted) | traffic.metrics()
+    facts = {"clients": len(joined), "rejected": len(rejected)} | _means(accepted) | traffic.metrics()
     return after, facts
+
+
+def _accept(
+    results: Sequence[BlockResult],
+) -> tuple[dict[str, Flat | Tensor], dict[int, Reply], dict[int, str]]:
+    """The sum over clients, their replies in client order, and who was rejected why.
+
+    Of several forms of reply the one that most clients sent is right, the first client's where as many sent another.
+    """
+    replies = {client: pair for result in results for client, pair in sorted(result.replies.items())}
+    rejected = {client: why for result in results for client, why in result.rejected.items()}
+    counts = Counter(form for form, _ in replies.values())
+    right = max(counts, key=lambda form: counts[form], default=())
+    for client, (form, _) in replies.items():
+        if form != right:
+            rejected[client] = f"it sent {_describe(form)}, most clients {_describe(right)}"
+    accepted = {client: reply for client, (form, reply) in replies.items() if form == right}
+    return add_blocks(r.sums[right] for r in results if right in r.sums), accepted, rejected
 
 
 def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
     """Train the block's clients one after another and add their sums in that order."""
-    total, replies, rejections, up_bytes = BlockSum(), [], [], 0
-    common = to_device(task.common, worker.work.device)
+    sums: dict[Form, BlockSum] = {}
+    replies, rejected, up_bytes = {}, {}, 0
+    device = worker.work.device
+    common = to_device(task.common, device)
     for client, own, memory in zip(block.clients, block.own, block.memory, strict=True):
-        where = f"client {client}, round {task.round}, {task.algorithm}"
         rows = worker.data.clients[client]
+        seed = seed_for(task.seed, "client", task.round, client)
         try:
-            message = Message(common, to_device(own, worker.work.device))
-            seed = seed_for(task.seed, "client", task.round, client)
-            reply = worker.algorithm.client(worker.work, message, memory, rows, seed)
+            message = Message(common, to_device(own, device))
+            reply = worker.algorithm.client(worker.work, message, to_device(memory, device), rows, seed)
         except Exception as error:
             raise ClientError(
-                f"{where}: {type(error).__name__}: {error} (training data {tuple(rows.x.shape)})"
+                f"client {client}, round {task.round}, {task.algorithm}: {type(error).__name__}: {error} "
+                f"(training data {tuple(rows.x.shape)})"
             ) from error
         up_bytes += reply.nbytes
-        if problem := _problem(reply, worker.work.params):
-            replies.append(None)
-            rejections.append(f"{where}: {problem}")
-        else:
-            total.add(reply.sums)
-            replies.append(replace(reply, sums={}, metrics={k: float(v) for k, v in reply.metrics.items()}))
-    return BlockResult(total.total, replies, rejections, up_bytes)
+        if why := _not_finite(reply):
+            rejected[client] = why
+            continue
+        form = _form(reply)
+        sums.setdefault(form, BlockSum()).add(reply.sums)
+        replies[client] = form, _at_rest(reply)
+    cpu = torch.device("cpu")  # the server's numbers rest there
+    return BlockResult({f: dict(to_device(s.total, cpu)) for f, s in sums.items()}, replies, rejected, up_bytes)
+
+
+def _at_rest(reply: Reply) -> Reply:
+    """The reply without its sums, on the CPU."""
+    cpu = torch.device("cpu")
+    return replace(
+        reply,
+        sums={},
+        each=to_device(reply.each, cpu),
+        memory=None if reply.memory is None else to_device(reply.memory, cpu),
+        metrics={name: float(value) for name, value in reply.metrics.items()},
+    )
 
 
 def to_device(payload: Payload, device: torch.device) -> Payload:
@@ -155,11 +194,21 @@ def to_device(payload: Payload, device: torch.device) -> Payload:
     }
 
 
-def _problem(reply: Reply, model: Flat) -> str | None:
+def _form(reply: Reply) -> Form:
+    return tuple(
+        (name, x.layout if isinstance(x, Flat) else tuple(x.shape), data(x).dtype) for name, x in reply.sums.items()
+    )
+
+
+def _describe(form: Form) -> str:
+    return ", ".join(f"{name} ({dtype})" for name, _, dtype in form) or "nothing"
+
+
+def _not_finite(reply: Reply) -> str | None:
     """Why this reply must not be averaged in, if so."""
+    if not (isfinite(reply.weight) and reply.weight > 0):
+        return f"its weight is {reply.weight}"
     for name, x in (*reply.sums.items(), *reply.each.items()):
-        if isinstance(x, Flat) and (x.layout != model.layout or x.buffer.dtype != model.buffer.dtype):
-            return f"{name} does not have the model's names, shapes and type"
         values = data(x)
         # one sum finds every nan and infinity; only an overflow of the sum itself needs the closer look
         if values.is_floating_point() and not isfinite(values.sum()) and not values.isfinite().all():
