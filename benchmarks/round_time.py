@@ -1,6 +1,6 @@
 """Seconds of a round against a bare PyTorch loop doing the same work, interleaved in one run.
 
-python benchmarks/round_time.py [W1 W2 W3] [--json] [--repeats 5]
+python benchmarks/round_time.py [W1 W2 W3] [--json] [--repeats 9]
 
 W1: small CNN, N = 100, 10 clients x 15 steps a round. W2: VGG-11 (9.5 M parameters), 10 clients x 2 steps of 64.
 W3: tiny MLP, N = 1000, 100 clients x 1 step of 10. No evaluation and no tracking in the timed part. ``serial`` is

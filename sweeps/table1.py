@@ -36,12 +36,13 @@ VARIED = {
 
 def arguments(argv: Sequence[str]):
     """Options of the table on top of every field of the experiment."""
-    preset, dataset = cli.early(argv, "preset", "small"), cli.early(argv, "dataset", "digits")
+    preset = cli.early(argv, "preset", "small")
     paper = preset == "paper"
+    dataset = cli.early(argv, "dataset", "cifar10" if paper else "digits")
     parser = cli.parser((__doc__ or "").partition("\n")[0], presets.preset(preset, dataset))
     for name, default, text in (
         ("preset", "small", "smoke, small or paper: sets the defaults of all fields"),
-        ("dataset", "digits", "digits, mnist, fmnist, cifar10 or cifar100"),
+        ("dataset", dataset, "digits, mnist, fmnist, cifar10 or cifar100"),
         ("data-dir", None, "folder with the data sets; default: FEDCOMMONS_DATA, else ./data"),
         ("seeds", "0", "seeds, separated by commas"),
         ("algorithms", "fedavg", "algorithms, separated by commas"),
@@ -56,28 +57,37 @@ def arguments(argv: Sequence[str]):
         ("wandb", "offline", "online (needs a login), offline or off"),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=str if default is not None else str | None, default=default, help=text)
+    parser.add_argument("--download", action="store_true", help="fetch the data set if it is not in the folder")
     parser.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
     parser.add_argument("--dry-run", action="store_true", help="print the cells and which artifacts exist, and stop")
     options = cli.parse(parser, argv)
-    for option, name in GRID.items():
+    taken = {name: option for option, name in GRID.items()}
+    taken |= {"data.name": "dataset", "data.dir": "data-dir", "data.download": "download", "tracking.wandb": "wandb"}
+    taken |= (
+        {"partition.n_clients": "federations", "federation.participation": "federations"} if options.federations else {}
+    )
+    taken |= {"client.lr": "lrs"} if options.lrs else {}
+    for name, option in taken.items():
         if options[name] != parser.get_default(name):
-            raise UserError(f"{name} is varied by the table: use --{option} {options[name]}.")
+            raise UserError(f"{name} is set by the table's own option: use --{option} instead of {options[name]}.")
+    if options.lrs and "," in options.lrs and options.data.validation == 0:
+        raise UserError("--lrs chooses by validation accuracy: data.validation must be above 0.")
     return options
 
 
 def grid(options) -> list[tuning.Cell]:
     """The table's runs, in its order."""
     base = cli.experiment(options)
-    base = override(base, {"data.name": options.dataset, "tracking.wandb": options.wandb})
-    if options.data_dir is not None:
-        base = override(base, {"data.dir": options.data_dir})
-    base = tuning.in_group(base, Path(options.out))
+    own = {"data.name": "dataset", "data.dir": "data_dir", "data.download": "download", "tracking.wandb": "wandb"}
+    base = override(base, {name: options[option] for name, option in own.items()})
+    base = tuning.tracked(base, Path(options.out))
     pairs = [f"{base.partition.n_clients}:{base.federation.participation}"]
     federations = [
         _federation(t) for t in (cli.split("--federations", options.federations) if options.federations else pairs)
     ]
     rates = cli.split("--lrs", options.lrs, float) if options.lrs else (base.client.lr,)
-    targets = {key[:4]: target for key, (target, _) in fedssyn_table1().items()} if options.preset == "paper" else {}
+    papers = options.preset == "paper" and options.target == Experiment().target  # unless another target is asked for
+    targets = {key[:4]: target for key, (target, _) in fedssyn_table1().items()} if papers else {}
     experiments = []
     for (n, c), alpha, algorithm, setting, rate, seed in product(
         federations, cli.split("--alphas", options.alphas, float), cli.split("--algorithms", options.algorithms),
@@ -138,7 +148,7 @@ def published(one: Experiment, options) -> Mapping[tuple, str]:
     """The paper's rounds, only where every field but those of the grid is the paper preset's."""
     paper = override(Experiment(), presets.preset("paper", options.dataset))
     free = {*GRID.values(), "partition.n_clients", "federation.participation", "client.lr", "target"}
-    if set(config.same_results(paper, one)) - free:
+    if set(config.same_results(paper, one)) - free or options.target != Experiment().target:
         return {}
     return {key: rounds for key, (_, rounds) in fedssyn_table1().items()}
 
@@ -166,10 +176,7 @@ def table1(argv: Sequence[str]) -> int:
         if options.dry_run:
             dry_run(cells, out, display)
             return 0
-        for c in cells:
-            config.check(c.config)
-        tuning.open_sweep(out, options.resume)
-        outcome = tuning.run_cells(cells, out, display)
+        outcome = tuning.run_cells(cells, out, display, resume=options.resume)
         report(cells, out, options, display)
         for name, message in outcome.failures.items():
             display.say(f"failed: {name}: {message}")

@@ -51,7 +51,7 @@ def arguments(argv: Sequence[str]):
 
 def cells(options) -> tuple[list[tuning.Cell], list[str]]:
     """The runs of the sweep and the fields that vary."""
-    base = tuning.in_group(cli.experiment(options), Path(options.out))
+    base = tuning.tracked(cli.experiment(options), Path(options.out))
     space = search_space.parse(options.space)
     points = search_space.points(space, options.samples, base.seed)
     if base.sharing.setting == "real" and {"sharing.p", "generator.rho"} & set(space):
@@ -67,7 +67,9 @@ def scheduler(options, rounds: int):
         return None
     from ray.tune.schedulers import ASHAScheduler
 
-    return ASHAScheduler(time_attr="round", max_t=rounds, grace_period=max(1, rounds // 5), reduction_factor=3)
+    return ASHAScheduler(
+        time_attr="round", max_t=rounds, grace_period=max(1, rounds // 5), reduction_factor=3, stop_last_trials=False
+    )
 
 
 def results(cells: Sequence[tuning.Cell], fields: Sequence[str], out: Path, metric: str) -> list[dict[str, Any]]:
@@ -107,10 +109,10 @@ def tune(argv: Sequence[str]) -> int:
     out, (todo, fields) = Path(options.out), cells(options)
     rounds = todo[0].config.federation.rounds
     with Display() as display:
-        for c in todo:
-            config.check(c.config)
-        tuning.open_sweep(out, options.resume)
-        outcome = tuning.run_cells(todo, out, display, scheduler=scheduler(options, rounds), metric="best_accuracy")
+        outcome = tuning.run_cells(
+            todo, out, display,
+            resume=options.resume, scheduler=scheduler(options, rounds), metric="best_accuracy",
+        )  # fmt: skip
         records = results(todo, fields, out, options.metric)
         for name, message in outcome.failures.items():
             display.say(f"failed: {name}: {message}")

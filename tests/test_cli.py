@@ -44,7 +44,7 @@ def refused(argv: list[str]) -> str:
         (["--generator.rho", "0"], ["generator.rho", "(0, 1]"]),
         (["--model.name", "vgg11"], ["vgg11", "32x32", "digits"]),
         (["--data.limit", "99999"], ["data.limit", "99999"]),
-        (["--data.name", "mnist", "--data.dir", "/nowhere"], ["/nowhere/MNIST/raw", "--data.download true"]),
+        (["--data.name", "mnist", "--data.dir", "/nowhere"], ["/nowhere/MNIST/raw", "--download"]),
         (["--config", "/nowhere.yaml"], ["/nowhere.yaml", "cannot be read"]),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) and v[0].startswith("--") else "",
@@ -121,7 +121,7 @@ def test_search_points_are_keyed_and_within_their_bounds() -> None:
 @pytest.mark.parametrize(
     ("command", "part"),
     [
-        (["table1.py", "--partition.alpha", "0.3"], "use --alphas 0.3"),
+        (["table1.py", "--partition.alpha", "0.3"], "use --alphas instead of 0.3"),
         (["run.py", "--out", "{file}/x", "--preset", "smoke"], "cannot be written"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",

@@ -138,7 +138,7 @@ def test_data_that_is_not_there_is_said_in_one_sentence_with_folder_and_command(
     message = str(raised.value)
     assert f"data set {name} is not there" in message
     assert str(tmp_path / "none" / _SOURCES[name].folder) in message
-    assert f"python sweeps/run.py --data.name {name} --data.dir {tmp_path / 'none'} --data.download true" in message
+    assert f"--dataset {name} --data-dir {tmp_path / 'none'} --download" in message
     assert "\n" not in message
     assert message.count(". ") == 0
     assert message.endswith(".")

@@ -66,7 +66,7 @@ def test_without_the_second_cut_every_client_has_half_of_its_groups_fair_share()
     unequal = 0
     for seed in SEEDS:
         sizes = [len(rows) for rows in deal(RECIPES["dirichlet_classes, not cut again"], seed).rows]
-        assert min(sizes) >= int(0.5 * len(LABELS) / 8)
+        assert min(sizes) >= 0.5 * len(LABELS) / 8
         unequal += max(sizes) - min(sizes) > 1
     assert unequal == len(SEEDS)
 
@@ -76,7 +76,7 @@ def test_groups_hold_their_clients_share_of_the_rows_also_where_the_last_is_smal
         sizes = np.array([len(rows) for rows in deal(RECIPES["dirichlet_classes, groups of unequal size"], seed).rows])
         for first, last in ((0, 3), (3, 6), (6, 8)):  # n_aux = 3 of 8 clients
             assert abs(sizes[first:last].sum() - len(LABELS) * (last - first) / 8) <= 1
-            assert min(sizes[first:last]) >= int(0.5 * sizes[first:last].sum() / (last - first))
+            assert min(sizes[first:last]) >= 0.5 * sizes[first:last].sum() / (last - first)
 
 
 def test_niid_bench_gives_every_client_ten_rows_and_keeps_sizes_unequal() -> None:
@@ -166,7 +166,7 @@ def test_what_no_draw_has_met_is_refused_with_the_condition_and_how_often_it_fai
 ) -> None:
     monkeypatch.setattr(dirichlet, "MAX_DRAWS", 1_000)
     # 40 clients want half of a fair share each, but ten classes at alpha = 0.01 reach at most some 10 to 20 of them
-    with pytest.raises(UserError, match=r"in 1,000 draws with alpha = 0\.01 some of 40 clients.* fewer than 16 images"):
+    with pytest.raises(UserError, match=r"in 1,000 draws with alpha = 0\.01 some of 40 clients.* fewer than 17 images"):
         deal(Partition(name="dirichlet_classes", n_clients=40, alpha=0.01, n_aux=40))
 
 

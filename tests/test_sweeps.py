@@ -16,9 +16,9 @@ ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.ray
 
 
-def script(name: str, *options: str) -> subprocess.CompletedProcess:
+def script(name: str, *options: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
     command = [sys.executable, str(ROOT / "sweeps" / name), "--preset=smoke", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=400)
+    return subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=cwd)
 
 
 def results(out: Path) -> dict[str, bytes]:
@@ -33,7 +33,8 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
     """A finished table 1: its folder, its artifacts, what it printed."""
     folder = tmp_path_factory.mktemp("table1")
     out, artifacts = folder / "out", folder / "artifacts"
-    done = script("table1.py", f"--out={out}", f"--artifacts={artifacts}")
+    # relative folders, as a user would name them: a trial works in a folder of its own and must find them all the same
+    done = script("table1.py", "--out=out", "--artifacts=artifacts", cwd=folder)
     assert done.returncode == 0, done.stderr
     return out, artifacts, done.stdout
 
@@ -50,6 +51,7 @@ def test_table1_leaves_what_it_promises(table: tuple[Path, Path, str]) -> None:
     for alpha in (0.01, 0.1):
         assert len({c["partition"] for c in summary["cells"] if c["alpha"] == alpha}) == 1
     assert (out / "table1.md").read_text() in printed
+    assert "failed" not in printed
     assert (out / "table1.png").read_bytes().startswith(b"\x89PNG")
     assert len((out / "table1.csv").read_text().splitlines()) == 7
     assert "8 generators trained" in printed

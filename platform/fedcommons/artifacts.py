@@ -1,6 +1,7 @@
 """Costly results by the hash of all they depend on: computed once, verified whenever read."""
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,15 +23,16 @@ class Store:
     ``say`` is told, in one sentence, when an artifact is found damaged.
 
     Raises:
-        UserError: the folder cannot be made.
+        UserError: the folder could not be made or written (nothing is made before the first artifact).
     """
 
     def __init__(self, folder: Path, say: Callable[[str], None] = print) -> None:
         self.folder, self.say = folder, say
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"artifacts: {folder} cannot be made ({error.strerror}); name another folder.") from error
+        there = next(p for p in (folder.resolve(), *folder.resolve().parents) if p.exists())
+        if not (there.is_dir() and os.access(there, os.W_OK)):
+            raise UserError(
+                f"artifacts: {folder} cannot be written ({there} is no folder of ours); name another folder."
+            )
 
     def has(self, kind: str, key: str) -> bool:
         """Whether an intact artifact is there; one that is damaged is said so and counts as absent."""
@@ -48,7 +50,7 @@ class Store:
     def put(self, kind: str, key: str, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """Store tensors with the facts they depend on."""
         path = self._path(kind, key)
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_tensors(path, tensors, {"facts": dict(facts)})
 
     def _path(self, kind: str, key: str) -> Path:

@@ -56,12 +56,21 @@ def experiment(options: Namespace) -> Experiment:
 
 
 def early(argv: Sequence[str], name: str, default: str) -> str:
-    """The value of an option that decides the defaults of others, before the parser can be made."""
+    """The value of an option that decides the defaults of others, before the parser can be made.
+
+    Looked for on the command line, then in the config files: ``data.name`` as the key of a section too.
+    """
     for i, token in enumerate(argv):
         if token == f"--{name}" and i + 1 < len(argv):
             return argv[i + 1]
         if token.startswith(f"--{name}="):
             return token.partition("=")[2]
+    section, _, leaf = name.rpartition(".")
+    for path in reversed(_config_files(argv)):
+        content = _read_yaml(path)
+        place = content.get(section, {}) if section else content
+        if isinstance(place, dict) and leaf in place:
+            return str(place[leaf])
     return default
 
 
@@ -106,18 +115,22 @@ def _config_files(argv: Sequence[str]) -> list[Path]:
     return [Path(p) for p in after + [t.partition("=")[2] for t in argv if t.startswith("--config=")]]
 
 
-def _keys(path: Path) -> list[str]:
+def _read_yaml(path: Path) -> dict:
     try:
         content = yaml.safe_load(path.read_text())
     except OSError as error:
         raise UserError(f"--config: {path} cannot be read ({error.strerror}).") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"--config: {path} is not YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(content, dict):
         raise UserError(f"--config: {path} must hold keys and values.")
+    return content
+
+
+def _keys(path: Path) -> list[str]:
     return [
-        f"{name}.{leaf}" if isinstance(section, dict) else name
-        for name, section in content.items()
+        f"{name}.{leaf}" if isinstance(section, dict) else str(name)
+        for name, section in _read_yaml(path).items()
         for leaf in (section if isinstance(section, dict) else [""])
     ]
 

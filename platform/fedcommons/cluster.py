@@ -3,8 +3,11 @@
 import logging
 import os
 
+from fedcommons.config import Experiment
 from fedcommons.errors import UserError
-from fedcommons.federation.ray_actors import INLINE_BYTES
+
+INLINE_BYTES = 4 * 2**20
+"""Arguments and results below this travel with the call; a cluster is told so in ray_cluster.yaml."""
 
 
 def connect(num_cpus: int | None = None) -> None:
@@ -44,18 +47,27 @@ def describe() -> str:
     return f"{int(resources.get('CPU', 0))} cores, {gpus} GPU{'s' if gpus != 1 else ''}, {len(ray.nodes())} node(s)"
 
 
-def require(n: int, bundle: dict[str, float]) -> None:
+def bundle(config: Experiment) -> dict[str, float]:
+    """What one process that trains clients reserves."""
+    gpus = gpu_share(config.federation.gpus_per_actor)
+    return {"CPU": 1.0, "GPU": gpus} if gpus else {"CPU": 1.0}
+
+
+def require_actors(config: Experiment) -> None:
     """Refuse at once what Ray could only wait for.
 
     Raises:
-        UserError: the cluster never has ``n`` such bundles.
+        UserError: the machine or cluster never has room for a run's actors.
     """
     import ray
 
+    n = config.federation.actors if config.federation.executor == "ray_actors" else 1
     resources = ray.cluster_resources()
-    for kind, each in bundle.items():
-        if n * each > resources.get(kind, 0) + 1e-9:
+    for kind, each in bundle(config).items():
+        has = resources.get(kind, 0)
+        room = int(has / each + 1e-9) if each >= 1 else int(has) * int(1 / each + 1e-9)  # a share lies on one GPU
+        if n > room:
             raise UserError(
-                f"federation.actors: one run needs {n * each:g} {kind}, and Ray has {resources.get(kind, 0):g}; "
-                "use fewer actors or federation.executor serial."
+                f"federation.actors: one run needs {n * each:g} {kind}, and Ray has {has:g}, room for {room} such "
+                "actors; use fewer or federation.executor serial."
             )

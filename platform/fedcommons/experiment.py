@@ -1,5 +1,6 @@
 """One experiment: data -> partition -> sharing -> federation -> measures, as in section 4 of the Fedssyn paper."""
 
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -106,10 +107,8 @@ def build_executor(config: Experiment, facts: Dataset, data: RunData) -> Executo
     build = partial(build_worker, config, facts)
     if config.federation.executor == "serial":
         return Serial(build, data)
-    from fedcommons import cluster
     from fedcommons.federation.ray_actors import RayActors
 
-    cluster.connect()
     return RayActors(build, data, config.federation.actors, config.federation.gpus_per_actor)
 
 
@@ -120,18 +119,26 @@ def run(
     resume: bool = False,
     say: Callable[[str], None] = print,
     on_round: OnRound | None = None,
+    may_generate: bool = True,
 ) -> dict[str, Any]:
     """Run the experiment in ``folder`` and return its summary, which is also ``folder/summary.json``.
 
     Rounds are counted from 1 and evaluated after aggregation; round 0 is the untrained model. With ``resume`` a run
     that was broken off continues from its last checkpoint and ends as if it had never been; a finished one is read.
+    ``may_generate``: train generators that the store lacks; without it their absence is a ``LookupError``.
     """
     prepared = prepare(config)
+    store = Store(Path(config.artifacts), say)
+    if config.federation.executor == "ray_actors":
+        from fedcommons import cluster
+
+        cluster.connect()
+        cluster.require_actors(config)
     record = RunFolder(folder, config, resume)
     if finished := read_summary(folder):
         return finished
     _write_partition(folder, prepared)
-    synthetic = _synthetic(prepared, Store(Path(config.artifacts), say), say)
+    synthetic = _synthetic(prepared, store, say, may_generate)
     shared = share(config, prepared.dataset, prepared.partition, synthetic)
     sets = {"test": prepared.dataset.test, "validation": prepared.dataset.validation}
     facts = datasets.without_images(prepared.dataset)
@@ -143,6 +150,7 @@ def run(
         earlier = record.rewind(standing.round if standing else -1)
         if standing is None or len(earlier) != standing.round + 1:
             earlier, standing = record.rewind(-1), None
+            shutil.rmtree(record.checkpoints, ignore_errors=True)  # of rounds that will be played again
         trackers += _trackers(config, record, earlier, say)
         algorithm = build_algorithm(config, facts.augment)
         f = config.federation
@@ -248,13 +256,15 @@ def summarise(prepared: Prepared, lines: Sequence[Mapping[str, Any]], p: float, 
     }
 
 
-def _synthetic(prepared: Prepared, store: Store, say: Callable[[str], None]) -> list[Examples] | None:
+def _synthetic(
+    prepared: Prepared, store: Store, say: Callable[[str], None], may_generate: bool
+) -> list[Examples] | None:
     """Each client's contribution of synthetic images, made here where a sweep has not made them before."""
     wanted = prepared.needs
     if not wanted:
         return None
     torch.set_num_threads(1)  # as in Ray's workers: more threads would round differently
-    jobs = synthetic_pool.missing(store, wanted)
+    jobs = synthetic_pool.missing(store, wanted) if may_generate else []
     for number, job in enumerate(jobs, 1):
         doing = "training" if job.weights is None else "sampling"
         say(f"generator {number}/{len(jobs)} (client {job.needs[0].client}): {doing}")

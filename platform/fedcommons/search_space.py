@@ -8,7 +8,7 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 from ray import tune
 
-from fedcommons.config import SHORT_NAMES, Experiment, field_names
+from fedcommons.config import IGNORED_BY_RESULTS, SHORT_NAMES, Experiment, field_names
 from fedcommons.errors import UserError, unknown
 from fedcommons.seeds import numpy_generator
 
@@ -32,6 +32,8 @@ def parse(texts: Sequence[str]) -> Space:
             raise unknown("swept field", name, [*SHORT_NAMES, *field_names()])
         if not equals or not values.strip():
             raise UserError(f"--space takes NAME=VALUES such as alpha=0.01,0.1 or p=uniform(0,0.5), got {text!r}.")
+        if field in IGNORED_BY_RESULTS:
+            raise UserError(f"--space: {field} changes no result and cannot be swept.")
         if field in space:
             raise UserError(f"--space: {field} is swept twice.")
         space[field] = _values(field, values.strip())
@@ -64,6 +66,10 @@ def _values(field: str, text: str) -> Any:
     name, arguments = call.groups()
     if name not in DISTRIBUTIONS:
         raise unknown("distribution", name, DISTRIBUTIONS)
+    kind, fits = _kind(field), {float: ("uniform", "loguniform"), int: ("randint",)}
+    if name not in fits.get(kind, ()):
+        allowed = " or ".join(fits.get(kind, ())) or "a list of values only"
+        raise UserError(f"--space {field} takes {allowed}, as it is {kind.__name__}; got {name}.")
     try:
         low, high = (float(part) for part in arguments.split(","))
         if not low < high or (name == "loguniform" and low <= 0):
@@ -74,12 +80,15 @@ def _values(field: str, text: str) -> Any:
     return DISTRIBUTIONS[name](int(low), int(high)) if name == "randint" else DISTRIBUTIONS[name](low, high)
 
 
-def _value(field: str, text: str) -> Any:
+def _kind(field: str) -> type:
+    """The type of a field's values, None left out."""
     section, _, leaf = field.rpartition(".")
-    owner = get_type_hints(Experiment)[section] if section else Experiment
-    hint = get_type_hints(owner)[leaf]
-    kinds = [k for k in (get_args(hint) or (hint,)) if k is not type(None)]
-    kind = kinds[0]
+    hint = get_type_hints(get_type_hints(Experiment)[section] if section else Experiment)[leaf]
+    return next(k for k in (get_args(hint) or (hint,)) if k is not type(None))
+
+
+def _value(field: str, text: str) -> Any:
+    kind = _kind(field)
     try:
         if kind is bool:
             return {"true": True, "false": False}[text.strip().lower()]

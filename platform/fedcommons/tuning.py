@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from ray.exceptions import RayError
 from ray.tune import Callback
 
 from fedcommons import cluster, config, experiment
 from fedcommons.artifacts import Store
 from fedcommons.config import Experiment
+from fedcommons.data.datasets import data_folder
 from fedcommons.display import Display
-from fedcommons.errors import UserError
+from fedcommons.errors import ClientError, UserError
 from fedcommons.sharing import synthetic_pool
 from fedcommons.tracking.run_folder import read_config, read_rounds, read_summary
 
@@ -26,6 +28,10 @@ class Cell:
 
     name: str
     config: Experiment
+
+
+STOPPED = "stopped-by-scheduler"
+"""A file in the folder of a run that the sweep's scheduler gave up: it is not run again on resumption."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +57,10 @@ def _short(value: object) -> str:
 
 
 def is_done(cell: Cell, out: Path) -> bool:
-    """Whether the cell's folder holds its finished run."""
+    """Whether the cell's folder holds its finished run, or one that a scheduler stopped."""
     folder = out / cell.name
-    return read_summary(folder) is not None and not config.same_results(read_config(folder), cell.config)
+    ended = read_summary(folder) is not None or (folder / STOPPED).exists()
+    return ended and not config.same_results(read_config(folder), cell.config)
 
 
 def open_sweep(out: Path, resume: bool) -> None:
@@ -73,21 +80,30 @@ def open_sweep(out: Path, resume: bool) -> None:
 
 
 def run_cells(
-    cells: Sequence[Cell], out: Path, display: Display, *, scheduler: Any = None, metric: str = "test/accuracy"
+    cells: Sequence[Cell],
+    out: Path,
+    display: Display,
+    *,
+    resume: bool,
+    scheduler: Any = None,
+    metric: str = "test/accuracy",
 ) -> Outcome:
     """Run every cell that is not done, each in ``out/NAME``; a cell that fails does not take the others with it.
 
-    ``scheduler``: a Ray Tune scheduler, told ``metric`` after every round.
+    ``resume``: whether ``out`` may hold a sweep already; ``scheduler``: a Ray Tune scheduler, told ``metric`` after
+    every round.
     """
     todo = [c for c in cells if not is_done(c, out)]
     if len(todo) < len(cells):
         display.say(f"{len(cells) - len(todo)} of {len(cells)} cells are done already.")
     prepared = [experiment.prepare(c.config) for c in todo]  # refuses what cannot be met, before any work
+    open_sweep(out, resume)
     started = time.perf_counter()
     trained, ready = 0, started
     failures: dict[str, str] = {}
     if todo:
         cluster.connect()
+        cluster.require_actors(todo[0].config)
         display.say(f"{len(todo)} cells to run on {cluster.describe()}.")
         trained = _make_generators(prepared, display)
         ready = time.perf_counter()
@@ -113,7 +129,11 @@ def _make_generators(prepared: Sequence[experiment.Prepared], display: Display) 
         pending = {task.remote(job): job for job in jobs}
         while pending:
             (ready, *_), _ = ray.wait(list(pending))
-            synthetic_pool.keep(store, pending.pop(ready), ray.get(ready))
+            job = pending.pop(ready)
+            try:
+                synthetic_pool.keep(store, job, ray.get(ready))
+            except RayError as error:
+                raise ClientError(f"the generator of client {job.needs[0].client} failed: {error}") from error
             done += 1
             display.step("generators", done, len(jobs), "trained and sampled")
     display.drop("generators")
@@ -136,40 +156,51 @@ def _run_trials(cells: Sequence[Cell], out: Path, display: Display, scheduler: A
     from ray import tune
 
     state = out / ".tune"  # Tune's own record is not used: a sweep resumes by its cells' folders
-    trials = [{"name": c.name, "out": str(out.resolve()), "config": config.to_dict(c.config)} for c in cells]
+    trials = [
+        {"name": c.name, "out": str(out.resolve()), "config": config.to_dict(_with_absolute_paths(c.config))}
+        for c in cells
+    ]
     resources = _resources(cells[0].config)
     tuner = tune.Tuner(
         tune.with_resources(_trial, resources),
         param_space={"cell": tune.grid_search(trials)},
         tune_config=tune.TuneConfig(metric=metric, mode="max", scheduler=scheduler, reuse_actors=scheduler is None),
         run_config=tune.RunConfig(
-            name="tune", storage_path=str(state.resolve()), verbose=0, callbacks=[_Progress(display, len(cells))]
+            name="tune",
+            failure_config=tune.FailureConfig(max_failures=2),  # a trial goes on from its checkpoint
+            storage_path=str(state.resolve()),
+            verbose=0,
+            callbacks=[_Progress(display, len(cells))],
         ),
     )
     try:
         results = tuner.fit()
     finally:
         shutil.rmtree(state, ignore_errors=True)
-    return {
+    failures = {
         result.config["cell"]["name"]: str(result.error)  # pyright: ignore[reportOptionalSubscript]
         for result in results
         if result.error is not None
     }
+    for c in cells:
+        if scheduler is not None and c.name not in failures and read_summary(out / c.name) is None:
+            (out / c.name / STOPPED).touch()
+    return failures
+
+
+def _with_absolute_paths(config_: Experiment) -> Experiment:
+    """A trial's working folder is not ours: Tune gives each its own."""
+    folders = {"artifacts": config_.artifacts, "data.dir": data_folder(config_.data)}
+    return config.override(config_, {name: str(Path(folder).resolve()) for name, folder in folders.items()})
 
 
 def _resources(config_: Experiment):
-    """What one trial reserves: itself, and its client actors where it has any.
-
-    Raises:
-        UserError: more than the machine or cluster has.
-    """
+    """What one trial reserves: itself, or the client actors it has."""
     from ray import tune
 
-    f = config_.federation
-    share = {"CPU": 1.0, **({"GPU": g} if (g := cluster.gpu_share(f.gpus_per_actor)) else {})}
+    share = cluster.bundle(config_)
     # A trial with actors only waits for them: it reserves no core of its own.
-    bundles = [share] if f.executor == "serial" else [{}] + [share] * f.actors
-    cluster.require(len(bundles) - (f.executor != "serial"), share)
+    bundles = [share] if config_.federation.executor == "serial" else [{}] + [share] * config_.federation.actors
     return tune.PlacementGroupFactory(bundles, strategy="PACK")
 
 
@@ -179,12 +210,20 @@ def _trial(params: Mapping[str, Any]) -> None:
     given = params["cell"]
     c = config.from_dict(given["config"])
 
+    folder = Path(given["out"]) / given["name"]
+    best = max((line["test/accuracy"] for line in read_rounds(folder) if line["round"] > 0), default=0.0)
+
     def report(number: int, metrics: Mapping[str, float | None]) -> None:
-        best = max(line["test/accuracy"] for line in read_rounds(folder))
+        nonlocal best
+        best = max(best, metrics["test/accuracy"] or 0.0) if number else best
         tune.report({"round": number, "best_accuracy": best, **metrics})
 
-    folder = Path(given["out"]) / given["name"]
-    experiment.run(c, folder, resume=True, say=lambda text: print(text), on_round=report)
+    def say(text: str) -> None:
+        with open(folder / "messages.log", "a") as file:
+            file.write(text + "\n")
+
+    # A trial never trains a generator: it would hold its cores for work that other trials may do too.
+    experiment.run(c, folder, resume=True, say=say, on_round=report, may_generate=False)
 
 
 class _Progress(Callback):
@@ -213,8 +252,12 @@ class _Progress(Callback):
         self.display.title(f"{self.done} of {self.n_cells} cells done")
 
 
-def in_group(config_: Experiment, out: Path) -> Experiment:
-    """The experiment with the sweep's name as its W&B group, unless it names one."""
-    if config_.tracking.group is not None:
-        return config_
-    return replace(config_, tracking=replace(config_.tracking, group=out.name))
+def tracked(config_: Experiment, out: Path) -> Experiment:
+    """The experiment with the sweep's name as its W&B group, unless it names one; offline where there is no login."""
+    from fedcommons.tracking.wandb_tracker import logged_in
+
+    tracking = config_.tracking
+    if tracking.wandb == "online" and not logged_in():
+        print("W&B: no login found (set WANDB_API_KEY or run `wandb login`), so the runs are kept offline.")
+        tracking = replace(tracking, wandb="offline")
+    return replace(config_, tracking=replace(tracking, group=tracking.group or out.name))

@@ -17,6 +17,7 @@ from torch import Tensor
 from fedcommons.federation.evaluation import ModelTask
 from fedcommons.federation.executor import Executor
 from fedcommons.federation.reduction import BlockSum, add_blocks, cut
+from fedcommons.federation.rounds import to_device
 from fedcommons.federation.worker import Worker
 from fedcommons.tensors import Flat, sq_norm
 
@@ -54,7 +55,7 @@ def gradients_of_block(
         total.add({"gradient": gradient})
         sq_norms.append(sq_norm(gradient))
         noises.append(max(mean_sq - sq_norms[-1], 0.0))
-    return total.total, sq_norms, noises
+    return dict(to_device(total.total, torch.device("cpu"))), sq_norms, noises
 
 
 def mean_gradient(worker: Worker, x: Tensor, y: Tensor) -> tuple[Flat, float]:

@@ -120,13 +120,13 @@ def _torchvision(source: _Source, data: Data) -> tuple[Examples, Examples]:
     make: Callable = getattr(datasets, source.torchvision_class)
     try:
         parts = [make(root, train=train, download=data.download) for train in (True, False)]
-    except (RuntimeError, OSError, ValueError, AssertionError, EOFError) as error:
+    except (RuntimeError, OSError, ValueError, AssertionError, EOFError, KeyError) as error:
         there = (root / source.folder).is_dir()
         reason = f"could not be downloaded ({error})" if data.download else "is damaged" if there else "is not there"
         raise UserError(
             f"data set {data.name} {reason}: looked in {(root / source.folder).resolve()}; name another folder with "
             f"--data-dir or FEDCOMMONS_DATA, or get it with "
-            f"`python sweeps/run.py --data.name {data.name} --data.dir {root} --data.download true`."
+            f"`python sweeps/table1.py --dataset {data.name} --data-dir {root} --download --dry-run`."
         ) from error
     return _examples(parts[0]), _examples(parts[1])
 

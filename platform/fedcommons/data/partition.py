@@ -77,7 +77,8 @@ def dirichlet_classes(
     cuts = [len(labels) * first // n for first in [*firsts, n]]
     for first, start, stop in zip(firsts, cuts, cuts[1:], strict=False):
         group, size = shuffled[start:stop], min(n_aux, n - first)
-        clients += _deal(group, labels, n_classes, size, recipe, rng, int(0.5 * len(group) / size))
+        half_of_fair_share = -(-len(group) // (2 * size))
+        clients += _deal(group, labels, n_classes, size, recipe, rng, half_of_fair_share)
     return _equal_slices(np.concatenate(clients), n) if recipe.recut else clients
 
 

@@ -4,13 +4,12 @@ from collections.abc import Callable, Sequence
 
 import ray
 import torch
-from ray.exceptions import GetTimeoutError
+from ray.exceptions import GetTimeoutError, RayActorError
 
-from fedcommons.errors import UserError
+from fedcommons.cluster import INLINE_BYTES, gpu_share
+from fedcommons.errors import ClientError, UserError
 from fedcommons.federation.executor import J, R, S
 from fedcommons.federation.worker import RunData, Worker
-
-INLINE_BYTES = 4 * 2**20  # ray.init is told the same limit (cluster.py): below it, arguments travel with the call
 
 
 class _Actor:
@@ -41,7 +40,7 @@ class RayActors:
         self, build: Callable[[RunData], Worker], data: RunData, actors: int, gpus_per_actor: float, wait_s: float = 120
     ) -> None:
         self.data = ray.put(data)
-        gpus = gpus_per_actor if ray.cluster_resources().get("GPU", 0) > 0 else 0  # else Ray would wait for ever
+        gpus = gpu_share(gpus_per_actor)
         kind = ray.remote(num_cpus=1, num_gpus=gpus)(_Actor)
         self.actors = [kind.remote(build, [self.data]) for _ in range(actors)]
         try:
@@ -62,7 +61,10 @@ class RayActors:
             actor.map.remote(function, sent, jobs[a:b])
             for actor, a, b in zip(self.actors, cuts, cuts[1:], strict=False)
         ]
-        return [result for results in ray.get(calls) for result in results]
+        try:
+            return [result for results in ray.get(calls) for result in results]
+        except RayActorError as error:
+            raise ClientError(f"a client actor died (out of memory?): {' '.join(str(error).split())}") from error
 
     def close(self) -> None:
         """End the actors and free the data."""

@@ -12,7 +12,12 @@ from fedcommons.data.datasets import Examples
 
 
 def default_device() -> torch.device:
-    """The GPU this process was given, if any, else the CPU: the one place that decides."""
+    """The GPU this process was given, if any, else the CPU: the one place that decides.
+
+    On a GPU the same algorithms are chosen in every process, and none that rounds to TF32.
+    """
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 

@@ -8,12 +8,12 @@ import logging
 import warnings
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedcommons import config
 from fedcommons.data.datasets import Examples
+from fedcommons.federation.worker import default_device
 from fedcommons.generators.generator import Weights
 from fedcommons.seeds import generator, seed_for, set_default_generator
 
@@ -40,7 +40,7 @@ class DDPMGenerator:
             generator=generator(seed, "order"),
         )
         trainer = lightning.Trainer(
-            accelerator="auto",
+            accelerator="gpu" if default_device().type == "cuda" else "cpu",
             devices=1,
             max_epochs=self.settings.epochs,
             logger=False,
@@ -60,7 +60,7 @@ class DDPMGenerator:
         """See ``Generator``."""
         model = self._model(shape, n_classes, seed)
         model.unet.load_state_dict(dict(weights))
-        model.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        model.to(default_device())
         draws = seed_for(seed, "samples")
         return model.sample(labels, draws, sampler=self.settings.sampler, steps=self.settings.sampling_steps).cpu()
 

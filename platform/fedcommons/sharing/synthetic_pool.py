@@ -27,6 +27,9 @@ from fedcommons.seeds import numpy_generator, seed_for
 
 GENERATORS: dict[str, Callable[[config.Generator, bool], Generator]] = {"ddpm": DDPMGenerator}
 
+VERSION = 1
+"""Of the code that trains and samples: to be raised when a change of it changes the images."""
+
 _FITTING = ("name", "epochs", "batch_size", "lr", "channels", "ema_decay", "timesteps", "schedule")
 
 
@@ -52,6 +55,7 @@ class Need:
         content = self.examples.x.numpy().tobytes() + self.examples.y.numpy().tobytes()
         fitting = {k: v for k, v in asdict(self.settings).items() if k in _FITTING}
         return {
+            "version": VERSION,
             "fitting": fitting,
             "flip": self.flip,
             "n_classes": self.n_classes,
@@ -108,7 +112,7 @@ def needs(config: config.Experiment, dataset: Dataset, partition: Partitioned) -
         order = numpy_generator(config.seed, "generator subset", client).permutation(len(rows))
         examples = dataset.train[rows[order[:n_seen]]]  # a prefix: a smaller rho sees a part of the same images
         wanted = contribution(config, len(dataset.train), len(rows))
-        n_drawn = paper * max(1, -(-wanted // paper))  # in multiples, so that sweeping p draws nothing new
+        n_drawn = paper * max(1, -(-wanted // paper))  # the same set for every p up to 1/2
         counts = np.bincount(examples.y.numpy(), minlength=dataset.n_classes)
         labels = np.repeat(np.arange(dataset.n_classes), largest_remainder(counts, n_drawn))
         result.append(
@@ -162,7 +166,7 @@ def read(store: Store, need: Need, n: int) -> Examples:
     """
     found = store.get("images", key_of(need.images_facts))
     if found is None:
-        raise LookupError(f"the synthetic images of client {need.client} have not been made")
+        raise LookupError(f"the synthetic images of client {need.client} have not been made: not in {store.folder}")
     everything = Examples(found["images"], found["labels"])
     available = np.bincount(everything.y.numpy(), minlength=need.n_classes)
     counts = largest_remainder(available, n)

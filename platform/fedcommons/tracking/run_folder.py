@@ -1,7 +1,7 @@
 """The run folder: the record that tables are made from.
 
 config.yaml (resolved), environment.json, partition.json and .png, rounds.jsonl (a line a round), timing.jsonl,
-summary.json (written last), checkpoints/ while the run lasts.
+summary.json (written last), messages.log (what the run had to say), checkpoints/ (the last is the final model).
 """
 
 import json
@@ -36,11 +36,15 @@ class RunFolder:
         try:
             path.mkdir(parents=True, exist_ok=True)
             stored = path / "config.yaml"
-            if stored.exists():
-                if not resume:
-                    raise UserError(f"{path} holds a run already; add --resume to continue it or choose another --out.")
-                if differ := configs.same_results(read_config(path), config):
-                    raise UserError(f"{path} holds a run with another {', '.join(differ)}; choose another --out.")
+            taken = [n for n in ("config.yaml", "rounds.jsonl", "summary.json") if (path / n).exists()]
+            if taken and not resume:
+                raise UserError(f"{path} holds a run already; add --resume to continue it or choose another --out.")
+            if taken and not stored.exists():
+                raise UserError(
+                    f"{path} is no run folder (it has {taken[0]} but no config.yaml); choose another --out."
+                )
+            if stored.exists() and (differ := configs.same_results(read_config(path), config)):
+                raise UserError(f"{path} holds a run with another {', '.join(differ)}; choose another --out.")
             write_text(stored, yaml.safe_dump(configs.to_dict(config), sort_keys=False))
             write_json(path / "environment.json", environment())
         except OSError as error:
@@ -81,8 +85,17 @@ class RunFolder:
 
 
 def read_config(path: Path) -> Experiment:
-    """The experiment of a run folder."""
-    return configs.from_dict(yaml.safe_load((path / "config.yaml").read_text()))
+    """The experiment of a run folder.
+
+    Raises:
+        UserError: its config.yaml is not readable.
+    """
+    try:
+        return configs.from_dict(yaml.safe_load((path / "config.yaml").read_text()))
+    except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
+        raise UserError(
+            f"{path / 'config.yaml'} is damaged ({error}); remove that run or choose another --out."
+        ) from None
 
 
 def read_rounds(path: Path) -> list[dict[str, Any]]:
@@ -91,9 +104,16 @@ def read_rounds(path: Path) -> list[dict[str, Any]]:
 
 
 def read_summary(path: Path) -> dict[str, Any] | None:
-    """The summary of a finished run, or None."""
+    """The summary of a finished run, or None.
+
+    Raises:
+        UserError: it is not readable.
+    """
     file = path / "summary.json"
-    return json.loads(file.read_text()) if file.exists() else None
+    try:
+        return json.loads(file.read_text()) if file.exists() else None
+    except ValueError as error:
+        raise UserError(f"{file} is damaged ({error}); remove that run or choose another --out.") from None
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -118,7 +138,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "machine": platform.platform(),
         "cpu": torch.backends.cpu.get_cpu_capability(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "gpus": torch.cuda.device_count(),
         "commit": git("rev-parse", "HEAD"),
         "uncommitted_changes": bool(git("status", "--porcelain")),
         "packages": {name: version(name) for name in PACKAGES},
