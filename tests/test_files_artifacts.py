@@ -221,12 +221,12 @@ def test_putting_is_atomic(fails_at: int, there: bool, tmp_path: Path, monkeypat
     assert_same(store.get("images", "key"), TENSORS)
 
 
-def test_a_folder_that_cannot_be_made_is_a_user_error_that_names_it(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_a_user_error_that_names_it(tmp_path: Path) -> None:
     # not by permissions: tests may run as root, whom they do not stop
     (tmp_path / "file").write_text("in the way")
     folder = tmp_path / "file" / "artifacts"
     with pytest.raises(UserError, match=r"cannot be written .*file is no folder of ours") as raised:
         Store(folder)
     assert str(folder) in str(raised.value)
-    with pytest.raises(UserError, match="cannot be made"):
+    with pytest.raises(UserError, match="cannot be written"):
         Store(tmp_path / "file")

@@ -93,6 +93,14 @@ def test_a_damaged_artifact_is_said_and_rebuilt_to_the_same_bits(config: Experim
     assert outputs(tmp_path / "again") == outputs(tmp_path / "whole")
 
 
+def test_a_trial_that_lacks_its_generators_fails_and_trains_none(config: Experiment, tmp_path: Path) -> None:
+    """A sweep trains them before its trials; a trial that did would do the work of others again, unseen."""
+    shuffled = override(config, {"sharing.setting": "shuffled_synthetic"})
+    with pytest.raises(LookupError, match="client 0 have not been made"):
+        experiment.run(shuffled, tmp_path / "run", may_generate=False)
+    assert not (tmp_path / "artifacts").exists()
+
+
 def test_kill_9_of_a_real_process(config: Experiment, tmp_path: Path) -> None:
     """The same through the script, in another process, killed without warning after its third round."""
     script = Path(__file__).parent.parent / "sweeps" / "run.py"

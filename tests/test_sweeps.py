@@ -169,6 +169,13 @@ def test_tune_sweeps_fields_reusing_generators(table: tuple[Path, Path, str], tm
     cells = json.loads((out / "summary.json").read_text())["cells"]
     assert len(cells) == 4
     assert len({c["sharing.p"] for c in cells}) == 2
+    # ASHA may stop some half-way, but those that played all rounds are finished and summarised
+    assert {c["status"] for c in cells if c["rounds"] == 3} == {"finished"}
+    again = script(
+        "tune.py", f"--out={out}", f"--artifacts={artifacts}", "--space=alpha=0.01,0.1", "--space=p=uniform(0,0.5)",
+        "--space=lr=loguniform(0.01,0.1)", "--samples=2", "--metric=best_accuracy", "--scheduler=asha", "--resume",
+    )  # fmt: skip
+    assert "4 of 4 cells are done already" in again.stdout  # those that ASHA gave up are not run again
     assert [c["best_accuracy"] for c in cells] == sorted((c["best_accuracy"] for c in cells), reverse=True)
     for name in ("tune.md", "tune.csv", "tune.png"):
         assert (out / name).stat().st_size > 0
