@@ -213,10 +213,14 @@ def _trial(params: Mapping[str, Any]) -> None:
     folder = Path(given["out"]) / given["name"]
     best = max((line["test/accuracy"] for line in read_rounds(folder) if line["round"] > 0), default=0.0)
 
+    last: dict[str, Any] = {}
+
     def report(number: int, metrics: Mapping[str, float | None]) -> None:
-        nonlocal best
+        nonlocal best, last
         best = max(best, metrics["test/accuracy"] or 0.0) if number else best
-        tune.report({"round": number, "best_accuracy": best, **metrics})
+        last = {"round": number, "best_accuracy": best, **metrics}
+        if number < c.federation.rounds:
+            tune.report(last)
 
     def say(text: str) -> None:
         with open(folder / "messages.log", "a") as file:
@@ -224,6 +228,8 @@ def _trial(params: Mapping[str, Any]) -> None:
 
     # A trial never trains a generator: it would hold its cores for work that other trials may do too.
     experiment.run(c, folder, resume=True, say=say, on_round=report, may_generate=False)
+    if last:
+        tune.report(last)  # only now: a scheduler that stops a trial at its last round must not cost it its summary
 
 
 class _Progress(Callback):
