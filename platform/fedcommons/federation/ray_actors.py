@@ -9,6 +9,7 @@ from ray.exceptions import GetTimeoutError, RayActorError
 from fedcommons.cluster import INLINE_BYTES, gpu_share
 from fedcommons.errors import ClientError, UserError
 from fedcommons.federation.executor import J, R, S
+from fedcommons.federation.reduction import cut
 from fedcommons.federation.worker import RunData, Worker
 
 
@@ -54,13 +55,9 @@ class RayActors:
 
     def map(self, function: Callable[[Worker, S, J], R], shared: S, jobs: Sequence[J]) -> list[R]:
         """See ``Executor``; one call to each actor, so that a round costs one round trip."""
-        n = min(len(self.actors), len(jobs))
-        sent = ray.put(shared) if shared.nbytes > INLINE_BYTES and n > 1 else shared
-        cuts = [len(jobs) * i // n for i in range(n + 1)] if n else [0]
-        calls = [
-            actor.map.remote(function, sent, jobs[a:b])
-            for actor, a, b in zip(self.actors, cuts, cuts[1:], strict=False)
-        ]
+        parts = cut(jobs, len(self.actors))
+        sent = ray.put(shared) if shared.nbytes > INLINE_BYTES and len(parts) > 1 else shared
+        calls = [a.map.remote(function, sent, part) for a, part in zip(self.actors, parts, strict=False)]
         try:
             return [result for results in ray.get(calls) for result in results]
         except RayActorError as error:

@@ -10,14 +10,15 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from fedcommons.federation.executor import J
 from fedcommons.tensors import Flat, Payload, data, like
 
 
-def cut(participants: Sequence[int], blocks: int) -> list[list[int]]:
+def cut(items: Sequence[J], blocks: int) -> list[list[J]]:
     """At most ``blocks`` consecutive non-empty blocks whose sizes differ by at most one."""
-    n = min(blocks, len(participants))
-    cuts = [len(participants) * i // n for i in range(n + 1)] if n else [0]
-    return [list(participants[a:b]) for a, b in pairwise(cuts)]
+    n = min(blocks, len(items))
+    cuts = [len(items) * i // n for i in range(n + 1)] if n else [0]
+    return [list(items[a:b]) for a, b in pairwise(cuts)]
 
 
 class BlockSum:
