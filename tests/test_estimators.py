@@ -128,9 +128,9 @@ def test_measuring_between_rounds_changes_no_bit(digits: "Digits") -> None:
     federation = digits(dropout=0.3)
     plan, executor = federation.plan(2), federation.serial(ALGORITHM)
     first = federation.play(ALGORITHM, federation.plan(1), executor)[-1][0]
-    before = first.state["model"].buffer.clone()
-    dissimilarity(executor, first.state["model"], "own", 5, 2)
-    assert torch.equal(first.state["model"].buffer, before)
+    before = first.model.buffer.clone()
+    dissimilarity(executor, first.model, "own", 5, 2)
+    assert torch.equal(first.model.buffer, before)
     then = federation.play(ALGORITHM, plan, executor, start=first)[-1][0]
     straight = federation.play(ALGORITHM, plan)[-1][0]
-    assert torch.equal(then.state["model"].buffer, straight.state["model"].buffer)
+    assert torch.equal(then.model.buffer, straight.model.buffer)

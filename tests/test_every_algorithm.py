@@ -25,7 +25,7 @@ from fedcommons.federation import checkpoint
 from fedcommons.federation.evaluation import evaluate
 from fedcommons.federation.executor import Executor
 from fedcommons.federation.rounds import Standing
-from fedcommons.tensors import Flat, Payload, add, data, scale, sub
+from fedcommons.tensors import Flat, Payload, add, data, flat, scale, sub
 
 if TYPE_CHECKING:
     from conftest import Federation
@@ -49,9 +49,7 @@ class _StandIn:
         return Message(dict(state), {"share": torch.tensor([1 / (round + client), 1.0])})
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
-        x, control = message.common["model"], message.common["control"]
-        assert isinstance(x, Flat)
-        assert isinstance(control, Flat)
+        x, control = flat(message.common, "model"), flat(message.common, "control")
         y, metrics = self.local.run(work, x, data, seed)
         moment, old, share = sub(y, x), memory.get("moment"), message.own["share"]
         assert isinstance(share, Tensor)
@@ -66,8 +64,8 @@ class _StandIn:
         step, shares = total["step"], [data(r.each["share"])[0] for r in replies]
         assert isinstance(step, Flat)
         mean = scale(step, 1 / len(replies))
-        control = add(state["control"], mean, 0.01 * float(torch.stack(shares).mean() > 0))
-        return {"model": add(state["model"], mean), "control": control}
+        control = add(flat(state, "control"), mean, 0.01 * float(torch.stack(shares).mean() > 0))
+        return {"model": add(flat(state, "model"), mean), "control": control}
 
 
 CONTRACT = {**ALGORITHMS, "stand-in": lambda config, local: _StandIn(local)}
@@ -156,7 +154,7 @@ def test_two_rounds_run_and_leave_names_shapes_and_types_as_they_were(name: str,
     played = federation.play(algorithm, federation.plan(2))
     assert [now.round for now, _ in played] == [1, 2]
     for now, facts in played:
-        model = now.state["model"]
+        model = now.model
         assert model.layout == federation.model.layout
         assert model.buffer.dtype == federation.model.buffer.dtype
         assert model.buffer.isfinite().all()
@@ -170,8 +168,8 @@ def test_the_loss_falls(name: str, digits: "Digits") -> None:
     algorithm, plan = _make(name), federation.plan(5)
     executor = federation.serial(algorithm)
     sizes = {"train": len(federation.data.sets["train"])}
-    before = evaluate(executor, federation.start(algorithm, plan).state["model"], sizes)
-    after = evaluate(executor, federation.play(algorithm, plan, executor)[-1][0].state["model"], sizes)
+    before = evaluate(executor, federation.start(algorithm, plan).model, sizes)
+    after = evaluate(executor, federation.play(algorithm, plan, executor)[-1][0].model, sizes)
     assert after["train/loss"] < 0.9 * before["train/loss"]
 
 
@@ -257,7 +255,7 @@ def test_clients_with_one_sample_take_part(name: str, drop_last: bool, digits: "
     played = federation.play(_make(name, drop_last=drop_last), federation.plan(2))
     assert [facts["rejected"] for _, facts in played] == [0, 0]
     assert all(math.isfinite(facts["train/loss"]) for _, facts in played)  # not the mean over no steps
-    assert played[-1][0].state["model"].buffer.isfinite().all()
+    assert played[-1][0].model.buffer.isfinite().all()
     assert _bytes(played[-1][0].state)["model"] != _bytes(played[0][0].state)["model"]
 
 

@@ -27,7 +27,7 @@ def _play(problem: "LeastSquares", algorithm: FedAvg, rounds: int, lr: float, st
     plan = federation.plan(rounds)
     begin = federation.model if start is None else Flat(federation.model.layout, torch.from_numpy(start.copy()))
     played = federation.play(algorithm, plan, start=Standing(0, algorithm.start(begin, plan.facts, 0)))
-    return played[-1][0].state["model"].buffer.numpy()
+    return played[-1][0].model.buffer.numpy()
 
 
 def test_one_local_step_with_everybody_is_a_step_on_the_pooled_data(least_squares: "Problem") -> None:

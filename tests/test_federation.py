@@ -107,7 +107,7 @@ def test_results_depend_neither_on_workers_nor_on_their_order(workers: int, digi
     plan = federation.plan(2, blocks=3)
     executor = _Backwards(federation.build(algorithm), federation.data, workers)
     there, here = federation.play(algorithm, plan, executor), federation.play(algorithm, plan)
-    assert torch.equal(there[-1][0].state["model"].buffer, here[-1][0].state["model"].buffer)
+    assert torch.equal(there[-1][0].model.buffer, here[-1][0].model.buffer)
     assert [facts for _, facts in there] == [facts for _, facts in here]
 
 
@@ -244,7 +244,7 @@ def test_a_bad_reply_is_rejected_counted_and_never_averaged_in(
     assert {i: int(data(kept["round"])) for i, kept in second.memory.items()} == {0: 2, 1: 2, 2: 2, 3: 1}
     three = type(problem)(problem.a[:3], problem.b[:3]).federation(0.1)
     expected = three.play(algorithm, three.plan(2, blocks=1), start=first)[-1][0]
-    assert torch.equal(second.state["model"].buffer, expected.state["model"].buffer)
+    assert torch.equal(second.model.buffer, expected.model.buffer)
 
 
 UNNOTICED = {
@@ -263,7 +263,7 @@ def test_a_reply_unlike_the_others_is_rejected(
     federation = least_squares().federation(0.1)
     now, facts = federation.play(_Wayward(spoil, who=(3,)), federation.plan(2, blocks=blocks))[-1]
     assert facts["rejected"] == 1
-    assert now.state["model"].buffer.isfinite().all()
+    assert now.model.buffer.isfinite().all()
 
 
 def test_the_server_sees_no_memory(least_squares: "Problem") -> None:
@@ -298,7 +298,7 @@ def test_a_block_in_which_every_reply_is_rejected_adds_nothing(least_squares: "P
     algorithm = _Wayward(SPOILT["nan"], who=(0, 1))
     now, facts = federation.play(algorithm, federation.plan(2, blocks=2))[-1]
     assert facts["rejected"] == 2
-    assert now.state["model"].buffer.isfinite().all()
+    assert now.model.buffer.isfinite().all()
 
 
 def test_an_error_in_a_client_says_where_and_keeps_its_cause(least_squares: "Problem") -> None:
@@ -346,7 +346,7 @@ def test_evaluation_in_chunks_is_evaluation_of_the_whole(
     federation = digits(dropout=0.5)  # which evaluation turns off
     algorithm = FedAvg(LocalSGD(5, 5))
     executor = federation.serial(algorithm)
-    model = federation.play(algorithm, federation.plan(2), executor)[-1][0].state["model"]
+    model = federation.play(algorithm, federation.plan(2), executor)[-1][0].model
     monkeypatch.setattr(evaluation, "CHUNK", chunk)
     found = evaluation.evaluate(executor, model, {"test": 100, "train": 64})
     work = federation.work()

@@ -165,7 +165,7 @@ def run(
         clock = time.perf_counter()
         for now, facts_of_round in courses:
             trained = time.perf_counter()
-            metrics = {**facts_of_round, **observe(now.round, now.state["model"])}
+            metrics = {**facts_of_round, **observe(now.round, now.model)}
             for tracker in trackers:
                 tracker.log(now.round, metrics)
             record.log_times(now.round, {"train": trained - clock, "observe": time.perf_counter() - trained})

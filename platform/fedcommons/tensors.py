@@ -4,7 +4,7 @@ A model, a control variate or a gradient is a ``Flat``: one vector and a ``Layou
 clients, loading into a module and transport then are one operation each, however many layers the network has.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -85,6 +85,28 @@ def flatten(named: Mapping[str, Tensor]) -> Flat:
 def data(x: Flat | Tensor) -> Tensor:
     """The tensor that holds all the numbers of ``x``."""
     return x.buffer if isinstance(x, Flat) else x
+
+
+def flat(payload: Payload, name: str) -> Flat:
+    """The named vector ``name`` of a payload.
+
+    Raises:
+        TypeError: it is a plain tensor.
+    """
+    x = payload[name]
+    if not isinstance(x, Flat):
+        raise TypeError(f"{name} is a plain tensor, not a named vector")
+    return x
+
+
+def zeros_like(x: Flat) -> Flat:
+    """Zero under the names of ``x``."""
+    return Flat(x.layout, torch.zeros_like(x.buffer))
+
+
+def select(x: Flat, names: Sequence[str]) -> Flat:
+    """A copy of the named parts of ``x``, in the order given; an empty vector for no names."""
+    return Flat(layout_of((n, x[n]) for n in names), torch.cat([x[n].reshape(-1) for n in names] or [x.buffer[:0]]))
 
 
 def like(x: Flat | Tensor, values: Tensor) -> Flat | Tensor:

@@ -15,8 +15,11 @@ from fedcommons.data.clients import ClientData
 from fedcommons.federation.executor import Executor
 from fedcommons.tensors import Flat, Payload, nbytes
 
-State = Mapping[str, Flat]
-"""What the server keeps from round to round; ``state["model"]`` is evaluated."""
+State = Payload
+"""What the server keeps from round to round.
+
+``state["model"]`` is the server model and is evaluated; other models, as ``state["model/NAME"]``, are too.
+"""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from fedcommons.algorithms.algorithm import Facts, Message, Reply, State
 from fedcommons.algorithms.local import LocalSGD, Work
 from fedcommons.data.clients import ClientData
 from fedcommons.federation.executor import Executor
-from fedcommons.tensors import Flat, Payload, add, scale, sub
+from fedcommons.tensors import Flat, Payload, add, flat, scale, sub
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,7 @@ class FedAvg:
         return Message({"model": state["model"]})
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
-        x = message.common["model"]
-        assert isinstance(x, Flat)
+        x = flat(message.common, "model")
         y, metrics = self.local.run(work, x, data, seed)
         w = float(len(data)) if self.weighting == "samples" else 1.0
         return Reply(sums={"delta": scale(sub(y, x), w)}, weight=w, metrics=metrics)
@@ -41,6 +40,4 @@ class FedAvg:
     def merge(
         self, executor: Executor, state: State, total: Mapping[str, Flat | Tensor], replies: Sequence[Reply], seed: int
     ) -> State:
-        delta = total["delta"]
-        assert isinstance(delta, Flat)
-        return {"model": add(state["model"], delta, 1 / sum(r.weight for r in replies))}
+        return {"model": add(flat(state, "model"), flat(total, "delta"), 1 / sum(r.weight for r in replies))}

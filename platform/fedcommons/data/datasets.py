@@ -31,6 +31,10 @@ class Examples:
         index = torch.tensor(index) if isinstance(index, np.ndarray) else index
         return Examples(self.x[index], self.y[index])
 
+    def to(self, device: torch.device) -> "Examples":
+        """The same examples on ``device``."""
+        return Examples(self.x.to(device), self.y.to(device))
+
 
 @dataclass(frozen=True)
 class Dataset:

@@ -59,13 +59,12 @@ def load_latest(folder: Path) -> Standing | None:
 
 def _standing(tensors: dict[str, Tensor], facts: dict) -> Standing:
     layouts = [Layout(tuple(names), tuple(tuple(s) for s in shapes)) for names, shapes in facts["layouts"]]
-    state: dict[str, Flat] = {}
+    state: dict[str, Flat | Tensor] = {}
     memory: dict[int, dict[str, Flat | Tensor]] = {}
     for key, index in facts["tensors"].items():
         value = tensors[key] if index is None else Flat(layouts[index], tensors[key])
         kind, *rest = key.split("/")
         if kind == "state":
-            assert isinstance(value, Flat)
             state["/".join(rest)] = value
         else:
             memory.setdefault(int(rest[0]), {})["/".join(rest[1:])] = value

@@ -20,7 +20,7 @@ from fedcommons.federation.participation import participants
 from fedcommons.federation.reduction import BlockSum, add_blocks, cut
 from fedcommons.federation.worker import Worker
 from fedcommons.seeds import seed_for
-from fedcommons.tensors import Flat, Payload, data, nbytes
+from fedcommons.tensors import Flat, Payload, data, flat, nbytes
 
 log = logging.getLogger("fedcommons")
 
@@ -43,6 +43,11 @@ class Standing:
     state: State
     memory: Mapping[int, Payload] = field(default_factory=dict)
     traffic: Traffic = field(default_factory=Traffic)  # totals since the start
+
+    @property
+    def model(self) -> Flat:
+        """The server model."""
+        return flat(self.state, "model")
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class RunData:
 
     def to(self, device: torch.device) -> "RunData":
         """The same data on ``device``."""
-        sets = {name: Examples(e.x.to(device), e.y.to(device)) for name, e in self.sets.items()}
+        sets = {name: e.to(device) for name, e in self.sets.items()}
         clients = self.clients.to(device)
         return RunData(clients, clients if self.own is self.clients else self.own.to(device), sets)
 
