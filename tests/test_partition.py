@@ -1,5 +1,7 @@
 """Partitions, by invariants over many seeds; no random generator is ever mocked (style.md section 4)."""
 
+from bisect import bisect_left
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 
 from fedcommons.config import PARTITIONS, Partition
 from fedcommons.data import dirichlet
-from fedcommons.data.dirichlet import group_sizes
+from fedcommons.data.dirichlet import group_sizes, sizes_by_priors
 from fedcommons.data.partition import PARTITIONERS, Partitioned, default_n_aux, partition
 from fedcommons.errors import UserError
 
@@ -24,6 +26,7 @@ RECIPES = {
     ),
     "dirichlet_classes, not cut again": Partition(name="dirichlet_classes", n_clients=8, alpha=0.1, recut=False),
     "dirichlet_niid": Partition(name="dirichlet_niid", n_clients=8, alpha=0.5),
+    "dirichlet_clients": Partition(name="dirichlet_clients", n_clients=8, alpha=0.3),
     "single_class": Partition(name="single_class", n_clients=N_CLASSES),
 }
 
@@ -55,7 +58,7 @@ def test_clients_are_disjoint_complete_and_never_empty_for_every_seed(recipe: Pa
             assert np.array_equal(np.bincount(LABELS[rows], minlength=N_CLASSES), counts)
 
 
-@pytest.mark.parametrize("name", ["iid", "dirichlet_classes"])
+@pytest.mark.parametrize("name", ["iid", "dirichlet_classes", "dirichlet_clients"])
 def test_equal_cuts_differ_by_one_row_at_most(name: str) -> None:
     for seed in SEEDS:
         sizes = [len(rows) for rows in deal(RECIPES[name], seed).rows]
@@ -97,7 +100,7 @@ def test_single_class_gives_client_l_all_of_class_l() -> None:
             assert len(rows) == np.bincount(LABELS)[label]
 
 
-@pytest.mark.parametrize("name", ["dirichlet_classes", "dirichlet_niid"])
+@pytest.mark.parametrize("name", ["dirichlet_classes", "dirichlet_niid", "dirichlet_clients"])
 def test_labels_get_more_alike_over_clients_as_alpha_grows(name: str) -> None:
     variances = [
         np.mean([label_variance(deal(replace(RECIPES[name], alpha=alpha), seed)) for seed in range(20)])
@@ -246,3 +249,69 @@ def test_default_groups_are_those_of_the_authors(n_clients: int, n_classes: int,
         recipe = Partition(n_clients=n_clients, alpha=max(alpha, 0.1))
         spelt = replace(recipe, n_aux=default_n_aux(n_clients, n_classes, recipe.alpha))
         assert deal(recipe).fingerprint == deal(spelt).fingerprint
+
+
+def test_feddyns_clients_have_about_the_global_class_frequencies_when_alpha_is_large() -> None:
+    labels = np.repeat(np.arange(N_CLASSES), 2 ** np.arange(N_CLASSES))  # 1 to 512 images of a class
+    frequencies = np.bincount(labels) / len(labels)
+
+    def deviation(recipe: Partition) -> float:
+        counts = np.stack([deal(recipe, seed, labels).class_counts for seed in range(30)])
+        return float(np.mean((counts / counts.sum(2, keepdims=True) - frequencies) ** 2))
+
+    # for alpha = 1 it is 12 times that of IID
+    assert deviation(replace(RECIPES["dirichlet_clients"], alpha=1e6)) < 2 * deviation(RECIPES["iid"])
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("alpha", [0.01, 0.0001])
+def test_feddyns_clients_hold_few_classes_when_alpha_is_small_and_the_classes_unequal(alpha: float) -> None:
+    class_sizes = np.array([0, 300, 30, 3, 1, 150, 75, 500, 40, 101])
+    held = []
+    for seed in SEEDS:
+        sizes = sizes_by_priors(class_sizes, 7, alpha, np.random.default_rng(seed))
+        assert np.array_equal(sizes.sum(1), class_sizes)
+        assert set(sizes.sum(0)) == {171, 172}  # 1,200 images to 7 clients
+        held.append((sizes > 0).sum(0).mean())
+    # 3.5 and 3.4; a client that fell back to a uniform draw where its prior underflows would hold 5.3 at alpha = 0.0001
+    assert np.mean(held) < 4
+
+
+def redrawn(class_sizes: np.ndarray, totals: np.ndarray, alpha: float, rng: np.random.Generator) -> np.ndarray:
+    """What ``sizes_by_priors`` draws, as Acar et al. (2021) say it: full clients and exhausted classes are redrawn."""
+    priors = rng.dirichlet([alpha] * len(class_sizes), len(totals)).cumsum(1).tolist()
+    left, room = class_sizes.copy(), totals.copy()
+    sizes = np.zeros((len(left), len(room)), dtype=np.int64)
+    while room.any():
+        client = rng.integers(len(room))
+        if room[client] == 0:
+            continue
+        c = bisect_left(priors[client], rng.random())
+        while left[c] == 0:
+            c = bisect_left(priors[client], rng.random())
+        sizes[c, client] += 1
+        left[c] -= 1
+        room[client] -= 1
+    return sizes
+
+
+def test_feddyns_sizes_have_the_law_of_redrawing_one_image_at_a_time() -> None:
+    class_sizes, totals, draws = np.array([8, 3, 1]), np.array([4, 4, 4]), 5_000
+    rng = np.random.default_rng(0)
+    ours = Counter(sizes_by_priors(class_sizes, 3, 1.0, rng).tobytes() for _ in range(draws))
+    theirs = Counter(redrawn(class_sizes, totals, 1.0, rng).tobytes() for _ in range(draws))
+    tables = ours.keys() | theirs.keys()  # every way to deal
+    freedom = len(tables) - 1
+    chi_square = sum((ours[t] - theirs[t]) ** 2 / (ours[t] + theirs[t]) for t in tables)
+    assert freedom > 20
+    assert chi_square < freedom + 4 * np.sqrt(2 * freedom)  # mean and four standard deviations
+
+
+def test_turns_go_to_clients_that_are_not_full_with_equal_chances() -> None:
+    # client 0 wants one image of four: its turn is the k-th with chance 1/2, 1/4, 1/8, and 1/8 once client 1 is full;
+    # chances in proportion to the room that is left would be 1/4 each
+    draws, rng = 4_000, np.random.default_rng(0)
+    turns = np.stack([dirichlet._turns(np.array([1, 3]), rng) for _ in range(draws)])
+    assert (turns.sum(1) == 3).all()
+    chance = np.array([1 / 2, 1 / 4, 1 / 8, 1 / 8])
+    assert (np.abs((turns == 0).mean(0) - chance) < 4 * np.sqrt(chance * (1 - chance) / draws)).all()

@@ -1,4 +1,8 @@
-"""Draws of class sizes over clients from a capped Dirichlet law, many draws at a time, redrawn until accepted."""
+"""Draws of how many images of each class each client gets, from the two Dirichlet laws in use.
+
+``group_sizes``: per class over clients, capped, many draws at a time, redrawn until accepted.
+``sizes_by_priors``: per client over classes, images dealt one by one.
+"""
 
 import numpy as np
 
@@ -38,6 +42,41 @@ def group_sizes(
     )
 
 
+def sizes_by_priors(class_sizes: np.ndarray, n_clients: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
+    """How many images of each class each client gets: (classes, clients), rows summing to ``class_sizes``.
+
+    Per client, a prior ~ Dir(alpha) over classes. Images are dealt without replacement, one at a time, to a random
+    client that is not full, of a class from that client's prior. Acar et al. (2021) redraw the class while it is an
+    exhausted one, which need not end; what they accept is a draw given that it is not exhausted, so it is drawn here
+    at once, from the prior renormalised over the classes that are left.
+
+    Departs from the authors' code: totals differ by one where N does not divide n, instead of leaving images out.
+    """
+    log_prior = _log_gamma(alpha, (n_clients, len(class_sizes)), rng)  # up to a constant per client: it cancels
+    sizes = np.zeros((len(class_sizes), n_clients), dtype=np.int64)
+    unspent = class_sizes.copy()
+    left = np.flatnonzero(unspent)
+    for client in _turns(np.diff(class_sizes.sum() * np.arange(n_clients + 1) // n_clients), rng):
+        # Gumbel-max: a draw in proportion to the prior that never leaves log space, so a client whose prior on all the
+        # classes that are left would underflow to zero still draws in proportion to it and needs no other law
+        c = left[np.argmax(log_prior[client, left] + rng.gumbel(size=len(left)))]
+        sizes[c, client] += 1
+        unspent[c] -= 1
+        if unspent[c] == 0:
+            left = left[left != c]
+    return sizes
+
+
+def _turns(sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Whose turn it is, image by image: uniform over the clients that do not hold their ``sizes`` yet.
+
+    Every client has a Poisson clock of the same rate that stops when it is full: all that run are as likely next.
+    """
+    rings = np.cumsum(rng.standard_exponential((len(sizes), sizes.max())), 1)
+    until_full = np.arange(sizes.max()) < sizes[:, None]
+    return np.repeat(np.arange(len(sizes)), sizes)[np.argsort(rings[until_full])]
+
+
 def _draw(class_sizes: np.ndarray, n_clients: int, alpha: float, batch: int, rng: np.random.Generator) -> np.ndarray:
     fair = class_sizes.sum() / n_clients
     held = np.zeros((batch, n_clients), dtype=np.int64)
@@ -45,9 +84,7 @@ def _draw(class_sizes: np.ndarray, n_clients: int, alpha: float, batch: int, rng
     for c, n in enumerate(class_sizes):
         if n == 0:
             continue
-        # log of a Gamma(alpha) draw: for alpha = 0.01 the draw itself underflows to 0 for most clients
-        log_gamma = np.log(rng.standard_gamma(alpha + 1, (batch, n_clients)))
-        log_gamma += np.log1p(-rng.random((batch, n_clients))) / alpha
+        log_gamma = _log_gamma(alpha, (batch, n_clients), rng)
         log_gamma[held >= fair] = -np.inf  # fewer than all: images are left, so the total held is below the total
         weights = np.exp(log_gamma - log_gamma.max(1, keepdims=True))
         cuts = np.floor(np.cumsum(weights / weights.sum(1, keepdims=True), 1) * n + 1e-9).astype(np.int64)
@@ -55,3 +92,8 @@ def _draw(class_sizes: np.ndarray, n_clients: int, alpha: float, batch: int, rng
         sizes[:, c] = np.diff(cuts, axis=1, prepend=0)
         held += sizes[:, c]
     return sizes
+
+
+def _log_gamma(alpha: float, shape: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
+    """Logs of Gamma(alpha) draws; for alpha = 0.01 most of the draws themselves underflow to 0."""
+    return np.log(rng.standard_gamma(alpha + 1, shape)) + np.log1p(-rng.random(shape)) / alpha

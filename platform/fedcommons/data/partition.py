@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 
 from fedcommons import config
-from fedcommons.data.dirichlet import group_sizes
+from fedcommons.data.dirichlet import group_sizes, sizes_by_priors
 from fedcommons.errors import UserError, unknown
 from fedcommons.seeds import numpy_generator
 
@@ -89,6 +89,14 @@ def dirichlet_niid(
     return _deal(rng.permutation(len(labels)), labels, n_classes, recipe.n_clients, recipe, rng, 10)
 
 
+def dirichlet_clients(
+    recipe: config.Partition, labels: np.ndarray, n_classes: int, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """FedDyn (Acar et al. 2021): per client Dir(alpha) over classes, images dealt one by one into equal sizes."""
+    sizes = sizes_by_priors(np.bincount(labels, minlength=n_classes), recipe.n_clients, recipe.alpha, rng)
+    return _cut(rng.permutation(len(labels)), labels, sizes, rng)
+
+
 def single_class(
     recipe: config.Partition, labels: np.ndarray, n_classes: int, rng: np.random.Generator
 ) -> list[np.ndarray]:
@@ -106,6 +114,7 @@ PARTITIONERS: dict[str, Partitioner] = {
     "iid": iid,
     "dirichlet_classes": dirichlet_classes,
     "dirichlet_niid": dirichlet_niid,
+    "dirichlet_clients": dirichlet_clients,
     "single_class": single_class,
 }
 
@@ -130,11 +139,15 @@ def _deal(
     rng: np.random.Generator,
     min_size: int,
 ) -> list[np.ndarray]:
-    """Deal ``rows`` to ``n_clients``: class by class, consecutive pieces of the sizes that ``group_sizes`` drew."""
-    by_class = [rows[labels[rows] == c] for c in range(n_classes)]
-    sizes = group_sizes(np.array([len(c) for c in by_class]), n_clients, recipe.alpha, min_size, rng)
-    pieces = [np.split(of_class, np.cumsum(sizes[c])[:-1]) for c, of_class in enumerate(by_class)]
-    return [rng.permutation(np.concatenate([pieces[c][i] for c in range(n_classes)])) for i in range(n_clients)]
+    """Deal ``rows`` to ``n_clients`` in the sizes that ``group_sizes`` draws."""
+    class_sizes = np.bincount(labels[rows], minlength=n_classes)
+    return _cut(rows, labels, group_sizes(class_sizes, n_clients, recipe.alpha, min_size, rng), rng)
+
+
+def _cut(rows: np.ndarray, labels: np.ndarray, sizes: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """Cut each class of the shuffled ``rows`` into consecutive pieces of ``sizes`` (classes, clients)."""
+    pieces = [np.split(rows[labels[rows] == c], np.cumsum(of_class)[:-1]) for c, of_class in enumerate(sizes)]
+    return [rng.permutation(np.concatenate(of_client)) for of_client in zip(*pieces, strict=True)]
 
 
 def _equal_slices(rows: np.ndarray, n: int) -> list[np.ndarray]:
