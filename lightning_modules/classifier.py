@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 
 class Classifier(LightningModule):
-    """A network with its input normalisation, loss (cross entropy) and optimizer (SGD, constant learning rate).
+    """A network with its input normalisation, loss (cross entropy) and optimizer (constant learning rate).
 
     x is uint8 (B, C, H, W), scaled to [0, 1] and normalised here and nowhere else; features that are already
     floating pass as they are. A batch is (x, y) or (x, y, weight): the weights multiply the examples' losses.
@@ -23,20 +23,23 @@ class Classifier(LightningModule):
         lr: float,
         momentum: float = 0.0,
         weight_decay: float = 0.0,
+        optimizer: str = "sgd",
         mean: tuple[float, ...] = (0.0,),
         std: tuple[float, ...] = (1.0,),
     ) -> None:
         super().__init__()
         self.network = network
-        self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
+        self.lr, self.momentum, self.weight_decay, self.optimizer = lr, momentum, weight_decay, optimizer
         self.register_buffer("mean", 255 * torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", 255 * torch.tensor(std).view(-1, 1, 1), persistent=False)
 
+    def normalise(self, x: Tensor) -> Tensor:
+        """What the network sees of images with pixels in 0..255, uint8 or means of such."""
+        return (x - self.mean) / self.std
+
     def forward(self, x: Tensor) -> Tensor:
         """Logits (B, classes)."""
-        if not x.is_floating_point():
-            x = (x - self.mean) / self.std
-        return self.network(x)
+        return self.network(x if x.is_floating_point() else self.normalise(x))
 
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
         """Mean (weighted) cross entropy of the batch."""
@@ -46,5 +49,7 @@ class Classifier(LightningModule):
         return F.cross_entropy(self(x), y)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Plain SGD; the learning rate lives here only."""
+        """Plain SGD, or Adam; the learning rate lives here only."""
+        if self.optimizer == "adam":
+            return torch.optim.Adam(self.parameters(), self.lr, weight_decay=self.weight_decay)
         return torch.optim.SGD(self.parameters(), self.lr, momentum=self.momentum, weight_decay=self.weight_decay)

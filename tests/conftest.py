@@ -1,33 +1,15 @@
-"""What the tests share: two tiny federations, a federated least-squares problem and handwritten digits.
+"""What the tests share: the two tiny federations of ``fedcommons.testing``, and a Ray.
 
 Tests cannot import each other, so helpers are fixtures; their types are imported under TYPE_CHECKING only.
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Callable, Iterator
 
-import numpy as np
 import pytest
 import torch
-from pytorch_lightning import LightningModule
-from torch import Tensor, nn
 
-from fedcommons.algorithms.algorithm import Algorithm, Facts
-from fedcommons.algorithms.local import Work
-from fedcommons.config import Data
-from fedcommons.data.clients import Clients
-from fedcommons.data.datasets import Examples, load
-from fedcommons.federation import rounds
-from fedcommons.federation.executor import Executor
-from fedcommons.federation.rounds import Plan, Standing
-from fedcommons.federation.serial import Serial
-from fedcommons.federation.worker import RunData, Worker
-from fedcommons.seeds import set_default_generator
-from fedcommons.tensors import Flat, flatten
-from lightning_modules import Classifier
-from lightning_modules.networks import CNN
+from fedcommons.testing import Federation, LeastSquares, federations
 
 # Ray reads these when it is first imported, which no test does before the fixture below.
 os.environ["RAY_AUTH_MODE"] = "disabled"
@@ -35,133 +17,16 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 torch.set_num_threads(1)  # as in a worker: more threads round differently
 
 
-@dataclass(frozen=True)
-class Federation:
-    """Data, the recipe of the module that clients train, and shortcuts to play rounds with them."""
-
-    data: RunData
-    module: Callable[[], LightningModule]  # the same initial weights at every call
-
-    @property
-    def model(self) -> Flat:
-        """The untrained model."""
-        return flatten(dict(self.module().named_parameters()))
-
-    def work(self) -> Work:
-        return Work(self.module(), torch.device("cpu"))
-
-    def build(self, algorithm: Algorithm) -> Callable[[RunData], Worker]:
-        """What executors are handed; refers to nothing of the tests, so Ray can send it to another process."""
-        module = self.module
-
-        def build(data: RunData) -> Worker:
-            return Worker(Work(module(), torch.device("cpu")), algorithm, data)
-
-        return build
-
-    def serial(self, algorithm: Algorithm) -> Serial:
-        return Serial(self.build(algorithm), self.data)
-
-    def plan(self, rounds: int, participation: float = 1.0, blocks: int = 2, seed: int = 0) -> Plan:
-        sizes = self.data.clients.sizes
-        return Plan(Facts(len(sizes), sizes, rounds), participation, blocks, seed)
-
-    def start(self, algorithm: Algorithm, plan: Plan) -> Standing:
-        return Standing(0, algorithm.start(self.model, plan.facts, plan.seed))
-
-    def play(
-        self, algorithm: Algorithm, plan: Plan, executor: Executor | None = None, start: Standing | None = None
-    ) -> list[tuple[Standing, dict[str, float]]]:
-        """All rounds of ``plan`` after ``start``, in this process unless told otherwise."""
-        executor = executor or self.serial(algorithm)
-        return list(rounds.run(algorithm, executor, plan, start or self.start(algorithm, plan)))
-
-
-class Regression(LightningModule):
-    """f(w) = mean of (<a, w> - b)^2 / 2 in float64, so that closed forms hold to 1e-12."""
-
-    def __init__(self, dim: int, lr: float, momentum: float = 0.0) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(dim, dtype=torch.float64))
-        self.lr, self.momentum = lr, momentum
-
-    def forward(self, a: Tensor) -> Tensor:
-        return a @ self.w
-
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        a, b = batch
-        return (self(a) - b).square().mean() / 2
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), self.lr, momentum=self.momentum)
-
-
-@dataclass(frozen=True)
-class LeastSquares:
-    """A federated least-squares problem: client i holds a[i] (n_i, d) and b[i] (n_i,)."""
-
-    a: Sequence[np.ndarray]
-    b: Sequence[np.ndarray]
-
-    def federation(self, lr: float, momentum: float = 0.0) -> Federation:
-        ends = np.cumsum([0, *map(len, self.b)])
-        store = Examples(torch.from_numpy(np.concatenate(self.a)), torch.from_numpy(np.concatenate(self.b)))
-        clients = Clients(store, [np.arange(*ab) for ab in pairwise(ends)])
-        dim = self.a[0].shape[1]
-        return Federation(RunData(clients, clients, {}), lambda: Regression(dim, lr, momentum))
-
-    def gradients(self, w: np.ndarray) -> np.ndarray:
-        """(N, d): the gradient of each client's mean loss."""
-        return np.stack([a.T @ (a @ w - b) / len(b) for a, b in zip(self.a, self.b, strict=True)])
-
-    @property
-    def optimum(self) -> np.ndarray:
-        """Where the mean over clients of their mean losses is least."""
-        hessian = np.sum([a.T @ a / len(b) for a, b in zip(self.a, self.b, strict=True)], axis=0)
-        return np.linalg.solve(hessian, -self.gradients(np.zeros(len(hessian))).sum(0))
-
-
 @pytest.fixture(scope="session")
 def least_squares() -> Callable[..., LeastSquares]:
-    """A heterogeneous problem: every client has its own Hessian and its own solution."""
-
-    def make(sizes: Sequence[int] = (8, 8, 8, 8), dim: int = 3) -> LeastSquares:
-        draw = np.random.default_rng(0)
-        a = [draw.normal(size=(n, dim)) * draw.uniform(0.5, 1.5, dim) for n in sizes]
-        return LeastSquares(a, [x @ draw.normal(size=dim) + 0.1 * draw.normal(size=len(x)) for x in a])
-
-    return make
+    """See ``federations.least_squares``."""
+    return federations.least_squares
 
 
 @pytest.fixture(scope="session")
 def digits() -> Callable[..., Federation]:
-    """Handwritten digits and a tiny CNN; client i holds digits 2i and 2i + 1 (modulo ten) only."""
-    everything = load(Data("digits"))
-    labels = everything.train.y.numpy()
-
-    def make(
-        sizes: Sequence[int] = (9, 16, 12, 20, 7), dropout: float = 0.0, lr: float = 0.1, momentum: float = 0.0
-    ) -> Federation:
-        taken: set[int] = set()
-        rows = []
-        for i, n in enumerate(sizes):
-            mine = [r for r in np.flatnonzero(labels // 2 == i % 5).tolist() if r not in taken][:n]
-            taken.update(mine)
-            rows.append(np.array(mine))
-        store = everything.train[np.concatenate(rows)]
-        ends = np.cumsum([0, *sizes])
-        clients = Clients(store, [np.arange(*ab) for ab in pairwise(ends)])
-        mean, std = everything.mean, everything.std
-
-        def module() -> LightningModule:
-            set_default_generator("initial weights of the tests")
-            network = CNN((1, 8, 8), 10, channels=(3, 4), hidden=16)
-            network.hidden = nn.Sequential(network.hidden, nn.Dropout(dropout))  # pyright: ignore[reportAttributeAccessIssue]
-            return Classifier(network, lr=lr, momentum=momentum, mean=mean, std=std)
-
-        return Federation(RunData(clients, clients, {"train": store, "test": everything.test[slice(0, 100)]}), module)
-
-    return make
+    """See ``federations.digits``."""
+    return federations.digits
 
 
 @pytest.fixture(scope="session")

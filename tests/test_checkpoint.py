@@ -9,6 +9,7 @@ import torch
 
 from fedcommons.accounting.communication import Traffic
 from fedcommons.federation import checkpoint
+from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rounds import Standing
 from fedcommons.tensors import Flat, Layout, Payload, data
 
@@ -29,7 +30,7 @@ def _standing(round: int) -> Standing:
         12: {"control": Flat(LAYOUT, torch.randn(7, generator=draw)), "times": torch.tensor(3)},
         3: {"x/y": Flat(other, torch.randn(4, generator=draw).double()), "bytes": torch.arange(4, dtype=torch.uint8)},
     }
-    return Standing(round, state, memory, Traffic(2**40 + round, 2, 3))
+    return Standing(round, state, ClientMemory(memory), Traffic(2**40 + round, 2, 3))
 
 
 def _same(a: Payload, b: Payload) -> bool:
@@ -58,7 +59,8 @@ def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_two_names_for_the_same_numbers_can_be_saved(tmp_path: Path) -> None:
     """As when clients keep the model they were sent (MOON's first round), or a state starts as the model twice."""
     model = Flat(LAYOUT, torch.arange(7.0))
-    standing = Standing(1, {"model": model, "before": model}, {0: {"anchor": model}, 1: {"anchor": model}})
+    memory = ClientMemory({0: {"anchor": model}, 1: {"anchor": model}})
+    standing = Standing(1, {"model": model, "before": model}, memory)
     checkpoint.save(tmp_path, standing)
     _assert_same(checkpoint.load_latest(tmp_path), standing)
 

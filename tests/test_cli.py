@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from fedcommons import cli, config, experiment, presets, search_space
+from fedcommons.checks import check
 from fedcommons.config import Experiment, override
 from fedcommons.errors import UserError
 
@@ -88,7 +89,7 @@ def test_every_field_has_a_line_of_help() -> None:
 
 def test_presets_are_valid() -> None:
     for name in presets.PRESETS:
-        config.check(presets.experiment(name, "digits"))
+        check(presets.experiment(name, "digits"))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.local import LocalSGD
 from fedcommons.convergence.estimators import Dissimilarity, dissimilarity
 from fedcommons.data.clients import Clients
+from fedcommons.federation.evaluation import ModelTask
 from fedcommons.federation.worker import RunData
 from fedcommons.tensors import Flat
 
@@ -28,7 +29,7 @@ ALGORITHM = FedAvg(LocalSGD(1, 5))
 
 def _measure(federation: "Federation", which: str = "own", blocks: int = 2, model: Flat | None = None) -> Dissimilarity:
     executor = federation.serial(ALGORITHM)
-    return dissimilarity(executor, model or federation.model, which, len(federation.data.own), blocks)
+    return dissimilarity(executor, ModelTask(model or federation.model), which, len(federation.data.own), blocks)
 
 
 def _share(federation: "Federation", sizes: list[int], order: np.ndarray) -> "Federation":
@@ -111,7 +112,7 @@ def test_dropout_is_off(digits: "Digits") -> None:
     assert torch.equal(wet.model.buffer, dry.model.buffer)
     executor = wet.serial(ALGORITHM)
     executor.worker.work.module.train()  # as the last client left it
-    found = dissimilarity(executor, wet.model, "own", 5, 2)
+    found = dissimilarity(executor, ModelTask(wet.model), "own", 5, 2)
     assert found == _measure(dry)
 
 
@@ -129,7 +130,7 @@ def test_measuring_between_rounds_changes_no_bit(digits: "Digits") -> None:
     plan, executor = federation.plan(2), federation.serial(ALGORITHM)
     first = federation.play(ALGORITHM, federation.plan(1), executor)[-1][0]
     before = first.model.buffer.clone()
-    dissimilarity(executor, first.model, "own", 5, 2)
+    dissimilarity(executor, ModelTask(first.model), "own", 5, 2)
     assert torch.equal(first.model.buffer, before)
     then = federation.play(ALGORITHM, plan, executor, start=first)[-1][0]
     straight = federation.play(ALGORITHM, plan)[-1][0]

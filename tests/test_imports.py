@@ -46,6 +46,10 @@ def test_imports_point_one_way(path: Path) -> None:
     if any(part in relative for part in ("algorithms", "data", "convergence")):
         assert not tops & {"ray", "wandb"}
         assert "Trainer" not in path.read_text()
+    if "testing" in relative:
+        assert "pytest" not in tops  # whoever tests a method of their own may do so without it
+    else:
+        assert not {name for name in imported(path) if name.startswith("fedcommons.testing")}
 
 
 def test_platform_is_still_the_standard_library() -> None:

@@ -80,7 +80,7 @@ def test_epochs_shrink_with_shared_data(
 ) -> None:
     """E' = max(1, floor(n_i E/(n_i + n~))) with n = n_i + n~."""
     local, rows = LocalSGD(epochs, 20, equal_work=equal_work), _rows(n, n_own)
-    assert local.epochs_for(rows) == expected
+    assert local.epochs_for(len(rows), rows.n_own) == expected
     federation = digits()
     assert local.run(federation.work(), federation.model, rows, 0)[1]["steps"] == expected * -(-n // 20)
 
@@ -206,9 +206,18 @@ class _WithSchedule(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1)}
 
 
-def test_batch_norm_is_refused_by_the_names_of_its_buffers() -> None:
-    with pytest.raises(ValueError, match=r"buffers cannot be federated: norm\.num_batches_tracked, norm\.running_mean"):
-        Work(_WithBatchNorm(), CPU)
+def test_batch_norms_statistics_are_views_over_one_buffer_and_its_counter_starts_anew() -> None:
+    work = Work(_WithBatchNorm(), CPU)
+    norm = work.module.norm
+    assert isinstance(norm, nn.BatchNorm1d)
+    norm(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    assert isinstance(norm.running_mean, Tensor)
+    assert torch.allclose(work.buffers["norm.running_mean"], torch.tensor([0.2, 0.3]))
+    assert norm.running_mean.data_ptr() == work.buffers.buffer.data_ptr()
+    assert norm.num_batches_tracked == 1
+    work.load_buffers(work.initial_buffers)
+    assert torch.equal(norm.running_mean, torch.zeros(2))
+    assert norm.num_batches_tracked == 0
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")  # it is never stepped

@@ -2,6 +2,7 @@
 
 from lightning_modules.networks.cnn import CNN
 from lightning_modules.networks.linear import Linear
+from lightning_modules.networks.projected import Projected
 from lightning_modules.networks.vgg import VGG11
 
-__all__ = ["CNN", "VGG11", "Linear"]
+__all__ = ["CNN", "VGG11", "Linear", "Projected"]

@@ -1,17 +1,17 @@
 """The description of one experiment: frozen dataclasses, each field explained in a line (they are the ``--help``).
 
 Names follow the papers' symbols where a paper has one: alpha, p, rho, C (participation), E (epochs), B (batch_size).
-``check`` refuses what cannot be run, before any work, in one sentence.
+``checks.check`` refuses what cannot be run, before any work, in one sentence.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from typing import Any, get_type_hints
 
-from fedcommons.errors import UserError, unknown
+from fedcommons.errors import unknown
 
 DATASETS = ("digits", "mnist", "fmnist", "cifar10", "cifar100")
-PARTITIONS = ("iid", "dirichlet_classes", "dirichlet_niid", "single_class")
+PARTITIONS = ("iid", "dirichlet_classes", "dirichlet_niid", "dirichlet_clients", "single_class")
 SETTINGS = ("real", "local_synthetic", "shuffled_synthetic", "shuffled_real")
 MODELS = ("cnn", "vgg11", "linear")
 GENERATORS = ("ddpm",)
@@ -29,6 +29,8 @@ class Data:
     """fetch the data set into that folder if it is not there"""
     validation: float = 0.1
     """share of the training images held out before partitioning, in [0, 0.5]"""
+    validation_from: str = "random"
+    """random: drawn from all training images; last: the last of the training file (Fedssyn's released code)"""
     limit: int | None = None
     """keep only so many training images (drawn at random); default: all"""
     augment: bool | None = None
@@ -40,7 +42,7 @@ class Partition:
     """Who holds which training images."""
 
     name: str = "dirichlet_classes"
-    """iid, dirichlet_classes (Lin et al. 2020; Fedssyn), dirichlet_niid (NIID-Bench) or single_class"""
+    """iid, dirichlet_classes (Fedssyn), dirichlet_niid (NIID-Bench), dirichlet_clients (FedDyn) or single_class"""
     n_clients: int = 10
     """N, the number of clients"""
     alpha: float = 0.1
@@ -97,12 +99,18 @@ class Model:
     """cnn, vgg11 or linear"""
     channels: tuple[int, ...] = (16, 32)
     """channels of the cnn's two convolutions"""
+    batch_norm: bool = False
+    """BatchNorm after the cnn's convolutions"""
+    projection: int | None = None
+    """outputs of a projection head before the last layer (MOON: 256); default: none"""
 
 
 @dataclass(frozen=True)
 class Client:
-    """Local training: plain SGD on the cross entropy."""
+    """Local training: minibatch steps on the cross entropy."""
 
+    optimizer: str = "sgd"
+    """sgd or adam"""
     lr: float = 0.05
     """learning rate, constant"""
     momentum: float = 0.0
@@ -139,6 +147,90 @@ class Federation:
     """share of a GPU an actor asks for, where there is a GPU"""
     checkpoint_every: int = 5
     """rounds between checkpoints, >= 1"""
+    buffers: str = "average"
+    """BatchNorm's statistics: average (they travel with the model) or keep (each client keeps its own)"""
+    memory_mb: float = 1024.0
+    """clients' memory held in RAM, in 10^6 bytes; what is beyond rests in files of the run folder"""
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """Clients that do not answer in time."""
+
+    q: float = 0.0
+    """probability that a drawn client's answer does not arrive, in [0, 1)"""
+
+
+@dataclass(frozen=True)
+class FedProx:
+    """FedProx."""
+
+    mu: float = 0.01
+    """weight of the proximal term (mu/2) ||y - x||^2, >= 0"""
+
+
+@dataclass(frozen=True)
+class Scaffold:
+    """SCAFFOLD."""
+
+    option: int = 2
+    """new control: 1 (gradient at the server model) or 2 (from the local steps)"""
+
+
+@dataclass(frozen=True)
+class FedPVR:
+    """FedPVR."""
+
+    layers: tuple[str, ...] | None = None
+    """corrected layers, by patterns such as network.head.*; default: all linear layers"""
+
+
+@dataclass(frozen=True)
+class FedDyn:
+    """FedDyn."""
+
+    alpha: float = 0.01
+    """weight of the dynamic regulariser, > 0"""
+    clip: float | None = 10.0
+    """largest norm of a step's gradient; none: not clipped"""
+    squared: bool = True
+    """squared proximal term (the paper); false: as Fedssyn's released code has it"""
+
+
+@dataclass(frozen=True)
+class Moon:
+    """MOON."""
+
+    mu: float = 1.0
+    """weight of the contrastive loss, >= 0"""
+    temperature: float = 0.5
+    """temperature of the contrastive loss, > 0"""
+
+
+@dataclass(frozen=True)
+class FedMix:
+    """FedMix."""
+
+    mix: float = 0.05
+    """lambda, share of the other clients' mean, in [0, 1]"""
+    mean_size: int = 64
+    """M, images in a mean"""
+    box: bool = False
+    """the extra factor 1 - lambda of the paper's algorithm box"""
+
+
+@dataclass(frozen=True)
+class DP:
+    """Differential privacy."""
+
+    local: bool = False
+    """train clients by DP-SGD: per-example clipping, noise, Poisson batches"""
+    noise_multiplier: float = 1.0
+    """sigma, standard deviation of the noise over the clipping norm, > 0"""
+    clip: float = 5.0
+    """C, largest norm of an example's gradient"""
+    delta: float = 1e-5
+    """delta of the guarantee, in (0, 1)"""
 
 
 @dataclass(frozen=True)
@@ -168,7 +260,7 @@ class Experiment:
     seed: int = 0
     """seed of everything that is drawn"""
     algorithm: str = "fedavg"
-    """federated algorithm: fedavg"""
+    """fedavg, fedprox, scaffold, fedpvr, feddyn, fednova, moon or fedmix"""
     target: float = 0.8
     """test accuracy in [0, 1] for rounds-to-target"""
     artifacts: str = "runs/artifacts"
@@ -180,6 +272,14 @@ class Experiment:
     model: Model = field(default_factory=Model)
     client: Client = field(default_factory=Client)
     federation: Federation = field(default_factory=Federation)
+    straggler: Straggler = field(default_factory=Straggler)
+    fedprox: FedProx = field(default_factory=FedProx)
+    scaffold: Scaffold = field(default_factory=Scaffold)
+    fedpvr: FedPVR = field(default_factory=FedPVR)
+    feddyn: FedDyn = field(default_factory=FedDyn)
+    moon: Moon = field(default_factory=Moon)
+    fedmix: FedMix = field(default_factory=FedMix)
+    dp: DP = field(default_factory=DP)
     measure: Measure = field(default_factory=Measure)
     tracking: Tracking = field(default_factory=Tracking)
 
@@ -188,6 +288,7 @@ SHORT_NAMES = {
     "alpha": "partition.alpha",
     "p": "sharing.p",
     "rho": "generator.rho",
+    "sigma": "dp.noise_multiplier",
     "lr": "client.lr",
 }
 """What sweeps may call a field (methods.md section 0)."""
@@ -250,6 +351,7 @@ IGNORED_BY_RESULTS = (
     "federation.actors",
     "federation.gpus_per_actor",
     "federation.checkpoint_every",
+    "federation.memory_mb",
     "tracking.wandb",
     "tracking.project",
     "tracking.group",
@@ -260,82 +362,6 @@ IGNORED_BY_RESULTS = (
 def same_results(a: Experiment, b: Experiment) -> list[str]:
     """Names of the fields that decide results and differ."""
     return [n for n in field_names() if n not in IGNORED_BY_RESULTS and get(a, n) != get(b, n)]
-
-
-def _within(name: str, value: float, low: float, high: float, *, open_low: bool = False, open_high: bool = False):
-    inside = (value > low if open_low else value >= low) and (value < high if open_high else value <= high)
-    if not inside:  # also for nan
-        bounds = f"{'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
-        raise UserError(f"{name} must lie in {bounds}, got {value:g}.")
-
-
-def _one_of(name: str, value: str, known: Iterable[str]) -> None:
-    if value not in known:
-        raise unknown(name, value, known)
-
-
-def check(config: Experiment) -> None:
-    """Raise ``UserError`` for what no data set could make right; what depends on the data is checked when loaded."""
-    from fedcommons.algorithms import ALGORITHMS
-
-    c, inf = config, float("inf")
-    _one_of("algorithm", c.algorithm, ALGORITHMS)
-    _one_of("data.name", c.data.name, DATASETS)
-    _one_of("partition.name", c.partition.name, PARTITIONS)
-    _one_of("sharing.setting", c.sharing.setting, SETTINGS)
-    _one_of("model.name", c.model.name, MODELS)
-    _one_of("generator.name", c.generator.name, GENERATORS)
-    _one_of("generator.schedule", c.generator.schedule, ("linear", "squaredcos_cap_v2"))
-    _one_of("generator.sampler", c.generator.sampler, ("ddpm", "ddim"))
-    _one_of("federation.weighting", c.federation.weighting, ("uniform", "samples"))
-    _one_of("federation.executor", c.federation.executor, ("serial", "ray_actors"))
-    _one_of("tracking.wandb", c.tracking.wandb, ("online", "offline", "off"))
-    _within("target", c.target, 0, 1, open_low=True)
-    _within("seed", c.seed, 0, 2**62)
-    _within("data.validation", c.data.validation, 0, 0.5)
-    _within("partition.n_clients", c.partition.n_clients, 1, inf)
-    _within("partition.alpha", c.partition.alpha, 0, inf, open_low=True, open_high=True)
-    _within("generator.rho", c.generator.rho, 0, 1, open_low=True)
-    _within("generator.lr", c.generator.lr, 0, inf, open_low=True, open_high=True)
-    _within("generator.ema_decay", c.generator.ema_decay, 0, 1, open_high=True)
-    _within("client.lr", c.client.lr, 0, inf, open_low=True, open_high=True)
-    _within("client.momentum", c.client.momentum, 0, 1, open_high=True)
-    _within("client.weight_decay", c.client.weight_decay, 0, inf, open_high=True)
-    _within("federation.participation", c.federation.participation, 0, 1, open_low=True)
-    _within("federation.gpus_per_actor", c.federation.gpus_per_actor, 0, 1, open_low=True)
-    _within("measure.every", c.measure.every, 0, inf)
-    for name in ("generator.epochs", "generator.batch_size", "generator.timesteps", "generator.sampling_steps",
-                 "client.epochs", "client.batch_size", "federation.rounds", "federation.blocks", "federation.actors",
-                 "federation.checkpoint_every"):  # fmt: skip
-        _within(name, get(c, name), 1, inf)
-    for name in ("partition.n_aux", "data.limit"):
-        if get(c, name) is not None:
-            _within(name, get(c, name), 1, inf)
-    if c.sharing.p is not None:
-        _within("sharing.p", c.sharing.p, 0, 1, open_high=True)
-    if c.sharing.setting == "shuffled_real" and c.sharing.p is None:
-        raise UserError("sharing.p must be set for setting shuffled_real: the share of real data that is swapped.")
-    if len(c.model.channels) != 2 or min(c.model.channels) < 1:
-        raise UserError(f"model.channels must be two positive numbers, got {list(c.model.channels)}.")
-    if len(c.generator.channels) < 2 or min(c.generator.channels) < 1 or any(n % 8 for n in c.generator.channels):
-        raise UserError(
-            f"generator.channels must be two or more multiples of 8 (group norm), got {list(c.generator.channels)}."
-        )
-    if c.generator.sampling_steps > c.generator.timesteps:
-        raise UserError(
-            f"generator.sampling_steps must be at most generator.timesteps = {c.generator.timesteps}, "
-            f"got {c.generator.sampling_steps}."
-        )
-    if c.federation.participation * c.partition.n_clients < 1 - 1e-9:
-        raise UserError(
-            f"federation.participation C = {c.federation.participation:g} of {c.partition.n_clients} clients "
-            f"is less than one client; it must be at least {1 / c.partition.n_clients:g}."
-        )
-    if c.federation.executor == "ray_actors" and c.federation.actors > c.federation.blocks:
-        raise UserError(
-            f"federation.actors = {c.federation.actors} must be at most federation.blocks = {c.federation.blocks}: "
-            "an actor more would have no block to work on."
-        )
 
 
 def flat_dict(config: Experiment) -> dict[str, Any]:

@@ -12,11 +12,13 @@ from typing import Any
 import torch
 
 from fedcommons import config as configs
+from fedcommons.accounting import privacy
 from fedcommons.accounting.communication import Traffic
 from fedcommons.algorithms import build as build_algorithm
 from fedcommons.algorithms.algorithm import Algorithm, Facts
-from fedcommons.algorithms.local import Work
+from fedcommons.algorithms.local import Work, floating_buffers
 from fedcommons.artifacts import Store
+from fedcommons.checks import check
 from fedcommons.config import Experiment
 from fedcommons.convergence.estimators import dissimilarity
 from fedcommons.data import datasets
@@ -24,8 +26,9 @@ from fedcommons.data.datasets import Dataset, Examples
 from fedcommons.data.partition import Partitioned, partition
 from fedcommons.errors import UserError
 from fedcommons.federation import checkpoint, rounds
-from fedcommons.federation.evaluation import evaluate
+from fedcommons.federation.evaluation import ModelTask, evaluate
 from fedcommons.federation.executor import Executor
+from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.federation.serial import Serial
 from fedcommons.federation.worker import RunData, Worker, default_device
@@ -33,11 +36,11 @@ from fedcommons.files import write_json
 from fedcommons.seeds import set_default_generator
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.settings import needs_generators, share
-from fedcommons.tensors import Flat, flatten
+from fedcommons.tensors import EMPTY, flat, flatten
 from fedcommons.tracking.run_folder import RunFolder, read_summary
 from fedcommons.tracking.tracker import Tracker
 from lightning_modules import Classifier
-from lightning_modules.networks import CNN, VGG11, Linear
+from lightning_modules.networks import CNN, VGG11, Linear, Projected
 
 OnRound = Callable[[int, Mapping[str, float | None]], None]
 
@@ -67,7 +70,7 @@ def prepare(config: Experiment) -> Prepared:
     Raises:
         UserError: something about the request cannot be met.
     """
-    configs.check(config)
+    check(config)
     dataset = _load(config.data)
     if config.model.name == "vgg11" and dataset.shape[1] % 32:
         raise UserError(f"model.name vgg11 needs images of 32x32 or 64x64, and {dataset.name} has {dataset.shape[1:]}.")
@@ -78,20 +81,33 @@ def prepare(config: Experiment) -> Prepared:
             f"of {levels}, and {dataset.name} has {dataset.shape[1]}."
         )
     labels = dataset.train.y.numpy()
-    return Prepared(config, dataset, partition(config.partition, labels, dataset.n_classes, config.seed))
+    dealt = partition(config.partition, labels, dataset.n_classes, config.seed)
+    with torch.device("meta"):  # names and shapes without numbers: an algorithm that refuses them does so here
+        model = flatten(dict(build_classifier(config, dataset).named_parameters()))
+    facts = Facts(len(dealt.rows), [len(rows) for rows in dealt.rows], config.federation.rounds)
+    build_algorithm(config, dataset.augment).start(model, facts, config.seed)
+    return Prepared(config, dataset, dealt)
 
 
 def build_classifier(config: Experiment, dataset: Dataset) -> Classifier:
     """The LightningModule that clients train, its initial weights keyed by the run's seed."""
     set_default_generator(config.seed, "initial weights")
     shape, classes = dataset.shape, dataset.n_classes
-    if config.model.name == "cnn":
-        network = CNN(shape, classes, config.model.channels)
+    m, c = config.model, config.client
+    if m.name == "cnn":
+        network = CNN(shape, classes, m.channels, batch_norm=m.batch_norm)
     else:
-        network = {"vgg11": VGG11, "linear": Linear}[config.model.name](shape, classes)
-    c = config.client
+        network = {"vgg11": VGG11, "linear": Linear}[m.name](shape, classes)
+    if m.projection:
+        network = Projected(network, m.projection)
     return Classifier(
-        network, lr=c.lr, momentum=c.momentum, weight_decay=c.weight_decay, mean=dataset.mean, std=dataset.std
+        network,
+        lr=c.lr,
+        momentum=c.momentum,
+        weight_decay=c.weight_decay,
+        optimizer=c.optimizer,
+        mean=dataset.mean,
+        std=dataset.std,
     )
 
 
@@ -146,7 +162,8 @@ def run(
     trackers: list[Tracker] = []
     summary = None
     try:
-        standing = checkpoint.load_latest(record.checkpoints) if resume else None
+        memory = ClientMemory(cap_bytes=config.federation.memory_mb * 1e6, folder=folder / "memory")
+        standing = checkpoint.load_latest(record.checkpoints, memory) if resume else None
         earlier = record.rewind(standing.round if standing else -1)
         if standing is None or len(earlier) != standing.round + 1:
             earlier, standing = record.rewind(-1), None
@@ -154,18 +171,27 @@ def run(
         trackers += _trackers(config, record, earlier, say)
         algorithm = build_algorithm(config, facts.augment)
         f = config.federation
-        plan = Plan(Facts(len(shared.clients), shared.clients.sizes, f.rounds), f.participation, f.blocks, config.seed)
+        plan = Plan(
+            Facts(len(shared.clients), shared.clients.sizes, f.rounds), f.participation, f.blocks, config.seed,
+            config.straggler.q, f.buffers == "keep",
+        )  # fmt: skip
         observe = partial(
             _observe, config, executor, {n: len(e) for n, e in sets.items()}, shared.clients is shared.own
         )
-        start = standing or _start(config, facts, algorithm, plan, shared.traffic)
+        book, joined = privacy.ledger(config, shared.clients), [0] * len(shared.clients)
+        for number in range(1, standing.round + 1 if standing else 1):
+            joined = _count(joined, plan, number)
+        start = standing or _start(config, facts, algorithm, plan, shared.traffic, memory)
         courses = rounds.run(algorithm, executor, plan, start)
         if standing is None:
             courses = chain([(start, {"comm/once_bytes": shared.traffic.once})], courses)
         clock = time.perf_counter()
         for now, facts_of_round in courses:
             trained = time.perf_counter()
-            metrics = {**facts_of_round, **observe(now.round, now.model)}
+            metrics = {**facts_of_round, "comm/total_bytes": now.traffic.total, **observe(now)}
+            if book:
+                joined = _count(joined, plan, now.round)
+                metrics["privacy/epsilon_local_training"] = max(book.epsilons(joined))
             for tracker in trackers:
                 tracker.log(now.round, metrics)
             record.log_times(now.round, {"train": trained - clock, "observe": time.perf_counter() - trained})
@@ -175,6 +201,7 @@ def run(
                 on_round(now.round, metrics)
             start, clock = now, time.perf_counter()
         summary = summarise(prepared, record.rounds(), shared.p, start.traffic)
+        summary["privacy"] = privacy.statement(config, book, joined)
     finally:
         executor.close()
         for tracker in trackers:
@@ -183,10 +210,19 @@ def run(
     return summary
 
 
-def _start(config: Experiment, facts: Dataset, algorithm: Algorithm, plan: Plan, exchanged: Traffic) -> Standing:
+def _start(
+    config: Experiment, facts: Dataset, algorithm: Algorithm, plan: Plan, exchanged: Traffic, memory: ClientMemory
+) -> Standing:
     """Before round 1: the untrained model."""
-    model = flatten(dict(build_classifier(config, facts).named_parameters()))
-    return Standing(0, algorithm.start(model, plan.facts, config.seed), traffic=exchanged)
+    module = build_classifier(config, facts)
+    state = algorithm.start(flatten(dict(module.named_parameters())), plan.facts, config.seed)
+    return Standing(0, state, memory, exchanged, EMPTY if plan.keep_buffers else floating_buffers(module))
+
+
+def _count(joined: Sequence[int], plan: Plan, number: int) -> list[int]:
+    """How many rounds each client answered in, this one included; nobody does in round 0."""
+    present = set(rounds.answering(plan, number)[1]) if number else ()
+    return [times + (client in present) for client, times in enumerate(joined)]
 
 
 def _trackers(
@@ -204,15 +240,21 @@ def _trackers(
 
 
 def _observe(
-    config: Experiment, executor: Executor, sizes: Mapping[str, int], only_own: bool, number: int, model: Flat
+    config: Experiment, executor: Executor, sizes: Mapping[str, int], only_own: bool, now: Standing
 ) -> dict[str, float]:
-    """Accuracy of the server model, and every few rounds the convergence parameters at it."""
-    metrics = evaluate(executor, model, sizes)
+    """Accuracy of the server model (test accuracy of the others), every few rounds the convergence parameters at it."""
+    buffers = None if config.federation.buffers == "keep" else now.buffers
+    metrics = evaluate(executor, now.model, sizes, buffers)
+    for name in now.state:
+        if name.startswith("model/"):
+            of_other = evaluate(executor, flat(now.state, name), {"test": sizes["test"]}, buffers)
+            metrics |= {f"{name.removeprefix('model/')}/{key}": value for key, value in of_other.items()}
     every = config.measure.every
-    if every and (number % every == 0 or number == config.federation.rounds):
+    if every and (now.round % every == 0 or now.round == config.federation.rounds):
         n, blocks = config.partition.n_clients, config.federation.blocks
-        own = dissimilarity(executor, model, "own", n, blocks)
-        hat = own if only_own else dissimilarity(executor, model, "train", n, blocks)
+        at = ModelTask(now.model, now.buffers)
+        own = dissimilarity(executor, at, "own", n, blocks)
+        hat = own if only_own else dissimilarity(executor, at, "train", n, blocks)
         metrics |= {
             "convergence/zeta_sq": own.zeta_sq,
             "convergence/zeta_hat_sq": hat.zeta_sq,

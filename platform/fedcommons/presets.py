@@ -1,8 +1,12 @@
-"""Named settings: ``smoke`` (seconds, the same code with smaller numbers), ``small`` (a laptop), ``paper`` (GPUs)."""
+"""Named settings: ``smoke`` (seconds, the same code with smaller numbers), ``small`` (a laptop), ``paper`` (GPUs).
+
+``authors``: the paper's experiment as the authors' released code runs it.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
+from fedcommons import authors
 from fedcommons.config import Experiment, override
 from fedcommons.errors import unknown
 
@@ -62,7 +66,7 @@ _PAPER: dict[str, Any] = {
     "measure.every": 0,
 }
 
-PRESETS = ("smoke", "small", "paper")
+PRESETS = ("smoke", "small", "paper", "authors")
 
 LARGE_IMAGES = ("mnist", "fmnist", "cifar10", "cifar100")
 
@@ -73,6 +77,8 @@ def preset(name: str, dataset: str) -> Mapping[str, Any]:
         raise unknown("preset", name, PRESETS)
     if name == "paper":
         return {"data.name": dataset, **_PAPER}
+    if name == "authors":
+        return {"data.name": dataset, **_PAPER, **authors.FIELDS}  # and what ``authors.authors`` says of each cell
     fields = {"data.name": dataset, **(_SMOKE if name == "smoke" else _SMALL)}
     if dataset in LARGE_IMAGES and name == "small":
         fields |= _SMALL_LARGE_IMAGES

@@ -15,9 +15,9 @@ def seed_for(*key: int | str) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def generator(*key: int | str) -> torch.Generator:
-    """A torch generator (CPU) for this key."""
-    return torch.Generator().manual_seed(seed_for(*key))
+def generator(*key: int | str, device: torch.device | str = "cpu") -> torch.Generator:
+    """A torch generator for this key; one on a GPU draws other numbers than one on the CPU."""
+    return torch.Generator(device).manual_seed(seed_for(*key))
 
 
 def numpy_generator(*key: int | str) -> np.random.Generator:

@@ -82,6 +82,15 @@ def flatten(named: Mapping[str, Tensor]) -> Flat:
     return Flat(layout_of(named.items()), torch.cat([t.detach().reshape(-1) for t in named.values()]))
 
 
+EMPTY = Flat(Layout((), ()), torch.empty(0))
+"""The vector without parts."""
+
+
+def copy(x: Flat) -> Flat:
+    """The same numbers in a buffer of their own."""
+    return Flat(x.layout, x.buffer.clone())
+
+
 def data(x: Flat | Tensor) -> Tensor:
     """The tensor that holds all the numbers of ``x``."""
     return x.buffer if isinstance(x, Flat) else x
@@ -97,6 +106,11 @@ def flat(payload: Payload, name: str) -> Flat:
     if not isinstance(x, Flat):
         raise TypeError(f"{name} is a plain tensor, not a named vector")
     return x
+
+
+def scalar(payload: Payload, name: str) -> float:
+    """The number ``name`` of a payload."""
+    return float(data(payload[name]))
 
 
 def zeros_like(x: Flat) -> Flat:

@@ -5,7 +5,9 @@ with FedAvg and C = 1 the total is 2 N Ms + 2 R N Mc, with Ms the synthetic data
 labels, Mc the model.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,11 @@ class Traffic:
         """A round's bytes under the names they are logged by."""
         return {"comm/down_bytes": self.down, "comm/up_bytes": self.up}
 
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.down + self.up + self.once
+
 
 def images_nbytes(n: int, shape: tuple[int, ...]) -> int:
     """Bytes of n uint8 images of this shape with one byte of label each."""
@@ -30,3 +37,46 @@ def images_nbytes(n: int, shape: tuple[int, ...]) -> int:
     for side in shape:
         size *= side
     return n * (size + 1)
+
+
+def pool_nbytes(n_clients: int, synthetic: int) -> int:
+    """Bytes of the shuffled pool:  2 N Ms,  as every client's images go up and its part of the pool comes down."""
+    return 2 * n_clients * synthetic
+
+
+def round_nbytes(joined: int, model: int, control: int = 0) -> int:
+    """Bytes of a round:  2 |S| (Mc + Mv),  |S| clients getting and sending a model and a control variate."""
+    return 2 * joined * (model + control)
+
+
+@dataclass(frozen=True)
+class UntilTarget:
+    """What a run sends until it has the target accuracy, its rounds costing the same."""
+
+    once: float
+    per_round: float
+    rounds: float  # where the target was not reached, those played
+    censored: bool  # it was not: rounds and bytes are lower bounds
+
+
+def sent(runs: Sequence[UntilTarget], once_unit: float = 1, round_unit: float = 1) -> tuple[float, bool]:
+    """Mean over runs of  once + R per_round,  each in its own unit; and whether it is a lower bound.
+
+    For Fedssyn with FedAvg 2 N Ms + 2 R C N Mc over all clients; in units of N and C N the 2 Ms + 2 R Mc of the paper.
+    """
+    mean = fmean(r.once / once_unit + r.rounds * r.per_round / round_unit for r in runs)
+    return mean, any(r.censored for r in runs)
+
+
+def saved_percent(
+    pool: Sequence[UntilTarget], vanilla: Sequence[UntilTarget], once_unit: float = 1, round_unit: float = 1
+) -> str:
+    """100 (1 - pool / vanilla)  of what is sent.
+
+    A bound, ``>`` or ``<``, where one did not reach the target; ``-`` where neither did or there are no runs.
+    """
+    if not pool or not vanilla:
+        return "-"
+    (cost, high), (base, low) = (sent(runs, once_unit, round_unit) for runs in (pool, vanilla))
+    sign = ">" if low else "<" if high else ""
+    return "-" if low and high else f"{sign}{100 * (1 - cost / base):.1f}"

@@ -3,21 +3,37 @@
 from collections.abc import Callable
 
 from fedcommons.algorithms.algorithm import Algorithm
+from fedcommons.algorithms.dp_sgd import DPSGD
 from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.feddyn import FedDyn
+from fedcommons.algorithms.fedmix import FedMix
+from fedcommons.algorithms.fednova import FedNova
+from fedcommons.algorithms.fedprox import FedProx
+from fedcommons.algorithms.fedpvr import FedPVR
 from fedcommons.algorithms.local import LocalSGD
+from fedcommons.algorithms.moon import MOON
+from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.config import Experiment
 
+ALGORITHMS: dict[str, Callable[[Experiment, LocalSGD], Algorithm]] = {
+    "fedavg": lambda c, local: FedAvg(local, c.federation.weighting),
+    "fedprox": lambda c, local: FedProx(local, c.federation.weighting, c.fedprox.mu),
+    "scaffold": lambda c, local: SCAFFOLD(local, c.federation.weighting, c.scaffold.option),
+    "fedpvr": lambda c, local: FedPVR(local, c.federation.weighting, c.fedpvr.layers),
+    "feddyn": lambda c, local: FedDyn(local, c.federation.weighting, c.feddyn.alpha, c.feddyn.clip, c.feddyn.squared),
+    "fednova": lambda c, local: FedNova(local, c.federation.weighting),
+    "moon": lambda c, local: MOON(local, c.federation.weighting, c.moon.mu, c.moon.temperature),
+    "fedmix": lambda c, local: FedMix(local, c.federation.weighting, c.fedmix.mix, c.fedmix.box),
+}
 
-def _fedavg(config: Experiment, local: LocalSGD) -> Algorithm:
-    return FedAvg(local, config.federation.weighting)
 
-
-ALGORITHMS: dict[str, Callable[[Experiment, LocalSGD], Algorithm]] = {"fedavg": _fedavg}
+def local_loop(config: Experiment, augment: bool) -> LocalSGD:
+    """The local training of ``config``."""
+    c = config.client
+    dp = DPSGD(config.dp.noise_multiplier, config.dp.clip) if config.dp.local else None
+    return LocalSGD(c.epochs, c.batch_size, c.drop_last, c.equal_work, augment, dp)
 
 
 def build(config: Experiment, augment: bool) -> Algorithm:
     """The algorithm that ``config`` names, with its local loop."""
-    local = LocalSGD(
-        config.client.epochs, config.client.batch_size, config.client.drop_last, config.client.equal_work, augment
-    )
-    return ALGORITHMS[config.algorithm](config, local)
+    return ALGORITHMS[config.algorithm](config, local_loop(config, augment))

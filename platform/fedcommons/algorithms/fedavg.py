@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedcommons.algorithms.algorithm import Facts, Message, Reply, State
 from fedcommons.algorithms.local import LocalSGD, Work
+from fedcommons.algorithms.weighting import weight
 from fedcommons.data.clients import ClientData
 from fedcommons.federation.executor import Executor
 from fedcommons.tensors import Flat, Payload, add, flat, scale, sub
@@ -32,10 +33,9 @@ class FedAvg:
         return Message({"model": state["model"]})
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
-        x = flat(message.common, "model")
+        x, w = flat(message.common, "model"), weight(self.weighting, len(data))
         y, metrics = self.local.run(work, x, data, seed)
-        w = float(len(data)) if self.weighting == "samples" else 1.0
-        return Reply(sums={"delta": scale(sub(y, x), w)}, weight=w, metrics=metrics)
+        return Reply({"delta": scale(sub(y, x), w)}, weight=w, metrics=metrics)
 
     def merge(
         self, executor: Executor, state: State, total: Mapping[str, Flat | Tensor], replies: Sequence[Reply], seed: int

@@ -1,36 +1,54 @@
 """The one local training loop: plain minibatch steps that drive the client's LightningModule."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from pytorch_lightning import LightningModule
-from torch import Tensor
+from torch import Tensor, nn
 
+from fedcommons.algorithms.dp_sgd import DPSGD
 from fedcommons.data.augment import flip_and_crop
 from fedcommons.data.clients import ClientData
 from fedcommons.seeds import generator, set_default_generator
-from fedcommons.tensors import Flat, layout_of
+from fedcommons.tensors import Flat, copy, layout_of
+
+Batch = tuple[Tensor, ...]
+"""(x, y) or (x, y, weight)."""
+
+Loss = Callable[[Batch, int], Tensor]
+"""Loss of a batch in the step of this number: a method that has a loss of its own calls ``training_step`` in it.
+
+Its extra forward passes run in evaluation mode, so that they draw nothing from the generator that dropout uses.
+"""
+
+AddToGrad = Callable[[Mapping[str, nn.Parameter]], None]
+"""Changes the gradients of the named parameters, between the backward pass and the step."""
 
 
 class Work:
     """What one process trains with: a LightningModule whose parameters are views over one flat buffer, its optimizer.
 
-    Built once per process and used for one client after another.
+    Built once per process and used for one client after another. ``buffers``: the floating buffers of the module's
+    state (BatchNorm's statistics), views over a second flat buffer; the round engine says whose they are.
+    ``initial``, ``initial_buffers``: as the module was built.
 
     Raises:
-        ValueError: the module has buffers in its state (BatchNorm statistics are nobody's yet), or
-            ``configure_optimizers`` returns something else than one optimizer.
+        ValueError: ``configure_optimizers`` returns something else than one optimizer.
     """
 
     def __init__(self, module: LightningModule, device: torch.device) -> None:
-        names = dict(module.named_parameters())
-        if extra := sorted(set(module.state_dict()) - {n for n, _ in module.named_parameters(remove_duplicate=False)}):
-            raise ValueError(f"a model with buffers cannot be federated: {', '.join(extra)}")
         self.module, self.device = module.to(device), device
-        self.params = Flat(layout_of(names.items()), torch.cat([p.detach().reshape(-1) for p in names.values()]))
-        for name, parameter in module.named_parameters():
+        self.named = dict(module.named_parameters())
+        self.params = _flat_views(self.named)
+        for name, parameter in self.named.items():
             parameter.data = self.params[name]
+        floating, counters = _state_buffers(module)
+        self.buffers = _flat_views(floating)
+        for name, buffer in floating.items():
+            buffer.data = self.buffers[name]
+        self._counters = [(counter, counter.clone()) for counter in counters]
+        self.initial, self.initial_buffers = self.snapshot(), copy(self.buffers)
         optimizer = module.configure_optimizers()
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ValueError("configure_optimizers must return one torch optimizer: the rate is constant in a round")
@@ -47,50 +65,158 @@ class Work:
         with torch.no_grad():
             self.params.buffer.copy_(model.buffer)
 
+    def load_buffers(self, buffers: Flat) -> None:
+        """Copy these buffers into the module; its counters (batches seen) are as they were built."""
+        if len(buffers):
+            self.buffers.buffer.copy_(buffers.buffer)
+            for counter, built in self._counters:
+                counter.copy_(built)
+
     def snapshot(self) -> Flat:
         """A copy of the module's weights."""
-        return Flat(self.params.layout, self.params.buffer.clone())
+        return copy(self.params)
+
+    def sgd(self, method: str, *, momentum: bool) -> tuple[float, float]:
+        """(learning rate, momentum) of SGD, for methods whose formulas rest on it.
+
+        Raises:
+            ValueError: the optimizer is another one, has several learning rates, or momentum where none is allowed.
+        """
+        groups = self.optimizer.param_groups
+        if not isinstance(self.optimizer, torch.optim.SGD) or len(groups) != 1:
+            kind = type(self.optimizer).__name__
+            raise ValueError(
+                f"{method} is defined for SGD with one learning rate, and the module's optimizer is {kind}"
+            )
+        group = groups[0]
+        if group["nesterov"] or group["dampening"]:
+            raise ValueError(f"{method} is not defined for SGD with Nesterov's momentum or dampening")
+        if group["momentum"] and not momentum:
+            raise ValueError(f"{method} is defined for SGD without momentum, and momentum is {group['momentum']:g}")
+        return group["lr"], group["momentum"]
+
+
+def floating_buffers(module: nn.Module) -> Flat:
+    """A copy of the floating buffers of the module's state, as ``Work.buffers`` has them; empty where it has none."""
+    return _flat_views(_state_buffers(module)[0])
+
+
+def _state_buffers(module: nn.Module) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """The floating buffers in the module's state by name, and the others."""
+    saved = module.state_dict().keys()
+    state = {name: b for name, b in module.named_buffers() if name in saved}
+    floating = {name: b for name, b in state.items() if b.is_floating_point()}
+    return floating, [b for b in state.values() if not b.is_floating_point()]
+
+
+def _flat_views(named: Mapping[str, Tensor]) -> Flat:
+    return Flat(
+        layout_of(named.items()), torch.cat([t.detach().reshape(-1) for t in named.values()] or [torch.empty(0)])
+    )
 
 
 @dataclass(frozen=True)
 class LocalSGD:
-    """E epochs of minibatches in a fresh random order, keyed by (round, client, epoch)."""
+    """E epochs of minibatches in a fresh random order, keyed by (round, client, epoch).
+
+    With ``dp`` the batches are Poisson samples and the gradients those of DP-SGD (see ``dp_sgd``).
+    """
 
     epochs: int
     batch_size: int
     drop_last: bool = False  # an incomplete batch is kept where it is the only one
     equal_work: bool = True  # fewer epochs for clients with shared data, so that steps stay about equal
     augment: bool = False
+    dp: DPSGD | None = None
 
-    def epochs_for(self, data: ClientData) -> int:
-        """E' = max(1, floor(n_i E/(n_i + n~))), the authors' rule, where n~ examples are not the client's own."""
-        if not self.equal_work or data.n_own is None:
+    def epochs_for(self, n: int, n_own: int | None) -> int:
+        """E' = max(1, floor(n_i E/(n_i + n~))), the authors' rule, where n~ of the n examples are not the client's."""
+        if not self.equal_work or n_own is None:
             return self.epochs
-        return max(1, self.epochs * data.n_own // len(data))
+        return max(1, self.epochs * n_own // n)
 
-    def run(self, work: Work, start: Flat, data: ClientData, seed: int) -> tuple[Flat, Mapping[str, float | Tensor]]:
-        """Train from ``start``; the trained weights are the worker's own buffer, overwritten by the next client."""
-        module, optimizer, n, b = work.module, work.optimizer, len(data), self.batch_size
+    def run(
+        self,
+        work: Work,
+        start: Flat,
+        data: ClientData,
+        seed: int,
+        *,
+        loss: Loss | None = None,
+        add_to_grad: AddToGrad | None = None,
+    ) -> tuple[Flat, Mapping[str, float | Tensor]]:
+        """Train from ``start``; the trained weights are the worker's own buffer, overwritten by the next client.
+
+        ``loss`` takes the place of the module's ``training_step``; ``add_to_grad`` sees every step's gradients.
+        """
+        module, optimizer = work.module, work.optimizer
+        step_loss: Loss = loss or module.training_step  # pyright: ignore[reportAssignmentType]
         work.load(start)
         optimizer.state.clear()  # momentum starts anew: the next client knows nothing of this one's
         set_default_generator(seed, "dropout")
         if not module.training:
             module.train()
+        noise = generator(seed, "dp noise", device=work.device) if self.dp else None
         losses, steps = torch.zeros((), device=work.device), 0
-        for epoch in range(self.epochs_for(data)):
-            draws = generator(seed, "order", epoch)
-            order = torch.randperm(n, generator=draws).to(work.device)
-            shuffled = [t[order] for t in (data.x, data.y, data.weight) if t is not None]  # one gather, then views
-            if self.augment:
-                shuffled[0] = flip_and_crop(shuffled[0], draws)
-            for first in range(0, n, b):
-                if self.drop_last and 0 < first > n - b:
-                    break
-                loss = module.training_step(tuple(t[first : first + b] for t in shuffled), steps)
-                assert isinstance(loss, Tensor)
-                optimizer.zero_grad()
-                loss.backward()
+        for epoch in range(self.epochs_for(len(data), data.n_own)):
+            for batch in self._batches(data, generator(seed, "order", epoch)):
+                if self.dp and noise:
+                    expected = min(self.batch_size, len(data))
+                    value = self.dp.gradients(list(work.named.values()), step_loss, batch, steps, expected, noise)
+                else:
+                    value = step_loss(batch, steps)
+                    optimizer.zero_grad()
+                    value.backward()
+                if add_to_grad:
+                    add_to_grad(work.named)
                 optimizer.step()
-                losses += loss.detach()
+                losses += value.detach()
                 steps += 1
         return work.params, {"loss": losses / steps, "steps": steps}
+
+    def _batches(self, data: ClientData, draws: torch.Generator) -> Iterator[Batch]:
+        n, b, device = len(data), self.batch_size, data.y.device
+        columns = [t for t in (data.x, data.y, data.weight) if t is not None]
+        if self.dp:
+            for _ in range(self.dp.steps(n, b)):
+                chosen = self.dp.sample(n, b, draws).to(device)
+                batch = [t[chosen] for t in columns]
+                yield self._augmented(batch, draws) if len(chosen) else tuple(batch)
+            return
+        order = torch.randperm(n, generator=draws).to(device)
+        columns = self._augmented([t[order] for t in columns], draws)  # one gather, then views
+        for first in range(0, n, b):
+            if self.drop_last and 0 < first > n - b:
+                return
+            yield tuple(t[first : first + b] for t in columns)
+
+    def _augmented(self, columns: list[Tensor], draws: torch.Generator) -> Batch:
+        return (flip_and_crop(columns[0], draws), *columns[1:]) if self.augment else tuple(columns)
+
+    def gradient(self, work: Work, at: Flat, data: ClientData) -> Flat:
+        """The gradient of the mean loss over the client's data at ``at``, in evaluation mode, without augmentation."""
+        work.load(at)
+        work.module.eval()
+        n, b = len(data), self.batch_size
+        columns = [t for t in (data.x, data.y, data.weight) if t is not None]
+        total = torch.zeros_like(at.buffer)
+        for first in range(0, n, b):
+            batch = tuple(t[first : first + b] for t in columns)
+            value = work.module.training_step(batch, 0)
+            assert isinstance(value, Tensor)
+            parts = torch.autograd.grad(value, list(work.named.values()))
+            total.add_(torch.cat([g.reshape(-1) for g in parts]), alpha=len(batch[1]) / n)
+        return Flat(at.layout, total)
+
+
+def constant(correction: Flat) -> AddToGrad:
+    """Adds the same vector to the gradients of every step; its names are parameters', not necessarily of all."""
+    parts = list(correction.items())
+
+    def add_to_grad(params: Mapping[str, nn.Parameter]) -> None:
+        for name, part in parts:
+            grad = params[name].grad
+            if grad is not None:
+                grad.add_(part)
+
+    return add_to_grad

@@ -30,10 +30,10 @@ class Dissimilarity:
     sigma_sq: float
 
 
-def dissimilarity(executor: Executor, model: Flat, which: str, n_clients: int, blocks: int) -> Dissimilarity:
-    """zeta^2 and sigma^2 at ``model``: ``which="own"``, on each client's real data; "train", on what it trains on."""
+def dissimilarity(executor: Executor, at: ModelTask, which: str, n_clients: int, blocks: int) -> Dissimilarity:
+    """zeta^2 and sigma^2 at a model: ``which="own"``, on each client's real data; "train", on what it trains on."""
     jobs = [(which, ids) for ids in cut(range(n_clients), blocks)]
-    parts = executor.map(gradients_of_block, ModelTask(model), jobs)
+    parts = executor.map(gradients_of_block, at, jobs)
     total = add_blocks(part for part, _, _ in parts)["gradient"]
     sq_norms = [s for _, norms, _ in parts for s in norms]
     noises = [s for _, _, noise in parts for s in noise]
@@ -47,7 +47,7 @@ def gradients_of_block(
     """The sum of the block's client gradients, their squared norms and their noises sigma_i^2."""
     which, ids = job
     clients = worker.data.own if which == "own" else worker.data.clients
-    worker.work.load(task.model)
+    task.load(worker.work)
     total, sq_norms, noises = BlockSum(), [], []
     for i in ids:
         examples = clients[i]

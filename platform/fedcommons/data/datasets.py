@@ -94,6 +94,9 @@ def load(data: Data) -> Dataset:
     train, test = _digits() if data.name == "digits" else _torchvision(source, data)
     order = numpy_generator("validation split", data.name).permutation(len(train))
     n_validation = int(data.validation * len(train))
+    if data.validation_from == "last":
+        held_out = order >= len(train) - n_validation
+        order = np.concatenate([order[held_out], order[~held_out]])
     validation, rest = train[np.sort(order[:n_validation])], order[n_validation:]
     if data.limit is not None:
         if data.limit > len(rest):

@@ -1,71 +1,64 @@
 """Where a federation stands, on disk: written atomically, verified when read, the last two kept."""
 
+import json
 from pathlib import Path
 
-from torch import Tensor
-
 from fedcommons.accounting.communication import Traffic
+from fedcommons.errors import ClientError
+from fedcommons.federation.memory import ClientMemory, remove_files
+from fedcommons.federation.packing import pack, unpack
 from fedcommons.federation.rounds import Standing
 from fedcommons.files import read_tensors, write_tensors
-from fedcommons.tensors import Flat, Layout, Payload, data
+from fedcommons.tensors import flat
 
 KEEP = 2
 
 
 def save(folder: Path, standing: Standing) -> None:
-    """Write ``folder/round-000012.safetensors`` and its facts, and remove all but the last two."""
+    """Write ``folder/round-000012.safetensors`` and its facts, and remove all but the last two.
+
+    Memories of clients that are in files already are named, not copied; files that nothing names are removed.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    tensors: dict[str, Tensor] = {}
-    layouts: list[Layout] = []
-    names: dict[str, int | None] = {}
-
-    def put(prefix: str, payload: Payload) -> None:
-        for name, x in payload.items():
-            key = f"{prefix}/{name}"
-            tensors[key] = data(x)
-            names[key] = None
-            if isinstance(x, Flat):
-                if x.layout not in layouts:
-                    layouts.append(x.layout)
-                names[key] = layouts.index(x.layout)
-
-    put("state", standing.state)
-    for client, payload in standing.memory.items():
-        put(f"memory/{client}", payload)
-    t = standing.traffic
-    facts = {
-        "round": standing.round,
-        "traffic": [t.down, t.up, t.once],
-        "layouts": [[list(x.names), [list(s) for s in x.shapes]] for x in layouts],
-        "tensors": names,
-    }
+    memory, t = standing.memory, standing.traffic
+    payloads = {"state": standing.state, "module": {"buffers": standing.buffers}}
+    payloads |= {f"memory {client}": payload for client, payload in memory.in_ram.items()}
+    tensors, facts = pack(payloads)
+    facts |= {"round": standing.round, "traffic": [t.down, t.up, t.once], "order": list(memory)}
+    facts["files"] = {str(client): name for client, name in memory.in_files.items()}
     write_tensors(folder / f"round-{standing.round:06d}.safetensors", tensors, facts)
-    for old in sorted(folder.glob("round-*.safetensors"))[:-KEEP]:
+    kept = sorted(folder.glob("round-*.safetensors"))
+    for old in kept[:-KEEP]:
         old.unlink()
         old.with_name(old.name + ".json").unlink(missing_ok=True)
+    if memory.folder is not None:
+        needed = {name for path in kept[-KEEP:] for name in _files(path)}
+        remove_files(memory.folder, needed | set(memory.in_files.values()))
 
 
-def load_latest(folder: Path) -> Standing | None:
-    """The newest checkpoint that is intact, or None."""
+def _files(checkpoint: Path) -> set[str]:
+    try:
+        return set(json.loads(checkpoint.with_name(checkpoint.name + ".json").read_text())["files"].values())
+    except (OSError, ValueError, KeyError):
+        return set()  # cut off while it was written: it will not be read
+
+
+def load_latest(folder: Path, memory: ClientMemory | None = None) -> Standing | None:
+    """The newest checkpoint that is intact, or None; ``memory``: where memories of clients in files are.
+
+    They are verified too, all of them.
+    """
     for path in sorted(folder.glob("round-*.safetensors"), reverse=True):
         try:
             found = read_tensors(path)
-        except ValueError:
-            continue  # cut off while it was written; the one before it is whole
-        if found:
-            return _standing(*found)
+            if found:
+                payloads, facts = unpack(*found), found[1]
+                entries = {int(k.removeprefix("memory ")): p for k, p in payloads.items() if k.startswith("memory ")}
+                entries |= {int(client): name for client, name in facts["files"].items()}
+                ordered = {client: entries[client] for client in facts["order"]}
+                restored = (ClientMemory() if memory is None else memory).restored(ordered)
+                buffers = flat(payloads["module"], "buffers")
+                return Standing(facts["round"], payloads["state"], restored, Traffic(*facts["traffic"]), buffers)
+        except (ValueError, KeyError, ClientError):
+            continue  # cut off while it was written, or damaged; the one before it is whole
     return None
-
-
-def _standing(tensors: dict[str, Tensor], facts: dict) -> Standing:
-    layouts = [Layout(tuple(names), tuple(tuple(s) for s in shapes)) for names, shapes in facts["layouts"]]
-    state: dict[str, Flat | Tensor] = {}
-    memory: dict[int, dict[str, Flat | Tensor]] = {}
-    for key, index in facts["tensors"].items():
-        value = tensors[key] if index is None else Flat(layouts[index], tensors[key])
-        kind, *rest = key.split("/")
-        if kind == "state":
-            state["/".join(rest)] = value
-        else:
-            memory.setdefault(int(rest[0]), {})["/".join(rest[1:])] = value
-    return Standing(facts["round"], state, memory, Traffic(*facts["traffic"]))

@@ -12,3 +12,8 @@ def participants(n_clients: int, participation: float, seed: int, round: int) ->
         return list(range(n_clients))
     drawn = numpy_generator(seed, "participants", round).choice(n_clients, k, replace=False, shuffle=False)
     return np.sort(drawn).tolist()
+
+
+def stragglers(joined: list[int], q: float, seed: int, round: int) -> set[int]:
+    """Those of the round whose answer does not arrive: each with probability q, whoever else takes part."""
+    return {i for i in joined if q and numpy_generator(seed, "straggles", round, i).random() < q}

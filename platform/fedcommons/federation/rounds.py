@@ -14,15 +14,20 @@ from torch import Tensor
 
 from fedcommons.accounting.communication import Traffic
 from fedcommons.algorithms.algorithm import Algorithm, Facts, Message, Reply, State
+from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError
 from fedcommons.federation.executor import Executor
-from fedcommons.federation.participation import participants
+from fedcommons.federation.memory import ClientMemory
+from fedcommons.federation.participation import participants, stragglers
 from fedcommons.federation.reduction import BlockSum, add_blocks, cut
 from fedcommons.federation.worker import Worker
 from fedcommons.seeds import seed_for
-from fedcommons.tensors import Flat, Payload, data, flat, nbytes
+from fedcommons.tensors import EMPTY, Flat, Payload, copy, data, flat, nbytes, scale
 
 log = logging.getLogger("fedcommons")
+
+BUFFERS = "buffers"
+"""Name of the module's buffers in a reply's sums, or in a client's memory; the algorithms never see it."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +38,23 @@ class Plan:
     participation: float
     blocks: int
     seed: int
+    straggling: float = 0.0  # probability q that a drawn client's answer does not arrive
+    keep_buffers: bool = False  # BatchNorm's statistics stay with the clients instead of being averaged
 
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a federation stands after ``round``: all that the next round depends on, and what a checkpoint holds."""
+    """Where a federation stands after ``round``: all that the next round depends on, and what a checkpoint holds.
+
+    buffers: the module's floating buffers, averaged over clients; empty where it has none, before the first round and
+    where clients keep theirs (in their memory, under the name ``BUFFERS``).
+    """
 
     round: int
     state: State
-    memory: Mapping[int, Payload] = field(default_factory=dict)
+    memory: ClientMemory = field(default_factory=ClientMemory)
     traffic: Traffic = field(default_factory=Traffic)  # totals since the start
+    buffers: Flat = field(default_factory=lambda: EMPTY)
 
     @property
     def model(self) -> Flat:
@@ -58,10 +70,12 @@ class RoundTask:
     round: int
     common: Payload
     seed: int
+    buffers: Flat
+    keep_buffers: bool
 
     @property
     def nbytes(self) -> int:
-        return nbytes(self.common)
+        return nbytes(self.common) + self.buffers.buffer.nbytes
 
 
 @dataclass(frozen=True)
@@ -104,32 +118,51 @@ def run(
         yield now, facts
 
 
+def answering(plan: Plan, number: int) -> tuple[list[int], list[int]]:
+    """Who is drawn in the round of this number, and who of them answers."""
+    joined = participants(plan.facts.n_clients, plan.participation, plan.seed, number)
+    late = stragglers(joined, plan.straggling, plan.seed, number)
+    return joined, [i for i in joined if i not in late]
+
+
 def _round(
     algorithm: Algorithm, executor: Executor, plan: Plan, now: Standing, number: int
 ) -> tuple[Standing, dict[str, float]]:
-    joined = participants(plan.facts.n_clients, plan.participation, plan.seed, number)
+    joined, present = answering(plan, number)
     messages = {i: algorithm.down(now.state, number, i) for i in joined}
     name = type(algorithm).__name__
     blocks = [
         Block(ids, [messages[i].own for i in ids], [now.memory.get(i, {}) for i in ids])
-        for ids in cut(joined, plan.blocks)
+        for ids in cut(present, plan.blocks)
     ]
     results: list[BlockResult] = []
-    if joined:
-        results = executor.map(train_block, RoundTask(name, number, messages[joined[0]].common, plan.seed), blocks)
+    if blocks:
+        common = messages[blocks[0].clients[0]].common
+        task = RoundTask(name, number, common, plan.seed, now.buffers, plan.keep_buffers)
+        results = executor.map(train_block, task, blocks)
     total, accepted, rejected = _accept(results)
     for client, why in rejected.items():
         log.warning("round %d, %s: the reply of client %d was rejected: %s", number, name, client, why)
-    if joined and not accepted:
+    if blocks and not accepted:
         client, why = next(iter(rejected.items()))
         raise ClientError(f"round {number}, {name}: every reply was rejected; client {client}: {why}")
     # memory is the client's: the server does not see it
     replies = [replace(reply, memory=None) for reply in accepted.values()]
-    state = algorithm.merge(executor, now.state, total, replies, seed_for(plan.seed, "merge", number))
-    memory = dict(now.memory) | {i: r.memory for i, r in accepted.items() if r.memory is not None}
-    traffic = Traffic(down=sum(m.nbytes for m in messages.values()), up=sum(r.up_bytes for r in results))
-    after = Standing(number, state, memory, now.traffic + traffic)
+    state, buffers = now.state, now.buffers
+    if BUFFERS in total:
+        weights = sum(r.weight for r in replies)
+        mean = scale(flat(total, BUFFERS), 1 / weights)
+        buffers = Flat(mean.layout, mean.buffer.float())
+        total = {n: x for n, x in total.items() if n != BUFFERS}
+    if accepted or not joined:  # a round that nobody answers is skipped
+        state = algorithm.merge(executor, now.state, total, replies, seed_for(plan.seed, "merge", number))
+    memory = now.memory.updated(number, {i: r.memory for i, r in accepted.items() if r.memory is not None})
+    down = sum(m.nbytes for m in messages.values()) + len(messages) * now.buffers.buffer.nbytes
+    traffic = Traffic(down=down, up=sum(r.up_bytes for r in results))
+    after = Standing(number, state, memory, now.traffic + traffic, buffers)
     facts = {"clients": len(joined), "rejected": len(rejected)} | _means(accepted) | traffic.metrics()
+    if plan.straggling:
+        facts["stragglers"] = len(joined) - len(present)
     return after, facts
 
 
@@ -162,7 +195,7 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
         seed = seed_for(task.seed, "client", task.round, client)
         try:
             message = Message(common, to_device(own, device))
-            reply = worker.algorithm.client(worker.work, message, to_device(memory, device), rows, seed)
+            reply = _client(worker, task, message, to_device(memory, device), rows, seed)
         except Exception as error:
             raise ClientError(
                 f"client {client}, round {task.round}, {task.algorithm}: {type(error).__name__}: {error} "
@@ -177,6 +210,22 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
         replies[client] = form, _at_rest(reply)
     cpu = torch.device("cpu")  # the server's numbers rest there
     return BlockResult({f: dict(to_device(s.total, cpu)) for f, s in sums.items()}, replies, rejected, up_bytes)
+
+
+def _client(worker: Worker, task: RoundTask, message: Message, memory: Payload, rows: ClientData, seed: int) -> Reply:
+    """The algorithm's client, with the module's buffers handled around it: averaged, or kept by the client."""
+    work = worker.work
+    if not len(work.buffers):
+        return worker.algorithm.client(work, message, memory, rows, seed)
+    kept = memory.get(BUFFERS, task.buffers)
+    assert isinstance(kept, Flat)
+    work.load_buffers(kept if len(kept) else work.initial_buffers)
+    memory = {name: x for name, x in memory.items() if name != BUFFERS}
+    reply = worker.algorithm.client(work, message, memory, rows, seed)
+    if task.keep_buffers:
+        after = memory if reply.memory is None else reply.memory
+        return replace(reply, memory={**after, BUFFERS: copy(work.buffers)})
+    return replace(reply, sums={**reply.sums, BUFFERS: scale(copy(work.buffers), reply.weight)})
 
 
 def _at_rest(reply: Reply) -> Reply:

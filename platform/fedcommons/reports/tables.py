@@ -125,7 +125,7 @@ def markdown(head: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
 
 def to_csv(summaries: Sequence[Summary]) -> str:
     """One line for each run, lists left out."""
-    fields = [name for name, value in summaries[0].items() if not isinstance(value, list)]
+    fields = [name for name, value in summaries[0].items() if not isinstance(value, list | dict)]
     text = io.StringIO()
     writer = csv.DictWriter(text, fields, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()

@@ -18,6 +18,7 @@ from fedcommons.data.clients import Clients
 from fedcommons.data.datasets import Dataset, Examples
 from fedcommons.data.partition import Partitioned
 from fedcommons.seeds import numpy_generator
+from fedcommons.sharing.means import mean_images, traffic
 from fedcommons.sharing.synthetic_pool import shuffle
 
 
@@ -37,7 +38,23 @@ def needs_generators(config: Experiment) -> bool:
 
 
 def share(config: Experiment, dataset: Dataset, partition: Partitioned, synthetic: Sequence[Examples] | None) -> Shared:
-    """Apply the setting; ``synthetic``: each client's contribution, where the setting uses them."""
+    """Apply the setting, and give out FedMix's means where they are needed.
+
+    ``synthetic``: each client's contribution, where the setting uses them.
+    """
+    shared = _apply_setting(config, dataset, partition, synthetic)
+    if config.algorithm != "fedmix":
+        return shared
+    n = config.partition.n_clients
+    means = mean_images(shared.clients, config.fedmix.mean_size, dataset.n_classes, config.seed)
+    clients = shared.clients.with_commons(means)
+    own = clients if shared.own is shared.clients else shared.own
+    return Shared(clients, own, shared.p, shared.traffic + traffic(means, n))
+
+
+def _apply_setting(
+    config: Experiment, dataset: Dataset, partition: Partitioned, synthetic: Sequence[Examples] | None
+) -> Shared:
     own = Clients(dataset.train, partition.rows)
     if config.sharing.setting == "real":
         return Shared(own, own, 0.0, Traffic())

@@ -1,0 +1,56 @@
+"""FedNova: normalised averaging, so that clients that take more steps do not pull harder.
+
+Wang et al., "Tackling the objective inconsistency problem in heterogeneous federated optimization", NeurIPS 2020,
+arXiv:2007.07481, equation 11 with the server's effective steps tau_eff = sum_i w_i a_i.   x: server model;  y_i: client
+i's model after K steps;  r: momentum;  w_i: its weight, summing to one over the round;  a_i: its normaliser.
+
+Departs from the paper: nothing known (weight decay is a part of the loss, not of a_i, as in NIID-Bench).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedcommons.algorithms.algorithm import Facts, Message, Reply, State
+from fedcommons.algorithms.local import LocalSGD, Work
+from fedcommons.algorithms.weighting import weight
+from fedcommons.data.clients import ClientData
+from fedcommons.federation.executor import Executor
+from fedcommons.tensors import Flat, Payload, add, flat, scalar, scale, sub
+
+
+@dataclass(frozen=True)
+class FedNova:
+    """d_i = (x - y_i)/a_i;  x <- x - (sum_i w_i a_i) (sum_i w_i d_i);  a_i = K, or with momentum as ``normaliser``."""
+
+    local: LocalSGD
+    weighting: str = "uniform"
+
+    def start(self, model: Flat, facts: Facts, seed: int) -> State:
+        return {"model": model}
+
+    def down(self, state: State, round: int, client: int) -> Message:
+        return Message({"model": state["model"]})
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
+        x, w = flat(message.common, "model"), weight(self.weighting, len(data))
+        _, momentum = work.sgd("FedNova", momentum=True)
+        y, metrics = self.local.run(work, x, data, seed)
+        a = normaliser(int(metrics["steps"]), momentum)
+        sums = {"d": scale(sub(x, y), w / a), "a": torch.tensor(w * a, dtype=torch.float64)}
+        return Reply(sums, weight=w, metrics=metrics)
+
+    def merge(
+        self, executor: Executor, state: State, total: Mapping[str, Flat | Tensor], replies: Sequence[Reply], seed: int
+    ) -> State:
+        weights = sum(r.weight for r in replies)
+        effective = scalar(total, "a") / weights
+        return {"model": add(flat(state, "model"), flat(total, "d"), -effective / weights)}
+
+
+def normaliser(steps: int, momentum: float) -> float:
+    """a = K for momentum r = 0, else [K - r (1 - r^K)/(1 - r)]/(1 - r): the sum of the weights of K gradients."""
+    r = momentum
+    return (steps - r * (1 - r**steps) / (1 - r)) / (1 - r)

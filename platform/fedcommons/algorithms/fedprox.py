@@ -1,0 +1,52 @@
+"""FedProx: FedAvg whose clients are held near the server model.
+
+Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, arXiv:1812.06127, algorithm 2.
+x: server model;  y_i: client i's model;  w_i: its weight;  mu: strength of the proximal term, >= 0.
+
+Departs from the paper: clients are drawn uniformly and all do their full local work (no gamma-inexact solutions from
+stragglers).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from fedcommons.algorithms.algorithm import Facts, Message, Reply, State
+from fedcommons.algorithms.local import LocalSGD, Work
+from fedcommons.algorithms.weighting import weight
+from fedcommons.data.clients import ClientData
+from fedcommons.federation.executor import Executor
+from fedcommons.tensors import Flat, Payload, add, flat, scale, sub
+
+
+@dataclass(frozen=True)
+class FedProx:
+    """Local loss f_i(y) + (mu/2) ||y - x||^2;  x <- x + sum_i w_i (y_i - x) / sum_i w_i.  ``train/loss`` is f_i's."""
+
+    local: LocalSGD
+    weighting: str = "uniform"
+    mu: float = 0.01
+
+    def start(self, model: Flat, facts: Facts, seed: int) -> State:
+        return {"model": model}
+
+    def down(self, state: State, round: int, client: int) -> Message:
+        return Message({"model": state["model"]})
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
+        x, w = flat(message.common, "model"), weight(self.weighting, len(data))
+        anchors = dict(x)
+
+        def add_proximal_gradient(params: Mapping[str, nn.Parameter]) -> None:
+            for name, y in params.items():
+                if y.grad is not None:
+                    y.grad.add_(y.detach() - anchors[name], alpha=self.mu)
+
+        y, metrics = self.local.run(work, x, data, seed, add_to_grad=add_proximal_gradient)
+        return Reply({"delta": scale(sub(y, x), w)}, weight=w, metrics=metrics)
+
+    def merge(
+        self, executor: Executor, state: State, total: Mapping[str, Flat | Tensor], replies: Sequence[Reply], seed: int
+    ) -> State:
+        return {"model": add(flat(state, "model"), flat(total, "delta"), 1 / sum(r.weight for r in replies))}

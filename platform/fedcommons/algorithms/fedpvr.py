@@ -1,0 +1,82 @@
+"""FedPVR: SCAFFOLD's correction on some layers only, where clients differ most: the last ones.
+
+Li et al., "On the effectiveness of partial variance reduction in federated learning with heterogeneous data",
+CVPR 2023, arXiv:2212.02191, algorithm 1.   Symbols as in scaffold.py; c, c_i: on the chosen layers alone, and only
+those parts travel.
+
+Departs from the paper: the layers are named by patterns (the authors' code: every parameter after the 16th of VGG-11,
+which are its three linear layers, the default here); weights of clients as in scaffold.py.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor
+
+from fedcommons.algorithms.algorithm import Facts, Message, Reply, State
+from fedcommons.algorithms.local import LocalSGD, Work, constant
+from fedcommons.algorithms.weighting import total_weight, weight
+from fedcommons.data.clients import ClientData
+from fedcommons.errors import UserError
+from fedcommons.federation.executor import Executor
+from fedcommons.tensors import Flat, Payload, add, flat, scalar, scale, select, sub, zeros_like
+
+
+@dataclass(frozen=True)
+class FedPVR:
+    """SCAFFOLD (option 2) on the layers whose names match a pattern, FedAvg on the others.
+
+    ``layers``: patterns as of file names, matched with layers' names (a parameter's without its last part); None: all
+    layers whose weight is a matrix (linear ones); empty: none.
+
+    Raises:
+        UserError: a pattern matches no layer.
+    """
+
+    local: LocalSGD
+    weighting: str = "uniform"
+    layers: tuple[str, ...] | None = None
+
+    def start(self, model: Flat, facts: Facts, seed: int) -> State:
+        control = zeros_like(select(model, corrected(model, self.layers)))
+        everybody = torch.tensor(total_weight(self.weighting, facts), dtype=torch.float64)
+        return {"model": model, "control": control, "everybody": everybody}
+
+    def down(self, state: State, round: int, client: int) -> Message:
+        return Message({"model": state["model"], "control": state["control"]})
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
+        x, c, w = flat(message.common, "model"), flat(message.common, "control"), weight(self.weighting, len(data))
+        c_i = flat(memory, "control") if memory else zeros_like(c)
+        eta, _ = work.sgd("FedPVR", momentum=False)
+        y, metrics = self.local.run(work, x, data, seed, add_to_grad=constant(sub(c, c_i)))
+        delta = sub(y, x)
+        new = add(sub(c_i, c), select(delta, c.layout.names), -1 / (float(metrics["steps"]) * eta))
+        sums = {"delta": scale(delta, w), "control": scale(sub(new, c_i), w)}
+        return Reply(sums, weight=w, memory={"control": new}, metrics=metrics)
+
+    def merge(
+        self, executor: Executor, state: State, total: Mapping[str, Flat | Tensor], replies: Sequence[Reply], seed: int
+    ) -> State:
+        return {
+            "model": add(flat(state, "model"), flat(total, "delta"), 1 / sum(r.weight for r in replies)),
+            "control": add(flat(state, "control"), flat(total, "control"), 1 / scalar(state, "everybody")),
+            "everybody": state["everybody"],
+        }
+
+
+def corrected(model: Flat, patterns: Sequence[str] | None) -> list[str]:
+    """Names of the parameters in the layers that match, in the model's order."""
+    layers: dict[str, list[str]] = {}
+    for name in model:
+        layers.setdefault(name.rpartition(".")[0], []).append(name)
+    if patterns is None:
+        chosen = {layer for layer, names in layers.items() if max(model[n].dim() for n in names) == 2}
+    else:
+        for pattern in patterns:
+            if not any(fnmatchcase(layer, pattern) for layer in layers):
+                raise UserError(f"fedpvr.layers: {pattern!r} matches no layer; the layers are {', '.join(layers)}.")
+        chosen = {layer for layer in layers if any(fnmatchcase(layer, p) for p in patterns)}
+    return [name for layer, names in layers.items() if layer in chosen for name in names]

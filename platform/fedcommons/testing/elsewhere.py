@@ -1,0 +1,70 @@
+"""Clients trained elsewhere: by other workers, in another order, by real Ray actors. No bit may depend on it."""
+
+import sys
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from typing import Any
+
+from fedcommons.algorithms.algorithm import Algorithm
+from fedcommons.federation.executor import Executor
+from fedcommons.testing.comparing import bits, differing, listed, require
+from fedcommons.testing.federations import Federation
+
+
+def require_the_bits_of_one_process(algorithm: Algorithm, federation: Federation, executor: Executor) -> None:
+    """Three rounds on ``executor`` are those of the serial one.
+
+    Raises:
+        AssertionError: they are not.
+    """
+    plan = federation.plan(3, participation=0.8, blocks=4)
+    there, here = federation.play(algorithm, plan, executor), federation.play(algorithm, plan)
+    unequal = differing(bits(there[-1][0]), bits(here[-1][0]))
+    require(
+        not unequal,
+        f"clients trained elsewhere, or in another order, give other bits of {listed(unequal)}: a client's round "
+        "depends on more than message, memory, data and seed",
+    )
+    require(
+        [facts for _, facts in there] == [facts for _, facts in here],
+        "clients trained elsewhere, or in another order, report other metrics",
+    )
+
+
+class Apart:
+    """Two workers that share nothing, as if in processes of their own; they take jobs in turn, the last job first."""
+
+    def __init__(self, federation: Federation, algorithm: Algorithm) -> None:
+        self.workers = [federation.build(deepcopy(algorithm))(federation.data) for _ in range(2)]
+
+    def map(self, function: Callable[[Any, Any, Any], Any], shared: Any, jobs: Sequence[Any]) -> list[Any]:
+        """See ``Executor``."""
+        done = {j: function(self.workers[j % 2], shared, jobs[j]) for j in reversed(range(len(jobs)))}
+        return [done[j] for j in range(len(jobs))]
+
+    def close(self) -> None:
+        """See ``Executor``."""
+
+
+def require_the_same_of_ray(algorithm: Algorithm, federation: Federation, actors: int) -> None:
+    """The same with so many real actors, in the Ray that runs or else in one for this only."""
+    import ray
+    from ray import cloudpickle
+
+    from fedcommons import cluster
+    from fedcommons.federation.ray_actors import RayActors
+
+    home = sys.modules.get(type(algorithm).__module__)
+    started = not ray.is_initialized()
+    cluster.connect(num_cpus=actors)
+    try:
+        if home is not None and not home.__name__.startswith("fedcommons."):
+            cloudpickle.register_pickle_by_value(home)  # the actors may not be able to import a script or a test
+        executor = RayActors(federation.build(algorithm), federation.data, actors, 0)
+        try:
+            require_the_bits_of_one_process(algorithm, federation, executor)
+        finally:
+            executor.close()
+    finally:
+        if started:
+            ray.shutdown()

@@ -1,0 +1,174 @@
+"""Two tiny federations: handwritten digits, and least squares, for which everything has a closed form."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedcommons.algorithms.algorithm import Algorithm, Facts
+from fedcommons.algorithms.local import Work
+from fedcommons.config import Data
+from fedcommons.data.clients import Clients
+from fedcommons.data.datasets import Dataset, Examples, load
+from fedcommons.federation import rounds
+from fedcommons.federation.executor import Executor
+from fedcommons.federation.rounds import Plan, Standing
+from fedcommons.federation.serial import Serial
+from fedcommons.federation.worker import RunData, Worker
+from fedcommons.seeds import set_default_generator
+from fedcommons.tensors import Flat, flatten
+from lightning_modules import Classifier
+from lightning_modules.networks import CNN, Linear
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Data, the recipe of the module that clients train, and shortcuts to play rounds with them, on the CPU."""
+
+    data: RunData
+    module: Callable[[], LightningModule]  # the same initial weights at every call
+
+    @property
+    def model(self) -> Flat:
+        """The untrained model."""
+        return flatten(dict(self.module().named_parameters()))
+
+    def work(self) -> Work:
+        """What one process trains with."""
+        return Work(self.module(), torch.device("cpu"))
+
+    def build(self, algorithm: Algorithm) -> Callable[[RunData], Worker]:
+        """What executors are handed; refers to nothing of this federation's data, which they are handed apart."""
+        module = self.module
+
+        def build(data: RunData) -> Worker:
+            return Worker(Work(module(), torch.device("cpu")), algorithm, data)
+
+        return build
+
+    def serial(self, algorithm: Algorithm) -> Serial:
+        """A fresh worker in this process."""
+        return Serial(self.build(algorithm), self.data)
+
+    def plan(
+        self, rounds: int, participation: float = 1.0, blocks: int = 2, seed: int = 0, straggling: float = 0.0
+    ) -> Plan:
+        """The schedule of so many rounds."""
+        sizes = self.data.clients.sizes
+        return Plan(Facts(len(sizes), sizes, rounds), participation, blocks, seed, straggling)
+
+    def start(self, algorithm: Algorithm, plan: Plan) -> Standing:
+        """Where the federation stands before round 1."""
+        return Standing(0, algorithm.start(self.model, plan.facts, plan.seed))
+
+    def play(
+        self, algorithm: Algorithm, plan: Plan, executor: Executor | None = None, start: Standing | None = None
+    ) -> list[tuple[Standing, dict[str, float]]]:
+        """All rounds of ``plan`` after ``start``, in this process unless told otherwise."""
+        executor = executor or self.serial(algorithm)
+        return list(rounds.run(algorithm, executor, plan, start or self.start(algorithm, plan)))
+
+
+class Regression(LightningModule):
+    """f(w) = mean of (<a, w> - b)^2 / 2 in float64, so that closed forms hold to 1e-12."""
+
+    def __init__(self, dim: int, lr: float, momentum: float = 0.0) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(dim, dtype=torch.float64))
+        self.lr, self.momentum = lr, momentum
+
+    def forward(self, a: Tensor) -> Tensor:
+        return a @ self.w
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        a, b = batch
+        return (self(a) - b).square().mean() / 2
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), self.lr, momentum=self.momentum)
+
+
+@dataclass(frozen=True)
+class LeastSquares:
+    """A federated least-squares problem: client i holds a[i] (n_i, d) and b[i] (n_i,)."""
+
+    a: Sequence[np.ndarray]
+    b: Sequence[np.ndarray]
+
+    def federation(self, lr: float, momentum: float = 0.0) -> Federation:
+        """Its clients, who train with SGD of this rate."""
+        ends = np.cumsum([0, *map(len, self.b)])
+        store = Examples(torch.from_numpy(np.concatenate(self.a)), torch.from_numpy(np.concatenate(self.b)))
+        clients = Clients(store, [np.arange(*ab) for ab in pairwise(ends)])
+        dim = self.a[0].shape[1]
+        return Federation(RunData(clients, clients, {}), lambda: Regression(dim, lr, momentum))
+
+    def gradients(self, w: np.ndarray) -> np.ndarray:
+        """(N, d): the gradient of each client's mean loss."""
+        return np.stack([a.T @ (a @ w - b) / len(b) for a, b in zip(self.a, self.b, strict=True)])
+
+    @property
+    def optimum(self) -> np.ndarray:
+        """Where the mean over clients of their mean losses is least."""
+        hessian = np.sum([a.T @ a / len(b) for a, b in zip(self.a, self.b, strict=True)], axis=0)
+        return np.linalg.solve(hessian, -self.gradients(np.zeros(len(hessian))).sum(0))
+
+
+def least_squares(sizes: Sequence[int] = (8, 8, 8, 8), dim: int = 3) -> LeastSquares:
+    """A heterogeneous problem: every client has its own Hessian and its own solution."""
+    draw = np.random.default_rng(0)
+    a = [draw.normal(size=(n, dim)) * draw.uniform(0.5, 1.5, dim) for n in sizes]
+    return LeastSquares(a, [x @ draw.normal(size=dim) + 0.1 * draw.normal(size=len(x)) for x in a])
+
+
+@cache
+def _dataset() -> Dataset:
+    return load(Data("digits"))
+
+
+def digits(
+    sizes: Sequence[int] = (9, 16, 12, 20, 7),
+    dropout: float = 0.0,
+    lr: float = 0.1,
+    momentum: float = 0.0,
+    linear: bool = False,
+    batch_norm: bool = False,
+) -> Federation:
+    """Handwritten digits and a tiny CNN; client i holds digits 2i and 2i + 1 (modulo ten) only.
+
+    In common they hold each client's mean image and the frequencies of its labels. ``linear``: softmax regression in
+    place of the CNN (and no dropout), so that the loss is convex. ``batch_norm``: in the CNN.
+    """
+    everything = _dataset()
+    labels = everything.train.y.numpy()
+    taken: set[int] = set()
+    rows = []
+    for i, n in enumerate(sizes):
+        mine = [r for r in np.flatnonzero(labels // 2 == i % 5).tolist() if r not in taken][:n]
+        taken.update(mine)
+        rows.append(np.array(mine))
+    store = everything.train[np.concatenate(rows)]
+    ends = np.cumsum([0, *sizes])
+    clients = Clients(store, [np.arange(*ab) for ab in pairwise(ends)])
+    means = Examples(
+        torch.stack([part.x.float().mean(0) for part in clients]),  # (N, 1, 8, 8) in [0, 255]
+        torch.stack([F.one_hot(part.y, everything.n_classes).float().mean(0) for part in clients]),  # (N, 10)
+    )
+    clients = clients.with_commons(means)
+    mean, std = everything.mean, everything.std
+
+    def module() -> LightningModule:
+        set_default_generator("initial weights of the tests")
+        if linear:
+            return Classifier(Linear((1, 8, 8), 10), lr=lr, momentum=momentum, mean=mean, std=std)
+        network = CNN((1, 8, 8), 10, channels=(3, 4), hidden=16, batch_norm=batch_norm)
+        network.hidden = nn.Sequential(network.hidden, nn.Dropout(dropout))  # pyright: ignore[reportAttributeAccessIssue]
+        return Classifier(network, lr=lr, momentum=momentum, mean=mean, std=std)
+
+    return Federation(RunData(clients, clients, {"train": store, "test": everything.test[slice(0, 100)]}), module)

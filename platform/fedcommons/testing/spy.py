@@ -1,0 +1,104 @@
+"""An algorithm that watches another one."""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcommons.algorithms.algorithm import Algorithm, Facts, Message, Reply, State
+from fedcommons.algorithms.local import Work
+from fedcommons.data.clients import ClientData
+from fedcommons.federation.executor import Executor
+from fedcommons.tensors import Flat, Payload
+from fedcommons.testing.comparing import differing, raw
+
+_stirred = count()
+
+
+@dataclass(frozen=True)
+class Call:
+    """One client's round: what it was handed and returned, and copies of it from then."""
+
+    round: int
+    message: Message
+    memory: Payload
+    reply: Reply
+    handed: dict[str, bytes]  # its memory
+    kept: dict[str, bytes] | None  # its new memory, if it returned one
+    each: dict[str, bytes]
+
+
+@dataclass
+class Spy:
+    """Passes every call on, notes which inputs were changed and keeps the clients' rounds.
+
+    Before each call it sets the process-wide generators to something new, so that what is drawn from them shows.
+    """
+
+    inner: Algorithm
+    changed: set[str] = field(default_factory=set)
+    calls: list[Call] = field(default_factory=list)  # in client order within a round, if the executor is serial
+    common: list[tuple[int, dict[str, bytes]]] = field(default_factory=list)  # round, and ``common`` of one message
+
+    def start(self, model: Flat, facts: Facts, seed: int) -> State:
+        _stir()
+        before = raw({"the model in start": model})
+        state = self.inner.start(model, facts, seed)
+        self.changed.update(differing(before, raw({"the model in start": model})))
+        return state
+
+    def down(self, state: State, round: int, client: int) -> Message:
+        _stir()
+        before = raw(state, "the state in down: ")
+        message = self.inner.down(state, round, client)
+        self.changed.update(differing(before, raw(state, "the state in down: ")))
+        self.common.append((round, raw(message.common)))
+        return message
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
+        _stir()
+
+        def now() -> dict[str, bytes]:
+            sent = raw(message.common, "message.common: ") | raw(message.own, "message.own: ")
+            return sent | raw(memory, "memory: ") | raw(_tensors(data), "data: ")
+
+        before, handed = now(), raw(memory)
+        reply = self.inner.client(work, message, memory, data, seed)
+        self.changed.update(differing(before, now()))
+        kept = None if reply.memory is None else raw(reply.memory)
+        self.calls.append(Call(self.common[-1][0], message, memory, reply, handed, kept, raw(reply.each)))
+        return reply
+
+    def merge(
+        self, executor: Executor, state: State, total: Mapping[str, Flat | Tensor], replies: Sequence[Reply], seed: int
+    ) -> State:
+        _stir()
+
+        def now() -> dict[str, bytes]:
+            found = raw(state, "the state in merge: ") | raw(total, "total: ")
+            for i, reply in enumerate(replies):
+                found |= raw(reply.each, f"replies[{i}].each: ")
+            return found
+
+        before = now()
+        after = self.inner.merge(executor, state, total, replies, seed)
+        self.changed.update(differing(before, now()))
+        return after
+
+
+def _stir() -> None:
+    seed = next(_stirred)
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 (the one that nobody should draw from)
+    random.seed(seed)
+
+
+def _tensors(rows: ClientData) -> dict[str, Tensor]:
+    found = {"x": rows.x, "y": rows.y, "weight": rows.weight, "ids": rows.ids}
+    if rows.commons is not None:  # no copy of the store's rows, as the others are: a change would reach every client
+        found |= {"commons.x": rows.commons.x, "commons.y": rows.commons.y}
+    return {name: values for name, values in found.items() if values is not None}

@@ -1,0 +1,92 @@
+"""Preset ``authors``: the numbers of Fedssyn's released code, cell by cell (authors_facts.md, sections 1.2 to 1.7)."""
+
+from typing import Any
+
+import pytest
+
+from fedcommons import presets
+from fedcommons.authors import authors
+from fedcommons.checks import check
+from fedcommons.config import Experiment, get, override
+from fedcommons.data.datasets import load
+from fedcommons.errors import UserError
+from fedcommons.sharing.synthetic_pool import contribution
+
+
+def _cell(data: str, algorithm: str, n: int, c: float, alpha: float, setting: str = "shuffled_synthetic") -> Experiment:
+    base = override(presets.experiment("authors", data), {
+        "algorithm": algorithm, "partition.n_clients": n, "federation.participation": c, "partition.alpha": alpha,
+        "sharing.setting": setting,
+    })  # fmt: skip
+    return override(base, authors(base))
+
+
+@pytest.mark.parametrize(
+    ("data", "n", "seen", "synthetic", "epochs", "local_epochs"),
+    [
+        ("cifar10", 10, 3375, 5000, 450, 10), ("cifar10", 40, 845, 1125, 450, 30), ("cifar10", 100, 385, 500, 499, 30),
+        ("cifar100", 40, 845, 1125, 499, 40), ("cifar100", 100, 385, 1000, 499, 40),
+    ],
+)  # fmt: skip
+def test_images_and_epochs(data: str, n: int, seen: int, synthetic: int, epochs: int, local_epochs: int) -> None:
+    config = _cell(data, "fedavg", n, {10: 1.0, 40: 0.2, 100: 0.1}[n], 0.1)
+    n_own = 45000 // n
+    assert int(config.generator.rho * n_own) == seen
+    assert contribution(config, 45000, n_own) == synthetic
+    assert (config.generator.epochs, config.client.epochs) == (epochs, local_epochs)
+    assert (config.client.batch_size, config.client.drop_last) == (128, True)
+    assert (config.generator.schedule, config.generator.sampling_steps) == ("squaredcos_cap_v2", 250)
+    check(config)
+
+
+@pytest.mark.parametrize(
+    ("cell", "rate"),
+    [
+        (("cifar10", "fedavg", 10, 1.0, 0.01, "real"), 0.1),
+        (("cifar10", "fedavg", 10, 1.0, 0.1, "real"), 0.05),
+        (("cifar10", "fedavg", 10, 1.0, 0.1, "local_synthetic"), 0.05),
+        (("cifar100", "scaffold", 10, 0.4, 0.1, "real"), 0.01),
+        (("cifar10", "fedpvr", 10, 0.4, 0.1, "real"), 0.01),
+        (("cifar10", "fedprox", 100, 0.1, 0.1, "real"), 0.05),
+        (("cifar10", "feddyn", 10, 1.0, 0.1, "real"), 0.01),
+        (("cifar10", "feddyn", 10, 1.0, 0.1, "local_synthetic"), 0.1),
+        (("cifar10", "fedavg", 10, 1.0, 0.1), 0.1),
+        (("cifar10", "scaffold", 10, 0.4, 0.1), 0.05),
+        (("cifar10", "scaffold", 10, 1.0, 0.1), 0.1),
+        (("cifar10", "fedprox", 100, 0.1, 0.01), 0.05),
+        (("cifar10", "fedprox", 100, 0.1, 0.1), 0.1),
+        (("cifar100", "feddyn", 40, 0.2, 0.1), 0.05),
+        (("cifar100", "feddyn", 100, 0.1, 0.1), 0.1),
+    ],
+)
+def test_learning_rates(cell: tuple[Any, ...], rate: float) -> None:
+    assert _cell(*cell).client.lr == rate
+
+
+def test_feddyns_weight_and_its_unsquared_term() -> None:
+    assert _cell("cifar10", "feddyn", 10, 1.0, 0.1, "real").feddyn.alpha == 0.001
+    assert _cell("cifar10", "feddyn", 10, 1.0, 0.1).feddyn.alpha == 0.01
+    assert not _cell("cifar100", "feddyn", 10, 1.0, 0.1, "real").feddyn.squared
+    assert presets.experiment("paper", "cifar10").feddyn.squared
+
+
+def test_a_cell_outside_table_1_is_refused() -> None:
+    for name, value in (("algorithm", "moon"), ("partition.alpha", 0.5), ("partition.n_clients", 20)):
+        with pytest.raises(UserError, match="knows the cells of Table 1 only"):
+            authors(override(_cell("cifar10", "fedavg", 10, 1.0, 0.1), {name: value}))
+
+
+def test_the_real_settings_share_of_synthetic_data_is_not_set() -> None:
+    assert get(_cell("cifar10", "fedavg", 10, 1.0, 0.1, "real"), "sharing.p") is None
+
+
+def test_the_last_images_are_held_out() -> None:
+    """On digits, which are always there: the last tenth of the training images in their order."""
+    data = presets.experiment("small", "digits").data
+    at_random, last = load(data), load(override(Experiment(data=data), {"data.validation_from": "last"}).data)
+    everything = load(override(Experiment(data=data), {"data.validation": 0.0}).data).train
+    n = len(last.validation)
+    assert n == len(at_random.validation) == int(0.1 * len(everything))
+    assert bool((last.validation.x == everything.x[-n:]).all())
+    assert bool((last.train.x == everything.x[:-n]).all())
+    assert not bool((at_random.validation.x == last.validation.x).all())

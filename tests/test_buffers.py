@@ -1,0 +1,211 @@
+"""BatchNorm's statistics in a federation, averaged with the model or kept by each client; and clients that are late."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor, nn
+
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.local import LocalSGD, Work
+from fedcommons.federation import checkpoint, rounds
+from fedcommons.federation.evaluation import evaluate
+from fedcommons.federation.memory import ClientMemory
+from fedcommons.federation.participation import participants, stragglers
+from fedcommons.federation.rounds import BUFFERS, Standing, answering
+from fedcommons.seeds import seed_for, set_default_generator
+from fedcommons.tensors import Flat, data, flat
+from lightning_modules import Classifier
+from lightning_modules.networks import CNN
+
+if TYPE_CHECKING:
+    from conftest import Federation
+
+    Digits = Callable[..., Federation]
+
+LOCAL = LocalSGD(epochs=2, batch_size=5)
+FLOATS = 2 * 3 + 2 * 4  # mean and variance of two layers with 3 and 4 channels
+
+
+def _module() -> LightningModule:
+    set_default_generator("initial weights of the tests")
+    return Classifier(CNN((1, 8, 8), 10, channels=(3, 4), hidden=16, batch_norm=True), lr=0.1, mean=(0.3,), std=(0.4,))
+
+
+@pytest.fixture
+def federation(digits: "Digits") -> "Federation":
+    return replace(digits(), module=_module)
+
+
+def _trained(federation: "Federation", client: int, start: Standing, number: int) -> tuple[Flat, Flat]:
+    """What ``client`` ends round ``number`` with, worked out without the engine."""
+    work = federation.work()
+    kept = start.memory.get(client, {}).get(BUFFERS, start.buffers)
+    assert isinstance(kept, Flat)
+    work.load_buffers(kept if len(kept) else work.initial_buffers)
+    seed = seed_for(0, "client", number, client)
+    LOCAL.run(work, start.model, federation.data.clients[client], seed)
+    return work.params, work.buffers
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+def test_averaged_statistics_are_the_weighted_mean_of_the_clients(weighting: str, federation: "Federation") -> None:
+    algorithm, plan = FedAvg(LOCAL, weighting), federation.plan(2)
+    now = federation.start(algorithm, plan)
+    for after, _ in federation.play(algorithm, plan):
+        ended = [_trained(federation, i, now, after.round)[1].buffer.double() for i in range(5)]
+        weights = torch.tensor([len(federation.data.clients[i]) if weighting == "samples" else 1 for i in range(5)])
+        mean = (torch.stack(ended) * weights[:, None]).sum(0) / weights.sum()
+        assert torch.allclose(after.buffers.buffer.double(), mean, rtol=1e-6, atol=0)
+        assert not after.memory
+        now = after
+    assert now.buffers.layout.names == (
+        "network.norm1.running_mean", "network.norm1.running_var",
+        "network.norm2.running_mean", "network.norm2.running_var",
+    )  # fmt: skip
+
+
+def test_averaged_statistics_are_counted_both_ways(federation: "Federation") -> None:
+    algorithm, plan = FedAvg(LOCAL), federation.plan(2)
+    model = data(federation.model).nbytes
+    start = replace(federation.start(algorithm, plan), buffers=federation.work().initial_buffers)
+    for _, facts in federation.play(algorithm, plan, start=start):
+        assert facts["comm/up_bytes"] == facts["comm/down_bytes"] == 5 * (model + 4 * FLOATS)
+
+
+def test_kept_statistics_never_travel_and_wait_for_their_client(federation: "Federation") -> None:
+    algorithm = FedAvg(LOCAL)
+    plan = replace(federation.plan(4, participation=0.4, seed=0), keep_buffers=True)
+    now = federation.start(algorithm, plan)
+    model = data(federation.model).nbytes
+    for after, facts in federation.play(algorithm, plan):
+        drawn = participants(5, 0.4, 0, after.round)
+        for client in drawn:
+            ended = _trained(federation, client, now, after.round)[1]
+            assert torch.equal(flat(after.memory[client], BUFFERS).buffer, ended.buffer)
+        for client in set(now.memory) - set(drawn):
+            assert after.memory[client] is now.memory[client]
+        assert facts["comm/up_bytes"] == facts["comm/down_bytes"] == 2 * model
+        assert len(after.buffers) == 0
+        now = after
+    assert len(now.memory) > 2
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_checkpoint_holds_them(keep: bool, federation: "Federation", tmp_path) -> None:
+    algorithm, plan = FedAvg(LOCAL), replace(federation.plan(4, participation=0.6), keep_buffers=keep)
+    whole = federation.play(algorithm, plan)
+    checkpoint.save(tmp_path, whole[1][0])
+    rest = federation.play(algorithm, plan, start=checkpoint.load_latest(tmp_path))
+    assert torch.equal(rest[-1][0].model.buffer, whole[-1][0].model.buffer)
+    assert torch.equal(rest[-1][0].buffers.buffer, whole[-1][0].buffers.buffer)
+
+
+def test_a_workers_past_does_not_show_in_statistics_or_counters(federation: "Federation") -> None:
+    class Cumulative(Classifier):  # momentum None: the average depends on how many batches were seen
+        def __init__(self) -> None:
+            network = CNN((1, 8, 8), 10, channels=(3, 4), hidden=16, batch_norm=True)
+            network.norm1 = nn.BatchNorm2d(3, momentum=None)
+            super().__init__(network, lr=0.1)
+
+    def module() -> LightningModule:
+        set_default_generator("initial weights of the tests")
+        return Cumulative()
+
+    federation, algorithm = replace(federation, module=module), FedAvg(LOCAL)
+    used = federation.serial(algorithm)
+    federation.play(algorithm, federation.plan(2, seed=1), used)
+    ends = [federation.play(algorithm, federation.plan(2), e)[-1][0] for e in (used, federation.serial(algorithm))]
+    assert torch.equal(ends[0].buffers.buffer, ends[1].buffers.buffer)
+    assert torch.equal(ends[0].model.buffer, ends[1].model.buffer)
+
+
+def test_evaluation_uses_the_averaged_statistics_or_those_of_what_it_sees(federation: "Federation") -> None:
+    algorithm = FedAvg(LOCAL)
+    executor = federation.serial(algorithm)
+    end = federation.play(algorithm, federation.plan(2), executor)[-1][0]
+    x, y = (getattr(federation.data.sets["test"], n) for n in "xy")
+
+    def loss(prepare: Callable[[Work], None]) -> float:
+        work = federation.work()
+        work.load(end.model)
+        work.module.eval()
+        prepare(work)
+        with torch.no_grad():
+            return float(nn.functional.cross_entropy(work.module(x), y))
+
+    def train_norms(work: Work) -> None:
+        for layer in work.module.modules():
+            layer.train(isinstance(layer, nn.BatchNorm2d))
+
+    found = [evaluate(executor, end.model, {"test": 100}, b)["test/loss"] for b in (end.buffers, None)]
+    assert found[0] == pytest.approx(loss(lambda work: work.load_buffers(end.buffers)), rel=1e-5)
+    assert found[1] == pytest.approx(loss(train_norms), rel=1e-5)
+    assert found[0] != pytest.approx(found[1], rel=1e-3)
+
+
+def test_a_late_client_downloads_and_nothing_else(digits: "Digits") -> None:
+    """The round is one in which it was not drawn, but for the bytes down."""
+    federation, algorithm = digits(), FedAvg(LOCAL)
+    plan = replace(federation.plan(6), straggling=0.5)
+    late = [set(answering(plan, r)[0]) - set(answering(plan, r)[1]) for r in range(1, 7)]
+    assert len({len(group) for group in late}) > 1
+    model = data(federation.model).nbytes
+    now = federation.start(algorithm, plan)
+    for after, facts in federation.play(algorithm, plan):
+        group = late[after.round - 1]
+        assert facts["stragglers"] == len(group)
+        assert (facts["comm/down_bytes"], facts["comm/up_bytes"]) == (5 * model, (5 - len(group)) * model)
+        deltas = [
+            _trained(federation, i, now, after.round)[0].buffer.double() - now.model.buffer
+            for i in range(5)
+            if i not in group
+        ]
+        assert torch.allclose(after.model.buffer.double(), now.model.buffer + sum(deltas) / len(deltas), atol=1e-6)
+        now = after
+
+
+def test_a_round_that_nobody_answers_changes_nothing(digits: "Digits") -> None:
+    federation, algorithm = digits(sizes=(6, 6)), FedAvg(LOCAL)
+    plan = replace(federation.plan(12), straggling=0.9)
+    now = federation.start(algorithm, plan)
+    silent = 0
+    for after, facts in rounds.run(algorithm, federation.serial(algorithm), plan, now):
+        assert (facts["comm/up_bytes"] == 0) == (facts["stragglers"] == 2)
+        if facts["stragglers"] == 2:
+            silent += 1
+            assert after.model is now.model
+            assert "train/loss" not in facts
+        now = after
+    assert 0 < silent < 12
+
+
+def test_every_client_is_late_with_probability_q_whoever_else_is_drawn() -> None:
+    joined, q, n = list(range(20)), 0.3, 400
+    drawn = [stragglers(joined, q, 0, number) for number in range(n)]
+    shares = torch.tensor([[i in late for i in joined] for late in drawn]).double().mean(0)
+    assert (shares - q).abs().max() < 4 * (q * (1 - q) / n) ** 0.5
+    assert [stragglers([3, 7], q, 0, r) for r in range(20)] == [stragglers(joined, q, 0, r) & {3, 7} for r in range(20)]
+    assert stragglers(joined, 0.0, 0, 1) == set()
+
+
+def test_memory_of_buffers_stays_beside_the_algorithms_own(federation: "Federation") -> None:
+    """An algorithm that leaves its memory as it was does not lose it to the statistics, nor sees them."""
+    seen: list[set[str]] = []
+
+    class Keeper(FedAvg):
+        def client(self, work, message, memory, data, seed):
+            seen.append(set(memory))
+            reply = super().client(work, message, memory, data, seed)
+            return replace(reply, memory=None if memory else {"mine": torch.tensor(1)})
+
+    plan = replace(federation.plan(3), keep_buffers=True)
+    algorithm = Keeper(LOCAL)
+    end = federation.play(algorithm, plan)[-1][0]
+    assert seen == [set()] * 5 + [{"mine"}] * 10
+    assert all(set(end.memory[i]) == {"mine", BUFFERS} for i in range(5))
+    assert isinstance(end.memory, ClientMemory)
+    assert isinstance(data(end.memory[0]["mine"]), Tensor)

@@ -1,0 +1,390 @@
+"""Every check of the contract can fail: each of these algorithms breaks a promise, and that check says so."""
+
+import os
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedcommons.algorithms.algorithm import Facts, Message, Reply, State
+from fedcommons.algorithms.local import LocalSGD, Work
+from fedcommons.data.clients import ClientData
+from fedcommons.federation.executor import Executor
+from fedcommons.tensors import Flat, Payload, add, copy, data, flat, scale, sub
+from fedcommons.testing import CHECKS, check_algorithm
+
+Total = Mapping[str, Flat | Tensor]
+
+
+@dataclass(frozen=True)
+class _Sound:
+    """FedAvg whose clients remember: m_i <- m_i / 2 + (y_i - x), x <- x + mean(m_i).  What follows breaks it."""
+
+    local: LocalSGD = field(default=LocalSGD(epochs=1, batch_size=8))
+
+    def start(self, model: Flat, facts: Facts, seed: int) -> State:
+        return {"model": model}
+
+    def down(self, state: State, round: int, client: int) -> Message:
+        return Message({"model": state["model"]}, {"client": torch.tensor(client)})
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
+        x = flat(message.common, "model")
+        y, metrics = self.local.run(work, x, data, seed)
+        moment = sub(y, x)
+        if memory:
+            moment = add(moment, flat(memory, "moment"), 0.5)
+        return Reply({"step": moment}, {"n": torch.tensor(len(data))}, 1.0, {"moment": moment}, metrics)
+
+    def merge(self, executor: Executor, state: State, total: Total, replies: Sequence[Reply], seed: int) -> State:
+        return {"model": add(flat(state, "model"), flat(total, "step"), 1 / len(replies))}
+
+
+class _WidensTheModel(_Sound):
+    def merge(self, executor: Executor, state: State, total: Total, replies: Sequence[Reply], seed: int) -> State:
+        model = flat(super().merge(executor, state, total, replies, seed), "model")
+        return {"model": Flat(model.layout, model.buffer.double())}
+
+
+class _RenamesTheModel(_Sound):
+    def start(self, model: Flat, facts: Facts, seed: int) -> State:
+        return {"model": Flat(replace(model.layout, names=model.layout.names[::-1]), model.buffer)}
+
+
+class _ReportsNoLoss(_Sound):
+    def client(self, *args: Any) -> Reply:
+        return replace(super().client(*args), metrics={})
+
+
+class _WalksUphill(_Sound):
+    def merge(self, executor: Executor, state: State, total: Total, replies: Sequence[Reply], seed: int) -> State:
+        return {"model": add(flat(state, "model"), flat(total, "step"), -1 / len(replies))}
+
+
+class _StandsStill(_Sound):
+    def merge(self, executor: Executor, state: State, total: Total, replies: Sequence[Reply], seed: int) -> State:
+        return state
+
+
+class _DrawsFromTorch(_Sound):
+    def draw(self, size: int) -> Tensor:
+        return torch.randn(size)
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
+        noise = 1e-3 * self.draw(flat(message.common, "model").layout.size).float()
+        reply = super().client(work, message, memory, data, seed)
+        step = flat(reply.sums, "step")
+        return replace(reply, sums={"step": Flat(step.layout, step.buffer + noise)})
+
+
+class _DrawsFromNumpy(_DrawsFromTorch):
+    def draw(self, size: int) -> Tensor:
+        return torch.from_numpy(np.random.normal(size=size))  # noqa: NPY002
+
+
+class _DrawsFromPython(_DrawsFromTorch):
+    def draw(self, size: int) -> Tensor:
+        return torch.tensor([random.gauss() for _ in range(size)])
+
+
+class _IgnoresTheSeed(_Sound):
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
+        return super().client(work, message, memory, data, 0)
+
+
+class _RemembersInItsModule(_Sound):
+    played: ClassVar[list[float]] = []
+
+    def merge(self, executor: Executor, state: State, total: Total, replies: Sequence[Reply], seed: int) -> State:
+        self.played.append(1.0)
+        return {"model": add(flat(state, "model"), flat(total, "step"), 1 / (len(replies) + len(self.played) / 100))}
+
+
+class _ChangesItsMessage(_Sound):
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
+        flat(message.common, "model").buffer.mul_(0.999)
+        return super().client(work, message, memory, data, seed)
+
+
+class _ChangesItsMemory(_Sound):
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
+        if memory:
+            flat(memory, "moment").buffer.mul_(0.5)
+        return super().client(work, message, memory, data, seed)
+
+
+class _ChangesItsData(_Sound):
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
+        data.x.clamp_(max=200)
+        return super().client(work, message, memory, data, seed)
+
+
+class _ChangesTheCommons(_Sound):
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
+        assert data.commons is not None
+        data.commons.x.mul_(0.99)
+        return super().client(work, message, memory, data, seed)
+
+
+class _ChangesTheModelAtStart(_Sound):
+    def start(self, model: Flat, facts: Facts, seed: int) -> State:
+        model.buffer.mul_(0.9)
+        return {"model": model}
+
+
+class _ChangesTheStateInDown(_Sound):
+    def down(self, state: State, round: int, client: int) -> Message:
+        flat(state, "model").buffer.mul_(0.999)
+        return super().down(state, round, client)
+
+
+class _ChangesTheStateInMerge(_Sound):
+    def merge(self, executor: Executor, state: State, total: Total, replies: Sequence[Reply], seed: int) -> State:
+        model = flat(state, "model")
+        model.buffer.add_(flat(total, "step").buffer / len(replies))
+        return {"model": copy(model)}
+
+
+class _ChangesTheTotal(_Sound):
+    def merge(self, executor: Executor, state: State, total: Total, replies: Sequence[Reply], seed: int) -> State:
+        data(total["step"]).div_(len(replies))
+        return {"model": add(flat(state, "model"), flat(total, "step"))}
+
+
+class _ChangesReplies(_Sound):
+    def merge(self, executor: Executor, state: State, total: Total, replies: Sequence[Reply], seed: int) -> State:
+        data(replies[0].each["n"]).add_(1)
+        return super().merge(executor, state, total, replies, seed)
+
+
+class _KeepsTheWorkersBuffer(_Sound):
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
+        return replace(super().client(work, message, {}, data, seed), memory={"last": work.params})
+
+
+class _SendsTheWorkersBuffer(_Sound):
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
+        return replace(super().client(work, message, memory, data, seed), each={"y": work.params})
+
+
+class _SendsItsMemory(_Sound):
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
+        return replace(super().client(work, message, memory, data, seed), each=dict(memory))
+
+
+class _SendsWhatNobodyCanRead(_Sound):
+    def client(self, *args: Any) -> Reply:
+        reply = super().client(*args)
+        return replace(
+            reply, each=MappingProxyType(dict(reply.each)), memory=MappingProxyType(dict(reply.memory or {}))
+        )
+
+
+class _SendsHalves(_Sound):
+    """A ``Flat`` travels as a NumPy array, and NumPy has no bfloat16."""
+
+    def client(self, *args: Any) -> Reply:
+        reply = super().client(*args)
+        step = flat(reply.sums, "step")
+        return replace(reply, each={"step": Flat(step.layout, step.buffer.bfloat16())})
+
+
+class _WritesPersonallyToAll(_Sound):
+    def down(self, state: State, round: int, client: int) -> Message:
+        return Message({"model": state["model"], "client": torch.tensor(client)})
+
+
+class _SmugglesItsReply(_Sound):
+    pocket: ClassVar[list[Flat]] = []
+
+    def client(self, *args: Any) -> Reply:
+        reply = super().client(*args)
+        self.pocket.append(flat(reply.sums, "step"))
+        return replace(reply, sums={}, each={})
+
+    def merge(self, executor: Executor, state: State, total: Total, replies: Sequence[Reply], seed: int) -> State:
+        model = flat(state, "model")
+        for step in self.pocket:
+            model = add(model, step, 1 / len(replies))
+        self.pocket.clear()
+        return {"model": model}
+
+
+class _TellsClientsNothing(_Sound):
+    model: ClassVar[list[Flat]] = []
+
+    def down(self, state: State, round: int, client: int) -> Message:
+        self.model[:] = [flat(state, "model")]
+        return Message({})
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
+        return super().client(work, Message({"model": self.model[0]}), memory, data, seed)
+
+
+class _FreeReply(Reply):
+    @property
+    def nbytes(self) -> int:
+        return 0
+
+
+class _SaysItIsFree(_Sound):
+    def client(self, *args: Any) -> Reply:
+        reply = super().client(*args)
+        return _FreeReply(reply.sums, reply.each, reply.weight, reply.memory, reply.metrics)
+
+
+class _DividesByNMinusOne(_Sound):
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
+        return replace(super().client(work, message, memory, data, seed), weight=len(data) - 1.0)
+
+
+class _OneMemoryForAll(_Sound):
+    shared: ClassVar[dict[str, Flat]] = {}
+
+    def start(self, model: Flat, facts: Facts, seed: int) -> State:
+        self.shared["moment"] = scale(model, 0.0)
+        return {"model": model}
+
+    def client(self, *args: Any) -> Reply:
+        reply = super().client(*args)
+        self.shared["moment"].buffer.copy_(flat(reply.sums, "step").buffer)
+        return replace(reply, memory=self.shared)
+
+
+class _WaitsForAllItWroteTo(_Sound):
+    asked: ClassVar[list[int]] = []
+
+    def start(self, model: Flat, facts: Facts, seed: int) -> State:
+        self.asked.clear()
+        return super().start(model, facts, seed)
+
+    def down(self, state: State, round: int, client: int) -> Message:
+        self.asked.append(client)
+        return super().down(state, round, client)
+
+    def merge(self, executor: Executor, state: State, total: Total, replies: Sequence[Reply], seed: int) -> State:
+        for _ in zip(self.asked, replies, strict=True):
+            pass
+        self.asked.clear()
+        return super().merge(executor, state, total, replies, seed)
+
+
+class _KeepsStateToItself(_Sound):
+    """Server momentum that no checkpoint holds; each start forgets it, so the same seed gives the same bits."""
+
+    velocity: ClassVar[dict[str, Flat]] = {}
+
+    def start(self, model: Flat, facts: Facts, seed: int) -> State:
+        self.velocity["v"] = scale(model, 0.0)
+        return {"model": model}
+
+    def merge(self, executor: Executor, state: State, total: Total, replies: Sequence[Reply], seed: int) -> State:
+        self.velocity["v"] = add(scale(self.velocity["v"], 0.5), flat(total, "step"), 1 / len(replies))
+        return {"model": add(flat(state, "model"), self.velocity["v"])}
+
+
+class _StartsFromTheLastClient(_Sound):
+    """Each client adds a little of what the one before it in this process sent; each start forgets it."""
+
+    last: ClassVar[dict[str, Flat]] = {}
+
+    def start(self, model: Flat, facts: Facts, seed: int) -> State:
+        self.last["step"] = scale(model, 0.0)
+        return {"model": model}
+
+    def client(self, *args: Any) -> Reply:
+        reply = super().client(*args)
+        step = add(flat(reply.sums, "step"), self.last["step"], 0.01)
+        self.last["step"] = step
+        return replace(reply, sums={"step": step})
+
+
+@dataclass(frozen=True)
+class _KnowsItsProcess(_Sound):
+    """Only another process can tell."""
+
+    home: int = field(default_factory=os.getpid)
+
+    def client(self, *args: Any, **named: Any) -> Reply:
+        reply = super().client(*args, **named)
+        step = flat(reply.sums, "step")
+        return replace(reply, sums={"step": scale(step, 1 if os.getpid() == self.home else 2)})
+
+
+class _ForgetsTheStatistics(_Sound):
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
+        reply = super().client(work, message, memory, data, seed)
+        work.load_buffers(work.initial_buffers)
+        return reply
+
+
+BROKEN: dict[str, tuple[type[_Sound], ...]] = {
+    "batch_norms_statistics_follow_the_policy": (_ForgetsTheStatistics,),
+    "two_rounds_keep_names_shapes_and_types": (_WidensTheModel, _RenamesTheModel, _ReportsNoLoss),
+    "the_loss_falls": (_WalksUphill, _StandsStill),
+    "same_seed_same_bits_other_seed_other_bits": (
+        _DrawsFromTorch,
+        _DrawsFromNumpy,
+        _DrawsFromPython,
+        _IgnoresTheSeed,
+        _RemembersInItsModule,
+    ),
+    "nothing_that_is_handed_in_is_changed": (
+        _ChangesItsMessage,
+        _ChangesItsMemory,
+        _ChangesItsData,
+        _ChangesTheCommons,
+        _ChangesTheModelAtStart,
+        _ChangesTheStateInDown,
+        _ChangesTheStateInMerge,
+        _ChangesTheTotal,
+        _ChangesReplies,
+    ),
+    "what_a_client_returned_is_not_the_workers_buffer": (_KeepsTheWorkersBuffer, _SendsTheWorkersBuffer),
+    "memory_is_never_sent": (_SendsItsMemory,),
+    "messages_replies_and_state_survive_pickling": (_SendsWhatNobodyCanRead, _SendsHalves),
+    "all_clients_of_a_round_get_the_same_common": (_WritesPersonallyToAll,),
+    "bytes_are_those_of_the_tensors": (_SmugglesItsReply, _TellsClientsNothing, _SaysItIsFree),
+    "clients_with_one_sample_take_part": (_DividesByNMinusOne,),
+    "a_client_that_sits_out_keeps_its_memory": (_OneMemoryForAll,),
+    "stragglers_change_nothing": (_WaitsForAllItWroteTo,),
+    "continuing_from_a_checkpoint_is_never_having_stopped": (_KeepsStateToItself,),
+    "neither_the_worker_nor_the_order_decides_a_bit": (_StartsFromTheLastClient,),
+}
+
+
+def _named(error: AssertionError) -> list[str]:
+    """The checks that the message of ``check_algorithm`` names."""
+    return re.findall(r"^- (\w+): ", str(error), re.MULTILINE)
+
+
+def test_a_sound_algorithm_passes() -> None:
+    check_algorithm(_Sound())
+
+
+@pytest.mark.parametrize(("check", "kind"), [(check, kind) for check, kinds in BROKEN.items() for kind in kinds])
+def test_a_broken_promise_is_found_and_named(check: str, kind: type[_Sound]) -> None:
+    with pytest.raises(AssertionError) as caught:
+        check_algorithm(kind())
+    assert check in _named(caught.value)
+    assert str(caught.value).startswith(f"{kind.__name__} fails {len(_named(caught.value))} of {len(CHECKS)} checks\n")
+
+
+def test_every_check_has_been_seen_to_fail() -> None:
+    assert BROKEN.keys() == CHECKS.keys()
+
+
+@pytest.mark.ray
+def test_real_actors_are_compared_too(ray_session: None) -> None:
+    """Twice ten seconds, in which two actors import torch."""
+    check_algorithm(_Sound(), actors=2)
+    with pytest.raises(AssertionError) as caught:
+        check_algorithm(_KnowsItsProcess(), actors=2)
+    assert _named(caught.value) == ["ray_actors_give_the_bits_of_one_process"]

@@ -1,0 +1,135 @@
+"""What clients keep: bounded in RAM, the rest in files, and never another value for it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+
+from fedcommons.algorithms import ALGORITHMS
+from fedcommons.algorithms.local import LocalSGD
+from fedcommons.config import Experiment
+from fedcommons.errors import ClientError
+from fedcommons.federation import checkpoint, rounds
+from fedcommons.federation.memory import ClientMemory
+from fedcommons.federation.rounds import Standing
+from fedcommons.tensors import Flat, Layout, Payload, data, nbytes
+
+if TYPE_CHECKING:
+    from conftest import Federation
+
+    Digits = Callable[..., Federation]
+
+LAYOUT = Layout(("w",), ((10,),))
+
+
+def _payload(value: float) -> Payload:
+    return {"control": Flat(LAYOUT, torch.full((10,), value)), "times": torch.tensor(int(value))}  # 48 bytes
+
+
+def _values(memory: ClientMemory) -> dict[int, float]:
+    return {client: float(data(payload["control"])[0]) for client, payload in memory.items()}
+
+
+def test_it_begins_empty_and_grows_with_the_clients_that_have_one() -> None:
+    memory = ClientMemory()
+    assert len(memory) == 0
+    after = memory.updated(1, {3: _payload(1)})
+    assert (list(after), list(memory)) == ([3], [])
+
+
+def test_the_bound_holds_and_no_value_changes(tmp_path: Path) -> None:
+    """A plain dict is the reference, over many rounds of random clients."""
+    draw = np.random.default_rng(0)
+    memory, reference = ClientMemory(cap_bytes=5 * 48, folder=tmp_path), {}
+    for number in range(1, 40):
+        new = {int(i): float(draw.integers(1000)) for i in draw.choice(20, 3, replace=False)}
+        memory = memory.updated(number, {i: _payload(v) for i, v in new.items()})
+        reference |= new
+        assert sum(nbytes(payload) for payload in memory.in_ram.values()) <= 5 * 48
+        assert set(new) <= set(memory.in_ram)  # the latest stay
+        assert _values(memory) == reference
+    assert len(memory.in_ram) == 5
+    assert len(memory.in_files) == len(reference) - 5
+
+
+def test_without_a_folder_all_of_it_stays_in_ram() -> None:
+    memory = ClientMemory(cap_bytes=1).updated(1, {i: _payload(i) for i in range(4)})
+    assert len(memory.in_ram) == 4
+
+
+def test_an_earlier_memory_is_left_as_it_was(tmp_path: Path) -> None:
+    first = ClientMemory(cap_bytes=100, folder=tmp_path).updated(1, {i: _payload(i) for i in range(4)})
+    second = first.updated(2, {0: _payload(7), 3: _payload(9)})
+    assert _values(first) == {0: 0, 1: 1, 2: 2, 3: 3}
+    assert _values(second) == {0: 7, 1: 1, 2: 2, 3: 9}
+
+
+def test_a_file_that_is_gone_or_damaged_is_named(tmp_path: Path) -> None:
+    memory = ClientMemory(cap_bytes=0, folder=tmp_path).updated(1, {5: _payload(5), 6: _payload(6)})
+    (tmp_path / memory.in_files[5]).write_bytes(b"short")
+    with pytest.raises(ClientError, match=r"memory of client 5 cannot be read.*truncated or altered"):
+        memory[5]
+    assert _values(memory.restored({6: memory.in_files[6]})) == {6: 6}
+    with pytest.raises(ClientError, match="client 5"):
+        memory.restored(memory.in_files)
+    for path in tmp_path.glob("*round-000001*"):
+        path.unlink()
+    with pytest.raises(ClientError, match="memory of client 6 is gone"):
+        memory[6]
+
+
+def _standing(number: int, memory: ClientMemory) -> Standing:
+    return Standing(number, {"model": Flat(LAYOUT, torch.zeros(10))}, memory)
+
+
+def test_a_checkpoint_names_files_and_removes_those_that_nothing_names(tmp_path: Path) -> None:
+    memory = ClientMemory(cap_bytes=2 * 48, folder=tmp_path / "memory")
+    for number in range(1, 9):
+        memory = memory.updated(number, {i: _payload(100 * number + i) for i in (number % 4, (number + 1) % 4)})
+        checkpoint.save(tmp_path / "checkpoints", _standing(number, memory))
+        back = checkpoint.load_latest(tmp_path / "checkpoints", ClientMemory(cap_bytes=96, folder=tmp_path / "memory"))
+        assert back is not None
+        assert _values(back.memory) == _values(memory)
+        assert list(back.memory) == list(memory)  # who goes to a file next is the same
+    kept = sorted((tmp_path / "checkpoints").glob("*.json"))
+    named = {name for path in kept for name in json.loads(path.read_text())["files"].values()}
+    assert {path.name for path in (tmp_path / "memory").glob("*.safetensors")} == named
+    assert len(named) <= 4
+
+
+def test_a_checkpoint_whose_memory_is_damaged_gives_way_to_the_one_before(tmp_path: Path) -> None:
+    memory = ClientMemory(cap_bytes=0, folder=tmp_path / "memory")
+    for number in (1, 2):
+        memory = memory.updated(number, {0: _payload(number)})
+        checkpoint.save(tmp_path / "checkpoints", _standing(number, memory))
+    (tmp_path / "memory" / memory.in_files[0]).write_bytes(b"")
+    back = checkpoint.load_latest(tmp_path / "checkpoints", ClientMemory(cap_bytes=0, folder=tmp_path / "memory"))
+    assert back is not None
+    assert back.round == 1
+    assert _values(back.memory) == {0: 1}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_federation_is_the_same_wherever_its_memory_is(name: str, digits: "Digits", tmp_path: Path) -> None:
+    """With no RAM at all for it, broken off half-way and continued: the bits of one that kept all in RAM."""
+    federation = digits(dropout=0.3)
+    algorithm = ALGORITHMS[name](Experiment(), LocalSGD(1, 5))
+
+    def play(memory: ClientMemory, upto: int, start: Standing | None = None) -> Standing:
+        plan = federation.plan(upto, participation=0.6)
+        start = start or Standing(0, algorithm.start(federation.model, plan.facts, plan.seed), memory)
+        return list(rounds.run(algorithm, federation.serial(algorithm), plan, start))[-1][0]
+
+    in_ram = play(ClientMemory(), 4)
+    on_disk = ClientMemory(cap_bytes=0, folder=tmp_path / "memory")
+    checkpoint.save(tmp_path, play(on_disk, 2))
+    in_files = play(on_disk, 4, checkpoint.load_latest(tmp_path, on_disk))
+    assert torch.equal(in_files.model.buffer, in_ram.model.buffer)
+    assert in_files.memory.keys() == in_ram.memory.keys()
+    assert not in_files.memory.in_ram
+    for client, payload in in_ram.memory.items():
+        assert all(torch.equal(data(x), data(in_files.memory[client][n])) for n, x in payload.items())

@@ -1,0 +1,68 @@
+"""``fedcommons.testing`` as others use it: for any object with the four functions, and as CONTRIBUTING.md shows."""
+
+import ast
+import re
+import runpy
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from fedcommons import testing
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.local import LocalSGD
+from fedcommons.testing import check_algorithm, digits
+from fedcommons.testing.contract import varied
+
+ROOT = Path(__file__).parent.parent
+FEDAVG = FedAvg(LocalSGD(epochs=1, batch_size=8))
+
+
+def _plain(**other: Any) -> Any:
+    """FedAvg as an object that is no dataclass and shows no ``local``."""
+    functions = {name: getattr(FEDAVG, name) for name in ("start", "down", "client", "merge")}
+    return SimpleNamespace(**functions | other)
+
+
+def test_an_algorithm_need_not_be_a_dataclass_with_a_local() -> None:
+    plain = _plain()
+    assert varied(plain, augment=True) is plain
+    check_algorithm(plain)
+    changed: Any = varied(FEDAVG, augment=True, drop_last=True)
+    assert changed == replace(FEDAVG, local=LocalSGD(epochs=1, batch_size=8, augment=True, drop_last=True))
+
+
+def test_an_algorithm_that_raises_is_told_what() -> None:
+    def merge(*args: object) -> None:
+        raise ZeroDivisionError("of no avail")
+
+    with pytest.raises(AssertionError, match=r"- the_loss_falls: it raised ZeroDivisionError: of no avail") as caught:
+        check_algorithm(_plain(merge=merge))
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize("path", sorted(Path(testing.__file__).parent.glob("*.py")), ids=lambda path: path.stem)
+def test_no_check_rests_on_an_assert_statement_and_no_import_on_ray(path: Path) -> None:
+    """pytest rewrites asserts in tests only, and ``python -O`` leaves them out; a check needs Ray if it is asked to."""
+    tree = ast.parse(path.read_text())
+    assert not [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+    at_import = [ast.unparse(node) for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert not [line for line in at_import if re.search(r"\bray\b|ray_actors|cluster", line)]
+
+
+def test_contributings_example_keeps_the_contract_and_has_the_property_it_names(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    assert example.rstrip().splitlines()[-1].startswith("check_algorithm(")
+    path = tmp_path / "fedavgm.py"
+    path.write_text(example)
+    kind = runpy.run_path(str(path), run_name="fedavgm")["FedAvgM"]
+    federation = digits()
+    without, fedavg, with_momentum = (
+        federation.play(algorithm, federation.plan(3))[-1][0].model.buffer
+        for algorithm in (kind(FEDAVG.local, beta=0.0), FEDAVG, kind(FEDAVG.local, beta=0.5))
+    )
+    assert torch.allclose(without, fedavg, rtol=0, atol=1e-6)
+    assert not torch.allclose(with_momentum, fedavg, rtol=0, atol=1e-3)
