@@ -14,3 +14,12 @@ def fedssyn_table1() -> dict[tuple, tuple[float, str]]:
             for setting, column in (("real", "rounds_vanilla"), ("shuffled_synthetic", "rounds_fedssyn")):
                 found[row["dataset"], *federation, row["algorithm"], setting] = target, row[column]
     return found
+
+
+def fedssyn_table_a2() -> dict[tuple, str]:
+    """Fedssyn, Table A.2: communication saved in percent by the columns of reports.tables; ``>`` is a lower bound."""
+    with (files("fedcommons.reports.published") / "fedssyn_tableA2_saved_communication_percent.csv").open() as file:
+        return {
+            (r["dataset"], int(r["n_clients"]), float(r["participation_rate"]), float(r["alpha"]), "fedavg"):
+            r["saved_percent"] for r in csv.DictReader(file)
+        }  # fmt: skip

@@ -1,0 +1,73 @@
+"""Rounds to a target accuracy in the form of fedssyn_table1_rounds.csv, from any file; what is wrong is refused."""
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import StringIO
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from fedcommons.errors import UserError
+
+COLUMNS = ("dataset", "algorithm", "n_clients", "participation_rate", "alpha", "rounds_fedssyn", "rounds_vanilla")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the file; ``where``: which, for messages; rounds as written: ``8``, ``>100`` or nothing."""
+
+    where: str
+    dataset: str
+    algorithm: str
+    n_clients: int
+    participation: float
+    alpha: float
+    rounds_fedssyn: str
+    rounds_vanilla: str
+
+
+def rows(path: Path) -> Iterator[Row]:
+    """The file's lines.
+
+    Raises:
+        UserError: a column is missing, or a value is not what it should be.
+    """
+    reader = csv.DictReader(StringIO(read(path)))
+    if lacking := [name for name in COLUMNS if name not in (reader.fieldnames or ())]:
+        raise UserError(f"{path} lacks the column {lacking[0]!r}.")
+    for row in reader:
+        where = f"{path}, line {reader.line_num}"
+        if None in row or None in row.values():
+            raise UserError(f"{where} has not as many values as there are columns.")
+        n, c, alpha = (number(row[name], f"{where}: {name}") for name in COLUMNS[2:5])
+        check_federation(n, c, where)
+        yield Row(
+            where, row["dataset"], row["algorithm"], int(n), c, alpha, *(row[name].strip() for name in COLUMNS[5:])
+        )
+
+
+def number(value: Any, what: str, zero: bool = False) -> int | float:
+    """A finite number above 0, or from 0 on; a whole one as int."""
+    try:
+        x = float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise UserError(f"{what} must be a number, got {value!r}.") from None
+    if not isfinite(x) or x < 0 or (x == 0 and not zero):
+        raise UserError(f"{what} must be finite and {'at least' if zero else 'above'} 0, got {value!r}.")
+    return int(x) if x.is_integer() else x
+
+
+def check_federation(n: float, c: float, where: str) -> None:
+    """Refuse numbers of clients and participations that no federation has."""
+    if not isinstance(n, int) or c > 1 or n * c < 1 - 1e-9:
+        raise UserError(f"{where}: N must be whole and N C from 1 to N clients, got N = {n} and C = {c}.")
+
+
+def read(path: Path) -> str:
+    """The text of a file, without the mark that spreadsheets write before the first column."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not text"
+        raise UserError(f"{path} cannot be read ({reason}).") from None

@@ -1,0 +1,289 @@
+"""What the pool saves: the paper's numbers from its rounds, closed forms, bounds, our own sweeps, bad input."""
+
+import csv
+import json
+import runpy
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedcommons.accounting.communication import (
+    UntilTarget,
+    images_nbytes,
+    pool_nbytes,
+    round_nbytes,
+    saved_percent,
+    sent,
+)
+from fedcommons.algorithms import build
+from fedcommons.algorithms.algorithm import Facts
+from fedcommons.config import Experiment, override
+from fedcommons.errors import UserError
+from fedcommons.reports.published import fedssyn_table1, fedssyn_table_a2
+from fedcommons.tensors import flatten
+from lightning_modules.networks import VGG11
+
+ROOT = Path(__file__).parent.parent
+SWEEP = ROOT / "sweeps" / "communication_saved.py"
+PAPER = ROOT / "platform" / "fedcommons" / "reports" / "published" / "fedssyn_table1_rounds.csv"
+HEAD = "dataset,algorithm,n_clients,participation_rate,alpha,rounds_fedssyn,rounds_vanilla"
+FORMULA, TOTAL, PRINTED = "saved % (paper's formula)", "saved % (all clients)", "table A.2 prints"
+
+Lines = list[dict[str, str]]
+Main = Callable[[list[str]], int]
+
+
+@pytest.fixture(scope="module")
+def script() -> dict[str, Any]:
+    return runpy.run_path(str(SWEEP))
+
+
+@pytest.fixture
+def table(script: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[Path], Lines]:
+    """Lines of the CSV that the sweep writes; the markdown on the terminal is that in the folder."""
+
+    def make(source: Path) -> Lines:
+        assert script["communication_saved"](["--from", str(source), "--out", str(tmp_path / "new" / "out")]) == 0
+        out = tmp_path / "new" / "out"
+        assert sorted(p.name for p in out.iterdir()) == ["communication_saved.csv", "communication_saved.md"]
+        assert capsys.readouterr().out == (out / "communication_saved.md").read_text()
+        return list(csv.DictReader((out / "communication_saved.csv").read_text().splitlines()))
+
+    return make
+
+
+def rounds(tmp_path: Path, *rows: str, head: str = HEAD) -> Path:
+    path = tmp_path / "rounds.csv"
+    path.write_text("\n".join([head, *rows]) + "\n")
+    return path
+
+
+def cell(setting: str, reached: int | None, seed: int = 0, **more: Any) -> dict[str, Any]:
+    """A run of 10 rounds of 2 of 4 clients with a model of 50 bytes, and a pool of 4 parts of 10 bytes."""
+    return {
+        "dataset": "digits", "algorithm": "fedavg", "setting": setting, "alpha": 0.1, "n_clients": 4,
+        "participation": 0.5, "seed": seed, "learning_rate": 0.1, "rounds_to_target": reached, "rounds": 10,
+        "bytes_down": 1000, "bytes_up": 1000, "bytes_once": 0 if setting == "real" else 80,
+        "validation_accuracy": None, "partition": f"p{seed}", **more,
+    }  # fmt: skip
+
+
+def sweep(tmp_path: Path, *cells: dict[str, Any]) -> Path:
+    (tmp_path / "summary.json").write_text(json.dumps({"name": "x", "preset": "small", "cells": cells}))
+    return tmp_path
+
+
+def test_the_papers_rounds_give_the_papers_percentages(table: Callable[[Path], Lines]) -> None:
+    lines = table(PAPER)
+    found = {(r["data set"], int(r["N"]), float(r["C"]), float(r["alpha"]), r["algorithm"]): r for r in lines}
+    assert len(found) == 80
+    # Fedssyn, table A.2
+    for key, percent in {
+        ("cifar10", 10, 1.0, 0.01, "fedavg"): "95.0", ("cifar10", 10, 1.0, 0.1, "fedavg"): "87.6",
+        ("cifar10", 10, 0.4, 0.01, "fedavg"): ">95.6", ("cifar10", 40, 0.2, 0.01, "fedavg"): "87.9",
+        ("cifar100", 10, 0.4, 0.1, "fedavg"): ">78.6", ("cifar100", 100, 0.1, 0.1, "fedavg"): ">41.0",
+    }.items():  # fmt: skip
+        assert (found[key][FORMULA], found[key][PRINTED]) == (percent, percent)
+    assert {key: r[PRINTED] for key, r in found.items() if r[PRINTED]} == fedssyn_table_a2()
+    for key, percent in fedssyn_table_a2().items():
+        ours = found[key][FORMULA]
+        assert ours.startswith(">") == percent.startswith(">")
+        assert abs(float(ours.strip(">")) - float(percent.strip(">"))) < 3
+    assert found["cifar100", 40, 0.2, 0.1, "fedprox"][FORMULA] == "-"  # 100 rounds are not enough with the pool
+
+
+def test_published_savings_stand_beside_published_rounds() -> None:
+    assert len(fedssyn_table_a2()) == 16
+    assert {(*key, "real") for key in fedssyn_table_a2()} <= set(fedssyn_table1())
+
+
+def test_honest_totals_by_hand(table: Callable[[Path], Lines], tmp_path: Path) -> None:
+    """All 40 clients exchange synthetic images, 8 of them a model, each in either direction."""
+    (row,) = table(rounds(tmp_path, "cifar10,fedavg,40,0.2,0.1,21,59"))
+    once, per_round = 2 * 40 * 1250 * (3 * 32 * 32 + 1), 2 * 8 * 4 * 9_750_922  # VGG-11 has 9,750,922 float32
+    assert (row["MB with pool"], row["MB without"]) == (
+        f"{(once + 21 * per_round) / 1e6:.1f}", f"{59 * per_round / 1e6:.1f}",
+    )  # fmt: skip
+    assert row[TOTAL] == f"{100 * (1 - (once + 21 * per_round) / (59 * per_round)):.1f}" == "63.6"
+    (row,) = table(rounds(tmp_path, "cifar100,fedavg,10,1,0.1,1,2"))
+    assert row["MB without"] == f"{2 * 2 * 10 * 4 * 9_797_092 / 1e6:.1f}"
+
+
+def test_control_variates_travel_both_ways(table: Callable[[Path], Lines], tmp_path: Path) -> None:
+    names = ("fedavg", "fedprox", "feddyn", "scaffold", "fedpvr")
+    lines = table(rounds(tmp_path, *(f"cifar10,{name},10,1,0.1,5,10" for name in names)))
+    mb = dict(zip(names, (float(r["MB without"]) for r in lines), strict=True))
+    assert mb["fedavg"] == mb["fedprox"] == mb["feddyn"] == 7800.7  # 2 * 10 rounds * 10 clients * 39,003,688 bytes
+    assert mb["scaffold"] == 15601.5
+    three_linear_layers = 2 * (512 * 512 + 512) + 512 * 10 + 10
+    assert mb["fedpvr"] - mb["fedavg"] == pytest.approx(2 * 100 * 4 * three_linear_layers / 1e6, abs=0.1)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "feddyn", "scaffold", "fedpvr"])
+def test_closed_forms_are_the_algorithms_messages(script: dict[str, Any], name: str) -> None:
+    model = flatten(dict(VGG11((3, 32, 32), 10).named_parameters()))
+    algorithm = build(override(Experiment(), {"algorithm": name}), augment=False)
+    message = algorithm.down(algorithm.start(model, Facts(1, [1], 1), 0), 1, 0)
+    size = script["vgg11_nbytes"]
+    assert message.nbytes == size(10) + size(10, script["CONTROL"][name])
+
+
+def test_model_sizes_draw_no_weights(script: dict[str, Any]) -> None:
+    script["vgg11_nbytes"].cache_clear()
+    before = torch.get_rng_state()
+    assert script["vgg11_nbytes"](10) == 4 * 9_750_922
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_closed_forms_by_hand() -> None:
+    assert images_nbytes(5, (3, 2, 2)) == 65
+    assert pool_nbytes(4, 65) == 520  # 65 bytes up and 65 down for each of 4
+    assert round_nbytes(3, 100) == 600
+    assert round_nbytes(3, 100, control=20) == 720
+    pool, vanilla = [UntilTarget(20, 10, 3, False)], [UntilTarget(0, 10, 10, False)]
+    assert sent(pool) == (50, False)
+    assert sent(pool, once_unit=4, round_unit=2) == (20, False)
+    assert sent([*pool, UntilTarget(20, 10, 10, True)]) == (85, True)
+    assert saved_percent(pool, vanilla) == "50.0"
+    assert saved_percent(vanilla, pool) == "-100.0"
+    # the paper's formula is the total over clients in units of one client
+    n, joined, ms, mc = 10, 4, 7, 11
+    total = UntilTarget(pool_nbytes(n, ms), round_nbytes(joined, mc), 6, False)
+    assert sent([total], n, joined) == (2 * ms + 2 * 6 * mc, False)
+
+
+def test_bounds() -> None:
+    pool, vanilla = UntilTarget(20, 10, 3, False), UntilTarget(0, 10, 10, False)
+    pool_late, vanilla_late = UntilTarget(20, 10, 3, True), UntilTarget(0, 10, 10, True)
+    assert saved_percent([pool], [vanilla_late]) == ">50.0"
+    assert saved_percent([pool_late], [vanilla]) == "<50.0"
+    assert saved_percent([pool_late], [vanilla_late]) == "-"
+    assert saved_percent([pool, pool], [vanilla, vanilla_late]) == ">50.0"
+    assert saved_percent([pool], []) == saved_percent([], [vanilla]) == "-"
+
+
+def test_other_peoples_rounds_have_bounds_and_no_printed_value(table: Callable[[Path], Lines], tmp_path: Path) -> None:
+    rows = ("4,>100", ">100,50", ">100,>100", "4,", "4,89")
+    lines = table(rounds(tmp_path, *(f"cifar10,fedavg,10,1.0,0.01,{row}" for row in rows)))
+    assert [r[FORMULA] for r in lines] == [">95.6", "<-100.8", "-", "-", "95.0"]
+    assert [r[TOTAL] for r in lines] == [">95.6", "<-100.8", "-", "-", "95.1"]
+    assert [r["MB without"] for r in lines] == [">78007.4", "39003.7", ">78007.4", "-", "69426.6"]
+    assert {r[PRINTED] for r in lines} == {""}
+
+
+def test_a_sweep_of_ours(table: Callable[[Path], Lines], tmp_path: Path) -> None:
+    """200 bytes a round for all, 100 for a client that takes part; the pool costs 80 for all, 20 for each."""
+    other = {"algorithm": "scaffold", "bytes_down": 2000, "bytes_up": 2000}
+    folder = sweep(
+        tmp_path,
+        cell("real", 8), cell("shuffled_synthetic", 2),
+        cell("real", 4, seed=1), cell("shuffled_synthetic", 2, seed=1),
+        cell("real", 9, seed=2),  # its partner failed: left out
+        cell("local_synthetic", 1),
+        cell("shuffled_synthetic", 3, alpha=0.5), cell("real", 3, alpha=0.7),  # no partners
+        cell("real", 10, **other), cell("shuffled_synthetic", 5, **other),
+        cell("real", None, alpha=9), cell("shuffled_synthetic", 2, alpha=9),
+    )  # fmt: skip
+    first, second, third = table(folder)
+    assert (first["rounds with pool"], first["rounds without"], first["seeds"]) == ("2.0 ± 0.0", "6.0 ± 2.8", "2")
+    assert first[TOTAL] == "60.0"  # 80 + 400 against 1200
+    assert first[FORMULA] == "63.3"  # 20 + 200 against 600
+    assert second[TOTAL] == "48.0"  # 80 + 2000 against 4000
+    assert (third["rounds without"], third[TOTAL], third[FORMULA]) == (">10", ">76.0", ">78.0")
+    assert PRINTED not in first
+
+
+def test_a_sweep_over_learning_rates_compares_the_chosen_ones(table: Callable[[Path], Lines], tmp_path: Path) -> None:
+    runs = [
+        cell(setting, reached, learning_rate=lr, validation_accuracy=validation)
+        for setting, reached in (("real", 10), ("shuffled_synthetic", 1))
+        for lr, validation, reached in ((0.1, 0.9, reached), (0.01, 0.2, 5))
+    ]
+    (row,) = table(sweep(tmp_path, *runs))
+    assert (row["rounds with pool"], row["rounds without"]) == ("1", "10")
+
+
+GOOD = "cifar10,fedavg,10,1.0,0.1,8,68"
+
+
+@pytest.mark.parametrize(
+    ("head", "row", "parts"),
+    [
+        (HEAD.replace("alpha,", ""), GOOD, ["lacks the column 'alpha'"]),
+        (HEAD, GOOD.replace("68", "many"), ["line 2", "rounds", "must be a number", "'many'"]),
+        (HEAD, GOOD.replace("68", "<68"), ["must be a number", "'<68'"]),
+        (HEAD, GOOD.replace(",8,", ",0,"), ["must be finite and above 0", "'0'"]),
+        (HEAD, GOOD.replace("0.1", "nan"), ["alpha", "finite", "'nan'"]),
+        (HEAD, GOOD.replace("1.0", "x"), ["line 2: participation_rate", "'x'"]),
+        (HEAD, GOOD.replace("1.0", "1.5"), ["from 1 to N clients", "C = 1.5"]),
+        (HEAD, GOOD.replace("1.0", "0.05"), ["from 1 to N clients", "C = 0.05"]),
+        (HEAD, GOOD.replace("10,1.0", "2.5,1.0"), ["N must be whole", "2.5"]),
+        (HEAD, GOOD.replace("cifar10", "cifar"), ["dataset", "line 2", "did you mean 'cifar10'"]),
+        (HEAD, GOOD.replace("fedavg", "fedavgg"), ["algorithm", "line 2", "did you mean 'fedavg'"]),
+        (HEAD, GOOD + ",1", ["line 2", "not as many values"]),
+        (HEAD, GOOD[:-3], ["line 2", "not as many values"]),
+        (HEAD, "", ["has no rows"]),
+        ("", "", ["lacks the column 'dataset'"]),
+    ],
+)
+def test_a_bad_csv_is_refused(script: dict[str, Any], tmp_path: Path, head: str, row: str, parts: list[str]) -> None:
+    path = rounds(tmp_path, row, head=head)
+    assert [p for p in [*parts, str(path)] if p not in refused(script, "--from", str(path))] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (None, ["has no summary.json"]),
+        ("{", ["is damaged"]),
+        ("[]", ["has no pair", "real and shuffled_synthetic"]),
+        (json.dumps({"cells": [cell("real", 3), cell("local_synthetic", 3)]}), ["has no pair"]),
+        (json.dumps({"cells": [cell("real", 3, seed=1), cell("shuffled_synthetic", 3)]}), ["has no pair"]),
+        (json.dumps({"cells": [{"alpha": 0.1}]}), ["cell 1 has no dataset"]),
+        (json.dumps({"cells": ["x"]}), ["cell 1 has no dataset"]),
+        (json.dumps({"cells": [cell("real", 3, bytes_up="few")]}), ["cell 1: bytes_up must be a number", "'few'"]),
+        (json.dumps({"cells": [cell("real", 3, rounds=0)]}), ["cell 1: rounds", "above 0"]),
+        (json.dumps({"cells": [cell("real", 3, participation=2)]}), ["from 1 to N clients"]),
+        (
+            json.dumps({"cells": [cell("real", 3), cell("shuffled_synthetic", 3, partition="other")]}),
+            ["different partitions"],
+        ),
+    ],
+)
+def test_a_bad_sweep_is_refused(script: dict[str, Any], tmp_path: Path, text: str | None, parts: list[str]) -> None:
+    if text is not None:
+        (tmp_path / "summary.json").write_text(text)
+    assert [p for p in [*parts, str(tmp_path)] if p not in refused(script, "--from", str(tmp_path))] == []
+
+
+def test_other_bad_requests_are_refused(script: dict[str, Any], tmp_path: Path) -> None:
+    assert "--from is missing" in refused(script)
+    assert "did you mean '--from'" in refused(script, "--form", "x")
+    assert "/nowhere.csv cannot be read (No such file" in refused(script, "--from", "/nowhere.csv")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    assert "not text" in refused(script, "--from", str(tmp_path / "binary"))
+    message = refused(script, "--from", str(PAPER), "--out", str(tmp_path / "binary"))
+    assert f"--out: {tmp_path / 'binary'} cannot be written" in message
+
+
+def refused(script: dict[str, Any], *argv: str) -> str:
+    with pytest.raises(UserError) as error:
+        script["communication_saved"](list(argv))
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+def test_a_bad_request_exits_with_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", [str(SWEEP), "--from", "/nowhere"])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # the tests' own handlers stay
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(SWEEP), run_name="__main__")
+    assert end.value.code == 2
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", "error: /nowhere cannot be read (No such file or directory).\n")
