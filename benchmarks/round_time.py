@@ -231,6 +231,12 @@ def compare(name: str, base: Callable[[], Bare], ours: Callable[[], Ours], repea
     return statistics.median(times[0]), statistics.median(times[1])
 
 
+def cpu_name() -> str:
+    """What the machine calls its processor."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((s.partition(":")[2].strip() for s in lines if s.startswith("model name")), platform.processor())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", nargs="*", default=list(WORKLOADS), metavar="W", help="W1, W2, W3")
@@ -240,9 +246,7 @@ def main() -> None:
     if unknown := set(options.workloads) - set(WORKLOADS):
         parser.error(f"unknown workload {', '.join(sorted(unknown))}; known: {', '.join(WORKLOADS)}")
     torch.set_num_threads(1)
-    cpu = next((line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
-                if line.startswith("model name")), platform.processor())  # fmt: skip
-    print(f"{date.today()}, {cpu}, {torch.get_num_threads()} torch thread a process, torch {torch.__version__}")
+    print(f"{date.today()}, {cpu_name()}, {torch.get_num_threads()} torch thread a process, torch {torch.__version__}")
     print("| workload | bare, 1 process | serial | ratio | bare, 2 processes | 2 actors | ratio |\n" + 7 * "|---" + "|")
     ratios = {}
     for name in options.workloads:

@@ -1,0 +1,84 @@
+"""Seconds of a round of every algorithm against FedAvg's, interleaved in one run, in this process.
+
+python benchmarks/algorithms.py [W1 W2] [--json] [--repeats 7]
+
+W1: small CNN, 10 of 100 clients x 15 steps a round. W2: VGG-11, 10 clients x 2 steps of 64. No evaluation, no tracking
+in the timed part. Goals: fedprox, fednova 1.1; scaffold, fedpvr, feddyn 1.25; moon 2.2 (two more forward passes);
+fedmix 3.2.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from datetime import date
+
+import numpy as np
+import torch
+from round_time import WORKLOADS, cpu_name, examples, network
+
+from fedcommons.algorithms import ALGORITHMS
+from fedcommons.algorithms.algorithm import Facts
+from fedcommons.algorithms.local import LocalSGD, Work
+from fedcommons.config import Experiment
+from fedcommons.data.clients import Clients
+from fedcommons.federation import rounds
+from fedcommons.federation.rounds import Plan, Standing
+from fedcommons.federation.serial import Serial
+from fedcommons.federation.worker import RunData, Worker, default_device
+from fedcommons.sharing.means import mean_images
+from lightning_modules import Classifier
+
+
+def course(name: str, algorithm_name: str) -> Iterator:
+    """The rounds of one algorithm on a workload, for ever."""
+    w = WORKLOADS[name]
+    rows = np.arange(w.clients * w.per_client).reshape(w.clients, w.per_client)
+    clients = Clients(examples(w), list(rows))
+    clients = clients.with_commons(mean_images(clients, 64, 10, 0))
+    algorithm = ALGORITHMS[algorithm_name](Experiment(), LocalSGD(w.epochs, w.batch))
+    work = Work(Classifier(network(name), lr=w.lr), default_device())
+    executor = Serial(lambda data: Worker(work, algorithm, data), RunData(clients, clients, {}))
+    facts = Facts(w.clients, clients.sizes, 10**9)
+    start = Standing(0, algorithm.start(work.snapshot(), facts, 0))
+    return rounds.run(algorithm, executor, Plan(facts, w.per_round / w.clients, 4, 0), start)
+
+
+def measure(name: str, repeats: int) -> dict[str, float]:
+    """Median seconds of a round of each algorithm, in turns, after two rounds of warming up (memories exist then)."""
+    courses = {algorithm: course(name, algorithm) for algorithm in ALGORITHMS}
+    seconds: dict[str, list[float]] = {algorithm: [] for algorithm in courses}
+    for repeat in range(repeats + 2):
+        for algorithm, played in courses.items():
+            start = time.perf_counter()
+            next(played)
+            if repeat >= 2:
+                seconds[algorithm].append(time.perf_counter() - start)
+    return {algorithm: statistics.median(s) for algorithm, s in seconds.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workloads", nargs="*", default=["W1", "W2"], metavar="W", help="W1, W2, W3")
+    parser.add_argument("--json", action="store_true", help="print the ratios as JSON, as the last line")
+    parser.add_argument("--repeats", type=int, default=7, help="timed rounds of each algorithm")
+    options = parser.parse_args()
+    if unknown := set(options.workloads) - set(WORKLOADS):
+        parser.error(f"unknown workload {', '.join(sorted(unknown))}; known: {', '.join(WORKLOADS)}")
+    torch.set_num_threads(1)
+    print(f"{date.today()}, {cpu_name()}, one torch thread, torch {torch.__version__}")
+    print("| workload | algorithm | seconds a round | ratio to fedavg |\n" + 4 * "|---" + "|")
+    ratios: dict[str, dict[str, float]] = {}
+    for name in options.workloads:
+        seconds = measure(name, options.repeats)
+        ratios[name] = {algorithm: round(s / seconds["fedavg"], 3) for algorithm, s in seconds.items()}
+        for algorithm, s in seconds.items():
+            print(f"| {name} | {algorithm} | {s:.4f} | {s / seconds['fedavg']:.2f} |", flush=True)
+    if options.json:
+        print(json.dumps(ratios))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
