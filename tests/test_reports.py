@@ -96,3 +96,20 @@ def test_pictures_are_drawn(tmp_path: Path) -> None:
     metric_against_fields(records, ["lr"], "m", tmp_path / "m.png")
     for name in ("bars.png", "heat.png", "m.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_spread_between_algorithms() -> None:
+    def of(algorithm: str, setting: str, rounds: int | None, last: float, alpha: float = 0.01) -> dict:
+        return run(setting, 0, rounds, algorithm=algorithm, last_accuracy=last, alpha=alpha)
+
+    runs = [
+        of("fedavg", "real", 20, 0.8), of("scaffold", "real", None, 0.7), of("feddyn", "real", 12, 0.75),
+        of("fedavg", "shuffled_synthetic", 4, 0.9), of("scaffold", "shuffled_synthetic", 5, 0.91),
+        of("fedavg", "real", 3, 0.9, alpha=0.1),
+    ]  # fmt: skip
+    assert tables.spread(tables.entries(runs)) == (
+        "\nSpread between the algorithms:\n"
+        "- digits, N = 10, C = 1, alpha = 0.01: real 10.0 points of last accuracy, 12 to >30 rounds; "
+        "shuffled_synthetic 1.0 points of last accuracy, 4 to 5 rounds.\n"
+    )
+    assert tables.spread(tables.entries(runs[-1:])) == ""

@@ -157,7 +157,7 @@ def _run_trials(cells: Sequence[Cell], out: Path, display: Display, scheduler: A
 
     state = out / ".tune"  # Tune's own record is not used: a sweep resumes by its cells' folders
     trials = [
-        {"name": c.name, "out": str(out.resolve()), "config": config.to_dict(_with_absolute_paths(c.config))}
+        {"name": c.name, "out": str(out.resolve()), "config": config.to_dict(with_absolute_paths(c.config))}
         for c in cells
     ]
     resources = _resources(cells[0].config)
@@ -188,7 +188,7 @@ def _run_trials(cells: Sequence[Cell], out: Path, display: Display, scheduler: A
     return failures
 
 
-def _with_absolute_paths(config_: Experiment) -> Experiment:
+def with_absolute_paths(config_: Experiment) -> Experiment:
     """A trial's working folder is not ours: Tune gives each its own."""
     folders = {"artifacts": config_.artifacts, "data.dir": data_folder(config_.data)}
     return config.override(config_, {name: str(Path(folder).resolve()) for name, folder in folders.items()})

@@ -114,6 +114,27 @@ def table1_markdown(cells: Sequence[Entry], published: Mapping[tuple, str], foot
     return markdown(head, lines) + notes + "\n"
 
 
+def spread(cells: Sequence[Entry]) -> str:
+    """How far the algorithms lie apart in each federation, with and without shared data; nothing for one algorithm.
+
+    Last accuracy: largest minus least of the means over seeds, in points; rounds: least and most of the means.
+    """
+    lines = []
+    for key in dict.fromkeys(e.key[:4] for e in cells):
+        parts = []
+        for setting in dict.fromkeys(e.setting for e in cells):
+            group = [e for e in cells if e.key[:4] == key and e.setting == setting]
+            if len(group) > 1:
+                last = [100 * fmean(r["last_accuracy"] for r in e.runs) for e in group]
+                least, most = min(e.mean_rounds for e in group), max(e.mean_rounds for e in group)
+                rounds = " to ".join(f"{'>' if censored else ''}{mean:.3g}" for mean, censored in (least, most))
+                parts.append(f"{setting} {max(last) - min(last):.1f} points of last accuracy, {rounds} rounds")
+        if parts:
+            dataset, n, c, alpha = key
+            lines.append(f"- {dataset}, N = {n}, C = {c:g}, alpha = {alpha:g}: {'; '.join(parts)}.")
+    return "\nSpread between the algorithms:\n" + "\n".join(lines) + "\n" if lines else ""
+
+
 def markdown(head: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
     """A markdown table whose columns line up."""
     rows = [[str(v) for v in row] for row in [head, *lines]]

@@ -1,0 +1,217 @@
+"""The central lines of a figure: one model on all the data in one place, trained by a plain Lightning Trainer.
+
+central_real: all real training images;  central_synthetic: the union of all clients' synthetic images, the very ones
+that the federated runs train on.  Fedssyn, figure 3.
+"""
+
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from fedcommons import config as configs
+from fedcommons.artifacts import Store, key_of
+from fedcommons.config import Experiment
+from fedcommons.data.augment import flip_and_crop
+from fedcommons.data.datasets import Examples
+from fedcommons.display import Display
+from fedcommons.experiment import Prepared, build_classifier, prepare
+from fedcommons.federation.evaluation import CHUNK
+from fedcommons.federation.worker import default_device
+from fedcommons.files import write_json
+from fedcommons.seeds import generator, set_default_generator
+from fedcommons.sharing import synthetic_pool
+from fedcommons.tracking.run_folder import read_summary
+
+_DECIDING = {
+    "central_real": ("seed", "data.", "model.", "client."),
+    "central_synthetic": ("seed", "data.", "model.", "client.", "partition.", "generator.", "sharing.p"),
+}
+"""Fields, or beginnings of their names, that a central training depends on."""
+
+
+@dataclass(frozen=True)
+class Central:
+    """One central training: ``source`` is central_real or central_synthetic; the rest is as in the experiment."""
+
+    source: str
+    config: Experiment
+    epochs: int
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """All that decides its result."""
+        names = [n for n in configs.field_names() if n not in configs.IGNORED_BY_RESULTS]
+        deciding = [n for n in names if n.startswith(_DECIDING[self.source])]
+        return {"source": self.source, "epochs": self.epochs, **{n: configs.get(self.config, n) for n in deciding}}
+
+    @property
+    def name(self) -> str:
+        """Its folder in the sweep's."""
+        alpha = [f"alpha{self.config.partition.alpha:.4g}"] if self.source == "central_synthetic" else []
+        return "-".join([self.source, *alpha, f"seed{self.config.seed}", key_of(self.facts)[:6]])
+
+
+@dataclass
+class _Batches:
+    """Minibatches for a Trainer: at every pass in a fresh order, augmented as clients do it, keyed by (seed, pass)."""
+
+    examples: Examples
+    batch_size: int
+    drop_last: bool
+    augment: bool
+    seed: int
+    passes: int = 0
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        draws = generator(self.seed, "central order", self.passes)
+        self.passes += 1
+        parts = torch.randperm(len(self.examples), generator=draws).split(self.batch_size)
+        for number, part in enumerate(parts):
+            if self.drop_last and number and len(part) < self.batch_size:
+                break
+            x, y = self.examples.x[part], self.examples.y[part]
+            yield flip_and_crop(x, draws) if self.augment else x, y
+
+
+class _TestAccuracy(Callback):
+    """Keeps the accuracy on the test set after every epoch."""
+
+    def __init__(self, test: Examples) -> None:
+        self.test = test
+        self.accuracies: list[float] = []
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        pl_module.eval()
+        with torch.no_grad():
+            right = sum(
+                int((pl_module(x.to(pl_module.device)).argmax(1) == y.to(pl_module.device)).sum())
+                for x, y in zip(self.test.x.split(CHUNK), self.test.y.split(CHUNK), strict=True)
+            )
+        pl_module.train()
+        self.accuracies.append(right / len(self.test))
+
+
+def fit(
+    module: LightningModule,
+    train: Examples,
+    test: Examples,
+    *,
+    epochs: int,
+    batch_size: int,
+    seed: int,
+    drop_last: bool = False,
+    augment: bool = False,
+) -> list[float]:
+    """Train ``module`` on ``train``; the accuracy on ``test`` after each epoch."""
+    from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+
+    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    accuracy = _TestAccuracy(test)
+    trainer = Trainer(
+        accelerator="gpu" if default_device().type == "cuda" else "cpu",
+        devices=1,
+        max_epochs=epochs,
+        callbacks=[accuracy],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        plugins=[LightningEnvironment()],  # inside a Slurm job Lightning would otherwise refuse to run
+    )
+    set_default_generator(seed, "central dropout")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=FutureWarning, module="torch.utils._pytree")
+        trainer.fit(module, _Batches(train, batch_size, drop_last, augment, seed))
+    return accuracy.accuracies
+
+
+def run(central: Central, folder: Path) -> dict[str, Any]:
+    """Train, unless ``folder`` holds the result already; the summary, which is also ``folder/summary.json``.
+
+    Raises:
+        LookupError: the clients' synthetic images have not been made.
+    """
+    if finished := read_summary(folder):
+        return finished
+    torch.set_num_threads(1)  # as in Ray's workers: more threads would round differently
+    c, prepared = central.config, prepare(central.config)
+    synthetic = central.source == "central_synthetic"
+    train = _union(prepared) if synthetic else prepared.dataset.train
+    accuracies = fit(
+        build_classifier(c, prepared.dataset),
+        train,
+        prepared.dataset.test,
+        epochs=central.epochs,
+        batch_size=c.client.batch_size,
+        seed=c.seed,
+        drop_last=c.client.drop_last,
+        augment=prepared.dataset.augment,
+    )
+    summary = {
+        "dataset": c.data.name,
+        "algorithm": "central",
+        "setting": central.source,
+        "alpha": c.partition.alpha if synthetic else None,
+        "n_clients": c.partition.n_clients if synthetic else None,
+        "participation": None,
+        "seed": c.seed,
+        "learning_rate": c.client.lr,
+        "epochs": central.epochs,
+        "images": len(train),
+        "last_accuracy": accuracies[-1],
+        "best_accuracy": max(accuracies),
+        "accuracies": accuracies,
+        "partition": prepared.partition.fingerprint if synthetic else None,
+        "facts": central.facts,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "summary.json", summary)
+    return summary
+
+
+def _union(prepared: Prepared) -> Examples:
+    """All clients' synthetic images, as many of each client's as the federated runs use."""
+    c, n_total = prepared.config, len(prepared.dataset.train)
+    store = Store(Path(c.artifacts))
+    parts = [
+        synthetic_pool.read(store, need, synthetic_pool.contribution(c, n_total, len(rows)))
+        for need, rows in zip(prepared.needs, prepared.partition.rows, strict=True)
+    ]
+    return Examples(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]))
+
+
+def run_all(centrals: Sequence[Central], out: Path, display: Display) -> dict[str, str]:
+    """Train each, in ``out/NAME`` and as a Ray task of its own, unless that is done; the message of each that failed.
+
+    The folders in their configs are absolute: a task may run elsewhere.
+    """
+    import ray
+    from ray.exceptions import RayError
+
+    from fedcommons import cluster
+
+    todo = [c for c in centrals if read_summary(out / c.name) is None]
+    if not todo:
+        return {}
+    cluster.connect()
+    gpus = cluster.gpu_share(todo[0].config.federation.gpus_per_actor)
+    task = ray.remote(num_cpus=1, num_gpus=gpus)(run)
+    pending = {task.remote(c, (out / c.name).resolve()): c for c in todo}
+    failures = {}
+    while pending:
+        (ready, *_), _ = ray.wait(list(pending))
+        name = pending.pop(ready).name
+        try:
+            ray.get(ready)
+        except RayError as error:
+            failures[name] = str(error)
+        display.step("central models", len(todo) - len(pending), len(todo), "trained")
+    display.drop("central models")
+    return failures

@@ -1,0 +1,144 @@
+"""What the sweeps over a grid (table1, figure3) have in common: options, base experiment, dry run, last words."""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import ArgumentParser, Namespace
+
+from fedcommons import cli, presets, tuning
+from fedcommons.artifacts import Store
+from fedcommons.authors import authors
+from fedcommons.config import Client, Experiment, get, override, same_results
+from fedcommons.display import Display
+from fedcommons.errors import UserError
+from fedcommons.experiment import prepare
+from fedcommons.sharing.synthetic_pool import missing
+
+GRID = {  # option: the field it varies
+    "seeds": "seed", "algorithms": "algorithm", "alphas": "partition.alpha", "settings": "sharing.setting",
+}  # fmt: skip
+VARIED = {
+    "partition.alpha": "alpha", "partition.n_clients": "N", "federation.participation": "C", "client.lr": "lr",
+    "seed": "seed",
+}  # fmt: skip
+"""Fields in the names of run folders, and what they are called there."""
+
+OWN = {"data.name": "dataset", "data.dir": "data-dir", "data.download": "download", "tracking.wandb": "wandb"}
+"""Fields that have an option of their own outside the grid."""
+
+
+def preset_and_dataset(argv: Sequence[str]) -> tuple[str, str]:
+    """What decides the defaults of the other options."""
+    preset = cli.early(argv, "preset", "small")
+    return preset, cli.early(argv, "dataset", "digits" if preset in ("smoke", "small") else "cifar10")
+
+
+def parser(
+    title: str, preset: str, dataset: str, settings: str, more: Iterable[tuple[str, Any, Any, str]], out: str
+) -> ArgumentParser:
+    """The options of a grid on top of every field; ``more``: (name, type, default, help) of those of one sweep."""
+    result = cli.parser(title, presets.preset(preset, dataset))
+    for name, kind, default, text in (
+        ("preset", str, "small", f"{', '.join(presets.PRESETS)}: sets the defaults of all fields"),
+        ("dataset", str, dataset, "digits, mnist, fmnist, cifar10 or cifar100"),
+        ("data-dir", str | None, None, "folder with the data sets; default: FEDCOMMONS_DATA, else ./data"),
+        ("seeds", str, "0", "seeds, separated by commas"),
+        ("algorithms", str, "fedavg", "algorithms, separated by commas"),
+        ("alphas", str, "0.01,0.1", "Dirichlet concentrations, separated by commas"),
+        ("settings", str, settings, "data settings, separated by commas"),
+        *more,
+        ("out", str, out, "folder of the sweep"),
+        ("wandb", str, "offline", "online (needs a login), offline or off"),
+    ):
+        result.add_argument(f"--{name}", type=kind, default=default, help=text)
+    result.add_argument("--download", action="store_true", help="fetch the data set if it is not in the folder")
+    result.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
+    result.add_argument("--dry-run", action="store_true", help="print the cells and which artifacts exist, and stop")
+    return result
+
+
+def refuse_fields(parser: ArgumentParser, options: Namespace, more: Mapping[str, str]) -> None:
+    """Refuse fields that were given though an option of the sweep sets them; ``more``: field to option, as in OWN."""
+    for name, option in ({field: option for option, field in GRID.items()} | OWN | dict(more)).items():
+        if options[name] != parser.get_default(name):
+            raise UserError(f"{name} is set by the sweep's own option: use --{option} instead of {options[name]}.")
+
+
+def base(options: Namespace) -> Experiment:
+    """The experiment that every cell is a variation of."""
+    own = {name: options[option.replace("-", "_")] for name, option in OWN.items()}
+    return tuning.tracked(override(cli.experiment(options), own), Path(options.out))
+
+
+def cell(options: Namespace, experiment: Experiment) -> tuning.Cell:
+    """The cell; with preset authors, what the released code sets for it, where no option asks for something else."""
+    if options.preset == "authors":
+        preset = presets.experiment("authors", options.dataset)
+        theirs = authors(experiment)
+        asked = [name for name in theirs if get(experiment, name) != get(preset, name)]
+        experiment = override(experiment, {name: v for name, v in theirs.items() if name not in asked})
+    return tuning.cell(experiment, VARIED)
+
+
+def method_note(c: Experiment, algorithms: Sequence[str]) -> str:
+    """The methods' constants, and how clients weigh."""
+    constants = {
+        "fedprox": f"fedprox: mu {c.fedprox.mu:g}",
+        "scaffold": f"scaffold: option {c.scaffold.option}",
+        "feddyn": f"feddyn: alpha {c.feddyn.alpha:g}, gradients clipped at {c.feddyn.clip}, corrected model evaluated",
+        "fedpvr": f"fedpvr: {', '.join(c.fedpvr.layers) if c.fedpvr.layers else 'all linear layers'} corrected",
+        "moon": f"moon: mu {c.moon.mu:g}, temperature {c.moon.temperature:g}",
+        "fedmix": f"fedmix: mix {c.fedmix.mix:g}, means of {c.fedmix.mean_size}",
+    }
+    weights = "alike" if c.federation.weighting == "uniform" else "by their numbers of examples"
+    return f"{'; '.join([f'Clients weigh {weights}', *(constants[a] for a in algorithms if a in constants)])}."
+
+
+def departures(experiment: Experiment, varied: Iterable[str]) -> str:
+    """Every field that decides results and is not as in preset paper, those in ``varied`` left out; empty for none."""
+    paper = presets.experiment("paper", experiment.data.name)
+    hidden = {*varied, "measure.every"}  # measuring decides nothing
+    names = [name for name in same_results(paper, experiment) if name not in hidden]
+    return "; ".join(f"{name} {_plain(get(experiment, name))} (paper: {_plain(get(paper, name))})" for name in names)
+
+
+def _plain(value: object) -> str:
+    return "-".join(map(str, value)) if isinstance(value, tuple) else "none" if value is None else str(value)
+
+
+def work_note(client: Client, model: str) -> str:
+    """How much the clients compute: the footnote under every table."""
+    work = "E' = floor(n_i E/(n_i + n~)) local epochs with synthetic data, so that steps stay equal"
+    return (
+        f"{work if client.equal_work else f'E = {client.epochs} local epochs in every setting'}; "
+        f"E = {client.epochs}, B = {client.batch_size}, {model}."
+    )
+
+
+def dry_run(cells: Sequence[tuning.Cell], out: Path, display: Display) -> None:
+    """Print what would run."""
+    for c in cells:
+        ready = prepare(c.config)
+        store = Store(Path(c.config.artifacts), display.say)
+        lacking = sum(len(job.needs) for job in missing(store, ready.needs))
+        has = (
+            f", {len(ready.needs) - lacking} of {len(ready.needs)} clients' synthetic images exist"
+            if ready.needs
+            else ""
+        )
+        display.say(f"{c.name}: {'done' if tuning.is_done(c, out) else 'to run'}{has}")
+    display.say(f"{len(cells)} cells.")
+
+
+def conclude(outcome: tuning.Outcome, started: float, out: Path, stem: str, display: Display) -> int:
+    """Say what failed, how long it took and where it all is; the exit code."""
+    for name, message in outcome.failures.items():
+        display.say(f"failed: {name}: {message}")
+    spent = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in outcome.seconds.items())
+    display.say(
+        f"Time: {time.perf_counter() - started:.0f} s ({spent}; {outcome.generators_trained} generators trained)."
+    )
+    display.say(f"All in {out}: {stem}.md, {stem}.csv, {stem}.png, summary.json, and a folder for each run.")
+    return 1 if outcome.failures else 0

@@ -1,0 +1,143 @@
+"""Figures 3 and 1(c) of Fedssyn: test accuracy on every data setting, against models trained centrally.
+
+python sweeps/figure3.py                     # digits, FedAvg, some minutes on a laptop
+python sweeps/figure3.py --preset smoke      # the same code with smaller numbers, about a minute
+python sweeps/figure3.py --preset paper --dataset cifar10 --data-dir DIR      # the paper's numbers, for GPUs
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from fedcommons import central, cli, grids, tuning
+from fedcommons.central import Central
+from fedcommons.config import SETTINGS, override
+from fedcommons.display import Display
+from fedcommons.errors import UserError
+from fedcommons.files import write_json, write_text
+from fedcommons.reports import tables
+from fedcommons.reports.figures import accuracy_bars, accuracy_table, panels
+from fedcommons.sharing.settings import needs_generators
+from fedcommons.tracking.run_folder import read_summary
+
+P = 0.5  # of the paper's shuffled_synthetic: n_total/N images besides as many of the client's own
+CSV = ("dataset", "n_clients", "participation", "alpha", "algorithm", "setting", "seed", "p", "learning_rate",
+       "rounds", "epochs", "images", "last_accuracy", "best_accuracy", "run_dir")  # fmt: skip
+
+
+def arguments(argv: Sequence[str]):
+    """Options of the figure on top of every field of the experiment."""
+    preset, dataset = grids.preset_and_dataset(argv)
+    if preset == "authors":
+        raise UserError("--preset authors has no central models: use paper, small or smoke.")
+    more = (
+        ("p-real", float | None, None, "share of real images that shuffled_real swaps; default: sharing.p, else 0.5"),
+        ("central-epochs", int | None, None, "epochs of the central models; default: as many as federation.rounds"),
+    )
+    title = (__doc__ or "").partition("\n")[0]
+    parser = grids.parser(title, preset, dataset, ",".join(SETTINGS), more, f"runs/figure3-{preset}-{dataset}")
+    options = cli.parse(parser, argv)
+    grids.refuse_fields(parser, options, {})
+    if options.p_real is not None and not 0 <= options.p_real < 1:
+        raise UserError(f"--p-real must lie in [0, 1), got {options.p_real:g}.")
+    if options.central_epochs is not None and options.central_epochs < 1:
+        raise UserError(f"--central-epochs must be at least 1, got {options.central_epochs}.")
+    return options
+
+
+def grid(options) -> list[tuning.Cell]:
+    """The federated runs, in the figure's order."""
+    base = grids.base(options)
+    shared = P if base.sharing.p is None else base.sharing.p
+    p_real = shared if options.p_real is None else options.p_real
+    experiments = []
+    for alpha, algorithm, setting, seed in product(
+        cli.split("--alphas", options.alphas, float), cli.split("--algorithms", options.algorithms),
+        cli.split("--settings", options.settings), cli.split("--seeds", options.seeds, int),
+    ):  # fmt: skip
+        values: dict[str, Any] = {
+            "seed": seed, "algorithm": algorithm, "partition.alpha": alpha, "sharing.setting": setting,
+            "sharing.p": p_real if setting == "shuffled_real" else base.sharing.p,
+        }  # fmt: skip
+        experiments.append(override(base, values))
+    return [grids.cell(options, e) for e in experiments]
+
+
+def central_lines(cells: Sequence[tuning.Cell], options) -> list[Central]:
+    """What the cells are compared with: a model on the real images for each seed, one on each of the cells' pools."""
+    lines = []
+    for c in cells:
+        config = tuning.with_absolute_paths(c.config)
+        epochs = options.central_epochs or config.federation.rounds
+        lines.append(Central("central_real", config, epochs))
+        if needs_generators(config):
+            lines.append(Central("central_synthetic", config, epochs))
+    return list({line.name: line for line in lines}.values())  # many cells share a line
+
+
+def footnotes(cells: Sequence[tuning.Cell], lines: Sequence[Mapping[str, Any]], options) -> list[str]:
+    """What a reader must know to read the numbers."""
+    c = cells[0].config
+    notes = [
+        f"Accuracy in %: top-1 of the server model on the whole test set; last: after round R = {c.federation.rounds}, "
+        "best: of all rounds (epochs, for central models).",
+        grids.work_note(c.client, c.model.name),
+        f"The learning rate was fixed at {c.client.lr:g} for all cells and central models, not chosen per cell.",
+    ]
+    if real := next((line for line in lines if line["setting"] == "central_real"), None):
+        n, epochs = real["images"], real["epochs"]
+        of_client = c.federation.rounds * c.client.epochs * n / c.partition.n_clients
+        notes.append(
+            f"central_real: one model on all {n} real training images; central_synthetic: on the union of all clients' "
+            f"synthetic images. Both: {epochs} epochs, same model, rate and batch size; on the real images "
+            f"{epochs * n / c.client.batch_size:.0f} steps, and a client that takes part in every round makes about "
+            f"{of_client / c.client.batch_size:.0f}."
+        )
+    if any(c.config.sharing.setting == "shuffled_real" for c in cells):
+        notes.append("shuffled_real: a share p of every client's real images is swapped, their number stays.")
+    return [*notes, f"Seeds: {options.seeds}; ± is the sample standard deviation."]
+
+
+def report(cells: Sequence[tuning.Cell], lines: Sequence[Central], out: Path, options, display: Display) -> None:
+    """Write table, picture and summary from the folders, and show the table."""
+    found, central_found = (
+        [{**s, "run_dir": one.name} for one in several if (s := read_summary(out / one.name))]
+        for several in (cells, sorted(lines, key=lambda line: line.source))
+    )
+    if not found:
+        return
+    write_json(
+        out / "summary.json", {"name": out.name, "preset": options.preset, "cells": found, "central": central_found}
+    )
+    entries = tables.entries([*found, *central_found])
+    markdown = accuracy_table(entries, footnotes(cells, central_found, options))
+    write_text(out / "figure3.md", markdown)
+    write_text(out / "figure3.csv", tables.to_csv([{n: s.get(n) for n in CSV} for s in [*found, *central_found]]))
+    accuracy_bars(out / "figure3.png", panels(entries))
+    display.say("\n" + markdown)
+
+
+def figure3(argv: Sequence[str]) -> int:
+    started = time.perf_counter()
+    options = arguments(argv)
+    out, cells = Path(options.out), grid(options)
+    lines = central_lines(cells, options)
+    with Display() as display:
+        if options.dry_run:
+            grids.dry_run(cells, out, display)
+            for line in lines:
+                display.say(f"{line.name}: {'done' if read_summary(out / line.name) else 'to run'}")
+            return 0
+        outcome = tuning.run_cells(cells, out, display, resume=options.resume)
+        before = time.perf_counter()
+        failures = {**outcome.failures, **central.run_all(lines, out, display)}
+        seconds = {**outcome.seconds, "central models": time.perf_counter() - before}
+        report(cells, lines, out, options, display)
+        return grids.conclude(replace(outcome, seconds=seconds, failures=failures), started, out, "figure3", display)
+
+
+if __name__ == "__main__":
+    cli.main(figure3)

@@ -1,0 +1,156 @@
+"""Central training: a plain Trainer on the clients' classifier, keyed like everything else."""
+
+import json
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor, nn
+
+from fedcommons import central, presets
+from fedcommons.artifacts import Store
+from fedcommons.central import Central
+from fedcommons.config import Data, Experiment, override
+from fedcommons.data.datasets import Dataset, Examples, load
+from fedcommons.experiment import prepare
+from fedcommons.sharing import synthetic_pool
+from fedcommons.sharing.synthetic_pool import Job, Made
+from lightning_modules import Classifier
+from lightning_modules.networks import CNN
+
+
+class Recorder(LightningModule):
+    """Learns nothing and remembers every batch it was given; an example's label is its row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(1, 2)
+        self.batches: list[tuple[Tensor, Tensor]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x.float().mean((1, 2, 3))[:, None])
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        self.batches.append(batch)
+        return self(batch[0]).mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def recorded(n: int, epochs: int, batch_size: int, **options: Any) -> list[tuple[Tensor, Tensor]]:
+    draws = torch.Generator().manual_seed(0)
+    train = Examples(torch.randint(0, 256, (n, 3, 8, 8), generator=draws, dtype=torch.uint8), torch.arange(n))
+    module = Recorder()
+    accuracies = central.fit(module, train, train, epochs=epochs, batch_size=batch_size, seed=3, **options)
+    assert len(accuracies) == epochs
+    return module.batches
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    return load(Data("digits"))
+
+
+def trained(digits: Dataset, seed: int, epochs: int = 1) -> tuple[list[float], Tensor]:
+    """Accuracies and weights of a small network with dropout, always from the same initial weights."""
+    torch.manual_seed(0)
+    network = CNN(digits.shape, 10, channels=(8, 8), hidden=32)
+    network.hidden = nn.Sequential(network.hidden, nn.Dropout(0.1))  # pyright: ignore[reportAttributeAccessIssue]
+    module = Classifier(network, lr=0.1, mean=digits.mean, std=digits.std)
+    torch.seed()  # what state the default generator is in must not matter
+    accuracies = central.fit(module, digits.train, digits.test, epochs=epochs, batch_size=16, seed=seed)
+    return accuracies, nn.utils.parameters_to_vector(module.parameters()).detach()
+
+
+def test_it_learns_digits_and_the_same_seed_gives_the_same_bits(digits: Dataset) -> None:
+    accuracies, weights = trained(digits, 0, epochs=3)
+    assert accuracies[-1] > 0.85  # 0.91 to 0.95 for seeds 0 to 4; chance is 0.1
+    again, same = trained(digits, 0, epochs=3)
+    assert again == accuracies
+    assert torch.equal(same, weights)
+    assert not torch.equal(trained(digits, 1, epochs=3)[1], weights)
+
+
+def test_the_test_set_is_judged_in_evaluation_mode(digits: Dataset) -> None:
+    module = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Dropout(0.99)), lr=0.0)
+    once, twice = central.fit(module, digits.train, digits.test, epochs=2, batch_size=500, seed=0)
+    assert once == twice  # nothing is learned at rate 0, and dropout would have changed the predictions
+    module.eval()
+    with torch.no_grad():
+        right = (module(digits.test.x).argmax(1) == digits.test.y).float().mean()
+    assert once == pytest.approx(float(right))
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_an_epoch_visits_every_image_once_in_an_order_of_its_own(drop_last: bool) -> None:
+    n, b, epochs = 23, 5, 3
+    batches = recorded(n, epochs, b, drop_last=drop_last)
+    steps = n // b if drop_last else ceil(n / b)
+    assert len(batches) == epochs * steps
+    orders = [torch.cat([y for _, y in batches[e * steps : (e + 1) * steps]]).tolist() for e in range(epochs)]
+    for order in orders:
+        assert len(set(order)) == len(order) == (steps * b if drop_last else n)
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+
+
+def test_a_batch_that_is_not_full_is_kept_where_it_is_the_only_one() -> None:
+    assert [len(y) for _, y in recorded(3, 1, 5, drop_last=True)] == [3]
+
+
+def test_images_are_augmented_as_clients_do_it_and_only_where_asked() -> None:
+    plain, augmented, again = (recorded(20, 2, 6, augment=a) for a in (False, True, True))
+    first = {int(row): image for x, y in plain for image, row in zip(x, y, strict=True)}
+    seen = [(image, first[int(row)]) for x, y in augmented for image, row in zip(x, y, strict=True)]
+    assert sum(torch.equal(image, original) for image, original in seen) < len(seen) / 4
+    assert all(image.shape == original.shape and image.dtype == torch.uint8 for image, original in seen)
+    assert all(torch.equal(x, z) for (x, _), (z, _) in zip(augmented, again, strict=True))
+    half = len(augmented) // 2
+    assert not torch.equal(augmented[0][0], augmented[half][0])  # an epoch has draws of its own
+
+
+def smoke(**fields: Any) -> Experiment:
+    return override(presets.experiment("smoke", "digits"), {k.replace("__", "."): v for k, v in fields.items()})
+
+
+def test_a_finished_training_is_read_not_repeated(tmp_path: Path) -> None:
+    line = Central("central_real", smoke(seed=2), epochs=2)
+    summary = central.run(line, tmp_path / line.name)
+    assert summary["images"] == 200  # data.limit of the preset
+    assert (
+        summary["last_accuracy"] == summary["accuracies"][-1] <= summary["best_accuracy"] == max(summary["accuracies"])
+    )
+    assert central.run(line, tmp_path / "another") == summary
+    file = tmp_path / line.name / "summary.json"
+    assert [p.name for p in file.parent.iterdir()] == ["summary.json"]
+    file.write_text(json.dumps({**json.loads(file.read_text()), "last_accuracy": 0.123}))
+    assert central.run(line, tmp_path / line.name)["last_accuracy"] == 0.123
+
+
+def test_central_synthetic_trains_on_what_the_clients_contribute(tmp_path: Path) -> None:
+    config = smoke(sharing__setting="shuffled_synthetic", sharing__p=0.2, artifacts=str(tmp_path / "store"))
+    line = Central("central_synthetic", config, epochs=1)
+    with pytest.raises(LookupError, match="have not been made"):
+        central.run(line, tmp_path / "out")
+    store = Store(tmp_path / "store")
+    for need in prepare(config).needs:  # the generators' place is taken by grey images
+        grey = torch.full((len(need.labels), 1, 8, 8), 128, dtype=torch.uint8)
+        synthetic_pool.keep(store, Job([need], {}), Made(None, [grey]))
+    summary = central.run(line, tmp_path / "out")
+    assert summary["images"] == pytest.approx(0.2 / 0.8 * 200, abs=2)
+    assert summary["partition"] == prepare(config).partition.fingerprint
+
+
+def test_a_folder_is_named_by_all_that_decides_the_result_and_nothing_else() -> None:
+    def name(source: str, epochs: int = 3, **fields: Any) -> str:
+        return Central(source, smoke(**fields), epochs).name
+
+    real, synthetic = name("central_real"), name("central_synthetic")
+    assert real == name("central_real", partition__alpha=0.5, sharing__setting="shuffled_real", sharing__p=0.5)
+    assert synthetic == name("central_synthetic", sharing__setting="local_synthetic", federation__rounds=7)
+    others = [name("central_real", epochs=4), name("central_real", seed=1), name("central_real", client__lr=0.2)]
+    others += [name("central_synthetic", partition__alpha=0.5), name("central_synthetic", sharing__p=0.3)]
+    assert len({real, synthetic, *others}) == 7

@@ -1,0 +1,147 @@
+"""Figure 3: its table and picture from summaries alone, and the sweep as a user runs it."""
+
+import json
+import re
+import subprocess
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from fedcommons.errors import UserError
+from fedcommons.reports import tables
+from fedcommons.reports.figures import Bar, Panel, accuracy_bars, accuracy_table, panels
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(setting: str, seed: int, last: float, alpha: float | None = 0.1, **more: Any) -> dict:
+    return {
+        "dataset": "digits", "n_clients": 10, "participation": 1.0, "alpha": alpha, "algorithm": "fedavg",
+        "setting": setting, "seed": seed, "learning_rate": 0.04, "p": 0.5, "partition": f"{alpha} {seed}",
+        "last_accuracy": last, "best_accuracy": last + 0.01, **more,
+    }  # fmt: skip
+
+
+CENTRAL = {"algorithm": "central", "participation": None, "p": None}
+RUNS = [
+    run("real", 0, 0.5), run("real", 1, 0.6), run("shuffled_synthetic", 0, 0.9), run("shuffled_synthetic", 1, 0.9),
+    run("real", 0, 0.4, alpha=0.01), run("real", 1, 0.3, alpha=0.01),
+    *(run("central_real", seed, last, None, n_clients=None, **CENTRAL) for seed, last in enumerate((0.98, 0.96))),
+    *(run("central_synthetic", seed, 0.95, **CENTRAL) for seed in range(2)),
+]  # fmt: skip
+
+
+def test_the_table_has_a_line_for_each_bar_and_each_central_model() -> None:
+    text = accuracy_table(tables.entries(RUNS), ["One note."])
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+    assert rows[2] == ["digits", "10", "1", "0.1", "fedavg", "real", "55.0 ± 7.1", "56.0 ± 7.1", "0.50", "0.04"]
+    assert rows[5] == ["digits", "", "", "", "central", "central_real", "97.0 ± 1.4", "98.0 ± 1.4", "", "0.04"]
+    assert [row[5] for row in rows[2:]] == ["real", "shuffled_synthetic", "real", "central_real", "central_synthetic"]
+    assert text.endswith("\n1. One note.\n")
+
+
+def test_a_panel_has_the_bars_and_lines_of_its_alpha() -> None:
+    first, second = panels(tables.entries(RUNS))
+    assert first.bars[1] == Bar("fedavg", "shuffled_synthetic", 90.0, 0.0)
+    assert [name for name, _ in first.lines] == ["central_real", "central_synthetic"]
+    assert first.lines[0][1] == pytest.approx(97)
+    assert second.lines == first.lines[:1]  # no synthetic images were made for this alpha
+    one_seed = panels(tables.entries(RUNS[:1]))
+    assert one_seed == [Panel("digits, α = 0.1", [Bar("fedavg", "real", 50.0, None)], [])]
+
+
+@pytest.mark.parametrize("algorithms", [["fedavg"], ["fedavg", "fedprox", "scaffold"]])
+def test_the_picture_is_drawn(algorithms: list[str], tmp_path: Path) -> None:
+    bars = [Bar(a, setting, 50, 2.0) for a in algorithms for setting in ("real", "shuffled_real")]
+    accuracy_bars(tmp_path / "f.png", [Panel("α = 0.1", bars, [("central_real", 98.0)]), Panel("α = 1", bars[:1], [])])
+    assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.fixture(scope="module")
+def figure3() -> ModuleType:
+    """The script as a module."""
+    spec = spec_from_file_location("figure3", ROOT / "sweeps" / "figure3.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ("--p-real 1", "--p-real must lie in [0, 1), got 1."),
+        ("--central-epochs 0", "--central-epochs must be at least 1, got 0."),
+        ("--sharing.setting shuffled_real", "use --settings instead of shuffled_real"),
+        ("--data.name mnist", "use --dataset instead of mnist"),
+        ("--p-rael 0.3", "did you mean '--p-real'?"),
+        ("--settings real,real", "--settings takes different values"),
+        ("--alphas some", "--alphas takes float values"),
+    ],
+)
+def test_a_bad_request_is_refused_in_one_sentence(figure3: ModuleType, options: str, sentence: str) -> None:
+    with pytest.raises(UserError, match=re.escape(sentence)) as error:
+        figure3.grid(figure3.arguments(options.split()))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "shares"),
+    [("", (None, 0.5)), ("--sharing.p 0.2", (0.2, 0.2)), ("--p-real 0.1", (None, 0.1)), ("--p-real 0", (None, 0.0))],
+)
+def test_shuffled_real_has_a_share_of_its_own(
+    figure3: ModuleType, options: str, shares: tuple[float | None, float]
+) -> None:
+    cells = figure3.grid(figure3.arguments(options.split()))
+    found = {c.config.sharing.setting: c.config.sharing.p for c in cells}
+    assert (found["shuffled_synthetic"], found["shuffled_real"]) == shares
+
+
+def test_cells_share_their_central_models(figure3: ModuleType) -> None:
+    def lines(*argv: str) -> list[str]:
+        options = figure3.arguments(["--preset=smoke", "--alphas=0.01,0.1", "--seeds=0,1", *argv])
+        return sorted(line.name.rpartition("-")[0] for line in figure3.central_lines(figure3.grid(options), options))
+
+    real = ["central_real-seed0", "central_real-seed1"]
+    synthetic = [f"central_synthetic-alpha{alpha}-seed{seed}" for alpha in (0.01, 0.1) for seed in (0, 1)]
+    assert lines() == sorted(real + synthetic)
+    assert lines("--settings=real,shuffled_real") == real
+
+
+def script(*options: str, cwd: Path) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(ROOT / "sweeps" / "figure3.py"), "--preset=smoke", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=cwd)
+
+
+@pytest.mark.ray
+def test_the_sweep_leaves_what_it_promises_and_resumes_by_its_folders(tmp_path: Path) -> None:
+    options = ["--out=out", "--artifacts=artifacts", "--alphas=0.1", "--federation.rounds=2", "--p-real=0.3"]
+    done = script(*options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    out = tmp_path / "out"
+    assert (out / "figure3.md").read_text() in done.stdout
+    assert "failed" not in done.stdout
+    assert (out / "figure3.png").read_bytes().startswith(b"\x89PNG")
+    assert len((out / "figure3.csv").read_text().splitlines()) == 1 + 4 + 2
+    summary = json.loads((out / "summary.json").read_text())
+    shares = {c["setting"]: c["p"] for c in summary["cells"]}
+    assert shares["real"] == 0
+    assert shares["local_synthetic"] == shares["shuffled_synthetic"] == pytest.approx(0.5, abs=0.01)
+    assert shares["shuffled_real"] == pytest.approx(0.3, abs=0.01)
+    assert [(c["setting"], c["epochs"], c["images"]) for c in summary["central"]] == [
+        ("central_real", 2, 200),
+        ("central_synthetic", 2, 200),
+    ]
+    before = {p: p.stat().st_mtime_ns for p in out.glob("*/summary.json")}
+    assert len(before) == 6
+    assert "--resume" in script(*options, cwd=tmp_path).stderr
+    again = script(*options, "--resume", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "4 of 4 cells are done already" in again.stdout
+    assert {p: p.stat().st_mtime_ns for p in out.glob("*/summary.json")} == before
+    assert json.loads((out / "summary.json").read_text()) == summary

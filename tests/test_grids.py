@@ -1,0 +1,96 @@
+"""What the sweeps over a grid put into their cells and say under their tables."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from fedcommons import grids, presets
+from fedcommons.config import Experiment, override
+from fedcommons.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def table1() -> ModuleType:
+    path = Path(__file__).parent.parent / "sweeps" / "table1.py"
+    spec = importlib.util.spec_from_file_location("table1", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _cells(table1: ModuleType, options: str) -> list[Experiment]:
+    return [cell.config for cell in table1.grid(table1.arguments(options.split()))]
+
+
+def test_small_has_the_papers_five_algorithms_with_and_without_the_pool(table1: ModuleType) -> None:
+    cells = _cells(table1, "--seeds 0,1,2")
+    assert {c.algorithm for c in cells} == {"fedavg", "scaffold", "fedprox", "feddyn", "fedpvr"}
+    assert {c.sharing.setting for c in cells} == {"real", "shuffled_synthetic"}
+    assert {(c.partition.n_clients, c.federation.participation) for c in cells} == {(10, 1.0)}
+    assert len(cells) == 5 * 2 * 2 * 3
+
+
+def test_the_columns_of_the_paper_come_on_request_and_with_its_preset(table1: ModuleType) -> None:
+    federations = {(10, 1.0), (10, 0.4), (40, 0.2), (100, 0.1)}
+    asked = _cells(table1, f"--federations {table1.COLUMNS}")
+    papers = _cells(table1, "--preset paper")
+    for cells in (asked, papers):
+        assert {(c.partition.n_clients, c.federation.participation) for c in cells} == federations
+    assert len(papers) == 4 * 2 * 5 * 2 * 3  # and three learning rates
+    targets = {c.partition.n_clients: c.target for c in papers if c.partition.alpha == 0.1}
+    assert targets == {10: 0.66, 40: 0.66, 100: 0.66}
+
+
+def test_preset_authors_sets_each_cell_and_yields_to_an_option(table1: ModuleType) -> None:
+    options = "--preset authors --alphas 0.1 --federations 10:1 --algorithms fedavg,feddyn"
+    rates = {(c.algorithm, c.sharing.setting): c.client.lr for c in _cells(table1, options)}
+    assert rates == {
+        ("fedavg", "real"): 0.05, ("fedavg", "shuffled_synthetic"): 0.1,
+        ("feddyn", "real"): 0.01, ("feddyn", "shuffled_synthetic"): 0.01,
+    }  # fmt: skip
+    asked = _cells(table1, f"{options} --client.lr 0.2 --generator.epochs 7")
+    assert {(c.client.lr, c.generator.epochs, c.client.batch_size) for c in asked} == {(0.2, 7, 128)}
+    with pytest.raises(UserError, match="knows the cells of Table 1 only"):
+        _cells(table1, "--preset authors --federations 20:1")
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ("--preset paper", True),
+        ("--preset authors", True),
+        ("--preset paper --client.epochs 3", False),
+        ("--preset authors --client.epochs 3", False),
+        ("--preset paper --target 0.5", False),
+        ("--preset small --dataset cifar10", False),
+    ],
+)
+def test_published_values_stand_only_beside_the_papers_own_setting(
+    table1: ModuleType, options: str, shown: bool
+) -> None:
+    given = table1.arguments(options.split())
+    assert bool(table1.published(table1.grid(given), given)) == shown
+
+
+def test_departures_name_every_field_that_is_not_the_papers() -> None:
+    paper = presets.experiment("paper", "cifar10")
+    assert grids.departures(paper, ()) == ""
+    other = override(paper, {"client.batch_size": 10, "seed": 3, "fedprox.mu": 0.5, "measure.every": 5})
+    assert grids.departures(other, ("seed",)) == "client.batch_size 10 (paper: 256); fedprox.mu 0.5 (paper: 0.01)"
+    limited = override(paper, {"data.limit": 50, "generator.channels": (8, 16)})
+    assert grids.departures(limited, ()) == (
+        "data.limit 50 (paper: none); generator.channels 8-16 (paper: 64-128-128-128)"
+    )
+
+
+def test_the_note_on_methods_has_those_that_ran() -> None:
+    note = grids.method_note(Experiment(), ["fedavg", "fedprox", "fedpvr"])
+    assert note == "Clients weigh alike; fedprox: mu 0.01; fedpvr: all linear layers corrected."
+    weighted = override(Experiment(), {"federation.weighting": "samples", "fedpvr.layers": ("network.last",)})
+    assert grids.method_note(weighted, ["fedpvr"]) == (
+        "Clients weigh by their numbers of examples; fedpvr: network.last corrected."
+    )
