@@ -90,7 +90,7 @@ def test_departures_name_every_field_that_is_not_the_papers() -> None:
 def test_the_note_on_methods_has_those_that_ran() -> None:
     note = grids.method_note(Experiment(), ["fedavg", "fedprox", "fedpvr"])
     assert note == "Clients weigh alike; fedprox: mu 0.01; fedpvr: all linear layers corrected."
-    weighted = override(Experiment(), {"federation.weighting": "samples", "fedpvr.layers": ("network.last",)})
+    weighted = override(Experiment(), {"federation.weighting": "samples", "fedpvr.layers": "network.last"})
     assert grids.method_note(weighted, ["fedpvr"]) == (
         "Clients weigh by their numbers of examples; fedpvr: network.last corrected."
     )

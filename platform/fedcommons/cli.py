@@ -136,8 +136,12 @@ def _keys(path: Path) -> list[str]:
 
 
 def _one_sentence(message: str) -> str:
-    found = re.search(r'key "(?P<key>[^"]+)":.*?Expected a (?P<type>.+?)\. Got value: (?P<value>.*)', message, re.S)
-    if not found:
-        return " ".join(message.split())
-    kind = re.sub(r"<class '(\w+)'>", r"\1", found["type"]).replace("typing.", "").replace("NoneType", "null")
-    return f"{found['key']} takes {kind}, got {' '.join(found['value'].split())!r}."
+    """What jsonargparse says of a value of the wrong type, for one type or for several."""
+    for form in (
+        r'key "(?P<key>[^"]+)":.*?Subtypes: \[(?P<type>.+?)\] .*Given value: (?P<value>.*)',
+        r'key "(?P<key>[^"]+)":.*?Expected a (?P<type>.+?)\. Got value: (?P<value>.*)',
+    ):
+        if found := re.search(form, " ".join(message.split())):
+            kind = re.sub(r"<class '(\w+)'>", r"\1", found["type"]).replace("typing.", "").replace("NoneType", "null")
+            return f"{found['key']} takes {kind.replace(', null', ' or null')}, got {found['value']!r}."
+    return " ".join(message.split())

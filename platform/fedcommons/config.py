@@ -181,8 +181,8 @@ class Scaffold:
 class FedPVR:
     """FedPVR."""
 
-    layers: tuple[str, ...] | None = None
-    """corrected layers, by patterns such as network.head.*; default: all linear layers"""
+    layers: str | None = None
+    """corrected layers: patterns such as network.head.*, separated by commas; default: all linear layers"""
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def method_note(c: Experiment, algorithms: Sequence[str]) -> str:
         "fedprox": f"fedprox: mu {c.fedprox.mu:g}",
         "scaffold": f"scaffold: option {c.scaffold.option}",
         "feddyn": f"feddyn: alpha {c.feddyn.alpha:g}, gradients clipped at {c.feddyn.clip}, corrected model evaluated",
-        "fedpvr": f"fedpvr: {', '.join(c.fedpvr.layers) if c.fedpvr.layers else 'all linear layers'} corrected",
+        "fedpvr": f"fedpvr: {'all linear layers' if c.fedpvr.layers is None else c.fedpvr.layers or 'no layer'} corrected",
         "moon": f"moon: mu {c.moon.mu:g}, temperature {c.moon.temperature:g}",
         "fedmix": f"fedmix: mix {c.fedmix.mix:g}, means of {c.fedmix.mean_size}",
     }

@@ -15,11 +15,16 @@ from fedcommons.algorithms.moon import MOON
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.config import Experiment
 
+
+def _patterns(text: str | None) -> tuple[str, ...] | None:
+    return None if text is None else tuple(p.strip() for p in text.split(",") if p.strip())
+
+
 ALGORITHMS: dict[str, Callable[[Experiment, LocalSGD], Algorithm]] = {
     "fedavg": lambda c, local: FedAvg(local, c.federation.weighting),
     "fedprox": lambda c, local: FedProx(local, c.federation.weighting, c.fedprox.mu),
     "scaffold": lambda c, local: SCAFFOLD(local, c.federation.weighting, c.scaffold.option),
-    "fedpvr": lambda c, local: FedPVR(local, c.federation.weighting, c.fedpvr.layers),
+    "fedpvr": lambda c, local: FedPVR(local, c.federation.weighting, _patterns(c.fedpvr.layers)),
     "feddyn": lambda c, local: FedDyn(local, c.federation.weighting, c.feddyn.alpha, c.feddyn.clip, c.feddyn.squared),
     "fednova": lambda c, local: FedNova(local, c.federation.weighting),
     "moon": lambda c, local: MOON(local, c.federation.weighting, c.moon.mu, c.moon.temperature),
