@@ -84,11 +84,12 @@ def cell(options: Namespace, experiment: Experiment) -> tuning.Cell:
 
 def method_note(c: Experiment, algorithms: Sequence[str]) -> str:
     """The methods' constants, and how clients weigh."""
+    corrected = "all linear layers" if c.fedpvr.layers is None else c.fedpvr.layers
     constants = {
         "fedprox": f"fedprox: mu {c.fedprox.mu:g}",
         "scaffold": f"scaffold: option {c.scaffold.option}",
         "feddyn": f"feddyn: alpha {c.feddyn.alpha:g}, gradients clipped at {c.feddyn.clip}, corrected model evaluated",
-        "fedpvr": f"fedpvr: {'all linear layers' if c.fedpvr.layers is None else c.fedpvr.layers or 'no layer'} corrected",
+        "fedpvr": f"fedpvr: {corrected or 'no layer'} corrected",
         "moon": f"moon: mu {c.moon.mu:g}, temperature {c.moon.temperature:g}",
         "fedmix": f"fedmix: mix {c.fedmix.mix:g}, means of {c.fedmix.mean_size}",
     }

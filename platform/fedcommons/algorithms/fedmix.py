@@ -4,7 +4,7 @@ Yoon et al., "FedMix: Approximation of mixup under mean augmented federated lear
 equation 4 and algorithm 2.   x, y: an image as the network sees it and its label;  x_bar, y_bar: mean of M images of
 one client and of their labels as frequencies;  lambda (``mix``): share of the mean;  u = (1 - lambda) x.
 
-Departs from the paper: one mean is drawn for every step from the means of all clients, the client's own included. The
+Departs from the paper: one mean is drawn for every step, of all means of all clients, the client's own included. The
 algorithm box's extra factor (1 - lambda) on the last term is ``box=True``; equation 4, the default, has none.
 """
 
@@ -58,12 +58,12 @@ class FedMix:
                 return x  # features that are floating already pass as they are
             return module.normalise(x)  # pyright: ignore[reportCallIssue]
 
-        draws, last = generator(seed, "means"), LastLayer(module)
+        last = LastLayer(module)
         factor = mix * (1 - mix) if self.box else mix
 
         def loss(batch: Batch, step: int) -> Tensor:
             images, labels, *weights = batch
-            j = int(torch.randint(len(means), (), generator=draws))
+            j = int(torch.randint(len(means), (), generator=generator(seed, "means", step)))
             x_bar, y_bar = see(means.x[j]), means.y[j]
             u = ((1 - mix) * see(images)).requires_grad_()
             value = module.training_step((u, labels, *weights), step)  # CE(f(u), y), the mean over the batch

@@ -32,7 +32,7 @@ class FedPVR:
     layers whose weight is a matrix (linear ones); empty: none.
 
     Raises:
-        UserError: a pattern matches no layer.
+        UserError: a pattern matches no layer, or none was given and no layer is linear.
     """
 
     local: LocalSGD
@@ -74,6 +74,8 @@ def corrected(model: Flat, patterns: Sequence[str] | None) -> list[str]:
         layers.setdefault(name.rpartition(".")[0], []).append(name)
     if patterns is None:
         chosen = {layer for layer, names in layers.items() if max(model[n].dim() for n in names) == 2}
+        if not chosen:
+            raise UserError(f"fedpvr.layers must be given: no layer is linear; the layers are {', '.join(layers)}.")
     else:
         for pattern in patterns:
             if not any(fnmatchcase(layer, pattern) for layer in layers):

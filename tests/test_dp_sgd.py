@@ -1,0 +1,290 @@
+"""DP-SGD: clipping, noise and Poisson batches as the accountant (test_privacy.py) supposes them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import sqrt
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+from opacus.grad_sample import GradSampleModule
+from pytorch_lightning import LightningModule
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedcommons.accounting.privacy import epsilon
+from fedcommons.algorithms.algorithm import Algorithm
+from fedcommons.algorithms.dp_sgd import DPSGD
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.feddyn import FedDyn
+from fedcommons.algorithms.fedmix import FedMix
+from fedcommons.algorithms.fednova import FedNova
+from fedcommons.algorithms.fedprox import FedProx
+from fedcommons.algorithms.fedpvr import FedPVR
+from fedcommons.algorithms.local import LocalSGD, Work
+from fedcommons.algorithms.moon import MOON
+from fedcommons.algorithms.scaffold import SCAFFOLD
+from fedcommons.data.clients import ClientData
+from fedcommons.federation.rounds import Standing
+from fedcommons.seeds import generator
+from fedcommons.sharing.means import mean_images
+from fedcommons.tensors import flatten
+from lightning_modules import Classifier
+
+if TYPE_CHECKING:
+    from fedcommons.testing.federations import Federation, LeastSquares
+
+    Digits = Callable[..., Federation]
+    Problem = Callable[..., LeastSquares]
+
+FULL = 1000  # a batch size above every client's number of examples: q = 1, so that everybody is in the batch
+HUGE = 1e9  # a norm that no gradient has
+SILENT = DPSGD(noise_multiplier=0.0, clip=HUGE)
+
+
+class _Flat(LightningModule):
+    """A loss that is zero everywhere: all that moves the weights is noise."""
+
+    def __init__(self, dim: int, lr: float = 1.0) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(dim, dtype=torch.float64))
+        self.lr = lr
+
+    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
+        return (0 * self.w).sum()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), self.lr)
+
+
+def _rows(n: int) -> ClientData:
+    return ClientData(torch.zeros(n, 1), torch.zeros(n))
+
+
+def _moved(local: LocalSGD, work: Work, rows: ClientData, seed: int = 0) -> Tensor:
+    """y - x after the local steps from the initial model."""
+    y, _ = local.run(work, work.initial, rows, seed)
+    return y.buffer - work.initial.buffer
+
+
+def _gradient(dp: DPSGD, work: Work, rows: ClientData, lr: float) -> Tensor:
+    """What one step with everybody in the batch goes down."""
+    return -_moved(LocalSGD(1, FULL, dp=dp), work, rows) / lr
+
+
+def _ends(federation: "Federation", algorithm: Algorithm, rounds: int, participation: float = 1.0) -> Standing:
+    return federation.play(algorithm, federation.plan(rounds, participation))[-1][0]
+
+
+def test_without_noise_and_clipping_full_batches_are_those_of_plain_sgd(least_squares: "Problem") -> None:
+    """The clients' mean over examples is the mean of one-example gradients."""
+    federation = least_squares(sizes=(2, 9, 4, 17)).federation(0.1)
+    ours, theirs = (_ends(federation, FedAvg(LocalSGD(5, FULL, dp=dp)), 3) for dp in (SILENT, None))
+    assert torch.allclose(ours.model.buffer, theirs.model.buffer, rtol=0, atol=1e-13)
+
+
+def test_the_weights_of_examples_are_in_their_losses(digits: "Digits") -> None:
+    federation = digits()
+    rows = replace(federation.data.clients[0], weight=torch.linspace(0, 2, 9))
+    ours, theirs = (_moved(LocalSGD(3, FULL, dp=dp), federation.work(), rows) for dp in (SILENT, None))
+    assert torch.allclose(ours, theirs, rtol=0, atol=1e-6)
+    assert (ours - _moved(LocalSGD(3, FULL), federation.work(), replace(rows, weight=None))).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("clip", [0.1, 2.0])
+def test_an_example_contributes_its_gradient_clipped_at_c(clip: float, least_squares: "Problem") -> None:
+    """One-example clients: norm min(C, ||g||), direction kept; a batch's gradient is the sum of those over B."""
+    problem, lr = least_squares(sizes=(20,)), 0.25
+    a, b = problem.a[0], problem.b[0]
+    gradients = -a * b[:, None]  # of (<a, w> - b)^2 / 2 at w = 0
+    norms = np.linalg.norm(gradients, axis=1)
+    federation = problem.federation(lr)
+    work, rows, dp = federation.work(), federation.data.clients[0], DPSGD(0.0, clip)
+    alone = np.stack(
+        [_gradient(dp, work, ClientData(rows.x[j : j + 1], rows.y[j : j + 1]), lr).numpy() for j in range(20)]
+    )
+    assert np.all(np.linalg.norm(alone, axis=1) <= clip * (1 + 1e-12))
+    assert np.allclose(alone, gradients * np.minimum(1, clip / norms)[:, None], rtol=0, atol=1e-13)
+    assert np.sum(norms > clip) > 0
+    assert clip < 1 or np.sum(norms < clip) > 0
+    assert np.allclose(_gradient(dp, work, rows, lr).numpy(), alone.mean(0), rtol=0, atol=1e-13)
+
+
+def test_a_zero_gradient_stays_zero() -> None:
+    assert not _moved(LocalSGD(2, FULL, dp=DPSGD(0.0, 1.0)), Work(_Flat(5), torch.device("cpu")), _rows(3)).any()
+
+
+def test_the_gradients_of_examples_are_those_of_opacus() -> None:
+    """Of GradSampleModule, unclipped and clipped: in a small network, summed and divided by B."""
+    torch.default_generator.manual_seed(0)
+    network = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    x, y = torch.randn(12, 5), torch.arange(12) % 3
+    hooked = GradSampleModule(nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)), loss_reduction="mean")
+    hooked._module.load_state_dict(network.state_dict())
+    F.cross_entropy(hooked(x.requires_grad_()), y).backward()  # an input without gradient makes torch warn
+    x.requires_grad_(False)
+    samples = [p.grad_sample for p in hooked.parameters()]  # pyright: ignore[reportAttributeAccessIssue]
+    theirs = torch.cat([g.reshape(12, -1) for g in samples], dim=1)
+    work = Work(Classifier(network, lr=1.0), torch.device("cpu"))
+    ours = torch.stack([_gradient(SILENT, work, ClientData(x[j : j + 1], y[j : j + 1]), 1.0) for j in range(12)])
+    assert torch.allclose(ours, theirs, rtol=0, atol=1e-6)
+    norms = theirs.norm(dim=1, keepdim=True)
+    clip = float(norms.median())
+    clipped = (theirs * (clip / norms).clamp(max=1)).sum(0) / 12
+    assert torch.allclose(_gradient(DPSGD(0.0, clip), work, ClientData(x, y), 1.0), clipped, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("batch_size", [FULL, 10, 4])
+def test_noise_has_mean_zero_and_standard_deviation_sigma_c_over_b(batch_size: int) -> None:
+    """40,000 draws, at the standard errors of mean and deviation; B is the expected size of the batch, not the drawn.
+
+    Over several steps, whose noise is independent: the variances add up.
+    """
+    dim, n, lr = 40_000, 10, 0.5
+    work = Work(_Flat(dim, lr), torch.device("cpu"))
+    moved = _moved(LocalSGD(2, batch_size, dp=DPSGD(noise_multiplier=3.0, clip=0.7)), work, _rows(n))
+    steps = 2 * -(-n // batch_size)
+    sd = lr * sqrt(steps) * 3.0 * 0.7 / min(batch_size, n)
+    assert abs(float(moved.mean())) < 4 * sd / sqrt(dim)
+    assert abs(float(moved.std()) - sd) < 4 * sd / sqrt(2 * dim)
+    outside = float((moved.abs() > 1.96 * sd).double().mean())  # Gaussian: 5 %
+    assert abs(outside - 0.05) < 4 * sqrt(0.05 * 0.95 / dim)
+
+
+def test_noise_is_added_once_to_the_sum_and_not_to_each_example() -> None:
+    """More examples in the batch, with the same B: the same noise, bit for bit."""
+    dp, params = DPSGD(1.0, 1.0), [nn.Parameter(torch.zeros(50))]
+    found = []
+    for n in (0, 1, 7):
+        value = dp.gradients(
+            params, lambda batch, step: (0 * params[0]).sum(), (torch.zeros(n, 1), torch.zeros(n)), 0, 4, generator(5)
+        )
+        assert float(value) == 0
+        assert params[0].grad is not None
+        found.append(params[0].grad.clone())
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+    assert float(found[0].std()) == pytest.approx(1 / 4, rel=0.4)  # an empty batch is pure noise, not nan
+
+
+def test_noise_is_keyed_by_the_seed(digits: "Digits") -> None:
+    federation = digits(dropout=0.3)
+    local, rows = LocalSGD(2, 5, augment=True, dp=DPSGD(1.0, 1.0)), federation.data.clients[1]
+    work = federation.work()
+    first, again, other = (_moved(local, work, rows, seed) for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert torch.equal(first, _moved(local, federation.work(), rows, 1))
+    assert not torch.equal(first, other)
+    quiet = _moved(replace(local, dp=DPSGD(0.0, 1.0)), work, rows, 1)
+    louder = _moved(replace(local, dp=DPSGD(1e-6, 1.0)), work, rows, 1)
+    assert torch.allclose(quiet, louder, rtol=0, atol=1e-4)  # batches and dropout do not depend on sigma
+    assert not torch.equal(quiet, louder)
+
+
+def test_the_noise_of_two_seeds_is_independent() -> None:
+    """Seeds are those of (round, client): one noise for all of them would cancel when models are subtracted."""
+    local, work = LocalSGD(1, FULL, dp=DPSGD(1.0, 1.0)), Work(_Flat(10_000), torch.device("cpu"))
+    a, b = (_moved(local, work, _rows(1), seed).numpy() for seed in (1, 2))
+    assert abs(a @ b) / (np.linalg.norm(a) * np.linalg.norm(b)) < 4 / sqrt(10_000)
+
+
+def test_each_example_is_in_a_batch_with_probability_q_independently() -> None:
+    """20,000 draws of B = 5 of 20: rate, variance of the size and correlations, each within 5 standard errors."""
+    dp, draws, n, b, times = DPSGD(1.0, 1.0), generator("poisson"), 20, 5, 20_000
+    q = b / n
+    inside = np.zeros((times, n))
+    for batch in inside:
+        batch[dp.sample(n, b, draws).numpy()] = 1
+    sizes = inside.sum(1)
+    assert abs(sizes.mean() - b) < 5 * sqrt(n * q * (1 - q) / times)
+    assert np.all(np.abs(inside.mean(0) - q) < 5 * sqrt(q * (1 - q) / times))
+    assert sizes.var() == pytest.approx(n * q * (1 - q), rel=5 * sqrt(2 / times))  # zero, were the size fixed
+    centred = (inside - q) / sqrt(q * (1 - q))
+    correlations = (centred.T @ centred / times)[np.triu_indices(n, 1)]
+    assert np.abs(correlations).max() < 5 / sqrt(times)
+    assert abs(np.corrcoef(np.stack([sizes[1:], sizes[:-1]]))[0, 1]) < 5 / sqrt(times)  # from step to step
+
+
+def test_training_takes_such_batches_and_an_empty_one_is_a_step(digits: "Digits") -> None:
+    """30 examples, B = 2, 60 epochs: 900 steps, each example in a fifteenth of them; an eighth of them is empty."""
+    federation = digits(sizes=(30,))
+    data = federation.data.clients[0]
+    data = replace(data, x=torch.arange(30, dtype=torch.float32)[:, None])
+    seen: list[tuple[int, int]] = []
+    work = Work(_Flat(3), torch.device("cpu"))
+
+    def loss(batch: tuple[Tensor, ...], step: int) -> Tensor:
+        assert len(batch[0]) == 1
+        seen.append((step, int(batch[0].item())))
+        return (0 * next(iter(work.named.values()))).sum()
+
+    _, metrics = LocalSGD(60, 2, dp=DPSGD(1.0, 1.0)).run(work, work.initial, data, 0, loss=loss)
+    assert metrics["steps"] == 900
+    assert bool(torch.isfinite(work.params.buffer).all())
+    assert float(metrics["loss"]) == 0  # not 0/0
+    assert abs(len(seen) - 1800) < 5 * sqrt(900 * 30 * (1 / 15) * (14 / 15))
+    assert len(seen) == len(set(seen))  # nobody twice in a batch
+    empty = 900 - len({step for step, _ in seen})
+    p = (14 / 15) ** 30
+    assert abs(empty - 900 * p) < 5 * sqrt(900 * p * (1 - p))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda local: FedAvg(local),
+        lambda local: FedProx(local, mu=0.1),
+        lambda local: SCAFFOLD(local),
+        lambda local: FedPVR(local),
+        lambda local: FedDyn(local, alpha=0.1, clip=None),
+        lambda local: FedNova(local),
+        lambda local: MOON(local),
+        lambda local: FedMix(local, mix=0.3),
+    ],
+    ids=["FedAvg", "FedProx", "SCAFFOLD", "FedPVR", "FedDyn", "FedNova", "MOON", "FedMix"],
+)
+def test_works_with_every_methods_loss_and_correction(make: Callable[[LocalSGD], Algorithm], digits: "Digits") -> None:
+    """Without noise and clipping full batches are the method's own, to rounding; with them the model is finite.
+
+    One mean for FedMix, which with DP-SGD draws one for each example.
+    """
+    federation = digits(lr=0.05)
+    one_mean = mean_images(federation.data.clients[0:1], FULL, 10, seed=0)
+    federation = replace(
+        federation, data=replace(federation.data, clients=federation.data.clients.with_commons(one_mean))
+    )
+    ours, theirs = (_ends(federation, make(LocalSGD(2, FULL, dp=dp)), 2) for dp in (SILENT, None))
+    assert torch.allclose(ours.model.buffer, theirs.model.buffer, rtol=0, atol=5e-5)
+    assert (theirs.model.buffer - federation.model.buffer).abs().max() > 1e-2
+    private = make(LocalSGD(1, 3, dp=DPSGD(1.0, 1.0)))
+    noisy, again = (_ends(federation, private, 2, 0.6).model.buffer for _ in range(2))
+    assert torch.equal(noisy, again)
+    assert bool(torch.isfinite(noisy).all())
+
+
+def test_epsilon_of_steps_on_all_examples_is_the_closed_form_of_the_gaussian_mechanism() -> None:
+    """q = 1: a step costs a / (2 sigma^2) at order a; made (epsilon, delta) as Balle et al. 2020 do, least over a."""
+    orders, sigma, delta = np.linspace(1.01, 60, 200_000), 4.0, 1e-5
+    rdp = 3 * orders / (2 * sigma**2)
+    exact = np.min(rdp - (np.log(delta) + np.log(orders)) / (orders - 1) + np.log((orders - 1) / orders))
+    assert epsilon(1.0, sigma, 3, delta) == pytest.approx(exact, rel=1e-2)  # the accountant has a grid of orders
+    assert epsilon(1.0, sigma, 3, delta) >= exact - 1e-9
+
+
+@pytest.mark.parametrize(("n", "batch_size"), [(9, 4), (8, 4), (3, 5), (1, 1)])
+def test_rate_and_number_of_steps_are_those_that_training_uses(n: int, batch_size: int) -> None:
+    """q = B/n, at most 1; an epoch has as many steps as there are batches without privacy."""
+    dp, work = DPSGD(1.0, 1.0), Work(_Flat(2), torch.device("cpu"))
+    _, metrics = LocalSGD(3, batch_size, dp=dp).run(work, work.initial, _rows(n), 0)
+    _, plain = LocalSGD(3, batch_size).run(Work(_Flat(2), torch.device("cpu")), work.initial, _rows(n), 0)
+    assert metrics["steps"] == plain["steps"] == 3 * dp.steps(n, batch_size)
+    assert dp.sampling_rate(n, batch_size) == min(1, batch_size / n)
+
+
+def test_every_parameter_gets_the_gradient_that_is_its_own(digits: "Digits") -> None:
+    federation, rows = digits(), digits().data.clients[0]
+    module = federation.module()
+    module.training_step((rows.x, rows.y), 0).backward()  # pyright: ignore
+    expected = flatten({n: p.grad for n, p in module.named_parameters() if p.grad is not None})
+    assert torch.allclose(_gradient(SILENT, federation.work(), rows, 0.1), expected.buffer, rtol=0, atol=1e-5)

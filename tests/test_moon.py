@@ -1,0 +1,220 @@
+"""MOON's loss and gradient against the formula written out, in float64; what a client remembers."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedcommons.algorithms.algorithm import Message, Reply
+from fedcommons.algorithms.local import LocalSGD, Work
+from fedcommons.algorithms.moon import MOON
+from fedcommons.data.clients import ClientData
+from fedcommons.seeds import generator, set_default_generator
+from fedcommons.tensors import Flat, Payload, flat
+from lightning_modules import Classifier
+from lightning_modules.networks import CNN, Projected
+
+if TYPE_CHECKING:
+    from fedcommons.testing.federations import Federation, LeastSquares
+
+    Digits = Callable[..., Federation]
+
+FULL = 1000  # a batch size above every client's number of examples: full-batch steps, in which the order only rounds
+LR, SEED = 0.1, 3
+Make = Callable[[], Classifier]
+
+
+@dataclass(frozen=True)
+class _Model:
+    """Weights, and BatchNorm's statistics where there are any."""
+
+    weights: Flat
+    buffers: Payload
+
+    def put_into(self, module: Classifier) -> Classifier:
+        """A copy of the module that is this model."""
+        module = copy.deepcopy(module)
+        named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        for name, values in {**self.weights, **self.buffers}.items():
+            assert isinstance(values, Tensor)
+            named[name].data = values.clone()
+        return module
+
+
+def _plain(batch_norm: bool = False, projected: bool = False, dropout: float = 0.0) -> Classifier:
+    set_default_generator("a module for MOON")
+    network = CNN((1, 8, 8), 10, channels=(3, 4), hidden=16, batch_norm=batch_norm)
+    network.conv2 = torch.nn.Sequential(torch.nn.Dropout(dropout), network.conv2)  # pyright: ignore[reportAttributeAccessIssue]
+    return Classifier(Projected(network, 6) if projected else network, lr=LR, mean=(0.3,), std=(0.4,)).double()
+
+
+_batch_norm, _projected = partial(_plain, batch_norm=True), partial(_plain, projected=True)
+_dropout = partial(_plain, dropout=0.5)
+
+
+def _moved(x: Flat, by: float = 0.1) -> Flat:
+    noise = torch.randn(x.buffer.shape, generator=torch.Generator().manual_seed(1), dtype=x.buffer.dtype)
+    return Flat(x.layout, x.buffer + by * noise)
+
+
+def _features(module: Classifier, x: Tensor) -> Tensor:
+    """The input of the last linear layer, by the network's own names for its parts."""
+    network = module.network
+    assert isinstance(network, CNN | Projected)
+    return network.embed((x - module.mean) / module.std)
+
+
+def _direct(
+    make: Make, rows: ClientData, local: _Model, server: _Model, previous: _Model, mu: float, temperature: float
+) -> tuple[float, Tensor]:
+    """The loss and its gradient at ``local``: example by example, with exponentials and a logarithm."""
+    module = local.put_into(make())
+    with torch.no_grad():
+        z_glob, z_prev = (_features(model.put_into(make()).eval(), rows.x) for model in (server, previous))
+    set_default_generator(SEED, "dropout")
+    z = _features(module, rows.x)
+    logits = module.network.last(z)  # pyright: ignore[reportCallIssue]
+    total = torch.zeros((), dtype=torch.float64)
+    for j in range(len(rows)):
+        s_glob, s_prev = (z[j] @ other[j] / (z[j].norm() * other[j].norm()) for other in (z_glob, z_prev))
+        near, far = (s_glob / temperature).exp(), (s_prev / temperature).exp()
+        of_example = -F.log_softmax(logits[j], 0)[rows.y[j]] - mu * (near / (near + far)).log()
+        total = total + of_example * (1 if rows.weight is None else rows.weight[j])
+    loss = total / len(rows)
+    loss.backward()
+    return loss.item(), torch.cat([p.grad.reshape(-1) for p in module.parameters() if p.grad is not None])
+
+
+def _client(algorithm: MOON, make: Make, x: _Model, memory: Payload, rows: ClientData) -> Reply:
+    work = Work(make(), torch.device("cpu"))
+    buffers = work.initial_buffers if not x.buffers else x.buffers
+    assert isinstance(buffers, Flat)
+    work.load_buffers(buffers)
+    return algorithm.client(work, Message({"model": x.weights}), memory, rows, SEED)
+
+
+def _after(reply: Reply, x: Flat) -> Flat:
+    return Flat(x.layout, x.buffer + flat(reply.sums, "delta").buffer)
+
+
+def _last_step(
+    make: Make, x: _Model, memory: Payload, rows: ClientData, steps: int, mu: float, temperature: float
+) -> tuple[Flat, float, Tensor]:
+    """Where the last of so many full-batch steps began, and the loss and gradient that it found there."""
+    begin, losses = x.weights, 0.0
+    for k in (steps - 1, steps):
+        if k:
+            reply = _client(MOON(LocalSGD(k, FULL), "uniform", mu, temperature), make, x, memory, rows)
+            begin, end = (begin if k == steps else _after(reply, x.weights)), _after(reply, x.weights)
+            losses, loss = float(reply.metrics["loss"]) * k, float(reply.metrics["loss"]) * k - losses
+    return begin, loss, (begin.buffer - end.buffer) / LR  # pyright: ignore[reportPossiblyUnbound]
+
+
+@pytest.fixture
+def rows(digits: "Digits") -> ClientData:
+    """Nine images."""
+    return digits().data.clients[0]
+
+
+def _check(
+    make: Make, rows: ClientData, steps: int, mu: float = 1.0, temperature: float = 0.5, weights: bool = False
+) -> None:
+    """In a first round, where z_prev is the initial model's, and in a later one, where it is the client's own last."""
+    if weights:
+        rows = replace(rows, weight=torch.linspace(0, 2, len(rows), dtype=torch.float64))
+    work = Work(make(), torch.device("cpu"))
+    initial = _Model(work.initial, work.initial_buffers)
+    first = _client(MOON(LocalSGD(4, 3), mu=mu), make, initial, {}, rows)
+    assert first.memory is not None
+    trained = _Model(_after(first, initial.weights), flat(first.memory, "previous buffers"))
+    moved = work.initial_buffers
+    server = _Model(_moved(initial.weights), Flat(moved.layout, moved.buffer * 1.3 + 0.1))
+    for memory, previous in (({}, initial), (first.memory, trained)):
+        y, loss, gradient = _last_step(make, server, memory, rows, steps, mu, temperature)
+        local = _Model(y, {})
+        expected, expected_gradient = _direct(make, rows, local, server, previous, mu, temperature)
+        assert loss == pytest.approx(expected, abs=5e-6)  # the loop sums losses in float32
+        assert torch.allclose(gradient, expected_gradient, rtol=0, atol=1e-12)
+        _, plain = _direct(make, rows, local, server, previous, 0.0, temperature)
+        assert (gradient - plain).abs().max() > 1e-3  # the contrast has a say
+
+
+@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize(("mu", "temperature"), [(1.0, 0.5), (5.0, 0.1), (0.3, 2.0)])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_loss_and_gradient_are_the_formulas(
+    steps: int, mu: float, temperature: float, weights: bool, rows: ClientData
+) -> None:
+    """At y = x and after two steps, with weights of examples or without."""
+    _check(_plain, rows, steps, mu, temperature, weights)
+
+
+def test_the_contrast_is_taken_in_the_projection_head_where_there_is_one(rows: ClientData) -> None:
+    _check(_projected, rows, steps=2)
+
+
+def test_server_and_previous_model_are_seen_in_evaluation_mode(rows: ClientData) -> None:
+    """No dropout in them, and only the one pass of the local model draws from its generator."""
+    order = torch.randperm(len(rows), generator=generator(SEED, "order", 0))
+    once = _client(
+        MOON(LocalSGD(1, FULL)), _dropout, _Model(Work(_dropout(), torch.device("cpu")).initial, {}), {}, rows
+    )
+    assert once.memory is not None
+    x = _moved(flat(once.memory, "previous"))
+    reply = _client(MOON(LocalSGD(1, FULL)), _dropout, _Model(x, {}), once.memory, rows)
+    seen = replace(rows, x=rows.x[order], y=rows.y[order])  # a row's dropout depends on its place
+    previous = _Model(flat(once.memory, "previous"), {})
+    expected, gradient = _direct(_dropout, seen, _Model(x, {}), _Model(x, {}), previous, 1.0, 0.5)
+    assert float(reply.metrics["loss"]) == pytest.approx(expected, abs=2e-6)
+    assert torch.allclose((x.buffer - _after(reply, x).buffer) / LR, gradient, rtol=0, atol=1e-12)
+
+
+def test_batch_norm_has_each_models_own_statistics(rows: ClientData) -> None:
+    """The server's from before the local steps, the client's from the end of its last round."""
+    _check(_batch_norm, rows, steps=2)
+
+
+def test_a_client_remembers_the_model_it_trained(rows: ClientData) -> None:
+    """Its own, of its last round: not the server's and not that of an earlier round."""
+    x = _moved(Work(_plain(), torch.device("cpu")).initial)
+    algorithm, memory = MOON(LocalSGD(2, 4)), {}
+    for _ in range(2):
+        reply = _client(algorithm, _plain, _Model(x, {}), memory, rows)
+        assert reply.memory is not None
+        assert torch.allclose(flat(reply.memory, "previous").buffer, _after(reply, x).buffer, rtol=0, atol=1e-15)
+        assert (flat(reply.memory, "previous").buffer - x.buffer).abs().max() > 1e-2
+        memory, x = reply.memory, _moved(x, 0.05)
+
+
+def test_the_first_selection_compares_with_the_initial_model_however_late_it_comes(digits: "Digits") -> None:
+    """Client 0 sits out until the server has moved; then its step is the one with z_prev of the untrained module.
+
+    Also on a worker that has trained others in between.
+    """
+    federation = digits()
+    algorithm = MOON(LocalSGD(1, FULL), mu=5.0)
+    work, x = federation.work(), federation.model
+    rows, initial = federation.data.clients[0], federation.model
+    for client in (1, 2, 3):
+        reply = algorithm.client(work, Message({"model": x}), {}, federation.data.clients[client], client)
+        x = _after(reply, x)
+    late = algorithm.client(work, Message({"model": x}), {}, rows, SEED)
+    as_if = {"previous": initial, "previous buffers": Flat(work.buffers.layout, work.buffers.buffer.clone())}
+    told = algorithm.client(federation.work(), Message({"model": x}), as_if, rows, SEED)
+    assert torch.equal(_after(late, x).buffer, _after(told, x).buffer)
+    other = algorithm.client(work, Message({"model": x}), as_if | {"previous": x}, rows, SEED)
+    assert (flat(late.sums, "delta").buffer - flat(other.sums, "delta").buffer).abs().max() > 1e-3
+
+
+def test_a_module_without_a_linear_layer_is_refused(least_squares: "Callable[..., LeastSquares]") -> None:
+    federation = least_squares().federation(0.1)
+    with pytest.raises(ValueError, match="no linear layer"):
+        MOON(LocalSGD(1, 5)).client(
+            federation.work(), Message({"model": federation.model}), {}, federation.data.clients[0], 0
+        )
