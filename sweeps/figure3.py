@@ -84,7 +84,7 @@ def footnotes(cells: Sequence[tuning.Cell], lines: Sequence[Mapping[str, Any]], 
     notes = [
         f"Accuracy in %: top-1 of the server model on the whole test set; last: after round R = {c.federation.rounds}, "
         "best: of all rounds (epochs, for central models).",
-        grids.work_note(c.client, c.model.name),
+        grids.work_note([cell.config for cell in cells]),
         f"The learning rate was fixed at {c.client.lr:g} for all cells and central models, not chosen per cell.",
     ]
     if real := next((line for line in lines if line["setting"] == "central_real"), None):

@@ -16,11 +16,11 @@ def run(argv: Sequence[str]) -> int:
     dataset = cli.early(argv, "data.name", "digits")
     defaults = presets.preset(cli.early(argv, "preset", "small"), dataset)
     parser = cli.parser("Run one federated experiment.", defaults)
-    parser.add_argument("--preset", default="small", type=str, help="smoke, small or paper: sets the defaults below")
+    parser.add_argument("--preset", default="small", type=str, help=", ".join(presets.PRESETS))
     parser.add_argument("--out", default="runs/run", type=str, help="run folder")
     parser.add_argument("--resume", action="store_true", help="continue the run in that folder")
     options = cli.parse(parser, argv)
-    config = cli.experiment(options)
+    config = presets.settled(options.preset, cli.experiment(options), options.asked)
 
     def show(number: int, metrics: Mapping[str, float | None]) -> None:
         facts = "  ".join(f"{name} {value:.6g}" for name, value in metrics.items() if value is not None)

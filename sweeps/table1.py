@@ -75,7 +75,8 @@ def grid(options) -> list[tuning.Cell]:
             "target": targets.get((options.dataset, n, c, alpha), base.target),
         }  # fmt: skip
         experiments.append(override(base, values))
-    return [grids.cell(options, e) for e in experiments]
+    owned = {"client.lr"} if options.lrs else ()
+    return [grids.cell(options, e, owned) for e in experiments]
 
 
 def _federation(text: str) -> tuple[int, float]:
@@ -88,20 +89,20 @@ def _federation(text: str) -> tuple[int, float]:
 
 def footnotes(cells: Sequence[tuning.Cell], options) -> list[str]:
     """What a reader must know to read the numbers."""
-    c = cells[0].config
-    rate = f"The learning rate was fixed at {c.client.lr:g} for all cells, not chosen per cell."
+    configs = [cell.config for cell in cells]
+    rate = f"The learning rate was fixed at {configs[0].client.lr:g} for all cells, not chosen per cell."
     if options.lrs:
         rate = "The learning rate was chosen per cell by validation accuracy of the last round, never by test data."
     elif options.preset == "authors":
-        rate = "The learning rate of each cell is that of the authors' scripts."
+        rate = f"Learning rates are those of the authors' scripts: {grids.several(configs, 'client.lr')}."
     notes = [
         "Rounds: the first whose server model has the target test accuracy, unsmoothed; >R: not within R rounds.",
-        grids.work_note(c.client, c.model.name),
+        grids.work_note(configs),
         rate,
-        grids.method_note(c, list(dict.fromkeys(cell.config.algorithm for cell in cells))),
+        grids.method_note(configs),
         f"Seeds: {options.seeds}; ± is the sample standard deviation. MB: all clients, both ways, pool included.",
     ]
-    different = grids.departures(c, VARIED)
+    different = grids.departures(configs, VARIED)
     return [*notes, f"Not as in the paper: {different}."] if different else notes
 
 

@@ -26,7 +26,7 @@ def arguments(argv: Sequence[str]):
     preset, dataset = cli.early(argv, "preset", "small"), cli.early(argv, "data.name", "digits")
     defaults = {**presets.preset(preset, dataset), "sharing.setting": "shuffled_synthetic"}
     parser = cli.parser((__doc__ or "").partition("\n")[0], defaults)
-    parser.add_argument("--preset", type=str, default="small", help="smoke, small or paper: sets the defaults")
+    parser.add_argument("--preset", type=str, default="small", help=", ".join(presets.PRESETS))
     parser.add_argument(
         "--space", action="append", type=str, default=[],
         help="NAME=V1,V2,... or NAME=uniform(LOW,HIGH), loguniform, randint; may stand several times; "
@@ -57,7 +57,10 @@ def cells(options) -> tuple[list[tuning.Cell], list[str]]:
     if base.sharing.setting == "real" and {"sharing.p", "generator.rho"} & set(space):
         raise UserError("p and rho change nothing with sharing.setting real; use shuffled_synthetic.")
     labels = {name: name.rpartition(".")[2] for name in space}
-    made = [tuning.cell(override(base, point), labels) for point in points]
+    if not base.dp.local and any(name.startswith("dp.") for name in space):
+        raise UserError("sigma and the other dp fields change nothing without --dp.local true.")
+    asked = {*options.asked, *space}
+    made = [tuning.cell(presets.settled(options.preset, override(base, point), asked), labels) for point in points]
     return list({c.name: c for c in made}.values()), list(space)
 
 

@@ -56,8 +56,11 @@ def refused(argv: list[str]) -> str:
             ["--algorithm", "fedpvr", "--fedpvr.layers", "network.last,network.heads"],
             ["'network.heads' matches no layer", "network.conv1, network.conv2, network.hidden, network.last"],
         ),
-        (["--dp.local", "true", "--dp.noise_multiplier", "0"], ["dp.noise_multiplier", "(0, inf)"]),
+        (["--dp.local", "true", "--dp.noise_multiplier", "0"], ["dp.noise_multiplier", "[0.001, inf)"]),
         (["--dp.local", "true", "--algorithm", "scaffold", "--scaffold.option", "1"], ["scaffold.option must be 2"]),
+        (["--client.optimizer", "adam", "--client.momentum", "0.5"], ["client.momentum must be 0", "adam", "0.5"]),
+        (["--algorithm", "moon", "--model.name", "linear"], ["no features for moon"]),
+        (["--dp.local", "true", "--dp.noise_multiplier", "1e-200"], ["dp.noise_multiplier", "0.001"]),
         (["--straggler.q", "1"], ["straggler.q", "[0, 1)"]),
         (["--model.batch_norm", "true", "--model.name", "linear"], ["model.batch_norm", "cnn only", "linear"]),
         (["--federation.participation", "0.01"], ["less than one client", "at least 0.25"]),
@@ -77,6 +80,20 @@ def refused(argv: list[str]) -> str:
 def test_a_bad_request_is_refused_in_one_sentence(argv: list[str], parts: list[str]) -> None:
     message = refused(argv)
     assert [part for part in parts if part not in message] == [], message
+
+
+def test_of_a_repeated_option_the_last_decides_as_for_the_parser() -> None:
+    assert cli.early(["--preset", "smoke", "--preset=paper"], "preset", "small") == "paper"
+    assert cli.early(["--preset=paper", "--preset", "smoke"], "preset", "small") == "smoke"
+
+
+def test_what_was_asked_for_is_told_from_a_default(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("partition:\n  alpha: 0.1\nseed: 0\n")
+    options = cli.parse(
+        cli.parser("a test", {}), ["--config", str(path), "--client.lr=0.05", "--federation.rounds", "9"]
+    )
+    assert options.asked == {"partition.alpha", "seed", "client.lr", "federation.rounds"}
 
 
 def test_an_unknown_key_in_a_config_file_names_the_nearest(tmp_path: Path) -> None:

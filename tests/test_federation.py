@@ -206,6 +206,15 @@ class _Wayward:
         return self.inner.merge(executor, state, total, replies, seed)
 
 
+def test_a_metric_is_averaged_over_those_who_measured_it(digits: "Digits") -> None:
+    federation = digits()
+    algorithm = _Wayward(lambda reply: replace(reply, metrics={**reply.metrics, "extra": 3.0}), (1, 3))
+    first, second = (facts for _, facts in federation.play(algorithm, federation.plan(2)))
+    assert "train/extra" not in first
+    assert second["train/extra"] == 3.0
+    assert second["rejected"] == 0
+
+
 def _delta(reply: Reply, layout: Layout | None = None, dtype: torch.dtype | None = None) -> Reply:
     delta = reply.sums["delta"]
     assert isinstance(delta, Flat)

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from fedcommons import grids, presets
+from fedcommons import grids, presets, tuning
 from fedcommons.config import Experiment, override
 from fedcommons.errors import UserError
 
@@ -52,8 +52,11 @@ def test_preset_authors_sets_each_cell_and_yields_to_an_option(table1: ModuleTyp
         ("fedavg", "real"): 0.05, ("fedavg", "shuffled_synthetic"): 0.1,
         ("feddyn", "real"): 0.01, ("feddyn", "shuffled_synthetic"): 0.01,
     }  # fmt: skip
-    asked = _cells(table1, f"{options} --client.lr 0.2 --generator.epochs 7")
-    assert {(c.client.lr, c.generator.epochs, c.client.batch_size) for c in asked} == {(0.2, 7, 128)}
+    asked = _cells(table1, f"{options} --client.lr 0.1 --generator.epochs 7")  # 0.1 is the preset's own value too
+    assert {(c.client.lr, c.generator.epochs, c.client.batch_size) for c in asked} == {(0.1, 7, 128)}
+    rates = _cells(table1, f"{options} --lrs 0.05,0.1")
+    assert {c.client.lr for c in rates} == {0.05, 0.1}
+    assert len({tuning.cell(c, grids.VARIED).name for c in rates}) == len(rates) == 8
     with pytest.raises(UserError, match="knows the cells of Table 1 only"):
         _cells(table1, "--preset authors --federations 20:1")
 
@@ -78,19 +81,41 @@ def test_published_values_stand_only_beside_the_papers_own_setting(
 
 def test_departures_name_every_field_that_is_not_the_papers() -> None:
     paper = presets.experiment("paper", "cifar10")
-    assert grids.departures(paper, ()) == ""
+    assert grids.departures([paper], ()) == ""
     other = override(paper, {"client.batch_size": 10, "seed": 3, "fedprox.mu": 0.5, "measure.every": 5})
-    assert grids.departures(other, ("seed",)) == "client.batch_size 10 (paper: 256); fedprox.mu 0.5 (paper: 0.01)"
+    assert grids.departures([other], ("seed",)) == "client.batch_size 10 (paper: 256); fedprox.mu 0.5 (paper: 0.01)"
     limited = override(paper, {"data.limit": 50, "generator.channels": (8, 16)})
-    assert grids.departures(limited, ()) == (
+    assert grids.departures([limited], ()) == (
         "data.limit 50 (paper: none); generator.channels 8-16 (paper: 64-128-128-128)"
     )
+    assert grids.departures([paper, other], ("seed", "fedprox.mu")) == "client.batch_size 256, 10 (paper: 256)"
+
+
+def test_the_notes_name_every_value_that_cells_have(table1: ModuleType) -> None:
+    """The released code's cells differ in epochs, rates and FedDyn's weight: none may stand for all."""
+    given = table1.arguments(["--preset", "authors", "--algorithms", "feddyn,fedavg", "--federations", "10:1,40:0.2"])
+    notes = " ".join(table1.footnotes(table1.grid(given), given))
+    for part in ("E = 10, 30,", "alpha 0.001, 0.01,", "client.epochs 10, 30 (paper: 10)", "sharing.p none, 0.5263, 0.5",
+                 "scripts: 0.01, 0.1, 0.05."):  # fmt: skip
+        assert part in notes, notes
 
 
 def test_the_note_on_methods_has_those_that_ran() -> None:
-    note = grids.method_note(Experiment(), ["fedavg", "fedprox", "fedpvr"])
-    assert note == "Clients weigh alike; fedprox: mu 0.01; fedpvr: all linear layers corrected."
-    weighted = override(Experiment(), {"federation.weighting": "samples", "fedpvr.layers": "network.last"})
-    assert grids.method_note(weighted, ["fedpvr"]) == (
+    of = [override(Experiment(), {"algorithm": name}) for name in ("fedavg", "fedprox", "fedpvr", "feddyn")]
+    assert grids.method_note(of) == (
+        "Clients weigh alike; fedprox: mu 0.01; fedpvr: all linear layers corrected; "
+        "feddyn: alpha 0.01, gradients clipped at 10, corrected model evaluated."
+    )
+    weighted = override(of[2], {"federation.weighting": "samples", "fedpvr.layers": "network.last"})
+    assert grids.method_note([weighted]) == (
         "Clients weigh by their numbers of examples; fedpvr: network.last corrected."
     )
+
+
+def test_one_experiment_and_tune_take_the_authors_values_too() -> None:
+    base = override(presets.experiment("authors", "cifar10"), {
+        "algorithm": "feddyn", "partition.n_clients": 40, "federation.participation": 0.2,
+    })  # fmt: skip
+    settled = presets.settled("authors", base, {"client.lr"})
+    assert (settled.client.lr, settled.client.epochs, settled.feddyn.alpha) == (base.client.lr, 30, 0.001)
+    assert presets.settled("paper", base, ()) == base

@@ -68,7 +68,7 @@ def test_a_client_is_charged_for_the_rounds_it_answered(digits: "Digits") -> Non
         ({"algorithm": "fedmix"}, False),
     ],
 )
-def test_the_whole_has_an_epsilon_only_where_nothing_is_left_out(
+def test_all_messages_have_an_epsilon_only_where_none_is_left_out(
     values: dict[str, Any], covered: bool, digits: "Digits"
 ) -> None:
     clients, joined = digits().data.clients, [3] * 5
@@ -77,10 +77,10 @@ def test_the_whole_has_an_epsilon_only_where_nothing_is_left_out(
     assert book is not None
     said = statement(config, book, joined)
     assert said["epsilon_local_training"]["largest"] == max(book.epsilons(joined))
-    assert said["epsilon_overall"] == (max(book.epsilons(joined)) if covered else None)
-    assert len(said["uncovered"]) == (1 if covered else 2)
+    assert said["epsilon_of_messages"] == (max(book.epsilons(joined)) if covered else None)
+    assert len(said["uncovered"]) == (2 if covered else 3)
     without = statement(override(config, {"dp.local": False}), None, joined)
-    assert without["epsilon_local_training"] is without["epsilon_overall"] is None
+    assert without["epsilon_local_training"] is without["epsilon_of_messages"] is None
     assert "the model updates of every round" in without["uncovered"]
 
 

@@ -3,7 +3,8 @@
 Source: lyn1874/fedssyn at 4ceefff, as read in the project's notes. The released code has no branch for some cells;
 they take the values of the nearest one that it has. Left as in the paper preset: the generator's optimizer (theirs
 AdamW), the rule of equal work (theirs counts 50000/N images, of which 45000/N are trained on), the partition (theirs is
-another draw for the shuffled runs than for the generators).
+another draw for the shuffled runs than for the generators), the rounds (theirs 102). Our store draws whole multiples of
+n/N images, so more are sampled here than are used.
 """
 
 from collections.abc import Mapping

@@ -105,9 +105,13 @@ def _check_algorithm(c: Experiment) -> None:
     _within("fedmix.mix", c.fedmix.mix, 0, 1)
     _within("fedmix.mean_size", c.fedmix.mean_size, 1, inf)
     _within("scaffold.option", c.scaffold.option, 1, 2)
-    _within("dp.noise_multiplier", c.dp.noise_multiplier, 0, inf, open_low=True, open_high=True)
+    _within("dp.noise_multiplier", c.dp.noise_multiplier, 1e-3, inf, open_high=True)
     _within("dp.clip", c.dp.clip, 0, inf, open_low=True, open_high=True)
     _within("dp.delta", c.dp.delta, 0, 1, open_low=True, open_high=True)
+    if c.client.optimizer == "adam" and c.client.momentum:
+        raise UserError(f"client.momentum must be 0 with client.optimizer adam, got {c.client.momentum:g}.")
+    if c.algorithm == "moon" and c.model.name == "linear" and not c.model.projection:
+        raise UserError("model.name linear has no features for moon to compare; set model.projection or use cnn.")
     controls = c.algorithm == "fedpvr" or (c.algorithm == "scaffold" and c.scaffold.option == 2)
     if c.algorithm in ("scaffold", "fedpvr", "fednova") and c.client.optimizer != "sgd":
         raise UserError(f"client.optimizer must be sgd for {c.algorithm}, whose formulas count SGD steps.")

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace, set_parsing_settings
 
-from fedcommons.config import Experiment, override
+from fedcommons.config import Experiment, field_names, override
 from fedcommons.errors import ClientError, UserError, unknown
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
@@ -26,7 +26,7 @@ def parser(description: str, defaults: Mapping[str, Any]) -> ArgumentParser:
 
 
 def parse(parser: ArgumentParser, argv: Sequence[str]) -> Namespace:
-    """The parsed options.
+    """The parsed options; ``asked``: the fields that were named, whatever their values.
 
     Raises:
         UserError: an option or key that does not exist (the nearest is named), or a value of the wrong type.
@@ -42,7 +42,9 @@ def parse(parser: ArgumentParser, argv: Sequence[str]) -> Namespace:
             if key not in known:
                 raise unknown("config key", key, known)
     try:
-        return parser.parse_args(list(argv))
+        options = parser.parse_args(list(argv))
+        options.asked = asked_for(argv)
+        return options
     except ArgumentError as error:
         raise UserError(_one_sentence(str(error))) from error
 
@@ -60,7 +62,7 @@ def early(argv: Sequence[str], name: str, default: str) -> str:
 
     Looked for on the command line, then in the config files: ``data.name`` as the key of a section too.
     """
-    for i, token in enumerate(argv):
+    for i, token in reversed(list(enumerate(argv))):  # the last one counts, as for the parser
         if token == f"--{name}" and i + 1 < len(argv):
             return argv[i + 1]
         if token.startswith(f"--{name}="):
@@ -72,6 +74,12 @@ def early(argv: Sequence[str], name: str, default: str) -> str:
         if isinstance(place, dict) and leaf in place:
             return str(place[leaf])
     return default
+
+
+def asked_for(argv: Sequence[str]) -> frozenset[str]:
+    """The fields that are named on the command line or in a config file."""
+    given = {token.removeprefix("--").partition("=")[0] for token in argv if token.startswith("--")}
+    return frozenset({*given, *(key for path in _config_files(argv) for key in _keys(path))} & set(field_names()))
 
 
 def split(option: str, text: str, kind: Callable[[str], Any] = str) -> tuple:

@@ -116,7 +116,7 @@ class Client:
     momentum: float = 0.0
     """momentum of SGD, in [0, 1); its state is new in every round"""
     weight_decay: float = 0.0
-    """weight decay of SGD, >= 0"""
+    """weight decay, >= 0"""
     epochs: int = 10
     """E, passes over the client's own data in a round"""
     batch_size: int = 32
@@ -150,7 +150,7 @@ class Federation:
     buffers: str = "average"
     """BatchNorm's statistics: average (they travel with the model) or keep (each client keeps its own)"""
     memory_mb: float = 1024.0
-    """clients' memory held in RAM, in 10^6 bytes; what is beyond rests in files of the run folder"""
+    """clients' memory held in RAM between rounds, in 10^6 bytes; what is beyond rests in files of the run folder"""
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class FedDyn:
     alpha: float = 0.01
     """weight of the dynamic regulariser, > 0"""
     clip: float | None = 10.0
-    """largest norm of a step's gradient; none: not clipped"""
+    """largest norm of a step's gradient; null: not clipped"""
     squared: bool = True
     """squared proximal term (the paper); false: as Fedssyn's released code has it"""
 
@@ -214,7 +214,7 @@ class FedMix:
     mix: float = 0.05
     """lambda, share of the other clients' mean, in [0, 1]"""
     mean_size: int = 64
-    """M, images in a mean"""
+    """M, images in a mean; 1 shares every image as it is"""
     box: bool = False
     """the extra factor 1 - lambda of the paper's algorithm box"""
 

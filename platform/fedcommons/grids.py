@@ -1,7 +1,7 @@
 """What the sweeps over a grid (table1, figure3) have in common: options, base experiment, dry run, last words."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +9,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from fedcommons import cli, presets, tuning
 from fedcommons.artifacts import Store
-from fedcommons.authors import authors
-from fedcommons.config import Client, Experiment, get, override, same_results
+from fedcommons.config import Experiment, get, override, same_results
 from fedcommons.display import Display
 from fedcommons.errors import UserError
 from fedcommons.experiment import prepare
@@ -72,49 +71,62 @@ def base(options: Namespace) -> Experiment:
     return tuning.tracked(override(cli.experiment(options), own), Path(options.out))
 
 
-def cell(options: Namespace, experiment: Experiment) -> tuning.Cell:
-    """The cell; with preset authors, what the released code sets for it, where no option asks for something else."""
-    if options.preset == "authors":
-        preset = presets.experiment("authors", options.dataset)
-        theirs = authors(experiment)
-        asked = [name for name in theirs if get(experiment, name) != get(preset, name)]
-        experiment = override(experiment, {name: v for name, v in theirs.items() if name not in asked})
-    return tuning.cell(experiment, VARIED)
+def cell(options: Namespace, experiment: Experiment, owned: Collection[str] = ()) -> tuning.Cell:
+    """The cell; ``owned``: fields that an option of the sweep sets, which preset authors leaves alone."""
+    return tuning.cell(presets.settled(options.preset, experiment, {*options.asked, *owned}), VARIED)
 
 
-def method_note(c: Experiment, algorithms: Sequence[str]) -> str:
+def method_note(cells: Sequence[Experiment]) -> str:
     """The methods' constants, and how clients weigh."""
-    corrected = "all linear layers" if c.fedpvr.layers is None else c.fedpvr.layers
-    constants = {
-        "fedprox": f"fedprox: mu {c.fedprox.mu:g}",
-        "scaffold": f"scaffold: option {c.scaffold.option}",
-        "feddyn": f"feddyn: alpha {c.feddyn.alpha:g}, gradients clipped at {c.feddyn.clip}, corrected model evaluated",
-        "fedpvr": f"fedpvr: {corrected or 'no layer'} corrected",
-        "moon": f"moon: mu {c.moon.mu:g}, temperature {c.moon.temperature:g}",
-        "fedmix": f"fedmix: mix {c.fedmix.mix:g}, means of {c.fedmix.mean_size}",
+    fields = {
+        "fedprox": (("mu", "fedprox.mu"),),
+        "scaffold": (("option", "scaffold.option"),),
+        "feddyn": (("alpha", "feddyn.alpha"), ("gradients clipped at", "feddyn.clip")),
+        "moon": (("mu", "moon.mu"), ("temperature", "moon.temperature")),
+        "fedmix": (("mix", "fedmix.mix"), ("images in a mean", "fedmix.mean_size")),
     }
-    weights = "alike" if c.federation.weighting == "uniform" else "by their numbers of examples"
-    return f"{'; '.join([f'Clients weigh {weights}', *(constants[a] for a in algorithms if a in constants)])}."
+    parts = [
+        f"Clients weigh {'alike' if cells[0].federation.weighting == 'uniform' else 'by their numbers of examples'}"
+    ]
+    for algorithm in dict.fromkeys(c.algorithm for c in cells):
+        those = [c for c in cells if c.algorithm == algorithm]
+        constants = [f"{label} {several(those, field)}" for label, field in fields.get(algorithm, ())]
+        if algorithm == "fedpvr":
+            patterns = those[0].fedpvr.layers
+            constants = [f"{'all linear layers' if patterns is None else patterns or 'no layer'} corrected"]
+        if algorithm == "feddyn":
+            constants.append("corrected model evaluated")
+        if constants:
+            parts.append(f"{algorithm}: {', '.join(constants)}")
+    return "; ".join(parts) + "."
 
 
-def departures(experiment: Experiment, varied: Iterable[str]) -> str:
+def departures(cells: Sequence[Experiment], varied: Iterable[str]) -> str:
     """Every field that decides results and is not as in preset paper, those in ``varied`` left out; empty for none."""
-    paper = presets.experiment("paper", experiment.data.name)
+    paper = presets.experiment("paper", cells[0].data.name)
     hidden = {*varied, "measure.every"}  # measuring decides nothing
-    names = [name for name in same_results(paper, experiment) if name not in hidden]
-    return "; ".join(f"{name} {_plain(get(experiment, name))} (paper: {_plain(get(paper, name))})" for name in names)
+    names = {name: None for c in cells for name in same_results(paper, c) if name not in hidden}
+    return "; ".join(f"{name} {several(cells, name)} (paper: {several([paper], name)})" for name in names)
+
+
+def several(cells: Sequence[Experiment], field: str) -> str:
+    """The value of a field, or its values where cells differ."""
+    return ", ".join(dict.fromkeys(_plain(get(c, field)) for c in cells))
 
 
 def _plain(value: object) -> str:
-    return "-".join(map(str, value)) if isinstance(value, tuple) else "none" if value is None else str(value)
+    if isinstance(value, tuple):
+        return "-".join(map(str, value))
+    return "none" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def work_note(client: Client, model: str) -> str:
+def work_note(cells: Sequence[Experiment]) -> str:
     """How much the clients compute: the footnote under every table."""
+    epochs, batch, model = (several(cells, name) for name in ("client.epochs", "client.batch_size", "model.name"))
     work = "E' = floor(n_i E/(n_i + n~)) local epochs with synthetic data, so that steps stay equal"
     return (
-        f"{work if client.equal_work else f'E = {client.epochs} local epochs in every setting'}; "
-        f"E = {client.epochs}, B = {client.batch_size}, {model}."
+        f"{work if cells[0].client.equal_work else f'E = {epochs} local epochs in every setting'}; "
+        f"E = {epochs}, B = {batch}, {model}."
     )
 
 

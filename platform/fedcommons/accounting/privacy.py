@@ -69,8 +69,12 @@ def ledger(config: Experiment, clients: Clients) -> PrivacyLedger | None:
 
 
 def statement(config: Experiment, book: PrivacyLedger | None, rounds_joined: Sequence[int]) -> dict[str, Any]:
-    """What is protected and what is not, for the summary: an epsilon for the whole only where nothing is left out."""
-    uncovered = ["the number of examples of each client"]
+    """What is protected and what is not, for the summary: an epsilon of all messages only where none is left out."""
+    uncovered = [
+        "the number of examples of each client, taken as public",
+        "what the run folder logs (training loss, class counts, convergence parameters) and this run's seed, with "
+        "which the noise can be drawn again: they are the simulation's, and secret",
+    ]
     if config.sharing.setting == "shuffled_synthetic":
         uncovered.append("the pool of synthetic images: its generators were trained without differential privacy")
     if config.sharing.setting == "local_synthetic":  # one real image has a part in every synthetic one it trains on
@@ -78,15 +82,15 @@ def statement(config: Experiment, book: PrivacyLedger | None, rounds_joined: Seq
     if config.sharing.setting == "shuffled_real":
         uncovered.append("the real images that were swapped through the pool")
     if config.algorithm == "fedmix":
-        uncovered.append("the means of images and labels that FedMix shares")
+        uncovered.append(f"the means of {config.fedmix.mean_size} images and labels that FedMix shares")
     if book is None:
         uncovered.append("the model updates of every round")
-        return {"epsilon_local_training": None, "delta": None, "epsilon_overall": None, "uncovered": uncovered}
+        return {"epsilon_local_training": None, "delta": None, "epsilon_of_messages": None, "uncovered": uncovered}
     spent = book.epsilons(rounds_joined)
-    whole = max(spent) if len(uncovered) == 1 else None
+    whole = max(spent) if len(uncovered) == 2 else None
     return {
         "epsilon_local_training": {"largest": max(spent), "of_each_client": spent},
         "delta": book.delta,
-        "epsilon_overall": whole,
+        "epsilon_of_messages": whole,
         "uncovered": uncovered,
     }

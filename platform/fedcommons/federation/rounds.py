@@ -152,7 +152,8 @@ def _round(
     if BUFFERS in total:
         weights = sum(r.weight for r in replies)
         mean = scale(flat(total, BUFFERS), 1 / weights)
-        buffers = Flat(mean.layout, mean.buffer.float())
+        kind = now.buffers.buffer.dtype if len(now.buffers) else torch.float32
+        buffers = Flat(mean.layout, mean.buffer.to(kind))
         total = {n: x for n, x in total.items() if n != BUFFERS}
     if accepted or not joined:  # a round that nobody answers is skipped
         state = algorithm.merge(executor, now.state, total, replies, seed_for(plan.seed, "merge", number))
@@ -271,7 +272,8 @@ def _not_finite(reply: Reply) -> str | None:
 
 
 def _means(accepted: Mapping[int, Reply]) -> dict[str, float]:
-    """Means over clients of what they measured, in client order."""
+    """Means over the clients that measured it, in client order."""
     names = sorted({name for reply in accepted.values() for name in reply.metrics})
-    values = {name: [float(r.metrics[name]) for _, r in sorted(accepted.items())] for name in names}
+    replies = [reply for _, reply in sorted(accepted.items())]
+    values = {name: [float(r.metrics[name]) for r in replies if name in r.metrics] for name in names}
     return {f"train/{name}": sum(v) / len(v) for name, v in values.items()}

@@ -2,7 +2,7 @@
 
 Yoon et al., ICLR 2021, arXiv:2107.00233, algorithm 1.   M (``size``): images in a mean.
 
-Departs from the paper: a client's images are cut into groups of M or a few more, so that no mean has less than M (a
+Departs from the paper: a client's images are cut into groups of M to 2 M - 1, so that no mean has less than M (a
 client with fewer images makes one mean of all). Nothing is added for privacy.
 """
 
