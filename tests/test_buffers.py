@@ -15,7 +15,7 @@ from fedcommons.federation import checkpoint, rounds
 from fedcommons.federation.evaluation import evaluate
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.participation import participants, stragglers
-from fedcommons.federation.rounds import BUFFERS, Standing, answering
+from fedcommons.federation.rounds import BUFFERS, Standing, answering, times_answered
 from fedcommons.seeds import seed_for, set_default_generator
 from fedcommons.tensors import Flat, data, flat
 from lightning_modules import Classifier
@@ -152,6 +152,8 @@ def test_a_late_client_downloads_and_nothing_else(digits: "Digits") -> None:
     federation, algorithm = digits(), FedAvg(LOCAL)
     plan = replace(federation.plan(6), straggling=0.5)
     late = [set(answering(plan, r)[0]) - set(answering(plan, r)[1]) for r in range(1, 7)]
+    assert times_answered(plan, 6) == [sum(i not in group for group in late) for i in range(5)]
+    assert times_answered(plan, 0) == [0] * 5
     assert len({len(group) for group in late}) > 1
     model = data(federation.model).nbytes
     now = federation.start(algorithm, plan)

@@ -29,7 +29,7 @@ from fedcommons.federation import checkpoint, rounds
 from fedcommons.federation.evaluation import ModelTask, evaluate
 from fedcommons.federation.executor import Executor
 from fedcommons.federation.memory import ClientMemory
-from fedcommons.federation.rounds import Plan, Standing
+from fedcommons.federation.rounds import Plan, Standing, times_answered
 from fedcommons.federation.serial import Serial
 from fedcommons.federation.worker import RunData, Worker, default_device
 from fedcommons.files import write_json
@@ -178,9 +178,7 @@ def run(
         observe = partial(
             _observe, config, executor, {n: len(e) for n, e in sets.items()}, shared.clients is shared.own
         )
-        book, joined = privacy.ledger(config, shared.clients), [0] * len(shared.clients)
-        for number in range(1, standing.round + 1 if standing else 1):
-            joined = _count(joined, plan, number)
+        book = privacy.ledger(config, shared.clients)
         start = standing or _start(config, facts, algorithm, plan, shared.traffic, memory)
         courses = rounds.run(algorithm, executor, plan, start)
         if standing is None:
@@ -190,8 +188,7 @@ def run(
             trained = time.perf_counter()
             metrics = {**facts_of_round, "comm/total_bytes": now.traffic.total, **observe(now)}
             if book:
-                joined = _count(joined, plan, now.round)
-                metrics["privacy/epsilon_local_training"] = max(book.epsilons(joined))
+                metrics["privacy/epsilon_local_training"] = max(book.epsilons(times_answered(plan, now.round)))
             for tracker in trackers:
                 tracker.log(now.round, metrics)
             record.log_times(now.round, {"train": trained - clock, "observe": time.perf_counter() - trained})
@@ -201,7 +198,7 @@ def run(
                 on_round(now.round, metrics)
             start, clock = now, time.perf_counter()
         summary = summarise(prepared, record.rounds(), shared.p, start.traffic)
-        summary["privacy"] = privacy.statement(config, book, joined)
+        summary["privacy"] = privacy.statement(config, book, times_answered(plan, f.rounds))
     finally:
         executor.close()
         for tracker in trackers:
@@ -217,12 +214,6 @@ def _start(
     module = build_classifier(config, facts)
     state = algorithm.start(flatten(dict(module.named_parameters())), plan.facts, config.seed)
     return Standing(0, state, memory, exchanged, EMPTY if plan.keep_buffers else floating_buffers(module))
-
-
-def _count(joined: Sequence[int], plan: Plan, number: int) -> list[int]:
-    """How many rounds each client answered in, this one included; nobody does in round 0."""
-    present = set(rounds.answering(plan, number)[1]) if number else ()
-    return [times + (client in present) for client, times in enumerate(joined)]
 
 
 def _trackers(

@@ -125,6 +125,15 @@ def answering(plan: Plan, number: int) -> tuple[list[int], list[int]]:
     return joined, [i for i in joined if i not in late]
 
 
+def times_answered(plan: Plan, upto: int) -> list[int]:
+    """In how many of the first ``upto`` rounds each client answers."""
+    times = [0] * plan.facts.n_clients
+    for number in range(1, upto + 1):
+        for client in answering(plan, number)[1]:
+            times[client] += 1
+    return times
+
+
 def _round(
     algorithm: Algorithm, executor: Executor, plan: Plan, now: Standing, number: int
 ) -> tuple[Standing, dict[str, float]]:
