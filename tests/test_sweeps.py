@@ -16,8 +16,14 @@ ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.ray
 
 
+# One algorithm, one with memory, and every setting; options that stand later decide.
+TABLE1 = [sys.executable, str(ROOT / "sweeps" / "table1.py"), "--preset=smoke", "--algorithms=scaffold",
+          "--settings=real,local_synthetic,shuffled_synthetic"]  # fmt: skip
+
+
 def script(name: str, *options: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(ROOT / "sweeps" / name), "--preset=smoke", *options]
+    plain = [sys.executable, str(ROOT / "sweeps" / name), "--preset=smoke"]
+    command = [*(TABLE1 if name == "table1.py" else plain), *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=cwd)
 
 
@@ -97,7 +103,7 @@ def test_a_sweep_killed_half_way_and_resumed_equals_one_that_was_not(
     whole, artifacts, _ = table
     out = tmp_path / "out"
     options = [f"--out={out}", f"--artifacts={artifacts}"]
-    command = [sys.executable, str(ROOT / "sweeps" / "table1.py"), "--preset=smoke", *options]
+    command = [*TABLE1, *options]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     family: list[psutil.Process] = []
     deadline = time.monotonic() + 300
@@ -119,7 +125,7 @@ def test_a_sweep_killed_half_way_and_resumed_equals_one_that_was_not(
 def test_ctrl_c_stops_ray_and_says_how_to_go_on(table: tuple[Path, Path, str], tmp_path: Path) -> None:
     _, artifacts, _ = table
     out = tmp_path / "out"
-    command = [sys.executable, str(ROOT / "sweeps" / "table1.py"), "--preset=smoke", "--federation.rounds=2000"]
+    command = [*TABLE1, "--federation.rounds=2000"]
     process = subprocess.Popen(
         [*command, f"--out={out}", f"--artifacts={artifacts}"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         text=True,
