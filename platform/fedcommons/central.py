@@ -21,12 +21,11 @@ from fedcommons.config import Experiment
 from fedcommons.data.augment import flip_and_crop
 from fedcommons.data.datasets import Examples
 from fedcommons.display import Display
-from fedcommons.experiment import Prepared, build_classifier, prepare
+from fedcommons.experiment import Prepared, build_classifier, contributions, prepare
 from fedcommons.federation.evaluation import CHUNK
 from fedcommons.federation.worker import default_device
 from fedcommons.files import write_json
 from fedcommons.seeds import generator, set_default_generator
-from fedcommons.sharing import synthetic_pool
 from fedcommons.tracking.run_folder import read_summary
 
 _DECIDING = {
@@ -178,12 +177,7 @@ def run(central: Central, folder: Path) -> dict[str, Any]:
 
 def _union(prepared: Prepared) -> Examples:
     """All clients' synthetic images, as many of each client's as the federated runs use."""
-    c, n_total = prepared.config, len(prepared.dataset.train)
-    store = Store(Path(c.artifacts))
-    parts = [
-        synthetic_pool.read(store, need, synthetic_pool.contribution(c, n_total, len(rows)))
-        for need, rows in zip(prepared.needs, prepared.partition.rows, strict=True)
-    ]
+    parts = contributions(prepared, Store(Path(prepared.config.artifacts)))
     return Examples(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]))
 
 

@@ -302,10 +302,19 @@ def _synthetic(
         doing = "training" if job.weights is None else "sampling"
         say(f"generator {number}/{len(jobs)} (client {job.needs[0].client}): {doing}")
         synthetic_pool.keep(store, job, synthetic_pool.make(job))
+    return contributions(prepared, store)
+
+
+def contributions(prepared: Prepared, store: Store) -> list[Examples]:
+    """Each client's contribution of synthetic images, as many as ``sharing.p`` asks for.
+
+    Raises:
+        LookupError: they have not been made.
+    """
     sizes, n_total = [len(rows) for rows in prepared.partition.rows], len(prepared.dataset.train)
     return [
         synthetic_pool.read(store, need, synthetic_pool.contribution(prepared.config, n_total, n))
-        for need, n in zip(wanted, sizes, strict=True)
+        for need, n in zip(prepared.needs, sizes, strict=True)
     ]
 
 

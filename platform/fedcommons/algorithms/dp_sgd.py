@@ -24,7 +24,7 @@ class DPSGD:
 
     @staticmethod
     def steps(n: int, batch_size: int) -> int:
-        """Steps of an epoch: as many as there are batches without privacy."""
+        """Steps of an epoch: as many as there are batches without privacy, an incomplete one counted."""
         return -(-n // batch_size)
 
     @staticmethod
