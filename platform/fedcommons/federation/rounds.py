@@ -134,21 +134,37 @@ def times_answered(plan: Plan, upto: int) -> list[int]:
     return times
 
 
-def _round(
-    algorithm: Algorithm, executor: Executor, plan: Plan, now: Standing, number: int
-) -> tuple[Standing, dict[str, float]]:
+@dataclass(frozen=True)
+class Call:
+    """A round before anybody trains: who is drawn, what they download, and the jobs of those who answer."""
+
+    joined: list[int]
+    down_bytes: int
+    task: RoundTask
+    blocks: list[Block]
+
+
+def call(algorithm: Algorithm, plan: Plan, now: Standing, number: int) -> Call:
+    """Draw the clients of the round of this number, cut them into blocks and make their messages."""
     joined, present = answering(plan, number)
     messages = {i: algorithm.down(now.state, number, i) for i in joined}
-    name = type(algorithm).__name__
+    common = messages[joined[0]].common if joined else {}
+    task = RoundTask(type(algorithm).__name__, number, common, plan.seed, now.buffers, plan.keep_buffers)
     blocks = [
         Block(ids, [messages[i].own for i in ids], [now.memory.get(i, {}) for i in ids])
         for ids in cut(present, plan.blocks)
     ]
-    results: list[BlockResult] = []
-    if blocks:
-        common = messages[blocks[0].clients[0]].common
-        task = RoundTask(name, number, common, plan.seed, now.buffers, plan.keep_buffers)
-        results = executor.map(train_block, task, blocks)
+    down_bytes = sum(m.nbytes for m in messages.values()) + len(messages) * now.buffers.buffer.nbytes
+    return Call(joined, down_bytes, task, blocks)
+
+
+def _round(
+    algorithm: Algorithm, executor: Executor, plan: Plan, now: Standing, number: int
+) -> tuple[Standing, dict[str, float]]:
+    name = type(algorithm).__name__
+    called = call(algorithm, plan, now, number)
+    joined, blocks = called.joined, called.blocks
+    results = executor.map(train_block, called.task, blocks) if blocks else []
     total, accepted, rejected = _accept(results)
     for client, why in rejected.items():
         log.warning("round %d, %s: the reply of client %d was rejected: %s", number, name, client, why)
@@ -167,12 +183,11 @@ def _round(
     if accepted or not joined:  # a round that nobody answers is skipped
         state = algorithm.merge(executor, now.state, total, replies, seed_for(plan.seed, "merge", number))
     memory = now.memory.updated(number, {i: r.memory for i, r in accepted.items() if r.memory is not None})
-    down = sum(m.nbytes for m in messages.values()) + len(messages) * now.buffers.buffer.nbytes
-    traffic = Traffic(down=down, up=sum(r.up_bytes for r in results))
+    traffic = Traffic(down=called.down_bytes, up=sum(r.up_bytes for r in results))
     after = Standing(number, state, memory, now.traffic + traffic, buffers)
     facts = {"clients": len(joined), "rejected": len(rejected)} | _means(accepted) | traffic.metrics()
     if plan.straggling:
-        facts["stragglers"] = len(joined) - len(present)
+        facts["stragglers"] = len(joined) - sum(len(block.clients) for block in blocks)
     return after, facts
 
 
