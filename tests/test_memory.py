@@ -1,6 +1,8 @@
 """What clients keep: bounded in RAM, the rest in files, and never another value for it."""
 
+import ctypes
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,8 +16,9 @@ from fedcommons.algorithms.local import LocalSGD
 from fedcommons.config import Experiment
 from fedcommons.errors import ClientError
 from fedcommons.federation import checkpoint, rounds
-from fedcommons.federation.memory import ClientMemory
+from fedcommons.federation.memory import ClientMemory, give_back_freed
 from fedcommons.federation.rounds import Standing
+from fedcommons.federation.worker import set_up_process
 from fedcommons.tensors import Flat, Layout, Payload, data, nbytes
 
 if TYPE_CHECKING:
@@ -59,6 +62,22 @@ def test_the_bound_holds_and_no_value_changes(tmp_path: Path) -> None:
 def test_without_a_folder_all_of_it_stays_in_ram() -> None:
     memory = ClientMemory(cap_bytes=1).updated(1, {i: _payload(i) for i in range(4)})
     assert len(memory.in_ram) == 4
+
+
+def _resident() -> int:
+    """Bytes of this process in RAM."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="of glibc")
+def test_what_is_freed_goes_back_to_the_system() -> None:
+    set_up_process()  # else it might go back at once
+    payloads = [torch.ones(250_000) for _ in range(100)]  # 1 MB each
+    before = _resident()
+    payloads = payloads[::2]
+    give_back_freed()
+    assert _resident() < before - 40e6
+    assert len(payloads) == 50
 
 
 def test_an_earlier_memory_is_left_as_it_was(tmp_path: Path) -> None:

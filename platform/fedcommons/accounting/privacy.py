@@ -63,7 +63,7 @@ def ledger(config: Experiment, clients: Clients) -> PrivacyLedger | None:
         return None
     sizes, b = clients.sizes, local.batch_size
     rates = [local.dp.sampling_rate(n, b) for n in sizes]
-    epochs = [local.epochs_for(n, own) for n, own in zip(sizes, clients.n_own, strict=True)]
+    epochs = [local.epochs_for(n, own) for n, own in zip(sizes, clients.n_own.tolist(), strict=True)]
     steps = [e * local.dp.steps(n, b) for e, n in zip(epochs, sizes, strict=True)]
     return PrivacyLedger(local.dp.noise_multiplier, config.dp.delta, rates, steps)
 

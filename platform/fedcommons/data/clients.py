@@ -1,7 +1,7 @@
 """The clients' training data as a lazy sequence: a million clients cost what the participants cost."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import overload
 
 import numpy as np
@@ -16,7 +16,7 @@ class ClientData:
     """What one client trains on.
 
     x: (n, ...), y: (n,); weight: (n,) weights of examples in the loss (AGC's 1/d_j) or None; ids: (n,) rows of the
-    data set they came from; n_own: how many of the n count as the client's own in
+    data set they came from, to be read only; n_own: how many of the n count as the client's own in
     the rule of equal work; the others were added to them; commons: what all clients hold alike
     besides their own (FedMix's means: x (m, ...) float, y (m, classes) label frequencies) or None.
     """
@@ -32,19 +32,54 @@ class ClientData:
         return len(self.y)
 
 
+@dataclass(frozen=True)
+class Rows(Sequence[np.ndarray]):
+    """Which rows of a store each client holds: client i's are ``flat[starts[i] : starts[i] + sizes[i]]``.
+
+    Three vectors, however many clients there are: quick to build and to send. Clients' parts of ``flat`` may overlap.
+    """
+
+    flat: Tensor  # int64; a tensor, because a vector that came through Ray as numpy's could not be one without a copy
+    starts: np.ndarray  # (N,)
+    sizes: np.ndarray  # (N,)
+
+    @staticmethod
+    def of(rows: Sequence[np.ndarray]) -> "Rows":
+        """The rows of each client, copied together."""
+        sizes = np.array([len(r) for r in rows])
+        return Rows(torch.from_numpy(np.concatenate(rows)).long(), np.cumsum(sizes) - sizes, sizes)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @overload
+    def __getitem__(self, index: int) -> np.ndarray: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Rows": ...
+    def __getitem__(self, index: int | slice) -> "np.ndarray | Rows":
+        if isinstance(index, slice):
+            return Rows(self.flat, self.starts[index], self.sizes[index])
+        return self.ids(index).numpy(force=True)
+
+    def ids(self, client: int) -> Tensor:
+        """A client's rows as a view."""
+        start = self.starts.item(client)
+        return self.flat[start : start + self.sizes.item(client)]
+
+
 class Clients(Sequence[ClientData]):
-    """Clients as index arrays into one store of examples; ``clients[i]`` gathers client i's rows when asked."""
+    """Clients as rows of one store of examples; ``clients[i]`` gathers client i's when asked."""
 
     def __init__(
         self,
         store: Examples,
         rows: Sequence[np.ndarray],
-        n_own: Sequence[int] | None = None,
+        n_own: Sequence[int] | np.ndarray | None = None,
         commons: Examples | None = None,
     ) -> None:
         self.store = store
-        self.rows = rows
-        self.n_own = [len(r) for r in rows] if n_own is None else n_own
+        self.rows = rows if isinstance(rows, Rows) else Rows.of(rows)
+        self.n_own = self.rows.sizes if n_own is None else np.asarray(n_own)
         self.commons = commons
 
     def __len__(self) -> int:
@@ -57,18 +92,20 @@ class Clients(Sequence[ClientData]):
     def __getitem__(self, index: int | slice) -> "ClientData | Clients":
         if isinstance(index, slice):
             return Clients(self.store, self.rows[index], self.n_own[index], self.commons)
-        ids = torch.tensor(self.rows[index], device=self.store.x.device)  # a copy: rows from Ray are read-only
-        return ClientData(self.store.x[ids], self.store.y[ids], ids=ids, n_own=self.n_own[index], commons=self.commons)
+        ids, store = self.rows.ids(index), self.store
+        x, y = store.x.index_select(0, ids), store.y.index_select(0, ids)  # twice as fast as x[ids]
+        return ClientData(x, y, None, ids, self.n_own.item(index), self.commons)
 
     @property
     def sizes(self) -> list[int]:
-        """Number of training examples of each client."""
-        return [len(r) for r in self.rows]
+        """Number of training examples of each client, as a new list."""
+        return self.rows.sizes.tolist()
 
     def to(self, device: torch.device) -> "Clients":
         """The same clients with the store on ``device``."""
         commons = self.commons.to(device) if self.commons else None
-        return Clients(self.store.to(device), self.rows, self.n_own, commons)
+        rows = replace(self.rows, flat=self.rows.flat.to(device))
+        return Clients(self.store.to(device), rows, self.n_own, commons)
 
     def with_extra(self, extra: Examples, parts: Sequence[np.ndarray]) -> "Clients":
         """Client i gets the rows ``parts[i]`` of ``extra`` besides its own."""

@@ -2,8 +2,12 @@
 
 A memory begins with a client's first reply that has one. The memory least recently changed goes to a file first. A file
 is written once, for one client at one round, and never changed, so a checkpoint need only name it.
+
+The bound is on what rests between rounds. In a round its participants' memories are in RAM besides, as they were before
+it and as they are after it, and a checkpoint copies those that rest there.
 """
 
+import ctypes
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Self
@@ -71,10 +75,12 @@ class ClientMemory(Mapping[int, Payload]):
     def _spill(self, folder: Path, round: int) -> None:
         sizes = {i: nbytes(payload) for i, payload in self.in_ram.items()}
         held = sum(sizes.values())
+        if held <= self.cap_bytes:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
         for client, size in sizes.items():
             if held <= self.cap_bytes:
                 return
-            folder.mkdir(parents=True, exist_ok=True)
             name = f"client-{client:07d}-round-{round:06d}.safetensors"
             write_tensors(folder / name, *pack({"memory": self[client]}))
             self.entries[client] = name
@@ -89,6 +95,13 @@ class ClientMemory(Mapping[int, Payload]):
         if found is None:
             raise ClientError(f"the memory of client {client} is gone: {self.folder / name}")
         return unpack(*found)["memory"]
+
+
+def give_back_freed() -> None:
+    """Return freed memory to the system: else a process keeps several times the bound (``worker.set_up_process``)."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def remove_files(folder: Path, needed: set[str]) -> None:

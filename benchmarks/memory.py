@@ -1,0 +1,153 @@
+"""Resident memory of long runs and of clients that keep something, and what a million clients cost.
+
+python benchmarks/memory.py [--actors] [--json]
+
+flat: the driver's resident size in a W3 run of 1500 rounds (1000 clients, 100 a round, one step of 10), in this process
+and, with --actors, with two Ray actors; goal: at most 1.05 times that of round 100. capped: 1000 clients that keep 1 MB
+each (SCAFFOLD, 250,000 parameters, 100 a round) with 64 MB of RAM for it, a checkpoint every 5 rounds: what the process
+has grown by at rest and at its largest. many: a million stateless clients of 10 examples next to a thousand, 100 a
+round; goal: they start in seconds, and a round costs the same. Each is measured in a fresh process; needs Linux.
+"""
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from round_time import WORKLOADS, Ours, examples, machine, network
+from torch import nn
+
+from fedcommons.algorithms.algorithm import Algorithm, Facts
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.local import LocalSGD, Work
+from fedcommons.algorithms.scaffold import SCAFFOLD
+from fedcommons.data.clients import Clients, Rows
+from fedcommons.data.datasets import Examples
+from fedcommons.federation import checkpoint, rounds
+from fedcommons.federation.memory import ClientMemory
+from fedcommons.federation.rounds import Plan, Standing
+from fedcommons.federation.serial import Serial
+from fedcommons.federation.worker import RunData, Worker, default_device
+from lightning_modules import Classifier
+
+Course = Iterator[tuple[Standing, dict[str, float]]]
+
+AT = (100, 500, 1000, 1500)  # rounds
+PER_ROUND = 100  # clients
+LOCAL = LocalSGD(1, 10)
+
+
+def resident(largest: bool = False) -> float:
+    """Megabytes of this process in RAM; ``largest``: at most, since the start or since ``forget_largest``."""
+    name = "VmHWM:" if largest else "VmRSS:"
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name)) * 1024 / 1e6  # kB means 1024
+
+
+def forget_largest() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def course(n_clients: int, algorithm: Algorithm, net: nn.Module, store: Examples, memory: ClientMemory) -> Course:
+    """The rounds of clients of 10 examples each, for ever; of more than 1000 clients several hold the same examples."""
+    rows = Rows(torch.arange(len(store)), np.arange(n_clients) * 10 % len(store), np.full(n_clients, 10))
+    clients = Clients(store, rows)
+
+    def build(data: RunData) -> Worker:
+        return Worker(Work(Classifier(net, lr=0.01), default_device()), algorithm, data)
+
+    executor = Serial(build, RunData(clients, clients, {}))
+    facts = Facts(n_clients, clients.sizes, 10**9)
+    start = Standing(0, algorithm.start(executor.worker.work.snapshot(), facts, 0), memory)
+    return rounds.run(algorithm, executor, Plan(facts, PER_ROUND / n_clients, 4, 0), start)
+
+
+def flat(actors: int | None) -> dict[str, Any]:
+    """The driver's resident size in a long run."""
+    ours, played, found = Ours("W3", actors), 0, {}
+    for number in AT:
+        ours.stretch(number - played)
+        played, found[number] = number, round(resident(), 1)
+    ours.close()
+    return {"resident_mb": found, "ratio": round(found[AT[-1]] / found[AT[0]], 4)}
+
+
+def capped(cap_mb: float = 64, upto: int = 40) -> dict[str, Any]:
+    """What a process grows by whose clients keep more than it may have in RAM."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        memory = ClientMemory(cap_bytes=cap_mb * 1e6, folder=folder / "memory")
+        played = course(1000, SCAFFOLD(LOCAL), nn.Linear(784, 318), examples(WORKLOADS["W3"]), memory)
+        before, start, kept = resident(), time.perf_counter(), 0
+        forget_largest()
+        for now, _ in islice(played, upto):
+            kept = len(now.memory)
+            if now.round % 5 == 0:
+                checkpoint.save(folder / "checkpoints", now)
+        seconds = (time.perf_counter() - start) / upto
+        grown = {"at_rest_mb": round(resident() - before, 1), "at_most_mb": round(resident(largest=True) - before, 1)}
+        return {"clients_with_memory": kept, "cap_mb": cap_mb, **grown, "seconds_a_round": round(seconds, 3)}
+
+
+def many(n_clients: int = 1_000_000, repeats: int = 15) -> dict[str, Any]:
+    """Seconds until a first round could begin, and of a round, in turns with a thousand clients."""
+    store, started, courses = examples(WORKLOADS["W3"]), 0.0, {}
+    next(course(1000, FedAvg(LOCAL), network("W3"), store, ClientMemory()))  # what is done once in a process
+    before = resident()
+    for n in (1000, n_clients):
+        start = time.perf_counter()
+        courses[n] = course(n, FedAvg(LOCAL), network("W3"), store, ClientMemory())
+        started = time.perf_counter() - start
+    seconds: dict[int, list[float]] = {n: [] for n in courses}
+    for repeat in range(repeats + 1):
+        for n, played in courses.items():
+            start = time.perf_counter()
+            list(islice(played, 5))
+            if repeat:
+                seconds[n].append((time.perf_counter() - start) / 5)
+    medians = {n: statistics.median(s) for n, s in seconds.items()}
+    return {
+        "start_s": round(started, 3),
+        "round_s": {n: round(s, 4) for n, s in medians.items()},
+        "ratio": round(medians[n_clients] / medians[1000], 3),
+        "grown_mb": round(resident() - before, 1),
+    }
+
+
+def apart(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Measured in a process of its own."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        return process.submit(measure).result()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--actors", action="store_true", help="the long run with two Ray actors, too")
+    parser.add_argument("--json", action="store_true", help="print the numbers as JSON, as the last line")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    print(machine())
+    measures = {"flat, serial": partial(flat, None), "capped": capped, "many": many}
+    if options.actors:
+        measures["flat, 2 actors"] = partial(flat, 2)
+    found = {}
+    for name, measure in measures.items():
+        found[name] = apart(measure)
+        print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in found[name].items()), flush=True)
+    if options.json:
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

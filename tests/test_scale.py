@@ -1,0 +1,114 @@
+"""What grows neither with clients that take no part nor with what clients keep; seconds: benchmarks/memory.py."""
+
+import pickle
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+
+from fedcommons.algorithms import ALGORITHMS
+from fedcommons.algorithms.algorithm import Facts
+from fedcommons.algorithms.local import LocalSGD
+from fedcommons.config import Experiment
+from fedcommons.data.clients import ClientData, Clients, Rows
+from fedcommons.data.datasets import Examples
+from fedcommons.federation import rounds
+from fedcommons.federation.memory import ClientMemory
+from fedcommons.federation.rounds import Plan, Standing
+from fedcommons.federation.worker import RunData
+from fedcommons.tensors import nbytes
+
+if TYPE_CHECKING:
+    from conftest import Federation
+
+    Digits = Callable[..., Federation]
+
+N = 1_000_000
+
+
+def _million(store: Examples, commons: Examples | None = None) -> Clients:
+    """Client i holds the five rows from 5 i on, modulo the rows there are (a multiple of 5)."""
+    n = len(store)
+    return Clients(store, Rows(torch.arange(n), np.arange(N) * 5 % n, np.full(N, 5)), commons=commons)
+
+
+def _store(n: int = 20) -> Examples:
+    return Examples(torch.arange(n, dtype=torch.uint8).view(n, 1, 1, 1), torch.arange(n) % 10)
+
+
+def _ids(client: ClientData) -> list[int]:
+    assert client.ids is not None
+    return client.ids.tolist()
+
+
+def test_a_million_clients_may_overlap_and_are_found_from_both_ends() -> None:
+    clients = _million(_store())
+    assert len(clients) == len(clients.sizes) == N
+    assert [_ids(clients[i]) for i in (0, 3, 4, 999_999, -1)] == [
+        [0, 1, 2, 3, 4], [15, 16, 17, 18, 19], [0, 1, 2, 3, 4], [15, 16, 17, 18, 19], [15, 16, 17, 18, 19],
+    ]  # fmt: skip
+    assert clients[6].x.flatten().tolist() == clients.rows[6].tolist() == [10, 11, 12, 13, 14]
+    assert [_ids(client) for client in clients[-2:]] == [[10, 11, 12, 13, 14], [15, 16, 17, 18, 19]]
+    for outside in (N, -N - 1):
+        with pytest.raises(IndexError):
+            clients[outside]
+
+
+def test_a_million_clients_are_sent_as_a_few_vectors() -> None:
+    """As Ray does: apart from the rest, and read-only where they arrive, which torch would warn of."""
+    clients, vectors = _million(_store()), []
+    rest = pickle.dumps(clients, protocol=5, buffer_callback=vectors.append)
+    assert len(vectors) == 2
+    assert len(rest) < 10_000
+    there = pickle.loads(rest, buffers=[memoryview(v).toreadonly() for v in vectors])
+    assert _ids(there[-1]) == _ids(clients[-1])
+    assert there[7].n_own == 5
+    assert there[2:4].with_extra(_store(2), [np.array([0]), np.array([1])])[1].x.flatten().tolist() == [
+        15, 16, 17, 18, 19, 1
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_round_of_a_million_clients_costs_what_its_participants_cost(
+    name: str, digits: "Digits", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = digits()
+    clients = _million(small.data.sets["test"], small.data.clients.commons)
+    federation = replace(small, data=RunData(clients, clients, {}))
+    algorithm = ALGORITHMS[name](Experiment(), LocalSGD(1, 5))
+    plan = Plan(Facts(N, clients.sizes, 2), 4 / N, 2, 0, straggling=0.1)
+    asked, get = [], Clients.__getitem__
+    monkeypatch.setattr(Clients, "__getitem__", lambda self, i: (asked.append(i), get(self, i))[1])
+    course = rounds.run(algorithm, federation.serial(algorithm), plan, federation.start(algorithm, plan))
+    next(course)  # what is done once in a process
+    asked.clear()
+    tracemalloc.start()
+    now, facts = next(course)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert facts["clients"] == 4
+    assert asked == rounds.answering(plan, 2)[1]
+    assert len(now.memory) <= 8
+    assert peak < 500_000  # bytes; a vector with one byte for each client takes twice that
+
+
+def test_the_bound_on_memory_holds_in_every_round_and_changes_no_bit(digits: "Digits", tmp_path: Path) -> None:
+    federation, algorithm = digits(), ALGORITHMS["scaffold"](Experiment(), LocalSGD(1, 5))
+    each = federation.model.buffer.nbytes
+
+    def play(memory: ClientMemory) -> list[Standing]:
+        plan = federation.plan(8, participation=0.6)
+        start = replace(federation.start(algorithm, plan), memory=memory)
+        return [now for now, _ in federation.play(algorithm, plan, start=start)]
+
+    bounded, free = play(ClientMemory(cap_bytes=2.5 * each, folder=tmp_path)), play(ClientMemory())
+    assert max(sum(nbytes(kept) for kept in now.memory.in_ram.values()) for now in bounded) == 2 * each
+    assert len(bounded[-1].memory.in_files) == 3
+    assert len(free[-1].memory.in_ram) == 5
+    for here, there in zip(bounded, free, strict=True):
+        assert torch.equal(here.model.buffer, there.model.buffer)
