@@ -21,7 +21,7 @@ from fedcommons.errors import ClientError
 from fedcommons.federation import evaluation
 from fedcommons.federation.executor import Executor
 from fedcommons.federation.participation import participants
-from fedcommons.federation.reduction import BlockSum, add_blocks, cut
+from fedcommons.federation.reduction import BlockSum, Total, add_blocks, cut
 from fedcommons.federation.worker import RunData, Worker
 from fedcommons.tensors import Flat, Layout, Payload, data
 
@@ -70,20 +70,22 @@ def test_block_sums_are_float64_in_order_and_alias_nothing() -> None:
         expected = copies[0][name].double()
         for copy in copies[1:]:
             expected = expected + copy[name].double()
-        assert data(total.total[name]).dtype == torch.float64
-        assert torch.equal(data(total.total[name]), expected)
+        assert data(total.sums[name]).dtype == torch.float64
+        assert torch.equal(data(total.sums[name]), expected)
         for payload, copy in zip(payloads, copies, strict=True):
             assert torch.equal(data(payload[name]), copy[name])  # also the first, in whose place the sum begins
-    delta = total.total["delta"]
+    delta = total.sums["delta"]
     assert isinstance(delta, Flat)
     assert delta.layout == LAYOUT
 
 
-def test_blocks_are_added_in_order_and_empty_ones_skipped() -> None:
-    a, b = torch.tensor([1.0], dtype=torch.float64), torch.tensor([2.0], dtype=torch.float64)
-    assert data(add_blocks([{}, {"x": a}, {}, {"x": b}])["x"]).tolist() == [3.0]
-    assert a.tolist() == [1.0]
-    assert add_blocks([{}, {}]) == {}
+def test_blocks_are_added_in_order_and_left_as_they_are() -> None:
+    parts = [Total({"x": np.array([v])}, {}) for v in (1e17, 1.0, -1e17, 1.0)]  # another order, another sum
+    for part in parts:
+        part.arrays["x"].flags.writeable = False  # as they come from Ray
+    assert data(add_blocks(parts)["x"]).tolist() == [1.0]
+    assert data(add_blocks(parts[:1])["x"]).tolist() == [1e17]
+    assert add_blocks([]) == {}
 
 
 class _Backwards:

@@ -11,7 +11,10 @@ INLINE_BYTES = 4 * 2**20
 
 
 def connect(num_cpus: int | None = None) -> None:
-    """Connect to the cluster of RAY_ADDRESS, else start Ray on this machine with ``num_cpus`` (default: all)."""
+    """Connect to the cluster of RAY_ADDRESS, else start Ray on this machine with ``num_cpus`` (default: ``cores``).
+
+    It has the GPUs that CUDA_VISIBLE_DEVICES names, which Slurm sets.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray
@@ -23,12 +26,21 @@ def connect(num_cpus: int | None = None) -> None:
         return
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # nobody else can reach a Ray that listens on this machine only
     ray.init(
-        num_cpus=num_cpus,
+        num_cpus=num_cpus or cores(),
         include_dashboard=False,
         log_to_driver=False,
         logging_level=logging.ERROR,
         _system_config={"max_direct_call_object_size": INLINE_BYTES},
     )
+
+
+def cores() -> int | None:
+    """The cores that Slurm or the system leaves to this process; None: all that Ray finds."""
+    limits = [len(os.sched_getaffinity(0))] if hasattr(os, "sched_getaffinity") else []
+    if asked := os.environ.get("SLURM_CPUS_PER_TASK", ""):
+        limits.append(int(asked))
+    fewest = min(limits, default=None)
+    return fewest if fewest != os.cpu_count() else None
 
 
 def gpu_share(wanted: float) -> float:

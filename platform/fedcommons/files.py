@@ -25,6 +25,12 @@ def write_bytes(path: Path, content: bytes) -> None:
         raise
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Remove what processes that were killed while they wrote have left here; only for a folder that nobody writes."""
+    for path in folder.rglob(".*.tmp"):
+        path.unlink(missing_ok=True)
+
+
 def write_text(path: Path, content: str) -> None:
     """``write_bytes`` for text."""
     write_bytes(path, content.encode())

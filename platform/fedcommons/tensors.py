@@ -153,3 +153,13 @@ def sq_norm(a: Flat | Tensor) -> float:
 def nbytes(payload: Payload) -> int:
     """Bytes of the numbers in a message: what crosses the wire, names and headers left out."""
     return sum(data(x).nbytes for x in payload.values())
+
+
+def to_device(payload: Payload, device: torch.device) -> Payload:
+    """The payload on ``device``; itself where it is there."""
+    if all(data(x).device == device for x in payload.values()):
+        return payload
+    return {
+        name: Flat(x.layout, x.buffer.to(device)) if isinstance(x, Flat) else x.to(device)
+        for name, x in payload.items()
+    }

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from pytorch_lightning import LightningModule
@@ -149,7 +150,7 @@ class LocalSGD:
 
         ``loss`` takes the place of the module's ``training_step``; ``add_to_grad`` sees every step's gradients.
         """
-        module, optimizer = work.module, work.optimizer
+        module, optimizer, parameters = work.module, work.optimizer, list(work.named.values())
         step_loss: Loss = loss or module.training_step  # pyright: ignore[reportAssignmentType]
         work.load(start)
         optimizer.state.clear()  # momentum starts anew: the next client knows nothing of this one's
@@ -157,22 +158,26 @@ class LocalSGD:
         if not module.training:
             module.train()
         noise = generator(seed, "dp noise", device=work.device) if self.dp else None
-        losses, steps = torch.zeros((), device=work.device), 0
+        losses: list[Tensor] = []
         for epoch in range(self.epochs_for(len(data), data.n_own)):
             for batch in self._batches(data, generator(seed, "order", epoch)):
-                if self.dp and noise:
-                    expected = min(self.batch_size, len(data))
-                    value = self.dp.gradients(list(work.named.values()), step_loss, batch, steps, expected, noise)
-                else:
-                    value = step_loss(batch, steps)
-                    optimizer.zero_grad()
-                    value.backward()
-                if add_to_grad:
-                    add_to_grad(work.named)
-                optimizer.step()
-                losses += value.detach()
-                steps += 1
-        return work.params, {"loss": losses / steps, "steps": steps}
+                try:
+                    if self.dp and noise:
+                        expected, number = min(self.batch_size, len(data)), len(losses)
+                        value = self.dp.gradients(parameters, step_loss, batch, number, expected, noise)
+                    else:
+                        value = step_loss(batch, len(losses))
+                        for parameter in parameters:  # zero_grad without the optimizer's profiling around it
+                            parameter.grad = None
+                        value.backward()
+                    if add_to_grad:
+                        add_to_grad(work.named)
+                    optimizer.step()
+                except Exception as error:
+                    error.add_note(f"step {len(losses)}, batch {tuple(batch[0].shape)}")
+                    raise
+                losses.append(value.detach())
+        return work.params, {"loss": reduce(torch.add, losses) / len(losses), "steps": len(losses)}
 
     def _batches(self, data: ClientData, draws: torch.Generator) -> Iterator[Batch]:
         n, b, device = len(data), self.batch_size, data.y.device
@@ -183,8 +188,11 @@ class LocalSGD:
                 batch = [t[chosen] for t in columns]
                 yield self._augmented(batch, draws) if len(chosen) else tuple(batch)
             return
+        if n <= b and not self.augment:
+            yield tuple(columns)  # a batch of all needs no order
+            return
         order = torch.randperm(n, generator=draws).to(device)
-        columns = self._augmented([t[order] for t in columns], draws)  # one gather, then views
+        columns = self._augmented([t.index_select(0, order) for t in columns], draws)  # one gather, then views
         for first in range(0, n, b):
             if self.drop_last and 0 < first > n - b:
                 return

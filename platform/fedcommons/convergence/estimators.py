@@ -16,8 +16,7 @@ from torch import Tensor
 
 from fedcommons.federation.evaluation import ModelTask
 from fedcommons.federation.executor import Executor
-from fedcommons.federation.reduction import BlockSum, add_blocks, cut
-from fedcommons.federation.rounds import to_device
+from fedcommons.federation.reduction import BlockSum, Total, add_blocks, cut
 from fedcommons.federation.worker import Worker
 from fedcommons.tensors import Flat, sq_norm
 
@@ -34,7 +33,7 @@ def dissimilarity(executor: Executor, at: ModelTask, which: str, n_clients: int,
     """zeta^2 and sigma^2 at a model: ``which="own"``, on each client's real data; "train", on what it trains on."""
     jobs = [(which, ids) for ids in cut(range(n_clients), blocks)]
     parts = executor.map(gradients_of_block, at, jobs)
-    total = add_blocks(part for part, _, _ in parts)["gradient"]
+    total = add_blocks([part for part, _, _ in parts])["gradient"]
     sq_norms = [s for _, norms, _ in parts for s in norms]
     noises = [s for _, _, noise in parts for s in noise]
     zeta_sq = sum(sq_norms) / n_clients - sq_norm(total) / n_clients**2
@@ -43,7 +42,7 @@ def dissimilarity(executor: Executor, at: ModelTask, which: str, n_clients: int,
 
 def gradients_of_block(
     worker: Worker, task: ModelTask, job: tuple[str, list[int]]
-) -> tuple[dict[str, Flat | Tensor], list[float], list[float]]:
+) -> tuple[Total, list[float], list[float]]:
     """The sum of the block's client gradients, their squared norms and their noises sigma_i^2."""
     which, ids = job
     clients = worker.data.own if which == "own" else worker.data.clients
@@ -55,7 +54,7 @@ def gradients_of_block(
         total.add({"gradient": gradient})
         sq_norms.append(sq_norm(gradient))
         noises.append(max(mean_sq - sq_norms[-1], 0.0))
-    return dict(to_device(total.total, torch.device("cpu"))), sq_norms, noises
+    return total.total, sq_norms, noises
 
 
 def mean_gradient(worker: Worker, x: Tensor, y: Tensor) -> tuple[Flat, float]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fedcommons.accounting.communication import Traffic
 from fedcommons.errors import ClientError
-from fedcommons.federation.memory import ClientMemory, remove_files
+from fedcommons.federation.memory import ClientMemory, give_back_freed, remove_files
 from fedcommons.federation.packing import pack, unpack
 from fedcommons.federation.rounds import Standing
 from fedcommons.files import read_tensors, write_tensors
@@ -34,6 +34,7 @@ def save(folder: Path, standing: Standing) -> None:
     if memory.folder is not None:
         needed = {name for path in kept[-KEEP:] for name in _files(path)}
         remove_files(memory.folder, needed | set(memory.in_files.values()))
+    give_back_freed()  # what was written was copied
 
 
 def _files(checkpoint: Path) -> set[str]:
@@ -43,12 +44,14 @@ def _files(checkpoint: Path) -> set[str]:
         return set()  # cut off while it was written: it will not be read
 
 
-def load_latest(folder: Path, memory: ClientMemory | None = None) -> Standing | None:
-    """The newest checkpoint that is intact, or None; ``memory``: where memories of clients in files are.
+def load_latest(folder: Path, memory: ClientMemory | None = None, before: int | None = None) -> Standing | None:
+    """The newest checkpoint (of a round before ``before``) that is intact, or None.
 
-    They are verified too, all of them.
+    ``memory``: where memories of clients in files are. They are verified too, all of them.
     """
     for path in sorted(folder.glob("round-*.safetensors"), reverse=True):
+        if before is not None and path.name >= f"round-{before:06d}":
+            continue
         try:
             found = read_tensors(path)
             if found:

@@ -1,21 +1,42 @@
-"""The executor of Ray actors: each lives for the whole run, holds one module and the clients' data."""
+"""The executor of Ray actors: each lives for the whole run, holds one module and the clients' data.
+
+A job is a pure function of what it is handed, so the jobs of an actor that dies are run again by a new one.
+"""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import ray
-import torch
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import (
+    GetTimeoutError,
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    WorkerCrashedError,
+)
+from ray.util import get_current_placement_group, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fedcommons.cluster import INLINE_BYTES, gpu_share
 from fedcommons.errors import ClientError, UserError
-from fedcommons.federation.executor import J, R, S
+from fedcommons.federation.executor import J, R, S, WorkerDied
 from fedcommons.federation.reduction import cut
-from fedcommons.federation.worker import RunData, Worker
+from fedcommons.federation.worker import RunData, Worker, set_up_process
+
+DEATHS = 3
+"""So often may the actor that runs a job die before the run is given up."""
+
+START_S = 120
+"""Seconds a placed actor may take to import torch and build its module."""
+
+LOST = (RayActorError, ObjectLostError, NodeDiedError, OutOfMemoryError, WorkerCrashedError)
+"""What Ray raises where an actor, its node or the result it left there is gone."""
 
 
 class _Actor:
     def __init__(self, build: Callable[[RunData], Worker], data: "list[ray.ObjectRef]") -> None:
-        torch.set_num_threads(1)
+        set_up_process()
         # In a list Ray leaves the reference alone; as a plain argument the data would be a constructor argument,
         # which Ray keeps a copy of.
         self.worker = build(ray.get(data[0]))
@@ -34,37 +55,81 @@ class RayActors:
     Jobs are dealt in order, as many to each actor as possible; who computes a job decides no bit of its result.
 
     Raises:
-        UserError: the actors cannot be placed on this machine or cluster.
+        UserError: no place for the actors became free within ``wait_s`` seconds.
     """
 
     def __init__(
-        self, build: Callable[[RunData], Worker], data: RunData, actors: int, gpus_per_actor: float, wait_s: float = 120
+        self, build: Callable[[RunData], Worker], data: RunData, actors: int, gpus_per_actor: float, wait_s: float = 30
     ) -> None:
-        self.data = ray.put(data)
+        set_up_process()  # the server's sums are made in this one
         gpus = gpu_share(gpus_per_actor)
-        kind = ray.remote(num_cpus=1, num_gpus=gpus)(_Actor)
-        self.actors = [kind.remote(build, [self.data]) for _ in range(actors)]
-        try:
-            ray.get([a.map.remote(_ready, None, [0]) for a in self.actors], timeout=wait_s)
-        except GetTimeoutError as error:
-            self.close()
-            raise UserError(
-                f"federation.actors = {actors} could not be placed in {wait_s:g} s: each needs 1 CPU and {gpus:g} GPU, "
-                f"and Ray has {ray.available_resources()} free."
-            ) from error
+        bundle = {"CPU": 1.0, "GPU": gpus} if gpus else {"CPU": 1.0}
+        self.reserved = None
+        if get_current_placement_group() is None:  # a trial of a sweep has reserved its place
+            self.reserved = placement_group([bundle] * actors)
+            if not self.reserved.wait(wait_s):
+                remove_placement_group(self.reserved)
+                raise UserError(
+                    f"federation.actors = {actors} found no place in {wait_s:g} s: each needs 1 CPU and {gpus:g} GPU, "
+                    f"and Ray has {_free()} free; wait for what runs there to end, or use fewer actors."
+                )
+        place = PlacementGroupSchedulingStrategy(self.reserved) if self.reserved else None
+        self.kind = ray.remote(num_cpus=1, num_gpus=gpus, scheduling_strategy=place)(_Actor)
+        self.build, self.data = build, ray.put(data)
+        self.actors: list[Any] = [self.kind.remote(build, [self.data]) for _ in range(actors)]
+        self._await(self.actors)
 
     def map(self, function: Callable[[Worker, S, J], R], shared: S, jobs: Sequence[J]) -> list[R]:
         """See ``Executor``; one call to each actor, so that a round costs one round trip."""
-        parts = cut(jobs, len(self.actors))
+        parts = cut(range(len(jobs)), len(self.actors))
         sent = ray.put(shared) if shared.nbytes > INLINE_BYTES and len(parts) > 1 else shared
-        calls = [a.map.remote(function, sent, part) for a, part in zip(self.actors, parts, strict=False)]
+        calls = [
+            actor.map.remote(function, sent, [jobs[j] for j in part])
+            for actor, part in zip(self.actors, parts, strict=False)
+        ]
+        results: list[R] = []
+        for number, (call, part) in enumerate(zip(calls, parts, strict=True)):
+            try:
+                results += ray.get(call)
+            except LOST as error:
+                results += [self._again(number, function, sent, j, jobs[j], error) for j in part]
+        return results
+
+    def _again(self, number: int, function: Callable, sent: object, index: int, job: object, died: Exception) -> Any:
+        """The result of a job whose actor died, from a new one."""
+        for _ in range(DEATHS - 1):
+            self._renew(number)
+            try:
+                return ray.get(self.actors[number].map.remote(function, sent, [job]))[0]
+            except LOST as error:
+                died = error
+        self._renew(number)
+        raise WorkerDied(index, DEATHS, " ".join(str(died).split())) from died
+
+    def _renew(self, number: int) -> None:
+        """Another actor in the place of this one."""
+        ray.kill(self.actors[number])
+        self.actors[number] = self.kind.remote(self.build, [self.data])
+        self._await([self.actors[number]])
+
+    def _await(self, actors: Sequence[Any]) -> None:
         try:
-            return [result for results in ray.get(calls) for result in results]
-        except RayActorError as error:
-            raise ClientError(f"a client actor died (out of memory?): {' '.join(str(error).split())}") from error
+            ray.get([actor.map.remote(_ready, None, [0]) for actor in actors], timeout=START_S)
+        except (GetTimeoutError, *LOST) as error:
+            self.close()
+            why = " ".join(str(error).split()) or f"{START_S} s were not enough"
+            raise ClientError(f"an actor could not be started (Ray has {_free()} free): {why}") from error
 
     def close(self) -> None:
-        """End the actors and free the data."""
+        """End the actors and free the data and their place."""
         for actor in self.actors:
-            ray.kill(actor)  # pyright: ignore[reportArgumentType]  (an actor handle)
-        self.actors, self.data = [], None
+            ray.kill(actor)
+        if self.reserved is not None:
+            remove_placement_group(self.reserved)
+        self.actors, self.data, self.reserved = [], None, None
+
+
+def _free() -> str:
+    """What is not reserved, in words."""
+    free = ray.available_resources()
+    return f"{free.get('CPU', 0):g} CPU and {free.get('GPU', 0):g} GPU"

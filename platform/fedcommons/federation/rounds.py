@@ -1,33 +1,25 @@
-"""The round loop: who joins, what travels, the fixed blocks, the sum, the merge.
-
-Everything a worker does here is a pure function of (message, memory, data, seed), so a block may run anywhere, twice.
-"""
+"""The round loop: who joins, what travels, the fixed blocks, the sum, the merge."""
 
 import logging
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite
 
 import torch
 from torch import Tensor
 
 from fedcommons.accounting.communication import Traffic
-from fedcommons.algorithms.algorithm import Algorithm, Facts, Message, Reply, State
-from fedcommons.data.clients import ClientData
+from fedcommons.algorithms.algorithm import Algorithm, Facts, Reply, State
 from fedcommons.errors import ClientError
-from fedcommons.federation.executor import Executor
-from fedcommons.federation.memory import ClientMemory
+from fedcommons.federation.blocks import BUFFERS, Block, BlockResult, Form, RoundTask, train_block
+from fedcommons.federation.executor import Executor, WorkerDied
+from fedcommons.federation.memory import ClientMemory, give_back_freed
 from fedcommons.federation.participation import participants, stragglers
-from fedcommons.federation.reduction import BlockSum, add_blocks, cut
-from fedcommons.federation.worker import Worker
+from fedcommons.federation.reduction import add_blocks, cut
 from fedcommons.seeds import seed_for
-from fedcommons.tensors import EMPTY, Flat, Payload, copy, data, flat, nbytes, scale
+from fedcommons.tensors import EMPTY, Flat, flat, scale
 
 log = logging.getLogger("fedcommons")
-
-BUFFERS = "buffers"
-"""Name of the module's buffers in a reply's sums, or in a client's memory; the algorithms never see it."""
 
 
 @dataclass(frozen=True)
@@ -62,48 +54,6 @@ class Standing:
         return flat(self.state, "model")
 
 
-@dataclass(frozen=True)
-class RoundTask:
-    """What all blocks of a round share."""
-
-    algorithm: str
-    round: int
-    common: Payload
-    seed: int
-    buffers: Flat
-    keep_buffers: bool
-
-    @property
-    def nbytes(self) -> int:
-        return nbytes(self.common) + self.buffers.buffer.nbytes
-
-
-@dataclass(frozen=True)
-class Block:
-    """Some of a round's clients, with what is theirs alone."""
-
-    clients: list[int]
-    own: list[Payload]
-    memory: list[Payload]
-
-
-Form = tuple[tuple[str, Hashable, torch.dtype], ...]
-"""Names, shapes and types of a reply's sums; what travels singly may differ from client to client."""
-
-
-@dataclass(frozen=True)
-class BlockResult:
-    """What a block's clients sent: float64 sums and replies without their sums, apart for each form of reply.
-
-    Nearly always there is one form. Which one is right where there are several only the whole round can tell.
-    """
-
-    sums: dict[Form, dict[str, Flat | Tensor]]
-    replies: dict[int, tuple[Form, Reply]]
-    rejected: dict[int, str]  # client: why
-    up_bytes: int
-
-
 def run(
     algorithm: Algorithm, executor: Executor, plan: Plan, start: Standing
 ) -> Iterator[tuple[Standing, dict[str, float]]]:
@@ -115,6 +65,8 @@ def run(
     now = start
     for number in range(start.round + 1, plan.facts.rounds + 1):
         now, facts = _round(algorithm, executor, plan, now, number)
+        if now.memory.in_files:  # memory is short
+            give_back_freed()
         yield now, facts
 
 
@@ -164,15 +116,16 @@ def _round(
     name = type(algorithm).__name__
     called = call(algorithm, plan, now, number)
     joined, blocks = called.joined, called.blocks
-    results = executor.map(train_block, called.task, blocks) if blocks else []
+    results = _train(executor, called.task, blocks)
     total, accepted, rejected = _accept(results)
     for client, why in rejected.items():
         log.warning("round %d, %s: the reply of client %d was rejected: %s", number, name, client, why)
     if blocks and not accepted:
         client, why = next(iter(rejected.items()))
-        raise ClientError(f"round {number}, {name}: every reply was rejected; client {client}: {why}")
+        text = f"round {number}, {name}: every reply was rejected; client {client}: {why}"
+        raise ClientError(text, client, number)
     # memory is the client's: the server does not see it
-    replies = [replace(reply, memory=None) for reply in accepted.values()]
+    replies = [reply if reply.memory is None else replace(reply, memory=None) for reply in accepted.values()]
     state, buffers = now.state, now.buffers
     if BUFFERS in total:
         weights = sum(r.weight for r in replies)
@@ -191,6 +144,32 @@ def _round(
     return after, facts
 
 
+def _train(executor: Executor, task: RoundTask, blocks: Sequence[Block]) -> list[BlockResult]:
+    if not blocks:
+        return []
+    try:
+        return executor.map(train_block, task, blocks)
+    except WorkerDied as error:
+        raise _blame(executor, task, blocks[error.job], error) from error
+
+
+def _blame(executor: Executor, task: RoundTask, block: Block, died: WorkerDied) -> ClientError:
+    """Which client of the block it was: each is trained alone."""
+    for client, own, memory in zip(block.clients, block.own, block.memory, strict=True):
+        try:
+            executor.map(train_block, task, [Block([client], [own], [memory])])
+        except WorkerDied as again:
+            text = (
+                f"client {client}, round {task.round}, {task.algorithm}: the process that trained it died "
+                f"{again.times} times (out of memory?): {again.why}"
+            )
+            return ClientError(text, client, task.round)
+    return ClientError(
+        f"clients {block.clients}, round {task.round}, {task.algorithm}: the process that trained them died "
+        f"{died.times} times, though each of them can be trained alone (out of memory?): {died.why}"
+    )
+
+
 def _accept(
     results: Sequence[BlockResult],
 ) -> tuple[dict[str, Flat | Tensor], dict[int, Reply], dict[int, str]]:
@@ -206,93 +185,11 @@ def _accept(
         if form != right:
             rejected[client] = f"it sent {_describe(form)}, most clients {_describe(right)}"
     accepted = {client: reply for client, (form, reply) in replies.items() if form == right}
-    return add_blocks(r.sums[right] for r in results if right in r.sums), accepted, rejected
-
-
-def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
-    """Train the block's clients one after another and add their sums in that order."""
-    sums: dict[Form, BlockSum] = {}
-    replies, rejected, up_bytes = {}, {}, 0
-    device = worker.work.device
-    common = to_device(task.common, device)
-    for client, own, memory in zip(block.clients, block.own, block.memory, strict=True):
-        rows = worker.data.clients[client]
-        seed = seed_for(task.seed, "client", task.round, client)
-        try:
-            message = Message(common, to_device(own, device))
-            reply = _client(worker, task, message, to_device(memory, device), rows, seed)
-        except Exception as error:
-            raise ClientError(
-                f"client {client}, round {task.round}, {task.algorithm}: {type(error).__name__}: {error} "
-                f"(training data {tuple(rows.x.shape)})"
-            ) from error
-        up_bytes += reply.nbytes
-        if why := _not_finite(reply):
-            rejected[client] = why
-            continue
-        form = _form(reply)
-        sums.setdefault(form, BlockSum()).add(reply.sums)
-        replies[client] = form, _at_rest(reply)
-    cpu = torch.device("cpu")  # the server's numbers rest there
-    return BlockResult({f: dict(to_device(s.total, cpu)) for f, s in sums.items()}, replies, rejected, up_bytes)
-
-
-def _client(worker: Worker, task: RoundTask, message: Message, memory: Payload, rows: ClientData, seed: int) -> Reply:
-    """The algorithm's client, with the module's buffers handled around it: averaged, or kept by the client."""
-    work = worker.work
-    if not len(work.buffers):
-        return worker.algorithm.client(work, message, memory, rows, seed)
-    kept = memory.get(BUFFERS, task.buffers)
-    assert isinstance(kept, Flat)
-    work.load_buffers(kept if len(kept) else work.initial_buffers)
-    memory = {name: x for name, x in memory.items() if name != BUFFERS}
-    reply = worker.algorithm.client(work, message, memory, rows, seed)
-    if task.keep_buffers:
-        after = memory if reply.memory is None else reply.memory
-        return replace(reply, memory={**after, BUFFERS: copy(work.buffers)})
-    return replace(reply, sums={**reply.sums, BUFFERS: scale(copy(work.buffers), reply.weight)})
-
-
-def _at_rest(reply: Reply) -> Reply:
-    """The reply without its sums, on the CPU."""
-    cpu = torch.device("cpu")
-    return replace(
-        reply,
-        sums={},
-        each=to_device(reply.each, cpu),
-        memory=None if reply.memory is None else to_device(reply.memory, cpu),
-        metrics={name: float(value) for name, value in reply.metrics.items()},
-    )
-
-
-def to_device(payload: Payload, device: torch.device) -> Payload:
-    """The payload on ``device``; itself where it is there."""
-    return {
-        name: Flat(x.layout, x.buffer.to(device)) if isinstance(x, Flat) else x.to(device)
-        for name, x in payload.items()
-    }
-
-
-def _form(reply: Reply) -> Form:
-    return tuple(
-        (name, x.layout if isinstance(x, Flat) else tuple(x.shape), data(x).dtype) for name, x in reply.sums.items()
-    )
+    return add_blocks([r.sums[right] for r in results if right in r.sums]), accepted, rejected
 
 
 def _describe(form: Form) -> str:
     return ", ".join(f"{name} ({dtype})" for name, _, dtype in form) or "nothing"
-
-
-def _not_finite(reply: Reply) -> str | None:
-    """Why this reply must not be averaged in, if so."""
-    if not (isfinite(reply.weight) and reply.weight > 0):
-        return f"its weight is {reply.weight}"
-    for name, x in (*reply.sums.items(), *reply.each.items()):
-        values = data(x)
-        # one sum finds every nan and infinity; only an overflow of the sum itself needs the closer look
-        if values.is_floating_point() and not isfinite(values.sum()) and not values.isfinite().all():
-            return f"{name} has values that are not finite"
-    return None
 
 
 def _means(accepted: Mapping[int, Reply]) -> dict[str, float]:

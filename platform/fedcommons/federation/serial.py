@@ -2,17 +2,15 @@
 
 from collections.abc import Callable, Sequence
 
-import torch
-
 from fedcommons.federation.executor import J, R, S
-from fedcommons.federation.worker import RunData, Worker
+from fedcommons.federation.worker import RunData, Worker, set_up_process
 
 
 class Serial:
-    """One worker in this process, with one torch thread: more threads would round differently from Ray's actors."""
+    """One worker in this process, which is set up as Ray's actors are."""
 
     def __init__(self, build: Callable[[RunData], Worker], data: RunData) -> None:
-        torch.set_num_threads(1)
+        set_up_process()
         self.worker = build(data)
 
     def map(self, function: Callable[[Worker, S, J], R], shared: S, jobs: Sequence[J]) -> list[R]:

@@ -1,7 +1,8 @@
 """The run folder: the record that tables are made from.
 
 config.yaml (resolved), environment.json, partition.json and .png, rounds.jsonl (a line a round), timing.jsonl,
-summary.json (written last), messages.log (what the run had to say), checkpoints/ (the last is the final model).
+summary.json (written last), messages.log (what the run had to say), error.txt (what stopped it), checkpoints/ (the
+last is the final model).
 """
 
 import json
@@ -19,7 +20,7 @@ import yaml
 from fedcommons import config as configs
 from fedcommons.config import Experiment
 from fedcommons.errors import UserError
-from fedcommons.files import write_json, write_text
+from fedcommons.files import remove_leftovers, write_json, write_text
 
 PACKAGES = ("fedcommons", "torch", "torchvision", "pytorch-lightning", "ray", "diffusers", "opacus", "wandb", "numpy")
 
@@ -45,6 +46,7 @@ class RunFolder:
                 )
             if stored.exists() and (differ := configs.same_results(read_config(path), config)):
                 raise UserError(f"{path} holds a run with another {', '.join(differ)}; choose another --out.")
+            remove_leftovers(path)
             write_text(stored, yaml.safe_dump(configs.to_dict(config), sort_keys=False))
             write_json(path / "environment.json", environment())
         except OSError as error:
