@@ -1,21 +1,32 @@
-"""Run one experiment and print each round's facts.
+"""Run one experiment and print each round's facts, or run one client of a run again.
 
 python sweeps/run.py --preset small --sharing.setting shuffled_synthetic --partition.alpha 0.01
 python sweeps/run.py --config FILE.yaml --out runs/mine --resume
+python sweeps/run.py --replay runs/mine --round 7 --client 3
 """
 
 import json
+import pdb
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedcommons import cli, experiment, presets
+from jsonargparse import ArgumentParser
+
+from fedcommons import cli, experiment, presets, replay
+from fedcommons.errors import ClientError, UserError
 
 
 def run(argv: Sequence[str]) -> int:
+    given = cli.named(argv)
+    if "replay" in given:
+        return play_again(argv)
+    if "round" in given:
+        raise UserError("--round goes with --replay RUN_DIR and --client I.")
     dataset = cli.early(argv, "data.name", "digits")
     defaults = presets.preset(cli.early(argv, "preset", "small"), dataset)
-    parser = cli.parser("Run one federated experiment.", defaults)
+    again = "With --replay RUN_DIR --round R --client I (and no other option) run that client of a run again."
+    parser = cli.parser(f"Run one federated experiment. {again}", defaults)
     parser.add_argument("--preset", default="small", type=str, help=", ".join(presets.PRESETS))
     parser.add_argument("--out", default="runs/run", type=str, help="run folder")
     parser.add_argument("--resume", action="store_true", help="continue the run in that folder")
@@ -29,6 +40,26 @@ def run(argv: Sequence[str]) -> int:
     summary = experiment.run(config, Path(options.out), resume=options.resume, on_round=show)
     print(json.dumps({k: v for k, v in summary.items() if not isinstance(v, list)}, indent=1))
     print(f"run folder: {options.out}", file=sys.stderr)
+    return 0
+
+
+def play_again(argv: Sequence[str]) -> int:
+    if other := sorted(cli.named(argv) - {"replay", "round", "client", "pdb", "help"}):
+        raise UserError(f"--replay takes --round and --client only, all else is as in the run; got --{other[0]}.")
+    parser = ArgumentParser(description="Run one client of one round of a run again.", exit_on_error=False)
+    parser.add_argument("--replay", type=str, help="run folder")
+    parser.add_argument("--round", type=int, help="R, counted from 1")
+    parser.add_argument("--client", type=int, help="I, counted from 0")
+    parser.add_argument("--pdb", action="store_true", help="open the debugger where the client fails")
+    options = cli.parse(parser, argv)
+    if options.round is None or options.client is None:
+        raise UserError("--replay needs --round R and --client I.")
+    try:
+        print(replay.replay(Path(options.replay), options.round, options.client))
+    except ClientError as error:
+        if options.pdb and error.__cause__:
+            pdb.post_mortem(error.__cause__.__traceback__)
+        raise
     return 0
 
 

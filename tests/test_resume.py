@@ -12,9 +12,16 @@ from pathlib import Path
 import pytest
 
 from fedcommons import experiment, presets
+from fedcommons.algorithms import ALGORITHMS
+from fedcommons.algorithms.algorithm import Message, Reply
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.local import Work
 from fedcommons.config import Experiment, override
-from fedcommons.errors import UserError
+from fedcommons.data.clients import ClientData
+from fedcommons.errors import ClientError, UserError
 from fedcommons.federation import checkpoint
+from fedcommons.seeds import seed_for
+from fedcommons.tensors import Payload
 
 SHORT = {"federation.rounds": 6, "federation.checkpoint_every": 2, "measure.every": 3, "tracking.wandb": "off"}
 
@@ -49,6 +56,34 @@ def test_a_run_broken_off_in_any_round_ends_as_if_it_never_was(config: Experimen
     assert seen == list(range(cut_at - cut_at % 2 + 1, 7))  # from the last checkpoint, not from the start
 
 
+class _Failing(FedAvg):
+    """FedAvg whose client 1 fails in round 4, for as long as nobody mends it."""
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
+        if seed == seed_for(0, "client", 4, 1):
+            raise ZeroDivisionError
+        return super().client(work, message, memory, data, seed)
+
+
+@pytest.mark.parametrize("tries", [1, 2])
+def test_a_run_that_a_client_stopped_goes_on_from_the_round_before(
+    tries: int, config: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though its regular checkpoints were of rounds 0 and 2."""
+    experiment.run(config, tmp_path / "whole")
+    with monkeypatch.context() as broken:
+        broken.setitem(ALGORITHMS, "fedavg", lambda c, local: _Failing(local))
+        for number in range(tries):
+            with pytest.raises(ClientError, match="client 1, round 4, _Failing: ZeroDivisionError"):
+                experiment.run(config, tmp_path / "cut", resume=number > 0)
+            assert (tmp_path / "cut" / "error.txt").exists()
+    seen = []
+    experiment.run(config, tmp_path / "cut", resume=True, on_round=lambda number, _: seen.append(number))
+    assert seen == [4, 5, 6]
+    assert outputs(tmp_path / "cut") == outputs(tmp_path / "whole")
+    assert not (tmp_path / "cut" / "error.txt").exists()
+
+
 def test_a_run_killed_while_it_writes_a_checkpoint_goes_on_from_the_one_before(
     config: Experiment, tmp_path: Path
 ) -> None:
@@ -63,6 +98,19 @@ def test_a_run_killed_while_it_writes_a_checkpoint_goes_on_from_the_one_before(
     assert standing is not None
     assert standing.round == 4
     experiment.run(config, tmp_path / "cut", resume=True)
+    assert outputs(tmp_path / "cut") == outputs(tmp_path / "whole")
+
+
+def test_a_checkpoint_whose_lines_are_lost_is_not_gone_on_from(config: Experiment, tmp_path: Path) -> None:
+    """The record must hold every round, so the run begins again."""
+    experiment.run(config, tmp_path / "whole")
+    experiment.run(config, tmp_path / "cut")
+    (tmp_path / "cut" / "summary.json").unlink()
+    lines = (tmp_path / "cut" / "rounds.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "cut" / "rounds.jsonl").write_text("".join(lines[:-2]))
+    seen = []
+    experiment.run(config, tmp_path / "cut", resume=True, on_round=lambda number, _: seen.append(number))
+    assert seen == list(range(7))
     assert outputs(tmp_path / "cut") == outputs(tmp_path / "whole")
 
 
@@ -101,6 +149,7 @@ def test_a_trial_that_lacks_its_generators_fails_and_trains_none(config: Experim
     assert not (tmp_path / "artifacts").exists()
 
 
+@pytest.mark.ray  # it needs none, but half a minute
 def test_kill_9_of_a_real_process(config: Experiment, tmp_path: Path) -> None:
     """The same through the script, in another process, killed without warning after its third round."""
     script = Path(__file__).parent.parent / "sweeps" / "run.py"

@@ -185,3 +185,25 @@ def test_tune_sweeps_fields_reusing_generators(table: tuple[Path, Path, str], tm
     assert [c["best_accuracy"] for c in cells] == sorted((c["best_accuracy"] for c in cells), reverse=True)
     for name in ("tune.md", "tune.csv", "tune.png"):
         assert (out / name).stat().st_size > 0
+
+
+def test_a_run_that_fails_takes_no_other_with_it_and_is_named_in_one_line(tmp_path: Path) -> None:
+    """With a learning rate of 1e30 every client diverges, and a round without a reply stops the run."""
+    out, options = tmp_path / "out", ("--space=lr=0.1,1e30", "--sharing.setting=real", "--federation.rounds=1")
+
+    def sweep(*more: str) -> None:
+        done = script("tune.py", "--out=out", *options, *more, cwd=tmp_path)
+        assert done.returncode == 1, done.stderr
+        (cell,) = [c for c in json.loads((out / "summary.json").read_text())["cells"] if c["status"] == "finished"]
+        assert cell["client.lr"] == 0.1
+        (said,) = [line for line in done.stdout.splitlines() if line.startswith("failed: ")]
+        name, _, why = said.removeprefix("failed: ").partition(": ")
+        assert why.startswith("round 1, FedAvg: every reply was rejected; client 0: delta has values that are not")
+        assert why.endswith(f"(traceback: out/{name}/error.txt)")
+        assert "Traceback" in (out / name / "error.txt").read_text()
+        assert "Traceback" not in done.stdout + done.stderr
+
+    sweep()
+    (summary,) = out.glob("*/summary.json")
+    summary.unlink()  # as if it had been killed when no round was left to play
+    sweep("--resume")

@@ -21,6 +21,7 @@ from fedcommons.config import Experiment
 from fedcommons.data.augment import flip_and_crop
 from fedcommons.data.datasets import Examples
 from fedcommons.display import Display
+from fedcommons.errors import sentence
 from fedcommons.experiment import Prepared, build_classifier, contributions, prepare
 from fedcommons.federation.evaluation import CHUNK
 from fedcommons.federation.worker import default_device
@@ -205,7 +206,7 @@ def run_all(centrals: Sequence[Central], out: Path, display: Display) -> dict[st
         try:
             ray.get(ready)
         except RayError as error:
-            failures[name] = str(error)
+            failures[name] = sentence(error)
         display.step("central models", len(todo) - len(pending), len(todo), "trained")
     display.drop("central models")
     return failures

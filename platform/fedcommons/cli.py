@@ -76,10 +76,15 @@ def early(argv: Sequence[str], name: str, default: str) -> str:
     return default
 
 
+def named(argv: Sequence[str]) -> set[str]:
+    """The options on the command line."""
+    return {token.removeprefix("--").partition("=")[0] for token in argv if token.startswith("--")}
+
+
 def asked_for(argv: Sequence[str]) -> frozenset[str]:
     """The fields that are named on the command line or in a config file."""
-    given = {token.removeprefix("--").partition("=")[0] for token in argv if token.startswith("--")}
-    return frozenset({*given, *(key for path in _config_files(argv) for key in _keys(path))} & set(field_names()))
+    in_files = {key for path in _config_files(argv) for key in _keys(path)}
+    return frozenset((named(argv) | in_files) & set(field_names()))
 
 
 def split(option: str, text: str, kind: Callable[[str], Any] = str) -> tuple:
@@ -100,15 +105,18 @@ def split(option: str, text: str, kind: Callable[[str], Any] = str) -> tuple:
 
 
 def main(function: Callable[[Sequence[str]], int]) -> NoReturn:
-    """Run a script: bad requests exit with 2, failures in clients with 1, Ctrl-C with 130, each in one sentence."""
+    """Run a script: bad requests exit with 2, failures in clients with 1, Ctrl-C with 130, each in one sentence.
+
+    Above a client's sentence stands the traceback of its code, wherever it ran.
+    """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         sys.exit(function(sys.argv[1:]))
     except UserError as error:
         sys.exit(_fail(f"error: {error}", 2))
     except ClientError as error:
-        cause = f"\n{error.__cause__}" if error.__cause__ else ""
-        sys.exit(_fail(f"error: {error}{cause}", 1))
+        notes = getattr(error, "__notes__", [])
+        sys.exit(_fail("\n".join([f"{error.trace}error: {error.sentence}", *notes]), 1))
     except KeyboardInterrupt:
         sys.exit(_fail("stopped; the same command with --resume goes on from the last checkpoints.", 130))
 

@@ -1,7 +1,14 @@
 """What goes wrong by the user's or a client's doing, each said in one sentence."""
 
-from collections.abc import Iterable
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
+from pathlib import Path
+from shlex import quote
+from typing import Self
+
+from fedcommons.files import write_text
 
 
 class UserError(Exception):
@@ -9,7 +16,52 @@ class UserError(Exception):
 
 
 class ClientError(RuntimeError):
-    """A client's computation failed; the message names client, round and algorithm."""
+    """A client's computation failed; ``sentence`` names client, round and algorithm.
+
+    client, round: which, where one client can be played again. trace: its own traceback as text, because an exception
+    that comes from another process has lost it.
+    """
+
+    def __init__(self, sentence: str, client: int | None = None, round: int | None = None, trace: str = "") -> None:
+        super().__init__(sentence)
+        self.sentence, self.client, self.round, self.trace = sentence, client, round, trace
+
+    @classmethod
+    def of(cls, error: Exception, client: int, round: int, algorithm: str, shape: Sequence[int]) -> Self:
+        """What a client's code raised; ``shape``: of its training data. The exception's notes say what it was doing."""
+        doing = "; ".join([f"training data {tuple(shape)}", *getattr(error, "__notes__", [])])
+        where = f"client {client}, round {round}, {algorithm}"
+        return cls(f"{where}: {sentence(error)} ({doing})", client, round, "".join(traceback.format_exception(error)))
+
+
+def sentence(error: BaseException) -> str:
+    """What happened, in one line."""
+    cause = getattr(error, "cause", error)  # Ray raises an error of its own around that of another process
+    if isinstance(cause, ClientError):
+        return cause.sentence
+    return f"{type(cause).__name__}: {' '.join(str(cause).split())}"
+
+
+@contextmanager
+def leaving_errors(folder: Path) -> Iterator[None]:
+    """Leave what goes wrong in ``folder/error.txt``: a sentence, then the traceback, and how to play a client again."""
+    path = folder / "error.txt"
+    path.unlink(missing_ok=True)  # of the attempt before
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, ClientError) and error.client is not None:
+            options = f"--replay {quote(str(folder))} --round {error.round} --client {error.client}"
+            error.add_note(f"To run this client alone again: python sweeps/run.py {options}")
+        with suppress(OSError):  # a full disk must not hide what happened
+            write_text(path, f"{sentence(error)}\n\n{traceback.format_exc()}")
+        raise
+
+
+def left_in(folder: Path) -> str | None:
+    """The sentence that ``leaving_errors`` left, and where the rest is; None if it left none."""
+    path = folder / "error.txt"
+    return f"{path.read_text().splitlines()[0]} (traceback: {path})" if path.exists() else None
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UserError:

@@ -12,21 +12,20 @@ from typing import Any
 import torch
 
 from fedcommons import config as configs
+from fedcommons import measures
 from fedcommons.accounting import privacy
-from fedcommons.accounting.communication import Traffic
+from fedcommons.accounting.privacy import PrivacyLedger
 from fedcommons.algorithms import build as build_algorithm
 from fedcommons.algorithms.algorithm import Algorithm, Facts
 from fedcommons.algorithms.local import Work, floating_buffers
 from fedcommons.artifacts import Store
 from fedcommons.checks import check
 from fedcommons.config import Experiment
-from fedcommons.convergence.estimators import dissimilarity
 from fedcommons.data import datasets
 from fedcommons.data.datasets import Dataset, Examples
 from fedcommons.data.partition import Partitioned, partition
-from fedcommons.errors import UserError
+from fedcommons.errors import ClientError, UserError, leaving_errors
 from fedcommons.federation import checkpoint, rounds
-from fedcommons.federation.evaluation import ModelTask, evaluate
 from fedcommons.federation.executor import Executor
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rounds import Plan, Standing, times_answered
@@ -35,8 +34,8 @@ from fedcommons.federation.worker import RunData, Worker, default_device
 from fedcommons.files import write_json
 from fedcommons.seeds import set_default_generator
 from fedcommons.sharing import synthetic_pool
-from fedcommons.sharing.settings import needs_generators, share
-from fedcommons.tensors import EMPTY, flat, flatten
+from fedcommons.sharing.settings import Shared, needs_generators, share
+from fedcommons.tensors import EMPTY, flatten
 from fedcommons.tracking.run_folder import RunFolder, read_summary
 from fedcommons.tracking.tracker import Tracker
 from lightning_modules import Classifier
@@ -111,185 +110,7 @@ def build_classifier(config: Experiment, dataset: Dataset) -> Classifier:
     )
 
 
-def build_worker(config: Experiment, facts: Dataset, data: RunData) -> Worker:
-    """What a worker of this experiment holds; ``facts``: the data set without its images."""
-    device = default_device()
-    work = Work(build_classifier(config, facts), device)
-    return Worker(work, build_algorithm(config, facts.augment), data.to(device))
-
-
-def build_executor(config: Experiment, facts: Dataset, data: RunData) -> Executor:
-    """The executor that ``config.federation`` names."""
-    build = partial(build_worker, config, facts)
-    if config.federation.executor == "serial":
-        return Serial(build, data)
-    from fedcommons.federation.ray_actors import RayActors
-
-    return RayActors(build, data, config.federation.actors, config.federation.gpus_per_actor)
-
-
-def run(
-    config: Experiment,
-    folder: Path,
-    *,
-    resume: bool = False,
-    say: Callable[[str], None] = print,
-    on_round: OnRound | None = None,
-    may_generate: bool = True,
-) -> dict[str, Any]:
-    """Run the experiment in ``folder`` and return its summary, which is also ``folder/summary.json``.
-
-    Rounds are counted from 1 and evaluated after aggregation; round 0 is the untrained model. With ``resume`` a run
-    that was broken off continues from its last checkpoint and ends as if it had never been; a finished one is read.
-    ``may_generate``: train generators that the store lacks; without it their absence is a ``LookupError``.
-    """
-    prepared = prepare(config)
-    store = Store(Path(config.artifacts), say)
-    if config.federation.executor == "ray_actors":
-        from fedcommons import cluster
-
-        cluster.connect()
-        cluster.require_actors(config)
-    record = RunFolder(folder, config, resume)
-    if finished := read_summary(folder):
-        return finished
-    _write_partition(folder, prepared)
-    synthetic = _synthetic(prepared, store, say, may_generate)
-    shared = share(config, prepared.dataset, prepared.partition, synthetic)
-    sets = {"test": prepared.dataset.test, "validation": prepared.dataset.validation}
-    facts = datasets.without_images(prepared.dataset)
-    executor = build_executor(config, facts, RunData(shared.clients, shared.own, sets))
-    trackers: list[Tracker] = []
-    summary = None
-    try:
-        memory = ClientMemory(cap_bytes=config.federation.memory_mb * 1e6, folder=folder / "memory")
-        standing = checkpoint.load_latest(record.checkpoints, memory) if resume else None
-        earlier = record.rewind(standing.round if standing else -1)
-        if standing is None or len(earlier) != standing.round + 1:
-            earlier, standing = record.rewind(-1), None
-            shutil.rmtree(record.checkpoints, ignore_errors=True)  # of rounds that will be played again
-        trackers += _trackers(config, record, earlier, say)
-        algorithm = build_algorithm(config, facts.augment)
-        f = config.federation
-        plan = Plan(
-            Facts(len(shared.clients), shared.clients.sizes, f.rounds), f.participation, f.blocks, config.seed,
-            config.straggler.q, f.buffers == "keep",
-        )  # fmt: skip
-        observe = partial(
-            _observe, config, executor, {n: len(e) for n, e in sets.items()}, shared.clients is shared.own
-        )
-        book = privacy.ledger(config, shared.clients)
-        start = standing or _start(config, facts, algorithm, plan, shared.traffic, memory)
-        courses = rounds.run(algorithm, executor, plan, start)
-        if standing is None:
-            courses = chain([(start, {"comm/once_bytes": shared.traffic.once})], courses)
-        clock = time.perf_counter()
-        for now, facts_of_round in courses:
-            trained = time.perf_counter()
-            metrics = {**facts_of_round, "comm/total_bytes": now.traffic.total, **observe(now)}
-            if book:
-                metrics["privacy/epsilon_local_training"] = max(book.epsilons(times_answered(plan, now.round)))
-            for tracker in trackers:
-                tracker.log(now.round, metrics)
-            record.log_times(now.round, {"train": trained - clock, "observe": time.perf_counter() - trained})
-            if now.round % f.checkpoint_every == 0 or now.round == f.rounds:
-                checkpoint.save(record.checkpoints, now)
-            if on_round:
-                on_round(now.round, metrics)
-            start, clock = now, time.perf_counter()
-        summary = summarise(prepared, record.rounds(), shared.p, start.traffic)
-        summary["privacy"] = privacy.statement(config, book, times_answered(plan, f.rounds))
-    finally:
-        executor.close()
-        for tracker in trackers:
-            tracker.finish(summary)
-    assert summary is not None
-    return summary
-
-
-def _start(
-    config: Experiment, facts: Dataset, algorithm: Algorithm, plan: Plan, exchanged: Traffic, memory: ClientMemory
-) -> Standing:
-    """Before round 1: the untrained model."""
-    module = build_classifier(config, facts)
-    state = algorithm.start(flatten(dict(module.named_parameters())), plan.facts, config.seed)
-    return Standing(0, state, memory, exchanged, EMPTY if plan.keep_buffers else floating_buffers(module))
-
-
-def _trackers(
-    config: Experiment, record: RunFolder, earlier: Sequence[Mapping[str, Any]], say: Callable[[str], None]
-) -> list[Tracker]:
-    """The run folder, and W&B unless it is off, which is told the rounds before a resumption again."""
-    if config.tracking.wandb == "off":
-        return [record]
-    from fedcommons.tracking.wandb_tracker import WandbTracker
-
-    wandb = WandbTracker(record.path, config, say)
-    for line in earlier:
-        wandb.log(line["round"], {name: value for name, value in line.items() if name != "round"})
-    return [record, wandb]
-
-
-def _observe(
-    config: Experiment, executor: Executor, sizes: Mapping[str, int], only_own: bool, now: Standing
-) -> dict[str, float]:
-    """Accuracy of the server model (test accuracy of the others), every few rounds the convergence parameters at it."""
-    buffers = None if config.federation.buffers == "keep" else now.buffers
-    metrics = evaluate(executor, now.model, sizes, buffers)
-    for name in now.state:
-        if name.startswith("model/"):
-            of_other = evaluate(executor, flat(now.state, name), {"test": sizes["test"]}, buffers)
-            metrics |= {f"{name.removeprefix('model/')}/{key}": value for key, value in of_other.items()}
-    every = config.measure.every
-    if every and (now.round % every == 0 or now.round == config.federation.rounds):
-        n, blocks = config.partition.n_clients, config.federation.blocks
-        at = ModelTask(now.model, now.buffers)
-        own = dissimilarity(executor, at, "own", n, blocks)
-        hat = own if only_own else dissimilarity(executor, at, "train", n, blocks)
-        metrics |= {
-            "convergence/zeta_sq": own.zeta_sq,
-            "convergence/zeta_hat_sq": hat.zeta_sq,
-            "convergence/sigma_sq": own.sigma_sq,
-            "convergence/sigma_hat_sq": hat.sigma_sq,
-        }
-    return metrics
-
-
-def summarise(prepared: Prepared, lines: Sequence[Mapping[str, Any]], p: float, traffic: Traffic) -> dict[str, Any]:
-    """The run in one record: no times, no paths, so that it compares equal to that of an uninterrupted run."""
-    c = prepared.config
-    after = [(line["round"], line["test/accuracy"]) for line in lines if line["round"] >= 1]
-    reached = [number for number, accuracy in after if accuracy >= c.target]
-
-    def course(name: str) -> list[list[float]]:
-        key = f"convergence/{name}"
-        return [[line["round"], line[key]] for line in lines if key in line]
-
-    return {
-        "dataset": c.data.name,
-        "algorithm": c.algorithm,
-        "setting": c.sharing.setting,
-        "alpha": c.partition.alpha,
-        "n_clients": c.partition.n_clients,
-        "participation": c.federation.participation,
-        "seed": c.seed,
-        "learning_rate": c.client.lr,
-        "target": c.target,
-        "rounds_to_target": reached[0] if reached else None,
-        "rounds": c.federation.rounds,
-        "last_accuracy": after[-1][1],
-        "best_accuracy": max(accuracy for _, accuracy in after),
-        "validation_accuracy": lines[-1].get("validation/accuracy"),
-        "p": p,
-        "bytes_down": traffic.down,
-        "bytes_up": traffic.up,
-        "bytes_once": traffic.once,
-        "partition": prepared.partition.fingerprint,
-        **{name: course(name) for name in ("zeta_sq", "zeta_hat_sq", "sigma_sq", "sigma_hat_sq")},
-    }
-
-
-def _synthetic(
+def synthetic_images(
     prepared: Prepared, store: Store, say: Callable[[str], None], may_generate: bool
 ) -> list[Examples] | None:
     """Each client's contribution of synthetic images, made here where a sweep has not made them before."""
@@ -316,6 +137,173 @@ def contributions(prepared: Prepared, store: Store) -> list[Examples]:
         synthetic_pool.read(store, need, synthetic_pool.contribution(prepared.config, n_total, n))
         for need, n in zip(prepared.needs, sizes, strict=True)
     ]
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """Clients with what they train on, the algorithm and the plan: all that a federation is played with."""
+
+    prepared: Prepared
+    shared: Shared
+    data: RunData
+    algorithm: Algorithm
+    plan: Plan
+    book: PrivacyLedger | None
+
+    @property
+    def config(self) -> Experiment:
+        return self.prepared.config
+
+    @property
+    def facts(self) -> Dataset:
+        """The data set without its images."""
+        return datasets.without_images(self.prepared.dataset)
+
+    def executor(self) -> Executor:
+        """The executor that ``config.federation`` names."""
+        build, f = partial(build_worker, self.config, self.facts), self.config.federation
+        if f.executor == "serial":
+            return Serial(build, self.data)
+        from fedcommons.federation.ray_actors import RayActors
+
+        return RayActors(build, self.data, f.actors, f.gpus_per_actor)
+
+    def start(self, memory: ClientMemory) -> Standing:
+        """Before round 1: the untrained model; ``memory``: empty, to be filled by the clients."""
+        module = build_classifier(self.config, self.facts)
+        state = self.algorithm.start(flatten(dict(module.named_parameters())), self.plan.facts, self.config.seed)
+        buffers = EMPTY if self.plan.keep_buffers else floating_buffers(module)
+        return Standing(0, state, memory, self.shared.traffic, buffers)
+
+
+def assemble(prepared: Prepared, synthetic: Sequence[Examples] | None) -> Assembled:
+    """Share, and plan the rounds; ``synthetic``: the clients' ``synthetic_images``."""
+    c, dataset = prepared.config, prepared.dataset
+    shared = share(c, dataset, prepared.partition, synthetic)
+    data = RunData(shared.clients, shared.own, {"test": dataset.test, "validation": dataset.validation})
+    facts, f = Facts(len(shared.clients), shared.clients.sizes, c.federation.rounds), c.federation
+    plan = Plan(facts, f.participation, f.blocks, c.seed, c.straggler.q, f.buffers == "keep")
+    algorithm = build_algorithm(c, dataset.augment)
+    return Assembled(prepared, shared, data, algorithm, plan, privacy.ledger(c, shared.clients))
+
+
+def build_worker(config: Experiment, facts: Dataset, data: RunData) -> Worker:
+    """What a worker of this experiment holds; ``facts``: the data set without its images."""
+    device = default_device()
+    work = Work(build_classifier(config, facts), device)
+    return Worker(work, build_algorithm(config, facts.augment), data.to(device))
+
+
+def run(
+    config: Experiment,
+    folder: Path,
+    *,
+    resume: bool = False,
+    say: Callable[[str], None] = print,
+    on_round: OnRound | None = None,
+    may_generate: bool = True,
+) -> dict[str, Any]:
+    """Run the experiment in ``folder`` and return its summary, which is also ``folder/summary.json``.
+
+    Rounds are counted from 1 and evaluated after aggregation; round 0 is the untrained model. With ``resume`` a run
+    that was broken off continues from its last checkpoint and ends as if it had never been; a finished one is read.
+    ``may_generate``: train generators that the store lacks; without it their absence is a ``LookupError``.
+    What stops a run is left in ``folder/error.txt``; a client's failure leaves a checkpoint of the round before too.
+    """
+    prepared = prepare(config)
+    store = Store(Path(config.artifacts), say)
+    if config.federation.executor == "ray_actors":
+        from fedcommons import cluster
+
+        cluster.connect()
+        cluster.require_actors(config)
+    record = RunFolder(folder, config, resume)
+    if finished := read_summary(folder):
+        return finished
+    with leaving_errors(folder):
+        _write_partition(folder, prepared)
+        ready = assemble(prepared, synthetic_images(prepared, store, say, may_generate))
+        executor = ready.executor()
+        trackers: list[Tracker] = []
+        summary = None
+        try:
+            start = _left(ready, record, resume)
+            trackers += _trackers(config, record, say)
+            end = _federate(ready, executor, start, record, trackers, on_round)
+            dealt, p = prepared.partition.fingerprint, ready.shared.p
+            summary = measures.summarise(config, dealt, record.rounds(), p, end.traffic)
+            answered = times_answered(ready.plan, end.round) if ready.book else []
+            summary["privacy"] = privacy.statement(config, ready.book, answered)
+            return summary
+        finally:
+            executor.close()
+            for tracker in trackers:
+                tracker.finish(summary)
+
+
+def _left(ready: Assembled, record: RunFolder, resume: bool) -> Standing:
+    """Where the run was left: at its last checkpoint that has all its lines, or before round 1.
+
+    What the record has of later rounds is dropped, as they are played again.
+    """
+    memory = ClientMemory(cap_bytes=ready.config.federation.memory_mb * 1e6, folder=record.path / "memory")
+    standing = checkpoint.load_latest(record.checkpoints, memory) if resume else None
+    lines = record.rewind(standing.round if standing else -1)
+    if standing and len(lines) == standing.round + 1:
+        return standing
+    record.rewind(-1)
+    shutil.rmtree(record.checkpoints, ignore_errors=True)
+    return ready.start(memory)
+
+
+def _trackers(config: Experiment, record: RunFolder, say: Callable[[str], None]) -> list[Tracker]:
+    """The run folder, and W&B unless it is off, which is told the rounds before a resumption again."""
+    if config.tracking.wandb == "off":
+        return [record]
+    from fedcommons.tracking.wandb_tracker import WandbTracker
+
+    wandb = WandbTracker(record.path, config, say)
+    for line in record.rounds():
+        wandb.log(line["round"], {name: value for name, value in line.items() if name != "round"})
+    return [record, wandb]
+
+
+def _federate(
+    ready: Assembled,
+    executor: Executor,
+    start: Standing,
+    record: RunFolder,
+    trackers: Sequence[Tracker],
+    on_round: OnRound | None,
+) -> Standing:
+    """Play the rounds after ``start``, observe and record each; where the federation stands in the end."""
+    config, f = ready.config, ready.config.federation
+    courses = rounds.run(ready.algorithm, executor, ready.plan, start)
+    if not record.rounds():  # so nobody has seen the untrained model yet
+        courses = chain([(start, {"comm/once_bytes": start.traffic.once})], courses)
+    answered = times_answered(ready.plan, start.round) if ready.book else []
+    last, clock = start, time.perf_counter()
+    try:
+        for now, facts in courses:
+            trained = time.perf_counter()
+            metrics = {**facts, "comm/total_bytes": now.traffic.total}
+            metrics |= measures.observe(config, executor, ready.data, now)
+            if ready.book:
+                for client in rounds.answering(ready.plan, now.round)[1] if now.round > start.round else ():
+                    answered[client] += 1
+                metrics["privacy/epsilon_local_training"] = max(ready.book.epsilons(answered))
+            for tracker in trackers:
+                tracker.log(now.round, metrics)
+            record.log_times(now.round, {"train": trained - clock, "observe": time.perf_counter() - trained})
+            if now.round % f.checkpoint_every == 0 or now.round == f.rounds:
+                checkpoint.save(record.checkpoints, now)
+            if on_round:
+                on_round(now.round, metrics)
+            last, clock = now, time.perf_counter()
+    except ClientError:
+        checkpoint.save(record.checkpoints, last)  # so that the client can be played again at once
+        raise
+    return last
 
 
 def _write_partition(folder: Path, prepared: Prepared) -> None:

@@ -17,7 +17,7 @@ from fedcommons.artifacts import Store
 from fedcommons.config import Experiment
 from fedcommons.data.datasets import data_folder
 from fedcommons.display import Display
-from fedcommons.errors import ClientError, UserError
+from fedcommons.errors import ClientError, UserError, left_in, sentence
 from fedcommons.sharing import synthetic_pool
 from fedcommons.tracking.run_folder import read_config, read_rounds, read_summary
 
@@ -133,7 +133,8 @@ def _make_generators(prepared: Sequence[experiment.Prepared], display: Display) 
             try:
                 synthetic_pool.keep(store, job, ray.get(ready))
             except RayError as error:
-                raise ClientError(f"the generator of client {job.needs[0].client} failed: {error}") from error
+                said = f"the generator of client {job.needs[0].client} failed: {sentence(error)}"
+                raise ClientError(said, trace=f"{error}\n") from error
             done += 1
             display.step("generators", done, len(jobs), "trained and sampled")
     display.drop("generators")
@@ -149,7 +150,7 @@ def _make(job):
 
 
 def _run_trials(cells: Sequence[Cell], out: Path, display: Display, scheduler: Any, metric: str) -> dict[str, str]:
-    """Run the cells as Tune trials; the message of each that failed."""
+    """Run the cells as Tune trials; what stopped each that failed, in one line."""
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # Ctrl-C is ours to handle
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # the run folders are the record
@@ -178,10 +179,11 @@ def _run_trials(cells: Sequence[Cell], out: Path, display: Display, scheduler: A
     finally:
         shutil.rmtree(state, ignore_errors=True)
     failures = {
-        result.config["cell"]["name"]: str(result.error)  # pyright: ignore[reportOptionalSubscript]
+        result.config["cell"]["name"]: sentence(result.error)  # pyright: ignore[reportOptionalSubscript]
         for result in results
         if result.error is not None
     }
+    failures |= {c.name: said for c in cells if (said := left_in(out / c.name))}
     for c in cells:
         if scheduler is not None and c.name not in failures and read_summary(out / c.name) is None:
             (out / c.name / STOPPED).touch()
@@ -211,9 +213,10 @@ def _trial(params: Mapping[str, Any]) -> None:
     c = config.from_dict(given["config"])
 
     folder = Path(given["out"]) / given["name"]
-    best = max((line["test/accuracy"] for line in read_rounds(folder) if line["round"] > 0), default=0.0)
-
-    last: dict[str, Any] = {}
+    lines = read_rounds(folder)
+    best = max((line["test/accuracy"] for line in lines if line["round"] > 0), default=0.0)
+    # Tune wants a result of every trial, also of one that has no round left to play.
+    last = {"best_accuracy": best, **lines[-1]} if lines else {}
 
     def report(number: int, metrics: Mapping[str, float | None]) -> None:
         nonlocal best, last
@@ -226,8 +229,13 @@ def _trial(params: Mapping[str, Any]) -> None:
         with open(folder / "messages.log", "a") as file:
             file.write(text + "\n")
 
-    # A trial never trains a generator: it would hold its cores for work that other trials may do too.
-    experiment.run(c, folder, resume=True, say=say, on_round=report, may_generate=False)
+    try:
+        # A trial never trains a generator: it would hold its cores for work that other trials may do too.
+        experiment.run(c, folder, resume=True, say=say, on_round=report, may_generate=False)
+    except ClientError:
+        if not last:
+            raise
+        # Else it is not raised: Tune would try again, and the client would fail again. What happened is in error.txt.
     if last:
         tune.report(last)  # only now: a scheduler that stops a trial at its last round must not cost it its summary
 

@@ -1,0 +1,76 @@
+"""What a run measures: the server model after every round, and the whole course in one record."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedcommons.accounting.communication import Traffic
+from fedcommons.config import Experiment
+from fedcommons.convergence.estimators import dissimilarity
+from fedcommons.federation.evaluation import ModelTask, evaluate
+from fedcommons.federation.executor import Executor
+from fedcommons.federation.rounds import Standing
+from fedcommons.federation.worker import RunData
+from fedcommons.tensors import flat
+
+
+def observe(config: Experiment, executor: Executor, data: RunData, now: Standing) -> dict[str, float]:
+    """Accuracy of the server model (test accuracy of the others), every few rounds the convergence parameters at it."""
+    buffers = None if config.federation.buffers == "keep" else now.buffers
+    sizes = {name: len(examples) for name, examples in data.sets.items()}
+    metrics = evaluate(executor, now.model, sizes, buffers)
+    for name in now.state:
+        if name.startswith("model/"):
+            of_other = evaluate(executor, flat(now.state, name), {"test": sizes["test"]}, buffers)
+            metrics |= {f"{name.removeprefix('model/')}/{key}": value for key, value in of_other.items()}
+    every = config.measure.every
+    if every and (now.round % every == 0 or now.round == config.federation.rounds):
+        n, blocks = config.partition.n_clients, config.federation.blocks
+        at = ModelTask(now.model, now.buffers)
+        own = dissimilarity(executor, at, "own", n, blocks)
+        hat = own if data.clients is data.own else dissimilarity(executor, at, "train", n, blocks)
+        metrics |= {
+            "convergence/zeta_sq": own.zeta_sq,
+            "convergence/zeta_hat_sq": hat.zeta_sq,
+            "convergence/sigma_sq": own.sigma_sq,
+            "convergence/sigma_hat_sq": hat.sigma_sq,
+        }
+    return metrics
+
+
+def summarise(
+    config: Experiment, fingerprint: str, lines: Sequence[Mapping[str, Any]], p: float, traffic: Traffic
+) -> dict[str, Any]:
+    """The run in one record: no times, no paths, so that it compares equal to that of an uninterrupted run.
+
+    ``fingerprint``: the partition's; ``lines``: those of rounds.jsonl; ``p``: the share of shared data.
+    """
+    c = config
+    after = [(line["round"], line["test/accuracy"]) for line in lines if line["round"] >= 1]
+    reached = [number for number, accuracy in after if accuracy >= c.target]
+
+    def course(name: str) -> list[list[float]]:
+        key = f"convergence/{name}"
+        return [[line["round"], line[key]] for line in lines if key in line]
+
+    return {
+        "dataset": c.data.name,
+        "algorithm": c.algorithm,
+        "setting": c.sharing.setting,
+        "alpha": c.partition.alpha,
+        "n_clients": c.partition.n_clients,
+        "participation": c.federation.participation,
+        "seed": c.seed,
+        "learning_rate": c.client.lr,
+        "target": c.target,
+        "rounds_to_target": reached[0] if reached else None,
+        "rounds": c.federation.rounds,
+        "last_accuracy": after[-1][1],
+        "best_accuracy": max(accuracy for _, accuracy in after),
+        "validation_accuracy": lines[-1].get("validation/accuracy"),
+        "p": p,
+        "bytes_down": traffic.down,
+        "bytes_up": traffic.up,
+        "bytes_once": traffic.once,
+        "partition": fingerprint,
+        **{name: course(name) for name in ("zeta_sq", "zeta_hat_sq", "sigma_sq", "sigma_hat_sq")},
+    }

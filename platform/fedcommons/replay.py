@@ -1,0 +1,125 @@
+"""One client of one round of a run, alone and in this process: the one that failed, or any other.
+
+It starts where it started in the run and its draws have the same keys, so it does what it did there, bit for bit on the
+same kind of machine. The run folder is only read.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedcommons.artifacts import Store
+from fedcommons.config import Experiment, override
+from fedcommons.errors import UserError
+from fedcommons.experiment import Assembled, assemble, prepare, synthetic_images
+from fedcommons.federation import checkpoint, rounds
+from fedcommons.federation.blocks import Block, train_block
+from fedcommons.federation.executor import Executor
+from fedcommons.federation.memory import ClientMemory
+from fedcommons.federation.reduction import add_blocks
+from fedcommons.federation.rounds import Plan, Standing
+from fedcommons.tensors import Flat, data, nbytes
+from fedcommons.tracking.run_folder import read_config
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What the client had and what it answered; no metrics and no sums of a reply that is rejected."""
+
+    class_counts: Sequence[int]  # of the examples it trained on
+    down_bytes: int
+    up_bytes: int
+    metrics: Mapping[str, float | Tensor]
+    sums: Mapping[str, Flat | Tensor]
+    rejected: str | None  # why
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{label}: {n}" for label, n in enumerate(self.class_counts) if n)
+        return "\n".join(
+            [
+                f"examples: {sum(self.class_counts)} (of class {counts})",
+                f"message: {self.down_bytes} bytes down, {self.up_bytes} bytes up",
+                *(f"{name}: {float(value):.9g}" for name, value in self.metrics.items()),
+                *(f"norm of {name}: {float(data(x).norm()):.9g}" for name, x in self.sums.items()),
+                f"reply: {f'rejected, {self.rejected}' if self.rejected else 'accepted'}",
+            ]
+        )
+
+
+def replay(folder: Path, number: int, client: int, say: Callable[[str], None] = print) -> Replayed:
+    """Train ``client`` as in the round of this number of the run in ``folder``.
+
+    Raises:
+        UserError: there is no such run or round, the client does not train in it, or what it trained on is not there.
+        ClientError: the client fails; the cause is its own exception.
+    """
+    config = _config(folder)
+    _require_within("--round", number, 1, config.federation.rounds)
+    _require_within("--client", client, 0, config.partition.n_clients - 1)
+    prepared = prepare(config)
+    try:
+        images = synthetic_images(prepared, Store(Path(config.artifacts), say), say, may_generate=False)
+    except LookupError as error:
+        raise UserError(f"--replay: what the run trained on is not there; {error}.") from error
+    ready = assemble(prepared, images)
+    _require_training(ready.plan, number, client)
+    executor = ready.executor()
+    before = _standing_before(number, ready, executor, folder, say)
+    called = rounds.call(ready.algorithm, ready.plan, before, number)
+    alone = _alone(client, called.blocks)
+    say(f"client {client}, round {number}, {called.task.algorithm}")
+    (result,) = executor.map(train_block, called.task, [alone])
+    return Replayed(
+        torch.bincount(ready.data.clients[client].y).tolist(),
+        called.task.nbytes + nbytes(alone.own[0]),
+        result.up_bytes,
+        {name: value for _, reply in result.replies.values() for name, value in reply.metrics.items()},
+        add_blocks(list(result.sums.values())),
+        result.rejected.get(client),
+    )
+
+
+def _config(folder: Path) -> Experiment:
+    """The run's, played in this process."""
+    if not (folder / "config.yaml").exists():
+        raise UserError(f"--replay: {folder} holds no run (it has no config.yaml).")
+    return override(read_config(folder), {"federation.executor": "serial"})
+
+
+def _require_within(option: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise UserError(f"{option} must lie in [{low}, {high}] in this run, got {value}.")
+
+
+def _require_training(plan: Plan, number: int, client: int) -> None:
+    joined, present = rounds.answering(plan, number)
+    if client not in present:
+        why = "its answer does not arrive (straggler.q)" if client in joined else "it is not drawn"
+        some = ", ".join(map(str, present[:10])) + (f" and {len(present) - 10} more" if len(present) > 10 else "")
+        raise UserError(f"client {client} does not train in round {number}: {why}; those that do: {some or 'none'}.")
+
+
+def _standing_before(
+    number: int, ready: Assembled, executor: Executor, folder: Path, say: Callable[[str], None]
+) -> Standing:
+    """Where the federation stood before the round of this number, from the nearest checkpoint or the very start."""
+    memory = ClientMemory(folder=folder / "memory")  # all of it in RAM, so that nothing is written there
+    start = checkpoint.load_latest(folder / "checkpoints", memory, before=number) or ready.start(memory)
+    missing = number - 1 - start.round
+    if missing:
+        say(f"There is no checkpoint after round {start.round}, so {missing} round(s) are played again first.")
+    now = start
+    for standing, _ in islice(rounds.run(ready.algorithm, executor, ready.plan, start), missing):
+        now = standing
+    return now
+
+
+def _alone(client: int, blocks: Sequence[Block]) -> Block:
+    """The client in a block of its own."""
+    block = next(block for block in blocks if client in block.clients)
+    at = block.clients.index(client)
+    return Block([client], [block.own[at]], [block.memory[at]])

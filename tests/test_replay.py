@@ -1,0 +1,299 @@
+"""A client that fails says where and why, and any client of a run can be run again alone, to the same bits."""
+
+import importlib.util
+import pdb
+import pickle
+import re
+import shlex
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedcommons import cli, experiment, presets
+from fedcommons.algorithms import ALGORITHMS
+from fedcommons.algorithms.algorithm import Message, Reply, State
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.local import Batch, Work
+from fedcommons.config import Experiment, override
+from fedcommons.data.clients import ClientData
+from fedcommons.errors import ClientError, UserError, left_in, sentence
+from fedcommons.federation import rounds
+from fedcommons.federation.blocks import Block, BlockResult, RoundTask, train_block
+from fedcommons.federation.reduction import add_blocks
+from fedcommons.federation.worker import Worker
+from fedcommons.replay import replay
+from fedcommons.seeds import seed_for
+from fedcommons.tensors import Payload, data, flat, scalar
+
+SHORT = {"federation.rounds": 4, "federation.checkpoint_every": 3, "measure.every": 0, "tracking.wandb": "off"}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Experiment:
+    return override(presets.experiment("smoke", "digits"), {**SHORT, "artifacts": str(tmp_path / "artifacts")})
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    path = Path(__file__).parent.parent / "sweeps" / "run.py"
+    spec = importlib.util.spec_from_file_location("run", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# The same bits
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, int], BlockResult]:
+    """By round and client what each client of the engine's blocks does."""
+    results = {}
+
+    def spy(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
+        for client, own, memory in zip(block.clients, block.own, block.memory, strict=True):
+            alone = train_block(worker, task, Block([client], [own], [memory]))
+            results.setdefault((task.round, client), alone)
+        return train_block(worker, task, block)
+
+    monkeypatch.setattr(rounds, "train_block", spy)
+    return results
+
+
+def _contents(folder: Path) -> dict[Path, tuple[int, bytes]]:
+    return {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"algorithm": "scaffold", "federation.blocks": 1, "federation.memory_mb": 0.001},
+        {"model.batch_norm": True, "federation.participation": 0.8, "straggler.q": 0.4},
+        {"model.batch_norm": True, "federation.buffers": "keep", "algorithm": "moon"},
+        {"sharing.setting": "shuffled_synthetic", "algorithm": "fedmix"},
+    ],
+    ids=["memory in files", "stragglers", "buffers kept", "pool and means"],
+)
+def test_a_client_that_is_run_again_does_what_it_did(
+    fields: Mapping[str, Any], config: Experiment, tmp_path: Path, trained: dict[tuple[int, int], BlockResult]
+) -> None:
+    """From a checkpoint (rounds 3 and 4 of 4) and from the start (round 2); and it leaves the run as it is."""
+    folder = tmp_path / "run"
+    experiment.run(override(config, fields), folder, say=lambda _: None)
+    before, of_run = _contents(folder), dict(trained)
+    played = {4: [], 3: ["after round 0", "2 round(s) are played again"], 2: ["after round 0", "1 round(s)"]}
+    for number, parts in played.items():
+        client = max(i for r, i in of_run if r == number)
+        said: list[str] = []
+        again = replay(folder, number, client, said.append)
+        there = of_run[number, client]
+        sums = add_blocks(list(there.sums.values()))
+        assert again.sums.keys() == sums.keys() != set()
+        assert all(torch.equal(data(again.sums[name]), data(sums[name])) for name in sums)
+        assert again.metrics == there.replies[client][1].metrics != {}
+        assert again.up_bytes == there.up_bytes
+        assert again.rejected is None
+        assert all(part in said[0] for part in parts)
+        assert len(said) == 1 + bool(parts)
+    assert _contents(folder) == before
+
+
+class Addressed(FedAvg):
+    """FedAvg whose clients tell what was sent to them alone."""
+
+    def down(self, state: State, round: int, client: int) -> Message:
+        return replace(super().down(state, round, client), own={"to": torch.tensor(client)})
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
+        return replace(super().client(work, message, memory, data, seed), metrics={"to": scalar(message.own, "to")})
+
+
+def test_it_gets_its_own_message(config: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ALGORITHMS, "fedavg", lambda c, local: Addressed(local))
+    experiment.run(override(config, {"federation.rounds": 1, "federation.blocks": 1}), tmp_path / "run")
+    again = replay(tmp_path / "run", 1, 2)
+    assert again.metrics == {"to": 2}
+    assert again.down_bytes == again.up_bytes + torch.tensor(2).nbytes
+
+
+def test_it_says_what_the_client_had_and_answered(config: Experiment, tmp_path: Path) -> None:
+    experiment.run(override(config, {"federation.rounds": 1}), tmp_path / "run")
+    again = replay(tmp_path / "run", 1, 2)
+    dealt = experiment.prepare(config).partition.class_counts[2]
+    assert again.class_counts == dealt[: len(again.class_counts)].tolist()
+    assert again.down_bytes == again.up_bytes == 4 * len(data(again.sums["delta"]))
+    norm = float(data(again.sums["delta"]).square().sum().sqrt())
+    lines = str(again).splitlines()
+    assert lines[0].startswith(f"examples: {dealt.sum()} (of class ")
+    assert f"norm of delta: {norm:.9g}" in lines
+    assert f"loss: {again.metrics['loss']:.9g}" in lines
+    assert lines[-1] == "reply: accepted"
+
+
+def test_it_says_why_a_reply_is_rejected(config: Experiment, tmp_path: Path) -> None:
+    """A learning rate at which every client diverges: the run stops in round 1."""
+    with pytest.raises(ClientError, match="every reply was rejected"):
+        experiment.run(override(config, {"client.lr": 1e30}), tmp_path / "run")
+    again = replay(tmp_path / "run", 1, 0)
+    assert again.sums == again.metrics == {}
+    assert str(again).endswith("reply: rejected, delta has values that are not finite")
+
+
+# A client that fails
+
+
+def fail(batch: Batch, step: int) -> Tensor:
+    raise ZeroDivisionError("of\nno avail")
+
+
+class Failing(FedAvg):
+    """FedAvg whose client 2 fails in round 3."""
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
+        if seed == seed_for(0, "client", 3, 2):
+            self.local.run(work, flat(message.common, "model"), data, seed, loss=fail)
+        return super().client(work, message, memory, data, seed)
+
+
+SENTENCE = (
+    "client 2, round 3, Failing: ZeroDivisionError: of no avail "
+    "(training data (50, 1, 8, 8); step 0, batch (10, 1, 8, 8))"
+)
+
+
+@pytest.fixture
+def failed(config: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, ClientError]:
+    """A run that a client stopped, with its regular checkpoints far apart; its folder has a blank in its name."""
+    monkeypatch.setitem(ALGORITHMS, "fedavg", lambda c, local: Failing(local))
+    with pytest.raises(ClientError) as caught:
+        experiment.run(override(config, {"federation.checkpoint_every": 100}), tmp_path / "a run")
+    return tmp_path / "a run", caught.value
+
+
+def test_a_client_that_fails_is_named_with_its_traceback(failed: tuple[Path, ClientError]) -> None:
+    folder, error = failed
+    assert error.sentence == sentence(error) == str(error) == SENTENCE
+    text = (folder / "error.txt").read_text()
+    assert text.splitlines()[0] == SENTENCE
+    for trace in (text, error.trace):
+        assert 'in fail\n    raise ZeroDivisionError("of\\nno avail")\nZeroDivisionError: of\nno avail\n' in trace
+    assert f"python sweeps/run.py --replay '{folder}' --round 3 --client 2" in text
+    assert left_in(folder) == f"{SENTENCE} (traceback: {folder / 'error.txt'})"
+
+
+def test_a_client_that_failed_fails_again_at_once_with_its_own_exception(failed: tuple[Path, ClientError]) -> None:
+    said: list[str] = []
+    with pytest.raises(ClientError, match=re.escape(SENTENCE)) as caught:
+        replay(failed[0], 3, 2, said.append)
+    assert said == ["client 2, round 3, Failing"]  # from the checkpoint of round 2, which failing left
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert replay(failed[0], 3, 1, said.append).rejected is None  # the others of its round are well
+
+
+def test_the_command_that_is_printed_runs_the_client_again(
+    failed: tuple[Path, ClientError],
+    script: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def stopped(argv: object) -> int:
+        raise failed[1]
+
+    with pytest.raises(SystemExit) as end:
+        cli.main(stopped)
+    assert end.value.code == 1
+    *trace, said, last = capsys.readouterr().err.splitlines()
+    assert "ZeroDivisionError: of" in trace
+    assert said == f"error: {SENTENCE}"
+    python, path, *argv = shlex.split(last.partition(": ")[2])
+    assert (python, path) == ("python", "sweeps/run.py")
+    with pytest.raises(ClientError, match=re.escape(SENTENCE)):
+        script.run(argv)
+    opened: list[TracebackType] = []
+    monkeypatch.setattr(pdb, "post_mortem", opened.append)
+    with pytest.raises(ClientError, match=re.escape(SENTENCE)):
+        script.run([*argv, "--pdb"])
+    (at,) = opened
+    while at.tb_next:
+        at = at.tb_next
+    assert at.tb_frame.f_code is fail.__code__
+
+
+def test_an_error_keeps_what_it_knows_on_its_way_from_another_process(failed: tuple[Path, ClientError]) -> None:
+    from ray.exceptions import RayTaskError
+
+    sent: ClientError = pickle.loads(pickle.dumps(failed[1]))
+    around = RayTaskError("map", "a long traceback", sent, "a process", 1, "an address").as_instanceof_cause()
+    for error in (sent, around):
+        assert isinstance(error, ClientError)
+        assert (error.client, error.round, error.trace) == (2, 3, failed[1].trace)
+        assert sentence(error) == SENTENCE
+    other = RayTaskError("map", "a long traceback", ValueError("no\nway"), "a process", 1, "an address")
+    assert sentence(other.as_instanceof_cause()) == "ValueError: no way"
+
+
+# What cannot be run again
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 30 clients, 15 of them drawn, some of whom do not answer."""
+    folder = tmp_path_factory.mktemp("drawn") / "run"
+    fields = {"partition.n_clients": 30, "federation.participation": 0.5, "straggler.q": 0.2}
+    one = {"federation.rounds": 1, "partition.name": "iid"}
+    experiment.run(override(presets.experiment("smoke", "digits"), {**SHORT, **fields, **one}), folder)
+    return folder
+
+
+def _refused(script: ModuleType, argv: str) -> str:
+    with pytest.raises(UserError) as caught:
+        script.run(argv.split())
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("argv", "part"),
+    [
+        ("--replay {}/.. --round 1 --client 0", "holds no run (it has no config.yaml)"),
+        ("--replay {} --round 2 --client 0", "--round must lie in [1, 1] in this run, got 2."),
+        ("--replay {} --round 0 --client 0", "--round must lie in [1, 1] in this run, got 0."),
+        ("--replay {} --round 1 --client 30", "--client must lie in [0, 29] in this run, got 30."),
+        ("--replay {} --round 1 --client one", "client takes int, got 'one'."),
+        ("--replay {} --round 1", "--replay needs --round R and --client I."),
+        ("--replay {} --round 1 --client 0 --client.lr=0.1", "all else is as in the run; got --client.lr."),
+        ("--round 1 --preset smoke", "--round goes with --replay RUN_DIR and --client I."),
+    ],
+)
+def test_a_bad_request_is_refused_in_one_sentence(argv: str, part: str, drawn: Path, script: ModuleType) -> None:
+    assert part in _refused(script, argv.format(drawn))
+
+
+def test_a_client_that_does_not_train_is_refused_with_those_that_do(drawn: Path, script: ModuleType) -> None:
+    joined = rounds.participants(30, 0.5, 0, 1)
+    late = rounds.stragglers(joined, 0.2, 0, 1)
+    present = [i for i in joined if i not in late]
+    those = f"those that do: {', '.join(map(str, present[:10]))} and {len(present) - 10} more."
+    for client, why in ((min(set(range(30)) - set(joined)), "it is not drawn"), (min(late), "does not arrive")):
+        said = _refused(script, f"--replay {drawn} --round 1 --client {client}")
+        assert said.startswith(f"client {client} does not train in round 1: ")
+        assert why in said
+        assert said.endswith(those)
+
+
+def test_images_that_are_gone_are_not_made_again(config: Experiment, tmp_path: Path, script: ModuleType) -> None:
+    shuffled = override(config, {"sharing.setting": "shuffled_synthetic", "federation.rounds": 1})
+    experiment.run(shuffled, tmp_path / "run", say=lambda _: None)
+    shutil.rmtree(tmp_path / "artifacts" / "images")
+    said = _refused(script, f"--replay {tmp_path / 'run'} --round 1 --client 0")
+    assert "what the run trained on is not there; the synthetic images of client 0 have not been made" in said
+    assert not (tmp_path / "artifacts" / "images").exists()
