@@ -154,7 +154,9 @@ class Bare:
         self.inner = context.Barrier(of)
         shared = (x.share_memory_(), y.share_memory_(), weights, totals)
         self.processes = [
-            context.Process(target=bare_worker, args=(name, r, of, shared, self.barrier, self.inner, self.go))
+            context.Process(
+                target=bare_worker, args=(name, r, of, shared, self.barrier, self.inner, self.go), daemon=True
+            )
             for r in range(of)
         ]
         for process in self.processes:
@@ -237,6 +239,12 @@ def cpu_name() -> str:
     return next((s.partition(":")[2].strip() for s in lines if s.startswith("model name")), platform.processor())
 
 
+def machine() -> str:
+    """Today, the processor and torch: what seconds depend on."""
+    threads = f"{torch.get_num_threads()} torch thread a process"
+    return f"{date.today()}, {cpu_name()}, {threads}, torch {torch.__version__}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", nargs="*", default=list(WORKLOADS), metavar="W", help="W1, W2, W3")
@@ -246,7 +254,7 @@ def main() -> None:
     if unknown := set(options.workloads) - set(WORKLOADS):
         parser.error(f"unknown workload {', '.join(sorted(unknown))}; known: {', '.join(WORKLOADS)}")
     torch.set_num_threads(1)
-    print(f"{date.today()}, {cpu_name()}, {torch.get_num_threads()} torch thread a process, torch {torch.__version__}")
+    print(machine())
     print("| workload | bare, 1 process | serial | ratio | bare, 2 processes | 2 actors | ratio |\n" + 7 * "|---" + "|")
     ratios = {}
     for name in options.workloads:

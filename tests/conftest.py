@@ -1,10 +1,17 @@
-"""What the tests share: the two tiny federations of ``fedcommons.testing``, and a Ray.
+"""What the tests share: the two tiny federations of ``fedcommons.testing``, a reader of W&B's files, and a Ray.
 
 Tests cannot import each other, so helpers are fixtures; their types are imported under TYPE_CHECKING only.
 """
 
+import json
 import os
+import struct
+import time
+import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +34,71 @@ def least_squares() -> Callable[..., LeastSquares]:
 def digits() -> Callable[..., Federation]:
     """See ``federations.digits``."""
     return federations.digits
+
+
+@dataclass(frozen=True)
+class WandbFile:
+    """What W&B kept of a run offline."""
+
+    records: list[Any]
+
+    @property
+    def run(self) -> Any:
+        """The run's own facts."""
+        (run,) = [record.run for record in self.records if record.HasField("run")]
+        return run
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the end of the run is in it: nothing comes after that."""
+        return any(record.HasField("exit") for record in self.records)
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """The logged rows."""
+        return [
+            {(item.key or ".".join(item.nested_key)): json.loads(item.value_json) for item in record.history.item}
+            for record in self.records
+            if record.HasField("history")
+        ]
+
+
+def _wandb_records(path: Path) -> Iterator[Any]:
+    """The records of a .wandb file: 7 bytes of header, then LevelDB's log format in blocks of 32 KiB."""
+    from wandb.proto import wandb_internal_pb2
+
+    content, at, pending = path.read_bytes(), 7, b""
+    while at + 7 <= len(content):
+        if (room := 32768 - at % 32768) < 7:
+            at += room
+            continue
+        checksum, length, kind = struct.unpack("<IHB", content[at : at + 7])
+        if kind == 0 or at + 7 + length > len(content):  # the rest is not written yet
+            return
+        payload = content[at + 7 : at + 7 + length]
+        assert zlib.crc32(bytes([kind]) + payload) == checksum
+        at, pending = at + 7 + length, pending + payload
+        if kind in (1, 4):  # a whole record, or the last part of one
+            record = wandb_internal_pb2.Record()  # pyright: ignore[reportAttributeAccessIssue]  (made at import)
+            record.ParseFromString(pending)
+            pending = b""
+            yield record
+
+
+@pytest.fixture(scope="session")
+def wandb_file() -> Callable[[Path], WandbFile]:
+    """Reads the newest of W&B's files in the folder of a run that has ended."""
+
+    def read(folder: Path) -> WandbFile:
+        newest = max(folder.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns)
+        deadline = time.monotonic() + 20
+        found = WandbFile(list(_wandb_records(newest)))
+        while not found.has_ended and time.monotonic() < deadline:
+            time.sleep(0.05)  # a process of W&B's writes it, and may do so after the run's own has been told the end
+            found = WandbFile(list(_wandb_records(newest)))
+        return found
+
+    return read
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,209 @@
+"""Seconds of a round of fedcommons and of other simulators, all against one bare PyTorch loop, in one run.
+
+python benchmarks/against_peers.py [W1 W2 W3] [--peers DIR] [--environments DIR] [--repeats 3] [--json]
+
+The workloads are those of round_time.py. A rival runs as a process of its own virtual environment, which should have
+our torch, with its script in DIR of ``--peers``. Half an hour with all, on two cores that nobody else uses. Fairness:
+
+- In turns. A block, one stretch each of the bare loop and of ours, in one process and in two, is played before and
+  after every run of a rival. A rival's ratio is its seconds to the mean of the two blocks around it of the bare loop in
+  two processes, any other ratio that within a block: what slows the machine for minutes slows both sides.
+- Steady rounds. A rival's first round is left out (Flower starts its actors in it), as is our first block. A rival's
+  seconds are the median of its rounds; a stretch's are the mean, so that a round held up by the machine favours the
+  rivals. The table has the medians of these seconds and of these ratios, each for itself.
+- The same work: models, sizes, steps, one torch thread a process (FedJAX: XLA's threads), at most two processes. No
+  evaluation, tracking or start-up in the timed part. Our processes sleep while a rival runs, but for a twentieth of a
+  core that Ray always takes, from the bare loop too.
+"""
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from round_time import WORKLOADS, Bare, Ours, machine
+
+REFERENCE = "bare, 2 processes"
+OURS: dict[str, Callable[[str], Bare | Ours]] = {
+    REFERENCE: lambda workload: Bare(workload, 2),
+    "fedcommons, 2 actors": lambda workload: Ours(workload, 2),
+    "bare, 1 process": lambda workload: Bare(workload, 1),
+    "fedcommons, serial": lambda workload: Ours(workload, None),
+}
+TIMEOUT_S = 300
+PEERS = Path(__file__).parents[2] / "shared" / "peerbench"
+
+ENVIRONMENTS = {
+    "venv-pfl": '"pfl[pytorch]==0.6.0"',
+    "venv-flwr": '"flwr[simulation]==1.41.0" torch',
+    "venv-fedlab": "--no-deps fedlab==1.3.0 munch tqdm, then torch pynvml pandas scikit-learn pillow",
+    "venv-fedjax": 'fedjax==0.0.17 "jax[cpu]==0.10.2" torch',
+}
+"""What pip installs into each."""
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A system of a virtual environment; ``command`` is its script and the script's arguments."""
+
+    name: str
+    environment: str
+    command: str
+    workloads: tuple[str, ...] = ("W1", "W2", "W3")
+
+
+RIVALS = (
+    Rival("pfl, 1 process", "venv-pfl", "pfl_bench.py {workload} 1"),
+    Rival("pfl, 2 processes", "venv-pfl", "pfl_two.py {workload}"),
+    Rival("Flower, 2 actors", "venv-flwr", "flower_bench.py {workload} msg"),
+    Rival("FedLab", "venv-fedlab", "fedlab_bench.py {workload}"),
+    Rival("FedJAX", "venv-fedjax", "fedjax_bench.py {workload}", ("W1", "W3")),
+)
+
+
+class RivalError(Exception):
+    """Why a rival's run has no seconds."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Seconds of a round, and the ratio to those of the bare loop in two processes at that time."""
+
+    seconds: float
+    ratio: float
+
+
+def interpreter(environments: Path, name: str) -> Path:
+    """The Python of a virtual environment, whether or not it is there."""
+    return environments / name / "bin" / "python"
+
+
+def run(rival: Rival, workload: str, peers: Path, environments: Path) -> float:
+    """Median seconds of a steady round of a rival.
+
+    Raises:
+        RivalError: it failed, took too long or played no steady round.
+    """
+    script, *arguments = rival.command.format(workload=workload).split()
+    command = [interpreter(environments, rival.environment), peers / script, *arguments]
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}  # those are for ours
+    variables |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "ignore"}  # nothing is written beside the scripts
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+", errors="replace") as log:
+        process = subprocess.Popen(
+            command, cwd=folder, env=variables, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            process.wait(TIMEOUT_S)
+        except BaseException as error:  # an interrupt too: the processes that it started would go on
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise RivalError(f"not done in {TIMEOUT_S} s") from None
+            raise
+        log.seek(0)
+        lines = [line for line in log.read().splitlines() if line.strip()]
+    reports = [line.removeprefix("PEERBENCH ") for line in lines if line.startswith("PEERBENCH ")]
+    if not reports:
+        raise RivalError(f"exit code {process.returncode}: {lines[-1][:200] if lines else 'no output'}")
+    steady = json.loads(reports[-1])["round_times"][1:]
+    if not steady:
+        raise RivalError("one round only, and the first does not count")
+    return statistics.median(steady)
+
+
+def measure(
+    workload: str, rivals: list[Rival], repeats: int, peers: Path, environments: Path
+) -> tuple[dict[str, Sample], dict[str, str]]:
+    """Medians of every system on a workload, and why a rival has none; one that fails is not run again."""
+    timed = WORKLOADS[workload].timed
+    sides = {name: make(workload) for name, make in OURS.items()}
+    samples: dict[str, list[Sample]] = defaultdict(list)
+    failed: dict[str, str] = {}
+
+    def block() -> float:
+        """Sample our sides, in turns; returns the seconds that are the measure of the others."""
+        seconds = {}
+        for name, side in sides.items():
+            start = time.perf_counter()
+            side.stretch(timed)
+            seconds[name] = (time.perf_counter() - start) / timed
+        for name in sides:
+            samples[name].append(Sample(seconds[name], seconds[name] / seconds[REFERENCE]))
+        return seconds[REFERENCE]
+
+    block()
+    samples.clear()  # that was warming up
+    for _ in range(repeats):
+        before = block()
+        for rival in rivals:
+            if workload not in rival.workloads or rival.name in failed:
+                continue
+            try:
+                seconds = run(rival, workload, peers, environments)
+            except RivalError as error:
+                failed[rival.name] = str(error)
+                before = block()
+                continue
+            after = block()
+            samples[rival.name].append(Sample(seconds, 2 * seconds / (before + after)))
+            before = after
+    for side in sides.values():
+        side.close()
+    medians = {
+        system: Sample(statistics.median(s.seconds for s in of), statistics.median(s.ratio for s in of))
+        for system, of in samples.items()
+    }
+    return medians, failed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workloads", nargs="*", default=list(WORKLOADS), metavar="W", help="W1, W2, W3")
+    parser.add_argument("--peers", type=Path, default=PEERS, metavar="DIR", help="folder of the rivals' scripts")
+    parser.add_argument("--environments", type=Path, metavar="DIR", help="folder of venv-pfl, ...; default: --peers")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each rival")
+    parser.add_argument("--json", action="store_true", help="print seconds and ratios as JSON, as the last line")
+    options = parser.parse_args()
+    if unknown := set(options.workloads) - set(WORKLOADS):
+        parser.error(f"unknown workload {', '.join(sorted(unknown))}; known: {', '.join(WORKLOADS)}")
+    if options.repeats < 1:
+        parser.error(f"--repeats {options.repeats}: at least 1 is needed")
+    peers = options.peers.absolute()  # the rivals run elsewhere
+    environments = (options.environments or peers).absolute()
+    for option, folder in (("--peers", peers), ("--environments", environments)):
+        if not folder.is_dir():
+            parser.error(f"{option}: there is no folder {folder}")
+    torch.set_num_threads(1)
+    print(machine())
+    rivals = [r for r in RIVALS if interpreter(environments, r.environment).exists()]
+    for name, packages in ENVIRONMENTS.items():
+        if not interpreter(environments, name).exists():
+            print(f"Not there: {environments / name}; python -m venv makes it, pip install {packages} fills it")
+    systems = [*OURS, *(r.name for r in rivals)]
+    print(f"| workload | {' | '.join(systems)} |\n" + (1 + len(systems)) * "|---" + "|")
+    table: dict[str, dict[str, dict[str, float]]] = {}
+    failures: list[str] = []
+    for workload in options.workloads:
+        medians, failed = measure(workload, rivals, options.repeats, peers, environments)
+        cells = [f"{m.seconds:.3g} s, {m.ratio:.3g}" if (m := medians.get(s)) else "-" for s in systems]
+        print(f"| {workload} | {' | '.join(cells)} |", flush=True)
+        table[workload] = {s: {"seconds": round(m.seconds, 5), "ratio": round(m.ratio, 3)} for s, m in medians.items()}
+        failures += [f"{name} on {workload}: {why}" for name, why in failed.items()]
+    for failure in failures:
+        print(failure)
+    if options.json:
+        print(json.dumps(table))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
