@@ -79,7 +79,7 @@ def test_equals_a_slow_double_on_the_network(digits: "Digits") -> None:
 
 def test_clients_with_one_sample_have_no_noise(digits: "Digits") -> None:
     found = _measure(digits(sizes=(1, 1, 1)))
-    assert 0 <= found.sigma_sq < 1e-12 < found.zeta_sq
+    assert 0 <= found.sigma_sq < 1e-6 < found.zeta_sq  # its norms are float32
 
 
 def test_identical_clients_have_no_dissimilarity(digits: "Digits") -> None:
