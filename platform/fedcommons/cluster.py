@@ -26,6 +26,7 @@ def connect(num_cpus: int | None = None) -> None:
         return
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # nobody else can reach a Ray that listens on this machine only
     ray.init(
+        address="local",  # not one of somebody else's on this machine
         num_cpus=num_cpus or cores(),
         include_dashboard=False,
         log_to_driver=False,

@@ -92,18 +92,18 @@ class RayActors:
             try:
                 results += ray.get(call)
             except LOST as error:
+                self._renew(number)
                 results += [self._again(number, function, sent, j, jobs[j], error) for j in part]
         return results
 
     def _again(self, number: int, function: Callable, sent: object, index: int, job: object, died: Exception) -> Any:
-        """The result of a job whose actor died, from a new one."""
+        """The result of a job whose actor died, from the one in its place."""
         for _ in range(DEATHS - 1):
-            self._renew(number)
             try:
                 return ray.get(self.actors[number].map.remote(function, sent, [job]))[0]
             except LOST as error:
                 died = error
-        self._renew(number)
+                self._renew(number)
         raise WorkerDied(index, DEATHS, " ".join(str(died).split())) from died
 
     def _renew(self, number: int) -> None:

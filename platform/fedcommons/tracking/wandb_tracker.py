@@ -21,6 +21,9 @@ class WandbTracker:
     def __init__(self, folder: Path, config: Experiment, say: Callable[[str], None]) -> None:
         self.say, self.run = say, None
         mode = config.tracking.wandb
+        # Set by a process that started this one, a sweep's: W&B would keep our run in that one's service, where the run
+        # of a trial that was killed stays open, so that the trial after it, with the same id, would write nothing.
+        os.environ.pop("WANDB_SERVICE", None)
         try:
             import wandb
 
