@@ -65,6 +65,25 @@ class OfItsOwn(nn.Module):
         return self.last((x * self.scale).flatten(1))
 
 
+class PastItsLayer(nn.Module):
+    """One layer is called and its weight used once more; another's weight is used, and it is never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.last = nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 10)
+        self.never = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.a(x[:, 0, 0]))
+        return self.last(torch.tanh(h @ (self.b.weight if self.never else self.a.weight)))
+
+
+class NeverCalled(PastItsLayer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.never = True
+
+
 class Tied(nn.Module):
     """Two layers, one weight."""
 
@@ -89,6 +108,8 @@ SLOW: dict[str, Callable[[], nn.Module]] = {
     "called twice": CalledTwice,
     "a parameter of its own": OfItsOwn,
     "tied": Tied,
+    "a weight used past its layer": PastItsLayer,
+    "a weight whose layer is never called": NeverCalled,
 }
 
 

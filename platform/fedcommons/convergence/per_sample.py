@@ -7,7 +7,8 @@ convolution     the same with the patches under t as a_bt; or the sum over t its
 normalisation   ||sum_t g_bt xhat_bt||^2 + ||sum_t g_bt||^2, xhat the normalised input
 embedding       sum_ts [token_bt = token_bs] <g_bt, g_bs>
 
-All exact. A model with parameters in other layers, or that calls a layer twice, is taken sample by sample: exact, slow.
+All exact. A model with parameters in other layers, or that uses one twice or past its layer, is taken sample by sample:
+exact, slow.
 Source: Goodfellow, "Efficient Per-Example Gradient Computations", arXiv:1510.01799; Rochette et al., arXiv:1912.06015.
 """
 
@@ -37,10 +38,12 @@ def gradients(module: LightningModule, batch: Batch) -> tuple[Tensor, Tensor]:
     module.eval()
     require_apart(module)
     if has_closed_forms(module):
-        with _Recorder(module, len(batch[1])) as recorder:
-            mean = _gradient(module, batch)
-        if recorder.complete:
-            return mean, recorder.sq_norms * len(batch[1]) ** 2  # the loss was a mean
+        n = len(batch[1])
+        with _Recorder(module, n) as recorder:
+            loss = _loss(module, batch)
+        if recorder.sees_all(loss):
+            mean = _gradient(module, loss)
+            return mean, recorder.sq_norms * n**2  # the loss is a mean
     return _one_by_one(module, batch)
 
 
@@ -65,11 +68,14 @@ def has_closed_forms(module: nn.Module) -> bool:
     return all(_form(layer) is not None for layer in owners) and len(parameters) == len({id(p) for p in parameters})
 
 
-def _gradient(module: LightningModule, batch: Batch) -> Tensor:
-    parameters = list(module.parameters())
+def _loss(module: LightningModule, batch: Batch) -> Tensor:
     loss = module.training_step(tuple(batch), 0)
     assert isinstance(loss, Tensor)
-    parts = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+    return loss
+
+
+def _gradient(module: LightningModule, loss: Tensor) -> Tensor:
+    parts = torch.autograd.grad(loss, list(module.parameters()), allow_unused=True, materialize_grads=True)
     return torch.cat([part.reshape(-1) for part in parts])
 
 
@@ -77,7 +83,7 @@ def _one_by_one(module: LightningModule, batch: Batch) -> tuple[Tensor, Tensor]:
     n = len(batch[1])
     total, sq_norms = None, []
     for j in range(n):
-        gradient = _gradient(module, [column[j : j + 1] for column in batch])
+        gradient = _gradient(module, _loss(module, [column[j : j + 1] for column in batch]))
         sq_norms.append(gradient.square().sum())
         total = gradient if total is None else total.add_(gradient)
     assert total is not None
@@ -102,10 +108,11 @@ class _Recorder:
         for handle in self._handles:
             handle.remove()
 
-    @property
-    def complete(self) -> bool:
-        """Whether no layer was called twice, so that what was recorded is the whole."""
-        return all(times == 1 for times in self.calls.values())
+    def sees_all(self, loss: Tensor) -> bool:
+        """Whether each layer was called once and no parameter is used past its layer: what it adds up is the whole."""
+        uses = _uses(loss)
+        once = all(uses[id(p)] == 1 for layer in self.layers for p in layer.parameters(recurse=False))
+        return once and all(self.calls[layer] == 1 for layer in self.layers)
 
     def _called(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         self.calls[layer] += 1
@@ -115,6 +122,23 @@ class _Recorder:
         form = _form(layer)
         assert form is not None
         self.sq_norms += form(layer, a, g)
+
+
+def _uses(loss: Tensor) -> Counter[int]:
+    """How often each parameter, by its id, enters the graph of ``loss``."""
+    uses: Counter[int] = Counter()
+    found = [loss.grad_fn]
+    seen = set(found)
+    while found:
+        node = found.pop()
+        for before, _ in node.next_functions if node else ():
+            leaf = getattr(before, "variable", None)
+            if leaf is not None:
+                uses[id(leaf)] += 1
+            elif before not in seen:
+                seen.add(before)
+                found.append(before)
+    return uses
 
 
 def linear(layer: nn.Linear, a: Tensor, g: Tensor) -> Tensor:
