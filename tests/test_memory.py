@@ -16,9 +16,9 @@ from fedcommons.algorithms.local import LocalSGD
 from fedcommons.config import Experiment
 from fedcommons.errors import ClientError
 from fedcommons.federation import checkpoint, rounds
-from fedcommons.federation.memory import ClientMemory, give_back_freed
+from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rounds import Standing
-from fedcommons.federation.worker import set_up_process
+from fedcommons.federation.worker import give_back_freed, set_up_process
 from fedcommons.tensors import Flat, Layout, Payload, data, nbytes
 
 if TYPE_CHECKING:

@@ -60,9 +60,9 @@ def describe() -> str:
     return f"{int(resources.get('CPU', 0))} cores, {gpus} GPU{'s' if gpus != 1 else ''}, {len(ray.nodes())} node(s)"
 
 
-def bundle(config: Experiment) -> dict[str, float]:
+def bundle(gpus_per_actor: float) -> dict[str, float]:
     """What one process that trains clients reserves."""
-    gpus = gpu_share(config.federation.gpus_per_actor)
+    gpus = gpu_share(gpus_per_actor)
     return {"CPU": 1.0, "GPU": gpus} if gpus else {"CPU": 1.0}
 
 
@@ -76,7 +76,7 @@ def require_actors(config: Experiment) -> None:
 
     n = config.federation.actors if config.federation.executor == "ray_actors" else 1
     resources = ray.cluster_resources()
-    for kind, each in bundle(config).items():
+    for kind, each in bundle(config.federation.gpus_per_actor).items():
         has = resources.get(kind, 0)
         room = int(has / each + 1e-9) if each >= 1 else int(has) * int(1 / each + 1e-9)  # a share lies on one GPU
         if n > room:

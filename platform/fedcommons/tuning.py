@@ -200,7 +200,7 @@ def _resources(config_: Experiment):
     """What one trial reserves: itself, or the client actors it has."""
     from ray import tune
 
-    share = cluster.bundle(config_)
+    share = cluster.bundle(config_.federation.gpus_per_actor)
     # A trial with actors only waits for them: it reserves no core of its own.
     bundles = [share] if config_.federation.executor == "serial" else [{}] + [share] * config_.federation.actors
     return tune.PlacementGroupFactory(bundles, strategy="PACK")

@@ -5,9 +5,10 @@ from pathlib import Path
 
 from fedcommons.accounting.communication import Traffic
 from fedcommons.errors import ClientError
-from fedcommons.federation.memory import ClientMemory, give_back_freed, remove_files
+from fedcommons.federation.memory import ClientMemory, remove_files
 from fedcommons.federation.packing import pack, unpack
 from fedcommons.federation.rounds import Standing
+from fedcommons.federation.worker import give_back_freed
 from fedcommons.files import read_tensors, write_tensors
 from fedcommons.tensors import flat
 

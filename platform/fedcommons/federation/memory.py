@@ -7,7 +7,6 @@ The bound is on what rests between rounds. In a round its participants' memories
 it and as they are after it, and a checkpoint copies those that rest there.
 """
 
-import ctypes
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Self
@@ -95,13 +94,6 @@ class ClientMemory(Mapping[int, Payload]):
         if found is None:
             raise ClientError(f"the memory of client {client} is gone: {self.folder / name}")
         return unpack(*found)["memory"]
-
-
-def give_back_freed() -> None:
-    """Return freed memory to the system: else a process keeps several times the bound (``worker.set_up_process``)."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):
-        libc.malloc_trim(0)
 
 
 def remove_files(folder: Path, needed: set[str]) -> None:

@@ -18,7 +18,7 @@ from ray.exceptions import (
 from ray.util import get_current_placement_group, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from fedcommons.cluster import INLINE_BYTES, gpu_share
+from fedcommons.cluster import INLINE_BYTES, bundle
 from fedcommons.errors import ClientError, UserError
 from fedcommons.federation.executor import J, R, S, WorkerDied
 from fedcommons.federation.reduction import cut
@@ -62,11 +62,11 @@ class RayActors:
         self, build: Callable[[RunData], Worker], data: RunData, actors: int, gpus_per_actor: float, wait_s: float = 30
     ) -> None:
         set_up_process()  # the server's sums are made in this one
-        gpus = gpu_share(gpus_per_actor)
-        bundle = {"CPU": 1.0, "GPU": gpus} if gpus else {"CPU": 1.0}
+        share = bundle(gpus_per_actor)
+        gpus = share.get("GPU", 0)
         self.reserved = None
         if get_current_placement_group() is None:  # a trial of a sweep has reserved its place
-            self.reserved = placement_group([bundle] * actors)
+            self.reserved = placement_group([share] * actors)
             if not self.reserved.wait(wait_s):
                 remove_placement_group(self.reserved)
                 raise UserError(

@@ -13,9 +13,10 @@ from fedcommons.algorithms.algorithm import Algorithm, Facts, Reply, State
 from fedcommons.errors import ClientError
 from fedcommons.federation.blocks import BUFFERS, Block, BlockResult, Form, RoundTask, train_block
 from fedcommons.federation.executor import Executor, WorkerDied
-from fedcommons.federation.memory import ClientMemory, give_back_freed
+from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.participation import participants, stragglers
 from fedcommons.federation.reduction import add_blocks, cut
+from fedcommons.federation.worker import give_back_freed
 from fedcommons.seeds import seed_for
 from fedcommons.tensors import EMPTY, Flat, flat, scale
 
