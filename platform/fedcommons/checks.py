@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from fedcommons.algorithms import ALGORITHMS
 from fedcommons.algorithms.weighting import WEIGHTINGS
 from fedcommons.config import DATASETS, GENERATORS, MODELS, PARTITIONS, SETTINGS, Experiment, get
+from fedcommons.convergence.estimators import PARTS
 from fedcommons.errors import UserError, unknown
 
 
@@ -63,6 +64,8 @@ def check(config: Experiment) -> None:
     for name in ("partition.n_aux", "data.limit", "model.projection"):
         if get(c, name) is not None:
             _within(name, get(c, name), 1, inf)
+    if c.measure.samples is not None:
+        _within("measure.samples", c.measure.samples, 2 * PARTS, inf)
     if c.sharing.p is not None:
         _within("sharing.p", c.sharing.p, 0, 1, open_high=True)
     if c.sharing.setting == "shuffled_real" and c.sharing.p is None:

@@ -238,7 +238,11 @@ class Measure:
     """Convergence parameters at the server model."""
 
     every: int = 10
-    """rounds between measurements of zeta^2 and sigma^2; 0: never"""
+    """rounds between measurements of zeta^2, sigma^2 and, with a pool, delta^2; 0: never"""
+    samples: int | None = None
+    """examples of each client that are measured, at least 16, with standard errors; default: all"""
+    smoothness: bool = False
+    """measure L_max, L_p and the pool's L too, by power iteration: hundreds of passes over the data"""
 
 
 @dataclass(frozen=True)

@@ -180,7 +180,8 @@ def assemble(prepared: Prepared, synthetic: Sequence[Examples] | None) -> Assemb
     """Share, and plan the rounds; ``synthetic``: the clients' ``synthetic_images``."""
     c, dataset = prepared.config, prepared.dataset
     shared = share(c, dataset, prepared.partition, synthetic)
-    data = RunData(shared.clients, shared.own, {"test": dataset.test, "validation": dataset.validation})
+    sets = {"test": dataset.test, "validation": dataset.validation}
+    data = RunData(shared.clients, shared.own, sets, shared.pool)
     facts, f = Facts(len(shared.clients), shared.clients.sizes, c.federation.rounds), c.federation
     plan = Plan(facts, f.participation, f.blocks, c.seed, c.straggler.q, f.buffers == "keep")
     algorithm = build_algorithm(c, dataset.augment)
@@ -287,7 +288,7 @@ def _federate(
         for now, facts in courses:
             trained = time.perf_counter()
             metrics = {**facts, "comm/total_bytes": now.traffic.total}
-            metrics |= measures.observe(config, executor, ready.data, now)
+            metrics |= measures.observe(config, executor, ready.data, ready.shared.p, now)
             if ready.book:
                 for client in rounds.answering(ready.plan, now.round)[1] if now.round > start.round else ():
                     answered[client] += 1

@@ -5,7 +5,7 @@ from typing import Any
 
 from fedcommons.accounting.communication import Traffic
 from fedcommons.config import Experiment
-from fedcommons.convergence.estimators import dissimilarity
+from fedcommons.convergence.laboratory import NAMES, Laboratory
 from fedcommons.federation.evaluation import ModelTask, evaluate
 from fedcommons.federation.executor import Executor
 from fedcommons.federation.rounds import Standing
@@ -13,8 +13,11 @@ from fedcommons.federation.worker import RunData
 from fedcommons.tensors import flat
 
 
-def observe(config: Experiment, executor: Executor, data: RunData, now: Standing) -> dict[str, float]:
-    """Accuracy of the server model (test accuracy of the others), every few rounds the convergence parameters at it."""
+def observe(config: Experiment, executor: Executor, data: RunData, p: float, now: Standing) -> dict[str, float]:
+    """Accuracy of the server model (test accuracy of the others), every few rounds the convergence parameters at it.
+
+    ``p``: the share of shared data.
+    """
     buffers = None if config.federation.buffers == "keep" else now.buffers
     sizes = {name: len(examples) for name, examples in data.sets.items()}
     metrics = evaluate(executor, now.model, sizes, buffers)
@@ -22,18 +25,15 @@ def observe(config: Experiment, executor: Executor, data: RunData, now: Standing
         if name.startswith("model/"):
             of_other = evaluate(executor, flat(now.state, name), {"test": sizes["test"]}, buffers)
             metrics |= {f"{name.removeprefix('model/')}/{key}": value for key, value in of_other.items()}
-    every = config.measure.every
-    if every and (now.round % every == 0 or now.round == config.federation.rounds):
-        n, blocks = config.partition.n_clients, config.federation.blocks
+    m, f = config.measure, config.federation
+    if m.every and (now.round % m.every == 0 or now.round == f.rounds):
+        laboratory = Laboratory(executor, data, p, f.blocks, m.samples, config.seed)
         at = ModelTask(now.model, now.buffers)
-        own = dissimilarity(executor, at, "own", n, blocks)
-        hat = own if data.clients is data.own else dissimilarity(executor, at, "train", n, blocks)
-        metrics |= {
-            "convergence/zeta_sq": own.zeta_sq,
-            "convergence/zeta_hat_sq": hat.zeta_sq,
-            "convergence/sigma_sq": own.sigma_sq,
-            "convergence/sigma_hat_sq": hat.sigma_sq,
-        }
+        for name, found in laboratory.measure(at, m.smoothness).items():
+            metrics[f"convergence/{name}"] = found.value
+            if laboratory.subsampled:
+                metrics[f"convergence/{name}_se"] = found.standard_error
+        metrics["convergence/bytes"] = laboratory.nbytes(at, m.smoothness)
     return metrics
 
 
@@ -72,5 +72,5 @@ def summarise(
         "bytes_up": traffic.up,
         "bytes_once": traffic.once,
         "partition": fingerprint,
-        **{name: course(name) for name in ("zeta_sq", "zeta_hat_sq", "sigma_sq", "sigma_hat_sq")},
+        **{name: found for name in NAMES if (found := course(name))},
     }

@@ -1,69 +1,202 @@
-"""zeta^2 and sigma^2 at one model, over all the data of all clients.
+"""zeta^2, sigma^2 and delta^2 at one model, from the moments of the clients' and the pool's per-sample gradients.
 
-f_i(x)      mean loss of client i on its data D_i, in evaluation mode, without augmentation
-zeta^2    = (1/N) sum_i ||grad f_i(x) - grad f(x)||^2,  grad f the mean of grad f_i over clients
-sigma^2   = (1/N) sum_i E_{xi ~ D_i} ||grad F(x, xi) - grad f_i(x)||^2,  per sample (a batch of B has sigma^2 / B)
+f_i(x)         mean loss of client i on its data, in evaluation mode, without augmentation;  g_i = grad f_i(x)
+g, g~          mean of g_i over clients; gradient of the mean loss on the pool D~
+zeta^2       = (1/N) sum_i ||g_i - g||^2
+sigma^2      = (1/N) sum_i E_{xi ~ D_i} ||grad F(x, xi) - g_i||^2,  per sample (a batch of B has sigma^2 / B)
+sigma_avg^2  = the same on all clients' examples together; sigma~_avg^2: on the pool
+delta^2      = ||g - g~||^2
+mix            of client i: the exact mixture (1 - p) D_i + p D~, with the whole pool
 
-Both follow from squared norms alone, E||g - g_bar||^2 = E||g||^2 - ||g_bar||^2, which ``per_sample`` finds without the
-per-sample gradients. Gradients are taken in the model's precision, in batches; all sums over batches and clients are in
-float64. Euclidean norm over all parameters. Not subsampled.
-Source: Fedssyn (Li et al., TMLR 2024), assumptions 1 and 2.
+All follow from squared norms, E||X - EX||^2 = E||X||^2 - ||EX||^2, which ``per_sample`` finds without the per-sample
+gradients, and from a few mean gradients. Gradients are taken in the model's precision, in batches; sums over batches
+and clients are in float64. Euclidean norm over all parameters.
+
+Subsampled (``Part``): a set's mean gradient is found up to a squared standard error v_i = (1/m - 1/n_i) S_i^2, with
+which every squared norm above would be too large; it is subtracted, so that every estimate is unbiased (and may fall
+below zero). ``laboratory.measure`` averages over disjoint parts, which also show the standard error.
+Source: Fedssyn (Li et al., TMLR 2024), assumptions 1 and 2, lemma 1.
 """
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedcommons.convergence.per_sample import gradients
+from fedcommons.data.clients import ClientData, Clients
 from fedcommons.federation.evaluation import ModelTask
 from fedcommons.federation.executor import Executor
 from fedcommons.federation.reduction import BlockSum, Total, add_blocks, cut
-from fedcommons.federation.worker import Worker
-from fedcommons.tensors import Flat, sq_norm
+from fedcommons.federation.worker import RunData, Worker
+from fedcommons.seeds import numpy_generator
+from fedcommons.tensors import data, sq_norm
 
 BATCH = 32
 """Examples in a pass: fixed, so that no bit depends on the machine, and few, so that VGG-11 needs little memory."""
 
+PARTS = 8
+"""Disjoint random parts that a subsampled measurement is made of: their spread is its standard error."""
+
+SETS = ("own", "train", "pool")
+"""On what: the clients' real data, what they train on, the pool (in fixed parts)."""
+
 
 @dataclass(frozen=True)
-class Dissimilarity:
-    """Gradient dissimilarity and per-sample stochastic noise over clients."""
+class Part:
+    """One of ``PARTS`` disjoint random parts of ``samples`` of every client's examples."""
 
-    zeta_sq: float
-    sigma_sq: float
+    samples: int
+    number: int
+    seed: int
+
+    def rows(self, which: str, client: int, n: int) -> np.ndarray:
+        """Which of a client's n examples are in it, at least two; all where n is too small to be cut."""
+        m = min(self.samples, n)
+        if m < 2 * PARTS:
+            return np.arange(n)
+        order = numpy_generator(self.seed, "measured", which, client).permutation(n)
+        return order[m * self.number // PARTS : m * (self.number + 1) // PARTS]
+
+    def of(self, which: str, client: int, examples: ClientData) -> ClientData:
+        """The client's examples that are in it."""
+        rows = torch.from_numpy(self.rows(which, client, len(examples))).to(examples.y.device)
+        return ClientData(examples.x[rows], examples.y[rows])
 
 
-def dissimilarity(executor: Executor, at: ModelTask, which: str, n_clients: int, blocks: int) -> Dissimilarity:
-    """zeta^2 and sigma^2 at a model: ``which="own"``, on each client's real data; "train", on what it trains on."""
-    jobs = [(which, ids) for ids in cut(range(n_clients), blocks)]
-    parts = executor.map(gradients_of_block, at, jobs)
-    total = add_blocks([part for part, _, _ in parts])["gradient"]
-    sq_norms = [s for _, norms, _ in parts for s in norms]
-    noises = [s for _, _, noise in parts for s in noise]
-    zeta_sq = sum(sq_norms) / n_clients - sq_norm(total) / n_clients**2
-    return Dissimilarity(max(zeta_sq, 0.0), sum(noises) / n_clients)
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """What is known of the per-sample gradients of N sets of examples at one model.
+
+    mean, pooled: (P,) float64, mean over sets of g_i, and over all examples; sizes: (N,) examples;
+    sq: (N,) ||g_i||^2;  sq_mean: (N,) E||grad F||^2;  v: (N,) squared standard error of g_i, 0 where all was measured.
+    """
+
+    mean: Tensor
+    pooled: Tensor
+    sizes: np.ndarray
+    sq: np.ndarray
+    sq_mean: np.ndarray
+    v: np.ndarray
+
+    @property
+    def zeta_sq(self) -> float:
+        """zeta^2 of the sets."""
+        return self._rounded(self.mean_sq - self.sq_of_mean)
+
+    @property
+    def sigma_sq(self) -> float:
+        """sigma^2 of the sets, per sample."""
+        return self._rounded(float(self.sq_mean.mean()) - self.mean_sq)
+
+    @property
+    def sigma_avg_sq(self) -> float:
+        """sigma_avg^2: of all examples together, per sample."""
+        return self._rounded(float(self._shares @ self.sq_mean) - self.sq_of_pooled)
+
+    @property
+    def mean_sq(self) -> float:
+        """(1/N) sum_i ||g_i||^2."""
+        return float((self.sq - self.v).mean())
+
+    @property
+    def sq_of_mean(self) -> float:
+        """||g||^2."""
+        return sq_norm(self.mean) - self.v_of_mean
+
+    @property
+    def sq_of_pooled(self) -> float:
+        """Squared norm of the gradient of the mean loss over all examples."""
+        return sq_norm(self.pooled) - self.v_of_pooled
+
+    @property
+    def v_of_mean(self) -> float:
+        """Squared standard error of g."""
+        return float(self.v.sum()) / len(self.v) ** 2
+
+    @property
+    def v_of_pooled(self) -> float:
+        """Squared standard error of the mean gradient over all examples."""
+        return float(self._shares**2 @ self.v)
+
+    @property
+    def sq_mean_of_pooled(self) -> float:
+        """E||grad F||^2 over all examples."""
+        return float(self._shares @ self.sq_mean)
+
+    @property
+    def _shares(self) -> np.ndarray:
+        return self.sizes / self.sizes.sum()
+
+    def _rounded(self, value: float) -> float:
+        """What was wholly measured is negative by rounding only; an unbiased estimate may be negative."""
+        return value if self.v.any() else max(value, 0.0)
 
 
-def gradients_of_block(
-    worker: Worker, task: ModelTask, job: tuple[str, list[int]]
-) -> tuple[Total, list[float], list[float]]:
-    """The sum of the block's client gradients, their squared norms and their noises sigma_i^2."""
-    which, ids = job
-    clients = worker.data.own if which == "own" else worker.data.clients
+def delta_sq(own: Moments, pool: Moments) -> float:
+    """delta^2 = ||g - g~||^2, the shift of the pool."""
+    found = sq_norm(own.mean - pool.pooled)
+    return found - own.v_of_mean - pool.v_of_pooled
+
+
+def mixed(own: Moments, pool: Moments, p: float) -> tuple[float, float]:
+    """(zeta_mix^2, sigma_mix^2) of the exact mixtures, whose gradients are (1 - p) g_i + p g~; p in [0, 1]."""
+    kept, cross = 1 - p, float(own.mean @ pool.pooled)
+    shared = 2 * p * kept * cross + p**2 * pool.sq_of_pooled
+    mean_sq = kept**2 * own.mean_sq + shared  # (1/N) sum_i ||(1 - p) g_i + p g~||^2
+    sq_of_mean = kept**2 * own.sq_of_mean + shared
+    sq_mean = kept * float(own.sq_mean.mean()) + p * pool.sq_mean_of_pooled
+    return mean_sq - sq_of_mean, sq_mean - mean_sq
+
+
+def moments(
+    executor: Executor, at: ModelTask, which: str, n_sets: int, blocks: int, part: Part | None = None
+) -> Moments:
+    """The moments at a model on one of ``SETS``, whole or in part; the work goes to the executor in fixed blocks."""
+    jobs = [(which, ids, part) for ids in cut(range(n_sets), blocks)]
+    totals, scalars = zip(*executor.map(moments_of_block, at, jobs), strict=True)
+    sums = {name: data(total) for name, total in add_blocks(totals).items()}
+    sizes, sq, sq_mean, v = np.concatenate(scalars).T
+    mean = sums["gradient"] / n_sets
+    pooled = sums["pooled"] / sizes.sum() if "pooled" in sums else mean
+    return Moments(mean, pooled, sizes, sq, sq_mean, v)
+
+
+def moments_of_block(
+    worker: Worker, task: ModelTask, job: tuple[str, list[int], Part | None]
+) -> tuple[Total, list[list[float]]]:
+    """Of the sets ``ids``: the sum of g_i, where sizes differ that of n_i g_i; (n_i, ||g_i||^2, E||grad F||^2, v_i)."""
+    which, ids, part = job
+    clients = clients_of(worker.data, which)
+    sizes = clients.rows.sizes
     task.load(worker.work)
-    total, sq_norms, noises = BlockSum(), [], []
+    total, scalars = BlockSum(), []
     for i in ids:
-        examples = clients[i]
-        gradient, mean_sq = mean_gradient(worker, examples.x, examples.y)
-        total.add({"gradient": gradient})
-        sq_norms.append(sq_norm(gradient))
-        noises.append(max(mean_sq - sq_norms[-1], 0.0))
-    return total.total, sq_norms, noises
+        examples = part.of(which, i, clients[i]) if part else clients[i]
+        n, m = int(sizes[i]), len(examples)
+        gradient, sq_mean = mean_gradient(worker, examples.x, examples.y)
+        sq = sq_norm(gradient)
+        v = (1 / m - 1 / n) * (sq_mean - sq) * m / (m - 1) if m < n else 0.0
+        scalars.append([n, sq, sq_mean, v])
+        total.add({"gradient": gradient} | ({} if sizes.min() == sizes.max() else {"pooled": gradient * n}))
+    return total.total, scalars
 
 
-def mean_gradient(worker: Worker, x: Tensor, y: Tensor) -> tuple[Flat, float]:
-    """The mean over examples of the per-example gradients (float64) and of their squared norms, at the loaded model."""
+def clients_of(run: RunData, which: str) -> Clients:
+    """The sets of examples that ``which`` of ``SETS`` names.
+
+    Raises:
+        ValueError: the pool is asked for and there is none.
+    """
+    found = {"own": run.own, "train": run.clients, "pool": run.pool}[which]
+    if found is None:
+        raise ValueError("nothing is in the commons: without a pool there is no delta^2, sigma~_avg^2 or mixture")
+    return found
+
+
+def mean_gradient(worker: Worker, x: Tensor, y: Tensor) -> tuple[Tensor, float]:
+    """The mean over examples of the per-example gradients (P,), float64, and of their squared norms, as loaded."""
     work, n = worker.work, len(y)
     total = torch.zeros(work.params.layout.size, dtype=torch.float64, device=work.device)
     total_sq = 0.0
@@ -72,4 +205,4 @@ def mean_gradient(worker: Worker, x: Tensor, y: Tensor) -> tuple[Flat, float]:
         mean, sq_norms = gradients(work.module, batch)
         total.add_(mean, alpha=len(batch[1]))
         total_sq += float(sq_norms.sum(dtype=torch.float64))
-    return Flat(work.params.layout, total / n), total_sq / n
+    return total.div_(n), total_sq / n

@@ -107,6 +107,10 @@ class Clients(Sequence[ClientData]):
         rows = replace(self.rows, flat=self.rows.flat.to(device))
         return Clients(self.store.to(device), rows, self.n_own, commons)
 
+    def on(self, other: "Clients") -> "Clients":
+        """The same rows of the store of ``other``, on its device."""
+        return Clients(other.store, replace(self.rows, flat=self.rows.flat.to(other.rows.flat.device)))
+
     def with_extra(self, extra: Examples, parts: Sequence[np.ndarray]) -> "Clients":
         """Client i gets the rows ``parts[i]`` of ``extra`` besides its own."""
         offset = len(self.store)

@@ -47,17 +47,22 @@ def give_back_freed() -> None:
 
 @dataclass(frozen=True)
 class RunData:
-    """All the data of a run: what clients train on, their own real data, and named sets for evaluation."""
+    """All the data of a run: what clients train on, their own real data, and named sets for evaluation.
+
+    pool: what is in the commons, in the parts that clients got; None where nothing is.
+    """
 
     clients: Clients
     own: Clients
     sets: Mapping[str, Examples]
+    pool: Clients | None = None
 
     def to(self, device: torch.device) -> "RunData":
         """The same data on ``device``."""
         sets = {name: e.to(device) for name, e in self.sets.items()}
         clients = self.clients.to(device)
-        return RunData(clients, clients if self.own is self.clients else self.own.to(device), sets)
+        own = clients if self.own is self.clients else self.own.to(device)
+        return RunData(clients, own, sets, self.pool and self.pool.on(clients))
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,16 @@ from fedcommons.sharing.synthetic_pool import shuffle
 
 @dataclass(frozen=True)
 class Shared:
-    """What clients train on, the share p of it that came through sharing, and the bytes the exchange cost."""
+    """What clients train on, the share p of it that came through sharing, and the bytes the exchange cost.
+
+    pool: what is in the commons, as rows of the clients' store; None where nothing is.
+    """
 
     clients: Clients
     own: Clients
     p: float
     traffic: Traffic
+    pool: Clients | None = None
 
 
 def needs_generators(config: Experiment) -> bool:
@@ -49,7 +53,7 @@ def share(config: Experiment, dataset: Dataset, partition: Partitioned, syntheti
     means = mean_images(shared.clients, config.fedmix.mean_size, dataset.n_classes, config.seed)
     clients = shared.clients.with_commons(means)
     own = clients if shared.own is shared.clients else shared.own
-    return Shared(clients, own, shared.p, shared.traffic + traffic(means, n))
+    return Shared(clients, own, shared.p, shared.traffic + traffic(means, n), shared.pool)
 
 
 def _apply_setting(
@@ -69,7 +73,10 @@ def _apply_setting(
         pool, parts = shuffle(synthetic, sizes, config.seed)
         once = 2 * images_nbytes(len(pool), dataset.shape)  # all images go up and come down
     clients = own.with_extra(pool, parts)
-    return Shared(clients, own, len(pool) / sum(clients.sizes), Traffic(once=once))
+    p = len(pool) / sum(clients.sizes)
+    if config.sharing.setting == "local_synthetic":
+        return Shared(clients, own, p, Traffic(once=once))
+    return Shared(clients, own, p, Traffic(once=once), _pool(clients, [part + len(own.store) for part in parts]))
 
 
 def _swap(config: Experiment, dataset: Dataset, own: Clients) -> Shared:
@@ -82,6 +89,12 @@ def _swap(config: Experiment, dataset: Dataset, own: Clients) -> Shared:
     sizes = [len(g) for g in given]
     pool = np.concatenate(given)
     dealt = np.split(numpy_generator(config.seed, "pool").permutation(pool), np.cumsum(sizes)[:-1])
-    rows = [np.concatenate([k, d]) for k, d in zip(kept, dealt, strict=True)]
+    clients = Clients(dataset.train, [np.concatenate([k, d]) for k, d in zip(kept, dealt, strict=True)])
     once = 2 * images_nbytes(len(pool), dataset.shape)
-    return Shared(Clients(dataset.train, rows), own, len(pool) / sum(own.sizes), Traffic(once=once))
+    return Shared(clients, own, len(pool) / sum(own.sizes), Traffic(once=once), _pool(clients, dealt))
+
+
+def _pool(clients: Clients, parts: Sequence[np.ndarray]) -> Clients | None:
+    """The pool in the parts that were dealt; these rows of the clients' store."""
+    filled = [part for part in parts if len(part)]
+    return Clients(clients.store, filled) if filled else None

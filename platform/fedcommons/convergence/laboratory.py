@@ -1,0 +1,120 @@
+"""All convergence parameters at one model, each with the value that Lemma 1 gives it.
+
+zeta_sq, sigma_sq, sigma_avg_sq   on the clients' real data D_i
+zeta_hat_sq, sigma_hat_sq         on what they train on
+zeta_mix_sq, sigma_mix_sq         on the exact mixtures (1 - p) D_i + p D~;  zeta_lemma1_sq, sigma_lemma1_sq beside them
+sigma_pool_sq, delta_sq           noise and shift of the pool D~
+L_max; L_p; L_pool, L_lemma1      the largest L_i on D_i; on what clients train on; L on the pool, and the lemma's bound
+
+What needs a pool is left out where nothing is in the commons. Definitions, norms and modes: ``estimators`` and
+``smoothness``. Source: Fedssyn (Li et al., TMLR 2024), figures 5 and A.7.
+"""
+
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from fedcommons.convergence import lemma1
+from fedcommons.convergence.estimators import PARTS, Moments, Part, clients_of, delta_sq, mixed, moments
+from fedcommons.convergence.smoothness import smoothness, smoothness_of_each
+from fedcommons.federation.evaluation import ModelTask
+from fedcommons.federation.executor import Executor
+from fedcommons.federation.worker import RunData
+
+NAMES = (
+    *("zeta_sq", "zeta_hat_sq", "zeta_mix_sq", "zeta_lemma1_sq"),
+    *("sigma_sq", "sigma_hat_sq", "sigma_mix_sq", "sigma_lemma1_sq", "sigma_avg_sq", "sigma_pool_sq", "delta_sq"),
+    *("L_max", "L_p", "L_pool", "L_lemma1"),
+)
+
+STUDENT_T = 2.365
+"""Quantile 0.975 of Student's t with PARTS - 1 = 7 degrees of freedom."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value; where a part of the data was measured, the standard error that ``PARTS`` disjoint parts show."""
+
+    value: float
+    standard_error: float = 0.0
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Of confidence 95 %, on the safe side where the parts are a large share of the data."""
+        half = STUDENT_T * self.standard_error
+        return self.value - half, self.value + half
+
+
+@dataclass(frozen=True)
+class Laboratory:
+    """Where and on what to measure; p: share of the pool in the mixtures; ``samples``: of each client, None for all."""
+
+    executor: Executor
+    data: RunData
+    p: float
+    blocks: int
+    samples: int | None = None
+    seed: int = 0
+
+    @property
+    def subsampled(self) -> bool:
+        """Whether somebody has more examples than are measured."""
+        held = [clients for clients in (self.data.own, self.data.clients, self.data.pool) if clients is not None]
+        return self.samples is not None and any(self.samples < clients.rows.sizes.max() for clients in held)
+
+    def measure(self, at: ModelTask, hessians: bool = False) -> dict[str, Estimate]:
+        """The parameters at this model; ``hessians``: those called L too, which cost hundreds of passes."""
+        if self.samples is None or not self.subsampled:
+            return {name: Estimate(value) for name, value in self._once(at, None, hessians).items()}
+        found = [self._once(at, Part(self.samples, k, self.seed), hessians) for k in range(PARTS)]
+        return {
+            name: Estimate(fmean(f[name] for f in found), stdev(f[name] for f in found) / PARTS**0.5)
+            for name in found[0]
+        }
+
+    def nbytes(self, at: ModelTask, hessians: bool = False) -> int:
+        """Bytes that clients get and send for ``measure``, apart from those of training; the server has the pool.
+
+        The model once down; up, for each data set and part, g_i in float64, two numbers and where asked for L_i.
+        """
+        sets = 1 if self.data.clients is self.data.own else 2
+        up = sets * (at.model.layout.size + 2 + hessians) * 8
+        return len(self.data.own) * (at.nbytes + up * (PARTS if self.subsampled else 1))
+
+    def moments(self, at: ModelTask, which: str, part: Part | None = None) -> Moments:
+        """See ``estimators.moments``."""
+        return moments(self.executor, at, which, self._sets(which), self.blocks, part)
+
+    def _sets(self, which: str) -> int:
+        return len(clients_of(self.data, which))
+
+    def _once(self, at: ModelTask, part: Part | None, hessians: bool) -> dict[str, float]:
+        own = self.moments(at, "own", part)
+        same = self.data.clients is self.data.own
+        train = own if same else self.moments(at, "train", part)
+        found = {
+            "zeta_sq": own.zeta_sq,
+            "zeta_hat_sq": train.zeta_sq,
+            "sigma_sq": own.sigma_sq,
+            "sigma_hat_sq": train.sigma_sq,
+            "sigma_avg_sq": own.sigma_avg_sq,
+        }
+        if self.data.pool is not None:
+            pool, p = self.moments(at, "pool", part), self.p
+            shift, noise = delta_sq(own, pool), pool.sigma_avg_sq
+            found["zeta_mix_sq"], found["sigma_mix_sq"] = mixed(own, pool, p)
+            found |= {
+                "sigma_pool_sq": noise,
+                "delta_sq": shift,
+                "zeta_lemma1_sq": lemma1.zeta_sq(p, own.zeta_sq),
+                "sigma_lemma1_sq": lemma1.sigma_sq(p, own.sigma_sq, noise, own.zeta_sq, shift),
+            }
+        if hessians:
+            found["L_max"] = max(self._each(at, "own", part))
+            found["L_p"] = found["L_max"] if same else max(self._each(at, "train", part))
+            if self.data.pool is not None:
+                found["L_pool"] = smoothness(self.executor, at, "pool", self._sets("pool"), self.blocks, part)
+                found["L_lemma1"] = lemma1.smoothness(self.p, found["L_max"], found["L_pool"])
+        return found
+
+    def _each(self, at: ModelTask, which: str, part: Part | None) -> list[float]:
+        return smoothness_of_each(self.executor, at, which, self._sets(which), self.blocks, part)

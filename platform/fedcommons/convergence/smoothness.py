@@ -1,0 +1,154 @@
+"""Smoothness L and strong convexity mu at one model, by power iteration on Hessian-vector products.
+
+L      = ||H||, the largest modulus of an eigenvalue of the Hessian H of f, the mean over clients of their mean losses
+L_i    = the same of f_i;  L_max = max_i L_i;  L~_avg: of the mean loss on the pool
+L_p    = max_i of the loss on what client i trains on
+mu     = the smallest eigenvalue of H, found as L - ||L I - H||; not positive where f is not strongly convex
+
+In evaluation mode, without augmentation. Products in the model's precision, sums over batches and clients in float64.
+||H v_k|| never falls along the iteration, so what is found is a lower bound, within ``TOLERANCE`` where eigenvalues are
+apart. On a part of the data (``Part``) it is the Hessian of that part, whose L is on average the larger, the fewer
+the examples.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor
+
+from fedcommons.convergence.estimators import BATCH, Part, clients_of
+from fedcommons.convergence.per_sample import Batch, require_apart
+from fedcommons.federation.evaluation import ModelTask
+from fedcommons.federation.executor import Executor
+from fedcommons.federation.reduction import BlockSum, Total, add_blocks, cut
+from fedcommons.federation.worker import Worker
+from fedcommons.seeds import generator
+from fedcommons.tensors import data
+
+TOLERANCE = 1e-3
+"""The iteration ends when a step raises the norm by no more than this, relatively,"""
+
+MOST = 100
+"""or after so many steps."""
+
+
+@dataclass(frozen=True)
+class Direction:
+    """A model and a vector (P,) that its Hessian is applied to."""
+
+    at: ModelTask
+    v: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        return self.at.nbytes + self.v.nbytes
+
+
+def spectral_norm(
+    apply: Callable[[Tensor], Tensor], start: Tensor, tolerance: float = TOLERANCE, most: int = MOST
+) -> float:
+    """max |eigenvalue| of the symmetric matrix that ``apply`` applies, from the float64 vector ``start``."""
+    v, found = start / start.norm(), 0.0
+    for _ in range(most):
+        product = apply(v)
+        norm = float(product.norm())
+        if norm <= found * (1 + tolerance):
+            return max(norm, found)
+        v, found = product / norm, norm
+    return found
+
+
+def smoothness(
+    executor: Executor, at: ModelTask, which: str, n_sets: int, blocks: int, part: Part | None = None
+) -> float:
+    """L of the mean over the clients' losses; with ``which="pool"`` of the mean over the pool's examples."""
+    apply = _hessian(executor, at, which, n_sets, blocks, part)
+    return spectral_norm(apply, _start(at, 0))
+
+
+def strong_convexity(executor: Executor, at: ModelTask, which: str, n_sets: int, blocks: int) -> float:
+    """mu of the mean over the clients' losses, to about 1e-6 L."""
+    apply, start = _hessian(executor, at, which, n_sets, blocks, None), _start(at, 0)
+    largest = spectral_norm(apply, start, 1e-9, 10_000)
+    return largest - spectral_norm(lambda v: largest * v - apply(v), start, 1e-9, 10_000)
+
+
+def smoothness_of_each(
+    executor: Executor, at: ModelTask, which: str, n_sets: int, blocks: int, part: Part | None = None
+) -> list[float]:
+    """L_i of every client; one scalar of each travels."""
+    jobs = [(which, ids, part) for ids in cut(range(n_sets), blocks)]
+    return [value for block in executor.map(smoothness_of_block, at, jobs) for value in block]
+
+
+def smoothness_of_block(worker: Worker, task: ModelTask, job: tuple[str, list[int], Part | None]) -> list[float]:
+    """L_i of the clients ``ids``, each by an iteration of its own."""
+    which, ids, part = job
+    task.load(worker.work)
+    found = []
+    for i in ids:
+        batches = _batches(worker, which, i, part)
+        start = _start(task, i).to(worker.work.device)
+        found.append(spectral_norm(lambda v, b=batches: hessian_vector(worker.work.module, b, v), start))
+    return found
+
+
+def products_of_block(worker: Worker, task: Direction, job: tuple[str, list[int], Part | None]) -> Total:
+    """The sum of H_i v over the clients ``ids``; in the pool that of n_i H_i v."""
+    which, ids, part = job
+    task.at.load(worker.work)
+    total, sizes = BlockSum(), clients_of(worker.data, which).sizes
+    for i in ids:
+        product = hessian_vector(worker.work.module, _batches(worker, which, i, part), task.v.to(worker.work.device))
+        weight = sizes[i] / sum(sizes) if which == "pool" else 1 / len(sizes)
+        total.add({"product": product * weight})
+    return total.total
+
+
+def hessian_vector(module: LightningModule, batches: Iterable[Batch], v: Tensor) -> Tensor:
+    """H v for the Hessian of the mean loss over all examples of the batches, (P,) float64, in evaluation mode.
+
+    Raises:
+        ValueError: the parameters are in half precision, or samples meet in a layer.
+    """
+    parameters = list(module.parameters())
+    if any(p.dtype.itemsize < 4 for p in parameters):
+        raise ValueError(
+            f"the model is in {parameters[0].dtype}, whose Hessian-vector products are rounding noise; use float32"
+        )
+    module.eval()
+    require_apart(module)
+    pieces = v.split([p.numel() for p in parameters])
+    parts = [piece.view_as(p).to(p.dtype) for piece, p in zip(pieces, parameters, strict=True)]
+    total, n = torch.zeros_like(v), 0
+    for batch in batches:
+        loss = module.training_step(tuple(batch), 0)
+        assert isinstance(loss, Tensor)
+        first = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True, materialize_grads=True)
+        along = torch.stack([(g * part).sum() for g, part in zip(first, parts, strict=True)]).sum()
+        second = torch.autograd.grad(along, parameters, allow_unused=True, materialize_grads=True)
+        total.add_(torch.cat([s.reshape(-1) for s in second]), alpha=len(batch[1]))
+        n += len(batch[1])
+    return total / n
+
+
+def _hessian(executor: Executor, at: ModelTask, which: str, n_sets: int, blocks: int, part: Part | None):
+    jobs = [(which, ids, part) for ids in cut(range(n_sets), blocks)]
+
+    def apply(v: Tensor) -> Tensor:
+        return data(add_blocks(executor.map(products_of_block, Direction(at, v), jobs))["product"])
+
+    return apply
+
+
+def _start(at: ModelTask, client: int) -> Tensor:
+    size = at.model.layout.size
+    return torch.randn(size, generator=generator("power iteration", client), dtype=torch.float64)
+
+
+def _batches(worker: Worker, which: str, client: int, part: Part | None) -> list[Batch]:
+    examples = clients_of(worker.data, which)[client]
+    examples = part.of(which, client, examples) if part else examples
+    return list(zip(examples.x.split(BATCH), examples.y.split(BATCH), strict=True))
