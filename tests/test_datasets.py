@@ -225,7 +225,7 @@ def test_indexing_gathers_that_clients_rows_only() -> None:
     assert clients[1].x.flatten().tolist() == [2, 0]
     assert clients[1:2][0].x.flatten().tolist() == [2, 0]
     assert clients.sizes == [1, 2, 1]
-    assert len(clients.to(torch.device("cpu"))[1]) == 2
+    assert len(clients.on(clients.store)[1]) == 2
     with pytest.raises(IndexError):
         clients[0]
 
@@ -246,7 +246,7 @@ def test_a_slice_of_clients_is_lazy_too_and_keeps_what_is_known_of_each() -> Non
     assert some.store is clients.store
     assert [c.x.flatten().tolist() for c in some] == [[1, 2], [3, 4, 5]]
     assert [c.n_own for c in some] == [1, 2]
-    assert [c.n_own for c in clients.to(torch.device("cpu"))] == [1, 1, 2]
+    assert [c.n_own for c in clients.on(clients.store)] == [1, 1, 2]
 
 
 def test_extra_rows_come_after_the_clients_own_and_are_not_counted_as_own() -> None:

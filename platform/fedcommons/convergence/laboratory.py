@@ -1,5 +1,6 @@
 """All convergence parameters at one model, each with the value that Lemma 1 gives it.
 
+gradient_sq                       ||grad f||^2, f the mean of the clients' losses on their real data
 zeta_sq, sigma_sq, sigma_avg_sq   on the clients' real data D_i
 zeta_hat_sq, sigma_hat_sq         on what they train on
 zeta_mix_sq, sigma_mix_sq         on the exact mixtures (1 - p) D_i + p D~;  zeta_lemma1_sq, sigma_lemma1_sq beside them
@@ -21,6 +22,7 @@ from fedcommons.federation.executor import Executor
 from fedcommons.federation.worker import RunData
 
 NAMES = (
+    "gradient_sq",
     *("zeta_sq", "zeta_hat_sq", "zeta_mix_sq", "zeta_lemma1_sq"),
     *("sigma_sq", "sigma_hat_sq", "sigma_mix_sq", "sigma_lemma1_sq", "sigma_avg_sq", "sigma_pool_sq", "delta_sq"),
     *("L_max", "L_p", "L_pool", "L_lemma1"),
@@ -92,6 +94,7 @@ class Laboratory:
         same = self.data.clients is self.data.own
         train = own if same else self.moments(at, "train", part)
         found = {
+            "gradient_sq": own.sq_of_mean,
             "zeta_sq": own.zeta_sq,
             "zeta_hat_sq": train.zeta_sq,
             "sigma_sq": own.sigma_sq,

@@ -101,15 +101,11 @@ class Clients(Sequence[ClientData]):
         """Number of training examples of each client, as a new list."""
         return self.rows.sizes.tolist()
 
-    def to(self, device: torch.device) -> "Clients":
-        """The same clients with the store on ``device``."""
+    def on(self, store: Examples) -> "Clients":
+        """The same clients on the device of ``store``, a copy of theirs."""
+        device = store.y.device
         commons = self.commons.to(device) if self.commons else None
-        rows = replace(self.rows, flat=self.rows.flat.to(device))
-        return Clients(self.store.to(device), rows, self.n_own, commons)
-
-    def on(self, other: "Clients") -> "Clients":
-        """The same rows of the store of ``other``, on its device."""
-        return Clients(other.store, replace(self.rows, flat=self.rows.flat.to(other.rows.flat.device)))
+        return Clients(store, replace(self.rows, flat=self.rows.flat.to(device)), self.n_own, commons)
 
     def with_extra(self, extra: Examples, parts: Sequence[np.ndarray]) -> "Clients":
         """Client i gets the rows ``parts[i]`` of ``extra`` besides its own."""

@@ -58,11 +58,19 @@ class RunData:
     pool: Clients | None = None
 
     def to(self, device: torch.device) -> "RunData":
-        """The same data on ``device``."""
+        """The same data on ``device``; what shared a store shares one there."""
+        moved: dict[int, Examples] = {}
+
+        def move(clients: Clients) -> Clients:
+            key = id(clients.store)
+            if key not in moved:
+                moved[key] = clients.store.to(device)
+            return clients.on(moved[key])
+
+        clients = move(self.clients)
+        own = clients if self.own is self.clients else move(self.own)
         sets = {name: e.to(device) for name, e in self.sets.items()}
-        clients = self.clients.to(device)
-        own = clients if self.own is self.clients else self.own.to(device)
-        return RunData(clients, own, sets, self.pool and self.pool.on(clients))
+        return RunData(clients, own, sets, None if self.pool is None else move(self.pool))
 
 
 @dataclass(frozen=True)

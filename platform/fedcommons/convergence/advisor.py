@@ -1,0 +1,92 @@
+"""How much sharing is enough: relative rounds for every share p, predicted by Corollary I from a short probe.
+
+A probe without sharing measures zeta^2, sigma^2, L and the pool's sigma~_avg^2, delta^2, L~_avg at a few models.
+Lemma 1 turns them into those of a share p of shared data, Corollary I (``rates``) into iterations to the accuracy
+epsilon = ||grad f||^2, up to a constant that cancels in T(p) / T(0). Clients' steps per round tau do not change with p
+(equal work), so this is also the ratio of rounds.
+
+The band is the range over all models of the probe, over epsilon down to a tenth of what each has, and over the ends of
+the estimates' confidence intervals. It is no confidence interval for the outcome: the corollary is an upper bound, for
+full participation and the best step size.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fedcommons.convergence import lemma1, rates
+from fedcommons.convergence.laboratory import Estimate
+from fedcommons.errors import UserError
+
+
+@dataclass(frozen=True)
+class Probed:
+    """The parameters at one model; ``gradient_sq``: ||grad f||^2; noise per sample."""
+
+    gradient_sq: float
+    zeta_sq: float
+    sigma_sq: float
+    sigma_pool_sq: float
+    delta_sq: float
+    L_max: float
+    L_pool: float
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """N clients that take part, tau local steps in a round, B samples in a step."""
+
+    n_clients: int
+    tau: float
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Rounds with a share p of shared data over rounds without, and the band it lies in."""
+
+    p: float
+    relative: float
+    low: float
+    high: float
+
+
+def probed(found: Mapping[str, Estimate]) -> list[Probed]:
+    """The parameters as found, then with each moved to either end of its interval; none falls below zero."""
+    names = Probed.__dataclass_fields__
+    central = Probed(**{name: max(found[name].value, 0.0) for name in names})
+    uncertain = [name for name in names if found[name].standard_error]
+    ends = [(name, end) for name in uncertain for end in found[name].interval]
+    return [central, *(replace(central, **{name: max(end, 0.0)}) for name, end in ends)]
+
+
+def relative_rounds(at: Probed, p: float, work: LocalWork, epsilon: float) -> float:
+    """T(p) / T(0) to accuracy ``epsilon``."""
+    return _iterations(at, p, work, epsilon) / _iterations(at, 0, work, epsilon)
+
+
+def _iterations(at: Probed, p: float, work: LocalWork, epsilon: float) -> float:
+    zeta_sq = lemma1.zeta_sq(p, at.zeta_sq)
+    sigma_sq = lemma1.sigma_sq(p, at.sigma_sq, at.sigma_pool_sq, at.zeta_sq, at.delta_sq)
+    smooth = lemma1.smoothness(p, at.L_max, at.L_pool)
+    return rates.non_convex(epsilon, work.n_clients, work.tau, zeta_sq, sigma_sq / work.batch_size, smooth).total
+
+
+def predict(probe: Sequence[Sequence[Probed]], shares: Iterable[float], work: LocalWork) -> list[Prediction]:
+    """For every share the prediction at the probe's last model, and its band; ``probe``: ``probed`` of each model.
+
+    Raises:
+        UserError: a model of the probe has no gradient, so that there is nothing left to speed up.
+    """
+    if any(variants[0].gradient_sq <= 0 for variants in probe):
+        raise UserError("the probe found no gradient at one of its models: probe fewer rounds, or measure more samples.")
+    predictions = []
+    for p in shares:
+        band = [
+            relative_rounds(at, p, work, variants[0].gradient_sq * factor)
+            for variants in probe
+            for at in variants
+            for factor in (1, 0.1)
+        ]
+        last = probe[-1][0]
+        predictions.append(Prediction(p, relative_rounds(last, p, work, last.gradient_sq), min(band), max(band)))
+    return predictions

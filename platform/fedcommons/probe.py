@@ -1,0 +1,53 @@
+"""A short federation without sharing that measures the convergence parameters after each of its rounds."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import chain
+
+from fedcommons import experiment
+from fedcommons.config import Experiment, override
+from fedcommons.convergence.laboratory import Estimate, Laboratory
+from fedcommons.convergence.smoothness import smoothness
+from fedcommons.data.datasets import Examples
+from fedcommons.federation import rounds
+from fedcommons.federation.evaluation import ModelTask, evaluate
+from fedcommons.federation.memory import ClientMemory
+
+Found = dict[str, Estimate]
+
+
+def probe(
+    config: Experiment, synthetic: Sequence[Examples] | None, say: Callable[[str], None]
+) -> list[tuple[float, Found]]:
+    """Test accuracy and convergence parameters of the server model at round 0, 1, ..., ``config.federation.rounds``.
+
+    ``config``: the experiment with sharing, whose pool is measured and not trained on; without it the parameters of the
+    pool are those of the clients' real data together, of which an ideal generator would draw (delta^2 = 0).
+    """
+    prepared = experiment.prepare(override(config, {"sharing.setting": "real", "sharing.p": None, "measure.every": 1}))
+    ready = experiment.assemble(prepared, None)
+    if synthetic is not None or config.sharing.setting == "shuffled_real":
+        shared = experiment.assemble(experiment.prepare(config), synthetic)
+        ready = replace(ready, data=replace(ready.data, pool=shared.data.pool))
+    executor, found = ready.executor(), []
+    try:
+        c = ready.config
+        laboratory = Laboratory(executor, ready.data, 0.0, c.federation.blocks, c.measure.samples, c.seed)
+        start = ready.start(ClientMemory(cap_bytes=c.federation.memory_mb * 1e6))
+        for now, _ in chain([(start, {})], rounds.run(ready.algorithm, executor, ready.plan, start)):
+            at = ModelTask(now.model, now.buffers)
+            measured = laboratory.measure(at, hessians=True)
+            if ready.data.pool is None:
+                n, blocks = len(ready.data.own), c.federation.blocks
+                measured |= {
+                    "sigma_pool_sq": measured["sigma_avg_sq"],
+                    "delta_sq": Estimate(0.0),
+                    "L_pool": Estimate(smoothness(executor, at, "own", n, blocks)),
+                }
+            sizes = {"test": len(ready.data.sets["test"])}
+            accuracy = evaluate(executor, now.model, sizes, now.buffers)["test/accuracy"]
+            say(f"probe, round {now.round}: test accuracy {accuracy:.3f}")
+            found.append((accuracy, measured))
+    finally:
+        executor.close()
+    return found

@@ -1,0 +1,168 @@
+"""How much sharing is enough: what share p of a pool would do, predicted by Corollary I from a short probe.
+
+python sweeps/advise.py                                  # digits, alpha 0.01 and 0.1: half a minute on a laptop
+python sweeps/advise.py --alphas 0.05 --speed-up 3       # the smallest p that is predicted to train three times faster
+python sweeps/advise.py --check                          # runs p = 0 and three more, and says how it turned out
+python sweeps/advise.py --settings shuffled_real         # of swapping real images instead of synthetic ones
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from itertools import product
+from math import ceil
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from fedcommons import cli, experiment, grids, tuning
+from fedcommons.accounting.communication import images_nbytes
+from fedcommons.artifacts import Store
+from fedcommons.config import Experiment, override
+from fedcommons.convergence import advisor
+from fedcommons.convergence.advisor import LocalWork, Prediction
+from fedcommons.display import Display
+from fedcommons.errors import UserError, unknown
+from fedcommons.files import write_json, write_text
+from fedcommons.probe import probe
+from fedcommons.reports import tables
+from fedcommons.reports.advice import Advice, advice_panels, advice_table
+from fedcommons.sharing import synthetic_pool
+from fedcommons.tracking.run_folder import read_summary
+
+POOLS = ("shuffled_synthetic", "shuffled_real")
+
+
+def arguments(argv: Sequence[str]):
+    """Options of the advisor on top of every field of the experiment."""
+    preset, dataset = grids.preset_and_dataset(argv)
+    more = (
+        ("p", str, "0.05,0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9", "shares p to predict, in [0, 1), separated by commas"),
+        ("speed-up", float, 2.0, "wanted: so many times fewer rounds, > 1"),
+        ("probe-rounds", int, 3, "rounds of the probe, which share nothing"),
+        ("check-p", str, "0.1,0.25,0.5", "with --check: shares that are run besides p = 0"),
+    )
+    title = (__doc__ or "").partition("\n")[0]
+    parser = grids.parser(title, preset, dataset, POOLS[0], more, f"runs/advise-{preset}-{dataset}")
+    parser.add_argument("--check", action="store_true", help="run some p to their end and compare")
+    options = cli.parse(parser, argv)
+    grids.refuse_fields(parser, options, {"sharing.p": "p"})
+    for name in ("p", "check_p"):
+        shares = cli.split(f"--{name.replace('_', '-')}", options[name], float)
+        if outside := [p for p in shares if not 0 <= p < 1]:
+            raise UserError(f"--{name.replace('_', '-')} must lie in [0, 1), got {outside[0]:g}.")
+    if options.settings not in POOLS:
+        raise unknown("--settings", options.settings, POOLS)
+    if options.algorithms != "fedavg":
+        raise UserError(f"--algorithms must be fedavg, which Corollary I is about, got {options.algorithms}.")
+    if not options.speed_up > 1:
+        raise UserError(f"--speed-up must be greater than 1, got {options.speed_up:g}.")
+    if options.probe_rounds < 1:
+        raise UserError(f"--probe-rounds must be at least 1, got {options.probe_rounds}.")
+    return options
+
+
+def configs(options) -> list[Experiment]:
+    """For every alpha the experiment with its pool, of the first seed."""
+    seed, base = cli.split("--seeds", options.seeds, int)[0], grids.base(options)
+    pool = {"sharing.setting": options.settings, "sharing.p": 0.5 if options.settings == "shuffled_real" else None}
+    return [
+        override(base, {"partition.alpha": a, "seed": seed, **pool})
+        for a in cli.split("--alphas", options.alphas, float)
+    ]
+
+
+def cells(options) -> dict[tuple[float, float], list[tuning.Cell]]:
+    """The runs of ``--check``: (alpha, p) to one for each seed."""
+    shares = dict.fromkeys((0.0, *cli.split("--check-p", options.check_p, float)))
+    runs = {}
+    for c, p in product(configs(options), shares):
+        sharing = {"sharing.setting": options.settings if p else "real", "sharing.p": p or None}
+        each = [override(c, {**sharing, "seed": seed}) for seed in cli.split("--seeds", options.seeds, int)]
+        runs[c.partition.alpha, p] = [grids.cell(options, one) for one in each]
+    return runs
+
+
+def predictions(config: Experiment, options, display: Display) -> tuple[list[Prediction], str]:
+    """The predictions of one experiment, and of which pool they are."""
+    ready, store = experiment.prepare(config), Store(Path(config.artifacts), display.say)
+    known = not synthetic_pool.missing(store, ready.needs)
+    synthetic = experiment.contributions(ready, store) if ready.needs and known else None
+    pool = "the pool" if known else "an ideal pool (delta^2 = 0): no synthetic images are in the store yet"
+    found = probe(override(config, {"federation.rounds": options.probe_rounds}), synthetic, display.say)
+    sizes, c = [len(rows) for rows in ready.partition.rows], config.client
+    tau = fmean(c.epochs * ceil(n / c.batch_size) for n in sizes)
+    work = LocalWork(round(config.federation.participation * len(sizes)), tau, c.batch_size)
+    shares = cli.split("--p", options.p, float)
+    checked = cli.split("--check-p", options.check_p, float) if options.check else ()
+    return advisor.predict([advisor.probed(f) for _, f in found], sorted({*shares, *checked}), work), pool
+
+
+def costs(config: Experiment, p: float) -> tuple[float, float]:
+    """Images a client hands over on average, and MB of all clients, both ways."""
+    ready = experiment.prepare(config)
+    sizes, n_total = [len(rows) for rows in ready.partition.rows], len(ready.dataset.train)
+    if config.sharing.setting == "shuffled_real":
+        images = [int(p * n) for n in sizes]
+    else:
+        images = [synthetic_pool.contribution(override(config, {"sharing.p": p}), n_total, n) for n in sizes]
+    return fmean(images), 2 * images_nbytes(sum(images), ready.dataset.shape) / 1e6
+
+
+def outcome(alpha: float, p: float, runs: Mapping[tuple[float, float], Sequence[tuning.Cell]], out: Path):
+    """(rounds to the target as printed, those over the rounds at p = 0 or None where one is not known)."""
+    sides = [
+        [s for c in runs.get((alpha, share), ()) if (s := read_summary(out / c.name)) is not None] for share in (p, 0.0)
+    ]
+    if not all(sides):
+        return "", None
+    with_pool, without = (tables.Entry((), tuple(side)) for side in sides)
+    (rounds, late), (base, censored) = with_pool.mean_rounds, without.mean_rounds
+    return with_pool.rounds, None if late or censored else rounds / base
+
+
+def report(found: Mapping[float, Any], runs, out: Path, options, display: Display) -> None:
+    """Write the tables, the picture and the summary, and show them."""
+    sections = []
+    for alpha, (config, predicted, pool) in found.items():
+        lines = []
+        for one in predicted:
+            images, mb = costs(config, one.p)
+            rounds, ratio = outcome(alpha, one.p, runs, out)
+            lines.append(
+                {"alpha": alpha, **asdict(one), "images": images, "mb": mb, "rounds": rounds, "outcome": ratio}
+            )
+        sections.append(Advice(alpha, pool, lines, outcome(alpha, 0.0, runs, out)[0]))
+    records = [line for section in sections for line in section.lines]
+    text = advice_table(sections, options.speed_up)
+    write_text(out / "advise.md", text)
+    write_text(out / "advise.csv", tables.to_csv(records))
+    write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "predictions": records})
+    advice_panels(out / "advise.png", sections)
+    display.say("\n" + text)
+
+
+def advise(argv: Sequence[str]) -> int:
+    started = time.perf_counter()
+    options = arguments(argv)
+    out, runs = Path(options.out), cells(options) if options.check else {}
+    several = [one for each in runs.values() for one in each]
+    with Display() as display:
+        if options.dry_run:
+            grids.dry_run(several, out, display)
+            return 0
+        wanted = configs(options)
+        for one in [*(override(c, {"measure.every": 1}) for c in wanted), *(c.config for c in several)]:
+            experiment.prepare(one)  # refuses what cannot be met, before any work
+        tuning.open_sweep(out, options.resume)
+        found = {c.partition.alpha: (c, *predictions(c, options, display)) for c in wanted}
+        report(found, {}, out, options, display)
+        if not runs:
+            return 0
+        ended = tuning.run_cells(several, out, display, resume=True)
+        report(found, runs, out, options, display)
+        return grids.conclude(ended, started, out, "advise", display)
+
+
+if __name__ == "__main__":
+    cli.main(advise)

@@ -1,0 +1,215 @@
+"""Corollary I by hand, the advisor where one of its terms rules, and its probe against a run that measures the same."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.util import module_from_spec, spec_from_file_location
+from math import sqrt
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from fedcommons import experiment, presets
+from fedcommons.artifacts import Store
+from fedcommons.config import Experiment, override
+from fedcommons.convergence import lemma1, rates
+from fedcommons.convergence.advisor import LocalWork, Probed, predict, probed, relative_rounds
+from fedcommons.convergence.laboratory import Estimate
+from fedcommons.errors import UserError
+from fedcommons.probe import probe
+from fedcommons.reports.advice import Advice, advice_panels, advice_table
+
+ROOT = Path(__file__).parent.parent
+
+
+def _sweep() -> ModuleType:
+    spec = spec_from_file_location("advise", ROOT / "sweeps" / "advise.py")
+    assert spec
+    assert spec.loader
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+SWEEP = _sweep()
+AT = Probed(gradient_sq=0.5, zeta_sq=9.0, sigma_sq=4.0, sigma_pool_sq=12.0, delta_sq=0.3, L_max=8.0, L_pool=3.0)
+WORK = LocalWork(n_clients=10, tau=100, batch_size=4)
+SHARES = [0.0, 0.1, 0.25, 0.5, 0.75, 0.9]
+
+
+def test_the_corollary_s_terms_by_hand() -> None:
+    found = rates.non_convex(0.25, n=4, tau=9, zeta_sq=16, step_sq=25, smooth=2)
+    assert found.noise == 2 * 25 / (4 * 0.0625)
+    assert found.drift == 2 * (9 * 4 + 3 * 5) / 0.125
+    assert found.descent == 2 * 9 / 0.25
+    found = rates.strongly_convex(0.25, n=4, tau=9, zeta_sq=16, step_sq=25, smooth=4, mu=0.5)
+    assert found.noise == 25 / (0.5 * 4 * 0.25)
+    assert found.drift == 2 * (9 * 4 + 3 * 5) / (0.5 * 0.5)
+    assert found.descent == pytest.approx(4 * 9 / 0.5 * 1.3862943611198906)  # log 4
+    assert found.total == found.noise + found.drift + found.descent
+
+
+def _changed(**values: float) -> Probed:
+    return replace(AT, **values)
+
+
+@pytest.mark.parametrize("p", SHARES)
+def test_where_one_term_rules_the_ratio_is_that_terms(p: float) -> None:
+    smooth = lemma1.smoothness(p, AT.L_max, AT.L_pool) / AT.L_max
+    drift = _changed(zeta_sq=1e12, sigma_sq=0, sigma_pool_sq=0, delta_sq=0)
+    assert relative_rounds(drift, p, LocalWork(10**9, 100, 10**9), 0.5) == pytest.approx(
+        (1 - p) * smooth, rel=1e-4, abs=1e-3
+    )
+    assert relative_rounds(AT, p, WORK, 1e9) == pytest.approx(smooth, rel=1e-3)  # plain descent
+    noise = lemma1.sigma_sq(p, 4.0, 12.0, 9.0, 0.3) / 4
+    assert relative_rounds(AT, p, WORK, 1e-20) == pytest.approx(smooth * noise, rel=1e-3)
+
+
+def test_the_whole_ratio_by_hand() -> None:
+    p, epsilon = 0.5, 0.5
+    sigma_sq = (0.5 * 4 + 0.5 * 12 + 0.25 * 9.3) / 4  # of a batch
+    with_pool = 5.5 * (sigma_sq / (10 * 0.25) + (100 * 1.5 + 10 * sqrt(sigma_sq)) / 0.5**1.5 + 200)
+    without = 8 * (1 / (10 * 0.25) + (100 * 3 + 10) / 0.5**1.5 + 200)
+    assert relative_rounds(AT, p, WORK, epsilon) == pytest.approx(with_pool / without, rel=1e-12)
+
+
+def test_a_prediction_is_the_last_models_and_lies_in_its_band() -> None:
+    probes = [[_changed(zeta_sq=z, gradient_sq=g)] for z, g in ((1.0, 2.0), (30.0, 0.1), (9.0, 0.5))]
+    found = predict(probes, SHARES, WORK)
+    assert [f.relative for f in found] == [relative_rounds(AT, p, WORK, 0.5) for p in SHARES]
+    assert all(f.low <= f.relative <= f.high for f in found)
+    assert (found[0].relative, found[0].low, found[0].high) == (1, 1, 1)  # p = 0
+    for f in found[1:]:
+        every = [relative_rounds(v[0], f.p, WORK, v[0].gradient_sq * k) for v in probes for k in (1, 0.1)]
+        assert (f.low, f.high) == (min(every), max(every))
+        assert f.low < f.high
+
+
+def test_uncertain_estimates_widen_the_band() -> None:
+    sure = {name: Estimate(getattr(AT, name)) for name in Probed.__dataclass_fields__}
+    unsure = sure | {"zeta_sq": Estimate(9.0, 1.0), "delta_sq": Estimate(0.3, 1.0)}
+    assert probed(sure) == [AT]
+    ends = [(v.zeta_sq, v.delta_sq) for v in probed(unsure)]
+    assert ends == [(9, 0.3), (9 - 2.365, 0.3), (9 + 2.365, 0.3), (9, 0), (9, 0.3 + 2.365)]  # no square is negative
+    narrow, wide = (predict([probed(found)], [0.5], WORK)[0] for found in (sure, unsure))
+    assert narrow.relative == wide.relative
+    assert wide.low < narrow.low
+    assert wide.high > narrow.high
+
+
+def test_without_a_gradient_nothing_is_predicted() -> None:
+    with pytest.raises(UserError, match="no gradient"):
+        predict([[AT], [_changed(gradient_sq=0.0)]], SHARES, WORK)
+
+
+def _lines(relative: Sequence[float]) -> list[dict]:
+    return [
+        {"p": p, "relative": r, "low": r / 2, "high": r, "images": 100 * p, "mb": p, "rounds": "5", "outcome": 0.4}
+        for p, r in zip((0.1, 0.5, 0.9), relative, strict=True)
+    ]
+
+
+def test_the_advice_is_the_smallest_share_that_is_enough(tmp_path: Path) -> None:
+    some = Advice(0.1, "the pool", _lines([0.9, 0.5, 0.1]), "")
+    assert "2 times faster: 0.5, which discloses 50 images" in some.sentence(2)
+    assert "0.9" in some.sentence(2.001)
+    assert some.sentence(11) == "No p of the grid is predicted to be 11 times faster."
+    assert "outcome" not in advice_table([some], 2)
+    tried = advice_table([Advice(0.1, "the pool", _lines([0.9, 0.5, 0.1]), "12")], 2)
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in tried.splitlines() if line.startswith("|")]
+    assert [row[-3:] for row in rows[2:]] == [["5", "0.40", "no"], ["5", "0.40", "yes"], ["5", "0.40", "no"]]
+    assert rows[3][:6] == ["0.5", "0.50", "0.25 to 0.50", "2.0x", "50", "0.50"]
+    advice_panels(tmp_path / "a.png", [some, some])
+    assert (tmp_path / "a.png").stat().st_size > 5000
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Experiment:
+    short = {
+        "model.name": "linear",
+        "partition.n_clients": 2,
+        "federation.rounds": 2,
+        "tracking.wandb": "off",
+        "artifacts": str(tmp_path / "artifacts"),
+        "measure.every": 1,
+    }
+    return override(presets.experiment("smoke", "digits"), short)
+
+
+def test_the_probe_is_a_run_without_sharing(config: Experiment, tmp_path: Path) -> None:
+    run = override(config, {"measure.smoothness": True})
+    experiment.run(run, tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
+    pool = override(config, {"sharing.setting": "shuffled_synthetic", "measure.every": 0})
+    found = probe(pool, None, lambda _: None)
+    assert [accuracy for accuracy, _ in found] == [line["test/accuracy"] for line in lines]
+    for (_, estimates), line in zip(found, lines, strict=True):
+        for name in ("gradient_sq", "zeta_sq", "sigma_sq", "L_max"):
+            assert estimates[name].value == line[f"convergence/{name}"]
+        # an ideal pool is the clients' data together: the law of total variance, for clients of equal sizes
+        assert estimates["delta_sq"].value == 0
+        total = estimates["zeta_sq"].value + estimates["sigma_sq"].value
+        assert estimates["sigma_pool_sq"].value == pytest.approx(total, rel=1e-5)
+        assert 0 < estimates["L_pool"].value < estimates["L_max"].value
+
+
+def test_the_probe_measures_the_pool_that_is_there(config: Experiment, tmp_path: Path) -> None:
+    pool = override(
+        config, {"sharing.setting": "shuffled_synthetic", "federation.rounds": 1, "measure.smoothness": True}
+    )
+    experiment.run(pool, tmp_path / "run")
+    line = json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[0])  # the untrained model
+    synthetic = experiment.contributions(experiment.prepare(pool), Store(tmp_path / "artifacts"))
+    (_, found), _ = probe(pool, synthetic, lambda _: None)
+    for name in ("zeta_sq", "sigma_pool_sq", "delta_sq", "L_pool"):
+        assert found[name].value == line[f"convergence/{name}"]
+    swapped = override(config, {"sharing.setting": "shuffled_real", "sharing.p": 0.5, "federation.rounds": 1})
+    (_, real), _ = probe(swapped, None, lambda _: None)
+    assert real["zeta_sq"] == found["zeta_sq"]
+    assert 0 < real["delta_sq"].value != found["delta_sq"].value
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["--p", "0.5,1.2"], "--p must lie in [0, 1), got 1.2."),
+        (["--check-p", "1"], "--check-p must lie in [0, 1), got 1."),
+        (["--speed-up", "1"], "--speed-up must be greater than 1, got 1."),
+        (["--settings", "local_synthetic"], "unknown --settings 'local_synthetic'; did you mean 'shuffled_synthetic'?"),
+        (["--algorithms", "scaffold"], "--algorithms must be fedavg, which Corollary I is about, got scaffold."),
+        (["--sharing.p", "0.5"], "use --p instead"),
+        (["--probe-rounds", "0"], "--probe-rounds must be at least 1, got 0."),
+        (
+            ["--model.batch_norm", "true", "--federation.buffers", "keep", "--measure.every", "0"],
+            "measure.every must be 0",
+        ),
+    ],
+)
+def test_bad_requests_are_refused_in_a_sentence_before_any_work(asked: list[str], said: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as refused:
+        SWEEP.advise(["--preset", "smoke", "--out", str(tmp_path / "out"), *asked])
+    assert said in str(refused.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.ray
+def test_the_advisor_predicts_and_checks(tmp_path: Path) -> None:
+    out = tmp_path / "advise"
+    command = [sys.executable, "sweeps/advise.py", "--preset", "smoke", "--out", str(out), "--wandb", "off",
+               "--check", "--check-p", "0.5", "--alphas", "0.1", "--p", "0.2,0.5", "--target", "0.1",
+               "--artifacts", str(tmp_path / "artifacts")]  # fmt: skip
+    first = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert first.returncode == 0, first.stderr
+    assert "an ideal pool" in first.stdout
+    again = subprocess.run([*command, "--resume"], cwd=ROOT, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    assert "predicted for the pool." in again.stdout  # the check has made its images
+    records = json.loads((out / "summary.json").read_text())["predictions"]
+    assert [r["p"] for r in records] == [0.2, 0.5]
+    rounds = {s["p"]: s["rounds_to_target"] for s in (json.loads(p.read_text()) for p in out.glob("*/summary.json"))}
+    assert records[0]["outcome"] is None
+    assert records[1]["outcome"] == rounds[0.5] / rounds[0.0]
+    assert {"advise.md", "advise.csv", "advise.png"} <= {p.name for p in out.iterdir()}
