@@ -75,9 +75,14 @@ class DDPM(LightningModule):
         """Adam, constant learning rate."""
         return torch.optim.Adam(self.unet.parameters(), self.lr, fused=True)
 
-    def use_average(self) -> None:
-        """Replace the weights by their moving average, for sampling."""
-        self.average.copy_to(self.unet.parameters())
+    def averaged(self) -> dict[str, Tensor]:
+        """The U-Net's state with the moving average as weights, on the CPU: what samples are drawn with."""
+        parameters = list(self.unet.parameters())
+        self.average.store(parameters)
+        self.average.copy_to(parameters)
+        state = {name: t.detach().cpu().clone() for name, t in self.unet.state_dict().items()}
+        self.average.restore(parameters)
+        return state
 
     @torch.no_grad()
     def sample(self, labels: Tensor, seed: int, *, sampler: str, steps: int, batch_size: int = 256) -> Tensor:

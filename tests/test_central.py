@@ -138,7 +138,7 @@ def test_central_synthetic_trains_on_what_the_clients_contribute(tmp_path: Path)
     store = Store(tmp_path / "store")
     for need in prepare(config).needs:  # the generators' place is taken by grey images
         grey = torch.full((len(need.labels), 1, 8, 8), 128, dtype=torch.uint8)
-        synthetic_pool.keep(store, Job([need], {}), Made(None, [grey]))
+        synthetic_pool.keep(store, Job([need], {}), Made({}, [grey]))
     summary = central.run(line, tmp_path / "out")
     assert summary["images"] == pytest.approx(0.2 / 0.8 * 200, abs=2)
     assert summary["partition"] == prepare(config).partition.fingerprint

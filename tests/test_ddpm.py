@@ -58,7 +58,7 @@ def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
 
 @pytest.fixture(scope="module")
 def trained() -> Mapping[str, Tensor]:
-    return TINY.fit(DIGITS, N_CLASSES, 0)
+    return TINY.fit(DIGITS, N_CLASSES, 0, [SETTINGS.epochs])[SETTINGS.epochs]
 
 
 # --- the generator
@@ -66,11 +66,20 @@ def trained() -> Mapping[str, Tensor]:
 
 def test_one_seed_gives_the_same_weights_bit_for_bit(trained: Mapping[str, Tensor]) -> None:
     torch.manual_seed(99)  # what was drawn before must not matter
-    assert same(TINY.fit(DIGITS, N_CLASSES, 0), trained)
+    assert same(TINY.fit(DIGITS, N_CLASSES, 0, [SETTINGS.epochs])[SETTINGS.epochs], trained)
+
+
+def test_a_training_is_the_beginning_of_a_longer_one(trained: Mapping[str, Tensor]) -> None:
+    n = SETTINGS.epochs
+    both = TINY.fit(DIGITS, N_CLASSES, 0, [n, n + 1])
+    assert sorted(both) == [n, n + 1]
+    assert same(both[n], trained)
+    assert same(both[n + 1], TINY.fit(DIGITS, N_CLASSES, 0, [n + 1])[n + 1])
+    assert not same(both[n + 1], trained)
 
 
 def test_another_seed_gives_other_weights(trained: Mapping[str, Tensor]) -> None:
-    other = TINY.fit(DIGITS, N_CLASSES, 1)
+    other = TINY.fit(DIGITS, N_CLASSES, 1, [SETTINGS.epochs])[SETTINGS.epochs]
     assert other.keys() == trained.keys()
     assert not same(other, trained)
 
@@ -85,7 +94,9 @@ def test_the_order_of_images_depends_on_the_seed_alone(monkeypatch: pytest.Monke
 
     def order(seed: int, channels: tuple[int, ...]) -> list[bytes]:
         seen.clear()
-        replace(TINY, settings=replace(SETTINGS, channels=channels)).fit(DIGITS, N_CLASSES, seed)
+        replace(TINY, settings=replace(SETTINGS, channels=channels)).fit(DIGITS, N_CLASSES, seed, [SETTINGS.epochs])[
+            SETTINGS.epochs
+        ]
         return seen.copy()
 
     monkeypatch.setattr(DDPM, "training_step", recorded)
@@ -104,7 +115,10 @@ def test_fit_sees_every_image_of_the_client_also_where_they_are_fewer_than_a_bat
     few = Examples(DIGITS.x[:5], DIGITS.y[:5])
     big = replace(TINY, settings=replace(SETTINGS, batch_size=256))
     exact = replace(TINY, settings=replace(SETTINGS, batch_size=5))
-    assert same(big.fit(few, N_CLASSES, 0), exact.fit(few, N_CLASSES, 0))
+    assert same(
+        big.fit(few, N_CLASSES, 0, [SETTINGS.epochs])[SETTINGS.epochs],
+        exact.fit(few, N_CLASSES, 0, [SETTINGS.epochs])[SETTINGS.epochs],
+    )
 
 
 def test_samples_are_uint8_images_one_for_each_label(trained: Mapping[str, Tensor]) -> None:
@@ -239,15 +253,17 @@ def test_samples_are_drawn_with_the_average_not_with_the_last_weights() -> None:
             parameter.add_(1)
         ddpm.on_train_batch_end()
     last = parameter.detach().clone()
-    ddpm.use_average()
-    assert not torch.equal(parameter, last)
-    assert torch.equal(parameter, ddpm.average.shadow_params[0])
+    state = ddpm.averaged()
+    assert torch.equal(parameter, last)  # training goes on where it was
+    averaged = state[next(name for name, _ in ddpm.unet.named_parameters())]
+    assert not torch.equal(averaged, last)
+    assert torch.equal(averaged, ddpm.average.shadow_params[0])
 
 
 def test_fit_returns_the_average(monkeypatch: pytest.MonkeyPatch, trained: Mapping[str, Tensor]) -> None:
-    monkeypatch.setattr(DDPM, "use_average", lambda self: None)
-    assert not same(TINY.fit(DIGITS, N_CLASSES, 0), trained)
+    monkeypatch.setattr(DDPM, "averaged", lambda self: self.unet.state_dict())
+    assert not same(TINY.fit(DIGITS, N_CLASSES, 0, [SETTINGS.epochs])[SETTINGS.epochs], trained)
 
 
 def test_mirroring_is_asked_for_and_changes_the_weights(trained: Mapping[str, Tensor]) -> None:
-    assert not same(replace(TINY, flip=True).fit(DIGITS, N_CLASSES, 0), trained)
+    assert not same(replace(TINY, flip=True).fit(DIGITS, N_CLASSES, 0, [SETTINGS.epochs])[SETTINGS.epochs], trained)

@@ -1,7 +1,7 @@
 """Fedssyn's pool: what is needed, what is made once, kept and read."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from fedcommons.data import datasets
 from fedcommons.data.datasets import Examples
 from fedcommons.data.partition import Partitioned, partition
 from fedcommons.errors import UserError
+from fedcommons.generators.generator import Weights
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.settings import Shared, share
 from fedcommons.sharing.synthetic_pool import (
@@ -245,9 +246,9 @@ class FakeGenerator:
     settings: config.Generator
     flip: bool = False
 
-    def fit(self, examples: Examples, n_classes: int, seed: int) -> dict[str, Tensor]:
+    def fit(self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int]) -> dict[int, Weights]:
         CALLS.append("fit")
-        return {"mean": examples.x.float().mean().view(1)}
+        return {e: {"mean": examples.x.float().mean().view(1) + e % 2} for e in epochs}
 
     def sample(
         self, weights: Mapping[str, Tensor], shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int
@@ -309,6 +310,20 @@ def test_a_generator_is_trained_once_for_several_sets_of_images(store: Store) ->
     assert sorted(CALLS) == ["fit"] * 5 + ["sample"] * 10
 
 
+def test_generators_that_differ_in_epochs_alone_come_from_one_training(store: Store) -> None:
+    early, late = (needed(experiment(**FIVE, generator__epochs=epochs)) for epochs in (3, 8))
+    jobs = missing(store, early + late)
+    assert [job.epochs for job in jobs] == [[3, 8]] * 5
+    make_all(store, early + late)
+    assert sorted(CALLS) == ["fit"] * 5 + ["sample"] * 10
+    for a, b in zip(early, late, strict=True):  # each from its own weights
+        apart = read(store, a, 16).x[:, 0, 0, 0].float() - read(store, b, 16).x[:, 0, 0, 0].float()
+        assert (apart == 1).all()
+    CALLS.clear()
+    later = needed(experiment(**FIVE, generator__epochs=9))
+    assert [job.epochs for job in missing(store, late + later)] == [[9]] * 5  # the others are there
+
+
 def test_other_images_are_drawn_with_the_weights_that_are_there(store: Store) -> None:
     make_all(store, needed(experiment(**FIVE)))
     CALLS.clear()
@@ -318,7 +333,7 @@ def test_other_images_are_drawn_with_the_weights_that_are_there(store: Store) ->
 
 def test_images_read_back_are_those_that_were_made_with_their_labels(store: Store) -> None:
     need = needed(experiment(**FIVE))[2]
-    job = Job([need], None)
+    job = Job([need], {})
     keep(store, job, make(job))
     everything = read(store, need, len(need.labels))
     assert torch.equal(everything.y, need.labels)
@@ -329,7 +344,7 @@ def test_images_read_back_are_those_that_were_made_with_their_labels(store: Stor
 @pytest.mark.parametrize("n", [0, 1, 16, 100, 258])
 def test_a_part_that_is_read_has_the_classes_in_proportion_and_no_image_twice(n: int, store: Store) -> None:
     need = needed(experiment(**FIVE))[0]
-    job = Job([need], None)
+    job = Job([need], {})
     keep(store, job, make(job))
     some = read(store, need, n)
     assert len(some) == n

@@ -120,7 +120,7 @@ def synthetic_images(
     torch.set_num_threads(1)  # as in Ray's workers: more threads would round differently
     jobs = synthetic_pool.missing(store, wanted) if may_generate else []
     for number, job in enumerate(jobs, 1):
-        doing = "training" if job.weights is None else "sampling"
+        doing = "training" if job.epochs else "sampling"
         say(f"generator {number}/{len(jobs)} (client {job.needs[0].client}): {doing}")
         synthetic_pool.keep(store, job, synthetic_pool.make(job))
     return contributions(prepared, store)

@@ -125,7 +125,7 @@ def _make_generators(prepared: Sequence[experiment.Prepared], display: Display) 
     for folder in folders:
         store = Store(Path(folder), display.say)
         jobs = synthetic_pool.missing(store, [need for f, need in wanted if f == folder])
-        trained += sum(job.weights is None for job in jobs)
+        trained += sum(bool(job.epochs) for job in jobs)
         pending = {task.remote(job): job for job in jobs}
         while pending:
             (ready, *_), _ = ray.wait(list(pending))

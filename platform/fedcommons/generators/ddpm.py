@@ -6,6 +6,7 @@ Departs from the paper: the moving average of the weights warms up, because with
 
 import logging
 import warnings
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -25,7 +26,7 @@ class DDPMGenerator:
     settings: config.Generator
     flip: bool = False
 
-    def fit(self, examples: Examples, n_classes: int, seed: int) -> Weights:
+    def fit(self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int]) -> Mapping[int, Weights]:
         """See ``Generator``; all images are one batch where there are fewer than ``batch_size``."""
         import pytorch_lightning as lightning
         from lightning_fabric.plugins.environments.lightning import LightningEnvironment
@@ -39,10 +40,18 @@ class DDPMGenerator:
             shuffle=True,
             generator=generator(seed, "order"),
         )
+        kept: dict[int, Weights] = {}
+
+        class Keep(lightning.Callback):
+            def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+                if trainer.current_epoch + 1 in epochs:
+                    kept[trainer.current_epoch + 1] = model.averaged()
+
         trainer = lightning.Trainer(
+            callbacks=[Keep()],
             accelerator="gpu" if default_device().type == "cuda" else "cpu",
             devices=1,
-            max_epochs=self.settings.epochs,
+            max_epochs=max(epochs),
             logger=False,
             enable_checkpointing=False,
             enable_progress_bar=False,
@@ -53,8 +62,7 @@ class DDPMGenerator:
             warnings.filterwarnings("ignore", message=".*does not have many workers.*")
             warnings.filterwarnings("ignore", category=FutureWarning, module="torch.utils._pytree")
             trainer.fit(model, loader)
-        model.use_average()
-        return {name: t.detach().cpu().clone() for name, t in model.unet.state_dict().items()}
+        return kept
 
     def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:
         """See ``Generator``."""

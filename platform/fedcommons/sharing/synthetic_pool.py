@@ -22,7 +22,7 @@ from fedcommons.data.partition import Partitioned
 from fedcommons.errors import UserError
 from fedcommons.files import sha256
 from fedcommons.generators.ddpm import DDPMGenerator
-from fedcommons.generators.generator import Generator
+from fedcommons.generators.generator import Generator, Weights
 from fedcommons.seeds import numpy_generator, seed_for
 
 GENERATORS: dict[str, Callable[[config.Generator, bool], Generator]] = {"ddpm": DDPMGenerator}
@@ -48,6 +48,12 @@ class Need:
     @property
     def generator(self) -> Generator:
         return GENERATORS[self.settings.name](self.settings, self.flip)
+
+    @property
+    def course_facts(self) -> dict[str, Any]:
+        """What the course of the training depends on, however long it is."""
+        facts = self.generator_facts
+        return facts | {"fitting": {name: v for name, v in facts["fitting"].items() if name != "epochs"}}
 
     @property
     def generator_facts(self) -> dict[str, Any]:
@@ -77,17 +83,25 @@ class Need:
 
 @dataclass(frozen=True)
 class Job:
-    """One generator, with its weights where they are there already, and the sets of images to draw from it."""
+    """One training, the sets of images to draw after some of its epochs, and the weights that are there already.
+
+    weights: epochs to weights.
+    """
 
     needs: list[Need]
-    weights: dict[str, Tensor] | None
+    weights: dict[int, Weights]
+
+    @property
+    def epochs(self) -> list[int]:
+        """After how many epochs weights are missing: none where there is nothing to train."""
+        return sorted({need.settings.epochs for need in self.needs} - self.weights.keys())
 
 
 @dataclass(frozen=True)
 class Made:
-    """What a job made: weights, None where they were there already, and images for each of its needs."""
+    """What a job made: the weights that were missing, by their epochs, and images for each of its needs."""
 
-    weights: dict[str, Tensor] | None
+    weights: dict[int, Weights]
     images: list[Tensor]
 
 
@@ -130,29 +144,41 @@ def needs(config: config.Experiment, dataset: Dataset, partition: Partitioned) -
 
 
 def make(job: Job) -> Made:
-    """Train the generator unless its weights are there, and draw the images."""
+    """Train the generator as far as weights are missing, and draw the images."""
     first = job.needs[0]
     shape = tuple(first.examples.x.shape[1:])
-    weights = first.generator.fit(first.examples, first.n_classes, first.seed) if job.weights is None else job.weights
-    images = [need.generator.sample(weights, shape, need.n_classes, need.labels, need.seed) for need in job.needs]
-    return Made(dict(weights) if job.weights is None else None, images)
+    new = first.generator.fit(first.examples, first.n_classes, first.seed, job.epochs) if job.epochs else {}
+    weights = {**job.weights, **new}
+    images = [
+        need.generator.sample(weights[need.settings.epochs], shape, need.n_classes, need.labels, need.seed)
+        for need in job.needs
+    ]
+    return Made(dict(new), images)
 
 
 def missing(store: Store, wanted: Iterable[Need]) -> list[Job]:
-    """Jobs for what the store lacks: each generator once and each set of images once, however many cells need them."""
+    """Jobs for what the store lacks: each training once and each set of images once, however many cells need them.
+
+    Cells whose generators differ in their epochs alone take them from one training.
+    """
     images = {key_of(need.images_facts): need for need in wanted}
-    generators: dict[str, list[Need]] = {}
+    courses: dict[str, list[Need]] = {}
     for key, need in images.items():
         if not store.has("images", key):
-            generators.setdefault(key_of(need.generator_facts), []).append(need)
-    return [Job(needs, store.get("generators", key)) for key, needs in generators.items()]
+            courses.setdefault(key_of(need.course_facts), []).append(need)
+    return [Job(needs, _stored(store, needs)) for needs in courses.values()]
+
+
+def _stored(store: Store, needs: Sequence[Need]) -> dict[int, Weights]:
+    each = {need.settings.epochs: key_of(need.generator_facts) for need in needs}
+    return {epochs: found for epochs, key in each.items() if (found := store.get("generators", key)) is not None}
 
 
 def keep(store: Store, job: Job, made: Made) -> None:
     """Put what a job made into the store."""
-    if made.weights is not None:
-        facts = job.needs[0].generator_facts
-        store.put("generators", key_of(facts), made.weights, facts)
+    for epochs, weights in made.weights.items():
+        facts = next(need for need in job.needs if need.settings.epochs == epochs).generator_facts
+        store.put("generators", key_of(facts), dict(weights), facts)
     for need, images in zip(job.needs, made.images, strict=True):
         facts = need.images_facts
         store.put("images", key_of(facts), {"images": images, "labels": need.labels}, facts)
