@@ -78,7 +78,9 @@ def predict(probe: Sequence[Sequence[Probed]], shares: Iterable[float], work: Lo
         UserError: a model of the probe has no gradient, so that there is nothing left to speed up.
     """
     if any(variants[0].gradient_sq <= 0 for variants in probe):
-        raise UserError("the probe found no gradient at one of its models: probe fewer rounds, or measure more samples.")
+        raise UserError(
+            "the probe found no gradient at one of its models: probe fewer rounds, or measure more samples."
+        )
     predictions = []
     for p in shares:
         band = [
