@@ -1,0 +1,71 @@
+"""Seconds of the quadratics' full grid (31 step sizes x 41 p x 800 rounds), against a loop over steps, extrapolated.
+
+python benchmarks/quadratics.py [--rounds 50] [--json]
+
+loop: one step after the other in numpy, for one step size and one p, as the released code does it; with A_ij as a d x d
+matrix, as there, and as a number, which favours the loop. Goal of the grid: at most 60 s on two cores; it uses one.
+Compared are seconds of the processor, so that other work on the machine counts little.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from datetime import date
+
+import numpy as np
+from round_time import cpu_name
+
+from fedcommons.convergence import quadratics as q
+
+SEED, P, ETA = 12988, 0.5, q.STEP_SIZES[6]
+
+
+def loop(problem: q.Quadratics, rounds: int, gradient: Callable[[np.ndarray, int, int], np.ndarray]) -> float:
+    """||x - x*||^2 after these rounds of FedAvg."""
+    n_clients, n, d = problem.b.shape
+    x = np.ones(d)
+    for r in range(1, rounds + 1):
+        local = np.tile(x, (n_clients, 1))
+        for i in range(n_clients):
+            for j in q.order(SEED, r, i, n):
+                local[i] -= ETA * gradient(local[i], i, j)
+        x = local.mean(0)
+    return float(np.square(x - q.optimum(problem)).sum())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=50, help="rounds of the loop, of 1000 steps each")
+    parser.add_argument("--json", action="store_true", help="print the numbers as JSON, as the last line")
+    options = parser.parse_args()
+    print(f"{date.today()}, {cpu_name()}, {os.cpu_count()} cores, numpy {np.__version__}")
+
+    own = q.draw(SEED, 10, 0)
+    problem = q.swap(own, P, SEED)
+    a, b = problem.a, problem.b
+    matrices = a[..., None, None] * np.eye(q.SHAPE[2])
+    scale = len(q.STEP_SIZES) * len(q.SHARES) * q.ROUNDS / options.rounds
+    found, errors = {}, []
+    for name, gradient in (
+        ("loop, A a number", lambda x, i, j: a[i, j] * (a[i, j] * x - b[i, j])),
+        ("loop, A a matrix", lambda x, i, j: matrices[i, j].T @ (matrices[i, j] @ x - b[i, j])),
+    ):
+        start = time.process_time()
+        errors.append(loop(problem, options.rounds, gradient))
+        found[name] = (time.process_time() - start) * scale
+    wall, start = time.perf_counter(), time.process_time()
+    grid = q.run([q.swap(own, p, SEED) for p in q.SHARES], q.STEP_SIZES, q.ROUNDS, SEED)
+    found["grid"] = time.process_time() - start
+    print(f"grid: {time.perf_counter() - wall:.1f} s on the clock, with {os.getloadavg()[0]:.1f} processes running")
+    assert np.allclose(grid[q.SHARES.index(P), 6, options.rounds], errors, rtol=1e-9)
+    for name, seconds in found.items():
+        print(f"{name}: {seconds:.4g} processor seconds, {seconds / found['grid']:.4g} times the grid's")
+    if options.json:
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,231 @@
+"""The heterogeneous quadratics of Fedssyn, and FedAvg on all step sizes of a grid at once.
+
+f(x) = (1/N) sum_i f_i(x),   f_i(x) = 1/(2 n) sum_j ||A_ij x - b_ij||^2,   A_ij = a_ij I
+
+N, n, d     clients, samples of each, dimension of x
+a_ij        i for client i = 1 ... N; a swapped sample brings its own along
+b_ij        ~ N(mu_i, sigma^2/(i^2 d) I) with mu_i ~ N(0, zeta^2/(i^2 d) I), so that E||A_i^T mu_i||^2 = zeta^2
+p           share of every client's samples that is swapped
+tau         local steps of a round: one pass over the n samples, one by one, in an order drawn for (round, client)
+eta, eps    step size; error ||x - x*||^2 to be reached, x* the minimiser of f
+
+A step is affine in x with a scalar coefficient, x <- (1 - eta a^2) x + eta a b. So a client's round is
+x <- P_i x + eta sum_j a_j b_j prod_{l after j} (1 - eta a_l^2), where P_i = prod_j (1 - eta a_j^2) in whatever order,
+and only a small matrix product knows that x has d numbers: the grid of figure 2, 10^9 steps, takes seconds on one core.
+Equal to the loop over steps up to rounding; all in float64.
+
+Source: Fedssyn (Li et al., TMLR 2024), section 2.3, figures 2 and A.4; its first version, section 2.3 and figure B.3.
+Departs from the paper: variances are divided by i^2 d as in the released code, which is what makes zeta^2 mean what the
+paper says; the text has (i d)^2. The error is that of the server's model as in the released code; the captions have the
+mean over clients (``models``). The draws have the released code's law, not its values.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedcommons.errors import UserError, unknown
+from fedcommons.seeds import numpy_generator
+
+SHAPE = (10, 100, 25)  # N, n, d
+STEP_SIZES = np.logspace(-6, 2, 40)[:31]  # 1e-6 ... 1.43
+SHARES = tuple(k / 40 for k in range(41))  # the p of figure 2 (b)
+ROUNDS, TARGET = 800, 1.160264e-6  # the text prints 1.1e-6
+MODELS = ("server", "clients")
+MOST_ROUNDS = 100_000  # the errors of the whole grid fill 1 GB
+
+TOGETHER = 8
+"""Rounds whose coefficients are made in one go: so many fit into a processor's cache. Decides no bit."""
+
+
+@dataclass(frozen=True)
+class Quadratics:
+    """The samples of all clients."""
+
+    a: np.ndarray  # (N, n)
+    b: np.ndarray  # (N, n, d)
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What the rates of convergence are made of, at one x; norms are Euclidean, noise is per sample."""
+
+    zeta_sq: float  # (1/N) sum_i ||grad f_i - grad f||^2
+    sigma_sq: float  # (1/N) sum_i E_j ||grad F_ij - grad f_i||^2
+    l_max: float  # the largest L_i, the smoothness of f_i; L_p after a swap
+    l_avg: float  # that of f
+    mu: float  # strong convexity of f; f is isotropic, so l_avg again
+
+
+def draw(seed: int, zeta_sq: float, sigma_sq: float, shape: tuple[int, int, int] = SHAPE) -> Quadratics:
+    """The clients' own samples; ``shape``: (N, n, d).
+
+    Raises:
+        UserError: zeta^2 or sigma^2 is negative or not finite.
+    """
+    for name, value in (("zeta_sq", zeta_sq), ("sigma_sq", sigma_sq)):
+        if not 0 <= value < np.inf:
+            raise UserError(f"{name} must lie in [0, inf), got {value:g}.")
+    n_clients, n, d = shape
+    b = np.empty(shape)
+    for i in range(n_clients):
+        generator = numpy_generator(seed, "quadratics", i)
+        mean = np.sqrt(zeta_sq / d) * generator.standard_normal(d)
+        b[i] = (mean + np.sqrt(sigma_sq / d) * generator.standard_normal((n, d))) / (i + 1)
+    return Quadratics(np.repeat(np.arange(1.0, n_clients + 1)[:, None], n, axis=1), b)
+
+
+def n_swapped(p: float, n: int) -> int:
+    """int(p n), as in the released code; but 0.29 * 100 = 28.999... is 29."""
+    return int(round(p * n, 9))
+
+
+def swap(problem: Quadratics, p: float, seed: int) -> Quadratics:
+    """``n_swapped`` samples leave each client, are permuted together and dealt equally.
+
+    A larger p moves what a smaller one moves, and more. Minimiser, l_avg and mu stay what they are.
+
+    Raises:
+        UserError: p is outside [0, 1].
+    """
+    if not 0 <= p <= 1:
+        raise UserError(f"p must lie in [0, 1], got {p:g}.")
+    n_clients, n, d = problem.b.shape
+    m = n_swapped(p, n)
+    leaving = [i * n + numpy_generator(seed, "leaving", i).permutation(n)[:m] for i in range(n_clients)]
+    places = np.concatenate(leaving)
+    source = np.arange(n_clients * n)
+    source[places] = numpy_generator(seed, "dealt", m).permutation(places)
+    return Quadratics(
+        problem.a.reshape(-1)[source].reshape(n_clients, n), problem.b.reshape(-1, d)[source].reshape(problem.b.shape)
+    )
+
+
+def optimum(problem: Quadratics) -> np.ndarray:
+    """x* = sum_ij a_ij b_ij / sum_ij a_ij^2, (d,)."""
+    return (problem.a[..., None] * problem.b).sum((0, 1)) / np.square(problem.a).sum()
+
+
+def gradients(problem: Quadratics, x: np.ndarray) -> np.ndarray:
+    """Of every sample at x, A_ij^T (A_ij x - b_ij), (N, n, d)."""
+    a = problem.a[..., None]
+    return a * (a * x - problem.b)
+
+
+def constants(problem: Quadratics, x: np.ndarray, pool: Quadratics | None = None, p: float = 0.0) -> Constants:
+    """At x, exactly; with a ``pool``: of the exact mixtures (1 - p) D_i + p D~, D~ all samples of the pool.
+
+    Then zeta_mix^2 = (1-p)^2 zeta^2 and sigma_mix^2 = (1-p) sigma^2 + p sigma~_avg^2 + p(1-p)(zeta^2 + delta^2) hold
+    with equality, where sigma~_avg^2 = ``constants(pooled(pool), x).sigma_sq`` and L~_avg = ``.l_avg`` of the same; and
+    l_max = (1-p) L_max + p L~_avg.  Fedssyn, lemma 1.
+    """
+    shared = pooled(pool or problem)
+    own, common = gradients(problem, x), gradients(shared, x)
+
+    def mix(of_own: np.ndarray, of_pool: np.ndarray) -> np.ndarray:
+        return (1 - p) * of_own.mean(1) + p * of_pool.mean(1)
+
+    means = mix(own, common)  # (N, d)
+    noise = mix(np.square(own - means[:, None]).sum(2), np.square(common - means[:, None]).sum(2))
+    smoothness = mix(np.square(problem.a), np.square(shared.a))
+    zeta_sq = np.square(means - means.mean(0)).sum(1).mean()
+    l_avg = float(smoothness.mean())
+    return Constants(float(zeta_sq), float(noise.mean()), float(smoothness.max()), l_avg, mu=l_avg)
+
+
+def delta_sq(problem: Quadratics, pool: Quadratics, x: np.ndarray) -> float:
+    """||grad f(x, D) - grad f(x, D~)||^2."""
+    return float(np.square(gradients(problem, x).mean((0, 1)) - gradients(pool, x).mean((0, 1))).sum())
+
+
+def pooled(problem: Quadratics) -> Quadratics:
+    """All samples as those of one client."""
+    return Quadratics(problem.a.reshape(1, -1), problem.b.reshape(1, -1, problem.b.shape[2]))
+
+
+def order(seed: int, round: int, client: int, n: int) -> np.ndarray:
+    """In which a client goes through its n samples in a round (1, 2, ...); the same for every p and step size."""
+    return numpy_generator(seed, "order", round, client).permutation(n)
+
+
+def run(
+    problems: Sequence[Quadratics], steps: np.ndarray, rounds: int, seed: int, models: str = "server"
+) -> np.ndarray:
+    """Errors of FedAvg from x = 1, (problems, step sizes, 1 + rounds): at the start and after every round.
+
+    models: "server", ||x - x*||^2 of the mean over clients (the released code); or "clients", before they are averaged,
+    (1/N) sum_i ||x_i - x*||^2 (the captions). inf: float64 overflowed, the step size diverges.
+    """
+    n_clients, n, _ = problems[0].b.shape
+    orders = np.array([[order(seed, r, i, n) for i in range(n_clients)] for r in range(1, rounds + 1)])
+    return np.stack([_errors(problem, steps, orders[..., ::-1], models == "server") for problem in problems])
+
+
+def _errors(problem: Quadratics, steps: np.ndarray, orders: np.ndarray, server: bool) -> np.ndarray:
+    """``run`` for one problem; orders (rounds, N, n), the last step first."""
+    n_clients, n, d = problem.b.shape
+    target, clients = optimum(problem), np.arange(n_clients)
+    factors, ab = 1 - np.square(problem.a)[..., None] * steps, problem.a[..., None] * problem.b
+    x = np.ones((len(steps), d))
+    found = [_error(x[None], target)]
+    with np.errstate(over="ignore", invalid="ignore"):  # of step sizes that diverge
+        for first in range(0, len(orders), TOGETHER):
+            some = orders[first : first + TOGETHER]
+            ordered = factors[clients, np.moveaxis(some, -1, 0)]  # (n, rounds, N, step sizes)
+            products = np.ones((n + 1, *ordered.shape[1:]))  # over the steps that come after
+            for k in range(n):
+                np.multiply(products[k], ordered[k], out=products[k + 1])
+            # one small product for each client: BLAS runs those in one thread, and so in the same way everywhere
+            shifts = steps[:, None] * (np.moveaxis(products[:n], 0, -1) @ ab[clients[:, None], some])
+            for shift, shrink in zip(shifts, products[n], strict=True):
+                models = shrink[..., None] * x + shift  # (N, step sizes, d)
+                x = models.mean(0)
+                found.append(_error(x[None] if server else models, target))
+    errors = np.stack(found, axis=1)
+    return np.where(np.isfinite(errors), errors, np.inf)
+
+
+def _error(models: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """models (models, step sizes, d) -> (step sizes,)."""
+    return np.square(models - target).sum(2).mean(0)
+
+
+def check(problem: Quadratics, eps: float, rounds: int, models: str) -> None:
+    """Refuse, before any work, what ``run`` cannot do, and an error that float64 cannot tell from 0.
+
+    Raises:
+        UserError: ``rounds`` or ``models`` is not allowed, or eps is not finite or below the square of x*'s rounding.
+    """
+    least = float(np.square(np.finfo(float).eps * optimum(problem)).sum())
+    if not least < eps < np.inf:
+        raise UserError(f"target must lie in ({least:.3g}, inf), as float64 resolves ||x - x*||^2, got {eps:g}.")
+    if not 1 <= rounds <= MOST_ROUNDS:
+        raise UserError(f"rounds must lie in [1, {MOST_ROUNDS}], got {rounds}.")
+    if models not in MODELS:
+        raise unknown("models", models, MODELS)
+
+
+def fewest_rounds(errors: np.ndarray, eps: float) -> tuple[int, int] | None:
+    """Over the step sizes: (rounds to ``eps``, index of the step size with the lowest error then); None: never.
+
+    errors: (step sizes, 1 + rounds), of one problem.
+    """
+    reached = np.flatnonzero(errors.min(0) <= eps)
+    if not len(reached):
+        return None
+    return int(reached[0]), int(errors[:, reached[0]].argmin())
+
+
+def fit(errors: np.ndarray, targets: np.ndarray) -> tuple[float, float] | None:
+    """(A, B) of the least-squares line R = A / sqrt(eps) + B through the fewest rounds to each target that is reached.
+
+    None where fewer than three are.
+    """
+    found = [(eps, at[0]) for eps in targets if (at := fewest_rounds(errors, eps))]
+    if len(found) < 3:
+        return None
+    reached, rounds = np.array(found).T
+    x = 1 / np.sqrt(reached)
+    slope = ((x - x.mean()) * (rounds - rounds.mean())).sum() / np.square(x - x.mean()).sum()
+    return float(slope), float(rounds.mean() - slope * x.mean())

@@ -1,0 +1,336 @@
+"""The quadratics: the grid against a plain loop, closed forms, theory that must hold, the sweep as users run it."""
+
+import csv
+import json
+import runpy
+import signal
+import sys
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from threadpoolctl import threadpool_limits
+
+from fedcommons.convergence import quadratics as q
+from fedcommons.convergence.quadratics import Quadratics
+from fedcommons.errors import UserError
+
+SWEEP = Path(__file__).parent.parent / "sweeps" / "quadratics.py"
+SMALL = (3, 7, 2)  # N, n, d
+ROUNDS = 2 * q.TOGETHER + 3
+
+
+@pytest.fixture(scope="module")
+def script() -> dict[str, Any]:
+    return runpy.run_path(str(SWEEP))
+
+
+@pytest.fixture(scope="module")
+def small() -> list[Quadratics]:
+    own = q.draw(5, zeta_sq=10, sigma_sq=4, shape=SMALL)
+    return [q.swap(own, p, 5) for p in (0, 0.45, 1)]
+
+
+def plain_loop(problem: Quadratics, eta: float, rounds: int, seed: int, models: str) -> np.ndarray:
+    """FedAvg, one step after the other."""
+    n_clients, n, d = problem.b.shape
+    x, target, errors = np.ones(d), q.optimum(problem), []
+    with np.errstate(all="ignore"):
+        errors.append(np.square(x - target).sum())
+        for r in range(1, rounds + 1):
+            local = np.tile(x, (n_clients, 1))
+            for i in range(n_clients):
+                for j in q.order(seed, r, i, n):
+                    a, b = problem.a[i, j], problem.b[i, j]
+                    local[i] -= eta * a * (a * local[i] - b)
+            x = local.mean(0)
+            seen = x[None] if models == "server" else local
+            errors.append(np.square(seen - target).sum(1).mean())
+    return np.array(errors)
+
+
+@pytest.mark.parametrize("models", q.MODELS)
+def test_equals_a_plain_loop_on_every_step_size(small: list[Quadratics], models: str) -> None:
+    steps = np.append(q.STEP_SIZES, 30.0)  # so few samples need a larger step to overflow
+    found = q.run(small, steps, ROUNDS, 3, models)
+    assert found.shape == (len(small), len(steps), 1 + ROUNDS)
+    for problem, errors in zip(small, found, strict=True):
+        slow = np.array([plain_loop(problem, eta, ROUNDS, 3, models) for eta in steps])
+        finite = np.isfinite(slow)
+        assert not finite.all()
+        assert np.array_equal(np.isfinite(errors), finite)
+        assert np.isinf(errors[~finite]).all()  # no nan
+        assert np.allclose(errors[finite], slow[finite], rtol=1e-9, atol=1e-20)
+
+
+def test_equals_a_plain_loop_at_the_papers_size() -> None:
+    problem = q.swap(q.draw(1, 10, 1000), 0.3, 1)
+    (errors,) = q.run([problem], q.STEP_SIZES[[6, 12]], 3, 1)
+    slow = [plain_loop(problem, eta, 3, 1, "server") for eta in q.STEP_SIZES[[6, 12]]]
+    assert np.allclose(errors, slow, rtol=1e-9, atol=0)
+
+
+def test_no_bit_depends_on_the_cores_or_on_the_other_p(small: list[Quadratics]) -> None:
+    found = q.run(small, q.STEP_SIZES, ROUNDS, 3)
+    assert np.array_equal(q.run(small[1:2], q.STEP_SIZES, ROUNDS, 3)[0], found[1])
+    problem = q.swap(q.draw(1, 10, 0), 0.5, 1)
+    many = q.run([problem], q.STEP_SIZES, 20, 1)
+    with threadpool_limits(1):
+        assert np.array_equal(q.run([problem], q.STEP_SIZES, 20, 1), many)
+
+
+def test_every_client_and_round_has_an_order_of_its_own() -> None:
+    orders = [tuple(q.order(0, r, i, 50)) for r in (1, 2, 3) for i in range(4)]
+    assert len(set(orders)) == 12
+    assert all(sorted(found) == list(range(50)) for found in orders)
+    assert orders[0] == tuple(q.order(0, 1, 0, 50)) != tuple(q.order(1, 1, 0, 50))
+
+
+def pairs(problem: Quadratics, client: int) -> Counter:
+    return Counter((a, *b) for a, b in zip(problem.a[client], problem.b[client].tolist(), strict=True))
+
+
+def test_a_swap_moves_whole_samples_and_as_many_of_each_client() -> None:
+    own = q.draw(0, 10, 5)
+    before = [pairs(own, i) for i in range(10)]
+    kept = []
+    for p in (0, 0.1, 0.29, 0.575, 1):
+        after = q.swap(own, p, 0)
+        m = q.n_swapped(p, 100)
+        assert sum((pairs(after, i) for i in range(10)), Counter()) == sum(before, Counter())
+        in_place = (after.b == own.b).all(2)
+        assert (in_place.sum(1) >= 100 - m).all()
+        assert m == 0 or (in_place.sum(1) < 100 - 0.7 * m).all()  # a tenth comes back
+        kept.append(in_place)
+        assert np.allclose(q.optimum(after), q.optimum(own), rtol=1e-12)
+        assert q.constants(after, np.ones(25)).l_avg == pytest.approx(38.5)
+    assert (~kept[1] & kept[2]).sum() < 5  # what p = 0.1 moves, 0.29 moves too, but for what comes back by chance
+    assert (~kept[2][0] & ~kept[2][1]).sum() < 20  # of 29; every client's choice is its own
+    assert all(len(np.unique(of_client)) > 5 for of_client in q.swap(own, 1, 0).a)  # from all over
+    assert not np.array_equal(q.swap(own, 0.5, 1).b, q.swap(own, 0.5, 0).b)
+    assert [q.n_swapped(p, 100) for p in (0.025, 0.29, 0.575, 0.999, 1)] == [2, 29, 57, 99, 100]
+    assert [q.n_swapped(p, 100) for p in q.SHARES] == [5 * k // 2 for k in range(41)]
+
+
+def test_the_grid_is_the_papers() -> None:
+    assert (len(q.STEP_SIZES), len(q.SHARES), q.ROUNDS, q.SHAPE, q.TARGET) == (31, 41, 800, (10, 100, 25), 1.160264e-6)
+    assert q.STEP_SIZES[0] == 1e-6
+    assert np.allclose(np.diff(np.log10(q.STEP_SIZES)), 8 / 39)
+    assert q.SHARES[:3] == (0, 0.025, 0.05)
+    assert q.SHARES[-1] == 1
+
+
+def test_the_samples_have_the_law_they_should() -> None:
+    """||A_i b_ij||^2 has mean zeta^2 without noise and sigma^2 without heterogeneity, for every i (tolerance: 5 sd)."""
+    drawn = [q.draw(seed, 7, 0, (10, 2, 25)) for seed in range(400)]
+    assert all(np.array_equal(s.b[:, 0], s.b[:, 1]) for s in drawn)
+    assert np.array_equal(drawn[0].a, np.repeat(np.arange(1, 11)[:, None], 2, axis=1))
+    lengths = np.mean([np.square(s.a[:, :1] * s.b[:, 0]).sum(1) for s in drawn], axis=0)
+    assert np.allclose(lengths, 7, rtol=5 * (2 / 25 / 400) ** 0.5)
+    noise = q.draw(0, 0, 1000)
+    assert np.allclose(np.square(noise.a[..., None] * noise.b).sum(2).mean(1), 1000, rtol=5 * (2 / 25 / 100) ** 0.5)
+    both = q.draw(0, 7, 1000)
+    assert np.allclose(both.b - noise.b, (both.b - noise.b)[:, :1], atol=1e-12)  # one mean for all of a client
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_constants_are_those_of_autograd(small: list[Quadratics], which: int) -> None:
+    problem = small[which]
+    a, b = (torch.from_numpy(array) for array in (problem.a, problem.b))
+    x = torch.tensor([0.3, -2.0], dtype=torch.float64, requires_grad=True)
+
+    def loss(i: int, at: torch.Tensor) -> torch.Tensor:
+        return sum((a[i, j] * at - b[i, j]).square().sum() for j in range(7)) / 14  # pyright: ignore[reportReturnType]
+
+    of_clients = torch.stack([torch.autograd.grad(loss(i, x), x)[0] for i in range(3)])
+    noises = []
+    for i in range(3):
+        for j in range(7):
+            (g,) = torch.autograd.grad((a[i, j] * x - b[i, j]).square().sum() / 2, x)
+            noises.append((g - of_clients[i]).square().sum())
+            assert np.allclose(q.gradients(problem, x.detach().numpy())[i, j], g.numpy())
+    hessians = torch.stack([torch.autograd.functional.hessian(lambda at, i=i: loss(i, at), x) for i in range(3)])  # pyright: ignore[reportArgumentType]
+    found = q.constants(problem, x.detach().numpy())
+    assert found.zeta_sq == pytest.approx(float((of_clients - of_clients.mean(0)).square().sum(1).mean()), rel=1e-12)
+    assert found.sigma_sq == pytest.approx(float(torch.stack(noises).mean()), rel=1e-12)
+    assert found.l_max == pytest.approx(max(float(torch.linalg.eigvalsh(h)[-1]) for h in hessians))
+    whole = torch.linalg.eigvalsh(hessians.mean(0))
+    assert (found.mu, found.l_avg) == pytest.approx((float(whole[0]), float(whole[-1])))
+    at_optimum = q.gradients(problem, q.optimum(problem)).mean((0, 1))
+    assert np.allclose(at_optimum, 0, atol=1e-13)
+
+
+@pytest.mark.parametrize("p", [0, 0.3, 1])
+@pytest.mark.parametrize("at", [(0.3, -2.0), None])
+def test_lemma_1_holds_with_equality_for_every_pool(small: list[Quadratics], p: float, at: Any) -> None:
+    own = small[1]
+    x = q.optimum(own) if at is None else np.array(at)
+    for pool in (own, q.draw(9, 3, 50, (4, 5, 2))):  # D~ = D; a pool that is far from D
+        plain, shared, mixed = q.constants(own, x), q.constants(q.pooled(pool), x), q.constants(own, x, pool, p)
+        delta_sq = q.delta_sq(own, pool, x)
+        assert (delta_sq < 1e-20) == (pool is own)
+        noise = (1 - p) * plain.sigma_sq + p * shared.sigma_sq + p * (1 - p) * (plain.zeta_sq + delta_sq)
+        assert mixed.zeta_sq == pytest.approx((1 - p) ** 2 * plain.zeta_sq, rel=1e-12, abs=1e-25)
+        assert mixed.sigma_sq == pytest.approx(noise, rel=1e-12)
+        assert mixed.l_max == pytest.approx((1 - p) * plain.l_max + p * shared.l_avg)
+        assert mixed.mu == mixed.l_avg == pytest.approx((1 - p) * plain.l_avg + p * shared.l_avg)
+
+
+def test_a_mixture_is_what_samples_side_by_side_are(small: list[Quadratics]) -> None:
+    """With as many samples in the pool as of each client, p = 1/2 is their union."""
+    own, pool, x = small[0], q.draw(9, 3, 50, (1, 7, 2)), np.array([0.3, -2.0])
+    union = Quadratics(np.hstack([own.a, np.tile(pool.a, (3, 1))]), np.hstack([own.b, np.tile(pool.b, (3, 1, 1))]))
+    for found, wanted in zip(
+        vars(q.constants(own, x, pool, 0.5)).values(), vars(q.constants(union, x)).values(), strict=True
+    ):
+        assert found == pytest.approx(wanted, rel=1e-12)
+
+
+def test_without_heterogeneity_and_noise_convergence_is_linear_at_the_known_rate() -> None:
+    own, steps = q.draw(0, 0, 0), q.STEP_SIZES[[2, 8, 14]]
+    (errors,) = q.run([own], steps, 20, 0)
+    rate = np.mean([(1 - steps * i**2) ** 100 for i in range(1, 11)], axis=0) ** 2
+    assert np.allclose(errors, 25 * rate[:, None] ** np.arange(21), rtol=1e-10, atol=0)
+
+
+def test_the_bias_is_linear_in_the_step_size_with_the_known_factor() -> None:
+    """If a client's samples are alike: x - x* -> (eta/2)(tau - 1) (1/N) sum_i L_i grad f_i(x*) / L_avg + O(eta^2)."""
+    own = q.draw(4, 10, 0, (3, 6, 2))
+    steps = 2e-3 * 0.5 ** np.arange(3)
+    errors = q.run([own], steps, 2000, 0)[0, :, -1]
+    slopes = np.diff(np.log(errors)) / np.diff(np.log(steps))
+    assert np.allclose(slopes, 2, atol=0.1)  # of the squared distance
+    drift = (np.arange(1, 4)[:, None] ** 2 * q.gradients(own, q.optimum(own)).mean(1)).mean(0)
+    leading = np.square(steps / 2 * 5 * np.linalg.norm(drift) / np.mean([1, 4, 9]))
+    assert np.allclose(errors / leading, 1, atol=0.1)
+    assert abs(errors / leading - 1)[2] < 0.6 * abs(errors / leading - 1)[1]
+
+
+def test_fewest_rounds_and_the_line_by_hand() -> None:
+    errors = np.array([[9, 5, 3, 2, 1], [9, 7, 0.5, 4, 4], [9, np.inf, np.inf, np.inf, np.inf]])
+    assert q.fewest_rounds(errors, 9) == (0, 0)
+    assert q.fewest_rounds(errors, 5) == (1, 0)
+    assert q.fewest_rounds(errors, 3) == (2, 1)  # two step sizes get there: the lower error
+    assert q.fewest_rounds(errors, 0.5) == (2, 1)
+    assert q.fewest_rounds(errors, 0.4) is None
+    targets = np.array([1.0, 1 / 4, 1 / 9, 1e-9])
+    steep = np.full((1, 20), 2.0)
+    for rounds, eps in ((5, 1), (8, 1 / 4), (11, 1 / 9)):
+        steep[0, rounds:] = eps
+    assert q.fit(steep, targets) == pytest.approx((3, 2))  # 3/sqrt(eps) + 2; the last is not reached
+    assert q.fit(steep, targets[1:]) is None
+    assert q.fit(np.array([[2.0, 0.0]]), targets) == (0, 1)  # exactly: no ratio to it is made
+
+
+def test_there_is_no_ratio_to_a_line_without_slope(script: dict[str, Any]) -> None:
+    own = q.draw(0, 0, 0)
+    options = SimpleNamespace(shares=[0.0, 0.5], target=1e-6)
+    rows = script["table"]([own, q.swap(own, 0.5, 0)], np.zeros((2, 31, 3)), options)
+    assert [(r["rounds"], r["A_ratio"], r["theory_rounds"]) for r in rows] == [(0, None, None)] * 2
+    assert rows[1]["theory_ratio"] > 0.3
+
+
+def refused(script: dict[str, Any], *argv: str) -> str:
+    with pytest.raises(UserError) as error:
+        script["quadratics"](list(argv))
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("argv", "parts"),
+    [
+        (["--p", "0.5,1.1"], ["p must lie in [0, 1]", "1.1"]),
+        (["--p", "-0.1"], ["p must lie in [0, 1]", "-0.1"]),
+        (["--p", "nan"], ["p must lie in [0, 1]", "nan"]),
+        (["--p", "half"], ["--p takes float values", "'half'"]),
+        (["--target", "0"], ["target must lie in (", "float64", "got 0."]),
+        (["--target", "-1"], ["target must lie in (", "got -1."]),
+        (["--target", "1e-36"], ["target must lie in (", "got 1e-36."]),
+        (["--target", ".nan"], ["target must lie in (", "got nan."]),
+        (["--target", ".inf"], ["target must lie in (", "got inf."]),
+        (["--rounds", "0"], ["rounds must lie in [1, 100000]", "got 0."]),
+        (["--rounds", "100001"], ["rounds must lie in [1, 100000]", "got 100001."]),
+        (["--zeta-sq", "-1"], ["zeta_sq must lie in [0, inf)", "got -1."]),
+        (["--sigma-sq", ".inf"], ["sigma_sq must lie in [0, inf)", "got inf."]),
+        (["--models", "sever"], ["unknown models 'sever'", "did you mean 'server'"]),
+        (["--preset", "smok"], ["unknown preset 'smok'", "did you mean 'smoke'"]),
+        (["--step", "1"], ["unknown option '--step'"]),
+        (["--out", f"{SWEEP}/x"], ["--out", "cannot be written"]),
+    ],
+    ids=lambda value: " ".join(value) if value[0].startswith("--") else "",
+)
+def test_bad_requests_are_refused_before_any_work(
+    script: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: list[str], parts: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(q, "run", lambda *_, **__: pytest.fail("worked"))
+    message = refused(script, *argv)
+    assert [part for part in parts if part not in message] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unreachable_target_exits_with_2_and_names_the_floor(
+    script: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["--preset", "smoke", "--p", "0.5", "--rounds", "30", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", [str(SWEEP), *argv, "--target", "1e-20"])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # the tests' own handlers stay
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(SWEEP), run_name="__main__")
+    assert end.value.code == 2
+    message = capsys.readouterr().err
+    floor = message.partition("rounds is ")[2].partition(",")[0]
+    own = q.draw(12988, 10, 0)
+    errors = q.run([own, q.swap(own, 0.5, 12988)], q.STEP_SIZES, 30, 12988)
+    assert float(floor) == errors.min()
+    assert "p = 0.5" in message
+    assert list(tmp_path.iterdir()) == []
+    assert script["quadratics"]([*argv, "--target", floor]) == 0
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["rounds"] == {"0.0": None, "0.5": int(np.unravel_index(errors.argmin(), errors.shape)[2])}
+
+
+def test_the_sweep(script: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert script["quadratics"](["--preset", "smoke", "--out", str(tmp_path)]) == 0
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    keys = {"rounds", "step_size", "A_ratio", "theory_ratio", "theory_rounds", "L_p", "zeta_sq", "sigma_sq"}
+    assert set(summary) == keys
+    assert all(list(column) == ["0.0", "0.25", "0.5", "0.75", "1.0"] for column in summary.values())
+
+    own = q.draw(12988, 10, 0)
+    swapped = {p: q.swap(own, float(p), 12988) for p in summary["rounds"]}
+    errors = dict(zip(swapped, q.run(list(swapped.values()), q.STEP_SIZES, 250, 12988), strict=True))
+    (a0, _), l0 = q.fit(errors["0.0"], script["FIT"]) or (0, 0), 100
+    for p, problem in swapped.items():
+        here, line = q.constants(problem, q.optimum(own)), q.fit(errors[p], script["FIT"])
+        assert line
+        ratio = (1 - float(p)) * (here.l_max / l0) ** 0.5
+        rounds = summary["rounds"][p]
+        step = list(q.STEP_SIZES).index(summary["step_size"][p])
+        assert errors[p][step, rounds] <= q.TARGET < errors[p][:, :rounds].min()
+        found = [summary[key][p] for key in ("A_ratio", "theory_ratio", "theory_rounds", "L_p", "zeta_sq", "sigma_sq")]
+        wanted = [line[0] / a0, ratio, a0 * ratio / q.TARGET**0.5 + line[1], here.l_max, here.zeta_sq, here.sigma_sq]
+        assert found == pytest.approx(wanted, abs=1e-12)
+
+    rounds = {float(p): r for p, r in summary["rounds"].items()}
+    assert all(r < (1 - p) * rounds[0] for p, r in rounds.items() if 0 < p < 1)  # figure 2 (b): super-linear
+    text = (tmp_path / "quadratics.md").read_text()
+    assert text in capsys.readouterr().out
+    assert len([line for line in text.splitlines() if line.startswith("| 0.") or line.startswith("| 1 ")]) == 4
+    curves: dict[tuple[str, str], list[float]] = {}
+    for row in csv.DictReader((tmp_path / "figure2a.csv").read_text().splitlines()):
+        curves.setdefault((row["sigma_sq"], row["p"]), []).append(float(row["error"]))
+    last = {key: np.median(curve[-50:]) for key, curve in curves.items()}
+    fall = {noise: last[noise, "0.0"] / last[noise, "1.0"] for noise in ("0.0", "1000.0")}
+    assert fall["0.0"] > 10 * fall["1000.0"] > 100  # figure 2 (a): shuffling helps less under noise
+    assert f"{fall['0.0']:.3g} times with sigma^2 = 0 and {fall['1000.0']:.3g} times with 1000" in text
+    pictures = sorted(tmp_path.glob("*.png"))
+    assert [path.name for path in pictures] == ["figure2.png", "fitted_lines.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
+    assert not list(tmp_path.glob(".*"))
+    assert len((tmp_path / "quadratics.csv").read_text().splitlines()) == 6
