@@ -166,12 +166,9 @@ def communication_saved(argv: Sequence[str]) -> int:
     table += "".join(f"\n{i}. {note}" for i, note in enumerate(notes, 1)) + "\n"
     if options.out:
         out = Path(options.out)
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-            write_text(out / "communication_saved.md", table)
-            write_text(out / "communication_saved.csv", tables.to_csv(lines))
-        except OSError as error:
-            raise UserError(f"--out: {out} cannot be written ({error.strerror}).") from None
+        cli.open_folder(out)
+        write_text(out / "communication_saved.md", table)
+        write_text(out / "communication_saved.csv", tables.to_csv(lines))
     print(table, end="")
     return 0
 

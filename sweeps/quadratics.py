@@ -159,10 +159,7 @@ def quadratics(argv: Sequence[str]) -> int:
     problems = swapped(options.sigma_sq, options.shares)
     q.check(problems[0], options.target, options.rounds, options.models)
     out = Path(options.out)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out: {out} cannot be written ({error.strerror}).") from None
+    cli.open_folder(out)
 
     play = partial(q.run, rounds=options.rounds, seed=options.seed, models=options.models)
     started = time.perf_counter()

@@ -104,6 +104,20 @@ def split(option: str, text: str, kind: Callable[[str], Any] = str) -> tuple:
     return tuple(values)
 
 
+def open_folder(out: Path) -> None:
+    """Make the folder that ``--out`` names, and see that it can be written.
+
+    Raises:
+        UserError: it cannot.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / ".writable").touch()
+        (out / ".writable").unlink()
+    except OSError as error:
+        raise UserError(f"--out: {out} cannot be written ({error.strerror}); name another folder.") from error
+
+
 def main(function: Callable[[Sequence[str]], int]) -> NoReturn:
     """Run a script: bad requests exit with 2, failures in clients with 1, Ctrl-C with 130, each in one sentence.
 

@@ -14,6 +14,7 @@ from ray.tune import Callback
 
 from fedcommons import cluster, config, experiment
 from fedcommons.artifacts import Store
+from fedcommons.cli import open_folder
 from fedcommons.config import Experiment
 from fedcommons.data.datasets import data_folder
 from fedcommons.display import Display
@@ -69,12 +70,7 @@ def open_sweep(out: Path, resume: bool) -> None:
     Raises:
         UserError: it cannot be written, or holds a sweep and ``resume`` was not asked for.
     """
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / ".writable").touch()
-        (out / ".writable").unlink()
-    except OSError as error:
-        raise UserError(f"--out: {out} cannot be written ({error.strerror}); name another folder.") from error
+    open_folder(out)
     if any(out.glob("*/config.yaml")) and not resume:
         raise UserError(f"--out: {out} holds a sweep already; add --resume to continue it or name another folder.")
 

@@ -1,0 +1,113 @@
+"""Federated softmax regression with full-batch local steps, all clients at once in float64: the convex experiment.
+
+a_i   images of client i, pixels in [0, 1]                 (N, n, d), every client has n
+b_i   their labels, one-hot                                (N, n, K)
+x     server model, one for each noise level               (d, S, K); 0 at the start, no bias
+y_i   local models                                         (N, d, S, K)
+f_i   loss of client i:  -1/(n K) sum_j sum_k b_ijk log softmax(a_ij x)_k
+s     noise level;  z ~ N(0, I/d) is drawn anew for every client and step
+E     full-batch steps of a client in a round;  R rounds
+p     share of every client's real images that is swapped through the pool, in [0, 1]
+
+A round: y_i = x;  E times  y_i <- y_i - lr (grad f_i(y_i) + s z);  x = mean of y_i over all clients.
+
+Source: Fedssyn (Li et al., TMLR 2024), appendix A.3.1, equations A.5 and A.6, figure A.3.
+Departs from the paper: equation A.5b lacks the minus sign, mended here. The paper names no start (in the authors' code
+PyTorch's random one), no learning rate and no rounds. No bias, as in A.5a; the authors' code has one, and no noise.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedcommons.config import Experiment, override
+from fedcommons.data.datasets import Dataset, Examples
+from fedcommons.data.partition import partition
+from fedcommons.seeds import generator, numpy_generator
+from fedcommons.sharing.settings import share
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Images as rows of pixels and their one-hot labels: a (..., n, d), b (..., n, K)."""
+
+    a: Tensor
+    b: Tensor
+
+    @staticmethod
+    def of(examples: Examples, n_classes: int, rows: np.ndarray | slice = slice(None)) -> "Labelled":
+        """The images at ``rows``, in its shape."""
+        part = examples[rows]
+        pixels = part.x.flatten(part.y.dim()).double() / 255
+        return Labelled(pixels, F.one_hot(part.y, n_classes).double())
+
+
+def balanced(dataset: Dataset, most: int, seed: int) -> Dataset:
+    """As many training images of every class: ``most``, or what the smallest class has."""
+    y = dataset.train.y.numpy()
+    n = min(most, np.bincount(y, minlength=dataset.n_classes).min())
+    drawn = [
+        numpy_generator(seed, "images of class", c).choice(np.flatnonzero(y == c), n, replace=False)
+        for c in range(dataset.n_classes)
+    ]
+    return replace(dataset, train=dataset.train[np.sort(np.concatenate(drawn))])
+
+
+def clients(dataset: Dataset, name: str, p: float, seed: int) -> Labelled:
+    """K clients of equal size by the partition ``name`` (iid or single_class), shuffled_real with this p after that.
+
+    ``dataset`` has as many images of every class. int(p n) images of each client are swapped.
+    """
+    values = {"seed": seed, "sharing.setting": "shuffled_real", "sharing.p": p,
+              "partition.name": name, "partition.n_clients": dataset.n_classes}  # fmt: skip
+    config = override(Experiment(), values)
+    before = partition(config.partition, dataset.train.y.numpy(), dataset.n_classes, seed)
+    rows = share(config, dataset, before, None).clients.rows
+    return Labelled.of(dataset.train, dataset.n_classes, np.stack(list(rows)))
+
+
+def loss(x: Tensor, data: Labelled) -> Tensor:
+    """f on ``data`` (n, d) of each of the models x (d, S, K), without their noise: (S,)."""
+    logits = (data.a @ x.flatten(1)).unflatten(1, x.shape[1:])
+    return -(data.b[:, None] * logits.log_softmax(-1)).sum(-1).mean(0) / x.shape[-1]
+
+
+def gradient(y: Tensor, data: Labelled) -> Tensor:
+    """grad f_i at y_i, for all clients: (N, d, S, K)."""
+    _, n, n_classes = data.b.shape
+    logits = (data.a @ y.flatten(2)).unflatten(2, y.shape[2:])  # (N, n, S, K)
+    error = logits.softmax(-1) - data.b[:, :, None]
+    return (data.a.mT @ error.flatten(2)).view(y.shape) / (n * n_classes)
+
+
+def zeta_sq(data: Labelled) -> float:
+    """(1/N) sum_i ||grad f_i - grad f||^2 at the start, x = 0; noise has no part in it."""
+    n_clients, d, n_classes = len(data.a), data.a.shape[2], data.b.shape[2]
+    gradients = gradient(data.a.new_zeros(n_clients, d, 1, n_classes), data)
+    return float((gradients - gradients.mean(0)).square().sum() / n_clients)
+
+
+def train(
+    data: Labelled, test: Labelled, *, lr: float, steps: int, rounds: int, noises: Sequence[float], seed: int
+) -> tuple[Tensor, Tensor]:
+    """R = ``rounds`` rounds of E = ``steps``: the last x (d, S, K), and the test loss of every round's, (R + 1, S).
+
+    Round 0 is the start. The draws z do not depend on s, p or the partition: runs differ in nothing but these.
+    """
+    n_clients, d, n_classes = len(data.a), data.a.shape[2], data.b.shape[2]
+    s = data.a.new_tensor(noises)[:, None]
+    x = data.a.new_zeros(d, len(noises), n_classes)
+    losses = [loss(x, test)]
+    for number in range(1, rounds + 1):
+        draws = [generator(seed, "gradient noise", number, client) for client in range(n_clients)]
+        y = x.expand(n_clients, *x.shape)
+        for _ in range(steps):
+            z = [torch.randn(d, 1, n_classes, generator=g, dtype=x.dtype) / d**0.5 for g in draws]
+            y = y - lr * (gradient(y, data) + s * torch.stack(z))
+        x = y.mean(0)
+        losses.append(loss(x, test))
+    return x, torch.stack(losses)

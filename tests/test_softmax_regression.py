@@ -1,0 +1,367 @@
+"""Softmax regression in a federation: identities, closed forms, the swap, keyed draws, and its sweep."""
+
+import csv
+import json
+import math
+import re
+import runpy
+import signal
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from itertools import product
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedcommons.config import Data
+from fedcommons.convergence.softmax_regression import Labelled, balanced, clients, gradient, loss, train, zeta_sq
+from fedcommons.data.datasets import Dataset, load
+from fedcommons.errors import UserError
+
+SWEEP = Path(__file__).parent.parent / "sweeps" / "mnist_softmax.py"
+KINDS = [(name, p) for name in ("iid", "single_class") for p in (0.0, 0.3, 1.0)]
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    """30 images of each digit."""
+    return balanced(load(Data(validation=0)), 30, seed=0)
+
+
+def of_test(dataset: Dataset) -> Labelled:
+    return Labelled.of(dataset.test, dataset.n_classes)
+
+
+def cross_entropy(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """The loss by PyTorch's own function, for a model (d, K) and data (n, d), (n, K)."""
+    return F.cross_entropy(a @ x, b.argmax(1)) / b.shape[1]
+
+
+def by_autograd(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    x = x.detach().requires_grad_()
+    return torch.autograd.grad(cross_entropy(x, a, b), x)[0]
+
+
+def central(data: Labelled, lr: float, steps: int) -> Tensor:
+    """Gradient descent on all the data in one place."""
+    a, b = data.a.flatten(0, 1), data.b.flatten(0, 1)
+    x = a.new_zeros(a.shape[1], b.shape[1])
+    for _ in range(steps):
+        x = x - lr * by_autograd(x, a, b)
+    return x
+
+
+def random_problem(n_clients: int = 3, n: int = 7, d: int = 5, k: int = 4) -> Labelled:
+    draws = torch.Generator().manual_seed(1)
+    a = torch.randn(n_clients, n, d, generator=draws, dtype=torch.float64)
+    return Labelled(a, F.one_hot(torch.randint(k, (n_clients, n), generator=draws), k).double())
+
+
+def test_gradient_is_that_of_the_loss() -> None:
+    data = random_problem()
+    y = torch.randn(3, 5, 2, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    found = gradient(y, data)
+    for i, s in product(range(3), range(2)):
+        torch.testing.assert_close(found[i, :, s], by_autograd(y[i, :, s], data.a[i], data.b[i]))
+        value = loss(y[i], Labelled(data.a[i], data.b[i]))[s]
+        torch.testing.assert_close(value, cross_entropy(y[i, :, s], data.a[i], data.b[i]))
+
+
+@pytest.mark.parametrize(("name", "p"), KINDS)
+def test_one_local_step_is_centralised_gradient_descent(digits: Dataset, name: str, p: float) -> None:
+    """With all clients taking part, whoever holds what; nothing is left for the swap to mend, noise or not."""
+    data, reference = clients(digits, name, p, seed=0), clients(digits, "iid", 0.0, seed=3)
+    options = {"lr": 2.0, "rounds": 4, "noises": (0.0, 0.5), "seed": 0}
+    x, losses = train(data, of_test(digits), steps=1, **options)
+    torch.testing.assert_close(x[:, 0], central(data, 2.0, 4), rtol=0, atol=1e-13)
+    torch.testing.assert_close(losses[-1], loss(x, of_test(digits)), rtol=0, atol=0)
+    assert losses.shape == (5, 2)
+    assert losses[0].tolist() == pytest.approx([math.log(10) / 10] * 2)
+    torch.testing.assert_close(x, train(reference, of_test(digits), steps=1, **options)[0], rtol=0, atol=1e-13)
+    more, _ = train(data, of_test(digits), steps=2, **options)
+    assert not torch.allclose(more[:, 0], central(data, 2.0, 8), atol=1e-5)
+
+
+def test_a_lone_client_goes_on_where_it_stopped(digits: Dataset) -> None:
+    data = clients(digits, "iid", 0.0, seed=0)
+    lone = Labelled(data.a.flatten(0, 1)[None], data.b.flatten(0, 1)[None])
+    x, _ = train(lone, of_test(digits), lr=1.0, steps=3, rounds=2, noises=(0.0,), seed=0)
+    torch.testing.assert_close(x[:, 0], central(data, 1.0, 6), rtol=0, atol=1e-13)
+
+
+def test_noise_has_the_variance_that_is_said() -> None:
+    """Black images have no gradient: what is left is minus lr times the mean over clients of the sum over steps."""
+    n_clients, d, k, steps, rounds, lr = 4, 3000, 5, 3, 2, 0.7
+    black = Labelled(torch.zeros(n_clients, 1, d).double(), F.one_hot(torch.zeros(n_clients, 1).long(), k).double())
+    test = Labelled(black.a[0], black.b[0])
+    x, _ = train(black, test, lr=lr, steps=steps, rounds=rounds, noises=(0.0, 1.0, 3.0), seed=0)
+    assert not x[:, 0].any()
+    torch.testing.assert_close(x[:, 2], 3 * x[:, 1])
+    variance = lr**2 * steps * rounds / (d * n_clients)
+    assert float(x[:, 1].square().mean()) == pytest.approx(variance, rel=0.05)  # 15,000 draws: 0.012 is one sigma
+    assert abs(float(x[:, 1].mean())) < 4 * (variance / (d * k)) ** 0.5
+
+
+def test_draws_are_keyed(digits: Dataset) -> None:
+    data = clients(digits, "single_class", 0.3, seed=0)
+
+    def final(seed: int) -> Tensor:
+        return train(data, of_test(digits), lr=2.0, steps=2, rounds=2, noises=(0.0, 0.5), seed=seed)[0]
+
+    assert torch.equal(final(0), final(0))
+    assert torch.equal(final(0)[:, 0], final(1)[:, 0])
+    assert not torch.isclose(final(0)[:, 1], final(1)[:, 1], rtol=0, atol=1e-9).any()
+    for name, p in KINDS[1:]:
+        same, other = clients(digits, name, p, seed=0), clients(digits, name, p, seed=1)
+        assert torch.equal(same.a, clients(digits, name, p, seed=0).a)
+        assert not torch.equal(same.a, other.a)
+    whole = load(Data(validation=0))
+    x = [balanced(whole, 30, seed).train.x for seed in (0, 0, 1)]
+    assert torch.equal(x[0], x[1])
+    assert not torch.equal(x[0], x[2])
+
+
+def sorted_examples(data: Labelled) -> np.ndarray:
+    rows = torch.cat([data.a, data.b], -1).flatten(0, -2).numpy()
+    return rows[np.lexsort(rows.T)]
+
+
+@pytest.mark.parametrize(("name", "p"), KINDS)
+def test_the_swap_keeps_all_images_and_sizes(digits: Dataset, name: str, p: float) -> None:
+    """The platform's shuffled_real: int(p n) images of every client go through the pool, the others stay."""
+    before, after = clients(digits, name, 0.0, seed=0), clients(digits, name, p, seed=0)
+    assert after.a.shape == before.a.shape == (10, 30, 64)
+    assert after.a.dtype == after.b.dtype == torch.float64
+    assert np.array_equal(sorted_examples(after), sorted_examples(before))
+    assert np.array_equal(sorted_examples(after), sorted_examples(Labelled.of(digits.train, 10)))
+    stayed = sum(int((after.a[i][:, None] == before.a[i]).all(-1).any(1).sum()) for i in range(10))
+    kept = 10 * (30 - int(p * 30))
+    assert kept <= stayed <= kept + 10 * int(p * 30) * 0.2  # some of the dealt ones come home: a tenth on average
+    if name == "single_class":
+        own = [int(labels[:, i].sum()) for i, labels in enumerate(after.b)]
+        assert all(n >= 30 - int(p * 30) for n in own)
+        assert sum(own) == stayed
+    else:
+        assert (before.b.sum(1) > 0).sum(1).min() > 5  # classes that a client sees
+
+
+def test_as_many_images_of_every_class() -> None:
+    whole = load(Data(validation=0))
+    least = int(whole.train.y.bincount().min())
+    for most, n in ((7, 7), (1024, least)):
+        some = balanced(whole, most, seed=0)
+        assert some.train.y.bincount().tolist() == [n] * 10
+        assert some.test is whole.test
+        known = {image.tobytes() for image in whole.train.x.numpy()}
+        assert {image.tobytes() for image in some.train.x.numpy()} <= known
+        assert len(np.unique(some.train.x.numpy(), axis=0)) > 0.99 * 10 * n  # drawn without replacement
+    assert Labelled.of(whole.train, 10).a.max() == 1
+
+
+def test_zeta_is_the_mean_squared_distance_of_gradients(digits: Dataset) -> None:
+    data = clients(digits, "single_class", 0.3, seed=0)
+    zero = data.a.new_zeros(64, 10)
+    g = torch.stack([by_autograd(zero, a, b) for a, b in zip(data.a, data.b, strict=True)])
+    middle = by_autograd(zero, data.a.flatten(0, 1), data.b.flatten(0, 1))
+    assert zeta_sq(data) == pytest.approx(float(sum((one - middle).square().sum() for one in g) / 10), rel=1e-12)
+
+
+def test_p_of_one_makes_one_class_clients_iid_ones(digits: Dataset) -> None:
+    """Both hold n of M = N n images at random, so that E zeta^2 = (1 - 1/N) S^2/n, S^2 the variance of an image's
+    gradient over all of them (divisor M - 1)."""
+    everything = Labelled.of(digits.train, 10)
+    per_image = everything.a[:, :, None] * (0.1 - everything.b)[:, None] / 10  # at x = 0 every class has 1/10
+    s_sq = float((per_image - per_image.mean(0)).square().sum() / (len(per_image) - 1))
+    expected = (1 - 1 / 10) * s_sq / 30
+    for name, p in (("single_class", 1.0), ("iid", 0.0), ("iid", 1.0)):
+        found = np.array([zeta_sq(clients(digits, name, p, seed)) for seed in range(40)])
+        assert abs(found.mean() - expected) < 4 * found.std(ddof=1) / 40**0.5
+        assert found.std() < 0.3 * expected
+
+
+def test_zeta_falls_with_the_square_of_what_stays() -> None:
+    """Lemma 1 of Fedssyn, (1 - p)^2, but for what a finite part of the pool leaves: less than zeta^2 at p = 1."""
+    digits = balanced(load(Data(validation=0)), 100, seed=0)
+    at = {p: np.mean([zeta_sq(clients(digits, "single_class", p, s)) for s in range(8)]) for p in (0, 0.1, 0.5, 1)}
+    for p in (0.1, 0.5):
+        assert -0.002 < at[p] / at[0] - (1 - p) ** 2 < at[1] / at[0] < 0.02
+
+
+def test_swapping_helps_one_class_clients_that_take_several_steps(digits: Dataset) -> None:
+    def last(name: str, p: float, noise: float = 0.0) -> float:
+        data = clients(digits, name, p, seed=0)
+        return float(train(data, of_test(digits), lr=2.0, steps=5, rounds=20, noises=(noise,), seed=0)[1][-1])
+
+    assert last("single_class", 0) > 1.05 * last("single_class", 0.2) > 1.4 * last("single_class", 1)
+    assert last("single_class", 1) == pytest.approx(last("iid", 0), rel=0.01)
+    assert last("iid", 1) == pytest.approx(last("iid", 0), rel=0.01)
+    assert last("iid", 0, noise=1) > 1.1 * last("iid", 0)
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    """The sweep as a module."""
+    spec = spec_from_file_location("mnist_softmax", SWEEP)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_sweep_leaves_what_it_promises(
+    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "new" / "out"
+    assert script.mnist_softmax(["--preset=smoke", "--target=0.19", f"--out={out}"]) == 0
+    assert sorted(path.name for path in out.iterdir()) == [
+        "mnist_softmax.csv", "mnist_softmax.md", "mnist_softmax.png", "summary.json",
+    ]  # fmt: skip
+    assert (out / "mnist_softmax.md").read_text() in capsys.readouterr().out
+    assert (out / "mnist_softmax.png").read_bytes().startswith(b"\x89PNG")
+    summary = json.loads((out / "summary.json").read_text())
+    cells = summary.pop("cells")
+    assert summary == {
+        "name": "out", "preset": "smoke", "dataset": "digits", "seed": 0, "lr": 2.0, "rounds": 3, "target": 0.19,
+        "images_per_class": 133,
+    }  # fmt: skip
+    order = [(c["partition"], c["epochs"], c["noise"], c["p"]) for c in cells]
+    assert order == list(product(("iid", "single_class"), (1, 5), (0.0, 0.5), (0.0, 0.02, 0.1, 0.5, 1.0)))
+    for c in cells:
+        assert len(c["losses"]) == 4
+        assert c["last_loss"] == c["losses"][-1]
+        assert c["swapped"] == int(c["p"] * 133)
+        reached = [r for r, value in enumerate(c["losses"]) if value <= 0.19]
+        assert c["rounds_to_target"] == (reached[0] if reached else None)
+    assert {c["rounds_to_target"] for c in cells} == {None, 3}
+    digits, held_out = balanced(load(Data(validation=0)), 1024, 0), load(Data(validation=0)).test
+    for c in (cells[0], cells[29], cells[37]):
+        data = clients(digits, c["partition"], c["p"], 0)
+        assert c["zeta_sq"] == zeta_sq(data)
+        _, losses = train(data, Labelled.of(held_out, 10), lr=2.0, steps=c["epochs"], rounds=3,
+                          noises=(0.0, 0.5), seed=0)  # fmt: skip
+        assert c["losses"] == losses[:, int(c["noise"] > 0)].tolist()
+
+
+def test_the_table_says_what_the_cells_say(script: ModuleType, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    options = ["--preset=smoke", f"--out={out}", "--p=1,0", "--noise=0.5", "--epochs=5", "--target=0.185", "--seed=7",
+               "--lr=3"]  # fmt: skip
+    assert script.mnist_softmax(options) == 0
+    cells = json.loads((out / "summary.json").read_text())["cells"]
+    digits = balanced(load(Data(validation=0)), 1024, seed=7)
+    data = clients(digits, "single_class", 1.0, seed=7)
+    _, losses = train(data, of_test(digits), lr=3.0, steps=5, rounds=3, noises=(0.5,), seed=7)
+    assert (cells[2]["zeta_sq"], cells[2]["losses"]) == (zeta_sq(data), losses[:, 0].tolist())
+    assert [(c["partition"], c["p"]) for c in cells] == [*product(("iid", "single_class"), (1, 0))]
+    rows = list(csv.DictReader((out / "mnist_softmax.csv").read_text().splitlines()))
+    assert [float(row["last_loss"]) for row in rows] == [c["last_loss"] for c in cells]
+    assert "losses" not in rows[0]
+    text = (out / "mnist_softmax.md").read_text()
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+    zeta, last = f"{cells[3]['zeta_sq']:.5f}", f"{cells[3]['last_loss']:.4f}"
+    assert lines[5] == ["one class per client", "5", "0.5", "0", "0", zeta, last, ">3"]
+    assert lines[4][4:] == ["133", f"{cells[2]['zeta_sq']:.5f}", f"{cells[2]['last_loss']:.4f}", "3"]
+    assert len(lines) == 2 + 4
+    notes = re.sub(r"\s+", " ", text)
+    for said in ("133 training images of each class (all that the smallest class has; paper: 1024)", "359 images",
+                 "factor 1/10", "after round 3; target: 0.185.", "rate 3,", "N(0, s^2/64)", "Seed 7."):  # fmt: skip
+        assert said in notes
+    before = (out / "summary.json").read_bytes(), text
+    assert script.mnist_softmax(options) == 0
+    assert ((out / "summary.json").read_bytes(), (out / "mnist_softmax.md").read_text()) == before
+
+
+def test_panels_show_their_cells(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = script.arguments(["--epochs=2,1", "--noise=0.5,0,2", "--p=0,0.5", "--target=0.4"])
+    grid = list(product(("iid", "single_class"), (1, 2), (0.0, 0.5, 2.0)))
+    cells = [
+        {"partition": name, "epochs": e, "noise": s, "p": p, "losses": [1.0, 0.5 + i / 100 + p / 1000]}
+        for i, (name, e, s) in enumerate(grid)
+        for p in (0.0, 0.5)
+    ]
+    monkeypatch.setattr(script.plt, "close", lambda figure: None)
+    assert script.picture(cells, options).startswith(b"\x89PNG")
+    figure = script.plt.gcf()
+    monkeypatch.undo()
+    assert len(figure.axes) == 12
+    for axes, (name, e, s) in zip(figure.axes, grid, strict=True):
+        assert axes.get_title() == f"E = {e}, s = {s:g}"
+        own = [c for c in cells if (c["partition"], c["epochs"], c["noise"]) == (name, e, s)]
+        *curves, target = axes.get_lines()
+        assert [list(line.get_ydata()) for line in curves] == [c["losses"] for c in own]
+        assert [line.get_label() for line in curves] == ["0", "0.5"]
+        assert curves[0].get_linewidth() > curves[1].get_linewidth()
+        assert target.get_ydata()[0] == 0.4
+        assert axes.get_ylim() == figure.axes[0].get_ylim()
+    assert ["iid" in axes.get_ylabel() for axes in figure.axes[::6]] == [True, False]
+    assert [text.get_text() for legend in figure.legends for text in legend.get_texts()] == ["0", "0.5"]
+    script.plt.close(figure)
+
+
+BAD = [
+    ("--p=0,1.2", "--p must be in [0, 1], got 1.2."),
+    ("--p=-0.1", "--p must be in [0, 1], got -0.1."),
+    ("--p=nan", "--p must be in [0, 1], got nan."),
+    ("--p=half", "--p takes float values separated by commas, got 'half'."),
+    ("--p=0.1,0.1", "--p takes different values"),
+    ("--epochs=0", "--epochs must be at least 1, got 0."),
+    ("--epochs=1.5", "--epochs takes int values"),
+    ("--noise=-1", "--noise must be finite and at least 0, got -1."),
+    ("--noise=inf", "--noise must be finite and at least 0, got inf."),
+    ("--lr=0", "--lr must be finite and above 0, got 0."),
+    ("--lr=.inf", "--lr must be finite and above 0, got inf."),
+    ("--lr=fast", "lr takes float, got 'fast'."),
+    ("--rounds=0", "--rounds must be at least 1, got 0."),
+    ("--target=0", "--target must be finite and above 0, got 0."),
+    ("--dataset=cifar10", "unknown data set 'cifar10'. Known: digits, mnist."),
+    ("--dataset=minst", "did you mean 'mnist'?"),
+    ("--preset=tiny", "unknown preset 'tiny'"),
+    ("--preset=smal", "did you mean 'small'?"),
+    ("--epoch=1", "did you mean '--epochs'?"),
+    ("--data-dir=/nowhere --dataset=mnist", "data set mnist is not there: looked in /nowhere"),
+]
+
+
+@pytest.mark.parametrize(("options", "sentence"), BAD, ids=[options for options, _ in BAD])
+def test_a_bad_request_is_refused_before_any_work(
+    script: ModuleType, tmp_path: Path, options: str, sentence: str
+) -> None:
+    with pytest.raises(UserError, match=re.escape(sentence)) as error:
+        script.mnist_softmax([*options.split(), f"--out={tmp_path / 'out'}"])
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_made_and_a_loss_that_overflows(script: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"--out: .*file/out cannot be written"):
+        script.mnist_softmax([f"--out={tmp_path / 'file' / 'out'}"])
+    with pytest.raises(UserError, match=r"--lr 1e\+308 is too much.*not finite"):
+        script.mnist_softmax(["--lr=1e308", "--rounds=2", f"--out={tmp_path / 'out'}"])
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_presets_name_their_data_and_rounds(script: ModuleType) -> None:
+    found = {name: script.arguments([f"--preset={name}"]) for name in ("smoke", "small", "paper")}
+    assert {name: (o.dataset, o.rounds) for name, o in found.items()} == {
+        "smoke": ("digits", 3), "small": ("digits", 150), "paper": ("mnist", 60),
+    }  # fmt: skip
+    assert {(o.p, o.epochs) for o in found.values()} == {((0.0, 0.02, 0.1, 0.5, 1.0), (1, 5))}
+    assert script.PER_CLASS == 1024
+    assert script.arguments(["--preset=paper", "--dataset=digits"]).dataset == "digits"
+
+
+def test_a_bad_request_exits_with_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", [str(SWEEP), "--p", "1.5"])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # the tests' own handlers stay
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(SWEEP), run_name="__main__")
+    assert end.value.code == 2
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", "error: --p must be in [0, 1], got 1.5.\n")
