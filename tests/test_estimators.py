@@ -1,8 +1,12 @@
-"""zeta^2 and sigma^2 against closed forms, a slow double, and what must make them vanish or fall."""
+"""zeta^2, sigma^2 and delta^2 against closed forms, a slow double, and what must make them vanish or fall.
+
+And from parts of the data: unbiased, which they are not without the correction.
+"""
 
 import copy
 from collections.abc import Callable
-from itertools import pairwise
+from dataclasses import replace
+from itertools import combinations, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +16,7 @@ from torch import Tensor
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.local import LocalSGD
-from fedcommons.convergence.estimators import Moments, moments
+from fedcommons.convergence.estimators import PARTS, Moments, Part, clients_of, delta_sq, mixed, moments
 from fedcommons.data.clients import Clients
 from fedcommons.federation.evaluation import ModelTask
 from fedcommons.federation.worker import RunData
@@ -27,9 +31,19 @@ if TYPE_CHECKING:
 ALGORITHM = FedAvg(LocalSGD(1, 5))
 
 
-def _measure(federation: "Federation", which: str = "own", blocks: int = 2, model: Flat | None = None) -> Moments:
-    executor = federation.serial(ALGORITHM)
-    return moments(executor, ModelTask(model or federation.model), which, len(federation.data.own), blocks)
+W = np.array([0.5, -1.0, 2.0])
+"""Where least squares are measured."""
+
+
+def _measure(
+    federation: "Federation",
+    which: str = "own",
+    blocks: int = 2,
+    model: Flat | None = None,
+    part: Part | None = None,
+) -> Moments:
+    executor, n_sets = federation.serial(ALGORITHM), len(clients_of(federation.data, which))
+    return moments(executor, ModelTask(model or federation.model), which, n_sets, blocks, part)
 
 
 def _values(found: Moments) -> tuple[float, float, float]:
@@ -43,19 +57,34 @@ def _share(federation: "Federation", sizes: list[int], order: np.ndarray) -> "Fe
     return type(federation)(RunData(clients, clients, {}), federation.module)
 
 
-@pytest.mark.parametrize("sizes", [(8, 8, 8, 8), (1, 30, 5), (4,)])
-def test_closed_forms_on_least_squares(sizes: tuple[int, ...], least_squares: "Problem") -> None:
-    """A sample's gradient is a (<a, w> - b); unequal clients count alike."""
-    problem, w = least_squares(sizes=sizes), np.array([0.5, -1.0, 2.0])
-    per_sample = [a * (a @ w - b)[:, None] for a, b in zip(problem.a, problem.b, strict=True)]
-    means = np.stack([g.mean(0) for g in per_sample])
-    assert np.allclose(means, problem.gradients(w))
-    zeta_sq = np.square(means - means.mean(0)).sum(1).mean()
-    sigma_sq = np.mean([np.square(g - g.mean(0)).sum(1).mean() for g in per_sample])
+def _with_pool(problem: "LeastSquares", n: int) -> tuple["Federation", Flat]:
+    """The first ``n`` sets are the clients' data, the others the pool; and the model W."""
     federation = problem.federation(0.1)
-    found = _measure(federation, model=Flat(federation.model.layout, torch.from_numpy(w)))
-    assert found.zeta_sq == pytest.approx(zeta_sq, rel=1e-12, abs=1e-12)
-    assert found.sigma_sq == pytest.approx(sigma_sq, rel=1e-12)
+    sets, model = federation.data.clients, Flat(federation.model.layout, torch.from_numpy(W))
+    return replace(federation, data=RunData(sets[:n], sets[:n], {}, sets[n:])), model
+
+
+def _sq_spread(each: np.ndarray) -> float:
+    """Mean squared distance of the rows from their mean."""
+    return np.square(each - each.mean(0)).sum(1).mean()
+
+
+@pytest.mark.parametrize(("n", "sizes"), [(3, (8, 8, 8, 5, 5)), (3, (1, 30, 5, 2, 40)), (1, (4, 3))])
+def test_closed_forms_on_least_squares(n: int, sizes: tuple[int, ...], least_squares: "Problem") -> None:
+    """A sample's gradient is a (<a, w> - b); unequal clients count alike, but for what is pooled."""
+    problem = least_squares(sizes=sizes)
+    per_sample = [a * (a @ W - b)[:, None] for a, b in zip(problem.a, problem.b, strict=True)]
+    means = np.stack([g.mean(0) for g in per_sample])
+    assert np.allclose(means, problem.gradients(W))
+    in_pool = np.concatenate(per_sample[n:])
+    federation, model = _with_pool(problem, n)
+    own, pool = (_measure(federation, which, model=model) for which in ("own", "pool"))
+    assert own.zeta_sq == pytest.approx(_sq_spread(means[:n]), rel=1e-12, abs=1e-12)
+    assert own.sigma_sq == pytest.approx(np.mean([_sq_spread(g) for g in per_sample[:n]]), rel=1e-12)
+    assert own.sigma_avg_sq == pytest.approx(_sq_spread(np.concatenate(per_sample[:n])), rel=1e-12)
+    assert pool.sigma_avg_sq == pytest.approx(_sq_spread(in_pool), rel=1e-12)
+    shift = np.square(means[:n].mean(0) - in_pool.mean(0)).sum()
+    assert delta_sq(own, pool) == pytest.approx(shift, rel=1e-12)
 
 
 def test_equals_a_slow_double_on_the_network(digits: "Digits") -> None:
@@ -76,9 +105,12 @@ def test_equals_a_slow_double_on_the_network(digits: "Digits") -> None:
         assert torch.allclose(mean, gradient(rows.x, rows.y), rtol=0, atol=1e-12)  # the gradient of the mean loss
     zeta_sq = (means - means.mean(0)).square().sum(1).mean()
     sigma_sq = torch.stack([(g - g.mean(0)).square().sum(1).mean() for g in per_client]).mean()
+    pooled = torch.cat(per_client)
+    sigma_avg_sq = (pooled - pooled.mean(0)).square().sum(1).mean()
     found = _measure(federation)
     assert found.zeta_sq == pytest.approx(float(zeta_sq), rel=1e-5)  # its gradients are float32
     assert found.sigma_sq == pytest.approx(float(sigma_sq), rel=1e-5)
+    assert found.sigma_avg_sq == pytest.approx(float(sigma_avg_sq), rel=1e-5)
 
 
 def test_clients_with_one_sample_have_no_noise(digits: "Digits") -> None:
@@ -139,3 +171,108 @@ def test_measuring_between_rounds_changes_no_bit(digits: "Digits") -> None:
     then = federation.play(ALGORITHM, plan, executor, start=first)[-1][0]
     straight = federation.play(ALGORITHM, plan)[-1][0]
     assert torch.equal(then.model.buffer, straight.model.buffer)
+
+
+def test_iid_clients_differ_by_what_sampling_leaves_as_one_over_their_size(digits: "Digits") -> None:
+    """E zeta^2 = sigma_avg^2 (N - 1)/(N n - 1) over the ways to deal N n examples to N clients."""
+    population = digits(sizes=(120,) * 5, linear=True)
+    n_clients, sizes, means = 4, (8, 32, 128), []
+    for n in sizes:
+        found = []
+        for seed in range(24):
+            order = np.random.default_rng(seed).permutation(600)[: n_clients * n]
+            found.append(_measure(_share(population, [n] * n_clients, order)))
+        ratios = [m.zeta_sq / m.sigma_avg_sq * (n_clients * n - 1) / (n_clients - 1) for m in found]
+        assert abs(np.mean(ratios) - 1) < 4 * np.std(ratios) / len(ratios) ** 0.5
+        means.append(np.mean([m.zeta_sq for m in found]))
+    slope = np.polyfit(np.log(sizes), np.log(means), 1)[0]
+    assert abs(slope + 1) < 0.1
+
+
+@pytest.mark.parametrize("samples", [16, 27, 100])
+def test_parts_are_disjoint_and_together_as_many_as_were_asked_for(samples: int) -> None:
+    parts = [Part(samples, k, seed=3).rows("own", 5, 100).tolist() for k in range(PARTS)]
+    assert all(2 <= len(part) == len(set(part)) for part in parts)
+    assert not any(set(a) & set(b) for a, b in combinations(parts, 2))
+    assert {len(part) for part in parts} <= {samples // PARTS, -(-samples // PARTS)}
+    assert sum(map(len, parts)) == samples
+
+
+def test_parts_are_drawn_anew_for_each_seed_set_and_client() -> None:
+    def rows(seed: int, which: str, client: int) -> list[int]:
+        return Part(16, 0, seed).rows(which, client, 1000).tolist()
+
+    keys = [(0, "own", 0), (1, "own", 0), (0, "train", 0), (0, "own", 1)]
+    assert len({tuple(rows(*key)) for key in keys}) == len(keys)
+    assert rows(*keys[0]) == rows(*keys[0])
+
+
+@pytest.mark.parametrize(("samples", "n"), [(16, 15), (1000, 15), (16, 1)])
+def test_a_client_too_small_to_be_cut_is_measured_whole(samples: int, n: int) -> None:
+    assert all(Part(samples, k, seed=0).rows("own", 0, n).tolist() == list(range(n)) for k in range(PARTS))
+
+
+def test_a_part_is_examples_with_their_labels(digits: "Digits") -> None:
+    examples = digits(sizes=(5, 40)).data.own[1]
+    rows = Part(20, 2, seed=0).rows("own", 1, 40)
+    part = Part(20, 2, seed=0).of("own", 1, examples)
+    assert torch.equal(part.x, examples.x[rows])
+    assert torch.equal(part.y, examples.y[rows])
+
+
+def test_what_is_subtracted_are_the_squared_standard_errors_of_mean_gradients(least_squares: "Problem") -> None:
+    """(1/m - 1/n) times the unbiased variance, of three or so of every client but the third, who is measured whole."""
+    problem, n, part = least_squares(sizes=(60, 40, 10, 20, 50)), 3, Part(20, 5, seed=1)
+    federation, model = _with_pool(problem, n)
+    means, v = [], []
+    for number, (a, b) in enumerate(zip(problem.a, problem.b, strict=True)):
+        which, client = ("own", number) if number < n else ("pool", number - n)
+        rows = part.rows(which, client, len(b))
+        each = (a * (a @ W - b)[:, None])[rows]
+        means.append(each.mean(0))
+        v.append((1 / len(rows) - 1 / len(b)) * each.var(0, ddof=1).sum())
+    own, pool = (_measure(federation, which, model=model, part=part) for which in ("own", "pool"))
+    assert own.v == pytest.approx(v[:n], rel=1e-10)
+    assert pool.v == pytest.approx(v[n:], rel=1e-10)
+    v_of_pooled = (20 / 70) ** 2 * v[3] + (50 / 70) ** 2 * v[4]
+    assert own.v_of_mean == pytest.approx(sum(v[:n]) / 9)
+    assert own.v_of_pooled == pytest.approx((60**2 * v[0] + 40**2 * v[1]) / 110**2)
+    assert pool.v_of_pooled == pytest.approx(v_of_pooled)
+    pooled = (20 * means[3] + 50 * means[4]) / 70
+    assert pool.sq_of_pooled == pytest.approx(np.square(pooled).sum() - v_of_pooled)
+    shift = np.square(np.mean(means[:n], 0) - pooled).sum()
+    assert delta_sq(own, pool) == pytest.approx(shift - sum(v[:n]) / 9 - v_of_pooled)
+
+
+def test_where_clients_are_alike_estimates_scatter_around_zero(least_squares: "Problem") -> None:
+    alike = _share(least_squares(sizes=(40,)).federation(0.1), [40] * 3, np.tile(np.arange(40), 3))
+    found = [_measure(alike, part=Part(16, 0, seed)).zeta_sq for seed in range(100)]
+    assert min(found) < 0 < max(found)
+    assert abs(np.mean(found)) < 4 * np.std(found) / len(found) ** 0.5
+
+
+def test_what_was_wholly_measured_is_not_negative_by_rounding(least_squares: "Problem") -> None:
+    alike = _share(least_squares(sizes=(5,)).federation(0.1), [5] * 3, np.tile(np.arange(5), 3))
+    draw, layout = np.random.default_rng(0), alike.model.layout
+    found = [_measure(alike, model=Flat(layout, torch.from_numpy(draw.normal(size=3)))) for _ in range(50)]
+    assert min(m.mean_sq - m.sq_of_mean for m in found) < 0
+    assert min(m.zeta_sq for m in found) == 0
+
+
+def _estimates(own: Moments, pool: Moments) -> list[float]:
+    noises = own.sigma_sq, own.sigma_avg_sq, pool.sigma_avg_sq
+    return [own.sq_of_mean, own.zeta_sq, *noises, delta_sq(own, pool), *mixed(own, pool, 0.3)]
+
+
+def test_estimates_from_a_part_are_unbiased_and_would_not_be_without_their_correction(least_squares: "Problem") -> None:
+    """Two examples of the first client and of the pool; the second client is too small to be cut."""
+    federation, model = _with_pool(least_squares(sizes=(60, 10, 40)), 2)
+    exact = np.array(_estimates(*(_measure(federation, which, model=model) for which in ("own", "pool"))))
+    unbiased, naive = [], []
+    for seed in range(300):
+        found = [_measure(federation, which, 1, model, Part(16, 0, seed)) for which in ("own", "pool")]
+        unbiased.append(_estimates(*found))
+        naive.append(_estimates(*(replace(m, v=np.zeros_like(m.v)) for m in found)))
+    for estimates, right in ((unbiased, True), (naive, False)):
+        error = np.abs(np.mean(estimates, 0) - exact) / (np.std(estimates, 0) / len(estimates) ** 0.5)
+        assert ((error < 4) == right).all(), error

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcommons.convergence import per_sample
-from fedcommons.convergence.per_sample import gradients, has_closed_forms
+from fedcommons.convergence.per_sample import gradients, has_closed_forms, require_apart
 from lightning_modules import Classifier
 from lightning_modules.networks import CNN, VGG11
 
@@ -35,14 +35,28 @@ class ResNet(nn.Module):
 class Words(nn.Module):
     """Embedding with a padding token, LayerNorm and linear layers along a sequence."""
 
-    def __init__(self) -> None:
+    def __init__(self, scaled: bool = False) -> None:
         super().__init__()
-        self.embedding, self.norm = nn.Embedding(5, 6, padding_idx=0), nn.LayerNorm(6)
+        self.embedding, self.norm = nn.Embedding(5, 6, padding_idx=0, scale_grad_by_freq=scaled), nn.LayerNorm(6)
         self.each, self.last = nn.Linear(6, 7), nn.Linear(7, 10, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = (3 * x[:, 0, 0, :9].abs()).long().clamp(max=4)
         return self.last(torch.tanh(self.each(self.norm(self.embedding(tokens)))).mean(1))
+
+
+class Norms(nn.Module):
+    """LayerNorm of whole images and of vectors, BatchNorm along rows of pixels and of vectors; no biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.images, self.rows = nn.LayerNorm([3, 32, 32]), nn.BatchNorm1d(3)
+        self.hidden, self.batch = nn.Linear(3 * 32 * 32, 7, bias=False), nn.BatchNorm1d(7)
+        self.vectors, self.last = nn.LayerNorm(7, bias=False), nn.Linear(7, 10, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.hidden(torch.relu(self.rows(self.images(x).flatten(2))).flatten(1))
+        return self.last(torch.relu(self.vectors(torch.tanh(self.batch(h)))))
 
 
 class CalledTwice(nn.Module):
@@ -66,22 +80,22 @@ class OfItsOwn(nn.Module):
 
 
 class PastItsLayer(nn.Module):
-    """One layer is called and its weight used once more; another's weight is used, and it is never called."""
+    """A weight is used by itself, as well as by its layer or, if that is never called, instead."""
 
-    def __init__(self) -> None:
+    def __init__(self, called: bool) -> None:
         super().__init__()
-        self.a, self.b, self.last = nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 10)
-        self.never = False
+        self.a, self.last = nn.Linear(32, 32), nn.Linear(32, 10)
+        self.b = self.a if called else nn.Linear(32, 32, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = torch.relu(self.a(x[:, 0, 0]))
-        return self.last(torch.tanh(h @ (self.b.weight if self.never else self.a.weight)))
+        return self.last(torch.tanh(torch.relu(self.a(x[:, 0, 0])) @ self.b.weight))
 
 
-class NeverCalled(PastItsLayer):
-    def __init__(self) -> None:
-        super().__init__()
-        self.never = True
+class Doubled(nn.Linear):
+    """A kind of its own, that is a known one too."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
 
 
 class Tied(nn.Module):
@@ -103,13 +117,16 @@ FAST: dict[str, Callable[[], nn.Module]] = {
     "CNN with BatchNorm": lambda: CNN(SHAPE, 10, batch_norm=True),
     "ResNet with GroupNorm": ResNet,
     "words": Words,
+    "norms": Norms,
 }
 SLOW: dict[str, Callable[[], nn.Module]] = {
     "called twice": CalledTwice,
     "a parameter of its own": OfItsOwn,
     "tied": Tied,
-    "a weight used past its layer": PastItsLayer,
-    "a weight whose layer is never called": NeverCalled,
+    "gradients scaled by the frequency of words": lambda: Words(scaled=True),
+    "a weight used past its layer": lambda: PastItsLayer(called=True),
+    "a weight whose layer is never called": lambda: PastItsLayer(called=False),
+    "a kind of its own": lambda: nn.Sequential(nn.Flatten(), Doubled(3 * 32 * 32, 10)),
 }
 
 
@@ -161,6 +178,11 @@ def test_a_known_model_takes_one_backward_pass(name: str, monkeypatch: pytest.Mo
     gradients(_module(name), _batch())
 
 
+@pytest.mark.parametrize("name", ["a kind of its own", "a parameter of its own", "tied"])
+def test_a_parameter_without_one_layer_of_a_known_kind_has_no_closed_form(name: str) -> None:
+    assert not has_closed_forms(_module(name))
+
+
 def test_layers_are_left_without_hooks() -> None:
     module = _module("CNN")
     gradients(module, _batch())
@@ -183,3 +205,11 @@ def test_batch_norm_without_running_statistics_is_refused() -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 10), nn.BatchNorm1d(10, track_running_stats=False))
     with pytest.raises(ValueError, match=r"network\.2 normalises with the statistics of the batch"):
         gradients(Classifier(network, lr=0.1), _batch())
+
+
+def test_samples_meet_in_batch_norm_only_while_it_takes_their_statistics() -> None:
+    network = CNN(SHAPE, 10, batch_norm=True)
+    require_apart(network.eval())
+    network.norm2.train()
+    with pytest.raises(ValueError, match="norm2 normalises with the statistics of the batch"):
+        require_apart(network)

@@ -36,6 +36,9 @@ from fedcommons.tensors import data, sq_norm
 BATCH = 32
 """Examples in a pass: fixed, so that no bit depends on the machine, and few, so that VGG-11 needs little memory."""
 
+PIECE = 1 << 20
+"""Elements that are widened at a time."""
+
 PARTS = 8
 """Disjoint random parts that a subsampled measurement is made of: their spread is its standard error."""
 
@@ -141,7 +144,10 @@ def delta_sq(own: Moments, pool: Moments) -> float:
 
 
 def mixed(own: Moments, pool: Moments, p: float) -> tuple[float, float]:
-    """(zeta_mix^2, sigma_mix^2) of the exact mixtures, whose gradients are (1 - p) g_i + p g~; p in [0, 1]."""
+    """(zeta_mix^2, sigma_mix^2) of the exact mixtures, whose gradients are (1 - p) g_i + p g~; p in [0, 1].
+
+    As differences of means of squares; so zeta_mix^2 is rounded by about 1e-15 ||g~||^2.
+    """
     kept, cross = 1 - p, float(own.mean @ pool.pooled)
     shared = 2 * p * kept * cross + p**2 * pool.sq_of_pooled
     mean_sq = kept**2 * own.mean_sq + shared  # (1/N) sum_i ||(1 - p) g_i + p g~||^2
@@ -176,7 +182,7 @@ def moments_of_block(
         examples = part.of(which, i, clients[i]) if part else clients[i]
         n, m = int(sizes[i]), len(examples)
         gradient, sq_mean = mean_gradient(worker, examples.x, examples.y)
-        sq = sq_norm(gradient)
+        sq = float(gradient @ gradient)
         v = (1 / m - 1 / n) * (sq_mean - sq) * m / (m - 1) if m < n else 0.0
         scalars.append([n, sq, sq_mean, v])
         total.add({"gradient": gradient} | ({} if sizes.min() == sizes.max() else {"pooled": gradient * n}))
@@ -203,6 +209,8 @@ def mean_gradient(worker: Worker, x: Tensor, y: Tensor) -> tuple[Tensor, float]:
     for first in range(0, n, BATCH):
         batch = x[first : first + BATCH], y[first : first + BATCH]
         mean, sq_norms = gradients(work.module, batch)
-        total.add_(mean, alpha=len(batch[1]))
+        for into, piece in zip(total.split(PIECE), mean.split(PIECE), strict=True):
+            into.add_(piece, alpha=len(batch[1]))  # widened piece by piece
         total_sq += float(sq_norms.sum(dtype=torch.float64))
+        del mean, piece  # before the next batch needs as much
     return total.div_(n), total_sq / n

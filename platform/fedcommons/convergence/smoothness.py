@@ -6,9 +6,9 @@ L_p    = max_i of the loss on what client i trains on
 mu     = the smallest eigenvalue of H, found as L - ||L I - H||; not positive where f is not strongly convex
 
 In evaluation mode, without augmentation. Products in the model's precision, sums over batches and clients in float64.
-||H v_k|| never falls along the iteration, so what is found is a lower bound, within ``TOLERANCE`` where eigenvalues are
-apart. On a part of the data (``Part``) it is the Hessian of that part, whose L is on average the larger, the fewer
-the examples.
+||H v_k|| never falls along the iteration, so what is found is a lower bound: by less than a per cent as a rule, by some
+where the largest eigenvalues lie close together. On a part of the data (``Part``) it is the Hessian of that part, whose
+L is on average the larger, the fewer the examples.
 """
 
 from collections.abc import Callable, Iterable

@@ -1,0 +1,163 @@
+"""What measuring zeta^2, sigma^2 and L costs, in plain passes over the same data; and in memory.
+
+python benchmarks/estimators.py [vgg11 cnn] [--json] [--repeats 5] [--steps 100]
+
+vgg11: 10 clients of 64 random 32x32 images. cnn: the small CNN on all digits, 10 clients. A plain pass is forward and
+backward over the same examples in batches of the same size, in evaluation mode as the measurement is, in turns with
+it; goals: zeta^2 and sigma^2 of all clients cost at most 1.6 passes with vgg11, 3 with cnn. L is that of the first
+client, by power iteration of at most --steps steps, in passes over its data. Memory, with vgg11 only: the largest
+resident size of a fresh process beyond that of one that makes a plain pass and keeps the gradients, for one batch's
+mean gradient and per-sample norms, and for all of the measurement, server and worker in one; goal: 100 MB, where
+per-sample gradients of one batch would take 32 times the model. It needs Linux.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+from memory import apart, resident
+from round_time import machine
+from torch import Tensor
+
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.local import LocalSGD, Work
+from fedcommons.config import Data
+from fedcommons.convergence.estimators import BATCH, moments
+from fedcommons.convergence.per_sample import gradients
+from fedcommons.convergence.smoothness import hessian_vector, spectral_norm
+from fedcommons.data.clients import Clients
+from fedcommons.data.datasets import Examples, load
+from fedcommons.federation.evaluation import ModelTask
+from fedcommons.federation.serial import Serial
+from fedcommons.federation.worker import RunData, Worker, set_up_process
+from lightning_modules import Classifier
+from lightning_modules.networks import CNN, VGG11
+
+NETWORKS = ("vgg11", "cnn")
+N_CLIENTS = 10
+BLOCKS = 4
+GOALS = {"vgg11": 1.6, "cnn": 3.0}  # passes
+GOAL_MB = 100
+
+
+def federation(name: str) -> Serial:
+    """A worker with the network and its clients' data."""
+    torch.manual_seed(0)
+    if name == "vgg11":
+        n = N_CLIENTS * 64
+        store, network = Examples(torch.randn(n, 3, 32, 32), torch.randint(0, 10, (n,))), VGG11((3, 32, 32), 10)
+    else:
+        store, network = load(Data("digits")).train, CNN((1, 8, 8), 10)
+    clients = Clients(store, np.array_split(np.arange(len(store)), N_CLIENTS))
+
+    def build(data: RunData) -> Worker:
+        return Worker(Work(Classifier(network, lr=0.1), torch.device("cpu")), FedAvg(LocalSGD(1, BATCH)), data)
+
+    return Serial(build, RunData(clients, clients, {}))
+
+
+def plain(executor: Serial, n_clients: int = N_CLIENTS) -> None:
+    """Forward and backward over the first clients' examples; the last gradients are kept."""
+    work, clients = executor.worker.work, executor.worker.data.own
+    work.module.eval()
+    for i in range(n_clients):
+        examples = clients[i]
+        for batch in zip(examples.x.split(BATCH), examples.y.split(BATCH), strict=True):
+            for parameter in work.module.parameters():
+                parameter.grad = None
+            loss = work.module.training_step(batch, 0)
+            assert isinstance(loss, Tensor)
+            loss.backward()
+
+
+def measured(executor: Serial) -> None:
+    """zeta^2 and sigma^2 of all clients."""
+    found = moments(executor, ModelTask(executor.worker.work.initial), "own", N_CLIENTS, BLOCKS)
+    assert found.zeta_sq > 0 < found.sigma_sq
+
+
+def seconds_of(act: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    act()
+    return time.perf_counter() - start
+
+
+def in_turns(*acts: Callable[[], object], repeats: int) -> list[float]:
+    """Median seconds of each, in turns, after one round of warming up."""
+    seconds = [[seconds_of(act) for act in acts] for _ in range(repeats + 1)][1:]
+    return [statistics.median(s) for s in zip(*seconds, strict=True)]
+
+
+def power_iteration(executor: Serial, most: int) -> tuple[float, int]:
+    """Seconds and steps until L of the first client is found."""
+    module, examples, steps = executor.worker.work.module, executor.worker.data.own[0], 0
+    batches = list(zip(examples.x.split(BATCH), examples.y.split(BATCH), strict=True))
+
+    def apply(v: Tensor) -> Tensor:
+        nonlocal steps
+        steps += 1
+        return hessian_vector(module, batches, v)
+
+    start = torch.randn(executor.worker.work.initial.layout.size, dtype=torch.float64)
+    return seconds_of(lambda: spectral_norm(apply, start, most=most)), steps
+
+
+def times(name: str, repeats: int, most: int) -> dict[str, float]:
+    executor = federation(name)
+    one, all_ = in_turns(partial(plain, executor), partial(measured, executor), repeats=repeats)
+    (of_first,) = in_turns(partial(plain, executor, 1), repeats=repeats)
+    l_s, steps = power_iteration(executor, most)
+    return {"plain_s": one, "moments_s": all_, "moments": all_ / one, "l": l_s / of_first, "l_steps": steps}
+
+
+def one_batch(executor: Serial) -> None:
+    """The mean gradient and the squared norms of per-sample gradients of one batch."""
+    examples = executor.worker.data.own[0]
+    gradients(executor.worker.work.module, (examples.x[:BATCH], examples.y[:BATCH]))
+
+
+def peak(act: Callable[[Serial], None]) -> dict[str, float]:
+    """Megabytes of this process at most, with VGG-11."""
+    act(federation("vgg11"))
+    return {"mb": resident(largest=True)}  # not getrusage's, which has the parent's from before it became this process
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("networks", nargs="*", default=list(NETWORKS), metavar="NETWORK", help="vgg11, cnn")
+    parser.add_argument("--json", action="store_true", help="print the numbers as JSON, as the last line")
+    parser.add_argument("--repeats", type=int, default=5, help="timed passes of each kind")
+    parser.add_argument("--steps", type=int, default=100, help="most steps of the power iteration")
+    options = parser.parse_args()
+    if unknown := set(options.networks) - set(NETWORKS):
+        parser.error(f"unknown network {', '.join(sorted(unknown))}; known: {', '.join(NETWORKS)}")
+    set_up_process()
+    print(machine())
+    print("| network | plain pass | zeta², sigma² | passes | goal | L: passes | steps |\n" + 7 * "|---" + "|")
+    found: dict[str, dict[str, float]] = {}
+    for name in options.networks:
+        found[name] = apart(partial(times, name, options.repeats, options.steps))
+        f = found[name]
+        print(f"| {name} | {f['plain_s']:.3f} s | {f['moments_s']:.3f} s | {f['moments']:.2f} | {GOALS[name]:g} "
+              f"| {f['l']:.0f} | {f['l_steps']} |", flush=True)  # fmt: skip
+    if "vgg11" in options.networks:
+        mb = {act.__name__: apart(partial(peak, act))["mb"] for act in (plain, one_batch, measured)}
+        more = {name: mb[name] - mb["plain"] for name in ("one_batch", "measured")}
+        explicit = BATCH * sum(p.numel() * p.itemsize for p in VGG11((3, 32, 32), 10).parameters()) / 1e6
+        found["memory"] = mb
+        print("\n| vgg11, batch of 32 | plain pass | a batch's norms | zeta², sigma² | goal | per-sample gradients |\n"
+              + 6 * "|---" + "|")  # fmt: skip
+        print(f"| resident at most | {mb['plain']:.0f} MB | {more['one_batch']:+.0f} MB | {more['measured']:+.0f} MB "
+              f"| {GOAL_MB:+} MB | {explicit:+.0f} MB (not measured) |", flush=True)  # fmt: skip
+    if options.json:
+        print(json.dumps({name: {k: round(v, 3) for k, v in values.items()} for name, values in found.items()}))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,370 @@
+"""All parameters at one model: closed forms, standard errors, bytes, and what a run logs of them."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor, nn
+
+from fedcommons import config as configs
+from fedcommons import experiment, presets
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.local import LocalSGD
+from fedcommons.config import Experiment, override
+from fedcommons.convergence.estimators import Part
+from fedcommons.convergence.laboratory import NAMES, Laboratory
+from fedcommons.data import datasets
+from fedcommons.data.clients import Clients
+from fedcommons.data.datasets import Examples
+from fedcommons.data.partition import partition
+from fedcommons.errors import UserError
+from fedcommons.federation import checkpoint
+from fedcommons.federation.evaluation import ModelTask
+from fedcommons.federation.worker import RunData
+from fedcommons.sharing.settings import Shared, share
+from fedcommons.tensors import Flat
+from fedcommons.testing import Federation
+
+if TYPE_CHECKING:
+    from conftest import LeastSquares
+
+    Digits = Callable[..., Federation]
+    Problem = Callable[..., LeastSquares]
+
+ALGORITHM = FedAvg(LocalSGD(1, 5))
+W = np.array([0.5, -1.0, 2.0])
+
+COMMONS = {"zeta_mix_sq", "zeta_lemma1_sq", "sigma_mix_sq", "sigma_lemma1_sq", "sigma_pool_sq", "delta_sq"}
+ALWAYS = {"gradient_sq", "zeta_sq", "zeta_hat_sq", "sigma_sq", "sigma_hat_sq", "sigma_avg_sq"}
+
+
+def _commons(federation: Federation, n: int) -> Federation:
+    """The first n sets are clients' own, the others the pool, of which each client trains on one."""
+    sets = federation.data.clients
+    own, pool = sets[:n], sets[n:]
+    both = Clients(sets.store, [np.concatenate(rows) for rows in zip(own.rows, pool.rows, strict=True)])
+    return replace(federation, data=RunData(both, own, {}, pool))
+
+
+def _laboratory(federation: Federation, p: float = 0.3, blocks: int = 2, **options: Any) -> Laboratory:
+    return Laboratory(federation.serial(ALGORITHM), federation.data, p, blocks, **options)
+
+
+def _at(federation: Federation) -> ModelTask:
+    """Least squares at W."""
+    return ModelTask(Flat(federation.model.layout, torch.from_numpy(W)))
+
+
+def _spread(each: np.ndarray) -> float:
+    return np.square(each - each.mean(0)).sum(1).mean()
+
+
+# --- values
+
+
+@pytest.mark.parametrize("sizes", [(8, 8, 8, 4, 4, 4), (1, 30, 5, 6, 2, 9)])
+def test_every_parameter_has_its_closed_form_on_least_squares(sizes: tuple[int, ...], least_squares: "Problem") -> None:
+    problem, p = least_squares(sizes=sizes), 0.3
+    each = [a * (a @ W - b)[:, None] for a, b in zip(problem.a, problem.b, strict=True)]
+    own, pool, shared = each[:3], each[3:], np.concatenate(each[3:])
+    train = [np.concatenate(both) for both in zip(own, pool, strict=True)]
+
+    def zeta_sq(sets: list[np.ndarray]) -> float:
+        return _spread(np.stack([g.mean(0) for g in sets]))
+
+    def sigma_sq(sets: list[np.ndarray]) -> float:
+        return float(np.mean([_spread(g) for g in sets]))
+
+    def smoothness(*sets: np.ndarray) -> float:
+        return float(np.linalg.norm(np.concatenate(sets), 2) ** 2 / sum(map(len, sets)))
+
+    gradient = np.mean([g.mean(0) for g in own], 0)
+    delta_sq = np.square(gradient - shared.mean(0)).sum()
+    l_max, l_pool = max(map(smoothness, problem.a[:3])), smoothness(*problem.a[3:])
+    sigma_mix_sq = (1 - p) * sigma_sq(own) + p * _spread(shared) + p * (1 - p) * (zeta_sq(own) + delta_sq)
+    expected = {
+        "gradient_sq": np.square(gradient).sum(),
+        "zeta_sq": zeta_sq(own), "zeta_hat_sq": zeta_sq(train),
+        "zeta_mix_sq": 0.49 * zeta_sq(own), "zeta_lemma1_sq": 0.49 * zeta_sq(own),
+        "sigma_sq": sigma_sq(own), "sigma_hat_sq": sigma_sq(train),
+        "sigma_mix_sq": sigma_mix_sq, "sigma_lemma1_sq": sigma_mix_sq,
+        "sigma_avg_sq": _spread(np.concatenate(own)), "sigma_pool_sq": _spread(shared), "delta_sq": delta_sq,
+        "L_max": l_max, "L_p": max(map(smoothness, problem.a[:3], problem.a[3:])),
+        "L_pool": l_pool, "L_lemma1": 0.7 * l_max + 0.3 * l_pool,
+    }  # fmt: skip
+    federation = _commons(problem.federation(0.1), 3)
+    found = _laboratory(federation, p).measure(_at(federation), hessians=True)
+    assert found.keys() == expected.keys() == set(NAMES)
+    for name, estimate in found.items():
+        assert estimate.value == pytest.approx(expected[name], rel=5e-3 if name[0] == "L" else 1e-12), name
+        assert estimate.standard_error == 0
+
+
+def test_blocks_only_round(digits: "Digits") -> None:
+    federation = _commons(digits(sizes=(4, 6, 5, 3, 4, 6), linear=True), 3)
+    at = ModelTask(federation.model)
+    whole = _laboratory(federation, blocks=1).measure(at, hessians=True)
+    found = _laboratory(federation, blocks=3).measure(at, hessians=True)
+    assert {n: e.value for n, e in found.items()} == pytest.approx({n: e.value for n, e in whole.items()}, rel=1e-9)
+
+
+@pytest.mark.ray
+def test_ray_actors_measure_the_bits_of_one_process(digits: "Digits", ray_session: None) -> None:
+    from fedcommons.federation.ray_actors import RayActors
+
+    federation = _commons(digits(sizes=(20, 26, 25, 13, 17, 24), dropout=0.3), 3)
+    at, executor = ModelTask(federation.model), RayActors(federation.build(ALGORITHM), federation.data, 2, 0)
+    try:
+        for samples in (None, 16):
+            options = {"p": 0.3, "blocks": 3, "samples": samples}
+            serial = Laboratory(federation.serial(ALGORITHM), federation.data, **options).measure(at, hessians=True)
+            assert Laboratory(executor, federation.data, **options).measure(at, hessians=True) == serial
+    finally:
+        executor.close()
+
+
+def test_without_a_pool_nothing_is_said_of_it_and_asking_is_refused(digits: "Digits") -> None:
+    federation = digits(linear=True)
+    laboratory, at = _laboratory(federation), ModelTask(federation.model)
+    assert laboratory.measure(at).keys() == ALWAYS
+    assert laboratory.measure(at, hessians=True).keys() == ALWAYS | {"L_max", "L_p"}
+    with pytest.raises(ValueError, match="nothing is in the commons"):
+        laboratory.moments(at, "pool")
+
+
+def test_measuring_between_rounds_changes_no_bit(digits: "Digits") -> None:
+    federation = _commons(digits(sizes=(5, 7, 4, 3), dropout=0.3), 2)
+    plan, executor = federation.plan(2), federation.serial(ALGORITHM)
+    first = federation.play(ALGORITHM, federation.plan(1), executor)[-1][0]
+    before = first.model.buffer.clone()
+    Laboratory(executor, federation.data, 0.3, 2).measure(ModelTask(first.model), hessians=True)
+    assert torch.equal(first.model.buffer, before)
+    then = federation.play(ALGORITHM, plan, executor, start=first)[-1][0]
+    assert torch.equal(then.model.buffer, federation.play(ALGORITHM, plan)[-1][0].model.buffer)
+
+
+# --- from parts of the data
+
+
+class _Line(LightningModule):
+    """Least squares with a layer that has a closed form, which is quick."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1, bias=False, dtype=torch.float64)
+        nn.init.constant_(self.layer.weight, 0.5)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        return (self.layer(batch[0])[:, 0] - batch[1]).square().mean() / 2
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def test_the_interval_holds_the_truth_about_as_often_as_it_says(least_squares: "Problem") -> None:
+    federation = Federation(least_squares(sizes=(2000, 1500)).federation(0.1).data, _Line)
+    at, executor = ModelTask(federation.model), federation.serial(ALGORITHM)
+    exact = Laboratory(executor, federation.data, 0, 1).measure(at)
+    held = dict.fromkeys(exact, 0)
+    for seed in range(300):
+        for name, found in Laboratory(executor, federation.data, 0, 1, 256, seed).measure(at).items():
+            low, high = found.interval
+            held[name] += low <= exact[name].value <= high
+    assert all(0.9 <= count / 300 <= 0.99 for count in held.values()), held
+
+
+def test_the_standard_error_is_that_of_the_mean_over_the_parts(least_squares: "Problem") -> None:
+    problem, parts = least_squares(sizes=(60, 40)), [Part(32, k, 7) for k in range(8)]
+    federation = problem.federation(0.1)
+    laboratory, at = _laboratory(federation, samples=32, seed=7), _at(federation)
+    examples = [[a[part.rows("own", i, len(a))] for i, a in enumerate(problem.a)] for part in parts]
+    measured = laboratory.measure(at, hessians=True)
+    each = {
+        "zeta_sq": [laboratory.moments(at, "own", part).zeta_sq for part in parts],
+        "L_max": [max(np.linalg.norm(a, 2) ** 2 / len(a) for a in part) for part in examples],
+    }
+    for name, values in each.items():
+        found = measured[name]
+        assert found.value == pytest.approx(np.mean(values), rel=5e-3)
+        assert found.standard_error == pytest.approx(np.std(values, ddof=1) / 8**0.5, rel=5e-2)
+        half = 2.365 * found.standard_error  # Student's t with 7 degrees of freedom
+        assert found.interval == pytest.approx((found.value - half, found.value + half))
+
+
+def test_measuring_as_many_as_there_are_is_measuring_all(least_squares: "Problem") -> None:
+    federation = _commons(least_squares(sizes=(20, 30, 16, 14)).federation(0.1), 2)
+    at, whole = _at(federation), _laboratory(federation).measure(_at(federation), hessians=True)
+    for samples in (44, 1000):
+        laboratory = _laboratory(federation, samples=samples)
+        assert not laboratory.subsampled
+        assert laboratory.measure(at, hessians=True) == whole
+    assert _laboratory(federation, samples=43).subsampled  # client 1 trains on 44
+    assert not _laboratory(federation).subsampled
+
+
+# --- bytes
+
+
+def test_bytes_by_hand(least_squares: "Problem") -> None:
+    """Three weights of 8 bytes come down; for each data set and part they go up, and two numbers or with L three."""
+    problem = least_squares(sizes=(20, 30, 16, 14))
+    alone, shared = problem.federation(0.1), _commons(problem.federation(0.1), 2)
+    at = _at(alone)
+    assert _laboratory(alone).nbytes(at) == 4 * (24 + 5 * 8)
+    assert _laboratory(alone).nbytes(at, hessians=True) == 4 * (24 + 6 * 8)
+    assert _laboratory(shared).nbytes(at) == 2 * (24 + 2 * 5 * 8)
+    assert _laboratory(shared, samples=16).nbytes(at, hessians=True) == 2 * (24 + 8 * 2 * 6 * 8)
+    assert _laboratory(shared, samples=100).nbytes(at) == 2 * (24 + 2 * 5 * 8)
+
+
+def test_a_model_comes_down_in_its_own_precision_with_its_buffers(digits: "Digits") -> None:
+    federation = digits(batch_norm=True)
+    work, n = federation.work(), federation.model.layout.size
+    assert len(work.buffers.buffer) == 14  # mean and variance of 3 and 4 channels
+    at = ModelTask(federation.model, work.buffers)
+    assert _laboratory(federation).nbytes(at) == 5 * (4 * n + 4 * 14 + 8 * (n + 2))
+
+
+# --- in a run
+
+SHUFFLED = {"sharing.setting": "shuffled_real", "sharing.p": 0.5}
+
+
+def _config(tmp_path: Path, **values: Any) -> Experiment:
+    short = {"federation.rounds": 3, "measure.every": 2, "client.epochs": 1, "tracking.wandb": "off",
+             "model.name": "linear", "seed": 5, "artifacts": str(tmp_path / "artifacts")}  # fmt: skip
+    return override(presets.experiment("smoke", "digits"), short | values)
+
+
+def _lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+
+
+def _measured(line: dict[str, Any]) -> set[str]:
+    return {name.removeprefix("convergence/") for name in line if name.startswith("convergence/")} - {"bytes"}
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        pytest.param({}, ALWAYS, id="real"),
+        pytest.param({"sharing.setting": "local_synthetic"}, ALWAYS, id="local_synthetic"),
+        pytest.param({"sharing.setting": "shuffled_synthetic"}, ALWAYS | COMMONS, id="shuffled_synthetic"),
+        pytest.param(SHUFFLED, ALWAYS | COMMONS, id="shuffled_real"),
+        pytest.param(SHUFFLED | {"measure.smoothness": True}, set(NAMES), id="smoothness"),
+        pytest.param({"measure.smoothness": True}, ALWAYS | {"L_max", "L_p"}, id="smoothness without a pool"),
+    ],
+)
+def test_a_run_logs_what_its_setting_has(values: dict[str, Any], names: set[str], tmp_path: Path) -> None:
+    summary = experiment.run(_config(tmp_path, **values), tmp_path / "run", say=lambda _: None)
+    lines = _lines(tmp_path / "run")
+    assert [line["round"] for line in lines if _measured(line)] == [0, 2, 3]
+    assert _measured(lines[0]) == _measured(lines[-1]) == names
+    sets, numbers = 1 + ("sharing.setting" in values), 650 + 2 + ("measure.smoothness" in values)
+    assert lines[0]["convergence/bytes"] == 4 * (4 * 650 + 8 * sets * numbers)  # 4 clients, 650 weights
+    for name in NAMES:
+        course = [[line["round"], line[f"convergence/{name}"]] for line in lines if name in _measured(line)]
+        assert summary.get(name, []) == course
+
+
+@pytest.mark.parametrize("samples", [None, 16])
+def test_a_run_logs_what_the_laboratory_finds_at_its_model(samples: int | None, tmp_path: Path) -> None:
+    """With standard errors where not all was measured; the model has buffers."""
+    values = SHUFFLED | {
+        "measure.samples": samples,
+        "model.name": "cnn",
+        "model.batch_norm": True,
+        "federation.blocks": 2,
+    }
+    config = _config(tmp_path, **values)
+    experiment.run(config, tmp_path / "run")
+    last, line = checkpoint.load_latest(tmp_path / "run" / "checkpoints"), _lines(tmp_path / "run")[-1]
+    assert last is not None
+    ready = experiment.assemble(experiment.prepare(config), None)
+    at = ModelTask(last.model, last.buffers)
+    laboratory = Laboratory(ready.executor(), ready.data, ready.shared.p, config.federation.blocks, samples, seed=5)
+    found = laboratory.measure(at)
+    expected = {f"convergence/{name}": e.value for name, e in found.items()}
+    if samples:
+        expected |= {f"convergence/{name}_se": e.standard_error for name, e in found.items()}
+        assert all(e.standard_error > 0 for e in found.values())
+    expected["convergence/bytes"] = laboratory.nbytes(at)
+    assert {name: value for name, value in line.items() if name.startswith("convergence/")} == expected
+
+
+def test_measuring_changes_neither_bytes_nor_bits_of_training(tmp_path: Path) -> None:
+    kept = []
+    for every in (0, 1):
+        values = {"measure.every": every, "measure.smoothness": True, "federation.rounds": 1}
+        folder = tmp_path / str(every)
+        experiment.run(_config(tmp_path, **SHUFFLED, **values), folder)
+        lines = _lines(folder)
+        assert [bool(_measured(line)) for line in lines] == [bool(every)] * 2
+        others = [{name: v for name, v in line.items() if not name.startswith("convergence/")} for line in lines]
+        kept.append((others, max(folder.glob("checkpoints/*.safetensors")).read_bytes()))
+        assert "comm/up_bytes" in lines[1]
+    assert kept[0] == kept[1]
+
+
+def test_too_few_samples_to_be_cut_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"measure\.samples must lie in \[16, inf\], got 8\."):
+        experiment.run(_config(tmp_path, **{"measure.samples": 8}), tmp_path / "run")
+
+
+# --- the pool
+
+
+def _share(setting: str, algorithm: str = "fedavg", p: float = 0.5) -> Shared:
+    """Digits of five unequal clients, of whom the fourth gave nothing to the pool."""
+    dataset = datasets.load(configs.Data())
+    values = {"sharing.setting": setting, "sharing.p": p, "algorithm": algorithm,
+              "partition.name": "dirichlet_niid", "partition.n_clients": 5}  # fmt: skip
+    config = override(Experiment(), values)
+    given = [Examples(dataset.test.x[i * 40 :][:n], dataset.test.y[i * 40 :][:n]) for i, n in enumerate((30, 9, 4, 0))]
+    dealt = partition(config.partition, dataset.train.y.numpy(), 10, 0)
+    return share(config, dataset, dealt, [*given, Examples(dataset.test.x[200:217], dataset.test.y[200:217])])
+
+
+def _in_data(clients: Clients) -> list[bytes]:
+    return sorted(
+        bytes([int(y)]) + x.numpy().tobytes() for part in clients for x, y in zip(part.x, part.y, strict=True)
+    )
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedmix"])
+@pytest.mark.parametrize(("setting", "parts"), [("shuffled_synthetic", 4), ("shuffled_real", 5)])
+def test_the_pool_is_what_clients_got_from_the_commons(setting: str, parts: int, algorithm: str) -> None:
+    shared = _share(setting, algorithm)
+    assert shared.pool is not None
+    assert shared.pool.store is shared.clients.store
+    assert len(shared.pool) == parts
+    receivers = [i for i, n in enumerate((30, 9, 4, 0, 17)) if n or setting == "shuffled_real"]
+    for client, part in zip(receivers, shared.pool, strict=True):
+        own = shared.clients[client]
+        assert torch.equal(own.x[-len(part) :], part.x)
+        assert torch.equal(own.y[-len(part) :], part.y)
+    assert sum(shared.pool.sizes) == round(shared.p * sum(shared.clients.sizes))
+
+
+@pytest.mark.parametrize(("setting", "p"), [("real", 0.5), ("local_synthetic", 0.5), ("shuffled_real", 0.0)])
+def test_there_is_no_pool_where_nothing_was_shared(setting: str, p: float) -> None:
+    assert _share(setting, p=p).pool is None
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_pool_moves_with_the_clients_whose_store_it_is_in(device: str) -> None:
+    shared = _share("shuffled_synthetic")
+    moved = RunData(shared.clients, shared.own, {}, shared.pool).to(torch.device(device))
+    assert moved.pool is not None
+    assert moved.pool.store is moved.clients.store
+    assert moved.pool.store.x.device == moved.pool.rows.flat.device == torch.device(device)
+    if device == "cpu":
+        assert shared.pool is not None
+        assert _in_data(moved.pool) == _in_data(shared.pool)
+    assert RunData(shared.clients, shared.own, {}).to(torch.device(device)).pool is None

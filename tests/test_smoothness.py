@@ -1,0 +1,236 @@
+"""L and mu against dense matrices: the iteration, products with the Hessian, closed forms on least squares."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor, nn
+
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.local import LocalSGD
+from fedcommons.convergence.estimators import Part
+from fedcommons.convergence.smoothness import (
+    hessian_vector,
+    smoothness,
+    smoothness_of_each,
+    spectral_norm,
+    strong_convexity,
+)
+from fedcommons.data.clients import Clients
+from fedcommons.data.datasets import Examples
+from fedcommons.federation.evaluation import ModelTask
+from fedcommons.federation.serial import Serial
+from fedcommons.federation.worker import RunData
+from fedcommons.tensors import Flat
+from fedcommons.testing import Federation
+from lightning_modules import Classifier
+from lightning_modules.networks import CNN
+
+if TYPE_CHECKING:
+    from conftest import LeastSquares
+
+    Digits = Callable[..., Federation]
+    Problem = Callable[..., LeastSquares]
+
+ALGORITHM = FedAvg(LocalSGD(1, 5))
+
+
+def _symmetric(eigenvalues: list[float], seed: int = 0) -> Tensor:
+    """A matrix with these eigenvalues in random directions, float64."""
+    draw = torch.Generator().manual_seed(seed)
+    q, _ = torch.linalg.qr(torch.randn(len(eigenvalues), len(eigenvalues), generator=draw, dtype=torch.float64))
+    return q @ torch.diag(torch.tensor(eigenvalues, dtype=torch.float64)) @ q.T
+
+
+MATRICES = {
+    "positive": _symmetric([3, 2, 1, 0.1]),
+    "the negative eigenvalue dominates": _symmetric([-3, 2, 1, 0]),
+    "a tie of plus and minus": _symmetric([3, -3, 1, 0]),
+    "a multiple of the identity": _symmetric([2, 2, 2, 2]),
+    "of rank one": _symmetric([-2, 0, 0, 0]),
+    "one by one": _symmetric([-4]),
+    "zero": torch.zeros(4, 4, dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_power_iteration_finds_the_largest_modulus_from_below(name: str) -> None:
+    matrix = MATRICES[name]
+    largest = float(np.abs(np.linalg.eigvalsh(matrix.numpy())).max())
+    for seed in range(5):
+        start = 10 * torch.randn(len(matrix), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        assert spectral_norm(matrix.mv, start, 1e-12, 10_000) == pytest.approx(largest, rel=1e-6, abs=0)
+        assert 0.99 * largest <= spectral_norm(matrix.mv, start) <= largest * (1 + 1e-12)
+
+
+def test_power_iteration_on_random_matrices() -> None:
+    for seed in range(10):
+        draw = torch.Generator().manual_seed(seed)
+        matrix = torch.randn(20, 20, generator=draw, dtype=torch.float64)
+        matrix = matrix + matrix.T
+        start = torch.randn(20, generator=draw, dtype=torch.float64)
+        largest = np.linalg.norm(matrix.numpy(), 2)
+        assert spectral_norm(matrix.mv, start, 1e-12, 10_000) == pytest.approx(largest, rel=1e-4)
+        assert 0.9 * largest <= spectral_norm(matrix.mv, start) <= largest * (1 + 1e-12)
+
+
+def test_power_iteration_takes_no_more_steps_than_it_may() -> None:
+    """With eigenvalues this close it would go on, and what it found never falls."""
+    matrix, steps = _symmetric([1 - 1e-3 * k for k in range(30)]), 0
+
+    def apply(v: Tensor) -> Tensor:
+        nonlocal steps
+        steps += 1
+        return matrix.mv(v)
+
+    start, found = torch.randn(30, generator=torch.Generator().manual_seed(0), dtype=torch.float64), [0.0]
+    for most in (1, 2, 5, 20):
+        steps = 0
+        found.append(spectral_norm(apply, start, tolerance=0, most=most))
+        assert steps == most
+    assert found == sorted(set(found))
+    assert found[-1] < 1
+    steps = 0
+    assert spectral_norm(apply, start, tolerance=10) == found[2]  # content with the second step, whose norm it has
+    assert steps == 2
+
+
+class _Tiny(nn.Module):
+    """31 parameters in use, and two that are not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.never, self.last = nn.Linear(3, 4), nn.Linear(1, 1), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(x)))
+
+
+def test_products_are_with_the_hessian_of_the_mean_loss_over_all_batches() -> None:
+    torch.manual_seed(0)
+    module = Classifier(_Tiny(), lr=0.1).double()
+    x, y = torch.randn(9, 3, dtype=torch.float64), torch.arange(9) % 3
+    names, shapes = zip(*((name, p.shape) for name, p in module.named_parameters()), strict=True)
+    sizes = [shape.numel() for shape in shapes]
+
+    def loss(flat: Tensor) -> Tensor:
+        parts = [part.view(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True)]
+        logits = torch.func.functional_call(module, dict(zip(names, parts, strict=True)), (x,))
+        return nn.functional.cross_entropy(logits, y)
+
+    dense = torch.autograd.functional.hessian(loss, nn.utils.parameters_to_vector(module.parameters()).detach())
+    batches = list(zip(x.split([5, 3, 1]), y.split([5, 3, 1]), strict=True))
+    rows = [hessian_vector(module, batches, v) for v in torch.eye(sum(sizes), dtype=torch.float64)]
+    assert isinstance(dense, Tensor)
+    assert torch.allclose(torch.stack(rows), dense, rtol=1e-10, atol=1e-14)
+    assert dense.norm() > 0.1
+    single = hessian_vector(module.float(), [(x.float(), y)], torch.ones(sum(sizes), dtype=torch.float64))
+    assert single.dtype == torch.float64
+    assert torch.allclose(single, dense.sum(1), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_refused(dtype: torch.dtype) -> None:
+    module = Classifier(_Tiny(), lr=0.1).to(dtype)
+    with pytest.raises(ValueError, match=f"the model is in {dtype}, whose .* are rounding noise; use float32"):
+        hessian_vector(module, [(torch.zeros(2, 3, dtype=dtype), torch.zeros(2).long())], torch.zeros(33))
+
+
+def _one_product(module: LightningModule, n: int = 6) -> Tensor:
+    draw = torch.Generator().manual_seed(3)
+    v = torch.randn(sum(p.numel() for p in module.parameters()), generator=draw, dtype=torch.float64)
+    batch = torch.randn(n, 1, 8, 8, generator=draw), torch.arange(n) % 10
+    return hessian_vector(module, [batch], v)
+
+
+def test_samples_that_meet_in_batch_norm_are_refused() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.BatchNorm1d(10, track_running_stats=False))
+    with pytest.raises(ValueError, match=r"network\.2 normalises with the statistics of the batch"):
+        _one_product(Classifier(network, lr=0.1))
+
+
+def test_batch_norm_takes_its_running_statistics_and_leaves_them() -> None:
+    torch.manual_seed(0)
+    module = Classifier(CNN((1, 8, 8), 10, channels=(2, 3), hidden=5, batch_norm=True), lr=0.1).train()
+    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    in_training, frozen = _one_product(module.train()), _one_product(module.eval())
+    assert torch.equal(in_training, frozen)
+    assert all(torch.equal(buffer, before[name]) for name, buffer in module.named_buffers())
+
+
+def test_dropout_is_off(digits: "Digits") -> None:
+    wet, dry = digits(dropout=0.9).module().train(), digits(dropout=0.0).module().eval()
+    assert torch.equal(_one_product(wet), _one_product(dry))
+
+
+def _with_pool(problem: "LeastSquares", n: int) -> tuple[Serial, ModelTask, list[np.ndarray], np.ndarray]:
+    """The first ``n`` sets are clients', the others the pool; the clients' Hessians and the pool's."""
+    federation = problem.federation(0.1)
+    sets = federation.data.clients
+    data = RunData(sets[:n], sets[:n], {}, sets[n:])
+    in_pool = np.concatenate(problem.a[n:])
+    hessians = [a.T @ a / len(a) for a in problem.a[:n]]
+    executor = replace(federation, data=data).serial(ALGORITHM)
+    return executor, ModelTask(federation.model), hessians, in_pool.T @ in_pool / len(in_pool)
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_closed_forms_on_least_squares(blocks: int, least_squares: "Problem") -> None:
+    """A client's Hessian is A^T A / n_i: clients count alike, the pool's examples do."""
+    executor, at, hessians, of_pool = _with_pool(least_squares(sizes=(8, 40, 3, 50, 2, 9)), 4)
+    each = smoothness_of_each(executor, at, "own", 4, blocks)
+    assert each == pytest.approx([np.linalg.norm(h, 2) for h in hessians], rel=5e-3)
+    mean = np.mean(hessians, 0)
+    assert smoothness(executor, at, "own", 4, blocks) == pytest.approx(np.linalg.norm(mean, 2), rel=5e-3)
+    assert smoothness(executor, at, "pool", 2, blocks) == pytest.approx(np.linalg.norm(of_pool, 2), rel=5e-3)
+    eigenvalues = np.linalg.eigvalsh(mean)
+    assert strong_convexity(executor, at, "own", 4, blocks) == pytest.approx(eigenvalues[0], abs=1e-6 * eigenvalues[-1])
+
+
+def test_a_problem_with_flat_directions_is_not_strongly_convex(least_squares: "Problem") -> None:
+    """Two examples in three dimensions."""
+    executor, at, hessians, _ = _with_pool(least_squares(sizes=(2, 1)), 1)
+    assert abs(strong_convexity(executor, at, "own", 1, 1)) < 1e-6 * np.linalg.norm(hessians[0], 2)
+
+
+def test_on_a_part_it_is_the_parts_own_hessian(least_squares: "Problem") -> None:
+    problem = least_squares(sizes=(50, 70, 60))
+    executor, at, _, _ = _with_pool(problem, 2)
+    part = Part(16, 3, seed=1)
+    rows = [problem.a[i][part.rows("own", i, len(problem.a[i]))] for i in range(2)]
+    expected = [np.linalg.norm(a, 2) ** 2 / len(a) for a in rows]
+    assert smoothness_of_each(executor, at, "own", 2, 2, part) == pytest.approx(expected, rel=5e-3)
+    mean = np.mean([a.T @ a / len(a) for a in rows], 0)
+    assert smoothness(executor, at, "own", 2, 2, part) == pytest.approx(np.linalg.norm(mean, 2), rel=5e-3)
+
+
+class _Saddle(LightningModule):
+    """f(w) = mean of <x, w^4> / 12, whose Hessian is diag(mean of x w^2); w begins at ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(3, dtype=torch.float64))
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        return (batch[0] @ self.w**4).mean() / 12
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def test_of_a_saddle_l_is_the_largest_modulus_and_mu_is_negative() -> None:
+    """Client 1 bends by -8, 1 and 2, client 2 by 2, -1 and 0, so that both together do by -3, 0 and 1."""
+    x = torch.tensor([[-8.0, 1, 2], [2, -1, 0]], dtype=torch.float64)
+    clients = Clients(Examples(x, torch.zeros(2)), [np.array([0]), np.array([1])])
+    federation = Federation(RunData(clients, clients, {}), _Saddle)
+    layout = federation.model.layout
+    for w in (1, 3):
+        executor, at = federation.serial(ALGORITHM), ModelTask(Flat(layout, torch.full((3,), w, dtype=torch.float64)))
+        assert smoothness_of_each(executor, at, "own", 2, 1) == pytest.approx([8 * w**2, 2 * w**2], rel=5e-3)
+        executor = federation.serial(ALGORITHM)
+        assert smoothness(executor, at, "own", 2, 1) == pytest.approx(3 * w**2, rel=5e-3)
+        assert strong_convexity(executor, at, "own", 2, 1) == pytest.approx(-3 * w**2, abs=3e-5)
