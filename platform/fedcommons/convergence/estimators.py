@@ -164,8 +164,8 @@ def moments(
     totals, scalars = zip(*executor.map(moments_of_block, at, jobs), strict=True)
     sums = {name: data(total) for name, total in add_blocks(totals).items()}
     sizes, sq, sq_mean, v = np.concatenate(scalars).T
-    mean = sums["gradient"] / n_sets
-    pooled = sums["pooled"] / sizes.sum() if "pooled" in sums else mean
+    mean = sums["gradient"].div_(n_sets)
+    pooled = sums["pooled"].div_(sizes.sum()) if "pooled" in sums else mean
     return Moments(mean, pooled, sizes, sq, sq_mean, v)
 
 
