@@ -107,6 +107,21 @@ def test_a_network_that_trains_on_exact_mixtures_has_what_the_lemma_says(digits:
     assert 0.5 * value["L_lemma1"] < value["L_p"] <= value["L_lemma1"]
 
 
+def test_what_a_part_of_the_pool_adds_to_dissimilarity_it_takes_from_the_noise(digits: "Digits") -> None:
+    """For clients of one size zeta^2 + sigma^2 is the same on D_i and a part of the pool as on the exact mixtures."""
+    federation = digits(sizes=(8, 8, 4, 4), linear=True)
+    sets = federation.data.clients
+    own, pool = sets[:2], sets[2:]
+    union = Clients(sets.store, [np.concatenate(rows) for rows in zip(own.rows, pool.rows, strict=True)])
+    data = RunData(union, own, {}, pool)
+    executor = replace(federation, data=data).serial(ALGORITHM)
+    found = Laboratory(executor, data, 1 / 3, blocks=1).measure(ModelTask(federation.model))
+    value = {name: estimate.value for name, estimate in found.items()}
+    together = value["zeta_mix_sq"] + value["sigma_mix_sq"]
+    assert value["zeta_hat_sq"] + value["sigma_hat_sq"] == pytest.approx(together, rel=1e-5)
+    assert value["zeta_hat_sq"] > 1.1 * value["zeta_mix_sq"]
+
+
 @pytest.mark.parametrize("p", [-0.01, 1.01, float("nan")])
 def test_a_share_that_is_none_is_refused(p: float) -> None:
     for formula in (lemma1.zeta_sq, lemma1.smoothness, lemma1.sigma_sq):

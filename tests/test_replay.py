@@ -32,7 +32,13 @@ from fedcommons.replay import replay
 from fedcommons.seeds import seed_for
 from fedcommons.tensors import Payload, data, flat, scalar
 
-SHORT = {"federation.rounds": 4, "federation.checkpoint_every": 3, "measure.every": 0, "tracking.wandb": "off"}
+SHORT = {
+    "federation.rounds": 4,
+    "federation.checkpoint_every": 3,
+    "measure.every": 0,
+    "client.epochs": 2,
+    "tracking.wandb": "off",
+}
 
 
 @pytest.fixture

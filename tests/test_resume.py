@@ -23,7 +23,13 @@ from fedcommons.federation import checkpoint
 from fedcommons.seeds import seed_for
 from fedcommons.tensors import Payload
 
-SHORT = {"federation.rounds": 6, "federation.checkpoint_every": 2, "measure.every": 3, "tracking.wandb": "off"}
+SHORT = {
+    "federation.rounds": 6,
+    "federation.checkpoint_every": 2,
+    "measure.every": 3,
+    "client.epochs": 2,
+    "tracking.wandb": "off",
+}
 
 
 @pytest.fixture

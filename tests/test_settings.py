@@ -13,7 +13,8 @@ from fedcommons.config import Experiment, override
 from fedcommons.data import datasets
 from fedcommons.data.datasets import Examples
 from fedcommons.data.partition import Partitioned, partition
-from fedcommons.sharing.settings import Shared, needs_generators, share
+from fedcommons.errors import UserError
+from fedcommons.sharing.settings import Shared, needs_generators, refuse_empty_pool, share
 from fedcommons.sharing.synthetic_pool import (
     shuffle,
 )
@@ -171,3 +172,18 @@ def test_shuffled_real_is_keyed_by_the_seed() -> None:
     first, again, other = (share(override(c, {"seed": s}), DATASET, given, None).clients.rows for s in (0, 0, 1))
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("setting", "p", "least"), [("shuffled_synthetic", 0.0038, 1 / 261), ("shuffled_real", 0.0076, 1 / 130)]
+)
+def test_a_share_that_gives_nobody_an_image_is_refused(setting: str, p: float, least: float) -> None:
+    def asked(p: float) -> Experiment:
+        return override(Experiment(), {"sharing.setting": setting, "sharing.p": p})
+
+    with pytest.raises(UserError, match=rf"sharing\.p = {p:g} of 130 images is not one image"):
+        refuse_empty_pool(asked(p), 1300, [129, 130])
+    assert p < least
+    for enough in (0.0, least * 1.001, 0.5):
+        refuse_empty_pool(asked(enough), 1300, [129, 130])
+    refuse_empty_pool(override(asked(p), {"sharing.setting": "real"}), 1300, [130])

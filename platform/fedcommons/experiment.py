@@ -34,7 +34,7 @@ from fedcommons.federation.worker import RunData, Worker, default_device
 from fedcommons.files import write_json
 from fedcommons.seeds import set_default_generator
 from fedcommons.sharing import synthetic_pool
-from fedcommons.sharing.settings import Shared, needs_generators, share
+from fedcommons.sharing.settings import Shared, needs_generators, refuse_empty_pool, share
 from fedcommons.tensors import EMPTY, flatten
 from fedcommons.tracking.run_folder import RunFolder, read_summary
 from fedcommons.tracking.tracker import Tracker
@@ -81,6 +81,7 @@ def prepare(config: Experiment) -> Prepared:
         )
     labels = dataset.train.y.numpy()
     dealt = partition(config.partition, labels, dataset.n_classes, config.seed)
+    refuse_empty_pool(config, len(dataset.train), [len(rows) for rows in dealt.rows])
     with torch.device("meta"):  # names and shapes without numbers: an algorithm that refuses them does so here
         model = flatten(dict(build_classifier(config, dataset).named_parameters()))
     facts = Facts(len(dealt.rows), [len(rows) for rows in dealt.rows], config.federation.rounds)

@@ -17,9 +17,10 @@ from fedcommons.config import Experiment
 from fedcommons.data.clients import Clients
 from fedcommons.data.datasets import Dataset, Examples
 from fedcommons.data.partition import Partitioned
+from fedcommons.errors import UserError
 from fedcommons.seeds import numpy_generator
 from fedcommons.sharing.means import mean_images, traffic
-from fedcommons.sharing.synthetic_pool import shuffle
+from fedcommons.sharing.synthetic_pool import contribution, shuffle
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,21 @@ class Shared:
 def needs_generators(config: Experiment) -> bool:
     """Whether the setting uses synthetic images."""
     return config.sharing.setting in ("local_synthetic", "shuffled_synthetic")
+
+
+def refuse_empty_pool(config: Experiment, n_total: int, sizes: Sequence[int]) -> None:
+    """Refuse a share p > 0 of which no client gets an image, as the run would silently be one without sharing.
+
+    Raises:
+        UserError: it is so.
+    """
+    p, n = config.sharing.p, max(sizes)
+    if not p or config.sharing.setting == "real":
+        return
+    synthetic = needs_generators(config)
+    if (contribution(config, n_total, n) if synthetic else int(p * n)) < 1:
+        least = 1 / (2 * n + 1) if synthetic else 1 / n
+        raise UserError(f"sharing.p = {p:g} of {n} images is not one image; it must be 0 or more than {least:.2g}.")
 
 
 def share(config: Experiment, dataset: Dataset, partition: Partitioned, synthetic: Sequence[Examples] | None) -> Shared:

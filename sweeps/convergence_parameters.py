@@ -1,0 +1,181 @@
+"""Figures 5, A.7 and A.8 of Fedssyn: zeta^2, sigma^2 and delta^2 over the rounds, beside what Lemma 1 makes of them.
+
+python sweeps/convergence_parameters.py                     # digits, FedAvg, some minutes on a laptop
+python sweeps/convergence_parameters.py --preset smoke      # the same code with smaller numbers, under a minute
+python sweeps/convergence_parameters.py --preset paper --dataset cifar10 --data-dir DIR      # the paper's, for GPUs
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import Namespace
+
+from fedcommons import cli, grids, presets, tuning
+from fedcommons.config import override
+from fedcommons.display import Display
+from fedcommons.errors import UserError
+from fedcommons.files import write_bytes, write_json, write_text
+from fedcommons.reports import courses, tables
+
+Figure = Mapping[str, Sequence[tuning.Cell]]
+"""The curves of a figure, each with a cell for every seed."""
+
+PAPER = {"measure.every": 5, "generator.rho": 1.0}  # rho n_i = 4500 (A.3.5)
+PAPER_A8 = {"partition.n_clients": 40, "partition.alpha": 0.01, "generator.rho": 0.75}  # p = 1125/(845 + 1125)
+"""Fields of figures 5 and A.7, and of A.8, on top of preset paper, unless they are asked for."""
+
+CHECKPOINTS = (0.1, 0.3, 0.5, 0.7, 0.9)  # of generator.epochs: the paper's 50 ... 450 of 500
+TAKEN = {"seed": "seeds", "sharing.p": "p", "sharing.setting": "p", "measure.smoothness": "hessians", **grids.OWN}
+"""Fields that an option of the sweep sets."""
+
+NAMED = {"partition.name": "", "partition.alpha": "alpha", "partition.n_clients": "N", "sharing.p": "p",
+         "generator.epochs": "generator", "seed": "seed"}  # fmt: skip
+"""Fields in the names of run folders, and what they are called there."""
+
+NOTES = (
+    "Measured at the server model after a round (round 0: untrained), in evaluation mode, without augmentation; "
+    "Euclidean norm over all parameters, means over clients. Every sigma^2 is per sample: a batch of B has sigma^2/B.",
+    "zeta_sq, sigma_sq: on the real data D_i; _hat: on what clients train on, D_i and a part of the pool D~; _mix: on "
+    "(1 - p) D_i + p D~; sigma_avg_sq: on all real data as one set; sigma_pool_sq: on D~; delta_sq: between the mean "
+    "of the clients' gradients and the pool's.",
+    "Lemma 1: (1 - p)^2 zeta^2; (1 - p) sigma^2 + p sigma_pool^2 + p (1 - p) (zeta^2 + delta^2), its terms in % of it. "
+    "_mix follows from the gradients on D_i and D~ and equals it at every model; _hat may lie above, as no client has "
+    "the whole pool.",
+    "Every run is measured at its own server models, so that curves differ in their models too; the columns of a line "
+    "and all of panels (d) are at one model. / Lemma 1, rounds above 1: median [least, most], and how many, of all "
+    "measured rounds of all seeds.",
+)
+L_NOTE = (
+    "L_max, L_p: the largest Hessian eigenvalue of any client's loss on D_i, and on what it trains on; L_pool: of the "
+    "pool's; by power iteration, from below, to about 1e-3. L_lemma1 = (1 - p) L_max + p L_pool."
+)
+
+
+def arguments(argv: Sequence[str]) -> Namespace:
+    """Options of the figures on top of every field of the experiment."""
+    preset, dataset = grids.preset_and_dataset(argv)
+    if preset == "authors":
+        raise UserError("--preset authors has no such figures: use paper, small or smoke.")
+    fields = {**presets.preset(preset, dataset), "measure.every": 1, **(PAPER if preset == "paper" else {})}
+    parser = cli.parser((__doc__ or "").partition("\n")[0], fields)
+    shares = ", ".join(f"{share:g}" for share in CHECKPOINTS)
+    for name, kind, default, text in (
+        ("preset", str, "small", "smoke, small or paper: sets the defaults of all fields"),
+        ("dataset", str, dataset, "digits, mnist, fmnist, cifar10 or cifar100"),
+        ("data-dir", str | None, None, "folder with the data sets; default: FEDCOMMONS_DATA, else ./data"),
+        ("seeds", str, "0", "seeds, separated by commas: mean and range over them"),
+        ("p", str, "0,0.06,0.5", "shares of synthetic data, in [0, 1), separated by commas; 0: setting real"),
+        ("generator-epochs", str | None, None,
+         f"figure A.8: epochs of the generators, empty for none; default: {shares} of generator.epochs"),
+        ("generator-p", float, 0.57 if preset == "paper" else 0.5, "figure A.8: share of synthetic data, in (0, 1)"),
+        ("out", str, f"runs/convergence-{preset}-{dataset}", "folder of the sweep"),
+        ("wandb", str, "offline", "online (needs a login), offline or off"),
+    ):  # fmt: skip
+        parser.add_argument(f"--{name}", type=kind, default=default, help=text)
+    parser.add_argument("--hessians", action="store_true", help="measure L_p too: hundreds of passes over the data")
+    parser.add_argument("--download", action="store_true", help="fetch the data set if it is not in the folder")
+    parser.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
+    parser.add_argument("--dry-run", action="store_true", help="print the cells and which artifacts exist, and stop")
+    options = cli.parse(parser, argv)
+    for field, option in TAKEN.items():
+        if options[field] != parser.get_default(field):
+            raise UserError(f"{field} is set by the sweep's own option: use --{option} instead of {options[field]}.")
+    if options.measure.every < 1:
+        raise UserError(f"measure.every must be at least 1 in this sweep, got {options.measure.every}.")
+    return options
+
+
+def figure_a7(options: Namespace) -> Figure:
+    """Figures 5 and A.7: a curve for each share p, and IID clients without a pool."""
+    curves: dict[str, dict[str, Any]] = {"IID": {"partition.name": "iid", "sharing.p": 0.0}}
+    for p in sorted(cli.split("--p", options.p, float)):
+        if not 0 <= p < 1:
+            raise UserError(f"--p must lie in [0, 1), got {p:g}.")
+        curves[f"p = {p:g}"] = {"sharing.setting": "shuffled_synthetic" if p else "real", "sharing.p": p}
+    return {label: _cells(options, fields) for label, fields in curves.items()}
+
+
+def figure_a8(options: Namespace) -> Figure:
+    """Figure A.8: a curve for each number of epochs of the generators; none where it was not asked for."""
+    given, p = options.generator_epochs, options.generator_p
+    if given == "":
+        return {}
+    if not 0 < p < 1:
+        raise UserError(f"--generator-p must lie in (0, 1), got {p:g}: an empty pool has no delta^2.")
+    shares = (max(1, round(share * options.generator.epochs)) for share in CHECKPOINTS)
+    epochs = shares if given is None else cli.split("--generator-epochs", given, int)
+    fields = {name: v for name, v in PAPER_A8.items() if options.preset == "paper" and name not in options.asked}
+    fields |= {"sharing.setting": "shuffled_synthetic", "sharing.p": p}
+    return {f"{n} epochs": _cells(options, {**fields, "generator.epochs": n}) for n in sorted(set(epochs))}
+
+
+def _cells(options: Namespace, fields: Mapping[str, Any]) -> list[tuning.Cell]:
+    base = override(grids.base(options), {**fields, "measure.smoothness": options.hessians})
+    seeds = cli.split("--seeds", options.seeds, int)
+    return [tuning.cell(override(base, {"seed": seed}), NAMED) for seed in seeds]
+
+
+def footnotes(a7: Figure, a8: Figure, options: Namespace) -> list[str]:
+    """What a reader must know to read the numbers."""
+    configs, of_a8 = ([cell.config for cells in figure.values() for cell in cells] for figure in (a7, a8))
+    c = configs[0]
+    some = "all" if c.measure.samples is None else f"{c.measure.samples} (standard errors: rounds.jsonl)"
+    notes = [
+        *NOTES,
+        *([L_NOTE] if options.hessians else []),
+        f"A.7: {c.algorithm}, N = {c.partition.n_clients}, C = {c.federation.participation:g}, alpha = "
+        f"{c.partition.alpha:g} (IID: cut equally); generators of {c.generator.epochs} epochs on rho = "
+        f"{c.generator.rho:g} of a client's images; measured on {some} of a client's examples. "
+        f"{grids.work_note(configs)} Seeds: {options.seeds}; mean [least, most] of several.",
+    ]
+    if of_a8:
+        n, alpha, p = (grids.several(of_a8, f) for f in ("partition.n_clients", "partition.alpha", "sharing.p"))
+        notes.append(
+            f"A.8: N = {n}, alpha = {alpha}, p = {p} (paper: 40, 0.01, 0.57), rho = {of_a8[0].generator.rho:g}; every "
+            "number of epochs from one training. The pools are compared at one model at round 0 only; later every run "
+            "is at its own."
+        )
+    different = grids.departures(configs, {*NAMED, "sharing.setting", "generator.rho", "measure.smoothness", "target"})
+    return [*notes, f"Not as in the paper: {different}."] if different else notes
+
+
+def report(a7: Figure, a8: Figure, out: Path, options: Namespace, display: Display) -> None:
+    """Write the tables, the pictures and the summary from the run folders, and show the tables."""
+    curves, checkpoints = (
+        [found for label, cells in figure.items() if (found := courses.read(label, [out / c.name for c in cells]))]
+        for figure in (a7, a8)
+    )
+    if not curves:
+        return
+    runs, of_a8 = ([run for one in some for run in one.runs] for some in (curves, checkpoints))
+    write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "cells": runs, "a8": of_a8})
+    markdown = courses.section("Figures 5 and A.7", curves)
+    write_bytes(out / "convergence_parameters.png", courses.over_rounds(curves))
+    if checkpoints:
+        markdown += "\n" + courses.section("Figure A.8: epochs of the generators", checkpoints)
+        write_bytes(out / "generator_epochs.png", courses.over_generator_epochs(checkpoints))
+    markdown += "".join(f"\n{i}. {note}" for i, note in enumerate(footnotes(a7, a8, options), 1)) + "\n"
+    write_text(out / "convergence_parameters.md", markdown)
+    write_text(out / "convergence_parameters.csv", tables.to_csv(courses.rows([*curves, *checkpoints])))
+    display.say("\n" + markdown)
+
+
+def convergence_parameters(argv: Sequence[str]) -> int:
+    started = time.perf_counter()
+    options = arguments(argv)
+    out, a7, a8 = Path(options.out), figure_a7(options), figure_a8(options)
+    # by name: a run that both figures show is played once
+    cells = list({c.name: c for figure in (a7, a8) for several in figure.values() for c in several}.values())
+    with Display() as display:
+        if options.dry_run:
+            grids.dry_run(cells, out, display)
+            return 0
+        outcome = tuning.run_cells(cells, out, display, resume=options.resume)
+        report(a7, a8, out, options, display)
+        return grids.conclude(outcome, started, out, "convergence_parameters", display)
+
+
+if __name__ == "__main__":
+    cli.main(convergence_parameters)

@@ -1,0 +1,387 @@
+"""Figures 5, A.7 and A.8: the grid, tables and pictures from summaries alone, and the sweep as a user runs it."""
+
+import csv
+import json
+import re
+import subprocess
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fedcommons.convergence.laboratory import NAMES
+from fedcommons.display import Display
+from fedcommons.errors import UserError
+from fedcommons.files import write_json, write_text
+from fedcommons.reports import courses, tables
+from fedcommons.reports.courses import Curve
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(p: float, seed: int = 0, epochs: int = 90, last: float = 0.5, **more: Any) -> dict:
+    """A run whose rounds 0, 5 and 10 were measured, with numbers that are easy to check by hand."""
+    rounds = (0, 5, 10)
+    values = {"zeta_sq": 8.0, "zeta_hat_sq": 2.5, "sigma_sq": 40.0, "sigma_hat_sq": 19.0, "sigma_avg_sq": 48.0} | more
+    if p:
+        sums = {"zeta_lemma1_sq": 2.0, "zeta_mix_sq": 2.1, "sigma_lemma1_sq": 20.0, "sigma_mix_sq": 21.0}
+        values = sums | {"sigma_pool_sq": 16.0, "delta_sq": 4.0} | values
+    return {
+        "seed": seed, "p": p, "n_clients": 10, "alpha": 0.1, "generator_epochs": epochs, "run_dir": f"run{p}{seed}",
+        "last_accuracy": last, "best_accuracy": last + 0.1, "accuracy": [[r, last + r / 100] for r in range(11)],
+        **{name: [[r, value * (1 + r)] for r in rounds] for name, value in values.items()},
+    }  # fmt: skip
+
+
+def table_of(text: str, column: str) -> list[dict[str, str]]:
+    """The lines of the first table that has this column."""
+    for block in text.split("\n\n"):
+        lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in block.splitlines() if line[:1] == "|"]
+        if lines and column in lines[0]:
+            return [dict(zip(lines[0], cells, strict=True)) for cells in lines[2:]]
+    raise AssertionError(f"no table has {column}")
+
+
+def test_a_curve_is_the_mean_and_range_over_seeds_in_the_rounds_that_all_have() -> None:
+    runs = [run(0.5, 0, zeta_hat_sq=2.0), run(0.5, 1, zeta_hat_sq=4.0)]
+    runs[1]["zeta_hat_sq"][1][1] = None  # not finite
+    found = courses.curve("p = 0.5", runs)
+    assert found.course("zeta_hat_sq") == {0: (3.0, 2.0, 4.0), 10: (33.0, 22.0, 44.0)}
+    # quotients are taken in each run: 2/2 and 4/2
+    assert found.course(courses.ZETA) == {0: (1.5, 1.0, 2.0), 10: (1.5, 1.0, 2.0)}
+    assert found.course("L_p") == found.course(courses.L) == {}
+    assert found.course("accuracy")[3] == pytest.approx((0.53, 0.53, 0.53))
+
+
+def test_the_tables_show_four_rounds_and_each_parameter_beside_its_value_of_lemma_1() -> None:
+    curves = [courses.curve("p = 0", [run(0)]), courses.curve("p = 0.5", [run(0.5)])]
+    text = courses.section("Figure", curves)
+    assert text.startswith("## Figure\n\n|")
+    zeta = table_of(text, "zeta_mix_sq")
+    assert [(line["curve"], line["round"]) for line in zeta] == [
+        (label, r) for label in ("p = 0", "p = 0.5") for r in ("0", "5", "10")
+    ]
+    assert zeta[1] == {
+        "curve": "p = 0", "round": "5", "accuracy": "0.550", "zeta_sq": "48", "zeta_hat_sq": "15", "zeta_mix_sq": "",
+        "zeta_lemma1_sq": "", "zeta_hat_sq / Lemma 1": "",
+    }  # fmt: skip
+    assert zeta[3] == {
+        "curve": "p = 0.5", "round": "0", "accuracy": "0.500", "zeta_sq": "8", "zeta_hat_sq": "2.5",
+        "zeta_mix_sq": "2.1", "zeta_lemma1_sq": "2", "zeta_hat_sq / Lemma 1": "1.250",
+    }  # fmt: skip
+    (sigma,) = [line for line in table_of(text, "sigma_mix_sq") if (line["curve"], line["round"]) == ("p = 0.5", "10")]
+    assert sigma == {
+        "curve": "p = 0.5", "round": "10", "sigma_sq": "440", "sigma_hat_sq": "209", "sigma_mix_sq": "231",
+        "sigma_lemma1_sq": "220", "sigma_hat_sq / Lemma 1": "0.950", "sigma_avg_sq": "528", "sigma_pool_sq": "176",
+        "delta_sq": "44",
+    }  # fmt: skip
+    assert "L_max" not in text
+
+
+@pytest.mark.parametrize(
+    ("every", "rounds"), [(1, [0, 3, 15, 30]), (10, [0, 10, 30]), (15, [0, 15, 30]), (30, [0, 30])]
+)
+def test_the_tables_show_the_untrained_model_the_beginning_the_middle_and_the_end(
+    every: int, rounds: list[int]
+) -> None:
+    measured = {**run(0), "zeta_sq": [[r, 1.0] for r in range(0, 31, every)]}
+    assert courses.shown([courses.curve("p = 0", [measured])]) == rounds
+
+
+def test_the_terms_of_lemma_1_are_shares_that_sum_to_it_only_where_there_is_a_pool() -> None:
+    # 0.25 * 40 + 0.75 * 16 + 0.1875 * (8 + 4) = 10 + 12 + 2.25, in one round
+    exact = 24.25
+    curves = [courses.curve("p = 0", [run(0)]), courses.curve("p", [run(0.75, sigma_lemma1_sq=exact)])]
+    lines = table_of(courses.section("", curves), "p sigma_pool_sq, %")
+    assert [line["curve"] for line in lines] == ["p"] * 3
+    shares = [float(share) for name, share in lines[0].items() if name.endswith("%")]
+    assert shares == pytest.approx([1000 / exact, 1200 / exact, 150 / exact, 75 / exact], abs=0.06)
+    assert [sum(one[r][0] for one in map(curves[1].course, courses.TERMS.values())) for r in (0, 5)] == pytest.approx(
+        [100, 100]
+    )
+
+
+def test_how_runs_ended_and_how_often_lemma_1_was_exceeded() -> None:
+    runs = [run(0.5, 0, last=0.5), run(0.5, 1, last=0.7, zeta_hat_sq=1.0)]
+    runs[0]["zeta_hat_sq"][0][1] = 2.0 * (1 + 1e-12)  # equal but for rounding
+    first, second = table_of(courses.section("", [courses.curve("p = 0", [run(0)]), courses.curve("x", runs)]), "p")
+    assert first == {
+        "curve": "p = 0", "p": "0", "last acc., %": "50.0", "best acc., %": "60.0", "zeta_hat_sq / Lemma 1": "",
+        "rounds above 1": "", "sigma_hat_sq / Lemma 1": "",
+    }  # fmt: skip
+    assert second["last acc., %"] == "60.0 [50.0, 70.0]"
+    assert second["zeta_hat_sq / Lemma 1"] == "0.750 [0.500, 1.250]"  # of 0.5, 0.5, 0.5, 1, 1.25, 1.25
+    text = courses.section("", [courses.curve("x", runs)])
+    ends = [cell.strip() for cell in text.splitlines()[4].split("|")[1:-1]]
+    assert ends[4:] == ["0.750 [0.500, 1.250]", "2 of 6", "0.950", "0 of 6"]
+
+
+def test_smoothness_has_its_table_and_its_bound_where_it_was_measured() -> None:
+    one = courses.curve("p = 0.5", [run(0.5, L_max=4.0, L_p=3.0, L_pool=2.0, L_lemma1=3.0)])
+    lines = table_of(courses.section("", [courses.curve("p = 0", [run(0, L_max=4.0, L_p=4.0)]), one]), "L_pool")
+    assert lines[0] == {
+        "curve": "p = 0", "round": "0", "L_max": "4", "L_p": "4", "L_pool": "", "L_lemma1": "", "L_p / Lemma 1": "",
+    }  # fmt: skip
+    assert list(lines[3].values()) == ["p = 0.5", "0", "4", "3", "2", "3", "1.000"]
+
+
+def test_the_csv_has_a_line_for_every_measured_round_of_every_run() -> None:
+    curves = [courses.curve("p = 0", [run(0)]), courses.curve("p = 0.5", [run(0.5, 0), run(0.5, 1, last=0.7)])]
+    lines = list(csv.DictReader(tables.to_csv(courses.rows(curves)).splitlines()))
+    assert [(line["curve"], line["seed"], line["round"]) for line in lines] == [
+        (label, seed, r)
+        for label, seed in (("p = 0", "0"), ("p = 0.5", "0"), ("p = 0.5", "1"))
+        for r in ("0", "5", "10")
+    ]
+    assert {*NAMES, *courses.QUOTIENTS} < lines[0].keys()
+    assert (lines[0]["zeta_mix_sq"], lines[0]["zeta_sq"], lines[0]["accuracy"]) == ("", "8", "0.5")
+    assert (lines[7]["delta_sq"], lines[7]["accuracy"], lines[7]["p"]) == ("24", "0.75", "0.5")
+
+
+def panels(monkeypatch: pytest.MonkeyPatch, draw: Any, curves: list[Curve]) -> list[Axes]:
+    """The panels of a picture."""
+    seen: list[Axes] = []
+    whole = courses._png
+
+    def png(figure: Figure) -> bytes:
+        seen.extend(figure.axes)
+        return whole(figure)
+
+    monkeypatch.setattr(courses, "_png", png)
+    assert draw(curves).startswith(b"\x89PNG")
+    return seen
+
+
+def drawn(axes: Axes) -> list[tuple]:
+    """Label, x and y of each line."""
+    return [(line.get_label(), *np.asarray(line.get_xydata()).T.tolist()) for line in axes.get_lines()]
+
+
+def test_the_picture_over_rounds_has_own_models_above_and_one_model_below(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = {
+        "IID": [run(0)],
+        "p = 0": [run(0)],
+        "p = 0.06": [run(0.06), run(0.06, 1, zeta_hat_sq=3.0)],
+        "p = 0.5": [run(0.5)],
+    }
+    found = panels(monkeypatch, courses.over_rounds, [courses.curve(label, some) for label, some in runs.items()])
+    assert [len(drawn(axes)) for axes in found] == [4, 4, 4, 4, 7, 2]
+    assert [axes.get_yscale() for axes in found] == ["linear", "log", "log", "log", "log", "linear"]
+    assert [axes.get_lines()[0].get_linestyle() for axes in found[:3]] == ["--"] * 3
+    assert drawn(found[0])[0][:2] == ("IID", list(range(11)))  # accuracy was found in every round
+    assert drawn(found[1])[3] == ("p = 0.5", [0, 5, 10], [2.5, 15.0, 27.5])
+    assert [len(axes.collections) for axes in found] == [0, 1, 0, 0, 0, 1]  # the range over the seeds of p = 0.06
+    assert all("p = 0.06, one model" in axes.get_title() for axes in found[3:])
+    assert drawn(found[3])[0][0] == "Lemma 1"
+    assert drawn(found[5]) == [(r"$\hat\zeta^2$", [0, 5, 10], [1.375] * 3), (r"$\hat\sigma^2$", [0, 5, 10], [0.95] * 3)]
+
+
+def test_without_a_pool_there_is_nothing_below(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(panels(monkeypatch, courses.over_rounds, [courses.curve("p = 0", [run(0)])])) == 3
+
+
+def test_the_picture_of_a8_has_a_line_for_each_round_and_one_for_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of(n: int) -> Curve:
+        return courses.curve(f"{n} epochs", [run(0.5, seed, n, delta_sq=(8.0 + seed) / n) for seed in (0, 2)])
+
+    found = panels(monkeypatch, courses.over_generator_epochs, [of(3), of(9)])
+    assert [len(drawn(axes)) for axes in found] == [3, 6, 6, 3, 3, 3]
+    assert [axes.get_yscale() for axes in found] == ["linear", "log", "log", "log", "log", "linear"]
+    assert [len(axes.collections) for axes in found] == [0, 0, 0, 3, 0, 0]
+    assert drawn(found[3])[0] == ("round 0", [3, 9], [3.0, 1.0])
+    assert drawn(found[1])[0][1:] == ([3, 9], [2.0, 2.0])
+    assert drawn(found[1])[1] == ("round 0", [3, 9], [2.5, 2.5])
+    assert "dotted: Lemma 1" in found[1].get_title()
+
+
+@pytest.fixture(scope="module")
+def sweep() -> ModuleType:
+    """The script as a module."""
+    spec = spec_from_file_location("convergence_parameters", ROOT / "sweeps" / "convergence_parameters.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ("--p 1", "--p must lie in [0, 1), got 1."),
+        ("--p=-0.1", "--p must lie in [0, 1), got -0.1."),
+        ("--p nan", "--p must lie in [0, 1), got nan."),
+        ("--p some", "--p takes float values separated by commas, got 'some'."),
+        ("--generator-p 0", "--generator-p must lie in (0, 1), got 0: an empty pool has no delta^2."),
+        ("--generator-p 1", "--generator-p must lie in (0, 1), got 1"),
+        ("--generator-epochs 9,x", "--generator-epochs takes int values"),
+        ("--preset smok", "unknown preset 'smok'; did you mean 'smoke'?"),
+        ("--preset authors", "--preset authors has no such figures"),
+        ("--measure.every 0", "measure.every must be at least 1 in this sweep, got 0."),
+        ("--sharing.p 0.3", "use --p instead of 0.3"),
+        ("--sharing.setting real --sharing.setting shuffled_real", "use --p instead of shuffled_real"),
+        ("--measure.smoothness true", "use --hessians instead of True"),
+        ("--seed 3", "use --seeds instead of 3"),
+        ("--data.name mnist", "use --dataset instead of mnist"),
+        ("--seeds 1,1", "--seeds takes different values"),
+        ("--generator-epoch 9", "did you mean '--generator-epochs'?"),
+    ],
+)
+def test_a_bad_request_is_refused_in_one_sentence(sweep: ModuleType, options: str, sentence: str) -> None:
+    def figures() -> None:
+        given = sweep.arguments(options.split())
+        sweep.figure_a7(given)
+        sweep.figure_a8(given)
+
+    with pytest.raises(UserError, match=re.escape(sentence)) as error:
+        figures()
+    assert "\n" not in str(error.value)
+
+
+def cells(sweep: ModuleType, figure: str, *options: str) -> dict[str, list[Any]]:
+    """The configs of a figure's curves."""
+    found = getattr(sweep, figure)(sweep.arguments(options))
+    return {label: [cell.config for cell in several] for label, several in found.items()}
+
+
+def test_the_curves_of_a7_are_iid_clients_without_a_pool_and_every_share(sweep: ModuleType) -> None:
+    found = cells(sweep, "figure_a7", "--seeds=0,1", "--p=0.5,0,0.06")
+    assert list(found) == ["IID", "p = 0", "p = 0.06", "p = 0.5"]
+    facts = {label: (c.partition.name, c.sharing.setting, c.sharing.p) for label, (c, _) in found.items()}
+    assert facts == {
+        "IID": ("iid", "real", 0), "p = 0": ("dirichlet_classes", "real", 0),
+        "p = 0.06": ("dirichlet_classes", "shuffled_synthetic", 0.06),
+        "p = 0.5": ("dirichlet_classes", "shuffled_synthetic", 0.5),
+    }  # fmt: skip
+    every = [c for several in found.values() for c in several]
+    assert {(c.algorithm, c.partition.alpha, c.partition.n_clients, c.federation.participation) for c in every} == {
+        ("fedavg", 0.1, 10, 1.0)
+    }
+    assert [c.seed for c in every] == [0, 1] * 4
+    assert {(c.measure.every, c.measure.smoothness) for c in every} == {(1, False)}
+    (c, *_) = cells(sweep, "figure_a7", "--hessians", "--measure.every=3")["IID"]
+    assert (c.measure.every, c.measure.smoothness) == (3, True)
+
+
+def test_a8_takes_shares_of_the_generators_epochs_unless_told(sweep: ModuleType) -> None:
+    def epochs(*options: str) -> list[int]:
+        found = cells(sweep, "figure_a8", *options)
+        assert list(found) == [f"{c.generator.epochs} epochs" for (c,) in found.values()]
+        return [c.generator.epochs for (c,) in found.values()]
+
+    assert epochs() == [9, 27, 45, 63, 81]
+    assert epochs("--preset=smoke") == [1, 2]
+    assert epochs("--generator-epochs=40,5") == [5, 40]
+    assert epochs("--generator-epochs=") == []
+    assert epochs("--generator-epochs=", "--generator-p=0") == []  # not asked for, so not refused
+    (c,) = cells(sweep, "figure_a8", "--generator-epochs=5", "--generator-p=0.3")["5 epochs"]
+    assert (c.sharing.setting, c.sharing.p, c.partition.n_clients) == ("shuffled_synthetic", 0.3, 10)
+
+
+def test_preset_paper_has_the_papers_federations_unless_others_are_asked_for(sweep: ModuleType) -> None:
+    def facts(c: Any) -> tuple:
+        return c.data.name, c.model.name, c.partition.n_clients, c.partition.alpha, c.generator.rho, c.sharing.p
+
+    assert facts(cells(sweep, "figure_a7", "--preset=paper")["p = 0.06"][0]) == ("cifar10", "vgg11", 10, 0.1, 1.0, 0.06)
+    found = cells(sweep, "figure_a8", "--preset=paper")
+    assert list(found) == [f"{n} epochs" for n in (50, 150, 250, 350, 450)]
+    assert facts(found["50 epochs"][0]) == ("cifar10", "vgg11", 40, 0.01, 0.75, 0.57)
+    asked = cells(sweep, "figure_a8", "--preset=paper", "--partition.n_clients=10")
+    assert facts(asked["50 epochs"][0]) == ("cifar10", "vgg11", 10, 0.01, 0.75, 0.57)
+
+
+def test_runs_have_names_that_tell_them_apart_and_a_run_of_both_figures_one(sweep: ModuleType) -> None:
+    options = sweep.arguments(["--seeds=0,1", "--generator-epochs=9,90"])
+    a7, a8 = sweep.figure_a7(options), sweep.figure_a8(options)
+    names = [cell.name for figure in (a7, a8) for several in figure.values() for cell in several]
+    assert len(set(names)) == 4 * 2 + 2 * 2 - 2
+    assert a7["p = 0.5"][0].name == a8["90 epochs"][0].name
+    assert a7["p = 0.5"][1].name.startswith(
+        "fedavg-shuffled_synthetic-dirichlet_classes-alpha0.1-N10-p0.5-generator90-seed1-"
+    )
+
+
+def test_a_dry_run_names_every_run_once(sweep: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--preset=smoke", "--p=0.5", "--dry-run", f"--out={tmp_path / 'out'}", f"--artifacts={tmp_path}"]
+    assert sweep.convergence_parameters(options) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1] == "3 cells."  # IID, p = 0.5, which is also that of 2 epochs, and that of 1 epoch
+    assert len(said) == 4
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_report_is_made_of_the_runs_that_are_done(sweep: ModuleType, tmp_path: Path) -> None:
+    options = sweep.arguments(["--generator-epochs=9", f"--out={tmp_path}", "--measure.samples=64", "--hessians"])
+    a7, a8 = sweep.figure_a7(options), sweep.figure_a8(options)
+    with Display() as display:
+        sweep.report(a7, a8, tmp_path, options, display)
+        assert not list(tmp_path.iterdir())  # nothing is done
+        for label, p in (("p = 0", 0), ("p = 0.06", 0.06)):
+            folder = tmp_path / a7[label][0].name
+            folder.mkdir()
+            summary = run(p)
+            lines = [{"round": r, "test/accuracy": accuracy} for r, accuracy in summary.pop("accuracy")]
+            write_text(folder / "rounds.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+            write_json(folder / "summary.json", summary)
+            write_text(folder / "config.yaml", "generator:\n  epochs: 90\n")
+        sweep.report(a7, a8, tmp_path, options, display)
+    text = (tmp_path / "convergence_parameters.md").read_text()
+    assert [line["curve"] for line in table_of(text, "last acc., %")] == ["p = 0", "p = 0.06"]
+    assert "Figure A.8" not in text
+    assert "on 64 (standard errors: rounds.jsonl) of a client's examples" in text
+    assert "power iteration" in text
+    assert not (tmp_path / "generator_epochs.png").exists()
+
+
+def script(*options: str, cwd: Path) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(ROOT / "sweeps" / "convergence_parameters.py"), "--preset=smoke", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=500, cwd=cwd)
+
+
+@pytest.mark.ray
+def test_the_sweep_leaves_what_it_promises_and_resumes_by_its_folders(tmp_path: Path) -> None:
+    options = ["--out=out", "--artifacts=artifacts", "--p=0,0.3", "--federation.rounds=1", "--hessians"]
+    done = script(*options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    out = tmp_path / "out"
+    text = (out / "convergence_parameters.md").read_text()
+    assert text in done.stdout
+    assert "failed" not in done.stdout
+    for name in ("convergence_parameters.png", "generator_epochs.png"):
+        assert (out / name).read_bytes().startswith(b"\x89PNG")
+    summary = json.loads((out / "summary.json").read_text())
+    assert [(c["curve"], c["setting"]) for c in summary["cells"]] == [
+        ("IID", "real"), ("p = 0", "real"), ("p = 0.3", "shuffled_synthetic"),
+    ]  # fmt: skip
+    assert [(c["curve"], c["generator_epochs"]) for c in summary["a8"]] == [("1 epochs", 1), ("2 epochs", 2)]
+    iid, alone, mixed = summary["cells"]
+    assert iid["partition"] != alone["partition"] == mixed["partition"]
+    assert "delta_sq" not in alone
+    for c in (mixed, *summary["a8"]):
+        assert {*NAMES, *courses.QUOTIENTS, *courses.TERMS.values()} < c.keys()
+        assert [r for r, _ in c["zeta_mix_sq"]] == [0, 1]
+        for exact, bound in (("zeta_mix_sq", "zeta_lemma1_sq"), ("sigma_mix_sq", "sigma_lemma1_sq")):
+            assert [v for _, v in c[exact]] == pytest.approx([v for _, v in c[bound]], rel=1e-9)
+        for r in range(2):
+            assert sum(dict(c[name])[r] for name in courses.TERMS.values()) == pytest.approx(100, rel=1e-9)
+    assert len((out / "convergence_parameters.csv").read_text().splitlines()) == 1 + 5 * 2
+    before = {p: p.stat().st_mtime_ns for p in out.glob("*/summary.json")}
+    assert len(before) == 5
+    again = script(*options, "--resume", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "5 of 5 cells are done already" in again.stdout
+    assert {p: p.stat().st_mtime_ns for p in out.glob("*/summary.json")} == before
+    assert (out / "convergence_parameters.md").read_text() == text
+
+
+@pytest.mark.ray
+def test_a_bad_request_exits_with_2_before_any_work(tmp_path: Path) -> None:
+    done = script("--p=1", "--out=out", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, "error: --p must lie in [0, 1), got 1.\n")
+    assert not (tmp_path / "out").exists()
