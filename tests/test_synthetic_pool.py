@@ -168,16 +168,9 @@ def test_every_client_has_keys_of_its_own() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"client.lr": 0.3},
-        {"client.epochs": 3},
-        {"model.name": "linear"},
-        {"federation.rounds": 3},
-        {"algorithm": "fedavg"},
-        {"sharing.setting": "local_synthetic"},
-        {"sharing.p": 0.0},
-        {"sharing.p": 0.06},
-        {"sharing.p": 0.5},
-        {"artifacts": "elsewhere"},
+        *({"client.lr": 0.3}, {"client.epochs": 3}, {"model.name": "linear"}, {"federation.rounds": 3}),
+        *({"algorithm": "fedavg"}, {"sharing.setting": "local_synthetic"}, {"artifacts": "elsewhere"}),
+        *({"sharing.p": 0.0}, {"sharing.p": 0.06}, {"sharing.p": 0.5}),
     ],
     ids=str,
 )
@@ -199,11 +192,8 @@ def test_only_images_are_drawn_again_for(change: Mapping[str, object]) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"seed": 1},
-        {"generator.rho": 0.7},
-        {"generator.epochs": 3},
-        {"generator.batch_size": 32},
-        {"generator.lr": 0.001},
+        *({"seed": 1}, {"generator.rho": 0.7}, {"generator.epochs": 3}),
+        *({"generator.batch_size": 32}, {"generator.lr": 0.001}),
         {"generator.channels": (8, 16)},
         {"generator.ema_decay": 0.99},
         {"generator.timesteps": 2000},
