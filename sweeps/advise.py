@@ -1,6 +1,6 @@
 """How much sharing is enough: what share p of a pool would do, predicted by Corollary I from a short probe.
 
-python sweeps/advise.py                                  # digits, alpha 0.01 and 0.1: half a minute on a laptop
+python sweeps/advise.py                                  # digits, alpha 0.01 and 0.1: under a minute on a laptop
 python sweeps/advise.py --alphas 0.05 --speed-up 3       # the smallest p that is predicted to train three times faster
 python sweeps/advise.py --check                          # runs p = 0 and three more, and says how it turned out
 python sweeps/advise.py --settings shuffled_real         # of swapping real images instead of synthetic ones
@@ -23,11 +23,13 @@ from fedcommons.convergence import advisor
 from fedcommons.convergence.advisor import LocalWork, Prediction
 from fedcommons.display import Display
 from fedcommons.errors import UserError, unknown
+from fedcommons.experiment import Prepared
 from fedcommons.files import write_json, write_text
 from fedcommons.probe import probe
 from fedcommons.reports import tables
 from fedcommons.reports.advice import Advice, advice_panels, advice_table
 from fedcommons.sharing import synthetic_pool
+from fedcommons.sharing.settings import n_swapped
 from fedcommons.tracking.run_folder import read_summary
 
 POOLS = ("shuffled_synthetic", "shuffled_real")
@@ -55,6 +57,12 @@ def arguments(argv: Sequence[str]):
         raise unknown("--settings", options.settings, POOLS)
     if options.algorithms != "fedavg":
         raise UserError(f"--algorithms must be fedavg, which Corollary I is about, got {options.algorithms}.")
+    for name, value, needed in (
+        ("client.optimizer", options.client.optimizer, "sgd"), ("client.momentum", options.client.momentum, 0),
+        ("dp.local", options.dp.local, False), ("client.equal_work", options.client.equal_work, True),
+    ):  # fmt: skip
+        if value != needed:
+            raise UserError(f"{name} must be {needed} here, as Corollary I has it, got {value}.")
     if not options.speed_up > 1:
         raise UserError(f"--speed-up must be greater than 1, got {options.speed_up:g}.")
     if options.probe_rounds < 1:
@@ -67,7 +75,7 @@ def configs(options) -> list[Experiment]:
     seed, base = cli.split("--seeds", options.seeds, int)[0], grids.base(options)
     pool = {"sharing.setting": options.settings, "sharing.p": 0.5 if options.settings == "shuffled_real" else None}
     return [
-        override(base, {"partition.alpha": a, "seed": seed, **pool})
+        override(base, {"partition.alpha": a, "seed": seed, "measure.every": max(1, base.measure.every), **pool})
         for a in cli.split("--alphas", options.alphas, float)
     ]
 
@@ -77,35 +85,37 @@ def cells(options) -> dict[tuple[float, float], list[tuning.Cell]]:
     shares = dict.fromkeys((0.0, *cli.split("--check-p", options.check_p, float)))
     runs = {}
     for c, p in product(configs(options), shares):
-        sharing = {"sharing.setting": options.settings if p else "real", "sharing.p": p or None}
+        sharing: dict[str, Any] = {"sharing.setting": options.settings if p else "real", "sharing.p": p or None}
+        if not options.measure.every:  # then samples are of the probe
+            sharing |= {"measure.every": 0, "measure.samples": None}
         each = [override(c, {**sharing, "seed": seed}) for seed in cli.split("--seeds", options.seeds, int)]
         runs[c.partition.alpha, p] = [grids.cell(options, one) for one in each]
     return runs
 
 
-def predictions(config: Experiment, options, display: Display) -> tuple[list[Prediction], str]:
+def predictions(ready: Prepared, options, display: Display) -> tuple[list[Prediction], str]:
     """The predictions of one experiment, and of which pool they are."""
-    ready, store = experiment.prepare(config), Store(Path(config.artifacts), display.say)
+    config, store = ready.config, Store(Path(ready.config.artifacts), display.say)
     known = not synthetic_pool.missing(store, ready.needs)
     synthetic = experiment.contributions(ready, store) if ready.needs and known else None
-    pool = "the pool" if known else "an ideal pool (delta^2 = 0): no synthetic images are in the store yet"
+    pool = "the pool" if known else "an ideal pool, of real data: no synthetic images are in the store yet"
     found = probe(override(config, {"federation.rounds": options.probe_rounds}), synthetic, display.say)
     sizes, c = [len(rows) for rows in ready.partition.rows], config.client
-    tau = fmean(c.epochs * ceil(n / c.batch_size) for n in sizes)
-    work = LocalWork(round(config.federation.participation * len(sizes)), tau, c.batch_size)
+    tau = fmean(c.epochs * (max(1, n // c.batch_size) if c.drop_last else ceil(n / c.batch_size)) for n in sizes)
+    work = LocalWork(int(config.federation.participation * len(sizes) + 1e-9), tau, c.batch_size)
     shares = cli.split("--p", options.p, float)
     checked = cli.split("--check-p", options.check_p, float) if options.check else ()
     return advisor.predict([advisor.probed(f) for _, f in found], sorted({*shares, *checked}), work), pool
 
 
-def costs(config: Experiment, p: float) -> tuple[float, float]:
+def costs(ready: Prepared, p: float) -> tuple[float, float]:
     """Images a client hands over on average, and MB of all clients, both ways."""
-    ready = experiment.prepare(config)
     sizes, n_total = [len(rows) for rows in ready.partition.rows], len(ready.dataset.train)
-    if config.sharing.setting == "shuffled_real":
-        images = [int(p * n) for n in sizes]
+    if ready.config.sharing.setting == "shuffled_real":
+        images = [n_swapped(p, n) for n in sizes]
     else:
-        images = [synthetic_pool.contribution(override(config, {"sharing.p": p}), n_total, n) for n in sizes]
+        asked = override(ready.config, {"sharing.p": p})
+        images = [synthetic_pool.contribution(asked, n_total, n) for n in sizes]
     return fmean(images), 2 * images_nbytes(sum(images), ready.dataset.shape) / 1e6
 
 
@@ -124,10 +134,10 @@ def outcome(alpha: float, p: float, runs: Mapping[tuple[float, float], Sequence[
 def report(found: Mapping[float, Any], runs, out: Path, options, display: Display) -> None:
     """Write the tables, the picture and the summary, and show them."""
     sections = []
-    for alpha, (config, predicted, pool) in found.items():
+    for alpha, (ready, predicted, pool) in found.items():
         lines = []
         for one in predicted:
-            images, mb = costs(config, one.p)
+            images, mb = costs(ready, one.p)
             rounds, ratio = outcome(alpha, one.p, runs, out)
             lines.append(
                 {"alpha": alpha, **asdict(one), "images": images, "mb": mb, "rounds": rounds, "outcome": ratio}
@@ -152,10 +162,9 @@ def advise(argv: Sequence[str]) -> int:
             grids.dry_run(several, out, display)
             return 0
         wanted = configs(options)
-        for one in [*(override(c, {"measure.every": 1}) for c in wanted), *(c.config for c in several)]:
-            experiment.prepare(one)  # refuses what cannot be met, before any work
-        tuning.open_sweep(out, options.resume)
-        found = {c.partition.alpha: (c, *predictions(c, options, display)) for c in wanted}
+        ready, _ = ([experiment.prepare(c) for c in some] for some in (wanted, (c.config for c in several)))
+        tuning.open_sweep(out, options.resume)  # all that cannot be met has been refused
+        found = {one.config.partition.alpha: (one, *predictions(one, options, display)) for one in ready}
         report(found, {}, out, options, display)
         if not runs:
             return 0

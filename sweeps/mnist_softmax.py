@@ -28,6 +28,7 @@ from fedcommons.display import Display
 from fedcommons.errors import UserError, unknown
 from fedcommons.files import write_bytes, write_json, write_text
 from fedcommons.reports import tables
+from fedcommons.sharing.settings import n_swapped
 
 PER_CLASS = 1024  # images, Fedssyn A.3.1
 PARTITIONS = {"iid": "iid clients", "single_class": "one class per client"}
@@ -81,7 +82,7 @@ def train_all(dataset: Dataset, options: Namespace, display: Display) -> list[Ce
     settings = [(name, p) for name in PARTITIONS for p in options.p]
     for number, (name, p) in enumerate(settings, 1):
         data = clients(dataset, name, p, options.seed)
-        facts = {"partition": name, "p": p, "swapped": int(p * data.a.shape[1]), "zeta_sq": zeta_sq(data)}
+        facts = {"partition": name, "p": p, "swapped": n_swapped(p, data.a.shape[1]), "zeta_sq": zeta_sq(data)}
         for epochs in options.epochs:
             _, losses = train(data, test, lr=options.lr, steps=epochs, rounds=options.rounds,
                               noises=options.noise, seed=options.seed)  # fmt: skip

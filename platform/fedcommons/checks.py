@@ -64,6 +64,8 @@ def check(config: Experiment) -> None:
     for name in ("partition.n_aux", "data.limit", "model.projection"):
         if get(c, name) is not None:
             _within(name, get(c, name), 1, inf)
+    if not c.measure.every and (c.measure.samples is not None or c.measure.smoothness):
+        raise UserError("measure.every must be at least 1 with measure.samples or measure.smoothness: 0 is never.")
     if c.measure.samples is not None:
         _within("measure.samples", c.measure.samples, 2 * PARTS, inf)
     if c.sharing.p is not None:

@@ -104,7 +104,7 @@ def method_note(cells: Sequence[Experiment]) -> str:
 def departures(cells: Sequence[Experiment], varied: Iterable[str]) -> str:
     """Every field that decides results and is not as in preset paper, those in ``varied`` left out; empty for none."""
     paper = presets.experiment("paper", cells[0].data.name)
-    hidden = {*varied, "measure.every"}  # measuring decides nothing
+    hidden = {*varied, "measure.every", "measure.samples", "measure.smoothness"}  # measuring decides nothing
     names = {name: None for c in cells for name in same_results(paper, c) if name not in hidden}
     return "; ".join(f"{name} {several(cells, name)} (paper: {several([paper], name)})" for name in names)
 

@@ -31,7 +31,7 @@ def observe(config: Experiment, executor: Executor, data: RunData, p: float, now
         at = ModelTask(now.model, now.buffers)
         for name, found in laboratory.measure(at, m.smoothness).items():
             metrics[f"convergence/{name}"] = found.value
-            if laboratory.subsampled:
+            if found.standard_error:
                 metrics[f"convergence/{name}_se"] = found.standard_error
         metrics["convergence/bytes"] = laboratory.nbytes(at, m.smoothness)
     return metrics

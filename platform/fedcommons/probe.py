@@ -4,10 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
 
-from fedcommons import experiment
+from fedcommons import cluster, experiment
 from fedcommons.config import Experiment, override
 from fedcommons.convergence.laboratory import Estimate, Laboratory
-from fedcommons.convergence.smoothness import smoothness
 from fedcommons.data.datasets import Examples
 from fedcommons.federation import rounds
 from fedcommons.federation.evaluation import ModelTask, evaluate
@@ -22,13 +21,18 @@ def probe(
     """Test accuracy and convergence parameters of the server model at round 0, 1, ..., ``config.federation.rounds``.
 
     ``config``: the experiment with sharing, whose pool is measured and not trained on; without it the parameters of the
-    pool are those of the clients' real data together, of which an ideal generator would draw (delta^2 = 0).
+    pool are those of all clients' real data together, of which an ideal generator would draw.
     """
     prepared = experiment.prepare(override(config, {"sharing.setting": "real", "sharing.p": None, "measure.every": 1}))
     ready = experiment.assemble(prepared, None)
     if synthetic is not None or config.sharing.setting == "shuffled_real":
         shared = experiment.assemble(experiment.prepare(config), synthetic)
         ready = replace(ready, data=replace(ready.data, pool=shared.data.pool))
+    else:
+        ready = replace(ready, data=replace(ready.data, pool=ready.data.own))
+    if config.federation.executor == "ray_actors":
+        cluster.connect()
+        cluster.require_actors(config)
     executor, found = ready.executor(), []
     try:
         c = ready.config
@@ -37,13 +41,6 @@ def probe(
         for now, _ in chain([(start, {})], rounds.run(ready.algorithm, executor, ready.plan, start)):
             at = ModelTask(now.model, now.buffers)
             measured = laboratory.measure(at, hessians=True)
-            if ready.data.pool is None:
-                n, blocks = len(ready.data.own), c.federation.blocks
-                measured |= {
-                    "sigma_pool_sq": measured["sigma_avg_sq"],
-                    "delta_sq": Estimate(0.0),
-                    "L_pool": Estimate(smoothness(executor, at, "own", n, blocks)),
-                }
             sizes = {"test": len(ready.data.sets["test"])}
             accuracy = evaluate(executor, now.model, sizes, now.buffers)["test/accuracy"]
             say(f"probe, round {now.round}: test accuracy {accuracy:.3f}")

@@ -81,14 +81,10 @@ def predict(probe: Sequence[Sequence[Probed]], shares: Iterable[float], work: Lo
         raise UserError(
             "the probe found no gradient at one of its models: probe fewer rounds, or measure more samples."
         )
+    models = [at for variants in probe for at in variants if at.gradient_sq > 0]
     predictions = []
     for p in shares:
-        band = [
-            relative_rounds(at, p, work, variants[0].gradient_sq * factor)
-            for variants in probe
-            for at in variants
-            for factor in (1, 0.1)
-        ]
+        band = [relative_rounds(at, p, work, at.gradient_sq * factor) for at in models for factor in (1, 0.1)]
         last = probe[-1][0]
         predictions.append(Prediction(p, relative_rounds(last, p, work, last.gradient_sq), min(band), max(band)))
     return predictions

@@ -48,10 +48,10 @@ SETS = ("own", "train", "pool")
 
 @dataclass(frozen=True)
 class Part:
-    """One of ``PARTS`` disjoint random parts of ``samples`` of every client's examples."""
+    """One of ``PARTS`` disjoint random parts of ``samples`` of every client's examples; number None: all of them."""
 
     samples: int
-    number: int
+    number: int | None
     seed: int
 
     def rows(self, which: str, client: int, n: int) -> np.ndarray:
@@ -60,6 +60,8 @@ class Part:
         if m < 2 * PARTS:
             return np.arange(n)
         order = numpy_generator(self.seed, "measured", which, client).permutation(n)
+        if self.number is None:
+            return order[:m]
         return order[m * self.number // PARTS : m * (self.number + 1) // PARTS]
 
     def of(self, which: str, client: int, examples: ClientData) -> ClientData:
@@ -92,6 +94,11 @@ class Moments:
     def sigma_sq(self) -> float:
         """sigma^2 of the sets, per sample."""
         return self._rounded(float(self.sq_mean.mean()) - self.mean_sq)
+
+    @property
+    def sigma_sq_of_each(self) -> np.ndarray:
+        """(N,) E||grad F - g_i||^2."""
+        return self.sq_mean - self.sq + self.v
 
     @property
     def sigma_avg_sq(self) -> float:
@@ -137,6 +144,18 @@ class Moments:
         return value if self.v.any() else max(value, 0.0)
 
 
+@dataclass(frozen=True)
+class Direction:
+    """A model and a vector (P,) in the space of its parameters."""
+
+    at: ModelTask
+    v: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        return self.at.nbytes + self.v.nbytes
+
+
 def delta_sq(own: Moments, pool: Moments) -> float:
     """delta^2 = ||g - g~||^2, the shift of the pool."""
     found = sq_norm(own.mean - pool.pooled)
@@ -146,7 +165,7 @@ def delta_sq(own: Moments, pool: Moments) -> float:
 def mixed(own: Moments, pool: Moments, p: float) -> tuple[float, float]:
     """(zeta_mix^2, sigma_mix^2) of the exact mixtures, whose gradients are (1 - p) g_i + p g~; p in [0, 1].
 
-    As differences of means of squares; so zeta_mix^2 is rounded by about 1e-15 ||g~||^2.
+    As differences of means of squares, which are Lemma 1's values by algebra; rounded by about 1e-15 ||g~||^2.
     """
     kept, cross = 1 - p, float(own.mean @ pool.pooled)
     shared = 2 * p * kept * cross + p**2 * pool.sq_of_pooled
@@ -167,6 +186,21 @@ def moments(
     mean = sums["gradient"].div_(n_sets)
     pooled = sums["pooled"].div_(sizes.sum()) if "pooled" in sums else mean
     return Moments(mean, pooled, sizes, sq, sq_mean, v)
+
+
+def zeta_sq_of_each(executor: Executor, at: ModelTask, which: str, found: Moments, blocks: int) -> np.ndarray:
+    """(N,) ||g_i - g||^2, by a second pass to which g travels; ``found``: the moments of all the data."""
+    jobs = [(which, ids) for ids in cut(range(len(found.sq)), blocks)]
+    along = np.concatenate(executor.map(along_of_block, Direction(at, found.mean), jobs))
+    return found.sq - 2 * along + sq_norm(found.mean)
+
+
+def along_of_block(worker: Worker, task: Direction, job: tuple[str, list[int]]) -> list[float]:
+    """<g_i, v> of the sets ``ids``."""
+    which, ids = job
+    clients, v = clients_of(worker.data, which), task.v.to(worker.work.device)
+    task.at.load(worker.work)
+    return [float(mean_gradient(worker, clients[i].x, clients[i].y)[0] @ v) for i in ids]
 
 
 def moments_of_block(

@@ -7,7 +7,9 @@ zeta_mix_sq, sigma_mix_sq         on the exact mixtures (1 - p) D_i + p D~;  zet
 sigma_pool_sq, delta_sq           noise and shift of the pool D~
 L_max; L_p; L_pool, L_lemma1      the largest L_i on D_i; on what clients train on; L on the pool, and the lemma's bound
 
-What needs a pool is left out where nothing is in the commons. Definitions, norms and modes: ``estimators`` and
+What needs a pool is left out where nothing is in the commons. p is the share of all shared examples, one for all
+clients, also where it differs between them. On parts of the data L is that of all parts together, which is too large
+on average and has no standard error. Definitions, norms and modes: ``estimators`` and
 ``smoothness``. Source: Fedssyn (Li et al., TMLR 2024), figures 5 and A.7.
 """
 
@@ -34,7 +36,10 @@ STUDENT_T = 2.365
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value; where a part of the data was measured, the standard error that ``PARTS`` disjoint parts show."""
+    """A value; where a part of the data was measured, the standard error that ``PARTS`` disjoint parts show.
+
+    standard_error: 0 where all was measured, and for L, of which none is known.
+    """
 
     value: float
     standard_error: float = 0.0
@@ -66,21 +71,24 @@ class Laboratory:
     def measure(self, at: ModelTask, hessians: bool = False) -> dict[str, Estimate]:
         """The parameters at this model; ``hessians``: those called L too, which cost hundreds of passes."""
         if self.samples is None or not self.subsampled:
-            return {name: Estimate(value) for name, value in self._once(at, None, hessians).items()}
-        found = [self._once(at, Part(self.samples, k, self.seed), hessians) for k in range(PARTS)]
-        return {
+            found = self._gradients(at, None) | (self._hessians(at, None) if hessians else {})
+            return {name: Estimate(value) for name, value in found.items()}
+        found = [self._gradients(at, Part(self.samples, k, self.seed)) for k in range(PARTS)]
+        means = {
             name: Estimate(fmean(f[name] for f in found), stdev(f[name] for f in found) / PARTS**0.5)
             for name in found[0]
         }
+        every = self._hessians(at, Part(self.samples, None, self.seed)) if hessians else {}
+        return means | {name: Estimate(value) for name, value in every.items()}
 
     def nbytes(self, at: ModelTask, hessians: bool = False) -> int:
-        """Bytes that clients get and send for ``measure``, apart from those of training; the server has the pool.
+        """Bytes that clients would get and send for ``measure``, apart from those of training; the server has the pool.
 
-        The model once down; up, for each data set and part, g_i in float64, two numbers and where asked for L_i.
+        The model once down; up, for each data set and part, g_i in float64 and two numbers, and where asked for L_i.
         """
         sets = 1 if self.data.clients is self.data.own else 2
-        up = sets * (at.model.layout.size + 2 + hessians) * 8
-        return len(self.data.own) * (at.nbytes + up * (PARTS if self.subsampled else 1))
+        up = (at.model.layout.size + 2) * 8 * (PARTS if self.subsampled else 1) + 8 * hessians
+        return len(self.data.own) * (at.nbytes + sets * up)
 
     def moments(self, at: ModelTask, which: str, part: Part | None = None) -> Moments:
         """See ``estimators.moments``."""
@@ -89,7 +97,7 @@ class Laboratory:
     def _sets(self, which: str) -> int:
         return len(clients_of(self.data, which))
 
-    def _once(self, at: ModelTask, part: Part | None, hessians: bool) -> dict[str, float]:
+    def _gradients(self, at: ModelTask, part: Part | None) -> dict[str, float]:
         own = self.moments(at, "own", part)
         same = self.data.clients is self.data.own
         train = own if same else self.moments(at, "train", part)
@@ -111,12 +119,15 @@ class Laboratory:
                 "zeta_lemma1_sq": lemma1.zeta_sq(p, own.zeta_sq),
                 "sigma_lemma1_sq": lemma1.sigma_sq(p, own.sigma_sq, noise, own.zeta_sq, shift),
             }
-        if hessians:
-            found["L_max"] = max(self._each(at, "own", part))
-            found["L_p"] = found["L_max"] if same else max(self._each(at, "train", part))
-            if self.data.pool is not None:
-                found["L_pool"] = smoothness(self.executor, at, "pool", self._sets("pool"), self.blocks, part)
-                found["L_lemma1"] = lemma1.smoothness(self.p, found["L_max"], found["L_pool"])
+        return found
+
+    def _hessians(self, at: ModelTask, part: Part | None) -> dict[str, float]:
+        found = {"L_max": max(self._each(at, "own", part))}
+        same = self.data.clients is self.data.own
+        found["L_p"] = found["L_max"] if same else max(self._each(at, "train", part))
+        if self.data.pool is not None:
+            found["L_pool"] = smoothness(self.executor, at, "pool", self._sets("pool"), self.blocks, part)
+            found["L_lemma1"] = lemma1.smoothness(self.p, found["L_max"], found["L_pool"])
         return found
 
     def _each(self, at: ModelTask, which: str, part: Part | None) -> list[float]:

@@ -27,6 +27,7 @@ import numpy as np
 
 from fedcommons.errors import UserError, unknown
 from fedcommons.seeds import numpy_generator
+from fedcommons.sharing.settings import n_swapped
 
 SHAPE = (10, 100, 25)  # N, n, d
 STEP_SIZES = np.logspace(-6, 2, 40)[:31]  # 1e-6 ... 1.43
@@ -74,11 +75,6 @@ def draw(seed: int, zeta_sq: float, sigma_sq: float, shape: tuple[int, int, int]
         mean = np.sqrt(zeta_sq / d) * generator.standard_normal(d)
         b[i] = (mean + np.sqrt(sigma_sq / d) * generator.standard_normal((n, d))) / (i + 1)
     return Quadratics(np.repeat(np.arange(1.0, n_clients + 1)[:, None], n, axis=1), b)
-
-
-def n_swapped(p: float, n: int) -> int:
-    """int(p n), as in the released code; but 0.29 * 100 = 28.999... is 29."""
-    return int(round(p * n, 9))
 
 
 def swap(problem: Quadratics, p: float, seed: int) -> Quadratics:

@@ -40,7 +40,13 @@ def non_convex(epsilon: float, n: int, tau: float, zeta_sq: float, step_sq: floa
 def strongly_convex(
     epsilon: float, n: int, tau: float, zeta_sq: float, step_sq: float, smooth: float, mu: float
 ) -> Iterations:
-    """T for a mu-strongly convex f and epsilon < 1; ``step_sq``: s^2, ``smooth``: L."""
+    """T for a mu-strongly convex f; ``step_sq``: s^2, ``smooth``: L.
+
+    Raises:
+        ValueError: epsilon is not below 1, where the bound says nothing.
+    """
+    if not 0 < epsilon < 1:
+        raise ValueError(f"epsilon must lie in (0, 1), got {epsilon:g}")
     drift = tau * sqrt(zeta_sq) + sqrt(tau * step_sq)
     return Iterations(
         step_sq / (mu * n * epsilon), sqrt(smooth / epsilon) * drift / mu, smooth * tau / mu * log(1 / epsilon)

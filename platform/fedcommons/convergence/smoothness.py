@@ -12,13 +12,12 @@ L is on average the larger, the fewer the examples.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor
 
-from fedcommons.convergence.estimators import BATCH, Part, clients_of
+from fedcommons.convergence.estimators import BATCH, Direction, Part, clients_of
 from fedcommons.convergence.per_sample import Batch, require_apart
 from fedcommons.federation.evaluation import ModelTask
 from fedcommons.federation.executor import Executor
@@ -32,18 +31,6 @@ TOLERANCE = 1e-3
 
 MOST = 100
 """or after so many steps."""
-
-
-@dataclass(frozen=True)
-class Direction:
-    """A model and a vector (P,) that its Hessian is applied to."""
-
-    at: ModelTask
-    v: Tensor
-
-    @property
-    def nbytes(self) -> int:
-        return self.at.nbytes + self.v.nbytes
 
 
 def spectral_norm(
@@ -69,7 +56,7 @@ def smoothness(
 
 
 def strong_convexity(executor: Executor, at: ModelTask, which: str, n_sets: int, blocks: int) -> float:
-    """mu of the mean over the clients' losses, to about 1e-6 L."""
+    """mu of the mean over the clients' losses, to about 1e-5 L where products are in float64, else their rounding."""
     apply, start = _hessian(executor, at, which, n_sets, blocks, None), _start(at, 0)
     largest = spectral_norm(apply, start, 1e-9, 10_000)
     return largest - spectral_norm(lambda v: largest * v - apply(v), start, 1e-9, 10_000)
@@ -99,10 +86,11 @@ def products_of_block(worker: Worker, task: Direction, job: tuple[str, list[int]
     """The sum of H_i v over the clients ``ids``; in the pool that of n_i H_i v."""
     which, ids, part = job
     task.at.load(worker.work)
-    total, sizes = BlockSum(), clients_of(worker.data, which).sizes
+    total, sizes = BlockSum(), clients_of(worker.data, which).rows.sizes
+    examples = int(sizes.sum())
     for i in ids:
         product = hessian_vector(worker.work.module, _batches(worker, which, i, part), task.v.to(worker.work.device))
-        weight = sizes[i] / sum(sizes) if which == "pool" else 1 / len(sizes)
+        weight = float(sizes[i]) / examples if which == "pool" else 1 / len(sizes)
         total.add({"product": product * weight})
     return total.total
 

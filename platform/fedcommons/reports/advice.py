@@ -80,7 +80,8 @@ def advice_panels(path: Path, sections: Sequence[Advice]) -> None:
         if tried:
             axes.plot(*zip(*tried, strict=True), "x", color="#c0392b", ms=8, label="outcome")
         axes.axhline(1, color="0.6", lw=0.8)
-        axes.set(xlabel="share p of shared data", title=f"alpha = {section.alpha:g}", ylim=(0, 1.1))
+        axes.set(xlabel="share p of shared data", title=f"alpha = {section.alpha:g}")
+        axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
     panels[0][0].set_ylabel("rounds with sharing / without")
     panels[0][-1].legend(fontsize=8, loc="upper right")

@@ -42,6 +42,11 @@ def needs_generators(config: Experiment) -> bool:
     return config.sharing.setting in ("local_synthetic", "shuffled_synthetic")
 
 
+def n_swapped(p: float, n: int) -> int:
+    """int(p n), as in Fedssyn's released code; but 0.29 * 100 = 28.999... is 29."""
+    return int(round(p * n, 9))
+
+
 def refuse_empty_pool(config: Experiment, n_total: int, sizes: Sequence[int]) -> None:
     """Refuse a share p > 0 of which no client gets an image, as the run would silently be one without sharing.
 
@@ -52,7 +57,7 @@ def refuse_empty_pool(config: Experiment, n_total: int, sizes: Sequence[int]) ->
     if not p or config.sharing.setting == "real":
         return
     synthetic = needs_generators(config)
-    if (contribution(config, n_total, n) if synthetic else int(p * n)) < 1:
+    if (contribution(config, n_total, n) if synthetic else n_swapped(p, n)) < 1:
         least = 1 / (2 * n + 1) if synthetic else 1 / n
         raise UserError(f"sharing.p = {p:g} of {n} images is not one image; it must be 0 or more than {least:.2g}.")
 
@@ -98,7 +103,7 @@ def _apply_setting(
 def _swap(config: Experiment, dataset: Dataset, own: Clients) -> Shared:
     kept, given = [], []
     for client, rows in enumerate(own.rows):
-        n = int(config.sharing.p * len(rows)) if config.sharing.p else 0
+        n = n_swapped(config.sharing.p or 0, len(rows))
         order = numpy_generator(config.seed, "swapped", client).permutation(len(rows))
         kept.append(rows[np.sort(order[n:])])
         given.append(rows[order[:n]])
