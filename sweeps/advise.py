@@ -100,12 +100,17 @@ def predictions(ready: Prepared, options, display: Display) -> tuple[list[Predic
     synthetic = experiment.contributions(ready, store) if ready.needs and known else None
     pool = "the pool" if known else "an ideal pool, of real data: no synthetic images are in the store yet"
     found = probe(override(config, {"federation.rounds": options.probe_rounds}), synthetic, display.say)
-    sizes, c = [len(rows) for rows in ready.partition.rows], config.client
-    tau = fmean(c.epochs * (max(1, n // c.batch_size) if c.drop_last else ceil(n / c.batch_size)) for n in sizes)
-    work = LocalWork(int(config.federation.participation * len(sizes) + 1e-9), tau, c.batch_size)
+    work = local_work(config, [len(rows) for rows in ready.partition.rows])
     shares = cli.split("--p", options.p, float)
     checked = cli.split("--check-p", options.check_p, float) if options.check else ()
     return advisor.predict([advisor.probed(f) for _, f in found], sorted({*shares, *checked}), work), pool
+
+
+def local_work(config: Experiment, sizes: Sequence[int]) -> LocalWork:
+    """What clients with so many examples do in a round."""
+    c = config.client
+    tau = fmean(c.epochs * (max(1, n // c.batch_size) if c.drop_last else ceil(n / c.batch_size)) for n in sizes)
+    return LocalWork(int(config.federation.participation * len(sizes) + 1e-9), tau, c.batch_size)
 
 
 def costs(ready: Prepared, p: float) -> tuple[float, float]:

@@ -19,6 +19,7 @@ from fedcommons.convergence import lemma1, rates
 from fedcommons.convergence.advisor import LocalWork, Probed, predict, probed, relative_rounds
 from fedcommons.convergence.laboratory import Estimate
 from fedcommons.errors import UserError
+from fedcommons.federation.participation import participants
 from fedcommons.probe import probe
 from fedcommons.reports.advice import Advice, advice_panels, advice_table
 
@@ -105,6 +106,20 @@ def test_uncertain_estimates_widen_the_band() -> None:
     assert wide.low < narrow.low
     assert wide.high > narrow.high
     assert (other.low, other.high) != (narrow.low, narrow.high)
+
+
+def test_an_interval_that_reaches_zero_gradient_leaves_the_band_finite() -> None:
+    found = {name: Estimate(getattr(AT, name)) for name in Probed.__dataclass_fields__}
+    (one,) = predict([probed(found | {"gradient_sq": Estimate(0.5, 1.0)})], [0.5], WORK)
+    assert 0 < one.low < one.high < 1
+
+
+def test_what_clients_do_in_a_round_is_counted_as_the_federation_does() -> None:
+    asked = {"federation.participation": 0.35, "client.epochs": 3, "client.batch_size": 4}
+    config, sizes = override(Experiment(), asked), [3, 9] * 5
+    assert SWEEP.local_work(config, sizes) == LocalWork(3, (3 * 1 + 3 * 3) / 2, 4)
+    assert SWEEP.local_work(override(config, {"client.drop_last": True}), sizes).tau == (3 * 1 + 3 * 2) / 2
+    assert len(participants(10, 0.35, seed=0, round=1)) == 3
 
 
 def test_without_a_gradient_nothing_is_predicted() -> None:

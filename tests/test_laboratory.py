@@ -317,6 +317,12 @@ def test_measuring_changes_neither_bytes_nor_bits_of_training(tmp_path: Path) ->
     assert kept[0] == kept[1]
 
 
+@pytest.mark.parametrize("field", [{"measure.samples": 16}, {"measure.smoothness": True}])
+def test_how_to_measure_is_refused_where_it_is_never_done(field: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"measure\.every must be at least 1 with measure\.samples or"):
+        experiment.run(_config(tmp_path, **{"measure.every": 0}, **field), tmp_path / "run")
+
+
 def test_too_few_samples_to_be_cut_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"measure\.samples must lie in \[16, inf\], got 8\."):
         experiment.run(_config(tmp_path, **{"measure.samples": 8}), tmp_path / "run")
