@@ -1,4 +1,5 @@
-"""What the tests share: the two tiny federations of ``fedcommons.testing``, a reader of W&B's files, and a Ray.
+"""What the tests share: the two tiny federations of ``fedcommons.testing``, the sweeps as
+modules, a reader of W&B's files, and a Ray.
 
 Tests cannot import each other, so helpers are fixtures; their types are imported under TYPE_CHECKING only.
 """
@@ -10,7 +11,9 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -34,6 +37,21 @@ def least_squares() -> Callable[..., LeastSquares]:
 def digits() -> Callable[..., Federation]:
     """See ``federations.digits``."""
     return federations.digits
+
+
+@pytest.fixture(scope="session")
+def sweeps() -> Callable[[str], ModuleType]:
+    """A script of sweeps/ as a module, by its name."""
+
+    def load(name: str) -> ModuleType:
+        spec = spec_from_file_location(name, Path(__file__).parent.parent / "sweeps" / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
 
 
 @dataclass(frozen=True)

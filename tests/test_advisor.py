@@ -3,9 +3,8 @@
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib.util import module_from_spec, spec_from_file_location
 from math import sqrt
 from pathlib import Path
 from types import ModuleType
@@ -26,16 +25,11 @@ from fedcommons.reports.advice import Advice, advice_panels, advice_table
 ROOT = Path(__file__).parent.parent
 
 
-def _sweep() -> ModuleType:
-    spec = spec_from_file_location("advise", ROOT / "sweeps" / "advise.py")
-    assert spec
-    assert spec.loader
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture(scope="module")
+def sweep(sweeps: Callable[[str], ModuleType]) -> ModuleType:
+    return sweeps("advise")
 
 
-SWEEP = _sweep()
 AT = Probed(gradient_sq=0.5, zeta_sq=9.0, sigma_sq=4.0, sigma_pool_sq=12.0, delta_sq=0.3, L_max=8.0, L_pool=3.0)
 WORK = LocalWork(n_clients=10, tau=100, batch_size=4)
 SHARES = [0.0, 0.1, 0.25, 0.5, 0.75, 0.9]
@@ -114,11 +108,11 @@ def test_an_interval_that_reaches_zero_gradient_leaves_the_band_finite() -> None
     assert 0 < one.low < one.high < 1
 
 
-def test_what_clients_do_in_a_round_is_counted_as_the_federation_does() -> None:
+def test_what_clients_do_in_a_round_is_counted_as_the_federation_does(sweep: ModuleType) -> None:
     asked = {"federation.participation": 0.35, "client.epochs": 3, "client.batch_size": 4}
     config, sizes = override(Experiment(), asked), [3, 9] * 5
-    assert SWEEP.local_work(config, sizes) == LocalWork(3, (3 * 1 + 3 * 3) / 2, 4)
-    assert SWEEP.local_work(override(config, {"client.drop_last": True}), sizes).tau == (3 * 1 + 3 * 2) / 2
+    assert sweep.local_work(config, sizes) == LocalWork(3, (3 * 1 + 3 * 3) / 2, 4)
+    assert sweep.local_work(override(config, {"client.drop_last": True}), sizes).tau == (3 * 1 + 3 * 2) / 2
     assert len(participants(10, 0.35, seed=0, round=1)) == 3
 
 
@@ -211,9 +205,11 @@ def test_the_probe_measures_the_pool_that_is_there(config: Experiment, tmp_path:
         ),
     ],
 )
-def test_bad_requests_are_refused_in_a_sentence_before_any_work(asked: list[str], said: str, tmp_path: Path) -> None:
+def test_bad_requests_are_refused_before_any_work(
+    asked: list[str], said: str, sweep: ModuleType, tmp_path: Path
+) -> None:
     with pytest.raises(UserError) as refused:
-        SWEEP.advise(["--preset", "smoke", "--out", str(tmp_path / "out"), *asked])
+        sweep.advise(["--preset", "smoke", "--out", str(tmp_path / "out"), *asked])
     assert said in str(refused.value)
     assert not (tmp_path / "out").exists()
 

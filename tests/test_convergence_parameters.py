@@ -5,7 +5,7 @@ import json
 import re
 import subprocess
 import sys
-from importlib.util import module_from_spec, spec_from_file_location
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -201,14 +201,8 @@ def test_the_picture_of_a8_has_a_line_for_each_round_and_one_for_its_bound(monke
 
 
 @pytest.fixture(scope="module")
-def sweep() -> ModuleType:
-    """The script as a module."""
-    spec = spec_from_file_location("convergence_parameters", ROOT / "sweeps" / "convergence_parameters.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def sweep(sweeps: Callable[[str], ModuleType]) -> ModuleType:
+    return sweeps("convergence_parameters")
 
 
 @pytest.mark.parametrize(

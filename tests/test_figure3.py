@@ -4,7 +4,7 @@ import json
 import re
 import subprocess
 import sys
-from importlib.util import module_from_spec, spec_from_file_location
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -62,14 +62,8 @@ def test_the_picture_is_drawn(algorithms: list[str], tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def figure3() -> ModuleType:
-    """The script as a module."""
-    spec = spec_from_file_location("figure3", ROOT / "sweeps" / "figure3.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def figure3(sweeps: Callable[[str], ModuleType]) -> ModuleType:
+    return sweeps("figure3")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """What the sweeps over a grid put into their cells and say under their tables."""
 
-import importlib.util
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
@@ -12,14 +11,8 @@ from fedcommons.errors import UserError
 
 
 @pytest.fixture(scope="module")
-def table1() -> ModuleType:
-    path = Path(__file__).parent.parent / "sweeps" / "table1.py"
-    spec = importlib.util.spec_from_file_location("table1", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def table1(sweeps: Callable[[str], ModuleType]) -> ModuleType:
+    return sweeps("table1")
 
 
 def _cells(table1: ModuleType, options: str) -> list[Experiment]:

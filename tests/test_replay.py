@@ -1,12 +1,11 @@
 """A client that fails says where and why, and any client of a run can be run again alone, to the same bits."""
 
-import importlib.util
 import pdb
 import pickle
 import re
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -47,14 +46,8 @@ def config(tmp_path: Path) -> Experiment:
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
-    path = Path(__file__).parent.parent / "sweeps" / "run.py"
-    spec = importlib.util.spec_from_file_location("run", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def script(sweeps: Callable[[str], ModuleType]) -> ModuleType:
+    return sweeps("run")
 
 
 # The same bits

@@ -7,7 +7,7 @@ import re
 import runpy
 import signal
 import sys
-from importlib.util import module_from_spec, spec_from_file_location
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from types import ModuleType
@@ -204,14 +204,8 @@ def test_swapping_helps_one_class_clients_that_take_several_steps(digits: Datase
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
-    """The sweep as a module."""
-    spec = spec_from_file_location("mnist_softmax", SWEEP)
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def script(sweeps: Callable[[str], ModuleType]) -> ModuleType:
+    return sweeps("mnist_softmax")
 
 
 def test_the_sweep_leaves_what_it_promises(
