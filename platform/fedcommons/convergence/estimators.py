@@ -42,9 +42,6 @@ PIECE = 1 << 20
 PARTS = 8
 """Disjoint random parts that a subsampled measurement is made of: their spread is its standard error."""
 
-SETS = ("own", "train", "pool")
-"""On what: the clients' real data, what they train on, the pool (in fixed parts)."""
-
 
 @dataclass(frozen=True)
 class Part:
@@ -178,7 +175,7 @@ def mixed(own: Moments, pool: Moments, p: float) -> tuple[float, float]:
 def moments(
     executor: Executor, at: ModelTask, which: str, n_sets: int, blocks: int, part: Part | None = None
 ) -> Moments:
-    """The moments at a model on one of ``SETS``, whole or in part; the work goes to the executor in fixed blocks."""
+    """The moments at a model on what ``which`` names (``clients_of``), whole or in part, in fixed blocks."""
     jobs = [(which, ids, part) for ids in cut(range(n_sets), blocks)]
     totals, scalars = zip(*executor.map(moments_of_block, at, jobs), strict=True)
     sums = {name: data(total) for name, total in add_blocks(totals).items()}
@@ -210,6 +207,7 @@ def moments_of_block(
     which, ids, part = job
     clients = clients_of(worker.data, which)
     sizes = clients.rows.sizes
+    alike = sizes.min() == sizes.max()
     task.load(worker.work)
     total, scalars = BlockSum(), []
     for i in ids:
@@ -219,12 +217,12 @@ def moments_of_block(
         sq = float(gradient @ gradient)
         v = (1 / m - 1 / n) * (sq_mean - sq) * m / (m - 1) if m < n else 0.0
         scalars.append([n, sq, sq_mean, v])
-        total.add({"gradient": gradient} | ({} if sizes.min() == sizes.max() else {"pooled": gradient * n}))
+        total.add({"gradient": gradient} | ({} if alike else {"pooled": gradient * n}))
     return total.total, scalars
 
 
 def clients_of(run: RunData, which: str) -> Clients:
-    """The sets of examples that ``which`` of ``SETS`` names.
+    """The sets of examples that are measured: "own", the clients' real data; "train", what they train on; "pool".
 
     Raises:
         ValueError: the pool is asked for and there is none.

@@ -122,7 +122,9 @@ def hessian_vector(module: LightningModule, batches: Iterable[Batch], v: Tensor)
     return total / n
 
 
-def _hessian(executor: Executor, at: ModelTask, which: str, n_sets: int, blocks: int, part: Part | None):
+def _hessian(
+    executor: Executor, at: ModelTask, which: str, n_sets: int, blocks: int, part: Part | None
+) -> Callable[[Tensor], Tensor]:
     jobs = [(which, ids, part) for ids in cut(range(n_sets), blocks)]
 
     def apply(v: Tensor) -> Tensor:
