@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcommons.accounting.privacy import epsilon
+from fedcommons.algorithms import local_loop
 from fedcommons.algorithms.algorithm import Algorithm
 from fedcommons.algorithms.dp_sgd import DPSGD
 from fedcommons.algorithms.fedavg import FedAvg
@@ -25,9 +26,10 @@ from fedcommons.algorithms.fedpvr import FedPVR
 from fedcommons.algorithms.local import LocalSGD, Work
 from fedcommons.algorithms.moon import MOON
 from fedcommons.algorithms.scaffold import SCAFFOLD
+from fedcommons.config import IGNORED_BY_RESULTS, Experiment, override
 from fedcommons.data.clients import ClientData
 from fedcommons.federation.rounds import Standing
-from fedcommons.seeds import generator
+from fedcommons.seeds import seed_for, wide_generator
 from fedcommons.sharing.means import mean_images
 from fedcommons.tensors import flatten
 from lightning_modules import Classifier
@@ -158,8 +160,9 @@ def test_noise_is_added_once_to_the_sum_and_not_to_each_example() -> None:
     found = []
     for n in (0, 1, 7):
         value = dp.gradients(
-            params, lambda batch, step: (0 * params[0]).sum(), (torch.zeros(n, 1), torch.zeros(n)), 0, 4, generator(5)
-        )
+            params, lambda batch, step: (0 * params[0]).sum(), (torch.zeros(n, 1), torch.zeros(n)), 0, 4,
+            wide_generator(5),
+        )  # fmt: skip
         assert float(value) == 0
         assert params[0].grad is not None
         found.append(params[0].grad.clone())
@@ -189,9 +192,74 @@ def test_the_noise_of_two_seeds_is_independent() -> None:
     assert abs(a @ b) / (np.linalg.norm(a) * np.linalg.norm(b)) < 4 / sqrt(10_000)
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [((25, 859), (197, 769)), ((52, 860), (208, 13)), ((201, 307), (223, 524))],  # of 13 such pairs, all in run 0
+)
+def test_clients_whose_seeds_agree_in_32_bits_have_noise_and_batches_of_their_own(
+    one: tuple[int, int], other: tuple[int, int]
+) -> None:
+    """(round, client) of 300 rounds of 1,000 clients: torch's generator on a CPU gives these two one stream."""
+    seeds = [seed_for(0, "client", *pair) for pair in (one, other)]
+    assert len({seed_for(seed, "dp noise") % 2**32 for seed in seeds}) == 1
+    local, work = LocalSGD(1, FULL, dp=DPSGD(1.0, 1.0)), Work(_Flat(10), torch.device("cpu"))
+    a, b = (_moved(local, work, _rows(1), seed) for seed in seeds)
+    assert not torch.isclose(a, b, rtol=0, atol=1e-6).any()
+
+
+def test_two_experiments_of_one_seed_share_no_noise(digits: "Digits") -> None:
+    """They would be subtracted, and leave the difference of two gradients. What decides no result changes no noise."""
+    base = override(Experiment(), {"dp.local": True, "client.batch_size": FULL, "client.epochs": 1})
+
+    def noise(**values: object) -> Tensor:
+        local = local_loop(override(base, {k.replace("__", "."): v for k, v in values.items()}), augment=False)
+        return _moved(local, Work(_Flat(2000), torch.device("cpu")), _rows(1), seed=5)
+
+    first = noise()
+    for value in (
+        noise(client__lr=0.1), noise(dp__delta=1e-6), noise(seed=1), noise(algorithm="scaffold"), noise(target=0.5)
+    ):  # fmt: skip
+        assert abs(float(F.cosine_similarity(first, value, dim=0))) < 4 / sqrt(2000)
+    ignored: dict[str, object] = {
+        "artifacts": "elsewhere", "data__dir": "d", "data__download": True, "federation__executor": "ray_actors",
+        "federation__actors": 1, "federation__checkpoint_every": 1, "federation__memory_mb": 2.0,
+        "federation__gpus_per_actor": 0.5, "tracking__wandb": "off", "tracking__project": "x", "tracking__group": "y",
+        "client__momentum": 0, "dp__clip": 5,  # numbers that are equal to the defaults, as integers
+    }  # fmt: skip
+    assert {name.replace("__", ".") for name in ignored} >= set(IGNORED_BY_RESULTS)
+    assert torch.equal(first, noise(**ignored))
+
+
+def test_the_noise_and_the_batches_of_two_steps_are_other_ones() -> None:
+    dp = DPSGD(1.0, 1.0)
+    drawn = [dp.draws(5, purpose, step).random() for purpose in ("dp noise", "dp batch") for step in range(3)]
+    assert len(set(drawn)) == 6
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16])
+def test_noise_has_the_type_of_the_parameters(kind: torch.dtype) -> None:
+    param = nn.Parameter(torch.zeros(4000, dtype=kind))
+    empty = torch.zeros(0, 1), torch.zeros(0)
+    DPSGD(2.0, 3.0).gradients([param], lambda batch, step: param.sum(), empty, 0, 4, wide_generator(1))
+    assert param.grad is not None
+    assert param.grad.dtype == kind
+    assert float(param.grad.double().std()) == pytest.approx(2 * 3 / 4, rel=0.06)
+
+
+@pytest.mark.parametrize("factor", [float("nan"), float("inf"), 1e30])
+def test_an_example_without_a_finite_gradient_adds_nothing(factor: float) -> None:
+    """Else one example could make a reply not finite, which shows. At 1e30 the norm overflows."""
+    param = nn.Parameter(torch.zeros(2))
+    x = torch.tensor([[3.0, 4.0], [factor, -factor], [0.3, 0.4]])
+    batch = (x, torch.zeros(3))
+    DPSGD(0.0, 1.0).gradients([param], lambda batch, step: (batch[0][0] * param).sum(), batch, 0, 1, wide_generator(1))
+    assert param.grad is not None
+    assert torch.allclose(param.grad, torch.tensor([0.6 + 0.3, 0.8 + 0.4]))
+
+
 def test_each_example_is_in_a_batch_with_probability_q_independently() -> None:
     """20,000 draws of B = 5 of 20: rate, variance of the size and correlations, each within 5 standard errors."""
-    dp, draws, n, b, times = DPSGD(1.0, 1.0), generator("poisson"), 20, 5, 20_000
+    dp, draws, n, b, times = DPSGD(1.0, 1.0), wide_generator("poisson"), 20, 5, 20_000
     q = b / n
     inside = np.zeros((times, n))
     for batch in inside:

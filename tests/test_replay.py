@@ -79,8 +79,9 @@ def _contents(folder: Path) -> dict[Path, tuple[int, bytes]]:
         {"model.batch_norm": True, "federation.participation": 0.8, "straggler.q": 0.4},
         {"model.batch_norm": True, "federation.buffers": "keep", "algorithm": "moon"},
         {"sharing.setting": "shuffled_synthetic", "algorithm": "fedmix"},
+        {"dp.local": True, "data.limit": 60},
     ],
-    ids=["memory in files", "stragglers", "buffers kept", "pool and means"],
+    ids=["memory in files", "stragglers", "buffers kept", "pool and means", "noise"],
 )
 def test_a_client_that_is_run_again_does_what_it_did(
     fields: Mapping[str, Any], config: Experiment, tmp_path: Path, trained: dict[tuple[int, int], BlockResult]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedcommons.seeds import generator, numpy_generator, seed_for, set_default_generator
+from fedcommons.seeds import generator, numpy_generator, seed_for, set_default_generator, wide_generator, wide_key
 
 KEYS = [(0, "order", 1, 2), (3, "initial weights"), ("validation split", "digits")]
 
@@ -64,6 +64,42 @@ def test_seeds_of_many_keys_differ_and_fit_in_63_bits() -> None:
     assert sum(seed >= 2**62 for seed in seeds) > len(seeds) / 3  # all 63 bits are used
 
 
+def test_draws_are_those_of_the_committed_results() -> None:
+    """Drawn with the code of commit ebba669 (torch 2.15.0, numpy 2), on which the committed results rest."""
+    assert seed_for(0, "client", 1, 2) == 6594582887402449827
+    drawn = torch.randint(2**31, (2,), generator=generator(0, "order", 1, 2))
+    assert drawn.tolist() == [1650811670, 1130353740]
+    assert numpy_generator(0, "participants", 1).integers(2**31, size=2).tolist() == [1199699932, 1167105709]
+    set_default_generator(3, "initial weights")
+    assert torch.randint(2**31, (2,)).tolist() == [1851717105, 2085676073]
+
+
+def test_torch_on_a_cpu_knows_32_bits_of_a_seed() -> None:
+    """What makes ``wide_generator`` necessary; where this fails it may not be any more."""
+    s = seed_for(0, "noise")
+    a, b = (torch.Generator().manual_seed(seed) for seed in (s, (s + 2**32) % 2**63))
+    assert torch.equal(torch.rand(5, generator=a), torch.rand(5, generator=b))
+
+
+@pytest.mark.parametrize("purpose", ["dp noise", "dp batch"])
+def test_wide_keys_of_three_hundred_rounds_of_a_thousand_clients_are_distinct(purpose: str) -> None:
+    keys = {wide_key(0, client, purpose, round) for round in range(300) for client in range(1000)}
+    assert len(keys) == 300_000
+    assert min(keys) < 2**120
+    assert max(keys) > 2**128 - 2**120  # they fill 128 bits
+
+
+def test_a_wide_generator_takes_every_bit_of_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seed plus 2^32, and every other single bit: another stream."""
+
+    def first(key: int) -> int:
+        monkeypatch.setattr("fedcommons.seeds.wide_key", lambda *_: key)
+        return wide_generator("any").bit_generator.random_raw()
+
+    key = wide_key(0, "noise")
+    assert len({first(key), first((key + 2**32) % 2**128), *(first(key ^ 1 << bit) for bit in range(128))}) >= 129
+
+
 def test_generators_of_one_key_draw_the_same_numbers_and_of_another_others() -> None:
     a, b, other = (torch.rand(5, generator=generator(0, "noise", r)) for r in (1, 1, 2))
     assert torch.equal(a, b)
@@ -71,6 +107,9 @@ def test_generators_of_one_key_draw_the_same_numbers_and_of_another_others() -> 
     c, d, another = (numpy_generator(0, "noise", r).random(5) for r in (1, 1, 2))
     assert np.array_equal(c, d)
     assert not np.array_equal(c, another)
+    e, f, third = (wide_generator(0, "noise", r).random(5) for r in (1, 1, 2))
+    assert np.array_equal(e, f)
+    assert not np.array_equal(e, third)
 
 
 def test_keyed_generators_neither_see_nor_move_the_process_wide_ones() -> None:

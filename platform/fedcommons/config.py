@@ -368,6 +368,11 @@ def same_results(a: Experiment, b: Experiment) -> list[str]:
     return [n for n in field_names() if n not in IGNORED_BY_RESULTS and get(a, n) != get(b, n)]
 
 
+def deciding(config: Experiment) -> dict[str, Any]:
+    """Dotted names to values of the fields that decide results."""
+    return {n: get(config, n) for n in field_names() if n not in IGNORED_BY_RESULTS}
+
+
 def flat_dict(config: Experiment) -> dict[str, Any]:
     """Dotted names to values, for W&B and tables."""
     return {name: get(config, name) for name in field_names()}

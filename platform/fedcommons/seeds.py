@@ -1,6 +1,9 @@
 """Every random draw takes a key: run seed, purpose, round, client, ...
 
 A seed is a hash of its key, so a new client, another executor or one draw more never changes anybody else's numbers.
+How much of the seed counts is up to the generator: torch's takes the low 32 of its 63 bits on a CPU, all on a GPU, and
+numpy's all. Two keys may therefore share a stream on a CPU; where none may, and none may be guessed, the draws come
+from ``wide_generator``.
 """
 
 import hashlib
@@ -11,18 +14,34 @@ import torch
 
 def seed_for(*key: int | str) -> int:
     """A 63-bit seed for this key, e.g. ``seed_for(run, "order", round, client)``; the same on every machine."""
-    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
+    return _hash(key, 8) >> 1
+
+
+def wide_key(*key: int | str) -> int:
+    """128 bits for this key: what ``wide_generator`` is seeded with."""
+    return _hash(key, 16)
+
+
+def _hash(key: tuple[int | str, ...], size: int) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=size).digest(), "little")
 
 
 def generator(*key: int | str, device: torch.device | str = "cpu") -> torch.Generator:
-    """A torch generator for this key; one on a GPU draws other numbers than one on the CPU."""
+    """A torch generator for this key, which on a CPU knows 2^32 streams; one on a GPU draws other numbers."""
     return torch.Generator(device).manual_seed(seed_for(*key))
 
 
 def numpy_generator(*key: int | str) -> np.random.Generator:
-    """A numpy generator for this key."""
+    """A numpy generator for this key, of 2^63 streams."""
     return np.random.default_rng(seed_for(*key))
+
+
+def wide_generator(*key: int | str) -> np.random.Generator:
+    """A numpy generator for this key, of 2^128 streams: for draws that hide something.
+
+    Philox takes the 128 bits as they are. It is no cipher: who knows the key, or much of a stream, is not kept out.
+    """
+    return np.random.Generator(np.random.Philox(key=wide_key(*key)))
 
 
 def set_default_generator(*key: int | str) -> None:

@@ -48,9 +48,10 @@ def cell(config_: Experiment, varied: Mapping[str, str]) -> Cell:
     """A cell named after some fields (name to label) and a hash of all that decides its result."""
     from fedcommons.artifacts import key_of
 
-    facts = {n: config.get(config_, n) for n in config.field_names() if n not in config.IGNORED_BY_RESULTS}
     parts = [f"{label}{_short(config.get(config_, name))}" for name, label in varied.items()]
-    return Cell("-".join([config_.algorithm, config_.sharing.setting, *parts, key_of(facts)[:6]]), config_)
+    return Cell(
+        "-".join([config_.algorithm, config_.sharing.setting, *parts, key_of(config.deciding(config_))[:6]]), config_
+    )
 
 
 def _short(value: object) -> str:

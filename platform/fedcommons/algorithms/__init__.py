@@ -13,7 +13,8 @@ from fedcommons.algorithms.fedpvr import FedPVR
 from fedcommons.algorithms.local import LocalSGD
 from fedcommons.algorithms.moon import MOON
 from fedcommons.algorithms.scaffold import SCAFFOLD
-from fedcommons.config import Experiment
+from fedcommons.config import Experiment, deciding
+from fedcommons.seeds import wide_key
 
 
 def _patterns(text: str | None) -> tuple[str, ...] | None:
@@ -35,8 +36,17 @@ ALGORITHMS: dict[str, Callable[[Experiment, LocalSGD], Algorithm]] = {
 def local_loop(config: Experiment, augment: bool) -> LocalSGD:
     """The local training of ``config``."""
     c = config.client
-    dp = DPSGD(config.dp.noise_multiplier, config.dp.clip) if config.dp.local else None
+    dp = DPSGD(config.dp.noise_multiplier, config.dp.clip, noise_key(config)) if config.dp.local else None
     return LocalSGD(c.epochs, c.batch_size, c.drop_last, c.equal_work, augment, dp)
+
+
+def noise_key(config: Experiment) -> int:
+    """128 bits of all that decides the results of ``config``: no two experiments share their noise.
+
+    What may change between a run and its resumption has no part in it, nor has 1 against 1.0.
+    """
+    facts = {n: int(v) if isinstance(v, float) and v.is_integer() else v for n, v in deciding(config).items()}
+    return wide_key("experiment", repr(sorted(facts.items())))
 
 
 def build(config: Experiment, augment: bool) -> Algorithm:

@@ -157,13 +157,13 @@ class LocalSGD:
         set_default_generator(seed, "dropout")
         if not module.training:
             module.train()
-        noise = generator(seed, "dp noise", device=work.device) if self.dp else None
         losses: list[Tensor] = []
         for epoch in range(self.epochs_for(len(data), data.n_own)):
-            for batch in self._batches(data, generator(seed, "order", epoch)):
+            for batch in self._batches(data, seed, epoch):
                 try:
-                    if self.dp and noise:
+                    if self.dp:
                         expected, number = min(self.batch_size, len(data)), len(losses)
+                        noise = self.dp.draws(seed, "dp noise", number)
                         value = self.dp.gradients(parameters, step_loss, batch, number, expected, noise)
                     else:
                         value = step_loss(batch, len(losses))
@@ -179,12 +179,14 @@ class LocalSGD:
                 losses.append(value.detach())
         return work.params, {"loss": reduce(torch.add, losses) / len(losses), "steps": len(losses)}
 
-    def _batches(self, data: ClientData, draws: torch.Generator) -> Iterator[Batch]:
+    def _batches(self, data: ClientData, seed: int, epoch: int) -> Iterator[Batch]:
         n, b, device = len(data), self.batch_size, data.y.device
+        draws = generator(seed, "order", epoch)
         columns = [t for t in (data.x, data.y, data.weight) if t is not None]
         if self.dp:
-            for _ in range(self.dp.steps(n, b)):
-                chosen = self.dp.sample(n, b, draws).to(device)
+            steps = self.dp.steps(n, b)
+            for number in range(epoch * steps, (epoch + 1) * steps):
+                chosen = self.dp.sample(n, b, self.dp.draws(seed, "dp batch", number)).to(device)
                 batch = [t[chosen] for t in columns]
                 yield self._augmented(batch, draws) if len(chosen) else tuple(batch)
             return
