@@ -102,6 +102,11 @@ def footnotes(cells: Sequence[tuning.Cell], options) -> list[str]:
         grids.method_note(configs),
         f"Seeds: {options.seeds}; ± is the sample standard deviation. MB: all clients, both ways, pool included.",
     ]
+    if any(config.dp.local for config in configs):
+        notes.append(
+            "DP-SGD: an epsilon in a run's summary is of that run alone; runs on the same data add up, those of "
+            "learning rates that were tried included."
+        )
     different = grids.departures(configs, VARIED)
     return [*notes, f"Not as in the paper: {different}."] if different else notes
 

@@ -112,3 +112,10 @@ def test_one_experiment_and_tune_take_the_authors_values_too() -> None:
     settled = presets.settled("authors", base, {"client.lr"})
     assert (settled.client.lr, settled.client.epochs, settled.feddyn.alpha) == (base.client.lr, 30, 0.001)
     assert presets.settled("paper", base, ()) == base
+
+
+def test_table1_says_that_the_epsilons_of_its_runs_add_up(table1: ModuleType) -> None:
+    for extra, said in (("--dp.local true", True), ("", False)):
+        options = table1.arguments(f"--lrs 0.05,0.1 {extra}".split())
+        notes = table1.footnotes(table1.grid(options), options)
+        assert any("add up" in note and "learning rates" in note for note in notes) == said

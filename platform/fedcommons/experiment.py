@@ -81,10 +81,12 @@ def prepare(config: Experiment) -> Prepared:
         )
     labels = dataset.train.y.numpy()
     dealt = partition(config.partition, labels, dataset.n_classes, config.seed)
-    refuse_empty_pool(config, len(dataset.train), [len(rows) for rows in dealt.rows])
+    sizes = [len(rows) for rows in dealt.rows]
+    refuse_empty_pool(config, len(dataset.train), sizes)
+    privacy.refuse_large_delta(config, sizes)
     with torch.device("meta"):  # names and shapes without numbers: an algorithm that refuses them does so here
         model = flatten(dict(build_classifier(config, dataset).named_parameters()))
-    facts = Facts(len(dealt.rows), [len(rows) for rows in dealt.rows], config.federation.rounds)
+    facts = Facts(len(sizes), sizes, config.federation.rounds)
     build_algorithm(config, dataset.augment).start(model, facts, config.seed)
     return Prepared(config, dataset, dealt)
 
@@ -235,7 +237,8 @@ def run(
             dealt, p = prepared.partition.fingerprint, ready.shared.p
             summary = measures.summarise(config, dealt, record.rounds(), p, end.traffic)
             answered = times_answered(ready.plan, end.round) if ready.book else []
-            summary["privacy"] = privacy.statement(config, ready.book, answered)
+            rejected = sum(line.get("rejected", 0) for line in record.rounds())
+            summary["privacy"] = privacy.statement(config, ready.book, answered, rejected)
             return summary
         finally:
             executor.close()
