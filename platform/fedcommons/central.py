@@ -24,7 +24,7 @@ from fedcommons.display import Display
 from fedcommons.errors import sentence
 from fedcommons.experiment import Prepared, build_classifier, contributions, prepare
 from fedcommons.federation.evaluation import CHUNK
-from fedcommons.federation.worker import default_device
+from fedcommons.federation.worker import default_device, fresh_torch
 from fedcommons.files import write_json
 from fedcommons.seeds import generator, set_default_generator
 from fedcommons.tracking.run_folder import read_summary
@@ -132,6 +132,7 @@ def fit(
     return accuracy.accuracies
 
 
+@fresh_torch()
 def run(central: Central, folder: Path) -> dict[str, Any]:
     """Train, unless ``folder`` holds the result already; the summary, which is also ``folder/summary.json``.
 

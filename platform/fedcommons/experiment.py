@@ -30,7 +30,7 @@ from fedcommons.federation.executor import Executor
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rounds import Plan, Standing, times_answered
 from fedcommons.federation.serial import Serial
-from fedcommons.federation.worker import RunData, Worker, default_device
+from fedcommons.federation.worker import RunData, Worker, default_device, fresh_torch
 from fedcommons.files import write_json
 from fedcommons.seeds import set_default_generator
 from fedcommons.sharing import synthetic_pool
@@ -63,6 +63,7 @@ def _load(data: configs.Data) -> Dataset:
     return datasets.load(data)
 
 
+@fresh_torch()
 def prepare(config: Experiment) -> Prepared:
     """Check the request, load the data and deal it.
 
@@ -91,6 +92,7 @@ def prepare(config: Experiment) -> Prepared:
     return Prepared(config, dataset, dealt)
 
 
+@fresh_torch()
 def build_classifier(config: Experiment, dataset: Dataset) -> Classifier:
     """The LightningModule that clients train, its initial weights keyed by the run's seed."""
     set_default_generator(config.seed, "initial weights")
@@ -113,6 +115,7 @@ def build_classifier(config: Experiment, dataset: Dataset) -> Classifier:
     )
 
 
+@fresh_torch()
 def synthetic_images(
     prepared: Prepared, store: Store, say: Callable[[str], None], may_generate: bool
 ) -> list[Examples] | None:
@@ -179,6 +182,7 @@ class Assembled:
         return Standing(0, state, memory, self.shared.traffic, buffers)
 
 
+@fresh_torch()
 def assemble(prepared: Prepared, synthetic: Sequence[Examples] | None) -> Assembled:
     """Share, and plan the rounds; ``synthetic``: the clients' ``synthetic_images``."""
     c, dataset = prepared.config, prepared.dataset
@@ -198,6 +202,7 @@ def build_worker(config: Experiment, facts: Dataset, data: RunData) -> Worker:
     return Worker(work, build_algorithm(config, facts.augment), data.to(device))
 
 
+@fresh_torch()
 def run(
     config: Experiment,
     folder: Path,

@@ -11,10 +11,12 @@ from fedcommons.data.datasets import Examples
 from fedcommons.federation import rounds
 from fedcommons.federation.evaluation import ModelTask, evaluate
 from fedcommons.federation.memory import ClientMemory
+from fedcommons.federation.worker import fresh_torch
 
 Found = dict[str, Estimate]
 
 
+@fresh_torch()
 def probe(
     config: Experiment, synthetic: Sequence[Examples] | None, say: Callable[[str], None]
 ) -> list[tuple[float, Found]]:

@@ -22,6 +22,7 @@ from fedcommons.federation.executor import Executor
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.reduction import add_blocks
 from fedcommons.federation.rounds import Plan, Standing
+from fedcommons.federation.worker import fresh_torch
 from fedcommons.tensors import Flat, data, nbytes
 from fedcommons.tracking.run_folder import read_config
 
@@ -50,6 +51,7 @@ class Replayed:
         )
 
 
+@fresh_torch()
 def replay(folder: Path, number: int, client: int, say: Callable[[str], None] = print) -> Replayed:
     """Train ``client`` as in the round of this number of the run in ``folder``.
 

@@ -82,7 +82,7 @@ def flatten(named: Mapping[str, Tensor]) -> Flat:
     return Flat(layout_of(named.items()), torch.cat([t.detach().reshape(-1) for t in named.values()]))
 
 
-EMPTY = Flat(Layout((), ()), torch.empty(0))
+EMPTY = Flat(Layout((), ()), torch.empty(0, dtype=torch.float32, device="cpu"))
 """The vector without parts."""
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from fedcommons.federation.executor import J, R, S
-from fedcommons.federation.worker import RunData, Worker, set_up_process
+from fedcommons.federation.worker import RunData, Worker, fresh_torch, set_up_process
 
 
 class Serial:
@@ -11,8 +11,10 @@ class Serial:
 
     def __init__(self, build: Callable[[RunData], Worker], data: RunData) -> None:
         set_up_process()
-        self.worker = build(data)
+        with fresh_torch():
+            self.worker = build(data)
 
+    @fresh_torch()
     def map(self, function: Callable[[Worker, S, J], R], shared: S, jobs: Sequence[J]) -> list[R]:
         """See ``Executor``."""
         return [function(self.worker, shared, job) for job in jobs]

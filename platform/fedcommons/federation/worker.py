@@ -1,7 +1,8 @@
 """What one process holds for a whole run, and how it is set up."""
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -36,6 +37,24 @@ def set_up_process() -> None:
     if mallopt:
         mallopt(M_MMAP_THRESHOLD, 1 << 30)
         mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
+
+
+@contextmanager
+def fresh_torch() -> Iterator[None]:
+    """Torch as in a process of its own, whatever the caller has set; afterwards as the caller had it.
+
+    Default type float32, default device the CPU, gradients on. The number of threads, which ``set_up_process`` changes,
+    is the caller's again too.
+    """
+    kind, threads = torch.get_default_dtype(), torch.get_num_threads()
+    with ExitStack() as settings:
+        settings.callback(torch.set_num_threads, threads)
+        settings.callback(torch.set_default_dtype, kind)
+        torch.set_default_dtype(torch.float32)
+        settings.enter_context(torch.inference_mode(False))  # ends no_grad as well
+        if torch.get_default_device().type != "cpu":  # a device's context slows every call of torch down
+            settings.enter_context(torch.device("cpu"))
+        yield
 
 
 def give_back_freed() -> None:

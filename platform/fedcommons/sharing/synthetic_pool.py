@@ -20,6 +20,7 @@ from fedcommons.artifacts import Store, key_of
 from fedcommons.data.datasets import Dataset, Examples
 from fedcommons.data.partition import Partitioned
 from fedcommons.errors import UserError
+from fedcommons.federation.worker import fresh_torch
 from fedcommons.files import sha256
 from fedcommons.generators.ddpm import DDPMGenerator
 from fedcommons.generators.generator import Generator, Weights
@@ -143,6 +144,7 @@ def needs(config: config.Experiment, dataset: Dataset, partition: Partitioned) -
     return result
 
 
+@fresh_torch()
 def make(job: Job) -> Made:
     """Train the generator as far as weights are missing, and draw the images."""
     first = job.needs[0]

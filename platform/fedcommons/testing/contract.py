@@ -21,6 +21,7 @@ from fedcommons.errors import UserError
 from fedcommons.federation import checkpoint, rounds
 from fedcommons.federation.evaluation import evaluate
 from fedcommons.federation.rounds import BUFFERS, answering
+from fedcommons.federation.worker import fresh_torch
 from fedcommons.tensors import EMPTY, Payload, data, flat
 from fedcommons.testing.comparing import bits, differing, listed, raw, require
 from fedcommons.testing.elsewhere import Apart, require_the_bits_of_one_process, require_the_same_of_ray
@@ -28,6 +29,7 @@ from fedcommons.testing.federations import Federation, digits
 from fedcommons.testing.spy import Call, Spy
 
 
+@fresh_torch()
 def check_algorithm(algorithm: Algorithm, *, actors: int | None = None, only: Collection[str] = ()) -> None:
     """Play ``algorithm`` on a tiny federation, some seconds long, and see that it keeps every promise of ``CHECKS``.
 
