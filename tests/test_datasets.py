@@ -296,7 +296,7 @@ def test_flip_and_crop_equals_the_loop_over_images(shape: tuple[int, ...], dtype
     assert torch.equal(fast, flip_and_crop_one_by_one(x, torch.Generator().manual_seed(5), padding))
     assert fast.shape == x.shape
     assert fast.dtype == dtype
-    assert fast.is_contiguous()
+    assert fast.stride() == torch.empty(shape).stride()  # is_contiguous() ignores the stride of a single channel
     assert torch.equal(x, before)
 
 

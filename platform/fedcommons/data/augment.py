@@ -14,4 +14,7 @@ def flip_and_crop(x: Tensor, generator: torch.Generator, padding: int = 4) -> Te
     rows = torch.arange(h) + top  # (B, H)
     padded = F.pad(x, (padding,) * 4)
     index = torch.arange(b)[:, None, None].to(x.device), rows[:, :, None].to(x.device), columns[:, None].to(x.device)
-    return padded.permute(0, 2, 3, 1)[index].permute(0, 3, 1, 2).contiguous()
+    images = padded.permute(0, 2, 3, 1)[index].permute(0, 3, 1, 2)
+    # Not .contiguous(): it leaves one-channel images as they are, with strides that convolutions take for channels-last
+    # and double backward passes do not; the kernels of the two round differently.
+    return images.clone(memory_format=torch.contiguous_format)
