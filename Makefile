@@ -1,27 +1,49 @@
 # The two commands of the README. Each makes the environment first, if it is not there yet.
+# LOCKED=1 installs the versions and the very files of requirements.lock, as CI does; without it, the newest that fit.
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
+INSTALL := $(VENV)/bin/pip install --quiet --disable-pip-version-check
 
-.PHONY: table1 test test-ray lint
+.PHONY: table1 test test-ray test-cpus lint lock
 table1: $(VENV)/.installed
 	$(RUN) sweeps/table1.py --resume $(ARGS)
 
 test: $(VENV)/.installed
-	$(RUN) -m pytest $(ARGS)
+	$(RUN) -m pytest -n 2 $(ARGS)
 
 test-ray: $(VENV)/.installed
 	$(RUN) -m pytest -m ray $(ARGS)
+
+# The tests that compare bits, with the instructions of other CPUs, which round differently.
+CPUS := "ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2" \
+  "ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41" "ATEN_CPU_CAPABILITY=default"
+BITS := $(addprefix tests/test_,identities.py contract.py every_algorithm.py resume.py estimators.py)
+test-cpus: $(VENV)/.installed
+	for cpu in $(CPUS); do echo "$$cpu" && env $$cpu $(RUN) -m pytest -n 2 --quiet $(BITS) $(ARGS) || exit; done
 
 lint: $(VENV)/.installed
 	$(RUN) -m ruff format --check .
 	$(RUN) -m ruff check .
 	$(RUN) -m pyright
 
-# CONSTRAINTS=constraints.txt installs the versions that CI uses.
-$(VENV)/.installed: pyproject.toml
+# Keeps the versions of constraints.txt where they still fit; ARGS=--upgrade takes the newest.
+COMPILE := $(VENV)/lock/bin/uv pip compile --quiet --universal --fork-strategy fewest --extra dev --no-annotate \
+  --custom-compile-command "make lock"
+lock:
+	$(PYTHON) -m venv $(VENV)/lock
+	$(VENV)/lock/bin/pip install --quiet --disable-pip-version-check uv
+	$(COMPILE) $(ARGS) --output-file constraints.txt pyproject.toml
+	$(COMPILE) --generate-hashes --constraint constraints.txt --output-file requirements.lock pyproject.toml
+
+$(VENV)/.installed: pyproject.toml $(if $(LOCKED),requirements.lock)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "fedcommons needs Python >= 3.11; name one: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS)) --editable '.[dev]'
+ifdef LOCKED
+	$(INSTALL) --require-hashes --only-binary :all: --requirement requirements.lock
+	$(INSTALL) --no-deps --no-build-isolation --editable .
+else
+	$(INSTALL) --editable '.[dev]'
+endif
 	@touch $@
