@@ -6,6 +6,7 @@ Tests cannot import each other, so helpers are fixtures; their types are importe
 
 import json
 import os
+import secrets
 import struct
 import time
 import zlib
@@ -21,8 +22,10 @@ import torch
 
 from fedcommons.testing import Federation, LeastSquares, federations
 
-# Ray reads these when it is first imported, which no test does before the fixture below.
-os.environ["RAY_AUTH_MODE"] = "disabled"
+# Ray reads these when it is first imported, which no test does before the fixture below. A test that starts nodes of
+# its own in another process hands them on; the token is nowhere else.
+os.environ["RAY_AUTH_MODE"] = "token"
+os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 torch.set_num_threads(1)  # as in a worker: more threads round differently
 

@@ -1,7 +1,13 @@
-"""Connecting to Ray: a cluster that is there, else one on this machine."""
+"""Connecting to Ray: a cluster that is there, else one on this machine that only we can use."""
 
 import logging
 import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+from contextlib import suppress
 
 from fedcommons.config import Experiment
 from fedcommons.errors import UserError
@@ -9,11 +15,18 @@ from fedcommons.errors import UserError
 INLINE_BYTES = 4 * 2**20
 """Arguments and results below this travel with the call; a cluster is told so in ray_cluster.yaml."""
 
+JOIN_S = 20
+"""Seconds that the cluster of RAY_ADDRESS may take to answer."""
+
 
 def connect(num_cpus: int | None = None) -> None:
     """Connect to the cluster of RAY_ADDRESS, else start Ray on this machine with ``num_cpus`` (default: ``cores``).
 
-    It has the GPUs that CUDA_VISIBLE_DEVICES names, which Slurm sets.
+    It has the GPUs that CUDA_VISIBLE_DEVICES names, which Slurm sets. Ray listens on all interfaces, so the one that is
+    started here asks every caller for a token, unless RAY_AUTH_MODE says otherwise.
+
+    Raises:
+        UserError: no Ray answers at RAY_ADDRESS, or a variable of Ray or Slurm has a value that means nothing.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -21,24 +34,73 @@ def connect(num_cpus: int | None = None) -> None:
 
     if ray.is_initialized():
         return
-    if os.environ.get("RAY_ADDRESS"):
+    address = os.environ.get("RAY_ADDRESS", "local")
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+    if address in ("", "local"):
+        _start(num_cpus or cores())
+    else:
+        _require_answer(address)
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
-        return
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # nobody else can reach a Ray that listens on this machine only
+    if callable(on_sigterm):  # Ray has put its own in its place
+        with suppress(ValueError):  # only the main thread may, and only there Ray did
+            signal.signal(signal.SIGTERM, on_sigterm)
+
+
+def _start(num_cpus: int | None) -> None:
+    """Start Ray here, shut to everybody who has not the token, which is in the environment only."""
+    import ray
+
+    mode = os.environ.get("RAY_AUTH_MODE", "")
+    if mode.lower() not in ("", "token", "disabled"):
+        raise UserError(f"RAY_AUTH_MODE must be token or disabled, got {mode!r}.")  # Ray would take it for disabled
+    if not mode:
+        # Ray may have been imported long ago, and reads the mode then. Where there is none, ray.init sets it to token.
+        os.environ.pop("RAY_AUTH_MODE", None)
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     ray.init(
         address="local",  # not one of somebody else's on this machine
-        num_cpus=num_cpus or cores(),
+        num_cpus=num_cpus,
         include_dashboard=False,
         log_to_driver=False,
         logging_level=logging.ERROR,
         _system_config={"max_direct_call_object_size": INLINE_BYTES},
     )
+    if not mode and os.environ.get("RAY_AUTH_MODE") != "token":
+        ray.shutdown()
+        raise UserError(f"Ray {ray.__version__} starts without authentication; fedcommons needs Ray 2.60 or newer.")
+
+
+def _require_answer(address: str) -> None:
+    """Refuse an address where nothing answers: ray.init would try for minutes and not hear Ctrl-C.
+
+    Tried in a process of its own, which its alarm ends wherever it is.
+    """
+    code = (
+        f"import ray, signal, sys; signal.alarm({JOIN_S})\n"
+        "try: ray.init(log_to_driver=False, logging_level='ERROR')\n"
+        "except Exception as error: sys.exit('said:' + ' '.join(str(error.__cause__ or error).split()))"
+    )
+    tried = subprocess.run([sys.executable, "-P", "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if tried.returncode == 0:
+        return
+    why = " ".join(tried.stderr.rpartition("said:")[2].split()).partition(". ")[0].rstrip(".")
+    if tried.returncode == -signal.SIGALRM:
+        why = f"no Ray answers there within {JOIN_S} s"
+    if "InvalidAuthToken" in tried.stderr:
+        why = "that Ray asks for another token (RAY_AUTH_MODE=token and RAY_AUTH_TOKEN, or the file ~/.ray/auth_token)"
+    raise UserError(f"RAY_ADDRESS={address!r}: {why}; name a Ray that runs, or unset it to start one on this machine.")
 
 
 def cores() -> int | None:
-    """The cores that Slurm or the system leaves to this process; None: all that Ray finds."""
+    """The cores that Slurm or the system leaves to this process; None: all that Ray finds.
+
+    Raises:
+        UserError: SLURM_CPUS_PER_TASK is no number of cores.
+    """
     limits = [len(os.sched_getaffinity(0))] if hasattr(os, "sched_getaffinity") else []
     if asked := os.environ.get("SLURM_CPUS_PER_TASK", ""):
+        if not re.fullmatch("0*[1-9][0-9]{0,8}", asked):
+            raise UserError(f"SLURM_CPUS_PER_TASK must be a number of cores, 1 or more, got {asked[:80]!r}.")
         limits.append(int(asked))
     fewest = min(limits, default=None)
     return fewest if fewest != os.cpu_count() else None

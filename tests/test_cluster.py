@@ -1,0 +1,278 @@
+"""Connecting to Ray: the one that is started here is shut to others, and an address where none answers is refused.
+
+This file is also a driver: run as a script it connects, says where its Ray is, and waits until its input is closed.
+"""
+
+import json
+import os
+import re
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import HTTPServer, SimpleHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import psutil
+import pytest
+
+from fedcommons import cluster
+from fedcommons.errors import UserError
+
+CALLS = (
+    "NodeInfoGcsService/GetClusterId",
+    "InternalKVGcsService/InternalKVKeys",
+    "NodeManagerService/GetSystemConfig",
+    "ObjectManagerService/Pull",
+    "CoreWorkerService/GetCoreWorkerStats",
+)
+"""One of each service of Ray's; every port has one of them."""
+
+UNIMPLEMENTED, UNAUTHENTICATED = 12, 16
+"""gRPC's codes."""
+
+CLIENT = """
+import os, ray, sys
+ray.init(sys.argv[1], log_to_driver=False)
+print("ran as", ray.get(ray.remote(lambda: os.getpid()).remote(), timeout=30))
+"""
+
+
+def main() -> None:
+    """Connect, with Ray imported before as by a user's script, and print where that Ray is."""
+    import ray
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    cluster.JOIN_S = int(os.environ.get("JOIN_S", cluster.JOIN_S))
+    try:
+        cluster.connect(num_cpus=1)
+    except UserError as error:
+        sys.exit(f"refused: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    context = ray.get_runtime_context()
+    token = ray.get(ray.remote(lambda: os.environ.get("RAY_AUTH_TOKEN")).remote())
+    facts = {"address": context.gcs_address, "session": context.get_session_name(), "token": token}
+    print(json.dumps(facts), flush=True)
+    sys.stdin.read()
+    ray.shutdown()
+
+
+def environment(home: Path, **more: str) -> dict[str, str]:
+    """One without a token or an address, but what is given."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SLURM_"))}
+    return {**ours, "RAY_USAGE_STATS_ENABLED": "0", "HOME": str(home), **more}
+
+
+@contextmanager
+def driver(**more: str) -> Iterator[tuple[subprocess.Popen, dict[str, Any], Path]]:
+    """``main`` in a process of its own, what it prints, and its home."""
+    # the name is short because sockets lie there
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as scratch:
+        process = subprocess.Popen(
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env=environment(Path(scratch), RAY_TMPDIR=scratch, **more),
+        )  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with process:
+            yield process, json.loads(process.stdout.readline()), Path(scratch)
+            process.stdin.close()
+
+
+def client(address: str, home: Path, **more: str) -> subprocess.CompletedProcess:
+    """A task on somebody's Ray, from a process that has nothing but the address."""
+    command = [sys.executable, "-c", CLIENT, address]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment(home, **more))
+
+
+def listening(process: subprocess.Popen) -> set[tuple[str, int]]:
+    """The addresses where a process and all that it has started wait for callers."""
+    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    found = [c.laddr for member in family for c in member.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    return {(at.ip if at.ip != "::" else "127.0.0.1", at.port) for at in found}
+
+
+def grpc_status(host: str, port: int, call: str, token: str = "") -> int | None:
+    """How a gRPC server answers an empty call; None: it is none. Written out, as no client of gRPC comes with Ray."""
+
+    def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+        return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
+
+    headers = {":method": "POST", ":scheme": "http", ":path": f"/ray.rpc.{call}", ":authority": "ray",
+               "content-type": "application/grpc", "te": "trailers", "authorization": f"Bearer {token}"}  # fmt: skip
+    literal = b"".join(b"\0" + b"".join(bytes([len(t)]) + t.encode() for t in pair) for pair in headers.items())
+    request = frame(4, 0, 0, b"") + frame(1, 4, 1, literal) + frame(0, 1, 1, bytes(5))
+    answer = b""
+    with socket.create_connection((host, port), timeout=30) as connection:
+        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + request)
+        while not (status := re.search(rb"grpc-status[\x01\x02](\d+)", answer)) and (part := connection.recv(65536)):
+            answer += part
+    return int(status[1]) if status else None
+
+
+@pytest.fixture(scope="module")
+def ours() -> Iterator[tuple[subprocess.Popen, dict[str, Any], Path]]:
+    """A Ray that ``connect`` has started."""
+    with driver(RAY_ADDRESS="local", RAY_AUTH_MODE="") as started:
+        yield started
+
+
+@pytest.mark.ray
+def test_a_client_without_the_token_is_refused_and_one_with_it_is_not(ours: Any, tmp_path: Path) -> None:
+    _, facts, _ = ours
+    for wrong in ({}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}):
+        refused = client(facts["address"], tmp_path, **wrong)
+        assert refused.returncode != 0
+        assert "ran as" not in refused.stdout
+        assert "InvalidAuthToken" in refused.stderr
+    served = client(facts["address"], tmp_path, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=facts["token"])
+    assert "ran as" in served.stdout, served.stderr
+
+
+@pytest.mark.ray
+def test_no_port_that_ray_opens_answers_without_the_token(ours: Any) -> None:
+    process, facts, _ = ours
+    ports = listening(process)
+    assert len(ports) >= 5  # GCS, the raylet's two, the driver, a worker
+    spoken = 0
+    for host, port in ports:
+        without = {grpc_status(host, port, call) for call in CALLS}
+        if without == {None}:  # the agent of runtime environments speaks HTTP
+            with pytest.raises(HTTPError, match="401"):
+                urlopen(f"http://{host}:{port}/get_runtime_envs_info", data=b"", timeout=30)
+            continue
+        assert without == {UNIMPLEMENTED, UNAUTHENTICATED}
+        assert 0 in {grpc_status(host, port, call, facts["token"]) for call in CALLS}
+        spoken += 1
+    assert spoken >= 5
+
+
+@pytest.mark.ray
+def test_the_token_is_new_and_reaches_the_workers_but_no_file_and_no_command_line(ours: Any) -> None:
+    process, facts, home = ours
+    assert re.fullmatch("[0-9a-f]{64}", facts["token"])
+    assert facts["token"] != os.environ.get("RAY_AUTH_TOKEN")
+    written = [path for path in home.rglob("*") if path.is_file()]
+    assert any(facts["session"] in path.parts for path in written)
+    assert not [path for path in written if facts["token"].encode() in path.read_bytes()]
+    assert not (home / ".ray").exists()
+    for member in psutil.Process(process.pid).children(recursive=True):
+        assert facts["token"] not in " ".join(member.cmdline())
+
+
+@pytest.mark.ray
+def test_a_cluster_is_joined_by_its_token_and_refused_without_in_one_sentence(ours: Any, tmp_path: Path) -> None:
+    _, facts, _ = ours
+    theirs = {"RAY_ADDRESS": facts["address"], "RAY_AUTH_MODE": "token"}
+    for token, code in ((facts["token"], 0), ("0" * 64, 1)):
+        done = subprocess.run(
+            [sys.executable, __file__], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100,
+            env=environment(tmp_path, **theirs, RAY_AUTH_TOKEN=token),
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+        if code == 0:
+            assert json.loads(done.stdout) == facts
+        else:
+            assert re.fullmatch(r"refused: RAY_ADDRESS=.* that Ray asks for another token .*\n", done.stderr)
+
+
+@pytest.mark.ray
+def test_a_mode_that_a_user_has_set_holds_and_sigterm_ends_ray_as_it_ends_us(tmp_path: Path) -> None:
+    with driver(RAY_AUTH_MODE="disabled") as (process, facts, _):
+        assert facts["token"] is None
+        assert "ran as" in client(facts["address"], tmp_path).stdout
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.terminate()
+        assert process.wait(timeout=60) == 143
+        _, alive = psutil.wait_procs(family, timeout=30)
+        assert [member.name() for member in alive] == []
+
+
+def connects(home: Path, **more: str) -> str:
+    """What ``main`` says of these variables, refusing them."""
+    done = subprocess.run(
+        [sys.executable, __file__], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
+        env=environment(home, **more),
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert re.fullmatch(r"refused: .*\n", done.stderr)
+    return done.stderr
+
+
+@pytest.mark.ray
+def test_a_mode_that_ray_does_not_know_is_refused(tmp_path: Path) -> None:
+    """Ray would take it for disabled."""
+    assert "RAY_AUTH_MODE must be token or disabled, got 'tokne'" in connects(tmp_path, RAY_AUTH_MODE="tokne")
+
+
+@pytest.fixture
+def silent() -> Iterator[socket.socket]:
+    """A socket that takes calls and says nothing."""
+    with socket.create_server(("", 0)) as listener:
+        yield listener
+
+
+@pytest.fixture
+def web() -> Iterator[int]:
+    """The port of a web server."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with HTTPServer(("", 0), Quiet) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
+@pytest.mark.ray
+def test_an_address_where_no_ray_answers_is_refused(silent: socket.socket, web: int, tmp_path: Path) -> None:
+    with socket.create_server(("", 0)) as gone:
+        closed = gone.getsockname()[1]
+    for address in (f"localhost:{closed}", f"localhost:{silent.getsockname()[1]}", f"localhost:{web}"):
+        said = connects(tmp_path, RAY_ADDRESS=address, JOIN_S="1")
+        assert said.startswith(f"refused: RAY_ADDRESS={address!r}: no Ray answers there within 1 s")
+    assert "RAY_ADDRESS='nonsense': Invalid address format: nonsense; name" in connects(
+        tmp_path, RAY_ADDRESS="nonsense"
+    )
+
+
+@pytest.mark.ray
+def test_ctrl_c_ends_the_wait_for_an_address(silent: socket.socket, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, __file__], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        env=environment(tmp_path, RAY_ADDRESS=f"localhost:{silent.getsockname()[1]}", JOIN_S="500"),
+    )  # fmt: skip
+    silent.settimeout(60)
+    calling, _ = silent.accept()  # so it is trying
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    calling.close()
+    assert process.returncode == 130, said
+    assert family
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert not alive
+
+
+@pytest.mark.parametrize("asked", ["abc", "0", "-1", "1.5", " ", "9" * 5000])
+def test_a_number_of_cores_that_is_none_is_refused(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", asked)
+    with pytest.raises(UserError, match="SLURM_CPUS_PER_TASK must be a number of cores, 1 or more, got") as refused:
+        cluster.cores()
+    assert len(str(refused.value)) < 200
+
+
+if __name__ == "__main__":
+    main()
