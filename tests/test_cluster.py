@@ -52,7 +52,8 @@ def main() -> None:
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    cluster.JOIN_S = int(os.environ.get("JOIN_S", cluster.JOIN_S))
+    if seconds := os.environ.get("JOIN_S"):
+        cluster.JOIN_S = int(seconds)
     try:
         cluster.connect(num_cpus=1)
     except UserError as error:

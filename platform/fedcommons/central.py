@@ -4,8 +4,6 @@ central_real: all real training images;  central_synthetic: the union of all cli
 that the federated runs train on.  Fedssyn, figure 3.
 """
 
-import logging
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +14,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from fedcommons import config as configs
+from fedcommons import trainer
 from fedcommons.artifacts import Store, key_of
 from fedcommons.config import Experiment
 from fedcommons.data.augment import flip_and_crop
@@ -24,7 +23,7 @@ from fedcommons.display import Display
 from fedcommons.errors import sentence
 from fedcommons.experiment import Prepared, build_classifier, contributions, prepare
 from fedcommons.federation.evaluation import CHUNK
-from fedcommons.federation.worker import default_device, fresh_torch
+from fedcommons.federation.worker import fresh_torch
 from fedcommons.files import write_json
 from fedcommons.seeds import generator, set_default_generator
 from fedcommons.tracking.run_folder import read_summary
@@ -110,25 +109,9 @@ def fit(
     augment: bool = False,
 ) -> list[float]:
     """Train ``module`` on ``train``; the accuracy on ``test`` after each epoch."""
-    from lightning_fabric.plugins.environments.lightning import LightningEnvironment
-
-    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     accuracy = _TestAccuracy(test)
-    trainer = Trainer(
-        accelerator="gpu" if default_device().type == "cuda" else "cpu",
-        devices=1,
-        max_epochs=epochs,
-        callbacks=[accuracy],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        plugins=[LightningEnvironment()],  # inside a Slurm job Lightning would otherwise refuse to run
-    )
     set_default_generator(seed, "central dropout")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=FutureWarning, module="torch.utils._pytree")
-        trainer.fit(module, _Batches(train, batch_size, drop_last, augment, seed))
+    trainer.fit(module, _Batches(train, batch_size, drop_last, augment, seed), epochs, [accuracy])
     return accuracy.accuracies
 
 

@@ -4,8 +4,6 @@ Departs from the paper: the moving average of the weights warms up, because with
 0.9995 would leave it dominated by the initial weights.
 """
 
-import logging
-import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -29,9 +27,9 @@ class DDPMGenerator:
     def fit(self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int]) -> Mapping[int, Weights]:
         """See ``Generator``; all images are one batch where there are fewer than ``batch_size``."""
         import pytorch_lightning as lightning
-        from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 
-        logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+        from fedcommons import trainer
+
         set_default_generator(seed, "initial weights")
         model = self._model(tuple(examples.x.shape[1:]), n_classes, seed)
         loader = DataLoader(
@@ -47,21 +45,7 @@ class DDPMGenerator:
                 if trainer.current_epoch + 1 in epochs:
                     kept[trainer.current_epoch + 1] = model.averaged()
 
-        trainer = lightning.Trainer(
-            callbacks=[Keep()],
-            accelerator="gpu" if default_device().type == "cuda" else "cpu",
-            devices=1,
-            max_epochs=max(epochs),
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            plugins=[LightningEnvironment()],  # inside a Slurm job Lightning would otherwise refuse to run
-        )
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-            warnings.filterwarnings("ignore", category=FutureWarning, module="torch.utils._pytree")
-            trainer.fit(model, loader)
+        trainer.fit(model, loader, max(epochs), [Keep()])
         return kept
 
     def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:
