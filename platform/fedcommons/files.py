@@ -3,10 +3,12 @@
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
@@ -20,15 +22,27 @@ def write_bytes(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # a full disk does not say what it had no room for
         raise
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove what processes that were killed while they wrote have left here; only for a folder that nobody writes."""
-    for path in folder.rglob(".*.tmp"):
-        path.unlink(missing_ok=True)
+def unfinished(name: str) -> str | None:
+    """The file that a temporary one of this name was to become; None for a name of another kind."""
+    found = re.fullmatch(r"\.(.+)\.\d+\.tmp", name)
+    return found[1] if found else None
+
+
+def remove_unfinished(folder: Path, names: str) -> None:
+    """Remove what processes that were killed while they wrote have left in ``folder`` itself of files of these names.
+
+    names: a regular expression. Only for a folder that nobody writes.
+    """
+    for path in folder.glob(".*.tmp"):
+        if path.is_file() and re.fullmatch(names, unfinished(path.name) or ""):
+            path.unlink()
 
 
 def write_text(path: Path, content: str) -> None:
@@ -51,14 +65,19 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str,
     # cloned, because safetensors refuses tensors that share their numbers
     content = save({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()})
     write_bytes(path, content)
-    write_json(path.with_name(path.name + ".json"), {"sha256": sha256(content), **facts})
+    checksums = {"sha256": sha256(content), "facts_sha256": _sha256_of(facts)}
+    write_json(path.with_name(path.name + ".json"), {**checksums, **facts})
+
+
+def _sha256_of(facts: Mapping[str, Any]) -> str:
+    return sha256(json.dumps(facts, sort_keys=True).encode())
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     """What ``write_tensors`` wrote; None where there is nothing.
 
     Raises:
-        ValueError: the pair is incomplete, or the tensors are not those that were written.
+        ValueError: the pair is incomplete, or not what was written.
     """
     facts_path = path.with_name(path.name + ".json")
     if not path.exists() and not facts_path.exists():
@@ -66,9 +85,15 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     try:
         facts = json.loads(facts_path.read_text())
         intact = sha256(path.read_bytes()) == facts["sha256"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        plain = {name: fact for name, fact in facts.items() if name not in ("sha256", "facts_sha256")}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:  # JSON of any kind
         raise ValueError(f"{path} is incomplete: {error}") from error
-    if not intact:
+    # files of earlier versions have no checksum of their facts
+    if not intact or facts.get("facts_sha256", _sha256_of(plain)) != _sha256_of(plain):
         raise ValueError(f"{path} was truncated or altered: its checksum is not the one it was written with")
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
     # copied to where torch puts its tensors: how a kernel rounds can depend on the alignment of its operands
-    return {name: t.clone() for name, t in load_file(path).items()}, facts
+    return {name: t.clone() for name, t in tensors.items()}, plain

@@ -1,18 +1,24 @@
 """Where a federation stands, on disk: written atomically, verified when read, the last two kept."""
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 from fedcommons.accounting.communication import Traffic
 from fedcommons.errors import ClientError
+from fedcommons.federation import memory as memories
 from fedcommons.federation.memory import ClientMemory, remove_files
 from fedcommons.federation.packing import pack, unpack
 from fedcommons.federation.rounds import Standing
 from fedcommons.federation.worker import give_back_freed
 from fedcommons.files import read_tensors, write_tensors
-from fedcommons.tensors import flat
+from fedcommons.tensors import Layout, Payload, flat
 
 KEEP = 2
+
+FILE = r"round-(\d{6,})\.safetensors"
+"""The name of a checkpoint; its facts have .json behind it."""
 
 
 def save(folder: Path, standing: Standing) -> None:
@@ -28,41 +34,83 @@ def save(folder: Path, standing: Standing) -> None:
     facts |= {"round": standing.round, "traffic": [t.down, t.up, t.once], "order": list(memory)}
     facts["files"] = {str(client): name for client, name in memory.in_files.items()}
     write_tensors(folder / f"round-{standing.round:06d}.safetensors", tensors, facts)
-    kept = sorted(folder.glob("round-*.safetensors"))
-    for old in kept[:-KEEP]:
-        old.unlink()
-        old.with_name(old.name + ".json").unlink(missing_ok=True)
+    kept = _checkpoints(folder)
+    for number in sorted(kept)[:-KEEP]:
+        _remove(kept.pop(number))
     if memory.folder is not None:
-        needed = {name for path in kept[-KEEP:] for name in _files(path)}
+        needed = {name for path in kept.values() for name in _files(path)}
         remove_files(memory.folder, needed | set(memory.in_files.values()))
     give_back_freed()  # what was written was copied
+
+
+def remove_after(folder: Path, round: int) -> None:
+    """Remove the checkpoints of later rounds: they are played again."""
+    for number, path in _checkpoints(folder).items():
+        if number > round:
+            _remove(path)
+
+
+def _checkpoints(folder: Path) -> dict[int, Path]:
+    """Round to the file of tensors; what has another name is not ours."""
+    found = {path: re.fullmatch(FILE, path.name) for path in folder.glob("round-*.safetensors")}
+    return {int(match[1]): path for path, match in found.items() if match}
+
+
+def _remove(checkpoint: Path) -> None:
+    checkpoint.with_name(checkpoint.name + ".json").unlink(missing_ok=True)  # first: what is left is found next time
+    checkpoint.unlink()
 
 
 def _files(checkpoint: Path) -> set[str]:
     try:
         return set(json.loads(checkpoint.with_name(checkpoint.name + ".json").read_text())["files"].values())
-    except (OSError, ValueError, KeyError):
-        return set()  # cut off while it was written: it will not be read
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return set()  # cut off while it was written, or damaged: it will not be read
 
 
-def load_latest(folder: Path, memory: ClientMemory | None = None, before: int | None = None) -> Standing | None:
+def load_latest(
+    folder: Path, memory: ClientMemory | None = None, before: int | None = None, model: Layout | None = None
+) -> Standing | None:
     """The newest checkpoint (of a round before ``before``) that is intact, or None.
 
-    ``memory``: where memories of clients in files are. They are verified too, all of them.
+    ``memory``: where memories of clients in files are. They are verified too, all of them. ``model``: the server
+    model's layout, which a checkpoint must have.
     """
-    for path in sorted(folder.glob("round-*.safetensors"), reverse=True):
-        if before is not None and path.name >= f"round-{before:06d}":
+    for number, path in sorted(_checkpoints(folder).items(), reverse=True):
+        if before is not None and number >= before:
             continue
         try:
             found = read_tensors(path)
-            if found:
-                payloads, facts = unpack(*found), found[1]
-                entries = {int(k.removeprefix("memory ")): p for k, p in payloads.items() if k.startswith("memory ")}
-                entries |= {int(client): name for client, name in facts["files"].items()}
-                ordered = {client: entries[client] for client in facts["order"]}
-                restored = (ClientMemory() if memory is None else memory).restored(ordered)
-                buffers = flat(payloads["module"], "buffers")
-                return Standing(facts["round"], payloads["state"], restored, Traffic(*facts["traffic"]), buffers)
-        except (ValueError, KeyError, ClientError):
+            standing = (
+                _standing(unpack(*found), found[1], ClientMemory() if memory is None else memory) if found else None
+            )
+        except (ValueError, ClientError):
             continue  # cut off while it was written, or damaged; the one before it is whole
+        if standing and standing.round == number and model in (None, standing.model.layout):
+            return standing
     return None
+
+
+def _standing(payloads: dict[str, Payload], facts: dict[str, Any], memory: ClientMemory) -> Standing:
+    """Where the federation stood.
+
+    Raises:
+        ValueError: the facts are not those of ``save``.
+        ClientError: a memory in a file cannot be read.
+    """
+    try:
+        entries = {int(k.removeprefix("memory ")): p for k, p in payloads.items() if k.startswith("memory ")}
+        entries |= {int(client): name for client, name in facts["files"].items()}
+        ordered = {client: entries[client] for client in facts["order"]}
+        down, up, once = facts["traffic"]
+        buffers = flat(payloads["module"], "buffers")
+        state = payloads["state"]
+        flat(state, "model")
+    except (KeyError, TypeError, AttributeError) as error:  # what JSON of another form leads to
+        raise ValueError(f"the facts are not those of a checkpoint: {error!r}") from error
+    names = facts["files"].values()
+    if len(facts["order"]) != len(entries) or not all(re.fullmatch(memories.FILE, str(name)) for name in names):
+        raise ValueError("the facts name other memories than there are")
+    if not all(type(n) is int and n >= 0 for n in (facts.get("round"), down, up, once)):
+        raise ValueError("the facts count rounds and bytes in other than whole numbers")
+    return Standing(facts["round"], state, memory.restored(ordered), Traffic(down, up, once), buffers)

@@ -7,6 +7,7 @@ The bound is on what rests between rounds. In a round its participants' memories
 it and as they are after it, and a checkpoint copies those that rest there.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Self
@@ -15,6 +16,9 @@ from fedcommons.errors import ClientError
 from fedcommons.federation.packing import pack, unpack
 from fedcommons.files import read_tensors, write_tensors
 from fedcommons.tensors import Payload, nbytes
+
+FILE = r"client-\d{7,}-round-\d{6,}\.safetensors"
+"""The name of a file of ours; its facts have .json behind it."""
 
 
 class ClientMemory(Mapping[int, Payload]):
@@ -89,16 +93,17 @@ class ClientMemory(Mapping[int, Payload]):
         assert self.folder is not None
         try:
             found = read_tensors(self.folder / name)
+            payloads = unpack(*found) if found else None
         except ValueError as error:
             raise ClientError(f"the memory of client {client} cannot be read: {error}") from error
-        if found is None:
+        if not payloads or "memory" not in payloads:
             raise ClientError(f"the memory of client {client} is gone: {self.folder / name}")
-        return unpack(*found)["memory"]
+        return payloads["memory"]
 
 
 def remove_files(folder: Path, needed: set[str]) -> None:
     """Remove the files of memories that nothing names any more."""
     for path in folder.glob("client-*.safetensors"):
-        if path.name not in needed:
+        if path.name not in needed and re.fullmatch(FILE, path.name):
+            path.with_name(path.name + ".json").unlink(missing_ok=True)  # first: what is left is found next time
             path.unlink()
-            path.with_name(path.name + ".json").unlink(missing_ok=True)

@@ -1,6 +1,6 @@
 """Payloads as the tensors and plain facts of a file, and back."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -26,10 +26,35 @@ def pack(payloads: Mapping[str, Payload]) -> tuple[dict[str, Tensor], dict[str, 
 
 
 def unpack(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> dict[str, Payload]:
-    """What ``pack`` was given."""
-    layouts = [Layout(tuple(names), tuple(tuple(s) for s in shapes)) for names, shapes in facts["layouts"]]
-    payloads: dict[str, dict[str, Flat | Tensor]] = {key: {} for key in facts["keys"]}
-    for full, index in facts["tensors"].items():
-        key, _, name = full.partition("/")
-        payloads[key][name] = tensors[full] if index is None else Flat(layouts[index], tensors[full])
+    """What ``pack`` was given.
+
+    Raises:
+        ValueError: the facts are not of ``pack``, or not of these tensors.
+    """
+    try:
+        if facts["tensors"].keys() != tensors.keys():
+            raise ValueError("it names other tensors than there are")
+        layouts = [_layout(names, shapes) for names, shapes in facts["layouts"]]
+        payloads: dict[str, dict[str, Flat | Tensor]] = {key: {} for key in facts["keys"]}
+        for full, index in facts["tensors"].items():
+            key, _, name = full.partition("/")
+            payloads[key][name] = tensors[full] if index is None else _flat(layouts[index], tensors[full])
+    except (KeyError, TypeError, AttributeError, IndexError) as error:  # what JSON of another form leads to
+        raise ValueError(f"the facts do not say how to read it: {error!r}") from error
     return dict(payloads)
+
+
+def _layout(names: Sequence[str], shapes: Sequence[Sequence[int]]) -> Layout:
+    layout = Layout(tuple(names), tuple(tuple(shape) for shape in shapes))
+    sides = [side for shape in layout.shapes for side in shape]
+    if not all(isinstance(name, str) for name in names) or not all(type(side) is int and side >= 0 for side in sides):
+        raise ValueError("a layout has other than names and shapes")
+    if len(layout.parts) != len(names):  # which raises a ValueError where there are more or fewer shapes
+        raise ValueError("a layout has a name twice")
+    return layout
+
+
+def _flat(layout: Layout, buffer: Tensor) -> Flat:
+    if buffer.shape != (layout.size,):
+        raise ValueError(f"a layout of {layout.size} elements for a tensor of shape {tuple(buffer.shape)}")
+    return Flat(layout, buffer)
