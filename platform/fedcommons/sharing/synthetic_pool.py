@@ -165,10 +165,25 @@ def missing(store: Store, wanted: Iterable[Need]) -> list[Job]:
     """
     images = {key_of(need.images_facts): need for need in wanted}
     courses: dict[str, list[Need]] = {}
-    for key, need in images.items():
-        if not store.has("images", key):
+    for need in images.values():
+        if _images(store, need) is None:
             courses.setdefault(key_of(need.course_facts), []).append(need)
     return [Job(needs, _stored(store, needs)) for needs in courses.values()]
+
+
+def _images(store: Store, need: Need) -> Examples | None:
+    """The images that the store has for this need, or None."""
+    found = store.get("images", key_of(need.images_facts))
+    if found is None:
+        return None
+    images, labels = found.get("images"), found.get("labels")
+    shape = (len(need.labels), *need.examples.x.shape[1:])
+    if images is None or images.shape != shape or images.dtype != torch.uint8:
+        images = None
+    if images is None or labels is None or not torch.equal(labels, need.labels):
+        store.say(f"the synthetic images of client {need.client} in {store.folder} are malformed; to be built again.")
+        return None
+    return Examples(images, labels)
 
 
 def _stored(store: Store, needs: Sequence[Need]) -> dict[int, Weights]:
@@ -180,10 +195,9 @@ def keep(store: Store, job: Job, made: Made) -> None:
     """Put what a job made into the store."""
     for epochs, weights in made.weights.items():
         facts = next(need for need in job.needs if need.settings.epochs == epochs).generator_facts
-        store.put("generators", key_of(facts), dict(weights), facts)
+        store.put("generators", dict(weights), facts)
     for need, images in zip(job.needs, made.images, strict=True):
-        facts = need.images_facts
-        store.put("images", key_of(facts), {"images": images, "labels": need.labels}, facts)
+        store.put("images", {"images": images, "labels": need.labels}, need.images_facts)
 
 
 def read(store: Store, need: Need, n: int) -> Examples:
@@ -192,10 +206,9 @@ def read(store: Store, need: Need, n: int) -> Examples:
     Raises:
         LookupError: they have not been made.
     """
-    found = store.get("images", key_of(need.images_facts))
-    if found is None:
+    everything = _images(store, need)
+    if everything is None:
         raise LookupError(f"the synthetic images of client {need.client} have not been made: not in {store.folder}")
-    everything = Examples(found["images"], found["labels"])
     available = np.bincount(everything.y.numpy(), minlength=need.n_classes)
     counts = largest_remainder(available, n)
     starts = np.cumsum(available) - available
