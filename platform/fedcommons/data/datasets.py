@@ -4,6 +4,7 @@
 """
 
 import os
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -86,12 +87,14 @@ def load(data: Data) -> Dataset:
     The splits are keyed by the data set alone, so every run, whatever its seed, is judged on the same images.
 
     Raises:
-        UserError: the data set is unknown or not in the folder, or ``data.limit`` exceeds it.
+        UserError: the data set is unknown, not in the folder or damaged, or ``data.limit`` exceeds it.
     """
     if data.name not in _SOURCES:
         raise unknown("data set", data.name, _SOURCES)
     source = _SOURCES[data.name]
     train, test = _digits() if data.name == "digits" else _torchvision(source, data)
+    if reason := flaw(train, test, source.n_classes):
+        raise _unusable(source, data, f"is damaged: {reason}")
     order = numpy_generator("validation split", data.name).permutation(len(train))
     n_validation = int(data.validation * len(train))
     if data.validation_from == "last":
@@ -127,21 +130,51 @@ def _torchvision(source: _Source, data: Data) -> tuple[Examples, Examples]:
     make: Callable = getattr(datasets, source.torchvision_class)
     try:
         parts = [make(root, train=train, download=data.download) for train in (True, False)]
-    except (RuntimeError, OSError, ValueError, AssertionError, EOFError, KeyError) as error:
+        return _examples(parts[0]), _examples(parts[1])
+    except _UNREADABLE as error:
         there = (root / source.folder).is_dir()
-        reason = f"could not be downloaded ({error})" if data.download else "is damaged" if there else "is not there"
-        raise UserError(
-            f"data set {data.name} {reason}: looked in {(root / source.folder).resolve()}; name another folder with "
-            f"--data-dir or FEDCOMMONS_DATA, or get it with "
-            f"`python sweeps/table1.py --dataset {data.name} --data-dir {root} --download --dry-run`."
-        ) from error
-    return _examples(parts[0]), _examples(parts[1])
+        why = f"({' '.join(str(error).split())[:200]})"
+        reason = f"could not be downloaded {why}" if data.download else f"is damaged {why}" if there else "is not there"
+        raise _unusable(source, data, reason) from error
+
+
+# What torchvision raises where files are not there, cut off, of another form or not its pickles.
+_UNREADABLE = (
+    RuntimeError, OSError, ValueError, TypeError, AssertionError, EOFError, LookupError, AttributeError, ImportError,
+    MemoryError, OverflowError, pickle.UnpicklingError,
+)  # fmt: skip
+
+
+def _unusable(source: _Source, data: Data, reason: str) -> UserError:
+    root = data_folder(data)
+    return UserError(
+        f"data set {data.name} {reason}: looked in {(root / source.folder).resolve()}; name another folder with "
+        f"--data-dir or FEDCOMMONS_DATA, or get it with "
+        f"`python sweeps/table1.py --dataset {data.name} --data-dir {root} --download --dry-run`."
+    )
 
 
 def _examples(part) -> Examples:
     x = torch.as_tensor(np.asarray(part.data))  # (n, H, W) or (n, H, W, C) uint8
     x = x.unsqueeze(1) if x.dim() == 3 else x.permute(0, 3, 1, 2).contiguous()
     return Examples(x, torch.as_tensor(part.targets, dtype=torch.int64))
+
+
+def flaw(train: Examples, test: Examples, n_classes: int) -> str | None:
+    """What is wrong with images and labels that were read, in words; None if nothing is."""
+    for name, part in (("training", train), ("test", test)):
+        if part.x.dtype != torch.uint8:
+            return f"its {name} images are {part.x.dtype}, not uint8"
+        if len(part.x) != len(part.y):
+            return f"it has {len(part.x)} {name} images and {len(part.y)} labels"
+        if part.x.numel() == 0:
+            return f"it has no {name} images"
+        low, high = int(part.y.min()), int(part.y.max())
+        if low < 0 or high >= n_classes:
+            return f"its {name} labels lie in [{low}, {high}], not in [0, {n_classes - 1}]"
+    if train.x.shape[1:] != test.x.shape[1:]:
+        return f"its training images are {tuple(train.x.shape[1:])} and its test images {tuple(test.x.shape[1:])}"
+    return None
 
 
 def without_images(dataset: Dataset) -> Dataset:
