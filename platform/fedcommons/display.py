@@ -25,11 +25,18 @@ class _Row:
         return f", {pace * (self.of - self.number):.0f} s left"
 
 
+class _Console(Console):
+    """Rich ends the process without a word when nobody reads its output; here the caller is told."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError("nobody reads the output")
+
+
 class Display:
     """Use as a context; ``say`` for sentences, ``step`` for the progress of a named cell, ``drop`` when it ends."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False)
+        self.console = console or _Console(highlight=False)
         self._rows: dict[str, _Row] = {}
         self._title = ""
         self._live = Live(self._table(), console=self.console, transient=True, auto_refresh=False)

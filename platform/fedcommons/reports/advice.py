@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedcommons.reports.plots import plt
+from fedcommons.reports.plots import plt, save
 from fedcommons.reports.tables import markdown
 
 NOTES = (
@@ -86,5 +86,4 @@ def advice_panels(path: Path, sections: Sequence[Advice]) -> None:
     panels[0][0].set_ylabel("rounds with sharing / without")
     panels[0][-1].legend(fontsize=8, loc="upper right")
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path, 120)

@@ -10,6 +10,7 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
+from fedcommons.reports.plots import save
 from fedcommons.reports.tables import Entry, markdown, mean_std
 
 COLOURS = {"real": "0.6", "local_synthetic": "#e8a29a", "shuffled_synthetic": "#c0392b", "shuffled_real": "#2e6da4"}
@@ -101,5 +102,4 @@ def accuracy_bars(path: Path, panels: Sequence[Panel]) -> None:
     shown = [name for name in (*COLOURS, *LINES) if name in found]
     look = {"ncols": 3 if size[0] > 6 else 1, "fontsize": 9, "handlelength": 3, "frameon": False}
     figure.legend([found[n] for n in shown], shown, loc="outside lower center", **look)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path, 120)

@@ -1,5 +1,6 @@
 """Pictures."""
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,18 @@ import numpy as np
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+
+from fedcommons.files import write_bytes
+
+
+def save(figure: Figure, path: Path, dpi: int) -> None:
+    """Write a PNG, whole or not at all, and forget the figure."""
+    content = io.BytesIO()
+    figure.savefig(content, dpi=dpi)
+    plt.close(figure)
+    write_bytes(path, content.getvalue())
 
 
 def class_heatmap(counts: np.ndarray, path: Path) -> None:
@@ -27,8 +39,7 @@ def class_heatmap(counts: np.ndarray, path: Path) -> None:
                 )
     figure.colorbar(image)
     figure.tight_layout()
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+    save(figure, path, 100)
 
 
 def round_bars(path: Path, groups: list[tuple[str, list[tuple[str, float, bool]]]], rounds: int) -> None:
@@ -54,8 +65,7 @@ def round_bars(path: Path, groups: list[tuple[str, list[tuple[str, float, bool]]
     axes.legend([Patch(color=colours[s]) for s in shown], list(shown), fontsize=8, loc="best")
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path, 120)
 
 
 def metric_against_fields(records: Sequence[Mapping[str, Any]], fields: Sequence[str], metric: str, path: Path) -> None:
@@ -77,5 +87,4 @@ def metric_against_fields(records: Sequence[Mapping[str, Any]], fields: Sequence
         axes.grid(alpha=0.3)
     panels[0][0].set_ylabel(metric)
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path, 120)
