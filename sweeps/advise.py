@@ -167,15 +167,15 @@ def advise(argv: Sequence[str]) -> int:
             grids.dry_run(several, out, display)
             return 0
         wanted = configs(options)
-        ready, _ = ([experiment.prepare(c) for c in some] for some in (wanted, (c.config for c in several)))
-        tuning.open_sweep(out, options.resume)  # all that cannot be met has been refused
-        found = {one.config.partition.alpha: (one, *predictions(one, options, display)) for one in ready}
-        report(found, {}, out, options, display)
-        if not runs:
-            return 0
-        ended = tuning.run_cells(several, out, display, resume=True)
-        report(found, runs, out, options, display)
-        return grids.conclude(ended, started, out, "advise", display)
+        ready, left = [experiment.prepare(c) for c in wanted], tuning.todo(several, out, display)
+        with tuning.open_sweep(out, options.resume):  # all that cannot be met has been refused
+            found = {one.config.partition.alpha: (one, *predictions(one, options, display)) for one in ready}
+            report(found, {}, out, options, display)
+            if not runs:
+                return 0
+            ended = tuning.run_cells(left, out, display)
+            report(found, runs, out, options, display)
+            return grids.conclude(ended, started, out, "advise", display)
 
 
 if __name__ == "__main__":

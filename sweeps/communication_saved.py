@@ -166,9 +166,9 @@ def communication_saved(argv: Sequence[str]) -> int:
     table += "".join(f"\n{i}. {note}" for i, note in enumerate(notes, 1)) + "\n"
     if options.out:
         out = Path(options.out)
-        cli.open_folder(out)
-        write_text(out / "communication_saved.md", table)
-        write_text(out / "communication_saved.csv", tables.to_csv(lines))
+        with cli.open_folder(out):
+            write_text(out / "communication_saved.md", table)
+            write_text(out / "communication_saved.csv", tables.to_csv(lines))
     print(table, end="")
     return 0
 

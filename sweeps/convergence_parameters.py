@@ -172,9 +172,11 @@ def convergence_parameters(argv: Sequence[str]) -> int:
         if options.dry_run:
             grids.dry_run(cells, out, display)
             return 0
-        outcome = tuning.run_cells(cells, out, display, resume=options.resume)
-        report(a7, a8, out, options, display)
-        return grids.conclude(outcome, started, out, "convergence_parameters", display)
+        left = tuning.todo(cells, out, display)
+        with tuning.open_sweep(out, options.resume):
+            outcome = tuning.run_cells(left, out, display)
+            report(a7, a8, out, options, display)
+            return grids.conclude(outcome, started, out, "convergence_parameters", display)
 
 
 if __name__ == "__main__":

@@ -131,12 +131,15 @@ def figure3(argv: Sequence[str]) -> int:
             for line in lines:
                 display.say(f"{line.name}: {'done' if read_summary(out / line.name) else 'to run'}")
             return 0
-        outcome = tuning.run_cells(cells, out, display, resume=options.resume)
-        before = time.perf_counter()
-        failures = {**outcome.failures, **central.run_all(lines, out, display)}
-        seconds = {**outcome.seconds, "central models": time.perf_counter() - before}
-        report(cells, lines, out, options, display)
-        return grids.conclude(replace(outcome, seconds=seconds, failures=failures), started, out, "figure3", display)
+        left = tuning.todo(cells, out, display)
+        with tuning.open_sweep(out, options.resume):
+            outcome = tuning.run_cells(left, out, display)
+            before = time.perf_counter()
+            failures = {**outcome.failures, **central.run_all(lines, out, display)}
+            seconds = {**outcome.seconds, "central models": time.perf_counter() - before}
+            report(cells, lines, out, options, display)
+            outcome = replace(outcome, seconds=seconds, failures=failures)
+            return grids.conclude(outcome, started, out, "figure3", display)
 
 
 if __name__ == "__main__":

@@ -150,8 +150,7 @@ def mnist_softmax(argv: Sequence[str]) -> int:
     torch.set_num_threads(1)  # more threads would round differently
     loaded = load(Data(options.dataset, options.data_dir, options.download, validation=0))
     dataset, out = balanced(loaded, PER_CLASS, options.seed), Path(options.out)
-    cli.open_folder(out)
-    with Display() as display:
+    with cli.open_folder(out), Display() as display:
         cells = train_all(dataset, options, display)
         facts = {name: options[name] for name in ("preset", "dataset", "seed", "lr", "rounds", "target")}
         images = len(dataset.train) // dataset.n_classes

@@ -149,18 +149,23 @@ def pictures(rows: Rows, errors: np.ndarray, curves: Curves, some: Sequence[int]
     return contents
 
 
+def swapped(options, sigma_sq: float, shares: Sequence[float]) -> list[q.Quadratics]:
+    """The problem with each of these shares swapped."""
+    own = q.draw(options.seed, options.zeta_sq, sigma_sq)
+    return [q.swap(own, p, options.seed) for p in shares]
+
+
 def quadratics(argv: Sequence[str]) -> int:
     options = arguments(argv)
-
-    def swapped(sigma_sq: float, shares: Sequence[float]) -> list[q.Quadratics]:
-        own = q.draw(options.seed, options.zeta_sq, sigma_sq)
-        return [q.swap(own, p, options.seed) for p in shares]
-
-    problems = swapped(options.sigma_sq, options.shares)
+    problems = swapped(options, options.sigma_sq, options.shares)
     q.check(problems[0], options.target, options.rounds, options.models)
     out = Path(options.out)
-    cli.open_folder(out)
+    with cli.open_folder(out):
+        return play_all(problems, out, options)
 
+
+def play_all(problems: Sequence[q.Quadratics], out: Path, options) -> int:
+    """Play every cell, and write the tables, the pictures and the summary."""
     play = partial(q.run, rounds=options.rounds, seed=options.seed, models=options.models)
     started = time.perf_counter()
     errors = play(problems, q.STEP_SIZES)
@@ -173,7 +178,7 @@ def quadratics(argv: Sequence[str]) -> int:
             f"{options.shares[k]:g} with step size {q.STEP_SIZES[step]:.3g} in round {last}."
         )
     some = sorted({round(k) for k in np.linspace(0, len(problems) - 1, 6)})
-    curves = {s: play(swapped(s, [options.shares[k] for k in some]), FIXED)[:, 0] for s in NOISES}
+    curves = {s: play(swapped(options, s, [options.shares[k] for k in some]), FIXED)[:, 0] for s in NOISES}
 
     rows = table(problems, errors, options)
     points = [

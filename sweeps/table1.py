@@ -151,9 +151,11 @@ def table1(argv: Sequence[str]) -> int:
         if options.dry_run:
             grids.dry_run(cells, out, display)
             return 0
-        outcome = tuning.run_cells(cells, out, display, resume=options.resume)
-        report(cells, out, options, display)
-        return grids.conclude(outcome, started, out, "table1", display)
+        left = tuning.todo(cells, out, display)
+        with tuning.open_sweep(out, options.resume):
+            outcome = tuning.run_cells(left, out, display)
+            report(cells, out, options, display)
+            return grids.conclude(outcome, started, out, "table1", display)
 
 
 if __name__ == "__main__":

@@ -106,32 +106,39 @@ def short(value: object) -> object:
     return f"{value:.4g}" if isinstance(value, float) else value
 
 
+def report(
+    cells: Sequence[tuning.Cell], fields: Sequence[str], outcome: tuning.Outcome, started: float, out: Path, options,
+    display: Display,
+) -> int:  # fmt: skip
+    """Write the tables, the picture and the summary, and show them; the exit code."""
+    records = results(cells, fields, out, options.metric)
+    for name, message in outcome.failures.items():
+        display.say(f"failed: {name}: {message}")
+    if not records:
+        return 1
+    head = [*fields, "rounds_to_target", "best_accuracy", "last_accuracy", "rounds", "status"]
+    show = {None: f">{cells[0].config.federation.rounds}"}
+    table = markdown(head, [[show.get(r[n], short(r[n])) for n in head] for r in records])
+    write_json(out / "summary.json", {"name": out.name, "metric": options.metric, "cells": records})
+    write_text(out / "tune.md", table)
+    write_text(out / "tune.csv", to_csv(records))
+    metric_against_fields(records, fields, options.metric, out / "tune.png")
+    display.say(f"\n{table}\nBest {options.metric}: {out / records[0]['run_dir']}")
+    display.say(f"Time: {time.perf_counter() - started:.0f} s ({outcome.generators_trained} generators trained).")
+    display.say(f"All in {out}: tune.md, tune.csv, tune.png, summary.json, and a folder for each run.")
+    return 1 if outcome.failures else 0
+
+
 def tune(argv: Sequence[str]) -> int:
     started = time.perf_counter()
     options = arguments(argv)
     out, (todo, fields) = Path(options.out), cells(options)
     rounds = todo[0].config.federation.rounds
     with Display() as display:
-        outcome = tuning.run_cells(
-            todo, out, display,
-            resume=options.resume, scheduler=scheduler(options, rounds), metric="best_accuracy",
-        )  # fmt: skip
-        records = results(todo, fields, out, options.metric)
-        for name, message in outcome.failures.items():
-            display.say(f"failed: {name}: {message}")
-        if not records:
-            return 1
-        head = [*fields, "rounds_to_target", "best_accuracy", "last_accuracy", "rounds", "status"]
-        show = {None: f">{rounds}"}
-        table = markdown(head, [[show.get(r[n], short(r[n])) for n in head] for r in records])
-        write_json(out / "summary.json", {"name": out.name, "metric": options.metric, "cells": records})
-        write_text(out / "tune.md", table)
-        write_text(out / "tune.csv", to_csv(records))
-        metric_against_fields(records, fields, options.metric, out / "tune.png")
-        display.say(f"\n{table}\nBest {options.metric}: {out / records[0]['run_dir']}")
-        display.say(f"Time: {time.perf_counter() - started:.0f} s ({outcome.generators_trained} generators trained).")
-        display.say(f"All in {out}: tune.md, tune.csv, tune.png, summary.json, and a folder for each run.")
-        return 1 if outcome.failures else 0
+        left = tuning.todo(todo, out, display)
+        with tuning.open_sweep(out, options.resume):
+            outcome = tuning.run_cells(left, out, display, scheduler=scheduler(options, rounds), metric="best_accuracy")
+            return report(todo, fields, outcome, started, out, options, display)
 
 
 if __name__ == "__main__":

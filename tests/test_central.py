@@ -125,7 +125,7 @@ def test_a_finished_training_is_read_not_repeated(tmp_path: Path) -> None:
     )
     assert central.run(line, tmp_path / "another") == summary
     file = tmp_path / line.name / "summary.json"
-    assert [p.name for p in file.parent.iterdir()] == ["summary.json"]
+    assert sorted(p.name for p in file.parent.iterdir()) == [".lock", "summary.json"]
     file.write_text(json.dumps({**json.loads(file.read_text()), "last_accuracy": 0.123}))
     assert central.run(line, tmp_path / line.name)["last_accuracy"] == 0.123
 

@@ -50,7 +50,7 @@ def table(script: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[
     def make(source: Path) -> Lines:
         assert script["communication_saved"](["--from", str(source), "--out", str(tmp_path / "new" / "out")]) == 0
         out = tmp_path / "new" / "out"
-        assert sorted(p.name for p in out.iterdir()) == ["communication_saved.csv", "communication_saved.md"]
+        assert sorted(p.name for p in out.iterdir()) == [".lock", "communication_saved.csv", "communication_saved.md"]
         assert capsys.readouterr().out == (out / "communication_saved.md").read_text()
         return list(csv.DictReader((out / "communication_saved.csv").read_text().splitlines()))
 

@@ -50,7 +50,9 @@ def test_after_a_sweep_of_20_trials_the_object_store_is_empty_again(ray_session:
     configs[:2] = [override(c, ACTORS) for c in configs[:2]]
     configs[2] = override(configs[2], {"sharing.setting": "shuffled_synthetic"})
     cells = [tuning.cell(c, {"seed": "seed"}) for c in configs]
-    outcome = tuning.run_cells(cells, tmp_path / "sweep", Display(), resume=False)
+    left = tuning.todo(cells, tmp_path / "sweep", Display())
+    with tuning.open_sweep(tmp_path / "sweep", resume=False):
+        outcome = tuning.run_cells(left, tmp_path / "sweep", Display())
     assert outcome.failures == {}
     assert outcome.generators_trained == 4
     assert len(list((tmp_path / "sweep").glob("*/summary.json"))) == 20

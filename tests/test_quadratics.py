@@ -289,7 +289,7 @@ def test_an_unreachable_target_exits_with_2_and_names_the_floor(
     errors = q.run([own, q.swap(own, 0.5, 12988)], q.STEP_SIZES, 30, 12988)
     assert float(floor) == errors.min()
     assert "p = 0.5" in message
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [tmp_path / ".lock"]
     assert script["quadratics"]([*argv, "--target", floor]) == 0
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["rounds"] == {"0.0": None, "0.5": int(np.unravel_index(errors.argmin(), errors.shape)[2])}

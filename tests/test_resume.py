@@ -107,16 +107,19 @@ def test_a_run_killed_while_it_writes_a_checkpoint_goes_on_from_the_one_before(
     assert outputs(tmp_path / "cut") == outputs(tmp_path / "whole")
 
 
-def test_a_checkpoint_whose_lines_are_lost_is_not_gone_on_from(config: Experiment, tmp_path: Path) -> None:
-    """The record must hold every round, so the run begins again."""
+@pytest.mark.parametrize(("lost", "first"), [(1, 5), (2, 5), (3, 0)])
+def test_a_checkpoint_whose_lines_are_lost_is_not_gone_on_from(
+    lost: int, first: int, config: Experiment, tmp_path: Path
+) -> None:
+    """There are checkpoints of rounds 4 and 6; the record must hold every round up to one, or the run begins again."""
     experiment.run(config, tmp_path / "whole")
     experiment.run(config, tmp_path / "cut")
     (tmp_path / "cut" / "summary.json").unlink()
     lines = (tmp_path / "cut" / "rounds.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "cut" / "rounds.jsonl").write_text("".join(lines[:-2]))
+    (tmp_path / "cut" / "rounds.jsonl").write_text("".join(lines[:-lost]))
     seen = []
     experiment.run(config, tmp_path / "cut", resume=True, on_round=lambda number, _: seen.append(number))
-    assert seen == list(range(7))
+    assert seen == list(range(first, 7))
     assert outputs(tmp_path / "cut") == outputs(tmp_path / "whole")
 
 

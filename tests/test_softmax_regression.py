@@ -214,7 +214,7 @@ def test_the_sweep_leaves_what_it_promises(
     out = tmp_path / "new" / "out"
     assert script.mnist_softmax(["--preset=smoke", "--target=0.19", f"--out={out}"]) == 0
     assert sorted(path.name for path in out.iterdir()) == [
-        "mnist_softmax.csv", "mnist_softmax.md", "mnist_softmax.png", "summary.json",
+        ".lock", "mnist_softmax.csv", "mnist_softmax.md", "mnist_softmax.png", "summary.json",
     ]  # fmt: skip
     assert (out / "mnist_softmax.md").read_text() in capsys.readouterr().out
     assert (out / "mnist_softmax.png").read_bytes().startswith(b"\x89PNG")
@@ -338,7 +338,7 @@ def test_a_folder_that_cannot_be_made_and_a_loss_that_overflows(script: ModuleTy
         script.mnist_softmax([f"--out={tmp_path / 'file' / 'out'}"])
     with pytest.raises(UserError, match=r"--lr 1e\+308 is too much.*not finite"):
         script.mnist_softmax(["--lr=1e308", "--rounds=2", f"--out={tmp_path / 'out'}"])
-    assert not list((tmp_path / "out").iterdir())
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [".lock"]
 
 
 def test_presets_name_their_data_and_rounds(script: ModuleType) -> None:

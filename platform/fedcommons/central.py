@@ -14,17 +14,17 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from fedcommons import config as configs
-from fedcommons import trainer
+from fedcommons import locks, trainer
 from fedcommons.artifacts import Store, key_of
 from fedcommons.config import Experiment
 from fedcommons.data.augment import flip_and_crop
 from fedcommons.data.datasets import Examples
 from fedcommons.display import Display
 from fedcommons.errors import sentence
-from fedcommons.experiment import Prepared, build_classifier, contributions, prepare
+from fedcommons.experiment import PATIENCE, Prepared, build_classifier, contributions, prepare
 from fedcommons.federation.evaluation import CHUNK
 from fedcommons.federation.worker import fresh_torch
-from fedcommons.files import write_json
+from fedcommons.files import remove_unfinished, unfinished, write_json
 from fedcommons.seeds import generator, set_default_generator
 from fedcommons.tracking.run_folder import read_summary
 
@@ -121,9 +121,23 @@ def run(central: Central, folder: Path) -> dict[str, Any]:
 
     Raises:
         LookupError: the clients' synthetic images have not been made.
+        UserError: another process trains there, or the folder is neither empty nor of a central model.
     """
     if finished := read_summary(folder):
         return finished
+    with locks.opened(folder, _stranger, "folder of a central model", patience=PATIENCE):
+        remove_unfinished(folder, r"summary\.json")
+        summary = _train(central)
+        write_json(folder / "summary.json", summary)
+    return summary
+
+
+def _stranger(folder: Path) -> str | None:
+    names = [name for name in locks.strangers(folder) if "summary.json" not in (name, unfinished(name))]
+    return names[0] if names else None
+
+
+def _train(central: Central) -> dict[str, Any]:
     torch.set_num_threads(1)  # as in Ray's workers: more threads would round differently
     c, prepared = central.config, prepare(central.config)
     synthetic = central.source == "central_synthetic"
@@ -138,7 +152,7 @@ def run(central: Central, folder: Path) -> dict[str, Any]:
         drop_last=c.client.drop_last,
         augment=prepared.dataset.augment,
     )
-    summary = {
+    return {
         "dataset": c.data.name,
         "algorithm": "central",
         "setting": central.source,
@@ -155,9 +169,6 @@ def run(central: Central, folder: Path) -> dict[str, Any]:
         "partition": prepared.partition.fingerprint if synthetic else None,
         "facts": central.facts,
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "summary.json", summary)
-    return summary
 
 
 def _union(prepared: Prepared) -> Examples:

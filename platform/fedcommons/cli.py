@@ -1,17 +1,21 @@
 """The command line: every field of the experiment as a dotted option or in a YAML file, and errors in one sentence."""
 
+import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace, set_parsing_settings
 
+from fedcommons import locks
 from fedcommons.config import Experiment, field_names, override
-from fedcommons.errors import ClientError, UserError, unknown
+from fedcommons.errors import ClientError, UserError, sentence, unknown
+from fedcommons.tracking.run_folder import is_run
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
@@ -44,6 +48,8 @@ def parse(parser: ArgumentParser, argv: Sequence[str]) -> Namespace:
     try:
         options = parser.parse_args(list(argv))
         options.asked = asked_for(argv)
+        if options.get("out") == "":  # which would be the folder one happens to be in
+            raise UserError("--out is empty; name a folder.")
         return options
     except ArgumentError as error:
         raise UserError(_one_sentence(str(error))) from error
@@ -104,40 +110,78 @@ def split(option: str, text: str, kind: Callable[[str], Any] = str) -> tuple:
     return tuple(values)
 
 
-def open_folder(out: Path) -> None:
-    """Make the folder that ``--out`` names, and see that it can be written.
+@contextmanager
+def open_folder(out: Path) -> Iterator[None]:
+    """Make the folder that ``--out`` names and hold it: nobody else may write there meanwhile.
 
     Raises:
-        UserError: it cannot.
+        UserError: it cannot be written, somebody holds it, or it has what no sweep wrote.
     """
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / ".writable").touch()
-        (out / ".writable").unlink()
-    except OSError as error:
-        raise UserError(f"--out: {out} cannot be written ({error.strerror}); name another folder.") from error
+    with locks.opened(out, _stranger, "folder of a sweep"):
+        yield
+
+
+def holds_runs(out: Path) -> bool:
+    """Whether ``out`` is the folder of a sweep with runs in it."""
+    return any(is_run(path.parent) for path in out.glob("*/config.yaml"))
+
+
+def _stranger(out: Path) -> str | None:
+    """What shows that ``out`` is neither new nor a sweep's, whose mark is a lock file of ours, or runs."""
+    if is_run(out):
+        return "config.yaml, of a run"
+    names = locks.strangers(out)
+    return names[0] if names and not locks.holder(out) and not holds_runs(out) else None
 
 
 def main(function: Callable[[Sequence[str]], int]) -> NoReturn:
-    """Run a script: bad requests exit with 2, failures in clients with 1, Ctrl-C with 130, each in one sentence.
+    """Run a script: bad requests exit with 2, failures in clients or in writing with 1, Ctrl-C with 130.
 
-    Above a client's sentence stands the traceback of its code, wherever it ran.
+    Each is said in one sentence. Above a client's sentence stands the traceback of its code, wherever it ran.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    code = _run(function)
+    for stream in (sys.stdout, sys.stderr):
+        _drop(stream)
+    sys.exit(code)
+
+
+def _run(function: Callable[[Sequence[str]], int]) -> int | str | None:
     try:
-        sys.exit(function(sys.argv[1:]))
+        try:
+            code = function(sys.argv[1:])
+        except SystemExit as ended:  # --help and the like
+            code = ended.code
+        if sys.stdout is not None:
+            sys.stdout.flush()  # now, as it may fail
+        return code
     except UserError as error:
-        sys.exit(_fail(f"error: {error}", 2))
+        return _fail(f"error: {error}", 2)
     except ClientError as error:
         notes = getattr(error, "__notes__", [])
-        sys.exit(_fail("\n".join([f"{error.trace}error: {error.sentence}", *notes]), 1))
+        return _fail("\n".join([f"{error.trace}error: {error.sentence}", *notes]), 1)
+    except BrokenPipeError:
+        return _fail("error: nobody reads the output any more; a run or a sweep goes on with --resume.", 1)
+    except OSError as error:  # of the disk: it is full, a file too large, a folder in a file's place
+        return _fail(f"error: {sentence(error)}; what was written stays: a run or a sweep goes on with --resume.", 1)
     except KeyboardInterrupt:
-        sys.exit(_fail("stopped; the same command with --resume goes on from the last checkpoints.", 130))
+        return _fail("stopped; the same command with --resume goes on from the last checkpoints.", 130)
 
 
 def _fail(text: str, code: int) -> int:
-    print(text, file=sys.stderr)
+    with suppress(OSError):  # stderr may be closed too
+        print(text, file=sys.stderr)
     return code
+
+
+def _drop(stream: TextIO | None) -> None:
+    """Drop what a stream cannot write: the interpreter would try again at its end, and complain."""
+    if stream is None:  # closed by whoever started this process
+        return
+    try:
+        stream.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _config_files(argv: Sequence[str]) -> list[Path]:

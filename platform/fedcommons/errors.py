@@ -61,7 +61,10 @@ def leaving_errors(folder: Path) -> Iterator[None]:
 def left_in(folder: Path) -> str | None:
     """The sentence that ``leaving_errors`` left, and where the rest is; None if it left none."""
     path = folder / "error.txt"
-    return f"{path.read_text().splitlines()[0]} (traceback: {path})" if path.exists() else None
+    if not path.is_file():
+        return None
+    first = path.read_text(errors="replace").partition("\n")[0]
+    return f"{first} (traceback: {path})"
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UserError:

@@ -1,6 +1,5 @@
 """One experiment: data -> partition -> sharing -> federation -> measures, as in section 4 of the Fedssyn paper."""
 
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,12 +35,15 @@ from fedcommons.seeds import set_default_generator
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.settings import Shared, needs_generators, refuse_empty_pool, share
 from fedcommons.tensors import EMPTY, flatten
-from fedcommons.tracking.run_folder import RunFolder, read_summary
+from fedcommons.tracking.run_folder import RunFolder, opened, read_finished
 from fedcommons.tracking.tracker import Tracker
 from lightning_modules import Classifier
 from lightning_modules.networks import CNN, VGG11, Linear, Projected
 
 OnRound = Callable[[int, Mapping[str, float | None]], None]
+
+PATIENCE = 60
+"""Seconds that a sweep's trial waits for its folder: the trials of a sweep that was killed outlive it by some."""
 
 
 @dataclass(frozen=True)
@@ -117,14 +119,12 @@ def build_classifier(config: Experiment, dataset: Dataset) -> Classifier:
 
 @fresh_torch()
 def synthetic_images(
-    prepared: Prepared, store: Store, say: Callable[[str], None], may_generate: bool
+    prepared: Prepared, store: Store, jobs: Sequence[synthetic_pool.Job], say: Callable[[str], None]
 ) -> list[Examples] | None:
-    """Each client's contribution of synthetic images, made here where a sweep has not made them before."""
-    wanted = prepared.needs
-    if not wanted:
+    """Each client's contribution of synthetic images; ``jobs``: those to be made here, before they are read."""
+    if not prepared.needs:
         return None
     torch.set_num_threads(1)  # as in Ray's workers: more threads would round differently
-    jobs = synthetic_pool.missing(store, wanted) if may_generate else []
     for number, job in enumerate(jobs, 1):
         doing = "training" if job.epochs else "sampling"
         say(f"generator {number}/{len(jobs)} (client {job.needs[0].client}): {doing}")
@@ -220,18 +220,33 @@ def run(
     What stops a run is left in ``folder/error.txt``; a client's failure leaves a checkpoint of the round before too.
     """
     prepared = prepare(config)
+    if resume and (finished := read_finished(folder, config)):
+        return finished
     store = Store(Path(config.artifacts), say)
+    if jobs := synthetic_pool.missing(store, prepared.needs) if may_generate else []:
+        store.require_writable()
     if config.federation.executor == "ray_actors":
         from fedcommons import cluster
 
         cluster.connect()
         cluster.require_actors(config)
-    record = RunFolder(folder, config, resume)
-    if finished := read_summary(folder):
-        return finished
+    with opened(folder, config, resume, say, 0 if may_generate else PATIENCE) as record:
+        return _run(prepared, store, jobs, record, resume, say, on_round)
+
+
+def _run(
+    prepared: Prepared,
+    store: Store,
+    jobs: Sequence[synthetic_pool.Job],
+    record: RunFolder,
+    resume: bool,
+    say: Callable[[str], None],
+    on_round: OnRound | None,
+) -> dict[str, Any]:
+    config, folder = prepared.config, record.path
     with leaving_errors(folder):
         _write_partition(folder, prepared)
-        ready = assemble(prepared, synthetic_images(prepared, store, say, may_generate))
+        ready = assemble(prepared, synthetic_images(prepared, store, jobs, say))
         executor = ready.executor()
         trackers: list[Tracker] = []
         summary = None
@@ -239,6 +254,7 @@ def run(
             start = _left(ready, record, resume)
             trackers += _trackers(config, record, say)
             end = _federate(ready, executor, start, record, trackers, on_round)
+            record.require_rounds(end.round)
             dealt, p = prepared.partition.fingerprint, ready.shared.p
             summary = measures.summarise(config, dealt, record.rounds(), p, end.traffic)
             answered = times_answered(ready.plan, end.round) if ready.book else []
@@ -252,18 +268,17 @@ def run(
 
 
 def _left(ready: Assembled, record: RunFolder, resume: bool) -> Standing:
-    """Where the run was left: at its last checkpoint that has all its lines, or before round 1.
+    """Where the run was left: at its last checkpoint that is intact and has all its lines, or before round 1.
 
-    What the record has of later rounds is dropped, as they are played again.
+    What there is of later rounds is dropped, as they are played again.
     """
     memory = ClientMemory(cap_bytes=ready.config.federation.memory_mb * 1e6, folder=record.path / "memory")
-    standing = checkpoint.load_latest(record.checkpoints, memory) if resume else None
-    lines = record.rewind(standing.round if standing else -1)
-    if standing and len(lines) == standing.round + 1:
-        return standing
-    record.rewind(-1)
-    shutil.rmtree(record.checkpoints, ignore_errors=True)
-    return ready.start(memory)
+    start = ready.start(memory)
+    found = checkpoint.load_latest(record.checkpoints, memory, record.whole(), start.model.layout) if resume else None
+    last = found.round if found else -1
+    record.rewind(last)
+    checkpoint.remove_after(record.checkpoints, last)
+    return found or start
 
 
 def _trackers(config: Experiment, record: RunFolder, say: Callable[[str], None]) -> list[Tracker]:

@@ -64,7 +64,7 @@ def replay(folder: Path, number: int, client: int, say: Callable[[str], None] = 
     _require_within("--client", client, 0, config.partition.n_clients - 1)
     prepared = prepare(config)
     try:
-        images = synthetic_images(prepared, Store(Path(config.artifacts), say), say, may_generate=False)
+        images = synthetic_images(prepared, Store(Path(config.artifacts), say), (), say)
     except LookupError as error:
         raise UserError(f"--replay: what the run trained on is not there; {error}.") from error
     ready = assemble(prepared, images)

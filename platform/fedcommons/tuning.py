@@ -3,7 +3,8 @@
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,13 @@ from ray.tune import Callback
 
 from fedcommons import cluster, config, experiment
 from fedcommons.artifacts import Store
-from fedcommons.cli import open_folder
+from fedcommons.cli import holds_runs, open_folder
 from fedcommons.config import Experiment
 from fedcommons.data.datasets import data_folder
 from fedcommons.display import Display
 from fedcommons.errors import ClientError, UserError, left_in, sentence
 from fedcommons.sharing import synthetic_pool
-from fedcommons.tracking.run_folder import read_config, read_rounds, read_summary
+from fedcommons.tracking.run_folder import is_run, read_config, read_rounds, read_summary
 
 
 @dataclass(frozen=True)
@@ -61,67 +62,82 @@ def _short(value: object) -> str:
 def is_done(cell: Cell, out: Path) -> bool:
     """Whether the cell's folder holds its finished run, or one that a scheduler stopped."""
     folder = out / cell.name
-    ended = read_summary(folder) is not None or (folder / STOPPED).exists()
+    ended = read_summary(folder) is not None or (is_run(folder) and (folder / STOPPED).exists())
     return ended and not config.same_results(read_config(folder), cell.config)
 
 
-def open_sweep(out: Path, resume: bool) -> None:
-    """Make the sweep's folder.
+@dataclass(frozen=True)
+class Todo:
+    """What is left to do of a sweep: its cells that are not done, prepared, and what the stores of artifacts lack."""
+
+    n_cells: int  # of the whole sweep
+    cells: Sequence[Cell]
+    lacking: Sequence[tuple[Store, Sequence[synthetic_pool.Job]]]
+
+
+def todo(cells: Sequence[Cell], out: Path, display: Display) -> Todo:
+    """What is left to do of these cells.
 
     Raises:
-        UserError: it cannot be written, or holds a sweep and ``resume`` was not asked for.
+        UserError: something that cannot be met: it is refused before any work and before anything is written.
     """
-    open_folder(out)
-    if any(out.glob("*/config.yaml")) and not resume:
-        raise UserError(f"--out: {out} holds a sweep already; add --resume to continue it or name another folder.")
+    left = [c for c in cells if not is_done(c, out)]
+    wanted = [(c.config.artifacts, need) for c in left for need in experiment.prepare(c.config).needs]
+    stores = [Store(Path(folder), display.say) for folder in dict.fromkeys(folder for folder, _ in wanted)]
+    lacking = [(s, synthetic_pool.missing(s, [need for f, need in wanted if Path(f) == s.folder])) for s in stores]
+    for store, jobs in lacking:
+        if jobs:
+            store.require_writable()
+    return Todo(len(cells), left, lacking)
+
+
+@contextmanager
+def open_sweep(out: Path, resume: bool) -> Iterator[None]:
+    """Make the sweep's folder and hold it, until its tables are written.
+
+    Raises:
+        UserError: it cannot be written, another process holds it, it has what no sweep wrote, or it holds a sweep and
+            ``resume`` was not asked for.
+    """
+    with open_folder(out):
+        if holds_runs(out) and not resume:
+            raise UserError(f"--out: {out} holds a sweep already; add --resume to continue it or name another folder.")
+        yield
 
 
 def run_cells(
-    cells: Sequence[Cell],
-    out: Path,
-    display: Display,
-    *,
-    resume: bool,
-    scheduler: Any = None,
-    metric: str = "test/accuracy",
+    left: Todo, out: Path, display: Display, *, scheduler: Any = None, metric: str = "test/accuracy"
 ) -> Outcome:
-    """Run every cell that is not done, each in ``out/NAME``; a cell that fails does not take the others with it.
+    """Run every cell that is left, each in ``out/NAME``; a cell that fails does not take the others with it.
 
-    ``resume``: whether ``out`` may hold a sweep already; ``scheduler``: a Ray Tune scheduler, told ``metric`` after
-    every round.
+    ``out`` must be open; ``scheduler``: a Ray Tune scheduler, told ``metric`` after every round.
     """
-    todo = [c for c in cells if not is_done(c, out)]
-    if len(todo) < len(cells):
-        display.say(f"{len(cells) - len(todo)} of {len(cells)} cells are done already.")
-    prepared = [experiment.prepare(c.config) for c in todo]  # refuses what cannot be met, before any work
-    open_sweep(out, resume)
+    if len(left.cells) < left.n_cells:
+        display.say(f"{left.n_cells - len(left.cells)} of {left.n_cells} cells are done already.")
     started = time.perf_counter()
     trained, ready = 0, started
     failures: dict[str, str] = {}
-    if todo:
+    if left.cells:
         cluster.connect()
-        cluster.require_actors(todo[0].config)
-        display.say(f"{len(todo)} cells to run on {cluster.describe()}.")
-        trained = _make_generators(prepared, display)
+        cluster.require_actors(left.cells[0].config)
+        display.say(f"{len(left.cells)} cells to run on {cluster.describe()}.")
+        trained = _make_generators(left, display)
         ready = time.perf_counter()
-        failures = _run_trials(todo, out, display, scheduler, metric)
+        failures = _run_trials(left.cells, out, display, scheduler, metric)
     end = time.perf_counter()
     return Outcome({"generators": ready - started, "cells": end - ready}, trained, failures)
 
 
-def _make_generators(prepared: Sequence[experiment.Prepared], display: Display) -> int:
+def _make_generators(left: Todo, display: Display) -> int:
     """Train, in parallel as Ray tasks, each generator that any of the experiments needs and the store lacks."""
     import ray
 
-    if not (wanted := [(p.config.artifacts, need) for p in prepared for need in p.needs]):
+    if not left.lacking:
         return 0
-    folders = dict.fromkeys(folder for folder, _ in wanted)
     trained, done = 0, 0
-    gpus = cluster.gpu_share(prepared[0].config.federation.gpus_per_actor)
+    gpus = cluster.gpu_share(left.cells[0].config.federation.gpus_per_actor)
     task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=2)(_make)
-    for folder in folders:
-        store = Store(Path(folder), display.say)
-        jobs = synthetic_pool.missing(store, [need for f, need in wanted if f == folder])
+    for store, jobs in left.lacking:
         trained += sum(bool(job.epochs) for job in jobs)
         pending = {task.remote(job): job for job in jobs}
         while pending:
@@ -153,7 +169,7 @@ def _run_trials(cells: Sequence[Cell], out: Path, display: Display, scheduler: A
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # the run folders are the record
     from ray import tune
 
-    state = out / ".tune"  # Tune's own record is not used: a sweep resumes by its cells' folders
+    state, name = out / ".tune", "tune"  # Tune's own record is not used: a sweep resumes by its cells' folders
     trials = [
         {"name": c.name, "out": str(out.resolve()), "config": config.to_dict(with_absolute_paths(c.config))}
         for c in cells
@@ -164,7 +180,7 @@ def _run_trials(cells: Sequence[Cell], out: Path, display: Display, scheduler: A
         param_space={"cell": tune.grid_search(trials)},
         tune_config=tune.TuneConfig(metric=metric, mode="max", scheduler=scheduler, reuse_actors=scheduler is None),
         run_config=tune.RunConfig(
-            name="tune",
+            name=name,
             failure_config=tune.FailureConfig(max_failures=2),  # a trial goes on from its checkpoint
             storage_path=str(state.resolve()),
             verbose=0,
@@ -174,7 +190,9 @@ def _run_trials(cells: Sequence[Cell], out: Path, display: Display, scheduler: A
     try:
         results = tuner.fit()
     finally:
-        shutil.rmtree(state, ignore_errors=True)
+        shutil.rmtree(state / name, ignore_errors=True)
+        with suppress(OSError):  # somebody else has something there
+            state.rmdir()
     failures = {
         result.config["cell"]["name"]: sentence(result.error)  # pyright: ignore[reportOptionalSubscript]
         for result in results
@@ -223,7 +241,7 @@ def _trial(params: Mapping[str, Any]) -> None:
             tune.report(last)
 
     def say(text: str) -> None:
-        with open(folder / "messages.log", "a") as file:
+        with suppress(OSError), open(folder / "messages.log", "a") as file:  # a full disk stops the run elsewhere
             file.write(text + "\n")
 
     try:

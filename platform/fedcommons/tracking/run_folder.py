@@ -2,13 +2,16 @@
 
 config.yaml (resolved), environment.json, partition.json and .png, rounds.jsonl (a line a round), timing.jsonl,
 summary.json (written last), messages.log (what the run had to say), error.txt (what stopped it), checkpoints/ (the
-last is the final model).
+last is the final model), memory/ (of clients), .lock (who writes here). Nothing else in it is ever changed or removed.
 """
 
 import json
 import platform
+import re
 import subprocess
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import version
 from math import isfinite
 from pathlib import Path
@@ -18,15 +21,61 @@ import torch
 import yaml
 
 from fedcommons import config as configs
+from fedcommons import locks
 from fedcommons.config import Experiment
-from fedcommons.errors import UserError
-from fedcommons.files import remove_leftovers, write_json, write_text
+from fedcommons.errors import ClientError, UserError
+from fedcommons.federation import checkpoint, memory
+from fedcommons.files import remove_unfinished, unfinished, write_json, write_text
 
 PACKAGES = ("fedcommons", "torch", "torchvision", "pytorch-lightning", "ray", "diffusers", "opacus", "wandb", "numpy")
 
+_FILES = (
+    r"(config\.yaml|wandb-id\.txt|error\.txt|partition\.png|(rounds|timing)\.jsonl"
+    r"|(environment|partition|summary)\.json)"
+)
+"""Names of files that are written to a temporary name first."""
+
+_NEEDED = {"rounds.jsonl": "test/accuracy", "timing.jsonl": "train"}
+"""What each line has a number for, besides its round."""
+
+_BEFORE_CONFIG = ("environment.json", "messages.log")
+"""What a run may have written when it is killed before its config.yaml is there."""
+
+
+@contextmanager
+def opened(
+    path: Path, config: Experiment, resume: bool, say: Callable[[str], None] = print, patience: float = 0
+) -> Iterator["RunFolder"]:
+    """The folder ``path`` for a run of ``config``, which nobody else may write meanwhile.
+
+    patience: seconds to wait for a process that holds it.
+
+    Raises:
+        UserError: somebody holds it, it is neither empty nor a run folder, or see ``RunFolder``.
+    """
+    with locks.opened(path, _stranger, "run folder", say, patience):
+        yield RunFolder(path, config, resume)
+
+
+def is_run(path: Path) -> bool:
+    """Whether ``path`` is a run folder: one with the two files that every run begins with."""
+    return (path / "config.yaml").is_file() and (path / "environment.json").is_file()
+
+
+def _stranger(path: Path) -> str | None:
+    """What shows that ``path`` is neither a run folder nor one that was left before it was one."""
+    if is_run(path):
+        return None
+    names = [n for n in locks.strangers(path) if n not in _BEFORE_CONFIG and not _is_half_written(n)]
+    return names[0] if names else None
+
+
+def _is_half_written(name: str) -> bool:
+    return re.fullmatch(_FILES, unfinished(name) or "") is not None
+
 
 class RunFolder:
-    """Opens ``path`` for a run of ``config``: new, or with ``resume`` as it was left.
+    """Makes ``path`` that of a run of ``config``: new, or with ``resume`` as it was left.
 
     Raises:
         UserError: the folder cannot be written, holds a run already, or one of another experiment.
@@ -36,19 +85,16 @@ class RunFolder:
         self.path = path
         try:
             path.mkdir(parents=True, exist_ok=True)
-            stored = path / "config.yaml"
-            taken = [n for n in ("config.yaml", "rounds.jsonl", "summary.json") if (path / n).exists()]
-            if taken and not resume:
-                raise UserError(f"{path} holds a run already; add --resume to continue it or choose another --out.")
-            if taken and not stored.exists():
-                raise UserError(
-                    f"{path} is no run folder (it has {taken[0]} but no config.yaml); choose another --out."
-                )
-            if stored.exists() and (differ := configs.same_results(read_config(path), config)):
-                raise UserError(f"{path} holds a run with another {', '.join(differ)}; choose another --out.")
-            remove_leftovers(path)
-            write_text(stored, yaml.safe_dump(configs.to_dict(config), sort_keys=False))
+            if is_run(path):
+                if not resume:
+                    raise UserError(f"{path} holds a run already; add --resume to continue it or choose another --out.")
+                _require_same(path, config)
+            remove_unfinished(path, _FILES)
+            remove_unfinished(self.checkpoints, rf"{checkpoint.FILE}(\.json)?")
+            remove_unfinished(path / "memory", rf"{memory.FILE}(\.json)?")
+            (path / "summary.json").unlink(missing_ok=True)  # of a finished run, whose rounds were damaged since
             write_json(path / "environment.json", environment())
+            write_text(path / "config.yaml", yaml.safe_dump(configs.to_dict(config), sort_keys=False))
         except OSError as error:
             raise UserError(f"--out: {path} cannot be written ({error.strerror}).") from error
 
@@ -57,15 +103,31 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def rounds(self) -> list[dict[str, Any]]:
-        """The lines of rounds.jsonl that are whole."""
+        """The lines of rounds.jsonl that are whole: rounds 0, 1, ..."""
         return read_rounds(self.path)
 
-    def rewind(self, after_round: int) -> list[dict[str, Any]]:
-        """Drop the lines after this round (-1: all of them), as a resumed run writes them again; the lines kept."""
+    def whole(self) -> int:
+        """How many rounds, from 0 on, have whole lines both in rounds.jsonl and in timing.jsonl."""
+        return min(len(_lines(self.path / name)[0]) for name in ("rounds.jsonl", "timing.jsonl"))
+
+    def rewind(self, after_round: int) -> None:
+        """Drop the lines after this round (-1: all of them), as a resumed run writes them again."""
         for name in ("rounds.jsonl", "timing.jsonl"):
-            kept = [line for line in _lines(self.path / name) if line["round"] <= after_round]
+            kept = _lines(self.path / name)[0][: after_round + 1]
             write_text(self.path / name, "".join(json.dumps(line) + "\n" for line in kept))
-        return self.rounds()
+
+    def require_rounds(self, last: int) -> None:
+        """See that rounds.jsonl holds rounds 0 to ``last``, each once and in order, and nothing else.
+
+        Raises:
+            ClientError: it does not.
+        """
+        lines, is_all = _lines(self.path / "rounds.jsonl")
+        if len(lines) != last + 1 or not is_all:
+            raise ClientError(
+                f"{self.path / 'rounds.jsonl'} does not hold rounds 0 to {last}, each once and in order: something "
+                "else wrote there; --resume goes on from the last checkpoint that fits."
+            )
 
     def log(self, round: int, metrics: Mapping[str, float | None]) -> None:
         """See ``Tracker``; what is not finite is written as null."""
@@ -100,29 +162,72 @@ def read_config(path: Path) -> Experiment:
         ) from None
 
 
+def _require_same(path: Path, config: Experiment) -> None:
+    if differ := configs.same_results(read_config(path), config):
+        raise UserError(f"{path} holds a run with another {', '.join(differ)}; choose another --out.")
+
+
 def read_rounds(path: Path) -> list[dict[str, Any]]:
-    """The rounds of a run folder."""
-    return _lines(path / "rounds.jsonl")
+    """The rounds of a run folder: 0, 1, ..., up to the first line that is damaged or out of order."""
+    return _lines(path / "rounds.jsonl")[0]
 
 
 def read_summary(path: Path) -> dict[str, Any] | None:
-    """The summary of a finished run, or None.
+    """The summary of a finished run or central training; None where there is none, or one that is damaged.
 
-    Raises:
-        UserError: it is not readable.
+    A run whose rounds.jsonl is not exactly the rounds of its summary counts as not finished.
     """
     file = path / "summary.json"
     try:
-        return json.loads(file.read_text()) if file.exists() else None
-    except ValueError as error:
-        raise UserError(f"{file} is damaged ({error}); remove that run or choose another --out.") from None
+        summary = json.loads(file.read_text()) if file.exists() else None
+    except (ValueError, RecursionError):  # not JSON, or JSON of very many brackets
+        return None
+    if not isinstance(summary, dict):
+        return None
+    lines, is_all = _lines(path / "rounds.jsonl")
+    return None if is_run(path) and not (is_all and summary.get("rounds") == len(lines) - 1) else summary
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def read_finished(path: Path, config: Experiment) -> dict[str, Any] | None:
+    """The summary of a finished run of this experiment, or None.
+
+    Raises:
+        UserError: the folder holds a run of another experiment, or a damaged config.yaml.
+    """
+    if not is_run(path) or (summary := read_summary(path)) is None:
+        return None
+    _require_same(path, config)
+    return summary
+
+
+def _lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
+    """The lines of rounds 0, 1, ... up to the first that is not whole, and whether that is all there is."""
     if not path.exists():
-        return []
-    whole = [line for line in path.read_text().split("\n")[:-1] if line]  # a killed run leaves a part of a line
-    return [json.loads(line) for line in whole]
+        return [], True
+    *parts, rest = path.read_bytes().split(b"\n")  # a killed run leaves a part of a line
+    lines = []
+    for part in parts:
+        line = _line(part, _NEEDED[path.name])
+        if line is None or line["round"] != len(lines):
+            return lines, False
+        lines.append(line)
+    return lines, not rest
+
+
+def _line(part: bytes, needed: str) -> dict[str, Any] | None:
+    """A line of numbers and nulls, with the number of its round and the one that is needed; None for anything else."""
+    try:
+        line = json.loads(part.decode())
+    except (ValueError, RecursionError):  # not UTF-8, not JSON, or JSON of very many brackets
+        return None
+    if not isinstance(line, dict) or type(line.get("round")) is not int or line.get(needed) is None:
+        return None
+    return line if all(value is None or _is_finite(value) for value in line.values()) else None
+
+
+def _is_finite(value: object) -> bool:
+    most = sys.float_info.max
+    return isinstance(value, int | float) and not isinstance(value, bool) and -most <= value <= most
 
 
 def environment() -> dict[str, Any]:

@@ -1,0 +1,177 @@
+"""One process at a time in a folder: the second is refused and told who the first is, and the dead hold nothing."""
+
+import errno
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Timer
+from types import ModuleType
+
+import pytest
+
+from fedcommons import cli, experiment, locks, presets, tuning
+from fedcommons.config import override
+from fedcommons.errors import UserError
+from fedcommons.locks import locked
+
+TINY = {
+    "data.limit": 60, "client.epochs": 1, "measure.every": 0, "federation.rounds": 4, "federation.checkpoint_every": 2,
+    "tracking.wandb": "off", "model.channels": (2, 4),
+}  # fmt: skip
+
+
+@contextmanager
+def another(action: Callable[[Callable[[], None]], None]) -> Iterator[int]:
+    """A process that does this, begun once it has called the function that it is handed; killed in the end."""
+    (reads, says), (waits, goes) = os.pipe(), os.pipe()
+    if not (process := os.fork()):
+        try:
+            os.close(goes)
+
+            def begun() -> None:
+                os.write(says, b"x")
+                os.read(waits, 1)  # until the test goes on
+
+            action(begun)
+        finally:
+            os._exit(0)
+    os.close(says)
+    os.close(waits)
+    try:
+        assert os.read(reads, 1) == b"x"
+        yield process
+    finally:
+        os.close(goes)
+        os.close(reads)
+        os.waitpid(process, 0)
+
+
+def holding(folder: Path) -> Callable[[Callable[[], None]], None]:
+    def action(begun: Callable[[], None]) -> None:
+        with locked(folder):
+            begun()
+
+    return action
+
+
+def test_a_second_process_is_refused_and_told_who_the_first_is(tmp_path: Path) -> None:
+    with another(holding(tmp_path)) as process:
+        who = f"{tmp_path} is in use by process {process} on {socket.gethostname()}; wait until"
+        with pytest.raises(UserError, match=who), locked(tmp_path):
+            pytest.fail("two in one folder")
+    with locked(tmp_path):  # it has ended
+        assert locks.holder(tmp_path) == (os.getpid(), socket.gethostname())
+
+
+def test_within_one_process_a_second_opening_is_refused_too(tmp_path: Path) -> None:
+    with locked(tmp_path):
+        with pytest.raises(UserError, match=f"process {os.getpid()}"), locked(tmp_path):
+            pytest.fail("two in one folder")
+        with pytest.raises(UserError), locked(tmp_path):  # the refused one has not let go of the first's lock
+            pytest.fail("two in one folder")
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError), locked(tmp_path):
+            raise ZeroDivisionError
+
+
+def test_the_lock_of_a_killed_process_is_taken_over_though_its_children_live_on(tmp_path: Path) -> None:
+    """As W&B's service or Ray's workers may: one that was forked, one that was started."""
+
+    def action(begun: Callable[[], None]) -> None:
+        with locked(tmp_path):
+            started = subprocess.Popen(["sleep", "60"], close_fds=False)
+            if not (forked := os.fork()):
+                signal.pause()
+            (tmp_path / "children").write_text(f"{started.pid} {forked}")
+            begun()
+
+    with another(action) as process:
+        children = [int(number) for number in (tmp_path / "children").read_text().split()]
+        try:
+            os.kill(process, signal.SIGKILL)
+            with locked(tmp_path, patience=30):  # ended once the kernel says so
+                pass
+            for child in children:
+                os.kill(child, 0)  # both are alive
+        finally:
+            for child in children:
+                os.kill(child, signal.SIGKILL)
+
+
+def test_who_is_patient_waits_for_the_end_of_the_other(tmp_path: Path) -> None:
+    with another(holding(tmp_path)) as process:
+        killer = Timer(0.3, os.kill, (process, signal.SIGKILL))
+        killer.start()
+        with locked(tmp_path, patience=30):
+            killer.join()
+
+
+def test_a_file_system_without_locks_is_said_once_and_keeps_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lacks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", lacks)
+    said: list[str] = []
+    with locked(tmp_path, said.append), locked(tmp_path, lambda _: None):
+        pass
+    assert said == [f"{tmp_path} cannot be locked (No locks available): let no other process write there."]
+
+
+def test_two_processes_cannot_play_one_run(tmp_path: Path) -> None:
+    """The second, with --resume, is refused; the first ends as a run that nobody disturbed."""
+    config = override(presets.experiment("smoke", "digits"), TINY)
+
+    def play(begun: Callable[[], None]) -> None:
+        experiment.run(config, tmp_path / "run", on_round=lambda number, _: begun() if number == 2 else None)
+
+    with another(play) as process:
+        before = (tmp_path / "run" / "rounds.jsonl").read_bytes()
+        for resume in (True, False):
+            with pytest.raises(UserError, match=f"is in use by process {process} on "):
+                experiment.run(config, tmp_path / "run", resume=resume)
+        assert (tmp_path / "run" / "rounds.jsonl").read_bytes() == before
+    experiment.run(config, tmp_path / "whole")
+    for name in ("rounds.jsonl", "summary.json"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_a_finished_run_is_read_while_somebody_holds_its_folder(tmp_path: Path) -> None:
+    config = override(presets.experiment("smoke", "digits"), {**TINY, "federation.rounds": 1})
+    summary = experiment.run(config, tmp_path)
+    with locked(tmp_path):
+        assert experiment.run(config, tmp_path, resume=True) == summary
+
+
+SWEEPS = {
+    "table1": [], "figure3": [], "convergence_parameters": [], "advise": [], "tune": ["--space=lr=0.1,0.2"],
+    "quadratics": [], "mnist_softmax": [],
+    "communication_saved": ["--from=platform/fedcommons/reports/published/fedssyn_table1_rounds.csv"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_two_processes_cannot_run_one_sweep(
+    name: str, sweeps: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(__file__).parent.parent)
+    preset = [] if name == "communication_saved" else ["--preset=smoke"]
+    resume = ["--resume"] if name in ("table1", "figure3", "convergence_parameters", "advise", "tune") else []
+    with another(holding(tmp_path)) as process, pytest.raises(UserError, match=f"in use by process {process} on "):
+        vars(sweeps(name))[name]([*preset, *resume, *SWEEPS[name], f"--out={tmp_path}"])
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_a_sweep_holds_its_folder_until_it_has_ended(tmp_path: Path) -> None:
+    with tuning.open_sweep(tmp_path / "out", resume=False):
+        for opening in (tuning.open_sweep(tmp_path / "out", resume=True), cli.open_folder(tmp_path / "out")):
+            with pytest.raises(UserError, match="in use by process"), opening:
+                pytest.fail("two in one folder")
+    with tuning.open_sweep(tmp_path / "out", resume=False):
+        pass
