@@ -9,6 +9,7 @@ import os
 import secrets
 import struct
 import time
+import traceback
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -120,6 +121,28 @@ def wandb_file() -> Callable[[Path], WandbFile]:
         return found
 
     return read
+
+
+@pytest.fixture(scope="session")
+def as_nobody() -> Callable[[Callable[[], None]], None]:
+    """Does something in a process of its own that has no rights of root's."""
+
+    def do(action: Callable[[], None]) -> None:
+        if not (process := os.fork()):
+            code = 1
+            try:
+                if os.getuid() == 0:
+                    os.setgid(65534)
+                    os.setuid(65534)
+                action()
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+
+    return do
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,9 @@
 """Where a federation stands, written to disk and read back, also after a crash."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -93,6 +94,79 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(damage: Callable[[Pat
     _assert_same(checkpoint.load_latest(tmp_path), _standing(1))
     damage(tmp_path / "round-000001.safetensors")
     assert checkpoint.load_latest(tmp_path) is None
+
+
+FACTS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "a list": lambda facts: [facts["sha256"]],
+    "nothing": lambda facts: {"sha256": facts["sha256"]},
+    "no round": lambda facts: facts.pop("round"),
+    "another round": lambda facts: facts.update(round=1),
+    "a round in words": lambda facts: facts.update(round="two"),
+    "traffic of two": lambda facts: facts.update(traffic=[1, 2]),
+    "traffic in words": lambda facts: facts.update(traffic=["a", "b", "c"]),
+    "no traffic": lambda facts: facts.update(traffic=None),
+    "order of one": lambda facts: facts.update(order=[12]),
+    "order of strangers": lambda facts: facts.update(order=[12, 4]),
+    "order is a number": lambda facts: facts.update(order=2),
+    "files is a list": lambda facts: facts.update(files=["x"]),
+    "a file elsewhere": lambda facts: facts.update(files={"3": "../../secret"}),
+    "a file without a name": lambda facts: facts.update(files={"3": None}),
+    "keys is null": lambda facts: facts.update(keys=None),
+    "no state": lambda facts: facts["keys"].remove("state"),
+    "tensors is a list": lambda facts: facts.update(tensors=[]),
+    "no model": lambda facts: facts["tensors"].pop("state/model"),
+    "the model is plain": lambda facts: facts["tensors"].update({"state/model": None}),
+    "a layout too many": lambda facts: facts["tensors"].update({"state/model": 9}),
+    "a layout that is text": lambda facts: facts["tensors"].update({"state/model": "0"}),
+    "layouts is null": lambda facts: facts.update(layouts=None),
+    "a layout too large": lambda facts: facts["layouts"][0].__setitem__(1, [[2, 4], [1]]),
+    "a layout of other sides": lambda facts: facts["layouts"][0].__setitem__(1, [[3, 2], [1]]),
+    "a layout of other names": lambda facts: facts["layouts"][0].__setitem__(0, ["v", "b"]),
+    "a name twice": lambda facts: facts["layouts"][0].__setitem__(0, ["w", "w"]),
+    "sides in words": lambda facts: facts["layouts"][0].__setitem__(1, [["2", 3], [1]]),
+    "sides below zero": lambda facts: facts["layouts"][0].__setitem__(1, [[-2, -3], [1]]),
+    "more names than shapes": lambda facts: facts["layouts"][0].__setitem__(0, ["w", "b", "c"]),
+}
+
+
+@pytest.mark.parametrize("vouched", [False, True], ids=["no checksum of the facts", "their old checksum"])
+@pytest.mark.parametrize("damage", FACTS.values(), ids=FACTS)
+def test_malformed_facts_beside_intact_tensors_fall_back_too(
+    damage: Callable[[dict[str, Any]], Any], vouched: bool, tmp_path: Path
+) -> None:
+    for number in (1, 2):
+        checkpoint.save(tmp_path, _standing(number))
+    path = tmp_path / "round-000002.safetensors.json"
+    facts = json.loads(path.read_text())
+    if not vouched:
+        del facts["facts_sha256"]  # as earlier versions wrote them
+        path.write_text(json.dumps(facts))
+        _assert_same(checkpoint.load_latest(tmp_path, model=LAYOUT), _standing(2))
+    other = damage(facts)
+    path.write_text(json.dumps(other if isinstance(other, list) or damage is FACTS["nothing"] else facts))
+    _assert_same(checkpoint.load_latest(tmp_path, model=LAYOUT), _standing(1))
+
+
+def test_a_number_that_changed_in_the_facts_is_found_out(tmp_path: Path) -> None:
+    """No form tells it: only the facts' own checksum does."""
+    for number in (1, 2):
+        checkpoint.save(tmp_path, _standing(number))
+    path = tmp_path / "round-000002.safetensors.json"
+    path.write_text(path.read_text().replace(str(2**40 + 2), str(2**40 + 3)))
+    _assert_same(checkpoint.load_latest(tmp_path), _standing(1))
+
+
+def test_what_is_no_checkpoint_of_ours_is_neither_read_nor_removed(tmp_path: Path) -> None:
+    mine = [tmp_path / name for name in ("round-best.safetensors", "round-9.safetensors", "best.safetensors")]
+    for path in mine:
+        path.write_text("mine")
+    for number in (1, 2, 3):
+        checkpoint.save(tmp_path, _standing(number))
+    _assert_same(checkpoint.load_latest(tmp_path), _standing(3))
+    checkpoint.remove_after(tmp_path, 2)
+    _assert_same(checkpoint.load_latest(tmp_path), _standing(2))
+    checkpoint.remove_after(tmp_path, -1)
+    assert sorted(tmp_path.iterdir()) == sorted(mine)
 
 
 def test_without_a_checkpoint_there_is_none(tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 import json
 import os
+import traceback
+from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -11,7 +14,7 @@ from torch import Tensor
 
 from fedcommons.artifacts import Store, key_of
 from fedcommons.errors import UserError
-from fedcommons.files import read_tensors, write_bytes, write_json, write_tensors, write_text
+from fedcommons.files import read_tensors, sha256, write_bytes, write_json, write_tensors, write_text
 
 TENSORS = {"images": torch.arange(24, dtype=torch.uint8).view(2, 3, 4), "labels": torch.tensor([1, 0])}
 
@@ -231,3 +234,87 @@ def test_a_folder_that_cannot_be_written_is_a_user_error_that_names_it(tmp_path:
     assert str(folder) in str(raised.value)
     with pytest.raises(UserError, match="cannot be written"):
         Store(tmp_path / "file").require_writable()
+
+
+def test_two_exchanged_artifacts_are_found_out(tmp_path: Path) -> None:
+    """Both are intact, and each stands where the other should."""
+    said: list[str] = []
+    store = Store(tmp_path, said.append)
+    keys = [key_of({"client": client}) for client in (0, 1)]
+    for client in (0, 1):
+        store.put("images", {"images": torch.full((3,), client)}, {"client": client})
+    paths = [tmp_path / "images" / f"{key}.safetensors" for key in keys]
+    for a, b in (paths, [sidecar(path) for path in paths]):
+        a.rename(tmp_path / "aside")
+        b.rename(a)
+        (tmp_path / "aside").rename(b)
+    assert [store.get("images", key) for key in keys] == [None, None]
+    assert said == [
+        f"{path} is another artifact: its facts are not those it is named after; it will be built again."
+        for path in paths
+    ]
+    store.put("images", {"images": torch.full((3,), 1)}, {"client": 1})
+    assert_same(store.get("images", keys[1]), {"images": torch.full((3,), 1)})
+
+
+@pytest.mark.parametrize("facts", [None, [], "text", 7])
+def test_an_artifact_whose_facts_are_malformed_is_none(facts: Any, tmp_path: Path) -> None:
+    said: list[str] = []
+    (tmp_path / "images").mkdir()
+    write_tensors(tmp_path / "images" / f"{KEY}.safetensors", TENSORS, {"facts": facts})
+    assert Store(tmp_path, said.append).get("images", KEY) is None
+    assert len(said) == 1
+
+
+def test_what_has_the_right_checksum_but_is_no_safetensors_file_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(b"not tensors")
+    write_json(sidecar(path), {"sha256": sha256(b"not tensors")})
+    with pytest.raises(ValueError, match="cannot be read"):
+        read_tensors(path)
+
+
+def test_two_processes_may_put_the_same_artifact_at_once(tmp_path: Path) -> None:
+    """Each also reads, all the time, what both write: it is never damaged."""
+
+    def writes() -> None:
+        said: list[str] = []
+        store = Store(tmp_path, said.append)
+        for number in range(40):
+            store.put("images", {"images": torch.arange(50_000) + number % 3}, {"number": number % 3})
+            assert_same(store.get("images", key_of({"number": 0})), {"images": torch.arange(50_000)})
+        assert said == []
+
+    processes = [_fork(writes) for _ in range(2)]
+    assert [os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) for process in processes] == [0, 0]
+    assert len(list((tmp_path / "images").iterdir())) == 6  # and nothing half-written
+
+
+def _fork(action: Callable[[], None]) -> int:
+    """Do it in a process of its own, and nothing else."""
+    if process := os.fork():
+        return process
+    code = 1
+    try:
+        action()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def test_a_store_that_lacks_nothing_may_be_read_only(as_nobody: Callable[[Callable[[], None]], None]) -> None:
+    with TemporaryDirectory() as folder:
+        Store(Path(folder)).put("images", TENSORS, {})
+        for path in (Path(folder), Path(folder) / "images"):
+            path.chmod(0o555)
+
+        def reads() -> None:
+            assert_same(Store(Path(folder)).get("images", KEY), TENSORS)
+            with pytest.raises(UserError, match="cannot be written"):
+                Store(Path(folder)).require_writable()
+
+        as_nobody(reads)
+        for path in (Path(folder), Path(folder) / "images"):
+            path.chmod(0o755)

@@ -16,7 +16,7 @@ from fedcommons.algorithms.local import LocalSGD
 from fedcommons.config import Experiment
 from fedcommons.errors import ClientError
 from fedcommons.federation import checkpoint, rounds
-from fedcommons.federation.memory import ClientMemory
+from fedcommons.federation.memory import ClientMemory, remove_files
 from fedcommons.federation.rounds import Standing
 from fedcommons.federation.worker import give_back_freed, set_up_process
 from fedcommons.tensors import Flat, Layout, Payload, data, nbytes
@@ -99,6 +99,25 @@ def test_a_file_that_is_gone_or_damaged_is_named(tmp_path: Path) -> None:
         path.unlink()
     with pytest.raises(ClientError, match="memory of client 6 is gone"):
         memory[6]
+
+
+@pytest.mark.parametrize("facts", ["[]", "{}", '{"keys": ["other"]}', '{"layouts": [[["w"], [[11]]]]}'])
+def test_a_file_whose_facts_are_malformed_is_named(facts: str, tmp_path: Path) -> None:
+    memory = ClientMemory(cap_bytes=0, folder=tmp_path).updated(1, {5: _payload(5)})
+    path = tmp_path / f"{memory.in_files[5]}.json"
+    old = json.loads(path.read_text())
+    del old["facts_sha256"]  # as earlier versions wrote them
+    path.write_text(json.dumps({**old, **new} if (new := json.loads(facts)) else new))
+    with pytest.raises(ClientError, match="memory of client 5 cannot be read"):
+        memory[5]
+
+
+def test_a_file_of_somebody_else_stays(tmp_path: Path) -> None:
+    memory = ClientMemory(cap_bytes=0, folder=tmp_path).updated(1, {5: _payload(5)})
+    (tmp_path / "client-best.safetensors").write_text("mine")
+    remove_files(tmp_path, set())
+    assert [path.name for path in tmp_path.iterdir()] == ["client-best.safetensors"]
+    assert len(memory) == 1
 
 
 def _standing(number: int, memory: ClientMemory) -> Standing:

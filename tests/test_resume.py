@@ -6,8 +6,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -156,6 +157,30 @@ def test_a_trial_that_lacks_its_generators_fails_and_trains_none(config: Experim
     with pytest.raises(LookupError, match="client 0 have not been made"):
         experiment.run(shuffled, tmp_path / "run", may_generate=False)
     assert not (tmp_path / "artifacts").exists()
+
+
+def test_artifacts_need_be_writable_only_where_some_are_missing(
+    config: Experiment, as_nobody: Callable[[Callable[[], None]], None]
+) -> None:
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o777)
+        values = {"sharing.setting": "shuffled_synthetic", "federation.rounds": 1, "artifacts": f"{folder}/artifacts"}
+        shuffled = override(config, values)
+        experiment.run(shuffled, folder / "first", say=lambda _: None)
+        for path in (folder / "artifacts", *(folder / "artifacts").iterdir()):
+            path.chmod(0o555)
+
+        def run_again() -> None:
+            experiment.run(shuffled, folder / "second")
+            with pytest.raises(UserError, match="artifacts cannot be written"):
+                experiment.run(override(shuffled, {"generator.lr": 0.5}), folder / "third")
+            assert not (folder / "third").exists()
+
+        as_nobody(run_again)
+        assert outputs(folder / "second") == outputs(folder / "first")
+        for path in (folder / "artifacts", *(folder / "artifacts").iterdir()):
+            path.chmod(0o755)
 
 
 @pytest.mark.ray  # it needs none, but half a minute

@@ -35,7 +35,9 @@ class Store:
             UserError: the folder could not be made or written.
         """
         folder = self.folder
-        there = next(p for p in (folder.resolve(), *folder.resolve().parents) if p.exists())
+        there = next(
+            p for p in (folder.resolve(), *folder.resolve().parents) if os.path.exists(p)
+        )  # False too where looking is forbidden
         if not (there.is_dir() and os.access(there, os.W_OK)):
             raise UserError(
                 f"artifacts: {folder} cannot be written ({there} is no folder of ours); name another folder."
