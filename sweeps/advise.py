@@ -47,8 +47,9 @@ def arguments(argv: Sequence[str]):
     title = (__doc__ or "").partition("\n")[0]
     parser = grids.parser(title, preset, dataset, POOLS[0], more, f"runs/advise-{preset}-{dataset}")
     parser.add_argument("--check", action="store_true", help="run some p to their end and compare")
+    cli.hide(parser, {"sharing.p"})
     options = cli.parse(parser, argv)
-    grids.refuse_fields(parser, options, {"sharing.p": "p"})
+    grids.refuse_fields(options, {"sharing.p": "p"})
     for name in ("p", "check_p"):
         shares = cli.split(f"--{name.replace('_', '-')}", options[name], float)
         if outside := [p for p in shares if not 0 <= p < 1]:
@@ -160,13 +161,12 @@ def report(found: Mapping[float, Any], runs, out: Path, options, display: Displa
 def advise(argv: Sequence[str]) -> int:
     started = time.perf_counter()
     options = arguments(argv)
-    out, runs = Path(options.out), cells(options) if options.check else {}
+    out, wanted, runs = Path(options.out), configs(options), cells(options) if options.check else {}
     several = [one for each in runs.values() for one in each]
     with Display() as display:
         if options.dry_run:
             grids.dry_run(several, out, display)
             return 0
-        wanted = configs(options)
         ready, left = [experiment.prepare(c) for c in wanted], tuning.todo(several, out, display)
         with tuning.open_sweep(out, options.resume):  # all that cannot be met has been refused
             found = {one.config.partition.alpha: (one, *predictions(one, options, display)) for one in ready}

@@ -78,10 +78,9 @@ def arguments(argv: Sequence[str]) -> Namespace:
     parser.add_argument("--download", action="store_true", help="fetch the data set if it is not in the folder")
     parser.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
     parser.add_argument("--dry-run", action="store_true", help="print the cells and which artifacts exist, and stop")
+    cli.hide(parser, TAKEN)
     options = cli.parse(parser, argv)
-    for field, option in TAKEN.items():
-        if options[field] != parser.get_default(field):
-            raise UserError(f"{field} is set by the sweep's own option: use --{option} instead of {options[field]}.")
+    cli.refuse_fields(options, TAKEN)
     if options.measure.every < 1:
         raise UserError(f"measure.every must be at least 1 in this sweep, got {options.measure.every}.")
     return options

@@ -40,7 +40,7 @@ def arguments(argv: Sequence[str]):
     title = (__doc__ or "").partition("\n")[0]
     parser = grids.parser(title, preset, dataset, ",".join(SETTINGS), more, f"runs/figure3-{preset}-{dataset}")
     options = cli.parse(parser, argv)
-    grids.refuse_fields(parser, options, {})
+    grids.refuse_fields(options, {})
     if options.p_real is not None and not 0 <= options.p_real < 1:
         raise UserError(f"--p-real must lie in [0, 1), got {options.p_real:g}.")
     if options.central_epochs is not None and options.central_epochs < 1:

@@ -15,7 +15,7 @@ from typing import Any
 from fedcommons import cli, config, grids, presets, tuning
 from fedcommons.config import Experiment, override
 from fedcommons.display import Display
-from fedcommons.errors import UserError
+from fedcommons.errors import UserError, shown
 from fedcommons.files import write_json, write_text
 from fedcommons.reports import tables
 from fedcommons.reports.plots import round_bars
@@ -42,14 +42,20 @@ def arguments(argv: Sequence[str]):
     title = (__doc__ or "").partition("\n")[0]
     parser = grids.parser(title, preset, dataset, "real,shuffled_synthetic", more, f"runs/table1-{preset}-{dataset}")
     parser.set_defaults({"algorithms": ALGORITHMS})
+    cli.hide(parser, _taken(parser.get_defaults()))
     options = cli.parse(parser, argv)
-    taken = {"client.lr": "lrs"} if options.lrs else {}
-    if options.federations:
-        taken |= {"partition.n_clients": "federations", "federation.participation": "federations"}
-    grids.refuse_fields(parser, options, taken)
-    if options.lrs and "," in options.lrs and options.data.validation == 0:
+    grids.refuse_fields(options, _taken(options))
+    if options.lrs is not None and "," in options.lrs and options.data.validation == 0:
         raise UserError("--lrs chooses by validation accuracy: data.validation must be above 0.")
     return options
+
+
+def _taken(options) -> dict[str, str]:
+    """The fields that these options of the table set, and their options."""
+    taken = {"client.lr": "lrs"} if options.lrs is not None else {}
+    if options.federations is not None:
+        taken |= {"partition.n_clients": "federations", "federation.participation": "federations"}
+    return taken
 
 
 def grid(options) -> list[tuning.Cell]:
@@ -57,9 +63,9 @@ def grid(options) -> list[tuning.Cell]:
     base = grids.base(options)
     pairs = [f"{base.partition.n_clients}:{base.federation.participation}"]
     federations = [
-        _federation(t) for t in (cli.split("--federations", options.federations) if options.federations else pairs)
+        _federation(t) for t in (cli.split("--federations", options.federations) if options.federations is not None else pairs)
     ]
-    rates = cli.split("--lrs", options.lrs, float) if options.lrs else (base.client.lr,)
+    rates = cli.split("--lrs", options.lrs, float) if options.lrs is not None else (base.client.lr,)
     papers = (
         options.preset in ("paper", "authors") and options.target == Experiment().target
     )  # unless another target is asked for
@@ -75,23 +81,24 @@ def grid(options) -> list[tuning.Cell]:
             "target": targets.get((options.dataset, n, c, alpha), base.target),
         }  # fmt: skip
         experiments.append(override(base, values))
-    owned = {"client.lr"} if options.lrs else ()
+    owned = {"client.lr"} if options.lrs is not None else ()
     return [grids.cell(options, e, owned) for e in experiments]
 
 
 def _federation(text: str) -> tuple[int, float]:
     n, _, c = text.partition(":")
     try:
-        return int(n), float(c)
-    except ValueError:
-        raise UserError(f"--federations takes pairs N:C such as 10:0.4, got {text!r}.") from None
+        (clients,), (share,) = cli.split("N", n, int), cli.split("C", c, float)
+        return clients, share
+    except (UserError, ValueError):
+        raise UserError(f"--federations takes pairs N:C such as 10:0.4, got {shown(text)}.") from None
 
 
 def footnotes(cells: Sequence[tuning.Cell], options) -> list[str]:
     """What a reader must know to read the numbers."""
     configs = [cell.config for cell in cells]
     rate = f"The learning rate was fixed at {configs[0].client.lr:g} for all cells, not chosen per cell."
-    if options.lrs:
+    if options.lrs is not None:
         rate = "The learning rate was chosen per cell by validation accuracy of the last round, never by test data."
     elif options.preset == "authors":
         rate = f"Learning rates are those of the authors' scripts: {grids.several(configs, 'client.lr')}."

@@ -18,6 +18,7 @@ from fedcommons.reports.plots import metric_against_fields
 from fedcommons.reports.tables import markdown, to_csv
 from fedcommons.tracking.run_folder import read_rounds, read_summary
 
+MOST_SAMPLES = 10_000
 METRICS = {"rounds_to_target": "min", "best_accuracy": "max", "last_accuracy": "max", "validation_accuracy": "max"}
 
 
@@ -42,8 +43,8 @@ def arguments(argv: Sequence[str]):
         raise unknown("metric", options.metric, METRICS)
     if options.scheduler not in ("fifo", "asha"):
         raise unknown("scheduler", options.scheduler, ("fifo", "asha"))
-    if options.samples < 1:
-        raise UserError(f"--samples must be at least 1, got {options.samples}.")
+    if not 1 <= options.samples <= MOST_SAMPLES:
+        raise UserError(f"--samples must lie in [1, {MOST_SAMPLES}], got {options.samples}.")
     if not options.space:
         raise UserError("--space is missing: name at least one field to sweep, such as --space alpha=0.01,0.1.")
     return options
@@ -53,6 +54,7 @@ def cells(options) -> tuple[list[tuning.Cell], list[str]]:
     """The runs of the sweep and the fields that vary."""
     base = tuning.tracked(cli.experiment(options), Path(options.out))
     space = search_space.parse(options.space)
+    cli.refuse_fields(options, dict.fromkeys(space, "space"))
     points = search_space.points(space, options.samples, base.seed)
     if base.sharing.setting == "real" and {"sharing.p", "generator.rho"} & set(space):
         raise UserError("p and rho change nothing with sharing.setting real; use shuffled_synthetic.")

@@ -9,14 +9,24 @@ from fedcommons.algorithms import ALGORITHMS
 from fedcommons.algorithms.weighting import WEIGHTINGS
 from fedcommons.config import DATASETS, GENERATORS, MODELS, PARTITIONS, SETTINGS, Experiment, get
 from fedcommons.convergence.estimators import PARTS
-from fedcommons.errors import UserError, unknown
+from fedcommons.errors import UserError, shown, unknown
+
+
+LEAST = 1e-300
+"""alpha below this: its draws would leave float64."""
+
+MOST = 10**9
+"""Of what is counted: epochs, rounds, images."""
+
+MOST_HELD = 10**6
+"""Of what takes memory each: channels, steps of a schedule, blocks."""
 
 
 def _within(name: str, value: float, low: float, high: float, *, open_low: bool = False, open_high: bool = False):
     inside = (value > low if open_low else value >= low) and (value < high if open_high else value <= high)
     if not inside:  # also for nan
         bounds = f"{'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
-        raise UserError(f"{name} must lie in {bounds}, got {value:g}.")
+        raise UserError(f"{name} must lie in {bounds}, got {shown(value)}.")
 
 
 def _one_of(name: str, value: str, known: Iterable[str]) -> None:
@@ -44,8 +54,9 @@ def check(config: Experiment) -> None:
     _within("target", c.target, 0, 1, open_low=True)
     _within("seed", c.seed, 0, 2**62)
     _within("data.validation", c.data.validation, 0, 0.5)
-    _within("partition.n_clients", c.partition.n_clients, 1, inf)
     _within("partition.alpha", c.partition.alpha, 0, inf, open_low=True, open_high=True)
+    if c.partition.alpha < LEAST:
+        raise UserError(f"partition.alpha must be at least {LEAST:g}, got {c.partition.alpha:g}.")
     _within("generator.rho", c.generator.rho, 0, 1, open_low=True)
     _within("generator.lr", c.generator.lr, 0, inf, open_low=True, open_high=True)
     _within("generator.ema_decay", c.generator.ema_decay, 0, 1, open_high=True)
@@ -56,27 +67,32 @@ def check(config: Experiment) -> None:
     _within("federation.gpus_per_actor", c.federation.gpus_per_actor, 0, 1, open_low=True)
     _within("federation.memory_mb", c.federation.memory_mb, 0, inf, open_low=True)
     _within("straggler.q", c.straggler.q, 0, 1, open_high=True)
-    _within("measure.every", c.measure.every, 0, inf)
-    for name in ("generator.epochs", "generator.batch_size", "generator.timesteps", "generator.sampling_steps",
-                 "client.epochs", "client.batch_size", "federation.rounds", "federation.blocks", "federation.actors",
-                 "federation.checkpoint_every"):  # fmt: skip
-        _within(name, get(c, name), 1, inf)
-    for name in ("partition.n_aux", "data.limit", "model.projection"):
+    _within("measure.every", c.measure.every, 0, MOST)
+    for name in ("partition.n_clients", "generator.epochs", "generator.batch_size", "client.epochs",
+                 "client.batch_size", "federation.rounds", "federation.actors", "federation.checkpoint_every"):  # fmt: skip
+        _within(name, get(c, name), 1, MOST)
+    for name in ("generator.timesteps", "generator.sampling_steps", "federation.blocks"):
+        _within(name, get(c, name), 1, MOST_HELD)
+    for name, most in (("partition.n_aux", MOST), ("data.limit", MOST), ("model.projection", MOST_HELD)):
         if get(c, name) is not None:
-            _within(name, get(c, name), 1, inf)
+            _within(name, get(c, name), 1, most)
+    for name in ("model.channels", "generator.channels"):
+        for n in get(c, name):
+            _within(name, n, 1, MOST_HELD)
     if not c.measure.every and (c.measure.samples is not None or c.measure.smoothness):
         raise UserError("measure.every must be at least 1 with measure.samples or measure.smoothness: 0 is never.")
     if c.measure.samples is not None:
-        _within("measure.samples", c.measure.samples, 2 * PARTS, inf)
+        _within("measure.samples", c.measure.samples, 2 * PARTS, MOST)
     if c.sharing.p is not None:
         _within("sharing.p", c.sharing.p, 0, 1, open_high=True)
     if c.sharing.setting == "shuffled_real" and c.sharing.p is None:
         raise UserError("sharing.p must be set for setting shuffled_real: the share of real data that is swapped.")
-    if len(c.model.channels) != 2 or min(c.model.channels) < 1:
-        raise UserError(f"model.channels must be two positive numbers, got {list(c.model.channels)}.")
-    if len(c.generator.channels) < 2 or min(c.generator.channels) < 1 or any(n % 8 for n in c.generator.channels):
+    if len(c.model.channels) != 2:
+        raise UserError(f"model.channels must be two positive numbers, got {shown(list(c.model.channels))}.")
+    if len(c.generator.channels) < 2 or any(n % 8 for n in c.generator.channels):
         raise UserError(
-            f"generator.channels must be two or more multiples of 8 (group norm), got {list(c.generator.channels)}."
+            "generator.channels must be two or more multiples of 8 (group norm), "
+            f"got {shown(list(c.generator.channels))}."
         )
     if c.generator.sampling_steps > c.generator.timesteps:
         raise UserError(
@@ -108,7 +124,7 @@ def _check_algorithm(c: Experiment) -> None:
     if c.feddyn.clip is not None:
         _within("feddyn.clip", c.feddyn.clip, 0, inf, open_low=True)
     _within("fedmix.mix", c.fedmix.mix, 0, 1)
-    _within("fedmix.mean_size", c.fedmix.mean_size, 1, inf)
+    _within("fedmix.mean_size", c.fedmix.mean_size, 1, MOST)
     _within("scaffold.option", c.scaffold.option, 1, 2)
     _within("dp.noise_multiplier", c.dp.noise_multiplier, 1e-3, inf, open_high=True)
     _within("dp.clip", c.dp.clip, 0, inf, open_low=True, open_high=True)

@@ -4,20 +4,26 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from argparse import SUPPRESS
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from math import isfinite
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace, set_parsing_settings
 
 from fedcommons import locks
 from fedcommons.config import Experiment, field_names, override
-from fedcommons.errors import ClientError, UserError, sentence, unknown
+from fedcommons.errors import ClientError, UserError, sentence, shown, unknown
+from fedcommons.given import Given, given
+from fedcommons.paths import user_path
 from fedcommons.tracking.run_folder import is_run
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
+
+PATHS = ("artifacts", "data.dir", "data_dir", "from", "out", "replay")
+"""Options that name a file or folder."""
 
 
 def parser(description: str, defaults: Mapping[str, Any]) -> ArgumentParser:
@@ -29,30 +35,82 @@ def parser(description: str, defaults: Mapping[str, Any]) -> ArgumentParser:
     return result
 
 
+def hide(parser: ArgumentParser, fields: Collection[str]) -> None:
+    """Leave fields that a sweep sets itself out of ``--help`` and ``--print_config``, so that it takes what it prints."""
+    for action in parser._actions:
+        if action.dest in fields:
+            action.help = SUPPRESS
+
+
+def refuse_fields(options: Namespace, taken: Mapping[str, str]) -> None:
+    """Refuse fields that were asked for though an option of the script sets them; ``taken``: field to that option.
+
+    Raises:
+        UserError: there is one.
+    """
+    for name, option in taken.items():
+        if name in options.asked:
+            raise UserError(f"{name} is set by the sweep's own option: use --{option} instead of {options[name]}.")
+
+
 def parse(parser: ArgumentParser, argv: Sequence[str]) -> Namespace:
     """The parsed options; ``asked``: the fields that were named, whatever their values.
+
+    Of an option that is given twice the last counts. Options of ``PATHS`` come with ``~`` replaced.
 
     Raises:
         UserError: an option or key that does not exist (the nearest is named), or a value of the wrong type.
     """
-    known = set(parser.get_defaults().keys()) | {"help", "print_config"}
-    sections = {name.partition(".")[0] for name in known if "." in name}
-    for token in argv:
-        name = token[2:].partition("=")[0]
-        if token.startswith("--") and name.replace("-", "_") not in known | sections:
-            raise unknown("option", f"--{name}", [f"--{k if '.' in k else k.replace('_', '-')}" for k in known])
-    for path in _config_files(argv):
-        for key in _keys(path):
-            if key not in known:
-                raise unknown("config key", key, known)
+    options = {o[2:].replace("-", "_"): (o, action) for o, action in parser._option_string_actions.items()}
+    known = {name for name in options if not any(other.startswith(f"{name}.") for other in options)} - {"h", "config"}
+    asked, words, flags = given(argv), [], {}
+    for one in asked:
+        if one.name not in known:
+            raise _not_known(one, known, [options[name][0] for name in known])
+        option, action = options[one.name]
+        if action.nargs == 0:
+            flags[option] = _true(one)
+        elif action.default == [] and isinstance(one.value, list):
+            words += [f"{option}={value}" for value in one.value]
+        else:
+            words.append(option if one.value is None and one.name == "print_config" else f"{option}={one.text}")
     try:
-        options = parser.parse_args(list(argv))
-        options.asked = asked_for(argv)
-        if options.get("out") == "":  # which would be the folder one happens to be in
-            raise UserError("--out is empty; name a folder.")
-        return options
+        result = parser.parse_args([*words, *(option for option, wanted in flags.items() if wanted)])
     except ArgumentError as error:
         raise UserError(_one_sentence(str(error))) from error
+    except RecursionError:
+        raise UserError("an option's value is nested too deeply.") from None
+    for one in asked:
+        _check_number(one, result.get(one.name))
+    for name in PATHS:
+        if result.get(name) is not None:
+            result[name] = str(user_path(options[name][0], result[name]))
+    result.asked = asked_for(argv)
+    return result
+
+
+def _check_number(one: Given, value: Any) -> None:
+    """Refuse a number that was read as another than it looks like: YAML takes 010 for 8 and 1:30 for 90."""
+    if type(value) in (int, float) and one.name in field_names():
+        try:
+            if type(value)(one.text) != value and value == value:
+                raise ValueError
+        except ValueError:
+            raise UserError(f"{one} takes decimal numbers, got {shown(one.text)}.") from None
+
+
+def _true(one: Given) -> bool:
+    """Whether an option that has no value is set: in a file, or after ``=``, it may say true or false."""
+    answers = {"true": True, "false": False}
+    if one.value is not None and one.text.lower() not in answers:
+        raise UserError(f"{one} takes true or false, got {shown(one.text)}.")
+    return one.value is None or answers[one.text.lower()]
+
+
+def _not_known(one: Given, known: Collection[str], options: Iterable[str]) -> UserError:
+    if fields := sorted(name for name in known if name.startswith(f"{one.name}.")):
+        return UserError(f"{one} is a section: name one of its fields, such as {fields[0]}.")
+    return unknown("config key", one.name, known) if one.file else unknown("option", str(one), options)
 
 
 def experiment(options: Namespace) -> Experiment:
@@ -64,49 +122,38 @@ def experiment(options: Namespace) -> Experiment:
 
 
 def early(argv: Sequence[str], name: str, default: str) -> str:
-    """The value of an option that decides the defaults of others, before the parser can be made.
-
-    Looked for on the command line, then in the config files: ``data.name`` as the key of a section too.
-    """
-    for i, token in reversed(list(enumerate(argv))):  # the last one counts, as for the parser
-        if token == f"--{name}" and i + 1 < len(argv):
-            return argv[i + 1]
-        if token.startswith(f"--{name}="):
-            return token.partition("=")[2]
-    section, _, leaf = name.rpartition(".")
-    for path in reversed(_config_files(argv)):
-        content = _read_yaml(path)
-        place = content.get(section, {}) if section else content
-        if isinstance(place, dict) and leaf in place:
-            return str(place[leaf])
-    return default
+    """The value of an option that decides the defaults of others, before the parser can be made."""
+    found = [one.text for one in given(argv) if one.name == name]
+    return found[-1] if found else default  # the last one counts, as for the parser
 
 
 def named(argv: Sequence[str]) -> set[str]:
-    """The options on the command line."""
-    return {token.removeprefix("--").partition("=")[0] for token in argv if token.startswith("--")}
+    """The options that are given, in config files too."""
+    return {one.name for one in given(argv)}
 
 
 def asked_for(argv: Sequence[str]) -> frozenset[str]:
     """The fields that are named on the command line or in a config file."""
-    in_files = {key for path in _config_files(argv) for key in _keys(path)}
-    return frozenset((named(argv) | in_files) & set(field_names()))
+    return frozenset(named(argv) & set(field_names()))
 
 
 def split(option: str, text: str, kind: Callable[[str], Any] = str) -> tuple:
-    """The values of a comma list.
+    """The values of a comma list; numbers are finite.
 
     Raises:
         UserError: a value is not of this kind, stands twice, or there is none.
     """
     values = []
-    for part in str(text).split(","):
+    for part in map(str.strip, str(text).split(",")):
         try:
-            values.append(kind(part.strip()))
-        except ValueError:
-            raise UserError(f"{option} takes {kind.__name__} values separated by commas, got {part!r}.") from None
+            values.append(kind(part))
+            if kind is not str and not (isfinite(values[-1]) and part.isascii() and "_" not in part):
+                raise ValueError
+        except (ValueError, OverflowError):
+            what = "finite float" if kind is float else kind.__name__
+            raise UserError(f"{option} takes {what} values separated by commas, got {shown(part)}.") from None
     if not values or "" in values or len(set(values)) < len(values):
-        raise UserError(f"{option} takes different values separated by commas, got {text!r}.")
+        raise UserError(f"{option} takes different values separated by commas, got {shown(text)}.")
     return tuple(values)
 
 
@@ -184,31 +231,6 @@ def _drop(stream: TextIO | None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _config_files(argv: Sequence[str]) -> list[Path]:
-    after = [argv[i + 1] for i, token in enumerate(argv[:-1]) if token == "--config"]
-    return [Path(p) for p in after + [t.partition("=")[2] for t in argv if t.startswith("--config=")]]
-
-
-def _read_yaml(path: Path) -> dict:
-    try:
-        content = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise UserError(f"--config: {path} cannot be read ({error.strerror}).") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"--config: {path} is not YAML: {' '.join(str(error).split())}.") from error
-    if not isinstance(content, dict):
-        raise UserError(f"--config: {path} must hold keys and values.")
-    return content
-
-
-def _keys(path: Path) -> list[str]:
-    return [
-        f"{name}.{leaf}" if isinstance(section, dict) else str(name)
-        for name, section in _read_yaml(path).items()
-        for leaf in (section if isinstance(section, dict) else [""])
-    ]
-
-
 def _one_sentence(message: str) -> str:
     """What jsonargparse says of a value of the wrong type, for one type or for several."""
     for form in (
@@ -217,5 +239,5 @@ def _one_sentence(message: str) -> str:
     ):
         if found := re.search(form, " ".join(message.split())):
             kind = re.sub(r"<class '(\w+)'>", r"\1", found["type"]).replace("typing.", "").replace("NoneType", "null")
-            return f"{found['key']} takes {kind.replace(', null', ' or null')}, got {found['value']!r}."
+            return f"{found['key']} takes {kind.replace(', null', ' or null')}, got {shown(found['value'])}."
     return " ".join(message.split())

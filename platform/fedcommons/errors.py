@@ -1,5 +1,6 @@
 """What goes wrong by the user's or a client's doing, each said in one sentence."""
 
+import re
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -11,8 +12,18 @@ from typing import Self
 from fedcommons.files import write_text
 
 
+SHOWN = 80
+"""The most characters of a value that a sentence echoes."""
+
+
 class UserError(Exception):
-    """A request that cannot be met: field, value, what is allowed, the nearest valid name. Raised before any work."""
+    """A request that cannot be met: field, value, what is allowed, the nearest valid name. Raised before any work.
+
+    Of a word that is longer than ``SHOWN`` and no path the beginning stands in the sentence.
+    """
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(re.sub(rf"(?<!\S)[^\s/]{{{SHOWN + 1},}}", lambda word: _cut(word[0]), sentence))
 
 
 class ClientError(RuntimeError):
@@ -32,6 +43,15 @@ class ClientError(RuntimeError):
         doing = "; ".join([f"training data {tuple(shape)}", *getattr(error, "__notes__", [])])
         where = f"client {client}, round {round}, {algorithm}"
         return cls(f"{where}: {sentence(error)} ({doing})", client, round, "".join(traceback.format_exception(error)))
+
+
+def shown(value: object) -> str:
+    """A value as a sentence echoes it: text in quotes and without control characters, cut at ``SHOWN``."""
+    return _cut(f"{value:g}" if isinstance(value, float) else repr(value))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
 
 
 def sentence(error: BaseException) -> str:
@@ -73,4 +93,4 @@ def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
     near = get_close_matches(name, known, n=1, cutoff=0.4)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     listing = f" Known: {', '.join(known)}." if len(known) <= 16 else " See --help."
-    return UserError(f"unknown {what} {name!r}{hint}{listing}")
+    return UserError(f"unknown {what} {shown(name)}{hint}{listing}")

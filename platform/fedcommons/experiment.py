@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fedcommons import config as configs
-from fedcommons import measures
+from fedcommons import capacity, measures
 from fedcommons.accounting import privacy
 from fedcommons.accounting.privacy import PrivacyLedger
 from fedcommons.algorithms import build as build_algorithm
@@ -87,8 +87,13 @@ def prepare(config: Experiment) -> Prepared:
     sizes = [len(rows) for rows in dealt.rows]
     refuse_empty_pool(config, len(dataset.train), sizes)
     privacy.refuse_large_delta(config, sizes)
+    if needs_generators(config):
+        capacity.require_generator(config)
+        images = sum(synthetic_pool.contribution(config, len(dataset.train), n) for n in sizes)
+        capacity.require_images(images, dataset.shape)
     with torch.device("meta"):  # names and shapes without numbers: an algorithm that refuses them does so here
         model = flatten(dict(build_classifier(config, dataset).named_parameters()))
+    capacity.require_model(model)
     facts = Facts(len(sizes), sizes, config.federation.rounds)
     build_algorithm(config, dataset.augment).start(model, facts, config.seed)
     return Prepared(config, dataset, dealt)

@@ -11,7 +11,6 @@ from fedcommons import cli, presets, tuning
 from fedcommons.artifacts import Store
 from fedcommons.config import Experiment, get, override, same_results
 from fedcommons.display import Display
-from fedcommons.errors import UserError
 from fedcommons.experiment import prepare
 from fedcommons.sharing.synthetic_pool import missing
 
@@ -55,14 +54,13 @@ def parser(
     result.add_argument("--download", action="store_true", help="fetch the data set if it is not in the folder")
     result.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
     result.add_argument("--dry-run", action="store_true", help="print the cells and which artifacts exist, and stop")
+    cli.hide(result, {*GRID.values(), *OWN})
     return result
 
 
-def refuse_fields(parser: ArgumentParser, options: Namespace, more: Mapping[str, str]) -> None:
+def refuse_fields(options: Namespace, more: Mapping[str, str]) -> None:
     """Refuse fields that were given though an option of the sweep sets them; ``more``: field to option, as in OWN."""
-    for name, option in ({field: option for option, field in GRID.items()} | OWN | dict(more)).items():
-        if options[name] != parser.get_default(name):
-            raise UserError(f"{name} is set by the sweep's own option: use --{option} instead of {options[name]}.")
+    cli.refuse_fields(options, {field: option for option, field in GRID.items()} | OWN | dict(more))
 
 
 def base(options: Namespace) -> Experiment:

@@ -3,16 +3,25 @@
 import re
 from collections.abc import Mapping, Sequence
 from itertools import product
-from typing import Any, get_args, get_type_hints
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 from ray import tune
 
+from fedcommons import cli
 from fedcommons.config import IGNORED_BY_RESULTS, SHORT_NAMES, Experiment, field_names
-from fedcommons.errors import UserError, unknown
+from fedcommons.errors import UserError, shown, unknown
 from fedcommons.seeds import numpy_generator
 
 DISTRIBUTIONS = {"uniform": tune.uniform, "loguniform": tune.loguniform, "randint": tune.randint}
+
+LIMITS = {
+    "uniform": (-1e300, 1e300, "LOW < HIGH, within 1e300 of 0"),
+    "loguniform": (1e-300, 1e300, "0 < LOW < HIGH, from 1e-300 to 1e300"),
+    "randint": (0, 2**62, "whole 0 <= LOW < HIGH, up to 2^62"),
+}
+"""The least LOW and the largest HIGH of each, and how to say it."""
 
 Space = Mapping[str, "list[Any] | Any"]
 """Dotted field to a list of values or one of Ray Tune's distributions."""
@@ -31,7 +40,7 @@ def parse(texts: Sequence[str]) -> Space:
         if field not in field_names():
             raise unknown("swept field", name, [*SHORT_NAMES, *field_names()])
         if not equals or not values.strip():
-            raise UserError(f"--space takes NAME=VALUES such as alpha=0.01,0.1 or p=uniform(0,0.5), got {text!r}.")
+            raise UserError(f"--space takes NAME=VALUES such as alpha=0.01,0.1 or p=uniform(0,0.5), got {shown(text)}.")
         if field in IGNORED_BY_RESULTS:
             raise UserError(f"--space: {field} changes no result and cannot be swept.")
         if field in space:
@@ -60,40 +69,36 @@ def _draw(domain: Any, seed: int, name: str, number: int) -> Any:
 
 
 def _values(field: str, text: str) -> Any:
-    call = re.fullmatch(r"(\w+)\((.*)\)", text)
+    call, kind = re.fullmatch(r"(\w+)\((.*)\)", text), _kind(field)
+    if kind is tuple:
+        raise UserError(f"--space: {field} is a list and cannot be swept.")
     if not call:
-        return [_value(field, part) for part in text.split(",")]
+        return list(cli.split(f"--space {field}", text, kind if kind is not bool else _true_or_false))
     name, arguments = call.groups()
     if name not in DISTRIBUTIONS:
         raise unknown("distribution", name, DISTRIBUTIONS)
-    kind, fits = _kind(field), {float: ("uniform", "loguniform"), int: ("randint",)}
+    fits = {float: ("uniform", "loguniform"), int: ("randint",)}
     if name not in fits.get(kind, ()):
         allowed = " or ".join(fits.get(kind, ())) or "a list of values only"
         raise UserError(f"--space {field} takes {allowed}, as it is {kind.__name__}; got {name}.")
+    least, most, need = LIMITS[name]
     try:
-        low, high = (float(part) for part in arguments.split(","))
-        if not low < high or (name == "loguniform" and low <= 0):
+        low, high = cli.split(f"--space {field}", arguments, kind)
+        if not least <= low < high <= most:
             raise ValueError
-    except ValueError:
-        need = "0 < LOW < HIGH" if name == "loguniform" else "LOW < HIGH"
+    except (UserError, ValueError):
         raise UserError(f"--space {field}: {name} takes (LOW,HIGH) with {need}, got ({arguments}).") from None
-    return DISTRIBUTIONS[name](int(low), int(high)) if name == "randint" else DISTRIBUTIONS[name](low, high)
+    return DISTRIBUTIONS[name](low, high)
 
 
 def _kind(field: str) -> type:
     """The type of a field's values, None left out."""
     section, _, leaf = field.rpartition(".")
     hint = get_type_hints(get_type_hints(Experiment)[section] if section else Experiment)[leaf]
-    return next(k for k in (get_args(hint) or (hint,)) if k is not type(None))
+    return get_origin(hint) or hint if not isinstance(hint, UnionType) else get_args(hint)[0]
 
 
-def _value(field: str, text: str) -> Any:
-    kind = _kind(field)
-    try:
-        if kind is bool:
-            return {"true": True, "false": False}[text.strip().lower()]
-        if kind in (int, float, str):
-            return kind(text.strip())
-    except (ValueError, KeyError):
-        raise UserError(f"--space {field} takes {kind.__name__} values separated by commas, got {text!r}.") from None
-    raise UserError(f"--space: {field} is a list and cannot be swept.")
+def _true_or_false(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError
+    return text.lower() == "true"

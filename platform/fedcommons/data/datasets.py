@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedcommons.config import Data
 from fedcommons.errors import UserError, unknown
+from fedcommons.paths import user_path
 from fedcommons.seeds import numpy_generator
 
 
@@ -78,7 +79,7 @@ _SOURCES = {
 
 def data_folder(data: Data) -> Path:
     """Where data sets are looked for: ``data.dir``, else FEDCOMMONS_DATA, else ./data."""
-    return Path(data.dir or os.environ.get("FEDCOMMONS_DATA") or "data").expanduser()
+    return user_path("data.dir" if data.dir else "FEDCOMMONS_DATA", data.dir or os.environ.get("FEDCOMMONS_DATA") or "data")
 
 
 def load(data: Data) -> Dataset:

@@ -1,0 +1,127 @@
+"""What a command line sets, option by option: the keys of a ``--config`` file stand in the file's place."""
+
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from yaml import MappingNode, Node, ScalarNode, SequenceNode
+
+from fedcommons.errors import UserError, shown
+from fedcommons.paths import user_path
+
+LONGEST = 4096
+"""The most characters of a value: what a path may have on Linux."""
+
+LARGEST_FILE = 1_000_000
+"""The most bytes of a config file."""
+
+CORE = {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "timestamp")}
+"""Types of plain values in YAML; what they mean is decided as for the text of an option."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """An option as it was given; value: its text, or that of a list's members; None: it has none.
+
+    name: dotted, with ``_`` for ``-``. file: the config file that it stands in.
+    """
+
+    name: str
+    value: str | list[str] | None
+    file: Path | None = None
+
+    def __str__(self) -> str:
+        return self.name if self.file else f"--{self.name}"
+
+    @property
+    def text(self) -> str:
+        """The value as one text.
+
+        Raises:
+            UserError: there is none.
+        """
+        if self.value is None:
+            raise UserError(f"{self} needs a value.")
+        return self.value if isinstance(self.value, str) else f"[{', '.join(self.value)}]"
+
+
+def given(argv: Sequence[str]) -> list[Given]:
+    """All that ``argv`` sets, in its order.
+
+    Raises:
+        UserError: a word that is no option, a value that no field can have, or a config file that cannot be read.
+    """
+    found: list[Given] = []
+    words = list(argv)
+    while words:
+        word = words.pop(0)
+        name, equals, value = word.removeprefix("--").partition("=")
+        if word == "-h":
+            name = "help"
+        elif not word.startswith("--") or not name:
+            raise UserError(f"an option is --NAME VALUE or --NAME=VALUE, got {shown(word)}.")
+        has_value = equals or (words and not words[0].startswith("--") and words[0] != "-h")
+        one = Given(name.replace("-", "_"), (value if equals else words.pop(0)) if has_value else None)
+        _check_text(one)
+        found += _in_file(one.text) if one.name == "config" else [one]
+    return found
+
+
+def _check_text(one: Given) -> None:
+    """Refuse what no field can hold, before it reaches a parser, a path or a terminal."""
+    for text in one.value if isinstance(one.value, list) else [one.value or ""]:
+        if any(unicodedata.category(c) in ("Cc", "Cs") for c in text):
+            raise UserError(f"{one} must be text without control characters, got {shown(text)}.")
+        if len(text) > LONGEST:
+            raise UserError(f"{one} must have at most {LONGEST} characters, got {len(text)}: {shown(text)}.")
+
+
+def _in_file(name: str) -> list[Given]:
+    path = user_path("--config", name)
+    try:
+        if path.exists() and not path.is_file():
+            raise UserError(f"--config: {path} is no file.")
+        if path.exists() and path.stat().st_size > LARGEST_FILE:
+            raise UserError(f"--config: {path} has more than {LARGEST_FILE:,} bytes.")
+        root = yaml.compose(path.read_text(encoding="utf-8-sig"), yaml.SafeLoader)  # nodes: nothing is constructed
+    except OSError as error:
+        raise UserError(f"--config: {path} cannot be read ({error.strerror}).") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"--config: {path} is not YAML: {' '.join(str(error).split())}.") from error
+    except RecursionError:
+        raise UserError(f"--config: {path} is nested too deeply.") from None
+    if not isinstance(root, MappingNode):
+        raise UserError(f"--config: {path} must hold keys and values.")
+    found = []
+    for one in _options(root, "", path):
+        if one.name in {other.name for other in found}:
+            raise UserError(f"--config: {path} has {one} twice.")
+        _check_text(one)
+        found.append(one)
+    return found
+
+
+def _options(node: MappingNode, section: str, path: Path) -> Iterator[Given]:
+    """The keys of a file, or of one of its sections, and their values as text."""
+    for key, value in node.value:
+        if not isinstance(key, ScalarNode):
+            raise UserError(f"--config: {path} has a key that is no name{_line(key)}.")
+        name = section + key.value.replace("-", "_")
+        if isinstance(value, MappingNode) and not section and value.tag == "tag:yaml.org,2002:map":
+            yield from _options(value, f"{name}.", path)
+        elif isinstance(value, SequenceNode) and value.tag == "tag:yaml.org,2002:seq":
+            yield Given(name, [_scalar(name, one, path) for one in value.value], path)
+        else:
+            yield Given(name, _scalar(name, value, path), path)
+
+
+def _scalar(name: str, node: Node, path: Path) -> str:
+    if not isinstance(node, ScalarNode) or node.tag not in CORE:
+        raise UserError(f"--config: {path}: {shown(name)} must be a value or a list of values{_line(node)}.")
+    return "null" if node.tag.endswith(":null") else node.value
+
+
+def _line(node: Node) -> str:
+    return f" (line {node.start_mark.line + 1})"
