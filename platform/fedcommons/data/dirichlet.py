@@ -4,11 +4,16 @@
 ``sizes_by_priors``: per client over classes, images dealt one by one.
 """
 
+from math import lgamma
+
 import numpy as np
 
 from fedcommons.errors import UserError
 
 MAX_DRAWS = 1_000_000
+
+HOPELESS = 1e-3
+"""So few accepted draws at most are expected of all ``MAX_DRAWS``: none is made, or no more."""
 
 
 def group_sizes(
@@ -20,13 +25,19 @@ def group_sizes(
     rest is renormalised. Redrawn until every client has ``min_size``.
 
     Raises:
-        UserError: no draw in a million was accepted, or none can be.
+        UserError: no draw in a million was accepted, or none can be, or hardly so (``HOPELESS``).
     """
     total = int(class_sizes.sum())
     if n_clients * min_size > total:
         raise UserError(
             f"the partition cannot be met: {n_clients} clients with at least {min_size} images each "
             f"need more than the {total} images there are; use fewer clients."
+        )
+    advice = "use a larger alpha, fewer clients or a smaller n_aux."
+    if MAX_DRAWS * _all_get_one(class_sizes, n_clients, alpha) < HOPELESS:
+        raise UserError(
+            f"the partition cannot be met: with alpha = {alpha:g} most classes go to one client each, and "
+            f"{np.count_nonzero(class_sizes)} classes are not enough for {n_clients} clients; {advice}"
         )
     drawn = 0
     while drawn < MAX_DRAWS:
@@ -35,11 +46,33 @@ def group_sizes(
         accepted = np.flatnonzero(sizes.sum(1).min(1) >= min_size)
         if len(accepted):
             return sizes[accepted[0]]
-        drawn += batch
+        short, drawn = (sizes.sum(1) < min_size).mean(), drawn + batch
+        # Who has much leaves little to the others (shares of a Dirichlet law are negatively associated), so that all
+        # have enough at once is less likely than if they had it independently of each other.
+        if batch > 64 and MAX_DRAWS * (1 - short) ** n_clients < HOPELESS:
+            raise UserError(
+                f"the partition cannot be met: in {drawn:,} draws with alpha = {alpha:g} {short:.0%} of {n_clients} "
+                f"clients had fewer than {min_size} images on average, and never none; {advice}"
+            )
     raise UserError(
         f"the partition cannot be met: in {MAX_DRAWS:,} draws with alpha = {alpha:g} some of {n_clients} clients "
-        f"always had fewer than {min_size} images; use a larger alpha, fewer clients or a smaller n_aux."
+        f"always had fewer than {min_size} images; {advice}"
     )
+
+
+def _all_get_one(class_sizes: np.ndarray, n_clients: int, alpha: float) -> float:
+    """A bound on the probability that a draw gives every client an image.
+
+    Each class has a first client, so N - K more must get one. In Polya's urn the i-th image of a class goes to a new
+    client with probability at most N alpha/i; the cuts of ``_draw`` favour new ones by at most 1/(1 - 1/e) < 1.6. So
+    many events of total probability t have a probability of at most t^m/m! that m or more occur.
+    """
+    n = class_sizes[class_sizes > 0]
+    more = n_clients - len(n)
+    if more <= 0:
+        return 1.0
+    total = 1.6 * n_clients * alpha * (1 + np.log(n)).sum()
+    return float(np.exp(min(0.0, more * np.log(total) - lgamma(more + 1))))
 
 
 def sizes_by_priors(class_sizes: np.ndarray, n_clients: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
