@@ -63,7 +63,8 @@ def grid(options) -> list[tuning.Cell]:
     base = grids.base(options)
     pairs = [f"{base.partition.n_clients}:{base.federation.participation}"]
     federations = [
-        _federation(t) for t in (cli.split("--federations", options.federations) if options.federations is not None else pairs)
+        _federation(t)
+        for t in (cli.split("--federations", options.federations) if options.federations is not None else pairs)
     ]
     rates = cli.split("--lrs", options.lrs, float) if options.lrs is not None else (base.client.lr,)
     papers = (

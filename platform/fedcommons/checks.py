@@ -11,7 +11,6 @@ from fedcommons.config import DATASETS, GENERATORS, MODELS, PARTITIONS, SETTINGS
 from fedcommons.convergence.estimators import PARTS
 from fedcommons.errors import UserError, shown, unknown
 
-
 LEAST = 1e-300
 """alpha below this: its draws would leave float64."""
 
@@ -69,7 +68,8 @@ def check(config: Experiment) -> None:
     _within("straggler.q", c.straggler.q, 0, 1, open_high=True)
     _within("measure.every", c.measure.every, 0, MOST)
     for name in ("partition.n_clients", "generator.epochs", "generator.batch_size", "client.epochs",
-                 "client.batch_size", "federation.rounds", "federation.actors", "federation.checkpoint_every"):  # fmt: skip
+                 "client.batch_size", "federation.rounds", "federation.actors",
+                 "federation.checkpoint_every"):  # fmt: skip
         _within(name, get(c, name), 1, MOST)
     for name in ("generator.timesteps", "generator.sampling_steps", "federation.blocks"):
         _within(name, get(c, name), 1, MOST_HELD)

@@ -7,6 +7,7 @@ import sys
 from argparse import SUPPRESS
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
@@ -36,7 +37,7 @@ def parser(description: str, defaults: Mapping[str, Any]) -> ArgumentParser:
 
 
 def hide(parser: ArgumentParser, fields: Collection[str]) -> None:
-    """Leave fields that a sweep sets itself out of ``--help`` and ``--print_config``, so that it takes what it prints."""
+    """Leave fields that a sweep sets itself out of ``--help`` and ``--print_config``: it takes what it prints."""
     for action in parser._actions:
         if action.dest in fields:
             action.help = SUPPRESS
@@ -68,6 +69,8 @@ def parse(parser: ArgumentParser, argv: Sequence[str]) -> Namespace:
         if one.name not in known:
             raise _not_known(one, known, [options[name][0] for name in known])
         option, action = options[one.name]
+        if one.name in PATHS:
+            one = replace(one, value=str(user_path(option, one.text)))
         if action.nargs == 0:
             flags[option] = _true(one)
         elif action.default == [] and isinstance(one.value, list):
@@ -80,11 +83,8 @@ def parse(parser: ArgumentParser, argv: Sequence[str]) -> Namespace:
         raise UserError(_one_sentence(str(error))) from error
     except RecursionError:
         raise UserError("an option's value is nested too deeply.") from None
-    for one in asked:
+    for one in {one.name: one for one in asked}.values():  # the last of each
         _check_number(one, result.get(one.name))
-    for name in PATHS:
-        if result.get(name) is not None:
-            result[name] = str(user_path(options[name][0], result[name]))
     result.asked = asked_for(argv)
     return result
 

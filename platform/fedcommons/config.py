@@ -6,9 +6,10 @@ Names follow the papers' symbols where a paper has one: alpha, p, rho, C (partic
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
-from typing import Any, get_type_hints
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
-from fedcommons.errors import unknown
+from fedcommons.errors import shown, unknown
 
 DATASETS = ("digits", "mnist", "fmnist", "cifar10", "cifar100")
 PARTITIONS = ("iid", "dirichlet_classes", "dirichlet_niid", "dirichlet_clients", "single_class")
@@ -337,14 +338,32 @@ def to_dict(config: Experiment) -> dict[str, Any]:
 
 
 def from_dict(values: Mapping[str, Any]) -> Experiment:
-    """The experiment of a config.yaml that ``to_dict`` wrote (fields left out keep their defaults)."""
+    """The experiment of a config.yaml that ``to_dict`` wrote (fields left out keep their defaults).
+
+    Raises:
+        UserError: a key that no field has, as a later version may have written it.
+        ValueError: a value of another type than its field's.
+    """
     flat: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
             flat.update({f"{name}.{k}": tuple(v) if isinstance(v, list) else v for k, v in value.items()})
         else:
             flat[name] = value
-    return override(Experiment(), flat)
+    found = override(Experiment(), flat)
+    for name, value in flat.items():
+        kinds = kinds_of(name)
+        if type(value) not in kinds:
+            raise ValueError(f"{name} is {shown(value)} and no {' or '.join(kind.__name__ for kind in kinds)}")
+    return found
+
+
+def kinds_of(name: str) -> tuple[type, ...]:
+    """The types that values of this field have."""
+    section, _, leaf = name.rpartition(".")
+    hint = get_type_hints(get_type_hints(Experiment)[section] if section else Experiment)[leaf]
+    kinds = get_args(hint) if isinstance(hint, UnionType) else (get_origin(hint) or hint,)
+    return (*kinds, int) if float in kinds else kinds
 
 
 IGNORED_BY_RESULTS = (

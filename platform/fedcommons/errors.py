@@ -11,7 +11,6 @@ from typing import Self
 
 from fedcommons.files import write_text
 
-
 SHOWN = 80
 """The most characters of a value that a sentence echoes."""
 
@@ -19,11 +18,12 @@ SHOWN = 80
 class UserError(Exception):
     """A request that cannot be met: field, value, what is allowed, the nearest valid name. Raised before any work.
 
-    Of a word that is longer than ``SHOWN`` and no path the beginning stands in the sentence.
+    Of a word that is longer than ``SHOWN`` the beginning stands in the sentence; of a path if it is four times as long.
     """
 
     def __init__(self, sentence: str) -> None:
-        super().__init__(re.sub(rf"(?<!\S)[^\s/]{{{SHOWN + 1},}}", lambda word: _cut(word[0]), sentence))
+        long = rf"(?<!\S)[^\s/]{{{SHOWN + 1},}}(?!\S)|\S{{{4 * SHOWN + 1},}}"
+        super().__init__(re.sub(long, lambda word: _cut(word[0]), sentence))
 
 
 class ClientError(RuntimeError):

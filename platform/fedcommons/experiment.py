@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from fedcommons import config as configs
 from fedcommons import capacity, measures
+from fedcommons import config as configs
 from fedcommons.accounting import privacy
 from fedcommons.accounting.privacy import PrivacyLedger
 from fedcommons.algorithms import build as build_algorithm

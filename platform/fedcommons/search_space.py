@@ -3,14 +3,13 @@
 import re
 from collections.abc import Mapping, Sequence
 from itertools import product
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 import numpy as np
 from ray import tune
 
-from fedcommons import cli
-from fedcommons.config import IGNORED_BY_RESULTS, SHORT_NAMES, Experiment, field_names
+from fedcommons import cli, config
+from fedcommons.config import IGNORED_BY_RESULTS, SHORT_NAMES, field_names
 from fedcommons.errors import UserError, shown, unknown
 from fedcommons.seeds import numpy_generator
 
@@ -69,7 +68,7 @@ def _draw(domain: Any, seed: int, name: str, number: int) -> Any:
 
 
 def _values(field: str, text: str) -> Any:
-    call, kind = re.fullmatch(r"(\w+)\((.*)\)", text), _kind(field)
+    call, kind = re.fullmatch(r"(\w+)\((.*)\)", text), config.kinds_of(field)[0]
     if kind is tuple:
         raise UserError(f"--space: {field} is a list and cannot be swept.")
     if not call:
@@ -89,13 +88,6 @@ def _values(field: str, text: str) -> Any:
     except (UserError, ValueError):
         raise UserError(f"--space {field}: {name} takes (LOW,HIGH) with {need}, got ({arguments}).") from None
     return DISTRIBUTIONS[name](low, high)
-
-
-def _kind(field: str) -> type:
-    """The type of a field's values, None left out."""
-    section, _, leaf = field.rpartition(".")
-    hint = get_type_hints(get_type_hints(Experiment)[section] if section else Experiment)[leaf]
-    return get_origin(hint) or hint if not isinstance(hint, UnionType) else get_args(hint)[0]
 
 
 def _true_or_false(text: str) -> bool:

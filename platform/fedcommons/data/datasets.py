@@ -79,7 +79,9 @@ _SOURCES = {
 
 def data_folder(data: Data) -> Path:
     """Where data sets are looked for: ``data.dir``, else FEDCOMMONS_DATA, else ./data."""
-    return user_path("data.dir" if data.dir else "FEDCOMMONS_DATA", data.dir or os.environ.get("FEDCOMMONS_DATA") or "data")
+    return user_path(
+        "data.dir" if data.dir else "FEDCOMMONS_DATA", data.dir or os.environ.get("FEDCOMMONS_DATA") or "data"
+    )
 
 
 def load(data: Data) -> Dataset:

@@ -156,7 +156,9 @@ def read_config(path: Path) -> Experiment:
     """
     try:
         return configs.from_dict(yaml.safe_load((path / "config.yaml").read_text()))
-    except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
+    except UserError as error:
+        raise UserError(f"{path / 'config.yaml'} is of another version: {error}") from None
+    except (OSError, ValueError, AttributeError, RecursionError, yaml.YAMLError) as error:
         raise UserError(
             f"{path / 'config.yaml'} is damaged ({error}); remove that run or choose another --out."
         ) from None
