@@ -18,6 +18,7 @@ from typing import Any
 from fedcommons import cli, experiment, grids, tuning
 from fedcommons.accounting.communication import images_nbytes
 from fedcommons.artifacts import Store
+from fedcommons.checks import MOST
 from fedcommons.config import Experiment, override
 from fedcommons.convergence import advisor
 from fedcommons.convergence.advisor import LocalWork, Prediction
@@ -66,8 +67,8 @@ def arguments(argv: Sequence[str]):
             raise UserError(f"{name} must be {needed} here, as Corollary I has it, got {value}.")
     if not options.speed_up > 1:
         raise UserError(f"--speed-up must be greater than 1, got {options.speed_up:g}.")
-    if options.probe_rounds < 1:
-        raise UserError(f"--probe-rounds must be at least 1, got {options.probe_rounds}.")
+    if not 1 <= options.probe_rounds <= MOST:
+        raise UserError(f"--probe-rounds must lie in [1, {MOST:g}], got {options.probe_rounds}.")
     return options
 
 

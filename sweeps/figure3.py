@@ -14,6 +14,7 @@ from typing import Any
 
 from fedcommons import central, cli, grids, tuning
 from fedcommons.central import Central
+from fedcommons.checks import MOST
 from fedcommons.config import SETTINGS, override
 from fedcommons.display import Display
 from fedcommons.errors import UserError
@@ -43,8 +44,8 @@ def arguments(argv: Sequence[str]):
     grids.refuse_fields(options, {})
     if options.p_real is not None and not 0 <= options.p_real < 1:
         raise UserError(f"--p-real must lie in [0, 1), got {options.p_real:g}.")
-    if options.central_epochs is not None and options.central_epochs < 1:
-        raise UserError(f"--central-epochs must be at least 1, got {options.central_epochs}.")
+    if options.central_epochs is not None and not 1 <= options.central_epochs <= MOST:
+        raise UserError(f"--central-epochs must lie in [1, {MOST:g}], got {options.central_epochs}.")
     return options
 
 

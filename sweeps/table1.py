@@ -66,6 +66,8 @@ def grid(options) -> list[tuning.Cell]:
         _federation(t)
         for t in (cli.split("--federations", options.federations) if options.federations is not None else pairs)
     ]
+    if len(set(federations)) < len(federations):
+        raise UserError(f"--federations takes different pairs N:C, got {shown(options.federations)}.")
     rates = cli.split("--lrs", options.lrs, float) if options.lrs is not None else (base.client.lr,)
     papers = (
         options.preset in ("paper", "authors") and options.target == Experiment().target

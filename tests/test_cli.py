@@ -12,7 +12,9 @@ from fedcommons import cli, config, experiment, presets, search_space
 from fedcommons.checks import check
 from fedcommons.config import Experiment, override
 from fedcommons.errors import UserError
+from fedcommons.tracking.run_folder import read_config
 
+SYNTHETIC = ["--sharing.setting", "shuffled_synthetic"]
 ROOT = Path(__file__).parent.parent
 
 
@@ -74,6 +76,19 @@ def refused(argv: list[str]) -> str:
         (["--data.limit", "99999"], ["data.limit", "99999"]),
         (["--data.name", "mnist", "--data.dir", "/nowhere"], ["/nowhere/MNIST/raw", "--download"]),
         (["--config", "/nowhere.yaml"], ["/nowhere.yaml", "cannot be read"]),
+        (["--partition.alpha", "1e-301"], ["partition.alpha must be at least 1e-300, got 1e-301."]),
+        (["--seed", "9" * 4000], ["seed must lie in [0, 4.61169e+18], got 99", "..."]),
+        (["--target", "9" * 4000], ["--target is nested too deeply or too large a number, got '99"]),
+        (["--generator.channels", "[" * 3000], ["generator.channels takes tuple, got '[[[", "[..."]),
+        (["--client.epochs", str(10**18)], ["client.epochs must lie in [1, 1e+09]"]),
+        (["--federation.blocks", str(10**12)], ["federation.blocks must lie in [1, 1e+06]"]),
+        (["--generator.timesteps", str(10**12)], ["generator.timesteps must lie in [1, 1e+06]"]),
+        (["--model.projection", str(10**12)], ["model.projection must lie in [1, 1e+06]"]),
+        (["--model.channels", f"[8, {10**30}]"], ["model.channels must lie in [1, 1e+06]"]),
+        (["--model.channels", "[1000000, 1000000]"], ["the model would take 1.", "e+05 GB or more", "model.channels"]),
+        (["--model.projection", "1000000", "--model.channels", "[900000, 900000]"], ["GB of memory"]),
+        ([*SYNTHETIC, "--generator.channels", "[80000, 80000]"], ["the generator would take", "generator.channels"]),
+        ([*SYNTHETIC, "--sharing.p", "0.999999999"], ["synthetic images would take", "GB", "a smaller sharing.p"]),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) and v[0].startswith("--") else "",
 )
@@ -127,6 +142,19 @@ def test_every_field_has_a_line_of_help() -> None:
         assert not re.search(rf"--{re.escape(name)} \S+ \(", text), name
 
 
+def test_a_config_of_another_version_names_its_file_and_the_key(tmp_path: Path) -> None:
+    for text, said in (
+        ("client: {lr: 0.1, warmup: 3}\n", "is of another version: unknown config key 'client.warmup'"),
+        ("client: {lr: fast}\n", "is damaged (client.lr is 'fast' and no float or int)"),
+        ("generator: {channels: 8}\n", "is damaged (generator.channels is 8 and no tuple)"),
+        ("seed: " + "[" * 3000, "is damaged"),
+    ):
+        (tmp_path / "config.yaml").write_text(text)
+        with pytest.raises(UserError) as error:
+            read_config(tmp_path)
+        assert str(error.value).startswith(f"{tmp_path / 'config.yaml'} {said}")
+
+
 def test_presets_are_valid() -> None:
     for name in presets.PRESETS:
         check(presets.experiment(name, "digits"))
@@ -140,6 +168,18 @@ def test_presets_are_valid() -> None:
         ("lr=loguniform(0,1)", "0 < LOW < HIGH"),
         ("p=normal(0,1)", "unknown distribution"),
         ("alpha=a,b", "float values"),
+        ("lr=uniform(0,inf)", "uniform takes (LOW,HIGH) with LOW < HIGH"),
+        ("p=uniform(nan,1)", "uniform takes (LOW,HIGH) with LOW < HIGH"),
+        ("lr=uniform(-1e308,1e308)", "within 1e300 of 0"),
+        ("lr=loguniform(1e-320,1)", "from 1e-300 to 1e300"),
+        ("client.batch_size=randint(0.2,0.7)", "whole 0 <= LOW < HIGH"),
+        ("client.batch_size=randint(0,1e30)", "whole 0 <= LOW < HIGH"),
+        (f"seed=randint(0,{10**30})", "up to 2^62"),
+        ("lr=nan", "finite float values"),
+        ("lr=0.1,0.10", "different values"),
+        ("dp.local=maybe", "--space dp.local takes"),
+        ("generator.channels=8", "is a list and cannot be swept"),
+        ("seed=" + "1" * 4000, "got '111"),
     ],
 )
 def test_a_bad_search_space_is_refused(text: str, part: str) -> None:
@@ -162,6 +202,7 @@ def test_search_points_are_keyed_and_within_their_bounds() -> None:
     [
         (["table1.py", "--partition.alpha", "0.3"], "use --alphas instead of 0.3"),
         (["run.py", "--out", "{file}/x", "--preset", "smoke"], "cannot be written"),
+        (["table1.py", "--data-dir=~nosuchuser", "--dataset=mnist"], "--data-dir cannot be '~nosuchuser'"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
 )

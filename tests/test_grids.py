@@ -1,12 +1,13 @@
 """What the sweeps over a grid put into their cells and say under their tables."""
 
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from fedcommons import grids, presets, tuning
-from fedcommons.config import Experiment, override
+from fedcommons.config import Experiment, get, override
 from fedcommons.errors import UserError
 
 
@@ -119,3 +120,72 @@ def test_table1_says_that_the_epsilons_of_its_runs_add_up(table1: ModuleType) ->
         options = table1.arguments(f"--lrs 0.05,0.1 {extra}".split())
         notes = table1.footnotes(table1.grid(options), options)
         assert any("add up" in note and "learning rates" in note for note in notes) == said
+
+
+OWNED = {
+    "table1": {**grids.OWN, "seed": "seeds", "partition.alpha": "alphas", "algorithm": "algorithms",
+               "sharing.setting": "settings"},
+    "figure3": {"seed": "seeds", "partition.alpha": "alphas", "data.name": "dataset"},
+    "advise": {"seed": "seeds", "sharing.p": "p", "tracking.wandb": "wandb"},
+    "convergence_parameters": {"seed": "seeds", "sharing.p": "p", "sharing.setting": "p", "data.dir": "data-dir",
+                               "measure.smoothness": "hessians"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("script", OWNED)
+@pytest.mark.parametrize("in_file", [False, True])
+def test_a_field_that_the_sweep_sets_is_refused_when_asked_for_with_its_default(
+    sweeps: Callable[[str], ModuleType], tmp_path: Path, script: str, in_file: bool
+) -> None:
+    for field, option in OWNED[script].items():
+        value = get(Experiment(), field)
+        text = "null" if value is None else str(value)
+        (tmp_path / "c.yaml").write_text(f"{field}: {text}\n")
+        words = ["--config", str(tmp_path / "c.yaml")] if in_file else [f"--{field}={text}"]
+        with pytest.raises(UserError, match=f"{field} is set by the sweep's own option: use --{option} "):
+            sweeps(script).arguments(["--preset", "smoke", *words])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--lrs 0.1 --client.lr 0.1", "client.lr is set by the sweep's own option: use --lrs"),
+        ("--federations 10:1 --partition.n_clients 4", "partition.n_clients is set"),
+        ("--preset paper --federation.participation 1", "federation.participation is set"),
+        ("--alphas nan", "--alphas takes finite float values separated by commas, got 'nan'."),
+        ("--alphas 0.1,inf", "got 'inf'."),
+        ("--alphas 1_0", "got '1_0'."),
+        ("--seeds 1.5", "--seeds takes int values separated by commas, got '1.5'."),
+        ("--seeds \u0661", "--seeds takes int values"),
+        ("--lrs nan", "--lrs takes finite float values"),
+        ("--lrs=", "--lrs takes finite float values"),
+        ("--federations 10:nan", "--federations takes pairs N:C such as 10:0.4, got '10:nan'."),
+        ("--federations=", "--federations takes"),
+        ("--federations 10:1,10:1.0", "--federations takes different pairs N:C"),
+    ],
+)
+def test_values_that_no_grid_can_have_are_refused(table1: ModuleType, options: str, said: str) -> None:
+    with pytest.raises(UserError) as error:
+        table1.grid(table1.arguments(options.split()))
+    assert said in str(error.value)
+
+
+def test_a_dry_run_refuses_what_the_run_would(sweeps: Callable[[str], ModuleType]) -> None:
+    with pytest.raises(UserError, match="--alphas takes finite"):
+        sweeps("advise").advise(["--preset", "smoke", "--alphas", "nan", "--dry-run"])
+
+
+def test_a_field_that_is_swept_is_not_set_besides(sweeps: Callable[[str], ModuleType]) -> None:
+    tune = sweeps("tune")
+    options = tune.arguments(["--preset", "smoke", "--space", "lr=0.1,0.2", "--client.lr", "0.1"])
+    with pytest.raises(UserError, match=r"client\.lr is set by the sweep's own option: use --space"):
+        tune.cells(options)
+
+
+def test_a_preset_in_a_config_file_counts_and_a_later_one_more(table1: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("preset: authors\ndataset: cifar100\nalgorithms: fedavg\nclient: {epochs: 7}\n")
+    cells = _cells(table1, f"--config {path} --federations 10:1 --alphas 0.1")
+    assert {(c.data.name, c.client.epochs, c.client.batch_size) for c in cells} == {("cifar100", 7, 128)}
+    other = table1.arguments(f"--preset smoke --config {path}".split())
+    assert (other.preset, other.generator.sampling_steps) == ("authors", 250)

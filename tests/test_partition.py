@@ -168,9 +168,9 @@ def test_what_no_draw_has_met_is_refused_with_the_condition_and_how_often_it_fai
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(dirichlet, "MAX_DRAWS", 1_000)
-    # 40 clients want half of a fair share each, but ten classes at alpha = 0.01 reach at most some 10 to 20 of them
-    with pytest.raises(UserError, match=r"in 1,000 draws with alpha = 0\.01 some of 40 clients.* fewer than 17 images"):
-        deal(Partition(name="dirichlet_classes", n_clients=40, alpha=0.01, n_aux=40))
+    # 16 clients want half of a fair share each, but ten classes at alpha = 0.01 hardly reach so many
+    with pytest.raises(UserError, match=r"in 1,000 draws with alpha = 0\.01 some of 16 clients.* fewer than 41 images"):
+        deal(Partition(name="dirichlet_classes", n_clients=16, alpha=0.01, n_aux=16))
 
 
 def test_the_default_groups_make_the_papers_hardest_recipes_possible() -> None:
@@ -315,3 +315,28 @@ def test_turns_go_to_clients_that_are_not_full_with_equal_chances() -> None:
     assert (turns.sum(1) == 3).all()
     chance = np.array([1 / 2, 1 / 4, 1 / 8, 1 / 8])
     assert (np.abs((turns == 0).mean(0) - chance) < 4 * np.sqrt(chance * (1 - chance) / draws)).all()
+
+
+@pytest.mark.parametrize(
+    ("n_clients", "alpha", "reason"),
+    [(15, 1e-5, "10 classes are not enough for 15 clients"), (11, 1e-300, "10 classes are not enough for 11 clients"),
+     (100, 0.01, "in 4,160 draws"), (100, 0.1, "in 4,160 draws"), (40, 0.01, "in 4,160 draws")],
+)  # fmt: skip
+def test_what_hardly_any_draw_meets_is_refused_before_a_million_draws(
+    n_clients: int, alpha: float, reason: str
+) -> None:
+    with pytest.raises(UserError, match=reason):
+        group_sizes(np.full(10, 129), n_clients, alpha, 10, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(
+    ("n_clients", "alpha", "least"), [(11, 1e-3, 1), (12, 1e-3, 1), (20, 0.1, 10), (10, 0.1, 65), (30, 0.1, 10)]
+)
+def test_what_is_refused_early_bounds_what_is_accepted(n_clients: int, alpha: float, least: int) -> None:
+    """The two bounds of ``group_sizes`` against the share of draws that are accepted."""
+    class_sizes = np.full(10, 129)
+    held = dirichlet._draw(class_sizes, n_clients, alpha, 4096, np.random.default_rng(1)).sum(1)
+    accepted = (held >= least).all(1).mean()
+    noise = 4 * (accepted / 4096) ** 0.5
+    assert 0 < accepted < (1 - (held < least).mean()) ** n_clients + noise
+    assert (held >= 1).all(1).mean() < dirichlet._all_get_one(class_sizes, n_clients, alpha) + noise

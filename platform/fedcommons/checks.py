@@ -63,7 +63,7 @@ def check(config: Experiment) -> None:
     _within("client.momentum", c.client.momentum, 0, 1, open_high=True)
     _within("client.weight_decay", c.client.weight_decay, 0, inf, open_high=True)
     _within("federation.participation", c.federation.participation, 0, 1, open_low=True)
-    _within("federation.gpus_per_actor", c.federation.gpus_per_actor, 0, 1, open_low=True)
+    _within("federation.gpus_per_actor", c.federation.gpus_per_actor, 1e-4, 1)  # Ray counts in 1/10,000
     _within("federation.memory_mb", c.federation.memory_mb, 0, inf, open_low=True)
     _within("straggler.q", c.straggler.q, 0, 1, open_high=True)
     _within("measure.every", c.measure.every, 0, MOST)

@@ -81,8 +81,10 @@ def parse(parser: ArgumentParser, argv: Sequence[str]) -> Namespace:
         result = parser.parse_args([*words, *(option for option, wanted in flags.items() if wanted)])
     except ArgumentError as error:
         raise UserError(_one_sentence(str(error))) from error
-    except RecursionError:
-        raise UserError("an option's value is nested too deeply.") from None
+    except (RecursionError, OverflowError):
+        worst = max(asked, key=lambda one: len(one.value or ""))
+        said = f"{worst} is nested too deeply or too large a number, got {shown(worst.text)}."
+        raise UserError(said) from None
     for one in {one.name: one for one in asked}.values():  # the last of each
         _check_number(one, result.get(one.name))
     result.asked = asked_for(argv)

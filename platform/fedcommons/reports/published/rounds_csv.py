@@ -66,6 +66,8 @@ def check_federation(n: float, c: float, where: str) -> None:
 
 def read(path: Path) -> str:
     """The text of a file, without the mark that spreadsheets write before the first column."""
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is no file.")
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
