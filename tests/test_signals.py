@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psutil
 import pytest
@@ -37,7 +38,7 @@ def main() -> None:
             told.append(print("step", flush=True))
         return step(self, *batch)
 
-    DDPM.training_step = telling
+    mock.patch.object(DDPM, "training_step", telling).start()
     sys.argv = sys.argv[1:]
     runpy.run_path(sys.argv[0], run_name="__main__")
 
@@ -86,8 +87,7 @@ def test_a_run_is_stopped_while_a_generator_trains(number: signal.Signals, code:
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_sweep_is_stopped_while_its_generators_train(number: signal.Signals, code: int, tmp_path: Path) -> None:
+def test_a_sweep_is_stopped_while_its_generators_train(tmp_path: Path) -> None:
     command = [sys.executable, __file__, str(ROOT / "sweeps" / "table1.py"), "--preset=smoke", "--alphas=0.1"]
     options = "--generator.epochs=100000", f"--out={tmp_path / 'out'}", f"--artifacts={tmp_path / 'artifacts'}"
     process = subprocess.Popen(
@@ -96,13 +96,11 @@ def test_a_sweep_is_stopped_while_its_generators_train(number: signal.Signals, c
     deadline = time.monotonic() + 120
     while not (family := training(process)) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.1)
-    if number == signal.SIGINT:
-        os.killpg(process.pid, number)  # as a terminal does
-    else:
-        process.send_signal(number)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     _, said = process.communicate(timeout=120)
     assert family, said
-    assert process.returncode == code, said
+    assert process.returncode == 130, said
+    assert "--resume goes on" in said
     assert "Traceback" not in said
     _, alive = psutil.wait_procs(family, timeout=30)
     assert [member.name() for member in alive] == []
