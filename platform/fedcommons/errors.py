@@ -59,6 +59,8 @@ def sentence(error: BaseException) -> str:
     cause = getattr(error, "cause", error)  # Ray raises an error of its own around that of another process
     if isinstance(cause, ClientError):
         return cause.sentence
+    if isinstance(cause, UserError):
+        return str(cause)
     return f"{type(cause).__name__}: {' '.join(str(cause).split())}"
 
 

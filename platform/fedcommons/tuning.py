@@ -167,6 +167,7 @@ def _run_trials(cells: Sequence[Cell], out: Path, display: Display, scheduler: A
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # Ctrl-C is ours to handle
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # the run folders are the record
+    os.environ["TUNE_DISABLE_STRICT_METRIC_CHECKING"] = "1"  # a trial that fails may have measured nothing
     from ray import tune
 
     state, name = out / ".tune", "tune"  # Tune's own record is not used: a sweep resumes by its cells' folders
@@ -193,12 +194,14 @@ def _run_trials(cells: Sequence[Cell], out: Path, display: Display, scheduler: A
         shutil.rmtree(state / name, ignore_errors=True)
         with suppress(OSError):  # somebody else has something there
             state.rmdir()
-    failures = {
-        result.config["cell"]["name"]: sentence(result.error)  # pyright: ignore[reportOptionalSubscript]
-        for result in results
-        if result.error is not None
-    }
-    failures |= {c.name: said for c in cells if (said := left_in(out / c.name))}
+    failures: dict[str, str] = {}
+    for result in results:
+        of: str = result.config["cell"]["name"]  # pyright: ignore[reportOptionalSubscript]
+        left = left_in(out / of) or ""  # names the traceback too; of a run that was refused it may be an old one
+        if result.error is not None:
+            failures[of] = left or sentence(result.error)
+        elif said := (result.metrics or {}).get("failed"):
+            failures[of] = left if left.startswith(said) else said
     for c in cells:
         if scheduler is not None and c.name not in failures and read_summary(out / c.name) is None:
             (out / c.name / STOPPED).touch()
@@ -228,10 +231,7 @@ def _trial(params: Mapping[str, Any]) -> None:
     c = config.from_dict(given["config"])
 
     folder = Path(given["out"]) / given["name"]
-    lines = read_rounds(folder)
-    best = max((line["test/accuracy"] for line in lines if line["round"] > 0), default=0.0)
-    # Tune wants a result of every trial, also of one that has no round left to play.
-    last = {"best_accuracy": best, **lines[-1]} if lines else {}
+    best, last = 0.0, {}
 
     def report(number: int, metrics: Mapping[str, float | None]) -> None:
         nonlocal best, last
@@ -245,12 +245,14 @@ def _trial(params: Mapping[str, Any]) -> None:
             file.write(text + "\n")
 
     try:
+        if lines := read_rounds(folder):  # Tune is told also of a trial that has no round left to play
+            best = max((line["test/accuracy"] for line in lines if line["round"] > 0), default=0.0)
+            last = {"best_accuracy": best, **lines[-1]}
         # A trial never trains a generator: it would hold its cores for work that other trials may do too.
         experiment.run(c, folder, resume=True, say=say, on_round=report, may_generate=False)
-    except ClientError:
-        if not last:
-            raise
-        # Else it is not raised: Tune would try again, and the client would fail again. What happened is in error.txt.
+    except (ClientError, UserError, LookupError) as error:
+        # Not raised, as Tune would try again, and the same would happen again.
+        last = {**last, "failed": sentence(error)}
     if last:
         tune.report(last)  # only now: a scheduler that stops a trial at its last round must not cost it its summary
 
@@ -265,6 +267,8 @@ class _Progress(Callback):
         return {}  # Tune pickles its callbacks into its own record, which nobody reads; a terminal cannot be pickled
 
     def on_trial_result(self, iteration: int, trials: list, trial: Any, result: dict, **info: Any) -> None:
+        if "failed" in result:
+            return
         given = trial.config["cell"]
         text = f"rounds, accuracy {result['test/accuracy']:.3f}"
         self.display.step(given["name"], result["round"], given["config"]["federation"]["rounds"], text)
