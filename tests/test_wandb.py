@@ -1,7 +1,14 @@
 """Weights & Biases, the real one in offline mode, its file read back."""
 
 import json
+import os
+import platform
+import re
+import stat
+import subprocess
+import sys
 from collections.abc import Callable
+from getpass import getuser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +16,7 @@ import pytest
 
 from fedcommons import experiment, presets
 from fedcommons.config import Experiment, override
+from fedcommons.errors import ClientError
 
 if TYPE_CHECKING:
     from conftest import WandbFile
@@ -41,6 +49,64 @@ def test_wandb_holds_every_round_of_the_run_folder(config: Experiment, tmp_path:
     assert ("*", "round") in [(m.name or m.glob_name, m.step_metric) for m in defined]
     assert found.run.run_group == "g"
     assert found.run.run_id == (tmp_path / "run" / "wandb-id.txt").read_text().strip()
+
+
+def test_nobody_learns_from_wandb_where_a_run_was_made(
+    config: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wandb_file: "Reader"
+) -> None:
+    """Neither the host nor the user, a folder or the command; the secrets are in no file of the run at all."""
+    secrets = {"WANDB_API_KEY": "0a1b" * 10, "RAY_AUTH_TOKEN": "c3d4" * 16}
+    for name, value in secrets.items():
+        monkeypatch.setenv(name, value)
+    data = str(tmp_path / "data")
+    there = override(config, {"federation.rounds": 1, "data.dir": data})
+    experiment.run(there, tmp_path / "run", say=print)
+    found = wandb_file(tmp_path / "run")
+    (folder,) = (tmp_path / "run" / "wandb").glob("offline-run-*")
+    sent = [str(record) for record in found.records]
+    sent += [path.read_text() for path in (folder / "files").rglob("*") if path.is_file()]
+    for here in (str(tmp_path), str(Path.home()), str(Path(__file__).parent), str(Path.cwd()), sys.executable):
+        assert not [text for text in sent if here in text]
+    assert found.run.host == ""
+    assert not [text for text in sent if re.search(rf"\b({platform.node()}|{getuser()})\b", text)]
+    assert not [record for record in found.records if record.HasField("environment")]
+    assert {"client.lr", "federation.rounds", "data.name"} <= {item.key for item in found.run.config.update}
+    told = (tmp_path / "run" / "environment.json").read_text()
+    assert not re.search(rf"{tmp_path}|{Path.home()}|\b{platform.node()}\b", told)
+    with pytest.raises(ClientError):
+        experiment.run(override(there, {"client.lr": 1e30}), tmp_path / "failed")
+    assert (tmp_path / "failed" / "error.txt").exists()
+    for path in tmp_path.rglob("*"):
+        assert not path.is_file() or not [name for name, text in secrets.items() if text.encode() in path.read_bytes()]
+
+
+def modes(folder: Path) -> dict[str, int]:
+    """Who may do what with the files of a run, by their names."""
+    paths = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    return {path.relative_to(folder).as_posix(): stat.S_IMODE(path.stat().st_mode) for path in paths}
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_a_users_umask_decides_who_reads_a_run(umask: int, mode: int, config: Experiment, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        experiment.run(override(config, {"federation.rounds": 1, "tracking.wandb": "off"}), tmp_path / "run")
+    finally:
+        os.umask(before)
+    found = modes(tmp_path / "run")
+    assert {Path(name).suffix for name in found} >= {".json", ".jsonl", ".yaml", ".png", ".safetensors"}
+    assert set(found.values()) == {mode}, found
+
+
+@pytest.mark.ray  # for its seconds: W&B's service keeps the umask it was started with, so this takes a process
+def test_the_umask_holds_for_what_wandb_writes_too(tmp_path: Path) -> None:
+    script = Path(__file__).parent.parent / "sweeps" / "run.py"
+    options = "--preset=smoke", "--federation.rounds=1", f"--out={tmp_path / 'run'}", "--tracking.wandb=offline"
+    done = subprocess.run([sys.executable, script, *options], capture_output=True, text=True, umask=0o027, timeout=100)
+    assert done.returncode == 0, done.stderr
+    found = modes(tmp_path / "run")
+    assert [name for name in found if name.endswith(".wandb")]
+    assert set(found.values()) == {0o640}, found
 
 
 def test_a_resumed_run_keeps_its_id_and_its_whole_history(

@@ -11,6 +11,9 @@ from urllib.parse import urlparse
 from fedcommons.config import Experiment, flat_dict
 from fedcommons.files import write_text
 
+HERE = ("artifacts", "data.dir")
+"""Fields that say where things lie on this machine: nobody else's business."""
+
 
 class WandbTracker:
     """A W&B run in the run folder, its id kept in wandb-id.txt so that a resumed run continues it.
@@ -79,8 +82,17 @@ def _init(folder: Path, config: Experiment, mode: str):
         resume="allow" if mode == "online" else None,
         mode=mode,  # pyright: ignore[reportArgumentType]
         dir=folder,
-        config=flat_dict(config),
-        settings=wandb.Settings(silent=True, console="off", init_timeout=30, x_disable_stats=True),
+        config={n: v for n, v in flat_dict(config).items() if n not in HERE and not n.startswith("tracking.")},
+        settings=wandb.Settings(
+            silent=True,
+            console="off",
+            init_timeout=30,
+            save_code=False,
+            disable_git=True,  # the commit is in environment.json, and a remote may name a host or hold a password
+            x_disable_stats=True,
+            x_disable_meta=True,  # the program and its arguments, the host, the folder
+            host="",
+        ),
     )
 
 
