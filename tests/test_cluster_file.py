@@ -1,11 +1,19 @@
-"""ray_cluster.yaml is what ``ray up`` accepts; a real cluster is another test's."""
+"""``ray_cluster.yaml`` is what ``ray up`` accepts; a real cluster is another test's."""
 
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def content() -> dict[str, Any]:
+    """What is in the file."""
+    return yaml.safe_load((ROOT / "ray_cluster.yaml").read_text())
 
 
 def validate(content: dict) -> None:
@@ -18,14 +26,62 @@ def validate(content: dict) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")  # Ray warns of its own old modules
-def test_the_cluster_file_is_valid_and_a_broken_one_is_not() -> None:
-    content = yaml.safe_load((ROOT / "ray_cluster.yaml").read_text())
+def test_the_cluster_file_is_valid_and_a_broken_one_is_not(content: dict[str, Any]) -> None:
     validate(dict(content))
     with pytest.raises(Exception, match="shm_size"):
         validate(content | {"docker": content["docker"] | {"shm_size": "1g"}})
 
 
-def test_the_cluster_keeps_token_authentication_on() -> None:
-    content = yaml.safe_load((ROOT / "ray_cluster.yaml").read_text())
+def test_the_cluster_keeps_token_authentication_on(content: dict[str, Any]) -> None:
     for command in (content["head_start_ray_commands"][-1], content["worker_start_ray_commands"][-1]):
-        assert "RAY_AUTH_MODE=token" in command
+        assert command.startswith("export RAY_AUTH_MODE=token;")
+    assert "--env RAY_AUTH_MODE=token" in content["docker"]["run_options"]
+
+
+def test_only_the_code_and_the_token_go_up(content: dict[str, Any]) -> None:
+    assert set(content["file_mounts"].values()) == {".", "~/.ray/auth_token"}
+    assert content["file_mounts"]["/home/ray/.ray/auth_token"] == "~/.ray/auth_token"
+    # as rsync reads them: with a leading slash from the top, else a name at any depth
+    patterns = content["rsync_exclude"]
+    stays = {path for path in tracked() for pattern in patterns if excluded(path, pattern)}
+    assert stays == set()  # nothing of ours is left behind, as platform/fedcommons/data would be by `data`
+    for path in (*PRIVATE, ".git/config", ".venv/bin/python"):
+        assert any(excluded(path, pattern) for pattern in patterns), path
+
+
+def excluded(path: str, pattern: str) -> bool:
+    """Whether rsync leaves a path out, for patterns without wildcards."""
+    assert not set(pattern) & set("*?[")
+    parts = path.split("/")
+    return parts[0] == pattern[1:] if pattern.startswith("/") else pattern in parts
+
+
+def test_nobody_but_one_network_reaches_the_nodes_and_workers_hold_no_rights(content: dict[str, Any]) -> None:
+    """Ray adds SSH from everywhere to every group that it makes itself, whatever `provider: security_group` says."""
+    head, worker = (content["available_node_types"][name]["node_config"] for name in ("head", "gpu_worker"))
+    assert set(content["available_node_types"]) == {"head", "gpu_worker"}
+    assert head["SecurityGroupIds"] == worker["SecurityGroupIds"] == ["sg-REPLACE"]
+    assert "security_group" not in content["provider"]
+    assert head["IamInstanceProfile"]["Arn"].endswith("instance-profile/fedcommons-head")
+    assert "IamInstanceProfile" not in worker
+
+
+PRIVATE = ("data/mnist/train", "wandb/run/x", "sweeps/wandb/x", ".env", "runs/table1/config.yaml")
+"""What may lie in a checkout and is nobody else's business."""
+
+
+def git(*arguments: str) -> list[str]:
+    done = subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode in (0, 1), done.stderr
+    return done.stdout.splitlines()
+
+
+def tracked() -> list[str]:
+    """The files that git has, and new ones that it would take."""
+    return git("ls-files", "--cached", "--others", "--exclude-standard")
+
+
+def test_git_keeps_what_is_private_out_and_all_code_in() -> None:
+    assert git("check-ignore", *PRIVATE) == list(PRIVATE)
+    assert git("ls-files", "--cached", "--ignored", "--exclude-standard") == []
+    assert git("check-ignore", "platform/fedcommons/data/new.py", "tests/data.py") == []
