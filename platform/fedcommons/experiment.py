@@ -76,6 +76,8 @@ def prepare(config: Experiment) -> Prepared:
     dataset = _load(config.data)
     if config.model.name == "vgg11" and dataset.shape[1] % 32:
         raise UserError(f"model.name vgg11 needs images of 32x32 or 64x64, and {dataset.name} has {dataset.shape[1:]}.")
+    if config.model.name == "cnn" and dataset.shape[1] < 4:
+        raise UserError(f"model.name cnn needs images of at least 4x4, and {dataset.name} has {dataset.shape[1:]}.")
     levels = 2 ** (len(config.generator.channels) - 1)
     if needs_generators(config) and dataset.shape[1] % levels:
         raise UserError(

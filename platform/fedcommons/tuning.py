@@ -1,12 +1,13 @@
 """Many experiments at once: first the generators, each once; then the cells as Ray Tune trials."""
 
+import logging
 import os
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -170,38 +171,40 @@ def _run_trials(cells: Sequence[Cell], out: Path, display: Display, scheduler: A
     os.environ["TUNE_DISABLE_STRICT_METRIC_CHECKING"] = "1"  # a trial that fails may have measured nothing
     from ray import tune
 
-    state, name = out / ".tune", "tune"  # Tune's own record is not used: a sweep resumes by its cells' folders
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # what stops a trial is said below, in a line
+
     trials = [
         {"name": c.name, "out": str(out.resolve()), "config": config.to_dict(with_absolute_paths(c.config))}
         for c in cells
     ]
-    resources = _resources(cells[0].config)
-    tuner = tune.Tuner(
-        tune.with_resources(_trial, resources),
-        param_space={"cell": tune.grid_search(trials)},
-        tune_config=tune.TuneConfig(metric=metric, mode="max", scheduler=scheduler, reuse_actors=scheduler is None),
-        run_config=tune.RunConfig(
-            name=name,
-            failure_config=tune.FailureConfig(max_failures=2),  # a trial goes on from its checkpoint
-            storage_path=str(state.resolve()),
-            verbose=0,
-            callbacks=[_Progress(display, len(cells))],
-        ),
-    )
-    try:
-        results = tuner.fit()
-    finally:
-        shutil.rmtree(state / name, ignore_errors=True)
-        with suppress(OSError):  # somebody else has something there
-            state.rmdir()
+    trainable = tune.with_resources(_trial, _resources(cells[0].config))
+    # Tune's own record is not used, as a sweep resumes by its cells' folders, and must not share a full disk with them.
+    with TemporaryDirectory(prefix="fedcommons-tune-", ignore_cleanup_errors=True) as state:
+        tuner = tune.Tuner(
+            trainable,
+            param_space={"cell": tune.grid_search(trials)},
+            tune_config=tune.TuneConfig(metric=metric, mode="max", scheduler=scheduler, reuse_actors=scheduler is None),
+            run_config=tune.RunConfig(
+                failure_config=tune.FailureConfig(max_failures=2),  # a trial goes on from its checkpoint
+                storage_path=state,
+                verbose=0,
+                callbacks=[_Progress(display, len(cells))],
+            ),
+        )
+        try:
+            results = tuner.fit()
+        except tune.TuneError as error:  # has only the text of what broke off Tune's own work, such as a closed pipe
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
     failures: dict[str, str] = {}
     for result in results:
-        of: str = result.config["cell"]["name"]  # pyright: ignore[reportOptionalSubscript]
-        left = left_in(out / of) or ""  # names the traceback too; of a run that was refused it may be an old one
+        name: str = result.config["cell"]["name"]  # pyright: ignore[reportOptionalSubscript]
+        left = left_in(out / name) or ""  # names the traceback too; of a run that was refused it may be an old one
         if result.error is not None:
-            failures[of] = left or sentence(result.error)
+            failures[name] = left or sentence(result.error)
         elif said := (result.metrics or {}).get("failed"):
-            failures[of] = left if left.startswith(said) else said
+            failures[name] = left if left.startswith(said) else said
     for c in cells:
         if scheduler is not None and c.name not in failures and read_summary(out / c.name) is None:
             (out / c.name / STOPPED).touch()

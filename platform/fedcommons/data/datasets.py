@@ -136,7 +136,7 @@ def _torchvision(source: _Source, data: Data) -> tuple[Examples, Examples]:
         return _examples(parts[0]), _examples(parts[1])
     except _UNREADABLE as error:
         there = (root / source.folder).is_dir()
-        why = f"({' '.join(str(error).split())[:200]})"
+        why = f"({' '.join(str(error).partition('. ')[0].split())[:200]})"
         reason = f"could not be downloaded {why}" if data.download else f"is damaged {why}" if there else "is not there"
         raise _unusable(source, data, reason) from error
 
@@ -177,6 +177,8 @@ def flaw(train: Examples, test: Examples, n_classes: int) -> str | None:
             return f"its {name} labels lie in [{low}, {high}], not in [0, {n_classes - 1}]"
     if train.x.shape[1:] != test.x.shape[1:]:
         return f"its training images are {tuple(train.x.shape[1:])} and its test images {tuple(test.x.shape[1:])}"
+    if train.x.shape[2] != train.x.shape[3]:
+        return f"its images are {train.x.shape[2]}x{train.x.shape[3]}, not square"
     return None
 
 

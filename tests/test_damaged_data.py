@@ -1,0 +1,152 @@
+"""MNIST-like files that are damaged or do not fit each other: refused in one sentence, before any work."""
+
+import gzip
+import pickle
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedcommons import experiment, presets
+from fedcommons.config import Data, override
+from fedcommons.data.datasets import load
+from fedcommons.errors import UserError
+
+FILES = {
+    "train images": "train-images-idx3-ubyte", "train labels": "train-labels-idx1-ubyte",
+    "test images": "t10k-images-idx3-ubyte", "test labels": "t10k-labels-idx1-ubyte",
+}  # fmt: skip
+
+
+def idx(array: np.ndarray, kind: int = 8) -> bytes:
+    """The bytes of an idx file; kind 8: uint8, 13: float32."""
+    content = array.astype({8: ">u1", 13: ">f4"}[kind]).tobytes()
+    return struct.pack(f">BBBB{array.ndim}I", 0, 0, kind, array.ndim, *array.shape) + content
+
+
+def images(n: int, side: int = 28) -> np.ndarray:
+    return np.arange(n * side * side).reshape(n, side, side) % 256
+
+
+def labels(n: int, classes: int = 10) -> np.ndarray:
+    return np.arange(n) % classes
+
+
+def mnist(root: Path, **changed: bytes | None) -> Data:
+    """MNIST's four files with 50 and 20 images, some of them changed; None: not there."""
+    raw = root / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    whole = {
+        "train images": idx(images(50)), "train labels": idx(labels(50)),
+        "test images": idx(images(20)), "test labels": idx(labels(20)),
+    }  # fmt: skip
+    for name, content in (whole | {name.replace("_", " "): content for name, content in changed.items()}).items():
+        if content is not None:
+            (raw / FILES[name]).write_bytes(content)
+    return Data(name="mnist", dir=str(root))
+
+
+def refused(data: Data) -> str:
+    """The sentence in which a data set is refused."""
+    with pytest.raises(UserError) as error:
+        load(data)
+    message = str(error.value)
+    assert message.startswith(f"data set {data.name} ")
+    assert "\n" not in message
+    assert message.count(". ") == 0
+    return message
+
+
+def test_whole_files_are_read(tmp_path: Path) -> None:
+    dataset = load(mnist(tmp_path))
+    assert (len(dataset.train), len(dataset.validation), len(dataset.test)) == (45, 5, 20)
+    assert dataset.test.x[0, 0].numpy().tolist() == images(1)[0].tolist()
+
+
+BAD: dict[str, tuple[dict[str, bytes | None], str]] = {
+    "train images truncated": ({"train_images": idx(images(50))[:-9]}, "is damaged ("),
+    "test labels truncated": ({"test_labels": idx(labels(20))[:-1]}, "is damaged ("),
+    "header truncated": ({"train_images": idx(images(50))[:7]}, "is damaged ("),
+    "another magic": ({"train_images": b"\x89PNG" + idx(images(50))[4:]}, "is damaged ("),
+    "text": ({"train_labels": b"<html>not found</html>" * 9}, "is damaged ("),
+    "empty file": ({"train_images": b""}, "is damaged ("),
+    "no such file": ({"test_images": None}, "is damaged ("),
+    "an immense header": ({"train_images": struct.pack(">BBBB3I", 0, 0, 8, 3, *[2**32 - 1] * 3)}, "is damaged ("),
+    "labels for images": ({"train_images": idx(labels(50))}, "is damaged ("),
+    "images for labels": ({"train_labels": idx(images(50))}, "is damaged ("),
+    "float images": ({"train_images": idx(images(50), 13)}, "is damaged (x should be of dtype torch.uint8"),
+    "float labels": ({"test_labels": idx(labels(20), 13)}, "is damaged (x should be of dtype torch.uint8"),
+    "fewer labels": ({"train_labels": idx(labels(49))}, "is damaged: it has 50 training images and 49 labels"),
+    "more labels": ({"test_labels": idx(labels(21))}, "is damaged: it has 20 test images and 21 labels"),
+    "labels to 255": ({"train_labels": idx(labels(50) * 28)}, "its training labels lie in [0, 252], not in [0, 9]"),
+    "a test label of 10": ({"test_labels": idx(labels(20, 11))}, "its test labels lie in [0, 10], not in [0, 9]"),
+    "other test shapes": (
+        {"test_images": idx(images(20, 20))},
+        "its training images are (1, 28, 28) and its test images (1, 20, 20)",
+    ),
+    "not square": (
+        {"train_images": idx(images(50)[:, :20]), "test_images": idx(images(20)[:, :20])},
+        "its images are 20x28, not square",
+    ),
+    "no images": ({"train_images": idx(images(0)), "train_labels": idx(labels(0))}, "is damaged"),
+    "no pixels": ({"train_images": idx(images(50, 0)), "test_images": idx(images(20, 0))}, "is damaged"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("changed", "part"), BAD.values(), ids=BAD)
+def test_damaged_files_are_refused_in_one_sentence(changed: dict[str, bytes | None], part: str, tmp_path: Path) -> None:
+    message = refused(mnist(tmp_path, **changed))
+    assert part in message
+    assert str(tmp_path / "MNIST" / "raw") in message
+
+
+def test_packed_files_alone_are_not_the_data_set(tmp_path: Path) -> None:
+    data = mnist(tmp_path)
+    for name in FILES.values():
+        path = tmp_path / "MNIST" / "raw" / name
+        path.with_suffix(".gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    assert "is damaged (Dataset not found" in refused(data)
+
+
+def test_a_folder_in_a_files_place_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "MNIST" / "raw" / FILES["train images"]).mkdir(parents=True)
+    assert "is damaged" in refused(Data(name="mnist", dir=str(tmp_path)))
+    (tmp_path / "file").write_text("")
+    assert "is not there" in refused(Data(name="mnist", dir=str(tmp_path / "file")))
+
+
+class Other:
+    """What a pickle of somebody else may hold."""
+
+
+CIFAR: dict[str, Callable[[Path], object]] = {
+    "empty": lambda path: path.write_bytes(b""),
+    "text": lambda path: path.write_text("not a pickle"),
+    "another object": lambda path: path.write_bytes(pickle.dumps([1, 2])),
+    "a class": lambda path: path.write_bytes(pickle.dumps(Other)),
+    "a folder": lambda path: path.mkdir(),
+}
+
+
+@pytest.mark.parametrize("damage", CIFAR.values(), ids=CIFAR)
+def test_damaged_pickles_are_refused_unread(damage: Callable[[Path], object], tmp_path: Path) -> None:
+    """torchvision knows the checksums of CIFAR's files and unpickles no other."""
+    for folder, names in {
+        "cifar-10-batches-py": [*(f"data_batch_{n}" for n in range(1, 6)), "test_batch", "batches.meta"],
+        "cifar-100-python": ["train", "test", "meta"],
+    }.items():
+        (tmp_path / folder).mkdir()
+        for name in names:
+            damage(tmp_path / folder / name)
+    for name in ("cifar10", "cifar100"):
+        assert "is damaged" in refused(Data(name=name, dir=str(tmp_path)))
+
+
+def test_images_too_small_for_the_network_are_refused(tmp_path: Path) -> None:
+    data = mnist(tmp_path, train_images=idx(images(50, 3)), test_images=idx(images(20, 3)))
+    fields = {"data.name": "mnist", "data.dir": data.dir, "data.limit": 40}
+    with pytest.raises(UserError, match=r"model\.name cnn needs images of at least 4x4, and mnist has \(3, 3\)"):
+        experiment.prepare(override(presets.experiment("smoke", "mnist"), fields))
