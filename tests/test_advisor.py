@@ -198,7 +198,7 @@ def test_the_probe_measures_the_pool_that_is_there(config: Experiment, tmp_path:
         (["--algorithms", "scaffold"], "--algorithms must be fedavg, which Corollary I is about, got scaffold."),
         (["--sharing.p", "0.5"], "use --p instead"),
         (["--dp.local", "true"], "dp.local must be False here, as Corollary I has it, got True."),
-        (["--probe-rounds", "0"], "--probe-rounds must be at least 1, got 0."),
+        (["--probe-rounds", "0"], "--probe-rounds must lie in [1, 1e+09], got 0."),
         (
             ["--model.batch_norm", "true", "--federation.buffers", "keep", "--measure.every", "0"],
             "measure.every must be 0",

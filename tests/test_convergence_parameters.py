@@ -210,8 +210,8 @@ def sweep(sweeps: Callable[[str], ModuleType]) -> ModuleType:
     [
         ("--p 1", "--p must lie in [0, 1), got 1."),
         ("--p=-0.1", "--p must lie in [0, 1), got -0.1."),
-        ("--p nan", "--p must lie in [0, 1), got nan."),
-        ("--p some", "--p takes float values separated by commas, got 'some'."),
+        ("--p nan", "--p takes finite float values separated by commas, got 'nan'."),
+        ("--p some", "--p takes finite float values separated by commas, got 'some'."),
         ("--generator-p 0", "--generator-p must lie in (0, 1), got 0: an empty pool has no delta^2."),
         ("--generator-p 1", "--generator-p must lie in (0, 1), got 1"),
         ("--generator-epochs 9,x", "--generator-epochs takes int values"),

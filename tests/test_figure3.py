@@ -70,12 +70,12 @@ def figure3(sweeps: Callable[[str], ModuleType]) -> ModuleType:
     ("options", "sentence"),
     [
         ("--p-real 1", "--p-real must lie in [0, 1), got 1."),
-        ("--central-epochs 0", "--central-epochs must be at least 1, got 0."),
+        ("--central-epochs 0", "--central-epochs must lie in [1, 1e+09], got 0."),
         ("--sharing.setting shuffled_real", "use --settings instead of shuffled_real"),
         ("--data.name mnist", "use --dataset instead of mnist"),
         ("--p-rael 0.3", "did you mean '--p-real'?"),
         ("--settings real,real", "--settings takes different values"),
-        ("--alphas some", "--alphas takes float values"),
+        ("--alphas some", "--alphas takes finite float values"),
     ],
 )
 def test_a_bad_request_is_refused_in_one_sentence(figure3: ModuleType, options: str, sentence: str) -> None:

@@ -38,7 +38,7 @@ def refused(tmp_path: Path) -> Callable[..., str]:
     ("words", "part"),
     [
         ("--resum", "did you mean '--resume'"),
-        ("--no-resume", "unknown option '--no_resume'"),
+        ("--no-resume", "unknown option '--no-resume'"),
         ("--resume=maybe", "--resume takes true or false, got 'maybe'."),
         ("--resume maybe", "--resume takes true or false, got 'maybe'."),
         ("--resume=", "--resume takes true or false, got ''."),

@@ -246,8 +246,8 @@ def refused(script: dict[str, Any], *argv: str) -> str:
     [
         (["--p", "0.5,1.1"], ["p must lie in [0, 1]", "1.1"]),
         (["--p", "-0.1"], ["p must lie in [0, 1]", "-0.1"]),
-        (["--p", "nan"], ["p must lie in [0, 1]", "nan"]),
-        (["--p", "half"], ["--p takes float values", "'half'"]),
+        (["--p", "nan"], ["--p takes finite float values", "'nan'"]),
+        (["--p", "half"], ["--p takes finite float values", "'half'"]),
         (["--target", "0"], ["target must lie in (", "float64", "got 0."]),
         (["--target", "-1"], ["target must lie in (", "got -1."]),
         (["--target", "1e-36"], ["target must lie in (", "got 1e-36."]),

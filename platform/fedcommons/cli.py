@@ -93,9 +93,9 @@ def parse(parser: ArgumentParser, argv: Sequence[str]) -> Namespace:
 
 def _check_number(one: Given, value: Any) -> None:
     """Refuse a number that was read as another than it looks like: YAML takes 010 for 8 and 1:30 for 90."""
-    if type(value) in (int, float) and one.name in field_names():
+    if type(value) is int or (type(value) is float and isfinite(value)):
         try:
-            if type(value)(one.text) != value and value == value:
+            if type(value)(one.text) != value:
                 raise ValueError
         except ValueError:
             raise UserError(f"{one} takes decimal numbers, got {shown(one.text)}.") from None

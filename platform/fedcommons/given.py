@@ -33,7 +33,7 @@ class Given:
     file: Path | None = None
 
     def __str__(self) -> str:
-        return self.name if self.file else f"--{self.name}"
+        return self.name if self.file else f"--{self.name if '.' in self.name else self.name.replace('_', '-')}"
 
     @property
     def text(self) -> str:
