@@ -67,8 +67,10 @@ def arguments(argv: Sequence[str]) -> Namespace:
         ("p", options.p, "in [0, 1]", lambda v: 0 <= v <= 1),
         ("epochs", options.epochs, "at least 1", lambda v: v >= 1),
         ("noise", options.noise, "finite and at least 0", lambda v: 0 <= v < inf),
+        ("epochs", options.epochs, "at most 1e9", lambda v: v <= 1e9),
         ("lr", [options.lr], "finite and above 0", lambda v: 0 < v < inf),
         ("rounds", [options.rounds], "at least 1", lambda v: v >= 1),
+        ("rounds", [options.rounds], "at most 1e6", lambda v: v <= 1e6),
         ("target", [options.target], "finite and above 0", lambda v: 0 < v < inf),
     ):
         if wrong := [v for v in values if not right(v)]:

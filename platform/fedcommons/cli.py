@@ -86,13 +86,15 @@ def parse(parser: ArgumentParser, argv: Sequence[str]) -> Namespace:
         said = f"{worst} is nested too deeply or too large a number, got {shown(worst.text)}."
         raise UserError(said) from None
     for one in {one.name: one for one in asked}.values():  # the last of each
-        _check_number(one, result.get(one.name))
+        _check_read(one, result.get(one.name))
     result.asked = asked_for(argv)
     return result
 
 
-def _check_number(one: Given, value: Any) -> None:
-    """Refuse a number that was read as another than it looks like: YAML takes 010 for 8 and 1:30 for 90."""
+def _check_read(one: Given, value: Any) -> None:
+    """Refuse what was read as another value than it looks like: YAML takes 1:30 for 90, a text field null for text."""
+    if one.file and isinstance(value, str) and (isinstance(one.value, list) or one.text == "null"):
+        raise UserError(f"{one} takes one text, got {shown(one.text)}.")
     if type(value) is int or (type(value) is float and isfinite(value)):
         try:
             if type(value)(one.text) != value:
