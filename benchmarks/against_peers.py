@@ -19,6 +19,7 @@ our torch, with its script in DIR of ``--peers``. Half an hour with all, on two 
 import argparse
 import json
 import os
+import secrets
 import signal
 import statistics
 import subprocess
@@ -98,6 +99,8 @@ def run(rival: Rival, workload: str, peers: Path, environments: Path) -> float:
     command = [interpreter(environments, rival.environment), peers / script, *arguments]
     variables = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}  # those are for ours
     variables |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "ignore"}  # nothing is written beside the scripts
+    # Ray listens on all interfaces; a rival's that knows no tokens is not ours to shut
+    variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+", errors="replace") as log:
         process = subprocess.Popen(
             command, cwd=folder, env=variables, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
