@@ -141,7 +141,7 @@ SWEEPS = {
 
 
 @pytest.mark.parametrize("name", SWEEPS)
-@pytest.mark.parametrize(("out", "part"), [(".", "is not empty"), ("", "--out is empty; name a folder")])
+@pytest.mark.parametrize(("out", "part"), [(".", "is not empty"), ("", "--out must name a file or folder")])
 def test_the_folder_one_happens_to_be_in_is_no_place_for_results(
     out: str, part: str, name: str, sweeps: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

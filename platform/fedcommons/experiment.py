@@ -93,8 +93,8 @@ def prepare(config: Experiment) -> Prepared:
         capacity.require_generator(config)
         images = sum(synthetic_pool.contribution(config, len(dataset.train), n) for n in sizes)
         capacity.require_images(images, dataset.shape)
-    with torch.device("meta"):  # names and shapes without numbers: an algorithm that refuses them does so here
-        model = flatten(dict(build_classifier(config, dataset).named_parameters()))
+    # names and shapes without numbers: an algorithm that refuses them does so here
+    model = flatten(dict(build_classifier(config, dataset, "meta").named_parameters()))
     capacity.require_model(model)
     facts = Facts(len(sizes), sizes, config.federation.rounds)
     build_algorithm(config, dataset.augment).start(model, facts, config.seed)
@@ -102,26 +102,27 @@ def prepare(config: Experiment) -> Prepared:
 
 
 @fresh_torch()
-def build_classifier(config: Experiment, dataset: Dataset) -> Classifier:
+def build_classifier(config: Experiment, dataset: Dataset, device: str = "cpu") -> Classifier:
     """The LightningModule that clients train, its initial weights keyed by the run's seed."""
     set_default_generator(config.seed, "initial weights")
     shape, classes = dataset.shape, dataset.n_classes
     m, c = config.model, config.client
-    if m.name == "cnn":
-        network = CNN(shape, classes, m.channels, batch_norm=m.batch_norm)
-    else:
-        network = {"vgg11": VGG11, "linear": Linear}[m.name](shape, classes)
-    if m.projection:
-        network = Projected(network, m.projection)
-    return Classifier(
-        network,
-        lr=c.lr,
-        momentum=c.momentum,
-        weight_decay=c.weight_decay,
-        optimizer=c.optimizer,
-        mean=dataset.mean,
-        std=dataset.std,
-    )
+    with torch.device(device):
+        if m.name == "cnn":
+            network = CNN(shape, classes, m.channels, batch_norm=m.batch_norm)
+        else:
+            network = {"vgg11": VGG11, "linear": Linear}[m.name](shape, classes)
+        if m.projection:
+            network = Projected(network, m.projection)
+        return Classifier(
+            network,
+            lr=c.lr,
+            momentum=c.momentum,
+            weight_decay=c.weight_decay,
+            optimizer=c.optimizer,
+            mean=dataset.mean,
+            std=dataset.std,
+        )
 
 
 @fresh_torch()
