@@ -332,5 +332,5 @@ def test_the_sweep(script: dict[str, Any], tmp_path: Path, capsys: pytest.Captur
     pictures = sorted(tmp_path.glob("*.png"))
     assert [path.name for path in pictures] == ["figure2.png", "fitted_lines.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
-    assert not list(tmp_path.glob(".*"))
+    assert [path.name for path in tmp_path.glob(".*")] == [".lock"]
     assert len((tmp_path / "quadratics.csv").read_text().splitlines()) == 6
