@@ -33,9 +33,13 @@ SHORT = {
 }
 
 
+def short(folder: Path) -> Experiment:
+    return override(presets.experiment("smoke", "digits"), {**SHORT, "artifacts": str(folder / "artifacts")})
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> Experiment:
-    return override(presets.experiment("smoke", "digits"), {**SHORT, "artifacts": str(tmp_path / "artifacts")})
+    return short(tmp_path)
 
 
 def outputs(folder: Path) -> dict[str, bytes]:
@@ -44,22 +48,31 @@ def outputs(folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in (folder / "rounds.jsonl", folder / "summary.json", last)}
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """What the run leaves that nothing interrupts."""
+    folder = tmp_path_factory.mktemp("whole")
+    experiment.run(short(folder), folder / "run")
+    return outputs(folder / "run")
+
+
 class PowerCut(Exception):
     pass
 
 
 @pytest.mark.parametrize("cut_at", [0, 1, 2, 3, 5, 6])
-def test_a_run_broken_off_in_any_round_ends_as_if_it_never_was(config: Experiment, tmp_path: Path, cut_at: int) -> None:
+def test_a_run_broken_off_in_any_round_ends_as_if_it_never_was(
+    cut_at: int, config: Experiment, tmp_path: Path, whole: dict[str, bytes]
+) -> None:
     def cut(number: int, metrics: Mapping[str, float | None]) -> None:
         if number == cut_at:
             raise PowerCut
 
-    experiment.run(config, tmp_path / "whole")
     with pytest.raises(PowerCut):
         experiment.run(config, tmp_path / "cut", on_round=cut)
     seen = []
     experiment.run(config, tmp_path / "cut", resume=True, on_round=lambda number, _: seen.append(number))
-    assert outputs(tmp_path / "cut") == outputs(tmp_path / "whole")
+    assert outputs(tmp_path / "cut") == whole
     assert seen == list(range(cut_at - cut_at % 2 + 1, 7))  # from the last checkpoint, not from the start
 
 
@@ -74,10 +87,9 @@ class _Failing(FedAvg):
 
 @pytest.mark.parametrize("tries", [1, 2])
 def test_a_run_that_a_client_stopped_goes_on_from_the_round_before(
-    tries: int, config: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tries: int, config: Experiment, tmp_path: Path, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though its regular checkpoints were of rounds 0 and 2."""
-    experiment.run(config, tmp_path / "whole")
     with monkeypatch.context() as broken:
         broken.setitem(ALGORITHMS, "fedavg", lambda c, local: _Failing(local))
         for number in range(tries):
@@ -87,14 +99,13 @@ def test_a_run_that_a_client_stopped_goes_on_from_the_round_before(
     seen = []
     experiment.run(config, tmp_path / "cut", resume=True, on_round=lambda number, _: seen.append(number))
     assert seen == [4, 5, 6]
-    assert outputs(tmp_path / "cut") == outputs(tmp_path / "whole")
+    assert outputs(tmp_path / "cut") == whole
     assert not (tmp_path / "cut" / "error.txt").exists()
 
 
 def test_a_run_killed_while_it_writes_a_checkpoint_goes_on_from_the_one_before(
-    config: Experiment, tmp_path: Path
+    config: Experiment, tmp_path: Path, whole: dict[str, bytes]
 ) -> None:
-    experiment.run(config, tmp_path / "whole")
     experiment.run(config, tmp_path / "cut")
     (tmp_path / "cut" / "summary.json").unlink()
     newest = max((tmp_path / "cut" / "checkpoints").glob("*.safetensors"))
@@ -105,15 +116,14 @@ def test_a_run_killed_while_it_writes_a_checkpoint_goes_on_from_the_one_before(
     assert standing is not None
     assert standing.round == 4
     experiment.run(config, tmp_path / "cut", resume=True)
-    assert outputs(tmp_path / "cut") == outputs(tmp_path / "whole")
+    assert outputs(tmp_path / "cut") == whole
 
 
 @pytest.mark.parametrize(("lost", "first"), [(1, 5), (2, 5), (3, 0)])
 def test_a_checkpoint_whose_lines_are_lost_is_not_gone_on_from(
-    lost: int, first: int, config: Experiment, tmp_path: Path
+    lost: int, first: int, config: Experiment, tmp_path: Path, whole: dict[str, bytes]
 ) -> None:
     """There are checkpoints of rounds 4 and 6; the record must hold every round up to one, or the run begins again."""
-    experiment.run(config, tmp_path / "whole")
     experiment.run(config, tmp_path / "cut")
     (tmp_path / "cut" / "summary.json").unlink()
     lines = (tmp_path / "cut" / "rounds.jsonl").read_text().splitlines(keepends=True)
@@ -121,7 +131,7 @@ def test_a_checkpoint_whose_lines_are_lost_is_not_gone_on_from(
     seen = []
     experiment.run(config, tmp_path / "cut", resume=True, on_round=lambda number, _: seen.append(number))
     assert seen == list(range(first, 7))
-    assert outputs(tmp_path / "cut") == outputs(tmp_path / "whole")
+    assert outputs(tmp_path / "cut") == whole
 
 
 def test_a_finished_run_is_read_not_run_again(config: Experiment, tmp_path: Path) -> None:
