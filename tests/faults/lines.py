@@ -1,0 +1,145 @@
+"""A thousand command lines, each in a fork, in a folder of its own."""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
+import ray
+from faults import grammar, options, places, processes, verdicts
+from faults.grammar import Line
+from faults.processes import Begun, Ended
+from faults.runs import Found
+from faults.verdicts import CELLS, STOPPED, Fault
+
+from fedcommons import cli, config, grids, tuning
+
+Scripts = dict[str, Callable[[Sequence[str]], int]]
+
+
+Before = tuple[places.Content, str]
+"""The user's files in a line's folder, and what was made there for the line."""
+
+
+class Lines:
+    """Runs lines in folders below ``root``; scripts: what ``options.scripts`` found."""
+
+    def __init__(self, root: Path, seed: int, scripts: Scripts) -> None:
+        self.root, self.seed, self.scripts = root, seed, scripts
+        self.knows = {name: options.of(script) for name, script in scripts.items()}
+        self.templates = root / "templates"
+        self.templates.mkdir(parents=True)
+        for name, fields in places.RUNS.items():
+            base = {**places.TINY, **fields, "out": name}
+            ended = processes.end(self._start(Line(name, "run", base, []), self.templates))
+            if ended.code:
+                raise RuntimeError(f"the run that the others are compared with failed:\n{ended.err}")
+
+    def run(self, numbers: Sequence[int], at_once: int = 2) -> tuple[dict[str, int], list[Found]]:
+        """How many lines ended how, and all that went wrong."""
+        counts = dict.fromkeys(("lines", "refused", "stopped", "finished", "reached Ray", "printed", "endless"), 0)
+        found = []
+        befores: dict[int, Before] = {}
+
+        def begin(number: int) -> Begun:
+            line = grammar.make(self.seed, number, self.knows)
+            befores[number] = self._furnish(line, self._folder(number))
+            return self._start(line, self._folder(number))
+
+        for number, ended in processes.side_by_side(begin, numbers, at_once):
+            line, folder = grammar.make(self.seed, number, self.knows), self._folder(number)
+            before, made = befores.pop(number)
+            faults = verdicts.of(line, folder, self.templates, ended, places.lost(before))
+            found += [Found(number, fault, f"{line}{made}") for fault in faults]
+            counts["lines"] += 1
+            counts[_outcome(line, ended)] += 1
+            shutil.rmtree(folder)
+            if counts["lines"] % 100 == 0:
+                print(f"{counts['lines']} lines, {len({f.number for f in found})} of them wrong", flush=True)
+        return counts, sorted(found, key=lambda f: f.number)
+
+    def shortest(self, number: int, fault: Fault) -> str:
+        """The line without the pieces that the fault does not need."""
+        line = grammar.make(self.seed, number, self.knows)
+        for i in reversed(range(len(line.pieces))):
+            if line.pieces[i].make is not None:  # others may build on it
+                continue
+            shorter = replace(line, pieces=[*line.pieces[:i], *line.pieces[i + 1 :]])
+            folder = self._folder(number)
+            before, made = self._furnish(shorter, folder)
+            ended = processes.end(self._start(shorter, folder))
+            again = verdicts.of(shorter, folder, self.templates, ended, places.lost(before))
+            if (fault.kind, fault.what) in {(f.kind, f.what) for f in again}:
+                line = shorter
+            shutil.rmtree(folder)
+        return f"{line}{made}"
+
+    def show(self, number: int) -> int:
+        """Run one line, and leave its folder; how many faults there were."""
+        line, folder = grammar.make(self.seed, number, self.knows), self._folder(number)
+        before, made = self._furnish(line, folder)
+        ended = processes.end(self._start(line, folder))
+        print(f"{line}{made}\nasked: {line.asked}\nwrong: {line.wrong}\nin {folder}: exit {ended.code}, late: {ended.late}")
+        print(ended.out[-3000:], ended.err[-6000:], sep="\n--- stderr\n")
+        faults = verdicts.of(line, folder, self.templates, ended, places.lost(before))
+        for fault in faults:
+            print(fault)
+        return len(faults)
+
+    def _folder(self, number: int) -> Path:
+        return self.root / f"line-{number:05d}"
+
+    def _furnish(self, line: Line, folder: Path) -> Before:
+        """Make the folder of a line."""
+        folder.mkdir()
+        places.furnish(folder, self.templates)
+        made = [piece.make(folder, self.templates) for piece in line.pieces if piece.make is not None]
+        ours = () if line.reads else ("whole", "store", "run")
+        users = {
+            p: content
+            for p, content in places.contents(folder).items()
+            if p.relative_to(folder).parts[0] not in ours or b'{"mine"' in content
+        }
+        return users, "".join(f"   [{text}]" for text in made if text)
+
+    def _start(self, line: Line, folder: Path) -> Begun:
+        environment = {"HOME": str(folder / "home"), "FEDCOMMONS_DATA": None, "RAY_ADDRESS": None, **line.environment}
+        action = partial(_call, self.scripts[line.script], line.argv, folder / CELLS)
+        seconds = 15 if verdicts.endless(line) else 60
+        return processes.begin(action, folder, environment, seconds=seconds, limits=processes.memory())
+
+
+def _call(script: Callable[[Sequence[str]], int], argv: Sequence[str], cells: Path) -> None:
+    """The script's process; where it would start Ray it ends, and the cells of a sweep are noted."""
+    dry_run, run_cells = grids.dry_run, tuning.run_cells
+
+    def note(some: Sequence[tuning.Cell]) -> None:
+        with open(cells, "a") as file:
+            file.writelines(json.dumps(config.to_dict(c.config)) + "\n" for c in some)
+
+    def stop(*_: object, **__: object) -> None:
+        print(f"\n{STOPPED}", flush=True)
+        os._exit(0)
+
+    with (
+        mock.patch.object(grids, "dry_run", lambda some, *a, **k: [note(some), dry_run(some, *a, **k)] and None),
+        mock.patch.object(tuning, "run_cells", lambda some, *a, **k: [note(some), run_cells(some, *a, **k)][1]),
+        mock.patch.object(ray, "init", stop),
+        mock.patch.object(sys, "argv", ["script", *argv]),
+    ):
+        cli.main(script)
+
+
+def _outcome(line: Line, ended: Ended) -> str:
+    if ended.late:
+        return "endless"
+    if ended.code == 0 and any(t in ("--help", "-h") or t.startswith("--print_config") for t in line.argv):
+        return "printed"
+    if ended.code == 0:
+        return "reached Ray" if ended.out.rstrip().endswith(STOPPED) else "finished"
+    return "refused" if ended.code == 2 else "stopped"
