@@ -93,6 +93,9 @@ def main() -> int:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     import torch
 
+    import fedcommons
+
+    print(f"of {Path(str(fedcommons.__file__)).parent}")
     torch.set_num_threads(1)  # only the thread that forks lives on in a fork
     wrong = 0
     root = Path(tempfile.mkdtemp(prefix="faults-"))

@@ -20,7 +20,7 @@ def trials(runs: Runs, seed: int, numbers: range) -> Iterator[tuple[str, list[Fo
     for number in numbers:
         rng = random.Random(f"disks {seed} {number}")
         name = list(EXPERIMENTS)[number % len(EXPERIMENTS)]
-        way = (_too_large, _full, _full, _no_reader)[number // 2 % 4]
+        way = (_too_large, _full, _no_reader, _full, _full_device, _too_large)[number // 2 % 6]
         folder = fresh(runs.root / f"disk-{number}")
         line, faults = way(runs, name, folder, rng)
         yield f"{name}: {line}", [Found(number, fault, f"{name}: {line}") for fault in faults]
@@ -32,15 +32,15 @@ def said_well(ended: Ended) -> list[Fault]:
         return []
     if ended.code == TRACEBACK or "Traceback" in ended.err:
         return [Fault("traceback", place(ended.err), ended.err[-300:])]
-    lines = ended.err.strip().splitlines()
-    if ended.code != 1 or len([x for x in lines if x.startswith("error: ")]) != 1:
+    lines = ended.err.strip().splitlines()  # exit code 2: before any work
+    if ended.code not in (1, 2) or len([x for x in lines if x.startswith("error: ")]) != 1:
         return [Fault("sentence", failure(ended), ended.err[-300:])]
     return []
 
 
 def _too_large(runs: Runs, name: str, folder: Path, rng: random.Random) -> tuple[str, list[Fault]]:
     """A bound on the size of files, as ulimit -f or a quota has it."""
-    size = int(200 * 2 ** rng.uniform(0, 10))
+    size = int(400 * 2 ** rng.uniform(0, 8))
     ended = processes.end(runs.begin(name, folder, limits={resource.RLIMIT_FSIZE: size}))
     return f"files of at most {size} bytes: {failure(ended)}", said_well(ended) + runs.resumed(name, folder)
 
@@ -62,10 +62,7 @@ def _full(runs: Runs, name: str, folder: Path, rng: random.Random) -> tuple[str,
 
 
 def _no_reader(runs: Runs, name: str, folder: Path, rng: random.Random) -> tuple[str, list[Fault]]:
-    """Standard output is a full device, or a pipe whose reader goes away at some event (| head)."""
-    if rng.random() < 0.3:
-        ended = processes.end(runs.begin(name, folder, first=_into_a_full_device))
-        return f"output to /dev/full: {failure(ended)}", _must(ended) + runs.resumed(name, folder)
+    """Standard output is a pipe whose reader goes away at some event (| head)."""
     at, held = rng.randrange(1, runs.events[name]), []  # before the last thing that a run prints
 
     def into_a_pipe() -> None:  # in the run's process
@@ -77,8 +74,14 @@ def _no_reader(runs: Runs, name: str, folder: Path, rng: random.Random) -> tuple
     return f"the reader is gone at event {at}: {failure(ended)}", _must(ended) + runs.resumed(name, folder)
 
 
-def _into_a_full_device() -> None:
-    os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
+def _full_device(runs: Runs, name: str, folder: Path, rng: random.Random) -> tuple[str, list[Fault]]:
+    """Standard output goes to a file on a full disk."""
+
+    def into_it() -> None:
+        os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
+
+    ended = processes.end(runs.begin(name, folder, first=into_it))
+    return f"output to /dev/full: {failure(ended)}", _must(ended) + runs.resumed(name, folder)
 
 
 def _must(ended: Ended) -> list[Fault]:

@@ -1,4 +1,4 @@
-"""Random command lines, each keyed by (seed, number): a script, options of its parser, files and variables around it."""
+"""Random command lines, each keyed by (seed, number): a script, options of its parser, files and variables."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -66,7 +66,9 @@ class Line:
     def __str__(self) -> str:
         variables = [f"{k}={quote(shown(v))} " for k, v in self.environment.items()]
         fixed = " ..." if self.base else ""  # the small settings
-        return "".join([*variables, f"{self.script}.py{fixed}", *(f" {quote(shown(t))}" for p in self.pieces for t in p.tokens)])
+        return "".join(
+            [*variables, f"{self.script}.py{fixed}", *(f" {quote(shown(t))}" for p in self.pieces for t in p.tokens)]
+        )
 
 
 def shown(text: str) -> str:
@@ -86,14 +88,16 @@ def make(seed: int, number: int, knows: Knows) -> Line:
 
 
 def _variable(rng: random.Random) -> Piece:
-    name = rng.choice(("FEDCOMMONS_DATA", "SLURM_CPUS_PER_TASK", "CUDA_VISIBLE_DEVICES", "HOME", "COLUMNS", "RAY_ADDRESS",
-                       "WANDB_MODE", "PYTHONHASHSEED", "OMP_NUM_THREADS"))  # fmt: skip
+    name = rng.choice(("FEDCOMMONS_DATA", "SLURM_CPUS_PER_TASK", "CUDA_VISIBLE_DEVICES", "HOME", "COLUMNS",
+                       "RAY_ADDRESS", "WANDB_MODE", "PYTHONHASHSEED", "OMP_NUM_THREADS"))  # fmt: skip
     odd = {
         "FEDCOMMONS_DATA": ("loop", "file.txt", "~nosuchuser", "", "n" * 300),
         "HOME": ("/nowhere", "loop", "", "file.txt"),
         "RAY_ADDRESS": ("", "127.0.0.1:1", "auto", "nonsense"),
     }
-    return Piece(environment={name: rng.choice(odd.get(name, ("abc", "", "-1", "0", "1.5", "9" * 30, "2", " ", "1,2")))})
+    return Piece(
+        environment={name: rng.choice(odd.get(name, ("abc", "", "-1", "0", "1.5", "9" * 30, "2", " ", "1,2")))}
+    )
 
 
 def _given(rng: random.Random, option: Option, odd: bool) -> Piece:
@@ -109,7 +113,9 @@ def _given(rng: random.Random, option: Option, odd: bool) -> Piece:
 
 def _some(rng: random.Random, known: Sequence[Option], odd: int, good: int) -> list[Piece]:
     """Different options, some with any values and some with good ones."""
-    able = [o for o in known if o.name not in ("config", "print_config", "resume", "download", "data.download", "replay")]
+    able = [
+        o for o in known if o.name not in ("config", "print_config", "resume", "download", "data.download", "replay")
+    ]
     chosen = rng.sample(able, min(len(able), odd + good))
     return [_given(rng, o, i < odd) for i, o in enumerate(chosen)]
 
@@ -119,10 +125,13 @@ def odd(rng: random.Random, knows: Knows) -> Line:
     return Line("odd", "run", TINY, _some(rng, knows["run"], rng.choice((1, 1, 1, 2)), rng.randrange(3)))
 
 
-METHODS = ({"algorithm": "fedmix"}, {"algorithm": "moon"}, {"algorithm": "feddyn"}, {"algorithm": "fednova"},
-           {"algorithm": "fedpvr"}, {"dp.local": "true"}, {"model.batch_norm": "true"}, {"sharing.setting": "shuffled_real",
-           "sharing.p": "0.4"}, {"straggler.q": "0.5"}, {"sharing.setting": "local_synthetic"}, {"model.name": "linear"},
-           {"partition.name": "dirichlet_niid", "partition.alpha": "5"}, {"measure.samples": "16"})  # fmt: skip
+METHODS = (
+    {"algorithm": "fedmix"}, {"algorithm": "moon"}, {"algorithm": "feddyn"}, {"algorithm": "fednova"},
+    {"algorithm": "fedpvr"}, {"dp.local": "true"}, {"model.batch_norm": "true"}, {"straggler.q": "0.5"},
+    {"sharing.setting": "shuffled_real", "sharing.p": "0.4"}, {"sharing.setting": "local_synthetic"},
+    {"model.name": "linear"}, {"partition.name": "dirichlet_niid", "partition.alpha": "5"},
+    {"measure.samples": "16"},
+)  # fmt: skip
 
 
 def good(rng: random.Random, knows: Knows) -> Line:
@@ -130,7 +139,11 @@ def good(rng: random.Random, knows: Knows) -> Line:
     known = {o.name: o for o in knows["run"]}
     method = rng.choice(METHODS)
     fixed = [_fixed(known[name], text) for name, text in method.items()]
-    able = [o for o in knows["run"] if o.name not in (*method, "preset", "partition.n_clients", "data.name", "partition.name")]
+    able = [
+        o
+        for o in knows["run"]
+        if o.name not in (*method, "preset", "partition.n_clients", "data.name", "partition.name")
+    ]
     return Line("good", "run", TINY, [*fixed, *_some(rng, able, 0, rng.choice((1, 2, 4)))])
 
 
@@ -155,7 +168,11 @@ def config(rng: random.Random, knows: Knows) -> Line:
     if rng.random() < 0.12:
         place = rng.choice([p for p in options.PLACES if p not in ("/dev/full", "-", "/dev/null", "--")])
         return Line("config", script, base, [Piece((f"--config={place}",), wrong=f"--config {shown(place)}")])
-    plain = [o for o in knows["run"] if o.kind in (int, float, bool) and o.name in field_names() and o.name not in options.COSTLY]
+    plain = [
+        o
+        for o in knows["run"]
+        if o.kind in (int, float, bool) and o.name in field_names() and o.name not in options.COSTLY
+    ]
     drawn = [(o.field, options.meaning(o, options.draw(rng, o, False))) for o in rng.sample(plain, rng.randrange(4))]
     fields = {name: value for name, value in drawn if value is not WRONG and value is not UNSURE}
     content, asked, wrong = yamls.damaged(fields, rng)
@@ -193,17 +210,20 @@ def spelling(rng: random.Random, knows: Knows) -> Line:
         ((f"--{o.name}+", text), {}, False),
         ((o.name, text), {}, True),
         ((f"{o.name}={text}",), {}, True),
-        (("--",), {}, False), (("--", "more"), {}, True), (("more",), {}, True), (("",), {}, True), (("--=1",), {}, True),
+        (("--",), {}, False), (("--", "more"), {}, True), (("more",), {}, True), (("",), {}, True),
+        (("--=1",), {}, True),
         (("--resume=maybe",), {}, True), (("--resume", "true"), {}, True), (("--no-resume",), {}, True),
         (("@file.txt",), {}, True), (("-h",), {}, False), (("--help",), {}, False), (("--help", "more"), {}, False),
     )  # fmt: skip
     sections = (
-        (("--straggler", '{"q": 0.25}'), {"straggler.q": 0.25}, False), (("--straggler={q: 0.25}",), {"straggler.q": 0.25}, False),
+        (("--straggler", '{"q": 0.25}'), {"straggler.q": 0.25}, False),
+        (("--straggler={q: 0.25}",), {"straggler.q": 0.25}, False),
         (("--straggler", '{"q": "x"}'), {}, True), (("--straggler", "3"), {}, True), (("--straggler", "{"), {}, True),
         (("--straggler", "[1]"), {}, True), (("--straggler", '{"r": 1}'), {}, True), (("--straggler.", "1"), {}, True),
         (("--straggler", "other.yaml"), {}, True), (("--.q", "1"), {}, True), (("--straggler", ""), {}, True),
         (("--print_config",), {}, False), (("--print_config=x",), {}, True), (("--print_config", "x"), {}, True),
-        (("--straggler", "null"), {}, False), (("--straggler.q", "0.1", "--straggler", '{"q": 0.25}'), {"straggler.q": 0.25}, False),
+        (("--straggler", "null"), {}, False),
+        (("--straggler.q", "0.1", "--straggler", '{"q": 0.25}'), {"straggler.q": 0.25}, False),
     )  # fmt: skip
     fields = any("." in o.name for o in known)
     tokens, asked, refused = rng.choice((*ways, *sections) if fields and rng.random() < 0.5 else ways)
@@ -223,7 +243,9 @@ def folder(rng: random.Random, knows: Knows) -> Line:
 
     def copied(folder: Path, templates: Path) -> None:
         places.copy_run(folder / "run", templates / name, templates / "store", finished=finished)
-        places.decoys(folder / "run", ["notes.txt", ".draft.tmp", "checkpoints/mine.txt", "memory/photo.jpg", "deep/.x.1.tmp"])
+        places.decoys(
+            folder / "run", ["notes.txt", ".draft.tmp", "checkpoints/mine.txt", "memory/photo.jpg", "deep/.x.1.tmp"]
+        )
 
     def broken(folder: Path, templates: Path) -> str:
         again = random.Random(seed)  # so that the damage is the same when the line is made again
@@ -231,13 +253,22 @@ def folder(rng: random.Random, knows: Knows) -> Line:
         return f"{name}{'' if finished else ' cut'}: {' and '.join(damages)}"
 
     whole, resumed = Piece(make=copied), Piece(("--resume",))
-    way = rng.choice(("damaged",) * 6 + ("place", "place", "others", "whole", "new", "other", "free", "replay", "replay damaged"))
+    way = rng.choice(
+        ("damaged",) * 6 + ("place", "place", "others", "whole", "new", "other", "free", "replay", "replay damaged")
+    )
     if way == "place":
         place = rng.choice(options.PLACES)
         wrong = "others' files" if place in PLACES_OF_OTHERS else ""
-        return Line(way, "run", TINY, [Piece((f"--out={place}",), {"out": place}, wrong), *([resumed] * rng.randrange(2))])
+        return Line(
+            way, "run", TINY, [Piece((f"--out={place}",), {"out": place}, wrong), *([resumed] * rng.randrange(2))]
+        )
     if way == "others":
-        return Line(way, "run", TINY, [Piece((f"--out={rng.choice(PLACES_OF_OTHERS)}",), wrong="others' files"), *([resumed] * rng.randrange(2))])
+        return Line(
+            way,
+            "run",
+            TINY,
+            [Piece((f"--out={rng.choice(PLACES_OF_OTHERS)}",), wrong="others' files"), *([resumed] * rng.randrange(2))],
+        )
     if way == "new":
         return Line(way, "run", base, [whole, Piece(wrong="a run is there already")])
     if way in ("other", "free"):
@@ -246,12 +277,21 @@ def folder(rng: random.Random, knows: Knows) -> Line:
         text = options.draw(rng, o, False)
         return Line(way, "run", base, [whole, resumed, Piece((f"--{o.name}", text), _asks(o, text))], name)
     if way.startswith("replay"):
-        tokens = ("--replay", "run", "--round", rng.choice(("1", "2", "3")), "--client", rng.choice(("0", "1", "2", "3")))
+        tokens = (
+            "--replay",
+            "run",
+            "--round",
+            rng.choice(("1", "2", "3")),
+            "--client",
+            rng.choice(("0", "1", "2", "3")),
+        )
         known = {"round": Option("round", int), "client": Option("client", int)}
         if way == "replay damaged":
             return Line(way, "run", {}, [whole, Piece(make=broken), Piece(tokens)], reads=True)
         o = rng.choice((*known.values(), Option("replay", str)))
-        return Line(way, "run", {}, [whole, Piece(tokens), Piece((f"--{o.name}={options.draw(rng, o, True)}",))], reads=True)
+        return Line(
+            way, "run", {}, [whole, Piece(tokens), Piece((f"--{o.name}={options.draw(rng, o, True)}",))], reads=True
+        )
     pieces = [whole, resumed, *([Piece(make=broken)] if way == "damaged" else [])]
     return Line(way, "run", base, pieces, name)
 
@@ -270,7 +310,10 @@ def images(rng: random.Random, knows: Knows) -> Line:
     if rng.random() < 0.1:
         return Line("images", script, base, [whole])
     way = rng.randrange(10**9)
-    broken = Piece(make=lambda folder, templates: places.damage_images(folder / "images", random.Random(way)), wrong="damaged images")
+    broken = Piece(
+        make=lambda folder, templates: places.damage_images(folder / "images", random.Random(way)),
+        wrong="damaged images",
+    )
     return Line("images", script, base, [whole, broken])
 
 
@@ -296,16 +339,27 @@ def table_input(rng: random.Random, knows: Knows) -> Line:
     draw = rng.random()
     if draw < 0.2:
         place = rng.choice(options.PLACES)
-        return Line("table", "communication_saved", {"out": "out"}, [Piece((f"--from={place}",), wrong=f"--from {shown(place)}")])
+        return Line(
+            "table",
+            "communication_saved",
+            {"out": "out"},
+            [Piece((f"--from={place}",), wrong=f"--from {shown(place)}")],
+        )
     name, make = ("rounds.csv", csv) if draw < 0.6 else ("sweep", sweep)
-    return Line("table", "communication_saved", {"out": rng.choice(("out", "out", "users"))}, [Piece(("--from", name), make=make)])
+    return Line(
+        "table",
+        "communication_saved",
+        {"out": rng.choice(("out", "out", "users"))},
+        [Piece(("--from", name), make=make)],
+    )
 
 
 GRID = {n: v for n, v in TINY.items() if n != "tracking.wandb"} | {"wandb": "off", "federation.rounds": "1"}
 BASES: Mapping[str, Mapping[str, str]] = {
-    "run": TINY, "table1": GRID, "figure3": GRID, "convergence_parameters": GRID, "advise": {**GRID, "probe-rounds": "1"},
-    "tune": {**TINY, "space": "alpha=0.1,1"}, "quadratics": {"preset": "smoke", "out": "out"},
-    "mnist_softmax": {"preset": "smoke", "out": "out"}, "communication_saved": {"from": "rounds.csv", "out": "out"},
+    "run": TINY, "table1": GRID, "figure3": GRID, "convergence_parameters": GRID,
+    "advise": {**GRID, "probe-rounds": "1"}, "tune": {**TINY, "space": "alpha=0.1,1"},
+    "quadratics": {"preset": "smoke", "out": "out"}, "mnist_softmax": {"preset": "smoke", "out": "out"},
+    "communication_saved": {"from": "rounds.csv", "out": "out"},
 }  # fmt: skip
 
 
@@ -315,7 +369,9 @@ def sweep(rng: random.Random, knows: Knows) -> Line:
     pieces = _some(rng, knows[script], rng.choice((0, 1, 1, 1, 2)), rng.randrange(3))
     own = [o for o in knows[script] if "." not in o.name and o.name not in field_names() and o.hint is not None]
     if rng.random() < 0.5:  # else the many fields would leave no room for the script's own options
-        pieces.append(_given(rng, rng.choice([o for o in own if o.name not in ("config", "print_config")]), rng.random() < 0.7))
+        pieces.append(
+            _given(rng, rng.choice([o for o in own if o.name not in ("config", "print_config")]), rng.random() < 0.7)
+        )
     if rng.random() < 0.4 and any(o.name == "dry-run" for o in knows[script]):
         pieces.append(Piece(("--dry-run",)))
     return Line("sweep", script, BASES[script], pieces)
@@ -325,5 +381,3 @@ KINDS: Mapping[str, tuple[Callable[[random.Random, Knows], Line], int]] = {
     "odd": (odd, 24), "good": (good, 10), "extreme": (extreme, 6), "config": (config, 17), "spelling": (spelling, 9),
     "folder": (folder, 15), "images": (images, 7), "store": (store, 3), "table": (table_input, 4), "sweep": (sweep, 20),
 }  # fmt: skip
-
-

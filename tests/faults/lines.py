@@ -42,7 +42,9 @@ class Lines:
 
     def run(self, numbers: Sequence[int], at_once: int = 2) -> tuple[dict[str, int], list[Found]]:
         """How many lines ended how, and all that went wrong."""
-        counts = dict.fromkeys(("lines", "refused", "stopped", "finished", "reached Ray", "printed", "endless"), 0)
+        counts: dict[str, int] = dict.fromkeys(
+            ("lines", "refused", "stopped", "finished", "reached Ray", "printed", "endless"), 0
+        )
         found = []
         befores: dict[int, Before] = {}
 
@@ -84,7 +86,10 @@ class Lines:
         line, folder = grammar.make(self.seed, number, self.knows), self._folder(number)
         before, made = self._furnish(line, folder)
         ended = processes.end(self._start(line, folder))
-        print(f"{line}{made}\nasked: {line.asked}\nwrong: {line.wrong}\nin {folder}: exit {ended.code}, late: {ended.late}")
+        print(
+            f"{line}{made}\nasked: {line.asked}\nwrong: {line.wrong}\n"
+            f"in {folder}: exit {ended.code}{', late' * ended.late}"
+        )
         print(ended.out[-3000:], ended.err[-6000:], sep="\n--- stderr\n")
         faults = verdicts.of(line, folder, self.templates, ended, places.lost(before))
         for fault in faults:
@@ -127,7 +132,7 @@ def _call(script: Callable[[Sequence[str]], int], argv: Sequence[str], cells: Pa
         os._exit(0)
 
     with (
-        mock.patch.object(grids, "dry_run", lambda some, *a, **k: [note(some), dry_run(some, *a, **k)] and None),
+        mock.patch.object(grids, "dry_run", lambda some, *a, **k: [note(some), dry_run(some, *a, **k)][1]),
         mock.patch.object(tuning, "run_cells", lambda some, *a, **k: [note(some), run_cells(some, *a, **k)][1]),
         mock.patch.object(ray, "init", stop),
         mock.patch.object(sys, "argv", ["script", *argv]),

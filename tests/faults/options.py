@@ -105,24 +105,32 @@ SMALL_INTS = ("1", "2", "3", "4", "5", "8", "16", "+2")
 INTS = ("0", "-1", "-0", "1e3", "2.0", "0b1", "1_0", "٣", "true", "nan", "inf", "", " ", "1,2", "null", "9" * 30,
         str(2**31), str(2**63 - 1), str(2**63), "1" + "0" * 12, "9" * 5000)  # fmt: skip
 SMALL_FLOATS = ("0.5", "1e-3", "0.25", "1", ".1", "0.05", "1e-1")
-FLOATS = ("0", "-0.0", "1.0", "-1", "1e-320", "5e-324", "1e-300", "1e308", "1e400", "-1e400", "inf", "-inf", "nan", "NaN",
-          "1e30", "0.999999999", "1e-9", "", " ", "abc", "1,5", "½", "1e", "0x10", "null", "true", "9" * 5000,
+FLOATS = ("0", "-0.0", "1.0", "-1", "1e-320", "5e-324", "1e-300", "1e308", "1e400", "-1e400", "inf", "-inf", "nan",
+          "NaN", "1e30", "0.999999999", "1e-9", "", " ", "abc", "1,5", "½", "1e", "0x10", "null", "true", "9" * 5000,
           "1e" + "9" * 400, "0." + "1" * 5000)  # fmt: skip
 BOOLS = ("true", "false", "yes", "1", "0", "maybe", "null", "", "True", "TRUE", "[true]")
-TEXTS = ("", " ", "\t", "a\nb", "naïve", "日本", "\udcff", "x" * 5000, "null", "~", "-", "--", "{}", "[]", "%s%n", "../..",
-         "\x1b[31m", "a,,b", ",", "real,real", "nan", "inf", "-1", "1e400", "0", "9" * 5000, "None")  # fmt: skip
-TUPLES = ("[8,16]", "[16,32]", "[]", "[16", "[8]", "[8,8,8]", "[0,0]", "[-8,16]", "[nan,1]", "[7,9]", "null", "8,16", "",
-          "[[8],[8]]", "[1000000000,1000000000]", "[800000,800000]", "['a','b']", "[8.5,16]", "[8,16],")  # fmt: skip
-SPACES = ("alpha", "alpha=", "=0.1", "alpha=0.1,0.1", "alhpa=0.1", "p=uniform(0,inf)", "p=uniform(nan,1)", "lr=loguniform(0,1)",
-          "client.epochs=randint(0.2,0.7)", "client.epochs=randint(0,1e30)", "p=uniform(0.5)", "p=uniform(1,0)", "seed=0,x",
-          "p=uniform(0,0.5", "model.channels=[8,8]", "artifacts=a,b", "p=normal(0,1)", "lr=nan", "lr=loguniform(1e-400,1)",
-          "seed=" + "9" * 5000, "client.epochs=uniform(1,2)", "alpha=0.1=0.2", "client.lr=1e400", "data.augment=maybe",
-          "p=uniform(0,1e400)", "seed=randint(0,5)", "lr=loguniform(1,1e308)")  # fmt: skip
+TEXTS = (
+    "", " ", "\t", "a\nb", "naïve", "日本", "\udcff", "x" * 5000, "null", "~", "-", "--", "{}", "[]", "%s%n", "../..", "\x1b[31m",
+    "a,,b", ",", "real,real", "nan", "inf", "-1", "1e400", "0", "9" * 5000, "None",
+)  # fmt: skip
+TUPLES = (
+    "[8,16]", "[16,32]", "[]", "[16", "[8]", "[8,8,8]", "[0,0]", "[-8,16]", "[nan,1]", "[7,9]", "null", "8,16", "",
+    "[[8],[8]]", "[1000000000,1000000000]", "[800000,800000]", "['a','b']", "[8.5,16]", "[8,16],",
+)  # fmt: skip
+SPACES = (
+    "alpha", "alpha=", "=0.1", "alpha=0.1,0.1", "alhpa=0.1", "p=uniform(0,inf)", "p=uniform(nan,1)",
+    "lr=loguniform(0,1)", "client.epochs=randint(0.2,0.7)", "client.epochs=randint(0,1e30)", "p=uniform(0.5)",
+    "p=uniform(1,0)", "seed=0,x", "p=uniform(0,0.5", "model.channels=[8,8]", "artifacts=a,b", "p=normal(0,1)",
+    "lr=nan", "lr=loguniform(1e-400,1)", "seed=" + "9" * 5000, "client.epochs=uniform(1,2)", "alpha=0.1=0.2",
+    "client.lr=1e400", "data.augment=maybe", "p=uniform(0,1e400)", "seed=randint(0,5)", "lr=loguniform(1,1e308)",
+)  # fmt: skip
 SPACES_NOT_TO_TAKE = {s for s in SPACES if not s.startswith(("seed=randint", "lr=loguniform(1,"))}
-PLACES = ("loop", "loop/x", "file.txt", "file.txt/x", "n" * 300, "/".join(["d"] * 2500), "~nosuchuser", "~nosuchuser/x",
-          "~", "~/new", "", ".", "..", "/dev/null", "/dev/full", "/proc/self/x", "/sys/x", "users", "users/inner", "new",
-          "deep/er/new", "sp ace", "日本", "\udcff", "nul", "dangling", "whole", "whole/checkpoints", "a\nb", "-", "null",
-          "x" * 5000)  # fmt: skip
+PLACES = (
+    "loop", "loop/x", "file.txt", "file.txt/x", "n" * 300, "/".join(["d"] * 2500), "~nosuchuser", "~nosuchuser/x",
+    "~", "~/new", "", ".", "..", "/dev/null", "/dev/full", "/proc/self/x", "/sys/x", "users", "users/inner", "new",
+    "deep/er/new", "sp ace", "日本", "\udcff", "nul", "dangling", "whole", "whole/checkpoints", "a\nb", "-", "null",
+    "x" * 5000,
+)  # fmt: skip
 
 
 def draw(rng: random.Random, option: Option, odd: bool) -> str:
@@ -172,7 +180,7 @@ def meaning(option: Option, text: str) -> Any:
     if kind is int:
         if re.fullmatch(r"[+-]?\d{1,40}", text, re.ASCII):
             return int(text)
-        return UNSURE if text in ("1e3", "2.0", "0b1", "1_0", "٣", " ") else WRONG
+        return UNSURE if text in ("1e3", "2.0", "0b1", "1_0", "٣") else WRONG
     if kind is float:
         try:
             value = float(text)
@@ -182,7 +190,7 @@ def meaning(option: Option, text: str) -> Any:
     if kind is str:
         known = NAMES.get(option.name)
         closed = known and "," not in "".join(known) and option.name not in ("fedpvr.layers", "p", "seeds", "alphas")
-        if closed and text not in known and option.name in ("algorithm", "dataset", "preset", *_NAMED):
+        if known and closed and text not in known and option.name in ("algorithm", "dataset", "preset", *_NAMED):
             return WRONG
         return text if text.isprintable() and text.strip() == text else UNSURE
     found = re.fullmatch(r"\[(-?\d+(?:,-?\d+)*)\]", text)

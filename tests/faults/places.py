@@ -2,7 +2,6 @@
 
 import gzip
 import json
-
 import random
 import shutil
 import struct
@@ -26,14 +25,18 @@ RUNS: Mapping[str, Mapping[str, str]] = {
 }
 """Runs that were made once: a line may find a copy of one, and go on with it."""
 
-DECOYS = ("notes.txt", ".draft.tmp", "deep/.paper.tex.7.tmp", "deep/error.txt", "checkpoints/mine.bin", "memory/photo.jpg",
-          "error.txt", "messages.log", "data/mine.csv", "wandb/mine.txt", "deep/checkpoints/round-000001.safetensors",
-          "checkpoints/old/round.bin", ".mine.lock")  # fmt: skip
+DECOYS = (
+    "notes.txt", ".draft.tmp", "deep/.paper.tex.7.tmp", "deep/error.txt", "checkpoints/mine.bin",
+    "memory/photo.jpg", "error.txt", "messages.log", "data/mine.csv", "wandb/mine.txt",
+    "deep/checkpoints/round-000001.safetensors", "checkpoints/old/round.bin", ".mine.lock",
+)  # fmt: skip
 """Files of the user's, where the product has, or might look for, some of its own."""
 
-NAMESAKES = ("rounds.jsonl", "summary.json", "config.yaml", "partition.png", "timing.jsonl", "environment.json", "table1.md",
-             "tune.csv", "quadratics.md", "mnist_softmax.png", "communication_saved.csv", ".writable", "advise.md",
-             "checkpoints/round-000009.safetensors", "memory/client-0000001-round-000001.safetensors")  # fmt: skip
+NAMESAKES = (
+    "rounds.jsonl", "summary.json", "config.yaml", "partition.png", "timing.jsonl", "environment.json",
+    "table1.md", "tune.csv", "quadratics.md", "mnist_softmax.png", "communication_saved.csv", ".writable",
+    "advise.md", "checkpoints/round-000009.safetensors", "memory/client-0000001-round-000001.safetensors",
+)  # fmt: skip
 """And files that the product would write itself."""
 
 PLACES_OF_OTHERS = ("users", ".", "", "users/../users", "whole/..")
@@ -129,16 +132,19 @@ def _longer(path: Path, rng: random.Random) -> None:
 # Damages of a file of lines or of JSON.
 
 
+NOT_LINES = ("3", "[]", "{}", "null", '"x"', "nan", "{", '{"round": "x"}', '{"round": 1e99}')
+
+
 def _lines(path: Path, rng: random.Random) -> None:
     lines = path.read_text(errors="replace").splitlines() or [""]
     i = rng.randrange(len(lines))
     changed = (
         lines[:i] + lines[i + 1 :],
         [*lines, lines[i]],
-        lines[:i] + [lines[i]] + lines[i:],
+        [*lines[:i], lines[i], *lines[i:]],
         lines[::-1],
         [*lines[:i], lines[i][: len(lines[i]) // 2], *lines[i + 1 :]],
-        [*lines[:i], rng.choice(["3", "[]", "{}", "null", '"x"', "nan", "{", '{"round": "x"}', '{"round": 1e99}']), *lines[i + 1 :]],
+        [*lines[:i], rng.choice(NOT_LINES), *lines[i + 1 :]],
         [*lines[:i], '{"round": ' + "9" * 5000 + "}", *lines[i + 1 :]],
         [*lines[:i], "[" * 5000, *lines[i + 1 :]],
     )  # fmt: skip
@@ -220,12 +226,17 @@ def write_idx(folder: Path, name: str, array: np.ndarray, kind: int = 8) -> None
     path.write_bytes(struct.pack(f">BBBB{array.ndim}I", 0, 0, kind, array.ndim, *array.shape) + content)
 
 
+def _write(folder: Path, name: str, change: Callable[[bytes], bytes]) -> None:
+    path = _raw(folder, name)
+    path.write_bytes(change(path.read_bytes()))
+
+
 def damage_images(folder: Path, rng: random.Random) -> str:
     """Damage the images so that nobody can train on them as if nothing were; how."""
     part = rng.choice(("train", "t10k"))
     images, labels = f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"
     n = 300 if part == "train" else 60
-    ways: Mapping[str, Callable[[], None]] = {
+    ways: Mapping[str, Callable[[], object]] = {
         "fewer labels": lambda: write_idx(folder, labels, np.arange(n - 7) % 10),
         "more labels": lambda: write_idx(folder, labels, np.arange(n + 7) % 10),
         "labels above 9": lambda: write_idx(folder, labels, np.arange(n) % 12),
@@ -239,10 +250,11 @@ def damage_images(folder: Path, rng: random.Random) -> str:
         "floats": lambda: write_idx(folder, images, np.full((n, 28, 28), 0.5), 0x0D),
         "float labels": lambda: write_idx(folder, labels, np.arange(n) % 10 + 0.5, 0x0D),
         "negative labels": lambda: write_idx(folder, labels, -(np.arange(n) % 10), 0x0C),
-        "none": lambda: [write_idx(folder, images, np.zeros((0, 28, 28))), write_idx(folder, labels, np.zeros(0))] and None,
+        "no images": lambda: write_idx(folder, images, np.zeros((0, 28, 28))),
+        "nothing": lambda: [write_idx(folder, n, np.zeros((0, *s))) for n, s in ((images, (28, 28)), (labels, ()))],
         "exchanged": lambda: write_idx(folder, images, np.arange(n) % 10),
-        "gzip": lambda: _raw(folder, images).write_bytes(gzip.compress(_raw(folder, images).read_bytes())) and None,
-        "huge count": lambda: _raw(folder, images).write_bytes(struct.pack(">BBBBIII", 0, 0, 8, 3, 2**31, 2**15, 2**15)) and None,
+        "gzip": lambda: _write(folder, images, gzip.compress),
+        "huge count": lambda: _write(folder, images, lambda _: struct.pack(">4B3I", 0, 0, 8, 3, 2**31, 2**15, 2**15)),
     }  # fmt: skip
     name = rng.choice([*ways, "file", "file", "file"])
     if name == "file":
@@ -268,7 +280,25 @@ def write_csv(path: Path) -> None:
 
 def damage_csv(path: Path, rng: random.Random) -> str:
     """Another value in a cell, or a damage of the whole."""
-    values = ("nan", "inf", "-1", "0", "", "x", "1e400", "9" * 5000, ">", ">>5", "0.5", "1e308", "½", "a\0b", '"', "10,4", "1e-320")
+    values = (
+        "nan",
+        "inf",
+        "-1",
+        "0",
+        "",
+        "x",
+        "1e400",
+        "9" * 5000,
+        ">",
+        ">>5",
+        "0.5",
+        "1e308",
+        "½",
+        "a\0b",
+        '"',
+        "10,4",
+        "1e-320",
+    )
     way = rng.choice((*WHOLE_FILE, None, None, None, None, None, None))
     if way is not None:
         way(path, rng)

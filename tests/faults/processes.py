@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -147,10 +148,8 @@ def end(begun: Begun) -> Ended:
             os.kill(begun.pid, signal.SIGKILL)
             begun.deadline = float("inf")
         time.sleep(0.005)
-    try:
+    with suppress(ProcessLookupError):  # it may have left nobody behind
         os.killpg(begun.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # it left nobody behind
     out, err = _read(begun.out), _read(begun.err)
     return Ended(os.waitstatus_to_exitcode(begun.status or 0), out, err, late)
 

@@ -23,7 +23,8 @@ Script = Callable[[Sequence[str]], int]
 EXPERIMENTS: Mapping[str, Mapping[str, str]] = {
     "memory": {"algorithm": "scaffold", "federation.memory_mb": "0.12", "federation.rounds": "4", "measure.every": "2",
                "federation.checkpoint_every": "2"},
-    "pool": {"sharing.setting": "shuffled_synthetic", "sharing.p": "0.3", "federation.rounds": "3", "measure.every": "0"},
+    "pool": {"sharing.setting": "shuffled_synthetic", "sharing.p": "0.3", "federation.rounds": "3",
+             "measure.every": "0"},
 }  # fmt: skip
 """What is run: half of the clients' memory in files; generators and images in a store."""
 
@@ -53,7 +54,7 @@ class Moment:
         self.folder, self.at, self.then, self.half, self.count = str(folder), at, then, half, 0
         fsync, step = os.fsync, Classifier.training_step
         sys.addaudithook(self._audit)
-        mock.patch("os.fsync", lambda file: [self._sync(file), fsync(file)] and None).start()
+        mock.patch("os.fsync", lambda file: [self._sync(file), fsync(file)][1]).start()
         mock.patch.object(Classifier, "training_step", lambda *a, **k: [self._next(), step(*a, **k)][1]).start()
 
     def _audit(self, event: str, arguments: tuple) -> None:
@@ -90,7 +91,7 @@ def options(name: str) -> list[str]:
 
 
 class Runs:
-    """Runs experiments below ``root``; script: that of sweeps/run.py. What nobody disturbed is in ``root/whole-NAME``."""
+    """Runs experiments below ``root``, at first undisturbed in ``root/whole-NAME``; script: that of sweeps/run.py."""
 
     def __init__(self, root: Path, script: Script) -> None:
         self.root, self.script = root, script
@@ -189,5 +190,3 @@ def fresh(folder: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder
-
-

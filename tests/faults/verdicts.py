@@ -3,7 +3,7 @@
 import csv
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite, isnan
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 from faults.grammar import Line, shown
-from faults.options import COSTLY, UNSURE, WRONG
+from faults.options import COSTLY
 from faults.processes import TRACEBACK, Ended
 
 from fedcommons import config, presets
@@ -31,7 +31,10 @@ CELLS = "cells.jsonl"
 
 @dataclass(frozen=True)
 class Fault:
-    """What went wrong; kind: traceback, sentence, silent, hang, crash, leftover or lost; what: faults alike have the same."""
+    """What went wrong; kind: traceback, silent, lost, leftover, hang, crash or sentence.
+
+    what: the same for faults alike.
+    """
 
     kind: str
     what: str
@@ -96,7 +99,11 @@ def sentence(line: Line, ended: Ended) -> list[Fault]:
 
 def endless(line: Line) -> bool:
     """Whether it was asked for more work than anybody has time for."""
-    return any(isinstance(v, int) and abs(v) > 999 for n, v in line.asked.items() if n.replace("_", "-") in COSTLY or n in COSTLY)
+    return any(
+        isinstance(v, int) and abs(v) > 999
+        for n, v in line.asked.items()
+        if n.replace("_", "-") in COSTLY or n in COSTLY
+    )
 
 
 def done(line: Line, folder: Path, templates: Path, ended: Ended) -> list[Fault]:
@@ -115,7 +122,13 @@ def done(line: Line, folder: Path, templates: Path, ended: Ended) -> list[Fault]
         faults = cells(line, folder, ended)
         return faults if ended.out.rstrip().endswith(STOPPED) else [*faults, *results(out, ended)]
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        return [Fault("silent", f"{line.script}, {line.kind}: no whole results: {type(error).__name__}", shown(str(error)[:200]))]
+        return [
+            Fault(
+                "silent",
+                f"{line.script}, {line.kind}: no whole results: {type(error).__name__}",
+                shown(str(error)[:200]),
+            )
+        ]
 
 
 def _out(line: Line) -> str:
@@ -129,19 +142,19 @@ def _out(line: Line) -> str:
 def run(line: Line, out: Path, templates: Path, ended: Ended) -> list[Fault]:
     """A run's folder: its config is the one asked for, its rounds are 0..R and finite, its summary is theirs."""
     stands = config.from_dict(yaml.safe_load((out / "config.yaml").read_text()))
-    faults = [
-        Fault("silent", f"run, {line.kind}: {name} is not as asked", f"{shown(repr(value))} became {config.get(stands, name)!r}")
-        for name, value in line.asked.items()
-        if name in field_names() and not same(config.get(stands, name), value)
-    ]  # fmt: skip
+    faults = []
+    for name, value in line.asked.items():
+        if name in field_names() and not same(has := config.get(stands, name), value):
+            what = f"run, {line.kind}: {name} is not as asked"
+            faults.append(Fault("silent", what, f"{shown(repr(value))} became {shown(repr(has))}"))
     preset = line.asked.get("preset", "smoke")
-    if preset in ("smoke", "small"):
+    if preset in ("smoke", "small") and line.kind != "config":  # of a damaged file it is not known what it asks for
         expected, known = presets.experiment(preset, stands.data.name), {*line.asked, *line.base, "artifacts"}
-        faults += [
-            Fault("silent", f"run, {line.kind}: {name} was not asked for", f"{config.get(stands, name)!r} instead of {config.get(expected, name)!r}")
-            for name in field_names()
-            if name not in known and config.get(stands, name) != config.get(expected, name) and "config" not in line.kind
-        ]  # fmt: skip
+        for name in field_names():
+            has, meant = config.get(stands, name), config.get(expected, name)
+            if name not in known and has != meant:
+                what = f"run, {line.kind}: {name} was not asked for"
+                faults.append(Fault("silent", what, f"{has!r} instead of {meant!r}"))
     lines = [json.loads(text) for text in (out / "rounds.jsonl").read_text().splitlines()]
     rounds = stands.federation.rounds
     if [one["round"] for one in lines] != list(range(rounds + 1)):
@@ -149,15 +162,18 @@ def run(line: Line, out: Path, templates: Path, ended: Ended) -> list[Fault]:
     summary = json.loads((out / "summary.json").read_text())
     accuracies = [one["test/accuracy"] for one in lines[1:]]
     reached = next((one["round"] for one in lines[1:] if one["test/accuracy"] >= stands.target), None)
-    for name, value in (
-        ("rounds", rounds), ("last_accuracy", accuracies[-1]), ("best_accuracy", max(accuracies)), ("seed", stands.seed),
-        ("rounds_to_target", reached), ("algorithm", stands.algorithm), ("n_clients", stands.partition.n_clients),
-    ):  # fmt: skip
+    expected = {
+        "rounds": rounds, "last_accuracy": accuracies[-1], "best_accuracy": max(accuracies), "seed": stands.seed,
+        "rounds_to_target": reached, "algorithm": stands.algorithm, "n_clients": stands.partition.n_clients,
+    }  # fmt: skip
+    for name, value in expected.items():
         if summary[name] != value:
-            faults.append(Fault("silent", f"run, {line.kind}: {name} in the summary", f"{summary[name]!r} instead of {value!r}"))
-    if empty := sorted({k for one in lines for k, v in one.items() if v is None or (isinstance(v, float) and not isfinite(v))}):
-        if "finite" not in ended.out + ended.err:
-            faults.append(Fault("silent", f"run: not finite, and not a word: {empty[0]}", f"{len(empty)} of them"))
+            what = f"run, {line.kind}: {name} in the summary"
+            faults.append(Fault("silent", what, f"{summary[name]!r} instead of {value!r}"))
+    found = [(k, v) for one in lines for k, v in one.items()]
+    empty = sorted({k for k, v in found if v is None or (isinstance(v, float) and not isfinite(v))})
+    if empty and "finite" not in ended.out + ended.err:
+        faults.append(Fault("silent", f"run: not finite, and not a word: {empty[0]}", f"{len(empty)} of them"))
     return faults + (outputs(out, templates / line.result, line) if line.result else [])
 
 
@@ -176,14 +192,24 @@ def outputs(out: Path, whole: Path, line: Line) -> list[Fault]:
     faults = []
     for name in ("rounds.jsonl", "summary.json", f"checkpoints/{last_one}"):
         there = (out / name).read_bytes() if (out / name).is_file() else b""
-        if sha256(there) != sha256((whole / name).read_bytes()) and not (name.startswith("c") and (out / "summary.json").exists() and not there):
+        if sha256(there) != sha256((whole / name).read_bytes()) and not (
+            name.startswith("c") and (out / "summary.json").exists() and not there
+        ):
             faults.append(Fault("silent", f"{line.kind}: another {Path(name).name}", "not that of the unbroken run"))
     mine, its = (yaml.safe_load((p / "config.yaml").read_text()) for p in (out, whole))
-    differ = [n for n in config.same_results(config.from_dict(mine), config.from_dict(its)) if n not in IGNORED_BY_RESULTS]
+    differ = [
+        n for n in config.same_results(config.from_dict(mine), config.from_dict(its)) if n not in IGNORED_BY_RESULTS
+    ]
     return faults + [Fault("silent", f"{line.kind}: results of another {n}") for n in differ]
 
 
-OPTIONS = {"alphas": "partition.alpha", "algorithms": "algorithm", "settings": "sharing.setting", "seeds": "seed", "lrs": "client.lr"}
+OPTIONS = {
+    "alphas": "partition.alpha",
+    "algorithms": "algorithm",
+    "settings": "sharing.setting",
+    "seeds": "seed",
+    "lrs": "client.lr",
+}
 """Of the sweeps: what their cells must then have, each value and no other."""
 
 
@@ -198,9 +224,13 @@ def cells(line: Line, folder: Path, ended: Ended) -> list[Fault]:
             faults.append(Fault("silent", f"{line.script}: {name} is not as asked", f"{value!r} became {others}"))
         if (field := OPTIONS.get(name)) and line.script in ("table1", "figure3"):
             have = {str(config.get(c, field)) for c in found}
-            wanted = {str(float(t) if field in ("partition.alpha", "client.lr") else t.strip()) for t in str(value).split(",")}
+            wanted = {
+                str(float(t) if field in ("partition.alpha", "client.lr") else t.strip()) for t in str(value).split(",")
+            }
             if have != wanted and value is not None:
-                faults.append(Fault("silent", f"{line.script}: --{name} is not as asked", f"{value!r} became {sorted(have)}"))
+                faults.append(
+                    Fault("silent", f"{line.script}: --{name} is not as asked", f"{value!r} became {sorted(have)}")
+                )
     return faults
 
 
@@ -218,5 +248,3 @@ def results(out: Path, ended: Ended) -> list[Fault]:
         if bad and "finite" not in ended.out:
             faults.append(Fault("silent", f"{path.name}: {min(bad)}"))
     return faults
-
-

@@ -82,7 +82,7 @@ def judge(both: Sequence[Ended], begun: Sequence[Begun]) -> list[Fault]:
     """One goes on to the end; the other is refused, or came so late that it found a finished run."""
     went_on = [e for e in both if e.code == 0]
     if len(went_on) == 2:
-        played = [e for e in both if "\nround " in "\n" + e.out or "cells to run" in e.out]
+        played = [e for e in both if any(text in f"\n{e.out}" for text in ("\nround ", "\ngenerator ", "cells to run"))]
         return [Fault("silent", "two processes went on with one run")] if len(played) == 2 else []
     if not went_on:
         return [Fault("silent", "neither went on", " | ".join(failure(e) for e in both))]

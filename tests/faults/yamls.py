@@ -143,7 +143,11 @@ def damaged(fields: Mapping[str, Any], rng: random.Random) -> tuple[bytes, Mappi
     if which < 0.6:
         name, more = rng.choice(list(TO_REFUSE.items()))
         replaced = more.startswith("\r")
-        return (more[1:] if replaced else text + more).encode("utf-8", "surrogatepass"), {} if replaced else fields, name
+        return (
+            (more[1:] if replaced else text + more).encode("utf-8", "surrogatepass"),
+            {} if replaced else fields,
+            name,
+        )
     if which < 0.85:
         name, (more, asked) = rng.choice(list(TO_HOLD.items()))
         return (text + more).encode(), {**fields, **asked}, ""
