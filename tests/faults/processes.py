@@ -31,7 +31,7 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended; code: its exit code, or minus the signal that killed it; late: we had to end it."""
+    """How a process ended; code: its exit code, or minus the signal that killed it; late: it was ended for the time it took."""
 
     code: int
     out: str
@@ -57,12 +57,11 @@ def begin(
     *,
     seconds: float = 60,
     limits: Mapping[int, int] | None = None,
-    out: int | None = None,
 ) -> Begun:
     """Do ``action`` in a process of its own in ``folder``.
 
-    environment: what to set in it (None: unset); limits: resource to bound, for example of a file's size; out: where
-    its standard output goes instead of into the pipe.
+    environment: what to set in it (None: unset); seconds: of computing, after which it is ended (on a busy machine five
+    times as many may go by); limits: other resources to bound, for example the size of a file.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -71,10 +70,11 @@ def begin(
         fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE)
         os.set_blocking(reading, False)
     if not (pid := os.fork()):
-        _live(action, folder, environment, limits or {}, out or pipes[0][1], pipes[1][1])
+        resource.setrlimit(resource.RLIMIT_CPU, (int(seconds), int(seconds) + 5))
+        _live(action, folder, environment, limits or {}, pipes[0][1], pipes[1][1])
     for _, writing in pipes:
         os.close(writing)
-    return Begun(pid, pipes[0][0], pipes[1][0], time.monotonic() + seconds)
+    return Begun(pid, pipes[0][0], pipes[1][0], time.monotonic() + 5 * seconds)
 
 
 def _live(
@@ -151,7 +151,8 @@ def end(begun: Begun) -> Ended:
     with suppress(ProcessLookupError):  # it may have left nobody behind
         os.killpg(begun.pid, signal.SIGKILL)
     out, err = _read(begun.out), _read(begun.err)
-    return Ended(os.waitstatus_to_exitcode(begun.status or 0), out, err, late)
+    code = os.waitstatus_to_exitcode(begun.status or 0)
+    return Ended(code, out, err, late or code == -signal.SIGXCPU)
 
 
 def _read(pipe: int) -> str:
