@@ -31,7 +31,7 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended; code: its exit code, or minus the signal that killed it; late: it was ended for the time it took."""
+    """How a process ended; code: its exit code, or minus the signal that killed it; late: it had to be ended."""
 
     code: int
     out: str
