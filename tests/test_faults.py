@@ -43,7 +43,7 @@ def lines(root: Path, seed: int, n: int, index: int | None) -> int:
         return campaign.show(index)
     counts, found = campaign.run(range(n))
     print(", ".join(f"{name}: {count}" for name, count in counts.items()))
-    report(found, lambda one: campaign.shortest(one.number, one.fault))
+    report(found, campaign.shortest)
     return len(found)
 
 

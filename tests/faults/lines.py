@@ -15,7 +15,7 @@ from faults import grammar, options, places, processes, verdicts
 from faults.grammar import Line
 from faults.processes import Begun, Ended
 from faults.runs import Found
-from faults.verdicts import CELLS, STOPPED, Fault
+from faults.verdicts import CELLS, STOPPED
 
 from fedcommons import cli, config, grids, tuning
 
@@ -65,21 +65,20 @@ class Lines:
                 print(f"{counts['lines']} lines, {len({f.number for f in found})} of them wrong", flush=True)
         return counts, sorted(found, key=lambda f: f.number)
 
-    def shortest(self, number: int, fault: Fault) -> str:
+    def shortest(self, found: Found) -> str:
         """The line without the pieces that the fault does not need."""
-        line = grammar.make(self.seed, number, self.knows)
+        line, text, folder = grammar.make(self.seed, found.number, self.knows), found.line, self._folder(found.number)
         for i in reversed(range(len(line.pieces))):
             if line.pieces[i].make is not None:  # others may build on it
                 continue
             shorter = replace(line, pieces=[*line.pieces[:i], *line.pieces[i + 1 :]])
-            folder = self._folder(number)
             before, made = self._furnish(shorter, folder)
             ended = processes.end(self._start(shorter, folder))
             again = verdicts.of(shorter, folder, self.templates, ended, places.lost(before))
-            if (fault.kind, fault.what) in {(f.kind, f.what) for f in again}:
-                line = shorter
+            if (found.fault.kind, found.fault.what) in {(f.kind, f.what) for f in again}:
+                line, text = shorter, f"{shorter}{made}"
             shutil.rmtree(folder)
-        return f"{line}{made}"
+        return text
 
     def show(self, number: int) -> int:
         """Run one line, and leave its folder; how many faults there were."""
