@@ -71,9 +71,9 @@ class Line:
         )
 
 
-def shown(text: str) -> str:
-    """The text, its middle left out where it is long."""
-    short = text if len(text) <= 60 else f"{text[:20]}...{text[-4:]}[{len(text)}]"
+def shown(text: str, most: int = 60) -> str:
+    """The text, its middle left out where it is longer than ``most`` characters."""
+    short = text if len(text) <= most else f"{text[: most // 3]}...{text[-most // 3 :]}[{len(text)}]"
     return short if short.isprintable() else ascii(short)
 
 

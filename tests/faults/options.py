@@ -192,7 +192,7 @@ def meaning(option: Option, text: str) -> Any:
         closed = known and "," not in "".join(known) and option.name not in ("fedpvr.layers", "p", "seeds", "alphas")
         if known and closed and text not in known and option.name in ("algorithm", "dataset", "preset", *_NAMED):
             return WRONG
-        return text if text.isprintable() and text.strip() == text else UNSURE
+        return text if text and text.isprintable() and text.strip() == text else UNSURE
     found = re.fullmatch(r"\[(-?\d+(?:,-?\d+)*)\]", text)
     return [int(n) for n in found[1].split(",")] if found else UNSURE
 
