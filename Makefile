@@ -10,7 +10,7 @@ table1: $(VENV)/.installed
 	$(RUN) sweeps/table1.py --resume $(ARGS)
 
 test: $(VENV)/.installed
-	$(RUN) -m pytest -n 2 $(ARGS)
+	$(RUN) -m pytest -n 2 --dist worksteal $(ARGS)
 
 test-ray: $(VENV)/.installed
 	$(RUN) -m pytest -m ray $(ARGS)
@@ -20,7 +20,7 @@ CPUS := "ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2" \
   "ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41" "ATEN_CPU_CAPABILITY=default"
 BITS := $(addprefix tests/test_,identities.py contract.py every_algorithm.py resume.py estimators.py)
 test-cpus: $(VENV)/.installed
-	for cpu in $(CPUS); do echo "$$cpu" && env $$cpu $(RUN) -m pytest -n 2 --quiet $(BITS) $(ARGS) || exit; done
+	for cpu in $(CPUS); do echo "$$cpu" && env $$cpu $(RUN) -m pytest -n 2 --dist worksteal --quiet $(BITS) $(ARGS) || exit; done
 
 lint: $(VENV)/.installed
 	$(RUN) -m ruff format --check .
