@@ -199,6 +199,21 @@ def test_a_mode_that_a_user_has_set_holds_and_sigterm_ends_ray_as_it_ends_us(tmp
         assert [member.name() for member in alive] == []
 
 
+def test_a_ray_that_starts_without_authentication_is_shut_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one before 2.60 does, which leaves the mode alone; here only its calls are there."""
+    import ray
+
+    did: list[str] = []
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **_: did.append("started"))
+    monkeypatch.setattr(ray, "shutdown", lambda: did.append("shut down"))
+    monkeypatch.setenv("RAY_ADDRESS", "")
+    monkeypatch.setenv("RAY_AUTH_MODE", "")
+    with pytest.raises(UserError, match=r"starts without authentication; fedcommons needs Ray 2\.60 or newer"):
+        cluster.connect(num_cpus=1)
+    assert did == ["started", "shut down"]
+
+
 def connects(home: Path, **more: str) -> str:
     """What ``main`` says of these variables, refusing them."""
     done = subprocess.run(

@@ -47,7 +47,7 @@ def connect(num_cpus: int | None = None) -> None:
 
 
 def _start(num_cpus: int | None) -> None:
-    """Start Ray here, shut to everybody who has not the token, which is in the environment only."""
+    """Start Ray here, shut to everybody without the token, which is in our processes' environment only."""
     import ray
 
     mode = os.environ.get("RAY_AUTH_MODE", "")
@@ -56,7 +56,7 @@ def _start(num_cpus: int | None) -> None:
     if not mode:
         # Ray may have been imported long ago, and reads the mode then. Where there is none, ray.init sets it to token.
         os.environ.pop("RAY_AUTH_MODE", None)
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        os.environ["RAY_AUTH_TOKEN"] = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
     ray.init(
         address="local",  # not one of somebody else's on this machine
         num_cpus=num_cpus,
