@@ -29,7 +29,7 @@ EXPERIMENTS: Mapping[str, Mapping[str, str]] = {
 }  # fmt: skip
 """What is run: half of the clients' memory in files; generators and images in a store."""
 
-OF_THE_ATTEMPT = ("timing.jsonl", "environment.json", "messages.log")
+OF_THE_ATTEMPT = ("timing.jsonl", "environment.json", "messages.log", ".lock")
 """Files that may differ between a run and the same run broken off."""
 
 USERS = ("notes.txt", ".draft.tmp", "deep/.paper.3.tmp", "checkpoints/mine.txt", "memory/photo.jpg", "deep/error.txt")
@@ -59,15 +59,14 @@ class Moment:
         mock.patch.object(Classifier, "training_step", lambda *a, **k: [self._next(), step(*a, **k)][1]).start()
 
     def _audit(self, event: str, arguments: tuple) -> None:
+        path = arguments[0] if arguments else None
         if event == "open":
-            path, _, flags = arguments
-            if not isinstance(path, str | bytes) or not (flags or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            flags = arguments[2]
+            if not (flags or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
                 return
-        elif event in ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.truncate"):
-            path = arguments[0]
-        else:
+        elif event not in ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.truncate"):
             return
-        if os.path.abspath(os.fsdecode(path)).startswith(self.folder):
+        if isinstance(path, str | bytes | os.PathLike) and os.path.abspath(os.fsdecode(path)).startswith(self.folder):
             self._next()
 
     def _sync(self, file: int) -> None:
