@@ -1,10 +1,11 @@
-"""Fast squared norms of per-sample gradients = the obvious loop, for every kind of layer."""
+"""Fast squared norms of per-sample gradients = the obvious loop, for every kind of layer and every order of rows."""
 
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from fedcommons.convergence import per_sample
 from fedcommons.convergence.per_sample import gradients, has_closed_forms, require_apart
@@ -12,6 +13,11 @@ from lightning_modules import Classifier
 from lightning_modules.networks import CNN, VGG11
 
 SHAPE = (3, 32, 32)
+Rows = Callable[[Tensor], Tensor]
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
 
 
 class ResNet(nn.Module):
@@ -111,6 +117,129 @@ class Tied(nn.Module):
         return self.last(self.b(torch.relu(self.a(x[:, 0, 0]))))
 
 
+class Pixels(nn.Module):
+    """Two linear layers on a line of pixels; something is done to the batch before, between and after them."""
+
+    def __init__(self, before: Rows = _as_it_is, between: Rows = _as_it_is, after: Rows = _as_it_is) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(32, 12), nn.Linear(12, 10)
+        self.before, self.between, self.after = before, between, after
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.after(self.last(self.between(torch.tanh(self.first(self.before(x[:, 0, 0]))))))
+
+
+class Constants(nn.Module):
+    """A layer is fed what is the same for all samples: one row of it, or one for each."""
+
+    def __init__(self, each: bool) -> None:
+        super().__init__()
+        self.query, self.key, self.last, self.each = nn.Linear(4, 12), nn.Linear(32, 12), nn.Linear(12, 10), each
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x[:, 0, 0]
+        ones = torch.ones(len(x), 4, dtype=x.dtype) + 0 * rows[:, :4] if self.each else torch.ones(1, 4, dtype=x.dtype)
+        return self.last(torch.tanh(self.query(ones) * self.key(rows)))
+
+
+class Folded(nn.Module):
+    """Layers see every channel as a row of its own: sample by sample, or channel by channel."""
+
+    def __init__(self, by_sample: bool) -> None:
+        super().__init__()
+        self.by_sample = by_sample
+        self.convolution, self.norm = nn.Conv2d(1, 4, 5, stride=9, padding=1), nn.GroupNorm(2, 4)
+        self.batch, self.each, self.last = nn.BatchNorm1d(4), nn.Linear(4, 6), nn.Linear(6, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, channels = len(x), x.shape[1]
+        rows = (x if self.by_sample else x.transpose(0, 1)).reshape(n * channels, 1, 32, 32)
+        h = self.each(self.batch(torch.relu_(self.norm(self.convolution(rows))).mean((2, 3))))
+        h = h.view(n, channels, -1) if self.by_sample else h.view(channels, n, -1).transpose(0, 1)
+        return self.last(torch.tanh(h).sum(1))
+
+
+class Moved(nn.Module):
+    """The samples stand in the second dimension of what the layers see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.each, self.last = nn.LayerNorm(32), nn.Linear(32, 7), nn.Linear(7, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.each(self.norm(x[:, 0].transpose(0, 1)))).mean(0))
+
+
+class OneToken(nn.Module):
+    """Tokens (B,), without a sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.last = nn.Embedding(5, 6), nn.Linear(6, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.embedding((3 * x[:, 0, 0, 0].abs()).long().clamp(max=4))))
+
+
+class NoBatch(nn.Module):
+    """Layers see a sample without the dimension of the batch: one call for each row of a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.last = nn.Conv2d(3, 4, 5, stride=9), nn.Linear(4, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([self.last(torch.tanh(self.convolution(row)).mean((1, 2))) for row in x])
+
+
+def _hooked() -> nn.Module:
+    """What the layer gives is changed behind it."""
+    network = Pixels()
+
+    def double(layer: nn.Module, inputs: object, output: Tensor) -> Tensor:
+        return 2 * output
+
+    network.first.register_forward_hook(double)
+    return network
+
+
+def _pruned() -> nn.Module:
+    """The layer's weight is made of a parameter of another name."""
+    network = Pixels()
+    prune.random_unstructured(network.first, "weight", 0.5)
+    return network
+
+
+def _shuffled(x: Tensor) -> Tensor:
+    return x[torch.randperm(len(x), generator=torch.Generator().manual_seed(4))]
+
+
+ODD: dict[str, Callable[[], nn.Module]] = {
+    "one constant row": lambda: Constants(each=False),
+    "a constant row for each": lambda: Constants(each=True),
+    "reversed before the first layer": lambda: Pixels(before=lambda x: x.flip(0)),
+    "permuted and brought back": lambda: Pixels(before=lambda x: x.flip(0), after=lambda x: x.flip(0)),
+    "permuted between layers": lambda: Pixels(between=_shuffled),
+    "rolled after the last layer": lambda: Pixels(after=lambda x: x.roll(1, 0)),
+    "ordered by what it sees": lambda: Pixels(before=lambda x: x[x.sum(1).argsort()]),
+    "each row twice": lambda: Pixels(before=lambda x: torch.cat([x, x]), after=lambda x: x[: len(x) // 2]),
+    "each row twice, in turns": lambda: Pixels(
+        before=lambda x: x.repeat_interleave(2, 0), after=lambda x: x[::2] + x[1::2].square()
+    ),
+    "all rows the first's": lambda: Pixels(before=lambda x: x[:1].expand(x.shape)),
+    "the mean of the batch taken off": lambda: Pixels(between=lambda x: x - x.mean(0)),
+    "the mean of the batch alone": lambda: Pixels(before=lambda x: x.mean(0, keepdim=True).expand(x.shape)),
+    "another way for some": lambda: Pixels(between=lambda x: 2 * x if bool(x.sum() > 0) else x),
+    "folded by sample": lambda: Folded(by_sample=True),
+    "folded by channel": lambda: Folded(by_sample=False),
+    "samples in the second dimension": Moved,
+    "one token": OneToken,
+    "no dimension of the batch": NoBatch,
+    "changed by a hook": _hooked,
+    "pruned": _pruned,
+}
+"""Layers that do not see the samples' rows in order, one each."""
+
 FAST: dict[str, Callable[[], nn.Module]] = {
     "VGG-11": lambda: VGG11(SHAPE, 10),
     "CNN": lambda: CNN(SHAPE, 10),
@@ -132,7 +261,7 @@ SLOW: dict[str, Callable[[], nn.Module]] = {
 
 def _module(name: str) -> Classifier:
     torch.manual_seed(0)
-    module = Classifier((FAST | SLOW)[name](), lr=0.1)
+    module = Classifier((FAST | SLOW | ODD)[name](), lr=0.1)
     with torch.no_grad():
         for parameter in module.parameters():  # normalisations begin at ones and zeros, where mistakes hide
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -169,6 +298,15 @@ def test_equals_the_loop(name: str, weighted: bool) -> None:
     slow_mean, slow_sq_norms = _loop(_module(name), batch)
     assert (sq_norms / slow_sq_norms - 1).abs().max() < 1e-5
     assert (mean - slow_mean).norm() < 1e-5 * slow_mean.norm()
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_sample_is_what_it_is_in_a_batch_of_its_own_whatever_the_model_does_with_rows(name: str) -> None:
+    for n in (1, 5):
+        mean, sq_norms = gradients(_module(name), _batch(n))
+        slow_mean, slow_sq_norms = _loop(_module(name), _batch(n))
+        assert (sq_norms / slow_sq_norms - 1).abs().max() < 1e-5
+        assert (mean - slow_mean).norm() < 1e-5 * slow_mean.norm()
 
 
 @pytest.mark.parametrize("name", FAST)

@@ -7,14 +7,16 @@ convolution     the same with the patches under t as a_bt; or the sum over t its
 normalisation   ||sum_t g_bt xhat_bt||^2 + ||sum_t g_bt||^2, xhat the normalised input
 embedding       sum_ts [token_bt = token_bs] <g_bt, g_bs>
 
-All exact. A model with parameters in other layers, or that uses one twice or past its layer, is taken sample by sample:
-exact, slow.
+The batch runs through the module under ``torch.vmap``: every operation is done for all samples at once, while the
+module sees one sample, as in a loop over batches of one. So a_b and g_b are sample b's own by construction, whatever
+the module does with its rows: permute, repeat, fold or mix them. All is exact. What has no closed form is taken sample
+by sample, exact and slow: parameters in other layers, used twice or past their layer; a layer whose output is the same
+for all samples; a module that vmap cannot run, such as one that branches on what it sees.
 Source: Goodfellow, "Efficient Per-Example Gradient Computations", arXiv:1510.01799; Rochette et al., arXiv:1912.06015.
 """
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 from pytorch_lightning import LightningModule
@@ -28,22 +30,18 @@ CHUNK_ELEMENTS = 4_000_000
 
 
 def gradients(module: LightningModule, batch: Batch) -> tuple[Tensor, Tensor]:
-    """The gradient of the mean loss of ``batch`` as one vector (P,), and each sample's squared gradient norm (B,).
+    """The mean over samples of their gradients as one vector (P,), and each sample's squared gradient norm (B,).
 
-    The module is brought to evaluation mode, so that samples do not meet in BatchNorm and nothing is drawn.
+    A sample's gradient is that of its loss in a batch of its own. The module is brought to evaluation mode, so that
+    samples do not meet in BatchNorm and nothing is drawn.
 
     Raises:
         ValueError: samples meet in a layer all the same.
     """
     module.eval()
     require_apart(module)
-    if has_closed_forms(module):
-        n = len(batch[1])
-        with _Recorder(module, n) as recorder:
-            loss = _loss(module, batch)
-        if recorder.sees_all(loss):
-            mean = _gradient(module, loss)
-            return mean, recorder.sq_norms * n**2  # the loss is a mean
+    if has_closed_forms(module) and (found := _all_at_once(module, batch)):
+        return found
     return _one_by_one(module, batch)
 
 
@@ -90,38 +88,46 @@ def _one_by_one(module: LightningModule, batch: Batch) -> tuple[Tensor, Tensor]:
     return total / n, torch.stack(sq_norms)
 
 
-class _Recorder:
-    """Adds up the layers' squared norms while gradients flow back through ``module``."""
+def _all_at_once(module: LightningModule, batch: Batch) -> tuple[Tensor, Tensor] | None:
+    """What the closed forms say, or None where they do not say it all."""
+    layers = [layer for layer in module.modules() if next(layer.parameters(recurse=False), None) is not None]
+    parameters, seen = list(module.parameters()), []
 
-    def __init__(self, module: nn.Module, n: int) -> None:
-        self.layers = [layer for layer in module.modules() if next(layer.parameters(recurse=False), None) is not None]
-        parameter = next(module.parameters())
-        self.sq_norms = torch.zeros(n, dtype=parameter.dtype, device=parameter.device)
-        self.calls: Counter[nn.Module] = Counter()
-        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+    def alone(*rows: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """The loss of one sample; input and output of each layer, as they are called."""
+        inputs, outputs = [], []
 
-    def __enter__(self) -> "_Recorder":
-        self._handles = [layer.register_forward_hook(self._called) for layer in self.layers]
-        return self
+        def see(layer: nn.Module, args: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor) -> Tensor:
+            (a,) = (*args, *named.values())  # every known layer has one input
+            seen.append(layer)
+            inputs.append(a.detach())
+            outputs.append(output)
+            return output.clone()  # which may be changed in place
 
-    def __exit__(self, *error: object) -> None:
-        for handle in self._handles:
-            handle.remove()
+        handles = [layer.register_forward_hook(see, prepend=True, with_kwargs=True) for layer in layers]
+        try:
+            return _loss(module, [row[None] for row in rows]), inputs, outputs
+        finally:
+            for handle in handles:
+                handle.remove()
 
-    def sees_all(self, loss: Tensor) -> bool:
-        """Whether each layer was called once and no parameter is used past its layer: what it adds up is the whole."""
-        uses = _uses(loss)
-        once = all(uses[id(p)] == 1 for layer in self.layers for p in layer.parameters(recurse=False))
-        return once and all(self.calls[layer] == 1 for layer in self.layers)
-
-    def _called(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        self.calls[layer] += 1
-        output.register_hook(partial(self._add, layer, inputs[0].detach()))
-
-    def _add(self, layer: nn.Module, a: Tensor, g: Tensor) -> None:
+    try:
+        losses, inputs, outputs = torch.vmap(alone)(*batch)
+    except (RuntimeError, ValueError):  # vmap cannot run it; what the module itself gets wrong the loop meets too
+        return None
+    loss = losses.sum()
+    uses = _uses(loss)
+    if Counter(seen) != Counter(layers) or any(uses[id(p)] != 1 for p in parameters):
+        return None  # a layer is called twice or never, or a parameter used past its layer
+    found = torch.autograd.grad(loss, [*parameters, *outputs], allow_unused=True)
+    of_parameters, of_outputs = found[: len(parameters)], found[len(parameters) :]
+    sq_norms = torch.zeros_like(losses)
+    for layer, a, g in zip(seen, inputs, of_outputs, strict=True):
         form = _form(layer)
-        assert form is not None
-        self.sq_norms += form(layer, a, g)
+        if form is None or g is None:  # an output that is the same for all samples is none of theirs
+            return None
+        sq_norms += form(layer, a, g)
+    return torch.cat([g.reshape(-1) for g in of_parameters if g is not None]).div_(len(losses)), sq_norms
 
 
 def _uses(loss: Tensor) -> Counter[int]:
@@ -141,21 +147,32 @@ def _uses(loss: Tensor) -> Counter[int]:
     return uses
 
 
+# The forms take a and g (B, r, ...): the r rows that a layer sees of each sample, nearly always one.
+
+
 def linear(layer: nn.Linear, a: Tensor, g: Tensor) -> Tensor:
     """a (B, ..., in), g (B, ..., out)."""
-    if a.dim() == 2:
-        sq = g.square().sum(1)
-        return a.square().sum(1) * sq + (sq if layer.bias is not None else 0)
-    a, g = a.flatten(1, -2), g.flatten(1, -2)
-    return _sum_over_places(a.mT, g.mT) + (g.sum(1).square().sum(1) if layer.bias is not None else 0)
+    a, g = _places(a), _places(g)
+    of_bias = g.sum(1).square().sum(1) if layer.bias is not None else 0
+    if a.shape[1] == 1:
+        return a.square().sum((1, 2)) * g.square().sum((1, 2)) + of_bias
+    return _sum_over_places(a.mT, g.mT) + of_bias
+
+
+def _places(t: Tensor) -> Tensor:
+    """(B, ..., n) as (B, T, n)."""
+    return t.reshape(len(t), -1, t.shape[-1])
 
 
 def convolution(layer: nn.Conv2d, a: Tensor, g: Tensor) -> Tensor:
-    """a (B, C, H, W), g (B, K, h, w)."""
+    """a (B, r, C, H, W), g (B, r, K, h, w); or without r, one image a sample."""
+    if a.dim() == 4:
+        a, g = a[:, None], g[:, None]
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-    padded = F.pad(a, layer._reversed_padding_repeated_twice, mode=mode)
+    padded = F.pad(a.flatten(0, 1), layer._reversed_padding_repeated_twice, mode=mode)
     patches = F.unfold(padded, layer.kernel_size, dilation=layer.dilation, stride=layer.stride)
-    g, groups = g.flatten(2), layer.groups
+    patches = patches.unflatten(0, a.shape[:2]).transpose(1, 2).flatten(2)
+    g, groups = g.flatten(3).transpose(1, 2).flatten(2), layer.groups
     by_group = [t.unflatten(1, (groups, -1)).flatten(0, 1) for t in (patches, g)]
     sq = _sum_over_places(*by_group).view(-1, groups).sum(1)
     return sq + (g.sum(2).square().sum(1) if layer.bias is not None else 0)
@@ -172,32 +189,32 @@ def _sum_over_places(a: Tensor, g: Tensor) -> Tensor:
 
 
 def group_norm(layer: nn.GroupNorm, a: Tensor, g: Tensor) -> Tensor:
-    """a, g (B, C, ...)."""
-    return _affine(F.group_norm(a, layer.num_groups, eps=layer.eps), g, layer.bias)
+    """a, g (B, r, C, ...)."""
+    return _affine(F.group_norm(a.flatten(0, 1), layer.num_groups, eps=layer.eps), g, layer.bias)
 
 
 def batch_norm(layer: nn.BatchNorm2d, a: Tensor, g: Tensor) -> Tensor:
-    """a, g (B, C, ...), in evaluation mode."""
-    return _affine(F.batch_norm(a, layer.running_mean, layer.running_var, eps=layer.eps), g, layer.bias)
+    """a, g (B, r, C, ...), in evaluation mode."""
+    normalised = F.batch_norm(a.flatten(0, 1), layer.running_mean, layer.running_var, eps=layer.eps)
+    return _affine(normalised, g, layer.bias)
 
 
 def _affine(normalised: Tensor, g: Tensor, bias: Tensor | None) -> Tensor:
-    g = g.flatten(2) if g.dim() > 2 else g.unsqueeze(2)
-    sq = (g * normalised.view_as(g)).sum(2).square().sum(1)
-    return sq + (g.sum(2).square().sum(1) if bias is not None else 0)
+    g = g.reshape(*g.shape[:3], -1)
+    sq = (g * normalised.reshape(g.shape)).sum((1, 3)).square().sum(1)
+    return sq + (g.sum((1, 3)).square().sum(1) if bias is not None else 0)
 
 
 def layer_norm(layer: nn.LayerNorm, a: Tensor, g: Tensor) -> Tensor:
     """a, g (B, ..., *shape)."""
-    own = len(layer.normalized_shape)
     scaled = g * F.layer_norm(a, layer.normalized_shape, eps=layer.eps)
-    scaled, g = (t.flatten(-own).flatten(1, -2) if t.dim() > own + 1 else t.flatten(1)[:, None] for t in (scaled, g))
+    scaled, g = (_places(t.flatten(-len(layer.normalized_shape))) for t in (scaled, g))
     return scaled.sum(1).square().sum(1) + (g.sum(1).square().sum(1) if layer.bias is not None else 0)
 
 
 def embedding(layer: nn.Embedding, tokens: Tensor, g: Tensor) -> Tensor:
     """tokens (B, ...), g (B, ..., dim)."""
-    tokens, g = tokens.flatten(1), g.flatten(1, -2)
+    tokens, g = tokens.reshape(len(tokens), -1), _places(g)
     if layer.padding_idx is not None:
         g = g * (tokens != layer.padding_idx)[..., None]
     same = tokens[:, :, None] == tokens[:, None, :]
@@ -219,4 +236,6 @@ FORMS: dict[type[nn.Module], Callable[..., Tensor]] = {
 def _form(layer: nn.Module) -> Callable[..., Tensor] | None:
     if isinstance(layer, nn.Embedding) and (layer.scale_grad_by_freq or layer.sparse):
         return None
+    if {name for name, _ in layer.named_parameters(recurse=False)} not in ({"weight"}, {"weight", "bias"}):
+        return None  # its weight is made of other parameters, as in weight normalisation or pruning
     return FORMS.get(type(layer))
