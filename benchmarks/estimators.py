@@ -5,7 +5,7 @@ python benchmarks/estimators.py [vgg11 cnn] [--json] [--repeats 5] [--steps 100]
 vgg11: 10 clients of 64 random 32x32 images. cnn: the small CNN on all digits, 10 clients. A plain pass is forward and
 backward over the same examples in batches of the same size, in evaluation mode as the measurement is, in turns with
 it; goals: zeta^2 and sigma^2 of all clients cost at most 1.6 passes with vgg11, 3 with cnn. L is that of the first
-client, by power iteration of at most --steps steps, in passes over its data. Memory, with vgg11 only: the largest
+client, by Lanczos' iteration of at most --steps products, in passes over its data. Memory, with vgg11 only: the largest
 resident size of a fresh process beyond that of one that makes a plain pass and keeps the gradients, for one batch's
 mean gradient and per-sample norms, and for all of the measurement, server and worker in one; goal: 100 MB, where
 per-sample gradients of one batch would take 32 times the model. It needs Linux.
@@ -94,7 +94,7 @@ def in_turns(*acts: Callable[[], object], repeats: int) -> list[float]:
     return [statistics.median(s) for s in zip(*seconds, strict=True)]
 
 
-def power_iteration(executor: Serial, most: int) -> tuple[float, int]:
+def lanczos(executor: Serial, most: int) -> tuple[float, int]:
     """Seconds and steps until L of the first client is found."""
     module, examples, steps = executor.worker.work.module, executor.worker.data.own[0], 0
     batches = list(zip(examples.x.split(BATCH), examples.y.split(BATCH), strict=True))
@@ -112,7 +112,7 @@ def times(name: str, repeats: int, most: int) -> dict[str, float]:
     executor = federation(name)
     one, all_ = in_turns(partial(plain, executor), partial(measured, executor), repeats=repeats)
     (of_first,) = in_turns(partial(plain, executor, 1), repeats=repeats)
-    l_s, steps = power_iteration(executor, most)
+    l_s, steps = lanczos(executor, most)
     return {"plain_s": one, "moments_s": all_, "moments": all_ / one, "l": l_s / of_first, "l_steps": steps}
 
 
@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("networks", nargs="*", default=list(NETWORKS), metavar="NETWORK", help="vgg11, cnn")
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON, as the last line")
     parser.add_argument("--repeats", type=int, default=5, help="timed passes of each kind")
-    parser.add_argument("--steps", type=int, default=100, help="most steps of the power iteration")
+    parser.add_argument("--steps", type=int, default=100, help="most products with the Hessian")
     options = parser.parse_args()
     if unknown := set(options.networks) - set(NETWORKS):
         parser.error(f"unknown network {', '.join(sorted(unknown))}; known: {', '.join(NETWORKS)}")

@@ -329,7 +329,7 @@ def test_a_report_is_made_of_the_runs_that_are_done(sweep: ModuleType, tmp_path:
     assert [line["curve"] for line in table_of(text, "last acc., %")] == ["p = 0", "p = 0.06"]
     assert "Figure A.8" not in text
     assert "on 64 (standard errors: rounds.jsonl) of a client's examples" in text
-    assert "power iteration" in text
+    assert "Lanczos' iteration" in text
     assert not (tmp_path / "generator_epochs.png").exists()
 
 

@@ -1,5 +1,6 @@
 """L and mu against dense matrices: the iteration, products with the Hessian, closed forms on least squares."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -58,27 +59,35 @@ MATRICES = {
 
 
 @pytest.mark.parametrize("name", MATRICES)
-def test_power_iteration_finds_the_largest_modulus_from_below(name: str) -> None:
+def test_the_iteration_finds_the_largest_modulus_from_below(name: str) -> None:
     matrix = MATRICES[name]
     largest = float(np.abs(np.linalg.eigvalsh(matrix.numpy())).max())
     for seed in range(5):
         start = 10 * torch.randn(len(matrix), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        assert spectral_norm(matrix.mv, start, 1e-12, 10_000) == pytest.approx(largest, rel=1e-6, abs=0)
-        assert 0.99 * largest <= spectral_norm(matrix.mv, start) <= largest * (1 + 1e-12)
+        assert spectral_norm(matrix.mv, start, 1e-12, 1000) == pytest.approx(largest, rel=1e-9, abs=0)
+        assert 0.999 * largest <= spectral_norm(matrix.mv, start) <= largest * (1 + 1e-12)
 
 
-def test_power_iteration_on_random_matrices() -> None:
+def test_the_iteration_on_random_matrices() -> None:
     for seed in range(10):
         draw = torch.Generator().manual_seed(seed)
         matrix = torch.randn(20, 20, generator=draw, dtype=torch.float64)
         matrix = matrix + matrix.T
         start = torch.randn(20, generator=draw, dtype=torch.float64)
         largest = np.linalg.norm(matrix.numpy(), 2)
-        assert spectral_norm(matrix.mv, start, 1e-12, 10_000) == pytest.approx(largest, rel=1e-4)
-        assert 0.9 * largest <= spectral_norm(matrix.mv, start) <= largest * (1 + 1e-12)
+        assert spectral_norm(matrix.mv, start, 1e-12, 1000) == pytest.approx(largest, rel=1e-9)
+        assert 0.999 * largest <= spectral_norm(matrix.mv, start) <= largest * (1 + 1e-12)
 
 
-def test_power_iteration_takes_no_more_steps_than_it_may() -> None:
+def test_large_eigenvalues_close_together_do_not_end_it_early() -> None:
+    """Where ||H v|| rises slowly from product to product: that it does is no reason to stop."""
+    spectrum = torch.tensor([1, 0.93, -0.9, 0.88, *(0.8 * 0.95**k for k in range(200))], dtype=torch.float64)
+    for seed in range(100):
+        start = torch.randn(204, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        assert spectral_norm(lambda v: spectrum * v, start, most=40) == pytest.approx(1, rel=1e-6)
+
+
+def test_it_takes_no_more_products_than_it_may() -> None:
     """With eigenvalues this close it would go on, and what it found never falls."""
     matrix, steps = _symmetric([1 - 1e-3 * k for k in range(30)]), 0
 
@@ -88,15 +97,23 @@ def test_power_iteration_takes_no_more_steps_than_it_may() -> None:
         return matrix.mv(v)
 
     start, found = torch.randn(30, generator=torch.Generator().manual_seed(0), dtype=torch.float64), [0.0]
-    for most in (1, 2, 5, 20):
+    for most in (1, 2, 5, 10):
         steps = 0
         found.append(spectral_norm(apply, start, tolerance=0, most=most))
         assert steps == most
     assert found == sorted(set(found))
     assert found[-1] < 1
     steps = 0
-    assert spectral_norm(apply, start, tolerance=10) == found[2]  # content with the second step, whose norm it has
-    assert steps == 2
+    assert spectral_norm(apply, start, tolerance=1) == found[1]  # content with the first
+    assert steps == 1
+
+
+def test_what_is_not_finite_has_no_norm() -> None:
+    """A diverged model's, at once."""
+    for value in (float("nan"), float("inf")):
+        matrix = torch.eye(4, dtype=torch.float64)
+        matrix[2, 2] = value
+        assert math.isnan(spectral_norm(matrix.mv, torch.ones(4, dtype=torch.float64)))
 
 
 class _Tiny(nn.Module):
@@ -110,10 +127,8 @@ class _Tiny(nn.Module):
         return self.last(torch.tanh(self.first(x)))
 
 
-def test_products_are_with_the_hessian_of_the_mean_loss_over_all_batches() -> None:
-    torch.manual_seed(0)
-    module = Classifier(_Tiny(), lr=0.1).double()
-    x, y = torch.randn(9, 3, dtype=torch.float64), torch.arange(9) % 3
+def _dense(module: LightningModule, x: Tensor, y: Tensor) -> Tensor:
+    """The Hessian of the mean loss, (P, P)."""
     names, shapes = zip(*((name, p.shape) for name, p in module.named_parameters()), strict=True)
     sizes = [shape.numel() for shape in shapes]
 
@@ -122,13 +137,22 @@ def test_products_are_with_the_hessian_of_the_mean_loss_over_all_batches() -> No
         logits = torch.func.functional_call(module, dict(zip(names, parts, strict=True)), (x,))
         return nn.functional.cross_entropy(logits, y)
 
-    dense = torch.autograd.functional.hessian(loss, nn.utils.parameters_to_vector(module.parameters()).detach())
-    batches = list(zip(x.split([5, 3, 1]), y.split([5, 3, 1]), strict=True))
-    rows = [hessian_vector(module, batches, v) for v in torch.eye(sum(sizes), dtype=torch.float64)]
+    at = nn.utils.parameters_to_vector(module.parameters()).detach()
+    dense = torch.autograd.functional.hessian(loss, at, vectorize=True)
     assert isinstance(dense, Tensor)
+    return dense
+
+
+def test_products_are_with_the_hessian_of_the_mean_loss_over_all_batches() -> None:
+    torch.manual_seed(0)
+    module = Classifier(_Tiny(), lr=0.1).double()
+    x, y = torch.randn(9, 3, dtype=torch.float64), torch.arange(9) % 3
+    dense, size = _dense(module, x, y), sum(p.numel() for p in module.parameters())
+    batches = list(zip(x.split([5, 3, 1]), y.split([5, 3, 1]), strict=True))
+    rows = [hessian_vector(module, batches, v) for v in torch.eye(size, dtype=torch.float64)]
     assert torch.allclose(torch.stack(rows), dense, rtol=1e-10, atol=1e-14)
     assert dense.norm() > 0.1
-    single = hessian_vector(module.float(), [(x.float(), y)], torch.ones(sum(sizes), dtype=torch.float64))
+    single = hessian_vector(module.float(), [(x.float(), y)], torch.ones(size, dtype=torch.float64))
     assert single.dtype == torch.float64
     assert torch.allclose(single, dense.sum(1), rtol=1e-4, atol=1e-5)
 
@@ -165,6 +189,20 @@ def test_batch_norm_takes_its_running_statistics_and_leaves_them() -> None:
 def test_dropout_is_off(digits: "Digits") -> None:
     wet, dry = digits(dropout=0.9).module().train(), digits(dropout=0.0).module().eval()
     assert torch.equal(_one_product(wet), _one_product(dry))
+
+
+@pytest.mark.parametrize(("rounds", "worst"), [(0, 1), (3, 4)])
+def test_of_a_cnns_client_it_is_the_dense_hessians(rounds: int, worst: int, digits: "Digits") -> None:
+    """Untrained and trained: clients on which power iteration stopped 6 % and 23 % too low."""
+    federation = digits(sizes=(20, 30, 25, 40, 15), lr=0.3)
+    algorithm = FedAvg(LocalSGD(5, 5))
+    played = federation.play(algorithm, federation.plan(rounds))
+    model = played[-1][0].model if played else federation.model
+    found = smoothness_of_each(federation.serial(algorithm), ModelTask(model), "own", 5, 2)[worst]
+    work, examples = federation.work(), federation.data.clients[worst]
+    work.load(model)
+    dense = _dense(work.module.eval(), examples.x, examples.y)
+    assert found == pytest.approx(float(torch.linalg.matrix_norm(dense, 2)), rel=1e-4)
 
 
 def _with_pool(problem: "LeastSquares", n: int) -> tuple[Serial, ModelTask, list[np.ndarray], np.ndarray]:

@@ -243,7 +243,7 @@ class Measure:
     samples: int | None = None
     """examples of each client that are measured, at least 16, with standard errors; default: all"""
     smoothness: bool = False
-    """measure L_max, L_p and the pool's L too, by power iteration: hundreds of passes over the data"""
+    """measure L_max, L_p and the pool's L too, by Lanczos' iteration: hundreds of passes over the data"""
 
 
 @dataclass(frozen=True)
