@@ -155,7 +155,8 @@ def report(a7: Figure, a8: Figure, out: Path, options: Namespace, display: Displ
     if checkpoints:
         markdown += "\n" + courses.section("Figure A.8: epochs of the generators", checkpoints)
         write_bytes(out / "generator_epochs.png", courses.over_generator_epochs(checkpoints))
-    markdown += "".join(f"\n{i}. {note}" for i, note in enumerate(footnotes(a7, a8, options), 1)) + "\n"
+    notes = [*footnotes(a7, a8, options), *tables.rejected_notes([*runs, *of_a8])]
+    markdown += "".join(f"\n{i}. {note}" for i, note in enumerate(notes, 1)) + "\n"
     write_text(out / "convergence_parameters.md", markdown)
     write_text(out / "convergence_parameters.csv", tables.to_csv(courses.rows([*curves, *checkpoints])))
     display.say("\n" + markdown)

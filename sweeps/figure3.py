@@ -114,7 +114,8 @@ def report(cells: Sequence[tuning.Cell], lines: Sequence[Central], out: Path, op
         out / "summary.json", {"name": out.name, "preset": options.preset, "cells": found, "central": central_found}
     )
     entries = tables.entries([*found, *central_found])
-    markdown = accuracy_table(entries, footnotes(cells, central_found, options))
+    notes = [*footnotes(cells, central_found, options), *tables.rejected_notes(found)]
+    markdown = accuracy_table(entries, notes)
     write_text(out / "figure3.md", markdown)
     write_text(out / "figure3.csv", tables.to_csv([{n: s.get(n) for n in CSV} for s in [*found, *central_found]]))
     accuracy_bars(out / "figure3.png", panels(entries))

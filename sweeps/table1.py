@@ -129,7 +129,7 @@ def report(cells: Sequence[tuning.Cell], out: Path, options, display: Display) -
     write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "cells": found})
     chosen = tables.choose_learning_rate(found)
     entries = tables.entries(chosen)
-    notes = footnotes(cells, options)
+    notes = [*footnotes(cells, options), *tables.rejected_notes(found)]
     markdown = tables.table1_markdown(entries, published(cells, options), notes) + tables.spread(entries)
     write_text(out / "table1.md", markdown)
     write_text(out / "table1.csv", tables.to_csv(chosen))

@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from fedcommons.federation.rejections import told
+
 ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.ray
 
@@ -207,3 +209,16 @@ def test_a_run_that_fails_takes_no_other_with_it_and_is_named_in_one_line(tmp_pa
     (summary,) = out.glob("*/summary.json")
     summary.unlink()  # as if it had been killed when no round was left to play
     sweep("--resume")
+
+
+def test_replies_that_trials_rejected_are_told_by_the_sweep(tmp_path: Path) -> None:
+    options = ("--settings=real", "--alphas=0.1", "--algorithms=fedavg", "--federation.max_norm=1.6")
+    done = script("table1.py", "--out=out", *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (summary,) = (tmp_path / "out").glob("*/summary.json")
+    name, rejected = summary.parent.name, json.loads(summary.read_text())["rejected"]
+    said = f"{name}: {told(rejected)}"
+    assert rejected
+    assert f"{said}, see rejected in out/{name}/summary.json\n" in done.stdout
+    assert f"{said}.\n" in (tmp_path / "out" / "table1.md").read_text()
+    assert f"{told(rejected)}, see rejected in " in (summary.parent / "messages.log").read_text()

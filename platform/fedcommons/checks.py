@@ -65,6 +65,8 @@ def check(config: Experiment) -> None:
     _within("federation.participation", c.federation.participation, 0, 1, open_low=True)
     _within("federation.gpus_per_actor", c.federation.gpus_per_actor, 1e-4, 1)  # Ray counts in 1/10,000
     _within("federation.memory_mb", c.federation.memory_mb, 0, inf, open_low=True)
+    if c.federation.max_norm is not None:
+        _within("federation.max_norm", c.federation.max_norm, 0, inf, open_low=True, open_high=True)
     _within("straggler.q", c.straggler.q, 0, 1, open_high=True)
     _within("measure.every", c.measure.every, 0, MOST)
     for name in ("partition.n_clients", "generator.epochs", "generator.batch_size", "client.epochs",

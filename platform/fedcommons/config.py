@@ -152,6 +152,8 @@ class Federation:
     """BatchNorm's statistics: average (they travel with the model) or keep (each client keeps its own)"""
     memory_mb: float = 1024.0
     """clients' memory held in RAM between rounds, in 10^6 bytes; what is beyond rests in files of the run folder"""
+    max_norm: float | None = None
+    """largest L2 norm of a client's update, all it sends to be summed; a larger one is rejected; default: none"""
 
 
 @dataclass(frozen=True)
@@ -367,19 +369,14 @@ def kinds_of(name: str) -> tuple[type, ...]:
 
 
 IGNORED_BY_RESULTS = (
-    "artifacts",
-    "data.dir",
-    "data.download",
-    "federation.executor",
-    "federation.actors",
-    "federation.gpus_per_actor",
-    "federation.checkpoint_every",
-    "federation.memory_mb",
-    "tracking.wandb",
-    "tracking.project",
-    "tracking.group",
-)
+    "artifacts", "data.dir", "data.download", "federation.executor", "federation.actors", "federation.gpus_per_actor",
+    "federation.checkpoint_every", "federation.memory_mb", "tracking.wandb", "tracking.project", "tracking.group",
+)  # fmt: skip
 """Fields that may change between a run and its resumption: none of them decides a bit of the results."""
+
+
+ADDED = ("federation.max_norm",)
+"""Fields that came after cells had names: in no name at their default, so that finished cells keep theirs."""
 
 
 def same_results(a: Experiment, b: Experiment) -> list[str]:
@@ -388,8 +385,9 @@ def same_results(a: Experiment, b: Experiment) -> list[str]:
 
 
 def deciding(config: Experiment) -> dict[str, Any]:
-    """Dotted names to values of the fields that decide results."""
-    return {n: get(config, n) for n in field_names() if n not in IGNORED_BY_RESULTS}
+    """Dotted names to values of the fields that decide results, without those ``ADDED`` that are at their default."""
+    left_out = {*IGNORED_BY_RESULTS, *(n for n in ADDED if get(config, n) == get(Experiment(), n))}
+    return {n: get(config, n) for n in field_names() if n not in left_out}
 
 
 def flat_dict(config: Experiment) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from fedcommons.errors import ClientError, UserError, leaving_errors
 from fedcommons.federation import checkpoint, rounds
 from fedcommons.federation.executor import Executor
 from fedcommons.federation.memory import ClientMemory
+from fedcommons.federation.rejections import records, told
 from fedcommons.federation.rounds import Plan, Standing, times_answered
 from fedcommons.federation.serial import Serial
 from fedcommons.federation.worker import RunData, Worker, default_device, fresh_torch
@@ -198,7 +199,7 @@ def assemble(prepared: Prepared, synthetic: Sequence[Examples] | None) -> Assemb
     sets = {"test": dataset.test, "validation": dataset.validation}
     data = RunData(shared.clients, shared.own, sets, shared.pool)
     facts, f = Facts(len(shared.clients), shared.clients.sizes, c.federation.rounds), c.federation
-    plan = Plan(facts, f.participation, f.blocks, c.seed, c.straggler.q, f.buffers == "keep")
+    plan = Plan(facts, f.participation, f.blocks, c.seed, c.straggler.q, f.buffers == "keep", f.max_norm)
     algorithm = build_algorithm(c, dataset.augment)
     return Assembled(prepared, shared, data, algorithm, plan, privacy.ledger(c, shared.clients))
 
@@ -261,13 +262,15 @@ def _run(
         try:
             start = _left(ready, record, resume)
             trackers += _trackers(config, record, say)
-            end = _federate(ready, executor, start, record, trackers, on_round)
+            end = _federate(ready, executor, start, record, trackers, on_round, say)
             record.require_rounds(end.round)
             dealt, p = prepared.partition.fingerprint, ready.shared.p
-            summary = measures.summarise(config, dealt, record.rounds(), p, end.traffic)
+            summary = measures.summarise(config, dealt, record.rounds(), p, end)
             answered = times_answered(ready.plan, end.round) if ready.book else []
             rejected = sum(line.get("rejected", 0) for line in record.rounds())
             summary["privacy"] = privacy.statement(config, ready.book, answered, rejected)
+            if summary["rejected"]:
+                say(f"{told(summary['rejected'])}, see rejected in {folder / 'summary.json'}")
             return summary
         finally:
             executor.close()
@@ -308,6 +311,7 @@ def _federate(
     record: RunFolder,
     trackers: Sequence[Tracker],
     on_round: OnRound | None,
+    say: Callable[[str], None],
 ) -> Standing:
     """Play the rounds after ``start``, observe and record each; where the federation stands in the end."""
     config, f = ready.config, ready.config.federation
@@ -330,6 +334,8 @@ def _federate(
             record.log_times(now.round, {"train": trained - clock, "observe": time.perf_counter() - trained})
             if now.round % f.checkpoint_every == 0 or now.round == f.rounds:
                 checkpoint.save(record.checkpoints, now)
+            if now.rejected and not last.rejected:
+                say(f"round {now.round}: {told(records(now.rejected))}; what is rejected later is counted")
             if on_round:
                 on_round(now.round, metrics)
             last, clock = now, time.perf_counter()

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedcommons.accounting.communication import Traffic
 from fedcommons.config import Experiment
 from fedcommons.convergence.laboratory import NAMES, Laboratory
+from fedcommons.federation import rejections
 from fedcommons.federation.evaluation import ModelTask, evaluate
 from fedcommons.federation.executor import Executor
 from fedcommons.federation.rounds import Standing
@@ -38,11 +38,12 @@ def observe(config: Experiment, executor: Executor, data: RunData, p: float, now
 
 
 def summarise(
-    config: Experiment, fingerprint: str, lines: Sequence[Mapping[str, Any]], p: float, traffic: Traffic
+    config: Experiment, fingerprint: str, lines: Sequence[Mapping[str, Any]], p: float, end: Standing
 ) -> dict[str, Any]:
     """The run in one record: no times, no paths, so that it compares equal to that of an uninterrupted run.
 
-    ``fingerprint``: the partition's; ``lines``: those of rounds.jsonl; ``p``: the share of shared data.
+    ``fingerprint``: the partition's; ``lines``: those of rounds.jsonl; ``p``: the share of shared data; ``end``: where
+    the federation stands in the end. ``rejected`` has each client whose replies were: how many, and why the first was.
     """
     c = config
     after = [(line["round"], line["test/accuracy"]) for line in lines if line["round"] >= 1]
@@ -68,9 +69,10 @@ def summarise(
         "best_accuracy": max(accuracy for _, accuracy in after),
         "validation_accuracy": lines[-1].get("validation/accuracy"),
         "p": p,
-        "bytes_down": traffic.down,
-        "bytes_up": traffic.up,
-        "bytes_once": traffic.once,
+        "bytes_down": end.traffic.down,
+        "bytes_up": end.traffic.up,
+        "bytes_once": end.traffic.once,
+        "rejected": rejections.records(end.rejected),
         "partition": fingerprint,
         **{name: found for name in NAMES if (found := course(name))},
     }

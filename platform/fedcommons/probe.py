@@ -11,6 +11,7 @@ from fedcommons.data.datasets import Examples
 from fedcommons.federation import rounds
 from fedcommons.federation.evaluation import ModelTask, evaluate
 from fedcommons.federation.memory import ClientMemory
+from fedcommons.federation.rejections import records, told
 from fedcommons.federation.worker import fresh_torch
 
 Found = dict[str, Estimate]
@@ -47,6 +48,8 @@ def probe(
             accuracy = evaluate(executor, now.model, sizes, now.buffers)["test/accuracy"]
             say(f"probe, round {now.round}: test accuracy {accuracy:.3f}")
             found.append((accuracy, measured))
+        if now.rejected:
+            say(f"probe: {told(records(now.rejected))}")
     finally:
         executor.close()
     return found

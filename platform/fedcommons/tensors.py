@@ -7,7 +7,7 @@ clients, loading into a module and transport then are one operation each, howeve
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
+from math import isfinite, prod
 
 import numpy as np
 import torch
@@ -148,6 +148,16 @@ def sq_norm(a: Flat | Tensor) -> float:
     """||a||^2, accumulated in float64."""
     x = data(a).double()
     return float(x.mul_(x).sum()) if x is not data(a) else float(x.square().sum())
+
+
+def norm(a: Flat | Tensor) -> float:
+    """||a||, in one pass; infinite or nan only where a value of ``a`` is, not where its squares overflow."""
+    x = data(a)
+    found = float(torch.linalg.vector_norm(x))
+    if isfinite(found) or not x.isfinite().all():
+        return found
+    largest = x.abs().max().double()
+    return float(largest * torch.linalg.vector_norm(x / largest))
 
 
 def nbytes(payload: Payload) -> int:

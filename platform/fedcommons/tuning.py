@@ -21,6 +21,7 @@ from fedcommons.config import Experiment
 from fedcommons.data.datasets import data_folder
 from fedcommons.display import Display
 from fedcommons.errors import ClientError, UserError, left_in, sentence
+from fedcommons.federation.rejections import told
 from fedcommons.sharing import synthetic_pool
 from fedcommons.tracking.run_folder import is_run, read_config, read_rounds, read_summary
 
@@ -125,6 +126,9 @@ def run_cells(
         trained = _make_generators(left, display)
         ready = time.perf_counter()
         failures = _run_trials(left.cells, out, display, scheduler, metric)
+    for c in left.cells:
+        if (summary := read_summary(out / c.name)) and summary.get("rejected"):
+            display.say(f"{c.name}: {told(summary['rejected'])}, see rejected in {out / c.name / 'summary.json'}")
     end = time.perf_counter()
     return Outcome({"generators": ready - started, "cells": end - ready}, trained, failures)
 

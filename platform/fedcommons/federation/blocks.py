@@ -5,7 +5,7 @@ A pure function of (message, memory, data, seed), so a block may run anywhere, t
 
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import hypot, isfinite
 
 import torch
 
@@ -15,11 +15,14 @@ from fedcommons.errors import ClientError
 from fedcommons.federation.reduction import BlockSum, Total
 from fedcommons.federation.worker import Worker
 from fedcommons.seeds import seed_for
-from fedcommons.tensors import Flat, Payload, copy, data, nbytes, scale, to_device
+from fedcommons.tensors import Flat, Payload, copy, data, nbytes, norm, scale, to_device
 
 BUFFERS = "buffers"
 """Name of the module's buffers in a reply's sums, or in a client's memory; the algorithms never see it."""
 
+
+NOT_FINITE = "has values that are not finite"
+"""How the reason ends for which a reply is rejected that holds nan or infinity."""
 
 CPU = torch.device("cpu")
 """Where the server's numbers rest."""
@@ -35,6 +38,7 @@ class RoundTask:
     seed: int
     buffers: Flat
     keep_buffers: bool
+    max_norm: float | None
 
     @property
     def nbytes(self) -> int:
@@ -63,6 +67,7 @@ class BlockResult:
 
     sums: dict[Form, Total]
     replies: dict[int, tuple[Form, Reply]]
+    norms: dict[int, float]  # of each of the replies, as a whole
     rejected: dict[int, str]  # client: why
     up_bytes: int
 
@@ -70,7 +75,7 @@ class BlockResult:
 def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
     """Train the block's clients one after another and add their sums in that order."""
     sums: dict[Form, BlockSum] = {}
-    replies, rejected, up_bytes = {}, {}, 0
+    replies, norms, rejected, up_bytes = {}, {}, {}, 0
     device = worker.work.device
     common = to_device(task.common, device)
     for client, own, memory in zip(block.clients, block.own, block.memory, strict=True):
@@ -82,13 +87,14 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
         except Exception as error:
             raise ClientError.of(error, client, task.round, task.algorithm, rows.x.shape) from error
         up_bytes += reply.nbytes
-        if why := _not_finite(reply):
-            rejected[client] = why
+        found = _norm(reply, task.max_norm)
+        if isinstance(found, str):
+            rejected[client] = found
             continue
-        form = _form(reply)
+        norms[client], form = found, _form(reply)
         sums.setdefault(form, BlockSum()).add(reply.sums)
         replies[client] = form, _at_rest(reply)
-    return BlockResult({form: s.total for form, s in sums.items()}, replies, rejected, up_bytes)
+    return BlockResult({form: s.total for form, s in sums.items()}, replies, norms, rejected, up_bytes)
 
 
 def _client(worker: Worker, task: RoundTask, message: Message, memory: Payload, rows: ClientData, seed: int) -> Reply:
@@ -120,13 +126,25 @@ def _form(reply: Reply) -> Form:
     )
 
 
-def _not_finite(reply: Reply) -> str | None:
-    """Why this reply must not be averaged in, if so."""
-    if not (isfinite(reply.weight) and reply.weight > 0):
-        return f"its weight is {reply.weight}"
-    for name, x in (*reply.sums.items(), *reply.each.items()):
-        values = data(x)
-        # one sum finds every nan and infinity; only an overflow of the sum itself needs the closer look
-        if values.is_floating_point() and not isfinite(values.sum()) and not values.isfinite().all():
-            return f"{name} has values that are not finite"
-    return None
+def _norm(reply: Reply, max_norm: float | None) -> float | str:
+    """The L2 norm of all that the reply holds, its sums over its weight; or why it must not be averaged in.
+
+    max_norm: largest norm of the update, which is all floating sums together over the weight, but for single numbers
+    (tensors without dimensions, as FedNova's count of steps) and the module's buffers.
+    """
+    weight = reply.weight
+    if not (isfinite(weight) and weight > 0):
+        return f"its weight is {weight}"
+    update, rest = [], []
+    for part, over in ((reply.sums, weight), (reply.each, 1.0)):
+        for name, x in part.items():
+            if not data(x).is_floating_point():
+                continue
+            if not isfinite(found := norm(x)):
+                return f"{name} {NOT_FINITE}"
+            is_update = part is reply.sums and name != BUFFERS and data(x).dim() > 0
+            (update if is_update else rest).append(found / over)
+    size = hypot(*update)
+    if max_norm is not None and size > max_norm:
+        return f"its update has norm {size:.4g}, above federation.max_norm {max_norm:g}"
+    return hypot(size, *rest)

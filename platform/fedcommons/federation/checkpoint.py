@@ -2,12 +2,14 @@
 
 import json
 import re
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
 from fedcommons.accounting.communication import Traffic
 from fedcommons.errors import ClientError
 from fedcommons.federation import memory as memories
+from fedcommons.federation import rejections
 from fedcommons.federation.memory import ClientMemory, remove_files
 from fedcommons.federation.packing import pack, unpack
 from fedcommons.federation.rounds import Standing
@@ -33,6 +35,8 @@ def save(folder: Path, standing: Standing) -> None:
     tensors, facts = pack(payloads)
     facts |= {"round": standing.round, "traffic": [t.down, t.up, t.once], "order": list(memory)}
     facts["files"] = {str(client): name for client, name in memory.in_files.items()}
+    facts["rejected"] = rejections.records(standing.rejected)
+    facts["largest"] = astuple(standing.largest) if standing.largest else None
     write_tensors(folder / f"round-{standing.round:06d}.safetensors", tensors, facts)
     kept = _checkpoints(folder)
     for number in sorted(kept)[:-KEEP]:
@@ -106,6 +110,8 @@ def _standing(payloads: dict[str, Payload], facts: dict[str, Any], memory: Clien
         buffers = flat(payloads["module"], "buffers")
         state = payloads["state"]
         flat(state, "model")
+        rejected = rejections.read(facts.get("rejected", []))  # earlier versions wrote neither
+        largest = rejections.read_largest(facts.get("largest"))
     except (KeyError, TypeError, AttributeError) as error:  # what JSON of another form leads to
         raise ValueError(f"the facts are not those of a checkpoint: {error!r}") from error
     names = facts["files"].values()
@@ -113,4 +119,5 @@ def _standing(payloads: dict[str, Payload], facts: dict[str, Any], memory: Clien
         raise ValueError("the facts name other memories than there are")
     if not all(type(n) is int and n >= 0 for n in (facts.get("round"), down, up, once)):
         raise ValueError("the facts count rounds and bytes in other than whole numbers")
-    return Standing(facts["round"], state, memory.restored(ordered), Traffic(down, up, once), buffers)
+    traffic = Traffic(down, up, once)
+    return Standing(facts["round"], state, memory.restored(ordered), traffic, buffers, rejected, largest)

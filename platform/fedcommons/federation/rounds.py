@@ -1,6 +1,5 @@
 """The round loop: who joins, what travels, the fixed blocks, the sum, the merge."""
 
-import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,16 +10,15 @@ from torch import Tensor
 from fedcommons.accounting.communication import Traffic
 from fedcommons.algorithms.algorithm import Algorithm, Facts, Reply, State
 from fedcommons.errors import ClientError
-from fedcommons.federation.blocks import BUFFERS, Block, BlockResult, Form, RoundTask, train_block
+from fedcommons.federation.blocks import BUFFERS, NOT_FINITE, Block, BlockResult, Form, RoundTask, train_block
 from fedcommons.federation.executor import Executor, WorkerDied
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.participation import participants, stragglers
 from fedcommons.federation.reduction import add_blocks, cut
+from fedcommons.federation.rejections import Largest, Rejected, counted, largest, unusable
 from fedcommons.federation.worker import give_back_freed
 from fedcommons.seeds import seed_for
 from fedcommons.tensors import EMPTY, Flat, flat, scale
-
-log = logging.getLogger("fedcommons")
 
 
 @dataclass(frozen=True)
@@ -33,6 +31,7 @@ class Plan:
     seed: int
     straggling: float = 0.0  # probability q that a drawn client's answer does not arrive
     keep_buffers: bool = False  # BatchNorm's statistics stay with the clients instead of being averaged
+    max_norm: float | None = None  # of an update: a larger one is rejected
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,8 @@ class Standing:
 
     buffers: the module's floating buffers, averaged over clients; empty where it has none, before the first round and
     where clients keep theirs (in their memory, under the name ``BUFFERS``).
+    rejected: each client whose replies were. largest: the largest reply of the last round that had any, which the round
+    after may show to have been too large.
     """
 
     round: int
@@ -48,6 +49,8 @@ class Standing:
     memory: ClientMemory = field(default_factory=ClientMemory)
     traffic: Traffic = field(default_factory=Traffic)  # totals since the start
     buffers: Flat = field(default_factory=lambda: EMPTY)
+    rejected: Mapping[int, Rejected] = field(default_factory=dict)
+    largest: Largest | None = None
 
     @property
     def model(self) -> Flat:
@@ -61,7 +64,8 @@ def run(
     """Play the rounds after ``start.round``, yielding where the federation stands after each and the round's facts.
 
     Raises:
-        ClientError: a client failed (it names client, round and algorithm) or every reply of a round was rejected.
+        ClientError: a client failed (it names client, round and algorithm), every reply of a round was rejected, or
+            what was merged is ``unusable``: it names the client whose reply had the largest norm.
     """
     now = start
     for number in range(start.round + 1, plan.facts.rounds + 1):
@@ -102,7 +106,8 @@ def call(algorithm: Algorithm, plan: Plan, now: Standing, number: int) -> Call:
     joined, present = answering(plan, number)
     messages = {i: algorithm.down(now.state, number, i) for i in joined}
     common = messages[joined[0]].common if joined else {}
-    task = RoundTask(type(algorithm).__name__, number, common, plan.seed, now.buffers, plan.keep_buffers)
+    name = type(algorithm).__name__
+    task = RoundTask(name, number, common, plan.seed, now.buffers, plan.keep_buffers, plan.max_norm)
     blocks = [
         Block(ids, [messages[i].own for i in ids], [now.memory.get(i, {}) for i in ids])
         for ids in cut(present, plan.blocks)
@@ -119,12 +124,10 @@ def _round(
     joined, blocks = called.joined, called.blocks
     results = _train(executor, called.task, blocks)
     total, accepted, rejected = _accept(results)
-    for client, why in rejected.items():
-        log.warning("round %d, %s: the reply of client %d was rejected: %s", number, name, client, why)
     if blocks and not accepted:
-        client, why = next(iter(rejected.items()))
-        text = f"round {number}, {name}: every reply was rejected; client {client}: {why}"
-        raise ClientError(text, client, number)
+        raise _all_rejected(name, number, rejected, now.largest)
+    norms = {client: norm for r in results for client, norm in r.norms.items() if client in accepted}
+    top = largest(number, norms) or now.largest
     # memory is the client's: the server does not see it
     replies = [reply if reply.memory is None else replace(reply, memory=None) for reply in accepted.values()]
     state, buffers = now.state, now.buffers
@@ -136,13 +139,28 @@ def _round(
         total = {n: x for n, x in total.items() if n != BUFFERS}
     if accepted or not joined:  # a round that nobody answers is skipped
         state = algorithm.merge(executor, now.state, total, replies, seed_for(plan.seed, "merge", number))
+        if top and (why := unusable(state) or unusable({"buffers": buffers})):
+            text = f"round {number}, {name}: the merged {why}; of the replies {top} (see federation.max_norm)"
+            raise ClientError(text, top.client, top.round)
     memory = now.memory.updated(number, {i: r.memory for i, r in accepted.items() if r.memory is not None})
     traffic = Traffic(down=called.down_bytes, up=sum(r.up_bytes for r in results))
-    after = Standing(number, state, memory, now.traffic + traffic, buffers)
+    after = Standing(number, state, memory, now.traffic + traffic, buffers, counted(now.rejected, rejected), top)
     facts = {"clients": len(joined), "rejected": len(rejected)} | _means(accepted) | traffic.metrics()
     if plan.straggling:
         facts["stragglers"] = len(joined) - sum(len(block.clients) for block in blocks)
     return after, facts
+
+
+def _all_rejected(name: str, number: int, rejected: Mapping[int, str], before: Largest | None) -> ClientError:
+    """Names the client of the round before whose reply was too large, if one was, else the first that was rejected.
+
+    What was merged can be finite and yet so large that nobody's training on it is.
+    """
+    if before and before.stands_out and all(why.endswith(NOT_FINITE) for why in rejected.values()):
+        text = f"round {number}, {name}: no reply was finite; of the replies {before} (see federation.max_norm)"
+        return ClientError(text, before.client, before.round)
+    client, why = next(iter(rejected.items()))
+    return ClientError(f"round {number}, {name}: every reply was rejected; client {client}: {why}", client, number)
 
 
 def _train(executor: Executor, task: RoundTask, blocks: Sequence[Block]) -> list[BlockResult]:

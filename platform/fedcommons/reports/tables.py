@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
+from fedcommons.federation.rejections import told
+
 Summary = Mapping[str, Any]
 
 COLUMNS = ("dataset", "n_clients", "participation", "alpha", "algorithm", "setting")
@@ -112,6 +114,11 @@ def table1_markdown(cells: Sequence[Entry], published: Mapping[tuple, str], foot
         lines.append(line + ([published.get(e.key, "")] if published else []))
     notes = "".join(f"\n{i}. {note}" for i, note in enumerate(footnotes, 1))
     return markdown(head, lines) + notes + "\n"
+
+
+def rejected_notes(summaries: Sequence[Summary]) -> list[str]:
+    """A footnote for each run in which replies were rejected; runs of earlier versions did not say."""
+    return [f"{s['run_dir']}: {told(s['rejected'])}." for s in summaries if s.get("rejected")]
 
 
 def spread(cells: Sequence[Entry]) -> str:

@@ -20,7 +20,8 @@ from fedcommons.algorithms.local import LocalSGD
 from fedcommons.errors import UserError
 from fedcommons.federation import checkpoint, rounds
 from fedcommons.federation.evaluation import evaluate
-from fedcommons.federation.rounds import BUFFERS, answering
+from fedcommons.federation.rejections import records, told
+from fedcommons.federation.rounds import BUFFERS, Standing, answering
 from fedcommons.federation.worker import fresh_torch
 from fedcommons.tensors import EMPTY, Payload, data, flat
 from fedcommons.testing.comparing import bits, differing, listed, raw, require
@@ -83,7 +84,7 @@ def two_rounds_keep_names_shapes_and_types(algorithm: Algorithm) -> None:
             f"{after} the model is {model.buffer.dtype}, and the untrained one is {untrained.buffer.dtype}",
         )
         require(model.buffer.isfinite().all(), f"{after} the model has values that are not finite")
-        _require_all_trained(facts, 5, after)
+        _require_all_trained(now, facts, 5, after)
 
 
 def the_loss_falls(algorithm: Algorithm) -> None:
@@ -194,7 +195,7 @@ def clients_with_one_sample_take_part(algorithm: Algorithm) -> None:
         played = federation.play(varied(algorithm, drop_last=drop_last), federation.plan(2))
         with_this = f"with clients of one sample and drop_last={drop_last}"
         for now, facts in played:
-            _require_all_trained(facts, 3, f"{with_this}, in round {now.round}")
+            _require_all_trained(now, facts, 3, f"{with_this}, in round {now.round}")
         (first, _), (last, _) = played
         require(last.model.buffer.isfinite().all(), f"{with_this} the model has values that are not finite")
         require(bits(first)["state/model"] != bits(last)["state/model"], f"{with_this} the model stands still")
@@ -310,13 +311,13 @@ def _play_with_absent_clients(algorithm: Algorithm, federation: Federation, plan
         wrong = differing({client: raw(kept) for client, kept in now.memory.items()}, expected)
         require(not wrong, f"round {now.round} of clients {present} left other memory than returned in {listed(wrong)}")
         if present:
-            _require_all_trained(facts, len(joined), f"in round {now.round}, in which clients {present} answered")
+            _require_all_trained(now, facts, len(joined), f"in round {now.round}, in which clients {present} answered")
         require(now.model.buffer.isfinite().all(), f"after round {now.round} the model has values that are not finite")
 
 
-def _require_all_trained(facts: dict[str, float], clients: int, when: str) -> None:
+def _require_all_trained(now: Standing, facts: dict[str, float], clients: int, when: str) -> None:
     require(facts["clients"] == clients, f"{when} {facts['clients']} clients were drawn instead of {clients}")
-    require(not facts["rejected"], f"{when} {facts['rejected']} replies were rejected, for reasons that were logged")
+    require(not now.rejected, f"{when} {told(records(now.rejected))}")
     require(math.isfinite(facts.get("train/loss", math.nan)), f"{when} the clients report no finite metric 'loss'")
 
 

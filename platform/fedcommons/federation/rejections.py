@@ -1,0 +1,110 @@
+"""Replies that were not averaged in, and the client to name where what the server holds is of no use."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import isfinite
+from statistics import median
+from typing import Any
+
+import torch
+
+from fedcommons.tensors import Payload, data, norm
+
+USABLE = torch.finfo(torch.float32).max ** 0.5
+"""Norm whose square is the largest float32 number: 1.8e19."""
+
+NAMED = 3
+"""So many clients a sentence names."""
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """How many replies of a client were rejected, and why the first of them was."""
+
+    replies: int
+    why: str
+
+
+def counted(before: Mapping[int, Rejected], reasons: Mapping[int, str]) -> dict[int, Rejected]:
+    """``before`` and those of one more round: client to reason."""
+    after = dict(before)
+    for client, why in reasons.items():
+        known = after.get(client, Rejected(0, why))
+        after[client] = Rejected(known.replies + 1, known.why)
+    return after
+
+
+def records(rejected: Mapping[int, Rejected]) -> list[dict[str, Any]]:
+    """As in summaries and checkpoints: ``client``, ``replies``, ``why``; in the clients' order."""
+    return [{"client": client, **asdict(found)} for client, found in sorted(rejected.items())]
+
+
+def read(found: Sequence[Mapping[str, Any]]) -> dict[int, Rejected]:
+    """What ``records`` was given."""
+    return {int(r["client"]): Rejected(int(r["replies"]), str(r["why"])) for r in found}
+
+
+def told(found: Sequence[Mapping[str, Any]]) -> str:
+    """``3 replies of 1 client were rejected (client 2: its weight is nan)``, from what ``records`` makes."""
+    replies, clients = sum(r["replies"] for r in found), len(found)
+    named = [f"client {r['client']}: {r['why']}" for r in found[:NAMED]]
+    named += [f"and {clients - NAMED} more"] if clients > NAMED else []
+    what = "1 reply was" if replies == 1 else f"{replies} replies of {clients} client{'s'[: clients > 1]} were"
+    return f"{what} rejected ({'; '.join(named)})"
+
+
+@dataclass(frozen=True)
+class Largest:
+    """Whose reply had the largest norm in a round, and the median of the others' norms (None: no other came)."""
+
+    round: int
+    client: int
+    norm: float
+    median: float | None
+
+    def __str__(self) -> str:
+        others = "no other came" if self.median is None else f"the median of the others was {self.median:.3g}"
+        return f"in round {self.round} the largest was client {self.client}'s, of norm {self.norm:.3g}; {others}"
+
+    @property
+    def stands_out(self) -> bool:
+        """Whether it is of another order than the others'."""
+        return self.median is None or self.norm > 100 * self.median
+
+
+def largest(round: int, norms: Mapping[int, float]) -> Largest | None:
+    """Of the round's replies that were accepted, client to norm; None where there were none."""
+    if not norms:
+        return None
+    client = max(sorted(norms), key=lambda i: norms[i])
+    others = [value for i, value in norms.items() if i != client]
+    return Largest(round, client, norms[client], median(others) if others else None)
+
+
+def read_largest(found: Sequence[Any] | None) -> Largest | None:
+    """From the fields of one.
+
+    Raises:
+        TypeError, ValueError: they are of other types.
+    """
+    if found is None:
+        return None
+    round, client, norm, others = found
+    return Largest(int(round), int(client), float(norm), None if others is None else float(others))
+
+
+def unusable(payload: Payload) -> str | None:
+    """Why nothing can be made of these numbers, if so.
+
+    They must be finite, and the squared norm of each vector must be too in float32, whatever its own type: losses,
+    gradients and proximal terms are made of such squares.
+    """
+    for name, x in payload.items():
+        if not data(x).is_floating_point():
+            continue
+        found = norm(x)
+        if not isfinite(found):
+            return f"{name} has values that are not finite"
+        if found > USABLE:
+            return f"{name} has a norm of {found:.3g}, whose square overflows"
+    return None
