@@ -8,7 +8,7 @@ import resource
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -26,7 +26,7 @@ OPTIONS = [
 
 
 @pytest.fixture(scope="module")
-def script(sweeps: Callable[[str], ModuleType]) -> Callable[[list[str]], int]:
+def script(sweeps: Callable[[str], ModuleType]) -> Callable[[Sequence[str]], int]:
     return sweeps("run").run
 
 
@@ -34,7 +34,7 @@ Play = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def play(script: Callable[[list[str]], int], tmp_path: Path) -> Play:
+def play(script: Callable[[Sequence[str]], int], tmp_path: Path) -> Play:
     """Runs the script in a fork, in ``out``: its exit code and what stands on stderr."""
 
     def do(out: Path, *more: str, first: Callable[[], object] = lambda: None, stdout: int | None = None):
@@ -70,7 +70,7 @@ def outputs(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def whole(script: Callable[[list[str]], int], tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def whole(script: Callable[[Sequence[str]], int], tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """What the run that nothing happens to leaves."""
     folder = tmp_path_factory.mktemp("whole")
     assert script([*OPTIONS, f"--out={folder}"]) == 0
