@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import HTTPServer, SimpleHTTPRequestHandler
@@ -60,11 +61,13 @@ def main() -> None:
         sys.exit(f"refused: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
+    busy = ray.remote(num_cpus=0)(lambda: time.sleep(1000)).remote()  # so that there always is a worker
     context = ray.get_runtime_context()
     token = ray.get(ray.remote(lambda: os.environ.get("RAY_AUTH_TOKEN")).remote())
     facts = {"address": context.gcs_address, "session": context.get_session_name(), "token": token}
     print(json.dumps(facts), flush=True)
     sys.stdin.read()
+    ray.cancel(busy, force=True)
     ray.shutdown()
 
 
