@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import HTTPServer, SimpleHTTPRequestHandler
@@ -47,6 +46,14 @@ print("ran as", ray.get(ray.remote(lambda: os.getpid()).remote(), timeout=30))
 """
 
 
+class Actor:
+    """A worker that stays."""
+
+    def token(self) -> str | None:
+        """The one that it was handed."""
+        return os.environ.get("RAY_AUTH_TOKEN")
+
+
 def main() -> None:
     """Connect, with Ray imported before as by a user's script, and print where that Ray is."""
     import ray
@@ -61,13 +68,12 @@ def main() -> None:
         sys.exit(f"refused: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
-    busy = ray.remote(num_cpus=0)(lambda: time.sleep(1000)).remote()  # so that there always is a worker
     context = ray.get_runtime_context()
-    token = ray.get(ray.remote(lambda: os.environ.get("RAY_AUTH_TOKEN")).remote())
+    actor: Any = ray.remote(num_cpus=0)(Actor).remote()
+    token = ray.get(actor.token.remote())
     facts = {"address": context.gcs_address, "session": context.get_session_name(), "token": token}
     print(json.dumps(facts), flush=True)
     sys.stdin.read()
-    ray.cancel(busy, force=True)
     ray.shutdown()
 
 
@@ -89,8 +95,12 @@ def driver(**more: str) -> Iterator[tuple[subprocess.Popen, dict[str, Any], Path
         assert process.stdin is not None
         assert process.stdout is not None
         with process:
-            yield process, json.loads(process.stdout.readline()), Path(scratch)
-            process.stdin.close()
+            try:
+                yield process, json.loads(process.stdout.readline()), Path(scratch)
+                process.stdin.close()
+                process.wait(timeout=60)
+            finally:
+                process.kill()
 
 
 def client(address: str, home: Path, **more: str) -> subprocess.CompletedProcess:
