@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import ray
@@ -17,7 +18,7 @@ from faults.processes import Begun, Ended
 from faults.runs import Found
 from faults.verdicts import CELLS, STOPPED
 
-from fedcommons import cli, config, grids, tuning
+from fedcommons import cli, config, tuning
 
 Scripts = dict[str, Callable[[Sequence[str]], int]]
 
@@ -120,19 +121,20 @@ class Lines:
 
 def _call(script: Callable[[Sequence[str]], int], argv: Sequence[str], cells: Path) -> None:
     """The script's process; where it would start Ray it ends, and the cells of a sweep are noted."""
-    dry_run, run_cells = grids.dry_run, tuning.run_cells
+    make_cell = tuning.cell
 
-    def note(some: Sequence[tuning.Cell]) -> None:
+    def note(*given: Any) -> tuning.Cell:
+        cell = make_cell(*given)
         with open(cells, "a") as file:
-            file.writelines(json.dumps(config.to_dict(c.config)) + "\n" for c in some)
+            file.write(json.dumps(config.to_dict(cell.config)) + "\n")
+        return cell
 
     def stop(*_: object, **__: object) -> None:
         print(f"\n{STOPPED}", flush=True)
         os._exit(0)
 
     with (
-        mock.patch.object(grids, "dry_run", lambda some, *a, **k: [note(some), dry_run(some, *a, **k)][1]),
-        mock.patch.object(tuning, "run_cells", lambda some, *a, **k: [note(some), run_cells(some, *a, **k)][1]),
+        mock.patch.object(tuning, "cell", note),
         mock.patch.object(ray, "init", stop),
         mock.patch.object(sys, "argv", ["script", *argv]),
     ):

@@ -84,7 +84,6 @@ TO_REFUSE: Mapping[str, str] = {
     "line break in algorithm": '\nalgorithm: "a\\nb"\n',
     "escape in algorithm": '\nalgorithm: "\\x1b[31m"\n',
     "surrogate": '\nalgorithm: "\\ud800"\n',
-    "help": "\nhelp: true\n",
     "two documents": "\n---\nseed: 1\n",
     "not closed": '\nalgorithm: "fedavg\n',
     "only a list": "\r- 1\n",
