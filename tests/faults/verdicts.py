@@ -233,9 +233,8 @@ def cells(line: Line, folder: Path, ended: Ended) -> list[Fault]:
             faults.append(Fault("silent", f"{line.script}: {name} is not as asked", f"{value!r} became {others}"))
         if (field := OPTIONS.get(name)) and line.script in ("table1", "figure3"):
             have = {str(config.get(c, field)) for c in found}
-            wanted = {
-                str(float(t) if field in ("partition.alpha", "client.lr") else t.strip()) for t in str(value).split(",")
-            }
+            kind = {"seed": int, "partition.alpha": float, "client.lr": float}.get(field, str)
+            wanted = {str(kind(t.strip())) for t in str(value).split(",")}
             if have != wanted and value is not None:
                 faults.append(
                     Fault("silent", f"{line.script}: --{name} is not as asked", f"{value!r} became {sorted(have)}")

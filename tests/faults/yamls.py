@@ -84,7 +84,7 @@ TO_REFUSE: Mapping[str, str] = {
     "line break in algorithm": '\nalgorithm: "a\\nb"\n',
     "escape in algorithm": '\nalgorithm: "\\x1b[31m"\n',
     "surrogate": '\nalgorithm: "\\ud800"\n',
-    "two documents": "\n---\nseed: 1\n",
+    "two documents": "\nseed: 2\n---\nseed: 1\n",
     "not closed": '\nalgorithm: "fedavg\n',
     "only a list": "\r- 1\n",
     "only a text": "\rabc\n",
