@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -134,10 +135,40 @@ def test_a_checkpoint_whose_lines_are_lost_is_not_gone_on_from(
     assert outputs(tmp_path / "cut") == whole
 
 
+def test_what_a_run_had_left_to_remove_when_it_was_killed_is_removed(
+    config: Experiment, tmp_path: Path, whole: dict[str, bytes]
+) -> None:
+    """After its last round nothing is saved any more that would remove it."""
+    experiment.run(config, tmp_path / "cut")
+    (tmp_path / "cut" / "summary.json").unlink()
+    checkpoints = tmp_path / "cut" / "checkpoints"
+    before = sorted(path.name for path in checkpoints.iterdir())
+    for path in checkpoints.glob("round-000004*"):
+        shutil.copy(path, path.with_name(path.name.replace("4", "2")))
+    experiment.run(config, tmp_path / "cut", resume=True)
+    assert sorted(path.name for path in checkpoints.iterdir()) == before
+    assert outputs(tmp_path / "cut") == whole
+
+
+def test_measures_that_are_not_finite_are_said_once(config: Experiment, tmp_path: Path) -> None:
+    said: list[str] = []
+    noisy = {"dp.local": True, "dp.noise_multiplier": 1e10, "client.epochs": 1, "federation.rounds": 3}
+    experiment.run(override(config, noisy), tmp_path / "run", say=said.append)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
+    lost = {name for line in lines for name, value in line.items() if value is None}
+    found = [name for text in said if "not finite" in text for name in text.partition("record: ")[2][:-11].split(", ")]
+    assert lost
+    assert sorted(found) == sorted(lost)
+
+
 def test_a_finished_run_is_read_not_run_again(config: Experiment, tmp_path: Path) -> None:
     first = experiment.run(config, tmp_path / "run")
-    again = experiment.run(config, tmp_path / "run", resume=True, on_round=lambda *_: pytest.fail("ran again"))
+    said: list[str] = []
+    again = experiment.run(
+        config, tmp_path / "run", resume=True, say=said.append, on_round=lambda *_: pytest.fail("ran again")
+    )
     assert again == first
+    assert said == [f"{tmp_path / 'run'} holds this run, finished: nothing is left to do."]
 
 
 def test_a_folder_with_a_run_is_not_overwritten(config: Experiment, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import chain
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +231,7 @@ def run(
     """
     prepared = prepare(config)
     if resume and (finished := read_finished(folder, config)):
+        say(f"{folder} holds this run, finished: nothing is left to do.")
         return finished
     store = Store(Path(config.artifacts), say)
     if jobs := synthetic_pool.missing(store, prepared.needs) if may_generate else []:
@@ -289,7 +291,9 @@ def _left(ready: Assembled, record: RunFolder, resume: bool) -> Standing:
     last = found.round if found else -1
     record.rewind(last)
     checkpoint.remove_after(record.checkpoints, last)
-    return found or start
+    now = found or start
+    checkpoint.prune(record.checkpoints, now.memory)  # a run that was killed while it removed what is old left it
+    return now
 
 
 def _trackers(config: Experiment, record: RunFolder, say: Callable[[str], None]) -> list[Tracker]:
@@ -319,7 +323,7 @@ def _federate(
     if not record.rounds():  # so nobody has seen the untrained model yet
         courses = chain([(start, {"comm/once_bytes": start.traffic.once})], courses)
     answered = times_answered(ready.plan, start.round) if ready.book else []
-    last, clock = start, time.perf_counter()
+    last, clock, lost = start, time.perf_counter(), set()
     try:
         for now, facts in courses:
             trained = time.perf_counter()
@@ -336,6 +340,9 @@ def _federate(
                 checkpoint.save(record.checkpoints, now)
             if now.rejected and not last.rejected:
                 say(f"round {now.round}: {told(records(now.rejected))}; what is rejected later is counted")
+            if new := {name for name, value in metrics.items() if value is not None and not isfinite(value)} - lost:
+                say(f"round {now.round}: not finite, and null in the record: {', '.join(sorted(new))}; diverged?")
+                lost |= new
             if on_round:
                 on_round(now.round, metrics)
             last, clock = now, time.perf_counter()

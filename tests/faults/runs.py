@@ -137,7 +137,9 @@ class Runs:
         whole = self.root / f"whole-{name}"
         there, here = _files(whole), _files(folder)
         faults = [Fault("lost", f"not there in the end: {p}") for p in sorted(there.keys() - here.keys())[:3]]
-        faults += [Fault("leftover", f"{_plain(p)}") for p in sorted(here.keys() - there.keys())[:3]]
+        # what was half written in the store stays: another process may be writing it
+        more = sorted(p for p in here.keys() - there.keys() if not (p.startswith("store/") and p.endswith(".tmp")))
+        faults += [Fault("leftover", f"{_plain(p)}") for p in more[:3]]
         altered = [p for p in there.keys() & here.keys() if there[p] != here[p] and Path(p).name not in OF_THE_ATTEMPT]
         return faults + [Fault("silent", f"another {p}") for p in sorted(altered)[:3]]
 

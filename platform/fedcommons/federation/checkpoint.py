@@ -38,13 +38,18 @@ def save(folder: Path, standing: Standing) -> None:
     facts["rejected"] = rejections.records(standing.rejected)
     facts["largest"] = astuple(standing.largest) if standing.largest else None
     write_tensors(folder / f"round-{standing.round:06d}.safetensors", tensors, facts)
+    prune(folder, memory)
+    give_back_freed()  # what was written was copied
+
+
+def prune(folder: Path, memory: ClientMemory) -> None:
+    """Remove all but the last two checkpoints, and the files of memories that neither they nor ``memory`` name."""
     kept = _checkpoints(folder)
     for number in sorted(kept)[:-KEEP]:
         _remove(kept.pop(number))
     if memory.folder is not None:
         needed = {name for path in kept.values() for name in _files(path)}
         remove_files(memory.folder, needed | set(memory.in_files.values()))
-    give_back_freed()  # what was written was copied
 
 
 def remove_after(folder: Path, round: int) -> None:
