@@ -16,7 +16,7 @@ from jsonargparse import ArgumentParser
 from fedcommons import cli
 from fedcommons.accounting import communication
 from fedcommons.accounting.communication import UntilTarget
-from fedcommons.errors import UserError, unknown
+from fedcommons.errors import UserError, shown, unknown
 from fedcommons.federation.participation import participants
 from fedcommons.files import write_text
 from fedcommons.reports import tables
@@ -29,6 +29,7 @@ TRAIN, SHAPE, CLASSES = 50_000, (3, 32, 32), {"cifar10": 10, "cifar100": 100}  #
 CONTROL = {"fedavg": (), "fedprox": (), "feddyn": (), "scaffold": ("",), "fedpvr": ("head.", "last.")}
 """How the names of those parameters begin whose control variate travels beside the model, both ways."""
 POSITIVE = ("alpha", "n_clients", "participation", "rounds", "bytes_down", "bytes_up", "learning_rate")
+TEXTS = ("dataset", "algorithm", "setting", "partition")
 NEEDED = (*tables.COLUMNS, *POSITIVE, "bytes_once", "rounds_to_target", "seed", "partition", "validation_accuracy")
 NOTES = (
     "Saved: 100 (1 - sent until the target with the pool / without it). > is a lower bound (without the pool the "
@@ -123,9 +124,16 @@ def _runs(path: Path) -> list[dict[str, Any]]:
         where = f"{path}, cell {i}"
         if lacking := [name for name in NEEDED if not isinstance(cell, dict) or name not in cell]:
             raise UserError(f"{where} has no {lacking[0]}: it is not of a Table 1 sweep.")
+        if wrong := [name for name in TEXTS if not isinstance(cell[name], str)]:
+            raise UserError(f"{where}: {wrong[0]} must be text, got {shown(cell[wrong[0]])}.")
+        if not isinstance(cell["seed"], int):
+            raise UserError(f"{where}: seed must be a whole number, got {shown(cell['seed'])}.")
         optional = () if cell["rounds_to_target"] is None else ("rounds_to_target",)
         numbers = {name: rounds_csv.number(cell[name], f"{where}: {name}") for name in (*POSITIVE, *optional)}
         numbers["bytes_once"] = rounds_csv.number(cell["bytes_once"], f"{where}: bytes_once", zero=True)
+        if cell["validation_accuracy"] is not None:
+            accuracy = rounds_csv.number(cell["validation_accuracy"], f"{where}: validation_accuracy", zero=True)
+            numbers["validation_accuracy"] = accuracy
         rounds_csv.check_federation(numbers["n_clients"], numbers["participation"], where)
         runs.append({**cell, **numbers})
     return runs

@@ -39,6 +39,8 @@ def refused(argv: list[str]) -> str:
         (["--partition.alpha", "nan"], ["partition.alpha", "nan"]),
         (["--partition.alpha", "much"], ["partition.alpha", "float", "'much'"]),
         (["--sharing.p", "much"], ["sharing.p takes float or null, got 'much'."]),
+        (["--sharing.p", ""], ["sharing.p takes float or null, got ''."]),
+        (["--client.lr", " "], ["client.lr takes float, got ''."]),
         (["--client.momentum", "1"], ["client.momentum", "[0, 1)"]),
         (
             ["--algorithm", "fednova", "--client.optimizer", "adam"],

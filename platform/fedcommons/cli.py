@@ -66,6 +66,8 @@ def parse(parser: ArgumentParser, argv: Sequence[str]) -> Namespace:
     known = {name for name in options if not any(other.startswith(f"{name}.") for other in options)} - {"h", "config"}
     asked, words, flags = given(argv), [], {}
     for one in asked:
+        if one.file and one.name in ("help", "print_config"):
+            raise UserError(f"{one} is no key of a config file, got {one.file}.")
         if one.name not in known:
             raise _not_known(one, known, [options[name][0] for name in known])
         option, action = options[one.name]
@@ -238,10 +240,10 @@ def _drop(stream: TextIO | None) -> None:
 def _one_sentence(message: str) -> str:
     """What jsonargparse says of a value of the wrong type, for one type or for several."""
     for form in (
-        r'key "(?P<key>[^"]+)":.*?Subtypes: \[(?P<type>.+?)\] .*Given value: (?P<value>.*)',
-        r'key "(?P<key>[^"]+)":.*?Expected a (?P<type>.+?)\. Got value: (?P<value>.*)',
+        r'key "(?P<key>[^"]+)":.*?Subtypes: \[(?P<type>.+?)\] .*Given value:(?P<value>.*)',
+        r'key "(?P<key>[^"]+)":.*?Expected a (?P<type>.+?)\. Got value:(?P<value>.*)',
     ):
         if found := re.search(form, " ".join(message.split())):
             kind = re.sub(r"<class '(\w+)'>", r"\1", found["type"]).replace("typing.", "").replace("NoneType", "null")
-            return f"{found['key']} takes {kind.replace(', null', ' or null')}, got {shown(found['value'])}."
+            return f"{found['key']} takes {kind.replace(', null', ' or null')}, got {shown(found['value'].strip())}."
     return " ".join(message.split())
