@@ -212,7 +212,7 @@ def spelling(rng: random.Random, knows: Knows) -> Line:
         ((f"{o.name}={text}",), {}, True),
         (("--",), {}, False), (("--", "more"), {}, True), (("more",), {}, True), (("",), {}, True),
         (("--=1",), {}, True),
-        (("--resume=maybe",), {}, True), (("--resume", "true"), {}, True), (("--no-resume",), {}, True),
+        (("--resume=maybe",), {}, True), (("--resume", "true"), {}, False), (("--no-resume",), {}, True),
         (("@file.txt",), {}, True), (("-h",), {}, False), (("--help",), {}, False), (("--help", "more"), {}, False),
     )  # fmt: skip
     sections = (
