@@ -20,14 +20,14 @@ import torch
 from round_time import WORKLOADS, cpu_name, examples, network
 
 from fedcommons.algorithms import ALGORITHMS
-from fedcommons.algorithms.algorithm import Facts
-from fedcommons.algorithms.local import LocalSGD, Work
-from fedcommons.config import Experiment
+from fedcommons.config.experiment import Experiment
+from fedcommons.core.algorithm import Facts
+from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.worker import RunData, Worker, default_device
 from fedcommons.data.clients import Clients
 from fedcommons.federation import rounds
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.federation.serial import Serial
-from fedcommons.federation.worker import RunData, Worker, default_device
 from fedcommons.sharing.means import mean_images
 from lightning_modules import Classifier
 

@@ -26,16 +26,16 @@ from round_time import machine
 from torch import Tensor
 
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.algorithms.local import LocalSGD, Work
-from fedcommons.config import Data
+from fedcommons.config.experiment import Data
 from fedcommons.convergence.estimators import BATCH, moments
 from fedcommons.convergence.per_sample import gradients
 from fedcommons.convergence.smoothness import hessian_vector, spectral_norm
+from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.worker import RunData, Worker, set_up_process
 from fedcommons.data.clients import Clients
 from fedcommons.data.datasets import Examples, load
 from fedcommons.federation.evaluation import ModelTask
 from fedcommons.federation.serial import Serial
-from fedcommons.federation.worker import RunData, Worker, set_up_process
 from lightning_modules import Classifier
 from lightning_modules.networks import CNN, VGG11
 

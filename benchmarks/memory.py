@@ -28,17 +28,17 @@ import torch
 from round_time import WORKLOADS, Ours, examples, machine, network
 from torch import nn
 
-from fedcommons.algorithms.algorithm import Algorithm, Facts
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.algorithms.local import LocalSGD, Work
 from fedcommons.algorithms.scaffold import SCAFFOLD
+from fedcommons.core.algorithm import Algorithm, Facts
+from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.worker import RunData, Worker, default_device
 from fedcommons.data.clients import Clients, Rows
 from fedcommons.data.datasets import Examples
 from fedcommons.federation import checkpoint, rounds
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.federation.serial import Serial
-from fedcommons.federation.worker import RunData, Worker, default_device
 from lightning_modules import Classifier
 
 Course = Iterator[tuple[Standing, dict[str, float]]]

@@ -18,7 +18,7 @@ from datetime import date
 import numpy as np
 from round_time import cpu_name
 
-from fedcommons.convergence import quadratics as q
+from fedcommons.studies import quadratics as q
 
 SEED, P, ETA = 12988, 0.5, q.STEP_SIZES[6]
 

@@ -25,18 +25,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedcommons import cluster
-from fedcommons.algorithms.algorithm import Facts
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.algorithms.local import LocalSGD, Work
+from fedcommons.core.algorithm import Facts
+from fedcommons.core.executor import Executor
+from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.worker import RunData, Worker, default_device
 from fedcommons.data.clients import Clients
 from fedcommons.data.datasets import Examples
-from fedcommons.federation import rounds
-from fedcommons.federation.executor import Executor
+from fedcommons.federation import cluster, rounds
 from fedcommons.federation.participation import participants
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.federation.serial import Serial
-from fedcommons.federation.worker import RunData, Worker, default_device
 from lightning_modules import Classifier
 
 

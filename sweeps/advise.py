@@ -15,22 +15,25 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedcommons import cli, experiment, grids, tuning
 from fedcommons.accounting.communication import images_nbytes
 from fedcommons.artifacts import Store
-from fedcommons.checks import MOST
-from fedcommons.config import Experiment, override
+from fedcommons.config import cli
+from fedcommons.config.experiment import Experiment, override
 from fedcommons.convergence import advisor
 from fedcommons.convergence.advisor import LocalWork, Prediction
-from fedcommons.display import Display
 from fedcommons.errors import UserError, unknown
-from fedcommons.experiment import Prepared
 from fedcommons.files import write_json, write_text
-from fedcommons.probe import probe
 from fedcommons.reports import tables
 from fedcommons.reports.advice import Advice, advice_panels, advice_table
+from fedcommons.runs import build
+from fedcommons.runs.build import Prepared
+from fedcommons.runs.checks import MOST
+from fedcommons.runs.probe import probe
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.settings import n_swapped
+from fedcommons.sweeping import grids
+from fedcommons.sweeping import sweep as tuning
+from fedcommons.sweeping.display import Display
 from fedcommons.tracking.run_folder import read_summary
 
 POOLS = ("shuffled_synthetic", "shuffled_real")
@@ -99,7 +102,7 @@ def predictions(ready: Prepared, options, display: Display) -> tuple[list[Predic
     """The predictions of one experiment, and of which pool they are."""
     config, store = ready.config, Store(Path(ready.config.artifacts), display.say)
     known = not synthetic_pool.missing(store, ready.needs)
-    synthetic = experiment.contributions(ready, store) if ready.needs and known else None
+    synthetic = build.contributions(ready, store) if ready.needs and known else None
     pool = "the pool" if known else "an ideal pool, of real data: no synthetic images are in the store yet"
     found = probe(override(config, {"federation.rounds": options.probe_rounds}), synthetic, display.say)
     work = local_work(config, [len(rows) for rows in ready.partition.rows])
@@ -168,7 +171,7 @@ def advise(argv: Sequence[str]) -> int:
         if options.dry_run:
             grids.dry_run(several, out, display)
             return 0
-        ready, left = [experiment.prepare(c) for c in wanted], tuning.todo(several, out, display)
+        ready, left = [build.prepare(c) for c in wanted], tuning.todo(several, out, display)
         with tuning.open_sweep(out, options.resume):  # all that cannot be met has been refused
             found = {one.config.partition.alpha: (one, *predictions(one, options, display)) for one in ready}
             report(found, {}, out, options, display)

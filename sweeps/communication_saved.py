@@ -13,14 +13,15 @@ from typing import Any
 import torch
 from jsonargparse import ArgumentParser
 
-from fedcommons import cli
 from fedcommons.accounting import communication
 from fedcommons.accounting.communication import UntilTarget
+from fedcommons.config import cli
 from fedcommons.errors import UserError, shown, unknown
 from fedcommons.federation.participation import participants
 from fedcommons.files import write_text
 from fedcommons.reports import tables
 from fedcommons.reports.published import fedssyn_table1, fedssyn_table_a2, rounds_csv
+from fedcommons.sweeping import folders
 from fedcommons.tensors import nbytes
 from lightning_modules.networks import VGG11
 
@@ -174,7 +175,7 @@ def communication_saved(argv: Sequence[str]) -> int:
     table += "".join(f"\n{i}. {note}" for i, note in enumerate(notes, 1)) + "\n"
     if options.out:
         out = Path(options.out)
-        with cli.open_folder(out):
+        with folders.open_folder(out):
             write_text(out / "communication_saved.md", table)
             write_text(out / "communication_saved.csv", tables.to_csv(lines))
     print(table, end="")

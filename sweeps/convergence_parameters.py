@@ -12,12 +12,14 @@ from typing import Any
 
 from jsonargparse import Namespace
 
-from fedcommons import cli, grids, presets, tuning
-from fedcommons.config import override
-from fedcommons.display import Display
+from fedcommons.config import cli, presets
+from fedcommons.config.experiment import override
 from fedcommons.errors import UserError
 from fedcommons.files import write_bytes, write_json, write_text
 from fedcommons.reports import courses, tables
+from fedcommons.sweeping import grids
+from fedcommons.sweeping import sweep as tuning
+from fedcommons.sweeping.display import Display
 
 Figure = Mapping[str, Sequence[tuning.Cell]]
 """The curves of a figure, each with a cell for every seed."""

@@ -12,16 +12,18 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from fedcommons import central, cli, grids, tuning
-from fedcommons.central import Central
-from fedcommons.checks import MOST
-from fedcommons.config import SETTINGS, override
-from fedcommons.display import Display
+from fedcommons.config import cli
+from fedcommons.config.experiment import SETTINGS, override
 from fedcommons.errors import UserError
 from fedcommons.files import write_json, write_text
 from fedcommons.reports import tables
 from fedcommons.reports.figures import accuracy_bars, accuracy_table, panels
+from fedcommons.runs.central import Central
+from fedcommons.runs.checks import MOST
 from fedcommons.sharing.settings import needs_generators
+from fedcommons.sweeping import central_models, grids
+from fedcommons.sweeping import sweep as tuning
+from fedcommons.sweeping.display import Display
 from fedcommons.tracking.run_folder import read_summary
 
 P = 0.5  # of the paper's shuffled_synthetic: n_total/N images besides as many of the client's own
@@ -137,7 +139,7 @@ def figure3(argv: Sequence[str]) -> int:
         with tuning.open_sweep(out, options.resume):
             outcome = tuning.run_cells(left, out, display)
             before = time.perf_counter()
-            failures = {**outcome.failures, **central.run_all(lines, out, display)}
+            failures = {**outcome.failures, **central_models.train(lines, out, display)}
             seconds = {**outcome.seconds, "central models": time.perf_counter() - before}
             report(cells, lines, out, options, display)
             outcome = replace(outcome, seconds=seconds, failures=failures)

@@ -20,15 +20,16 @@ from jsonargparse import ArgumentParser, Namespace
 from matplotlib import pyplot as plt
 from matplotlib.ticker import LogLocator, NullLocator
 
-from fedcommons import cli
-from fedcommons.config import Data
-from fedcommons.convergence.softmax_regression import Labelled, balanced, clients, train, zeta_sq
+from fedcommons.config import cli
+from fedcommons.config.experiment import Data
 from fedcommons.data.datasets import Dataset, load
-from fedcommons.display import Display
 from fedcommons.errors import UserError, unknown
 from fedcommons.files import write_bytes, write_json, write_text
 from fedcommons.reports import tables
 from fedcommons.sharing.settings import n_swapped
+from fedcommons.studies.softmax_regression import Labelled, balanced, clients, train, zeta_sq
+from fedcommons.sweeping import folders
+from fedcommons.sweeping.display import Display
 
 PER_CLASS = 1024  # images, Fedssyn A.3.1
 PARTITIONS = {"iid": "iid clients", "single_class": "one class per client"}
@@ -152,7 +153,7 @@ def mnist_softmax(argv: Sequence[str]) -> int:
     torch.set_num_threads(1)  # more threads would round differently
     loaded = load(Data(options.dataset, options.data_dir, options.download, validation=0))
     dataset, out = balanced(loaded, PER_CLASS, options.seed), Path(options.out)
-    with cli.open_folder(out), Display() as display:
+    with folders.open_folder(out), Display() as display:
         cells = train_all(dataset, options, display)
         facts = {name: options[name] for name in ("preset", "dataset", "seed", "lr", "rounds", "target")}
         images = len(dataset.train) // dataset.n_classes

@@ -17,11 +17,12 @@ from jsonargparse import ArgumentParser
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
-from fedcommons import cli
-from fedcommons.convergence import quadratics as q
+from fedcommons.config import cli
 from fedcommons.errors import UserError, unknown
 from fedcommons.files import write_bytes, write_json, write_text
 from fedcommons.reports import tables
+from fedcommons.studies import quadratics as q
+from fedcommons.sweeping import folders
 
 PRESETS = {"paper": (q.SHARES, q.ROUNDS), "smoke": ((0.0, 0.25, 0.5, 0.75, 1.0), 250)}  # p, rounds
 FIT = 1 / np.linspace(5e-5**-0.5, 1e-6**-0.5, 40) ** 2  # eps in [1e-6, 5e-5], evenly in 1/sqrt(eps)
@@ -160,7 +161,7 @@ def quadratics(argv: Sequence[str]) -> int:
     problems = swapped(options, options.sigma_sq, options.shares)
     q.check(problems[0], options.target, options.rounds, options.models)
     out = Path(options.out)
-    with cli.open_folder(out):
+    with folders.open_folder(out):
         return play_all(problems, out, options)
 
 

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser
 
-from fedcommons import cli, experiment, presets, replay
+from fedcommons.config import cli, presets
 from fedcommons.errors import ClientError, UserError
+from fedcommons.runs import experiment, replay
 
 
 def run(argv: Sequence[str]) -> int:

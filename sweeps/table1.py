@@ -12,14 +12,17 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from fedcommons import cli, config, grids, presets, tuning
-from fedcommons.config import Experiment, override
-from fedcommons.display import Display
+from fedcommons.config import cli, presets
+from fedcommons.config import experiment as config
+from fedcommons.config.experiment import Experiment, override
 from fedcommons.errors import UserError, shown
 from fedcommons.files import write_json, write_text
 from fedcommons.reports import tables
 from fedcommons.reports.plots import round_bars
 from fedcommons.reports.published import fedssyn_table1
+from fedcommons.sweeping import grids
+from fedcommons.sweeping import sweep as tuning
+from fedcommons.sweeping.display import Display
 from fedcommons.tracking.run_folder import read_summary
 
 ALGORITHMS = "fedavg,scaffold,fedprox,feddyn,fedpvr"

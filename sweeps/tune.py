@@ -9,13 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedcommons import cli, config, presets, search_space, tuning
-from fedcommons.config import override
-from fedcommons.display import Display
+from fedcommons.config import cli, presets, search_space
+from fedcommons.config import experiment as config
+from fedcommons.config.experiment import override
 from fedcommons.errors import UserError, unknown
 from fedcommons.files import write_json, write_text
 from fedcommons.reports.plots import metric_against_fields
 from fedcommons.reports.tables import markdown, to_csv
+from fedcommons.sweeping import sweep as tuning
+from fedcommons.sweeping.display import Display
 from fedcommons.tracking.run_folder import read_rounds, read_summary
 
 MOST_SAMPLES = 10_000

@@ -148,7 +148,7 @@ def as_nobody() -> Callable[[Callable[[], None]], None]:
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
     """A real Ray on this machine, for tests marked ``ray``."""
-    from fedcommons import cluster
+    from fedcommons.federation import cluster
 
     cluster.connect(num_cpus=4)
     yield

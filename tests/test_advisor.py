@@ -11,16 +11,17 @@ from types import ModuleType
 
 import pytest
 
-from fedcommons import experiment, presets
 from fedcommons.artifacts import Store
-from fedcommons.config import Experiment, override
+from fedcommons.config import presets
+from fedcommons.config.experiment import Experiment, override
 from fedcommons.convergence import lemma1, rates
 from fedcommons.convergence.advisor import LocalWork, Probed, predict, probed, relative_rounds
 from fedcommons.convergence.laboratory import Estimate
 from fedcommons.errors import UserError
 from fedcommons.federation.participation import participants
-from fedcommons.probe import probe
 from fedcommons.reports.advice import Advice, advice_panels, advice_table
+from fedcommons.runs import build, experiment
+from fedcommons.runs.probe import probe
 
 ROOT = Path(__file__).parent.parent
 
@@ -178,7 +179,7 @@ def test_the_probe_measures_the_pool_that_is_there(config: Experiment, tmp_path:
     )
     experiment.run(pool, tmp_path / "run")
     line = json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[0])  # the untrained model
-    synthetic = experiment.contributions(experiment.prepare(pool), Store(tmp_path / "artifacts"))
+    synthetic = build.contributions(build.prepare(pool), Store(tmp_path / "artifacts"))
     (_, found), _ = probe(pool, synthetic, lambda _: None)
     for name in ("zeta_sq", "sigma_pool_sq", "delta_sq", "L_pool"):
         assert found[name].value == line[f"convergence/{name}"]

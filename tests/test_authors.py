@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from fedcommons import presets
-from fedcommons.authors import authors
-from fedcommons.checks import check
-from fedcommons.config import Experiment, get, override
+from fedcommons.config import presets
+from fedcommons.config.experiment import Experiment, get, override
+from fedcommons.config.fedssyn_authors import authors
 from fedcommons.data.datasets import load
 from fedcommons.errors import UserError
+from fedcommons.runs.checks import check
 from fedcommons.sharing.synthetic_pool import contribution
 
 

@@ -10,7 +10,7 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.algorithms.local import LocalSGD, Work
+from fedcommons.core.local import LocalSGD, Work
 from fedcommons.federation import checkpoint, rounds
 from fedcommons.federation.evaluation import evaluate
 from fedcommons.federation.memory import ClientMemory

@@ -10,12 +10,13 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
-from fedcommons import central, presets
 from fedcommons.artifacts import Store
-from fedcommons.central import Central
-from fedcommons.config import Data, Experiment, override
+from fedcommons.config import presets
+from fedcommons.config.experiment import Data, Experiment, override
 from fedcommons.data.datasets import Dataset, Examples, load
-from fedcommons.experiment import prepare
+from fedcommons.runs import central
+from fedcommons.runs.build import prepare
+from fedcommons.runs.central import Central
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.synthetic_pool import Job, Made
 from lightning_modules import Classifier

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedcommons import cli, config, experiment, presets, search_space
-from fedcommons.checks import check
-from fedcommons.config import Experiment, override
+from fedcommons.config import cli, presets, search_space
+from fedcommons.config import experiment as config
+from fedcommons.config.experiment import Experiment, override
 from fedcommons.errors import UserError
+from fedcommons.runs import build
+from fedcommons.runs.checks import check
 from fedcommons.tracking.run_folder import read_config
 
 SYNTHETIC = ["--sharing.setting", "shuffled_synthetic"]
@@ -22,7 +24,7 @@ def refused(argv: list[str]) -> str:
     """The sentence a script would end with."""
     parser = cli.parser("a test", presets.preset("smoke", "digits"))
     with pytest.raises(UserError) as error:
-        experiment.prepare(cli.experiment(cli.parse(parser, argv)))
+        build.prepare(cli.experiment(cli.parse(parser, argv)))
     message = str(error.value)
     assert "\n" not in message
     return message

@@ -24,8 +24,8 @@ from urllib.request import urlopen
 import psutil
 import pytest
 
-from fedcommons import cluster
 from fedcommons.errors import UserError
+from fedcommons.federation import cluster
 
 CALLS = (
     "NodeInfoGcsService/GetClusterId",

@@ -21,8 +21,8 @@ from fedcommons.accounting.communication import (
     sent,
 )
 from fedcommons.algorithms import build
-from fedcommons.algorithms.algorithm import Facts
-from fedcommons.config import Experiment, override
+from fedcommons.config.experiment import Experiment, override
+from fedcommons.core.algorithm import Facts
 from fedcommons.errors import UserError
 from fedcommons.reports.published import fedssyn_table1, fedssyn_table_a2
 from fedcommons.tensors import flatten

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedcommons.algorithms.algorithm import Facts, Message, Reply, State
-from fedcommons.algorithms.local import LocalSGD, Work
+from fedcommons.core.algorithm import Facts, Message, Reply, State
+from fedcommons.core.executor import Executor
+from fedcommons.core.local import LocalSGD, Work
 from fedcommons.data.clients import ClientData
-from fedcommons.federation.executor import Executor
 from fedcommons.tensors import Flat, Payload, add, copy, data, flat, scale, sub
 from fedcommons.testing import CHECKS, check_algorithm
 

@@ -16,11 +16,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedcommons.convergence.laboratory import NAMES
-from fedcommons.display import Display
 from fedcommons.errors import UserError
 from fedcommons.files import write_json, write_text
 from fedcommons.reports import courses, tables
 from fedcommons.reports.courses import Curve
+from fedcommons.sweeping.display import Display
 
 ROOT = Path(__file__).parent.parent
 

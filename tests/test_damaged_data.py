@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcommons import experiment, presets
-from fedcommons.config import Data, override
+from fedcommons.config import presets
+from fedcommons.config.experiment import Data, override
 from fedcommons.data.datasets import load
 from fedcommons.errors import UserError
+from fedcommons.runs import build
 
 FILES = {
     "train images": "train-images-idx3-ubyte", "train labels": "train-labels-idx1-ubyte",
@@ -149,4 +150,4 @@ def test_images_too_small_for_the_network_are_refused(tmp_path: Path) -> None:
     data = mnist(tmp_path, train_images=idx(images(50, 3)), test_images=idx(images(20, 3)))
     fields = {"data.name": "mnist", "data.dir": data.dir, "data.limit": 40}
     with pytest.raises(UserError, match=r"model\.name cnn needs images of at least 4x4, and mnist has \(3, 3\)"):
-        experiment.prepare(override(presets.experiment("smoke", "mnist"), fields))
+        build.prepare(override(presets.experiment("smoke", "mnist"), fields))

@@ -8,7 +8,7 @@ import torch
 from diffusers.schedulers.scheduling_ddpm import DDPMScheduler
 from torch import Tensor
 
-from fedcommons import config
+from fedcommons.config import experiment as config
 from fedcommons.data import datasets
 from fedcommons.data.datasets import Examples
 from fedcommons.generators.ddpm import DDPMGenerator

@@ -15,18 +15,18 @@ from torch.nn import functional as F
 
 from fedcommons.accounting.privacy import epsilon
 from fedcommons.algorithms import local_loop
-from fedcommons.algorithms.algorithm import Algorithm
-from fedcommons.algorithms.dp_sgd import DPSGD
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddyn import FedDyn
 from fedcommons.algorithms.fedmix import FedMix
 from fedcommons.algorithms.fednova import FedNova
 from fedcommons.algorithms.fedprox import FedProx
 from fedcommons.algorithms.fedpvr import FedPVR
-from fedcommons.algorithms.local import LocalSGD, Work
 from fedcommons.algorithms.moon import MOON
 from fedcommons.algorithms.scaffold import SCAFFOLD
-from fedcommons.config import IGNORED_BY_RESULTS, Experiment, override
+from fedcommons.config.experiment import IGNORED_BY_RESULTS, Experiment, override
+from fedcommons.core.algorithm import Algorithm
+from fedcommons.core.dp_sgd import DPSGD
+from fedcommons.core.local import LocalSGD, Work
 from fedcommons.data.clients import ClientData
 from fedcommons.federation.rounds import Standing
 from fedcommons.seeds import seed_for, wide_generator

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.algorithms.local import LocalSGD
 from fedcommons.convergence.estimators import (
     PARTS,
     Moments,
@@ -26,9 +25,10 @@ from fedcommons.convergence.estimators import (
     moments,
     zeta_sq_of_each,
 )
+from fedcommons.core.local import LocalSGD
+from fedcommons.core.worker import RunData
 from fedcommons.data.clients import Clients
 from fedcommons.federation.evaluation import ModelTask
-from fedcommons.federation.worker import RunData
 from fedcommons.tensors import Flat
 
 if TYPE_CHECKING:

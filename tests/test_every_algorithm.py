@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from fedcommons.algorithms import ALGORITHMS
-from fedcommons.algorithms.algorithm import Algorithm, Facts, Message, Reply, State
-from fedcommons.algorithms.local import LocalSGD, Work
-from fedcommons.config import Experiment
+from fedcommons.config.experiment import Experiment
+from fedcommons.core.algorithm import Algorithm, Facts, Message, Reply, State
+from fedcommons.core.executor import Executor
+from fedcommons.core.local import LocalSGD, Work
 from fedcommons.data.clients import ClientData
-from fedcommons.federation.executor import Executor
 from fedcommons.tensors import Flat, Payload, add, data, flat, scale, sub
 from fedcommons.testing import CHECKS, digits
 from fedcommons.testing.contract import varied

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.algorithms.local import LocalSGD
+from fedcommons.core.local import LocalSGD
 from fedcommons.federation.rounds import Standing
 from fedcommons.seeds import seed_for
 from fedcommons.tensors import Flat

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedcommons.algorithms.algorithm import Message
 from fedcommons.algorithms.feddyn import FedDyn
-from fedcommons.algorithms.local import LocalSGD, Work
+from fedcommons.core.algorithm import Message
+from fedcommons.core.local import LocalSGD, Work
 from fedcommons.data.clients import ClientData
 from fedcommons.federation.participation import participants
 from fedcommons.federation.rounds import Standing

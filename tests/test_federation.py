@@ -13,16 +13,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedcommons.accounting.communication import Traffic
-from fedcommons.algorithms.algorithm import Facts, Message, Reply, State
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.algorithms.local import LocalSGD, Work
+from fedcommons.core.algorithm import Facts, Message, Reply, State
+from fedcommons.core.executor import Executor
+from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.reduction import BlockSum, Total, add_blocks, cut
+from fedcommons.core.worker import RunData, Worker
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError
 from fedcommons.federation import evaluation
-from fedcommons.federation.executor import Executor
 from fedcommons.federation.participation import participants
-from fedcommons.federation.reduction import BlockSum, Total, add_blocks, cut
-from fedcommons.federation.worker import RunData, Worker
 from fedcommons.tensors import Flat, Layout, Payload, data
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedcommons.algorithms.algorithm import Message, Reply
 from fedcommons.algorithms.fedmix import FedMix
-from fedcommons.algorithms.local import LocalSGD, Work
+from fedcommons.core.algorithm import Message, Reply
+from fedcommons.core.local import LocalSGD, Work
 from fedcommons.data.clients import ClientData
 from fedcommons.data.datasets import Examples
 from fedcommons.seeds import set_default_generator

@@ -10,10 +10,10 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
-from fedcommons.algorithms.algorithm import Algorithm, Message
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fednova import FedNova, normaliser
-from fedcommons.algorithms.local import LocalSGD, Work
+from fedcommons.core.algorithm import Algorithm, Message
+from fedcommons.core.local import LocalSGD, Work
 from fedcommons.data.clients import ClientData, Clients
 from fedcommons.federation.rounds import Standing
 from fedcommons.tensors import Flat, flat, scalar

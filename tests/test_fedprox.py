@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedcommons.algorithms.fedprox import FedProx
-from fedcommons.algorithms.local import LocalSGD
+from fedcommons.core.local import LocalSGD
 from fedcommons.federation.rounds import Standing
 from fedcommons.tensors import Flat
 

@@ -15,7 +15,7 @@ from types import ModuleType
 
 import pytest
 
-from fedcommons import cli
+from fedcommons.config import cli
 
 ROOT = Path(__file__).parent.parent
 OPTIONS = [

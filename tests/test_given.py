@@ -6,8 +6,8 @@ from types import ModuleType
 
 import pytest
 
-from fedcommons import cli, presets
-from fedcommons.config import Experiment, override
+from fedcommons.config import cli, presets
+from fedcommons.config.experiment import Experiment, override
 from fedcommons.errors import UserError
 from fedcommons.paths import user_path
 

@@ -6,9 +6,11 @@ from types import ModuleType
 
 import pytest
 
-from fedcommons import grids, presets, tuning
-from fedcommons.config import Experiment, get, override
+from fedcommons.config import presets
+from fedcommons.config.experiment import Experiment, get, override
 from fedcommons.errors import UserError
+from fedcommons.sweeping import grids
+from fedcommons.sweeping import sweep as tuning
 
 
 @pytest.fixture(scope="module")

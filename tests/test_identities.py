@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from fedcommons.algorithms.algorithm import Algorithm
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddyn import FedDyn
 from fedcommons.algorithms.fedmix import FedMix
 from fedcommons.algorithms.fednova import FedNova
 from fedcommons.algorithms.fedprox import FedProx
 from fedcommons.algorithms.fedpvr import FedPVR
-from fedcommons.algorithms.local import LocalSGD
 from fedcommons.algorithms.moon import MOON
 from fedcommons.algorithms.scaffold import SCAFFOLD
+from fedcommons.core.algorithm import Algorithm
+from fedcommons.core.local import LocalSGD
 from fedcommons.federation.rounds import Standing
 from fedcommons.sharing.means import mean_images
 from fedcommons.tensors import Flat, flat

@@ -27,8 +27,45 @@ def imported(path: Path) -> set[str]:
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            names.add(node.module or "")
+            module = node.module or ""
+            names |= {f"{module}.{alias.name}" for alias in node.names} if module == "fedcommons" else {module}
     return names
+
+
+FLOORS = (
+    {"files", "seeds", "tensors"},
+    {"errors"},
+    {"artifacts", "locks", "paths"},
+    {"config"},
+    {"data"},
+    {"core"},
+    {"algorithms", "generators"},
+    {"accounting"},
+    {"federation", "sharing"},
+    {"convergence", "studies", "tracking", "testing"},
+    {"reports"},
+    {"runs"},
+    {"sweeping"},
+)
+"""The rooms of the house: a room may import those of lower floors only, and nobody of its own floor."""
+
+
+def room(name: str) -> str | None:
+    """The file or folder of the package that a dotted name stands in."""
+    top, *rest = name.split(".")
+    return rest[0] if top == "fedcommons" and rest else None
+
+
+def test_no_import_points_up() -> None:
+    floor = {name: number for number, rooms in enumerate(FLOORS) for name in rooms}
+    up = []
+    for path in FILES:
+        mine = room(module_name(path))
+        for name in imported(path):
+            other = room(name)
+            if mine and other and other != mine and floor[other] >= floor[mine]:
+                up.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert not up
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_name)
@@ -69,7 +106,8 @@ def test_no_sweep_hides_a_module() -> None:
 
 def test_heavy_libraries_are_imported_only_where_they_are_used() -> None:
     """diffusers, opacus and wandb cost every worker seconds of start-up."""
-    code = "import sys, fedcommons.experiment; print([m for m in ('diffusers', 'opacus', 'wandb') if m in sys.modules])"
+    heavy = ("diffusers", "opacus", "wandb")
+    code = f"import sys, fedcommons.runs.experiment as _; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 

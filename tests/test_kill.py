@@ -20,9 +20,10 @@ from unittest import mock
 import pytest
 import torch
 
-from fedcommons import experiment, presets
 from fedcommons.algorithms.scaffold import SCAFFOLD
-from fedcommons.config import override
+from fedcommons.config import presets
+from fedcommons.config.experiment import override
+from fedcommons.runs import experiment
 from fedcommons.seeds import seed_for
 
 pytestmark = pytest.mark.ray  # it needs none, but too long for the default run

@@ -20,12 +20,14 @@ from unittest import mock
 import psutil
 import pytest
 
-from fedcommons import cluster, experiment, presets
 from fedcommons.algorithms.scaffold import SCAFFOLD
-from fedcommons.config import Experiment, override
+from fedcommons.config import presets
+from fedcommons.config.experiment import Experiment, override
+from fedcommons.core.worker import RunData, Worker
 from fedcommons.errors import ClientError
+from fedcommons.federation import cluster
 from fedcommons.federation.ray_actors import RayActors
-from fedcommons.federation.worker import RunData, Worker
+from fedcommons.runs import experiment
 from fedcommons.seeds import seed_for
 
 if TYPE_CHECKING:

@@ -12,13 +12,14 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
-from fedcommons import config as configs
-from fedcommons import experiment, presets
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.algorithms.local import LocalSGD
-from fedcommons.config import Experiment, override
+from fedcommons.config import experiment as configs
+from fedcommons.config import presets
+from fedcommons.config.experiment import Experiment, override
 from fedcommons.convergence.estimators import Part
 from fedcommons.convergence.laboratory import NAMES, Laboratory
+from fedcommons.core.local import LocalSGD
+from fedcommons.core.worker import RunData
 from fedcommons.data import datasets
 from fedcommons.data.clients import Clients
 from fedcommons.data.datasets import Examples
@@ -26,7 +27,7 @@ from fedcommons.data.partition import partition
 from fedcommons.errors import UserError
 from fedcommons.federation import checkpoint
 from fedcommons.federation.evaluation import ModelTask
-from fedcommons.federation.worker import RunData
+from fedcommons.runs import build, experiment
 from fedcommons.sharing.settings import Shared, share
 from fedcommons.tensors import Flat
 from fedcommons.testing import Federation
@@ -291,7 +292,7 @@ def test_a_run_logs_what_the_laboratory_finds_at_its_model(samples: int | None, 
     experiment.run(config, tmp_path / "run")
     last, line = checkpoint.load_latest(tmp_path / "run" / "checkpoints"), _lines(tmp_path / "run")[-1]
     assert last is not None
-    ready = experiment.assemble(experiment.prepare(config), None)
+    ready = build.assemble(build.prepare(config), None)
     at = ModelTask(last.model, last.buffers)
     laboratory = Laboratory(ready.executor(), ready.data, ready.shared.p, config.federation.blocks, samples, seed=5)
     found = laboratory.measure(at)

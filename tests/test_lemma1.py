@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.algorithms.local import LocalSGD
 from fedcommons.convergence import lemma1
 from fedcommons.convergence.estimators import delta_sq, mixed
 from fedcommons.convergence.laboratory import Laboratory
+from fedcommons.core.local import LocalSGD
+from fedcommons.core.worker import RunData
 from fedcommons.data.clients import Clients
 from fedcommons.errors import UserError
 from fedcommons.federation.evaluation import ModelTask
-from fedcommons.federation.worker import RunData
 from fedcommons.tensors import Flat
 from fedcommons.testing import LeastSquares
 

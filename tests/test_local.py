@@ -12,7 +12,7 @@ from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedcommons.algorithms.local import LocalSGD, Work
+from fedcommons.core.local import LocalSGD, Work
 from fedcommons.data.augment import flip_and_crop
 from fedcommons.data.clients import ClientData
 from fedcommons.seeds import generator, set_default_generator

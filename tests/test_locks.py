@@ -14,10 +14,14 @@ from types import ModuleType
 
 import pytest
 
-from fedcommons import cli, experiment, locks, presets, tuning
-from fedcommons.config import override
+from fedcommons import locks
+from fedcommons.config import presets
+from fedcommons.config.experiment import override
 from fedcommons.errors import UserError
 from fedcommons.locks import locked
+from fedcommons.runs import experiment
+from fedcommons.sweeping import folders
+from fedcommons.sweeping import sweep as tuning
 
 TINY = {
     "data.limit": 60, "client.epochs": 1, "measure.every": 0, "federation.rounds": 4, "federation.checkpoint_every": 2,
@@ -170,7 +174,7 @@ def test_two_processes_cannot_run_one_sweep(
 
 def test_a_sweep_holds_its_folder_until_it_has_ended(tmp_path: Path) -> None:
     with tuning.open_sweep(tmp_path / "out", resume=False):
-        for opening in (tuning.open_sweep(tmp_path / "out", resume=True), cli.open_folder(tmp_path / "out")):
+        for opening in (tuning.open_sweep(tmp_path / "out", resume=True), folders.open_folder(tmp_path / "out")):
             with pytest.raises(UserError, match="in use by process"), opening:
                 pytest.fail("two in one folder")
     with tuning.open_sweep(tmp_path / "out", resume=False):

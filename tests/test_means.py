@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from fedcommons import config
-from fedcommons.config import Experiment, override
+from fedcommons.config import experiment as config
+from fedcommons.config.experiment import Experiment, override
 from fedcommons.data.clients import Clients
 from fedcommons.data.datasets import load
 from fedcommons.data.partition import partition

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from fedcommons.algorithms import ALGORITHMS
-from fedcommons.algorithms.local import LocalSGD
-from fedcommons.config import Experiment
+from fedcommons.config.experiment import Experiment
+from fedcommons.core.local import LocalSGD
+from fedcommons.core.worker import give_back_freed, set_up_process
 from fedcommons.errors import ClientError
 from fedcommons.federation import checkpoint, rounds
 from fedcommons.federation.memory import ClientMemory, remove_files
 from fedcommons.federation.rounds import Standing
-from fedcommons.federation.worker import give_back_freed, set_up_process
 from fedcommons.tensors import Flat, Layout, Payload, data, nbytes
 
 if TYPE_CHECKING:

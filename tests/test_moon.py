@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedcommons.algorithms.algorithm import Message, Reply
-from fedcommons.algorithms.local import LocalSGD, Work
 from fedcommons.algorithms.moon import MOON
+from fedcommons.core.algorithm import Message, Reply
+from fedcommons.core.local import LocalSGD, Work
 from fedcommons.data.clients import ClientData
 from fedcommons.seeds import set_default_generator
 from fedcommons.tensors import Flat, Payload, flat

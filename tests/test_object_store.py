@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fedcommons import presets, tuning
-from fedcommons.config import override
-from fedcommons.display import Display
+from fedcommons.config import presets
+from fedcommons.config.experiment import override
+from fedcommons.sweeping import sweep as tuning
+from fedcommons.sweeping.display import Display
 
 pytestmark = pytest.mark.ray
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedcommons.config import PARTITIONS, Partition
+from fedcommons.config.experiment import PARTITIONS, Partition
 from fedcommons.data import dirichlet
 from fedcommons.data.dirichlet import group_sizes, sizes_by_priors
 from fedcommons.data.partition import PARTITIONERS, Partitioned, default_n_aux, partition

@@ -17,13 +17,13 @@ from unittest import mock
 
 import pytest
 
-from fedcommons import cluster
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.algorithms.local import LocalSGD
+from fedcommons.core.local import LocalSGD
+from fedcommons.core.worker import Worker
 from fedcommons.errors import UserError
+from fedcommons.federation import cluster
 from fedcommons.federation.evaluation import ModelTask
 from fedcommons.federation.ray_actors import RayActors
-from fedcommons.federation.worker import Worker
 from fedcommons.testing import digits
 
 pytestmark = pytest.mark.ray

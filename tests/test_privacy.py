@@ -12,16 +12,17 @@ import pytest
 from opacus.accountants import RDPAccountant
 from opacus.accountants.analysis.rdp import compute_rdp
 
-from fedcommons import presets
 from fedcommons.accounting.privacy import epsilon, ledger, statement
 from fedcommons.algorithms import ALGORITHMS
-from fedcommons.algorithms.algorithm import Message, Reply
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.algorithms.local import Work
-from fedcommons.config import Experiment, override
+from fedcommons.config import presets
+from fedcommons.config.experiment import Experiment, override
+from fedcommons.core.algorithm import Message, Reply
+from fedcommons.core.local import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
-from fedcommons.experiment import prepare, run
+from fedcommons.runs.build import prepare
+from fedcommons.runs.experiment import run
 from fedcommons.seeds import seed_for
 from fedcommons.tensors import Payload
 from fedcommons.tracking.run_folder import read_rounds

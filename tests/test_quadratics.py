@@ -15,9 +15,9 @@ import pytest
 import torch
 from threadpoolctl import threadpool_limits
 
-from fedcommons.convergence import quadratics as q
-from fedcommons.convergence.quadratics import Quadratics
 from fedcommons.errors import UserError
+from fedcommons.studies import quadratics as q
+from fedcommons.studies.quadratics import Quadratics
 
 SWEEP = Path(__file__).parent.parent / "sweeps" / "quadratics.py"
 SMALL = (3, 7, 2)  # N, n, d

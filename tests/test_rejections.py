@@ -13,22 +13,26 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedcommons import config, experiment, grids, presets, tuning
-from fedcommons.algorithms.algorithm import Message, Reply, State
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fednova import FedNova
-from fedcommons.algorithms.local import LocalSGD, Work
 from fedcommons.algorithms.scaffold import SCAFFOLD
-from fedcommons.config import Experiment, override
+from fedcommons.config import experiment as config
+from fedcommons.config import presets
+from fedcommons.config.experiment import Experiment, override
+from fedcommons.core.algorithm import Message, Reply, State
+from fedcommons.core.executor import Executor
+from fedcommons.core.local import LocalSGD, Work
 from fedcommons.data.clients import ClientData
-from fedcommons.display import Display
 from fedcommons.errors import ClientError, UserError
-from fedcommons.experiment import prepare
 from fedcommons.federation import checkpoint, rejections
-from fedcommons.federation.executor import Executor
 from fedcommons.federation.rejections import Largest, Rejected
 from fedcommons.federation.rounds import Standing
 from fedcommons.reports import tables
+from fedcommons.runs import experiment
+from fedcommons.runs.build import prepare
+from fedcommons.sweeping import grids
+from fedcommons.sweeping import sweep as tuning
+from fedcommons.sweeping.display import Display
 from fedcommons.tensors import Flat, Layout, Payload, data, flat, norm
 from fedcommons.testing import Federation
 from fedcommons.testing.comparing import bits

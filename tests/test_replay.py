@@ -15,19 +15,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedcommons import cli, experiment, presets
 from fedcommons.algorithms import ALGORITHMS
-from fedcommons.algorithms.algorithm import Message, Reply, State
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.algorithms.local import Batch, Work
-from fedcommons.config import Experiment, override
+from fedcommons.config import cli, presets
+from fedcommons.config.experiment import Experiment, override
+from fedcommons.core.algorithm import Message, Reply, State
+from fedcommons.core.local import Batch, Work
+from fedcommons.core.reduction import add_blocks
+from fedcommons.core.worker import Worker
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError, UserError, left_in, sentence
 from fedcommons.federation import rounds
 from fedcommons.federation.blocks import Block, BlockResult, RoundTask, train_block
-from fedcommons.federation.reduction import add_blocks
-from fedcommons.federation.worker import Worker
-from fedcommons.replay import replay
+from fedcommons.runs import build, experiment
+from fedcommons.runs.replay import replay
 from fedcommons.seeds import seed_for
 from fedcommons.tensors import Payload, data, flat, scalar
 
@@ -128,7 +129,7 @@ def test_it_gets_its_own_message(config: Experiment, tmp_path: Path, monkeypatch
 def test_it_says_what_the_client_had_and_answered(config: Experiment, tmp_path: Path) -> None:
     experiment.run(override(config, {"federation.rounds": 1}), tmp_path / "run")
     again = replay(tmp_path / "run", 1, 2)
-    dealt = experiment.prepare(config).partition.class_counts[2]
+    dealt = build.prepare(config).partition.class_counts[2]
     assert again.class_counts == dealt[: len(again.class_counts)].tolist()
     assert again.down_bytes == again.up_bytes == 4 * len(data(again.sums["delta"]))
     norm = float(data(again.sums["delta"]).square().sum().sqrt())

@@ -13,15 +13,16 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from fedcommons import experiment, presets
 from fedcommons.algorithms import ALGORITHMS
-from fedcommons.algorithms.algorithm import Message, Reply
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.algorithms.local import Work
-from fedcommons.config import Experiment, override
+from fedcommons.config import presets
+from fedcommons.config.experiment import Experiment, override
+from fedcommons.core.algorithm import Message, Reply
+from fedcommons.core.local import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError, UserError
 from fedcommons.federation import checkpoint
+from fedcommons.runs import experiment
 from fedcommons.seeds import seed_for
 from fedcommons.tensors import Payload
 

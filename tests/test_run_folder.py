@@ -8,9 +8,11 @@ from types import ModuleType
 
 import pytest
 
-from fedcommons import experiment, presets, tuning
-from fedcommons.config import override
+from fedcommons.config import presets
+from fedcommons.config.experiment import override
 from fedcommons.errors import ClientError, UserError
+from fedcommons.runs import experiment
+from fedcommons.sweeping import sweep as tuning
 from fedcommons.tracking.run_folder import RunFolder, read_rounds, read_summary
 
 TINY = override(

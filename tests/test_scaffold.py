@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedcommons.algorithms.algorithm import Algorithm, Facts
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fedpvr import FedPVR
-from fedcommons.algorithms.local import LocalSGD
 from fedcommons.algorithms.scaffold import SCAFFOLD
+from fedcommons.core.algorithm import Algorithm, Facts
+from fedcommons.core.local import LocalSGD
 from fedcommons.errors import UserError
 from fedcommons.federation.participation import participants
 from fedcommons.federation.rounds import Standing

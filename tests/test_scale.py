@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from fedcommons.algorithms import ALGORITHMS
-from fedcommons.algorithms.algorithm import Facts
-from fedcommons.algorithms.local import LocalSGD
-from fedcommons.config import Experiment
+from fedcommons.config.experiment import Experiment
+from fedcommons.core.algorithm import Facts
+from fedcommons.core.local import LocalSGD
+from fedcommons.core.worker import RunData
 from fedcommons.data.clients import ClientData, Clients, Rows
 from fedcommons.data.datasets import Examples
 from fedcommons.federation import rounds
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rounds import Plan, Standing
-from fedcommons.federation.worker import RunData
 from fedcommons.tensors import nbytes
 
 if TYPE_CHECKING:

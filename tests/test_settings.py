@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedcommons import config
-from fedcommons.config import Experiment, override
+from fedcommons.config import experiment as config
+from fedcommons.config.experiment import Experiment, override
 from fedcommons.data import datasets
 from fedcommons.data.datasets import Examples
 from fedcommons.data.partition import Partitioned, partition

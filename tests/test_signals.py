@@ -19,8 +19,8 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
-from fedcommons import central
 from fedcommons.data.datasets import Examples
+from fedcommons.runs import central
 
 ROOT = Path(__file__).parent.parent
 GENERATORS = ("--preset=smoke", "--sharing.setting=shuffled_synthetic", "--generator.epochs=100000")

@@ -12,7 +12,6 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.algorithms.local import LocalSGD
 from fedcommons.convergence.estimators import Part
 from fedcommons.convergence.smoothness import (
     hessian_vector,
@@ -21,11 +20,12 @@ from fedcommons.convergence.smoothness import (
     spectral_norm,
     strong_convexity,
 )
+from fedcommons.core.local import LocalSGD
+from fedcommons.core.worker import RunData
 from fedcommons.data.clients import Clients
 from fedcommons.data.datasets import Examples
 from fedcommons.federation.evaluation import ModelTask
 from fedcommons.federation.serial import Serial
-from fedcommons.federation.worker import RunData
 from fedcommons.tensors import Flat
 from fedcommons.testing import Federation
 from lightning_modules import Classifier

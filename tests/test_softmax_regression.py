@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedcommons.config import Data
-from fedcommons.convergence.softmax_regression import Labelled, balanced, clients, gradient, loss, train, zeta_sq
+from fedcommons.config.experiment import Data
 from fedcommons.data.datasets import Dataset, load
 from fedcommons.errors import UserError
+from fedcommons.studies.softmax_regression import Labelled, balanced, clients, gradient, loss, train, zeta_sq
 
 SWEEP = Path(__file__).parent.parent / "sweeps" / "mnist_softmax.py"
 KINDS = [(name, p) for name in ("iid", "single_class") for p in (0.0, 0.3, 1.0)]

@@ -13,7 +13,7 @@ import torch
 
 from fedcommons import testing
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.algorithms.local import LocalSGD
+from fedcommons.core.local import LocalSGD
 from fedcommons.testing import check_algorithm, digits
 from fedcommons.testing.contract import varied
 

@@ -7,15 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedcommons import presets, probe
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.algorithms.local import LocalSGD
-from fedcommons.config import Experiment, override
-from fedcommons.experiment import _load, assemble, prepare, run
+from fedcommons.config import presets
+from fedcommons.config.experiment import Experiment, override
+from fedcommons.core.local import LocalSGD
+from fedcommons.core.worker import fresh_torch
 from fedcommons.federation import rounds
 from fedcommons.federation.memory import ClientMemory
-from fedcommons.federation.worker import fresh_torch
-from fedcommons.replay import replay
+from fedcommons.runs import probe
+from fedcommons.runs.build import _load, assemble, prepare
+from fedcommons.runs.experiment import run
+from fedcommons.runs.replay import replay
 from fedcommons.testing import check_algorithm
 
 Context = Callable[[], AbstractContextManager]

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from fedcommons import presets, tuning
-from fedcommons.config import Experiment, override, to_dict
-from fedcommons.display import Display
+from fedcommons.config import presets
+from fedcommons.config.experiment import Experiment, override, to_dict
+from fedcommons.sweeping import sweep as tuning
+from fedcommons.sweeping.display import Display
 
 pytestmark = pytest.mark.ray
 

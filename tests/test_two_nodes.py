@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 
-from fedcommons import cluster
 from fedcommons.algorithms import ALGORITHMS
-from fedcommons.algorithms.algorithm import Algorithm
-from fedcommons.algorithms.local import LocalSGD
-from fedcommons.config import Experiment
+from fedcommons.config.experiment import Experiment
+from fedcommons.core.algorithm import Algorithm
+from fedcommons.core.executor import Executor
+from fedcommons.core.local import LocalSGD
+from fedcommons.core.worker import Worker
+from fedcommons.federation import cluster
 from fedcommons.federation.evaluation import ModelTask
-from fedcommons.federation.executor import Executor
-from fedcommons.federation.worker import Worker
 from fedcommons.testing import digits
 from fedcommons.testing.comparing import bits
 

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fedcommons import experiment, presets
-from fedcommons.config import Experiment, override
+from fedcommons.config import presets
+from fedcommons.config.experiment import Experiment, override
 from fedcommons.errors import ClientError
+from fedcommons.runs import experiment
 
 if TYPE_CHECKING:
     from conftest import WandbFile

@@ -11,7 +11,7 @@ from faults import options, places, yamls
 from faults.options import UNSURE, WRONG, Option
 from faults.places import PLACES_OF_OTHERS, RUNS, TINY
 
-from fedcommons.config import IGNORED_BY_RESULTS, field_names
+from fedcommons.config.experiment import IGNORED_BY_RESULTS, field_names
 
 Knows = Mapping[str, Sequence[Option]]
 """The options of every script."""

@@ -18,7 +18,9 @@ from faults.processes import Begun, Ended
 from faults.runs import Found
 from faults.verdicts import CELLS, STOPPED
 
-from fedcommons import cli, config, tuning
+from fedcommons.config import cli
+from fedcommons.config import experiment as config
+from fedcommons.sweeping import sweep as tuning
 
 Scripts = dict[str, Callable[[Sequence[str]], int]]
 

@@ -12,9 +12,10 @@ from unittest import mock
 
 from jsonargparse import ArgumentParser
 
-from fedcommons import cli, config, presets
 from fedcommons.algorithms import ALGORITHMS
-from fedcommons.algorithms.weighting import WEIGHTINGS
+from fedcommons.config import cli, presets
+from fedcommons.config import experiment as config
+from fedcommons.core.weighting import WEIGHTINGS
 
 SWEEPS = Path(__file__).parents[2] / "sweeps"
 

@@ -16,7 +16,7 @@ from faults.places import TINY
 from faults.processes import Begun, Ended
 from faults.verdicts import Fault
 
-from fedcommons import cli
+from fedcommons.config import cli
 from lightning_modules import Classifier
 
 Script = Callable[[Sequence[str]], int]

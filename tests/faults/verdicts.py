@@ -14,8 +14,9 @@ from faults.grammar import Line, shown
 from faults.options import COSTLY
 from faults.processes import TRACEBACK, Ended
 
-from fedcommons import config, presets
-from fedcommons.config import IGNORED_BY_RESULTS, field_names
+from fedcommons.config import experiment as config
+from fedcommons.config import presets
+from fedcommons.config.experiment import IGNORED_BY_RESULTS, field_names
 from fedcommons.files import sha256
 
 LONGEST = 600  # characters of a sentence

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from fedcommons.algorithms import local_loop
-from fedcommons.config import Experiment
+from fedcommons.config.experiment import Experiment
 from fedcommons.data.clients import Clients
 from fedcommons.errors import UserError
 

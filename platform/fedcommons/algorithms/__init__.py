@@ -2,18 +2,18 @@
 
 from collections.abc import Callable
 
-from fedcommons.algorithms.algorithm import Algorithm
-from fedcommons.algorithms.dp_sgd import DPSGD
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddyn import FedDyn
 from fedcommons.algorithms.fedmix import FedMix
 from fedcommons.algorithms.fednova import FedNova
 from fedcommons.algorithms.fedprox import FedProx
 from fedcommons.algorithms.fedpvr import FedPVR
-from fedcommons.algorithms.local import LocalSGD
 from fedcommons.algorithms.moon import MOON
 from fedcommons.algorithms.scaffold import SCAFFOLD
-from fedcommons.config import Experiment, deciding
+from fedcommons.config.experiment import Experiment, deciding
+from fedcommons.core.algorithm import Algorithm
+from fedcommons.core.dp_sgd import DPSGD
+from fedcommons.core.local import LocalSGD
 from fedcommons.seeds import wide_key
 
 

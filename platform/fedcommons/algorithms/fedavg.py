@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedcommons.algorithms.algorithm import Facts, Message, Reply, State
-from fedcommons.algorithms.local import LocalSGD, Work
-from fedcommons.algorithms.weighting import weight
+from fedcommons.core.algorithm import Facts, Message, Reply, State
+from fedcommons.core.executor import Executor
+from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.weighting import weight
 from fedcommons.data.clients import ClientData
-from fedcommons.federation.executor import Executor
 from fedcommons.tensors import Flat, Payload, add, flat, scale, sub
 
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedcommons.algorithms.algorithm import Facts, Message, Reply, State
-from fedcommons.algorithms.local import AddToGrad, LocalSGD, Work
-from fedcommons.algorithms.weighting import total_weight, weight
+from fedcommons.core.algorithm import Facts, Message, Reply, State
+from fedcommons.core.executor import Executor
+from fedcommons.core.local import AddToGrad, LocalSGD, Work
+from fedcommons.core.weighting import total_weight, weight
 from fedcommons.data.clients import ClientData
-from fedcommons.federation.executor import Executor
 from fedcommons.tensors import Flat, Payload, add, flat, scalar, scale, sub, zeros_like
 
 

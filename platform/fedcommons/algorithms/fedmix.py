@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedcommons.algorithms.algorithm import Facts, Message, Reply, State
-from fedcommons.algorithms.features import LastLayer
-from fedcommons.algorithms.local import Batch, LocalSGD, Work
-from fedcommons.algorithms.weighting import weight
+from fedcommons.core.algorithm import Facts, Message, Reply, State
+from fedcommons.core.executor import Executor
+from fedcommons.core.features import LastLayer
+from fedcommons.core.local import Batch, LocalSGD, Work
+from fedcommons.core.weighting import weight
 from fedcommons.data.clients import ClientData
-from fedcommons.federation.executor import Executor
 from fedcommons.seeds import generator
 from fedcommons.tensors import Flat, Payload, add, flat, scale, sub
 

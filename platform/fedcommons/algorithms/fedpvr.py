@@ -15,12 +15,12 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor
 
-from fedcommons.algorithms.algorithm import Facts, Message, Reply, State
-from fedcommons.algorithms.local import LocalSGD, Work, constant
-from fedcommons.algorithms.weighting import total_weight, weight
+from fedcommons.core.algorithm import Facts, Message, Reply, State
+from fedcommons.core.executor import Executor
+from fedcommons.core.local import LocalSGD, Work, constant
+from fedcommons.core.weighting import total_weight, weight
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
-from fedcommons.federation.executor import Executor
 from fedcommons.tensors import Flat, Payload, add, flat, scalar, scale, select, sub, zeros_like
 
 

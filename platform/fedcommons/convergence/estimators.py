@@ -25,11 +25,11 @@ import torch
 from torch import Tensor
 
 from fedcommons.convergence.per_sample import gradients
+from fedcommons.core.executor import Executor
+from fedcommons.core.reduction import BlockSum, Total, add_blocks, cut
+from fedcommons.core.worker import RunData, Worker
 from fedcommons.data.clients import ClientData, Clients
 from fedcommons.federation.evaluation import ModelTask
-from fedcommons.federation.executor import Executor
-from fedcommons.federation.reduction import BlockSum, Total, add_blocks, cut
-from fedcommons.federation.worker import RunData, Worker
 from fedcommons.seeds import numpy_generator
 from fedcommons.tensors import data, sq_norm
 

@@ -19,9 +19,9 @@ from statistics import fmean, stdev
 from fedcommons.convergence import lemma1
 from fedcommons.convergence.estimators import PARTS, Moments, Part, clients_of, delta_sq, mixed, moments
 from fedcommons.convergence.smoothness import smoothness, smoothness_of_each
+from fedcommons.core.executor import Executor
+from fedcommons.core.worker import RunData
 from fedcommons.federation.evaluation import ModelTask
-from fedcommons.federation.executor import Executor
-from fedcommons.federation.worker import RunData
 
 NAMES = (
     "gradient_sq",

@@ -21,10 +21,10 @@ from torch import Tensor
 
 from fedcommons.convergence.estimators import BATCH, Direction, Part, clients_of
 from fedcommons.convergence.per_sample import Batch, require_apart
+from fedcommons.core.executor import Executor
+from fedcommons.core.reduction import BlockSum, Total, add_blocks, cut
+from fedcommons.core.worker import Worker
 from fedcommons.federation.evaluation import ModelTask
-from fedcommons.federation.executor import Executor
-from fedcommons.federation.reduction import BlockSum, Total, add_blocks, cut
-from fedcommons.federation.worker import Worker
 from fedcommons.seeds import generator
 from fedcommons.tensors import data
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcommons.config import Data
+from fedcommons.config.experiment import Data
 from fedcommons.errors import UserError, unknown
 from fedcommons.paths import user_path
 from fedcommons.seeds import numpy_generator

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from fedcommons import config
+from fedcommons.config import experiment as config
 from fedcommons.data.dirichlet import group_sizes, sizes_by_priors
 from fedcommons.errors import UserError, unknown
 from fedcommons.seeds import numpy_generator

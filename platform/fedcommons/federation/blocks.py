@@ -9,11 +9,11 @@ from math import hypot, isfinite
 
 import torch
 
-from fedcommons.algorithms.algorithm import Message, Reply
+from fedcommons.core.algorithm import Message, Reply
+from fedcommons.core.reduction import BlockSum, Total
+from fedcommons.core.worker import Worker
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError
-from fedcommons.federation.reduction import BlockSum, Total
-from fedcommons.federation.worker import Worker
 from fedcommons.seeds import seed_for
 from fedcommons.tensors import Flat, Payload, copy, data, nbytes, norm, scale, to_device
 

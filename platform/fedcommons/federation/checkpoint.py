@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from fedcommons.accounting.communication import Traffic
+from fedcommons.core.worker import give_back_freed
 from fedcommons.errors import ClientError
 from fedcommons.federation import memory as memories
 from fedcommons.federation import rejections
 from fedcommons.federation.memory import ClientMemory, remove_files
 from fedcommons.federation.packing import pack, unpack
 from fedcommons.federation.rounds import Standing
-from fedcommons.federation.worker import give_back_freed
 from fedcommons.files import read_tensors, write_tensors
 from fedcommons.tensors import Layout, Payload, flat
 

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedcommons.algorithms.local import Work
-from fedcommons.federation.executor import Executor
-from fedcommons.federation.worker import Worker
+from fedcommons.core.executor import Executor
+from fedcommons.core.local import Work
+from fedcommons.core.worker import Worker
 from fedcommons.tensors import EMPTY, Flat, data
 
 CHUNK = 1000  # images in a job: fixed, so that no sum depends on the number of workers

@@ -18,11 +18,11 @@ from ray.exceptions import (
 from ray.util import get_current_placement_group, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from fedcommons.cluster import INLINE_BYTES, bundle
+from fedcommons.core.executor import J, R, S, WorkerDied
+from fedcommons.core.reduction import cut
+from fedcommons.core.worker import RunData, Worker, set_up_process
 from fedcommons.errors import ClientError, UserError
-from fedcommons.federation.executor import J, R, S, WorkerDied
-from fedcommons.federation.reduction import cut
-from fedcommons.federation.worker import RunData, Worker, set_up_process
+from fedcommons.federation.cluster import INLINE_BYTES, bundle
 
 DEATHS = 3
 """So often may the actor that runs a job die before the run is given up."""

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from fedcommons.accounting.communication import Traffic
-from fedcommons.algorithms.algorithm import Algorithm, Facts, Reply, State
+from fedcommons.core.algorithm import Algorithm, Facts, Reply, State
+from fedcommons.core.executor import Executor, WorkerDied
+from fedcommons.core.reduction import add_blocks, cut
+from fedcommons.core.worker import give_back_freed
 from fedcommons.errors import ClientError
 from fedcommons.federation.blocks import BUFFERS, NOT_FINITE, Block, BlockResult, Form, RoundTask, train_block
-from fedcommons.federation.executor import Executor, WorkerDied
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.participation import participants, stragglers
-from fedcommons.federation.reduction import add_blocks, cut
 from fedcommons.federation.rejections import Largest, Rejected, counted, largest, unusable
-from fedcommons.federation.worker import give_back_freed
 from fedcommons.seeds import seed_for
 from fedcommons.tensors import EMPTY, Flat, flat, scale
 

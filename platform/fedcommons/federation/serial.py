@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from fedcommons.federation.executor import J, R, S
-from fedcommons.federation.worker import RunData, Worker, fresh_torch, set_up_process
+from fedcommons.core.executor import J, R, S
+from fedcommons.core.worker import RunData, Worker, fresh_torch, set_up_process
 
 
 class Serial:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedcommons import config
+from fedcommons.config import experiment as config
+from fedcommons.core.worker import default_device
 from fedcommons.data.datasets import Examples
-from fedcommons.federation.worker import default_device
 from fedcommons.generators.generator import Weights
 from fedcommons.seeds import generator, seed_for, set_default_generator
 
@@ -28,7 +28,7 @@ class DDPMGenerator:
         """See ``Generator``; all images are one batch where there are fewer than ``batch_size``."""
         import pytorch_lightning as lightning
 
-        from fedcommons import trainer
+        from fedcommons.core import trainer
 
         set_default_generator(seed, "initial weights")
         model = self._model(tuple(examples.x.shape[1:]), n_classes, seed)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fedcommons.accounting.communication import Traffic, images_nbytes
-from fedcommons.config import Experiment
+from fedcommons.config.experiment import Experiment
 from fedcommons.data.clients import Clients
 from fedcommons.data.datasets import Dataset, Examples
 from fedcommons.data.partition import Partitioned

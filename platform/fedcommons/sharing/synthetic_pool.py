@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcommons import config
 from fedcommons.artifacts import Store, key_of
+from fedcommons.config import experiment as config
+from fedcommons.core.worker import fresh_torch
 from fedcommons.data.datasets import Dataset, Examples
 from fedcommons.data.partition import Partitioned
 from fedcommons.errors import UserError
-from fedcommons.federation.worker import fresh_torch
 from fedcommons.files import sha256
 from fedcommons.generators.ddpm import DDPMGenerator
 from fedcommons.generators.generator import Generator, Weights

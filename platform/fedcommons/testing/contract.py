@@ -15,14 +15,14 @@ from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from fedcommons.algorithms.algorithm import Algorithm
-from fedcommons.algorithms.local import LocalSGD
+from fedcommons.core.algorithm import Algorithm
+from fedcommons.core.local import LocalSGD
+from fedcommons.core.worker import fresh_torch
 from fedcommons.errors import UserError
 from fedcommons.federation import checkpoint, rounds
 from fedcommons.federation.evaluation import evaluate
 from fedcommons.federation.rejections import records, told
 from fedcommons.federation.rounds import BUFFERS, Standing, answering
-from fedcommons.federation.worker import fresh_torch
 from fedcommons.tensors import EMPTY, Payload, data, flat
 from fedcommons.testing.comparing import bits, differing, listed, raw, require
 from fedcommons.testing.elsewhere import Apart, require_the_bits_of_one_process, require_the_same_of_ray

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
-from fedcommons.algorithms.algorithm import Algorithm
-from fedcommons.federation.executor import Executor
+from fedcommons.core.algorithm import Algorithm
+from fedcommons.core.executor import Executor
 from fedcommons.testing.comparing import bits, differing, listed, require
 from fedcommons.testing.federations import Federation
 
@@ -51,7 +51,7 @@ def require_the_same_of_ray(algorithm: Algorithm, federation: Federation, actors
     import ray
     from ray import cloudpickle
 
-    from fedcommons import cluster
+    from fedcommons.federation import cluster
     from fedcommons.federation.ray_actors import RayActors
 
     home = sys.modules.get(type(algorithm).__module__)

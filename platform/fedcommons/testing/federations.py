@@ -11,16 +11,16 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedcommons.algorithms.algorithm import Algorithm, Facts
-from fedcommons.algorithms.local import Work
-from fedcommons.config import Data
+from fedcommons.config.experiment import Data
+from fedcommons.core.algorithm import Algorithm, Facts
+from fedcommons.core.executor import Executor
+from fedcommons.core.local import Work
+from fedcommons.core.worker import RunData, Worker
 from fedcommons.data.clients import Clients
 from fedcommons.data.datasets import Dataset, Examples, load
 from fedcommons.federation import rounds
-from fedcommons.federation.executor import Executor
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.federation.serial import Serial
-from fedcommons.federation.worker import RunData, Worker
 from fedcommons.seeds import set_default_generator
 from fedcommons.tensors import Flat, flatten
 from lightning_modules import Classifier

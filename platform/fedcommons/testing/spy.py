@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcommons.algorithms.algorithm import Algorithm, Facts, Message, Reply, State
-from fedcommons.algorithms.local import Work
+from fedcommons.core.algorithm import Algorithm, Facts, Message, Reply, State
+from fedcommons.core.executor import Executor
+from fedcommons.core.local import Work
 from fedcommons.data.clients import ClientData
-from fedcommons.federation.executor import Executor
 from fedcommons.tensors import Flat, Payload
 from fedcommons.testing.comparing import differing, raw
 

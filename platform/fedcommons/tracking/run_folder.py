@@ -20,9 +20,9 @@ from typing import Any
 import torch
 import yaml
 
-from fedcommons import config as configs
 from fedcommons import locks
-from fedcommons.config import Experiment
+from fedcommons.config import experiment as configs
+from fedcommons.config.experiment import Experiment
 from fedcommons.errors import ClientError, UserError
 from fedcommons.federation import checkpoint, memory
 from fedcommons.files import remove_unfinished, unfinished, write_json, write_text

@@ -4,7 +4,7 @@ central_real: all real training images;  central_synthetic: the union of all cli
 that the federated runs train on.  Fedssyn, figure 3.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,18 +13,18 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from fedcommons import config as configs
-from fedcommons import locks, trainer
+from fedcommons import locks
 from fedcommons.artifacts import Store, key_of
-from fedcommons.config import Experiment
+from fedcommons.config import experiment as configs
+from fedcommons.config.experiment import Experiment
+from fedcommons.core import trainer
+from fedcommons.core.worker import fresh_torch
 from fedcommons.data.augment import flip_and_crop
 from fedcommons.data.datasets import Examples
-from fedcommons.display import Display
-from fedcommons.errors import sentence
-from fedcommons.experiment import PATIENCE, Prepared, build_classifier, contributions, prepare
 from fedcommons.federation.evaluation import CHUNK
-from fedcommons.federation.worker import fresh_torch
 from fedcommons.files import remove_unfinished, unfinished, write_json
+from fedcommons.runs.build import Prepared, build_classifier, contributions, prepare
+from fedcommons.runs.experiment import PATIENCE
 from fedcommons.seeds import generator, set_default_generator
 from fedcommons.tracking.run_folder import read_summary
 
@@ -175,33 +175,3 @@ def _union(prepared: Prepared) -> Examples:
     """All clients' synthetic images, as many of each client's as the federated runs use."""
     parts = contributions(prepared, Store(Path(prepared.config.artifacts)))
     return Examples(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]))
-
-
-def run_all(centrals: Sequence[Central], out: Path, display: Display) -> dict[str, str]:
-    """Train each, in ``out/NAME`` and as a Ray task of its own, unless that is done; the message of each that failed.
-
-    The folders in their configs are absolute: a task may run elsewhere.
-    """
-    import ray
-    from ray.exceptions import RayError
-
-    from fedcommons import cluster
-
-    todo = [c for c in centrals if read_summary(out / c.name) is None]
-    if not todo:
-        return {}
-    cluster.connect()
-    gpus = cluster.gpu_share(todo[0].config.federation.gpus_per_actor)
-    task = ray.remote(num_cpus=1, num_gpus=gpus)(run)
-    pending = {task.remote(c, (out / c.name).resolve()): c for c in todo}
-    failures = {}
-    while pending:
-        (ready, *_), _ = ray.wait(list(pending))
-        name = pending.pop(ready).name
-        try:
-            ray.get(ready)
-        except RayError as error:
-            failures[name] = sentence(error)
-        display.step("central models", len(todo) - len(pending), len(todo), "trained")
-    display.drop("central models")
-    return failures

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from ray import tune
 
-from fedcommons import cli, config
-from fedcommons.config import IGNORED_BY_RESULTS, SHORT_NAMES, field_names
+from fedcommons.config import cli
+from fedcommons.config import experiment as config
+from fedcommons.config.experiment import IGNORED_BY_RESULTS, SHORT_NAMES, field_names
 from fedcommons.errors import UserError, shown, unknown
 from fedcommons.seeds import numpy_generator
 

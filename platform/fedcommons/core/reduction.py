@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcommons.federation.executor import J
+from fedcommons.core.executor import J
 from fedcommons.tensors import Flat, Layout, Payload, data, like
 
 

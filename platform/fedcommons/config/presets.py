@@ -6,8 +6,8 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from fedcommons import authors
-from fedcommons.config import Experiment, override
+from fedcommons.config import fedssyn_authors as authors
+from fedcommons.config.experiment import Experiment, override
 from fedcommons.errors import unknown
 
 _DIGITS_GENERATOR: dict[str, Any] = {

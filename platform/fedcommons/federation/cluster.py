@@ -9,7 +9,7 @@ import subprocess
 import sys
 from contextlib import suppress
 
-from fedcommons.config import Experiment
+from fedcommons.config.experiment import Experiment
 from fedcommons.errors import UserError
 
 INLINE_BYTES = 4 * 2**20

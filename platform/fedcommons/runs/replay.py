@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 from fedcommons.artifacts import Store
-from fedcommons.config import Experiment, override
+from fedcommons.config.experiment import Experiment, override
+from fedcommons.core.executor import Executor
+from fedcommons.core.reduction import add_blocks
+from fedcommons.core.worker import fresh_torch
 from fedcommons.errors import UserError
-from fedcommons.experiment import Assembled, assemble, prepare, synthetic_images
 from fedcommons.federation import checkpoint, rounds
 from fedcommons.federation.blocks import Block, train_block
-from fedcommons.federation.executor import Executor
 from fedcommons.federation.memory import ClientMemory
-from fedcommons.federation.reduction import add_blocks
 from fedcommons.federation.rounds import Plan, Standing
-from fedcommons.federation.worker import fresh_torch
+from fedcommons.runs.build import Assembled, assemble, prepare, synthetic_images
 from fedcommons.tensors import Flat, data, nbytes
 from fedcommons.tracking.run_folder import read_config
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from fedcommons.federation.worker import default_device
+from fedcommons.core.worker import default_device
 
 
 def fit(module: LightningModule, batches: Iterable[Any], epochs: int, callbacks: Sequence[Callback]) -> None:

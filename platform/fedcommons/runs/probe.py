@@ -4,15 +4,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
 
-from fedcommons import cluster, experiment
-from fedcommons.config import Experiment, override
+from fedcommons.config.experiment import Experiment, override
 from fedcommons.convergence.laboratory import Estimate, Laboratory
+from fedcommons.core.worker import fresh_torch
 from fedcommons.data.datasets import Examples
-from fedcommons.federation import rounds
+from fedcommons.federation import cluster, rounds
 from fedcommons.federation.evaluation import ModelTask, evaluate
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rejections import records, told
-from fedcommons.federation.worker import fresh_torch
+from fedcommons.runs import build
 
 Found = dict[str, Estimate]
 
@@ -26,10 +26,10 @@ def probe(
     ``config``: the experiment with sharing, whose pool is measured and not trained on; without it the parameters of the
     pool are those of all clients' real data together, of which an ideal generator would draw.
     """
-    prepared = experiment.prepare(override(config, {"sharing.setting": "real", "sharing.p": None, "measure.every": 1}))
-    ready = experiment.assemble(prepared, None)
+    prepared = build.prepare(override(config, {"sharing.setting": "real", "sharing.p": None, "measure.every": 1}))
+    ready = build.assemble(prepared, None)
     if synthetic is not None or config.sharing.setting == "shuffled_real":
-        shared = experiment.assemble(experiment.prepare(config), synthetic)
+        shared = build.assemble(build.prepare(config), synthetic)
         ready = replace(ready, data=replace(ready.data, pool=shared.data.pool))
     else:
         ready = replace(ready, data=replace(ready.data, pool=ready.data.own))

@@ -1,6 +1,6 @@
 """How much a client counts in averages: all alike (Fedssyn) or by its number of examples (FedDM, NIID-Bench)."""
 
-from fedcommons.algorithms.algorithm import Facts
+from fedcommons.core.algorithm import Facts
 
 WEIGHTINGS = ("uniform", "samples")
 

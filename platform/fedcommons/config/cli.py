@@ -5,21 +5,18 @@ import re
 import signal
 import sys
 from argparse import SUPPRESS
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import isfinite
-from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace, set_parsing_settings
 
-from fedcommons import locks
-from fedcommons.config import Experiment, field_names, override
+from fedcommons.config.experiment import Experiment, field_names, override
+from fedcommons.config.given import Given, given
 from fedcommons.errors import ClientError, UserError, sentence, shown, unknown
-from fedcommons.given import Given, given
 from fedcommons.paths import user_path
-from fedcommons.tracking.run_folder import is_run
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
@@ -161,30 +158,6 @@ def split(option: str, text: str, kind: Callable[[str], Any] = str) -> tuple:
     if not values or "" in values or len(set(values)) < len(values):
         raise UserError(f"{option} takes different values separated by commas, got {shown(text)}.")
     return tuple(values)
-
-
-@contextmanager
-def open_folder(out: Path) -> Iterator[None]:
-    """Make the folder that ``--out`` names and hold it: nobody else may write there meanwhile.
-
-    Raises:
-        UserError: it cannot be written, somebody holds it, or it has what no sweep wrote.
-    """
-    with locks.opened(out, _stranger, "folder of a sweep"):
-        yield
-
-
-def holds_runs(out: Path) -> bool:
-    """Whether ``out`` is the folder of a sweep with runs in it."""
-    return any(is_run(path.parent) for path in out.glob("*/config.yaml"))
-
-
-def _stranger(out: Path) -> str | None:
-    """What shows that ``out`` is neither new nor a sweep's, whose mark is a lock file of ours, or runs."""
-    if is_run(out):
-        return "config.yaml, of a run"
-    names = locks.strangers(out)
-    return names[0] if names and not locks.holder(out) and not holds_runs(out) else None
 
 
 def main(function: Callable[[Sequence[str]], int]) -> NoReturn:

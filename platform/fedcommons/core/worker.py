@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from fedcommons.algorithms.algorithm import Algorithm
-from fedcommons.algorithms.local import Work
+from fedcommons.core.algorithm import Algorithm
+from fedcommons.core.local import Work
 from fedcommons.data.clients import Clients
 from fedcommons.data.datasets import Examples
 

@@ -10,9 +10,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from fedcommons.algorithms.local import Work
+from fedcommons.core.executor import Executor
+from fedcommons.core.local import Work
 from fedcommons.data.clients import ClientData
-from fedcommons.federation.executor import Executor
 from fedcommons.tensors import Flat, Payload, nbytes
 
 State = Payload

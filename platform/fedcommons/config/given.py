@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 from yaml import MappingNode, Node, ScalarNode, SequenceNode
 
-from fedcommons.config import field_names
+from fedcommons.config.experiment import field_names
 from fedcommons.errors import UserError, shown
 from fedcommons.paths import user_path
 

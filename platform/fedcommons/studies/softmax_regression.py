@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedcommons.config import Experiment, override
+from fedcommons.config.experiment import Experiment, override
 from fedcommons.data.datasets import Dataset, Examples
 from fedcommons.data.partition import partition
 from fedcommons.seeds import generator, numpy_generator

@@ -14,15 +14,17 @@ import torch
 from ray.exceptions import RayError
 from ray.tune import Callback
 
-from fedcommons import cluster, config, experiment
 from fedcommons.artifacts import Store
-from fedcommons.cli import holds_runs, open_folder
-from fedcommons.config import Experiment
+from fedcommons.config import experiment as config
+from fedcommons.config.experiment import Experiment
 from fedcommons.data.datasets import data_folder
-from fedcommons.display import Display
 from fedcommons.errors import ClientError, UserError, left_in, sentence
+from fedcommons.federation import cluster
 from fedcommons.federation.rejections import told
+from fedcommons.runs import build, experiment
 from fedcommons.sharing import synthetic_pool
+from fedcommons.sweeping.display import Display
+from fedcommons.sweeping.folders import holds_runs, open_folder
 from fedcommons.tracking.run_folder import is_run, read_config, read_rounds, read_summary
 
 
@@ -84,7 +86,7 @@ def todo(cells: Sequence[Cell], out: Path, display: Display) -> Todo:
         UserError: something that cannot be met: it is refused before any work and before anything is written.
     """
     left = [c for c in cells if not is_done(c, out)]
-    wanted = [(c.config.artifacts, need) for c in left for need in experiment.prepare(c.config).needs]
+    wanted = [(c.config.artifacts, need) for c in left for need in build.prepare(c.config).needs]
     stores = [Store(Path(folder), display.say) for folder in dict.fromkeys(folder for folder, _ in wanted)]
     lacking = [(s, synthetic_pool.missing(s, [need for f, need in wanted if Path(f) == s.folder])) for s in stores]
     for store, jobs in lacking:

@@ -7,12 +7,13 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from fedcommons import cli, presets, tuning
 from fedcommons.artifacts import Store
-from fedcommons.config import Experiment, get, override, same_results
-from fedcommons.display import Display
-from fedcommons.experiment import prepare
+from fedcommons.config import cli, presets
+from fedcommons.config.experiment import Experiment, get, override, same_results
+from fedcommons.runs.build import prepare
 from fedcommons.sharing.synthetic_pool import missing
+from fedcommons.sweeping import sweep as tuning
+from fedcommons.sweeping.display import Display
 
 GRID = {  # option: the field it varies
     "seeds": "seed", "algorithms": "algorithm", "alphas": "partition.alpha", "settings": "sharing.setting",

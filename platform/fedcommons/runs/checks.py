@@ -1,14 +1,14 @@
 """What no data set could make right in an experiment, refused in one sentence before any work.
 
-What depends on the data is refused where they are loaded and dealt (``experiment.prepare``).
+What depends on the data is refused where they are loaded and dealt (``build.prepare``).
 """
 
 from collections.abc import Iterable
 
 from fedcommons.algorithms import ALGORITHMS
-from fedcommons.algorithms.weighting import WEIGHTINGS
-from fedcommons.config import DATASETS, GENERATORS, MODELS, PARTITIONS, SETTINGS, Experiment, get
+from fedcommons.config.experiment import DATASETS, GENERATORS, MODELS, PARTITIONS, SETTINGS, Experiment, get
 from fedcommons.convergence.estimators import PARTS
+from fedcommons.core.weighting import WEIGHTINGS
 from fedcommons.errors import UserError, shown, unknown
 
 LEAST = 1e-300

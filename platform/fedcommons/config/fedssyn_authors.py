@@ -10,7 +10,7 @@ n/N images, so more are sampled here than are used.
 from collections.abc import Mapping
 from typing import Any
 
-from fedcommons.config import Experiment
+from fedcommons.config.experiment import Experiment
 from fedcommons.errors import UserError
 
 FIELDS: Mapping[str, Any] = {

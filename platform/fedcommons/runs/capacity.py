@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from math import prod
 
-from fedcommons.config import Experiment
+from fedcommons.config.experiment import Experiment
 from fedcommons.errors import UserError
 from fedcommons.tensors import Flat, nbytes
 

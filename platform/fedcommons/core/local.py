@@ -8,7 +8,7 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
-from fedcommons.algorithms.dp_sgd import DPSGD
+from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.data.augment import flip_and_crop
 from fedcommons.data.clients import ClientData
 from fedcommons.seeds import generator, set_default_generator

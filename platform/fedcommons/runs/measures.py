@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedcommons.config import Experiment
+from fedcommons.config.experiment import Experiment
 from fedcommons.convergence.laboratory import NAMES, Laboratory
+from fedcommons.core.executor import Executor
+from fedcommons.core.worker import RunData
 from fedcommons.federation import rejections
 from fedcommons.federation.evaluation import ModelTask, evaluate
-from fedcommons.federation.executor import Executor
 from fedcommons.federation.rounds import Standing
-from fedcommons.federation.worker import RunData
 from fedcommons.tensors import flat
 
 

@@ -1,0 +1,1 @@
+"""What methods and the engine share; neither imports the other."""

@@ -1,0 +1,183 @@
+"""One experiment: data -> partition -> sharing -> federation -> measures, as in section 4 of the Fedssyn paper."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from fedcommons.accounting import privacy
+from fedcommons.artifacts import Store
+from fedcommons.config.experiment import Experiment
+from fedcommons.core.executor import Executor
+from fedcommons.core.worker import fresh_torch
+from fedcommons.errors import ClientError, leaving_errors
+from fedcommons.federation import checkpoint, rounds
+from fedcommons.federation.memory import ClientMemory
+from fedcommons.federation.rejections import records, told
+from fedcommons.federation.rounds import Standing, times_answered
+from fedcommons.files import write_json
+from fedcommons.runs import measures
+from fedcommons.runs.build import Assembled, Prepared, assemble, prepare, synthetic_images
+from fedcommons.sharing import synthetic_pool
+from fedcommons.tracking.run_folder import RunFolder, opened, read_finished
+from fedcommons.tracking.tracker import Tracker
+
+OnRound = Callable[[int, Mapping[str, float | None]], None]
+
+PATIENCE = 60
+"""Seconds that a sweep's trial waits for its folder: the trials of a sweep that was killed outlive it by some."""
+
+
+@fresh_torch()
+def run(
+    config: Experiment,
+    folder: Path,
+    *,
+    resume: bool = False,
+    say: Callable[[str], None] = print,
+    on_round: OnRound | None = None,
+    may_generate: bool = True,
+) -> dict[str, Any]:
+    """Run the experiment in ``folder`` and return its summary, which is also ``folder/summary.json``.
+
+    Rounds are counted from 1 and evaluated after aggregation; round 0 is the untrained model. With ``resume`` a run
+    that was broken off continues from its last checkpoint and ends as if it had never been; a finished one is read.
+    ``may_generate``: train generators that the store lacks; without it their absence is a ``LookupError``.
+    What stops a run is left in ``folder/error.txt``; a client's failure leaves a checkpoint of the round before too.
+    """
+    prepared = prepare(config)
+    if resume and (finished := read_finished(folder, config)):
+        say(f"{folder} holds this run, finished: nothing is left to do.")
+        return finished
+    store = Store(Path(config.artifacts), say)
+    if jobs := synthetic_pool.missing(store, prepared.needs) if may_generate else []:
+        store.require_writable()
+    if config.federation.executor == "ray_actors":
+        from fedcommons.federation import cluster
+
+        cluster.connect()
+        cluster.require_actors(config)
+    with opened(folder, config, resume, say, 0 if may_generate else PATIENCE) as record:
+        return _run(prepared, store, jobs, record, resume, say, on_round)
+
+
+def _run(
+    prepared: Prepared,
+    store: Store,
+    jobs: Sequence[synthetic_pool.Job],
+    record: RunFolder,
+    resume: bool,
+    say: Callable[[str], None],
+    on_round: OnRound | None,
+) -> dict[str, Any]:
+    config, folder = prepared.config, record.path
+    with leaving_errors(folder):
+        _write_partition(folder, prepared)
+        ready = assemble(prepared, synthetic_images(prepared, store, jobs, say))
+        executor = ready.executor()
+        trackers: list[Tracker] = []
+        summary = None
+        try:
+            start = _left(ready, record, resume)
+            trackers += _trackers(config, record, say)
+            end = _federate(ready, executor, start, record, trackers, on_round, say)
+            record.require_rounds(end.round)
+            dealt, p = prepared.partition.fingerprint, ready.shared.p
+            summary = measures.summarise(config, dealt, record.rounds(), p, end)
+            answered = times_answered(ready.plan, end.round) if ready.book else []
+            rejected = sum(line.get("rejected", 0) for line in record.rounds())
+            summary["privacy"] = privacy.statement(config, ready.book, answered, rejected)
+            if summary["rejected"]:
+                say(f"{told(summary['rejected'])}, see rejected in {folder / 'summary.json'}")
+            return summary
+        finally:
+            executor.close()
+            for tracker in trackers:
+                tracker.finish(summary)
+
+
+def _left(ready: Assembled, record: RunFolder, resume: bool) -> Standing:
+    """Where the run was left: at its last checkpoint that is intact and has all its lines, or before round 1.
+
+    What there is of later rounds is dropped, as they are played again.
+    """
+    memory = ClientMemory(cap_bytes=ready.config.federation.memory_mb * 1e6, folder=record.path / "memory")
+    start = ready.start(memory)
+    found = checkpoint.load_latest(record.checkpoints, memory, record.whole(), start.model.layout) if resume else None
+    last = found.round if found else -1
+    record.rewind(last)
+    checkpoint.remove_after(record.checkpoints, last)
+    now = found or start
+    checkpoint.prune(record.checkpoints, now.memory)  # a run that was killed while it removed what is old left it
+    return now
+
+
+def _trackers(config: Experiment, record: RunFolder, say: Callable[[str], None]) -> list[Tracker]:
+    """The run folder, and W&B unless it is off, which is told the rounds before a resumption again."""
+    if config.tracking.wandb == "off":
+        return [record]
+    from fedcommons.tracking.wandb_tracker import WandbTracker
+
+    wandb = WandbTracker(record.path, config, say)
+    for line in record.rounds():
+        wandb.log(line["round"], {name: value for name, value in line.items() if name != "round"})
+    return [record, wandb]
+
+
+def _federate(
+    ready: Assembled,
+    executor: Executor,
+    start: Standing,
+    record: RunFolder,
+    trackers: Sequence[Tracker],
+    on_round: OnRound | None,
+    say: Callable[[str], None],
+) -> Standing:
+    """Play the rounds after ``start``, observe and record each; where the federation stands in the end."""
+    config, f = ready.config, ready.config.federation
+    courses = rounds.run(ready.algorithm, executor, ready.plan, start)
+    if not record.rounds():  # so nobody has seen the untrained model yet
+        courses = chain([(start, {"comm/once_bytes": start.traffic.once})], courses)
+    answered = times_answered(ready.plan, start.round) if ready.book else []
+    last, clock, lost = start, time.perf_counter(), set()
+    try:
+        for now, facts in courses:
+            trained = time.perf_counter()
+            metrics = {**facts, "comm/total_bytes": now.traffic.total}
+            metrics |= measures.observe(config, executor, ready.data, ready.shared.p, now)
+            if ready.book:
+                for client in rounds.answering(ready.plan, now.round)[1] if now.round > start.round else ():
+                    answered[client] += 1
+                metrics["privacy/epsilon_local_training"] = max(ready.book.epsilons(answered))
+            for tracker in trackers:
+                tracker.log(now.round, metrics)
+            record.log_times(now.round, {"train": trained - clock, "observe": time.perf_counter() - trained})
+            if now.round % f.checkpoint_every == 0 or now.round == f.rounds:
+                checkpoint.save(record.checkpoints, now)
+            if now.rejected and not last.rejected:
+                say(f"round {now.round}: {told(records(now.rejected))}; what is rejected later is counted")
+            if new := {name for name, value in metrics.items() if value is not None and not isfinite(value)} - lost:
+                say(f"round {now.round}: not finite, and null in the record: {', '.join(sorted(new))}; diverged?")
+                lost |= new
+            if on_round:
+                on_round(now.round, metrics)
+            last, clock = now, time.perf_counter()
+    except ClientError:
+        checkpoint.save(record.checkpoints, last)  # so that the client can be played again at once
+        raise
+    return last
+
+
+def _write_partition(folder: Path, prepared: Prepared) -> None:
+    from fedcommons.reports.plots import class_heatmap
+
+    counts = prepared.partition.class_counts
+    facts = {
+        "fingerprint": prepared.partition.fingerprint,
+        "sizes": [len(rows) for rows in prepared.partition.rows],
+        "class_counts": counts.tolist(),
+    }
+    write_json(folder / "partition.json", facts)
+    class_heatmap(counts, folder / "partition.png")

@@ -1,0 +1,1 @@
+"""Programs of one figure, which play no federation."""

@@ -1,0 +1,39 @@
+"""The central models of a figure, each trained as a Ray task."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedcommons.errors import sentence
+from fedcommons.runs.central import Central, run
+from fedcommons.sweeping.display import Display
+from fedcommons.tracking.run_folder import read_summary
+
+
+def train(centrals: Sequence[Central], out: Path, display: Display) -> dict[str, str]:
+    """Train each, in ``out/NAME`` and as a Ray task of its own, unless that is done; the message of each that failed.
+
+    The folders in their configs are absolute: a task may run elsewhere.
+    """
+    import ray
+    from ray.exceptions import RayError
+
+    from fedcommons.federation import cluster
+
+    todo = [c for c in centrals if read_summary(out / c.name) is None]
+    if not todo:
+        return {}
+    cluster.connect()
+    gpus = cluster.gpu_share(todo[0].config.federation.gpus_per_actor)
+    task = ray.remote(num_cpus=1, num_gpus=gpus)(run)
+    pending = {task.remote(c, (out / c.name).resolve()): c for c in todo}
+    failures = {}
+    while pending:
+        (ready, *_), _ = ray.wait(list(pending))
+        name = pending.pop(ready).name
+        try:
+            ray.get(ready)
+        except RayError as error:
+            failures[name] = sentence(error)
+        display.step("central models", len(todo) - len(pending), len(todo), "trained")
+    display.drop("central models")
+    return failures
