@@ -19,8 +19,9 @@ import numpy as np
 import torch
 from round_time import WORKLOADS, cpu_name, examples, network
 
-from fedcommons.algorithms import ALGORITHMS
-from fedcommons.config.experiment import Experiment
+from fedcommons.algorithms.fedmix import mean_images
+from fedcommons.config import parts
+from fedcommons.config.parts import KINDS
 from fedcommons.core.algorithm import Facts
 from fedcommons.core.local import LocalSGD, Work
 from fedcommons.core.worker import RunData, Worker, default_device
@@ -28,7 +29,6 @@ from fedcommons.data.clients import Clients
 from fedcommons.federation import rounds
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.federation.serial import Serial
-from fedcommons.sharing.means import mean_images
 from lightning_modules import Classifier
 
 
@@ -38,8 +38,8 @@ def course(name: str, algorithm_name: str) -> Iterator:
     rows = np.arange(w.clients * w.per_client).reshape(w.clients, w.per_client)
     clients = Clients(examples(w), list(rows))
     clients = clients.with_commons(mean_images(clients, 64, 10, 0))
-    algorithm = ALGORITHMS[algorithm_name](Experiment(), LocalSGD(w.epochs, w.batch))
-    work = Work(Classifier(network(name), lr=w.lr), default_device())
+    algorithm = parts.make("algorithm", algorithm_name, {})
+    work = Work(Classifier(network(name), lr=w.lr), default_device(), LocalSGD(w.epochs, w.batch))
     executor = Serial(lambda data: Worker(work, algorithm, data), RunData(clients, clients, {}))
     facts = Facts(w.clients, clients.sizes, 10**9)
     start = Standing(0, algorithm.start(work.snapshot(), facts, 0))
@@ -48,7 +48,7 @@ def course(name: str, algorithm_name: str) -> Iterator:
 
 def measure(name: str, repeats: int) -> dict[str, float]:
     """Median seconds of a round of each algorithm, in turns, after two rounds of warming up (memories exist then)."""
-    courses = {algorithm: course(name, algorithm) for algorithm in ALGORITHMS}
+    courses = {algorithm: course(name, algorithm) for algorithm in KINDS["algorithm"].known}
     seconds: dict[str, list[float]] = {algorithm: [] for algorithm in courses}
     for repeat in range(repeats + 2):
         for algorithm, played in courses.items():

@@ -33,7 +33,8 @@ from fedcommons.convergence.smoothness import hessian_vector, spectral_norm
 from fedcommons.core.local import LocalSGD, Work
 from fedcommons.core.worker import RunData, Worker, set_up_process
 from fedcommons.data.clients import Clients
-from fedcommons.data.datasets import Examples, load
+from fedcommons.data.datasets import load
+from fedcommons.data.examples import Examples
 from fedcommons.federation.evaluation import ModelTask
 from fedcommons.federation.serial import Serial
 from lightning_modules import Classifier
@@ -57,7 +58,7 @@ def federation(name: str) -> Serial:
     clients = Clients(store, np.array_split(np.arange(len(store)), N_CLIENTS))
 
     def build(data: RunData) -> Worker:
-        return Worker(Work(Classifier(network, lr=0.1), torch.device("cpu")), FedAvg(LocalSGD(1, BATCH)), data)
+        return Worker(Work(Classifier(network, lr=0.1), torch.device("cpu"), LocalSGD(1, BATCH)), FedAvg(), data)
 
     return Serial(build, RunData(clients, clients, {}))
 

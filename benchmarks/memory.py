@@ -34,7 +34,7 @@ from fedcommons.core.algorithm import Algorithm, Facts
 from fedcommons.core.local import LocalSGD, Work
 from fedcommons.core.worker import RunData, Worker, default_device
 from fedcommons.data.clients import Clients, Rows
-from fedcommons.data.datasets import Examples
+from fedcommons.data.examples import Examples
 from fedcommons.federation import checkpoint, rounds
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rounds import Plan, Standing
@@ -65,7 +65,7 @@ def course(n_clients: int, algorithm: Algorithm, net: nn.Module, store: Examples
     clients = Clients(store, rows)
 
     def build(data: RunData) -> Worker:
-        return Worker(Work(Classifier(net, lr=0.01), default_device()), algorithm, data)
+        return Worker(Work(Classifier(net, lr=0.01), default_device(), LOCAL), algorithm, data)
 
     executor = Serial(build, RunData(clients, clients, {}))
     facts = Facts(n_clients, clients.sizes, 10**9)
@@ -88,7 +88,7 @@ def capped(cap_mb: float = 64, upto: int = 40) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         memory = ClientMemory(cap_bytes=cap_mb * 1e6, folder=folder / "memory")
-        played = course(1000, SCAFFOLD(LOCAL), nn.Linear(784, 318), examples(WORKLOADS["W3"]), memory)
+        played = course(1000, SCAFFOLD(), nn.Linear(784, 318), examples(WORKLOADS["W3"]), memory)
         before, start, kept = resident(), time.perf_counter(), 0
         forget_largest()
         for now, _ in islice(played, upto):
@@ -103,11 +103,11 @@ def capped(cap_mb: float = 64, upto: int = 40) -> dict[str, Any]:
 def many(n_clients: int = 1_000_000, repeats: int = 15) -> dict[str, Any]:
     """Seconds until a first round could begin, and of a round, in turns with a thousand clients."""
     store, started, courses = examples(WORKLOADS["W3"]), 0.0, {}
-    next(course(1000, FedAvg(LOCAL), network("W3"), store, ClientMemory()))  # what is done once in a process
+    next(course(1000, FedAvg(), network("W3"), store, ClientMemory()))  # what is done once in a process
     before = resident()
     for n in (1000, n_clients):
         start = time.perf_counter()
-        courses[n] = course(n, FedAvg(LOCAL), network("W3"), store, ClientMemory())
+        courses[n] = course(n, FedAvg(), network("W3"), store, ClientMemory())
         started = time.perf_counter() - start
     seconds: dict[int, list[float]] = {n: [] for n in courses}
     for repeat in range(repeats + 1):

@@ -31,7 +31,7 @@ from fedcommons.core.executor import Executor
 from fedcommons.core.local import LocalSGD, Work
 from fedcommons.core.worker import RunData, Worker, default_device
 from fedcommons.data.clients import Clients
-from fedcommons.data.datasets import Examples
+from fedcommons.data.examples import Examples
 from fedcommons.federation import cluster, rounds
 from fedcommons.federation.participation import participants
 from fedcommons.federation.rounds import Plan, Standing
@@ -193,7 +193,7 @@ class Ours:
             cluster.connect(num_cpus=actors)
             self.executor = RayActors(build, RunData(clients, clients, {}), actors, 1.0)
         work = build(RunData(clients, clients, {})).work
-        algorithm = fedavg(w)
+        algorithm = FedAvg()
         facts = Facts(w.clients, clients.sizes, 10**9)
         plan = Plan(facts, w.per_round / w.clients, 4, 0)
         start = Standing(0, algorithm.start(work.snapshot(), facts, 0))
@@ -207,13 +207,10 @@ class Ours:
         self.executor.close()
 
 
-def fedavg(w: Workload) -> FedAvg:
-    return FedAvg(LocalSGD(w.epochs, w.batch))
-
-
 def build_worker(name: str, data: RunData) -> Worker:
     w = WORKLOADS[name]
-    return Worker(Work(Classifier(network(name), lr=w.lr), default_device()), fedavg(w), data)
+    work = Work(Classifier(network(name), lr=w.lr), default_device(), LocalSGD(w.epochs, w.batch))
+    return Worker(work, FedAvg(), data)
 
 
 def compare(name: str, base: Callable[[], Bare], ours: Callable[[], Ours], repeats: int) -> tuple[float, float]:

@@ -9,9 +9,11 @@ from torch.nn import functional as F
 class Classifier(LightningModule):
     """A network with its input normalisation, loss (cross entropy) and optimizer (constant learning rate).
 
-    x is uint8 (B, C, H, W), scaled to [0, 1] and normalised here and nowhere else; features that are already
-    floating pass as they are. A batch is (x, y) or (x, y, weight): the weights multiply the examples' losses.
+    x is uint8 (B, C, H, W), scaled to [0, 1] and normalised here and nowhere else; floating features and tokens (int64)
+    pass as they are. A batch is (x, y) or (x, y, weight): the weights multiply the examples' losses.
     """
+
+    head = "network.last"  # the layer that makes logits of the embedding
 
     mean: Tensor
     std: Tensor
@@ -39,7 +41,7 @@ class Classifier(LightningModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (B, classes)."""
-        return self.network(x if x.is_floating_point() else self.normalise(x))
+        return self.network(self.normalise(x) if x.dtype == torch.uint8 else x)
 
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
         """Mean (weighted) cross entropy of the batch."""

@@ -92,11 +92,12 @@ class DDPM(LightningModule):
         schedule.set_timesteps(steps)
         generator = torch.Generator().manual_seed(seed)
         self.eval()
+        steps_there = schedule.timesteps.to(self.device)  # all at once: a copy in each step would wait for a GPU
         images = []
         for y in labels.to(self.device).split(batch_size):
             x = torch.randn(len(y), *self.shape, generator=generator).to(self.device)
-            for t in schedule.timesteps:
-                noise = self.unet(x, t.to(self.device), class_labels=y).sample
+            for t, there in zip(schedule.timesteps, steps_there, strict=True):
+                noise = self.unet(x, there, class_labels=y).sample
                 x = schedule.step(noise, t, x, generator=generator).prev_sample
             images.append(((x.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8))
         return torch.cat(images)

@@ -18,7 +18,8 @@ from typing import Any
 from fedcommons.accounting.communication import images_nbytes
 from fedcommons.artifacts import Store
 from fedcommons.config import cli
-from fedcommons.config.experiment import Experiment, override
+from fedcommons.config.experiment import Experiment
+from fedcommons.config.flat import choose, flat_dict, override
 from fedcommons.convergence import advisor
 from fedcommons.convergence.advisor import LocalWork, Prediction
 from fedcommons.errors import UserError, unknown
@@ -27,21 +28,20 @@ from fedcommons.reports import tables
 from fedcommons.reports.advice import Advice, advice_panels, advice_table
 from fedcommons.runs import build
 from fedcommons.runs.build import Prepared
-from fedcommons.runs.checks import MOST
 from fedcommons.runs.probe import probe
 from fedcommons.sharing import synthetic_pool
-from fedcommons.sharing.settings import n_swapped
+from fedcommons.sharing.shuffled_real import ShuffledReal
+from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
 from fedcommons.sweeping import grids
 from fedcommons.sweeping import sweep as tuning
 from fedcommons.sweeping.display import Display
 from fedcommons.tracking.run_folder import read_summary
 
-POOLS = ("shuffled_synthetic", "shuffled_real")
+POOLS = {"shuffled_synthetic": ShuffledSynthetic, "shuffled_real": ShuffledReal}
 
 
 def arguments(argv: Sequence[str]):
     """Options of the advisor on top of every field of the experiment."""
-    preset, dataset = grids.preset_and_dataset(argv)
     more = (
         ("p", str, "0.05,0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9", "shares p to predict, in [0, 1), separated by commas"),
         ("speed-up", float, 2.0, "wanted: so many times fewer rounds, > 1"),
@@ -49,7 +49,7 @@ def arguments(argv: Sequence[str]):
         ("check-p", str, "0.1,0.25,0.5", "with --check: shares that are run besides p = 0"),
     )
     title = (__doc__ or "").partition("\n")[0]
-    parser = grids.parser(title, preset, dataset, POOLS[0], more, f"runs/advise-{preset}-{dataset}")
+    parser = grids.parser(title, argv, {"settings": next(iter(POOLS))}, more, "advise")
     parser.add_argument("--check", action="store_true", help="run some p to their end and compare")
     cli.hide(parser, {"sharing.p"})
     options = cli.parse(parser, argv)
@@ -58,6 +58,8 @@ def arguments(argv: Sequence[str]):
         shares = cli.split(f"--{name.replace('_', '-')}", options[name], float)
         if outside := [p for p in shares if not 0 <= p < 1]:
             raise UserError(f"--{name.replace('_', '-')} must lie in [0, 1), got {outside[0]:g}.")
+    if "partition.alpha" not in options.fields:
+        raise UserError(f"partition.name {options.partition.name} has no alpha, for which the advice is given.")
     if options.settings not in POOLS:
         raise unknown("--settings", options.settings, POOLS)
     if options.algorithms != "fedavg":
@@ -70,8 +72,8 @@ def arguments(argv: Sequence[str]):
             raise UserError(f"{name} must be {needed} here, as Corollary I has it, got {value}.")
     if not options.speed_up > 1:
         raise UserError(f"--speed-up must be greater than 1, got {options.speed_up:g}.")
-    if not 1 <= options.probe_rounds <= MOST:
-        raise UserError(f"--probe-rounds must lie in [1, {MOST:g}], got {options.probe_rounds}.")
+    if not 1 <= options.probe_rounds <= 10**9:
+        raise UserError(f"--probe-rounds must lie in [1, 1e9], got {options.probe_rounds}.")
     return options
 
 
@@ -79,10 +81,9 @@ def configs(options) -> list[Experiment]:
     """For every alpha the experiment with its pool, of the first seed."""
     seed, base = cli.split("--seeds", options.seeds, int)[0], grids.base(options)
     pool = {"sharing.setting": options.settings, "sharing.p": 0.5 if options.settings == "shuffled_real" else None}
-    return [
-        override(base, {"partition.alpha": a, "seed": seed, "measure.every": max(1, base.measure.every), **pool})
-        for a in cli.split("--alphas", options.alphas, float)
-    ]
+    alphas = cli.split("--alphas", options.alphas, float)
+    common = {**base, "seed": seed, "measure.every": max(1, options.measure.every), **pool}
+    return [choose({**common, "partition.alpha": alpha}, options.fields) for alpha in alphas]
 
 
 def cells(options) -> dict[tuple[float, float], list[tuning.Cell]]:
@@ -90,10 +91,12 @@ def cells(options) -> dict[tuple[float, float], list[tuning.Cell]]:
     shares = dict.fromkeys((0.0, *cli.split("--check-p", options.check_p, float)))
     runs = {}
     for c, p in product(configs(options), shares):
-        sharing: dict[str, Any] = {"sharing.setting": options.settings if p else "real", "sharing.p": p or None}
+        sharing: dict[str, Any] = (
+            {"sharing.setting": options.settings, "sharing.p": p} if p else {"sharing.setting": "real"}
+        )
         if not options.measure.every:  # then samples are of the probe
             sharing |= {"measure.every": 0, "measure.samples": None}
-        each = [override(c, {**sharing, "seed": seed}) for seed in cli.split("--seeds", options.seeds, int)]
+        each = [{**flat_dict(c), **sharing, "seed": seed} for seed in cli.split("--seeds", options.seeds, int)]
         runs[c.partition.alpha, p] = [grids.cell(options, one) for one in each]
     return runs
 
@@ -120,12 +123,7 @@ def local_work(config: Experiment, sizes: Sequence[int]) -> LocalWork:
 
 def costs(ready: Prepared, p: float) -> tuple[float, float]:
     """Images a client hands over on average, and MB of all clients, both ways."""
-    sizes, n_total = [len(rows) for rows in ready.partition.rows], len(ready.dataset.train)
-    if ready.config.sharing.setting == "shuffled_real":
-        images = [n_swapped(p, n) for n in sizes]
-    else:
-        asked = override(ready.config, {"sharing.p": p})
-        images = [synthetic_pool.contribution(asked, n_total, n) for n in sizes]
+    images = POOLS[ready.config.sharing.setting](p).sizes(ready.dealt)
     return fmean(images), 2 * images_nbytes(sum(images), ready.dataset.shape) / 1e6
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jsonargparse import ArgumentParser
 
 from fedcommons.accounting import communication
 from fedcommons.accounting.communication import UntilTarget
@@ -159,9 +158,10 @@ def joining(n: int, c: float) -> int:
 
 
 def communication_saved(argv: Sequence[str]) -> int:
-    parser = ArgumentParser(description=(__doc__ or "").partition("\n")[0], exit_on_error=False)
+    parser = cli.Parser(description=(__doc__ or "").partition("\n")[0], exit_on_error=False)
     parser.add_argument("--from", type=str | None, help="a CSV of rounds, or the folder of a Table 1 sweep")
     parser.add_argument("--out", type=str | None, help="folder for communication_saved.md and .csv")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be computed, and stop")
     options = cli.parse(parser, argv)
     if options["from"] is None:
         raise UserError("--from is missing: name a CSV of rounds or the folder of a Table 1 sweep.")
@@ -170,6 +170,9 @@ def communication_saved(argv: Sequence[str]) -> int:
     if not lines:
         wanted = "pair of runs with the settings real and shuffled_synthetic" if source.is_dir() else "rows"
         raise UserError(f"{source} has no {wanted}.")
+    if options.dry_run:
+        print(f"{source}: {len(lines)} lines to print")
+        return 0
     notes = (*NOTES, *(SWEEP_NOTES if source.is_dir() else ROUNDS_NOTES))
     table = tables.markdown(list(lines[0]), [list(found.values()) for found in lines])
     table += "".join(f"\n{i}. {note}" for i, note in enumerate(notes, 1)) + "\n"

@@ -12,8 +12,8 @@ from typing import Any
 
 from jsonargparse import Namespace
 
-from fedcommons.config import cli, presets
-from fedcommons.config.experiment import override
+from fedcommons.config import cli, parts, presets
+from fedcommons.config.flat import choose
 from fedcommons.errors import UserError
 from fedcommons.files import write_bytes, write_json, write_text
 from fedcommons.reports import courses, tables
@@ -29,7 +29,7 @@ PAPER_A8 = {"partition.n_clients": 40, "partition.alpha": 0.01, "generator.rho":
 """Fields of figures 5 and A.7, and of A.8, on top of preset paper, unless they are asked for."""
 
 CHECKPOINTS = (0.1, 0.3, 0.5, 0.7, 0.9)  # of generator.epochs: the paper's 50 ... 450 of 500
-TAKEN = {"seed": "seeds", "sharing.p": "p", "sharing.setting": "p", "measure.smoothness": "hessians", **grids.OWN}
+TAKEN = {"seed": "seeds", "sharing.p": "p", "sharing.setting": "p", "measure.smoothness": "hessians"}
 """Fields that an option of the sweep sets."""
 
 NAMED = {"partition.name": "", "partition.alpha": "alpha", "partition.n_clients": "N", "sharing.p": "p",
@@ -61,23 +61,20 @@ def arguments(argv: Sequence[str]) -> Namespace:
     if preset == "authors":
         raise UserError("--preset authors has no such figures: use paper, small or smoke.")
     fields = {**presets.preset(preset, dataset), "measure.every": 1, **(PAPER if preset == "paper" else {})}
-    parser = cli.parser((__doc__ or "").partition("\n")[0], fields)
+    lists = {"settings": "real,shuffled_synthetic"}
+    parser = cli.parser((__doc__ or "").partition("\n")[0], argv, fields, lists)
     shares = ", ".join(f"{share:g}" for share in CHECKPOINTS)
     for name, kind, default, text in (
         ("preset", str, "small", "smoke, small or paper: sets the defaults of all fields"),
-        ("dataset", str, dataset, "digits, mnist, fmnist, cifar10 or cifar100"),
-        ("data-dir", str | None, None, "folder with the data sets; default: FEDCOMMONS_DATA, else ./data"),
         ("seeds", str, "0", "seeds, separated by commas: mean and range over them"),
         ("p", str, "0,0.06,0.5", "shares of synthetic data, in [0, 1), separated by commas; 0: setting real"),
         ("generator-epochs", str | None, None,
          f"figure A.8: epochs of the generators, empty for none; default: {shares} of generator.epochs"),
         ("generator-p", float, 0.57 if preset == "paper" else 0.5, "figure A.8: share of synthetic data, in (0, 1)"),
-        ("out", str, f"runs/convergence-{preset}-{dataset}", "folder of the sweep"),
-        ("wandb", str, "offline", "online (needs a login), offline or off"),
+        ("out", str, f"runs/convergence-{preset}-{parts.label(dataset)}", "folder of the sweep"),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
     parser.add_argument("--hessians", action="store_true", help="measure L_p too: hundreds of passes over the data")
-    parser.add_argument("--download", action="store_true", help="fetch the data set if it is not in the folder")
     parser.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
     parser.add_argument("--dry-run", action="store_true", help="print the cells and which artifacts exist, and stop")
     cli.hide(parser, TAKEN)
@@ -90,11 +87,12 @@ def arguments(argv: Sequence[str]) -> Namespace:
 
 def figure_a7(options: Namespace) -> Figure:
     """Figures 5 and A.7: a curve for each share p, and IID clients without a pool."""
-    curves: dict[str, dict[str, Any]] = {"IID": {"partition.name": "iid", "sharing.p": 0.0}}
+    curves: dict[str, dict[str, Any]] = {"IID": {"partition.name": "iid"}}
     for p in sorted(cli.split("--p", options.p, float)):
         if not 0 <= p < 1:
             raise UserError(f"--p must lie in [0, 1), got {p:g}.")
-        curves[f"p = {p:g}"] = {"sharing.setting": "shuffled_synthetic" if p else "real", "sharing.p": p}
+        shared = {"sharing.setting": "shuffled_synthetic", "sharing.p": p}
+        curves[f"p = {p:g}"] = shared if p else {"sharing.setting": "real"}
     return {label: _cells(options, fields) for label, fields in curves.items()}
 
 
@@ -113,9 +111,9 @@ def figure_a8(options: Namespace) -> Figure:
 
 
 def _cells(options: Namespace, fields: Mapping[str, Any]) -> list[tuning.Cell]:
-    base = override(grids.base(options), {**fields, "measure.smoothness": options.hessians})
+    base = {**grids.base(options), **fields, "measure.smoothness": options.hessians}
     seeds = cli.split("--seeds", options.seeds, int)
-    return [tuning.cell(override(base, {"seed": seed}), NAMED) for seed in seeds]
+    return [tuning.cell(choose({**base, "seed": seed}, options.fields), NAMED) for seed in seeds]
 
 
 def footnotes(a7: Figure, a8: Figure, options: Namespace) -> list[str]:
@@ -127,16 +125,16 @@ def footnotes(a7: Figure, a8: Figure, options: Namespace) -> list[str]:
         *NOTES,
         *([L_NOTE] if options.hessians else []),
         f"A.7: {c.algorithm}, N = {c.partition.n_clients}, C = {c.federation.participation:g}, alpha = "
-        f"{c.partition.alpha:g} (IID: cut equally); generators of {c.generator.epochs} epochs on rho = "
-        f"{c.generator.rho:g} of a client's images; measured on {some} of a client's examples. "
+        f"{grids.several(configs, 'partition.alpha')} (IID: cut equally); generators of {options.generator.epochs} "
+        f"epochs on rho = {options.generator.rho:g} of a client's images; measured on {some} of a client's examples. "
         f"{grids.work_note(configs)} Seeds: {options.seeds}; mean [least, most] of several.",
     ]
     if of_a8:
-        n, alpha, p = (grids.several(of_a8, f) for f in ("partition.n_clients", "partition.alpha", "sharing.p"))
+        names = ("partition.n_clients", "partition.alpha", "sharing.p", "generator.rho")
+        n, alpha, p, rho = (grids.several(of_a8, name) for name in names)
         notes.append(
-            f"A.8: N = {n}, alpha = {alpha}, p = {p} (paper: 40, 0.01, 0.57), rho = {of_a8[0].generator.rho:g}; every "
-            "number of epochs from one training. The pools are compared at one model at round 0 only; later every run "
-            "is at its own."
+            f"A.8: N = {n}, alpha = {alpha}, p = {p} (paper: 40, 0.01, 0.57), rho = {rho}; every number of epochs from "
+            "one training. The pools are compared at one model at round 0 only; later every run is at its own."
         )
     different = grids.departures(configs, {*NAMED, "sharing.setting", "generator.rho", "measure.smoothness", "target"})
     return [*notes, f"Not as in the paper: {different}."] if different else notes

@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from fedcommons.config import cli
-from fedcommons.config.experiment import SETTINGS, override
+from fedcommons.config.parts import KINDS
 from fedcommons.errors import UserError
 from fedcommons.files import write_json, write_text
 from fedcommons.reports import tables
 from fedcommons.reports.figures import accuracy_bars, accuracy_table, panels
 from fedcommons.runs.central import Central
-from fedcommons.runs.checks import MOST
-from fedcommons.sharing.settings import needs_generators
 from fedcommons.sweeping import central_models, grids
 from fedcommons.sweeping import sweep as tuning
 from fedcommons.sweeping.display import Display
@@ -33,40 +31,40 @@ CSV = ("dataset", "n_clients", "participation", "alpha", "algorithm", "setting",
 
 def arguments(argv: Sequence[str]):
     """Options of the figure on top of every field of the experiment."""
-    preset, dataset = grids.preset_and_dataset(argv)
-    if preset == "authors":
+    if grids.preset_and_dataset(argv)[0] == "authors":
         raise UserError("--preset authors has no central models: use paper, small or smoke.")
     more = (
         ("p-real", float | None, None, "share of real images that shuffled_real swaps; default: sharing.p, else 0.5"),
         ("central-epochs", int | None, None, "epochs of the central models; default: as many as federation.rounds"),
     )
     title = (__doc__ or "").partition("\n")[0]
-    parser = grids.parser(title, preset, dataset, ",".join(SETTINGS), more, f"runs/figure3-{preset}-{dataset}")
+    parser = grids.parser(title, argv, {"settings": ",".join(KINDS["sharing"].known)}, more, "figure3")
     options = cli.parse(parser, argv)
     grids.refuse_fields(options, {})
     if options.p_real is not None and not 0 <= options.p_real < 1:
         raise UserError(f"--p-real must lie in [0, 1), got {options.p_real:g}.")
-    if options.central_epochs is not None and not 1 <= options.central_epochs <= MOST:
-        raise UserError(f"--central-epochs must lie in [1, {MOST:g}], got {options.central_epochs}.")
+    if options.central_epochs is not None and not 1 <= options.central_epochs <= 10**9:
+        raise UserError(f"--central-epochs must lie in [1, 1e9], got {options.central_epochs}.")
     return options
 
 
 def grid(options) -> list[tuning.Cell]:
     """The federated runs, in the figure's order."""
     base = grids.base(options)
-    shared = P if base.sharing.p is None else base.sharing.p
+    asked = base.get("sharing.p")
+    shared = P if asked is None else asked
     p_real = shared if options.p_real is None else options.p_real
-    experiments = []
+    cells = []
     for alpha, algorithm, setting, seed in product(
         cli.split("--alphas", options.alphas, float), cli.split("--algorithms", options.algorithms),
         cli.split("--settings", options.settings), cli.split("--seeds", options.seeds, int),
     ):  # fmt: skip
         values: dict[str, Any] = {
             "seed": seed, "algorithm": algorithm, "partition.alpha": alpha, "sharing.setting": setting,
-            "sharing.p": p_real if setting == "shuffled_real" else base.sharing.p,
+            "sharing.p": p_real if setting == "shuffled_real" else asked,
         }  # fmt: skip
-        experiments.append(override(base, values))
-    return [grids.cell(options, e) for e in experiments]
+        cells.append(grids.cell(options, {**base, **values}))
+    return grids.once(cells)
 
 
 def central_lines(cells: Sequence[tuning.Cell], options) -> list[Central]:
@@ -76,7 +74,7 @@ def central_lines(cells: Sequence[tuning.Cell], options) -> list[Central]:
         config = tuning.with_absolute_paths(c.config)
         epochs = options.central_epochs or config.federation.rounds
         lines.append(Central("central_real", config, epochs))
-        if needs_generators(config):
+        if config.generator is not None:
             lines.append(Central("central_synthetic", config, epochs))
     return list({line.name: line for line in lines}.values())  # many cells share a line
 

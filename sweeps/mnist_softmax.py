@@ -16,17 +16,18 @@ import matplotlib
 
 matplotlib.use("Agg")
 import torch
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import Namespace
 from matplotlib import pyplot as plt
 from matplotlib.ticker import LogLocator, NullLocator
 
 from fedcommons.config import cli
 from fedcommons.config.experiment import Data
-from fedcommons.data.datasets import Dataset, load
+from fedcommons.data.datasets import load
+from fedcommons.data.examples import Dataset
 from fedcommons.errors import UserError, unknown
 from fedcommons.files import write_bytes, write_json, write_text
 from fedcommons.reports import tables
-from fedcommons.sharing.settings import n_swapped
+from fedcommons.sharing.shuffled_real import n_swapped
 from fedcommons.studies.softmax_regression import Labelled, balanced, clients, train, zeta_sq
 from fedcommons.sweeping import folders
 from fedcommons.sweeping.display import Display
@@ -43,7 +44,7 @@ def arguments(argv: Sequence[str]) -> Namespace:
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
     dataset, rounds = PRESETS[preset]
-    parser = ArgumentParser(description=(__doc__ or "").partition("\n")[0], exit_on_error=False)
+    parser = cli.Parser(description=(__doc__ or "").partition("\n")[0], exit_on_error=False)
     for name, kind, default, text in (
         ("preset", str, preset, f"{', '.join(PRESETS)}: sets the defaults of dataset and rounds"),
         ("dataset", str, dataset, "digits or mnist"),
@@ -59,6 +60,7 @@ def arguments(argv: Sequence[str]) -> Namespace:
     ):
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
     parser.add_argument("--download", action="store_true", help="fetch the data set if it is not in the folder")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be computed, and stop")
     options = cli.parse(parser, argv)
     if options.dataset not in ("digits", "mnist"):
         raise unknown("data set", options.dataset, ("digits", "mnist"))
@@ -153,6 +155,10 @@ def mnist_softmax(argv: Sequence[str]) -> int:
     torch.set_num_threads(1)  # more threads would round differently
     loaded = load(Data(options.dataset, options.data_dir, options.download, validation=0))
     dataset, out = balanced(loaded, PER_CLASS, options.seed), Path(options.out)
+    if options.dry_run:
+        curves = len(PARTITIONS) * len(options.p) * len(options.epochs) * len(options.noise)
+        print(f"{out}: {curves} curves of {options.rounds} rounds on {len(dataset.train)} images to compute")
+        return 0
     with folders.open_folder(out), Display() as display:
         cells = train_all(dataset, options, display)
         facts = {name: options[name] for name in ("preset", "dataset", "seed", "lr", "rounds", "target")}

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jsonargparse import ArgumentParser
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
@@ -41,7 +40,7 @@ def arguments(argv: Sequence[str]):
     preset = cli.early(argv, "preset", "paper")
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
-    parser = ArgumentParser(description=(__doc__ or "").partition("\n")[0], exit_on_error=False)
+    parser = cli.Parser(description=(__doc__ or "").partition("\n")[0], exit_on_error=False)
     for name, kind, default, text in (
         ("preset", str, "paper", f"{', '.join(PRESETS)}: sets p and rounds"),
         ("target", float, q.TARGET, "error eps to be reached"),
@@ -54,6 +53,7 @@ def arguments(argv: Sequence[str]):
         ("out", str, "runs/quadratics", "folder of the results"),
     ):
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
+    parser.add_argument("--dry-run", action="store_true", help="say what would be computed, and stop")
     options = cli.parse(parser, argv)
     options.shares = sorted({0.0, *(PRESETS[preset][0] if options.p is None else cli.split("--p", options.p, float))})
     return options
@@ -161,6 +161,9 @@ def quadratics(argv: Sequence[str]) -> int:
     problems = swapped(options, options.sigma_sq, options.shares)
     q.check(problems[0], options.target, options.rounds, options.models)
     out = Path(options.out)
+    if options.dry_run:
+        print(f"{out}: {len(q.STEP_SIZES)} step sizes x {len(problems)} p x {options.rounds} rounds to compute")
+        return 0
     with folders.open_folder(out):
         return play_all(problems, out, options)
 

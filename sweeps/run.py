@@ -11,11 +11,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from jsonargparse import ArgumentParser
-
+from fedcommons.artifacts import Store
 from fedcommons.config import cli, presets
+from fedcommons.config.experiment import Experiment
+from fedcommons.config.flat import SHORT_NAMES
+from fedcommons.config.parts import KINDS
 from fedcommons.errors import ClientError, UserError
-from fedcommons.runs import experiment, replay
+from fedcommons.runs import build, experiment, replay
+from fedcommons.sharing import synthetic_pool
+from fedcommons.tracking.run_folder import read_finished
 
 
 def run(argv: Sequence[str]) -> int:
@@ -24,15 +28,18 @@ def run(argv: Sequence[str]) -> int:
         return play_again(argv)
     if "round" in given:
         raise UserError("--round goes with --replay RUN_DIR and --client I.")
-    dataset = cli.early(argv, "data.name", "digits")
-    defaults = presets.preset(cli.early(argv, "preset", "small"), dataset)
+    defaults = presets.preset(cli.early(argv, "preset", "small"), cli.early(argv, "data.name", "digits"))
     again = "With --replay RUN_DIR --round R --client I (and no other option) run that client of a run again."
-    parser = cli.parser(f"Run one federated experiment. {again}", defaults)
+    parser = cli.parser(f"Run one federated experiment. {again}", argv, defaults)
     parser.add_argument("--preset", default="small", type=str, help=", ".join(presets.PRESETS))
     parser.add_argument("--out", default="runs/run", type=str, help="run folder")
     parser.add_argument("--resume", action="store_true", help="continue the run in that folder")
+    parser.add_argument("--dry-run", action="store_true", help="say what would run, and stop")
     options = cli.parse(parser, argv)
     config = presets.settled(options.preset, cli.experiment(options), options.asked)
+    if options.dry_run:
+        print(planned(config, Path(options.out)))
+        return 0
 
     def show(number: int, metrics: Mapping[str, float | None]) -> None:
         facts = "  ".join(f"{name} {value:.6g}" for name, value in metrics.items() if value is not None)
@@ -44,19 +51,34 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
+def planned(config: Experiment, out: Path) -> str:
+    """What a run would do, in a sentence."""
+    ready = build.prepare(config)
+    missing = sum(len(job.needs) for job in synthetic_pool.missing(Store(Path(config.artifacts)), ready.needs))
+    images = f", {len(ready.needs) - missing} of {len(ready.needs)} clients' synthetic images exist" * bool(ready.needs)
+    clients, state = len(ready.partition.rows), "done" if read_finished(out, config) else "to run"
+    examples = len(ready.dataset.train)
+    return f"{out}: {state}, {config.federation.rounds} rounds of {clients} clients with {examples} examples{images}"
+
+
 def play_again(argv: Sequence[str]) -> int:
-    if other := sorted(cli.named(argv) - {"replay", "round", "client", "pdb", "help"}):
+    choosing = [kind.field for kind in KINDS.values()]
+    names = {SHORT_NAMES.get(name, name) for name in cli.named(argv)}
+    if other := sorted(names - {"replay", "round", "client", "pdb", "help", *choosing}):
         raise UserError(f"--replay takes --round and --client only, all else is as in the run; got --{other[0]}.")
-    parser = ArgumentParser(description="Run one client of one round of a run again.", exit_on_error=False)
+    parser = cli.Parser(description="Run one client of one round of a run again.", exit_on_error=False)
     parser.add_argument("--replay", type=str, help="run folder")
     parser.add_argument("--round", type=int, help="R, counted from 1")
     parser.add_argument("--client", type=int, help="I, counted from 0")
     parser.add_argument("--pdb", action="store_true", help="open the debugger where the client fails")
+    for field in choosing:
+        parser.add_argument(f"--{field}", type=str, help="a part of your own that the run has: it is executed")
     options = cli.parse(parser, argv)
     if options.round is None or options.client is None:
         raise UserError("--replay needs --round R and --client I.")
     try:
-        print(replay.replay(Path(options.replay), options.round, options.client))
+        own = [options[field] for field in choosing]
+        print(replay.replay(Path(options.replay), options.round, options.client, named=own))
     except ClientError as error:
         if options.pdb and error.__cause__:
             pdb.post_mortem(error.__cause__.__traceback__)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fedcommons.config import cli, presets
-from fedcommons.config import experiment as config
-from fedcommons.config.experiment import Experiment, override
+from fedcommons.config.experiment import Experiment
+from fedcommons.config.flat import flat_dict, same_results
 from fedcommons.errors import UserError, shown
 from fedcommons.files import write_json, write_text
 from fedcommons.reports import tables
@@ -33,7 +33,7 @@ VARIED = {*grids.GRID.values(), "partition.n_clients", "federation.participation
 
 def arguments(argv: Sequence[str]):
     """Options of the table on top of every field of the experiment."""
-    preset, dataset = grids.preset_and_dataset(argv)
+    preset, _ = grids.preset_and_dataset(argv)
     large = preset in ("paper", "authors")
     more = (
         ("federations", str | None, COLUMNS if large else None,
@@ -43,8 +43,8 @@ def arguments(argv: Sequence[str]):
          "learning rates to choose from by validation accuracy; default: client.lr alone"),
     )  # fmt: skip
     title = (__doc__ or "").partition("\n")[0]
-    parser = grids.parser(title, preset, dataset, "real,shuffled_synthetic", more, f"runs/table1-{preset}-{dataset}")
-    parser.set_defaults({"algorithms": ALGORITHMS})
+    defaults = {"algorithms": ALGORITHMS, "settings": "real,shuffled_synthetic"}
+    parser = grids.parser(title, argv, defaults, more, "table1")
     cli.hide(parser, _taken(parser.get_defaults()))
     options = cli.parse(parser, argv)
     grids.refuse_fields(options, _taken(options))
@@ -64,19 +64,19 @@ def _taken(options) -> dict[str, str]:
 def grid(options) -> list[tuning.Cell]:
     """The table's runs, in its order."""
     base = grids.base(options)
-    pairs = [f"{base.partition.n_clients}:{base.federation.participation}"]
+    pairs = [f"{options.partition.n_clients}:{options.federation.participation}"]
     federations = [
         _federation(t)
         for t in (cli.split("--federations", options.federations) if options.federations is not None else pairs)
     ]
     if len(set(federations)) < len(federations):
         raise UserError(f"--federations takes different pairs N:C, got {shown(options.federations)}.")
-    rates = cli.split("--lrs", options.lrs, float) if options.lrs is not None else (base.client.lr,)
+    rates = cli.split("--lrs", options.lrs, float) if options.lrs is not None else (options.client.lr,)
     papers = (
         options.preset in ("paper", "authors") and options.target == Experiment().target
     )  # unless another target is asked for
     targets = {key[:4]: target for key, (target, _) in fedssyn_table1().items()} if papers else {}
-    experiments = []
+    cells, owned = [], {"client.lr"} if options.lrs is not None else ()
     for (n, c), alpha, algorithm, setting, rate, seed in product(
         federations, cli.split("--alphas", options.alphas, float), cli.split("--algorithms", options.algorithms),
         cli.split("--settings", options.settings), rates, cli.split("--seeds", options.seeds, int),
@@ -84,11 +84,10 @@ def grid(options) -> list[tuning.Cell]:
         values: dict[str, Any] = {
             "seed": seed, "algorithm": algorithm, "partition.alpha": alpha, "sharing.setting": setting,
             "partition.n_clients": n, "federation.participation": c, "client.lr": rate,
-            "target": targets.get((options.dataset, n, c, alpha), base.target),
+            "target": targets.get((options.data.name, n, c, alpha), options.target),
         }  # fmt: skip
-        experiments.append(override(base, values))
-    owned = {"client.lr"} if options.lrs is not None else ()
-    return [grids.cell(options, e, owned) for e in experiments]
+        cells.append(grids.cell(options, {**base, **values}, owned))
+    return grids.once(cells)
 
 
 def _federation(text: str) -> tuple[int, float]:
@@ -138,7 +137,7 @@ def report(cells: Sequence[tuning.Cell], out: Path, options, display: Display) -
     write_text(out / "table1.csv", tables.to_csv(chosen))
     groups: dict[str, list[tuple[str, float, bool]]] = {}
     for e in entries:
-        label = f"{e.algorithm}, α = {e.alpha:g}\nN = {e.n_clients}, C = {e.participation:g}"
+        label = f"{tables.labelled(e)}, α = {tables.number(e.alpha)}\nN = {e.n_clients}, C = {e.participation:g}"
         groups.setdefault(label, []).append((e.setting, *e.mean_rounds))
     round_bars(out / "table1.png", list(groups.items()), found[0]["rounds"])
     display.say("\n" + markdown)
@@ -149,9 +148,9 @@ def published(cells: Sequence[tuning.Cell], options) -> Mapping[tuple, str]:
     if options.preset not in ("paper", "authors") or options.target != Experiment().target:
         return {}
     for cell in cells:
-        expected = override(cell.config, presets.preset(options.preset, options.dataset))
-        expected = grids.cell(options, expected).config
-        if set(config.same_results(expected, cell.config)) - VARIED:
+        fields = {**flat_dict(cell.config), **presets.preset(options.preset, options.data.name)}
+        expected = grids.cell(options, fields).config
+        if set(same_results(expected, cell.config)) - VARIED:
             return {}
     return {key: rounds for key, (_, rounds) in fedssyn_table1().items()}
 

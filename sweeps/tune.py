@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from fedcommons.config import cli, presets, search_space
-from fedcommons.config import experiment as config
-from fedcommons.config.experiment import override
+from fedcommons.config.flat import SHORT_NAMES, choose, flat_dict
 from fedcommons.errors import UserError, unknown
 from fedcommons.files import write_json, write_text
 from fedcommons.reports.plots import metric_against_fields
 from fedcommons.reports.tables import markdown, to_csv
+from fedcommons.sweeping import grids
 from fedcommons.sweeping import sweep as tuning
 from fedcommons.sweeping.display import Display
 from fedcommons.tracking.run_folder import read_rounds, read_summary
@@ -28,18 +28,19 @@ def arguments(argv: Sequence[str]):
     """Options of the sweep on top of every field of the experiment."""
     preset, dataset = cli.early(argv, "preset", "small"), cli.early(argv, "data.name", "digits")
     defaults = {**presets.preset(preset, dataset), "sharing.setting": "shuffled_synthetic"}
-    parser = cli.parser((__doc__ or "").partition("\n")[0], defaults)
+    parser = cli.parser((__doc__ or "").partition("\n")[0], argv, defaults)
     parser.add_argument("--preset", type=str, default="small", help=", ".join(presets.PRESETS))
     parser.add_argument(
         "--space", action="append", type=str, default=[],
         help="NAME=V1,V2,... or NAME=uniform(LOW,HIGH), loguniform, randint; may stand several times; "
-        f"NAME: a field or {', '.join(config.SHORT_NAMES)}",
+        f"NAME: a field or {', '.join(SHORT_NAMES)}",
     )  # fmt: skip
     parser.add_argument("--samples", type=int, default=10, help="draws of the distributions for each grid point")
     parser.add_argument("--scheduler", type=str, default="fifo", help="fifo, or asha: stop the worse runs early")
     parser.add_argument("--metric", type=str, default="rounds_to_target", help=", ".join(METRICS))
     parser.add_argument("--out", type=str, default="runs/tune", help="folder of the sweep")
     parser.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
+    parser.add_argument("--dry-run", action="store_true", help="print the cells and which artifacts exist, and stop")
     options = cli.parse(parser, argv)
     if options.metric not in METRICS:
         raise unknown("metric", options.metric, METRICS)
@@ -54,17 +55,16 @@ def arguments(argv: Sequence[str]):
 
 def cells(options) -> tuple[list[tuning.Cell], list[str]]:
     """The runs of the sweep and the fields that vary."""
-    base = tuning.tracked(cli.experiment(options), Path(options.out))
-    space = search_space.parse(options.space)
+    base = tuning.tracked(cli.flat(options), Path(options.out))
+    space = search_space.parse(options.space, options.fields, options.chosen)
     cli.refuse_fields(options, dict.fromkeys(space, "space"))
-    points = search_space.points(space, options.samples, base.seed)
-    if base.sharing.setting == "real" and {"sharing.p", "generator.rho"} & set(space):
-        raise UserError("p and rho change nothing with sharing.setting real; use shuffled_synthetic.")
+    points = search_space.points(space, options.samples, options.seed)
     labels = {name: name.rpartition(".")[2] for name in space}
-    if not base.dp.local and any(name.startswith("dp.") for name in space):
+    if not options.dp.local and any(name.startswith("dp.") for name in space):
         raise UserError("sigma and the other dp fields change nothing without --dp.local true.")
     asked = {*options.asked, *space}
-    made = [tuning.cell(presets.settled(options.preset, override(base, point), asked), labels) for point in points]
+    found = [choose({**base, **point}, options.fields) for point in points]
+    made = [tuning.cell(presets.settled(options.preset, one, asked), labels) for one in found]
     return list({c.name: c for c in made}.values()), list(space)
 
 
@@ -91,7 +91,7 @@ def results(cells: Sequence[tuning.Cell], fields: Sequence[str], out: Path, metr
         accuracies = [line["test/accuracy"] for line in lines]
         reached = [line["round"] for line in lines if line["test/accuracy"] >= c.config.target]
         records.append({
-            **{name: config.get(c.config, name) for name in fields},
+            **{name: flat_dict(c.config).get(name) for name in fields},
             "rounds_to_target": reached[0] if reached else None,
             "best_accuracy": max(accuracies), "last_accuracy": accuracies[-1],
             "validation_accuracy": lines[-1].get("validation/accuracy"), "rounds": len(lines),
@@ -139,6 +139,9 @@ def tune(argv: Sequence[str]) -> int:
     out, (todo, fields) = Path(options.out), cells(options)
     rounds = todo[0].config.federation.rounds
     with Display() as display:
+        if options.dry_run:
+            grids.dry_run(todo, out, display)
+            return 0
         left = tuning.todo(todo, out, display)
         with tuning.open_sweep(out, options.resume):
             outcome = tuning.run_cells(left, out, display, scheduler=scheduler(options, rounds), metric="best_accuracy")

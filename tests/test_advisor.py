@@ -13,7 +13,8 @@ import pytest
 
 from fedcommons.artifacts import Store
 from fedcommons.config import presets
-from fedcommons.config.experiment import Experiment, override
+from fedcommons.config.experiment import Experiment
+from fedcommons.config.flat import override
 from fedcommons.convergence import lemma1, rates
 from fedcommons.convergence.advisor import LocalWork, Probed, predict, probed, relative_rounds
 from fedcommons.convergence.laboratory import Estimate
@@ -153,7 +154,7 @@ def config(tmp_path: Path) -> Experiment:
         "artifacts": str(tmp_path / "artifacts"),
         "measure.every": 1,
     }
-    return override(presets.experiment("smoke", "digits"), short)
+    return presets.experiment("smoke", "digits", short)
 
 
 def test_the_probe_is_a_run_without_sharing(config: Experiment, tmp_path: Path) -> None:
@@ -199,7 +200,7 @@ def test_the_probe_measures_the_pool_that_is_there(config: Experiment, tmp_path:
         (["--algorithms", "scaffold"], "--algorithms must be fedavg, which Corollary I is about, got scaffold."),
         (["--sharing.p", "0.5"], "use --p instead"),
         (["--dp.local", "true"], "dp.local must be False here, as Corollary I has it, got True."),
-        (["--probe-rounds", "0"], "--probe-rounds must lie in [1, 1e+09], got 0."),
+        (["--probe-rounds", "0"], "--probe-rounds must lie in [1, 1e9], got 0."),
         (
             ["--model.batch_norm", "true", "--federation.buffers", "keep", "--measure.every", "0"],
             "measure.every must be 0",

@@ -5,20 +5,21 @@ from typing import Any
 import pytest
 
 from fedcommons.config import presets
-from fedcommons.config.experiment import Experiment, get, override
+from fedcommons.config.experiment import Experiment
 from fedcommons.config.fedssyn_authors import authors
+from fedcommons.config.flat import flat_dict, get, override
 from fedcommons.data.datasets import load
 from fedcommons.errors import UserError
 from fedcommons.runs.checks import check
-from fedcommons.sharing.synthetic_pool import contribution
+from fedcommons.sharing.needs import contribution
 
 
 def _cell(data: str, algorithm: str, n: int, c: float, alpha: float, setting: str = "shuffled_synthetic") -> Experiment:
-    base = override(presets.experiment("authors", data), {
+    base = presets.experiment("authors", data, {
         "algorithm": algorithm, "partition.n_clients": n, "federation.participation": c, "partition.alpha": alpha,
         "sharing.setting": setting,
     })  # fmt: skip
-    return override(base, authors(base))
+    return presets.settled("authors", base, ())
 
 
 @pytest.mark.parametrize(
@@ -31,8 +32,9 @@ def _cell(data: str, algorithm: str, n: int, c: float, alpha: float, setting: st
 def test_images_and_epochs(data: str, n: int, seen: int, synthetic: int, epochs: int, local_epochs: int) -> None:
     config = _cell(data, "fedavg", n, {10: 1.0, 40: 0.2, 100: 0.1}[n], 0.1)
     n_own = 45000 // n
+    assert config.generator is not None
     assert int(config.generator.rho * n_own) == seen
-    assert contribution(config, 45000, n_own) == synthetic
+    assert contribution(config.sharing.p, 45000, n, n_own) == synthetic
     assert (config.generator.epochs, config.client.epochs) == (epochs, local_epochs)
     assert (config.client.batch_size, config.client.drop_last) == (128, True)
     assert (config.generator.schedule, config.generator.sampling_steps) == ("squaredcos_cap_v2", 250)
@@ -64,10 +66,10 @@ def test_learning_rates(cell: tuple[Any, ...], rate: float) -> None:
 
 
 def test_feddyns_weight_and_its_unsquared_term() -> None:
-    assert _cell("cifar10", "feddyn", 10, 1.0, 0.1, "real").feddyn.alpha == 0.001
-    assert _cell("cifar10", "feddyn", 10, 1.0, 0.1).feddyn.alpha == 0.01
-    assert not _cell("cifar100", "feddyn", 10, 1.0, 0.1, "real").feddyn.squared
-    assert presets.experiment("paper", "cifar10").feddyn.squared
+    assert get(_cell("cifar10", "feddyn", 10, 1.0, 0.1, "real"), "feddyn.alpha") == 0.001
+    assert get(_cell("cifar10", "feddyn", 10, 1.0, 0.1), "feddyn.alpha") == 0.01
+    assert not get(_cell("cifar100", "feddyn", 10, 1.0, 0.1, "real"), "feddyn.squared")
+    assert get(presets.experiment("paper", "cifar10", {"algorithm": "feddyn"}), "feddyn.squared")
 
 
 def test_a_cell_outside_table_1_is_refused() -> None:
@@ -77,7 +79,7 @@ def test_a_cell_outside_table_1_is_refused() -> None:
 
 
 def test_the_real_settings_share_of_synthetic_data_is_not_set() -> None:
-    assert get(_cell("cifar10", "fedavg", 10, 1.0, 0.1, "real"), "sharing.p") is None
+    assert "sharing.p" not in flat_dict(_cell("cifar10", "fedavg", 10, 1.0, 0.1, "real"))
 
 
 def test_the_last_images_are_held_out() -> None:

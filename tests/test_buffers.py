@@ -1,6 +1,6 @@
 """BatchNorm's statistics in a federation, averaged with the model or kept by each client; and clients that are late."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,14 +10,16 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
 from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.core.algorithm import BUFFERS, Facts, Replies, State
+from fedcommons.core.executor import Executor
 from fedcommons.core.local import LocalSGD, Work
 from fedcommons.federation import checkpoint, rounds
 from fedcommons.federation.evaluation import evaluate
 from fedcommons.federation.memory import ClientMemory
-from fedcommons.federation.participation import participants, stragglers
-from fedcommons.federation.rounds import BUFFERS, Standing, answering, times_answered
+from fedcommons.federation.participation import Stragglers, participants
+from fedcommons.federation.rounds import Standing, answering
 from fedcommons.seeds import seed_for, set_default_generator
-from fedcommons.tensors import Flat, data, flat
+from fedcommons.tensors import Flat, Payload, data, flat
 from lightning_modules import Classifier
 from lightning_modules.networks import CNN
 
@@ -53,7 +55,8 @@ def _trained(federation: "Federation", client: int, start: Standing, number: int
 
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 def test_averaged_statistics_are_the_weighted_mean_of_the_clients(weighting: str, federation: "Federation") -> None:
-    algorithm, plan = FedAvg(LOCAL, weighting), federation.plan(2)
+    federation = replace(federation, weighting=weighting)
+    algorithm, plan = FedAvg(), federation.plan(2)
     now = federation.start(algorithm, plan)
     for after, _ in federation.play(algorithm, plan):
         ended = [_trained(federation, i, now, after.round)[1].buffer.double() for i in range(5)]
@@ -69,15 +72,46 @@ def test_averaged_statistics_are_the_weighted_mean_of_the_clients(weighting: str
 
 
 def test_averaged_statistics_are_counted_both_ways(federation: "Federation") -> None:
-    algorithm, plan = FedAvg(LOCAL), federation.plan(2)
+    algorithm, plan = FedAvg(), federation.plan(2)
     model = data(federation.model).nbytes
     start = replace(federation.start(algorithm, plan), buffers=federation.work().initial_buffers)
     for _, facts in federation.play(algorithm, plan, start=start):
         assert facts["comm/up_bytes"] == facts["comm/down_bytes"] == 5 * (model + 4 * FLOATS)
 
 
+class _Asks(FedAvg):
+    """Takes BatchNorm's statistics of every client into its state."""
+
+    sees_statistics = True
+
+    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
+        after = super().merge(executor, state, total, replies, round, seed)
+        return {**after, **{str(i): reply.each[BUFFERS] for i, reply in replies.items() if BUFFERS in reply.each}}
+
+
+class _DoesNotAsk(_Asks):
+    sees_statistics = False
+
+
+def test_statistics_come_singly_to_who_asks_and_are_averaged_and_counted_as_ever(federation: "Federation") -> None:
+    plan, start = federation.plan(2), federation.start(FedAvg(), federation.plan(2))
+    start = replace(start, buffers=federation.work().initial_buffers)
+    ours, theirs = (federation.play(algorithm, plan, start=start) for algorithm in (_Asks(), FedAvg()))
+    for (now, facts), (other, expected) in zip(ours, theirs, strict=True):
+        assert torch.equal(now.buffers.buffer, other.buffers.buffer)
+        assert torch.equal(now.model.buffer, other.model.buffer)
+        assert facts == expected  # bytes too
+    for i in range(5):
+        assert torch.equal(flat(ours[0][0].state, str(i)).buffer, _trained(federation, i, start, 1)[1].buffer)
+    assert set(theirs[0][0].state) == {"model"}
+    silent = federation.play(_DoesNotAsk(), plan, start=start)[-1][0]
+    assert set(silent.state) == {"model"}
+    kept = federation.play(_Asks(), replace(plan, keep_buffers=True))[-1][0]
+    assert set(kept.state) == {"model"}  # what clients keep does not travel, whoever asks
+
+
 def test_kept_statistics_never_travel_and_wait_for_their_client(federation: "Federation") -> None:
-    algorithm = FedAvg(LOCAL)
+    algorithm = FedAvg()
     plan = replace(federation.plan(4, participation=0.4, seed=0), keep_buffers=True)
     now = federation.start(algorithm, plan)
     model = data(federation.model).nbytes
@@ -96,7 +130,7 @@ def test_kept_statistics_never_travel_and_wait_for_their_client(federation: "Fed
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_checkpoint_holds_them(keep: bool, federation: "Federation", tmp_path) -> None:
-    algorithm, plan = FedAvg(LOCAL), replace(federation.plan(4, participation=0.6), keep_buffers=keep)
+    algorithm, plan = FedAvg(), replace(federation.plan(4, participation=0.6), keep_buffers=keep)
     whole = federation.play(algorithm, plan)
     checkpoint.save(tmp_path, whole[1][0])
     rest = federation.play(algorithm, plan, start=checkpoint.load_latest(tmp_path))
@@ -115,7 +149,7 @@ def test_a_workers_past_does_not_show_in_statistics_or_counters(federation: "Fed
         set_default_generator("initial weights of the tests")
         return Cumulative()
 
-    federation, algorithm = replace(federation, module=module), FedAvg(LOCAL)
+    federation, algorithm = replace(federation, module=module), FedAvg()
     used = federation.serial(algorithm)
     federation.play(algorithm, federation.plan(2, seed=1), used)
     ends = [federation.play(algorithm, federation.plan(2), e)[-1][0] for e in (used, federation.serial(algorithm))]
@@ -124,7 +158,7 @@ def test_a_workers_past_does_not_show_in_statistics_or_counters(federation: "Fed
 
 
 def test_evaluation_uses_the_averaged_statistics_or_those_of_what_it_sees(federation: "Federation") -> None:
-    algorithm = FedAvg(LOCAL)
+    algorithm = FedAvg()
     executor = federation.serial(algorithm)
     end = federation.play(algorithm, federation.plan(2), executor)[-1][0]
     x, y = (getattr(federation.data.sets["test"], n) for n in "xy")
@@ -149,11 +183,9 @@ def test_evaluation_uses_the_averaged_statistics_or_those_of_what_it_sees(federa
 
 def test_a_late_client_downloads_and_nothing_else(digits: "Digits") -> None:
     """The round is one in which it was not drawn, but for the bytes down."""
-    federation, algorithm = digits(), FedAvg(LOCAL)
-    plan = replace(federation.plan(6), straggling=0.5)
-    late = [set(answering(plan, r)[0]) - set(answering(plan, r)[1]) for r in range(1, 7)]
-    assert times_answered(plan, 6) == [sum(i not in group for group in late) for i in range(5)]
-    assert times_answered(plan, 0) == [0] * 5
+    federation, algorithm = digits(), FedAvg()
+    plan = federation.plan(6, straggling=0.5)
+    late = [set(range(5)) - set(answering(algorithm, plan, {}, r)[1]) for r in range(1, 7)]
     assert len({len(group) for group in late}) > 1
     model = data(federation.model).nbytes
     now = federation.start(algorithm, plan)
@@ -170,9 +202,27 @@ def test_a_late_client_downloads_and_nothing_else(digits: "Digits") -> None:
         now = after
 
 
+def test_a_rule_says_who_is_late(digits: "Digits") -> None:
+    """Here in even rounds, and whoever has most examples of those who joined."""
+    federation, algorithm = digits(), FedAvg()
+
+    def largest(joined: Sequence[int], facts: Facts, round: int, seed: int) -> set[int]:
+        return set() if round % 2 else {max(joined, key=lambda i: facts.sizes[i])}
+
+    plan = replace(federation.plan(4, participation=0.6), late=largest)
+    model = data(federation.model).nbytes
+    for after, facts in federation.play(algorithm, plan):
+        joined, present = answering(algorithm, plan, {}, after.round)
+        assert joined == participants(5, 0.6, 0, after.round)
+        assert len(joined) - len(present) == facts["stragglers"] == (after.round + 1) % 2
+        assert facts["comm/up_bytes"] == len(present) * model
+        if after.round % 2 == 0:
+            assert (9, 16, 12, 20, 7)[(set(joined) - set(present)).pop()] == max((9, 16, 12, 20, 7)[i] for i in joined)
+
+
 def test_a_round_that_nobody_answers_changes_nothing(digits: "Digits") -> None:
-    federation, algorithm = digits(sizes=(6, 6)), FedAvg(LOCAL)
-    plan = replace(federation.plan(12), straggling=0.9)
+    federation, algorithm = digits(sizes=(6, 6)), FedAvg()
+    plan = federation.plan(12, straggling=0.9)
     now = federation.start(algorithm, plan)
     silent = 0
     for after, facts in rounds.run(algorithm, federation.serial(algorithm), plan, now):
@@ -186,12 +236,13 @@ def test_a_round_that_nobody_answers_changes_nothing(digits: "Digits") -> None:
 
 
 def test_every_client_is_late_with_probability_q_whoever_else_is_drawn() -> None:
-    joined, q, n = list(range(20)), 0.3, 400
-    drawn = [stragglers(joined, q, 0, number) for number in range(n)]
+    joined, q, n, facts = list(range(20)), 0.3, 400, Facts(20, [1] * 20, 400)
+    rule = Stragglers(q)
+    drawn = [rule(joined, facts, number, 0) for number in range(n)]
     shares = torch.tensor([[i in late for i in joined] for late in drawn]).double().mean(0)
     assert (shares - q).abs().max() < 4 * (q * (1 - q) / n) ** 0.5
-    assert [stragglers([3, 7], q, 0, r) for r in range(20)] == [stragglers(joined, q, 0, r) & {3, 7} for r in range(20)]
-    assert stragglers(joined, 0.0, 0, 1) == set()
+    assert [rule([3, 7], facts, r, 0) for r in range(20)] == [rule(joined, facts, r, 0) & {3, 7} for r in range(20)]
+    assert Stragglers(0.0)(joined, facts, 1, 0) == set()
 
 
 def test_memory_of_buffers_stays_beside_the_algorithms_own(federation: "Federation") -> None:
@@ -199,13 +250,13 @@ def test_memory_of_buffers_stays_beside_the_algorithms_own(federation: "Federati
     seen: list[set[str]] = []
 
     class Keeper(FedAvg):
-        def client(self, work, message, memory, data, seed):
+        def client(self, work, message, memory, data, round, seed):
             seen.append(set(memory))
-            reply = super().client(work, message, memory, data, seed)
+            reply = super().client(work, message, memory, data, round, seed)
             return replace(reply, memory=None if memory else {"mine": torch.tensor(1)})
 
     plan = replace(federation.plan(3), keep_buffers=True)
-    algorithm = Keeper(LOCAL)
+    algorithm = Keeper()
     end = federation.play(algorithm, plan)[-1][0]
     assert seen == [set()] * 5 + [{"mine"}] * 10
     assert all(set(end.memory[i]) == {"mine", BUFFERS} for i in range(5))

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from fedcommons.artifacts import Store
 from fedcommons.config import presets
-from fedcommons.config.experiment import Data, Experiment, override
-from fedcommons.data.datasets import Dataset, Examples, load
+from fedcommons.config.experiment import Data, Experiment
+from fedcommons.data.datasets import load
+from fedcommons.data.examples import Dataset, Examples
 from fedcommons.runs import central
 from fedcommons.runs.build import prepare
 from fedcommons.runs.central import Central
@@ -114,7 +115,7 @@ def test_images_are_augmented_as_clients_do_it_and_only_where_asked() -> None:
 
 
 def smoke(**fields: Any) -> Experiment:
-    return override(presets.experiment("smoke", "digits"), {k.replace("__", "."): v for k, v in fields.items()})
+    return presets.experiment("smoke", "digits", {k.replace("__", "."): v for k, v in fields.items()})
 
 
 def test_a_finished_training_is_read_not_repeated(tmp_path: Path) -> None:
@@ -147,7 +148,8 @@ def test_central_synthetic_trains_on_what_the_clients_contribute(tmp_path: Path)
 
 def test_a_folder_is_named_by_all_that_decides_the_result_and_nothing_else() -> None:
     def name(source: str, epochs: int = 3, **fields: Any) -> str:
-        return Central(source, smoke(**fields), epochs).name
+        setting = {} if source == "central_real" else {"sharing__setting": "shuffled_synthetic"}
+        return Central(source, smoke(**{**setting, **fields}), epochs).name
 
     real, synthetic = name("central_real"), name("central_synthetic")
     assert real == name("central_real", partition__alpha=0.5, sharing__setting="shuffled_real", sharing__p=0.5)

@@ -9,22 +9,29 @@ import pytest
 import yaml
 
 from fedcommons.config import cli, presets, search_space
-from fedcommons.config import experiment as config
-from fedcommons.config.experiment import Experiment, override
+from fedcommons.config.experiment import Experiment
+from fedcommons.config.flat import from_dict, override, to_dict
+from fedcommons.config.parts import KINDS
 from fedcommons.errors import UserError
 from fedcommons.runs import build
 from fedcommons.runs.checks import check
 from fedcommons.tracking.run_folder import read_config
 
 SYNTHETIC = ["--sharing.setting", "shuffled_synthetic"]
+FIELDS = cli.parser("a test", SYNTHETIC, {}).fields
 ROOT = Path(__file__).parent.parent
+
+
+def asked(argv: list[str]) -> Experiment:
+    """What a script would run."""
+    parser = cli.parser("a test", argv, presets.preset("smoke", "digits"))
+    return cli.experiment(cli.parse(parser, argv))
 
 
 def refused(argv: list[str]) -> str:
     """The sentence a script would end with."""
-    parser = cli.parser("a test", presets.preset("smoke", "digits"))
     with pytest.raises(UserError) as error:
-        build.prepare(cli.experiment(cli.parse(parser, argv)))
+        build.prepare(asked(argv))
     message = str(error.value)
     assert "\n" not in message
     return message
@@ -37,11 +44,11 @@ def refused(argv: list[str]) -> str:
         (["--algorithm", "fedavgg"], ["algorithm", "did you mean 'fedavg'"]),
         (["--partition.name", "dirichlet_class"], ["did you mean 'dirichlet_classes'"]),
         (["--partition.alhpa", "0.1"], ["--partition.alhpa", "did you mean '--partition.alpha'"]),
-        (["--partition.alpha", "-1"], ["partition.alpha", "(0, inf)", "-1"]),
+        (["--partition.alpha", "-1"], ["partition.alpha", "[1e-300, inf)", "-1"]),
         (["--partition.alpha", "nan"], ["partition.alpha", "nan"]),
         (["--partition.alpha", "much"], ["partition.alpha", "float", "'much'"]),
-        (["--sharing.p", "much"], ["sharing.p takes float or null, got 'much'."]),
-        (["--sharing.p", ""], ["sharing.p takes float or null, got ''."]),
+        ([*SYNTHETIC, "--sharing.p", "much"], ["sharing.p takes float or null, got 'much'."]),
+        ([*SYNTHETIC, "--sharing.p", ""], ["sharing.p takes float or null, got ''."]),
         (["--client.lr", " "], ["client.lr takes float, got ''."]),
         (["--client.momentum", "1"], ["client.momentum", "[0, 1)"]),
         (
@@ -53,11 +60,11 @@ def refused(argv: list[str]) -> str:
             ["must be 0 for scaffold", "0.9", "scaffold.option 1"],
         ),
         (["--algorithm", "fedpvr", "--client.momentum", "0.9"], ["must be 0 for fedpvr", "0.9"]),
-        (["--scaffold.option", "3"], ["scaffold.option", "[1, 2]", "3"]),
-        (["--fedprox.mu", "-0.1"], ["fedprox.mu", "[0, inf)", "-0.1"]),
-        (["--feddyn.alpha", "0"], ["feddyn.alpha", "(0, inf)", "0"]),
-        (["--moon.temperature", "0"], ["moon.temperature", "(0, inf)"]),
-        (["--fedmix.mix", "1.5"], ["fedmix.mix", "[0, 1]", "1.5"]),
+        (["--algorithm", "scaffold", "--scaffold.option", "3"], ["scaffold.option", "[1, 2]", "3"]),
+        (["--algorithm", "fedprox", "--fedprox.mu", "-0.1"], ["fedprox.mu", "[0, inf)", "-0.1"]),
+        (["--algorithm", "feddyn", "--feddyn.alpha", "0"], ["feddyn.alpha", "(0, inf)", "0"]),
+        (["--algorithm", "moon", "--moon.temperature", "0"], ["moon.temperature", "(0, inf)"]),
+        (["--algorithm", "fedmix", "--fedmix.mix", "1.5"], ["fedmix.mix", "[0, 1]", "1.5"]),
         (
             ["--algorithm", "fedpvr", "--fedpvr.layers", "network.last,network.heads"],
             ["'network.heads' matches no layer", "network.conv1, network.conv2, network.hidden, network.last"],
@@ -68,30 +75,39 @@ def refused(argv: list[str]) -> str:
         (["--algorithm", "moon", "--model.name", "linear"], ["no features for moon"]),
         (["--dp.local", "true", "--dp.noise_multiplier", "1e-200"], ["dp.noise_multiplier", "0.001"]),
         (["--straggler.q", "1"], ["straggler.q", "[0, 1)"]),
-        (["--model.batch_norm", "true", "--model.name", "linear"], ["model.batch_norm", "cnn only", "linear"]),
+        (
+            ["--model.batch_norm", "true", "--model.name", "linear"],
+            ["model.batch_norm is of model.name cnn", "is linear"],
+        ),
         (["--federation.participation", "0.01"], ["less than one client", "at least 0.25"]),
         (["--partition.n_clients", "100000"], ["at most the number of training images", "100000"]),
         (["--partition.name", "single_class", "--partition.n_clients", "7"], ["single_class", "10 classes", "7"]),
         (["--partition.n_clients", "150", "--partition.name", "dirichlet_niid"], ["cannot be met", "fewer clients"]),
         (["--federation.executor", "ray_actors", "--federation.actors", "9"], ["actors = 9", "blocks = 4"]),
         (["--sharing.setting", "shuffled_synthetic", "--sharing.p", "1"], ["sharing.p", "[0, 1)"]),
-        (["--generator.rho", "0"], ["generator.rho", "(0, 1]"]),
+        ([*SYNTHETIC, "--generator.rho", "0"], ["generator.rho", "(0, 1]"]),
         (["--model.name", "vgg11"], ["vgg11", "32x32", "digits"]),
         (["--data.limit", "99999"], ["data.limit", "99999"]),
         (["--data.name", "mnist", "--data.dir", "/nowhere"], ["/nowhere/MNIST/raw", "--download"]),
         (["--config", "/nowhere.yaml"], ["/nowhere.yaml", "cannot be read"]),
-        (["--partition.alpha", "1e-301"], ["partition.alpha must be at least 1e-300, got 1e-301."]),
-        (["--seed", "9" * 4000], ["seed must lie in [0, 4.61169e+18], got 99", "..."]),
+        (["--partition.alpha", "1e-301"], ["partition.alpha must lie in [1e-300, inf), got 1e-301."]),
+        (["--seed", "9" * 4000], ["seed must lie in [0, 4611686018427387904], got 99", "..."]),
         (["--target", "9" * 4000], ["--target is nested too deeply or too large a number, got '99"]),
-        (["--generator.channels", "[" * 3000], ["generator.channels takes tuple, got '[[[", "[..."]),
-        (["--client.epochs", str(10**18)], ["client.epochs must lie in [1, 1e+09]"]),
-        (["--federation.blocks", str(10**12)], ["federation.blocks must lie in [1, 1e+06]"]),
-        (["--generator.timesteps", str(10**12)], ["generator.timesteps must lie in [1, 1e+06]"]),
-        (["--model.projection", str(10**12)], ["model.projection must lie in [1, 1e+06]"]),
-        (["--model.channels", f"[8, {10**30}]"], ["model.channels must lie in [1, 1e+06]"]),
+        ([*SYNTHETIC, "--generator.channels", "[" * 3000], ["generator.channels takes tuple, got '[[[", "[..."]),
+        (["--client.epochs", str(10**18)], ["client.epochs must lie in [1, 1e9]"]),
+        (["--federation.blocks", str(10**12)], ["federation.blocks must lie in [1, 1e6]"]),
+        ([*SYNTHETIC, "--generator.timesteps", str(10**12)], ["generator.timesteps must lie in [1, 1e6]"]),
+        (["--model.projection", str(10**12)], ["model.projection must lie in [1, 1e6]"]),
+        (["--model.channels", f"[8, {10**30}]"], ["model.channels must lie in [1, 1e6]"]),
         (["--model.channels", "[1000000, 1000000]"], ["the model would take 1.", "e+05 GB or more", "model.channels"]),
         (["--model.projection", "1000000", "--model.channels", "[900000, 900000]"], ["GB of memory"]),
         ([*SYNTHETIC, "--generator.channels", "[80000, 80000]"], ["the generator would take", "generator.channels"]),
+        (["--feddyn.alpha", "0.1"], ["feddyn.alpha is of algorithm feddyn, and algorithm is fedavg."]),
+        (["--p", "0.3"], ["sharing.p is of sharing.setting", "shuffled_real, and sharing.setting is real."]),
+        (["--rho", "0.3"], ["generator.rho is of a generator, and sharing.setting real uses none."]),
+        (["--sigma", "0.3"], ["dp.noise_multiplier changes nothing without --dp.local true."]),
+        (["--alhpa", "0.3"], ["unknown option '--alhpa'; did you mean '--partition.alpha'?"]),
+        (["--zzzzzz", "1"], ["unknown option '--zzzzzz'. See --help."]),
         ([*SYNTHETIC, "--sharing.p", "0.999999999"], ["synthetic images would take", "GB", "a smaller sharing.p"]),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) and v[0].startswith("--") else "",
@@ -109,9 +125,8 @@ def test_of_a_repeated_option_the_last_decides_as_for_the_parser() -> None:
 def test_what_was_asked_for_is_told_from_a_default(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("partition:\n  alpha: 0.1\nseed: 0\n")
-    options = cli.parse(
-        cli.parser("a test", {}), ["--config", str(path), "--client.lr=0.05", "--federation.rounds", "9"]
-    )
+    argv = ["--config", str(path), "--client.lr=0.05", "--federation.rounds", "9"]
+    options = cli.parse(cli.parser("a test", argv, {}), argv)
     assert options.asked == {"partition.alpha", "seed", "client.lr", "federation.rounds"}
 
 
@@ -124,23 +139,29 @@ def test_an_unknown_key_in_a_config_file_names_the_nearest(tmp_path: Path) -> No
 
 
 def test_options_and_files_describe_the_same_experiment(tmp_path: Path) -> None:
-    parser = cli.parser("a test", {})
-    path = tmp_path / "c.yaml"
-    path.write_text(yaml.safe_dump({"seed": 3, "partition": {"alpha": 0.5}, "generator": {"channels": [8, 16]}}))
-    by_file = cli.experiment(cli.parse(parser, ["--config", str(path), "--client.lr", "0.2"]))
-    wanted = {"seed": 3, "partition.alpha": 0.5, "generator.channels": (8, 16), "client.lr": 0.2}
+    path, argv = tmp_path / "c.yaml", ["--config", str(tmp_path / "c.yaml"), "--client.lr", "0.2", "--rho=0.5"]
+    path.write_text(
+        "seed: 3\nalpha: 0.5\nsharing: local_synthetic\nmodel: linear\n"
+        "generator: {channels: [8, 16]}\nddpm: {epochs: 7}\n"
+    )
+    by_file = cli.experiment(cli.parse(cli.parser("a test", argv, {}), argv))
+    wanted = {"seed": 3, "partition.alpha": 0.5, "generator.channels": (8, 16), "client.lr": 0.2, "generator.rho": 0.5}
+    wanted |= {"sharing.setting": "local_synthetic", "model.name": "linear", "generator.epochs": 7}
     assert by_file == override(Experiment(), wanted)
 
 
 def test_a_config_survives_its_yaml() -> None:
-    one = override(Experiment(), {"generator.channels": (8, 16, 24), "sharing.p": 0.25, "seed": 9})
-    assert config.from_dict(yaml.safe_load(yaml.safe_dump(config.to_dict(one)))) == one
+    values = {"generator.channels": (8, 16, 24), "sharing.p": 0.25, "seed": 9, "sharing.setting": "shuffled_synthetic"}
+    one = override(Experiment(), values)
+    assert from_dict(yaml.safe_load(yaml.safe_dump(to_dict(one)))) == one
 
 
 def test_every_field_has_a_line_of_help() -> None:
-    parser = cli.parser("a test", {})
+    lists = {"algorithms": ",".join(KINDS["algorithm"].known), "settings": ",".join(KINDS["sharing"].known)}
+    parser = cli.parser("a test", [], {}, lists)
     text = " ".join(parser.format_help().split())
-    for name in config.field_names():
+    assert {"fedmix.mean_size", "feddyn.alpha", "sharing.p", "generator.rho", "model.channels"} < parser.fields.keys()
+    for name in parser.fields:
         assert f"--{name} " in text
         # jsonargparse prints the type straight after the value's name where a field has no docstring
         assert not re.search(rf"--{re.escape(name)} \S+ \(", text), name
@@ -150,7 +171,10 @@ def test_a_config_of_another_version_names_its_file_and_the_key(tmp_path: Path) 
     for text, said in (
         ("client: {lr: 0.1, warmup: 3}\n", "is of another version: unknown config key 'client.warmup'"),
         ("client: {lr: fast}\n", "is damaged (client.lr is 'fast' and no float or int)"),
-        ("generator: {channels: 8}\n", "is damaged (generator.channels is 8 and no tuple)"),
+        (
+            "sharing: {setting: shuffled_synthetic}\ngenerator: {channels: 8}\n",
+            "is damaged (generator.channels is 8 and no tuple)",
+        ),
         ("seed: " + "[" * 3000, "is damaged"),
     ):
         (tmp_path / "config.yaml").write_text(text)
@@ -188,12 +212,12 @@ def test_presets_are_valid() -> None:
 )
 def test_a_bad_search_space_is_refused(text: str, part: str) -> None:
     with pytest.raises(UserError) as error:
-        search_space.parse([text])
+        search_space.parse([text], FIELDS, {})
     assert part in str(error.value)
 
 
 def test_search_points_are_keyed_and_within_their_bounds() -> None:
-    space = search_space.parse(["alpha=0.01,0.1", "p=uniform(0,0.5)", "lr=loguniform(0.01,0.1)"])
+    space = search_space.parse(["alpha=0.01,0.1", "p=uniform(0,0.5)", "lr=loguniform(0.01,0.1)"], FIELDS, {})
     few, many = search_space.points(space, 3, 0), search_space.points(space, 6, 0)
     assert len(few) == 6
     assert few == search_space.points(space, 3, 0) != search_space.points(space, 3, 1)
@@ -206,7 +230,7 @@ def test_search_points_are_keyed_and_within_their_bounds() -> None:
     [
         (["table1.py", "--partition.alpha", "0.3"], "use --alphas instead of 0.3"),
         (["run.py", "--out", "{file}/x", "--preset", "smoke"], "cannot be written"),
-        (["table1.py", "--data-dir=~nosuchuser", "--dataset=mnist"], "--data-dir cannot be '~nosuchuser'"),
+        (["table1.py", "--data-dir=~nosuchuser", "--dataset=mnist"], "--data.dir cannot be '~nosuchuser'"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
 )

@@ -20,8 +20,7 @@ from fedcommons.accounting.communication import (
     saved_percent,
     sent,
 )
-from fedcommons.algorithms import build
-from fedcommons.config.experiment import Experiment, override
+from fedcommons.config import parts
 from fedcommons.core.algorithm import Facts
 from fedcommons.errors import UserError
 from fedcommons.reports.published import fedssyn_table1, fedssyn_table_a2
@@ -127,7 +126,7 @@ def test_control_variates_travel_both_ways(table: Callable[[Path], Lines], tmp_p
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "feddyn", "scaffold", "fedpvr"])
 def test_closed_forms_are_the_algorithms_messages(script: dict[str, Any], name: str) -> None:
     model = flatten(dict(VGG11((3, 32, 32), 10).named_parameters()))
-    algorithm = build(override(Experiment(), {"algorithm": name}), augment=False)
+    algorithm = parts.make("algorithm", name, {})
     message = algorithm.down(algorithm.start(model, Facts(1, [1], 1), 0), 1, 0)
     size = script["vgg11_nbytes"]
     assert message.nbytes == size(10) + size(10, script["CONTROL"][name])

@@ -3,7 +3,7 @@
 import os
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -13,9 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedcommons.core.algorithm import Facts, Message, Reply, State
+from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.local import Work
+from fedcommons.core.release import Release
 from fedcommons.data.clients import ClientData
 from fedcommons.tensors import Flat, Payload, add, copy, data, flat, scale, sub
 from fedcommons.testing import CHECKS, check_algorithm
@@ -27,29 +28,28 @@ Total = Mapping[str, Flat | Tensor]
 class _Sound:
     """FedAvg whose clients remember: m_i <- m_i / 2 + (y_i - x), x <- x + mean(m_i).  What follows breaks it."""
 
-    local: LocalSGD = field(default=LocalSGD(epochs=1, batch_size=8))
-
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         return {"model": model}
 
     def down(self, state: State, round: int, client: int) -> Message:
         return Message({"model": state["model"]}, {"client": torch.tensor(client)})
 
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         x = flat(message.common, "model")
-        y, metrics = self.local.run(work, x, data, seed)
+        y, metrics, spent = work.local(x, data, seed)
         moment = sub(y, x)
         if memory:
             moment = add(moment, flat(memory, "moment"), 0.5)
-        return Reply({"step": moment}, {"n": torch.tensor(len(data))}, 1.0, {"moment": moment}, metrics)
+        each, released = {"n": torch.tensor(len(data))}, [spent.of("step", "n")]
+        return Reply({"step": moment}, each, 1.0, {"moment": moment}, metrics, released)
 
-    def merge(self, executor: Executor, state: State, total: Total, replies: Sequence[Reply], seed: int) -> State:
+    def merge(self, executor: Executor, state: State, total: Total, replies: Replies, round: int, seed: int) -> State:
         return {"model": add(flat(state, "model"), flat(total, "step"), 1 / len(replies))}
 
 
 class _WidensTheModel(_Sound):
-    def merge(self, executor: Executor, state: State, total: Total, replies: Sequence[Reply], seed: int) -> State:
-        model = flat(super().merge(executor, state, total, replies, seed), "model")
+    def merge(self, executor: Executor, state: State, total: Total, replies: Replies, round: int, seed: int) -> State:
+        model = flat(super().merge(executor, state, total, replies, round, seed), "model")
         return {"model": Flat(model.layout, model.buffer.double())}
 
 
@@ -64,12 +64,12 @@ class _ReportsNoLoss(_Sound):
 
 
 class _WalksUphill(_Sound):
-    def merge(self, executor: Executor, state: State, total: Total, replies: Sequence[Reply], seed: int) -> State:
+    def merge(self, executor: Executor, state: State, total: Total, replies: Replies, round: int, seed: int) -> State:
         return {"model": add(flat(state, "model"), flat(total, "step"), -1 / len(replies))}
 
 
 class _StandsStill(_Sound):
-    def merge(self, executor: Executor, state: State, total: Total, replies: Sequence[Reply], seed: int) -> State:
+    def merge(self, executor: Executor, state: State, total: Total, replies: Replies, round: int, seed: int) -> State:
         return state
 
 
@@ -77,9 +77,9 @@ class _DrawsFromTorch(_Sound):
     def draw(self, size: int) -> Tensor:
         return torch.randn(size)
 
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         noise = 1e-3 * self.draw(flat(message.common, "model").layout.size).float()
-        reply = super().client(work, message, memory, data, seed)
+        reply = super().client(work, message, memory, data, round, seed)
         step = flat(reply.sums, "step")
         return replace(reply, sums={"step": Flat(step.layout, step.buffer + noise)})
 
@@ -95,42 +95,42 @@ class _DrawsFromPython(_DrawsFromTorch):
 
 
 class _IgnoresTheSeed(_Sound):
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
-        return super().client(work, message, memory, data, 0)
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        return super().client(work, message, memory, data, round, 0)
 
 
 class _RemembersInItsModule(_Sound):
     played: ClassVar[list[float]] = []
 
-    def merge(self, executor: Executor, state: State, total: Total, replies: Sequence[Reply], seed: int) -> State:
+    def merge(self, executor: Executor, state: State, total: Total, replies: Replies, round: int, seed: int) -> State:
         self.played.append(1.0)
         return {"model": add(flat(state, "model"), flat(total, "step"), 1 / (len(replies) + len(self.played) / 100))}
 
 
 class _ChangesItsMessage(_Sound):
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         flat(message.common, "model").buffer.mul_(0.999)
-        return super().client(work, message, memory, data, seed)
+        return super().client(work, message, memory, data, round, seed)
 
 
 class _ChangesItsMemory(_Sound):
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         if memory:
             flat(memory, "moment").buffer.mul_(0.5)
-        return super().client(work, message, memory, data, seed)
+        return super().client(work, message, memory, data, round, seed)
 
 
 class _ChangesItsData(_Sound):
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         data.x.clamp_(max=200)
-        return super().client(work, message, memory, data, seed)
+        return super().client(work, message, memory, data, round, seed)
 
 
 class _ChangesTheCommons(_Sound):
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         assert data.commons is not None
         data.commons.x.mul_(0.99)
-        return super().client(work, message, memory, data, seed)
+        return super().client(work, message, memory, data, round, seed)
 
 
 class _ChangesTheModelAtStart(_Sound):
@@ -146,45 +146,44 @@ class _ChangesTheStateInDown(_Sound):
 
 
 class _ChangesTheStateInMerge(_Sound):
-    def merge(self, executor: Executor, state: State, total: Total, replies: Sequence[Reply], seed: int) -> State:
+    def merge(self, executor: Executor, state: State, total: Total, replies: Replies, round: int, seed: int) -> State:
         model = flat(state, "model")
         model.buffer.add_(flat(total, "step").buffer / len(replies))
         return {"model": copy(model)}
 
 
 class _ChangesTheTotal(_Sound):
-    def merge(self, executor: Executor, state: State, total: Total, replies: Sequence[Reply], seed: int) -> State:
+    def merge(self, executor: Executor, state: State, total: Total, replies: Replies, round: int, seed: int) -> State:
         data(total["step"]).div_(len(replies))
         return {"model": add(flat(state, "model"), flat(total, "step"))}
 
 
 class _ChangesReplies(_Sound):
-    def merge(self, executor: Executor, state: State, total: Total, replies: Sequence[Reply], seed: int) -> State:
-        data(replies[0].each["n"]).add_(1)
-        return super().merge(executor, state, total, replies, seed)
+    def merge(self, executor: Executor, state: State, total: Total, replies: Replies, round: int, seed: int) -> State:
+        data(next(iter(replies.values())).each["n"]).add_(1)
+        return super().merge(executor, state, total, replies, round, seed)
 
 
 class _KeepsTheWorkersBuffer(_Sound):
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
-        return replace(super().client(work, message, {}, data, seed), memory={"last": work.params})
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        return replace(super().client(work, message, {}, data, round, seed), memory={"last": work.params})
 
 
 class _SendsTheWorkersBuffer(_Sound):
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
-        return replace(super().client(work, message, memory, data, seed), each={"y": work.params})
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        return replace(super().client(work, message, memory, data, round, seed), each={"y": work.params})
 
 
 class _SendsItsMemory(_Sound):
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
-        return replace(super().client(work, message, memory, data, seed), each=dict(memory))
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        return replace(super().client(work, message, memory, data, round, seed), each=dict(memory))
 
 
 class _SendsWhatNobodyCanRead(_Sound):
     def client(self, *args: Any) -> Reply:
         reply = super().client(*args)
-        return replace(
-            reply, each=MappingProxyType(dict(reply.each)), memory=MappingProxyType(dict(reply.memory or {}))
-        )
+        each, memory = (MappingProxyType(dict(payload or {})) for payload in (reply.each, reply.memory))
+        return replace(reply, each=each, memory=memory)
 
 
 class _SendsHalves(_Sound):
@@ -209,7 +208,7 @@ class _SmugglesItsReply(_Sound):
         self.pocket.append(flat(reply.sums, "step"))
         return replace(reply, sums={}, each={})
 
-    def merge(self, executor: Executor, state: State, total: Total, replies: Sequence[Reply], seed: int) -> State:
+    def merge(self, executor: Executor, state: State, total: Total, replies: Replies, round: int, seed: int) -> State:
         model = flat(state, "model")
         for step in self.pocket:
             model = add(model, step, 1 / len(replies))
@@ -224,8 +223,8 @@ class _TellsClientsNothing(_Sound):
         self.model[:] = [flat(state, "model")]
         return Message({})
 
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
-        return super().client(work, Message({"model": self.model[0]}), memory, data, seed)
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        return super().client(work, Message({"model": self.model[0]}), memory, data, round, seed)
 
 
 class _FreeReply(Reply):
@@ -241,8 +240,8 @@ class _SaysItIsFree(_Sound):
 
 
 class _DividesByNMinusOne(_Sound):
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
-        return replace(super().client(work, message, memory, data, seed), weight=len(data) - 1.0)
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        return replace(super().client(work, message, memory, data, round, seed), weight=len(data) - 1.0)
 
 
 class _OneMemoryForAll(_Sound):
@@ -269,11 +268,11 @@ class _WaitsForAllItWroteTo(_Sound):
         self.asked.append(client)
         return super().down(state, round, client)
 
-    def merge(self, executor: Executor, state: State, total: Total, replies: Sequence[Reply], seed: int) -> State:
+    def merge(self, executor: Executor, state: State, total: Total, replies: Replies, round: int, seed: int) -> State:
         for _ in zip(self.asked, replies, strict=True):
             pass
         self.asked.clear()
-        return super().merge(executor, state, total, replies, seed)
+        return super().merge(executor, state, total, replies, round, seed)
 
 
 class _KeepsStateToItself(_Sound):
@@ -285,7 +284,7 @@ class _KeepsStateToItself(_Sound):
         self.velocity["v"] = scale(model, 0.0)
         return {"model": model}
 
-    def merge(self, executor: Executor, state: State, total: Total, replies: Sequence[Reply], seed: int) -> State:
+    def merge(self, executor: Executor, state: State, total: Total, replies: Replies, round: int, seed: int) -> State:
         self.velocity["v"] = add(scale(self.velocity["v"], 0.5), flat(total, "step"), 1 / len(replies))
         return {"model": add(flat(state, "model"), self.velocity["v"])}
 
@@ -319,34 +318,37 @@ class _KnowsItsProcess(_Sound):
 
 
 class _ForgetsTheStatistics(_Sound):
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
-        reply = super().client(work, message, memory, data, seed)
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        reply = super().client(work, message, memory, data, round, seed)
         work.load_buffers(work.initial_buffers)
         return reply
 
 
+class _DeclaresNothing(_Sound):
+    names: ClassVar[tuple[str, ...]] = ()
+
+    def client(self, *args: Any) -> Reply:
+        return replace(super().client(*args), releases=[Release(what=self.names)])
+
+
+class _ForgetsATensor(_DeclaresNothing):
+    names = ("step",)
+
+
+class _DeclaresWhatItDoesNotSend(_DeclaresNothing):
+    names = ("step", "n", "delta")
+
+
 BROKEN: dict[str, tuple[type[_Sound], ...]] = {
     "batch_norms_statistics_follow_the_policy": (_ForgetsTheStatistics,),
+    "all_that_is_sent_is_named_by_a_release": (_DeclaresNothing, _ForgetsATensor, _DeclaresWhatItDoesNotSend),
     "two_rounds_keep_names_shapes_and_types": (_WidensTheModel, _RenamesTheModel, _ReportsNoLoss),
     "the_loss_falls": (_WalksUphill, _StandsStill),
     "same_seed_same_bits_other_seed_other_bits": (
-        _DrawsFromTorch,
-        _DrawsFromNumpy,
-        _DrawsFromPython,
-        _IgnoresTheSeed,
-        _RemembersInItsModule,
-    ),
+        _DrawsFromTorch, _DrawsFromNumpy, _DrawsFromPython, _IgnoresTheSeed, _RemembersInItsModule),
     "nothing_that_is_handed_in_is_changed": (
-        _ChangesItsMessage,
-        _ChangesItsMemory,
-        _ChangesItsData,
-        _ChangesTheCommons,
-        _ChangesTheModelAtStart,
-        _ChangesTheStateInDown,
-        _ChangesTheStateInMerge,
-        _ChangesTheTotal,
-        _ChangesReplies,
-    ),
+        _ChangesItsMessage, _ChangesItsMemory, _ChangesItsData, _ChangesTheCommons, _ChangesTheModelAtStart,
+        _ChangesTheStateInDown, _ChangesTheStateInMerge, _ChangesTheTotal, _ChangesReplies),
     "what_a_client_returned_is_not_the_workers_buffer": (_KeepsTheWorkersBuffer, _SendsTheWorkersBuffer),
     "memory_is_never_sent": (_SendsItsMemory,),
     "messages_replies_and_state_survive_pickling": (_SendsWhatNobodyCanRead, _SendsHalves),
@@ -357,7 +359,7 @@ BROKEN: dict[str, tuple[type[_Sound], ...]] = {
     "stragglers_change_nothing": (_WaitsForAllItWroteTo,),
     "continuing_from_a_checkpoint_is_never_having_stopped": (_KeepsStateToItself,),
     "neither_the_worker_nor_the_order_decides_a_bit": (_StartsFromTheLastClient,),
-}
+}  # fmt: skip
 
 
 def _named(error: AssertionError) -> list[str]:

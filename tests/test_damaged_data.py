@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedcommons.config import presets
-from fedcommons.config.experiment import Data, override
+from fedcommons.config.experiment import Data
 from fedcommons.data.datasets import load
 from fedcommons.errors import UserError
 from fedcommons.runs import build
@@ -149,5 +149,5 @@ def test_damaged_pickles_are_refused_unread(damage: Callable[[Path], object], tm
 def test_images_too_small_for_the_network_are_refused(tmp_path: Path) -> None:
     data = mnist(tmp_path, train_images=idx(images(50, 3)), test_images=idx(images(20, 3)))
     fields = {"data.name": "mnist", "data.dir": data.dir, "data.limit": 40}
-    with pytest.raises(UserError, match=r"model\.name cnn needs images of at least 4x4, and mnist has \(3, 3\)"):
-        build.prepare(override(presets.experiment("smoke", "mnist"), fields))
+    with pytest.raises(UserError, match=r"model\.name cnn cannot be built for mnist: it needs images of at least 4x4"):
+        build.prepare(presets.experiment("smoke", "mnist", fields))

@@ -13,10 +13,13 @@ from torch import Tensor
 from fedcommons.config.experiment import Data
 from fedcommons.data.augment import flip_and_crop
 from fedcommons.data.clients import Clients, Rows
-from fedcommons.data.datasets import _SOURCES, Dataset, Examples, data_folder, load, without_images
+from fedcommons.data.datasets import data_folder, load
+from fedcommons.data.examples import Dataset, Examples, without_images
 from fedcommons.errors import UserError
 
 DIGITS = load(Data())
+FOLDERS = {"mnist": "MNIST/raw", "fmnist": "FashionMNIST/raw", "cifar10": "cifar-10-batches-py",
+           "cifar100": "cifar-100-python"}  # fmt: skip
 REAL = Path(os.environ.get("FEDCOMMONS_DATA") or Path(__file__).parents[2] / "shared" / "data")
 
 
@@ -94,6 +97,11 @@ def test_augmentation_can_be_asked_for_and_not() -> None:
     assert not load(Data(augment=False)).augment
 
 
+def test_generators_mirror_no_digit_also_where_clients_augment() -> None:
+    assert not load(Data(augment=True)).flip
+    assert not load(Data()).flip
+
+
 def test_an_unknown_data_set_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(UserError, match="did you mean 'cifar10'"):
         load(Data(name="cifar-10"))
@@ -137,7 +145,7 @@ def test_data_that_is_not_there_is_said_in_one_sentence_with_folder_and_command(
         load(Data(name=name, dir=str(tmp_path / "none")))
     message = str(raised.value)
     assert f"data set {name} is not there" in message
-    assert str(tmp_path / "none" / _SOURCES[name].folder) in message
+    assert str(tmp_path / "none" / FOLDERS[name]) in message
     assert f"--dataset {name} --data-dir {tmp_path / 'none'} --download" in message
     assert "\n" not in message
     assert message.count(". ") == 0
@@ -155,7 +163,7 @@ def real() -> Iterator[dict[str, Dataset]]:
 
 def real_dataset(loaded: dict[str, Dataset], name: str) -> Dataset:
     """The real data set, or a skip that says what is missing."""
-    folder = REAL / _SOURCES[name].folder
+    folder = REAL / FOLDERS[name]
     if not folder.exists():
         pytest.skip(f"no real {name}: {folder} does not exist (FEDCOMMONS_DATA names another folder)")
     if name not in loaded:
@@ -182,7 +190,7 @@ def test_real_data_sets_have_their_published_shapes_counts_and_statistics(
         assert part.x.is_contiguous()
         assert part.y.dtype == torch.int64
     assert np.bincount(dataset.test.y.numpy()).shape == (dataset.n_classes,)
-    assert dataset.augment == (name == "cifar10")
+    assert dataset.augment == dataset.flip == (name == "cifar10")
     if name == "cifar10":  # the authors' std, 0.20, is the mean of each image's own, not that of all pixels, 0.25
         some = dataset.train.x[:5_000].float().div_(255)
         torch.testing.assert_close(some.std((2, 3)).mean(0), torch.tensor(dataset.std), atol=0.005, rtol=0)
@@ -247,25 +255,6 @@ def test_a_slice_of_clients_is_lazy_too_and_keeps_what_is_known_of_each() -> Non
     assert [c.x.flatten().tolist() for c in some] == [[1, 2], [3, 4, 5]]
     assert [c.n_own for c in some] == [1, 2]
     assert [c.n_own for c in clients.on(clients.store)] == [1, 1, 2]
-
-
-def test_extra_rows_come_after_the_clients_own_and_are_not_counted_as_own() -> None:
-    clients = Clients(store(4), [np.array([3, 0]), np.array([1])])
-    extra = Examples(torch.tensor([100, 101, 102], dtype=torch.uint8).view(3, 1, 1, 1), torch.tensor([7, 8, 9]))
-    more = clients.with_extra(extra, [np.array([2]), np.array([1, 0])])
-    assert [c.x.flatten().tolist() for c in more] == [[3, 0, 102], [1, 101, 100]]
-    assert [c.y.tolist() for c in more] == [[0, 0, 9], [1, 8, 7]]
-    assert [c.n_own for c in more] == [2, 1]
-    assert more.sizes == [3, 3]
-    assert clients.sizes == [2, 1]
-    assert len(clients.store) == 4
-    nothing = clients.with_extra(extra, [np.array([], dtype=np.int64)] * 2)
-    assert [c.x.flatten().tolist() for c in nothing] == [[3, 0], [1]]
-
-
-def test_extra_rows_must_be_named_for_every_client() -> None:
-    with pytest.raises(ValueError, match="shorter"):
-        Clients(store(2), [np.array([0]), np.array([1])]).with_extra(store(1), [np.array([0])])
 
 
 # --- augmentation

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -9,18 +10,20 @@ from diffusers.schedulers.scheduling_ddpm import DDPMScheduler
 from torch import Tensor
 
 from fedcommons.config import experiment as config
+from fedcommons.config.flat import override
 from fedcommons.data import datasets
-from fedcommons.data.datasets import Examples
-from fedcommons.generators.ddpm import DDPMGenerator
+from fedcommons.data.examples import Examples
+from fedcommons.errors import UserError
+from fedcommons.generators.ddpm import DDPM as Generator
+from fedcommons.runs.build import prepare
 from fedcommons.seeds import set_default_generator
 from lightning_modules.ddpm import DDPM
 
 SHAPE, N_CLASSES = (1, 8, 8), 10
 DIGITS = datasets.load(config.Data(limit=48)).train
-SETTINGS = config.Generator(
+TINY = Generator(
     epochs=1, batch_size=16, lr=1e-3, channels=(8, 16), timesteps=20, sampler="ddim", sampling_steps=4
 )  # three steps
-TINY = DDPMGenerator(SETTINGS)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -56,30 +59,65 @@ def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
+def fit(
+    seed: int, generator: Generator = TINY, examples: Examples = DIGITS, *, flip: bool = False
+) -> Mapping[str, Tensor]:
+    """The weights after the training."""
+    return generator.fit(examples, N_CLASSES, seed, [TINY.epochs], flip=flip)[TINY.epochs].weights
+
+
 @pytest.fixture(scope="module")
 def trained() -> Mapping[str, Tensor]:
-    return TINY.fit(DIGITS, N_CLASSES, 0, [SETTINGS.epochs])[SETTINGS.epochs]
+    return fit(0)
 
 
 # --- the generator
 
 
+def test_it_says_that_nothing_protects_it() -> None:
+    receipt = TINY.fit(DIGITS, N_CLASSES, 0, [1])[1].receipt
+    assert receipt is not None
+    assert not receipt.release(0).covered
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"channels": (8,)}, r"generator\.channels must be two or more multiples of 8 \(group norm\), got \[8\]"),
+        ({"channels": (8, 12)}, r"generator\.channels must be two or more multiples of 8 \(group norm\)"),
+        ({"timesteps": 3}, r"generator\.sampling_steps must be at most generator\.timesteps = 3, got 4"),
+    ],
+)
+def test_what_it_is_not_defined_for_is_refused(change: dict[str, Any], sentence: str) -> None:
+    TINY.check({})
+    with pytest.raises(UserError, match=sentence):
+        replace(TINY, **change).check({})
+
+
+def test_a_side_that_cannot_be_halved_as_often_is_refused() -> None:
+    TINY.check_shape((1, 28, 28), "mnist")
+    with pytest.raises(UserError, match=r"has 4 levels, so the image side must be a multiple of 8, and mnist has 28"):
+        replace(TINY, channels=(8, 8, 8, 8)).check_shape((1, 28, 28), "mnist")
+    with pytest.raises(UserError, match=r"the generator would take .* use a smaller generator\.channels"):
+        replace(TINY, channels=(80_000, 80_000)).check_shape((1, 28, 28), "mnist")
+
+
 def test_one_seed_gives_the_same_weights_bit_for_bit(trained: Mapping[str, Tensor]) -> None:
     torch.manual_seed(99)  # what was drawn before must not matter
-    assert same(TINY.fit(DIGITS, N_CLASSES, 0, [SETTINGS.epochs])[SETTINGS.epochs], trained)
+    assert same(fit(0), trained)
 
 
 def test_a_training_is_the_beginning_of_a_longer_one(trained: Mapping[str, Tensor]) -> None:
-    n = SETTINGS.epochs
+    n = TINY.epochs
     both = TINY.fit(DIGITS, N_CLASSES, 0, [n, n + 1])
     assert sorted(both) == [n, n + 1]
-    assert same(both[n], trained)
-    assert same(both[n + 1], TINY.fit(DIGITS, N_CLASSES, 0, [n + 1])[n + 1])
-    assert not same(both[n + 1], trained)
+    assert same(both[n].weights, trained)
+    assert same(both[n + 1].weights, TINY.fit(DIGITS, N_CLASSES, 0, [n + 1])[n + 1].weights)
+    assert not same(both[n + 1].weights, trained)
 
 
 def test_another_seed_gives_other_weights(trained: Mapping[str, Tensor]) -> None:
-    other = TINY.fit(DIGITS, N_CLASSES, 1, [SETTINGS.epochs])[SETTINGS.epochs]
+    other = fit(1)
     assert other.keys() == trained.keys()
     assert not same(other, trained)
 
@@ -94,9 +132,7 @@ def test_the_order_of_images_depends_on_the_seed_alone(monkeypatch: pytest.Monke
 
     def order(seed: int, channels: tuple[int, ...]) -> list[bytes]:
         seen.clear()
-        replace(TINY, settings=replace(SETTINGS, channels=channels)).fit(DIGITS, N_CLASSES, seed, [SETTINGS.epochs])[
-            SETTINGS.epochs
-        ]
+        fit(seed, replace(TINY, channels=channels))
         return seen.copy()
 
     monkeypatch.setattr(DDPM, "training_step", recorded)
@@ -113,11 +149,11 @@ def test_weights_are_on_the_cpu_and_of_no_graph(trained: Mapping[str, Tensor]) -
 
 def test_fit_sees_every_image_of_the_client_also_where_they_are_fewer_than_a_batch() -> None:
     few = Examples(DIGITS.x[:5], DIGITS.y[:5])
-    big = replace(TINY, settings=replace(SETTINGS, batch_size=256))
-    exact = replace(TINY, settings=replace(SETTINGS, batch_size=5))
+    big = replace(TINY, batch_size=256)
+    exact = replace(TINY, batch_size=5)
     assert same(
-        big.fit(few, N_CLASSES, 0, [SETTINGS.epochs])[SETTINGS.epochs],
-        exact.fit(few, N_CLASSES, 0, [SETTINGS.epochs])[SETTINGS.epochs],
+        fit(0, big, few),
+        fit(0, exact, few),
     )
 
 
@@ -130,7 +166,7 @@ def test_samples_are_uint8_images_one_for_each_label(trained: Mapping[str, Tenso
 
 @pytest.mark.parametrize("sampler", ["ddpm", "ddim"])
 def test_one_seed_gives_the_same_images_and_another_seed_others(sampler: str, trained: Mapping[str, Tensor]) -> None:
-    tiny, labels = replace(TINY, settings=replace(SETTINGS, sampler=sampler)), torch.arange(6)
+    tiny, labels = replace(TINY, sampler=sampler), torch.arange(6)
     first = tiny.sample(trained, SHAPE, N_CLASSES, labels, 0)
     torch.manual_seed(99)
     assert torch.equal(first, tiny.sample(trained, SHAPE, N_CLASSES, labels, 0))
@@ -262,8 +298,21 @@ def test_samples_are_drawn_with_the_average_not_with_the_last_weights() -> None:
 
 def test_fit_returns_the_average(monkeypatch: pytest.MonkeyPatch, trained: Mapping[str, Tensor]) -> None:
     monkeypatch.setattr(DDPM, "averaged", lambda self: self.unet.state_dict())
-    assert not same(TINY.fit(DIGITS, N_CLASSES, 0, [SETTINGS.epochs])[SETTINGS.epochs], trained)
+    assert not same(fit(0), trained)
 
 
 def test_mirroring_is_asked_for_and_changes_the_weights(trained: Mapping[str, Tensor]) -> None:
-    assert not same(replace(TINY, flip=True).fit(DIGITS, N_CLASSES, 0, [SETTINGS.epochs])[SETTINGS.epochs], trained)
+    assert not same(fit(0, flip=True), trained)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"generator.sampling_steps": 1001}, r"generator\.sampling_steps must be at most"),
+        ({"generator.channels": (8,) * 5}, r"has 5 levels, so the image side must be a multiple of 16, and digits"),
+    ],
+)
+def test_a_run_asks_it_what_it_refuses_before_any_work(values: dict[str, Any], sentence: str) -> None:
+    asked = override(config.Experiment(), {"sharing.setting": "shuffled_synthetic", **values})
+    with pytest.raises(UserError, match=sentence):
+        prepare(asked)

@@ -14,23 +14,23 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcommons.accounting.privacy import epsilon
-from fedcommons.algorithms import local_loop
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddyn import FedDyn
-from fedcommons.algorithms.fedmix import FedMix
+from fedcommons.algorithms.fedmix import FedMix, mean_images
 from fedcommons.algorithms.fednova import FedNova
 from fedcommons.algorithms.fedprox import FedProx
 from fedcommons.algorithms.fedpvr import FedPVR
 from fedcommons.algorithms.moon import MOON
 from fedcommons.algorithms.scaffold import SCAFFOLD
-from fedcommons.config.experiment import IGNORED_BY_RESULTS, Experiment, override
+from fedcommons.config.experiment import Experiment
+from fedcommons.config.flat import IGNORED_BY_RESULTS, override
 from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD, Work
 from fedcommons.data.clients import ClientData
 from fedcommons.federation.rounds import Standing
+from fedcommons.runs.build import local_loop
 from fedcommons.seeds import seed_for, wide_generator
-from fedcommons.sharing.means import mean_images
 from fedcommons.tensors import flatten
 from lightning_modules import Classifier
 
@@ -66,7 +66,7 @@ def _rows(n: int) -> ClientData:
 
 def _moved(local: LocalSGD, work: Work, rows: ClientData, seed: int = 0) -> Tensor:
     """y - x after the local steps from the initial model."""
-    y, _ = local.run(work, work.initial, rows, seed)
+    y, _, _ = local.run(work, work.initial, rows, seed)
     return y.buffer - work.initial.buffer
 
 
@@ -82,7 +82,7 @@ def _ends(federation: "Federation", algorithm: Algorithm, rounds: int, participa
 def test_without_noise_and_clipping_full_batches_are_those_of_plain_sgd(least_squares: "Problem") -> None:
     """The clients' mean over examples is the mean of one-example gradients."""
     federation = least_squares(sizes=(2, 9, 4, 17)).federation(0.1)
-    ours, theirs = (_ends(federation, FedAvg(LocalSGD(5, FULL, dp=dp)), 3) for dp in (SILENT, None))
+    ours, theirs = (_ends(federation.training(LocalSGD(5, FULL, dp=dp)), FedAvg(), 3) for dp in (SILENT, None))
     assert torch.allclose(ours.model.buffer, theirs.model.buffer, rtol=0, atol=1e-13)
 
 
@@ -159,7 +159,7 @@ def test_noise_is_added_once_to_the_sum_and_not_to_each_example() -> None:
     dp, params = DPSGD(1.0, 1.0), [nn.Parameter(torch.zeros(50))]
     found = []
     for n in (0, 1, 7):
-        value = dp.gradients(
+        value, _ = dp.gradients(
             params, lambda batch, step: (0 * params[0]).sum(), (torch.zeros(n, 1), torch.zeros(n)), 0, 4,
             wide_generator(5),
         )  # fmt: skip
@@ -287,7 +287,7 @@ def test_training_takes_such_batches_and_an_empty_one_is_a_step(digits: "Digits"
         seen.append((step, int(batch[0].item())))
         return (0 * next(iter(work.named.values()))).sum()
 
-    _, metrics = LocalSGD(60, 2, dp=DPSGD(1.0, 1.0)).run(work, work.initial, data, 0, loss=loss)
+    _, metrics, _ = LocalSGD(60, 2, dp=DPSGD(1.0, 1.0)).run(work, work.initial, data, 0, loss=loss)
     assert metrics["steps"] == 900
     assert bool(torch.isfinite(work.params.buffer).all())
     assert float(metrics["loss"]) == 0  # not 0/0
@@ -299,20 +299,20 @@ def test_training_takes_such_batches_and_an_empty_one_is_a_step(digits: "Digits"
 
 
 @pytest.mark.parametrize(
-    "make",
+    "method",
     [
-        lambda local: FedAvg(local),
-        lambda local: FedProx(local, mu=0.1),
-        lambda local: SCAFFOLD(local),
-        lambda local: FedPVR(local),
-        lambda local: FedDyn(local, alpha=0.1, clip=None),
-        lambda local: FedNova(local),
-        lambda local: MOON(local),
-        lambda local: FedMix(local, mix=0.3),
+        FedAvg(),
+        FedProx(mu=0.1),
+        SCAFFOLD(),
+        FedPVR(),
+        FedDyn(alpha=0.1, clip=None),
+        FedNova(),
+        MOON(),
+        FedMix(mix=0.3),
     ],
     ids=["FedAvg", "FedProx", "SCAFFOLD", "FedPVR", "FedDyn", "FedNova", "MOON", "FedMix"],
 )
-def test_works_with_every_methods_loss_and_correction(make: Callable[[LocalSGD], Algorithm], digits: "Digits") -> None:
+def test_works_with_every_methods_loss_and_correction(method: Algorithm, digits: "Digits") -> None:
     """Without noise and clipping full batches are the method's own, to rounding; with them the model is finite.
 
     One mean for FedMix, which with DP-SGD draws one for each example.
@@ -322,11 +322,11 @@ def test_works_with_every_methods_loss_and_correction(make: Callable[[LocalSGD],
     federation = replace(
         federation, data=replace(federation.data, clients=federation.data.clients.with_commons(one_mean))
     )
-    ours, theirs = (_ends(federation, make(LocalSGD(2, FULL, dp=dp)), 2) for dp in (SILENT, None))
+    ours, theirs = (_ends(federation.training(LocalSGD(2, FULL, dp=dp)), method, 2) for dp in (SILENT, None))
     assert torch.allclose(ours.model.buffer, theirs.model.buffer, rtol=0, atol=5e-5)
     assert (theirs.model.buffer - federation.model.buffer).abs().max() > 1e-2
-    private = make(LocalSGD(1, 3, dp=DPSGD(1.0, 1.0)))
-    noisy, again = (_ends(federation, private, 2, 0.6).model.buffer for _ in range(2))
+    private = federation.training(LocalSGD(1, 3, dp=DPSGD(1.0, 1.0)))
+    noisy, again = (_ends(private, method, 2, 0.6).model.buffer for _ in range(2))
     assert torch.equal(noisy, again)
     assert bool(torch.isfinite(noisy).all())
 
@@ -344,8 +344,8 @@ def test_epsilon_of_steps_on_all_examples_is_the_closed_form_of_the_gaussian_mec
 def test_rate_and_number_of_steps_are_those_that_training_uses(n: int, batch_size: int) -> None:
     """q = B/n, at most 1; an epoch has as many steps as there are batches without privacy."""
     dp, work = DPSGD(1.0, 1.0), Work(_Flat(2), torch.device("cpu"))
-    _, metrics = LocalSGD(3, batch_size, dp=dp).run(work, work.initial, _rows(n), 0)
-    _, plain = LocalSGD(3, batch_size).run(Work(_Flat(2), torch.device("cpu")), work.initial, _rows(n), 0)
+    _, metrics, _ = LocalSGD(3, batch_size, dp=dp).run(work, work.initial, _rows(n), 0)
+    _, plain, _ = LocalSGD(3, batch_size).run(Work(_Flat(2), torch.device("cpu")), work.initial, _rows(n), 0)
     assert metrics["steps"] == plain["steps"] == 3 * dp.steps(n, batch_size)
     assert dp.sampling_rate(n, batch_size) == min(1, batch_size / n)
 

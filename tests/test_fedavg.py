@@ -21,9 +21,16 @@ if TYPE_CHECKING:
 FULL = 1000  # a batch size above every client's number of examples: full-batch steps, in which the order only rounds
 
 
-def _play(problem: "LeastSquares", algorithm: FedAvg, rounds: int, lr: float, start: np.ndarray | None = None):
+def _play(
+    problem: "LeastSquares",
+    local: LocalSGD,
+    rounds: int,
+    lr: float,
+    start: np.ndarray | None = None,
+    weighting: str = "uniform",
+) -> np.ndarray:
     """The model after ``rounds``, from ``start`` (else zero)."""
-    federation = problem.federation(lr)
+    federation, algorithm = problem.federation(lr).training(local, weighting), FedAvg()
     plan = federation.plan(rounds)
     begin = federation.model if start is None else Flat(federation.model.layout, torch.from_numpy(start.copy()))
     played = federation.play(algorithm, plan, start=Standing(0, algorithm.start(begin, plan.facts, 0)))
@@ -36,7 +43,7 @@ def test_one_local_step_with_everybody_is_a_step_on_the_pooled_data(least_square
     expected = w
     for _ in range(3):
         expected = expected - 0.2 * a.T @ (a @ expected - b) / len(b)
-    assert np.allclose(_play(problem, FedAvg(LocalSGD(1, FULL)), 3, 0.2, w), expected, rtol=0, atol=1e-14)
+    assert np.allclose(_play(problem, LocalSGD(1, FULL), 3, 0.2, w), expected, rtol=0, atol=1e-14)
 
 
 def test_one_client_in_r_rounds_of_k_steps_takes_r_k_steps(least_squares: "Problem") -> None:
@@ -44,7 +51,7 @@ def test_one_client_in_r_rounds_of_k_steps_takes_r_k_steps(least_squares: "Probl
     hessian = problem.a[0].T @ problem.a[0] / 8
     shrink = np.linalg.matrix_power(np.eye(3) - lr * hessian, rounds * steps)
     expected = problem.optimum - shrink @ problem.optimum  # from zero
-    assert np.allclose(_play(problem, FedAvg(LocalSGD(steps, FULL)), rounds, lr), expected, rtol=0, atol=1e-14)
+    assert np.allclose(_play(problem, LocalSGD(steps, FULL), rounds, lr), expected, rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
@@ -59,17 +66,17 @@ def test_weights_are_one_or_the_number_of_samples(weighting: str, least_squares:
     y = np.stack([flat.buffer.numpy() for flat in trained])
     n = np.array(sizes) if weighting == "samples" else np.ones(4)
     expected = (n[:, None] * y).sum(0) / n.sum()
-    assert np.allclose(_play(problem, FedAvg(local, weighting), 1, 0.1), expected, rtol=0, atol=1e-14)
+    assert np.allclose(_play(problem, local, 1, 0.1, weighting=weighting), expected, rtol=0, atol=1e-14)
     assert np.abs(y.mean(0) - (np.array(sizes)[:, None] * y).sum(0) / sum(sizes)).max() > 1e-3  # they differ at all
 
 
 def _fixed_point(problem: "LeastSquares", steps: int, lr: float) -> np.ndarray:
     """Where FedAvg stops. A round is an affine map w -> M w + c, so d + 1 rounds tell M and c."""
-    algorithm = FedAvg(LocalSGD(steps, FULL))
-    c = _play(problem, algorithm, 1, lr)
-    m = np.stack([_play(problem, algorithm, 1, lr, unit) - c for unit in np.eye(len(c))], axis=1)
+    local = LocalSGD(steps, FULL)
+    c = _play(problem, local, 1, lr)
+    m = np.stack([_play(problem, local, 1, lr, unit) - c for unit in np.eye(len(c))], axis=1)
     found = np.linalg.solve(np.eye(len(c)) - m, c)
-    assert np.allclose(_play(problem, algorithm, 1, lr, found), found, rtol=0, atol=1e-13)
+    assert np.allclose(_play(problem, local, 1, lr, found), found, rtol=0, atol=1e-13)
     return found
 
 
@@ -85,5 +92,5 @@ def test_the_bias_of_the_fixed_point_shrinks_linearly_with_the_learning_rate(lea
 def test_identical_clients_are_one_client(least_squares: "Problem") -> None:
     one = least_squares(sizes=(8,))
     many = type(one)(list(one.a) * 5, list(one.b) * 5)
-    algorithm = FedAvg(LocalSGD(3, FULL))
-    assert np.allclose(_play(many, algorithm, 4, 0.1), _play(one, algorithm, 4, 0.1), rtol=0, atol=1e-14)
+    local = LocalSGD(3, FULL)
+    assert np.allclose(_play(many, local, 4, 0.1), _play(one, local, 4, 0.1), rtol=0, atol=1e-14)

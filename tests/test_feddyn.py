@@ -35,11 +35,11 @@ def _weights(weighting: str) -> np.ndarray:
 
 def _local(problem: "LeastSquares", client: int, steps: int, lr: float, **options: float | None) -> np.ndarray:
     """The local model after so many full-batch steps from ``X`` with memory ``G``."""
-    federation = problem.federation(lr)
-    algorithm, layout = FedDyn(LocalSGD(steps, FULL), **options), federation.model.layout  # pyright: ignore
+    federation = problem.federation(lr).training(LocalSGD(steps, FULL))
+    algorithm, layout = FedDyn(**options), federation.model.layout  # pyright: ignore
     x, g_i = Flat(layout, torch.from_numpy(X.copy())), Flat(layout, torch.from_numpy(G.copy()))
     data = federation.data.clients[client]
-    reply = algorithm.client(federation.work(), Message({"model": x}), {"gradient": g_i}, data, 0)
+    reply = algorithm.client(federation.work(), Message({"model": x}), {"gradient": g_i}, data, 1, 0)
     moved = flat(reply.sums, "delta").buffer.numpy()
     assert reply.memory is not None
     kept = flat(reply.memory, "gradient").buffer.numpy()
@@ -47,8 +47,16 @@ def _local(problem: "LeastSquares", client: int, steps: int, lr: float, **option
     return X + moved
 
 
-def _play(problem: "LeastSquares", algorithm: FedDyn, rounds: int, lr: float, participation: float) -> list[Standing]:
-    federation = problem.federation(lr)
+def _play(
+    problem: "LeastSquares",
+    algorithm: FedDyn,
+    local: LocalSGD,
+    rounds: int,
+    lr: float,
+    participation: float,
+    weighting: str = "uniform",
+) -> list[Standing]:
+    federation = problem.federation(lr).training(local, weighting)
     return [now for now, _ in federation.play(algorithm, federation.plan(rounds, participation))]
 
 
@@ -113,17 +121,11 @@ def test_distance_and_clipping_are_those_of_all_layers_together(squared: bool, c
     module = Classifier(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), lr=0.5).double()
     data = ClientData(torch.randn(6, 4, dtype=torch.float64), torch.arange(6) % 3)
     work = Work(module, torch.device("cpu"))
-    x = work.initial
-    y, after = (
-        x.buffer
-        + flat(
-            FedDyn(LocalSGD(k, FULL), "uniform", 2.0, clip, squared)
-            .client(work, Message({"model": x}), {}, data, 0)
-            .sums,
-            "delta",
-        ).buffer
-        for k in (1, 2)
-    )
+    x, algorithm, ends = work.initial, FedDyn(2.0, clip, squared), []
+    for k in (1, 2):
+        work.loop = LocalSGD(k, FULL)
+        ends.append(x.buffer + flat(algorithm.client(work, Message({"model": x}), {}, data, 1, 0).sums, "delta").buffer)
+    y, after = ends
     work.load(Flat(x.layout, y))
     loss = module.training_step((data.x, data.y), 0)
     gradient = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(module.parameters()))])
@@ -142,7 +144,7 @@ def test_a_short_gradient_is_not_clipped(least_squares: "Problem") -> None:
 def test_first_round_of_two_of_four_by_hand(least_squares: "Problem") -> None:
     """One step of rate 1/8 from zero, u = -(g_a + g_b)/8, alpha = 1/2: mean = u/2, h = -u/8, x = u/2 + u/4."""
     problem = least_squares()
-    (now,) = _play(problem, FedDyn(LocalSGD(1, FULL), alpha=0.5, clip=None), 1, 0.125, 0.5)
+    (now,) = _play(problem, FedDyn(alpha=0.5, clip=None), LocalSGD(1, FULL), 1, 0.125, 0.5)
     drawn = participants(4, 0.5, 0, 1)
     u = -problem.gradients(np.zeros(3))[drawn].sum(0) / 8
     assert len(drawn) == 2
@@ -155,9 +157,9 @@ def test_first_round_of_two_of_four_by_hand(least_squares: "Problem") -> None:
 def test_follows_the_paper_line_by_line(weighting: str, participation: float, least_squares: "Problem") -> None:
     """Algorithm 1 written out. The mean is over the drawn clients and plain; h divides by the weight of all four."""
     problem, lr, steps, alpha, w = least_squares(sizes=SIZES), 0.1, 3, 0.7, _weights(weighting)
-    algorithm = FedDyn(LocalSGD(steps, FULL), weighting, alpha, clip=None)
+    algorithm, local = FedDyn(alpha, clip=None), LocalSGD(steps, FULL)
     x, h, g = np.zeros(3), np.zeros(3), np.zeros((4, 3))
-    for now in _play(problem, algorithm, 6, lr, participation):
+    for now in _play(problem, algorithm, local, 6, lr, participation, weighting):
         drawn = participants(4, participation, 0, now.round)
         dy = np.zeros((4, 3))
         for i in drawn:
@@ -177,7 +179,7 @@ def test_follows_the_paper_line_by_line(weighting: str, participation: float, le
 def test_h_is_the_mean_of_all_clients_gradients(weighting: str, participation: float, least_squares: "Problem") -> None:
     """After every round, over all N clients, those never drawn counted with zero."""
     problem, w = least_squares(sizes=SIZES), _weights(weighting)
-    for now in _play(problem, FedDyn(LocalSGD(2, 3), weighting, 0.5), 5, 0.05, participation):
+    for now in _play(problem, FedDyn(0.5), LocalSGD(2, 3), 5, 0.05, participation, weighting):
         mean = w @ np.array([_gradient_of(now, i) for i in range(4)]) / w.sum()
         assert np.allclose(mean, flat(now.state, "h").buffer.numpy(), rtol=0, atol=1e-13)
         assert np.abs(mean).max() > 1e-3
@@ -192,7 +194,8 @@ def test_reaches_the_joint_optimum_of_different_clients(
     problem, w = least_squares(sizes=SIZES), _weights(weighting)
     rounds = 50 if participation == 1 else 110
     best = _optimum(problem, w)
-    found = _play(problem, FedDyn(LocalSGD(5, FULL), weighting, 1.0, clip=None), rounds, 0.2, participation)[-1]
+    local, method = LocalSGD(5, FULL), FedDyn(1.0, clip=None)
+    found = _play(problem, method, local, rounds, 0.2, participation, weighting)[-1]
     assert np.linalg.norm(found.model.buffer.numpy() - best) < 1e-8
     assert np.linalg.norm(flat(found.state, "model/mean").buffer.numpy() - best) < 1e-8
     for i in range(4):

@@ -2,7 +2,7 @@
 
 import sys
 import tracemalloc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from fedcommons.accounting.communication import Traffic
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.core.algorithm import Facts, Message, Reply, State
+from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import LocalSGD, Work
 from fedcommons.core.reduction import BlockSum, Total, add_blocks, cut
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     Problem = Callable[..., LeastSquares]
 
 LAYOUT = Layout(("w", "b"), ((2, 3), (1,)))
-FEDAVG = FedAvg(LocalSGD(1, 4))
+FEDAVG = FedAvg()
 
 
 # Fixed blocks
@@ -104,8 +104,8 @@ class _Backwards:
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_results_depend_neither_on_workers_nor_on_their_order(workers: int, digits: "Digits") -> None:
-    federation = digits(dropout=0.3)
-    algorithm = FedAvg(LocalSGD(1, 5, augment=True))
+    federation = digits(dropout=0.3).training(LocalSGD(1, 5, augment=True))
+    algorithm = FedAvg()
     plan = federation.plan(2, blocks=3)
     executor = _Backwards(federation.build(algorithm), federation.data, workers)
     there, here = federation.play(algorithm, plan, executor), federation.play(algorithm, plan)
@@ -119,16 +119,16 @@ class _SeedsKept(FedAvg):
 
     seeds: list[int] = field(default_factory=list)
 
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         self.seeds.append(seed)
-        return super().client(work, message, memory, data, seed)
+        return super().client(work, message, memory, data, round, seed)
 
 
 def test_every_client_has_a_seed_of_its_own_in_every_round(least_squares: "Problem") -> None:
     federation = least_squares().federation(0.1)
     seeds: list[int] = []
     for run in (0, 1):
-        algorithm = _SeedsKept(LocalSGD(1, 4), seeds=seeds)
+        algorithm = _SeedsKept(seeds)
         federation.play(algorithm, federation.plan(3, seed=run))
     assert len(seeds) == len(set(seeds)) == 2 * 3 * 4
 
@@ -195,17 +195,18 @@ class _Wayward:
     def down(self, state: State, round: int, client: int) -> Message:
         return replace(self.inner.down(state, round, client), own={"where": torch.tensor([round, client])})
 
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         where = message.own["where"]
         assert isinstance(where, Tensor)
-        round, client = where.tolist()
-        reply = replace(self.inner.client(work, message, memory, data, seed), memory={"round": torch.tensor(round)})
+        client = where.tolist()[1]
+        assert round == where.tolist()[0]
+        reply = replace(
+            self.inner.client(work, message, memory, data, round, seed), memory={"round": torch.tensor(round)}
+        )
         return self.spoil(reply) if round >= 2 and client in self.who else reply
 
-    def merge(
-        self, executor: Executor, state: State, total: Mapping[str, Flat | Tensor], replies: Sequence[Reply], seed: int
-    ) -> State:
-        return self.inner.merge(executor, state, total, replies, seed)
+    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
+        return self.inner.merge(executor, state, total, replies, round, seed)
 
 
 def test_a_metric_is_averaged_over_those_who_measured_it(digits: "Digits") -> None:
@@ -281,9 +282,9 @@ def test_the_server_sees_no_memory(least_squares: "Problem") -> None:
     seen: list[Payload | None] = []
 
     class Curious(_Wayward):
-        def merge(self, executor: Executor, state: State, total: Any, replies: Sequence[Reply], seed: int) -> State:
-            seen.extend(reply.memory for reply in replies)
-            return super().merge(executor, state, total, replies, seed)
+        def merge(self, executor: Executor, state: State, total: Any, replies: Replies, round: int, seed: int) -> State:
+            seen.extend(reply.memory for reply in replies.values())
+            return super().merge(executor, state, total, replies, round, seed)
 
     federation = least_squares().federation(0.1)
     federation.play(Curious(lambda reply: reply, who=()), federation.plan(2))
@@ -355,7 +356,7 @@ def test_evaluation_in_chunks_is_evaluation_of_the_whole(
     chunk: int, digits: "Digits", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     federation = digits(dropout=0.5)  # which evaluation turns off
-    algorithm = FedAvg(LocalSGD(5, 5))
+    algorithm = FedAvg()
     executor = federation.serial(algorithm)
     model = federation.play(algorithm, federation.plan(2), executor)[-1][0].model
     monkeypatch.setattr(evaluation, "CHUNK", chunk)
@@ -373,7 +374,7 @@ def test_evaluation_in_chunks_is_evaluation_of_the_whole(
 
 def test_an_empty_set_is_not_evaluated(digits: "Digits") -> None:
     federation = digits()
-    executor = federation.serial(FedAvg(LocalSGD(1, 5)))
+    executor = federation.serial(FedAvg())
     assert evaluation.evaluate(executor, federation.model, {"validation": 0}) == {}
 
 
@@ -383,7 +384,7 @@ def test_an_empty_set_is_not_evaluated(digits: "Digits") -> None:
 def test_fedavg_sends_two_models_per_client_and_round(digits: "Digits") -> None:
     """2 R N Mc with C = 1 (methods.md section 11); with C < 1 what is drawn."""
     federation = digits()
-    algorithm, model_bytes = FedAvg(LocalSGD(1, 20)), 4 * federation.model.layout.size
+    algorithm, model_bytes = FedAvg(), 4 * federation.model.layout.size
     now = federation.play(algorithm, federation.plan(3))[-1][0]
     assert now.traffic.down + now.traffic.up == 2 * 3 * 5 * model_bytes
     assert now.traffic.down == now.traffic.up

@@ -8,13 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedcommons.algorithms.fedmix import FedMix
+from fedcommons.algorithms.fedmix import FedMix, mean_images
 from fedcommons.core.algorithm import Message, Reply
 from fedcommons.core.local import LocalSGD, Work
 from fedcommons.data.clients import ClientData
-from fedcommons.data.datasets import Examples
+from fedcommons.data.examples import Examples
 from fedcommons.seeds import set_default_generator
-from fedcommons.sharing.means import mean_images
 from fedcommons.tensors import Flat, flat
 from lightning_modules import Classifier
 
@@ -31,6 +30,7 @@ def _module() -> Classifier:
     """Smooth, so that the last term has a gradient everywhere; features of four numbers, three classes."""
     set_default_generator("a module for FedMix")
     module = Classifier(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), lr=LR).double()
+    module.head = "network.2"
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.mul_(2)
@@ -45,9 +45,11 @@ def _rows(n_means: int = 1, weights: bool = False) -> ClientData:
     return ClientData(x, torch.arange(6) % 3, weight, commons=Examples(5 * means - 2, frequencies))
 
 
-def _client(algorithm: FedMix, rows: ClientData, seed: int = 0, module: Classifier | None = None) -> Reply:
-    work = Work(module or _module(), torch.device("cpu"))
-    return algorithm.client(work, Message({"model": work.initial}), {}, rows, seed)
+def _client(
+    algorithm: FedMix, rows: ClientData, seed: int = 0, module: Classifier | None = None, steps: int = 1
+) -> Reply:
+    work = Work(module or _module(), torch.device("cpu"), LocalSGD(steps, FULL))
+    return algorithm.client(work, Message({"model": work.initial}), {}, rows, 1, seed)
 
 
 def _gradient(algorithm: FedMix, rows: ClientData, module: Classifier | None = None) -> Tensor:
@@ -100,7 +102,7 @@ def test_the_loss_is_the_formula(mix: float, box: bool, weights: bool) -> None:
     rows, module = _rows(weights=weights), _module()
     assert rows.commons is not None
     terms = _terms(module, rows.x, rows, mix, rows.commons.x[0], rows.commons.y[0])
-    reply = _client(FedMix(LocalSGD(1, FULL), "uniform", mix, box), rows)
+    reply = _client(FedMix(mix, box=box), rows)
     assert float(reply.metrics["loss"]) == pytest.approx(_total(terms, mix, box), abs=1e-6)  # summed in float32
     assert mix * abs(terms[2]) > 1e-2
     assert abs(_total(terms, mix, box) - _total(terms, mix, not box)) > 2e-4
@@ -115,7 +117,7 @@ def test_the_gradient_is_that_of_all_three_terms(mix: float, box: bool, weights:
     assert rows.commons is not None
     x_bar, y_bar = rows.commons.x[0], rows.commons.y[0]
     numeric = _slopes(module, lambda: _total(_terms(module, rows.x, rows, mix, x_bar, y_bar), mix, box))
-    gradient = _gradient(FedMix(LocalSGD(1, FULL), "uniform", mix, box), rows)
+    gradient = _gradient(FedMix(mix, box=box), rows)
     assert torch.allclose(gradient, numeric, rtol=0, atol=1e-8)
     of_inner = _slopes(module, lambda: _terms(module, rows.x, rows, mix, x_bar, y_bar)[2])
     assert mix * torch.linalg.vector_norm(of_inner) > 1e-2
@@ -125,7 +127,7 @@ def test_example_with_weight_zero_is_not_read() -> None:
     rows = _rows(weights=True)
     changed = rows.x.clone()
     changed[0] += 1
-    algorithm = FedMix(LocalSGD(1, FULL), mix=0.4)
+    algorithm = FedMix(mix=0.4)
     ours, same = (_gradient(algorithm, r) for r in (rows, replace(rows, x=changed)))
     assert torch.allclose(ours, same, rtol=0, atol=1e-14)
     assert not torch.allclose(ours, _gradient(algorithm, replace(rows, x=changed, weight=None)), rtol=0, atol=1e-3)
@@ -141,7 +143,7 @@ def test_images_and_their_means_are_normalised_alike(digits: "Digits") -> None:
     assert torch.allclose(means.x[0], rows.x.float().mean(0))  # one mean, of all its images
     rows = replace(rows, commons=Examples(means.x.double(), means.y.double()))
     x, x_bar = ((pixels - module.mean) / module.std for pixels in (rows.x, means.x[0]))
-    reply = _client(FedMix(LocalSGD(1, FULL), mix=mix), rows, module=module)
+    reply = _client(FedMix(mix=mix), rows, module=module)
     terms = _terms(federation.module().double(), x, rows, mix, x_bar, means.y[0])  # pyright: ignore[reportArgumentType]
     assert float(reply.metrics["loss"]) == pytest.approx(_total(terms, mix), abs=1e-6)
     assert abs(terms[2]) > 5e-3
@@ -153,7 +155,7 @@ def test_the_mean_of_a_step_is_drawn_uniformly_by_the_seed() -> None:
     means = rows.commons
     assert means is not None
     possible = [_total(_terms(module, rows.x, rows, mix, means.x[j], means.y[j]), mix) for j in range(3)]
-    algorithm = FedMix(LocalSGD(1, FULL), mix=mix)
+    algorithm = FedMix(mix=mix)
     found = [float(_client(algorithm, rows, seed).metrics["loss"]) for seed in range(300)]
     drawn = [min(range(3), key=lambda j: abs(possible[j] - loss)) for loss in found]
     assert found == pytest.approx([possible[j] for j in drawn], abs=1e-6)
@@ -173,9 +175,7 @@ def test_every_step_draws_a_mean_of_its_own() -> None:
     for seed in range(60):
         module = _module()
         module.lr = 0.0
-        found.add(
-            pairs[round(float(_client(FedMix(LocalSGD(2, FULL), mix=mix), rows, seed, module).metrics["loss"]), 4)]
-        )
+        found.add(pairs[round(float(_client(FedMix(mix=mix), rows, seed, module, steps=2).metrics["loss"]), 4)])
     assert len(pairs) == len(found) == 6
 
 
@@ -186,10 +186,10 @@ def test_the_means_of_all_clients_are_drawn_the_clients_own_included(digits: "Di
     data = clients[3]
     assert data.commons is not None
     assert len(data.commons) == 5
-    algorithm, work = FedMix(LocalSGD(1, FULL), mix=0.5), federation.work()
+    algorithm, work = FedMix(mix=0.5), federation.training(LocalSGD(1, FULL)).work()
 
     def loss(rows: ClientData, seed: int) -> float:
-        reply = algorithm.client(work, Message({"model": federation.model}), {}, rows, seed)
+        reply = algorithm.client(work, Message({"model": federation.model}), {}, rows, 1, seed)
         return round(float(reply.metrics["loss"]), 4)
 
     alone = [loss(replace(data, commons=data.commons[slice(j, j + 1)]), 0) for j in range(5)]
@@ -202,7 +202,7 @@ def test_training_that_mixes_differs_from_training_that_does_not(digits: "Digits
     clients = federation.data.clients.with_commons(mean_images(federation.data.clients, 4, 10, seed=0))
     federation = replace(federation, data=replace(federation.data, clients=clients))
     ends = [
-        federation.play(FedMix(LocalSGD(2, 5), "uniform", mix, box), federation.plan(1))[0][0].model.buffer
+        federation.play(FedMix(mix, box=box), federation.plan(1))[0][0].model.buffer
         for mix, box in ((0.0, False), (0.3, False), (0.3, True))
     ]
     assert all((ends[a] - ends[b]).abs().max() > 1e-4 for a, b in ((0, 1), (0, 2), (1, 2)))
@@ -212,14 +212,12 @@ def test_without_means_the_reason_is_said(digits: "Digits") -> None:
     federation = digits()
     rows = replace(federation.data.clients[0], commons=None)
     with pytest.raises(ValueError, match="FedMix needs the means"):
-        FedMix(LocalSGD(1, 5)).client(federation.work(), Message({"model": federation.model}), {}, rows, 0)
+        FedMix().client(federation.work(), Message({"model": federation.model}), {}, rows, 1, 0)
 
 
-def test_a_module_without_a_linear_layer_is_refused(least_squares: "Callable[..., LeastSquares]") -> None:
+def test_a_module_that_names_no_head_is_refused(least_squares: "Callable[..., LeastSquares]") -> None:
     federation = least_squares().federation(0.1)
     one = Examples(torch.zeros(1, 3, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64))
     rows, model = replace(federation.data.clients[0], commons=one), federation.model
-    with pytest.raises(ValueError, match="no linear layer"):
-        FedMix(LocalSGD(1, 5)).client(
-            federation.work(), Message({"model": Flat(model.layout, model.buffer)}), {}, rows, 0
-        )
+    with pytest.raises(ValueError, match="Regression must have an attribute head"):
+        FedMix().client(federation.work(), Message({"model": Flat(model.layout, model.buffer)}), {}, rows, 1, 0)

@@ -15,6 +15,7 @@ from fedcommons.algorithms.fednova import FedNova, normaliser
 from fedcommons.core.algorithm import Algorithm, Message
 from fedcommons.core.local import LocalSGD, Work
 from fedcommons.data.clients import ClientData, Clients
+from fedcommons.errors import UserError
 from fedcommons.federation.rounds import Standing
 from fedcommons.tensors import Flat, flat, scalar
 from lightning_modules import Classifier
@@ -46,7 +47,7 @@ class _Slope(LightningModule):
 
 def _unequal(problem: "LeastSquares", lr: float, momentum: float = 0.0) -> "Federation":
     """Its clients take ``STEPS`` full-batch steps when told eight epochs, by the rule of equal work."""
-    federation = problem.federation(lr, momentum)
+    federation = problem.federation(lr, momentum).training(LocalSGD(8, FULL))
     clients = federation.data.clients
     n_own = [-(-n * steps // 8) for n, steps in zip(clients.sizes, STEPS, strict=True)]
     return replace(federation, data=replace(federation.data, clients=Clients(clients.store, clients.rows, n_own)))
@@ -88,8 +89,8 @@ def test_the_normaliser_is_the_sum_of_the_weights_of_the_gradients(r: float, ste
 def test_on_a_constant_gradient_d_is_one_step_of_it(momentum: float, epochs: int) -> None:
     """However many steps and with whatever momentum the optimizer takes: d_i = (x - y_i)/a_i = eta g."""
     rows = ClientData(torch.tensor([[1.0, -2.0, 0.5]], dtype=torch.float64).repeat(5, 1), torch.zeros(5))
-    work, algorithm = Work(_Slope(momentum), torch.device("cpu")), FedNova(LocalSGD(epochs, 2))  # 3 batches an epoch
-    reply = algorithm.client(work, Message({"model": work.initial}), {}, rows, 0)
+    work, algorithm = Work(_Slope(momentum), torch.device("cpu"), LocalSGD(epochs, 2)), FedNova()  # 3 batches an epoch
+    reply = algorithm.client(work, Message({"model": work.initial}), {}, rows, 1, 0)
     expected = 0.1 * np.array([1.0, -2.0, 0.5])
     assert np.allclose(flat(reply.sums, "d").buffer.numpy(), expected, rtol=0, atol=1e-13)
     assert scalar(reply.sums, "a") == pytest.approx(normaliser(3 * epochs, momentum))
@@ -102,7 +103,7 @@ def test_the_server_takes_the_mean_direction_for_the_mean_number_of_steps(
     """x - (sum_i w_i a_i)(sum_i w_i d_i), with w_i summing to one, from steps taken by hand."""
     sizes, lr = (16, 8, 40, 24), 0.05
     problem = least_squares(sizes=sizes)
-    federation, algorithm = _unequal(problem, lr), FedNova(LocalSGD(8, FULL), weighting)
+    federation, algorithm = replace(_unequal(problem, lr), weighting=weighting), FedNova()
     y = np.zeros((4, 3))
     for i, steps in enumerate(STEPS):
         for _ in range(steps):
@@ -120,9 +121,9 @@ def test_the_bias_of_unequal_steps_vanishes_with_the_learning_rate(momentum: flo
     With momentum r that needs the right a_i: for 8 steps it is 14.0 at r = 1/2, for one it is 1.
     """
     problem, rates = least_squares(), np.array([0.00025, 0.0005, 0.001, 0.002])
-    local, slopes = LocalSGD(8, FULL), {}
+    slopes = {}
     for method in (FedNova, FedAvg):
-        found = [_fixed_point(_unequal(problem, lr, momentum), method(local)) for lr in rates]
+        found = [_fixed_point(_unequal(problem, lr, momentum), method()) for lr in rates]
         errors = [np.linalg.norm(x - problem.optimum) for x in found]
         slopes[method] = np.polyfit(np.log(rates), np.log(errors), 1)[0]
     assert abs(slopes[FedNova] - 1) < 0.05
@@ -133,7 +134,7 @@ def test_fedavg_minimises_the_losses_weighted_by_the_steps_instead(least_squares
     """Its limit for eta -> 0 is the optimum of sum_i K_i f_i (objective inconsistency)."""
     problem, rates = least_squares(), np.array([0.0005, 0.001, 0.002])
     wrong = _optimum(problem, STEPS)
-    errors = [np.linalg.norm(_fixed_point(_unequal(problem, lr), FedAvg(LocalSGD(8, FULL))) - wrong) for lr in rates]
+    errors = [np.linalg.norm(_fixed_point(_unequal(problem, lr), FedAvg()) - wrong) for lr in rates]
     assert abs(np.polyfit(np.log(rates), np.log(errors), 1)[0] - 1) < 0.05
     assert np.linalg.norm(wrong - problem.optimum) > 0.05
 
@@ -143,22 +144,27 @@ def test_fedavg_minimises_the_losses_weighted_by_the_steps_instead(least_squares
 def test_is_fedavg_for_equal_steps_whatever_the_sizes(
     momentum: float, weighting: str, least_squares: "Problem"
 ) -> None:
-    federation, local = least_squares(sizes=(2, 9, 4, 17)).federation(0.05, momentum), LocalSGD(5, FULL)
+    federation = least_squares(sizes=(2, 9, 4, 17)).federation(0.05, momentum).training(LocalSGD(5, FULL), weighting)
     ours, theirs = (
-        federation.play(method(local, weighting), federation.plan(4, 0.5))[-1][0].model.buffer
-        for method in (FedNova, FedAvg)
+        federation.play(method(), federation.plan(4, 0.5))[-1][0].model.buffer for method in (FedNova, FedAvg)
     )
     assert torch.allclose(ours, theirs, rtol=0, atol=1e-13)
 
 
 def test_an_optimizer_without_a_closed_normaliser_is_refused(digits: "Digits") -> None:
-    federation, algorithm = digits(), FedNova(LocalSGD(1, 5))
+    federation, algorithm = digits(), FedNova()
     module = federation.module()
     assert isinstance(module, Classifier)
     module.optimizer = "adam"
     work = Work(module, torch.device("cpu"))
     with pytest.raises(ValueError, match=r"FedNova is defined for SGD with one learning rate, and .* is Adam"):
-        algorithm.client(work, Message({"model": federation.model}), {}, federation.data.clients[0], 0)
+        algorithm.client(work, Message({"model": federation.model}), {}, federation.data.clients[0], 1, 0)
+
+
+def test_experiments_for_which_it_is_not_defined_are_refused() -> None:
+    FedNova().check({"client.optimizer": "sgd", "client.momentum": 0.9})
+    with pytest.raises(UserError, match=r"^client\.optimizer must be sgd for fednova, whose formulas count SGD steps"):
+        FedNova().check({"client.optimizer": "adam", "client.momentum": 0.0})
 
 
 def test_nesterovs_momentum_is_refused(digits: "Digits", monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,6 +174,4 @@ def test_nesterovs_momentum_is_refused(digits: "Digits", monkeypatch: pytest.Mon
     monkeypatch.setattr(Classifier, "configure_optimizers", nesterov)
     federation = digits()
     with pytest.raises(ValueError, match="FedNova is not defined for SGD with Nesterov's momentum"):
-        FedNova(LocalSGD(1, 5)).client(
-            federation.work(), Message({"model": federation.model}), {}, federation.data.clients[0], 0
-        )
+        FedNova().client(federation.work(), Message({"model": federation.model}), {}, federation.data.clients[0], 1, 0)

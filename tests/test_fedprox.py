@@ -31,7 +31,8 @@ def _quadratic(problem: "LeastSquares", i: int) -> tuple[np.ndarray, np.ndarray]
 def test_k_local_steps_in_closed_form(steps: int, mu: float, least_squares: "Problem") -> None:
     """Gradient descent on f_i(y) + (mu/2) ||y - x||^2: y_K = y* + (I - eta (H + mu))^K (x - y*)."""
     problem, lr, eye = least_squares(), 0.1, np.eye(3)
-    played = problem.federation(lr).play(FedProx(LocalSGD(steps, FULL), mu=mu), problem.federation(lr).plan(3))
+    federation = problem.federation(lr).training(LocalSGD(steps, FULL))
+    played = federation.play(FedProx(mu), federation.plan(3))
     x = np.zeros(3)
     for now, _ in played:
         ends = []
@@ -53,7 +54,7 @@ def test_many_local_steps_stop_at_the_fixed_point_of_exact_local_minima(least_sq
         inverses = [np.linalg.inv(_quadratic(problem, i)[0] + mu * eye) for i in range(4)]
         target = np.mean([inverse @ _quadratic(problem, i)[1] for i, inverse in enumerate(inverses)], axis=0)
         expected = np.linalg.solve(eye - mu * np.mean(inverses, axis=0), target)
-        federation, algorithm = problem.federation(0.2), FedProx(LocalSGD(100, FULL), mu=mu)
+        federation, algorithm = problem.federation(0.2).training(LocalSGD(100, FULL)), FedProx(mu)
         plan, ends = federation.plan(1), []
         for begin in (np.zeros(3), *eye):
             start = Standing(0, algorithm.start(Flat(federation.model.layout, torch.from_numpy(begin)), plan.facts, 0))
@@ -67,6 +68,6 @@ def test_many_local_steps_stop_at_the_fixed_point_of_exact_local_minima(least_sq
 def test_the_logged_loss_is_the_clients_own(least_squares: "Problem") -> None:
     """Without the proximal term: at x it is f_i(x), here mean b^2 / 2."""
     problem = least_squares()
-    federation = problem.federation(0.1)
-    _, facts = federation.play(FedProx(LocalSGD(1, FULL), mu=3.0), federation.plan(1))[0]
+    federation = problem.federation(0.1).training(LocalSGD(1, FULL))
+    _, facts = federation.play(FedProx(mu=3.0), federation.plan(1))[0]
     assert facts["train/loss"] == pytest.approx(np.mean([np.mean(b**2) / 2 for b in problem.b]), rel=1e-6)

@@ -1,9 +1,9 @@
 """Files that are never half-written, and the store of artifacts built on them."""
 
-import json
 import os
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedcommons.artifacts import Store, key_of
+from fedcommons.artifacts import Store, constants, key_of
 from fedcommons.errors import UserError
 from fedcommons.files import read_tensors, sha256, write_bytes, write_json, write_tensors, write_text
 
@@ -28,6 +28,12 @@ def assert_same(found: dict[str, Tensor] | None, wanted: dict[str, Tensor]) -> N
     for name, tensor in wanted.items():
         assert found[name].dtype == tensor.dtype
         assert torch.equal(found[name], tensor)
+
+
+def tensors(store: Store, key: str = KEY) -> dict[str, Tensor] | None:
+    """Of the images of this key."""
+    found = store.get("images", key)
+    return None if found is None else found.tensors
 
 
 def sidecar(path: Path) -> Path:
@@ -162,11 +168,52 @@ def test_the_store_gives_back_what_was_put_also_to_a_later_process(tmp_path: Pat
     key = key_of({"seed": 0})
     Store(tmp_path / "a" / "b").put("images", TENSORS, {"seed": 0})
     later = Store(tmp_path / "a" / "b")
-    assert_same(later.get("images", key), TENSORS)
+    assert_same(tensors(later, key), TENSORS)
     assert later.get("generators", key) is None
     assert later.get("images", key_of({"seed": 1})) is None
-    facts = json.loads((tmp_path / f"a/b/images/{key}.safetensors.json").read_text())
-    assert facts["facts"] == {"seed": 0}
+    found = later.get("images", key)
+    assert found is not None
+    assert (found.facts, found.findings) == ({"seed": 0}, {})
+
+
+def test_what_was_found_out_comes_back_and_decides_no_key(tmp_path: Path) -> None:
+    store, findings = Store(tmp_path), {"receipt": {"sigma": 1.5, "steps": 20}}
+    store.put("images", TENSORS, {}, findings)
+    found = Store(tmp_path).get("images", KEY)
+    assert found is not None
+    assert found.findings == findings
+
+
+def test_findings_that_were_altered_are_damage(tmp_path: Path) -> None:
+    said: list[str] = []
+    store = Store(tmp_path, said.append)
+    store.put("images", TENSORS, {}, {"sigma": 1.5})
+    path = tmp_path / "images" / f"{KEY}.safetensors.json"
+    path.write_text(path.read_text().replace("1.5", "9.5"))
+    assert store.get("images", KEY) is None
+    assert "truncated or altered" in said[0]
+
+
+@dataclass(frozen=True)
+class _Part:
+    needed: int
+    lr: float = 0.1
+    channels: tuple[int, ...] = (8, 16)
+    others: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Later(_Part):
+    added: str = "as before"
+
+
+def test_a_key_has_the_constants_that_differ_from_their_defaults() -> None:
+    assert constants(_Part(3)) == {"needed": 3}  # one without a default is always told
+    assert constants(_Part(3, others={"a": 1}, channels=(8,))) == {"needed": 3, "channels": (8,), "others": {"a": 1}}
+    assert constants(_Part(3, lr=0.2), less=("lr",)) == {"needed": 3}
+    for lr in (0.1, 0.2):  # a field that came later renames nothing
+        assert key_of(constants(_Later(3, lr))) == key_of(constants(_Part(3, lr)))
+    assert key_of(constants(_Later(3, added="other"))) != key_of(constants(_Part(3)))
 
 
 @pytest.mark.parametrize("how", DAMAGES)
@@ -183,7 +230,7 @@ def test_a_damaged_artifact_is_said_counts_as_absent_and_can_be_put_again(how: s
     assert str(path) in said[0]
     assert said[0].endswith("it will be built again.")
     store.put("images", TENSORS, {})
-    assert_same(store.get("images", KEY), TENSORS)
+    assert_same(tensors(store), TENSORS)
 
 
 def test_an_artifact_that_was_never_there_is_no_damage(tmp_path: Path) -> None:
@@ -214,7 +261,7 @@ def test_putting_is_atomic(fails_at: int, there: bool, tmp_path: Path, monkeypat
         patch.setattr(os, "fsync", fails)
         with pytest.raises(OSError, match="No space left"):
             store.put("images", TENSORS, {})
-    found = store.get("images", KEY)  # never something in between
+    found = tensors(store)  # never something in between
     if there and fails_at == 1:
         assert_same(found, old)
     else:
@@ -222,7 +269,7 @@ def test_putting_is_atomic(fails_at: int, there: bool, tmp_path: Path, monkeypat
     if not there and fails_at == 1:
         assert not any(not p.name.startswith(".") for p in (tmp_path / "images").iterdir())
     store.put("images", TENSORS, {})
-    assert_same(store.get("images", KEY), TENSORS)
+    assert_same(tensors(store), TENSORS)
 
 
 def test_a_folder_that_cannot_be_written_is_a_user_error_that_names_it(tmp_path: Path) -> None:
@@ -254,7 +301,7 @@ def test_two_exchanged_artifacts_are_found_out(tmp_path: Path) -> None:
         for path in paths
     ]
     store.put("images", {"images": torch.full((3,), 1)}, {"client": 1})
-    assert_same(store.get("images", keys[1]), {"images": torch.full((3,), 1)})
+    assert_same(tensors(store, keys[1]), {"images": torch.full((3,), 1)})
 
 
 @pytest.mark.parametrize("facts", [None, [], "text", 7])
@@ -282,7 +329,7 @@ def test_two_processes_may_put_the_same_artifact_at_once(tmp_path: Path) -> None
         store = Store(tmp_path, said.append)
         for number in range(40):
             store.put("images", {"images": torch.arange(50_000) + number % 3}, {"number": number % 3})
-            assert_same(store.get("images", key_of({"number": 0})), {"images": torch.arange(50_000)})
+            assert_same(tensors(store, key_of({"number": 0})), {"images": torch.arange(50_000)})
         assert said == []
 
     processes = [_fork(writes) for _ in range(2)]
@@ -311,7 +358,7 @@ def test_a_store_that_lacks_nothing_may_be_read_only(as_nobody: Callable[[Callab
             path.chmod(0o555)
 
         def reads() -> None:
-            assert_same(Store(Path(folder)).get("images", KEY), TENSORS)
+            assert_same(tensors(Store(Path(folder))), TENSORS)
             with pytest.raises(UserError, match="cannot be written"):
                 Store(Path(folder)).require_writable()
 

@@ -1,15 +1,24 @@
 """What a command line sets: every word of it, and every key of its config files, is understood or refused."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from fedcommons.config import cli, presets
-from fedcommons.config.experiment import Experiment, override
+from fedcommons.config.experiment import Experiment
+from fedcommons.config.flat import override
 from fedcommons.errors import UserError
 from fedcommons.paths import user_path
+
+
+def parse(argv: Sequence[str]) -> None:
+    """As a script would."""
+    parser = cli.parser("a test", argv, presets.preset("smoke", "digits"))
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--out", type=str, default="runs/x")
+    cli.parse(parser, argv)
 
 
 @pytest.fixture
@@ -17,15 +26,12 @@ def refused(tmp_path: Path) -> Callable[..., str]:
     """The sentence that these options end with; ``file``: what is in a config file besides."""
 
     def run(*argv: str, file: str | bytes | None = None) -> str:
-        parser = cli.parser("a test", presets.preset("smoke", "digits"))
-        parser.add_argument("--resume", action="store_true")
-        parser.add_argument("--out", type=str, default="runs/x")
         if file is not None:
             path = tmp_path / "c.yaml"
             path.write_bytes(file.encode() if isinstance(file, str) else file)
             argv = (*argv, "--config", str(path))
         with pytest.raises(UserError) as error:
-            cli.parse(parser, argv)
+            parse(argv)
         message = str(error.value)
         assert "\n" not in message
         assert len(message) < 400
@@ -46,7 +52,7 @@ def refused(tmp_path: Path) -> Callable[..., str]:
         ("--client.lr 0.1 0.2", "got '0.2'"),
         ("-x", "got '-x'"),
         ("--client.lr --resume", "--client.lr needs a value."),
-        ("--partition {alpha:0.1}", "--partition is a section: name one of its fields, such as partition.alpha."),
+        ("--partition {alpha:0.1}", "unknown partition.name '{alpha:0.1}'"),
         ("--client.epochs 1:30", "--client.epochs takes decimal numbers, got '1:30'."),
         ("--config", "--config needs a value."),
     ],
@@ -63,7 +69,7 @@ def test_no_word_is_passed_over(refused: Callable[..., str], words: str, part: s
         ("seed: 1\nseed: 2\n", "has seed twice."),
         ("partition: {alpha: 1}\npartition.alpha: 2\n", "has partition.alpha twice."),
         ("partition: {alpha: {x: 1}}\n", "'partition.alpha' must be a value or a list of values (line 1)."),
-        ("partition: other.yaml\n", "partition is a section"),
+        ("partition: other.yaml\n", "unknown partition.name 'other.yaml'"),
         ("config: other.yaml\n", "unknown config key 'config'"),
         ("1: 2\n", "unknown config key '1'"),
         ("Experiment: {}\n", "'Experiment' must be a value"),
@@ -94,18 +100,18 @@ def test_a_config_file_is_taken_whole_or_refused(refused: Callable[..., str], te
 
 def test_a_config_file_stands_for_its_options_where_it_stands(tmp_path: Path) -> None:
     first, second = tmp_path / "1.yaml", tmp_path / "2.yaml"
-    first.write_text("preset: paper\nseed: 1\nresume: true\ndata: {dir: }\ngenerator: {channels: [8, 16]}\n")
+    first.write_text("preset: paper\nseed: 1\nresume: true\ndata: {dir: }\nmodel: {channels: [8, 16]}\n")
     second.write_text("client.lr: 1e-1\nfederation: {rounds: &r 7, checkpoint_every: *r}\nresume: false\n")
     argv = ["--preset", "smoke", "--seed", "9", "--config", str(first), "--seed=3", f"--config={second}"]
     assert cli.early(argv, "preset", "small") == "paper"
-    parser = cli.parser("a test", {})
+    parser = cli.parser("a test", argv, {})
     parser.add_argument("--preset", type=str)
     parser.add_argument("--resume", action="store_true")
     options = cli.parse(parser, argv)
     assert not options.resume
-    assert options.asked == {"seed", "data.dir", "generator.channels", "client.lr", "federation.rounds",
+    assert options.asked == {"seed", "data.dir", "model.channels", "client.lr", "federation.rounds",
                              "federation.checkpoint_every"}  # fmt: skip
-    fields = {"seed": 3, "generator.channels": (8, 16), "client.lr": 0.1, "federation.rounds": 7,
+    fields = {"seed": 3, "model.channels": (8, 16), "client.lr": 0.1, "federation.rounds": 7,
               "federation.checkpoint_every": 7}  # fmt: skip
     assert cli.experiment(options) == override(Experiment(), fields)
 
@@ -161,9 +167,10 @@ def test_a_tilde_is_the_home_folder_everywhere(places: Path) -> None:
     home = places / "home"
     home.mkdir()
     (home / "c.yaml").write_text("seed: 4\n")
-    parser = cli.parser("a test", {})
+    argv = ["--config=~/c.yaml", "--out=~/out", "--artifacts=~/store", "--data.dir=~"]
+    parser = cli.parser("a test", argv, {})
     parser.add_argument("--out", type=str)
-    options = cli.parse(parser, ["--config=~/c.yaml", "--out=~/out", "--artifacts=~/store", "--data.dir=~"])
+    options = cli.parse(parser, argv)
     assert (options.seed, options.out, options.artifacts) == (4, f"{home}/out", f"{home}/store")
     assert options.data.dir == str(home)
     assert user_path("--out", "~/new/folder") == home / "new" / "folder"
@@ -171,7 +178,7 @@ def test_a_tilde_is_the_home_folder_everywhere(places: Path) -> None:
 
 @pytest.mark.parametrize("value", ["x" * 4000, "/x" * 2000, "x y" * 1000])
 def test_no_more_of_a_value_is_echoed_than_80_characters(refused: Callable[..., str], value: str) -> None:
-    for option in ("--algorithm", "--client.lr", f"--{value}", "--config", "--generator.channels"):
+    for option in ("--algorithm", "--client.lr", f"--{value}", "--config", "--model.channels"):
         if option == "--algorithm":
             with pytest.raises(UserError) as error:
                 cli.split("--algorithms", value, int)

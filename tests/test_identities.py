@@ -14,7 +14,7 @@ import torch
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddyn import FedDyn
-from fedcommons.algorithms.fedmix import FedMix
+from fedcommons.algorithms.fedmix import FedMix, mean_images
 from fedcommons.algorithms.fednova import FedNova
 from fedcommons.algorithms.fedprox import FedProx
 from fedcommons.algorithms.fedpvr import FedPVR
@@ -23,7 +23,6 @@ from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.local import LocalSGD
 from fedcommons.federation.rounds import Standing
-from fedcommons.sharing.means import mean_images
 from fedcommons.tensors import Flat, flat
 
 if TYPE_CHECKING:
@@ -31,15 +30,14 @@ if TYPE_CHECKING:
 
     Digits = Callable[..., Federation]
     Problem = Callable[..., LeastSquares]
-    Method = Callable[[LocalSGD, str], Algorithm]
 
 LOCAL = LocalSGD(epochs=2, batch_size=5, augment=True)
 FULL = 1000  # a batch size above every client's number of examples: one batch an epoch
 both_weightings = pytest.mark.parametrize("weighting", ["uniform", "samples"])
 
 
-def _federation(digits: "Digits", **options: float) -> "Federation":
-    federation = digits(**{"dropout": 0.3, **options})
+def _federation(digits: "Digits", weighting: str, local: LocalSGD = LOCAL, **options: float) -> "Federation":
+    federation = digits(**{"dropout": 0.3, **options}).training(local, weighting)
     clients = federation.data.clients
     clients = clients.with_commons(mean_images(clients, 4, 10, seed=0))
     return replace(federation, data=replace(federation.data, clients=clients))
@@ -53,15 +51,15 @@ def _bits(x: Flat) -> bytes:
     return x.buffer.numpy().tobytes()
 
 
-WITHOUT: "dict[str, Method]" = {
-    "FedProx(mu=0)": lambda local, weighting: FedProx(local, weighting, mu=0.0),
-    "FedPVR(layers=())": lambda local, weighting: FedPVR(local, weighting, layers=()),
-    "MOON(mu=0)": lambda local, weighting: MOON(local, weighting, mu=0.0),
+WITHOUT: "dict[str, Algorithm]" = {
+    "FedProx(mu=0)": FedProx(mu=0.0),
+    "FedPVR(layers=())": FedPVR(layers=""),
+    "MOON(mu=0)": MOON(mu=0.0),
 }
-FIRST_ROUND: "dict[str, Method]" = {
-    "SCAFFOLD, option 1": lambda local, weighting: SCAFFOLD(local, weighting, option=1),
-    "SCAFFOLD, option 2": lambda local, weighting: SCAFFOLD(local, weighting, option=2),
-    "FedPVR": lambda local, weighting: FedPVR(local, weighting),
+FIRST_ROUND: "dict[str, Algorithm]" = {
+    "SCAFFOLD, option 1": SCAFFOLD(option=1),
+    "SCAFFOLD, option 2": SCAFFOLD(option=2),
+    "FedPVR": FedPVR(),
 }
 
 
@@ -69,9 +67,9 @@ FIRST_ROUND: "dict[str, Method]" = {
 @pytest.mark.parametrize("name", WITHOUT)
 def test_without_its_term_a_method_is_fedavg_bit_for_bit(name: str, weighting: str, digits: "Digits") -> None:
     """In every round, also for clients that sat out in between."""
-    federation = _federation(digits)
-    ours = _play(federation, WITHOUT[name](LOCAL, weighting), 3, 0.6)
-    theirs = _play(federation, FedAvg(LOCAL, weighting), 3, 0.6)
+    federation = _federation(digits, weighting)
+    ours = _play(federation, WITHOUT[name], 3, 0.6)
+    theirs = _play(federation, FedAvg(), 3, 0.6)
     assert [_bits(now.model) for now in ours] == [_bits(now.model) for now in theirs]
 
 
@@ -79,9 +77,9 @@ def test_without_its_term_a_method_is_fedavg_bit_for_bit(name: str, weighting: s
 @pytest.mark.parametrize("box", [False, True])
 def test_fedmix_that_mixes_nothing_is_fedavg(box: bool, weighting: str, digits: "Digits") -> None:
     """To rounding: it differentiates twice, and a CPU may have other kernels for that."""
-    federation = _federation(digits)
-    ours = _play(federation, FedMix(LOCAL, weighting, mix=0.0, box=box), 3, 0.6)
-    theirs = _play(federation, FedAvg(LOCAL, weighting), 3, 0.6)
+    federation = _federation(digits, weighting)
+    ours = _play(federation, FedMix(mix=0.0, box=box), 3, 0.6)
+    theirs = _play(federation, FedAvg(), 3, 0.6)
     for a, b in zip(ours, theirs, strict=True):
         assert torch.allclose(a.model.buffer, b.model.buffer, rtol=0, atol=1e-6)
 
@@ -89,9 +87,9 @@ def test_fedmix_that_mixes_nothing_is_fedavg(box: bool, weighting: str, digits: 
 @both_weightings
 @pytest.mark.parametrize("name", FIRST_ROUND)
 def test_controls_that_are_zero_change_no_bit_of_the_first_round(name: str, weighting: str, digits: "Digits") -> None:
-    federation = _federation(digits)
-    ours = _play(federation, FIRST_ROUND[name](LOCAL, weighting), 2)
-    theirs = _play(federation, FedAvg(LOCAL, weighting), 2)
+    federation = _federation(digits, weighting)
+    ours = _play(federation, FIRST_ROUND[name], 2)
+    theirs = _play(federation, FedAvg(), 2)
     assert _bits(ours[0].model) == _bits(theirs[0].model)
     assert _bits(ours[1].model) != _bits(theirs[1].model)
 
@@ -99,9 +97,9 @@ def test_controls_that_are_zero_change_no_bit_of_the_first_round(name: str, weig
 @both_weightings
 def test_fedpvr_on_all_layers_is_scaffold_bit_for_bit(weighting: str, digits: "Digits") -> None:
     """Models, server's and clients' controls."""
-    federation = _federation(digits)
-    ours = _play(federation, FedPVR(LOCAL, weighting, layers=("*",)), 4, 0.6)
-    theirs = _play(federation, SCAFFOLD(LOCAL, weighting), 4, 0.6)
+    federation = _federation(digits, weighting)
+    ours = _play(federation, FedPVR(layers="*"), 4, 0.6)
+    theirs = _play(federation, SCAFFOLD(), 4, 0.6)
     for a, b in zip(ours, theirs, strict=True):
         assert _bits(a.model) == _bits(b.model)
         assert _bits(flat(a.state, "control")) == _bits(flat(b.state, "control"))
@@ -112,7 +110,7 @@ def test_fedpvr_on_all_layers_is_scaffold_bit_for_bit(weighting: str, digits: "D
 @both_weightings
 def test_dropout_augmentation_and_weights_are_at_work_in_these_tests(weighting: str, digits: "Digits") -> None:
     def ends(local: LocalSGD, weighting: str, dropout: float = 0.3) -> bytes:
-        return _bits(_play(_federation(digits, dropout=dropout), FedAvg(local, weighting), 1)[0].model)
+        return _bits(_play(_federation(digits, weighting, local, dropout=dropout), FedAvg(), 1)[0].model)
 
     found = {
         ends(LOCAL, weighting),
@@ -127,19 +125,20 @@ def test_dropout_augmentation_and_weights_are_at_work_in_these_tests(weighting: 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_fednova_is_fedavg_where_all_take_equally_many_steps(momentum: float, weighting: str, digits: "Digits") -> None:
     """To rounding: a_i is divided out and multiplied in again."""
-    federation, local = _federation(digits, momentum=momentum), LocalSGD(3, FULL, augment=True)
-    ours, theirs = (_play(federation, method(local, weighting), 2)[-1].model for method in (FedNova, FedAvg))
+    federation = _federation(digits, weighting, LocalSGD(3, FULL, augment=True), momentum=momentum)
+    ours, theirs = (_play(federation, method(), 2)[-1].model for method in (FedNova, FedAvg))
     assert torch.allclose(ours.buffer, theirs.buffer, rtol=0, atol=2e-6)
-    unequal = [_play(federation, method(LOCAL, weighting), 1)[0].model for method in (FedNova, FedAvg)]
+    federation = federation.training(LOCAL, weighting)
+    unequal = [_play(federation, method(), 1)[0].model for method in (FedNova, FedAvg)]
     assert (unequal[0].buffer - unequal[1].buffer).abs().max() > 1e-3
 
 
 @both_weightings
 def test_the_first_round_of_feddyn_is_fedprox_with_the_servers_step_doubled(weighting: str, digits: "Digits") -> None:
     """With everybody, g_i = 0 and no clipping: h/alpha is minus the mean step, which is thus taken twice."""
-    federation, alpha = _federation(digits), 0.3
-    prox = _play(federation, FedProx(LOCAL, weighting, mu=alpha), 1)[0].model
-    dyn = _play(federation, FedDyn(LOCAL, weighting, alpha=alpha, clip=None), 1)[0]
+    federation, alpha = _federation(digits, weighting), 0.3
+    prox = _play(federation, FedProx(mu=alpha), 1)[0].model
+    dyn = _play(federation, FedDyn(alpha=alpha, clip=None), 1)[0]
     step = prox.buffer - federation.model.buffer
     assert torch.allclose(dyn.model.buffer - federation.model.buffer, 2 * step, rtol=0, atol=1e-6)
     assert torch.allclose(flat(dyn.state, "model/mean").buffer, prox.buffer, rtol=0, atol=1e-6)
@@ -149,8 +148,8 @@ def test_the_first_round_of_feddyn_is_fedprox_with_the_servers_step_doubled(weig
 @both_weightings
 def test_the_first_round_of_moon_is_that_of_fedavg(weighting: str, digits: "Digits") -> None:
     """Server and previous model are both the initial one: l_con = log 2 at every local model, without a gradient."""
-    federation = _federation(digits)
-    moon, fedavg = MOON(LOCAL, weighting, mu=5.0), FedAvg(LOCAL, weighting)
+    federation = _federation(digits, weighting)
+    moon, fedavg = MOON(mu=5.0), FedAvg()
     (ours, one), (theirs, other) = (federation.play(a, federation.plan(1))[0] for a in (moon, fedavg))
     assert torch.allclose(ours.model.buffer, theirs.model.buffer, rtol=0, atol=1e-6)
     assert one["train/loss"] == pytest.approx(other["train/loss"] + 5 * log(2), abs=1e-5)
@@ -158,14 +157,14 @@ def test_the_first_round_of_moon_is_that_of_fedavg(weighting: str, digits: "Digi
     assert (later[0] - later[1]).abs().max() > 1e-3
 
 
-ONE_STEP: "dict[str, Method]" = {
-    "FedAvg": lambda local, weighting: FedAvg(local, weighting),
-    "FedProx": lambda local, weighting: FedProx(local, weighting, mu=10.0),  # its pull is zero at y = x
-    "FedNova": lambda local, weighting: FedNova(local, weighting),
-    "FedPVR(layers=())": lambda local, weighting: FedPVR(local, weighting, layers=()),
-    "FedPVR(all layers)": lambda local, weighting: FedPVR(local, weighting, layers=("*",)),
-    "SCAFFOLD, option 1": lambda local, weighting: SCAFFOLD(local, weighting, option=1),
-    "SCAFFOLD, option 2": lambda local, weighting: SCAFFOLD(local, weighting, option=2),
+ONE_STEP: "dict[str, Algorithm]" = {
+    "FedAvg": FedAvg(),
+    "FedProx": FedProx(mu=10.0),  # its pull is zero at y = x
+    "FedNova": FedNova(),
+    "FedPVR(layers=())": FedPVR(layers=""),
+    "FedPVR(all layers)": FedPVR(layers="*"),
+    "SCAFFOLD, option 1": SCAFFOLD(option=1),
+    "SCAFFOLD, option 2": SCAFFOLD(option=2),
 }
 
 
@@ -178,8 +177,8 @@ def test_one_local_step_with_everybody_is_a_central_step(name: str, weighting: s
     (a doubled first step), nor for MOON after its first round (z_prev pulls), nor for FedMix (another loss).
     """
     problem = least_squares(sizes=(2, 9, 4, 17))
-    federation = problem.federation(0.2)
-    played = _play(federation, ONE_STEP[name](LocalSGD(1, FULL), weighting), 5)
+    federation = problem.federation(0.2).training(LocalSGD(1, FULL), weighting)
+    played = _play(federation, ONE_STEP[name], 5)
     w = np.array([2, 9, 4, 17]) / 32 if weighting == "samples" else np.full(4, 1 / 4)
     x = np.zeros(3)
     for now in played:

@@ -35,7 +35,7 @@ def imported(path: Path) -> set[str]:
 FLOORS = (
     {"files", "seeds", "tensors"},
     {"errors"},
-    {"artifacts", "locks", "paths"},
+    {"artifacts", "capacity", "locks", "paths"},
     {"config"},
     {"data"},
     {"core"},

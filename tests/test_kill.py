@@ -22,7 +22,6 @@ import torch
 
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.config import presets
-from fedcommons.config.experiment import override
 from fedcommons.runs import experiment
 from fedcommons.seeds import seed_for
 
@@ -49,11 +48,11 @@ def in_a_client() -> None:
     """The third step of client 2 in round 3."""
     fatal, client = seed_for(0, "client", 3, 2), SCAFFOLD.client
 
-    def dies(self: SCAFFOLD, work: Any, message: Any, memory: Any, data: Any, seed: int) -> Any:
+    def dies(self: SCAFFOLD, work: Any, message: Any, memory: Any, data: Any, round: int, seed: int) -> Any:
         step = work.module.training_step
         if seed == fatal:
             work.module.training_step = lambda batch, index: _die() if index == 2 else step(batch, index)
-        return client(self, work, message, memory, data, seed)
+        return client(self, work, message, memory, data, round, seed)
 
     mock.patch.object(SCAFFOLD, "client", dies).start()
 
@@ -62,8 +61,8 @@ def in_a_merge() -> None:
     """That of round 4, when it has made the next state."""
     fatal, merge = seed_for(0, "merge", 4), SCAFFOLD.merge
 
-    def dies(self: SCAFFOLD, executor: Any, state: Any, total: Any, replies: Any, seed: int) -> Any:
-        after = merge(self, executor, state, total, replies, seed)
+    def dies(self: SCAFFOLD, executor: Any, state: Any, total: Any, replies: Any, round: int, seed: int) -> Any:
+        after = merge(self, executor, state, total, replies, round, seed)
         if seed == fatal:
             _die()
         return after
@@ -135,7 +134,7 @@ def _run(folder: Path, arm: Callable[[], None] | None = None) -> None:
 
     if arm:
         arm()
-    config = override(presets.experiment("smoke", "digits"), FIELDS)
+    config = presets.experiment("smoke", "digits", FIELDS)
     experiment.run(config, folder, resume=folder.exists(), say=lambda _: None)
     wandb.teardown()  # at its end a process waits for W&B's
 

@@ -22,7 +22,8 @@ import pytest
 
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.config import presets
-from fedcommons.config.experiment import Experiment, override
+from fedcommons.config.experiment import Experiment
+from fedcommons.config.flat import override
 from fedcommons.core.worker import RunData, Worker
 from fedcommons.errors import ClientError
 from fedcommons.federation import cluster
@@ -84,7 +85,7 @@ def armed(round: int, clients: Collection[int], strike: Strike) -> Callable[...,
     def build_armed(build: Callable[[RunData], Worker], data: RunData) -> Worker:
         client = SCAFFOLD.client
 
-        def strikes(self: SCAFFOLD, work: Any, message: Any, memory: Any, data: Any, seed: int) -> Any:
+        def strikes(self: SCAFFOLD, work: Any, message: Any, memory: Any, data: Any, round: int, seed: int) -> Any:
             step = work.module.training_step
 
             def training_step(batch: Any, index: int) -> Any:
@@ -93,7 +94,7 @@ def armed(round: int, clients: Collection[int], strike: Strike) -> Callable[...,
                 return step(batch, index)
 
             with mock.patch.object(work.module, "training_step", training_step):
-                return client(self, work, message, memory, data, seed)
+                return client(self, work, message, memory, data, round, seed)
 
         mock.patch.object(SCAFFOLD, "client", strikes).start()
         return build(data)

@@ -13,22 +13,23 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
 from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.fedmix import FedMix
 from fedcommons.config import experiment as configs
 from fedcommons.config import presets
-from fedcommons.config.experiment import Experiment, override
+from fedcommons.config.experiment import Experiment
+from fedcommons.config.flat import override, part_of
 from fedcommons.convergence.estimators import Part
 from fedcommons.convergence.laboratory import NAMES, Laboratory
-from fedcommons.core.local import LocalSGD
 from fedcommons.core.worker import RunData
 from fedcommons.data import datasets
 from fedcommons.data.clients import Clients
-from fedcommons.data.datasets import Examples
 from fedcommons.data.partition import partition
 from fedcommons.errors import UserError
 from fedcommons.federation import checkpoint
 from fedcommons.federation.evaluation import ModelTask
 from fedcommons.runs import build, experiment
-from fedcommons.sharing.settings import Shared, share
+from fedcommons.sharing.dealt import Dealt
+from fedcommons.sharing.stage import Contribution, Shared, share, share_by_method
 from fedcommons.tensors import Flat
 from fedcommons.testing import Federation
 
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
     Digits = Callable[..., Federation]
     Problem = Callable[..., LeastSquares]
 
-ALGORITHM = FedAvg(LocalSGD(1, 5))
+ALGORITHM = FedAvg()
+METHODS = {"fedavg": ALGORITHM, "fedmix": FedMix()}
 W = np.array([0.5, -1.0, 2.0])
 
 COMMONS = {"zeta_mix_sq", "zeta_lemma1_sq", "sigma_mix_sq", "sigma_lemma1_sq", "sigma_pool_sq", "delta_sq"}
@@ -245,7 +247,7 @@ SHUFFLED = {"sharing.setting": "shuffled_real", "sharing.p": 0.5}
 def _config(tmp_path: Path, **values: Any) -> Experiment:
     short = {"federation.rounds": 3, "measure.every": 2, "client.epochs": 1, "tracking.wandb": "off",
              "model.name": "linear", "seed": 5, "artifacts": str(tmp_path / "artifacts")}  # fmt: skip
-    return override(presets.experiment("smoke", "digits"), short | values)
+    return presets.experiment("smoke", "digits", short | values)
 
 
 def _lines(folder: Path) -> list[dict[str, Any]]:
@@ -292,7 +294,7 @@ def test_a_run_logs_what_the_laboratory_finds_at_its_model(samples: int | None, 
     experiment.run(config, tmp_path / "run")
     last, line = checkpoint.load_latest(tmp_path / "run" / "checkpoints"), _lines(tmp_path / "run")[-1]
     assert last is not None
-    ready = build.assemble(build.prepare(config), None)
+    ready = build.assemble(build.prepare(config))
     at = ModelTask(last.model, last.buffers)
     laboratory = Laboratory(ready.executor(), ready.data, ready.shared.p, config.federation.blocks, samples, seed=5)
     found = laboratory.measure(at)
@@ -325,7 +327,7 @@ def test_how_to_measure_is_refused_where_it_is_never_done(field: dict[str, Any],
 
 
 def test_too_few_samples_to_be_cut_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"measure\.samples must lie in \[16, 1e\+09\], got 8\."):
+    with pytest.raises(UserError, match=r"measure\.samples must lie in \[16, 1e9\], got 8\."):
         experiment.run(_config(tmp_path, **{"measure.samples": 8}), tmp_path / "run")
 
 
@@ -335,12 +337,12 @@ def test_too_few_samples_to_be_cut_are_refused(tmp_path: Path) -> None:
 def _share(setting: str, algorithm: str = "fedavg", p: float = 0.5) -> Shared:
     """Digits of five unequal clients, of whom the fourth gave nothing to the pool."""
     dataset = datasets.load(configs.Data())
-    values = {"sharing.setting": setting, "sharing.p": p, "algorithm": algorithm,
-              "partition.name": "dirichlet_niid", "partition.n_clients": 5}  # fmt: skip
-    config = override(Experiment(), values)
-    given = [Examples(dataset.test.x[i * 40 :][:n], dataset.test.y[i * 40 :][:n]) for i, n in enumerate((30, 9, 4, 0))]
-    dealt = partition(config.partition, dataset.train.y.numpy(), 10, 0)
-    return share(config, dataset, dealt, [*given, Examples(dataset.test.x[200:217], dataset.test.y[200:217])])
+    places = (slice(0, 30), slice(40, 49), slice(80, 84), slice(120, 120), slice(200, 217))
+    cut = partition(configs.Partition("dirichlet_niid", 5), dataset.train.y.numpy(), 10, 0)
+    config = override(Experiment(), {"sharing.setting": setting} | ({} if setting == "real" else {"sharing.p": p}))
+    dealt, given = Dealt(Clients(dataset.train, cut.rows), 10, False, 0), [dataset.test[place] for place in places]
+    shared = share(part_of(config, "sharing"), dealt, [Contribution(one) for one in given])
+    return share_by_method(shared, METHODS[algorithm], 10, 0)
 
 
 def _in_data(clients: Clients) -> list[bytes]:

@@ -12,7 +12,6 @@ from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.convergence import lemma1
 from fedcommons.convergence.estimators import delta_sq, mixed
 from fedcommons.convergence.laboratory import Laboratory
-from fedcommons.core.local import LocalSGD
 from fedcommons.core.worker import RunData
 from fedcommons.data.clients import Clients
 from fedcommons.errors import UserError
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     Digits = Callable[..., Federation]
 
-ALGORITHM = FedAvg(LocalSGD(1, 5))
+ALGORITHM = FedAvg()
 N = 4  # clients
 SHARES = (0.0, 1e-3, 0.06, 0.3, 0.5, 0.9, 1.0)
 

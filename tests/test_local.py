@@ -17,6 +17,7 @@ from fedcommons.data.augment import flip_and_crop
 from fedcommons.data.clients import ClientData
 from fedcommons.seeds import generator, set_default_generator
 from fedcommons.tensors import Flat, flatten
+from fedcommons.tensors import copy as copy_of
 from lightning_modules import Classifier
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ CPU = torch.device("cpu")
 def _train(
     local: LocalSGD, federation: "Federation", rows: ClientData, seed: int = 5, work: Work | None = None
 ) -> Flat:
-    trained, _ = local.run(work or federation.work(), federation.model, rows, seed)
+    trained, _, _ = local.run(work or federation.work(), federation.model, rows, seed)
     return Flat(trained.layout, trained.buffer.clone())  # the worker's own buffer is the next client's
 
 
@@ -57,7 +58,7 @@ def test_equals_the_obvious_loop_bit_for_bit(augment: bool, digits: "Digits") ->
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-    trained, metrics = LocalSGD(3, 6, augment=augment).run(federation.work(), federation.model, rows, seed)
+    trained, metrics, _ = LocalSGD(3, 6, augment=augment).run(federation.work(), federation.model, rows, seed)
     assert torch.equal(trained.buffer, flatten(dict(module.named_parameters())).buffer)
     assert metrics["steps"] == 12
     assert float(metrics["loss"]) == pytest.approx(sum(losses) / 12, rel=1e-6)
@@ -180,11 +181,62 @@ def test_the_start_is_left_alone_and_the_result_is_the_workers_buffer(digits: "D
     federation = digits()
     work, start = federation.work(), federation.model
     before = start.buffer.clone()
-    trained, _ = LocalSGD(1, 5).run(work, start, federation.data.clients[0], 0)
+    trained, _, _ = LocalSGD(1, 5).run(work, start, federation.data.clients[0], 0)
     assert torch.equal(start.buffer, before)
     assert trained.buffer.data_ptr() == next(work.module.parameters()).data_ptr()
     assert work.snapshot().buffer.data_ptr() != trained.buffer.data_ptr()
     assert torch.equal(work.snapshot().buffer, trained.buffer)
+
+
+def test_a_rate_of_ones_own_is_for_one_call_only(digits: "Digits") -> None:
+    """Twice the rate is the module with twice the rate; afterwards every call has the module's own again."""
+    federation, local = digits(momentum=0.9).training(LocalSGD(2, 5)), LocalSGD(2, 5)
+    rows, work = federation.data.clients[1], federation.work()
+    own = _train(local, federation, rows)
+    double = copy_of(work.local(federation.model, rows, 5, lr=0.2).model)
+    assert torch.equal(double.buffer, _train(local, digits(lr=0.2, momentum=0.9), rows).buffer)
+    assert work.sgd("a method", momentum=True) == (0.1, 0.9)
+    assert torch.equal(work.local(federation.model, rows, 5).model.buffer, own.buffer)
+    assert not torch.equal(double.buffer, own.buffer)
+
+
+def test_rates_that_a_hook_changes_are_the_modules_own_again_in_the_next_call(
+    digits: "Digits", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of every group of parameters its own; ``lr`` is that of all of them."""
+
+    def two_groups(module: Classifier) -> torch.optim.Optimizer:
+        first, *others = module.parameters()
+        return torch.optim.SGD([{"params": [first], "lr": 0.3}, {"params": others}], 0.1)
+
+    monkeypatch.setattr(Classifier, "configure_optimizers", two_groups)
+    federation = digits()
+    rows, work, seen = federation.data.clients[0], federation.work(), []
+
+    def decay(params: object) -> None:
+        seen.append([group["lr"] for group in work.optimizer.param_groups])
+        for group in work.optimizer.param_groups:
+            group["lr"] /= 2
+
+    for lr in (None, 0.8, None):
+        work.local(federation.model, rows, 5, add_to_grad=decay, lr=lr)
+    assert [seen[call * 4] for call in range(3)] == [[0.3, 0.1], [0.8, 0.8], [0.3, 0.1]]
+    assert seen[1] == [0.15, 0.05]
+
+
+def test_work_has_the_loop_and_the_weighting_of_the_experiment(digits: "Digits") -> None:
+    local, federation = LocalSGD(3, 4), digits()
+    rows, plain, weighted = (
+        federation.data.clients[1],
+        federation.training(local),
+        federation.training(local, "samples"),
+    )
+    trained = plain.work().local(federation.model, rows, 5)
+    assert torch.equal(trained.model.buffer, _train(local, federation, rows).buffer)
+    assert trained.metrics["steps"] == 12
+    assert not trained.spent.covered
+    assert (plain.work().weight(rows), weighted.work().weight(rows)) == (1, 16)
+    assert (plain.plan(1).facts.total_weight, weighted.plan(1).facts.total_weight) == (5, 64)
 
 
 class _WithBatchNorm(LightningModule):
@@ -251,7 +303,7 @@ def test_the_same_module_trains_under_a_plain_trainer(digits: "Digits", tmp_path
         default_root_dir=tmp_path,
     )
     trainer.fit(module, DataLoader(TensorDataset(rows.x, rows.y), batch_sampler=batches))
-    here, _ = LocalSGD(5, 8).run(federation.work(), federation.model, rows, seed)
+    here, _, _ = LocalSGD(5, 8).run(federation.work(), federation.model, rows, seed)
     assert torch.allclose(flatten(dict(module.named_parameters())).buffer, here.buffer, rtol=0, atol=1e-6)
     with torch.no_grad():
         before, after = (float(m.training_step((rows.x, rows.y), 0)) for m in (untrained, module))  # pyright: ignore

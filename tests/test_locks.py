@@ -16,7 +16,6 @@ import pytest
 
 from fedcommons import locks
 from fedcommons.config import presets
-from fedcommons.config.experiment import override
 from fedcommons.errors import UserError
 from fedcommons.locks import locked
 from fedcommons.runs import experiment
@@ -130,7 +129,7 @@ def test_a_file_system_without_locks_is_said_once_and_keeps_nobody_out(
 
 def test_two_processes_cannot_play_one_run(tmp_path: Path) -> None:
     """The second, with --resume, is refused; the first ends as a run that nobody disturbed."""
-    config = override(presets.experiment("smoke", "digits"), TINY)
+    config = presets.experiment("smoke", "digits", TINY)
 
     def play(begun: Callable[[], None]) -> None:
         experiment.run(config, tmp_path / "run", on_round=lambda number, _: begun() if number == 2 else None)
@@ -147,7 +146,7 @@ def test_two_processes_cannot_play_one_run(tmp_path: Path) -> None:
 
 
 def test_a_finished_run_is_read_while_somebody_holds_its_folder(tmp_path: Path) -> None:
-    config = override(presets.experiment("smoke", "digits"), {**TINY, "federation.rounds": 1})
+    config = presets.experiment("smoke", "digits", {**TINY, "federation.rounds": 1})
     summary = experiment.run(config, tmp_path)
     with locked(tmp_path):
         assert experiment.run(config, tmp_path, resume=True) == summary

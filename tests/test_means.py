@@ -1,18 +1,21 @@
 """FedMix's means: each of enough images, of nothing but the client's own, shared once and counted."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.fedmix import FedMix, mean_images
 from fedcommons.config import experiment as config
-from fedcommons.config.experiment import Experiment, override
 from fedcommons.data.clients import Clients
 from fedcommons.data.datasets import load
 from fedcommons.data.partition import partition
-from fedcommons.sharing.means import mean_images, traffic
-from fedcommons.sharing.settings import share
+from fedcommons.sharing.dealt import Dealt
+from fedcommons.sharing.real import Real
+from fedcommons.sharing.shuffled_real import ShuffledReal
+from fedcommons.sharing.stage import share, share_by_method
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,26 +51,30 @@ def test_they_are_keyed_by_the_seed_and_the_client(digits: "Digits") -> None:
 
 
 def test_the_exchange_is_counted_up_once_and_down_to_the_others(digits: "Digits") -> None:
-    means = mean_images(digits().data.clients, 4, 10, 0)
-    of_all = 4 * len(means) * (64 + 10)
-    assert traffic(means, 5).once == of_all + 4 * of_all
+    common = FedMix(mean_size=4).share(digits().data.clients, 10, 0)
+    of_all = 4 * len(common.examples) * (64 + 10)
+    assert common.nbytes == of_all + 4 * of_all
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedmix"])
-def test_a_sharing_setting_gives_them_to_those_who_need_them(algorithm: str) -> None:
-    values: dict[str, Any] = {"algorithm": algorithm, "sharing.setting": "shuffled_real", "sharing.p": 0.5}
-    c = override(Experiment(), values)
+def test_what_leaves_every_client_is_an_event_that_nothing_covers(digits: "Digits") -> None:
+    releases = FedMix(mean_size=4).share(digits().data.clients, 10, 0).releases
+    assert [(r.client, r.what, r.covered) for r in releases] == [
+        (client, ("means of images", "means of labels"), False) for client in range(5)
+    ]
+
+
+@pytest.mark.parametrize("stage", [Real(), ShuffledReal(0.5)], ids=str)
+def test_they_are_of_what_clients_train_on_and_only_methods_that_share_get_any(stage: Real) -> None:
     dataset = load(replace(config.Data("digits"), limit=200))
-    dealt = partition(c.partition, dataset.train.y.numpy(), 10, 0)
-    shared = share(c, dataset, dealt, None)
-    if algorithm == "fedavg":
-        assert shared.clients[0].commons is None
-        return
-    means = shared.clients[3].commons
+    rows = partition(config.Partition(), dataset.train.y.numpy(), 10, 0).rows
+    shared = share(stage, Dealt(Clients(dataset.train, rows), 10, False, 0))
+    assert share_by_method(shared, FedAvg(), 10, 0) is shared
+    ours = share_by_method(shared, FedMix(mean_size=7), 10, 0)
+    means = ours.clients[3].commons
     assert means is not None
-    expected = mean_images(shared.clients, c.fedmix.mean_size, 10, 0)  # of what the clients train on
+    expected = mean_images(shared.clients, 7, 10, 0)
     assert torch.equal(means.x, expected.x)
-    plain = share(override(c, {"algorithm": "fedavg"}), dataset, dealt, None)
-    assert shared.traffic.once == plain.traffic.once + traffic(means, 10).once
-    real = share(override(c, {"sharing.setting": "real"}), dataset, dealt, None)
-    assert real.clients is real.own  # zeta^2 is not measured twice
+    common = FedMix(mean_size=7).share(shared.clients, 10, 0)
+    assert ours.traffic.once == shared.traffic.once + common.nbytes
+    assert list(ours.releases) == [*shared.releases, *common.releases]
+    assert (ours.clients is ours.own) == (shared.clients is shared.own) == isinstance(stage, Real)  # measured once

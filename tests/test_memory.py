@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedcommons.algorithms import ALGORITHMS
-from fedcommons.config.experiment import Experiment
+from fedcommons.config import parts
+from fedcommons.config.parts import KINDS
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.worker import give_back_freed, set_up_process
 from fedcommons.errors import ClientError
@@ -151,11 +151,11 @@ def test_a_checkpoint_whose_memory_is_damaged_gives_way_to_the_one_before(tmp_pa
     assert _values(back.memory) == {0: 1}
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", KINDS["algorithm"].known)
 def test_a_federation_is_the_same_wherever_its_memory_is(name: str, digits: "Digits", tmp_path: Path) -> None:
     """With no RAM at all for it, broken off half-way and continued: the bits of one that kept all in RAM."""
-    federation = digits(dropout=0.3)
-    algorithm = ALGORITHMS[name](Experiment(), LocalSGD(1, 5))
+    federation = digits(dropout=0.3).training(LocalSGD(1, 5))
+    algorithm = parts.make("algorithm", name, {})
 
     def play(memory: ClientMemory, upto: int, start: Standing | None = None) -> Standing:
         plan = federation.plan(upto, participation=0.6)

@@ -13,10 +13,12 @@ from torch.nn import functional as F
 
 from fedcommons.algorithms.moon import MOON
 from fedcommons.core.algorithm import Message, Reply
+from fedcommons.core.features import Head
 from fedcommons.core.local import LocalSGD, Work
 from fedcommons.data.clients import ClientData
+from fedcommons.errors import UserError
 from fedcommons.seeds import set_default_generator
-from fedcommons.tensors import Flat, Payload, flat
+from fedcommons.tensors import Flat, Payload, flat, put, select
 from lightning_modules import Classifier
 from lightning_modules.networks import CNN, Projected
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 FULL = 1000  # a batch size above every client's number of examples: full-batch steps, in which the order only rounds
 LR, SEED = 0.1, 3
+ONE_STEP = LocalSGD(1, FULL)
 Make = Callable[[], Classifier]
 
 
@@ -91,12 +94,14 @@ def _direct(
     return loss.item(), torch.cat([p.grad.reshape(-1) for p in module.parameters() if p.grad is not None])
 
 
-def _client(algorithm: MOON, make: Make, x: _Model, memory: Payload, rows: ClientData) -> Reply:
-    work = Work(make(), torch.device("cpu"))
+def _client(
+    algorithm: MOON, make: Make, x: _Model, memory: Payload, rows: ClientData, local: LocalSGD = ONE_STEP
+) -> Reply:
+    work = Work(make(), torch.device("cpu"), local)
     buffers = work.initial_buffers if not x.buffers else x.buffers
     assert isinstance(buffers, Flat)
     work.load_buffers(buffers)
-    return algorithm.client(work, Message({"model": x.weights}), memory, rows, SEED)
+    return algorithm.client(work, Message({"model": x.weights}), memory, rows, 1, SEED)
 
 
 def _after(reply: Reply, x: Flat) -> Flat:
@@ -110,7 +115,7 @@ def _last_step(
     begin, losses = x.weights, 0.0
     for k in (steps - 1, steps):
         if k:
-            reply = _client(MOON(LocalSGD(k, FULL), "uniform", mu, temperature), make, x, memory, rows)
+            reply = _client(MOON(mu, temperature), make, x, memory, rows, LocalSGD(k, FULL))
             begin, end = (begin if k == steps else _after(reply, x.weights)), _after(reply, x.weights)
             losses, loss = float(reply.metrics["loss"]) * k, float(reply.metrics["loss"]) * k - losses
     return begin, loss, (begin.buffer - end.buffer) / LR  # pyright: ignore[reportPossiblyUnbound]
@@ -130,7 +135,7 @@ def _check(
         rows = replace(rows, weight=torch.linspace(0, 2, len(rows), dtype=torch.float64))
     work = Work(make(), torch.device("cpu"))
     initial = _Model(work.initial, work.initial_buffers)
-    first = _client(MOON(LocalSGD(4, 3), mu=mu), make, initial, {}, rows)
+    first = _client(MOON(mu), make, initial, {}, rows, LocalSGD(4, 3))
     assert first.memory is not None
     trained = _Model(_after(first, initial.weights), flat(first.memory, "previous buffers"))
     moved = work.initial_buffers
@@ -161,12 +166,10 @@ def test_the_contrast_is_taken_in_the_projection_head_where_there_is_one(rows: C
 
 def test_server_and_previous_model_are_seen_in_evaluation_mode(rows: ClientData) -> None:
     """No dropout in them, and only the one pass of the local model draws from its generator."""
-    once = _client(
-        MOON(LocalSGD(1, FULL)), _dropout, _Model(Work(_dropout(), torch.device("cpu")).initial, {}), {}, rows
-    )
+    once = _client(MOON(), _dropout, _Model(Work(_dropout(), torch.device("cpu")).initial, {}), {}, rows)
     assert once.memory is not None
     x = _moved(flat(once.memory, "previous"))
-    reply = _client(MOON(LocalSGD(1, FULL)), _dropout, _Model(x, {}), once.memory, rows)
+    reply = _client(MOON(), _dropout, _Model(x, {}), once.memory, rows)
     previous = _Model(flat(once.memory, "previous"), {})
     expected, gradient = _direct(_dropout, rows, _Model(x, {}), _Model(x, {}), previous, 1.0, 0.5)
     assert float(reply.metrics["loss"]) == pytest.approx(expected, abs=2e-6)
@@ -181,9 +184,9 @@ def test_batch_norm_has_each_models_own_statistics(rows: ClientData) -> None:
 def test_a_client_remembers_the_model_it_trained(rows: ClientData) -> None:
     """Its own, of its last round: not the server's and not that of an earlier round."""
     x = _moved(Work(_plain(), torch.device("cpu")).initial)
-    algorithm, memory = MOON(LocalSGD(2, 4)), {}
+    algorithm, memory = MOON(), {}
     for _ in range(2):
-        reply = _client(algorithm, _plain, _Model(x, {}), memory, rows)
+        reply = _client(algorithm, _plain, _Model(x, {}), memory, rows, LocalSGD(2, 4))
         assert reply.memory is not None
         assert torch.allclose(flat(reply.memory, "previous").buffer, _after(reply, x).buffer, rtol=0, atol=1e-15)
         assert (flat(reply.memory, "previous").buffer - x.buffer).abs().max() > 1e-2
@@ -195,24 +198,66 @@ def test_the_first_selection_compares_with_the_initial_model_however_late_it_com
 
     Also on a worker that has trained others in between.
     """
-    federation = digits()
-    algorithm = MOON(LocalSGD(1, FULL), mu=5.0)
+    federation = digits().training(LocalSGD(1, FULL))
+    algorithm = MOON(mu=5.0)
     work, x = federation.work(), federation.model
     rows, initial = federation.data.clients[0], federation.model
     for client in (1, 2, 3):
-        reply = algorithm.client(work, Message({"model": x}), {}, federation.data.clients[client], client)
+        reply = algorithm.client(work, Message({"model": x}), {}, federation.data.clients[client], 1, client)
         x = _after(reply, x)
-    late = algorithm.client(work, Message({"model": x}), {}, rows, SEED)
+    late = algorithm.client(work, Message({"model": x}), {}, rows, 2, SEED)
     as_if = {"previous": initial, "previous buffers": Flat(work.buffers.layout, work.buffers.buffer.clone())}
-    told = algorithm.client(federation.work(), Message({"model": x}), as_if, rows, SEED)
+    told = algorithm.client(federation.work(), Message({"model": x}), as_if, rows, 2, SEED)
     assert torch.equal(_after(late, x).buffer, _after(told, x).buffer)
-    other = algorithm.client(work, Message({"model": x}), as_if | {"previous": x}, rows, SEED)
+    other = algorithm.client(work, Message({"model": x}), as_if | {"previous": x}, rows, 2, SEED)
     assert (flat(late.sums, "delta").buffer - flat(other.sums, "delta").buffer).abs().max() > 1e-3
 
 
-def test_a_module_without_a_linear_layer_is_refused(least_squares: "Callable[..., LeastSquares]") -> None:
+class _WithDecoder(Classifier):
+    """An auxiliary decoder, registered last, looks at the logits: its linear layer is the last one of the module."""
+
+    decoder: torch.nn.Linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = super().forward(x)
+        self.decoder(logits.detach())
+        return logits
+
+
+def test_a_decoder_that_is_registered_last_misleads_nobody(rows: ClientData) -> None:
+    """The features are the input of the layer that the module names: with a decoder as without it."""
+
+    def decorated() -> Classifier:
+        plain = _plain()
+        module = _WithDecoder(plain.network, lr=LR, mean=(0.3,), std=(0.4,)).double()
+        module.decoder = torch.nn.Linear(10, 7).double()
+        return module
+
+    x = _moved(Work(_plain(), torch.device("cpu")).initial)
+    plain = _client(MOON(), _plain, _Model(x, {}), {}, rows)
+    whole = Work(decorated(), torch.device("cpu")).initial
+    reply = _client(MOON(), decorated, _Model(put(whole, x), {}), {}, rows)
+    assert isinstance(list(decorated().modules())[-1], torch.nn.Linear)
+    assert float(reply.metrics["loss"]) == float(plain.metrics["loss"])
+    assert torch.equal(select(flat(reply.sums, "delta"), list(x)).buffer, flat(plain.sums, "delta").buffer)
+
+
+@pytest.mark.parametrize("name", ["", "network.lost"])
+def test_a_head_that_does_not_exist_is_refused(name: str) -> None:
+    module = _plain()
+    module.head = name
+    with pytest.raises(ValueError, match=f"Classifier.head must be the dotted name of one of .*, got '{name}'"):
+        Head(module)
+
+
+def test_a_linear_model_without_projection_is_refused() -> None:
+    MOON().check({"model.name": "linear", "model.projection": 8})
+    MOON().check({"model.name": "cnn", "model.projection": None})
+    with pytest.raises(UserError, match=r"^model\.name linear has no features for moon to compare"):
+        MOON().check({"model.name": "linear", "model.projection": None})
+
+
+def test_a_module_that_names_no_head_is_refused(least_squares: "Callable[..., LeastSquares]") -> None:
     federation = least_squares().federation(0.1)
-    with pytest.raises(ValueError, match="no linear layer"):
-        MOON(LocalSGD(1, 5)).client(
-            federation.work(), Message({"model": federation.model}), {}, federation.data.clients[0], 0
-        )
+    with pytest.raises(ValueError, match="Regression must have an attribute head"):
+        MOON().client(federation.work(), Message({"model": federation.model}), {}, federation.data.clients[0], 1, 0)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedcommons.config import presets
-from fedcommons.config.experiment import override
+from fedcommons.config.flat import override
 from fedcommons.sweeping import sweep as tuning
 from fedcommons.sweeping.display import Display
 
@@ -46,7 +46,7 @@ def test_every_byte_in_the_object_store_is_seen(ray_session: None) -> None:
 
 def test_after_a_sweep_of_20_trials_the_object_store_is_empty_again(ray_session: None, tmp_path: Path) -> None:
     """Most of them in one process, some with actors of their own, one with generators, which Ray tasks train."""
-    small = override(presets.experiment("smoke", "digits"), {**SMALL, "artifacts": str(tmp_path / "artifacts")})
+    small = presets.experiment("smoke", "digits", {**SMALL, "artifacts": str(tmp_path / "artifacts")})
     configs = [replace(small, seed=seed) for seed in range(20)]
     configs[:2] = [override(c, ACTORS) for c in configs[:2]]
     configs[2] = override(configs[2], {"sharing.setting": "shuffled_synthetic"})

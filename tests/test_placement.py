@@ -18,7 +18,6 @@ from unittest import mock
 import pytest
 
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.core.local import LocalSGD
 from fedcommons.core.worker import Worker
 from fedcommons.errors import UserError
 from fedcommons.federation import cluster
@@ -29,7 +28,7 @@ from fedcommons.testing import digits
 pytestmark = pytest.mark.ray
 
 FEDERATION = digits()
-FEDAVG = FedAvg(LocalSGD(epochs=1, batch_size=5))
+FEDAVG = FedAvg()
 
 
 def actors(number: int, gpus_per_actor: float = 0, wait_s: float = 60) -> RayActors:

@@ -1,26 +1,34 @@
 """The ledger says what was spent on what, and prints no epsilon that was not earned."""
 
+import json
 import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 from opacus.accountants import RDPAccountant
 from opacus.accountants.analysis.rdp import compute_rdp
 
-from fedcommons.accounting.privacy import epsilon, ledger, statement
-from fedcommons.algorithms import ALGORITHMS
+from fedcommons.accounting.privacy import Ledger, epsilon, read, statement
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.config import presets
-from fedcommons.config.experiment import Experiment, override
-from fedcommons.core.algorithm import Message, Reply
-from fedcommons.core.local import Work
+from fedcommons.algorithms.scaffold import SCAFFOLD
+from fedcommons.config import parts, presets
+from fedcommons.config.flat import override
+from fedcommons.config.parts import KINDS
+from fedcommons.core import dp_sgd
+from fedcommons.core.algorithm import Algorithm, Message, Reply
+from fedcommons.core.dp_sgd import DPSGD
+from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
+from fedcommons.federation import checkpoint
 from fedcommons.runs.build import prepare
 from fedcommons.runs.experiment import run
 from fedcommons.seeds import seed_for
@@ -33,9 +41,10 @@ if TYPE_CHECKING:
     Digits = Callable[..., Federation]
 
 
-def _private(**values: Any) -> Experiment:
-    named = {"dp.local": True, "client.batch_size": 5, "client.epochs": 2}
-    return override(Experiment(), named | {k.replace("__", "."): v for k, v in values.items()})
+def as_fedavg(patch: pytest.MonkeyPatch, method: Callable[[], Algorithm]) -> None:
+    """From now on this method has FedAvg's name."""
+    make = parts.make
+    patch.setattr(parts, "make", lambda kind, name, c: method() if kind == "algorithm" else make(kind, name, c))
 
 
 @pytest.mark.parametrize("q", [0.05, 0.5, 1.0])
@@ -85,68 +94,223 @@ def test_it_is_that_of_neighbours_with_one_example_blanked_out() -> None:
     assert divergence(filled, replaced) > accounted  # another example in its place is not what is covered
 
 
-def test_a_client_is_charged_for_the_rounds_it_answered(digits: "Digits") -> None:
-    clients = digits().data.clients  # 9, 16, 12, 20 and 7 images
-    book = ledger(_private(), clients)
-    assert book is not None
-    assert list(book.rates) == [5 / 9, 5 / 16, 5 / 12, 5 / 20, 5 / 7]
-    assert list(book.steps) == [4, 8, 6, 8, 4]  # two epochs of ceil(n/B)
-    spent = book.epsilons([0, 1, 2, 3, 3])
-    assert spent[0] == 0
-    assert spent[1] == epsilon(5 / 16, 1.0, 8, 1e-5)
-    assert spent[4] == epsilon(5 / 7, 1.0, 12, 1e-5)
-    assert ledger(Experiment(), clients) is None
+def _trained(client: int, steps: int = 8, q: float = 0.25, what: str = "delta") -> Release:
+    return Release(client, (what,), SAMPLED_GAUSSIAN, q, 1.0, 5.0, steps)
+
+
+def test_a_client_is_charged_for_what_it_released_and_no_other() -> None:
+    ledger = Ledger().after([_trained(1), _trained(2)]).after([_trained(2, 3), _trained(4, 5, 0.5)])
+    spent = [ledger.of_training(i, 1e-5) for i in range(5)]
+    assert spent == [0, epsilon(0.25, 1.0, 8, 1e-5), epsilon(0.25, 1.0, 11, 1e-5), 0, epsilon(0.5, 1.0, 5, 1e-5)]
+    assert ledger.largest_of_training(1e-5) == max(spent)
+    assert Ledger().largest_of_training(1e-5) == 0
+    said = statement(ledger, 5, 1e-5, rejected=0)
+    assert said["epsilon_local_training"] == {"largest": max(spent), "of_each_client": spent}
+    assert said["epsilon_of_messages"] == max(spent)
+    assert len(said["uncovered"]) == 3
+
+
+def test_events_of_several_rates_add_up_as_opacus_adds_them() -> None:
+    accountant = RDPAccountant()
+    for q, sigma, steps in ((0.25, 1.0, 8), (0.5, 2.0, 4), (0.25, 1.0, 3)):
+        for _ in range(steps):
+            accountant.step(noise_multiplier=sigma, sample_rate=q)
+    ledger = Ledger().after([_trained(0), replace(_trained(0, 4, 0.5), sigma=2.0), _trained(0, 3)])
+    assert ledger.of_training(0, 1e-5) == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-9)
+    assert ledger.trained == {0: {(0.25, 1.0): 11, (0.5, 2.0): 4}}
+
+
+def test_what_was_shared_before_counts_in_the_whole_and_not_in_training() -> None:
+    ledger = Ledger.of([_trained(0, 4, what="images"), _trained(1, 4, what="images")]).after([_trained(0, 8)])
+    assert ledger.of_training(0, 1e-5) == epsilon(0.25, 1.0, 8, 1e-5)
+    assert ledger.of_all(0, 1e-5) == epsilon(0.25, 1.0, 12, 1e-5)
+    said = statement(ledger, 2, 1e-5, rejected=0)
+    assert said["epsilon_local_training"]["of_each_client"] == [epsilon(0.25, 1.0, 8, 1e-5), 0]
+    assert said["epsilon_of_messages"] == epsilon(0.25, 1.0, 12, 1e-5)
 
 
 @pytest.mark.parametrize(
-    ("values", "covered"),
+    "bare",
     [
-        ({}, True),
-        ({"sharing__setting": "local_synthetic"}, False),  # a real image has a part in all synthetic ones
-        ({"sharing__setting": "shuffled_synthetic"}, False),
-        ({"sharing__setting": "shuffled_real", "sharing__p": 0.5}, False),
-        ({"algorithm": "fedmix"}, False),
+        Release(3, ("images",)),
+        replace(_trained(3), sigma=0.0),
+        replace(_trained(3), sensitivity=float("inf")),
+        replace(_trained(3), mechanism="of my own"),
+        replace(_trained(3), q=1.5),
+        Release(3),
     ],
+    ids=["nothing", "no noise", "no clipping", "another mechanism", "a rate above one", "no name"],
 )
-def test_all_messages_have_an_epsilon_only_where_none_is_left_out(
-    values: dict[str, Any], covered: bool, digits: "Digits"
-) -> None:
-    clients, joined = digits().data.clients, [3] * 5
-    config = _private(**values)
-    book = ledger(config, clients)
-    assert book is not None
-    said = statement(config, book, joined, rejected=0)
-    assert said["epsilon_local_training"]["largest"] == max(book.epsilons(joined))
-    assert said["epsilon_of_messages"] == (max(book.epsilons(joined)) if covered else None)
-    assert len(said["uncovered"]) == (3 if covered else 4)
-    without = statement(override(config, {"dp.local": False}), None, joined, rejected=0)
-    assert without["epsilon_local_training"] is without["epsilon_of_messages"] is None
-    assert "the model updates of every round" in without["uncovered"]
-
-
-@pytest.mark.parametrize("values", [{"algorithm": "mine"}, {"sharing__setting": "ours"}])
-def test_what_nobody_has_examined_has_no_epsilon_of_all_messages(values: dict[str, str], digits: "Digits") -> None:
-    config = _private(**values)
-    said = statement(config, ledger(config, digits().data.clients), [3] * 5, rejected=0)
+@pytest.mark.parametrize("before", [True, False], ids=["before the federation", "in a round"])
+def test_one_event_of_one_client_that_is_not_covered_leaves_no_epsilon_of_all(bare: Release, before: bool) -> None:
+    ledger = (Ledger.of([bare]) if before else Ledger().after([bare])).after([_trained(0), _trained(1)])
+    assert sum(ledger.uncovered.values()) == 1
+    said = statement(ledger, 5, 1e-5, rejected=0)
     assert said["epsilon_of_messages"] is None
-    (value,) = values.values()
-    assert any(line.startswith(f"what {value} sends") for line in said["uncovered"])
+    assert said["epsilon_local_training"]["largest"] == epsilon(0.25, 1.0, 8, 1e-5)
+    assert len(said["uncovered"]) == 4
+    assert "released 1 time with nothing" in said["uncovered"][-1]
 
 
-def test_it_is_said_that_runs_add_up_and_that_a_rejection_shows(digits: "Digits") -> None:
-    config, joined = _private(), [3] * 5
-    book = ledger(config, digits().data.clients)
-    said = statement(config, book, joined, rejected=2)
+def test_without_dp_sgd_there_is_no_epsilon(digits: "Digits") -> None:
+    federation = digits()
+    ledger = federation.play(FedAvg(), federation.plan(3))[-1][0].ledger
+    said = statement(ledger, 5, None, rejected=0)
+    assert said["epsilon_local_training"] is said["epsilon_of_messages"] is None
+    assert ledger.uncovered == {"delta": 15}
+    assert said["uncovered"][-1].startswith("delta, released 15 times")
+
+
+def test_it_is_said_that_runs_add_up_and_that_a_rejection_shows() -> None:
+    ledger = Ledger().after([_trained(0)])
+    said = statement(ledger, 5, 1e-5, rejected=2)
     assert said["epsilon_of_messages"] is None
     assert any("2 replies were rejected" in line for line in said["uncovered"])
-    quiet = " ".join(statement(config, book, joined, rejected=0)["uncovered"])
+    quiet = " ".join(statement(ledger, 5, 1e-5, rejected=0)["uncovered"])
     assert "rejected" not in quiet
     for text in ("they add up", "--lrs", "only this one is charged", "blanked out", "seed"):
         assert text in quiet
 
 
+def test_a_ledger_is_read_as_it_was_written() -> None:
+    ledger = Ledger.of([_trained(7), Release(1, ("images",))]).after([_trained(0, 3, 1 / 3), Release(2, ("control",))])
+    assert read(json.loads(json.dumps(ledger.record()))) == ledger
+    assert read(Ledger().record()) == Ledger()
+
+
+# What the engine makes of what methods say
+
+
+PRIVATE = LocalSGD(2, 5, dp=DPSGD(1.0, 1.0))
+
+
+def _ledger(algorithm: Algorithm, federation: "Federation", local: LocalSGD = PRIVATE, **options: Any) -> Ledger:
+    federation = federation.training(local)
+    plan = federation.plan(2)
+    start = replace(federation.start(algorithm, plan), **options)
+    return federation.play(algorithm, plan, start=start)[-1][0].ledger
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS["algorithm"].known if name != "fedmix"])
+def test_methods_under_dp_sgd_are_charged_their_steps_and_nothing_is_uncovered(name: str, digits: "Digits") -> None:
+    """Two rounds of two epochs of ceil(n/B) steps at q = B/n; whoever is not drawn spends nothing."""
+    ledger = _ledger(parts.make("algorithm", name, {}), digits())
+    assert ledger.uncovered == {}
+    assert ledger.trained == {i: {(5 / n, 1.0): 4 * -(-n // 5)} for i, n in enumerate((9, 16, 12, 20, 7))}
+
+
+class _SendsMore(FedAvg):
+    more: ClassVar[str] = "sums"
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        reply, secret = super().client(work, message, memory, data, round, seed), {"secret": torch.ones(2)}
+        return replace(reply, **{self.more: {**getattr(reply, self.more), **secret}})
+
+
+class _SendsMoreSingly(_SendsMore):
+    more = "each"
+
+
+class _DeclaresNothing(FedAvg):
+    def client(self, *args: Any) -> Reply:
+        return replace(super().client(*args), releases=())
+
+
+class _DeclaresTwice(FedAvg):
+    """The same tensor, once as covered and once as not."""
+
+    def client(self, *args: Any) -> Reply:
+        reply = super().client(*args)
+        return replace(reply, releases=[*reply.releases, Release(what=("delta",))])
+
+
+class _WeighsByItsData(FedAvg):
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        reply = super().client(work, message, memory, data, round, seed)
+        return replace(reply, weight=float(data.y.sum() + 1))
+
+
+class _DeclaresStatistics(FedAvg):
+    """BatchNorm's, which mix the examples of a batch, as if DP-SGD had made them."""
+
+    def client(self, *args: Any) -> Reply:
+        reply = super().client(*args)
+        return replace(reply, releases=[event.of("delta", "buffers") for event in reply.releases])
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "uncovered"),
+    [
+        (_SendsMore(), "secret"),
+        (_SendsMoreSingly(), "secret"),
+        (_DeclaresNothing(), "delta"),
+        (_DeclaresTwice(), "delta"),
+        (_WeighsByItsData(), "weight"),
+    ],
+)
+def test_what_no_covered_release_names_is_uncovered(algorithm: FedAvg, uncovered: str, digits: "Digits") -> None:
+    ledger = _ledger(algorithm, digits())
+    assert ledger.uncovered == {uncovered: 10}
+    assert statement(ledger, 5, 1e-5, rejected=0)["epsilon_of_messages"] is None
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(), _DeclaresStatistics()])
+def test_batch_norms_statistics_are_uncovered_whatever_a_method_says(algorithm: FedAvg, digits: "Digits") -> None:
+    federation = digits(batch_norm=True)
+    buffers = federation.work().initial_buffers
+    assert _ledger(algorithm, federation, buffers=buffers).uncovered == {"buffers": 10}
+
+
+def test_weights_by_the_number_of_examples_are_public(digits: "Digits") -> None:
+    federation = digits().training(PRIVATE, "samples")
+    assert federation.play(FedAvg(), federation.plan(2))[-1][0].ledger.uncovered == {}
+
+
+def test_option_1_of_scaffold_covers_nothing_as_its_gradients_have_no_noise(digits: "Digits") -> None:
+    """Nor its delta: the local steps go by the gradients of earlier rounds."""
+    assert _ledger(SCAFFOLD(option=1), digits()).uncovered == {"delta": 10, "control": 10}
+
+
+def test_noise_or_clipping_that_is_left_out_leaves_no_epsilon(
+    digits: "Digits", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only as a setting: also where the line that does it is gone."""
+    for dp in (DPSGD(0.0, 1.0), DPSGD(1.0, 1.0)):
+        covered = _ledger(FedAvg(), digits(), LocalSGD(1, 5, dp=dp)).uncovered == {}
+        assert covered == (dp.noise_multiplier > 0)
+    with monkeypatch.context() as sabotage:
+        sabotage.setattr(dp_sgd.NoisySum, "blur", lambda *_: None)
+        assert _ledger(FedAvg(), digits()).uncovered == {"delta": 10}
+    with monkeypatch.context() as sabotage:
+        sabotage.setattr(dp_sgd, "clipped", lambda g, clip: (g,))
+        assert _ledger(FedAvg(), digits()).uncovered == {"delta": 10}
+
+
+def test_a_step_without_noise_among_others_uncovers_all(digits: "Digits", monkeypatch: pytest.MonkeyPatch) -> None:
+    blur, calls = dp_sgd.NoisySum.blur, count()
+    monkeypatch.setattr(dp_sgd.NoisySum, "blur", lambda *args: blur(*args) if next(calls) != 3 else None)
+    assert _ledger(FedAvg(), digits()).uncovered == {"delta": 1}
+    monkeypatch.setattr(dp_sgd.NoisySum, "blur", lambda s, sigma, noise: blur(s, sigma * (1 + next(calls) % 2), noise))
+    assert _ledger(FedAvg(), digits()).uncovered == {"delta": 10}  # nor are steps of two kinds one event
+
+
+def test_the_ledger_rests_in_checkpoints(digits: "Digits", tmp_path: Path) -> None:
+    federation = digits().training(PRIVATE)
+    start = replace(federation.start(FedAvg(), federation.plan(4)), ledger=Ledger.of([Release(1, ("images",))]))
+    whole = federation.play(FedAvg(), federation.plan(4), start=start)[-1][0]
+    checkpoint.save(tmp_path, federation.play(FedAvg(), federation.plan(2), start=start)[-1][0])
+    rest = federation.play(FedAvg(), federation.plan(4), start=checkpoint.load_latest(tmp_path))[-1][0]
+    assert rest.ledger == whole.ledger
+    assert rest.ledger.uncovered == {"images": 1}
+    path = tmp_path / "round-000002.safetensors.json"
+    facts = json.loads(path.read_text())
+    del facts["facts_sha256"], facts["ledger"]
+    path.write_text(json.dumps(facts))
+    assert checkpoint.load_latest(tmp_path) is None  # else it would be as if nothing had been released
+
+
 def test_a_delta_at_which_an_example_could_be_published_is_refused() -> None:
-    config = override(presets.experiment("smoke", "digits"), {"dp.local": True, "partition.name": "dirichlet_niid"})
+    config = presets.experiment("smoke", "digits", {"dp.local": True, "partition.name": "dirichlet_niid"})
     largest = max(range(4), key=lambda i: len(prepare(config).partition.rows[i]))
     n = len(prepare(config).partition.rows[largest])
     said = f"dp.delta must be below 1/n_i = {1 / n:.3g}, got {1 / n:g}: client {largest} has {n} examples"
@@ -158,7 +322,7 @@ def test_a_delta_at_which_an_example_could_be_published_is_refused() -> None:
 
 def test_a_run_logs_what_it_has_spent_also_after_a_resumption(tmp_path: Path) -> None:
     values = {"dp.local": True, "tracking.wandb": "off", "federation.participation": 0.5, "measure.every": 0}
-    config = override(presets.experiment("smoke", "digits"), values)
+    config = presets.experiment("smoke", "digits", values)
 
     def stop(number: int, metrics: object) -> None:
         if number == 2:
@@ -178,8 +342,8 @@ def test_a_run_logs_what_it_has_spent_also_after_a_resumption(tmp_path: Path) ->
 class _Broken(FedAvg):
     """Client 1 sends what is not finite."""
 
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
-        reply = super().client(work, message, memory, data, seed)
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        reply = super().client(work, message, memory, data, round, seed)
         return reply if seed != seed_for(0, "client", 2, 1) else replace(reply, weight=float("nan"))
 
 
@@ -187,18 +351,37 @@ def test_a_run_with_a_rejected_reply_has_no_epsilon_of_all_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = {"dp.local": True, "tracking.wandb": "off", "measure.every": 0, "data.limit": 60, "client.epochs": 1}
-    config = override(presets.experiment("smoke", "digits"), values)
-    assert run(config, tmp_path / "quiet", say=lambda text: None)["privacy"]["epsilon_of_messages"] > 0
-    monkeypatch.setitem(ALGORITHMS, "fedavg", lambda c, local: _Broken(local, c.federation.weighting))
+    config = presets.experiment("smoke", "digits", values)
+    quiet = run(config, tmp_path / "quiet", say=lambda text: None)["privacy"]
+    assert quiet["epsilon_of_messages"] == quiet["epsilon_local_training"]["largest"] > 0
+    as_fedavg(monkeypatch, _Broken)
     said = run(config, tmp_path / "broken", say=lambda text: None)["privacy"]
     assert said["epsilon_of_messages"] is None
     assert any("1 replies were rejected" in line for line in said["uncovered"])
+    assert said["epsilon_local_training"] == quiet["epsilon_local_training"]  # what was rejected was sent all the same
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"sharing.setting": "local_synthetic"},  # a real image has a part in all synthetic ones
+        {"sharing.setting": "shuffled_real", "sharing.p": 0.5},
+        {"algorithm": "fedmix"},
+    ],
+    ids=["local_synthetic", "shuffled_real", "fedmix"],
+)
+def test_a_run_that_shares_something_has_no_epsilon_of_all_messages(values: dict[str, Any], tmp_path: Path) -> None:
+    plain = {"dp.local": True, "tracking.wandb": "off", "measure.every": 0, "data.limit": 60, "client.epochs": 1}
+    config = presets.experiment("smoke", "digits", plain | values | {"artifacts": str(tmp_path / "store")})
+    said = run(config, tmp_path / "run", say=lambda text: None)["privacy"]
+    assert said["epsilon_of_messages"] is None
+    assert said["epsilon_local_training"]["largest"] > 0
 
 
 @pytest.mark.ray
 def test_actors_draw_the_noise_of_one_process(tmp_path: Path, ray_session: None) -> None:
     values = {"dp.local": True, "tracking.wandb": "off", "measure.every": 0, "data.limit": 60, "client.epochs": 1}
-    config = override(presets.experiment("smoke", "digits"), values)
+    config = presets.experiment("smoke", "digits", values)
     here = run(config, tmp_path / "here", say=lambda text: None)
     actors = override(config, {"federation.executor": "ray_actors", "federation.actors": 2})
     assert run(actors, tmp_path / "there", say=lambda text: None) == here

@@ -16,12 +16,12 @@ from torch import Tensor
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fednova import FedNova
 from fedcommons.algorithms.scaffold import SCAFFOLD
-from fedcommons.config import experiment as config
 from fedcommons.config import presets
-from fedcommons.config.experiment import Experiment, override
-from fedcommons.core.algorithm import Message, Reply, State
+from fedcommons.config.experiment import Experiment
+from fedcommons.config.flat import override, same_results
+from fedcommons.core.algorithm import Message, Replies, Reply, State
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.local import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError, UserError
 from fedcommons.federation import checkpoint, rejections
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     Digits = Callable[..., Federation]
     Problem = Callable[..., LeastSquares]
 
-LOCAL = LocalSGD(1, 5)
 LAYOUT = Layout(("w",), ((4,),))
 
 
@@ -64,10 +63,10 @@ class Spoilt(FedAvg):
     def down(self, state: State, round: int, client: int) -> Message:
         return replace(super().down(state, round, client), own={"where": torch.tensor([round, client])})
 
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
-        reply, where = super().client(work, message, memory, data, seed), message.own["where"]
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        reply, where = super().client(work, message, memory, data, round, seed), message.own["where"]
         assert isinstance(where, Tensor)
-        round, client = where.tolist()
+        client = where.tolist()[1]
         return self.spoil(reply) if round in self.when and client in self.who else reply
 
 
@@ -86,7 +85,7 @@ def _norms(algorithm: FedAvg, federation: Federation, round: int) -> list[float]
 def test_a_client_that_blows_up_the_model_is_named_in_its_round(value: float, blocks: int, digits: "Digits") -> None:
     """Every number is finite; their squares are not."""
     federation = digits()
-    algorithm = Spoilt(LOCAL, spoil=lambda reply: _all(reply, value))
+    algorithm = Spoilt(spoil=lambda reply: _all(reply, value))
     with pytest.raises(ClientError, match=r"round 2, Spoilt: the merged model has a norm of .* overflows") as caught:
         federation.play(algorithm, federation.plan(3, blocks=blocks))
     assert (caught.value.client, caught.value.round) == (3, 2)
@@ -100,7 +99,7 @@ def test_it_is_named_where_the_numbers_of_the_model_are_wide(least_squares: "Pro
     """In float64 1e30 has a square; yet nothing is left of what the others sent."""
     federation = least_squares().federation(0.1)
     with pytest.raises(ClientError, match=r"round 2, Spoilt: the merged model .* client 3's") as caught:
-        federation.play(Spoilt(LOCAL), federation.plan(3))
+        federation.play(Spoilt(), federation.plan(3))
     assert (caught.value.client, caught.value.round) == (3, 2)
 
 
@@ -109,7 +108,7 @@ def test_a_client_is_named_whose_update_shows_only_in_the_next_round(
     stopped: bool, digits: "Digits", tmp_path: Path
 ) -> None:
     """1e15: the model is finite and usable, and whatever anybody trains from it is not."""
-    federation, algorithm = digits(), Spoilt(LOCAL, spoil=lambda reply: _all(reply, 1e15))
+    federation, algorithm = digits(), Spoilt(spoil=lambda reply: _all(reply, 1e15))
     start = federation.start(algorithm, federation.plan(4))
     if stopped:
         start = federation.play(algorithm, federation.plan(2))[-1][0]
@@ -128,14 +127,12 @@ def test_a_client_is_named_whose_update_shows_only_in_the_next_round(
 class Singly(Spoilt):
     """What its clients send travels singly, and some of it is used."""
 
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
-        reply = super().client(work, message, memory, data, seed)
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        reply = super().client(work, message, memory, data, round, seed)
         return Reply({}, {"mine": reply.sums["delta"], "steps": torch.tensor(1e6)}, metrics=reply.metrics)
 
-    def merge(
-        self, executor: Executor, state: State, total: Mapping[str, Flat | Tensor], replies: Sequence[Reply], seed: int
-    ) -> State:
-        mean = sum(flat(r.each, "mine").buffer for r in replies) / len(replies)
+    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
+        mean = sum(flat(r.each, "mine").buffer for r in replies.values()) / len(replies)
         model = flat(state, "model")
         return {"model": Flat(model.layout, model.buffer + mean)}
 
@@ -143,7 +140,7 @@ class Singly(Spoilt):
 def test_of_what_travels_singly_the_sender_is_named_too(digits: "Digits") -> None:
     federation = digits()
     with pytest.raises(ClientError, match=r"round 2, Singly: the merged model .* client 3's") as caught:
-        federation.play(Singly(LOCAL), federation.plan(3))
+        federation.play(Singly(), federation.plan(3))
     assert (caught.value.client, caught.value.round) == (3, 2)
 
 
@@ -154,15 +151,17 @@ def test_who_was_not_averaged_in_is_not_named(digits: "Digits") -> None:
         return replace(_all(reply, 1e30), weight=1.0) if reply.weight == 1 else reply
 
     class Two(Spoilt):
-        def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
-            reply = super().client(work, message, memory, data, seed)
+        def client(
+            self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int
+        ) -> Reply:
+            reply = super().client(work, message, memory, data, round, seed)
             if message.own["where"].tolist() == [2, 1]:  # pyright: ignore[reportAttributeAccessIssue]
                 return replace(reply, sums={"gradient": _all(reply, 1e33).sums["delta"]})
             return reply
 
     federation = digits()
     with pytest.raises(ClientError, match="client 3's, of norm") as caught:
-        federation.play(Two(LOCAL, spoil=spoil), federation.plan(3, blocks=1))
+        federation.play(Two(spoil=spoil), federation.plan(3, blocks=1))
     assert caught.value.client == 3
 
 
@@ -171,18 +170,13 @@ def test_all_of_the_state_is_looked_at(digits: "Digits") -> None:
         """Keeps the sum in another place than the model."""
 
         def merge(
-            self,
-            executor: Executor,
-            state: State,
-            total: Mapping[str, Flat | Tensor],
-            replies: Sequence[Reply],
-            seed: int,
+            self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int
         ) -> State:
             return {"model": state["model"], "rounds": torch.tensor(2), "held": total["delta"]}
 
     federation = digits()
     with pytest.raises(ClientError, match=r"the merged held has a norm of .* client 3's"):
-        federation.play(Hoarder(LOCAL), federation.plan(3))
+        federation.play(Hoarder(), federation.plan(3))
 
 
 def test_what_is_unusable() -> None:
@@ -224,8 +218,8 @@ def _rejected_above(algorithm: FedAvg | SCAFFOLD | FedNova, federation: Federati
 @pytest.mark.parametrize("kind", [FedAvg, SCAFFOLD, FedNova])
 def test_the_norm_is_of_all_sums_over_the_weight(kind: type, weighting: str, digits: "Digits") -> None:
     """SCAFFOLD's delta and control together; of FedNova not the count of steps, a number."""
-    federation = digits(batch_norm=True)
-    algorithm = kind(LOCAL, weighting)
+    federation = replace(digits(batch_norm=True), weighting=weighting)
+    algorithm = kind()
     spy = Spy(algorithm)
     federation.play(spy, federation.plan(1))
     norms = []
@@ -237,7 +231,7 @@ def test_the_norm_is_of_all_sums_over_the_weight(kind: type, weighting: str, dig
 
 def test_a_client_above_max_norm_is_as_if_it_had_not_been_there(least_squares: "Problem") -> None:
     problem = least_squares()
-    federation, algorithm = problem.federation(0.1), Spoilt(LOCAL, when=(1, 2, 3))
+    federation, algorithm = problem.federation(0.1), Spoilt(when=(1, 2, 3))
     plan = replace(federation.plan(3, blocks=1), max_norm=100.0)
     now = federation.play(algorithm, plan)[-1][0]
     assert now.rejected == {3: Rejected(3, "its update has norm 1.732e+30, above federation.max_norm 100")}
@@ -251,7 +245,7 @@ def test_where_all_are_above_it_the_run_stops(digits: "Digits") -> None:
         ClientError,
         match=r"every reply was rejected; client 0: its update has norm .*, above federation.max_norm 0.001",
     ):
-        federation.play(FedAvg(LOCAL), replace(federation.plan(2), max_norm=1e-3))
+        federation.play(FedAvg(), replace(federation.plan(2), max_norm=1e-3))
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
@@ -260,13 +254,13 @@ def test_max_norm_must_be_a_positive_number(value: float) -> None:
         prepare(override(Experiment(), {"federation.max_norm": value}))
 
 
-def test_cells_keep_the_names_they_had_before_there_was_max_norm() -> None:
+def test_cells_keep_the_names_they_have_had_since_only_what_was_chosen_is_hashed() -> None:
     """A cell with another value has another name."""
     small = presets.experiment("small", "digits")
-    assert tuning.cell(small, grids.VARIED).name == "fedavg-real-alpha0.1-N10-C1-lr0.04-seed0-e90ffb"
+    assert tuning.cell(small, grids.VARIED).name == "fedavg-real-alpha0.1-N10-C1-lr0.04-seed0-30dd58"
     names = {tuning.cell(override(small, {"federation.max_norm": n}), grids.VARIED).name for n in (None, 1.0, 2.0)}
     assert len(names) == 3
-    assert "federation.max_norm" in config.same_results(small, override(small, {"federation.max_norm": 1.0}))
+    assert "federation.max_norm" in same_results(small, override(small, {"federation.max_norm": 1.0}))
 
 
 # What is told
@@ -302,7 +296,7 @@ def bounded(tmp_path: Path) -> Experiment:
     """Of its four clients the first has updates of norm 0.8 to 0.96, the others smaller ones."""
     fields = {"federation.rounds": 4, "federation.checkpoint_every": 2, "client.epochs": 2, "measure.every": 0,
               "tracking.wandb": "off", "federation.max_norm": 0.85, "artifacts": str(tmp_path)}  # fmt: skip
-    return override(presets.experiment("smoke", "digits"), fields)
+    return presets.experiment("smoke", "digits", fields)
 
 
 def test_a_run_says_what_was_rejected_and_its_summary_has_it(bounded: Experiment, tmp_path: Path) -> None:

@@ -15,11 +15,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedcommons.algorithms import ALGORITHMS
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.config import cli, presets
-from fedcommons.config.experiment import Experiment, override
-from fedcommons.core.algorithm import Message, Reply, State
+from fedcommons.config import cli, parts, presets
+from fedcommons.config.experiment import Experiment
+from fedcommons.config.flat import override
+from fedcommons.core.algorithm import Algorithm, Facts, Message, Reply, State
 from fedcommons.core.local import Batch, Work
 from fedcommons.core.reduction import add_blocks
 from fedcommons.core.worker import Worker
@@ -27,6 +27,7 @@ from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError, UserError, left_in, sentence
 from fedcommons.federation import rounds
 from fedcommons.federation.blocks import Block, BlockResult, RoundTask, train_block
+from fedcommons.federation.participation import Stragglers
 from fedcommons.runs import build, experiment
 from fedcommons.runs.replay import replay
 from fedcommons.seeds import seed_for
@@ -41,9 +42,15 @@ SHORT = {
 }
 
 
+def as_fedavg(patch: pytest.MonkeyPatch, method: Callable[[], Algorithm]) -> None:
+    """From now on this method has FedAvg's name."""
+    make = parts.make
+    patch.setattr(parts, "make", lambda kind, name, c: method() if kind == "algorithm" else make(kind, name, c))
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> Experiment:
-    return override(presets.experiment("smoke", "digits"), {**SHORT, "artifacts": str(tmp_path / "artifacts")})
+    return presets.experiment("smoke", "digits", {**SHORT, "artifacts": str(tmp_path / "artifacts")})
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +99,7 @@ def test_a_client_that_is_run_again_does_what_it_did(
     experiment.run(override(config, fields), folder, say=lambda _: None)
     before, of_run = _contents(folder), dict(trained)
     played = {4: [], 3: ["after round 0", "2 round(s) are played again"], 2: ["after round 0", "1 round(s)"]}
-    for number, parts in played.items():
+    for number, told in played.items():
         client = max(i for r, i in of_run if r == number)
         said: list[str] = []
         again = replay(folder, number, client, said.append)
@@ -103,8 +110,8 @@ def test_a_client_that_is_run_again_does_what_it_did(
         assert again.metrics == there.replies[client][1].metrics != {}
         assert again.up_bytes == there.up_bytes
         assert again.rejected is None
-        assert all(part in said[0] for part in parts)
-        assert len(said) == 1 + bool(parts)
+        assert all(part in said[0] for part in told)
+        assert len(said) == 1 + bool(told)
     assert _contents(folder) == before
 
 
@@ -114,12 +121,14 @@ class Addressed(FedAvg):
     def down(self, state: State, round: int, client: int) -> Message:
         return replace(super().down(state, round, client), own={"to": torch.tensor(client)})
 
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
-        return replace(super().client(work, message, memory, data, seed), metrics={"to": scalar(message.own, "to")})
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        return replace(
+            super().client(work, message, memory, data, round, seed), metrics={"to": scalar(message.own, "to")}
+        )
 
 
 def test_it_gets_its_own_message(config: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ALGORITHMS, "fedavg", lambda c, local: Addressed(local))
+    as_fedavg(monkeypatch, Addressed)
     experiment.run(override(config, {"federation.rounds": 1, "federation.blocks": 1}), tmp_path / "run")
     again = replay(tmp_path / "run", 1, 2)
     assert again.metrics == {"to": 2}
@@ -159,10 +168,10 @@ def fail(batch: Batch, step: int) -> Tensor:
 class Failing(FedAvg):
     """FedAvg whose client 2 fails in round 3."""
 
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         if seed == seed_for(0, "client", 3, 2):
-            self.local.run(work, flat(message.common, "model"), data, seed, loss=fail)
-        return super().client(work, message, memory, data, seed)
+            work.local(flat(message.common, "model"), data, seed, loss=fail)
+        return super().client(work, message, memory, data, round, seed)
 
 
 SENTENCE = (
@@ -174,7 +183,7 @@ SENTENCE = (
 @pytest.fixture
 def failed(config: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, ClientError]:
     """A run that a client stopped, with its regular checkpoints far apart; its folder has a blank in its name."""
-    monkeypatch.setitem(ALGORITHMS, "fedavg", lambda c, local: Failing(local))
+    as_fedavg(monkeypatch, Failing)
     with pytest.raises(ClientError) as caught:
         experiment.run(override(config, {"federation.checkpoint_every": 100}), tmp_path / "a run")
     return tmp_path / "a run", caught.value
@@ -251,7 +260,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("drawn") / "run"
     fields = {"partition.n_clients": 30, "federation.participation": 0.5, "straggler.q": 0.2}
     one = {"federation.rounds": 1, "partition.name": "iid"}
-    experiment.run(override(presets.experiment("smoke", "digits"), {**SHORT, **fields, **one}), folder)
+    experiment.run(presets.experiment("smoke", "digits", {**SHORT, **fields, **one}), folder)
     return folder
 
 
@@ -281,7 +290,7 @@ def test_a_bad_request_is_refused_in_one_sentence(argv: str, part: str, drawn: P
 
 def test_a_client_that_does_not_train_is_refused_with_those_that_do(drawn: Path, script: ModuleType) -> None:
     joined = rounds.participants(30, 0.5, 0, 1)
-    late = rounds.stragglers(joined, 0.2, 0, 1)
+    late = Stragglers(0.2)(joined, Facts(30, [1] * 30, 1), 1, 0)
     present = [i for i in joined if i not in late]
     those = f"those that do: {', '.join(map(str, present[:10]))} and {len(present) - 10} more."
     for client, why in ((min(set(range(30)) - set(joined)), "it is not drawn"), (min(late), "does not arrive")):

@@ -113,3 +113,19 @@ def test_the_spread_between_algorithms() -> None:
         "shuffled_synthetic 1.0 points of last accuracy, 4 to 5 rounds.\n"
     )
     assert tables.spread(tables.entries(runs[-1:])) == ""
+
+
+def test_a_cell_is_what_varies_less_the_seed() -> None:
+    """Runs that differ in any other field are never averaged; the algorithm's column says in which."""
+    base = {"dataset": "digits", "n_clients": 4, "participation": 1.0, "alpha": None, "algorithm": "fedprox",
+            "setting": "real", "partition": "x", "target": 0.5, "rounds": 3, "rounds_to_target": 2, "p": 0.0,
+            "last_accuracy": 0.5, "best_accuracy": 0.6, "learning_rate": 0.1, "bytes_down": 1, "bytes_up": 1,
+            "bytes_once": 0}  # fmt: skip
+    runs = [
+        {**base, "seed": seed, "config": {"seed": seed, "fedprox.mu": mu, "model.channels": [1, 2]}}
+        for mu in (0.1, 0.5) for seed in (0, 1)
+    ]  # fmt: skip
+    cells = tables.entries(runs)
+    assert [(len(e.runs), e.varied) for e in cells] == [(2, (("fedprox.mu", 0.1),)), (2, (("fedprox.mu", 0.5),))]
+    assert "fedprox fedprox.mu=0.5" in tables.table1_markdown(cells, {}, [])
+    assert [e.varied for e in tables.entries([{n: v for n, v in r.items() if n != "config"} for r in runs])] == [()]

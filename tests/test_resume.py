@@ -13,11 +13,11 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from fedcommons.algorithms import ALGORITHMS
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.config import presets
-from fedcommons.config.experiment import Experiment, override
-from fedcommons.core.algorithm import Message, Reply
+from fedcommons.config import parts, presets
+from fedcommons.config.experiment import Experiment
+from fedcommons.config.flat import override
+from fedcommons.core.algorithm import Algorithm, Message, Reply
 from fedcommons.core.local import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError, UserError
@@ -35,8 +35,14 @@ SHORT = {
 }
 
 
+def as_fedavg(patch: pytest.MonkeyPatch, method: Callable[[], Algorithm]) -> None:
+    """From now on this method has FedAvg's name."""
+    make = parts.make
+    patch.setattr(parts, "make", lambda kind, name, c: method() if kind == "algorithm" else make(kind, name, c))
+
+
 def short(folder: Path) -> Experiment:
-    return override(presets.experiment("smoke", "digits"), {**SHORT, "artifacts": str(folder / "artifacts")})
+    return presets.experiment("smoke", "digits", {**SHORT, "artifacts": str(folder / "artifacts")})
 
 
 @pytest.fixture
@@ -81,10 +87,10 @@ def test_a_run_broken_off_in_any_round_ends_as_if_it_never_was(
 class _Failing(FedAvg):
     """FedAvg whose client 1 fails in round 4, for as long as nobody mends it."""
 
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         if seed == seed_for(0, "client", 4, 1):
             raise ZeroDivisionError
-        return super().client(work, message, memory, data, seed)
+        return super().client(work, message, memory, data, round, seed)
 
 
 @pytest.mark.parametrize("tries", [1, 2])
@@ -93,7 +99,7 @@ def test_a_run_that_a_client_stopped_goes_on_from_the_round_before(
 ) -> None:
     """Though its regular checkpoints were of rounds 0 and 2."""
     with monkeypatch.context() as broken:
-        broken.setitem(ALGORITHMS, "fedavg", lambda c, local: _Failing(local))
+        as_fedavg(broken, _Failing)
         for number in range(tries):
             with pytest.raises(ClientError, match="client 1, round 4, _Failing: ZeroDivisionError"):
                 experiment.run(config, tmp_path / "cut", resume=number > 0)

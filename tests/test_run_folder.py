@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from fedcommons.config import presets
-from fedcommons.config.experiment import override
+from fedcommons.config.flat import override
 from fedcommons.errors import ClientError, UserError
 from fedcommons.runs import experiment
 from fedcommons.sweeping import sweep as tuning

@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from fedcommons.algorithms import ALGORITHMS
-from fedcommons.config.experiment import Experiment
+from fedcommons.config import parts
+from fedcommons.config.parts import KINDS
 from fedcommons.core.algorithm import Facts
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.worker import RunData
 from fedcommons.data.clients import ClientData, Clients, Rows
-from fedcommons.data.datasets import Examples
+from fedcommons.data.examples import Examples
 from fedcommons.federation import rounds
 from fedcommons.federation.memory import ClientMemory
+from fedcommons.federation.participation import Stragglers
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.tensors import nbytes
 
@@ -68,37 +69,58 @@ def test_a_million_clients_are_sent_as_a_few_vectors() -> None:
     there = pickle.loads(rest, buffers=[memoryview(v).toreadonly() for v in vectors])
     assert _ids(there[-1]) == _ids(clients[-1])
     assert there[7].n_own == 5
-    assert there[2:4].with_extra(_store(2), [np.array([0]), np.array([1])])[1].x.flatten().tolist() == [
-        15, 16, 17, 18, 19, 1
-    ]  # fmt: skip
+    assert there[2:4][1].x.flatten().tolist() == [15, 16, 17, 18, 19]
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_weights_of_a_million_clients_are_one_vector_more() -> None:
+    store = _store()
+    rows = Rows(torch.arange(20), np.arange(N) * 5 % 20, np.full(N, 5), torch.arange(20.0))
+    there = pickle.loads(pickle.dumps(Clients(store, rows)))
+    for client, expected in ((3, [15, 16, 17, 18, 19]), (-2, [10, 11, 12, 13, 14])):
+        for found in (there[client], there[client:][0]):
+            assert found.weight is not None
+            assert found.weight.tolist() == found.x.flatten().tolist() == expected
+    assert _million(store)[3].weight is None
+    assert len(pickle.dumps(rows)) < 20 * 16 + N * 16 + 10_000
+
+
+def test_every_example_needs_one_weight() -> None:
+    rows = [np.array([0, 3]), np.array([1])]
+    with pytest.raises(ValueError, match="one weight for each of its examples"):
+        Rows.of(rows, [np.ones(1), np.ones(2)])
+    clients = Clients(_store(), Rows.of(rows, [np.array([0.5, 2]), np.array([4])]))
+    assert [client.weight.tolist() for client in clients if client.weight is not None] == [[0.5, 2.0], [4.0]]
+    there = clients.on(clients.store.to(torch.device("meta")))[0]
+    assert there.weight is not None
+    assert there.weight.device == torch.device("meta")
+
+
+@pytest.mark.parametrize("name", KINDS["algorithm"].known)
 def test_a_round_of_a_million_clients_costs_what_its_participants_cost(
     name: str, digits: "Digits", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = digits()
     clients = _million(small.data.sets["test"], small.data.clients.commons)
-    federation = replace(small, data=RunData(clients, clients, {}))
-    algorithm = ALGORITHMS[name](Experiment(), LocalSGD(1, 5))
-    plan = Plan(Facts(N, clients.sizes, 2), 4 / N, 2, 0, straggling=0.1)
+    federation = replace(small, data=RunData(clients, clients, {})).training(LocalSGD(1, 5))
+    algorithm = parts.make("algorithm", name, {})
+    plan = Plan(Facts(N, clients.sizes, 2), 4 / N, 2, 0, Stragglers(0.1))
     asked, get = [], Clients.__getitem__
     monkeypatch.setattr(Clients, "__getitem__", lambda self, i: (asked.append(i), get(self, i))[1])
     course = rounds.run(algorithm, federation.serial(algorithm), plan, federation.start(algorithm, plan))
-    next(course)  # what is done once in a process
+    before, _ = next(course)  # what is done once in a process
     asked.clear()
     tracemalloc.start()
     now, facts = next(course)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert facts["clients"] == 4
-    assert asked == rounds.answering(plan, 2)[1]
+    assert asked == rounds.answering(algorithm, plan, before.state, 2)[1]
     assert len(now.memory) <= 8
     assert peak < 500_000  # bytes; a vector with one byte for each client takes twice that
 
 
 def test_the_bound_on_memory_holds_in_every_round_and_changes_no_bit(digits: "Digits", tmp_path: Path) -> None:
-    federation, algorithm = digits(), ALGORITHMS["scaffold"](Experiment(), LocalSGD(1, 5))
+    federation, algorithm = digits().training(LocalSGD(1, 5)), parts.make("algorithm", "scaffold", {})
     each = federation.model.buffer.nbytes
 
     def play(memory: ClientMemory) -> list[Standing]:

@@ -1,37 +1,52 @@
-"""What clients train on in each data setting, and what the exchange costs."""
+"""What clients train on after each sharing stage, what the exchange costs, and what of it leaves whom."""
 
+import pickle
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from fedcommons.config import experiment as config
-from fedcommons.config.experiment import Experiment, override
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.fedmix import FedMix
+from fedcommons.config import parts
+from fedcommons.config.experiment import Data, Partition
+from fedcommons.config.parts import KINDS
+from fedcommons.core.release import SAMPLED_GAUSSIAN
+from fedcommons.core.worker import RunData
 from fedcommons.data import datasets
-from fedcommons.data.datasets import Examples
-from fedcommons.data.partition import Partitioned, partition
+from fedcommons.data.clients import Clients
+from fedcommons.data.examples import Examples
+from fedcommons.data.partition import partition
 from fedcommons.errors import UserError
-from fedcommons.sharing.settings import Shared, needs_generators, refuse_empty_pool, share
-from fedcommons.sharing.synthetic_pool import (
-    shuffle,
+from fedcommons.generators.generator import Receipt
+from fedcommons.sharing.dealt import Dealt
+from fedcommons.sharing.local_synthetic import LocalSynthetic
+from fedcommons.sharing.real import Real
+from fedcommons.sharing.shuffled_real import ShuffledReal
+from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
+from fedcommons.sharing.stage import (
+    Contribution,
+    Contributions,
+    Generating,
+    Shared,
+    share,
+    share_by_method,
 )
 
-DATASET = datasets.load(config.Data())
+DATASET = datasets.load(Data())
 N_TOTAL = len(DATASET.train)  # 1,295 = 5 * 259
-FIVE = {"partition.name": "iid", "partition.n_clients": 5}
+SYNTHETIC = [LocalSynthetic(), ShuffledSynthetic()]
 
 
-def experiment(**values: object) -> Experiment:
-    """A config with these fields, dots written as double underscores."""
-    return override(Experiment(), {name.replace("__", "."): value for name, value in values.items()})
-
-
-def dealt(c: Experiment) -> Partitioned:
-    """The partition of the digits."""
-    return partition(c.partition, DATASET.train.y.numpy(), DATASET.n_classes, c.seed)
+def dealt(name: str = "dirichlet_niid", seed: int = 0) -> Dealt:
+    """The digits of five clients, unequal ones unless cut IID."""
+    cut = partition(Partition(name, n_clients=5), DATASET.train.y.numpy(), DATASET.n_classes, seed)
+    return Dealt(Clients(DATASET.train, cut.rows), DATASET.n_classes, DATASET.flip, seed)
 
 
 def images(x: Tensor) -> Counter[bytes]:
@@ -39,31 +54,22 @@ def images(x: Tensor) -> Counter[bytes]:
     return Counter(image.numpy().tobytes() for image in x)
 
 
-# --- apportionment
-
-
-def test_only_the_synthetic_settings_need_generators() -> None:
-    needing = [s for s in config.SETTINGS if needs_generators(experiment(sharing__setting=s))]
+def test_only_the_synthetic_stages_need_generators() -> None:
+    needing = [n for n in KINDS["sharing"].known if isinstance(parts.find("sharing", n)(), Generating)]
     assert needing == ["local_synthetic", "shuffled_synthetic"]
 
 
-# --- the settings
+# --- the stages
 
 
-def synthetic(sizes: Sequence[int]) -> list[Examples]:
+def synthetic(sizes: Sequence[int], receipt: Receipt | None = None) -> list[Contribution]:
     """Contributions of which every image says whose it is and which: no two are the same."""
     sets = []
     for client, n in enumerate(sizes):
         x = torch.zeros(n, *DATASET.shape, dtype=torch.uint8)
         x[:, 0, 0, 0], x[:, 0, 0, 1], x[:, 0, 0, 2] = client, torch.arange(n) % 256, torch.arange(n) // 256
-        sets.append(Examples(x, torch.arange(n) % 10))
+        sets.append(Contribution(Examples(x, torch.arange(n) % 10), receipt))
     return sets
-
-
-def apply(setting: str, sizes: Sequence[int] = (), **values: object) -> tuple[Shared, Partitioned]:
-    """The setting on the digits, unequal clients."""
-    c = experiment(sharing__setting=setting, partition__name="dirichlet_niid", partition__n_clients=5, **values)
-    return share(c, DATASET, dealt(c), synthetic(sizes) if sizes else None), dealt(c)
 
 
 def extra(shared: Shared, client: int) -> Tensor:
@@ -77,19 +83,22 @@ SIZES = (300, 10, 41, 0, 123)
 
 
 def test_real_is_the_clients_own_data_and_costs_nothing() -> None:
-    shared, given = apply("real")
+    given = dealt()
+    shared = share(Real(), given)
     assert shared.clients is shared.own
     assert shared.p == 0
     assert (shared.traffic.once, shared.traffic.up, shared.traffic.down) == (0, 0, 0)
-    for client, rows in zip(shared.clients, given.rows, strict=True):
+    assert list(shared.releases) == []
+    for client, rows in zip(shared.clients, given.own.rows, strict=True):
         assert torch.equal(client.x, DATASET.train.x[rows])
         assert torch.equal(client.y, DATASET.train.y[rows])
 
 
-@pytest.mark.parametrize("setting", ["local_synthetic", "shuffled_synthetic"])
-def test_synthetic_images_are_added_to_the_clients_own(setting: str) -> None:
-    shared, given = apply(setting, SIZES)
-    for client, rows in enumerate(given.rows):
+@pytest.mark.parametrize("stage", SYNTHETIC, ids=str)
+def test_synthetic_images_are_added_to_the_clients_own(stage: ShuffledSynthetic) -> None:
+    given = dealt()
+    shared = share(stage, given, synthetic(SIZES))
+    for client, rows in enumerate(given.own.rows):
         n = len(rows)
         data = shared.clients[client]
         assert data.n_own == n
@@ -101,16 +110,16 @@ def test_synthetic_images_are_added_to_the_clients_own(setting: str) -> None:
 
 
 def test_local_synthetic_gives_every_client_its_own_images_and_sends_none() -> None:
-    shared, _ = apply("local_synthetic", SIZES)
+    shared = share(LocalSynthetic(), dealt(), synthetic(SIZES))
     for client, contributed in enumerate(synthetic(SIZES)):
-        assert torch.equal(extra(shared, client), contributed.x)
+        assert torch.equal(extra(shared, client), contributed.examples.x)
     assert shared.traffic.once == 0
 
 
 def test_shuffled_synthetic_conserves_the_pool_and_mixes_it() -> None:
-    shared, _ = apply("shuffled_synthetic", SIZES)
+    shared = share(ShuffledSynthetic(), dealt(), synthetic(SIZES))
     received = [images(extra(shared, client)) for client in range(5)]
-    pooled = images(torch.cat([s.x for s in synthetic(SIZES)]))
+    pooled = images(torch.cat([s.examples.x for s in synthetic(SIZES)]))
     assert max(pooled.values()) == 1  # so that equal multisets below also mean disjoint parts
     assert sum(received, Counter()) == pooled
     sources = {int(x[0, 0, 0]) for x in extra(shared, 0)}
@@ -120,7 +129,7 @@ def test_shuffled_synthetic_conserves_the_pool_and_mixes_it() -> None:
 
 
 def test_shuffled_images_keep_their_labels() -> None:
-    shared, _ = apply("shuffled_synthetic", SIZES)
+    shared = share(ShuffledSynthetic(), dealt(), synthetic(SIZES))
     for data in shared.clients:
         x, y = data.x[data.n_own :], data.y[data.n_own :]
         assert torch.equal((x[:, 0, 0, 1].long() + 256 * x[:, 0, 0, 2].long()) % 10, y)
@@ -128,8 +137,9 @@ def test_shuffled_images_keep_their_labels() -> None:
 
 def test_the_shuffle_is_keyed_by_the_seed() -> None:
     def first(seed: int) -> list[int]:
-        pool, parts = shuffle(synthetic(SIZES), SIZES, seed)
-        assert len(pool) == sum(SIZES)
+        pool = Contributions.of_made(dealt(), synthetic(SIZES))
+        parts = pool.shuffled(5, seed)
+        assert sorted(np.concatenate(parts)) == pool.rows.tolist()
         assert [len(part) for part in parts] == list(SIZES)
         return parts[0].tolist()
 
@@ -138,52 +148,139 @@ def test_the_shuffle_is_keyed_by_the_seed() -> None:
 
 
 def test_a_pool_goes_up_and_comes_down_once_as_bytes_and_labels() -> None:
-    shared, _ = apply("shuffled_synthetic", SIZES)
+    shared = share(ShuffledSynthetic(), dealt(), synthetic(SIZES))
     assert shared.traffic.once == 2 * sum(SIZES) * (8 * 8 + 1)
     assert (shared.traffic.up, shared.traffic.down) == (0, 0)
 
 
 @pytest.mark.parametrize("p", [0.0, 0.06, 0.5, 0.9])
 def test_shuffled_real_swaps_p_of_every_clients_rows_and_conserves_them(p: float) -> None:
-    shared, given = apply("shuffled_real", sharing__p=p)
+    given = dealt()
+    shared = share(ShuffledReal(p), given)
     swapped = 0
-    for after, before in zip(shared.clients.rows, given.rows, strict=True):
+    for after, before in zip(shared.clients.rows, given.own.rows, strict=True):
         assert len(after) == len(before)  # n_i unchanged
         kept = len(before) - int(p * len(before))
         assert set(after[:kept]) <= set(before)
         swapped += len(before) - kept
-    assert sorted(np.concatenate(shared.clients.rows)) == sorted(np.concatenate(given.rows))
+    assert sorted(np.concatenate(list(shared.clients.rows))) == sorted(np.concatenate(list(given.own.rows)))
     assert shared.p == pytest.approx(swapped / N_TOTAL)
     assert abs(shared.p - p) <= 5 / N_TOTAL  # within one image a client
     assert shared.traffic.once == 2 * swapped * (8 * 8 + 1)
-    assert [rows.tolist() for rows in shared.own.rows] == [rows.tolist() for rows in given.rows]
+    assert [rows.tolist() for rows in shared.own.rows] == [rows.tolist() for rows in given.own.rows]
 
 
 def test_shuffled_real_brings_clients_rows_of_others() -> None:
-    shared, given = apply("shuffled_real", sharing__p=0.5)
-    for after, before in zip(shared.clients.rows, given.rows, strict=True):
+    given = dealt()
+    shared = share(ShuffledReal(0.5), given)
+    for after, before in zip(shared.clients.rows, given.own.rows, strict=True):
         foreign = len(set(after) - set(before)) / len(after)
         assert 0.1 < foreign <= 0.5
 
 
 def test_shuffled_real_is_keyed_by_the_seed() -> None:
-    c = experiment(**FIVE, sharing__setting="shuffled_real", sharing__p=0.5)
-    given = dealt(c)
-    first, again, other = (share(override(c, {"seed": s}), DATASET, given, None).clients.rows for s in (0, 0, 1))
+    given = dealt("iid")
+    first, again, other = (share(ShuffledReal(0.5), replace(given, seed=s)).clients.rows for s in (0, 0, 1))
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("setting", "p", "least"), [("shuffled_synthetic", 0.0038, 1 / 261), ("shuffled_real", 0.0076, 1 / 130)]
-)
-def test_a_share_that_gives_nobody_an_image_is_refused(setting: str, p: float, least: float) -> None:
-    def asked(p: float) -> Experiment:
-        return override(Experiment(), {"sharing.setting": setting, "sharing.p": p})
+def sized(*sizes: int) -> Dealt:
+    """Clients of these sizes."""
+    ends = np.cumsum([0, *sizes])
+    return Dealt(Clients(DATASET.train, [np.arange(*ab) for ab in pairwise(ends)]), DATASET.n_classes, False, 0)
 
+
+@pytest.mark.parametrize(
+    ("kind", "p", "least"),
+    [(LocalSynthetic, 0.0038, 1 / 261), (ShuffledSynthetic, 0.0038, 1 / 261), (ShuffledReal, 0.0076, 1 / 130)],
+)
+def test_a_share_that_gives_nobody_an_image_is_refused(kind: type, p: float, least: float) -> None:
     with pytest.raises(UserError, match=rf"sharing\.p = {p:g} of 130 images is not one image"):
-        refuse_empty_pool(asked(p), 1300, [129, 130])
+        kind(p).check_dealt(sized(129, 130))
     assert p < least
     for enough in (0.0, least * 1.001, 0.5):
-        refuse_empty_pool(asked(enough), 1300, [129, 130])
-    refuse_empty_pool(override(asked(p), {"sharing.setting": "real"}), 1300, [130])
+        kind(enough).check_dealt(sized(129, 130))
+    Real().check_dealt(sized(1))
+
+
+def test_shuffled_real_is_not_defined_without_p() -> None:
+    with pytest.raises(UserError, match=r"sharing\.p must be set for setting shuffled_real"):
+        ShuffledReal().check({})
+    ShuffledReal(0.0).check({})
+    for stage in (Real(), *SYNTHETIC):
+        stage.check({})
+
+
+# --- owners and releases
+
+
+@pytest.mark.parametrize("stage", [Real(), *SYNTHETIC, ShuffledReal(0.5)], ids=str)
+def test_every_row_of_the_store_knows_the_client_it_came_from(stage: Real) -> None:
+    given = dealt()
+    made = synthetic(SIZES) if isinstance(stage, Generating) else []
+    shared = share(stage, given, made)
+    assert shared.owners is not None
+    for client, rows in enumerate(given.own.rows):
+        assert (shared.owners[rows] == client).all()
+    behind = shared.clients.store.x[N_TOTAL:]
+    assert len(shared.owners) == N_TOTAL + len(behind)
+    assert shared.owners[N_TOTAL:].tolist() == behind[:, 0, 0, 0].tolist()  # which the images themselves say
+
+
+RECEIPT = Receipt(SAMPLED_GAUSSIAN, q=0.1, sigma=1.5, sensitivity=1.0, steps=20)
+
+
+@pytest.mark.parametrize("stage", SYNTHETIC, ids=str)
+@pytest.mark.parametrize("receipt", [RECEIPT, None, Receipt()], ids=["private", "none", "plain"])
+def test_synthetic_images_are_as_covered_as_their_generators_say(stage: LocalSynthetic, receipt: Receipt) -> None:
+    """Also those that stay: a real image has a part in many of them. Client 3 made none."""
+    releases = share(stage, dealt(), synthetic(SIZES, receipt)).releases
+    assert [r.client for r in releases] == [0, 1, 2, 4]
+    for r in releases:
+        assert r.what == ("synthetic images",)
+        assert r.covered == (receipt is RECEIPT)
+        if receipt is RECEIPT:
+            assert (r.q, r.sigma, r.sensitivity, r.steps) == (0.1, 1.5, 1.0, 20)
+
+
+def test_real_images_that_leave_are_uncovered_and_those_that_stay_are_no_event() -> None:
+    given = sized(100, 3, 100)  # of three images 0.3 is none
+    releases = share(ShuffledReal(0.3), given).releases
+    assert [(r.client, r.what, r.covered) for r in releases] == [
+        (0, ("real images",), False),
+        (2, ("real images",), False),
+    ]
+
+
+# --- one store
+
+
+@pytest.mark.parametrize("stage", [Real(), *SYNTHETIC, ShuffledReal(0.5)], ids=str)
+@pytest.mark.parametrize("method", [FedAvg(), FedMix(mean_size=16)], ids=["", "fedmix"])
+def test_an_actor_holds_every_example_once(stage: Real, method: FedAvg) -> None:
+    """What is sent to it has each image's bytes once, also where a method shares something and after a move."""
+    given = dealt()
+    made = synthetic(SIZES) if isinstance(stage, Generating) else []
+    shared = share_by_method(share(stage, given, made), method, 10, 0)
+    data = RunData(shared.clients, shared.own, {}, shared.pool)
+    n = N_TOTAL + sum(len(one.examples) for one in made)
+    sent = n * (64 + 8) + sum(len(part) * 8 for part in (shared.clients.rows.flat, shared.own.rows.flat))
+    common = shared.clients.commons
+    sent += common.x.nbytes + common.y.nbytes if common else 0
+    assert (common is not None) == isinstance(method, FedMix)
+    for held in (data, data.to(torch.device("cpu")), pickle.loads(pickle.dumps(data))):
+        assert len(pickle.dumps(held)) < sent + 8 * n + 10_000  # the pool's rows, and names
+        assert held.own.store is held.clients.store
+        assert held.pool is None or held.pool.store is held.clients.store
+    assert made or shared.clients.store is given.own.store  # nothing is copied where nothing is made
+    there = data.to(torch.device("meta"))
+    assert there.own.store is there.clients.store
+    assert there.pool is None or there.pool.store is there.clients.store
+
+
+def test_contributions_of_another_type_would_change_the_real_examples() -> None:
+    """Put behind uint8 images in one tensor, floats would make all of them floats, which nobody normalises."""
+    x = torch.zeros(2, *DATASET.shape)
+    with pytest.raises(ValueError, match=r"must be torch\.uint8 \(1, 8, 8\) like real examples, not torch\.float32"):
+        Contributions.of_made(dealt(), [Contribution(Examples(x, torch.zeros(2, dtype=torch.int64)))] * 5)

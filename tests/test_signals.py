@@ -19,7 +19,7 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
-from fedcommons.data.datasets import Examples
+from fedcommons.data.examples import Examples
 from fedcommons.runs import central
 
 ROOT = Path(__file__).parent.parent

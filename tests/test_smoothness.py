@@ -22,8 +22,8 @@ from fedcommons.convergence.smoothness import (
 )
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.worker import RunData
-from fedcommons.data.clients import Clients
-from fedcommons.data.datasets import Examples
+from fedcommons.data.clients import Clients, Rows
+from fedcommons.data.examples import Examples
 from fedcommons.federation.evaluation import ModelTask
 from fedcommons.federation.serial import Serial
 from fedcommons.tensors import Flat
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     Digits = Callable[..., Federation]
     Problem = Callable[..., LeastSquares]
 
-ALGORITHM = FedAvg(LocalSGD(1, 5))
+ALGORITHM = FedAvg()
 
 
 def _symmetric(eigenvalues: list[float], seed: int = 0) -> Tensor:
@@ -194,8 +194,8 @@ def test_dropout_is_off(digits: "Digits") -> None:
 @pytest.mark.parametrize(("rounds", "worst"), [(0, 1), (3, 4)])
 def test_of_a_cnns_client_it_is_the_dense_hessians(rounds: int, worst: int, digits: "Digits") -> None:
     """Untrained and trained: clients on which power iteration stopped 6 % and 23 % too low."""
-    federation = digits(sizes=(20, 30, 25, 40, 15), lr=0.3)
-    algorithm = FedAvg(LocalSGD(5, 5))
+    federation = digits(sizes=(20, 30, 25, 40, 15), lr=0.3).training(LocalSGD(5, 5))
+    algorithm = FedAvg()
     played = federation.play(algorithm, federation.plan(rounds))
     model = played[-1][0].model if played else federation.model
     found = smoothness_of_each(federation.serial(algorithm), ModelTask(model), "own", 5, 2)[worst]
@@ -227,6 +227,26 @@ def test_closed_forms_on_least_squares(blocks: int, least_squares: "Problem") ->
     assert smoothness(executor, at, "pool", 2, blocks) == pytest.approx(np.linalg.norm(of_pool, 2), rel=5e-3)
     eigenvalues = np.linalg.eigvalsh(mean)
     assert strong_convexity(executor, at, "own", 4, blocks) == pytest.approx(eigenvalues[0], abs=1e-6 * eigenvalues[-1])
+
+
+def test_the_hessian_has_the_weights_of_the_examples(least_squares: "Problem") -> None:
+    """A^T diag(w) A / n_i; in batches, and with weights of one as without any."""
+    problem, draw = least_squares(sizes=(40, 3, 50)), np.random.default_rng(1)
+    weights = [draw.integers(0, 9, len(b)) / 4 for b in problem.b]
+    plain = problem.federation(0.1)
+
+    def each(weights: list[np.ndarray]) -> tuple[list[float], float]:
+        clients = Clients(plain.data.clients.store, Rows.of(list(plain.data.clients.rows), weights))
+        executor = replace(plain, data=RunData(clients, clients, {})).serial(ALGORITHM)
+        at = ModelTask(plain.model)
+        return smoothness_of_each(executor, at, "own", 3, 2), smoothness(executor, at, "own", 3, 2)
+
+    hessians = [a.T @ (w[:, None] * a) / len(a) for a, w in zip(problem.a, weights, strict=True)]
+    found, of_mean = each(weights)
+    assert found == pytest.approx([np.linalg.norm(h, 2) for h in hessians], rel=1e-4)
+    assert of_mean == pytest.approx(np.linalg.norm(np.mean(hessians, 0), 2), rel=1e-4)
+    ones = each([np.ones(len(b)) for b in problem.b])[0]
+    assert ones == smoothness_of_each(plain.serial(ALGORITHM), ModelTask(plain.model), "own", 3, 2)
 
 
 def test_a_problem_with_flat_directions_is_not_strongly_convex(least_squares: "Problem") -> None:

@@ -6,7 +6,21 @@ import pickle
 import pytest
 import torch
 
-from fedcommons.tensors import Flat, Layout, add, data, flatten, layout_of, like, nbytes, scale, sq_norm, sub
+from fedcommons.tensors import (
+    Flat,
+    Layout,
+    add,
+    data,
+    flatten,
+    layout_of,
+    like,
+    nbytes,
+    put,
+    scale,
+    select,
+    sq_norm,
+    sub,
+)
 
 LAYOUT = Layout(("weight", "bias", "scalar"), ((2, 3), (2,), ()))
 
@@ -108,6 +122,31 @@ def test_bytes_are_those_of_the_numbers() -> None:
     message = {"model": numbers(0), "control": numbers(1, torch.float64), "label": torch.zeros(5, dtype=torch.uint8)}
     assert nbytes(message) == 9 * 4 + 9 * 8 + 5
     assert nbytes({}) == 0
+
+
+def test_put_is_the_inverse_of_select() -> None:
+    x, y = numbers(0), numbers(1)
+    for names in ([], ["bias"], ["scalar", "weight"], ["bias", "scalar", "weight"]):
+        mixed = put(x, select(y, names))
+        assert mixed.layout == LAYOUT
+        assert all(torch.equal(mixed[name], (y if name in names else x)[name]) for name in LAYOUT.names)
+        assert torch.equal(put(x, select(x, names)).buffer, x.buffer)
+    assert torch.equal(x.buffer, numbers(0).buffer)  # both are as they were
+    assert mixed.buffer.data_ptr() not in (x.buffer.data_ptr(), y.buffer.data_ptr())
+
+
+def test_what_is_put_takes_the_type_of_the_whole() -> None:
+    x, part = numbers(0), select(numbers(1, torch.float64), ["bias"])
+    assert put(x, part).buffer.dtype == torch.float32
+    assert torch.equal(put(x, part)["bias"], part["bias"].float())
+
+
+def test_parts_that_the_whole_does_not_have_are_refused() -> None:
+    x = numbers(0)
+    with pytest.raises(ValueError, match="there is no part 'head'"):
+        put(x, flatten({"head": torch.zeros(2)}))
+    with pytest.raises(ValueError, match=r"bias has shape \(2,\), and not \(1,\)"):  # which would be spread over it
+        put(x, flatten({"bias": torch.zeros(1)}))
 
 
 def test_data_and_like_undo_each_other() -> None:

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from fedcommons.config import presets
-from fedcommons.config.experiment import Experiment, override, to_dict
+from fedcommons.config.experiment import Experiment
+from fedcommons.config.flat import override, to_dict
 from fedcommons.sweeping import sweep as tuning
 from fedcommons.sweeping.display import Display
 
@@ -35,7 +36,7 @@ def counted(params: Mapping[str, Any]) -> None:
 @pytest.fixture
 def smoke(tmp_path: Path) -> Experiment:
     values = {"data.limit": 100, "measure.every": 0, "federation.rounds": 1, "tracking.wandb": "off"}
-    return override(presets.experiment("smoke", "digits"), {**values, "artifacts": str(tmp_path / "artifacts")})
+    return presets.experiment("smoke", "digits", {**values, "artifacts": str(tmp_path / "artifacts")})
 
 
 def test_a_trial_is_tried_again_where_its_process_died_and_not_where_its_request_cannot_be_met(

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from fedcommons.algorithms import ALGORITHMS
-from fedcommons.config.experiment import Experiment
+from fedcommons.config import parts
+from fedcommons.config.parts import KINDS
 from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import LocalSGD
@@ -30,12 +30,12 @@ from fedcommons.testing.comparing import bits
 
 pytestmark = pytest.mark.ray
 
-FEDERATION = digits(dropout=0.3)
+FEDERATION = digits(dropout=0.3).training(LocalSGD(epochs=2, batch_size=5, augment=True))
 PLAN = FEDERATION.plan(3, participation=0.8, blocks=4)
 
 
 def algorithm(name: str) -> Algorithm:
-    return ALGORITHMS[name](Experiment(), LocalSGD(epochs=2, batch_size=5, augment=True))
+    return parts.make("algorithm", name, {})
 
 
 def digest(name: str, executor: Executor | None = None) -> str:
@@ -84,7 +84,7 @@ def main(path: Path) -> None:
     actors = RayActors(FEDERATION.build(algorithm("fedavg")), FEDERATION.data, 2, 0)
     found = {
         "nodes": actors.map(node, ModelTask(FEDERATION.model), [0, 1]),
-        "digests": {name: digest(name, As(algorithm(name), actors)) for name in ALGORITHMS},
+        "digests": {name: digest(name, As(algorithm(name), actors)) for name in KINDS["algorithm"].known},
     }
     path.write_text(json.dumps(found))
     actors.close()
@@ -110,7 +110,7 @@ def test_the_actors_lie_on_two_nodes(found: dict[str, Any]) -> None:
     assert len(set(found["nodes"])) == 2
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", KINDS["algorithm"].known)
 def test_two_nodes_give_the_bits_of_one_process(name: str, found: dict[str, Any]) -> None:
     assert found["digests"][name] == digest(name)
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fedcommons.config import presets
-from fedcommons.config.experiment import Experiment, override
+from fedcommons.config.experiment import Experiment
+from fedcommons.config.flat import override
 from fedcommons.errors import ClientError
 from fedcommons.runs import experiment
 
@@ -30,7 +31,7 @@ SMALL = {"federation.rounds": 4, "federation.checkpoint_every": 2, "measure.ever
 @pytest.fixture
 def config(tmp_path: Path) -> Experiment:
     values = {**SMALL, "artifacts": str(tmp_path / "artifacts"), "tracking.wandb": "offline", "tracking.group": "g"}
-    return override(presets.experiment("smoke", "digits"), values)
+    return presets.experiment("smoke", "digits", values)
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:

@@ -1,5 +1,7 @@
 """A small convolutional network for images of any size."""
 
+from typing import Annotated
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -9,17 +11,26 @@ class CNN(nn.Module):
     """Two convolutions (3x3, BatchNorm if asked for, ReLU, max-pool 2), a hidden layer, a linear layer.
 
     x: (B, C, H, W).
+
+    Args:
+        channels: channels of the two convolutions
+        hidden: outputs of the hidden layer
+        batch_norm: BatchNorm after the convolutions
     """
 
     def __init__(
         self,
         shape: tuple[int, ...],
         n_classes: int,
-        channels: tuple[int, ...] = (16, 32),
-        hidden: int = 64,
+        channels: Annotated[tuple[int, ...], "[1, 1e6]"] = (16, 32),
+        hidden: Annotated[int, "[1, 1e6]"] = 64,
         batch_norm: bool = False,
     ) -> None:
         super().__init__()
+        if len(channels) != 2:
+            raise ValueError(f"model.channels must be two positive numbers, got {list(channels)}")
+        if len(shape) != 3 or min(shape[1:]) < 4:
+            raise ValueError(f"it needs images of at least 4x4, and examples are {shape}")
         c, h, w = shape
         self.conv1 = nn.Conv2d(c, channels[0], 3, padding=1)
         self.conv2 = nn.Conv2d(channels[0], channels[1], 3, padding=1)

@@ -12,6 +12,8 @@ class VGG11(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], n_classes: int) -> None:
         super().__init__()
+        if len(shape) != 3 or shape[1] % 32 or shape[2] % 32:
+            raise ValueError(f"it needs images of 32x32 or 64x64, and examples are {shape}")
         channels, height, width = shape
         layers: list[nn.Module] = []
         for step in _PLAN:

@@ -1,8 +1,9 @@
-"""Costly results by the hash of all they depend on: computed once, verified whenever read."""
+"""Costly results by the hash of all they depend on: computed once, verified whenever read, with what was found out."""
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,32 @@ def key_of(facts: Mapping[str, Any] | None) -> str:
     return sha256(json.dumps(facts, sort_keys=True).encode())[:24]
 
 
+def constants(part: Any, less: Collection[str] = ()) -> dict[str, Any]:
+    """The constants of a part (a dataclass) that differ from their defaults, but those named in ``less``.
+
+    So a key made of them is the same after a constant was added with its default. A default that changes renames
+    nothing either: whoever changes one must change another fact of the key.
+    """
+    found = {}
+    for field in fields(part):
+        factory, value = field.default_factory, getattr(part, field.name)
+        default = field.default if factory is MISSING else factory()
+        if field.name not in less and (default is MISSING or value != default):
+            found[field.name] = value
+    return found
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A costly result: its tensors, the facts it depends on and is named by, and what was found out in making it."""
+
+    tensors: dict[str, Tensor]
+    facts: Mapping[str, Any]
+    findings: Mapping[str, Any]
+
+
 class Store:
-    """A folder of artifacts: ``KIND/KEY.safetensors``, and the facts and checksum beside it as JSON.
+    """A folder of artifacts: ``KIND/KEY.safetensors``, and the facts, findings and checksum beside it as JSON.
 
     ``say`` is told, in one sentence, when an artifact is found damaged. A folder that lacks nothing may be read-only.
 
@@ -43,23 +68,34 @@ class Store:
                 f"artifacts: {folder} cannot be written ({there} is no folder of ours); name another folder."
             )
 
-    def get(self, kind: str, key: str) -> dict[str, Tensor] | None:
-        """The tensors; None if they are not there, or damaged, which is said."""
+    def get(self, kind: str, key: str) -> Artifact | None:
+        """The artifact; None if it is not there, or damaged, which is said."""
         path = self._path(kind, key)
         try:
             found = read_tensors(path)
-            if found and key_of(found[1].get("facts")) != key:
+            if found is None:
+                return None
+            facts, findings = found[1].get("facts"), found[1].get("findings", {})
+            if key_of(facts) != key:
                 raise ValueError(f"{path} is another artifact: its facts are not those it is named after")
+            if not isinstance(facts, dict) or not isinstance(findings, dict):
+                raise ValueError(f"{path} is malformed: its facts or findings have no names")
         except ValueError as error:
             self.say(f"{error}; it will be built again.")
             return None
-        return found[0] if found else None
+        return Artifact(found[0], facts, findings)
 
-    def put(self, kind: str, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Store tensors by the facts they depend on."""
+    def put(
+        self,
+        kind: str,
+        tensors: Mapping[str, Tensor],
+        facts: Mapping[str, Any],
+        findings: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Store tensors by the facts they depend on; ``findings``: plain values that come back with them."""
         path = self._path(kind, key_of(facts))
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_tensors(path, tensors, {"facts": dict(facts)})
+        write_tensors(path, tensors, {"facts": dict(facts), "findings": dict(findings or {})})
 
     def _path(self, kind: str, key: str) -> Path:
         return self.folder / kind / f"{key}.safetensors"

@@ -65,16 +65,19 @@ def sentence(error: BaseException) -> str:
 
 
 @contextmanager
-def leaving_errors(folder: Path) -> Iterator[None]:
-    """Leave what goes wrong in ``folder/error.txt``: a sentence, then the traceback, and how to play a client again."""
+def leaving_errors(folder: Path, own: Sequence[str] = ()) -> Iterator[None]:
+    """Leave what goes wrong in ``folder/error.txt``: a sentence, then the traceback, and how to play a client again.
+
+    own: options that name the run's parts of somebody's own.
+    """
     path = folder / "error.txt"
     path.unlink(missing_ok=True)  # of the attempt before
     try:
         yield
     except Exception as error:
         if isinstance(error, ClientError) and error.client is not None:
-            options = f"--replay {quote(str(folder))} --round {error.round} --client {error.client}"
-            error.add_note(f"To run this client alone again: python sweeps/run.py {options}")
+            options = [f"--replay {quote(str(folder))} --round {error.round} --client {error.client}", *own]
+            error.add_note(f"To run this client alone again: python sweeps/run.py {' '.join(options)}")
         with suppress(OSError):  # a full disk must not hide what happened
             write_text(path, f"{sentence(error)}\n\n{traceback.format_exc()}")
         raise
@@ -89,10 +92,28 @@ def left_in(folder: Path) -> str | None:
     return f"{first} (traceback: {path})"
 
 
-def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
-    """The error for a name that is not among ``known``, with the nearest valid one offered."""
+def unknown(what: str, name: str, known: Iterable[str], besides: str = "") -> UserError:
+    """The error for a name that is not among ``known``, with the nearest valid one offered.
+
+    besides: what else is allowed, after the list of the known ones.
+    """
     known = sorted(known)
-    near = get_close_matches(name, known, n=1, cutoff=0.4)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
-    listing = f" Known: {', '.join(known)}." if len(known) <= 16 else " See --help."
-    return UserError(f"unknown {what} {shown(name)}{hint}{listing}")
+    listing = f" Known: {', '.join([*known, *([besides] if besides else [])])}." if len(known) <= 16 else " See --help."
+    return UserError(f"unknown {what} {shown(name)}{nearest(name, known)}{listing}")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """``; did you mean 'x'?``, or a full stop where nothing is near.
+
+    Of dotted names the last component counts first: ``--alpha`` is near ``--partition.alpha``.
+    """
+    leaves: dict[str, list[str]] = {}
+    for one in sorted(known):
+        leaves.setdefault(_leaf(one), []).append(one)
+    if leaf := get_close_matches(_leaf(name), list(leaves), n=1, cutoff=0.6):
+        return f"; did you mean {get_close_matches(name, leaves[leaf[0]], n=1, cutoff=0)[0]!r}?"
+    return "."
+
+
+def _leaf(name: str) -> str:
+    return name.rpartition(".")[2].lstrip("-").replace("-", "_")

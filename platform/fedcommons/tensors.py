@@ -123,6 +123,22 @@ def select(x: Flat, names: Sequence[str]) -> Flat:
     return Flat(layout_of((n, x[n]) for n in names), torch.cat([x[n].reshape(-1) for n in names] or [x.buffer[:0]]))
 
 
+def put(whole: Flat, part: Flat) -> Flat:
+    """A copy of ``whole`` in which the parts that ``part`` has are its: the inverse of ``select``.
+
+    Raises:
+        ValueError: a name that ``whole`` does not have, or another shape under it.
+    """
+    result = copy(whole)
+    for name, values in part.items():
+        if name not in whole.layout.parts:
+            raise ValueError(f"there is no part {name!r} to put in place")
+        if values.shape != result[name].shape:
+            raise ValueError(f"{name} has shape {tuple(result[name].shape)}, and not {tuple(values.shape)}")
+        result[name].copy_(values)
+    return result
+
+
 def like(x: Flat | Tensor, values: Tensor) -> Flat | Tensor:
     """``values`` in the form of ``x``: under the same names if it has names."""
     return Flat(x.layout, values) if isinstance(x, Flat) else values

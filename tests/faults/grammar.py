@@ -11,7 +11,7 @@ from faults import options, places, yamls
 from faults.options import UNSURE, WRONG, Option
 from faults.places import PLACES_OF_OTHERS, RUNS, TINY
 
-from fedcommons.config.experiment import IGNORED_BY_RESULTS, field_names
+from fedcommons.config.flat import IGNORED_BY_RESULTS
 
 Knows = Mapping[str, Sequence[Option]]
 """The options of every script."""
@@ -171,7 +171,7 @@ def config(rng: random.Random, knows: Knows) -> Line:
     plain = [
         o
         for o in knows["run"]
-        if o.kind in (int, float, bool) and o.name in field_names() and o.name not in options.COSTLY
+        if o.kind in (int, float, bool) and o.name in options.FIELDS and o.name not in options.COSTLY
     ]
     drawn = [(o.field, options.meaning(o, options.draw(rng, o, False))) for o in rng.sample(plain, rng.randrange(4))]
     fields = {name: value for name, value in drawn if value is not WRONG and value is not UNSURE}
@@ -272,7 +272,7 @@ def folder(rng: random.Random, knows: Knows) -> Line:
     if way == "new":
         return Line(way, "run", base, [whole, Piece(wrong="a run is there already")])
     if way in ("other", "free"):
-        plain = [o for o in knows["run"] if o.kind in (int, float) and o.name in field_names()]
+        plain = [o for o in knows["run"] if o.kind in (int, float) and o.name in options.FIELDS]
         o = rng.choice([o for o in plain if (o.name in IGNORED_BY_RESULTS) == (way == "free")])
         text = options.draw(rng, o, False)
         return Line(way, "run", base, [whole, resumed, Piece((f"--{o.name}", text), _asks(o, text))], name)
@@ -367,7 +367,7 @@ def sweep(rng: random.Random, knows: Knows) -> Line:
     """A sweep, up to where Ray would start; a script of its own, to the end."""
     script = rng.choice([s for s in BASES if s not in ("run", "communication_saved")])
     pieces = _some(rng, knows[script], rng.choice((0, 1, 1, 1, 2)), rng.randrange(3))
-    own = [o for o in knows[script] if "." not in o.name and o.name not in field_names() and o.hint is not None]
+    own = [o for o in knows[script] if "." not in o.name and o.name not in options.FIELDS and o.hint is not None]
     if rng.random() < 0.5:  # else the many fields would leave no room for the script's own options
         pieces.append(
             _given(rng, rng.choice([o for o in own if o.name not in ("config", "print_config")]), rng.random() < 0.7)

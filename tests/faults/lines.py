@@ -19,7 +19,7 @@ from faults.runs import Found
 from faults.verdicts import CELLS, STOPPED
 
 from fedcommons.config import cli
-from fedcommons.config import experiment as config
+from fedcommons.config.flat import to_dict
 from fedcommons.sweeping import sweep as tuning
 
 Scripts = dict[str, Callable[[Sequence[str]], int]]
@@ -128,7 +128,7 @@ def _call(script: Callable[[Sequence[str]], int], argv: Sequence[str], cells: Pa
     def note(*given: Any) -> tuning.Cell:
         cell = make_cell(*given)
         with open(cells, "a") as file:
-            file.write(json.dumps(config.to_dict(cell.config)) + "\n")
+            file.write(json.dumps(to_dict(cell.config)) + "\n")
         return cell
 
     def stop(*_: object, **__: object) -> None:

@@ -12,12 +12,17 @@ from unittest import mock
 
 from jsonargparse import ArgumentParser
 
-from fedcommons.algorithms import ALGORITHMS
 from fedcommons.config import cli, presets
-from fedcommons.config import experiment as config
+from fedcommons.config.flat import fields_for
+from fedcommons.config.parts import KINDS
 from fedcommons.core.weighting import WEIGHTINGS
 
 SWEEPS = Path(__file__).parents[2] / "sweeps"
+
+_KNOWN = {kind: tuple(k.known) for kind, k in KINDS.items()}
+
+FIELDS = fields_for(_KNOWN)
+"""All fields of all parts of the package."""
 
 UNSURE = object()
 """The value of a text that may or may not be taken."""
@@ -81,10 +86,10 @@ def of(script: Callable[[Sequence[str]], int], argv: Sequence[str] = ()) -> list
 
 
 NAMES: Mapping[str, Sequence[str]] = {
-    "data.name": config.DATASETS, "dataset": config.DATASETS, "partition.name": config.PARTITIONS,
-    "sharing.setting": config.SETTINGS, "settings": (*config.SETTINGS, "real,shuffled_real"),
-    "model.name": config.MODELS, "generator.name": config.GENERATORS, "algorithm": tuple(ALGORITHMS),
-    "algorithms": (*ALGORITHMS, "fedavg,moon"), "federation.weighting": tuple(WEIGHTINGS),
+    "data.name": _KNOWN["data"], "dataset": _KNOWN["data"], "partition.name": _KNOWN["partition"],
+    "sharing.setting": _KNOWN["sharing"], "settings": (*_KNOWN["sharing"], "real,shuffled_real"),
+    "model.name": _KNOWN["model"], "generator.name": _KNOWN["generator"], "algorithm": _KNOWN["algorithm"],
+    "algorithms": (*_KNOWN["algorithm"], "fedavg,moon"), "federation.weighting": tuple(WEIGHTINGS),
     "federation.executor": ("serial",), "federation.buffers": ("average", "keep"),
     "data.validation_from": ("random", "last"), "generator.schedule": ("linear", "squaredcos_cap_v2"),
     "generator.sampler": ("ddpm", "ddim"), "client.optimizer": ("sgd", "adam"), "tracking.wandb": ("off",),

@@ -14,9 +14,8 @@ from faults.grammar import Line, shown
 from faults.options import COSTLY
 from faults.processes import TRACEBACK, Ended
 
-from fedcommons.config import experiment as config
 from fedcommons.config import presets
-from fedcommons.config.experiment import IGNORED_BY_RESULTS, field_names
+from fedcommons.config.flat import IGNORED_BY_RESULTS, flat_dict, from_dict, get, same_results
 from fedcommons.files import sha256
 
 LONGEST = 600  # characters of a sentence
@@ -147,21 +146,22 @@ def _out(line: Line) -> str:
 
 def run(line: Line, out: Path, templates: Path, ended: Ended) -> list[Fault]:
     """A run's folder: its config is the one asked for, its rounds are 0..R and finite, its summary is theirs."""
-    stands = config.from_dict(yaml.safe_load((out / "config.yaml").read_text()))
+    stands = from_dict(yaml.safe_load((out / "config.yaml").read_text()))
     faults = []
     read = bool(line.result) and "\nround " not in "\n" + ended.out  # a finished run, of which nothing was played
     for name, value in line.asked.items():
         if read and name in IGNORED_BY_RESULTS:
             continue
-        if name in field_names() and not same(has := config.get(stands, name), value):
+        if name in flat_dict(stands) and not same(has := get(stands, name), value):
             what = f"run, {line.kind}: {name} is not as asked"
             faults.append(Fault("silent", what, f"{shown(repr(value))} became {shown(repr(has))}"))
     preset = line.asked.get("preset", "smoke")
     if preset in ("smoke", "small") and line.kind != "config":  # of a damaged file it is not known what it asks for
         given = {t.removeprefix("--").partition("=")[0] for t in line.argv}
         expected, known = presets.experiment(preset, stands.data.name), {*line.asked, *given}
-        for name in field_names():
-            has, meant = config.get(stands, name), config.get(expected, name)
+        has_all, meant_all = flat_dict(stands), flat_dict(expected)
+        for name in has_all.keys() & meant_all.keys():
+            has, meant = has_all[name], meant_all[name]
             if name not in known and has != meant:
                 what = f"run, {line.kind}: {name} was not asked for"
                 faults.append(Fault("silent", what, f"{has!r} instead of {meant!r}"))
@@ -206,9 +206,7 @@ def outputs(out: Path, whole: Path, line: Line, ended: Ended) -> list[Fault]:
         if sha256((out / name).read_bytes()) != sha256((whole / name).read_bytes()):
             faults.append(Fault("silent", f"{line.kind}: another {Path(name).name}", "not that of the unbroken run"))
     mine, its = (yaml.safe_load((p / "config.yaml").read_text()) for p in (out, whole))
-    differ = [
-        n for n in config.same_results(config.from_dict(mine), config.from_dict(its)) if n not in IGNORED_BY_RESULTS
-    ]
+    differ = [n for n in same_results(from_dict(mine), from_dict(its)) if n not in IGNORED_BY_RESULTS]
     return faults + [Fault("silent", f"{line.kind}: results of another {n}") for n in differ]
 
 
@@ -225,15 +223,16 @@ OPTIONS = {
 def cells(line: Line, folder: Path, ended: Ended) -> list[Fault]:
     """Whether each cell of a sweep that got so far has the fields that were asked for."""
     path = folder / CELLS
-    found = [config.from_dict(json.loads(text)) for text in path.read_text().splitlines()] if path.exists() else []
+    found = [from_dict(json.loads(text)) for text in path.read_text().splitlines()] if path.exists() else []
     faults = []
     for name, value in line.asked.items() if found else ():
         varied = line.script == "convergence_parameters" and name == "generator.epochs"  # figure A.8 has parts of it
-        if name in field_names() and not varied and any(not same(config.get(c, name), value) for c in found):
-            others = sorted({str(config.get(c, name)) for c in found})
+        has = [flat_dict(c)[name] for c in found if name in flat_dict(c)]
+        if not varied and any(not same(one, value) for one in has):
+            others = sorted({str(one) for one in has})
             faults.append(Fault("silent", f"{line.script}: {name} is not as asked", f"{value!r} became {others}"))
         if (field := OPTIONS.get(name)) and line.script in ("table1", "figure3"):
-            have = {str(config.get(c, field)) for c in found}
+            have = {str(get(c, field)) for c in found}
             kind = {"seed": int, "partition.alpha": float, "client.lr": float}.get(field, str)
             wanted = {str(kind(t.strip())) for t in str(value).split(",")}
             if have != wanted and value is not None:

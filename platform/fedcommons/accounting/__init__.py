@@ -1,1 +1,1 @@
-"""Ledgers: what crossed the wire."""
+"""Ledgers: what crossed the wire, and what it tells of the data."""

@@ -1,4 +1,6 @@
-"""The privacy ledger: what epsilon local training by DP-SGD has cost each client, and what no epsilon covers.
+"""The privacy ledger: the sums of what clients released, what epsilon it has cost each, and what no epsilon covers.
+
+Whoever makes what leaves a client says in a ``Release`` what protects it. What nobody has said that of is uncovered.
 
 Opacus' accountant of Renyi differential privacy for the subsampled Gaussian mechanism (Mironov et al. 2019).
 q: sampling rate;  sigma: noise multiplier;  delta: of the guarantee;  n_i: examples of client i.
@@ -13,16 +15,15 @@ The clients' data are disjoint, so the guarantee of all is the largest of theirs
 """
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, reduce
+from typing import Any, Self
 
 import numpy as np
 
-from fedcommons.algorithms import local_loop
 from fedcommons.config.experiment import Experiment
-from fedcommons.data.clients import Clients
+from fedcommons.core.release import Release
 from fedcommons.errors import UserError
 
 
@@ -34,47 +35,116 @@ def _rdp_of_a_step(q: float, sigma: float) -> np.ndarray:
     return np.asarray(compute_rdp(q=q, noise_multiplier=sigma, steps=1, orders=RDPAccountant.DEFAULT_ALPHAS))
 
 
-@lru_cache(maxsize=100_000)
+Spent = tuple[tuple[float, float, int], ...]
+"""(q, sigma, steps) of events of one client, which add up."""
+
+
 def epsilon(q: float, sigma: float, steps: int, delta: float) -> float:
     """epsilon >= 0 of so many steps of DP-SGD; 0 for none."""
+    return composed(((q, sigma, steps),), delta)
+
+
+@lru_cache(maxsize=100_000)
+def composed(spent: Spent, delta: float) -> float:
+    """epsilon >= 0 of all these steps: their Renyi divergences add up at each order."""
     from opacus.accountants import RDPAccountant
     from opacus.accountants.analysis.rdp import get_privacy_spent
 
-    if not steps:
+    costs = [steps * _rdp_of_a_step(q, sigma) for q, sigma, steps in spent if steps]
+    if not costs:
         return 0.0
     orders = RDPAccountant.DEFAULT_ALPHAS
     with warnings.catch_warnings():
         # where the best order is the first or last one it says so: the bound holds, others might be tighter
         warnings.filterwarnings("ignore", "Optimal order is the")
-        spent = get_privacy_spent(orders=orders, rdp=list(steps * _rdp_of_a_step(q, sigma)), delta=delta)[0]
-    return max(0.0, float(spent))  # the bound falls below zero where delta alone is more than enough
+        found = get_privacy_spent(orders=orders, rdp=list(reduce(np.add, costs)), delta=delta)[0]
+    return max(0.0, float(found))  # the bound falls below zero where delta alone is more than enough
+
+
+Events = Mapping[int, Mapping[tuple[float, float], int]]
+"""client -> (q, sigma) -> steps."""
 
 
 @dataclass(frozen=True)
-class PrivacyLedger:
-    """What DP-SGD local training has cost each client: its sampling rate q and the steps it takes in a round."""
+class Ledger:
+    """What clients have released, as sums of events: what is covered by client and mechanism, the rest by name."""
 
-    sigma: float
-    delta: float
-    rates: Sequence[float]
-    steps: Sequence[int]
+    shared: Events = field(default_factory=dict)  # before or between federations
+    trained: Events = field(default_factory=dict)  # in rounds
+    uncovered: Mapping[str, int] = field(default_factory=dict)  # name -> how often
 
-    def epsilons(self, rounds_joined: Sequence[int]) -> list[float]:
-        """Each client's epsilon after it took part in so many rounds."""
-        clients = zip(self.rates, self.steps, rounds_joined, strict=True)
-        return [epsilon(q, self.sigma, rounds * steps, self.delta) for q, steps, rounds in clients]
+    @classmethod
+    def of(cls, shared: Iterable[Release]) -> Self:
+        """Before round 1: what was released before the federation."""
+        events = list(shared)
+        return cls(_with({}, events), {}, _counted({}, events))
+
+    def after(self, round: Sequence[Release]) -> "Ledger":
+        """This one and what was released in one more round."""
+        if not round:
+            return self
+        return Ledger(self.shared, _with(self.trained, round), _counted(self.uncovered, round))
+
+    def of_training(self, client: int, delta: float) -> float:
+        """The epsilon of what a client has trained and sent."""
+        return composed(_spent(self.trained.get(client, {})), delta)
+
+    def of_all(self, client: int, delta: float) -> float | None:
+        """The epsilon of all that a client has released; None where anything of anybody's is uncovered."""
+        if self.uncovered:
+            return None
+        return composed(_spent(self.trained.get(client, {})) + _spent(self.shared.get(client, {})), delta)
+
+    def largest_of_training(self, delta: float) -> float:
+        """The largest of the clients' ``of_training``; 0 before anybody has sent anything."""
+        return max((self.of_training(client, delta) for client in self.trained), default=0.0)
+
+    def record(self) -> dict[str, Any]:
+        """As in checkpoints: plain values."""
+        return {
+            "shared": [[i, *key, steps] for i, events in self.shared.items() for key, steps in events.items()],
+            "trained": [[i, *key, steps] for i, events in self.trained.items() for key, steps in events.items()],
+            "uncovered": dict(self.uncovered),
+        }
 
 
-def ledger(config: Experiment, clients: Clients) -> PrivacyLedger | None:
-    """The ledger of an experiment; None without DP-SGD."""
-    local = local_loop(config, augment=False)
-    if local.dp is None:
-        return None
-    sizes, b = clients.sizes, local.batch_size
-    rates = [local.dp.sampling_rate(n, b) for n in sizes]
-    epochs = [local.epochs_for(n, own) for n, own in zip(sizes, clients.n_own.tolist(), strict=True)]
-    steps = [e * local.dp.steps(n, b) for e, n in zip(epochs, sizes, strict=True)]
-    return PrivacyLedger(local.dp.noise_multiplier, config.dp.delta, rates, steps)
+def read(found: Mapping[str, Any]) -> Ledger:
+    """What ``record`` was made of.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: it is something else.
+    """
+    uncovered = {str(name): int(times) for name, times in found["uncovered"].items()}
+    return Ledger(_read(found["shared"]), _read(found["trained"]), uncovered)
+
+
+def _read(found: Iterable[Sequence[Any]]) -> Events:
+    events: dict[int, dict[tuple[float, float], int]] = {}
+    for client, q, sigma, steps in found:
+        events.setdefault(int(client), {})[float(q), float(sigma)] = int(steps)
+    return events
+
+
+def _with(events: Events, new: Iterable[Release]) -> Events:
+    """These and the new ones that are covered; what is not touched is shared."""
+    after, own = dict(events), {}
+    for event in new:
+        if event.covered:
+            mine = own.setdefault(event.client, dict(events.get(event.client, {})))
+            mine[event.q, event.sigma] = mine.get((event.q, event.sigma), 0) + event.steps
+    return after | own
+
+
+def _counted(uncovered: Mapping[str, int], new: Iterable[Release]) -> Mapping[str, int]:
+    """These and the names of new events that are not covered."""
+    after = dict(uncovered)
+    for name in (name for event in new if not event.covered for name in event.what or ("something without a name",)):
+        after[name] = after.get(name, 0) + 1
+    return after
+
+
+def _spent(events: Mapping[tuple[float, float], int]) -> Spent:
+    return tuple((q, sigma, steps) for (q, sigma), steps in sorted(events.items()))
 
 
 def refuse_large_delta(config: Experiment, sizes: Sequence[int]) -> None:
@@ -91,18 +161,17 @@ def refuse_large_delta(config: Experiment, sizes: Sequence[int]) -> None:
         )
 
 
-COVERED = {"real", "fedavg", "fedprox", "scaffold", "fedpvr", "feddyn", "fednova", "moon"}
-"""Settings and methods whose clients send what DP-SGD has trained and nothing else; others send more, or may."""
-
-
-def statement(
-    config: Experiment, book: PrivacyLedger | None, rounds_joined: Sequence[int], rejected: int
-) -> dict[str, Any]:
+def statement(ledger: Ledger, clients: int, delta: float | None, rejected: int) -> dict[str, Any]:
     """What is protected and what is not, for the summary: an epsilon of all messages only where none is left out.
 
-    ``rejected``: replies of the run that were rejected.
+    ``clients``: N. ``delta``: None without DP-SGD. ``rejected``: replies of the run that were rejected.
     """
-    leaks = _leaks(config, book is not None, rejected)
+    leaks = [
+        f"{name}, released {times} time{'s'[: times > 1]} with nothing that an epsilon can be stated of"
+        for name, times in ledger.uncovered.items()
+    ]
+    if rejected and delta is not None:
+        leaks.append(f"that {rejected} replies were rejected, as replies that are not finite are: it tells of the data")
     uncovered = [
         "the number of examples of each client, taken as public: neighbours differ in one example blanked out",
         "what the run folder logs (training loss, class counts, convergence parameters) and this run's seed, with "
@@ -111,30 +180,13 @@ def statement(
         "among several runs (--lrs, cells of a sweep) costs all of them, and only this one is charged here",
         *leaks,
     ]
-    if book is None:
+    if delta is None:
         return {"epsilon_local_training": None, "delta": None, "epsilon_of_messages": None, "uncovered": uncovered}
-    spent = book.epsilons(rounds_joined)
+    spent = [ledger.of_training(client, delta) for client in range(clients)]
+    everything = [ledger.of_all(client, delta) for client in range(clients)]
     return {
         "epsilon_local_training": {"largest": max(spent), "of_each_client": spent},
-        "delta": book.delta,
-        "epsilon_of_messages": None if leaks else max(spent),
+        "delta": delta,
+        "epsilon_of_messages": None if leaks else max(e for e in everything if e is not None),
         "uncovered": uncovered,
     }
-
-
-def _leaks(config: Experiment, private: bool, rejected: int) -> list[str]:
-    """What clients sent that no epsilon covers."""
-    said = {
-        "shuffled_synthetic": "the pool of synthetic images: its generators were trained without differential privacy",
-        # one real image has a part in every synthetic one it trains on
-        "local_synthetic": "the generators of the synthetic images, trained without differential privacy",
-        "shuffled_real": "the real images that were swapped through the pool",
-        "fedmix": f"the means of {config.fedmix.mean_size} images and labels that FedMix shares",
-    }
-    sent = [value for value in (config.sharing.setting, config.algorithm) if value not in COVERED]
-    found = [said.get(value, f"what {value} sends besides trained models") for value in sent]
-    if not private:
-        return [*found, "the model updates of every round"]
-    if rejected:
-        found.append(f"that {rejected} replies were rejected, as replies that are not finite are: it tells of the data")
-    return found

@@ -6,15 +6,11 @@ arXiv:1602.05629, algorithm 1.
 Departs from the paper: every drawn client weighs the same by default (Fedssyn); ``weighting="samples"`` is the paper's.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from fedcommons.core.algorithm import Facts, Message, Reply, State
+from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import LocalSGD, Work
-from fedcommons.core.weighting import weight
+from fedcommons.core.local import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.tensors import Flat, Payload, add, flat, scale, sub
 
@@ -23,21 +19,16 @@ from fedcommons.tensors import Flat, Payload, add, flat, scale, sub
 class FedAvg:
     """x <- x + sum_i w_i (y_i - x) / sum_i w_i,  y_i from local SGD started at x;  w_i = 1 or n_i."""
 
-    local: LocalSGD
-    weighting: str = "uniform"
-
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         return {"model": model}
 
     def down(self, state: State, round: int, client: int) -> Message:
         return Message({"model": state["model"]})
 
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
-        x, w = flat(message.common, "model"), weight(self.weighting, len(data))
-        y, metrics = self.local.run(work, x, data, seed)
-        return Reply({"delta": scale(sub(y, x), w)}, weight=w, metrics=metrics)
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        x, w = flat(message.common, "model"), work.weight(data)
+        y, metrics, spent = work.local(x, data, seed)
+        return Reply({"delta": scale(sub(y, x), w)}, weight=w, metrics=metrics, releases=[spent.of("delta")])
 
-    def merge(
-        self, executor: Executor, state: State, total: Mapping[str, Flat | Tensor], replies: Sequence[Reply], seed: int
-    ) -> State:
-        return {"model": add(flat(state, "model"), flat(total, "delta"), 1 / sum(r.weight for r in replies))}
+    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
+        return {"model": add(flat(state, "model"), flat(total, "delta"), 1 / sum(r.weight for r in replies.values()))}

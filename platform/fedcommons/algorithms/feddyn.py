@@ -9,16 +9,16 @@ term as Fedssyn's released code has it, (alpha/2) ||y - x||. With ``weighting="s
 become w_i over the sum of w_i, over S for the mean and over all N for h.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from fedcommons.core.algorithm import Facts, Message, Reply, State
+from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import AddToGrad, LocalSGD, Work
-from fedcommons.core.weighting import total_weight, weight
+from fedcommons.core.local import AddToGrad, Work
 from fedcommons.data.clients import ClientData
 from fedcommons.tensors import Flat, Payload, add, flat, scalar, scale, sub, zeros_like
 
@@ -30,49 +30,48 @@ class FedDyn:
     h <- h - alpha (1/N) sum_S (y_i - x);  x <- mean_S y_i - h/alpha.  ``model/mean``, evaluated too, is mean_S y_i.
     """
 
-    local: LocalSGD
-    weighting: str = "uniform"
-    alpha: float = 0.01
-    clip: float | None = 10.0
+    alpha: Annotated[float, "(0, inf)"] = 0.01
+    """weight of the dynamic regulariser, > 0"""
+    clip: Annotated[float | None, "(0, inf]"] = 10.0
+    """largest norm of a step's gradient; null: not clipped"""
     squared: bool = True
+    """squared proximal term (the paper); false: as Fedssyn's released code has it"""
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        everybody = torch.tensor(total_weight(self.weighting, facts), dtype=torch.float64)
+        everybody = torch.tensor(facts.total_weight, dtype=torch.float64)
         return {"model": model, "model/mean": model, "h": zeros_like(model), "everybody": everybody}
 
     def down(self, state: State, round: int, client: int) -> Message:
         return Message({"model": state["model"]})
 
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
-        x, w = flat(message.common, "model"), weight(self.weighting, len(data))
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        x, w = flat(message.common, "model"), work.weight(data)
         g_i = flat(memory, "gradient") if memory else zeros_like(x)
-        y, metrics = self.local.run(work, x, data, seed, add_to_grad=self.regularised(x, g_i))
+        y, metrics, spent = work.local(x, data, seed, add_to_grad=self.regularised(x, g_i))
         delta = sub(y, x)
         memory = {"gradient": add(g_i, delta, -self.alpha)}
-        return Reply({"delta": scale(delta, w)}, weight=w, memory=memory, metrics=metrics)
+        return Reply({"delta": scale(delta, w)}, weight=w, memory=memory, metrics=metrics, releases=[spent.of("delta")])
 
     def regularised(self, x: Flat, g_i: Flat) -> AddToGrad:
         """Adds -g_i + alpha (y - x) to the gradient, then clips it."""
-        anchors, linear = dict(x), dict(g_i)
+        anchors, linear, strength = dict(x), dict(g_i), torch.tensor(self.alpha, dtype=torch.float64)
 
         def add_to_grad(params: Mapping[str, nn.Parameter]) -> None:
             moved = {name: y.detach() - anchors[name] for name, y in params.items()}
-            pull = self.alpha
+            pull = strength
             if not self.squared:  # the gradient of (alpha/2) ||y - x||; zero at y = x
                 distance = torch.stack([m.square().sum() for m in moved.values()]).sum().sqrt()
-                pull = self.alpha / 2 / max(float(distance), 1e-12)
+                pull = strength / 2 / distance.double().clamp(min=1e-12)  # a tensor: float() would wait for a GPU
             for name, y in params.items():
                 if y.grad is not None:
-                    y.grad.sub_(linear[name]).add_(moved[name], alpha=pull)
+                    y.grad.sub_(linear[name]).addcmul_(moved[name], pull)
             if self.clip is not None:
                 nn.utils.clip_grad_norm_(params.values(), self.clip)
 
         return add_to_grad
 
-    def merge(
-        self, executor: Executor, state: State, total: Mapping[str, Flat | Tensor], replies: Sequence[Reply], seed: int
-    ) -> State:
+    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
         delta = flat(total, "delta")  # sum_S w_i (y_i - x), float64
-        mean = add(flat(state, "model"), delta, 1 / sum(r.weight for r in replies))
+        mean = add(flat(state, "model"), delta, 1 / sum(r.weight for r in replies.values()))
         h = add(flat(state, "h"), delta, -self.alpha / scalar(state, "everybody"))
         return {"model": add(mean, h, -1 / self.alpha), "model/mean": mean, "h": h, "everybody": state["everybody"]}

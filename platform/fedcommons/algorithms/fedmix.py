@@ -4,24 +4,31 @@ Yoon et al., "FedMix: Approximation of mixup under mean augmented federated lear
 equation 4 and algorithm 2.   x, y: an image as the network sees it and its label;  x_bar, y_bar: mean of M images of
 one client and of their labels as frequencies;  lambda (``mix``): share of the mean;  u = (1 - lambda) x.
 
+Before the federation every client shares the means of groups of its images, as in algorithm 1.   M (``mean_size``):
+images in a mean.
+
 Departs from the paper: one mean is drawn for every step, of all means of all clients, the client's own included. The
-algorithm box's extra factor (1 - lambda) on the last term is ``box=True``; equation 4, the default, has none.
+algorithm box's extra factor (1 - lambda) on the last term is ``box=True``; equation 4, the default, has none. A
+client's images are cut into groups of M to 2 M - 1, so that no mean has less than M (a client with fewer images makes
+one mean of all). Nothing is added to the means for privacy.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedcommons.core.algorithm import Facts, Message, Reply, State
+from fedcommons.core.algorithm import Common, Facts, Message, Replies, Reply, State
 from fedcommons.core.executor import Executor
-from fedcommons.core.features import LastLayer
-from fedcommons.core.local import Batch, LocalSGD, Work
-from fedcommons.core.weighting import weight
-from fedcommons.data.clients import ClientData
-from fedcommons.seeds import generator
+from fedcommons.core.features import Head
+from fedcommons.core.local import Batch, Work
+from fedcommons.core.release import Release
+from fedcommons.data.clients import ClientData, Clients
+from fedcommons.data.examples import Examples
+from fedcommons.seeds import generator, numpy_generator
 from fedcommons.tensors import Flat, Payload, add, flat, scale, sub
 
 
@@ -29,17 +36,25 @@ from fedcommons.tensors import Flat, Payload, add, flat, scale, sub
 class FedMix:
     """Loss (1 - lambda) CE(f(u), y) + lambda CE(f(u), y_bar) + lambda <grad_u CE(f(u), y), x_bar>, per example.
 
-    The means are shared before the federation and stand in ``ClientData.commons`` (``sharing/means.py``). The module's
-    ``training_step`` must be a cross entropy; its ``normalise`` brings images to what the network sees.
+    The means are shared before the federation and stand in ``ClientData.commons``. The module's ``training_step`` must
+    be a cross entropy; its ``normalise`` brings images to what the network sees.
 
     Raises:
         ValueError: the clients hold no means.
     """
 
-    local: LocalSGD
-    weighting: str = "uniform"
-    mix: float = 0.05
+    mix: Annotated[float, "[0, 1]"] = 0.05
+    """lambda, share of the other clients' mean, in [0, 1]"""
+    mean_size: Annotated[int, "[1, 1e9]"] = 64
+    """M, images in a mean; 1 shares every image as it is"""
     box: bool = False
+    """the extra factor 1 - lambda of the paper's algorithm box"""
+
+    def share(self, clients: Clients, n_classes: int, seed: int) -> Common:
+        """Every mean goes up once and comes down to the N - 1 other clients."""
+        means = mean_images(clients, self.mean_size, n_classes, seed)
+        releases = [Release(client, ("means of images", "means of labels")) for client in range(len(clients))]
+        return Common(means, len(clients) * (means.x.nbytes + means.y.nbytes), releases)
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         return {"model": model}
@@ -47,10 +62,10 @@ class FedMix:
     def down(self, state: State, round: int, client: int) -> Message:
         return Message({"model": state["model"]})
 
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
-        x, w, module = flat(message.common, "model"), weight(self.weighting, len(data)), work.module
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        x, w, module = flat(message.common, "model"), work.weight(data), work.module
         if data.commons is None:
-            raise ValueError("FedMix needs the means that clients share before the federation (sharing/means.py)")
+            raise ValueError("FedMix needs the means that clients share before the federation (FedMix.share)")
         means, mix = data.commons, self.mix
 
         def see(x: Tensor) -> Tensor:
@@ -58,7 +73,7 @@ class FedMix:
                 return x  # features that are floating already pass as they are
             return module.normalise(x)  # pyright: ignore[reportCallIssue]
 
-        last = LastLayer(module)
+        head = Head(module)
         factor = mix * (1 - mix) if self.box else mix
 
         def loss(batch: Batch, step: int) -> Tensor:
@@ -68,16 +83,26 @@ class FedMix:
             u = ((1 - mix) * see(images)).requires_grad_()
             value = module.training_step((u, labels, *weights), step)  # CE(f(u), y), the mean over the batch
             assert isinstance(value, Tensor)
-            of_mean = F.cross_entropy(last.outputs, y_bar.expand(len(labels), -1), reduction="none")
+            of_mean = F.cross_entropy(head.outputs, y_bar.expand(len(labels), -1), reduction="none")
             of_mean = (of_mean * weights[0] if weights else of_mean).mean()
             (gradient,) = torch.autograd.grad(value, u, create_graph=True)
             return (1 - mix) * value + mix * of_mean + factor * (gradient * x_bar).sum()
 
-        with last.watched():
-            y, metrics = self.local.run(work, x, data, seed, loss=loss)
-        return Reply({"delta": scale(sub(y, x), w)}, weight=w, metrics=metrics)
+        with head.watched():
+            y, metrics, spent = work.local(x, data, seed, loss=loss)
+        return Reply({"delta": scale(sub(y, x), w)}, weight=w, metrics=metrics, releases=[spent.of("delta")])
 
-    def merge(
-        self, executor: Executor, state: State, total: Mapping[str, Flat | Tensor], replies: Sequence[Reply], seed: int
-    ) -> State:
-        return {"model": add(flat(state, "model"), flat(total, "delta"), 1 / sum(r.weight for r in replies))}
+    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
+        return {"model": add(flat(state, "model"), flat(total, "delta"), 1 / sum(r.weight for r in replies.values()))}
+
+
+def mean_images(clients: Clients, size: int, n_classes: int, seed: int) -> Examples:
+    """Each client's means: x (m, C, H, W) float32 in 0..255, y (m, classes) label frequencies."""
+    images, labels = [], []
+    for client, data in enumerate(clients):
+        order = numpy_generator(seed, "means", client).permutation(len(data))
+        for group in np.array_split(order, max(1, len(data) // size)):
+            rows = torch.from_numpy(group)
+            images.append(data.x[rows].float().mean(0))
+            labels.append(F.one_hot(data.y[rows], n_classes).float().mean(0))
+    return Examples(torch.stack(images), torch.stack(labels))

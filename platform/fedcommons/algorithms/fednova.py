@@ -7,17 +7,17 @@ i's model after K steps;  r: momentum;  w_i: its weight, summing to one over the
 Departs from the paper: nothing known (weight decay is a part of the loss, not of a_i, as in NIID-Bench).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from fedcommons.core.algorithm import Facts, Message, Reply, State
+from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import LocalSGD, Work
-from fedcommons.core.weighting import weight
+from fedcommons.core.local import Work
 from fedcommons.data.clients import ClientData
+from fedcommons.errors import UserError
 from fedcommons.tensors import Flat, Payload, add, flat, scalar, scale, sub
 
 
@@ -25,8 +25,9 @@ from fedcommons.tensors import Flat, Payload, add, flat, scalar, scale, sub
 class FedNova:
     """d_i = (x - y_i)/a_i;  x <- x - (sum_i w_i a_i) (sum_i w_i d_i);  a_i = K, or with momentum as ``normaliser``."""
 
-    local: LocalSGD
-    weighting: str = "uniform"
+    def check(self, flat: Mapping[str, Any]) -> None:
+        if flat["client.optimizer"] != "sgd":
+            raise UserError("client.optimizer must be sgd for fednova, whose formulas count SGD steps.")
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         return {"model": model}
@@ -34,18 +35,16 @@ class FedNova:
     def down(self, state: State, round: int, client: int) -> Message:
         return Message({"model": state["model"]})
 
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
-        x, w = flat(message.common, "model"), weight(self.weighting, len(data))
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        x, w = flat(message.common, "model"), work.weight(data)
         _, momentum = work.sgd("FedNova", momentum=True)
-        y, metrics = self.local.run(work, x, data, seed)
+        y, metrics, spent = work.local(x, data, seed)
         a = normaliser(int(metrics["steps"]), momentum)
         sums = {"d": scale(sub(x, y), w / a), "a": torch.tensor(w * a, dtype=torch.float64)}
-        return Reply(sums, weight=w, metrics=metrics)
+        return Reply(sums, weight=w, metrics=metrics, releases=[spent.of(*sums)])
 
-    def merge(
-        self, executor: Executor, state: State, total: Mapping[str, Flat | Tensor], replies: Sequence[Reply], seed: int
-    ) -> State:
-        weights = sum(r.weight for r in replies)
+    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
+        weights = sum(r.weight for r in replies.values())
         effective = scalar(total, "a") / weights
         return {"model": add(flat(state, "model"), flat(total, "d"), -effective / weights)}
 

@@ -7,15 +7,15 @@ Departs from the paper: clients are drawn uniformly and all do their full local 
 stragglers).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
-from torch import Tensor, nn
+from torch import nn
 
-from fedcommons.core.algorithm import Facts, Message, Reply, State
+from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import LocalSGD, Work
-from fedcommons.core.weighting import weight
+from fedcommons.core.local import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.tensors import Flat, Payload, add, flat, scale, sub
 
@@ -24,9 +24,8 @@ from fedcommons.tensors import Flat, Payload, add, flat, scale, sub
 class FedProx:
     """Local loss f_i(y) + (mu/2) ||y - x||^2;  x <- x + sum_i w_i (y_i - x) / sum_i w_i.  ``train/loss`` is f_i's."""
 
-    local: LocalSGD
-    weighting: str = "uniform"
-    mu: float = 0.01
+    mu: Annotated[float, "[0, inf)"] = 0.01
+    """weight of the proximal term (mu/2) ||y - x||^2, >= 0"""
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         return {"model": model}
@@ -34,8 +33,8 @@ class FedProx:
     def down(self, state: State, round: int, client: int) -> Message:
         return Message({"model": state["model"]})
 
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
-        x, w = flat(message.common, "model"), weight(self.weighting, len(data))
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        x, w = flat(message.common, "model"), work.weight(data)
         anchors = dict(x)
 
         def add_proximal_gradient(params: Mapping[str, nn.Parameter]) -> None:
@@ -43,10 +42,8 @@ class FedProx:
                 if y.grad is not None:
                     y.grad.add_(y.detach() - anchors[name], alpha=self.mu)
 
-        y, metrics = self.local.run(work, x, data, seed, add_to_grad=add_proximal_gradient)
-        return Reply({"delta": scale(sub(y, x), w)}, weight=w, metrics=metrics)
+        y, metrics, spent = work.local(x, data, seed, add_to_grad=add_proximal_gradient)
+        return Reply({"delta": scale(sub(y, x), w)}, weight=w, metrics=metrics, releases=[spent.of("delta")])
 
-    def merge(
-        self, executor: Executor, state: State, total: Mapping[str, Flat | Tensor], replies: Sequence[Reply], seed: int
-    ) -> State:
-        return {"model": add(flat(state, "model"), flat(total, "delta"), 1 / sum(r.weight for r in replies))}
+    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
+        return {"model": add(flat(state, "model"), flat(total, "delta"), 1 / sum(r.weight for r in replies.values()))}

@@ -11,14 +11,13 @@ which are its three linear layers, the default here); weights of clients as in s
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from fedcommons.core.algorithm import Facts, Message, Reply, State
+from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import LocalSGD, Work, constant
-from fedcommons.core.weighting import total_weight, weight
+from fedcommons.core.local import Work, constant
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
 from fedcommons.tensors import Flat, Payload, add, flat, scalar, scale, select, sub, zeros_like
@@ -28,43 +27,53 @@ from fedcommons.tensors import Flat, Payload, add, flat, scalar, scale, select, 
 class FedPVR:
     """SCAFFOLD (option 2) on the layers whose names match a pattern, FedAvg on the others.
 
-    ``layers``: patterns as of file names, matched with layers' names (a parameter's without its last part); None: all
-    layers whose weight is a matrix (linear ones); empty: none.
+    Patterns are as of file names, matched with layers' names (a parameter's without its last part). None: all layers
+    whose weight is a matrix (linear ones); empty: none.
 
     Raises:
         UserError: a pattern matches no layer, or none was given and no layer is linear.
     """
 
-    local: LocalSGD
-    weighting: str = "uniform"
-    layers: tuple[str, ...] | None = None
+    layers: str | None = None
+    """corrected layers: patterns such as network.head.*, separated by commas; default: all linear layers"""
+
+    def check(self, flat: Mapping[str, Any]) -> None:
+        if flat["client.optimizer"] != "sgd":
+            raise UserError("client.optimizer must be sgd for fedpvr, whose formulas count SGD steps.")
+        if flat["client.momentum"]:
+            raise UserError(
+                "client.momentum must be 0 for fedpvr, whose control (x - y_i)/(K eta) is a mean of gradients for "
+                f"plain SGD only, got {flat['client.momentum']:g}; use momentum 0."
+            )
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        control = zeros_like(select(model, corrected(model, self.layers)))
-        everybody = torch.tensor(total_weight(self.weighting, facts), dtype=torch.float64)
+        control = zeros_like(select(model, corrected(model, _patterns(self.layers))))
+        everybody = torch.tensor(facts.total_weight, dtype=torch.float64)
         return {"model": model, "control": control, "everybody": everybody}
 
     def down(self, state: State, round: int, client: int) -> Message:
         return Message({"model": state["model"], "control": state["control"]})
 
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
-        x, c, w = flat(message.common, "model"), flat(message.common, "control"), weight(self.weighting, len(data))
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        x, c, w = flat(message.common, "model"), flat(message.common, "control"), work.weight(data)
         c_i = flat(memory, "control") if memory else zeros_like(c)
         eta, _ = work.sgd("FedPVR", momentum=False)
-        y, metrics = self.local.run(work, x, data, seed, add_to_grad=constant(sub(c, c_i)))
+        y, metrics, spent = work.local(x, data, seed, add_to_grad=constant(sub(c, c_i)))
         delta = sub(y, x)
         new = add(sub(c_i, c), select(delta, c.layout.names), -1 / (float(metrics["steps"]) * eta))
         sums = {"delta": scale(delta, w), "control": scale(sub(new, c_i), w)}
-        return Reply(sums, weight=w, memory={"control": new}, metrics=metrics)
+        return Reply(sums, weight=w, memory={"control": new}, metrics=metrics, releases=[spent.of(*sums)])
 
-    def merge(
-        self, executor: Executor, state: State, total: Mapping[str, Flat | Tensor], replies: Sequence[Reply], seed: int
-    ) -> State:
+    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
         return {
-            "model": add(flat(state, "model"), flat(total, "delta"), 1 / sum(r.weight for r in replies)),
+            "model": add(flat(state, "model"), flat(total, "delta"), 1 / sum(r.weight for r in replies.values())),
             "control": add(flat(state, "control"), flat(total, "control"), 1 / scalar(state, "everybody")),
             "everybody": state["everybody"],
         }
+
+
+def _patterns(text: str | None) -> list[str] | None:
+    return None if text is None else [pattern.strip() for pattern in text.split(",") if pattern.strip()]
 
 
 def corrected(model: Flat, patterns: Sequence[str] | None) -> list[str]:

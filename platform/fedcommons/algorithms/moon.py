@@ -1,27 +1,28 @@
 """MOON: a contrastive loss draws a client's features to the server model's and off its own last ones.
 
 Li et al., "Model-contrastive federated learning", CVPR 2021, arXiv:2103.16257, equation 3 and algorithm 1.
-z, z_glob, z_prev: features of a batch (the input of the last linear layer) under the local model, the server model and
+z, z_glob, z_prev: features of a batch (the input of the module's ``head``) under the local model, the server model and
 the client's model of its last round;  mu: weight of the contrast;  T: temperature.
 
 Departs from the paper: no projection head unless the network has one (``model.projection``); server and previous model
 look at the batch in evaluation mode, without gradients. At a client's first selection z_prev is the initial model's.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fedcommons.core.algorithm import Facts, Message, Reply, State
+from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.executor import Executor
-from fedcommons.core.features import LastLayer
-from fedcommons.core.local import Batch, LocalSGD, Work
-from fedcommons.core.weighting import weight
+from fedcommons.core.features import Head
+from fedcommons.core.local import Batch, Work
 from fedcommons.data.clients import ClientData
+from fedcommons.errors import UserError
 from fedcommons.tensors import Flat, Payload, add, copy, flat, scale, sub
 
 
@@ -29,10 +30,14 @@ from fedcommons.tensors import Flat, Payload, add, copy, flat, scale, sub
 class MOON:
     """Local loss CE + mu l_con;  l_con = -log(e^{s_glob/T} / (e^{s_glob/T} + e^{s_prev/T})), s cosine similarities."""
 
-    local: LocalSGD
-    weighting: str = "uniform"
-    mu: float = 1.0
-    temperature: float = 0.5
+    mu: Annotated[float, "[0, inf)"] = 1.0
+    """weight of the contrastive loss, >= 0"""
+    temperature: Annotated[float, "(0, inf)"] = 0.5
+    """temperature of the contrastive loss, > 0"""
+
+    def check(self, flat: Mapping[str, Any]) -> None:
+        if flat.get("model.name") == "linear" and not flat.get("model.projection"):
+            raise UserError("model.name linear has no features for moon to compare; set model.projection or use cnn.")
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         return {"model": model}
@@ -40,9 +45,9 @@ class MOON:
     def down(self, state: State, round: int, client: int) -> Message:
         return Message({"model": state["model"]})
 
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
-        x, w, module = flat(message.common, "model"), weight(self.weighting, len(data)), work.module
-        last = LastLayer(module)
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        x, w, module = flat(message.common, "model"), work.weight(data), work.module
+        head = Head(module)
         buffers = copy(work.buffers)  # the server's, before training moves them
         server = {**x, **buffers}
         if memory:
@@ -55,23 +60,22 @@ class MOON:
             with torch.no_grad():
                 functional_call(module, dict(model), (inputs,))
             module.train()
-            return last.inputs
+            return head.inputs
 
         def loss(batch: Batch, step: int) -> Tensor:
             value = module.training_step(batch, step)
             assert isinstance(value, Tensor)
-            z = last.inputs
+            z = head.inputs
             s = [F.cosine_similarity(z, features(model, batch[0])) for model in (server, previous)]
             contrast = F.softplus((s[1] - s[0]) / self.temperature)  # -log(e^a / (e^a + e^b)) = log(1 + e^(b - a))
             weighted = contrast * batch[2] if len(batch) > 2 else contrast
             return value + self.mu * weighted.mean()
 
-        with last.watched():
-            y, metrics = self.local.run(work, x, data, seed, loss=loss)
+        with head.watched():
+            y, metrics, spent = work.local(x, data, seed, loss=loss)
         kept = {"previous": work.snapshot(), "previous buffers": copy(work.buffers)}
-        return Reply({"delta": scale(sub(y, x), w)}, weight=w, memory=kept, metrics=metrics)
+        delta = scale(sub(y, x), w)
+        return Reply({"delta": delta}, weight=w, memory=kept, metrics=metrics, releases=[spent.of("delta")])
 
-    def merge(
-        self, executor: Executor, state: State, total: Mapping[str, Flat | Tensor], replies: Sequence[Reply], seed: int
-    ) -> State:
-        return {"model": add(flat(state, "model"), flat(total, "delta"), 1 / sum(r.weight for r in replies))}
+    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
+        return {"model": add(flat(state, "model"), flat(total, "delta"), 1 / sum(r.weight for r in replies.values()))}

@@ -9,17 +9,18 @@ for the model and over all N for c, so that c is the weighted mean of c_i and th
 The gradient of option I is the full one at x, in evaluation mode.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated, Any
 
 import torch
-from torch import Tensor
 
-from fedcommons.core.algorithm import Facts, Message, Reply, State
+from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import LocalSGD, Work, constant
-from fedcommons.core.weighting import total_weight, weight
+from fedcommons.core.local import Work, constant
+from fedcommons.core.release import Release
 from fedcommons.data.clients import ClientData
+from fedcommons.errors import UserError
 from fedcommons.tensors import Flat, Payload, add, flat, scalar, scale, sub, zeros_like
 
 
@@ -30,33 +31,42 @@ class SCAFFOLD:
     c_i+ = c_i - c + (x - y_i)/(K eta) (option 2), or grad f_i(x) (option 1).
     """
 
-    local: LocalSGD
-    weighting: str = "uniform"
-    option: int = 2
+    option: Annotated[int, "[1, 2]"] = 2
+    """new control: 1 (gradient at the server model) or 2 (from the local steps)"""
+
+    def check(self, flat: Mapping[str, Any]) -> None:
+        if flat["client.optimizer"] != "sgd":
+            raise UserError("client.optimizer must be sgd for scaffold, whose formulas count SGD steps.")
+        if flat["client.momentum"] and self.option == 2:
+            raise UserError(
+                "client.momentum must be 0 for scaffold, whose control (x - y_i)/(K eta) is a mean of gradients for "
+                f"plain SGD only, got {flat['client.momentum']:g}; use momentum 0 or scaffold.option 1."
+            )
+        if flat["dp.local"] and self.option == 1:
+            raise UserError("scaffold.option must be 2 with dp.local: option 1 sends a gradient that has no noise.")
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        everybody = torch.tensor(total_weight(self.weighting, facts), dtype=torch.float64)
+        everybody = torch.tensor(facts.total_weight, dtype=torch.float64)
         return {"model": model, "control": zeros_like(model), "everybody": everybody}
 
     def down(self, state: State, round: int, client: int) -> Message:
         return Message({"model": state["model"], "control": state["control"]})
 
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
-        x, c, w = flat(message.common, "model"), flat(message.common, "control"), weight(self.weighting, len(data))
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        x, c, w = flat(message.common, "model"), flat(message.common, "control"), work.weight(data)
         c_i = flat(memory, "control") if memory else zeros_like(c)
         eta, _ = work.sgd(f"SCAFFOLD with option {self.option}", momentum=self.option == 1)
-        at_x = self.local.gradient(work, x, data) if self.option == 1 else None
-        y, metrics = self.local.run(work, x, data, seed, add_to_grad=constant(sub(c, c_i)))
+        at_x = work.gradient(x, data) if self.option == 1 else None
+        y, metrics, spent = work.local(x, data, seed, add_to_grad=constant(sub(c, c_i)))
         delta = sub(y, x)
         new = add(sub(c_i, c), delta, -1 / (float(metrics["steps"]) * eta)) if at_x is None else at_x
+        protection = spent if at_x is None else Release()  # a plain gradient, by which later training goes too
         sums = {"delta": scale(delta, w), "control": scale(sub(new, c_i), w)}
-        return Reply(sums, weight=w, memory={"control": new}, metrics=metrics)
+        return Reply(sums, weight=w, memory={"control": new}, metrics=metrics, releases=[protection.of(*sums)])
 
-    def merge(
-        self, executor: Executor, state: State, total: Mapping[str, Flat | Tensor], replies: Sequence[Reply], seed: int
-    ) -> State:
+    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
         return {
-            "model": add(flat(state, "model"), flat(total, "delta"), 1 / sum(r.weight for r in replies)),
+            "model": add(flat(state, "model"), flat(total, "delta"), 1 / sum(r.weight for r in replies.values())),
             "control": add(flat(state, "control"), flat(total, "control"), 1 / scalar(state, "everybody")),
             "everybody": state["everybody"],
         }

@@ -13,8 +13,11 @@ from typing import Any, NoReturn, TextIO
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace, set_parsing_settings
 
-from fedcommons.config.experiment import Experiment, field_names, override
+from fedcommons.config.experiment import Experiment
+from fedcommons.config.fields import Field
+from fedcommons.config.flat import SHORT_NAMES, choose, fields_for, full_name, generates, of_others, own_fields
 from fedcommons.config.given import Given, given
+from fedcommons.config.parts import KINDS
 from fedcommons.errors import ClientError, UserError, sentence, shown, unknown
 from fedcommons.paths import user_path
 
@@ -24,13 +27,67 @@ PATHS = ("artifacts", "data.dir", "data_dir", "from", "out", "replay")
 """Options that name a file or folder."""
 
 
-def parser(description: str, defaults: Mapping[str, Any]) -> ArgumentParser:
-    """A parser with ``--config``, ``--print_config`` and every field of the experiment, preset to ``defaults``."""
-    result = ArgumentParser(description=description, exit_on_error=False)
+class Parser(ArgumentParser):
+    """A parser that knows which of its options are fields, and which parts they are of."""
+
+    fields: Mapping[str, Field] = {}
+    chosen: Mapping[str, Sequence[str]] = {}
+    short: Mapping[str, str] = SHORT_NAMES
+
+
+def parser(
+    description: str, argv: Sequence[str], defaults: Mapping[str, Any], lists: Mapping[str, str] | None = None
+) -> Parser:
+    """A parser with ``--config``, ``--print_config`` and every field of the parts that ``argv`` chooses.
+
+    defaults: of fields; those of parts that were not chosen are left out. lists: options of a sweep that name several
+    parts, such as ``algorithms``, and their defaults.
+
+    Raises:
+        UserError: a part that cannot be found.
+    """
+    chosen = _chosen(given(argv), defaults, lists or {})
+    result = Parser(description=description, epilog=_epilog(), exit_on_error=False)
+    result.chosen, result.fields = chosen, fields_for(chosen)
     result.add_argument("--config", action="config", help="YAML file with any of the options below")
-    result.add_class_arguments(Experiment)
-    result.set_defaults(dict(defaults))
+    for name, field in result.fields.items():
+        within = f", in {field.allowed}" if field.allowed and "|" not in field.allowed else ""
+        result.add_argument(
+            f"--{name}", type=field.hint, default=defaults.get(name, field.default), help=field.help + within
+        )
     return result
+
+
+LISTS = {"algorithms": "algorithm", "settings": "sharing"}
+"""Options of sweeps that name several parts of a kind."""
+
+
+def _chosen(asked: Sequence[Given], defaults: Mapping[str, Any], lists: Mapping[str, str]) -> dict[str, list[str]]:
+    """The parts of each kind that some run may have."""
+    last = {one.name: one for one in asked}
+    found: dict[str, list[str]] = {}
+    for kind, k in KINDS.items():
+        of_kind = [option for option, its in LISTS.items() if its == kind and option in lists]
+        options = [k.field, *(short for short, field in SHORT_NAMES.items() if field == k.field), *of_kind]
+        texts = [text for o in options if o in last and isinstance(text := last[o].value, str)]
+        if not texts:
+            texts = [lists[o] for o in of_kind] or [str(defaults.get(k.field, own_fields()[k.field].default))]
+        texts += [text for one in asked if one.name == "space" for text in _swept(one, k.field)]
+        found[kind] = list(dict.fromkeys(name.strip() for text in texts for name in text.split(",") if name.strip()))
+    if not any(generates(setting) for setting in found["sharing"]):
+        del found["generator"]
+    return found
+
+
+def _swept(one: Given, field: str) -> list[str]:
+    """The values of ``--space NAME=VALUES`` where NAME is this field."""
+    pairs = [text.partition("=") for text in (one.value if isinstance(one.value, list) else [one.value or ""])]
+    return [values for name, _, values in pairs if SHORT_NAMES.get(name, name) == field]
+
+
+def _epilog() -> str:
+    short = ", ".join(f"--{name.replace('_', '-')} ({field})" for name, field in SHORT_NAMES.items())
+    return f"For short: {short}. A part is a name or an import path of your own, such as my_lab.py:FedAvgM."
 
 
 def hide(parser: ArgumentParser, fields: Collection[str]) -> None:
@@ -51,8 +108,9 @@ def refuse_fields(options: Namespace, taken: Mapping[str, str]) -> None:
             raise UserError(f"{name} is set by the sweep's own option: use --{option} instead of {options[name]}.")
 
 
-def parse(parser: ArgumentParser, argv: Sequence[str]) -> Namespace:
-    """The parsed options; ``asked``: the fields that were named, whatever their values.
+def parse(parser: Parser, argv: Sequence[str]) -> Namespace:
+    """The parsed options; ``fields``: those that are fields; ``asked``: names of those that were given;
+    ``chosen``: the parts, by kind.
 
     Of an option that is given twice the last counts. Options of ``PATHS`` come with ``~`` replaced.
 
@@ -61,13 +119,15 @@ def parse(parser: ArgumentParser, argv: Sequence[str]) -> Namespace:
     """
     options = {o[2:].replace("-", "_"): (o, action) for o, action in parser._option_string_actions.items()}
     known = {name for name in options if not any(other.startswith(f"{name}.") for other in options)} - {"h", "config"}
-    asked, words, flags = given(argv), [], {}
+    asked, words, flags = [replace(one, name=_full(parser, known, one.name)) for one in given(argv)], [], {}
     for one in asked:
         if one.file and one.name in ("help", "print_config"):
             raise UserError(f"{one} is no key of a config file, got {one.file}.")
         if one.name not in known:
-            raise _not_known(one, known, [options[name][0] for name in known])
+            raise _not_known(parser, one, known, [options[name][0] for name in known])
         option, action = options[one.name]
+        if one.value is None and one.name in parser.fields and bool in parser.fields[one.name].kinds:
+            one = replace(one, value="true")
         if one.name in PATHS:
             one = replace(one, value=str(user_path(option, one.text)))
         if action.nargs == 0:
@@ -86,8 +146,17 @@ def parse(parser: ArgumentParser, argv: Sequence[str]) -> Namespace:
         raise UserError(said) from None
     for one in {one.name: one for one in asked}.values():  # the last of each
         _check_read(one, result.get(one.name))
-    result.asked = asked_for(argv)
+    result.fields, result.chosen = parser.fields, parser.chosen
+    result.asked = frozenset(one.name for one in asked) & parser.fields.keys()
+    changed = sorted(n for n in result.asked if n.startswith("dp.") and result[n] != parser.fields[n].default)
+    if (idle := [n for n in changed if n != "dp.local"]) and not result.dp.local:
+        raise UserError(f"{idle[0]} changes nothing without --dp.local true.")
     return result
+
+
+def _full(parser: Parser, known: Collection[str], name: str) -> str:
+    full = full_name(name, known, parser.chosen, parser.short)
+    return full if full in known else name
 
 
 def _check_read(one: Given, value: Any) -> None:
@@ -110,7 +179,9 @@ def _true(one: Given) -> bool:
     return one.value is None or answers[one.text.lower()]
 
 
-def _not_known(one: Given, known: Collection[str], options: Iterable[str]) -> UserError:
+def _not_known(parser: Parser, one: Given, known: Collection[str], options: Iterable[str]) -> UserError:
+    if parser.chosen and (refused := of_others(parser.short.get(one.name, one.name), parser.chosen)):
+        return refused
     if fields := sorted(name for name in known if name.startswith(f"{one.name}.")):
         return UserError(f"{one} is a section: name one of its fields, such as {fields[0]}.")
     return unknown("config key", one.name, known) if one.file else unknown("option", str(one), options)
@@ -118,26 +189,24 @@ def _not_known(one: Given, known: Collection[str], options: Iterable[str]) -> Us
 
 def experiment(options: Namespace) -> Experiment:
     """The experiment that the options describe."""
-    flat = {name: value for name, value in options.items(branches=False)}
-    names = Experiment.__dataclass_fields__
-    fields = {n: tuple(v) if isinstance(v, list) else v for n, v in flat.items() if n.partition(".")[0] in names}
-    return override(Experiment(), fields)
+    return choose(flat(options))
+
+
+def flat(options: Namespace) -> dict[str, Any]:
+    """The fields among the options: dotted names to values."""
+    found = {name: value for name, value in options.items(branches=False) if name in options.fields}
+    return {n: tuple(v) if isinstance(v, list) else v for n, v in found.items()}
 
 
 def early(argv: Sequence[str], name: str, default: str) -> str:
-    """The value of an option that decides the defaults of others, before the parser can be made."""
-    found = [one.text for one in given(argv) if one.name == name]
+    """The value of an option or field that decides the defaults of others, before the parser can be made."""
+    found = [one.text for one in given(argv) if name in (one.name, SHORT_NAMES.get(one.name))]
     return found[-1] if found else default  # the last one counts, as for the parser
 
 
 def named(argv: Sequence[str]) -> set[str]:
     """The options that are given, in config files too."""
     return {one.name for one in given(argv)}
-
-
-def asked_for(argv: Sequence[str]) -> frozenset[str]:
-    """The fields that are named on the command line or in a config file."""
-    return frozenset(named(argv) & set(field_names()))
 
 
 def split(option: str, text: str, kind: Callable[[str], Any] = str) -> tuple:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedcommons.config.experiment import Experiment
+from fedcommons.config.flat import flat_dict
 from fedcommons.errors import UserError
 
 FIELDS: Mapping[str, Any] = {
@@ -50,12 +51,12 @@ def authors(config: Experiment) -> Mapping[str, Any]:
         UserError: the cell is not one of Table 1's.
     """
     data, algorithm = config.data.name, config.algorithm
-    n, c, alpha = config.partition.n_clients, config.federation.participation, config.partition.alpha
+    n, c, alpha = config.partition.n_clients, config.federation.participation, flat_dict(config).get("partition.alpha")
     if (data, algorithm) not in _RATES or (n, c) not in _FEDERATIONS or alpha not in _ALPHAS:
         raise UserError(
             f"preset authors knows the cells of Table 1 only: cifar10 or cifar100; fedavg, scaffold, fedpvr, fedprox "
             f"or feddyn; N:C 10:1, 10:0.4, 40:0.2 or 100:0.1; alpha 0.01 or 0.1; "
-            f"got {data}, {algorithm}, {n}:{c:g}, {alpha:g}."
+            f"got {data}, {algorithm}, {n}:{c:g}, {alpha}."
         )
     synthetic = config.sharing.setting in ("local_synthetic", "shuffled_synthetic")
     n_own = 45000 // n

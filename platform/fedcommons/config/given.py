@@ -8,7 +8,8 @@ from pathlib import Path
 import yaml
 from yaml import MappingNode, Node, ScalarNode, SequenceNode
 
-from fedcommons.config.experiment import field_names
+from fedcommons.config.flat import SECTIONS
+from fedcommons.config.parts import KINDS
 from fedcommons.errors import UserError, shown
 from fedcommons.paths import user_path
 
@@ -18,7 +19,8 @@ LONGEST = 4096
 LARGEST_FILE = 1_000_000
 """The most bytes of a config file."""
 
-SECTIONS = {name.partition(".")[0] for name in field_names() if "." in name}
+NAMES = {*SECTIONS, *KINDS["algorithm"].known}
+"""Sections that a config file may have without keys in them."""
 
 CORE = {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "timestamp")}
 """Types of plain values in YAML; what they mean is decided as for the text of an option."""
@@ -112,7 +114,7 @@ def _options(node: MappingNode, section: str, path: Path) -> Iterator[Given]:
         if not isinstance(key, ScalarNode):
             raise UserError(f"--config: {path} has a key that is no name{_line(key)}.")
         name = section + key.value.replace("-", "_")
-        named = not section and (value.value or name in SECTIONS)  # --print_config prints sections without keys
+        named = not section and (value.value or name in NAMES)  # --print_config prints sections without keys
         if isinstance(value, MappingNode) and named and value.tag == "tag:yaml.org,2002:map":
             yield from _options(value, f"{name}.", path)
         elif isinstance(value, SequenceNode) and value.tag == "tag:yaml.org,2002:seq":

@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from fedcommons.config import fedssyn_authors as authors
-from fedcommons.config.experiment import Experiment, override
+from fedcommons.config.experiment import Experiment
+from fedcommons.config.flat import choose, flat_dict, not_chosen
 from fedcommons.errors import unknown
 
 _DIGITS_GENERATOR: dict[str, Any] = {
@@ -91,9 +92,18 @@ def settled(name: str, config: Experiment, asked: Collection[str]) -> Experiment
     """With preset ``authors`` what the released code sets in this cell, but for the fields that were asked for."""
     if name != "authors":
         return config
-    return override(config, {field: v for field, v in authors.authors(config).items() if field not in asked})
+    fields = {name: value for name, value in authors.authors(config).items() if name not in asked}
+    return choose({**config.beside, **flat_dict(config), **fields}, config.beside)
 
 
-def experiment(name: str, dataset: str) -> Experiment:
-    """The experiment of a preset."""
-    return override(Experiment(), preset(name, dataset))
+def experiment(name: str, dataset: str, values: Mapping[str, Any] | None = None) -> Experiment:
+    """The experiment of a preset with these dotted fields besides, which may choose other parts.
+
+    Raises:
+        UserError: a field that the experiment does not have.
+    """
+    found = choose({**preset(name, dataset), **(values or {})})
+    for field in values or ():
+        if field not in flat_dict(found):
+            raise not_chosen(field, found)
+    return found

@@ -9,8 +9,8 @@ import numpy as np
 from ray import tune
 
 from fedcommons.config import cli
-from fedcommons.config import experiment as config
-from fedcommons.config.experiment import IGNORED_BY_RESULTS, SHORT_NAMES, field_names
+from fedcommons.config.fields import Field
+from fedcommons.config.flat import IGNORED_BY_RESULTS, SHORT_NAMES, full_name
 from fedcommons.errors import UserError, shown, unknown
 from fedcommons.seeds import numpy_generator
 
@@ -27,8 +27,8 @@ Space = Mapping[str, "list[Any] | Any"]
 """Dotted field to a list of values or one of Ray Tune's distributions."""
 
 
-def parse(texts: Sequence[str]) -> Space:
-    """The space that ``NAME=VALUES`` texts describe; NAME is a dotted field or a short name of methods.md section 0.
+def parse(texts: Sequence[str], fields: Mapping[str, Field], chosen: Mapping[str, Sequence[str]]) -> Space:
+    """The space that ``NAME=VALUES`` texts describe; NAME is one of these fields of the chosen parts, or short for one.
 
     Raises:
         UserError: a text, name, value or distribution that is not understood.
@@ -36,16 +36,16 @@ def parse(texts: Sequence[str]) -> Space:
     space: dict[str, Any] = {}
     for text in texts:
         name, equals, values = text.partition("=")
-        field = SHORT_NAMES.get(name, name)
-        if field not in field_names():
-            raise unknown("swept field", name, [*SHORT_NAMES, *field_names()])
+        field = full_name(name, fields, chosen)
+        if field not in fields:
+            raise unknown("swept field", name, [*SHORT_NAMES, *fields])
         if not equals or not values.strip():
             raise UserError(f"--space takes NAME=VALUES such as alpha=0.01,0.1 or p=uniform(0,0.5), got {shown(text)}.")
         if field in IGNORED_BY_RESULTS:
             raise UserError(f"--space: {field} changes no result and cannot be swept.")
         if field in space:
             raise UserError(f"--space: {field} is swept twice.")
-        space[field] = _values(field, values.strip())
+        space[field] = _values(field, fields[field].kinds[0], values.strip())
     return space
 
 
@@ -68,8 +68,8 @@ def _draw(domain: Any, seed: int, name: str, number: int) -> Any:
     return int(value) if isinstance(value, int | np.integer) else float(f"{float(value):.6g}")
 
 
-def _values(field: str, text: str) -> Any:
-    call, kind = re.fullmatch(r"(\w+)\((.*)\)", text), config.kinds_of(field)[0]
+def _values(field: str, kind: type, text: str) -> Any:
+    call = re.fullmatch(r"(\w+)\((.*)\)", text)
     if kind is tuple:
         raise UserError(f"--space: {field} is a list and cannot be swept.")
     if not call:

@@ -1,6 +1,8 @@
 """zeta^2, sigma^2 and delta^2 at one model, from the moments of the clients' and the pool's per-sample gradients.
 
-f_i(x)         mean loss of client i on its data, in evaluation mode, without augmentation;  g_i = grad f_i(x)
+f_i(x)         (1/n_i) sum_j w_j F(x, xi_j): mean loss of client i on its data, weighted where its examples have weights
+               w_j, in evaluation mode, without augmentation;  g_i = grad f_i(x)
+F(x, xi_j)     below: with its weight, so that what follows holds of w_j F as of F
 g, g~          mean of g_i over clients; gradient of the mean loss on the pool D~
 zeta^2       = (1/N) sum_i ||g_i - g||^2
 sigma^2      = (1/N) sum_i E_{xi ~ D_i} ||grad F(x, xi) - g_i||^2,  per sample (a batch of B has sigma^2 / B)
@@ -64,7 +66,8 @@ class Part:
     def of(self, which: str, client: int, examples: ClientData) -> ClientData:
         """The client's examples that are in it."""
         rows = torch.from_numpy(self.rows(which, client, len(examples))).to(examples.y.device)
-        return ClientData(examples.x[rows], examples.y[rows])
+        weight = None if examples.weight is None else examples.weight[rows]
+        return ClientData(examples.x[rows], examples.y[rows], weight)
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,7 +200,7 @@ def along_of_block(worker: Worker, task: Direction, job: tuple[str, list[int]]) 
     which, ids = job
     clients, v = clients_of(worker.data, which), task.v.to(worker.work.device)
     task.at.load(worker.work)
-    return [float(mean_gradient(worker, clients[i].x, clients[i].y)[0] @ v) for i in ids]
+    return [float(mean_gradient(worker, clients[i])[0] @ v) for i in ids]
 
 
 def moments_of_block(
@@ -213,7 +216,7 @@ def moments_of_block(
     for i in ids:
         examples = part.of(which, i, clients[i]) if part else clients[i]
         n, m = int(sizes[i]), len(examples)
-        gradient, sq_mean = mean_gradient(worker, examples.x, examples.y)
+        gradient, sq_mean = mean_gradient(worker, examples)
         sq = float(gradient @ gradient)
         v = (1 / m - 1 / n) * (sq_mean - sq) * m / (m - 1) if m < n else 0.0
         scalars.append([n, sq, sq_mean, v])
@@ -233,13 +236,13 @@ def clients_of(run: RunData, which: str) -> Clients:
     return found
 
 
-def mean_gradient(worker: Worker, x: Tensor, y: Tensor) -> tuple[Tensor, float]:
+def mean_gradient(worker: Worker, examples: ClientData) -> tuple[Tensor, float]:
     """The mean over examples of the per-example gradients (P,), float64, and of their squared norms, as loaded."""
-    work, n = worker.work, len(y)
+    work, n = worker.work, len(examples)
     total = torch.zeros(work.params.layout.size, dtype=torch.float64, device=work.device)
     total_sq = 0.0
     for first in range(0, n, BATCH):
-        batch = x[first : first + BATCH], y[first : first + BATCH]
+        batch = [column[first : first + BATCH] for column in examples.columns]
         mean, sq_norms = gradients(work.module, batch)
         for into, piece in zip(total.split(PIECE), mean.split(PIECE), strict=True):
             into.add_(piece, alpha=len(batch[1]))  # widened piece by piece

@@ -5,10 +5,11 @@ L_i    = the same of f_i;  L_max = max_i L_i;  L~_avg: of the mean loss on the p
 L_p    = max_i of the loss on what client i trains on
 mu     = the smallest eigenvalue of H, found as L - ||L I - H||; not positive where f is not strongly convex
 
-In evaluation mode, without augmentation. Products in the model's precision, sums over batches and clients in float64.
-What is found is an eigenvalue within ``TOLERANCE``, and the largest for nearly every start: of 12,000 random starts on
-spectra whose largest eigenvalue was 1 to 20 % ahead, one found the second (1e-3 instead: 96). On a part of the data
-(``Part``) it is the Hessian of that part, whose L is on average the larger, the fewer the examples.
+The losses are those of ``estimators``, with the examples' weights, in evaluation mode, without augmentation. Products
+in the model's precision, sums over batches and clients in float64. What is found is an eigenvalue within ``TOLERANCE``,
+and the largest for nearly every start: of 12,000 random starts on spectra whose largest eigenvalue was 1 to 20 % ahead,
+one found the second (1e-3 instead: 96). On a part of the data (``Part``) it is the Hessian of that part, whose L is on
+average the larger, the fewer the examples.
 """
 
 from collections.abc import Callable, Iterable
@@ -105,10 +106,10 @@ def products_of_block(worker: Worker, task: Direction, job: tuple[str, list[int]
     """The sum of H_i v over the clients ``ids``; in the pool that of n_i H_i v."""
     which, ids, part = job
     task.at.load(worker.work)
-    total, sizes = BlockSum(), clients_of(worker.data, which).rows.sizes
+    total, sizes, v = BlockSum(), clients_of(worker.data, which).rows.sizes, task.v.to(worker.work.device)
     examples = int(sizes.sum())
     for i in ids:
-        product = hessian_vector(worker.work.module, _batches(worker, which, i, part), task.v.to(worker.work.device))
+        product = hessian_vector(worker.work.module, _batches(worker, which, i, part), v)
         weight = float(sizes[i]) / examples if which == "pool" else 1 / len(sizes)
         total.add({"product": product * weight})
     return total.total
@@ -160,4 +161,4 @@ def _start(at: ModelTask, client: int) -> Tensor:
 def _batches(worker: Worker, which: str, client: int, part: Part | None) -> list[Batch]:
     examples = clients_of(worker.data, which)[client]
     examples = part.of(which, client, examples) if part else examples
-    return list(zip(examples.x.split(BATCH), examples.y.split(BATCH), strict=True))
+    return list(zip(*(column.split(BATCH) for column in examples.columns), strict=True))

@@ -13,12 +13,48 @@ a GPU slow. Noise and batches are drawn on the CPU and copied: 128 bits of key, 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.seeds import wide_generator
+
+
+def clipped(g: Tensor, clip: float) -> tuple[Tensor, float]:
+    """g min(1, C/||g||) in the place of g, and C, its largest norm; zero where g is not finite."""
+    factor = (clip / torch.linalg.vector_norm(g)).nan_to_num(0).clamp(max=1)
+    return g.mul_(factor).nan_to_num_(0), clip  # nan or infinite: all of it becomes zero
+
+
+class NoisySum:
+    """A sum of vectors with noise. It states what was done to it, so what is left out is not stated either.
+
+    bound: the largest norm of what was added, as told by who clipped it; infinite where nobody did. sigma: the noise
+    over C; 0 before there is any.
+    """
+
+    def __init__(self, zero: Tensor, clip: float) -> None:
+        self.values, self.clip, self.bound, self.sigma = zero, clip, clip, 0.0
+
+    def add(self, g: Tensor, norm: float = inf) -> None:
+        """Add g, whose norm is at most this."""
+        self.values.add_(g)
+        self.bound = max(self.bound, norm)
+
+    def blur(self, sigma: float, noise: np.random.Generator) -> None:
+        """Add N(0, sigma^2 C^2 I)."""
+        kind = np.float64 if self.values.dtype == torch.float64 else np.float32
+        normal = torch.from_numpy(noise.standard_normal(self.values.shape, dtype=kind)).to(self.values)
+        self.values.add_(normal, alpha=sigma * self.clip)
+        self.sigma = sigma
+
+    @property
+    def release(self) -> Release:
+        """What protects it, in a step whose batch holds every example."""
+        return Release(mechanism=SAMPLED_GAUSSIAN, sigma=self.sigma, sensitivity=self.bound, steps=1)
 
 
 @dataclass(frozen=True)
@@ -55,31 +91,23 @@ class DPSGD:
         step: int,
         expected: int,
         noise: np.random.Generator,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Release]:
         """Set the parameters' gradients for this batch, noise included; ``expected``: B, the batch's expected size.
 
-        Returns the mean loss of the batch, zero for an empty one.
+        Returns the mean loss of the batch, zero for an empty one, and what protects the gradients.
         """
-        total = params[0].new_zeros(sum(p.numel() for p in params))
-        losses = total.new_zeros(())
+        total = NoisySum(params[0].new_zeros(sum(p.numel() for p in params)), self.clip)
+        losses = params[0].new_zeros(())
         n = len(batch[1])
         for j in range(n):
             value = loss(tuple(t[j : j + 1] for t in batch), step)
             g = torch.cat([part.reshape(-1) for part in torch.autograd.grad(value, params)])
-            factor = (self.clip / torch.linalg.vector_norm(g)).nan_to_num(0).clamp(max=1)
-            total.add_(g.mul_(factor).nan_to_num_(0))  # nan or infinite: all of it becomes zero
+            total.add(*clipped(g, self.clip))
             losses += value.detach()
-        sd = self.noise_multiplier * self.clip
-        total.add_(self._normal(total, noise), alpha=sd)
-        total.div_(expected)
+        total.blur(self.noise_multiplier, noise)
+        mean = total.values.div_(expected)
         start = 0
         for p in params:
-            p.grad = total[start : start + p.numel()].view_as(p)
+            p.grad = mean[start : start + p.numel()].view_as(p)
             start += p.numel()
-        return losses / max(n, 1)
-
-    @staticmethod
-    def _normal(like: Tensor, noise: np.random.Generator) -> Tensor:
-        """Standard normal numbers in the shape and type of ``like`` and on its device."""
-        kind = np.float64 if like.dtype == torch.float64 else np.float32
-        return torch.from_numpy(noise.standard_normal(like.shape, dtype=kind)).to(like)
+        return losses / max(n, 1), total.release

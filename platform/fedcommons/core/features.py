@@ -1,4 +1,4 @@
-"""What a network's last linear layer is given (the features) and returns (the logits), in passes made by others."""
+"""What a network's head is given (the embedding) and returns (the logits), in forward passes made by others."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,21 +6,30 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 
 
-class LastLayer:
-    """Watches the last linear layer of ``module``; ``inputs`` and ``outputs``: those of the latest forward pass.
+class Head:
+    """Watches the module's head; ``inputs`` and ``outputs``: those of the latest forward pass.
+
+    The module says which layer it is: its attribute ``head`` is the dotted name of a submodule, whose input is the
+    embedding and whose output are the logits.
 
     Raises:
-        ValueError: the module has no linear layer.
+        ValueError: it does not say, or there is no such submodule.
     """
 
     inputs: Tensor  # (B, d)
     outputs: Tensor  # (B, classes)
 
     def __init__(self, module: nn.Module) -> None:
-        linear = [m for m in module.modules() if isinstance(m, nn.Linear)]
-        if not linear:
-            raise ValueError("features are the input of the last linear layer, and this module has no linear layer")
-        self.layer = linear[-1]
+        name, kind = getattr(module, "head", None), type(module).__name__
+        if not isinstance(name, str):
+            raise ValueError(
+                f"{kind} must have an attribute head, the dotted name of the layer that makes logits of the embedding: "
+                'in the class, head = "network.last"'
+            )
+        layers = dict(module.named_modules())
+        if not name or name not in layers:
+            raise ValueError(f"{kind}.head must be the dotted name of one of its submodules, got {name!r}")
+        self.layer = layers[name]
 
     @contextmanager
     def watched(self) -> Iterator[None]:

@@ -1,14 +1,18 @@
 """The one local training loop: plain minibatch steps that drive the client's LightningModule."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
+from typing import Any, NamedTuple
 
 import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
 from fedcommons.core.dp_sgd import DPSGD
+from fedcommons.core.logged import Logged
+from fedcommons.core.release import Release
+from fedcommons.core.weighting import weight
 from fedcommons.data.augment import flip_and_crop
 from fedcommons.data.clients import ClientData
 from fedcommons.seeds import generator, set_default_generator
@@ -27,19 +31,159 @@ AddToGrad = Callable[[Mapping[str, nn.Parameter]], None]
 """Changes the gradients of the named parameters, between the backward pass and the step."""
 
 
-class Work:
-    """What one process trains with: a LightningModule whose parameters are views over one flat buffer, its optimizer.
+class Trained(NamedTuple):
+    """What a local training gives back."""
 
-    Built once per process and used for one client after another. ``buffers``: the floating buffers of the module's
-    state (BatchNorm's statistics), views over a second flat buffer; the round engine says whose they are.
-    ``initial``, ``initial_buffers``: as the module was built.
+    model: Flat  # the worker's own buffer, overwritten by the next training: keep or send singly a copy
+    metrics: Mapping[str, float | Tensor]  # means over the steps of ``loss`` and of what it logged; ``steps``: K
+    spent: Release  # what protects the model, and all that is made from it alone; without DP-SGD nothing does
+
+
+@dataclass(frozen=True)
+class LocalSGD:
+    """E epochs of minibatches in a fresh random order, keyed by (round, client, epoch).
+
+    With ``dp`` the batches are Poisson samples and the gradients those of DP-SGD (see ``dp_sgd``).
+    """
+
+    epochs: int
+    batch_size: int
+    drop_last: bool = False  # an incomplete batch is kept where it is the only one
+    equal_work: bool = True  # fewer epochs for clients with shared data, so that steps stay about equal
+    augment: bool = False
+    dp: DPSGD | None = None
+
+    def epochs_for(self, n: int, n_own: int | None) -> int:
+        """E' = max(1, floor(n_i E/(n_i + n~))), the authors' rule, where n~ of the n examples are not the client's."""
+        if not self.equal_work or n_own is None:
+            return self.epochs
+        return max(1, self.epochs * n_own // n)
+
+    def run(
+        self,
+        work: "Work",
+        start: Flat,
+        data: ClientData,
+        seed: int,
+        *,
+        loss: Loss | None = None,
+        add_to_grad: AddToGrad | None = None,
+        lr: float | None = None,
+    ) -> Trained:
+        """Train from ``start``; see ``Work.local``."""
+        with work.logged.collected() as logged:
+            model, metrics, spent = self._run(work, start, data, seed, loss, add_to_grad, lr)
+        return Trained(model, {**logged, **metrics}, spent)
+
+    def _run(
+        self,
+        work: "Work",
+        start: Flat,
+        data: ClientData,
+        seed: int,
+        loss: Loss | None,
+        add_to_grad: AddToGrad | None,
+        lr: float | None,
+    ) -> Trained:
+        module, optimizer, parameters = work.module, work.optimizer, list(work.named.values())
+        step_loss: Loss = loss or module.training_step  # pyright: ignore[reportAssignmentType]
+        work.load(start)
+        optimizer.state.clear()  # momentum starts anew: the next client knows nothing of this one's
+        for group, rate in zip(optimizer.param_groups, work.rates, strict=True):
+            group["lr"] = rate if lr is None else lr
+        set_default_generator(seed, "dropout")
+        if not module.training:
+            module.train()
+        losses: list[Tensor] = []
+        protections: set[Release] = set()
+        for epoch in range(self.epochs_for(len(data), data.n_own)):
+            for batch in self._batches(data, seed, epoch):
+                try:
+                    if self.dp:
+                        expected, number = min(self.batch_size, len(data)), len(losses)
+                        noise = self.dp.draws(seed, "dp noise", number)
+                        value, protection = self.dp.gradients(parameters, step_loss, batch, number, expected, noise)
+                        protections.add(protection)
+                    else:
+                        value = step_loss(batch, len(losses))
+                        for parameter in parameters:  # zero_grad without the optimizer's profiling around it
+                            parameter.grad = None
+                        value.backward()
+                    if add_to_grad:
+                        add_to_grad(work.named)
+                    optimizer.step()
+                except Exception as error:
+                    error.add_note(f"step {len(losses)}, batch {tuple(batch[0].shape)}")
+                    raise
+                losses.append(value.detach())
+        metrics = {"loss": reduce(torch.add, losses) / len(losses), "steps": len(losses)}
+        return Trained(work.params, metrics, self._spent(protections, len(data), len(losses)))
+
+    def _spent(self, protections: set[Release], n: int, steps: int) -> Release:
+        """All steps as one event: of Poisson batches if they are DP-SGD's; unprotected if any two differ."""
+        if self.dp is None or len(protections) != 1:
+            return Release()
+        return replace(protections.pop(), q=self.dp.sampling_rate(n, self.batch_size), steps=steps)
+
+    def _batches(self, data: ClientData, seed: int, epoch: int) -> Iterator[Batch]:
+        n, b, device = len(data), self.batch_size, data.y.device
+        draws = generator(seed, "order", epoch)
+        columns = [t for t in (data.x, data.y, data.weight) if t is not None]
+        if self.dp:
+            steps = self.dp.steps(n, b)
+            for number in range(epoch * steps, (epoch + 1) * steps):
+                chosen = self.dp.sample(n, b, self.dp.draws(seed, "dp batch", number)).to(device)
+                batch = [t[chosen] for t in columns]
+                yield self._augmented(batch, draws) if len(chosen) else tuple(batch)
+            return
+        if n <= b and not self.augment:
+            yield tuple(columns)  # a batch of all needs no order
+            return
+        order = torch.randperm(n, generator=draws).to(device)
+        columns = self._augmented([t.index_select(0, order) for t in columns], draws)  # one gather, then views
+        for first in range(0, n, b):
+            if self.drop_last and 0 < first > n - b:
+                return
+            yield tuple(t[first : first + b] for t in columns)
+
+    def _augmented(self, columns: list[Tensor], draws: torch.Generator) -> Batch:
+        return (flip_and_crop(columns[0], draws), *columns[1:]) if self.augment else tuple(columns)
+
+    def gradient(self, work: "Work", at: Flat, data: ClientData) -> Flat:
+        """The gradient of the mean loss over the client's data at ``at``, in evaluation mode, without augmentation."""
+        work.load(at)
+        work.module.eval()
+        n, b = len(data), self.batch_size
+        columns = [t for t in (data.x, data.y, data.weight) if t is not None]
+        total = torch.zeros_like(at.buffer)
+        for first in range(0, n, b):
+            batch = tuple(t[first : first + b] for t in columns)
+            value = work.module.training_step(batch, 0)
+            assert isinstance(value, Tensor)
+            parts = torch.autograd.grad(value, list(work.named.values()))
+            total.add_(torch.cat([g.reshape(-1) for g in parts]), alpha=len(batch[1]) / n)
+        return Flat(at.layout, total)
+
+
+class Work:
+    """What one process trains with: a LightningModule, its optimizer, the local loop and the clients' weighting.
+
+    Built once per process and used for one client after another. The parameters are views over one flat buffer.
+    ``buffers``: the floating buffers of the module's state (BatchNorm's statistics), views over a second flat buffer;
+    the round engine says whose they are. ``initial``, ``initial_buffers``: as the module was built.
 
     Raises:
         ValueError: ``configure_optimizers`` returns something else than one optimizer.
     """
 
-    def __init__(self, module: LightningModule, device: torch.device) -> None:
-        self.module, self.device = module.to(device), device
+    def __init__(
+        self,
+        module: LightningModule,
+        device: torch.device,
+        loop: LocalSGD = LocalSGD(epochs=1, batch_size=32),
+        weighting: str = "uniform",
+    ) -> None:
+        self.module, self.device, self.loop, self.weighting = module.to(device), device, loop, weighting
         self.named = dict(module.named_parameters())
         self.params = _flat_views(self.named)
         for name, parameter in self.named.items():
@@ -53,7 +197,37 @@ class Work:
         optimizer = module.configure_optimizers()
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ValueError("configure_optimizers must return one torch optimizer: the rate is constant in a round")
-        self.optimizer = optimizer
+        self.optimizer, self.logged = optimizer, Logged(module)
+        self.rates: list[Any] = [group["lr"] for group in optimizer.param_groups]
+
+    def local(
+        self,
+        start: Flat,
+        data: ClientData,
+        seed: int,
+        *,
+        loss: Loss | None = None,
+        add_to_grad: AddToGrad | None = None,
+        lr: float | None = None,
+    ) -> Trained:
+        """Train from ``start``; the trained weights are the worker's own buffer, overwritten by the next training.
+
+        ``loss`` takes the place of the module's ``training_step``. ``add_to_grad`` sees every step's gradients; what it
+        adds is not clipped and gets no noise, so under DP-SGD it must not look at the data. ``lr``: the learning rate
+        of all parameters in this call; without it they have the module's own rates.
+        """
+        return self.loop.run(self, start, data, seed, loss=loss, add_to_grad=add_to_grad, lr=lr)
+
+    def gradient(self, at: Flat, data: ClientData) -> Flat:
+        """The gradient of the mean loss over the client's data at ``at``, in evaluation mode, without augmentation.
+
+        Nothing protects it.
+        """
+        return self.loop.gradient(self, at, data)
+
+    def weight(self, data: ClientData) -> float:
+        """w_i, the client's weight in averages: 1 or n_i, as the experiment has it."""
+        return weight(self.weighting, len(data))
 
     def load(self, model: Flat) -> None:
         """Copy these weights into the module.
@@ -94,7 +268,7 @@ class Work:
             raise ValueError(f"{method} is not defined for SGD with Nesterov's momentum or dampening")
         if group["momentum"] and not momentum:
             raise ValueError(f"{method} is defined for SGD without momentum, and momentum is {group['momentum']:g}")
-        return group["lr"], group["momentum"]
+        return self.rates[0], group["momentum"]
 
 
 def floating_buffers(module: nn.Module) -> Flat:
@@ -114,109 +288,6 @@ def _flat_views(named: Mapping[str, Tensor]) -> Flat:
     return Flat(
         layout_of(named.items()), torch.cat([t.detach().reshape(-1) for t in named.values()] or [torch.empty(0)])
     )
-
-
-@dataclass(frozen=True)
-class LocalSGD:
-    """E epochs of minibatches in a fresh random order, keyed by (round, client, epoch).
-
-    With ``dp`` the batches are Poisson samples and the gradients those of DP-SGD (see ``dp_sgd``).
-    """
-
-    epochs: int
-    batch_size: int
-    drop_last: bool = False  # an incomplete batch is kept where it is the only one
-    equal_work: bool = True  # fewer epochs for clients with shared data, so that steps stay about equal
-    augment: bool = False
-    dp: DPSGD | None = None
-
-    def epochs_for(self, n: int, n_own: int | None) -> int:
-        """E' = max(1, floor(n_i E/(n_i + n~))), the authors' rule, where n~ of the n examples are not the client's."""
-        if not self.equal_work or n_own is None:
-            return self.epochs
-        return max(1, self.epochs * n_own // n)
-
-    def run(
-        self,
-        work: Work,
-        start: Flat,
-        data: ClientData,
-        seed: int,
-        *,
-        loss: Loss | None = None,
-        add_to_grad: AddToGrad | None = None,
-    ) -> tuple[Flat, Mapping[str, float | Tensor]]:
-        """Train from ``start``; the trained weights are the worker's own buffer, overwritten by the next client.
-
-        ``loss`` takes the place of the module's ``training_step``; ``add_to_grad`` sees every step's gradients.
-        """
-        module, optimizer, parameters = work.module, work.optimizer, list(work.named.values())
-        step_loss: Loss = loss or module.training_step  # pyright: ignore[reportAssignmentType]
-        work.load(start)
-        optimizer.state.clear()  # momentum starts anew: the next client knows nothing of this one's
-        set_default_generator(seed, "dropout")
-        if not module.training:
-            module.train()
-        losses: list[Tensor] = []
-        for epoch in range(self.epochs_for(len(data), data.n_own)):
-            for batch in self._batches(data, seed, epoch):
-                try:
-                    if self.dp:
-                        expected, number = min(self.batch_size, len(data)), len(losses)
-                        noise = self.dp.draws(seed, "dp noise", number)
-                        value = self.dp.gradients(parameters, step_loss, batch, number, expected, noise)
-                    else:
-                        value = step_loss(batch, len(losses))
-                        for parameter in parameters:  # zero_grad without the optimizer's profiling around it
-                            parameter.grad = None
-                        value.backward()
-                    if add_to_grad:
-                        add_to_grad(work.named)
-                    optimizer.step()
-                except Exception as error:
-                    error.add_note(f"step {len(losses)}, batch {tuple(batch[0].shape)}")
-                    raise
-                losses.append(value.detach())
-        return work.params, {"loss": reduce(torch.add, losses) / len(losses), "steps": len(losses)}
-
-    def _batches(self, data: ClientData, seed: int, epoch: int) -> Iterator[Batch]:
-        n, b, device = len(data), self.batch_size, data.y.device
-        draws = generator(seed, "order", epoch)
-        columns = [t for t in (data.x, data.y, data.weight) if t is not None]
-        if self.dp:
-            steps = self.dp.steps(n, b)
-            for number in range(epoch * steps, (epoch + 1) * steps):
-                chosen = self.dp.sample(n, b, self.dp.draws(seed, "dp batch", number)).to(device)
-                batch = [t[chosen] for t in columns]
-                yield self._augmented(batch, draws) if len(chosen) else tuple(batch)
-            return
-        if n <= b and not self.augment:
-            yield tuple(columns)  # a batch of all needs no order
-            return
-        order = torch.randperm(n, generator=draws).to(device)
-        columns = self._augmented([t.index_select(0, order) for t in columns], draws)  # one gather, then views
-        for first in range(0, n, b):
-            if self.drop_last and 0 < first > n - b:
-                return
-            yield tuple(t[first : first + b] for t in columns)
-
-    def _augmented(self, columns: list[Tensor], draws: torch.Generator) -> Batch:
-        return (flip_and_crop(columns[0], draws), *columns[1:]) if self.augment else tuple(columns)
-
-    def gradient(self, work: Work, at: Flat, data: ClientData) -> Flat:
-        """The gradient of the mean loss over the client's data at ``at``, in evaluation mode, without augmentation."""
-        work.load(at)
-        work.module.eval()
-        n, b = len(data), self.batch_size
-        columns = [t for t in (data.x, data.y, data.weight) if t is not None]
-        total = torch.zeros_like(at.buffer)
-        for first in range(0, n, b):
-            batch = tuple(t[first : first + b] for t in columns)
-            value = work.module.training_step(batch, 0)
-            assert isinstance(value, Tensor)
-            parts = torch.autograd.grad(value, list(work.named.values()))
-            total.add_(torch.cat([g.reshape(-1) for g in parts]), alpha=len(batch[1]) / n)
-        return Flat(at.layout, total)
 
 
 def constant(correction: Flat) -> AddToGrad:

@@ -16,11 +16,11 @@ SAMPLED_GAUSSIAN = "sampled gaussian"
 class Release:
     """Something that left a client, and what protects it; by itself nothing does.
 
-    what: names of a reply's tensors, or of what a client contributes to a commons. mechanism: ``SAMPLED_GAUSSIAN``, or
-    None: nothing.
+    client: whose; of a reply's the engine says it. what: names of a reply's tensors, or of what a client contributes
+    to a commons. mechanism: ``SAMPLED_GAUSSIAN``, or None: nothing.
     """
 
-    client: int
+    client: int = -1
     what: tuple[str, ...] = ()
     mechanism: str | None = None
     q: float = 1.0

@@ -1,6 +1,6 @@
 """How much a client counts in averages: all alike (Fedssyn) or by its number of examples (FedDM, NIID-Bench)."""
 
-from fedcommons.core.algorithm import Facts
+from collections.abc import Sequence
 
 WEIGHTINGS = ("uniform", "samples")
 
@@ -10,6 +10,6 @@ def weight(weighting: str, n: int) -> float:
     return float(n) if weighting == "samples" else 1.0
 
 
-def total_weight(weighting: str, facts: Facts) -> float:
+def total_weight(weighting: str, sizes: Sequence[int]) -> float:
     """sum of w_i over all N clients, drawn or not: N or n."""
-    return float(sum(facts.sizes)) if weighting == "samples" else float(facts.n_clients)
+    return float(sum(sizes)) if weighting == "samples" else float(len(sizes))

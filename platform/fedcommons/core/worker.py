@@ -10,7 +10,7 @@ import torch
 from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.local import Work
 from fedcommons.data.clients import Clients
-from fedcommons.data.datasets import Examples
+from fedcommons.data.examples import Examples
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Of glibc's malloc.h."""
@@ -68,6 +68,8 @@ def give_back_freed() -> None:
 class RunData:
     """All the data of a run: what clients train on, their own real data, and named sets for evaluation.
 
+    Clients, own and pool are rows of one store, so that a process holds every example once.
+
     pool: what is in the commons, in the parts that clients got; None where nothing is.
     """
 
@@ -80,16 +82,18 @@ class RunData:
         """The same data on ``device``; what shared a store shares one there."""
         moved: dict[int, Examples] = {}
 
-        def move(clients: Clients) -> Clients:
-            key = id(clients.store)
-            if key not in moved:
-                moved[key] = clients.store.to(device)
-            return clients.on(moved[key])
+        def move(examples: Examples) -> Examples:
+            if id(examples) not in moved:
+                moved[id(examples)] = examples.to(device)
+            return moved[id(examples)]
 
-        clients = move(self.clients)
-        own = clients if self.own is self.clients else move(self.own)
-        sets = {name: e.to(device) for name, e in self.sets.items()}
-        return RunData(clients, own, sets, None if self.pool is None else move(self.pool))
+        def those(clients: Clients) -> Clients:
+            return clients.on(move(clients.store))
+
+        clients = those(self.clients)
+        own = clients if self.own is self.clients else those(self.own)
+        sets = {name: move(examples) for name, examples in self.sets.items()}
+        return RunData(clients, own, sets, None if self.pool is None else those(self.pool))
 
 
 @dataclass(frozen=True)

@@ -8,17 +8,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcommons.data.datasets import Examples
+from fedcommons.data.examples import Examples
 
 
 @dataclass(frozen=True)
 class ClientData:
     """What one client trains on.
 
-    x: (n, ...), y: (n,); weight: (n,) weights of examples in the loss (AGC's 1/d_j) or None; ids: (n,) rows of the
-    data set they came from, to be read only; n_own: how many of the n count as the client's own in
+    x: (n, ...), y: (n,); weight: (n,) float weights w_j of the examples in the loss (AGC's 1/d_j) or None, all 1; ids:
+    (n,) rows of the data set they came from, to be read only; n_own: how many of the n count as the client's own in
     the rule of equal work; the others were added to them; commons: what all clients hold alike
     besides their own (FedMix's means: x (m, ...) float, y (m, classes) label frequencies) or None.
+
+    The client's objective is  f_i = (1/n_i) sum_j w_j F(x, xi_j),  for training and for all that is measured of it: the
+    sum is divided by the number of examples, never by the sum of the weights.
     """
 
     x: Tensor
@@ -31,23 +34,39 @@ class ClientData:
     def __len__(self) -> int:
         return len(self.y)
 
+    @property
+    def columns(self) -> tuple[Tensor, ...]:
+        """(x, y), with weights (x, y, weight): the columns of a batch that the module's ``training_step`` gets."""
+        return (self.x, self.y) if self.weight is None else (self.x, self.y, self.weight)
+
 
 @dataclass(frozen=True)
 class Rows(Sequence[np.ndarray]):
     """Which rows of a store each client holds: client i's are ``flat[starts[i] : starts[i] + sizes[i]]``.
 
-    Three vectors, however many clients there are: quick to build and to send. Clients' parts of ``flat`` may overlap.
+    A few vectors, however many clients there are: quick to build and to send. Clients' parts of ``flat`` may overlap.
+    ``weight``: of each of ``flat`` in its client's loss, float; None where all are 1.
     """
 
     flat: Tensor  # int64; a tensor, because a vector that came through Ray as numpy's could not be one without a copy
     starts: np.ndarray  # (N,)
     sizes: np.ndarray  # (N,)
+    weight: Tensor | None = None
 
     @staticmethod
-    def of(rows: Sequence[np.ndarray]) -> "Rows":
-        """The rows of each client, copied together."""
+    def of(rows: Sequence[np.ndarray], weights: Sequence[np.ndarray] | None = None) -> "Rows":
+        """The rows of each client, copied together; ``weights``: of its rows in its loss, one for each.
+
+        Raises:
+            ValueError: a client has another number of weights than of rows.
+        """
         sizes = np.array([len(r) for r in rows])
-        return Rows(torch.from_numpy(np.concatenate(rows)).long(), np.cumsum(sizes) - sizes, sizes)
+        flat, weight = torch.from_numpy(np.concatenate(rows)).long(), None
+        if weights is not None:
+            if [len(w) for w in weights] != sizes.tolist():
+                raise ValueError("every client needs one weight for each of its examples")
+            weight = torch.from_numpy(np.concatenate(weights)).float()
+        return Rows(flat, np.cumsum(sizes) - sizes, sizes, weight)
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -58,13 +77,25 @@ class Rows(Sequence[np.ndarray]):
     def __getitem__(self, index: slice) -> "Rows": ...
     def __getitem__(self, index: int | slice) -> "np.ndarray | Rows":
         if isinstance(index, slice):
-            return Rows(self.flat, self.starts[index], self.sizes[index])
+            return Rows(self.flat, self.starts[index], self.sizes[index], self.weight)
         return self.ids(index).numpy(force=True)
 
     def ids(self, client: int) -> Tensor:
         """A client's rows as a view."""
+        return self._of(client, self.flat)
+
+    def weights(self, client: int) -> Tensor | None:
+        """The weights of a client's rows as a view; None where all are 1."""
+        return None if self.weight is None else self._of(client, self.weight)
+
+    def to(self, device: torch.device) -> "Rows":
+        """The same rows on ``device``."""
+        weight = None if self.weight is None else self.weight.to(device)
+        return replace(self, flat=self.flat.to(device), weight=weight)
+
+    def _of(self, client: int, vector: Tensor) -> Tensor:
         start = self.starts.item(client)
-        return self.flat[start : start + self.sizes.item(client)]
+        return vector[start : start + self.sizes.item(client)]
 
 
 class Clients(Sequence[ClientData]):
@@ -94,7 +125,7 @@ class Clients(Sequence[ClientData]):
             return Clients(self.store, self.rows[index], self.n_own[index], self.commons)
         ids, store = self.rows.ids(index), self.store
         x, y = store.x.index_select(0, ids), store.y.index_select(0, ids)  # twice as fast as x[ids]
-        return ClientData(x, y, None, ids, self.n_own.item(index), self.commons)
+        return ClientData(x, y, self.rows.weights(index), ids, self.n_own.item(index), self.commons)
 
     @property
     def sizes(self) -> list[int]:
@@ -105,14 +136,7 @@ class Clients(Sequence[ClientData]):
         """The same clients on the device of ``store``, a copy of theirs."""
         device = store.y.device
         commons = self.commons.to(device) if self.commons else None
-        return Clients(store, replace(self.rows, flat=self.rows.flat.to(device)), self.n_own, commons)
-
-    def with_extra(self, extra: Examples, parts: Sequence[np.ndarray]) -> "Clients":
-        """Client i gets the rows ``parts[i]`` of ``extra`` besides its own."""
-        offset = len(self.store)
-        store = Examples(torch.cat([self.store.x, extra.x]), torch.cat([self.store.y, extra.y]))
-        rows = [np.concatenate([own, part + offset]) for own, part in zip(self.rows, parts, strict=True)]
-        return Clients(store, rows, self.n_own, self.commons)
+        return Clients(store, self.rows.to(device), self.n_own, commons)
 
     def with_commons(self, commons: Examples) -> "Clients":
         """The same clients, who hold ``commons`` besides."""

@@ -1,4 +1,4 @@
-"""Image data sets as uint8 tensors in memory, with the held-out parts already split off.
+"""The package's data sets, as uint8 images in memory, and how any data set is held out, thinned and loaded.
 
 ``digits`` is in scikit-learn's package; the others come from torchvision's classes and folders.
 """
@@ -6,75 +6,19 @@
 import os
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from fedcommons.config import parts
 from fedcommons.config.experiment import Data
-from fedcommons.errors import UserError, unknown
+from fedcommons.config.fields import taken
+from fedcommons.data import own
+from fedcommons.data.examples import Dataset, Examples, Source
+from fedcommons.errors import UserError
 from fedcommons.paths import user_path
 from fedcommons.seeds import numpy_generator
-
-
-@dataclass(frozen=True)
-class Examples:
-    """Images and labels: x (n, C, H, W) uint8 (or any float features), y (n,) int64."""
-
-    x: Tensor
-    y: Tensor
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def __getitem__(self, index: np.ndarray | Tensor | slice) -> "Examples":
-        index = torch.tensor(index) if isinstance(index, np.ndarray) else index
-        return Examples(self.x[index], self.y[index])
-
-    def to(self, device: torch.device) -> "Examples":
-        """The same examples on ``device``."""
-        return Examples(self.x.to(device), self.y.to(device))
-
-
-@dataclass(frozen=True)
-class Dataset:
-    """Training, validation and test images; mean and std per channel of pixels scaled to [0, 1]."""
-
-    name: str
-    n_classes: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    augment: bool
-    train: Examples
-    validation: Examples
-    test: Examples
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(C, H, W)."""
-        return tuple(self.train.x.shape[1:])
-
-
-@dataclass(frozen=True)
-class _Source:
-    n_classes: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    augment: bool
-    torchvision_class: str = ""
-    folder: str = ""
-
-
-# Mean and std: CIFAR as in the authors' code (methods.md section 1); the others are those of the training images.
-_SOURCES = {
-    "digits": _Source(10, (0.3053,), (0.3761,), False),
-    "mnist": _Source(10, (0.1307,), (0.3081,), False, "MNIST", "MNIST/raw"),
-    "fmnist": _Source(10, (0.2860,), (0.3530,), False, "FashionMNIST", "FashionMNIST/raw"),
-    "cifar10": _Source(10, (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010), True, "CIFAR10", "cifar-10-batches-py"),
-    "cifar100": _Source(100, (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), True, "CIFAR100", "cifar-100-python"),
-}
 
 
 def data_folder(data: Data) -> Path:
@@ -85,19 +29,17 @@ def data_folder(data: Data) -> Path:
 
 
 def load(data: Data) -> Dataset:
-    """The data set, its validation part split off and, with ``data.limit``, its training part thinned.
+    """The data set that is named, its validation part split off and, with ``data.limit``, its training part thinned.
 
     The splits are keyed by the data set alone, so every run, whatever its seed, is judged on the same images.
 
     Raises:
-        UserError: the data set is unknown, not in the folder or damaged, or ``data.limit`` exceeds it.
+        UserError: there is no such data set, it is not in the folder, is damaged or not as ``own.source`` has it, or
+            ``data.limit`` exceeds it.
     """
-    if data.name not in _SOURCES:
-        raise unknown("data set", data.name, _SOURCES)
-    source = _SOURCES[data.name]
-    train, test = _digits() if data.name == "digits" else _torchvision(source, data)
-    if reason := flaw(train, test, source.n_classes):
-        raise _unusable(source, data, f"is damaged: {reason}")
+    part, handed = parts.find("data", data.name), {"dir": data_folder(data), "download": data.download}
+    found = own.source(data.name, part(**taken(part, handed), **data.constants))
+    train = found.train
     order = numpy_generator("validation split", data.name).permutation(len(train))
     n_validation = int(data.validation * len(train))
     if data.validation_from == "last":
@@ -108,13 +50,12 @@ def load(data: Data) -> Dataset:
         if data.limit > len(rest):
             raise UserError(f"data.limit must be at most the {len(rest)} training images there are, got {data.limit}.")
         rest = rest[: data.limit]
-    augment = source.augment if data.augment is None else data.augment
-    return Dataset(
-        data.name, source.n_classes, source.mean, source.std, augment, train[np.sort(rest)], validation, test
-    )
+    augment = found.augment if data.augment is None else data.augment
+    rest, flip = train[np.sort(rest)], augment and found.flip
+    return Dataset(data.name, found.n_classes, found.mean, found.std, augment, rest, validation, found.test, flip)
 
 
-def _digits() -> tuple[Examples, Examples]:
+def digits() -> Source:
     """scikit-learn's 1,797 handwritten digits, 8x8, grey values 0..16 brought to 0..255; 20 % are the test set."""
     from sklearn.datasets import load_digits
 
@@ -123,22 +64,35 @@ def _digits() -> tuple[Examples, Examples]:
     everything = Examples(x, torch.from_numpy(labels.astype(np.int64)))
     order = numpy_generator("test split", "digits").permutation(len(everything))
     n_test = int(0.2 * len(everything))
-    return everything[np.sort(order[n_test:])], everything[np.sort(order[:n_test])]
+    train, test = everything[np.sort(order[n_test:])], everything[np.sort(order[:n_test])]
+    return Source(train, test, 10, (0.3053,), (0.3761,))
 
 
-def _torchvision(source: _Source, data: Data) -> tuple[Examples, Examples]:
-    from torchvision import datasets
+# Mean and std: CIFAR as in the authors' code (methods.md section 1); the others are those of the training images.
 
-    root = data_folder(data)
-    make: Callable = getattr(datasets, source.torchvision_class)
-    try:
-        parts = [make(root, train=train, download=data.download) for train in (True, False)]
-        return _examples(parts[0]), _examples(parts[1])
-    except _UNREADABLE as error:
-        there = (root / source.folder).is_dir()
-        why = f"({' '.join(str(error).partition('. ')[0].split())[:200]})"
-        reason = f"could not be downloaded {why}" if data.download else f"is damaged {why}" if there else "is not there"
-        raise _unusable(source, data, reason) from error
+
+def mnist(dir: Path, download: bool) -> Source:
+    """MNIST: 28x28 handwritten digits."""
+    parts = _torchvision("mnist", "MNIST", "MNIST/raw", dir, download, 10)
+    return Source(*parts, 10, (0.1307,), (0.3081,))
+
+
+def fmnist(dir: Path, download: bool) -> Source:
+    """Fashion-MNIST: 28x28 grey images of clothes."""
+    parts = _torchvision("fmnist", "FashionMNIST", "FashionMNIST/raw", dir, download, 10)
+    return Source(*parts, 10, (0.2860,), (0.3530,))
+
+
+def cifar10(dir: Path, download: bool) -> Source:
+    """CIFAR-10: 32x32 colour images of 10 classes."""
+    parts = _torchvision("cifar10", "CIFAR10", "cifar-10-batches-py", dir, download, 10)
+    return Source(*parts, 10, (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010), augment=True, flip=True)
+
+
+def cifar100(dir: Path, download: bool) -> Source:
+    """CIFAR-100: 32x32 colour images of 100 classes."""
+    parts = _torchvision("cifar100", "CIFAR100", "cifar-100-python", dir, download, 100)
+    return Source(*parts, 100, (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), augment=True, flip=True)
 
 
 # What torchvision raises where files are not there, cut off, of another form or not its pickles.
@@ -148,13 +102,29 @@ _UNREADABLE = (
 )  # fmt: skip
 
 
-def _unusable(source: _Source, data: Data, reason: str) -> UserError:
-    root = data_folder(data)
-    return UserError(
-        f"data set {data.name} {reason}: looked in {(root / source.folder).resolve()}; name another folder with "
-        f"--data-dir or FEDCOMMONS_DATA, or get it with "
-        f"`python sweeps/table1.py --dataset {data.name} --data-dir {root} --download --dry-run`."
-    )
+def _torchvision(
+    name: str, kind: str, folder: str, root: Path, download: bool, n_classes: int
+) -> tuple[Examples, Examples]:
+    from torchvision import datasets
+
+    def unusable(reason: str) -> UserError:
+        return UserError(
+            f"data set {name} {reason}: looked in {(root / folder).resolve()}; name another folder with "
+            f"--data-dir or FEDCOMMONS_DATA, or get it with "
+            f"`python sweeps/table1.py --dataset {name} --data-dir {root} --download --dry-run`."
+        )
+
+    make: Callable = getattr(datasets, kind)
+    try:
+        train, test = (_examples(make(root, train=train, download=download)) for train in (True, False))
+    except _UNREADABLE as error:
+        there = (root / folder).is_dir()
+        why = f"({' '.join(str(error).partition('. ')[0].split())[:200]})"
+        reason = f"could not be downloaded {why}" if download else f"is damaged {why}" if there else "is not there"
+        raise unusable(reason) from error
+    if reason := flaw(train, test, n_classes):
+        raise unusable(f"is damaged: {reason}")
+    return train, test
 
 
 def _examples(part) -> Examples:
@@ -164,7 +134,7 @@ def _examples(part) -> Examples:
 
 
 def flaw(train: Examples, test: Examples, n_classes: int) -> str | None:
-    """What is wrong with images and labels that were read, in words; None if nothing is."""
+    """What is wrong with square images and labels that were read, in words; None if nothing is."""
     for name, part in (("training", train), ("test", test)):
         if part.x.dtype != torch.uint8:
             return f"its {name} images are {part.x.dtype}, not uint8"
@@ -180,9 +150,3 @@ def flaw(train: Examples, test: Examples, n_classes: int) -> str | None:
     if train.x.shape[2] != train.x.shape[3]:
         return f"its images are {train.x.shape[2]}x{train.x.shape[3]}, not square"
     return None
-
-
-def without_images(dataset: Dataset) -> Dataset:
-    """The facts of a data set (shape, classes, normalisation) without its images: small enough to send anywhere."""
-    empty = dataset.train[slice(0, 0)]
-    return replace(dataset, train=empty, validation=empty, test=empty)

@@ -4,24 +4,29 @@ alpha: Dirichlet concentration; N: clients; n_aux: clients dealt to together (Li
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Annotated, Any
 
 import numpy as np
 
-from fedcommons.config import experiment as config
+from fedcommons.config import parts
+from fedcommons.config.experiment import Partition
+from fedcommons.config.fields import taken
 from fedcommons.data.dirichlet import group_sizes, sizes_by_priors
-from fedcommons.errors import UserError, unknown
-from fedcommons.seeds import numpy_generator
+from fedcommons.errors import UserError, shown
+from fedcommons.seeds import numpy_generator, seed_for
+
+Rows = list[np.ndarray]
+Alpha = Annotated[float, "[1e-300, inf)"]  # a smaller one's draws would leave float64
 
 
 @dataclass(frozen=True)
 class Partitioned:
-    """Rows of the training data per client, the recipe they came from, and what tells two partitions apart."""
+    """Rows of the training data per client, and what tells two partitions apart."""
 
-    recipe: config.Partition
-    rows: list[np.ndarray]
+    rows: Rows
     class_counts: np.ndarray  # (N, classes)
 
     @property
@@ -33,90 +38,120 @@ class Partitioned:
         return digest.hexdigest()[:16]
 
 
-def partition(recipe: config.Partition, labels: np.ndarray, n_classes: int, seed: int) -> Partitioned:
-    """Deal the rows of ``labels`` (n,) to clients by ``recipe``.
+def partition(recipe: Partition, labels: np.ndarray, n_classes: int, seed: int) -> Partitioned:
+    """Deal the rows of ``labels`` (n,) to clients by ``recipe``; N is the number of parts that it makes.
+
+    Its part is a function of some of labels, n_clients, n_classes, rng (numpy's) and seed, both keyed, and of its
+    constants; it returns the rows of each client.
 
     Raises:
-        UserError: more clients than rows, or a condition of the recipe that cannot be met.
+        UserError: more clients than rows, a condition that cannot be met, or rows that are not there or dealt twice.
     """
-    if recipe.name not in PARTITIONERS:
-        raise unknown("partition", recipe.name, PARTITIONERS)
-    if recipe.n_clients > len(labels):
+    name, part, n_clients = recipe.name, parts.find("partition", recipe.name), recipe.n_clients
+    if n_clients > len(labels):
         raise UserError(
-            f"partition.n_clients must be at most the number of training images, {len(labels)}, got {recipe.n_clients}."
+            f"partition.n_clients must be at most the number of training images, {len(labels)}, got {n_clients}."
         )
-    rows = PARTITIONERS[recipe.name](recipe, labels, n_classes, numpy_generator(seed, "partition", recipe.name))
+    offered = {
+        "labels": labels,
+        "n_clients": n_clients,
+        "n_classes": n_classes,
+        "rng": numpy_generator(seed, "partition", name),
+        "seed": seed_for(seed, "partition", name),
+    }
+    rows = _whole_rows(name, part(**taken(part, offered), **recipe.constants), len(labels))
     if empty := [i for i, r in enumerate(rows) if len(r) == 0]:
         raise UserError(
-            f"the partition cannot be met: {recipe.name} leaves client {empty[0]} without images; "
+            f"the partition cannot be met: {name} leaves client {empty[0]} without images; "
             "use fewer clients or more images."
         )
     counts = np.stack([np.bincount(labels[r], minlength=n_classes) for r in rows])
-    return Partitioned(recipe, rows, counts)
+    return Partitioned(rows, counts)
 
 
-def iid(recipe: config.Partition, labels: np.ndarray, n_classes: int, rng: np.random.Generator) -> list[np.ndarray]:
+def _whole_rows(name: str, dealt: Sequence[Any], n: int) -> Rows:
+    """The clients' rows as int64, each of 0 ... n - 1 dealt once at most."""
+    rows = [np.asarray(r) for r in dealt]
+    if not rows or any(r.ndim != 1 or (len(r) and r.dtype.kind not in "iu") for r in rows):
+        raise UserError(f"partition.name {shown(name)} must give a list with the rows of each client, whole numbers.")
+    rows = [r.astype(np.int64) for r in rows]
+    everything = np.concatenate(rows)
+    if len(everything) and (everything.min() < 0 or everything.max() >= n):
+        raise UserError(f"partition.name {shown(name)} deals rows outside of 0 ... {n - 1}.")
+    if len(np.unique(everything)) < len(everything):
+        raise UserError(f"partition.name {shown(name)} deals a row twice.")
+    return rows
+
+
+def iid(labels: np.ndarray, n_clients: int, rng: np.random.Generator) -> Rows:
     """Shuffle and cut equally."""
-    return _equal_slices(rng.permutation(len(labels)), recipe.n_clients)
+    return _equal_slices(rng.permutation(len(labels)), n_clients)
 
 
 def dirichlet_classes(
-    recipe: config.Partition, labels: np.ndarray, n_classes: int, rng: np.random.Generator
-) -> list[np.ndarray]:
+    labels: np.ndarray,
+    n_clients: int,
+    n_classes: int,
+    rng: np.random.Generator,
+    alpha: Alpha = 0.1,
+    n_aux: Annotated[int | None, "[1, 1e9]"] = None,
+    recut: bool = True,
+) -> Rows:
     """Lin et al. (2020), as Fedssyn follows it: groups of n_aux clients, per class Dir(alpha) over a group's clients.
 
     A client that holds its fair share gets no more; a group is redrawn until every client has half of it. With
     ``recut`` the lists are joined and cut into N equal slices, so a slice spills into its neighbour's classes.
+
+    Args:
+        alpha: concentration of the Dirichlet law; smaller is more heterogeneous
+        n_aux: clients that are dealt to together; default: the paper's, see methods.md section 1
+        recut: cut again into N equal slices, as the paper does
     """
-    n, n_aux = recipe.n_clients, recipe.n_aux or default_n_aux(recipe.n_clients, n_classes, recipe.alpha)
-    if n_aux > n:
-        raise UserError(f"partition.n_aux must be at most the number of clients, {n}, got {n_aux}.")
-    clients: list[np.ndarray] = []
+    n_aux = n_aux or default_n_aux(n_clients, n_classes, alpha)
+    if n_aux > n_clients:
+        raise UserError(f"partition.n_aux must be at most the number of clients, {n_clients}, got {n_aux}.")
+    clients: Rows = []
     shuffled = rng.permutation(len(labels))
-    firsts = range(0, n, n_aux)
-    cuts = [len(labels) * first // n for first in [*firsts, n]]
+    firsts = range(0, n_clients, n_aux)
+    cuts = [len(labels) * first // n_clients for first in [*firsts, n_clients]]
     for first, start, stop in zip(firsts, cuts, cuts[1:], strict=False):
-        group, size = shuffled[start:stop], min(n_aux, n - first)
+        group, size = shuffled[start:stop], min(n_aux, n_clients - first)
         half_of_fair_share = -(-len(group) // (2 * size))
-        clients += _deal(group, labels, n_classes, size, recipe, rng, half_of_fair_share)
-    return _equal_slices(np.concatenate(clients), n) if recipe.recut else clients
+        clients += _deal(group, labels, n_classes, size, alpha, rng, half_of_fair_share)
+    return _equal_slices(np.concatenate(clients), n_clients) if recut else clients
 
 
 def dirichlet_niid(
-    recipe: config.Partition, labels: np.ndarray, n_classes: int, rng: np.random.Generator
-) -> list[np.ndarray]:
-    """NIID-Bench (Li et al. 2022): the same draw in one group, unequal sizes kept, at least 10 images a client."""
-    return _deal(rng.permutation(len(labels)), labels, n_classes, recipe.n_clients, recipe, rng, 10)
+    labels: np.ndarray, n_clients: int, n_classes: int, rng: np.random.Generator, alpha: Alpha = 0.1
+) -> Rows:
+    """NIID-Bench (Li et al. 2022): the same draw in one group, unequal sizes kept, at least 10 images a client.
+
+    Args:
+        alpha: concentration of the Dirichlet law; smaller is more heterogeneous
+    """
+    return _deal(rng.permutation(len(labels)), labels, n_classes, n_clients, alpha, rng, 10)
 
 
 def dirichlet_clients(
-    recipe: config.Partition, labels: np.ndarray, n_classes: int, rng: np.random.Generator
-) -> list[np.ndarray]:
-    """FedDyn (Acar et al. 2021): per client Dir(alpha) over classes, images dealt one by one into equal sizes."""
-    sizes = sizes_by_priors(np.bincount(labels, minlength=n_classes), recipe.n_clients, recipe.alpha, rng)
+    labels: np.ndarray, n_clients: int, n_classes: int, rng: np.random.Generator, alpha: Alpha = 0.1
+) -> Rows:
+    """FedDyn (Acar et al. 2021): per client Dir(alpha) over classes, images dealt one by one into equal sizes.
+
+    Args:
+        alpha: concentration of the Dirichlet law; smaller is more heterogeneous
+    """
+    sizes = sizes_by_priors(np.bincount(labels, minlength=n_classes), n_clients, alpha, rng)
     return _cut(rng.permutation(len(labels)), labels, sizes, rng)
 
 
-def single_class(
-    recipe: config.Partition, labels: np.ndarray, n_classes: int, rng: np.random.Generator
-) -> list[np.ndarray]:
+def single_class(labels: np.ndarray, n_clients: int, n_classes: int, rng: np.random.Generator) -> Rows:
     """Client l holds the images of class l."""
-    if recipe.n_clients != n_classes:
+    if n_clients != n_classes:
         raise UserError(
             f"partition single_class needs one client for each of the {n_classes} classes, "
-            f"got partition.n_clients = {recipe.n_clients}."
+            f"got partition.n_clients = {n_clients}."
         )
     return [rng.permutation(np.flatnonzero(labels == c)) for c in range(n_classes)]
-
-
-Partitioner = Callable[[config.Partition, np.ndarray, int, np.random.Generator], list[np.ndarray]]
-PARTITIONERS: dict[str, Partitioner] = {
-    "iid": iid,
-    "dirichlet_classes": dirichlet_classes,
-    "dirichlet_niid": dirichlet_niid,
-    "dirichlet_clients": dirichlet_clients,
-    "single_class": single_class,
-}
 
 
 def default_n_aux(n_clients: int, n_classes: int, alpha: float) -> int:
@@ -135,22 +170,22 @@ def _deal(
     labels: np.ndarray,
     n_classes: int,
     n_clients: int,
-    recipe: config.Partition,
+    alpha: float,
     rng: np.random.Generator,
     min_size: int,
-) -> list[np.ndarray]:
+) -> Rows:
     """Deal ``rows`` to ``n_clients`` in the sizes that ``group_sizes`` draws."""
     class_sizes = np.bincount(labels[rows], minlength=n_classes)
-    return _cut(rows, labels, group_sizes(class_sizes, n_clients, recipe.alpha, min_size, rng), rng)
+    return _cut(rows, labels, group_sizes(class_sizes, n_clients, alpha, min_size, rng), rng)
 
 
-def _cut(rows: np.ndarray, labels: np.ndarray, sizes: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+def _cut(rows: np.ndarray, labels: np.ndarray, sizes: np.ndarray, rng: np.random.Generator) -> Rows:
     """Cut each class of the shuffled ``rows`` into consecutive pieces of ``sizes`` (classes, clients)."""
     pieces = [np.split(rows[labels[rows] == c], np.cumsum(of_class)[:-1]) for c, of_class in enumerate(sizes)]
     return [rng.permutation(np.concatenate(of_client)) for of_client in zip(*pieces, strict=True)]
 
 
-def _equal_slices(rows: np.ndarray, n: int) -> list[np.ndarray]:
+def _equal_slices(rows: np.ndarray, n: int) -> Rows:
     """n consecutive slices whose sizes differ by at most one."""
     cuts = [len(rows) * i // n for i in range(n + 1)]
     return [rows[a:b] for a, b in pairwise(cuts)]

@@ -9,17 +9,14 @@ from math import hypot, isfinite
 
 import torch
 
-from fedcommons.core.algorithm import Message, Reply
+from fedcommons.core.algorithm import BUFFERS, Message, Reply
 from fedcommons.core.reduction import BlockSum, Total
+from fedcommons.core.release import Release
 from fedcommons.core.worker import Worker
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError
 from fedcommons.seeds import seed_for
-from fedcommons.tensors import Flat, Payload, copy, data, nbytes, norm, scale, to_device
-
-BUFFERS = "buffers"
-"""Name of the module's buffers in a reply's sums, or in a client's memory; the algorithms never see it."""
-
+from fedcommons.tensors import Flat, Payload, copy, data, flat, nbytes, norm, scale, to_device
 
 NOT_FINITE = "has values that are not finite"
 """How the reason ends for which a reply is rejected that holds nan or infinity."""
@@ -38,6 +35,7 @@ class RoundTask:
     seed: int
     buffers: Flat
     keep_buffers: bool
+    buffers_singly: bool
     max_norm: float | None
 
     @property
@@ -70,12 +68,14 @@ class BlockResult:
     norms: dict[int, float]  # of each of the replies, as a whole
     rejected: dict[int, str]  # client: why
     up_bytes: int
+    releases: list[Release]  # of all that was sent, by client; what nothing covers is among them
 
 
 def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
     """Train the block's clients one after another and add their sums in that order."""
     sums: dict[Form, BlockSum] = {}
     replies, norms, rejected, up_bytes = {}, {}, {}, 0
+    releases: list[Release] = []
     device = worker.work.device
     common = to_device(task.common, device)
     for client, own, memory in zip(block.clients, block.own, block.memory, strict=True):
@@ -87,30 +87,51 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
         except Exception as error:
             raise ClientError.of(error, client, task.round, task.algorithm, rows.x.shape) from error
         up_bytes += reply.nbytes
+        releases += _released(reply, client, len(rows))
         found = _norm(reply, task.max_norm)
         if isinstance(found, str):
             rejected[client] = found
             continue
+        if task.buffers_singly and BUFFERS in reply.each:  # sent once, and added up here for the server
+            mine = scale(flat(reply.each, BUFFERS), reply.weight)
+            reply = replace(reply, sums={**reply.sums, BUFFERS: mine})
         norms[client], form = found, _form(reply)
         sums.setdefault(form, BlockSum()).add(reply.sums)
         replies[client] = form, _at_rest(reply)
-    return BlockResult({form: s.total for form, s in sums.items()}, replies, norms, rejected, up_bytes)
+    return BlockResult({form: s.total for form, s in sums.items()}, replies, norms, rejected, up_bytes, releases)
 
 
 def _client(worker: Worker, task: RoundTask, message: Message, memory: Payload, rows: ClientData, seed: int) -> Reply:
     """The algorithm's client, with the module's buffers handled around it: averaged, or kept by the client."""
     work = worker.work
     if not len(work.buffers):
-        return worker.algorithm.client(work, message, memory, rows, seed)
+        return worker.algorithm.client(work, message, memory, rows, task.round, seed)
     kept = memory.get(BUFFERS, task.buffers)
     assert isinstance(kept, Flat)
     work.load_buffers(kept if len(kept) else work.initial_buffers)
     memory = {name: x for name, x in memory.items() if name != BUFFERS}
-    reply = worker.algorithm.client(work, message, memory, rows, seed)
+    reply = worker.algorithm.client(work, message, memory, rows, task.round, seed)
     if task.keep_buffers:
         after = memory if reply.memory is None else reply.memory
         return replace(reply, memory={**after, BUFFERS: copy(work.buffers)})
-    return replace(reply, sums={**reply.sums, BUFFERS: scale(copy(work.buffers), reply.weight)})
+    buffers = copy(work.buffers)
+    if task.buffers_singly:
+        return replace(reply, each={**reply.each, BUFFERS: buffers})
+    return replace(reply, sums={**reply.sums, BUFFERS: scale(buffers, reply.weight)})
+
+
+def _released(reply: Reply, client: int, n: int) -> list[Release]:
+    """The events of a reply, and one more for what it holds that no covered event names.
+
+    n: the client's number of examples: weights 1 and n are public. BatchNorm's statistics are the engine's to send, and
+    nothing covers them.
+    """
+    events = [replace(event, client=client) for event in reply.releases]
+    covered = {name for event in events if event.covered for name in event.what} - {BUFFERS}
+    sent = {*reply.sums, *reply.each} | ({"weight"} if reply.weight not in (1, n) else set())
+    exposed = {name for event in events if not event.covered for name in event.what}
+    bare = tuple(sorted((sent - covered) | exposed))
+    return [event for event in events if event.covered] + ([Release(client, bare)] if bare else [])
 
 
 def _at_rest(reply: Reply) -> Reply:

@@ -6,6 +6,7 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
+from fedcommons.accounting import privacy
 from fedcommons.accounting.communication import Traffic
 from fedcommons.core.worker import give_back_freed
 from fedcommons.errors import ClientError
@@ -36,6 +37,7 @@ def save(folder: Path, standing: Standing) -> None:
     facts |= {"round": standing.round, "traffic": [t.down, t.up, t.once], "order": list(memory)}
     facts["files"] = {str(client): name for client, name in memory.in_files.items()}
     facts["rejected"] = rejections.records(standing.rejected)
+    facts["ledger"] = standing.ledger.record()
     facts["largest"] = astuple(standing.largest) if standing.largest else None
     write_tensors(folder / f"round-{standing.round:06d}.safetensors", tensors, facts)
     prune(folder, memory)
@@ -117,6 +119,7 @@ def _standing(payloads: dict[str, Payload], facts: dict[str, Any], memory: Clien
         flat(state, "model")
         rejected = rejections.read(facts.get("rejected", []))  # earlier versions wrote neither
         largest = rejections.read_largest(facts.get("largest"))
+        ledger = privacy.read(facts["ledger"])  # without it nobody knows what was released: the rounds are played again
     except (KeyError, TypeError, AttributeError) as error:  # what JSON of another form leads to
         raise ValueError(f"the facts are not those of a checkpoint: {error!r}") from error
     names = facts["files"].values()
@@ -125,4 +128,4 @@ def _standing(payloads: dict[str, Payload], facts: dict[str, Any], memory: Clien
     if not all(type(n) is int and n >= 0 for n in (facts.get("round"), down, up, once)):
         raise ValueError("the facts count rounds and bytes in other than whole numbers")
     traffic = Traffic(down, up, once)
-    return Standing(facts["round"], state, memory.restored(ordered), traffic, buffers, rejected, largest)
+    return Standing(facts["round"], state, memory.restored(ordered), traffic, buffers, rejected, largest, ledger)

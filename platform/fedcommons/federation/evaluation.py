@@ -1,9 +1,14 @@
-"""Accuracy and loss of the server model, in fixed chunks, through the executor."""
+"""Accuracy and loss of the server model, in fixed chunks, through the executor.
+
+A module that has a ``validation_step`` of its own is judged by what that logs or returns.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from pytorch_lightning import LightningModule
 from torch import nn
 from torch.nn import functional as F
 
@@ -42,29 +47,46 @@ def evaluate(
 ) -> dict[str, float]:
     """``NAME/accuracy`` in [0, 1] and ``NAME/loss`` (mean cross entropy) for each named set of these sizes.
 
+    Of a module's own ``validation_step`` all metrics, means over the examples; ``accuracy`` where it has none.
+
     ``buffers``: see ``ModelTask``; empty: as the module was built.
     """
     jobs = [(name, first) for name, n in sizes.items() for first in range(0, n, CHUNK)]
-    sums = {name: [0.0, 0.0] for name in sizes}
-    for (name, _), (loss, correct) in zip(
-        jobs, executor.map(evaluate_chunk, ModelTask(model, buffers), jobs), strict=True
-    ):
-        sums[name][0] += loss
-        sums[name][1] += correct
-    return {
-        key: value
-        for name, n in sizes.items()
-        if n
-        for key, value in ((f"{name}/accuracy", sums[name][1] / n), (f"{name}/loss", sums[name][0] / n))
-    }
+    sums: dict[str, float] = {}
+    for (name, _), found in zip(jobs, executor.map(evaluate_chunk, ModelTask(model, buffers), jobs), strict=True):
+        for metric, total in found.items():
+            key = f"{name}/{metric}"
+            sums[key] = sums.get(key, 0.0) + total
+    return {key: total / sizes[key.partition("/")[0]] for key, total in sums.items()}
 
 
-def evaluate_chunk(worker: Worker, task: ModelTask, job: tuple[str, int]) -> tuple[float, int]:
-    """(sum of losses, number right) of one chunk, in evaluation mode, without augmentation."""
+def evaluate_chunk(worker: Worker, task: ModelTask, job: tuple[str, int]) -> dict[str, float]:
+    """Sums over the examples of one chunk, in evaluation mode, without augmentation."""
     name, first = job
     part = worker.data.sets[name]
     x, y = part.x[first : first + CHUNK], part.y[first : first + CHUNK]
     task.load(worker.work)
     with torch.no_grad():
+        own = _own_metrics(worker.work, (x, y), first // CHUNK)
+        if own is not None and "accuracy" in own:
+            return {name: float(value) * len(y) for name, value in own.items()}
         logits = worker.work.module(x)
-        return float(F.cross_entropy(logits, y, reduction="sum")), int((logits.argmax(1) == y).sum())
+        if not (isinstance(logits, torch.Tensor) and logits.dim() == 2):
+            raise ValueError("what the module returns is not (B, classes): let its validation_step log accuracy")
+        accuracy = {"accuracy": int((logits.argmax(1) == y).sum())}
+        if own is not None:
+            return accuracy | {name: float(value) * len(y) for name, value in own.items()}
+        return accuracy | {"loss": float(F.cross_entropy(logits, y, reduction="sum"))}
+
+
+def _own_metrics(work: Work, batch: tuple[torch.Tensor, ...], number: int) -> dict[str, Any] | None:
+    """What the module's ``validation_step`` logs, or returns as a mapping; None where it has none of its own."""
+    module = work.module
+    if type(module).validation_step is LightningModule.validation_step:
+        return None
+    with work.logged.collected() as logged:
+        returned = module.validation_step(batch, number)
+    found = dict(returned) if isinstance(returned, Mapping) else {}
+    if isinstance(returned, torch.Tensor):
+        found["loss"] = returned
+    return {**found, **logged}

@@ -1,8 +1,15 @@
-"""Who takes part in a round."""
+"""Who takes part in a round, and who answers too late."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from fedcommons.core.algorithm import Facts
 from fedcommons.seeds import numpy_generator
+
+Late = Callable[[Sequence[int], Facts, int, int], set[int]]
+"""(joined, facts, round, seed) -> those of the clients that joined whose answer does not arrive."""
 
 
 def participants(n_clients: int, participation: float, seed: int, round: int) -> list[int]:
@@ -14,6 +21,11 @@ def participants(n_clients: int, participation: float, seed: int, round: int) ->
     return np.sort(drawn).tolist()
 
 
-def stragglers(joined: list[int], q: float, seed: int, round: int) -> set[int]:
-    """Those of the round whose answer does not arrive: each with probability q, whoever else takes part."""
-    return {i for i in joined if q and numpy_generator(seed, "straggles", round, i).random() < q}
+@dataclass(frozen=True)
+class Stragglers:
+    """Each client is late with probability q, whoever else takes part."""
+
+    q: float
+
+    def __call__(self, joined: Sequence[int], facts: Facts, round: int, seed: int) -> set[int]:
+        return {i for i in joined if numpy_generator(seed, "straggles", round, i).random() < self.q}

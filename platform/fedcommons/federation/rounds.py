@@ -8,14 +8,15 @@ import torch
 from torch import Tensor
 
 from fedcommons.accounting.communication import Traffic
-from fedcommons.core.algorithm import Algorithm, Facts, Reply, State
+from fedcommons.accounting.privacy import Ledger
+from fedcommons.core.algorithm import BUFFERS, Algorithm, ChoosesClients, Facts, Reply, State, sees_statistics
 from fedcommons.core.executor import Executor, WorkerDied
 from fedcommons.core.reduction import add_blocks, cut
 from fedcommons.core.worker import give_back_freed
 from fedcommons.errors import ClientError
-from fedcommons.federation.blocks import BUFFERS, NOT_FINITE, Block, BlockResult, Form, RoundTask, train_block
+from fedcommons.federation.blocks import NOT_FINITE, Block, BlockResult, Form, RoundTask, train_block
 from fedcommons.federation.memory import ClientMemory
-from fedcommons.federation.participation import participants, stragglers
+from fedcommons.federation.participation import Late, participants
 from fedcommons.federation.rejections import Largest, Rejected, counted, largest, unusable
 from fedcommons.seeds import seed_for
 from fedcommons.tensors import EMPTY, Flat, flat, scale
@@ -29,7 +30,7 @@ class Plan:
     participation: float
     blocks: int
     seed: int
-    straggling: float = 0.0  # probability q that a drawn client's answer does not arrive
+    late: Late | None = None  # whose answer does not arrive; None: everybody's does
     keep_buffers: bool = False  # BatchNorm's statistics stay with the clients instead of being averaged
     max_norm: float | None = None  # of an update: a larger one is rejected
 
@@ -41,7 +42,7 @@ class Standing:
     buffers: the module's floating buffers, averaged over clients; empty where it has none, before the first round and
     where clients keep theirs (in their memory, under the name ``BUFFERS``).
     rejected: each client whose replies were. largest: the largest reply of the last round that had any, which the round
-    after may show to have been too large.
+    after may show to have been too large. ledger: what clients have released, before the federation and in it.
     """
 
     round: int
@@ -51,6 +52,7 @@ class Standing:
     buffers: Flat = field(default_factory=lambda: EMPTY)
     rejected: Mapping[int, Rejected] = field(default_factory=dict)
     largest: Largest | None = None
+    ledger: Ledger = field(default_factory=Ledger)
 
     @property
     def model(self) -> Flat:
@@ -75,20 +77,20 @@ def run(
         yield now, facts
 
 
-def answering(plan: Plan, number: int) -> tuple[list[int], list[int]]:
-    """Who is drawn in the round of this number, and who of them answers."""
-    joined = participants(plan.facts.n_clients, plan.participation, plan.seed, number)
-    late = stragglers(joined, plan.straggling, plan.seed, number)
+def answering(algorithm: Algorithm, plan: Plan, state: State, number: int) -> tuple[list[int], list[int]]:
+    """Who takes part in the round of this number, and who of them answers; ``state``: the server's before it.
+
+    Raises:
+        ValueError: the algorithm chose clients that do not exist, or one twice.
+    """
+    if isinstance(algorithm, ChoosesClients):
+        joined = sorted(algorithm.participants(state, number))
+        if len(set(joined)) < len(joined) or (joined and not 0 <= joined[0] <= joined[-1] < plan.facts.n_clients):
+            raise ValueError(f"participants must be some of {plan.facts.n_clients} clients, each once, got {joined}")
+    else:
+        joined = participants(plan.facts.n_clients, plan.participation, plan.seed, number)
+    late = plan.late(joined, plan.facts, number, plan.seed) if plan.late else set()
     return joined, [i for i in joined if i not in late]
-
-
-def times_answered(plan: Plan, upto: int) -> list[int]:
-    """In how many of the first ``upto`` rounds each client answers."""
-    times = [0] * plan.facts.n_clients
-    for number in range(1, upto + 1):
-        for client in answering(plan, number)[1]:
-            times[client] += 1
-    return times
 
 
 @dataclass(frozen=True)
@@ -103,11 +105,13 @@ class Call:
 
 def call(algorithm: Algorithm, plan: Plan, now: Standing, number: int) -> Call:
     """Draw the clients of the round of this number, cut them into blocks and make their messages."""
-    joined, present = answering(plan, number)
+    joined, present = answering(algorithm, plan, now.state, number)
     messages = {i: algorithm.down(now.state, number, i) for i in joined}
     common = messages[joined[0]].common if joined else {}
     name = type(algorithm).__name__
-    task = RoundTask(name, number, common, plan.seed, now.buffers, plan.keep_buffers, plan.max_norm)
+    task = RoundTask(
+        name, number, common, plan.seed, now.buffers, plan.keep_buffers, sees_statistics(algorithm), plan.max_norm
+    )
     blocks = [
         Block(ids, [messages[i].own for i in ids], [now.memory.get(i, {}) for i in ids])
         for ids in cut(present, plan.blocks)
@@ -129,24 +133,29 @@ def _round(
     norms = {client: norm for r in results for client, norm in r.norms.items() if client in accepted}
     top = largest(number, norms) or now.largest
     # memory is the client's: the server does not see it
-    replies = [reply if reply.memory is None else replace(reply, memory=None) for reply in accepted.values()]
+    replies = {i: reply if reply.memory is None else replace(reply, memory=None) for i, reply in accepted.items()}
     state, buffers = now.state, now.buffers
     if BUFFERS in total:
-        weights = sum(r.weight for r in replies)
+        weights = sum(r.weight for r in replies.values())
         mean = scale(flat(total, BUFFERS), 1 / weights)
         kind = now.buffers.buffer.dtype if len(now.buffers) else torch.float32
         buffers = Flat(mean.layout, mean.buffer.to(kind))
         total = {n: x for n, x in total.items() if n != BUFFERS}
     if accepted or not joined:  # a round that nobody answers is skipped
-        state = algorithm.merge(executor, now.state, total, replies, seed_for(plan.seed, "merge", number))
-        if top and (why := unusable(state) or unusable({"buffers": buffers})):
-            text = f"round {number}, {name}: the merged {why}; of the replies {top} (see federation.max_norm)"
-            raise ClientError(text, top.client, top.round)
+        state = algorithm.merge(executor, now.state, total, replies, number, seed_for(plan.seed, "merge", number))
+        if why := unusable(state) or unusable({"buffers": buffers}):
+            text = f"round {number}, {name}: the merged {why}"
+            if top is None:  # no reply has come yet
+                raise ClientError(text)
+            raise ClientError(f"{text}; of the replies {top} (see federation.max_norm)", top.client, top.round)
     memory = now.memory.updated(number, {i: r.memory for i, r in accepted.items() if r.memory is not None})
     traffic = Traffic(down=called.down_bytes, up=sum(r.up_bytes for r in results))
-    after = Standing(number, state, memory, now.traffic + traffic, buffers, counted(now.rejected, rejected), top)
+    ledger = now.ledger.after([event for r in results for event in r.releases])
+    after = Standing(
+        number, state, memory, now.traffic + traffic, buffers, counted(now.rejected, rejected), top, ledger
+    )
     facts = {"clients": len(joined), "rejected": len(rejected)} | _means(accepted) | traffic.metrics()
-    if plan.straggling:
+    if plan.late:
         facts["stragglers"] = len(joined) - sum(len(block.clients) for block in blocks)
     return after, facts
 

@@ -6,44 +6,91 @@ Departs from the paper: the moving average of the weights warms up, because with
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedcommons.config import experiment as config
+from fedcommons import capacity
 from fedcommons.core.worker import default_device
-from fedcommons.data.datasets import Examples
-from fedcommons.generators.generator import Weights
+from fedcommons.data.examples import Examples
+from fedcommons.errors import UserError, shown
+from fedcommons.generators.generator import Receipt, Trained, Weights
 from fedcommons.seeds import generator, seed_for, set_default_generator
+
+COPIES = 5
+"""A training holds the weights, their gradient, Adam's two moments and the moving average."""
 
 
 @dataclass(frozen=True)
-class DDPMGenerator:
-    """``settings`` as in the experiment's section ``generator``; ``flip``: mirror images in training (CIFAR)."""
+class DDPM:
+    """ddpm (Ho et al. 2020), conditional on the class."""
 
-    settings: config.Generator
-    flip: bool = False
+    epochs: Annotated[int, "[1, 1e9]"] = 500
+    """passes over that share"""
+    batch_size: Annotated[int, "[1, 1e9]"] = 256
+    """images per step"""
+    lr: Annotated[float, "(0, inf)"] = 1e-4
+    """learning rate of Adam"""
+    channels: Annotated[tuple[int, ...], "[1, 1e6]"] = (64, 128, 128)
+    """channels of the U-Net's levels; each level halves the image"""
+    ema_decay: Annotated[float, "[0, 1)"] = 0.9995
+    """decay of the weights' moving average, reached by warm-up"""
+    timesteps: Annotated[int, "[1, 1e6]"] = 1000
+    """T, steps of the diffusion in training"""
+    schedule: Annotated[str, "linear | squaredcos_cap_v2"] = "linear"
+    """noise schedule: linear (Ho et al.) or squaredcos_cap_v2 (cosine)"""
+    sampler: Annotated[str, "ddpm | ddim"] = "ddpm"
+    """ddpm (ancestral) or ddim (deterministic, for few steps)"""
+    sampling_steps: Annotated[int, "[1, 1e6]"] = 1000
+    """steps of the sampler, at most T"""
 
-    def fit(self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int]) -> Mapping[int, Weights]:
+    sampling: ClassVar[tuple[str, ...]] = ("sampler", "sampling_steps")
+
+    def check(self, flat: Mapping[str, Any]) -> None:
+        """See ``Generator``."""
+        if len(self.channels) < 2 or any(n % 8 for n in self.channels):
+            raise UserError(
+                f"generator.channels must be two or more multiples of 8 (group norm), got {shown(list(self.channels))}."
+            )
+        if self.sampling_steps > self.timesteps:
+            raise UserError(
+                f"generator.sampling_steps must be at most generator.timesteps = {self.timesteps}, "
+                f"got {self.sampling_steps}."
+            )
+
+    def check_shape(self, shape: tuple[int, ...], data: str) -> None:
+        """See ``Generator``; at every level there are three 3x3 convolutions or more."""
+        side, halved = shape[1], 2 ** (len(self.channels) - 1)
+        if side % halved:
+            raise UserError(
+                f"generator.channels has {len(self.channels)} levels, so the image side must be a multiple "
+                f"of {halved}, and {data} has {side}."
+            )
+        capacity.require("the generator", COPIES * 4 * sum(3 * 9 * n * n for n in self.channels), "generator.channels")
+
+    def fit(
+        self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False
+    ) -> Mapping[int, Trained]:
         """See ``Generator``; all images are one batch where there are fewer than ``batch_size``."""
         import pytorch_lightning as lightning
 
         from fedcommons.core import trainer
 
         set_default_generator(seed, "initial weights")
-        model = self._model(tuple(examples.x.shape[1:]), n_classes, seed)
+        model = self._model(tuple(examples.x.shape[1:]), n_classes, seed, flip)
         loader = DataLoader(
             TensorDataset(examples.x, examples.y),
-            batch_size=self.settings.batch_size,
+            batch_size=self.batch_size,
             shuffle=True,
             generator=generator(seed, "order"),
         )
-        kept: dict[int, Weights] = {}
+        kept: dict[int, Trained] = {}
 
         class Keep(lightning.Callback):
             def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
                 if trainer.current_epoch + 1 in epochs:
-                    kept[trainer.current_epoch + 1] = model.averaged()
+                    kept[trainer.current_epoch + 1] = Trained(model.averaged(), Receipt())  # nothing protects it
 
         trainer.fit(model, loader, max(epochs), [Keep()])
         return kept
@@ -54,20 +101,19 @@ class DDPMGenerator:
         model.unet.load_state_dict(dict(weights))
         model.to(default_device())
         draws = seed_for(seed, "samples")
-        return model.sample(labels, draws, sampler=self.settings.sampler, steps=self.settings.sampling_steps).cpu()
+        return model.sample(labels, draws, sampler=self.sampler, steps=self.sampling_steps).cpu()
 
-    def _model(self, shape: tuple[int, ...], n_classes: int, seed: int):
-        from lightning_modules.ddpm import DDPM  # seconds to import, and most workers never need it
+    def _model(self, shape: tuple[int, ...], n_classes: int, seed: int, flip: bool = False):
+        from lightning_modules import ddpm  # seconds to import, and most workers never need it
 
-        s = self.settings
-        return DDPM(
+        return ddpm.DDPM(
             shape=shape,
             n_classes=n_classes,
-            channels=s.channels,
-            lr=s.lr,
-            timesteps=s.timesteps,
-            schedule=s.schedule,
-            ema_decay=s.ema_decay,
-            flip=self.flip,
+            channels=self.channels,
+            lr=self.lr,
+            timesteps=self.timesteps,
+            schedule=self.schedule,
+            ema_decay=self.ema_decay,
+            flip=flip,
             seed=seed_for(seed, "noise"),
         )

@@ -1,22 +1,80 @@
 """What a generator is: it learns images of classes from a client's data and draws new ones."""
 
 from collections.abc import Collection, Mapping
-from typing import Protocol
+from dataclasses import asdict, dataclass
+from math import inf
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
-from fedcommons.data.datasets import Examples
+from fedcommons.core.release import Release
+from fedcommons.data.examples import Examples
 
 Weights = Mapping[str, Tensor]
 
 
+@dataclass(frozen=True)
+class Receipt:
+    """What protects a trained generator, and with it whatever is drawn from it; by itself nothing does.
+
+    The fields are those of ``Release``, which a receipt becomes when what was drawn leaves a client.
+    """
+
+    mechanism: str | None = None
+    q: float = 1.0
+    sigma: float = 0.0
+    sensitivity: float = inf
+    steps: int = 0
+
+    def release(self, client: int, *what: str) -> Release:
+        """The event that ``client`` lets this go."""
+        return Release(client, what, **asdict(self))
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained generator; without a receipt it counts as uncovered."""
+
+    weights: Weights
+    receipt: Receipt | None = None
+
+
 class Generator(Protocol):
-    """Hyper-parameters in a frozen dataclass, and two functions whose every draw is keyed by ``seed``."""
+    """Hyper-parameters in a frozen dataclass, and functions whose every draw is keyed by ``seed``.
 
-    def fit(self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int]) -> Mapping[int, Weights]:
-        """Train on these images; the weights that samples are drawn with after each of these numbers of epochs.
+    sampling: names of those hyper-parameters that ``sample`` alone uses: the others decide what is trained.
+    """
 
-        A training is the beginning of every longer one: what is asked for besides changes no bit.
+    sampling: ClassVar[tuple[str, ...]]
+
+    @property
+    def epochs(self) -> int:
+        """After so many epochs of training samples are drawn."""
+        ...
+
+    def check(self, flat: Mapping[str, Any]) -> None:
+        """Refuse what it is not defined for; ``flat``: the experiment, dotted names to values.
+
+        Raises:
+            UserError: it is so.
+        """
+        ...
+
+    def check_shape(self, shape: tuple[int, ...], data: str) -> None:
+        """Refuse images of a shape (C, H, W) that it cannot learn; ``data``: the data set's name.
+
+        Raises:
+            UserError: it is so.
+        """
+        ...
+
+    def fit(
+        self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False
+    ) -> Mapping[int, Trained]:
+        """Train on these images; what samples are drawn with after each of these numbers of epochs.
+
+        A training is the beginning of every longer one: what is asked for besides changes no bit. ``flip``: a mirrored
+        image is as likely, and may be trained on in its place.
         """
         ...
 

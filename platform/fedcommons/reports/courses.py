@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fedcommons.config.flat import flat_dict
 from fedcommons.convergence.laboratory import NAMES
 from fedcommons.reports.tables import Summary, markdown
 from fedcommons.tracking.run_folder import read_config, read_rounds, read_summary
@@ -91,7 +92,8 @@ def read(label: str, folders: Sequence[Path]) -> Curve | None:
     for folder in folders:
         if summary := read_summary(folder):
             accuracy = [[line["round"], line["test/accuracy"]] for line in read_rounds(folder)]
-            facts = {"generator_epochs": read_config(folder).generator.epochs, "run_dir": folder.name}
+            epochs = flat_dict(read_config(folder)).get("generator.epochs")
+            facts = {"generator_epochs": epochs, "run_dir": folder.name}
             runs.append({**summary, **facts, "accuracy": accuracy})
     return curve(label, runs) if runs else None
 

@@ -11,7 +11,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 from fedcommons.reports.plots import save
-from fedcommons.reports.tables import Entry, markdown, mean_std
+from fedcommons.reports.tables import Entry, markdown, mean_std, number
 
 COLOURS = {"real": "0.6", "local_synthetic": "#e8a29a", "shuffled_synthetic": "#c0392b", "shuffled_real": "#2e6da4"}
 DARK = ("shuffled_synthetic", "shuffled_real")
@@ -53,7 +53,7 @@ def panels(entries: Sequence[Entry]) -> list[Panel]:
             if e.alpha == alpha
         ]
         lines = [(e.setting, fmean(percent(e))) for e in entries if e.setting in LINES and e.alpha in (None, alpha)]
-        result.append(Panel(f"{federated[0].dataset}, α = {alpha:g}", bars, lines))
+        result.append(Panel(f"{federated[0].dataset}, α = {number(alpha)}", bars, lines))
     return result
 
 

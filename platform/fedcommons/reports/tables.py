@@ -12,15 +12,19 @@ from fedcommons.federation.rejections import told
 Summary = Mapping[str, Any]
 
 COLUMNS = ("dataset", "n_clients", "participation", "alpha", "algorithm", "setting")
-"""What a cell of the table is; its runs differ in their seeds."""
+"""What a cell of the table is, besides the fields that vary where these are equal; its runs differ in their seeds."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One cell of the table: its runs, one for each seed."""
+    """One cell of the table: its runs, one for each seed.
+
+    varied: names and values of other fields in which runs of the same key differ.
+    """
 
     key: tuple
     runs: tuple[Summary, ...]
+    varied: tuple[tuple[str, Any], ...] = ()
 
     def __getattr__(self, name: str) -> Any:
         if name in COLUMNS:
@@ -78,8 +82,19 @@ def entries(summaries: Sequence[Summary]) -> list[Entry]:
         same = (s["dataset"], s["n_clients"], s["alpha"], s["seed"])
         if partitions.setdefault(same, s["partition"]) != s["partition"]:
             raise ValueError(f"runs of {same} rest on different partitions and cannot be compared")
-    keys = dict.fromkeys(_key(s) for s in summaries)
-    return [Entry(key, tuple(s for s in summaries if _key(s) == key)) for key in keys]
+    cells: dict[tuple, list[Summary]] = {}
+    for s in summaries:
+        cells.setdefault((_key(s), _varied(s, summaries)), []).append(s)
+    return [Entry(key, tuple(runs), varied) for (key, varied), runs in cells.items()]
+
+
+def _varied(summary: Summary, summaries: Sequence[Summary]) -> tuple[tuple[str, Any], ...]:
+    """The fields of a run, but the seed, that are not the same in all runs of its key; older summaries have none."""
+    same = [s.get("config", {}) for s in summaries if _key(s) == _key(summary)]
+    names = dict.fromkeys(n for flat in same for n in flat if n != "seed")
+    differ = [n for n in names if any(flat.get(n) != same[0].get(n) for flat in same)]
+    own = summary.get("config", {})
+    return tuple((n, tuple(v) if isinstance(v := own.get(n), list) else v) for n in differ)
 
 
 def _key(summary: Summary) -> tuple:
@@ -104,9 +119,10 @@ def table1_markdown(cells: Sequence[Entry], published: Mapping[tuple, str], foot
     lines = []
     for e in cells:
         run = e.runs[0]
-        base = next((b for b in cells if b.key == (*e.key[:-1], "real")), None)
+        bases = [b for b in cells if b.key == (*e.key[:-1], "real")]
+        base = next((b for b in bases if b.varied in (e.varied, ())), None)
         total = fmean(r["bytes_down"] + r["bytes_up"] + r["bytes_once"] for r in e.runs)
-        line = [e.dataset, e.n_clients, f"{e.participation:g}", f"{e.alpha:g}", e.algorithm, e.setting,
+        line = [e.dataset, e.n_clients, f"{e.participation:g}", number(e.alpha), labelled(e), e.setting,
                 f"{100 * run['target']:g} %", e.rounds, speed_up(base, e) if base and base is not e else "",
                 mean_std([100 * r["last_accuracy"] for r in e.runs], 1),
                 mean_std([100 * r["best_accuracy"] for r in e.runs], 1),
@@ -114,6 +130,16 @@ def table1_markdown(cells: Sequence[Entry], published: Mapping[tuple, str], foot
         lines.append(line + ([published.get(e.key, "")] if published else []))
     notes = "".join(f"\n{i}. {note}" for i, note in enumerate(footnotes, 1))
     return markdown(head, lines) + notes + "\n"
+
+
+def number(value: float | None) -> str:
+    """In short; ``-`` where a partition has no such number."""
+    return "-" if value is None else f"{value:g}"
+
+
+def labelled(entry: Entry) -> str:
+    """The algorithm, and the fields in which the entry differs from others of its key."""
+    return " ".join([entry.algorithm, *(f"{name}={value}" for name, value in entry.varied)])
 
 
 def rejected_notes(summaries: Sequence[Summary]) -> list[str]:
@@ -138,7 +164,7 @@ def spread(cells: Sequence[Entry]) -> str:
                 parts.append(f"{setting} {max(last) - min(last):.1f} points of last accuracy, {rounds} rounds")
         if parts:
             dataset, n, c, alpha = key
-            lines.append(f"- {dataset}, N = {n}, C = {c:g}, alpha = {alpha:g}: {'; '.join(parts)}.")
+            lines.append(f"- {dataset}, N = {n}, C = {c:g}, alpha = {number(alpha)}: {'; '.join(parts)}.")
     return "\nSpread between the algorithms:\n" + "\n".join(lines) + "\n" if lines else ""
 
 

@@ -1,36 +1,46 @@
 """From a config to what a run is played with: the only place that knows all parts."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor, nn
 
+from fedcommons import capacity
 from fedcommons.accounting import privacy
-from fedcommons.accounting.privacy import PrivacyLedger
-from fedcommons.algorithms import build as build_algorithm
+from fedcommons.accounting.privacy import Ledger
 from fedcommons.artifacts import Store
-from fedcommons.config import experiment as configs
-from fedcommons.config.experiment import Experiment
+from fedcommons.config import parts
+from fedcommons.config.experiment import Data, Experiment
+from fedcommons.config.fields import taken
+from fedcommons.config.flat import chosen, deciding, flat_dict, part_of
 from fedcommons.core.algorithm import Algorithm, Facts
+from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import Work, floating_buffers
+from fedcommons.core.local import LocalSGD, Work, floating_buffers
+from fedcommons.core.logged import Logged
 from fedcommons.core.worker import RunData, Worker, default_device, fresh_torch
 from fedcommons.data import datasets
-from fedcommons.data.datasets import Dataset, Examples
+from fedcommons.data.clients import Clients
+from fedcommons.data.examples import Dataset, without_images
 from fedcommons.data.partition import Partitioned, partition
 from fedcommons.errors import UserError
 from fedcommons.federation.memory import ClientMemory
+from fedcommons.federation.participation import Stragglers
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.federation.serial import Serial
-from fedcommons.runs import capacity
-from fedcommons.runs.checks import check
-from fedcommons.seeds import set_default_generator
+from fedcommons.runs.checks import check, refuse
+from fedcommons.seeds import set_default_generator, wide_key
 from fedcommons.sharing import synthetic_pool
-from fedcommons.sharing.settings import Shared, needs_generators, refuse_empty_pool, share
+from fedcommons.sharing.dealt import Dealt
+from fedcommons.sharing.needs import Need, Recipe
+from fedcommons.sharing.stage import Contribution, Generating, Shared, Stage, share, share_by_method
 from fedcommons.tensors import EMPTY, flatten
 from lightning_modules import Classifier
-from lightning_modules.networks import CNN, VGG11, Linear, Projected
+from lightning_modules.networks import Projected
 
 
 @dataclass(frozen=True)
@@ -40,15 +50,31 @@ class Prepared:
     config: Experiment
     dataset: Dataset
     partition: Partitioned
+    algorithm: Algorithm
+    stage: Stage
 
     @property
-    def needs(self) -> list[synthetic_pool.Need]:
+    def dealt(self) -> Dealt:
+        """What its sharing stage starts from."""
+        data = self.dataset
+        return Dealt(Clients(data.train, self.partition.rows), data.n_classes, data.flip, self.config.seed)
+
+    @property
+    def needs(self) -> Sequence[Need]:
         """The generators and synthetic images this experiment uses."""
-        return synthetic_pool.needs(self.config, self.dataset, self.partition) if needs_generators(self.config) else []
+        stage = self.stage
+        return stage.needs(self.dealt, recipe(self.config)) if isinstance(stage, Generating) else ()
+
+
+def recipe(config: Experiment) -> Recipe:
+    """What clients' generators are made with."""
+    assert config.generator is not None
+    name, digest = config.generator.name, config.source.get("generator")
+    return Recipe(name, part_of(config, "generator"), config.generator.rho, digest)
 
 
 @lru_cache(maxsize=2)  # the cells of a sweep share their data
-def _load(data: configs.Data) -> Dataset:
+def _load(data: Data) -> Dataset:
     return datasets.load(data)
 
 
@@ -60,65 +86,103 @@ def prepare(config: Experiment) -> Prepared:
         UserError: something about the request cannot be met.
     """
     check(config)
+    made = {kind: part_of(config, kind) for kind in ("algorithm", "sharing", "generator") if kind in chosen(config)}
+    for part in made.values():
+        refuse(part, "check", flat_dict(config))
     dataset = _load(config.data)
-    if config.model.name == "vgg11" and dataset.shape[1] % 32:
-        raise UserError(f"model.name vgg11 needs images of 32x32 or 64x64, and {dataset.name} has {dataset.shape[1:]}.")
-    if config.model.name == "cnn" and dataset.shape[1] < 4:
-        raise UserError(f"model.name cnn needs images of at least 4x4, and {dataset.name} has {dataset.shape[1:]}.")
-    levels = 2 ** (len(config.generator.channels) - 1)
-    if needs_generators(config) and dataset.shape[1] % levels:
-        raise UserError(
-            f"generator.channels has {len(config.generator.channels)} levels, so the image side must be a multiple "
-            f"of {levels}, and {dataset.name} has {dataset.shape[1]}."
-        )
+    if "generator" in made:
+        refuse(made["generator"], "check_shape", dataset.shape, dataset.name)
     labels = dataset.train.y.numpy()
     dealt = partition(config.partition, labels, dataset.n_classes, config.seed)
     sizes = [len(rows) for rows in dealt.rows]
-    refuse_empty_pool(config, len(dataset.train), sizes)
+    prepared = Prepared(config, dataset, dealt, made["algorithm"], made["sharing"])
+    refuse(prepared.stage, "check_dealt", prepared.dealt)
     privacy.refuse_large_delta(config, sizes)
-    if needs_generators(config):
-        capacity.require_generator(config)
-        images = sum(synthetic_pool.contribution(config, len(dataset.train), n) for n in sizes)
-        capacity.require_images(images, dataset.shape)
-    # names and shapes without numbers: an algorithm that refuses them does so here
-    model = flatten(dict(build_classifier(config, dataset, "meta").named_parameters()))
+    # of a network of ours names and shapes without numbers; an algorithm that refuses them does so here
+    own = parts.is_own(config.model.name) or parts.is_own(config.data.name)
+    module = build_module(config, dataset, "cpu" if own else "meta")
+    if own:
+        _try(module, config.model.name, dataset)
+    model = flatten(dict(module.named_parameters()))
     capacity.require_model(model)
-    facts = Facts(len(sizes), sizes, config.federation.rounds)
-    build_algorithm(config, dataset.augment).start(model, facts, config.seed)
-    return Prepared(config, dataset, dealt)
+    _require_statistics(config, module)
+    facts = Facts(len(sizes), sizes, config.federation.rounds, config.federation.weighting)
+    prepared.algorithm.start(model, facts, config.seed)
+    return prepared
+
+
+def _try(module: LightningModule, name: str, dataset: Dataset) -> None:
+    """See that a module takes these examples and gives a loss.
+
+    Raises:
+        UserError: it does not.
+    """
+    Logged(module)
+    x, y = dataset.train.x[:2], dataset.train.y[:2]
+    what = f"model.name {name} on {x.dtype} examples {dataset.shape} of {dataset.name}"
+    try:
+        loss = module.training_step((x, y), 0)
+    except Exception as error:  # whatever somebody's module raises
+        raise UserError(f"{what}: {type(error).__name__}: {' '.join(str(error).split())}.") from error
+    if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
+        raise UserError(f"{what}: training_step must return the loss, one number with a gradient.")
+
+
+def _require_statistics(config: Experiment, module: nn.Module) -> None:
+    """Refuse BatchNorm where its statistics are of no use."""
+    if not any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules()):
+        return
+    if config.dp.local:
+        raise UserError("dp.local is not for a model with BatchNorm: its statistics mix the examples of a batch.")
+    if config.federation.buffers == "keep" and config.measure.every:
+        raise UserError("measure.every must be 0 with federation.buffers keep: the server model has no statistics.")
 
 
 @fresh_torch()
-def build_classifier(config: Experiment, dataset: Dataset, device: str = "cpu") -> Classifier:
-    """The LightningModule that clients train, its initial weights keyed by the run's seed."""
+def build_module(config: Experiment, dataset: Dataset, device: str = "cpu") -> LightningModule:
+    """The LightningModule that clients train, its initial weights keyed by the run's seed.
+
+    ``config.model`` names a LightningModule, which gets what its signature asks for of shape, n_classes, mean, std, lr,
+    momentum, weight_decay and optimizer, or a plain network, which gets the first two and stands in a ``Classifier``.
+
+    Raises:
+        UserError: it cannot be built of this.
+    """
     set_default_generator(config.seed, "initial weights")
-    shape, classes = dataset.shape, dataset.n_classes
     m, c = config.model, config.client
+    offered = {
+        "shape": dataset.shape,
+        "n_classes": dataset.n_classes,
+        "mean": dataset.mean,
+        "std": dataset.std,
+        "lr": c.lr,
+        "momentum": c.momentum,
+        "weight_decay": c.weight_decay,
+        "optimizer": c.optimizer,
+    }
+    part = parts.find("model", m.name)
     with torch.device(device):
-        if m.name == "cnn":
-            network = CNN(shape, classes, m.channels, batch_norm=m.batch_norm)
-        else:
-            network = {"vgg11": VGG11, "linear": Linear}[m.name](shape, classes)
-        if m.projection:
-            network = Projected(network, m.projection)
-        return Classifier(
-            network,
-            lr=c.lr,
-            momentum=c.momentum,
-            weight_decay=c.weight_decay,
-            optimizer=c.optimizer,
-            mean=dataset.mean,
-            std=dataset.std,
-        )
+        try:
+            made = part(**taken(part, offered), **m.constants)
+        except Exception as error:  # whatever somebody's module raises
+            why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            raise UserError(f"model.name {m.name} cannot be built for {dataset.name}: {why}.") from error
+        if isinstance(made, LightningModule):
+            if m.projection:
+                raise UserError(f"model.projection is for plain networks, and {m.name} is a LightningModule.")
+            return made
+        if not isinstance(made, nn.Module):
+            raise UserError(f"model.name {m.name} must be a LightningModule or a network, got {type(made).__name__}.")
+        network = Projected(made, m.projection) if m.projection else made
+        del offered["shape"], offered["n_classes"]
+        return Classifier(network, **offered)
 
 
 @fresh_torch()
 def synthetic_images(
     prepared: Prepared, store: Store, jobs: Sequence[synthetic_pool.Job], say: Callable[[str], None]
-) -> list[Examples] | None:
+) -> list[Contribution]:
     """Each client's contribution of synthetic images; ``jobs``: those to be made here, before they are read."""
-    if not prepared.needs:
-        return None
     torch.set_num_threads(1)  # as in Ray's workers: more threads would round differently
     for number, job in enumerate(jobs, 1):
         doing = "training" if job.epochs else "sampling"
@@ -127,17 +191,13 @@ def synthetic_images(
     return contributions(prepared, store)
 
 
-def contributions(prepared: Prepared, store: Store) -> list[Examples]:
-    """Each client's contribution of synthetic images, as many as ``sharing.p`` asks for.
+def contributions(prepared: Prepared, store: Store) -> list[Contribution]:
+    """Each client's contribution of synthetic images, as many as its stage asks for; none where it asks for none.
 
     Raises:
         LookupError: they have not been made.
     """
-    sizes, n_total = [len(rows) for rows in prepared.partition.rows], len(prepared.dataset.train)
-    return [
-        synthetic_pool.read(store, need, synthetic_pool.contribution(prepared.config, n_total, n))
-        for need, n in zip(prepared.needs, sizes, strict=True)
-    ]
+    return [synthetic_pool.read(store, need) for need in prepared.needs]
 
 
 @dataclass(frozen=True)
@@ -147,51 +207,76 @@ class Assembled:
     prepared: Prepared
     shared: Shared
     data: RunData
-    algorithm: Algorithm
     plan: Plan
-    book: PrivacyLedger | None
 
     @property
     def config(self) -> Experiment:
         return self.prepared.config
 
     @property
+    def algorithm(self) -> Algorithm:
+        return self.prepared.algorithm
+
+    @property
     def facts(self) -> Dataset:
         """The data set without its images."""
-        return datasets.without_images(self.prepared.dataset)
+        return without_images(self.prepared.dataset)
 
     def executor(self) -> Executor:
         """The executor that ``config.federation`` names."""
-        build, f = partial(build_worker, self.config, self.facts), self.config.federation
+        build, f = partial(build_worker, self.config, self.facts, str(parts.base())), self.config.federation
         if f.executor == "serial":
-            return Serial(build, self.data)
+            return Serial(partial(build, self.prepared.algorithm), self.data)
         from fedcommons.federation.ray_actors import RayActors
 
-        return RayActors(build, self.data, f.actors, f.gpus_per_actor)
+        return RayActors(partial(build, None), self.data, f.actors, f.gpus_per_actor)
 
     def start(self, memory: ClientMemory) -> Standing:
         """Before round 1: the untrained model; ``memory``: empty, to be filled by the clients."""
-        module = build_classifier(self.config, self.facts)
+        module = build_module(self.config, self.facts)
         state = self.algorithm.start(flatten(dict(module.named_parameters())), self.plan.facts, self.config.seed)
         buffers = EMPTY if self.plan.keep_buffers else floating_buffers(module)
-        return Standing(0, state, memory, self.shared.traffic, buffers)
+        return Standing(0, state, memory, self.shared.traffic, buffers, ledger=Ledger.of(self.shared.releases))
 
 
 @fresh_torch()
-def assemble(prepared: Prepared, synthetic: Sequence[Examples] | None) -> Assembled:
-    """Share, and plan the rounds; ``synthetic``: the clients' ``synthetic_images``."""
+def assemble(prepared: Prepared, made: Sequence[Contribution] = ()) -> Assembled:
+    """Share, and plan the rounds; ``made``: the clients' ``synthetic_images``."""
     c, dataset = prepared.config, prepared.dataset
-    shared = share(c, dataset, prepared.partition, synthetic)
+    shared = share(prepared.stage, prepared.dealt, made)
+    shared = share_by_method(shared, prepared.algorithm, dataset.n_classes, c.seed)
     sets = {"test": dataset.test, "validation": dataset.validation}
     data = RunData(shared.clients, shared.own, sets, shared.pool)
-    facts, f = Facts(len(shared.clients), shared.clients.sizes, c.federation.rounds), c.federation
-    plan = Plan(facts, f.participation, f.blocks, c.seed, c.straggler.q, f.buffers == "keep", f.max_norm)
-    algorithm = build_algorithm(c, dataset.augment)
-    return Assembled(prepared, shared, data, algorithm, plan, privacy.ledger(c, shared.clients))
+    f, late = c.federation, Stragglers(c.straggler.q) if c.straggler.q else None
+    facts = Facts(len(shared.clients), shared.clients.sizes, f.rounds, f.weighting)
+    plan = Plan(facts, f.participation, f.blocks, c.seed, late, f.buffers == "keep", f.max_norm)
+    return Assembled(prepared, shared, data, plan)
 
 
-def build_worker(config: Experiment, facts: Dataset, data: RunData) -> Worker:
-    """What a worker of this experiment holds; ``facts``: the data set without its images."""
+def local_loop(config: Experiment, augment: bool) -> LocalSGD:
+    """The local training of ``config``."""
+    c = config.client
+    dp = DPSGD(config.dp.noise_multiplier, config.dp.clip, noise_key(config)) if config.dp.local else None
+    return LocalSGD(c.epochs, c.batch_size, c.drop_last, c.equal_work, augment, dp)
+
+
+def noise_key(config: Experiment) -> int:
+    """128 bits of all that decides the results of ``config``: no two experiments share their noise.
+
+    What may change between a run and its resumption has no part in it, nor has 1 against 1.0.
+    """
+    facts = {n: int(v) if isinstance(v, float) and v.is_integer() else v for n, v in deciding(config).items()}
+    return wide_key("experiment", repr(sorted(facts.items())))
+
+
+def build_worker(config: Experiment, facts: Dataset, here: str, algorithm: Algorithm | None, data: RunData) -> Worker:
+    """What a worker of this experiment holds; ``facts``: the data set without its images.
+
+    here: the folder from which import paths start; algorithm: None in another process, which finds the part itself.
+    """
+    if algorithm is None:
+        os.environ[parts.HERE] = here
     device = default_device()
-    work = Work(build_classifier(config, facts), device)
-    return Worker(work, build_algorithm(config, facts.augment), data.to(device))
+    loop = local_loop(config, facts.augment)
+    work = Work(build_module(config, facts), device, loop, config.federation.weighting)
+    return Worker(work, algorithm or part_of(config, "algorithm"), data.to(device))

@@ -15,22 +15,22 @@ from torch import Tensor
 
 from fedcommons import locks
 from fedcommons.artifacts import Store, key_of
-from fedcommons.config import experiment as configs
 from fedcommons.config.experiment import Experiment
+from fedcommons.config.flat import deciding, flat_dict
 from fedcommons.core import trainer
 from fedcommons.core.worker import fresh_torch
 from fedcommons.data.augment import flip_and_crop
-from fedcommons.data.datasets import Examples
+from fedcommons.data.examples import Examples
 from fedcommons.federation.evaluation import CHUNK
 from fedcommons.files import remove_unfinished, unfinished, write_json
-from fedcommons.runs.build import Prepared, build_classifier, contributions, prepare
+from fedcommons.runs.build import Prepared, build_module, contributions, prepare
 from fedcommons.runs.experiment import PATIENCE
 from fedcommons.seeds import generator, set_default_generator
 from fedcommons.tracking.run_folder import read_summary
 
 _DECIDING = {
-    "central_real": ("seed", "data.", "model.", "client."),
-    "central_synthetic": ("seed", "data.", "model.", "client.", "partition.", "generator.", "sharing.p"),
+    "central_real": ("seed", "data.", "model.", "client.", "source.data", "source.model"),
+    "central_synthetic": ("seed", "data.", "model.", "client.", "partition.", "generator.", "sharing.p", "source."),
 }
 """Fields, or beginnings of their names, that a central training depends on."""
 
@@ -46,14 +46,14 @@ class Central:
     @property
     def facts(self) -> dict[str, Any]:
         """All that decides its result."""
-        names = [n for n in configs.field_names() if n not in configs.IGNORED_BY_RESULTS]
-        deciding = [n for n in names if n.startswith(_DECIDING[self.source])]
-        return {"source": self.source, "epochs": self.epochs, **{n: configs.get(self.config, n) for n in deciding}}
+        kept = {n: v for n, v in deciding(self.config).items() if n.startswith(_DECIDING[self.source])}
+        return {"source": self.source, "epochs": self.epochs, **kept}
 
     @property
     def name(self) -> str:
         """Its folder in the sweep's."""
-        alpha = [f"alpha{self.config.partition.alpha:.4g}"] if self.source == "central_synthetic" else []
+        found = flat_dict(self.config).get("partition.alpha") if self.source == "central_synthetic" else None
+        alpha = [] if found is None else [f"alpha{found:.4g}"]
         return "-".join([self.source, *alpha, f"seed{self.config.seed}", key_of(self.facts)[:6]])
 
 
@@ -143,7 +143,7 @@ def _train(central: Central) -> dict[str, Any]:
     synthetic = central.source == "central_synthetic"
     train = _union(prepared) if synthetic else prepared.dataset.train
     accuracies = fit(
-        build_classifier(c, prepared.dataset),
+        build_module(c, prepared.dataset),
         train,
         prepared.dataset.test,
         epochs=central.epochs,
@@ -156,7 +156,7 @@ def _train(central: Central) -> dict[str, Any]:
         "dataset": c.data.name,
         "algorithm": "central",
         "setting": central.source,
-        "alpha": c.partition.alpha if synthetic else None,
+        "alpha": flat_dict(c).get("partition.alpha") if synthetic else None,
         "n_clients": c.partition.n_clients if synthetic else None,
         "participation": None,
         "seed": c.seed,
@@ -174,4 +174,4 @@ def _train(central: Central) -> dict[str, Any]:
 def _union(prepared: Prepared) -> Examples:
     """All clients' synthetic images, as many of each client's as the federated runs use."""
     parts = contributions(prepared, Store(Path(prepared.config.artifacts)))
-    return Examples(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]))
+    return Examples(torch.cat([p.examples.x for p in parts]), torch.cat([p.examples.y for p in parts]))

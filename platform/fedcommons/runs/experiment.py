@@ -10,13 +10,14 @@ from typing import Any
 from fedcommons.accounting import privacy
 from fedcommons.artifacts import Store
 from fedcommons.config.experiment import Experiment
+from fedcommons.config.flat import parts_of_own
 from fedcommons.core.executor import Executor
 from fedcommons.core.worker import fresh_torch
 from fedcommons.errors import ClientError, leaving_errors
 from fedcommons.federation import checkpoint, rounds
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rejections import records, told
-from fedcommons.federation.rounds import Standing, times_answered
+from fedcommons.federation.rounds import Standing
 from fedcommons.files import write_json
 from fedcommons.runs import measures
 from fedcommons.runs.build import Assembled, Prepared, assemble, prepare, synthetic_images
@@ -73,7 +74,7 @@ def _run(
     on_round: OnRound | None,
 ) -> dict[str, Any]:
     config, folder = prepared.config, record.path
-    with leaving_errors(folder):
+    with leaving_errors(folder, parts_of_own(config)):
         _write_partition(folder, prepared)
         ready = assemble(prepared, synthetic_images(prepared, store, jobs, say))
         executor = ready.executor()
@@ -84,11 +85,10 @@ def _run(
             trackers += _trackers(config, record, say)
             end = _federate(ready, executor, start, record, trackers, on_round, say)
             record.require_rounds(end.round)
-            dealt, p = prepared.partition.fingerprint, ready.shared.p
+            dealt, p = prepared.partition, ready.shared.p
             summary = measures.summarise(config, dealt, record.rounds(), p, end)
-            answered = times_answered(ready.plan, end.round) if ready.book else []
             rejected = sum(line.get("rejected", 0) for line in record.rounds())
-            summary["privacy"] = privacy.statement(config, ready.book, answered, rejected)
+            summary["privacy"] = privacy.statement(end.ledger, ready.plan.facts.n_clients, _delta(config), rejected)
             if summary["rejected"]:
                 say(f"{told(summary['rejected'])}, see rejected in {folder / 'summary.json'}")
             return summary
@@ -140,17 +140,14 @@ def _federate(
     courses = rounds.run(ready.algorithm, executor, ready.plan, start)
     if not record.rounds():  # so nobody has seen the untrained model yet
         courses = chain([(start, {"comm/once_bytes": start.traffic.once})], courses)
-    answered = times_answered(ready.plan, start.round) if ready.book else []
     last, clock, lost = start, time.perf_counter(), set()
     try:
         for now, facts in courses:
             trained = time.perf_counter()
             metrics = {**facts, "comm/total_bytes": now.traffic.total}
             metrics |= measures.observe(config, executor, ready.data, ready.shared.p, now)
-            if ready.book:
-                for client in rounds.answering(ready.plan, now.round)[1] if now.round > start.round else ():
-                    answered[client] += 1
-                metrics["privacy/epsilon_local_training"] = max(ready.book.epsilons(answered))
+            if delta := _delta(config):
+                metrics["privacy/epsilon_local_training"] = now.ledger.largest_of_training(delta)
             for tracker in trackers:
                 tracker.log(now.round, metrics)
             record.log_times(now.round, {"train": trained - clock, "observe": time.perf_counter() - trained})
@@ -168,6 +165,11 @@ def _federate(
         checkpoint.save(record.checkpoints, last)  # so that the client can be played again at once
         raise
     return last
+
+
+def _delta(config: Experiment) -> float | None:
+    """delta of the guarantee; None where local training is not private."""
+    return config.dp.delta if config.dp.local else None
 
 
 def _write_partition(folder: Path, prepared: Prepared) -> None:

@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedcommons.config.experiment import Experiment
+from fedcommons.config.flat import IGNORED_BY_RESULTS, flat_dict
 from fedcommons.convergence.laboratory import NAMES, Laboratory
 from fedcommons.core.executor import Executor
 from fedcommons.core.worker import RunData
+from fedcommons.data.partition import Partitioned
 from fedcommons.federation import rejections
 from fedcommons.federation.evaluation import ModelTask, evaluate
 from fedcommons.federation.rounds import Standing
@@ -38,14 +40,15 @@ def observe(config: Experiment, executor: Executor, data: RunData, p: float, now
 
 
 def summarise(
-    config: Experiment, fingerprint: str, lines: Sequence[Mapping[str, Any]], p: float, end: Standing
+    config: Experiment, dealt: Partitioned, lines: Sequence[Mapping[str, Any]], p: float, end: Standing
 ) -> dict[str, Any]:
     """The run in one record: no times, no paths, so that it compares equal to that of an uninterrupted run.
 
-    ``fingerprint``: the partition's; ``lines``: those of rounds.jsonl; ``p``: the share of shared data; ``end``: where
-    the federation stands in the end. ``rejected`` has each client whose replies were: how many, and why the first was.
+    ``lines``: those of rounds.jsonl; ``p``: the share of shared data; ``end``: where the federation stands in the end.
+    ``config`` has the flat fields of what was chosen; ``rejected`` each client whose replies were: how many, and why
+    the first was.
     """
-    c = config
+    c, flat = config, flat_dict(config)
     after = [(line["round"], line["test/accuracy"]) for line in lines if line["round"] >= 1]
     reached = [number for number, accuracy in after if accuracy >= c.target]
 
@@ -57,8 +60,8 @@ def summarise(
         "dataset": c.data.name,
         "algorithm": c.algorithm,
         "setting": c.sharing.setting,
-        "alpha": c.partition.alpha,
-        "n_clients": c.partition.n_clients,
+        "alpha": flat.get("partition.alpha"),
+        "n_clients": len(dealt.rows),
         "participation": c.federation.participation,
         "seed": c.seed,
         "learning_rate": c.client.lr,
@@ -73,6 +76,7 @@ def summarise(
         "bytes_up": end.traffic.up,
         "bytes_once": end.traffic.once,
         "rejected": rejections.records(end.rejected),
-        "partition": fingerprint,
+        "partition": dealt.fingerprint,
+        "config": {n: list(v) if type(v) is tuple else v for n, v in flat.items() if n not in IGNORED_BY_RESULTS},
         **{name: found for name in NAMES if (found := course(name))},
     }

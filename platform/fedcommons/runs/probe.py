@@ -4,34 +4,35 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
 
-from fedcommons.config.experiment import Experiment, override
+from fedcommons.config.experiment import Experiment
+from fedcommons.config.flat import override, part_of
 from fedcommons.convergence.laboratory import Estimate, Laboratory
 from fedcommons.core.worker import fresh_torch
-from fedcommons.data.datasets import Examples
 from fedcommons.federation import cluster, rounds
 from fedcommons.federation.evaluation import ModelTask, evaluate
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rejections import records, told
 from fedcommons.runs import build
+from fedcommons.sharing.stage import Contribution, Generating
 
 Found = dict[str, Estimate]
 
 
 @fresh_torch()
 def probe(
-    config: Experiment, synthetic: Sequence[Examples] | None, say: Callable[[str], None]
+    config: Experiment, synthetic: Sequence[Contribution] | None, say: Callable[[str], None]
 ) -> list[tuple[float, Found]]:
     """Test accuracy and convergence parameters of the server model at round 0, 1, ..., ``config.federation.rounds``.
 
     ``config``: the experiment with sharing, whose pool is measured and not trained on; without it the parameters of the
     pool are those of all clients' real data together, of which an ideal generator would draw.
     """
-    prepared = build.prepare(override(config, {"sharing.setting": "real", "sharing.p": None, "measure.every": 1}))
-    ready = build.assemble(prepared, None)
-    if synthetic is not None or config.sharing.setting == "shuffled_real":
-        shared = build.assemble(build.prepare(config), synthetic)
-        ready = replace(ready, data=replace(ready.data, pool=shared.data.pool))
-    else:
+    prepared = build.prepare(override(config, {"sharing.setting": "real", "measure.every": 1}))
+    ready = build.assemble(prepared)
+    if synthetic is not None or not isinstance(part_of(config, "sharing"), Generating):
+        shared = build.assemble(build.prepare(config), synthetic or ()).data
+        ready = replace(ready, data=replace(shared, clients=shared.own))  # the pool's store has the real data too
+    if ready.data.pool is None:
         ready = replace(ready, data=replace(ready.data, pool=ready.data.own))
     if config.federation.executor == "ray_actors":
         cluster.connect()

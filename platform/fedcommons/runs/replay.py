@@ -4,7 +4,7 @@ It starts where it started in the run and its draws have the same keys, so it do
 same kind of machine. The run folder is only read.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from fedcommons.artifacts import Store
-from fedcommons.config.experiment import Experiment, override
+from fedcommons.config.experiment import Experiment
+from fedcommons.config.flat import override, parts_of_own
+from fedcommons.core.algorithm import ChoosesClients, State
 from fedcommons.core.executor import Executor
 from fedcommons.core.reduction import add_blocks
 from fedcommons.core.worker import fresh_torch
@@ -21,7 +23,7 @@ from fedcommons.errors import UserError
 from fedcommons.federation import checkpoint, rounds
 from fedcommons.federation.blocks import Block, train_block
 from fedcommons.federation.memory import ClientMemory
-from fedcommons.federation.rounds import Plan, Standing
+from fedcommons.federation.rounds import Standing
 from fedcommons.runs.build import Assembled, assemble, prepare, synthetic_images
 from fedcommons.tensors import Flat, data, nbytes
 from fedcommons.tracking.run_folder import read_config
@@ -52,8 +54,12 @@ class Replayed:
 
 
 @fresh_torch()
-def replay(folder: Path, number: int, client: int, say: Callable[[str], None] = print) -> Replayed:
+def replay(
+    folder: Path, number: int, client: int, say: Callable[[str], None] = print, named: Collection[str] = ()
+) -> Replayed:
     """Train ``client`` as in the round of this number of the run in ``folder``.
+
+    named: import paths that may be run. What a file alone names is not executed.
 
     Raises:
         UserError: there is no such run or round, the client does not train in it, or what it trained on is not there.
@@ -61,16 +67,19 @@ def replay(folder: Path, number: int, client: int, say: Callable[[str], None] = 
     """
     config = _config(folder)
     _require_within("--round", number, 1, config.federation.rounds)
-    _require_within("--client", client, 0, config.partition.n_clients - 1)
+    _require_named(config, named)
     prepared = prepare(config)
+    _require_within("--client", client, 0, len(prepared.partition.rows) - 1)
     try:
         images = synthetic_images(prepared, Store(Path(config.artifacts), say), (), say)
     except LookupError as error:
         raise UserError(f"--replay: what the run trained on is not there; {error}.") from error
     ready = assemble(prepared, images)
-    _require_training(ready.plan, number, client)
+    if not isinstance(ready.algorithm, ChoosesClients):  # known before any round is played again
+        _require_training(ready, {}, number, client)
     executor = ready.executor()
     before = _standing_before(number, ready, executor, folder, say)
+    _require_training(ready, before.state, number, client)
     called = rounds.call(ready.algorithm, ready.plan, before, number)
     alone = _alone(client, called.blocks)
     say(f"client {client}, round {number}, {called.task.algorithm}")
@@ -92,13 +101,19 @@ def _config(folder: Path) -> Experiment:
     return override(read_config(folder), {"federation.executor": "serial"})
 
 
+def _require_named(config: Experiment, named: Collection[str]) -> None:
+    """See that parts of somebody's own are named by the user too, not by the run folder alone."""
+    if options := [option for option in parts_of_own(config) if option.rpartition(" ")[2] not in named]:
+        raise UserError(f"--replay: the run has parts of its own; to have them executed, add {' '.join(options)}.")
+
+
 def _require_within(option: str, value: int, low: int, high: int) -> None:
     if not low <= value <= high:
         raise UserError(f"{option} must lie in [{low}, {high}] in this run, got {value}.")
 
 
-def _require_training(plan: Plan, number: int, client: int) -> None:
-    joined, present = rounds.answering(plan, number)
+def _require_training(ready: Assembled, state: State, number: int, client: int) -> None:
+    joined, present = rounds.answering(ready.algorithm, ready.plan, state, number)
     if client not in present:
         why = "its answer does not arrive (straggler.q)" if client in joined else "it is not drawn"
         some = ", ".join(map(str, present[:10])) + (f" and {len(present) - 10} more" if len(present) > 10 else "")

@@ -1,1 +1,1 @@
-"""What clients share before or between federations: make -> privatise -> pool -> assign."""
+"""What clients share before or between federations: one file each. ``config/parts.py`` lists them by name."""

@@ -24,11 +24,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedcommons.config.experiment import Experiment, override
-from fedcommons.data.datasets import Dataset, Examples
+from fedcommons.config.experiment import Partition
+from fedcommons.data.clients import Clients
+from fedcommons.data.examples import Dataset, Examples
 from fedcommons.data.partition import partition
 from fedcommons.seeds import generator, numpy_generator
-from fedcommons.sharing.settings import share
+from fedcommons.sharing.dealt import Dealt
+from fedcommons.sharing.shuffled_real import ShuffledReal
+from fedcommons.sharing.stage import share
 
 
 @dataclass(frozen=True)
@@ -62,11 +65,10 @@ def clients(dataset: Dataset, name: str, p: float, seed: int) -> Labelled:
 
     ``dataset`` has as many images of every class. int(p n) images of each client are swapped.
     """
-    values = {"seed": seed, "sharing.setting": "shuffled_real", "sharing.p": p,
-              "partition.name": name, "partition.n_clients": dataset.n_classes}  # fmt: skip
-    config = override(Experiment(), values)
-    before = partition(config.partition, dataset.train.y.numpy(), dataset.n_classes, seed)
-    rows = share(config, dataset, before, None).clients.rows
+    cut = Partition(name, n_clients=dataset.n_classes)
+    before = partition(cut, dataset.train.y.numpy(), dataset.n_classes, seed)
+    dealt = Dealt(Clients(dataset.train, before.rows), dataset.n_classes, dataset.flip, seed)
+    rows = share(ShuffledReal(p), dealt).clients.rows
     return Labelled.of(dataset.train, dataset.n_classes, np.stack(list(rows)))
 
 

@@ -1,12 +1,19 @@
 """The central models of a figure, each trained as a Ray task."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedcommons.config import parts
 from fedcommons.errors import sentence
 from fedcommons.runs.central import Central, run
 from fedcommons.sweeping.display import Display
 from fedcommons.tracking.run_folder import read_summary
+
+
+def _train(here: str, central: Central, folder: Path) -> None:
+    os.environ[parts.HERE] = here
+    run(central, folder)
 
 
 def train(centrals: Sequence[Central], out: Path, display: Display) -> dict[str, str]:
@@ -24,8 +31,8 @@ def train(centrals: Sequence[Central], out: Path, display: Display) -> dict[str,
         return {}
     cluster.connect()
     gpus = cluster.gpu_share(todo[0].config.federation.gpus_per_actor)
-    task = ray.remote(num_cpus=1, num_gpus=gpus)(run)
-    pending = {task.remote(c, (out / c.name).resolve()): c for c in todo}
+    task, here = ray.remote(num_cpus=1, num_gpus=gpus)(_train), str(parts.base())
+    pending = {task.remote(here, c, (out / c.name).resolve()): c for c in todo}
     failures = {}
     while pending:
         (ready, *_), _ = ray.wait(list(pending))

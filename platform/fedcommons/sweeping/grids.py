@@ -5,11 +5,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import Namespace
 
 from fedcommons.artifacts import Store
-from fedcommons.config import cli, presets
-from fedcommons.config.experiment import Experiment, get, override, same_results
+from fedcommons.config import cli, parts, presets
+from fedcommons.config.experiment import Experiment
+from fedcommons.config.flat import SHORT_NAMES, choose, chosen, flat_dict, same_results
+from fedcommons.config.parts import KINDS
 from fedcommons.runs.build import prepare
 from fedcommons.sharing.synthetic_pool import missing
 from fedcommons.sweeping import sweep as tuning
@@ -24,93 +26,97 @@ VARIED = {
 }  # fmt: skip
 """Fields in the names of run folders, and what they are called there."""
 
-OWN = {"data.name": "dataset", "data.dir": "data-dir", "data.download": "download", "tracking.wandb": "wandb"}
-"""Fields that have an option of their own outside the grid."""
-
 
 def preset_and_dataset(argv: Sequence[str]) -> tuple[str, str]:
     """What decides the defaults of the other options."""
     preset = cli.early(argv, "preset", "small")
-    return preset, cli.early(argv, "dataset", "digits" if preset in ("smoke", "small") else "cifar10")
+    return preset, cli.early(argv, "data.name", "digits" if preset in ("smoke", "small") else "cifar10")
 
 
 def parser(
-    title: str, preset: str, dataset: str, settings: str, more: Iterable[tuple[str, Any, Any, str]], out: str
-) -> ArgumentParser:
-    """The options of a grid on top of every field; ``more``: (name, type, default, help) of those of one sweep."""
-    result = cli.parser(title, presets.preset(preset, dataset))
+    title: str,
+    argv: Sequence[str],
+    defaults: Mapping[str, str],
+    more: Iterable[tuple[str, Any, Any, str]],
+    stem: str,
+) -> cli.Parser:
+    """The options of a grid on top of every field of its parts.
+
+    defaults: of ``algorithms`` and ``settings``; more: (name, type, default, help) of options of one sweep; stem: how
+    its default folder begins.
+    """
+    preset, dataset = preset_and_dataset(argv)
+    lists = {"algorithms": "fedavg", **defaults}
+    result = cli.parser(title, argv, presets.preset(preset, dataset), lists)
     for name, kind, default, text in (
         ("preset", str, "small", f"{', '.join(presets.PRESETS)}: sets the defaults of all fields"),
-        ("dataset", str, dataset, "digits, mnist, fmnist, cifar10 or cifar100"),
-        ("data-dir", str | None, None, "folder with the data sets; default: FEDCOMMONS_DATA, else ./data"),
         ("seeds", str, "0", "seeds, separated by commas"),
-        ("algorithms", str, "fedavg", "algorithms, separated by commas"),
+        ("algorithms", str, lists["algorithms"], "algorithms, separated by commas"),
         ("alphas", str, "0.01,0.1", "Dirichlet concentrations, separated by commas"),
-        ("settings", str, settings, "data settings, separated by commas"),
+        ("settings", str, lists["settings"], "data settings, separated by commas"),
         *more,
-        ("out", str, out, "folder of the sweep"),
-        ("wandb", str, "offline", "online (needs a login), offline or off"),
+        ("out", str, f"runs/{stem}-{preset}-{parts.label(dataset)}", "folder of the sweep"),
     ):
         result.add_argument(f"--{name}", type=kind, default=default, help=text)
-    result.add_argument("--download", action="store_true", help="fetch the data set if it is not in the folder")
     result.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
     result.add_argument("--dry-run", action="store_true", help="print the cells and which artifacts exist, and stop")
-    cli.hide(result, {*GRID.values(), *OWN})
+    result.short = {**SHORT_NAMES, "alpha": "alphas", "setting": "settings", "sharing": "settings"}
+    cli.hide(result, GRID.values())
     return result
 
 
 def refuse_fields(options: Namespace, more: Mapping[str, str]) -> None:
-    """Refuse fields that were given though an option of the sweep sets them; ``more``: field to option, as in OWN."""
-    cli.refuse_fields(options, {field: option for option, field in GRID.items()} | OWN | dict(more))
+    """Refuse fields that were given though an option of the sweep sets them; ``more``: field to option."""
+    cli.refuse_fields(options, {field: option for option, field in GRID.items()} | dict(more))
 
 
-def base(options: Namespace) -> Experiment:
-    """The experiment that every cell is a variation of."""
-    own = {name: options[option.replace("-", "_")] for name, option in OWN.items()}
-    return tuning.tracked(override(cli.experiment(options), own), Path(options.out))
+def base(options: Namespace) -> dict[str, Any]:
+    """The fields of every cell, those of parts that only some cells have included; see ``cell``."""
+    return tuning.tracked(cli.flat(options), Path(options.out))
 
 
-def cell(options: Namespace, experiment: Experiment, owned: Collection[str] = ()) -> tuning.Cell:
-    """The cell; ``owned``: fields that an option of the sweep sets, which preset authors leaves alone."""
+def cell(options: Namespace, fields: Mapping[str, Any], owned: Collection[str] = ()) -> tuning.Cell:
+    """The cell of these fields; ``owned``: those that an option of the sweep sets: preset authors leaves them alone."""
+    experiment = choose(fields, options.fields)
     return tuning.cell(presets.settled(options.preset, experiment, {*options.asked, *owned}), VARIED)
+
+
+def once(cells: Iterable[tuning.Cell]) -> list[tuning.Cell]:
+    """Each cell once: where a partition knows no alpha, those of all alphas are one."""
+    return list({cell.name: cell for cell in cells}.values())
 
 
 def method_note(cells: Sequence[Experiment]) -> str:
     """The methods' constants, and how clients weigh."""
-    fields = {
-        "fedprox": (("mu", "fedprox.mu"),),
-        "scaffold": (("option", "scaffold.option"),),
-        "feddyn": (("alpha", "feddyn.alpha"), ("gradients clipped at", "feddyn.clip")),
-        "moon": (("mu", "moon.mu"), ("temperature", "moon.temperature")),
-        "fedmix": (("mix", "fedmix.mix"), ("images in a mean", "fedmix.mean_size")),
-    }
-    parts = [
+    said = [
         f"Clients weigh {'alike' if cells[0].federation.weighting == 'uniform' else 'by their numbers of examples'}"
     ]
     for algorithm in dict.fromkeys(c.algorithm for c in cells):
-        those = [c for c in cells if c.algorithm == algorithm]
-        constants = [f"{label} {several(those, field)}" for label, field in fields.get(algorithm, ())]
-        if algorithm == "fedpvr":
-            patterns = those[0].fedpvr.layers
-            constants = [f"{'all linear layers' if patterns is None else patterns or 'no layer'} corrected"]
-        if algorithm == "feddyn":
-            constants.append("corrected model evaluated")
+        those, section = [c for c in cells if c.algorithm == algorithm], parts.section("algorithm", algorithm)
+        constants = [f"{name} {several(those, f'{section}.{name}')}" for name in those[0].constants]
         if constants:
-            parts.append(f"{algorithm}: {', '.join(constants)}")
-    return "; ".join(parts) + "."
+            said.append(f"{parts.label(algorithm)}: {', '.join(constants)}")
+    return "; ".join(said) + "."
 
 
 def departures(cells: Sequence[Experiment], varied: Iterable[str]) -> str:
     """Every field that decides results and is not as in preset paper, those in ``varied`` left out; empty for none."""
-    paper = presets.experiment("paper", cells[0].data.name)
     hidden = {*varied, "measure.every", "measure.samples", "measure.smoothness"}  # measuring decides nothing
-    names = {name: None for c in cells for name in same_results(paper, c) if name not in hidden}
-    return "; ".join(f"{name} {several(cells, name)} (paper: {several([paper], name)})" for name in names)
+    found: dict[str, str] = {}
+    for c in cells:
+        names = {KINDS[kind].field: name for kind, name in chosen(c).items() if kind in ("algorithm", "sharing")}
+        paper = choose({**presets.preset("paper", cells[0].data.name), **names})
+        has, wanted = flat_dict(c), flat_dict(paper)
+        for name in same_results(paper, c):
+            if name not in hidden and name in has and name in wanted:
+                found[name] = _plain(wanted[name])
+    return "; ".join(f"{name} {several(cells, name)} (paper: {paper})" for name, paper in found.items())
 
 
 def several(cells: Sequence[Experiment], field: str) -> str:
     """The value of a field, or its values where cells differ."""
-    return ", ".join(dict.fromkeys(_plain(get(c, field)) for c in cells))
+    found = [flat_dict(c) for c in cells]
+    return ", ".join(dict.fromkeys(_plain(flat[field]) for flat in found if field in flat))
 
 
 def _plain(value: object) -> str:

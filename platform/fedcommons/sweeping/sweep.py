@@ -2,10 +2,11 @@
 
 import logging
 import os
+import pickle
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,7 +16,7 @@ from ray.exceptions import RayError
 from ray.tune import Callback
 
 from fedcommons.artifacts import Store
-from fedcommons.config import experiment as config
+from fedcommons.config import flat, parts
 from fedcommons.config.experiment import Experiment
 from fedcommons.data.datasets import data_folder
 from fedcommons.errors import ClientError, UserError, left_in, sentence
@@ -49,14 +50,14 @@ class Outcome:
     failures: Mapping[str, str]
 
 
-def cell(config_: Experiment, varied: Mapping[str, str]) -> Cell:
+def cell(config: Experiment, varied: Mapping[str, str]) -> Cell:
     """A cell named after some fields (name to label) and a hash of all that decides its result."""
     from fedcommons.artifacts import key_of
 
-    parts = [f"{label}{_short(config.get(config_, name))}" for name, label in varied.items()]
-    return Cell(
-        "-".join([config_.algorithm, config_.sharing.setting, *parts, key_of(config.deciding(config_))[:6]]), config_
-    )
+    fields = flat.flat_dict(config)
+    chosen = [parts.label(config.algorithm), parts.label(config.sharing.setting)]
+    labels = [f"{label}{_short(fields[name])}" for name, label in varied.items() if name in fields]
+    return Cell("-".join([*chosen, *labels, key_of(flat.deciding(config))[:6]]), config)
 
 
 def _short(value: object) -> str:
@@ -67,7 +68,7 @@ def is_done(cell: Cell, out: Path) -> bool:
     """Whether the cell's folder holds its finished run, or one that a scheduler stopped."""
     folder = out / cell.name
     ended = read_summary(folder) is not None or (is_run(folder) and (folder / STOPPED).exists())
-    return ended and not config.same_results(read_config(folder), cell.config)
+    return ended and not flat.same_results(read_config(folder), cell.config)
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,8 @@ def _make_generators(left: Todo, display: Display) -> int:
     task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=2)(_make)
     for store, jobs in left.lacking:
         trained += sum(bool(job.epochs) for job in jobs)
-        pending = {task.remote(job): job for job in jobs}
+        here = str(parts.base())
+        pending = {task.remote(here, job.needs[0].recipe.name, pickle.dumps(job)): job for job in jobs}
         while pending:
             (ready, *_), _ = ray.wait(list(pending))
             job = pending.pop(ready)
@@ -164,9 +166,12 @@ def _make_generators(left: Todo, display: Display) -> int:
     return trained
 
 
-def _make(job):
+def _make(here: str, generator: str, job: bytes) -> synthetic_pool.Made:
+    """What a job makes; the module of the generator's class must be there before the job can be unpickled."""
+    os.environ[parts.HERE] = here
+    parts.find("generator", generator)
     torch.set_num_threads(1)
-    return synthetic_pool.make(job)
+    return synthetic_pool.make(pickle.loads(job))
 
 
 def _run_trials(cells: Sequence[Cell], out: Path, display: Display, scheduler: Any, metric: str) -> dict[str, str]:
@@ -179,9 +184,11 @@ def _run_trials(cells: Sequence[Cell], out: Path, display: Display, scheduler: A
 
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # what stops a trial is said below, in a line
 
+    here = str(parts.base())
+    configs = [flat.to_dict(with_absolute_paths(c.config)) for c in cells]
     trials = [
-        {"name": c.name, "out": str(out.resolve()), "config": config.to_dict(with_absolute_paths(c.config))}
-        for c in cells
+        {"name": c.name, "out": str(out.resolve()), "here": here, "config": config}
+        for c, config in zip(cells, configs, strict=True)
     ]
     trainable = tune.with_resources(_trial, _resources(cells[0].config))
     # Tune's own record is not used, as a sweep resumes by its cells' folders, and must not share a full disk with them.
@@ -217,10 +224,10 @@ def _run_trials(cells: Sequence[Cell], out: Path, display: Display, scheduler: A
     return failures
 
 
-def with_absolute_paths(config_: Experiment) -> Experiment:
+def with_absolute_paths(config: Experiment) -> Experiment:
     """A trial's working folder is not ours: Tune gives each its own."""
-    folders = {"artifacts": config_.artifacts, "data.dir": data_folder(config_.data)}
-    return config.override(config_, {name: str(Path(folder).resolve()) for name, folder in folders.items()})
+    folders = {"artifacts": config.artifacts, "data.dir": data_folder(config.data)}
+    return flat.override(config, {name: str(Path(folder).resolve()) for name, folder in folders.items()})
 
 
 def _resources(config_: Experiment):
@@ -237,7 +244,8 @@ def _trial(params: Mapping[str, Any]) -> None:
     from ray import tune
 
     given = params["cell"]
-    c = config.from_dict(given["config"])
+    os.environ[parts.HERE] = given["here"]
+    c = flat.from_dict(given["config"])
 
     folder = Path(given["out"]) / given["name"]
     best, last = 0.0, {}
@@ -294,12 +302,12 @@ class _Progress(Callback):
         self.display.title(f"{self.done} of {self.n_cells} cells done")
 
 
-def tracked(config_: Experiment, out: Path) -> Experiment:
-    """The experiment with the sweep's name as its W&B group, unless it names one; offline where there is no login."""
+def tracked(fields: Mapping[str, Any], out: Path) -> dict[str, Any]:
+    """The fields with the sweep's name as W&B group, unless they name one; offline where there is no login."""
     from fedcommons.tracking.wandb_tracker import logged_in
 
-    tracking = config_.tracking
-    if tracking.wandb == "online" and not logged_in():
+    mode = fields["tracking.wandb"]
+    if mode == "online" and not logged_in():
         print("W&B: no login found (set WANDB_API_KEY or run `wandb login`), so the runs are kept offline.")
-        tracking = replace(tracking, wandb="offline")
-    return replace(config_, tracking=replace(tracking, group=tracking.group or out.name))
+        mode = "offline"
+    return {**fields, "tracking.wandb": mode, "tracking.group": fields["tracking.group"] or out.name}

@@ -1,6 +1,6 @@
 """What every algorithm promises, as checks that are played on a tiny federation of handwritten digits.
 
-    check_algorithm(MyAlgorithm(LocalSGD(epochs=2, batch_size=5)))
+    check_algorithm(MyAlgorithm(my_constant=0.1))
 
 No check knows an algorithm by name. None is a bare ``assert``: what was violated must be said outside of pytest too,
 and ``python -O`` leaves assertions out.
@@ -8,49 +8,66 @@ and ``python -O`` leaves assertions out.
 
 import math
 import pickle
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from copy import deepcopy
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from fedcommons.core.algorithm import Algorithm
+from fedcommons.core.algorithm import BUFFERS, Algorithm
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.worker import fresh_torch
 from fedcommons.errors import UserError
 from fedcommons.federation import checkpoint, rounds
 from fedcommons.federation.evaluation import evaluate
 from fedcommons.federation.rejections import records, told
-from fedcommons.federation.rounds import BUFFERS, Standing, answering
+from fedcommons.federation.rounds import Standing, answering
 from fedcommons.tensors import EMPTY, Payload, data, flat
 from fedcommons.testing.comparing import bits, differing, listed, raw, require
 from fedcommons.testing.elsewhere import Apart, require_the_bits_of_one_process, require_the_same_of_ray
 from fedcommons.testing.federations import Federation, digits
+from fedcommons.testing.on_device import check_on
 from fedcommons.testing.spy import Call, Spy
+
+Check = Callable[[Algorithm, LocalSGD], None]
+
+LOCAL = LocalSGD(epochs=2, batch_size=5)
+"""Enough for the loss to fall in every check."""
 
 
 @fresh_torch()
-def check_algorithm(algorithm: Algorithm, *, actors: int | None = None, only: Collection[str] = ()) -> None:
+def check_algorithm(
+    algorithm: Algorithm,
+    *,
+    local: LocalSGD = LOCAL,
+    actors: int | None = None,
+    device: str | None = None,
+    only: Collection[str] = (),
+) -> None:
     """Play ``algorithm`` on a tiny federation, some seconds long, and see that it keeps every promise of ``CHECKS``.
 
     ``only``: the checks of these names, where one is being mended.
-    ``actors``: compare with so many real Ray actors too, bit for bit; seconds more. The algorithm's own ``LocalSGD``
-    trains; about two epochs of five images a step are enough for the loss to fall.
+    ``actors``: compare with so many real Ray actors too, bit for bit; seconds more. ``local``: how clients train.
+    ``device``: train there too: "pretend", a GPU that is not there (see ``on_device``), or torch's name of a real one.
 
     Raises:
+        UserError: there is no such device, or no room for the actors.
         AssertionError: a sentence for each check that failed, after the check's name.
     """
     checks: dict[str, Check] = {name: CHECKS[name] for name in only or CHECKS}
     if actors:
-        checks["ray_actors_give_the_bits_of_one_process"] = lambda a: require_the_same_of_ray(
-            varied(a, augment=True), digits(dropout=0.3), actors
+        checks["ray_actors_give_the_bits_of_one_process"] = lambda a, loop: require_the_same_of_ray(
+            a, digits(dropout=0.3).training(replace(loop, augment=True)), actors
         )
+    if device:
+        there = check_on(device)
+        checks[there.__name__] = lambda a, loop: there(a, digits(batch_norm=True).training(replace(loop, augment=True)))
     violations: list[str] = []
     errors: list[Exception] = []
     for name, check in checks.items():
         try:
-            check(algorithm)
+            check(algorithm, local)
         except UserError:
             raise  # this machine's fault: it has no room for the actors
         except Exception as error:
@@ -62,21 +79,13 @@ def check_algorithm(algorithm: Algorithm, *, actors: int | None = None, only: Co
         raise AssertionError("\n".join([title, *violations])) from errors[0]
 
 
-def varied(algorithm: Algorithm, **local: bool) -> Algorithm:
-    """The algorithm with these fields of its ``local`` replaced; itself if it has no ``LocalSGD`` of that name."""
-    if is_dataclass(algorithm) and "local" in {f.name for f in fields(algorithm)}:
-        current = getattr(algorithm, "local")  # noqa: B009 (the Protocol has no such field)
-        if isinstance(current, LocalSGD):
-            return replace(algorithm, local=replace(current, **local))
-    return algorithm
-
-
-def two_rounds_keep_names_shapes_and_types(algorithm: Algorithm) -> None:
-    federation = digits()
+def two_rounds_keep_names_shapes_and_types(algorithm: Algorithm, local: LocalSGD) -> None:
+    federation = digits().training(local)
     untrained = federation.model
-    played = federation.play(algorithm, federation.plan(2))
+    plan = federation.plan(2)
+    played = federation.play(algorithm, plan)
     require([now.round for now, _ in played] == [1, 2], "two rounds were planned, and others were played")
-    for now, facts in played:
+    for now, _ in played:
         model, after = now.model, f"after round {now.round}"
         require(model.layout == untrained.layout, f"{after} names or shapes of the model are not the untrained one's")
         require(
@@ -84,12 +93,12 @@ def two_rounds_keep_names_shapes_and_types(algorithm: Algorithm) -> None:
             f"{after} the model is {model.buffer.dtype}, and the untrained one is {untrained.buffer.dtype}",
         )
         require(model.buffer.isfinite().all(), f"{after} the model has values that are not finite")
-        _require_all_trained(now, facts, 5, after)
+    _require_all_trained(federation, algorithm, plan, played, "")
 
 
-def the_loss_falls(algorithm: Algorithm) -> None:
+def the_loss_falls(algorithm: Algorithm, local: LocalSGD) -> None:
     """That of softmax regression, which is convex: unlike on a deep network, no sound method may fail there."""
-    federation = digits(sizes=(30, 40, 30, 40, 30), lr=0.2, linear=True)
+    federation = digits(sizes=(30, 40, 30, 40, 30), lr=0.2, linear=True).training(local)
     plan, executor = federation.plan(5), federation.serial(algorithm)
     sizes = {"train": len(federation.data.sets["train"])}
     models = federation.start(algorithm, plan).model, federation.play(algorithm, plan, executor)[-1][0].model
@@ -100,9 +109,9 @@ def the_loss_falls(algorithm: Algorithm) -> None:
     )
 
 
-def same_seed_same_bits_other_seed_other_bits(algorithm: Algorithm) -> None:
+def same_seed_same_bits_other_seed_other_bits(algorithm: Algorithm, local: LocalSGD) -> None:
     """The second time on a worker that has trained for another federation before."""
-    federation, spy = digits(dropout=0.3), Spy(varied(algorithm, augment=True))
+    federation, spy = digits(dropout=0.3).training(replace(local, augment=True)), Spy(algorithm)
     used = federation.serial(spy)
     first, other, again = (
         bits(federation.play(spy, federation.plan(2, seed=seed), executor)[-1][0])
@@ -116,29 +125,30 @@ def same_seed_same_bits_other_seed_other_bits(algorithm: Algorithm) -> None:
     require(first["state/model"] != other["state/model"], "another seed gave the same model: the seed is not used")
 
 
-def nothing_that_is_handed_in_is_changed(algorithm: Algorithm) -> None:
-    federation, spy = digits(), Spy(algorithm)
-    federation.play(spy, federation.plan(3))
-    require(len(spy.calls) == 15, f"{len(spy.calls)} clients' rounds were played instead of 15")
+def nothing_that_is_handed_in_is_changed(algorithm: Algorithm, local: LocalSGD) -> None:
+    federation, spy = digits().training(local), Spy(algorithm)
+    plan = federation.plan(3)
+    expected = sum(len(present) for _, present in _rounds(federation, algorithm, plan, federation.play(spy, plan)))
+    require(len(spy.calls) == expected, f"{len(spy.calls)} clients' rounds were played instead of {expected}")
     require(not spy.changed, f"it changed in place what it was given: {listed(sorted(spy.changed))}")
 
 
-def what_a_client_returned_is_not_the_workers_buffer(algorithm: Algorithm) -> None:
+def what_a_client_returned_is_not_the_workers_buffer(algorithm: Algorithm, local: LocalSGD) -> None:
     """The next client trains in that buffer: memory and replies that alias it would change afterwards."""
-    federation, spy = digits(), Spy(algorithm)
+    federation, spy = digits().training(local), Spy(algorithm)
     federation.play(spy, federation.plan(2))
     for call in spy.calls:
         later = differing(call.each, raw(call.reply.each)) + differing(call.kept or {}, raw(call.reply.memory or {}))
         require(
             not later,
             f"what a client returned in round {call.round} as {listed(later)} changed afterwards: is it the worker's "
-            "own buffer, which LocalSGD returns and in which the next client trains? return a copy",
+            "own buffer, which work.local returns and in which the next client trains? return a copy",
         )
 
 
-def memory_is_never_sent(algorithm: Algorithm) -> None:
+def memory_is_never_sent(algorithm: Algorithm, local: LocalSGD) -> None:
     """What a client has kept from earlier rounds is in no message to it or from it (numbers and zeros may coincide)."""
-    federation, spy = digits(), Spy(algorithm)
+    federation, spy = digits().training(local), Spy(algorithm)
     federation.play(spy, federation.plan(3))
     for call in spy.calls:
         kept = {call.handed[name] for name, x in call.memory.items() if data(x).numel() > 1 and data(x).any()}
@@ -147,8 +157,8 @@ def memory_is_never_sent(algorithm: Algorithm) -> None:
         require(not found, f"{listed(found)}, which travelled in round {call.round}, is what the client had in memory")
 
 
-def messages_replies_and_state_survive_pickling(algorithm: Algorithm) -> None:
-    federation, spy = digits(), Spy(algorithm)
+def messages_replies_and_state_survive_pickling(algorithm: Algorithm, local: LocalSGD) -> None:
+    federation, spy = digits().training(local), Spy(algorithm)
     state = federation.play(spy, federation.plan(2))[-1][0].state
     parts: dict[str, Payload] = {"the state": state}
     for call in spy.calls[-5:]:
@@ -162,26 +172,29 @@ def messages_replies_and_state_survive_pickling(algorithm: Algorithm) -> None:
             require(raw(there) == raw(payload), f"{what} has other numbers after pickling")
 
 
-def all_clients_of_a_round_get_the_same_common(algorithm: Algorithm) -> None:
+def all_clients_of_a_round_get_the_same_common(algorithm: Algorithm, local: LocalSGD) -> None:
     """It travels once, to whoever asks first; what is one client's belongs into ``own``."""
-    federation, spy = digits(), Spy(algorithm)
+    federation, spy = digits().training(local), Spy(algorithm)
     federation.play(spy, federation.plan(2))
-    for round in (1, 2):
-        first, *others = (common for number, common in spy.common if number == round)
-        unequal = sorted({name for common in others for name in differing(first, common)})
+    first = dict(reversed(spy.common))  # the first of each round stands last here
+    for round, common in spy.common:
+        unequal = differing(first[round], common)
         require(not unequal, f"message.common differs from client to client in {listed(unequal)}: use message.own")
 
 
-def bytes_are_those_of_the_tensors(algorithm: Algorithm) -> None:
-    federation, spy = digits(), Spy(algorithm)
-    played = federation.play(spy, federation.plan(2, participation=0.4))
-    require(len(spy.calls) == 4, f"{len(spy.calls)} clients' rounds were played instead of 4")
+def bytes_are_those_of_the_tensors(algorithm: Algorithm, local: LocalSGD) -> None:
+    federation, spy = digits().training(local), Spy(algorithm)
+    plan = federation.plan(2, participation=0.4)
+    played = federation.play(spy, plan)
+    answers = [len(present) for _, present in _rounds(federation, algorithm, plan, played)]
+    require(len(spy.calls) == sum(answers), f"{len(spy.calls)} clients' rounds were played instead of {sum(answers)}")
     down, up = [_down(c) for c in spy.calls], [_up(c) for c in spy.calls]
     require(min(down) > 0, "a message to a client is empty, so what the client knows has not travelled as a message")
     require(min(up) > 0, "a client's reply is empty, so what the server learns has not travelled as a reply")
-    for (_, facts), first in zip(played, (0, 2), strict=True):
+    for number, (_, facts) in enumerate(played):
         for way, sizes in (("down", down), ("up", up)):
-            counted, there = facts[f"comm/{way}_bytes"], sum(sizes[first : first + 2])
+            first = sum(answers[:number])
+            counted, there = facts[f"comm/{way}_bytes"], sum(sizes[first : first + answers[number]])
             require(counted == there, f"{counted} bytes {way} were counted, and the tensors have {there}")
     traffic = played[-1][0].traffic
     require(
@@ -189,33 +202,33 @@ def bytes_are_those_of_the_tensors(algorithm: Algorithm) -> None:
     )
 
 
-def clients_with_one_sample_take_part(algorithm: Algorithm) -> None:
-    federation = digits(sizes=(1, 6, 1))
+def clients_with_one_sample_take_part(algorithm: Algorithm, local: LocalSGD) -> None:
     for drop_last in (False, True):
-        played = federation.play(varied(algorithm, drop_last=drop_last), federation.plan(2))
+        federation = digits(sizes=(1, 6, 1)).training(replace(local, drop_last=drop_last))
+        plan = federation.plan(2)
+        played = federation.play(algorithm, plan)
         with_this = f"with clients of one sample and drop_last={drop_last}"
-        for now, facts in played:
-            _require_all_trained(now, facts, 3, f"{with_this}, in round {now.round}")
+        _require_all_trained(federation, algorithm, plan, played, f"{with_this}, ")
         (first, _), (last, _) = played
         require(last.model.buffer.isfinite().all(), f"{with_this} the model has values that are not finite")
         require(bits(first)["state/model"] != bits(last)["state/model"], f"{with_this} the model stands still")
 
 
-def a_client_that_sits_out_keeps_its_memory(algorithm: Algorithm) -> None:
+def a_client_that_sits_out_keeps_its_memory(algorithm: Algorithm, local: LocalSGD) -> None:
     """Two of five take part in a round."""
-    federation = digits()
+    federation = digits().training(local)
     _play_with_absent_clients(algorithm, federation, federation.plan(5, participation=0.4, seed=3))
 
 
-def stragglers_change_nothing(algorithm: Algorithm) -> None:
+def stragglers_change_nothing(algorithm: Algorithm, local: LocalSGD) -> None:
     """Three of five are drawn, and one in two does not answer; in one round nobody does."""
-    federation = digits()
+    federation = digits().training(local)
     _play_with_absent_clients(algorithm, federation, federation.plan(5, participation=0.6, seed=52, straggling=0.5))
 
 
-def continuing_from_a_checkpoint_is_never_having_stopped(algorithm: Algorithm) -> None:
+def continuing_from_a_checkpoint_is_never_having_stopped(algorithm: Algorithm, local: LocalSGD) -> None:
     """All that counts is in the checkpoint: the rest is played by a fresh worker and a copy that has seen nothing."""
-    federation, algorithm = digits(dropout=0.3), varied(algorithm, augment=True)
+    federation = digits(dropout=0.3).training(replace(local, augment=True))
     later, plan, played = deepcopy(algorithm), federation.plan(4, participation=0.6), []
     with TemporaryDirectory() as folder:
         start, executor = federation.start(algorithm, plan), federation.serial(algorithm)
@@ -239,17 +252,14 @@ def continuing_from_a_checkpoint_is_never_having_stopped(algorithm: Algorithm) -
     )
 
 
-def neither_the_worker_nor_the_order_decides_a_bit(algorithm: Algorithm) -> None:
-    federation, algorithm = digits(dropout=0.3), varied(algorithm, augment=True)
+def neither_the_worker_nor_the_order_decides_a_bit(algorithm: Algorithm, local: LocalSGD) -> None:
+    federation = digits(dropout=0.3).training(replace(local, augment=True))
     require_the_bits_of_one_process(algorithm, federation, Apart(federation, algorithm))
 
 
-Check = Callable[[Algorithm], None]
-
-
-def batch_norms_statistics_follow_the_policy(algorithm: Algorithm) -> None:
+def batch_norms_statistics_follow_the_policy(algorithm: Algorithm, local: LocalSGD) -> None:
     """Averaged they travel with the model; kept they stay with their client. The algorithm sees them in neither."""
-    federation = digits(batch_norm=True)
+    federation = digits(batch_norm=True).training(local)
     initial = federation.work().initial_buffers
     sent = {}
     for keep in (False, True):
@@ -257,22 +267,45 @@ def batch_norms_statistics_follow_the_policy(algorithm: Algorithm) -> None:
         executor = federation.serial(spy)
         start = replace(federation.start(spy, plan), buffers=EMPTY if keep else initial)
         played = federation.play(spy, plan, executor, start)
-        now = played[-1][0]
-        held = [flat(now.memory[i], BUFFERS) for i in range(5)] if keep else [now.buffers]
+        now, answers = played[-1][0], _rounds(federation, algorithm, plan, played, start)
+        seen = {client for _, present in answers for client in present}
+        held = [flat(now.memory[i], BUFFERS) for i in seen] if keep else [now.buffers]
         require(
             all(x.buffer.isfinite().all() and not x.buffer.equal(initial.buffer) for x in held),
             "after two rounds BatchNorm's statistics are those of the untrained module, or not finite",
         )
         require(
-            not any(BUFFERS in {*c.memory, *c.message.common, *c.message.own, *c.reply.sums} for c in spy.calls),
+            not any(
+                BUFFERS in {*c.memory, *c.message.common, *c.message.own, *c.reply.sums, *c.reply.each}
+                for c in spy.calls
+            ),
             f"it uses the name {BUFFERS!r}, which is the engine's",
         )
         again = federation.play(spy, plan, executor, start)[-1][0]
         require(bits(again) == bits(now), "a worker's past shows in BatchNorm's statistics")
-        sent[keep] = played[-1][1]
+        sent[keep] = played[0][1]
+        clients = len(answers[0][0])
     for way in ("down", "up"):
         more = sent[False][f"comm/{way}_bytes"] - sent[True][f"comm/{way}_bytes"]
-        require(more == 5 * data(initial).nbytes, f"the statistics of 5 clients are counted as {more} bytes {way}")
+        said = f"the statistics of {clients} clients are counted as {more} bytes {way}"
+        require(more == clients * data(initial).nbytes, said)
+
+
+def all_that_is_sent_is_named_by_a_release(algorithm: Algorithm, local: LocalSGD) -> None:
+    """By one that says what protects it, or that nothing does: what nobody names could as well be forgotten."""
+    federation, spy = digits().training(local), Spy(algorithm)
+    federation.play(spy, federation.plan(2))
+    for call in spy.calls:
+        named = {name for event in call.reply.releases for name in event.what}
+        sent = {*call.reply.sums, *call.reply.each}
+        bare, absent = sorted(sent - named), sorted(named - sent - {"weight"})
+        require(
+            not bare,
+            f"no release names {listed(bare)}, which travelled in round {call.round}: give "
+            "Reply(releases=[spent.of(...)]) for what is made from the result of work.local alone, and "
+            "Release(what=(...)) for the rest",
+        )
+        require(not absent, f"a release names {listed(absent)}, which did not travel in round {call.round}")
 
 
 CHECKS: dict[str, Check] = {
@@ -293,16 +326,30 @@ CHECKS: dict[str, Check] = {
         continuing_from_a_checkpoint_is_never_having_stopped,
         neither_the_worker_nor_the_order_decides_a_bit,
         batch_norms_statistics_follow_the_policy,
+        all_that_is_sent_is_named_by_a_release,
     )
 }
 """What ``check_algorithm`` checks, by name."""
 
 
+def _rounds(
+    federation: Federation,
+    algorithm: Algorithm,
+    plan: rounds.Plan,
+    played: Sequence[tuple[Standing, dict[str, float]]],
+    start: Standing | None = None,
+) -> list[tuple[list[int], list[int]]]:
+    """Of each round who was to take part, and who of them was to answer."""
+    before = [start or federation.start(algorithm, plan), *(now for now, _ in played)]
+    return [answering(algorithm, plan, now.state, now.round + 1) for now in before[:-1]]
+
+
 def _play_with_absent_clients(algorithm: Algorithm, federation: Federation, plan: rounds.Plan) -> None:
     """Whoever is not in a round has after it the memory it had before, and gets that back when it answers again."""
     spy, expected = Spy(algorithm), {}
-    for now, facts in rounds.run(spy, federation.serial(spy), plan, federation.start(spy, plan)):
-        joined, present = answering(plan, now.round)
+    played = federation.play(spy, plan)
+    answers = _rounds(federation, algorithm, plan, played)
+    for (now, _), (_, present) in zip(played, answers, strict=True):
         calls = dict(zip(present, (call for call in spy.calls if call.round == now.round), strict=True))
         for client, call in calls.items():
             wrong = differing(call.handed, expected.get(client, {}))
@@ -310,15 +357,25 @@ def _play_with_absent_clients(algorithm: Algorithm, federation: Federation, plan
         expected |= {client: call.kept for client, call in calls.items() if call.kept is not None}
         wrong = differing({client: raw(kept) for client, kept in now.memory.items()}, expected)
         require(not wrong, f"round {now.round} of clients {present} left other memory than returned in {listed(wrong)}")
-        if present:
-            _require_all_trained(now, facts, len(joined), f"in round {now.round}, in which clients {present} answered")
         require(now.model.buffer.isfinite().all(), f"after round {now.round} the model has values that are not finite")
+    _require_all_trained(federation, algorithm, plan, played, "")
 
 
-def _require_all_trained(now: Standing, facts: dict[str, float], clients: int, when: str) -> None:
-    require(facts["clients"] == clients, f"{when} {facts['clients']} clients were drawn instead of {clients}")
-    require(not now.rejected, f"{when} {told(records(now.rejected))}")
-    require(math.isfinite(facts.get("train/loss", math.nan)), f"{when} the clients report no finite metric 'loss'")
+def _require_all_trained(
+    federation: Federation,
+    algorithm: Algorithm,
+    plan: rounds.Plan,
+    played: Sequence[tuple[Standing, dict[str, float]]],
+    when: str,
+) -> None:
+    """Whoever was to answer in a round did, and was not rejected."""
+    answers = _rounds(federation, algorithm, plan, played)
+    for (now, facts), (joined, present) in zip(played, answers, strict=True):
+        where, drawn = f"{when}in round {now.round}", facts["clients"]
+        require(drawn == len(joined), f"{where} {drawn} clients were drawn instead of {len(joined)}")
+        require(not now.rejected, f"{where} {told(records(now.rejected))}")
+        found = math.isfinite(facts.get("train/loss", math.nan))
+        require(found or not present, f"{where} the clients report no finite metric 'loss'")
 
 
 def _down(call: Call) -> int:

@@ -1,9 +1,10 @@
 """Two tiny federations: handwritten digits, and least squares, for which everything has a closed form."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
+from typing import Self
 
 import numpy as np
 import torch
@@ -14,11 +15,13 @@ from torch.nn import functional as F
 from fedcommons.config.experiment import Data
 from fedcommons.core.algorithm import Algorithm, Facts
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import Work
+from fedcommons.core.local import LocalSGD, Work
 from fedcommons.core.worker import RunData, Worker
 from fedcommons.data.clients import Clients
-from fedcommons.data.datasets import Dataset, Examples, load
+from fedcommons.data.datasets import load
+from fedcommons.data.examples import Dataset, Examples
 from fedcommons.federation import rounds
+from fedcommons.federation.participation import Stragglers
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.federation.serial import Serial
 from fedcommons.seeds import set_default_generator
@@ -29,10 +32,21 @@ from lightning_modules.networks import CNN, Linear
 
 @dataclass(frozen=True)
 class Federation:
-    """Data, the recipe of the module that clients train, and shortcuts to play rounds with them, on the CPU."""
+    """Data, the recipe of the module that clients train, and shortcuts to play rounds with them."""
 
     data: RunData
     module: Callable[[], LightningModule]  # the same initial weights at every call
+    loop: LocalSGD = field(default=LocalSGD(epochs=2, batch_size=5))
+    weighting: str = "uniform"
+    device: torch.device = field(default=torch.device("cpu"))  # where clients train
+
+    def training(self, loop: LocalSGD, weighting: str = "uniform") -> Self:
+        """The same clients, who train so and weigh so much."""
+        return replace(self, loop=loop, weighting=weighting)
+
+    def on(self, device: torch.device) -> Self:
+        """The same clients, who train on ``device``."""
+        return replace(self, device=device)
 
     @property
     def model(self) -> Flat:
@@ -41,14 +55,14 @@ class Federation:
 
     def work(self) -> Work:
         """What one process trains with."""
-        return Work(self.module(), torch.device("cpu"))
+        return Work(self.module(), self.device, self.loop, self.weighting)
 
     def build(self, algorithm: Algorithm) -> Callable[[RunData], Worker]:
         """What executors are handed; refers to nothing of this federation's data, which they are handed apart."""
-        module = self.module
+        module, device, loop, weighting = self.module, self.device, self.loop, self.weighting
 
         def build(data: RunData) -> Worker:
-            return Worker(Work(module(), torch.device("cpu")), algorithm, data)
+            return Worker(Work(module(), device, loop, weighting), algorithm, data.to(device))
 
         return build
 
@@ -61,7 +75,8 @@ class Federation:
     ) -> Plan:
         """The schedule of so many rounds."""
         sizes = self.data.clients.sizes
-        return Plan(Facts(len(sizes), sizes, rounds), participation, blocks, seed, straggling)
+        facts = Facts(len(sizes), sizes, rounds, self.weighting)
+        return Plan(facts, participation, blocks, seed, Stragglers(straggling) if straggling else None)
 
     def start(self, algorithm: Algorithm, plan: Plan) -> Standing:
         """Where the federation stands before round 1."""
@@ -76,7 +91,7 @@ class Federation:
 
 
 class Regression(LightningModule):
-    """f(w) = mean of (<a, w> - b)^2 / 2 in float64, so that closed forms hold to 1e-12."""
+    """f(w) = (weighted) mean of (<a, w> - b)^2 / 2 in float64, so that closed forms hold to 1e-12."""
 
     def __init__(self, dim: int, lr: float, momentum: float = 0.0) -> None:
         super().__init__()
@@ -86,9 +101,10 @@ class Regression(LightningModule):
     def forward(self, a: Tensor) -> Tensor:
         return a @ self.w
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        a, b = batch
-        return (self(a) - b).square().mean() / 2
+    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
+        a, b, *weight = batch
+        each = (self(a) - b).square()
+        return (weight[0] * each if weight else each).mean() / 2
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), self.lr, momentum=self.momentum)

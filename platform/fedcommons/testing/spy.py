@@ -1,15 +1,16 @@
 """An algorithm that watches another one."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedcommons.core.algorithm import Algorithm, Facts, Message, Reply, State
+from fedcommons.core.algorithm import Algorithm, ChoosesClients, Facts, Message, Replies, Reply, State, sees_statistics
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import Work
 from fedcommons.data.clients import ClientData
@@ -44,6 +45,18 @@ class Spy:
     calls: list[Call] = field(default_factory=list)  # in client order within a round, if the executor is serial
     common: list[tuple[int, dict[str, bytes]]] = field(default_factory=list)  # round, and ``common`` of one message
 
+    def __post_init__(self) -> None:
+        self.sees_statistics = sees_statistics(self.inner)
+        if isinstance(self.inner, ChoosesClients):
+            self.participants = partial(self._participants, self.inner)
+
+    def _participants(self, inner: ChoosesClients, state: State, round: int) -> Sequence[int]:
+        _stir()
+        before = raw(state, "the state in participants: ")
+        chosen = inner.participants(state, round)
+        self.changed.update(differing(before, raw(state, "the state in participants: ")))
+        return chosen
+
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         _stir()
         before = raw({"the model in start": model})
@@ -59,7 +72,7 @@ class Spy:
         self.common.append((round, raw(message.common)))
         return message
 
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         _stir()
 
         def now() -> dict[str, bytes]:
@@ -67,25 +80,23 @@ class Spy:
             return sent | raw(memory, "memory: ") | raw(_tensors(data), "data: ")
 
         before, handed = now(), raw(memory)
-        reply = self.inner.client(work, message, memory, data, seed)
+        reply = self.inner.client(work, message, memory, data, round, seed)
         self.changed.update(differing(before, now()))
         kept = None if reply.memory is None else raw(reply.memory)
-        self.calls.append(Call(self.common[-1][0], message, memory, reply, handed, kept, raw(reply.each)))
+        self.calls.append(Call(round, message, memory, reply, handed, kept, raw(reply.each)))
         return reply
 
-    def merge(
-        self, executor: Executor, state: State, total: Mapping[str, Flat | Tensor], replies: Sequence[Reply], seed: int
-    ) -> State:
+    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
         _stir()
 
         def now() -> dict[str, bytes]:
             found = raw(state, "the state in merge: ") | raw(total, "total: ")
-            for i, reply in enumerate(replies):
+            for i, reply in replies.items():
                 found |= raw(reply.each, f"replies[{i}].each: ")
             return found
 
         before = now()
-        after = self.inner.merge(executor, state, total, replies, seed)
+        after = self.inner.merge(executor, state, total, replies, round, seed)
         self.changed.update(differing(before, now()))
         return after
 

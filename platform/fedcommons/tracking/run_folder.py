@@ -21,7 +21,7 @@ import torch
 import yaml
 
 from fedcommons import locks
-from fedcommons.config import experiment as configs
+from fedcommons.config import flat
 from fedcommons.config.experiment import Experiment
 from fedcommons.errors import ClientError, UserError
 from fedcommons.federation import checkpoint, memory
@@ -94,7 +94,7 @@ class RunFolder:
             remove_unfinished(path / "memory", rf"{memory.FILE}(\.json)?")
             (path / "summary.json").unlink(missing_ok=True)  # of a finished run, whose rounds were damaged since
             write_json(path / "environment.json", environment())
-            write_text(path / "config.yaml", yaml.safe_dump(configs.to_dict(config), sort_keys=False))
+            write_text(path / "config.yaml", yaml.safe_dump(flat.to_dict(config), sort_keys=False))
         except OSError as error:
             raise UserError(f"--out: {path} cannot be written ({error.strerror}).") from error
 
@@ -155,7 +155,7 @@ def read_config(path: Path) -> Experiment:
         UserError: its config.yaml is not readable.
     """
     try:
-        return configs.from_dict(yaml.safe_load((path / "config.yaml").read_text()))
+        return flat.from_dict(yaml.safe_load((path / "config.yaml").read_text()))
     except UserError as error:
         raise UserError(f"{path / 'config.yaml'} is of another version: {error}") from None
     except (OSError, ValueError, AttributeError, RecursionError, yaml.YAMLError) as error:
@@ -165,7 +165,7 @@ def read_config(path: Path) -> Experiment:
 
 
 def _require_same(path: Path, config: Experiment) -> None:
-    if differ := configs.same_results(read_config(path), config):
+    if differ := flat.same_results(read_config(path), config):
         raise UserError(f"{path} holds a run with another {', '.join(differ)}; choose another --out.")
 
 

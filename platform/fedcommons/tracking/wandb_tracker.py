@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
-from fedcommons.config.experiment import Experiment, flat_dict
+from fedcommons.config.experiment import Experiment
+from fedcommons.config.flat import flat_dict
 from fedcommons.files import write_text
 
 HERE = ("artifacts", "data.dir")

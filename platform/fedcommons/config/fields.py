@@ -1,0 +1,104 @@
+"""What can be set: type, default, range and line of help of a field, read where they stand: a dataclass or a signature.
+
+``mu: Annotated[float, "[0, inf)"] = 0.01`` has a range, ``Annotated[str, "serial | ray_actors"]`` a choice.
+"""
+
+import inspect
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
+from functools import cached_property
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+from fedcommons.errors import UserError, shown, unknown
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field. allowed: an interval such as ``(0, 1]``, names such as ``a | b``, or empty: anything of its type."""
+
+    hint: Any
+    default: Any
+    help: str = ""
+    allowed: str = ""
+
+    @cached_property
+    def kinds(self) -> tuple[type, ...]:
+        """The types that its values have, the wanted one first."""
+        hint = self.hint
+        kinds = tuple(get_origin(h) or h for h in get_args(hint)) if _is_union(hint) else (get_origin(hint) or hint,)
+        return (*kinds, int) if float in kinds else kinds
+
+    def check(self, name: str, value: Any) -> None:
+        """See that a value of the right type is allowed; of a tuple each member must be.
+
+        Raises:
+            UserError: it is not.
+        """
+        if not self.allowed or value is None:
+            return
+        many: Sequence[Any] = value if isinstance(value, tuple) else (value,)
+        for one in many:
+            if "|" in self.allowed:
+                if one not in (names := [n.strip() for n in self.allowed.split("|")]):
+                    raise unknown(name, one, names)
+            elif not _inside(self.allowed, one):
+                raise UserError(f"{name} must lie in {self.allowed}, got {shown(one)}.")
+
+
+def _inside(interval: str, value: float) -> bool:
+    low, high = map(float, interval[1:-1].split(","))
+    above = value > low if interval[0] == "(" else value >= low
+    return above and (value < high if interval[-1] == ")" else value <= high)  # nan is nowhere inside
+
+
+def _is_union(hint: Any) -> bool:
+    return get_origin(hint) in (Union, UnionType)
+
+
+def fields_of(thing: Callable[..., Any], handed: Collection[str] = ()) -> dict[str, Field]:
+    """The fields of a dataclass, or the parameters of a class or function, but for those that it is ``handed``.
+
+    Raises:
+        ValueError: a parameter has no default and is not among those that are handed over.
+    """
+    hints, helps, found = _hints(thing), _helps(thing), {}
+    for name, parameter in inspect.signature(thing).parameters.items():
+        if name in handed or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        if parameter.default is parameter.empty:
+            known = ", ".join(sorted(handed)) or "nothing"
+            raise ValueError(f"it asks for {name}, which has no default and is not handed over (that is: {known})")
+        hint, allowed = hints.get(name, Any if parameter.default is None else type(parameter.default)), ""
+        if get_origin(hint) is Annotated:
+            hint, allowed, *_ = get_args(hint)
+        found[name] = Field(hint, parameter.default, helps.get(name, ""), str(allowed))
+    return found
+
+
+def _hints(thing: Callable[..., Any]) -> Mapping[str, Any]:
+    typed = thing.__init__ if inspect.isclass(thing) and not is_dataclass(thing) else thing
+    try:
+        return get_type_hints(typed, include_extras=True)
+    except NameError:  # of names that are imported for type checkers only
+        return {}
+
+
+def _helps(thing: Callable[..., Any]) -> Mapping[str, str]:
+    """The line under each field of a dataclass, or each line of a docstring's ``Args:``."""
+    from docstring_parser import parse_from_object
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            parsed = parse_from_object(thing)
+        except (OSError, TypeError, SyntaxError):  # it has no source
+            return {}
+    return {p.arg_name: " ".join((p.description or "").split()) for p in parsed.params}
+
+
+def taken(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of ``offered`` that ``function`` has a parameter for."""
+    parameters = inspect.signature(function).parameters
+    return {name: value for name, value in offered.items() if name in parameters}

@@ -1,0 +1,280 @@
+"""An experiment as dotted names and values: ``partition.alpha``, ``fedprox.mu`` and so on.
+
+Only fields of the parts that were chosen are there. So adding a method, or a field with its default, renames nothing.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields
+from functools import cache
+from typing import Any
+
+from fedcommons.config import parts
+from fedcommons.config.experiment import (
+    DP,
+    Client,
+    Constants,
+    Data,
+    Experiment,
+    Federation,
+    Generator,
+    Measure,
+    Model,
+    Partition,
+    Sharing,
+    Straggler,
+    Tracking,
+)  # fmt: skip
+from fedcommons.config.fields import Field, fields_of
+from fedcommons.config.parts import KINDS
+from fedcommons.errors import UserError, shown, unknown
+
+SECTIONS = {
+    "data": Data, "partition": Partition, "sharing": Sharing, "generator": Generator, "model": Model, "client": Client,
+    "federation": Federation, "straggler": Straggler, "dp": DP, "measure": Measure, "tracking": Tracking,
+}  # fmt: skip
+
+IGNORED_BY_RESULTS = (
+    "artifacts", "data.dir", "data.download", "federation.executor", "federation.actors", "federation.gpus_per_actor",
+    "federation.checkpoint_every", "federation.memory_mb", "tracking.wandb", "tracking.project", "tracking.group",
+)  # fmt: skip
+"""Fields that may change between a run and its resumption: none of them decides a bit of the results."""
+
+SHORT_NAMES = {
+    "alpha": "partition.alpha", "p": "sharing.p", "rho": "generator.rho", "sigma": "dp.noise_multiplier",
+    "lr": "client.lr", "dataset": "data.name", "data": "data.name", "data_dir": "data.dir", "download": "data.download",
+    "model": "model.name", "partition": "partition.name", "sharing": "sharing.setting", "setting": "sharing.setting",
+    "generator": "generator.name", "wandb": "tracking.wandb",
+}  # fmt: skip
+"""What a field may be called for short in every sweep (methods.md section 0)."""
+
+_HELD = {"constants", "source", "beside", *SECTIONS}
+
+
+@cache
+def own_fields() -> Mapping[str, Field]:
+    """What every run has, those of the section ``generator`` included."""
+    found = dict(fields_of(Experiment, _HELD))
+    for section, kind in SECTIONS.items():
+        found |= {f"{section}.{n}": f for n, f in fields_of(kind, _HELD).items()}
+    return found
+
+
+def fields_for(chosen: Mapping[str, Sequence[str]]) -> dict[str, Field]:
+    """The fields of experiments with these parts, kind to names; no generator: none of the generators' fields."""
+    found = {n: f for n, f in own_fields().items() if chosen.get("generator") or not n.startswith("generator.")}
+    for kind, names in chosen.items():
+        for name in names:
+            section = parts.section(kind, name)
+            if kind == "algorithm" and section in SECTIONS:
+                raise UserError(f"algorithm {name} needs another name: {section} is a section of every experiment.")
+            found |= {f"{section}.{n}": f for n, f in parts.constants(kind, name).items()}
+    return found
+
+
+def full_name(
+    name: str, known: Collection[str], chosen: Mapping[str, Sequence[str]], short: Mapping[str, str] = SHORT_NAMES
+) -> str:
+    """The field that is meant by a short name, or by one in a part's own section (``resnetgn.width``)."""
+    section, _, leaf = name.rpartition(".")
+    for kind, parts_ in chosen.items() if name not in known else ():
+        if section in map(parts.label, parts_) and f"{KINDS[kind].section}.{leaf}" in known:
+            return f"{KINDS[kind].section}.{leaf}"
+    return name if name in known else short.get(name, name)
+
+
+def generates(setting: str) -> bool:
+    """Whether this sharing stage has something made by every client's generator."""
+    return hasattr(parts.find("sharing", setting), "needs")
+
+
+def choose(values: Mapping[str, Any], beside: Collection[str] = ()) -> Experiment:
+    """The experiment that these dotted fields describe; what they say of other parts stands in its ``beside``.
+
+    beside: names of fields of other parts of somebody's own.
+
+    Raises:
+        UserError: a part that cannot be found, or a field that no part has.
+    """
+    names = _names(values)
+    known = fields_for({kind: [name] for kind, name in names.items()})
+    for name in values:
+        if name not in known and name not in beside and not name.startswith("source."):
+            _require_owned(name, known)
+    source = {kind: found for kind, name in names.items() if (found := parts.source(name))}
+    rest = {n: v for n, v in values.items() if n not in known and not n.startswith("source.")}
+    return _build({n: values.get(n, f.default) for n, f in known.items()}, source, rest)
+
+
+def override(config: Experiment, values: Mapping[str, Any]) -> Experiment:
+    """A copy of ``config`` with these dotted fields replaced; a part in another's place has its defaults.
+
+    Raises:
+        UserError: a field that the experiment does not have, or has not with these parts.
+    """
+    old, now = flat_dict(config), _names({**flat_dict(config), **values})
+    kept = {n: v for n, v in old.items() if not _replaced(n, config, now)}
+    found = choose({**config.beside, **kept, **values}, config.beside)
+    for name in values:
+        if name not in flat_dict(found):
+            raise not_chosen(name, found)
+    return found
+
+
+def get(config: Experiment, name: str) -> Any:
+    """The value of a dotted field."""
+    return flat_dict(config)[name]
+
+
+def flat_dict(config: Experiment) -> dict[str, Any]:
+    """Dotted names to values, of what was chosen."""
+    found: dict[str, Any] = {}
+    for f in fields(config):
+        value = getattr(config, f.name)
+        if f.name in SECTIONS and value is not None:
+            own = {g.name: getattr(value, g.name) for g in fields(value) if g.name != "constants"}
+            found |= {f"{f.name}.{n}": v for n, v in {**own, **getattr(value, "constants", {})}.items()}
+        elif f.name not in _HELD:
+            found[f.name] = value
+    section = parts.section("algorithm", config.algorithm)
+    found |= {f"{section}.{n}": v for n, v in config.constants.items()}
+    return found | {f"source.{kind}": digest for kind, digest in config.source.items()}
+
+
+def to_dict(config: Experiment) -> dict[str, Any]:
+    """Nested plain values, tuples as lists: what config.yaml holds."""
+    nested: dict[str, Any] = {}
+    for name, value in flat_dict(config).items():
+        section, _, leaf = name.rpartition(".")
+        (nested.setdefault(section, {}) if section else nested)[leaf] = list(value) if type(value) is tuple else value
+    return nested
+
+
+def from_dict(values: Mapping[str, Any]) -> Experiment:
+    """The experiment of a config.yaml that ``to_dict`` wrote (fields left out keep their defaults).
+
+    Nothing is imported that it names: constants of somebody's own part are taken as they stand.
+
+    Raises:
+        UserError: a key that no field has, as a later version may have written it.
+        ValueError: a value of another type than its field's.
+    """
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        inner = value.items() if isinstance(value, Mapping) else ()
+        flat |= {f"{name}.{k}": tuple(v) if isinstance(v, list) else v for k, v in inner} or {name: value}
+    names = {kind: flat.get(k.field, own_fields()[k.field].default) for kind, k in KINDS.items()}
+    if not (generates(names["sharing"]) if not parts.is_own(names["sharing"]) else "generator" in values):
+        del names["generator"]
+    known = fields_for({kind: [name] for kind, name in names.items() if not parts.is_own(name)})
+    if "generator" in names:
+        known |= {n: f for n, f in own_fields().items() if n.startswith("generator.")}
+    sections = {parts.section(kind, name) for kind, name in names.items() if parts.is_own(name)}
+    kept = {n: known[n].default for n in known}
+    for name, value in flat.items():
+        if name in known:
+            if type(value) not in known[name].kinds:
+                kinds = " or ".join(kind.__name__ for kind in known[name].kinds)
+                raise ValueError(f"{name} is {shown(value)} and no {kinds}")
+        elif name.partition(".")[0] not in {*sections, "source"}:
+            _require_owned(name, known)
+            continue
+        kept[name] = value
+    source = {n.removeprefix("source."): kept.pop(n) for n in list(kept) if n.startswith("source.")}
+    return _build(kept, source)
+
+
+def same_results(a: Experiment, b: Experiment) -> list[str]:
+    """Names of the fields that decide results and differ."""
+    one, other = flat_dict(a), flat_dict(b)
+    missing = object()
+    names = [n for n in {**one, **other} if n not in IGNORED_BY_RESULTS]
+    return [n for n in names if one.get(n, missing) != other.get(n, missing)]
+
+
+def deciding(config: Experiment) -> dict[str, Any]:
+    """Dotted names to values of what decides results, but for what is at its default: a new field is in no old name.
+
+    A default must therefore never change: a field whose default would is a new field.
+    """
+    known = fields_for({kind: [name] for kind, name in chosen(config).items()})
+    flat = {n: v for n, v in flat_dict(config).items() if n not in IGNORED_BY_RESULTS}
+    return {n: v for n, v in flat.items() if n not in known or v != known[n].default}
+
+
+def chosen(config: Experiment) -> dict[str, str]:
+    """Kind of part to its name."""
+    flat = flat_dict(config)
+    return {kind: flat[k.field] for kind, k in KINDS.items() if k.field in flat}
+
+
+def part_of(config: Experiment, kind: str) -> Any:
+    """The part of this kind that was chosen, made with its constants: an algorithm, a sharing stage or a generator."""
+    section = config if kind == "algorithm" else getattr(config, kind)
+    return parts.make(kind, chosen(config)[kind], section.constants)
+
+
+def parts_of_own(config: Experiment) -> list[str]:
+    """The options that name an experiment's parts of somebody's own: ``--algorithm my_lab.py:FedAvgM``."""
+    return [f"--{KINDS[kind].field} {name}" for kind, name in chosen(config).items() if parts.is_own(name)]
+
+
+def not_chosen(name: str, config: Experiment) -> UserError:
+    """Why the experiment has no such field."""
+    return of_others(name, {k: [n] for k, n in chosen(config).items()}) or unknown(
+        "config key", name, flat_dict(config)
+    )
+
+
+def of_others(name: str, chosen: Mapping[str, Sequence[str]]) -> UserError | None:
+    """Why a field of other parts than those that were chosen is refused; None where it is nobody's."""
+    if name.startswith("generator.") and not chosen.get("generator") and (name in own_fields() or parts.owners(name)):
+        settings = ", ".join(chosen["sharing"])
+        return UserError(f"{name} is of a generator, and sharing.setting {settings} uses none.")
+    if owned := parts.owners(name):
+        kind, names = owned
+        field = KINDS[kind].field
+        return UserError(f"{name} is of {field} {' or '.join(names)}, and {field} is {', '.join(chosen[kind])}.")
+    return None
+
+
+def _names(values: Mapping[str, Any]) -> dict[str, str]:
+    """The part of each kind that these values choose."""
+    names = {kind: str(values.get(k.field, own_fields()[k.field].default)) for kind, k in KINDS.items()}
+    if not generates(names["sharing"]):
+        del names["generator"]
+    return names
+
+
+def _require_owned(name: str, known: Mapping[str, Field]) -> None:
+    """See that a field that was not chosen is at least one of the package's."""
+    if name not in own_fields() and not parts.owners(name):
+        raise unknown("config key", name, known)
+
+
+def _replaced(name: str, config: Experiment, now: Mapping[str, str]) -> bool:
+    """Whether a field of ``config`` is a constant of a part that is no longer there."""
+    return (
+        name not in own_fields()
+        and any(
+            name.startswith(f"{parts.section(kind, old)}.") and now.get(kind) != old
+            for kind, old in chosen(config).items()
+        )
+    ) or (name.startswith("generator.") and "generator" not in now)
+
+
+def _build(flat: Mapping[str, Any], source: Mapping[str, str], beside: Mapping[str, Any] | None = None) -> Experiment:
+    """The experiment of all these fields."""
+    scalars = {n: v for n, v in flat.items() if "." not in n}
+    made: dict[str, Any] = {}
+    for section, kind in SECTIONS.items():
+        held = {n.partition(".")[2]: v for n, v in flat.items() if n.startswith(f"{section}.")}
+        own = {f.name for f in fields(kind)} - {"constants"}
+        given = {n: v for n, v in held.items() if n in own}
+        if "constants" in {f.name for f in fields(kind)}:
+            given["constants"] = Constants({n: v for n, v in held.items() if n not in own})
+        if held:
+            made[section] = kind(**given)
+    section = parts.section("algorithm", scalars["algorithm"])
+    constants = {n.partition(".")[2]: v for n, v in flat.items() if n.startswith(f"{section}.")}
+    made |= {"constants": Constants(constants), "source": Constants(source), "beside": Constants(beside)}
+    return Experiment(**scalars, **made)

@@ -1,0 +1,198 @@
+"""Parts: what a config chooses by name, or by the import path of somebody's own.
+
+A part is one file that owns its constants (``fields``) and what it refuses (``check``). It is found by its name in
+``KINDS``, as ``package.module:Name`` or as ``my_method.py:Name``, a path from the folder that the command was given in;
+in Ray's workers too, by the same text.
+"""
+
+import importlib
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from fedcommons.config.fields import Field, fields_of
+from fedcommons.errors import UserError, nearest, shown, unknown
+
+HERE = "FEDCOMMONS_PARTS"
+"""The variable that tells Ray's workers which folder the command was given in."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of part: the field that names it, where the package's own stand, and what each is handed."""
+
+    field: str
+    known: Mapping[str, str]
+    handed: frozenset[str] = frozenset()
+
+    @property
+    def section(self) -> str:
+        """Where the constants of its parts stand; those of an algorithm stand in a section of its own name."""
+        return self.field.partition(".")[0]
+
+
+_DATA, _PARTITIONS = "fedcommons.data.datasets", "fedcommons.data.partition"
+_METHODS, _NETWORKS = "fedcommons.algorithms", "lightning_modules.networks"
+
+KINDS: Mapping[str, Kind] = {
+    "algorithm": Kind(
+        "algorithm",
+        {
+            "fedavg": f"{_METHODS}.fedavg:FedAvg",
+            "fedprox": f"{_METHODS}.fedprox:FedProx",
+            "scaffold": f"{_METHODS}.scaffold:SCAFFOLD",
+            "fedpvr": f"{_METHODS}.fedpvr:FedPVR",
+            "feddyn": f"{_METHODS}.feddyn:FedDyn",
+            "fednova": f"{_METHODS}.fednova:FedNova",
+            "moon": f"{_METHODS}.moon:MOON",
+            "fedmix": f"{_METHODS}.fedmix:FedMix",
+        },
+    ),
+    "data": Kind(
+        "data.name",
+        {name: f"{_DATA}:{name}" for name in ("digits", "mnist", "fmnist", "cifar10", "cifar100")},
+        frozenset({"dir", "download"}),
+    ),
+    "partition": Kind(
+        "partition.name",
+        {
+            name: f"{_PARTITIONS}:{name}"
+            for name in ("iid", "dirichlet_classes", "dirichlet_niid", "dirichlet_clients", "single_class")
+        },
+        frozenset({"labels", "n_clients", "n_classes", "rng", "seed"}),
+    ),
+    "sharing": Kind(
+        "sharing.setting",
+        {
+            "real": "fedcommons.sharing.real:Real",
+            "local_synthetic": "fedcommons.sharing.local_synthetic:LocalSynthetic",
+            "shuffled_synthetic": "fedcommons.sharing.shuffled_synthetic:ShuffledSynthetic",
+            "shuffled_real": "fedcommons.sharing.shuffled_real:ShuffledReal",
+        },
+    ),
+    "generator": Kind("generator.name", {"ddpm": "fedcommons.generators.ddpm:DDPM"}),
+    "model": Kind(
+        "model.name",
+        {"cnn": f"{_NETWORKS}:CNN", "vgg11": f"{_NETWORKS}:VGG11", "linear": f"{_NETWORKS}:Linear"},
+        frozenset({"shape", "n_classes", "mean", "std", "lr", "momentum", "weight_decay", "optimizer"}),
+    ),
+}
+
+
+def find(kind: str, name: str) -> Callable[..., Any]:
+    """The class or function of this name, or at this import path.
+
+    Raises:
+        UserError: there is none.
+    """
+    known, field = KINDS[kind].known, KINDS[kind].field
+    where, _, attribute = known.get(name, name).rpartition(":")
+    if name not in known and not is_own(name):
+        raise unknown(field, name, known, f"or an import path of your own, such as my_{kind}.py:Name")
+    module = _module(where, f"{field} {shown(name)}")
+    if not callable(found := getattr(module, attribute, None)):
+        near = nearest(attribute, [n for n, thing in vars(module).items() if callable(thing)])
+        raise UserError(f"{field} {shown(name)}: {where} has no {shown(attribute)}{near}")
+    return found
+
+
+def make(kind: str, name: str, constants: Mapping[str, Any]) -> Any:
+    """The part with these constants."""
+    return find(kind, name)(**constants)
+
+
+def is_own(name: str) -> bool:
+    """Whether it is an import path, not a name of the package."""
+    return re.fullmatch(r"[\w./~ -]+:\w+", name) is not None
+
+
+def label(name: str) -> str:
+    """A short word for it, that a folder may be called by: ``fedavgm`` for ``my_lab.py:FedAvgM``."""
+    return name.rpartition(":")[2].lower() if is_own(name) else name
+
+
+def section(kind: str, name: str) -> str:
+    """The section in which its constants stand: its own for an algorithm, else that of its kind."""
+    return label(name) if kind == "algorithm" else KINDS[kind].section
+
+
+def constants(kind: str, name: str) -> Mapping[str, Field]:
+    """Its fields by name.
+
+    Raises:
+        UserError: there is no such part, or it asks for what the platform does not hand over.
+    """
+    return read_constants(kind, name, source(name))
+
+
+@lru_cache(maxsize=256)
+def read_constants(kind: str, name: str, digest: str | None) -> Mapping[str, Field]:
+    """See ``constants``; digest: of its file, which may change while this process lives."""
+    try:
+        return fields_of(find(kind, name), KINDS[kind].handed)
+    except ValueError as error:
+        raise UserError(f"{KINDS[kind].field} {shown(name)}: {error}.") from None
+
+
+def owners(field: str) -> tuple[str, list[str]] | None:
+    """The kind and the names of the package's parts that have this dotted field; None: nobody has."""
+    for kind, parts in KINDS.items():
+        found = [n for n in parts.known if field in (f"{section(kind, n)}.{c}" for c in constants(kind, n))]
+        if found:
+            return kind, found
+    return None
+
+
+def source(name: str) -> str | None:
+    """A digest of the file that a part of somebody's own stands in; None for the package's."""
+    if not is_own(name):
+        return None
+    file = _module(name.rpartition(":")[0], shown(name)).__file__
+    return sha256(Path(file).read_bytes()).hexdigest()[:24] if file else None
+
+
+def base() -> Path:
+    """The folder that relative import paths start from."""
+    return Path(os.environ.get(HERE) or os.getcwd())
+
+
+def _module(where: str, what: str) -> ModuleType:
+    try:
+        if where.endswith(".py"):
+            return _file(base() / Path(where).expanduser(), what)
+        if str(base()) not in sys.path:  # `python sweeps/x.py` has sweeps/ there
+            sys.path.append(str(base()))
+        return importlib.import_module(where)
+    except UserError:
+        raise
+    except Exception as error:  # whatever somebody's file raises
+        raise UserError(f"{what}: importing {where} failed: {type(error).__name__}: {error}.") from error
+
+
+def _file(path: Path, what: str) -> ModuleType:
+    """The module of a file, under a name that is the same in every process and another when the file has changed."""
+    if not path.is_file():
+        raise UserError(f"{what}: there is no file {path}.")
+    name = f"part_{path.stem}_{sha256(path.read_bytes()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # it may import its neighbours
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"{what}: {path} is no Python file.")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

@@ -1,0 +1,72 @@
+"""Examples and labels in memory, and a data set of them with its held-out parts."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Examples and labels: x (n, C, H, W) uint8, floating features (n, ...) or tokens (n, length); y (n,) int64."""
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, index: np.ndarray | Tensor | slice) -> "Examples":
+        index = torch.tensor(index) if isinstance(index, np.ndarray) else index
+        return Examples(self.x[index], self.y[index])
+
+    def to(self, device: torch.device) -> "Examples":
+        """The same examples on ``device``."""
+        return Examples(self.x.to(device), self.y.to(device))
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a data set part gives.
+
+    mean, std: per channel, of pixels scaled to [0, 1] for uint8 images, else of the examples as they are; augment:
+    clients flip and crop in training; flip: a mirrored image is as likely, and generators may train on it.
+    """
+
+    train: Examples
+    test: Examples
+    n_classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augment: bool = False
+    flip: bool = False
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Training, validation and test examples; mean and std per channel of pixels scaled to [0, 1].
+
+    augment: clients flip and crop in training; flip: generators mirror images in training.
+    """
+
+    name: str
+    n_classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augment: bool
+    train: Examples
+    validation: Examples
+    test: Examples
+    flip: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(C, H, W)."""
+        return tuple(self.train.x.shape[1:])
+
+
+def without_images(dataset: Dataset) -> Dataset:
+    """The facts of a data set (shape, classes, normalisation) without its images: small enough to send anywhere."""
+    empty = dataset.train[slice(0, 0)]
+    return replace(dataset, train=empty, validation=empty, test=empty)

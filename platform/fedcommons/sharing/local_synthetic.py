@@ -1,0 +1,51 @@
+"""Every client trains on its real data and on synthetic images of its own: Fedssyn without its exchange.
+
+Li et al., TMLR 2024, arXiv:2306.13263, figure 3.   p: share of synthetic images in a client's training set.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fedcommons.core.release import Release
+from fedcommons.sharing.dealt import Dealt
+from fedcommons.sharing.needs import Need, Recipe, check_contributions, contributions, needs
+from fedcommons.sharing.stage import Assigned, Contribution, Contributions
+
+
+@dataclass(frozen=True)
+class LocalSynthetic:
+    """D_i and the client's own synthetic images."""
+
+    p: Annotated[float | None, "[0, 1)"] = None
+    """share of shared data in a client's training set; default: the paper's, n_total/N images a client"""
+
+    def check(self, flat: Mapping[str, Any]) -> None:
+        """See ``Stage``."""
+
+    def check_dealt(self, dealt: Dealt) -> None:
+        """See ``Stage``."""
+        check_contributions(self.p, dealt)
+
+    def sizes(self, dealt: Dealt) -> list[int]:
+        """Images that each client contributes."""
+        return contributions(self.p, dealt)
+
+    def needs(self, dealt: Dealt, recipe: Recipe) -> Sequence[Need]:
+        """See ``Generating``."""
+        return needs(self.p, dealt, recipe)
+
+    def make(self, dealt: Dealt, made: Sequence[Contribution]) -> Contributions:
+        """See ``Stage``."""
+        return Contributions.of_made(dealt, made)
+
+    def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
+        """No image leaves, but a real one has a part in all synthetic ones, which training sees as so many examples.
+
+        So what is sent of the training tells more of it than that training accounts for.
+        """
+        return contributed, contributed.releases("synthetic images")
+
+    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
+        """To each its own."""
+        return Assigned(dealt.own.rows, released.of_each(len(dealt.own)), n_own=dealt.own.sizes)

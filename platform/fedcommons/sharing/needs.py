@@ -1,0 +1,164 @@
+"""Which synthetic images clients need, and all that they depend on.
+
+rho: share of a client's images that its generator sees;  n~: images that it contributes;  p = n~/(n_i + n~).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcommons import capacity
+from fedcommons.artifacts import constants, key_of
+from fedcommons.data.examples import Examples
+from fedcommons.errors import UserError
+from fedcommons.files import sha256
+from fedcommons.generators.generator import Generator
+from fedcommons.seeds import numpy_generator, seed_for
+from fedcommons.sharing.dealt import Dealt
+
+VERSION = 1
+"""Of the code that trains and samples: to be raised when a change of it, or of a default, changes the images."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What clients' generators are made with: the part, under its name, and rho.
+
+    digest: of the source of a part from outside, which our ``VERSION`` knows nothing of; None for one of ours.
+    """
+
+    name: str
+    generator: Generator
+    rho: float
+    digest: str | None = None
+
+    def facts(self, less: Sequence[str] = ()) -> dict[str, Any]:
+        """What tells the part from all others, but the constants in ``less``; rho is told by the images it selects."""
+        of_source = {} if self.digest is None else {"digest": self.digest}
+        return {"name": self.name, **of_source, "constants": constants(self.generator, less)}
+
+
+@dataclass(frozen=True)
+class Need:
+    """One client's synthetic images and the generator they come from: all that both depend on."""
+
+    client: int
+    recipe: Recipe
+    flip: bool
+    n_classes: int
+    examples: Examples  # the rho n_i images the generator sees
+    labels: Tensor  # of the images to draw
+    seed: int
+    n: int  # images that are contributed, of those drawn
+
+    @property
+    def epochs(self) -> int:
+        """After which of the generator's epochs the images are drawn."""
+        return self.recipe.generator.epochs
+
+    @property
+    def course_facts(self) -> dict[str, Any]:
+        """What the course of the training depends on, however long it is."""
+        return self._training("epochs")
+
+    @property
+    def generator_facts(self) -> dict[str, Any]:
+        """What the trained weights depend on: the whole part, but what only sampling uses."""
+        return self._training()
+
+    @property
+    def images_facts(self) -> dict[str, Any]:
+        """What the drawn images depend on."""
+        generator = self.recipe.generator
+        chosen = constants(generator)
+        return {
+            "generator": key_of(self.generator_facts),
+            "sampling": {name: chosen[name] for name in generator.sampling if name in chosen},
+            "labels": sha256(self.labels.numpy().tobytes()),
+        }
+
+    def _training(self, *less: str) -> dict[str, Any]:
+        content = self.examples.x.numpy().tobytes() + self.examples.y.numpy().tobytes()
+        return {
+            "version": VERSION,
+            "generator": self.recipe.facts((*self.recipe.generator.sampling, *less)),
+            "flip": self.flip,
+            "n_classes": self.n_classes,
+            "examples": sha256(content),
+            "seed": self.seed,
+        }
+
+
+def contribution(p: float | None, n_total: int, n_clients: int, n_own: int) -> int:
+    """n~: n_total/N (the paper) where p is None, else p n_i/(1 - p)."""
+    if p is None:
+        return max(1, round(n_total / n_clients))
+    return round(p * n_own / (1 - p))
+
+
+def contributions(p: float | None, dealt: Dealt) -> list[int]:
+    """n~ of each client."""
+    return [contribution(p, dealt.n_total, len(dealt.own), n) for n in dealt.own.sizes]
+
+
+def check_contributions(p: float | None, dealt: Dealt) -> None:
+    """Refuse a p > 0 with which no client gets an image, and more images than this machine could hold.
+
+    Raises:
+        UserError: it is so.
+    """
+    sizes, largest = contributions(p, dealt), max(dealt.own.sizes)
+    if p and max(sizes) < 1:
+        least = 1 / (2 * largest + 1)
+        raise UserError(
+            f"sharing.p = {p:g} of {largest} images is not one image; it must be 0 or more than {least:.2g}."
+        )
+    n, pixels = sum(sizes), int(np.prod(dealt.shape))
+    capacity.require(f"{n:,} synthetic images", n * (pixels + 8), "sharing.p")  # a byte a pixel and 8 a label
+
+
+def needs(p: float | None, dealt: Dealt, recipe: Recipe) -> list[Need]:
+    """What must be made: the same for every learning rate and, up to n_total/N images, every p.
+
+    Labels are drawn as the classes are in what the generator sees.
+
+    Raises:
+        UserError: rho of a client's images is not one image.
+    """
+    paper = -(-dealt.n_total // len(dealt.own))
+    result = []
+    for client, (rows, wanted) in enumerate(zip(dealt.own.rows, contributions(p, dealt), strict=True)):
+        n_seen = int(recipe.rho * len(rows))
+        if n_seen < 1:
+            raise UserError(f"generator.rho = {recipe.rho:g} of client {client}'s {len(rows)} images is not one image.")
+        order = numpy_generator(dealt.seed, "generator subset", client).permutation(len(rows))
+        examples = dealt.own.store[rows[order[:n_seen]]]  # a prefix: a smaller rho sees a part of the same images
+        n_drawn = paper * max(1, -(-wanted // paper))  # the same set for every p up to 1/2
+        counts = np.bincount(examples.y.numpy(), minlength=dealt.n_classes)
+        labels = np.repeat(np.arange(dealt.n_classes), largest_remainder(counts, n_drawn))
+        result.append(
+            Need(
+                client,
+                recipe,
+                dealt.flip,
+                dealt.n_classes,
+                examples,
+                torch.from_numpy(labels),
+                seed_for(dealt.seed, "generator", client),
+                wanted,
+            )
+        )
+    return result
+
+
+def largest_remainder(weights: np.ndarray, total: int) -> np.ndarray:
+    """Whole numbers that sum to ``total``, in proportion to ``weights`` (not all zero); ties to the lower index."""
+    exact = weights * (total / weights.sum())
+    counts = np.floor(exact).astype(np.int64)
+    order = np.argsort(-(exact - counts), kind="stable")
+    counts[order[: total - counts.sum()]] += 1
+    return counts

@@ -1,0 +1,69 @@
+"""A share p of every client's real images swapped through a pool: what an ideal generator would do for Fedssyn.
+
+Li et al., TMLR 2024, arXiv:2306.13263, figure 1(c).   n_i, a client's number of images, stays what it is.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+
+from fedcommons.accounting.communication import images_nbytes
+from fedcommons.core.release import Release
+from fedcommons.errors import UserError
+from fedcommons.seeds import numpy_generator
+from fedcommons.sharing.dealt import Dealt
+from fedcommons.sharing.stage import Assigned, Contribution, Contributions
+
+
+def n_swapped(p: float, n: int) -> int:
+    """int(p n), as in Fedssyn's released code; but 0.29 * 100 = 28.999... is 29."""
+    return int(round(p * n, 9))
+
+
+@dataclass(frozen=True)
+class ShuffledReal:
+    """int(p n_i) of a client's images leave it and as many of all clients' come back."""
+
+    p: Annotated[float | None, "[0, 1)"] = None
+    """share of a client's real images that is swapped; must be set"""
+
+    def check(self, flat: Mapping[str, Any]) -> None:
+        """See ``Stage``."""
+        if self.p is None:
+            raise UserError("sharing.p must be set for setting shuffled_real: the share of real data that is swapped.")
+
+    def check_dealt(self, dealt: Dealt) -> None:
+        """See ``Stage``."""
+        n = max(dealt.own.sizes)
+        if self.p and n_swapped(self.p, n) < 1:
+            raise UserError(
+                f"sharing.p = {self.p:g} of {n} images is not one image; it must be 0 or more than {1 / n:.2g}."
+            )
+
+    def sizes(self, dealt: Dealt) -> list[int]:
+        """Images that each client gives and receives."""
+        return [n_swapped(self.p or 0, n) for n in dealt.own.sizes]
+
+    def make(self, dealt: Dealt, made: Sequence[Contribution]) -> Contributions:
+        """See ``Stage``."""
+        sizes = self.sizes(dealt)
+        return Contributions.of_own(
+            dealt, [rows[_order(dealt, client)[: sizes[client]]] for client, rows in enumerate(dealt.own.rows)]
+        )
+
+    def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
+        """The images go as they are."""
+        return contributed, contributed.releases("real images")
+
+    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
+        """Clients keep the others; the pool is permuted and cut into parts as large as the contributions."""
+        sizes, parts = self.sizes(dealt), released.shuffled(len(dealt.own), dealt.seed)
+        kept = [rows[np.sort(_order(dealt, client)[sizes[client] :])] for client, rows in enumerate(dealt.own.rows)]
+        return Assigned(kept, parts, pool=parts, once=2 * images_nbytes(len(released.rows), dealt.shape))
+
+
+def _order(dealt: Dealt, client: int) -> np.ndarray:
+    """The order in which a client's images leave it: a larger p moves what a smaller one moves, and more."""
+    return numpy_generator(dealt.seed, "swapped", client).permutation(len(dealt.own.rows[client]))

@@ -1,0 +1,219 @@
+"""What a sharing stage is: it says what clients train on, in three steps, `make -> release -> assign`.
+
+make      each client contributes examples, of its own or made from them
+release   what leaves the clients is privatised, withheld or let go as it is; every way out is a ``Release``
+assign    who gets what, as rows of one store and, where they do not all count alike, with weights
+
+Which client each row came from is kept to the end. A stage is a frozen dataclass of its constants in a file of its own.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+
+from fedcommons.accounting.communication import Traffic
+from fedcommons.core.algorithm import Shares
+from fedcommons.core.release import Release
+from fedcommons.data.clients import Clients, Rows
+from fedcommons.data.examples import Examples
+from fedcommons.generators.generator import Receipt
+from fedcommons.seeds import numpy_generator
+from fedcommons.sharing.dealt import Dealt
+from fedcommons.sharing.needs import Need, Recipe
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """Examples that were made for a client, and what protects them; None: nobody said, so nothing does."""
+
+    examples: Examples
+    receipt: Receipt | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Contributions:
+    """What the clients contribute: m rows of ``store``, which begins with the clients' real data.
+
+    rows: (m,) int64; owners: (m,), the client that each of them came from; receipts: by client, of what was made.
+    """
+
+    store: Examples
+    rows: np.ndarray
+    owners: np.ndarray
+    receipts: Mapping[int, Receipt | None]
+
+    @staticmethod
+    def none(dealt: Dealt) -> "Contributions":
+        """Nobody contributes."""
+        return Contributions(dealt.own.store, np.zeros(0, np.int64), np.zeros(0, np.int64), {})
+
+    @staticmethod
+    def of_own(dealt: Dealt, given: Sequence[np.ndarray]) -> "Contributions":
+        """Client i contributes the rows ``given[i]`` of its real data; no example is copied."""
+        owners = np.repeat(np.arange(len(given)), [len(rows) for rows in given])
+        return Contributions(dealt.own.store, np.concatenate(given), owners, {})
+
+    @staticmethod
+    def of_made(dealt: Dealt, made: Sequence[Contribution]) -> "Contributions":
+        """Client i contributes ``made[i]``, which are put behind the real data in one store.
+
+        Raises:
+            ValueError: they are of another type or shape than the real examples.
+        """
+        real, new = dealt.own.store, [one.examples for one in made]
+        for examples in new:
+            if (examples.x.dtype, examples.x.shape[1:]) != (real.x.dtype, real.x.shape[1:]):
+                kind = f"{examples.x.dtype} {tuple(examples.x.shape[1:])}"
+                raise ValueError(f"contributions must be {real.x.dtype} {dealt.shape} like real examples, not {kind}")
+        store = Examples(torch.cat([real.x, *(e.x for e in new)]), torch.cat([real.y, *(e.y for e in new)]))
+        owners = np.repeat(np.arange(len(new)), [len(e) for e in new])
+        receipts = {client: one.receipt for client, one in enumerate(made)}
+        return Contributions(store, np.arange(len(real), len(store)), owners, receipts)
+
+    def of_each(self, n_clients: int) -> list[np.ndarray]:
+        """The rows that each client contributes."""
+        return [self.rows[self.owners == client] for client in range(n_clients)]
+
+    def shuffled(self, n_clients: int, seed: int) -> list[np.ndarray]:
+        """All rows, permuted once and cut into a part for each client, as large as what it contributes."""
+        sizes = np.bincount(self.owners, minlength=n_clients)
+        return np.split(numpy_generator(seed, "pool").permutation(self.rows), np.cumsum(sizes)[:-1])
+
+    def releases(self, *what: str) -> list[Release]:
+        """The events that every contribution leaves its client as these things, each with its receipt."""
+        givers = np.unique(self.owners).tolist()
+        return [(self.receipts.get(client) or Receipt()).release(client, *what) for client in givers]
+
+
+@dataclass(frozen=True, eq=False)
+class Assigned:
+    """Who gets what, as rows of the contributions' store.
+
+    kept: each client's rows of its own; received: those it gets besides, () where nobody gets any; weights: of the kept
+    and then the received ones of each client, None where all are 1 (see ``ClientData``); n_own: how many of its rows
+    count as its own in the rule of equal work, None for all; pool: what all contributed together, in the parts in which
+    it was dealt, () where nothing is in the commons; once: bytes of the exchange over all clients, up and down.
+    """
+
+    kept: Sequence[np.ndarray]
+    received: Sequence[np.ndarray] = ()
+    weights: Sequence[np.ndarray] | None = None
+    n_own: Sequence[int] | np.ndarray | None = None
+    pool: Sequence[np.ndarray] = ()
+    once: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """What clients train on, the share p of it that came through sharing, and what the exchange cost and let go.
+
+    clients, own, pool: rows of one store; own: the real data; pool: what is in the commons, None where nothing is.
+    owners: (rows of the store,), the client that each came from, -1 where no client holds it.
+    """
+
+    clients: Clients
+    own: Clients
+    p: float
+    traffic: Traffic
+    pool: Clients | None = None
+    owners: np.ndarray | None = None
+    releases: Sequence[Release] = ()
+
+
+class Stage(Protocol):
+    """Constants in a frozen dataclass, and functions that change nothing they are given; every draw is keyed."""
+
+    def check(self, flat: Mapping[str, Any]) -> None:
+        """Refuse what no data could make right; ``flat``: the experiment, dotted names to values.
+
+        Raises:
+            UserError: it is so.
+        """
+        ...
+
+    def check_dealt(self, dealt: Dealt) -> None:
+        """Refuse what it is not defined for on these data, before any work.
+
+        Raises:
+            UserError: it is so.
+        """
+        ...
+
+    def make(self, dealt: Dealt, made: Sequence[Contribution]) -> Contributions:
+        """What each client contributes; ``made``: what was made for ``needs`` (``Generating``), in their order."""
+        ...
+
+    def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
+        """What of the contributions leaves the clients, and the events that say what protects it.
+
+        Of whom something is contributed or goes to another client, and no event tells, is uncovered.
+        """
+        ...
+
+    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
+        """Who gets what of it."""
+        ...
+
+
+@runtime_checkable
+class Generating(Protocol):
+    """A stage for which clients' generators are trained beforehand, in a sweep once for all its trials."""
+
+    def needs(self, dealt: Dealt, recipe: Recipe) -> Sequence[Need]:
+        """What must have been made before ``make``: one for each client, in client order."""
+        ...
+
+
+def share(stage: Stage, dealt: Dealt, made: Sequence[Contribution] = ()) -> Shared:
+    """Apply a stage; ``made``: what was made for its ``needs``."""
+    contributed, releases = stage.release(dealt, stage.make(dealt, made))
+    assigned, store = stage.assign(dealt, contributed), contributed.store
+    own = Clients(store, dealt.own.rows)
+    clients = own
+    if len(assigned.received) or assigned.weights is not None:
+        rows = assigned.kept
+        if len(assigned.received):
+            rows = [np.concatenate(both) for both in zip(rows, assigned.received, strict=True)]
+        clients = Clients(store, Rows.of(rows, assigned.weights), assigned.n_own)
+    pool = [part for part in assigned.pool if len(part)]
+    owners = np.full(len(store), -1)
+    for client, rows in enumerate(dealt.own.rows):
+        owners[rows] = client
+    owners[contributed.rows] = contributed.owners
+    givers = set(contributed.owners.tolist())
+    if clients is not own:
+        holders, came_from = np.repeat(np.arange(len(clients)), clients.rows.sizes), owners[clients.rows.flat.numpy()]
+        givers |= set(came_from[came_from != holders].tolist())
+    return Shared(
+        clients,
+        own,
+        sum(map(len, assigned.received)) / sum(clients.sizes),
+        Traffic(once=assigned.once),
+        Clients(store, pool) if pool else None,
+        owners,
+        _with_undeclared(releases, givers),
+    )
+
+
+def _with_undeclared(releases: Sequence[Release], givers: Iterable[int]) -> list[Release]:
+    """These events, and an uncovered one for every giver of whom none tells."""
+    told = {release.client for release in releases}
+    return [*releases, *(Release(client, ("undeclared",)) for client in sorted(set(givers) - told))]
+
+
+def share_by_method(shared: Shared, algorithm: object, n_classes: int, seed: int) -> Shared:
+    """What clients hold after an algorithm that shares something before the federation (``Shares``) has done so."""
+    if not isinstance(algorithm, Shares):
+        return shared
+    common = algorithm.share(shared.clients, n_classes, seed)
+    clients = shared.clients.with_commons(common.examples)
+    return replace(
+        shared,
+        clients=clients,
+        own=clients if shared.own is shared.clients else shared.own,
+        traffic=shared.traffic + Traffic(once=common.nbytes),
+        releases=[*shared.releases, *_with_undeclared(common.releases, range(len(clients)))],
+    )

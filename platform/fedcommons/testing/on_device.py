@@ -1,0 +1,115 @@
+"""An algorithm whose clients train on a GPU: one that is not there (``pretend_gpu``), or a real one."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from fedcommons.core.algorithm import Algorithm
+from fedcommons.core.local import floating_buffers
+from fedcommons.core.worker import default_device
+from fedcommons.errors import UserError
+from fedcommons.federation.rounds import Standing
+from fedcommons.tensors import data, norm
+from fedcommons.testing.comparing import bits, differing, listed, require
+from fedcommons.testing.federations import Federation
+from fedcommons.testing.pretend_gpu import CPU, GPU, PretendGPU, Seen, place
+
+PRETEND = "pretend"
+
+BY_DESIGN = ("core/local.py", "core/dp_sgd.py", "data/augment.py")
+"""Files that draw on the CPU, so that every device gets the same draws, and copy: orders, noise, flips."""
+
+ROUNDING = 1e-3
+"""Part of a vector's norm by which two rounds may differ on a device that rounds differently."""
+
+Check = Callable[[Algorithm, Federation], None]
+
+
+def check_on(device: str) -> Check:
+    """The check of an algorithm on this device: "pretend" or torch's name of a real one, such as "cuda".
+
+    Raises:
+        UserError: there is no such device.
+    """
+    if device == PRETEND:
+        return a_gpu_that_is_not_there_gives_the_bits_of_the_cpu
+    try:
+        real = torch.device(device)
+    except RuntimeError:
+        raise UserError(f'device must be "{PRETEND}", "cuda" or another of torch\'s, got {device!r}.') from None
+    here = default_device()  # which also keeps a GPU from algorithms that round more than a CPU does
+    if real.type not in ("cpu", here.type):
+        raise UserError(f'device: torch finds no {real.type} on this machine; device="{PRETEND}" needs none.')
+
+    def the_device_gives_what_the_cpu_gives(algorithm: Algorithm, federation: Federation) -> None:
+        """But for rounding: in the state and the clients' memory after two rounds."""
+        there, found = two_rounds(algorithm, federation.on(real)), {}
+        for what, x in _vectors(two_rounds(algorithm, federation)).items():
+            off = norm(_vectors(there)[what].double() - x.double())
+            if not off <= ROUNDING * max(norm(x), 1):
+                found[what] = off
+        require(not found, f"on {device} it gives other {listed(list(found))} than on the CPU, by {found}")
+
+    return the_device_gives_what_the_cpu_gives
+
+
+def a_gpu_that_is_not_there_gives_the_bits_of_the_cpu(algorithm: Algorithm, federation: Federation) -> None:
+    """What a GPU refuses raises; nothing rests on it; no step of local training waits for it or copies to or from it.
+
+    Raises:
+        AssertionError: the first of these that does not hold.
+    """
+    with PretendGPU() as gpu:
+        there = two_rounds(algorithm, federation.on(GPU), gpu)
+    resting = [what for what, x in _vectors(there).items() if place(x) != CPU]
+    require(not resting, f"{listed(resting)} rests on the GPU between rounds")
+    require(gpu.seen.launches, "nothing ran on the GPU")
+    unequal = differing(bits(there), bits(two_rounds(algorithm, federation)))
+    require(not unequal, f"on a GPU that rounds as the CPU does there are other bits of {listed(unequal)}")
+    waits, copies = (_told(gpu.steps, of) for of in ("waits", "copies"))
+    require(not waits, f"a local step waits for the GPU (item(), float(), a mask, a copy, ...) in {listed(waits)}")
+    require(not copies, f"a local step copies between CPU and GPU in {listed(copies)}")
+
+
+def _told(steps: Sequence[Seen], of: str) -> list[str]:
+    """The lines that do so between two steps of an optimizer, without what is so by design."""
+    lines = sum((getattr(step, of) for step in steps), Counter[str]())
+    return [line for line in sorted(lines) if not line.startswith(BY_DESIGN)]
+
+
+def two_rounds(algorithm: Algorithm, federation: Federation, gpu: PretendGPU | None = None) -> Standing:
+    """Two rounds, the module's buffers averaged; each client is a job."""
+    plan = federation.plan(2, blocks=len(federation.data.clients))
+    start = replace(federation.start(algorithm, plan), buffers=floating_buffers(federation.module()))
+    executor = federation.serial(algorithm) if gpu is None else _Watched(federation, algorithm, gpu)
+    return federation.play(algorithm, plan, executor, start)[-1][0]
+
+
+class _Watched:
+    """One worker whose every job is a training of its own to ``gpu``."""
+
+    def __init__(self, federation: Federation, algorithm: Algorithm, gpu: PretendGPU) -> None:
+        self.executor, self.gpu = federation.serial(algorithm), gpu
+
+    def map(self, function: Callable[[Any, Any, Any], Any], shared: Any, jobs: Sequence[Any]) -> list[Any]:
+        """See ``Executor``."""
+
+        def alone(worker: Any, shared: Any, job: Any) -> Any:
+            self.gpu.begin()
+            return function(worker, shared, job)
+
+        return self.executor.map(alone, shared, jobs)
+
+    def close(self) -> None:
+        """See ``Executor``."""
+
+
+def _vectors(standing: Standing) -> dict[str, torch.Tensor]:
+    """Server state and clients' memory, by name."""
+    found = {f"state/{name}": data(x) for name, x in standing.state.items()}
+    for client, kept in standing.memory.items():
+        found |= {f"memory/{client}/{name}": data(x) for name, x in kept.items()}
+    return found

@@ -1,0 +1,311 @@
+"""A GPU that is not there: tensors of the CPU that are marked as lying on it.
+
+    with PretendGPU() as gpu:
+        model.to(GPU)
+        ...
+    gpu.seen.waits  # {"lab/my_method.py:31": 12}
+
+Values, gradients and bits are the CPU's. What a GPU refuses raises here too: operations on tensors of two devices,
+``numpy()`` on a tensor of the GPU, a generator of the wrong device. What makes a program slow there is counted by its
+lines: launches, waits, copies (``Seen``); and the peak of memory.
+
+Two modes of torch do it. ``_Calls`` sees what the program asks for: it takes the device out of the arguments, as there
+is only the CPU, and marks the result. ``_Kernels`` sees what is computed, the backward pass too: it compares marks.
+
+Not modelled: speed, precision, streams, pinned memory (every copy waits), pickling, sparse tensors, a second GPU. What
+torch's C++ decides by the device it decides as on a CPU. In torch's own Python functions and in the backward pass a
+tensor made from nothing, as by ``torch.zeros``, counts as lying where it is needed.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Self
+from weakref import finalize
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+_C: Any = torch._C
+_TENSOR: Any = Tensor  # whose properties have no types
+
+GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
+
+LIBRARIES = {"torch", "pytorch_lightning", "lightning_fabric", "diffusers", "contextlib", "functools"}
+"""Packages whose lines are not the program's."""
+
+WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal",
+         "allclose", "bincount", "repeat_interleave"}  # fmt: skip
+"""After which the program knows a value, or a shape that depends on values."""
+
+WITH_A_NUMBER = {"masked_fill", "masked_fill_", "fill_", "index_put_", "_foreach_mul", "_foreach_mul_", "where"}
+"""What takes a number on the CPU beside tensors on the GPU, as elementwise operations do."""
+
+FROM_PYTHON = {"tensor", "as_tensor", "asarray", "new_tensor"}
+"""What copies numbers of Python to the GPU."""
+
+GETTERS: dict[Any, Callable[[torch.device | None], Any]] = {
+    _TENSOR.device.__get__: lambda at: at or GPU,
+    _TENSOR.is_cuda.__get__: lambda at: at == GPU,
+    _TENSOR.is_cpu.__get__: lambda at: at == CPU,
+}
+
+SET_GRADIENT = _TENSOR.grad.__set__
+
+GROUPS = "_group_tensors_by_device_and_dtype"
+
+
+@dataclass
+class Seen:
+    """How often, by line of the program ("folder/file.py:63")."""
+
+    launches: Counter[str] = field(default_factory=Counter)  # operations on the GPU that are not views
+    waits: Counter[str] = field(default_factory=Counter)  # for the GPU: item(), a mask, a copy, ...
+    copies: Counter[str] = field(default_factory=Counter)  # between the devices, either way
+
+    def since(self, before: "Seen") -> "Seen":
+        """What has come after ``before``."""
+        return Seen(self.launches - before.launches, self.waits - before.waits, self.copies - before.copies)
+
+
+class PretendGPU:
+    """While this context lasts tensors can lie on ``GPU``; ``seen``: what has been counted.
+
+    ``steps``: what was seen from the end of one optimizer's step to the end of the next, in one training: whoever has
+    several calls ``begin`` before each.  ``live``, ``peak``: bytes on the GPU.
+    """
+
+    def __init__(self) -> None:
+        self.seen, self.steps, self.live, self.peak = Seen(), list[Seen](), 0, 0
+        self._before: Seen | None = None
+
+    def __enter__(self) -> Self:
+        self._stack = ExitStack()
+        for home, name, ours in ((torch, "Generator", _Generator), (_C, GROUPS, _grouped(getattr(_C, GROUPS)))):
+            self._stack.callback(setattr, home, name, getattr(home, name))
+            setattr(home, name, ours)
+        self._stack.callback(register_optimizer_step_post_hook(lambda *_: self._end_of_step()).remove)
+        self._stack.enter_context(_Kernels(self))
+        self._stack.enter_context(_Calls(self))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def begin(self) -> None:
+        """What comes until the end of the next step is no step: a training is made ready."""
+        self._before = None
+
+    def _end_of_step(self) -> None:
+        if self._before is not None:
+            self.steps.append(self.seen.since(self._before))
+        self._before = self.seen.since(Seen())
+
+    def put(self, t: Tensor, device: torch.device | None) -> None:
+        """Mark ``t``, and all that share its memory; None: not decided."""
+        storage = _storage(t)
+        if device == GPU and place(t) != GPU:
+            self.live += storage.nbytes()
+            self.peak = max(self.peak, self.live)
+            finalize(storage, self._freed, storage.nbytes())
+        storage.__dict__["place"] = device
+
+    def _freed(self, n: int) -> None:
+        self.live -= n
+
+    def copied(self) -> None:
+        """Count a copy between the devices."""
+        self.seen.copies[_line()] += 1
+        self.seen.waits[_line()] += 1
+
+    def moved(self, t: Tensor, device: torch.device) -> Tensor:
+        """``t`` on ``device``: itself where it lies there."""
+        if place(t) == device:
+            return t
+        if place(t) is not None:
+            self.copied()
+            with _disable_current_modes():
+                t = t.clone()
+        self.put(t, device)
+        return t
+
+
+def place(t: Tensor) -> torch.device | None:
+    """Where ``t`` is marked as lying, without a mark the CPU; None: not decided."""
+    return _storage(t).__dict__.get("place", CPU)
+
+
+def _storage(t: Tensor) -> torch.UntypedStorage:
+    while _C._functorch.is_functorch_wrapped_tensor(t):  # inside vmap
+        t = _C._functorch.get_unwrapped(t)
+    return t.untyped_storage()
+
+
+def _tensors(x: object) -> list[Tensor]:
+    if isinstance(x, Tensor):
+        return [x]
+    if not isinstance(x, (list, tuple, dict)):
+        return []
+    return [t for part in (x.values() if isinstance(x, dict) else x) for t in _tensors(part)]
+
+
+def _device(device: Any) -> torch.device:
+    return GPU if torch.device(device).type == "cuda" else CPU
+
+
+def _line() -> str:
+    frame = sys._getframe(1)
+    while (name := frame.f_globals.get("__name__", "")) == __name__ or name.partition(".")[0] in LIBRARIES:
+        if frame.f_back is None:
+            return "?"
+        frame = frame.f_back
+    return f"{_short(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+@cache
+def _short(path: str) -> str:
+    return "/".join(Path(path).parts[-2:])
+
+
+class _Kernels(TorchDispatchMode):
+    """Sees what is computed."""
+
+    def __init__(self, gpu: PretendGPU) -> None:
+        super().__init__()
+        self.gpu = gpu
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = kwargs or {}, func._schema.name.removeprefix("aten::")
+        given = _tensors((args, kwargs))
+        places = [place(t) for t in given]
+        on = GPU in places
+        if on and CPU in places:
+            self._compare(func, name, args, kwargs)
+        if on:
+            masked = name in ("index", "index_put_") and any(t.dtype == torch.bool for t in given[1:])
+            if masked or name in WAITS:
+                self.gpu.seen.waits[_line()] += 1
+        out = func(*args, **kwargs)
+        old = {_storage(t)._cdata for t in given}
+        new = [t for t in _tensors(out) if _storage(t)._cdata not in old]  # else it is a view, or was changed in place
+        if on and (new or name.endswith("_")) and not name.startswith(("empty", "new_empty")):
+            self.gpu.seen.launches[_line()] += 1
+        decided = any(p == CPU and (t.dim() or None not in places) for t, p in zip(given, places, strict=True))
+        for t in new:
+            self.gpu.put(t, GPU if on else CPU if decided else None)
+        return out
+
+    def _compare(self, func: Any, name: str, args: Any, kwargs: Any) -> None:
+        """What is given tensors of both: raise as a GPU does, or count copies that torch makes by itself."""
+        if name in ("copy_", "_foreach_copy_"):
+            for pair in [args[:2]] if name == "copy_" else zip(*args[:2], strict=True):
+                if {place(t) for t in pair} == {CPU, GPU}:
+                    self.gpu.copied()
+            return
+        if name in ("index", "index_put_"):
+            if place(args[0]) == CPU:
+                raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)")
+            for _ in (t for t in _tensors(args[1]) if place(t) == CPU):
+                self.gpu.copied()
+            args = (args[0], *args[2:])
+        with_a_number = torch.Tag.pointwise in func.tags or name in WITH_A_NUMBER
+        strict = [t for x in args if isinstance(x, (list, tuple)) for t in _tensors(x)]
+        strict += _tensors(kwargs.get("out")) + (_tensors(args[0]) if name.endswith("_") else [])  # written to
+        strict += [t for t in _tensors((args, kwargs)) if t.dim() or not with_a_number]
+        if wrong := [t for t in strict if place(t) == CPU]:
+            shapes = ", ".join(str(tuple(t.shape)) for t in wrong)
+            raise RuntimeError(
+                "Expected all tensors to be on the same device, but found at least two, cuda:0 and cpu: "
+                f"{name} is given {shapes} on cpu at {_line()}"
+            )
+
+
+class _Calls(TorchFunctionMode):
+    """Sees what the program asks for."""
+
+    def __init__(self, gpu: PretendGPU) -> None:
+        super().__init__()
+        self.gpu = gpu
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = dict(kwargs or {}), getattr(func, "__name__", "")
+        if name == "__get__":
+            return GETTERS[func](place(args[0])) if func in GETTERS else func(*args)
+        if name in ("to", "cpu", "cuda"):
+            return self._to(name, *args, **kwargs)
+        given = _tensors((args, kwargs))
+        places = {place(t) for t in given}
+        if func == SET_GRADIENT and places == {CPU, GPU}:
+            raise RuntimeError("assigned grad has data located on a different device")
+        on = GPU in places
+        if on and name in ("numpy", "__array__") and not kwargs.get("force"):
+            raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first")
+        if on and name in ("numpy", "tolist"):
+            self.gpu.copied()
+        device = kwargs.get("device")
+        if device is not None:
+            device, kwargs["device"] = _device(device), CPU
+        elif on and name in ("new_tensor", "__deepcopy__"):
+            device = GPU
+        out = func(*args, **kwargs)
+        if device is not None and isinstance(out, Tensor):
+            out = self._made(name, out, device, given)
+        for t in _tensors(out):
+            if place(t) is None:
+                self.gpu.put(t, GPU if on else CPU)
+            draws = kwargs.get("generator")
+            if draws is not None and draws.device != place(t):
+                raise RuntimeError(f"Expected a '{place(t)}' device type for generator but found '{draws.device}'")
+        return out
+
+    def _made(self, name: str, out: Tensor, device: torch.device, given: list[Tensor]) -> Tensor:
+        """What was asked for on ``device``."""
+        if any(_storage(out)._cdata == _storage(t)._cdata for t in given):
+            return self.gpu.moved(out, device)
+        if device == GPU and name in FROM_PYTHON:
+            self.gpu.copied()
+        elif device == GPU and not given and not name.startswith("empty"):
+            self.gpu.seen.launches[_line()] += 1
+        self.gpu.put(out, device)
+        return out
+
+    def _to(self, name: str, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        device, dtype, layout = CPU if name == "cpu" else GPU, None, kwargs.get("memory_format")
+        copy = kwargs.pop("copy", False)
+        if args and isinstance(args[0], Tensor):
+            device, dtype = place(args[0]), args[0].dtype
+        elif name == "to":
+            device, dtype, _, layout = _C._nn._parse_to(*args, **kwargs)
+        out = _C.TensorBase.to(x, dtype=dtype or x.dtype, copy=copy, memory_format=layout)
+        return out if device is None else self.gpu.moved(out, _device(device))
+
+
+class _Generator(torch.Generator):
+    """A generator of the CPU that says it is the GPU's if it was asked for there."""
+
+    def __new__(cls, device: Any = "cpu") -> Self:
+        return super().__new__(cls, "cpu")  # pyright: ignore[reportCallIssue]
+
+    def __init__(self, device: Any = "cpu") -> None:
+        self.asked = _device(device)
+
+    @property
+    def device(self) -> torch.device:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.asked
+
+
+def _grouped(real: Callable[..., Any]) -> Callable[..., Any]:
+    """Optimizers and clipping ask C++ for groups of tensors that lie on one device."""
+
+    def grouped(lists: list[list[Tensor]], with_indices: bool = False) -> dict[Any, Any]:
+        found = real(lists, with_indices)
+        return {(place(group[0][0][0]) or GPU, dtype): group for (_, dtype), group in found.items()}
+
+    return grouped

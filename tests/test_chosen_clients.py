@@ -1,0 +1,135 @@
+"""Methods that name a round's clients themselves, nobody included: in the engine, in a run, and played again."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.config import parts, presets
+from fedcommons.config.experiment import Experiment
+from fedcommons.config.flat import override
+from fedcommons.core.algorithm import Facts, Replies, State
+from fedcommons.core.executor import Executor
+from fedcommons.errors import ClientError, UserError
+from fedcommons.runs import experiment
+from fedcommons.runs.replay import replay
+from fedcommons.tensors import Flat, Payload, data, flat, scalar, scale
+from fedcommons.tracking.run_folder import read_rounds
+
+if TYPE_CHECKING:
+    from conftest import Federation
+
+    Digits = Callable[..., Federation]
+
+
+class _ByState(FedAvg):
+    """Its state says who is next: clients 0 and 1, then nobody, then 1 and 2, then nobody ...; alone it halves x."""
+
+    def start(self, model: Flat, facts: Facts, seed: int) -> State:
+        return {"model": model, "first": torch.tensor(0), "alone": torch.tensor(0)}
+
+    def participants(self, state: State, round: int) -> Sequence[int]:
+        first = int(scalar(state, "first"))
+        return () if scalar(state, "alone") else (first + 1, first)
+
+    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
+        first = data(state["first"])
+        if not replies:
+            return {"model": scale(flat(state, "model"), 0.5), "first": first + 1, "alone": torch.tensor(0)}
+        after = super().merge(executor, state, total, replies, round, seed)
+        return {**after, "first": first, "alone": torch.tensor(1)}
+
+
+def test_the_clients_of_a_round_are_those_it_names(digits: "Digits") -> None:
+    """Trained and merged in client order, whatever order it names them in; the others' share of bytes is nobody's."""
+    federation, size = digits(), 4 * digits().model.layout.size
+    seen: list[list[int]] = []
+
+    class Watched(_ByState):
+        def merge(
+            self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int
+        ) -> State:
+            seen.append(list(replies))
+            return super().merge(executor, state, total, replies, round, seed)
+
+    played = federation.play(Watched(), federation.plan(4, participation=0.2))
+    assert seen == [[0, 1], [], [1, 2], []]
+    assert [facts["clients"] for _, facts in played] == [2, 0, 2, 0]
+    assert [facts["comm/up_bytes"] for _, facts in played] == [2 * size, 0, 2 * size, 0]
+
+
+def test_a_round_of_the_server_alone_is_merged_and_one_that_nobody_answers_is_not(digits: "Digits") -> None:
+    federation = digits()
+    (first, _), (second, facts) = federation.play(_ByState(), federation.plan(2))
+    assert torch.equal(second.model.buffer, first.model.buffer / 2)
+    assert "train/loss" not in facts
+    everybody = replace(federation.plan(2), late=lambda joined, facts, round, seed: set(joined))
+    silent = federation.play(_ByState(), everybody)[-1][0]
+    assert torch.equal(silent.model.buffer, federation.model.buffer)
+
+
+@pytest.mark.parametrize("named", [[5], [-1], [1, 1], [0, 7]])
+def test_clients_that_do_not_exist_or_come_twice_are_refused(named: list[int], digits: "Digits") -> None:
+    class Wrong(FedAvg):
+        def participants(self, state: State, round: int) -> Sequence[int]:
+            return named
+
+    federation = digits()
+    with pytest.raises(ValueError, match=r"participants must be some of 5 clients, each once, got \["):
+        federation.play(Wrong(), federation.plan(1))
+
+
+def test_numbers_that_are_not_finite_are_found_also_where_no_reply_has_come(digits: "Digits") -> None:
+    class Alone(FedAvg):
+        def participants(self, state: State, round: int) -> Sequence[int]:
+            return ()
+
+        def merge(
+            self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int
+        ) -> State:
+            return {"model": scale(flat(state, "model"), float("nan"))}
+
+    federation = digits()
+    with pytest.raises(ClientError, match=r"^round 1, Alone: the merged model has values that are not finite$"):
+        federation.play(Alone(), federation.plan(1))
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
+    make = parts.make
+    monkeypatch.setattr(parts, "make", lambda kind, n, c: _ByState() if kind == "algorithm" else make(kind, n, c))
+    values = {"tracking.wandb": "off", "measure.every": 0, "data.limit": 60, "federation.checkpoint_every": 100}
+    return override(presets.experiment("smoke", "digits"), values)
+
+
+def test_a_client_is_played_again_though_only_the_state_tells_who_it_is(config: Experiment, tmp_path: Path) -> None:
+    experiment.run(config, tmp_path / "run", say=lambda _: None)
+    assert [line["clients"] for line in read_rounds(tmp_path / "run")[1:]] == [2, 0, 2]
+    again = replay(tmp_path / "run", 3, 2, say=lambda _: None)
+    assert again.rejected is None
+    assert again.up_bytes > 0
+    for number, client, those in ((3, 0, "1, 2"), (2, 1, "none"), (1, 2, "0, 1")):
+        said = f"client {client} does not train in round {number}: it is not drawn; those that do: {those}."
+        with pytest.raises(UserError, match=said):
+            replay(tmp_path / "run", number, client, say=lambda _: None)
+
+
+def test_a_run_that_was_cut_is_as_if_it_had_not_been(config: Experiment, tmp_path: Path) -> None:
+    config = override(config, {"federation.checkpoint_every": 1, "dp.local": True})
+
+    def stop(number: int, metrics: object) -> None:
+        if number == 2:
+            raise KeyboardInterrupt
+
+    whole = experiment.run(config, tmp_path / "whole", say=lambda _: None)
+    with pytest.raises(KeyboardInterrupt):
+        experiment.run(config, tmp_path / "cut", on_round=stop, say=lambda _: None)
+    assert experiment.run(config, tmp_path / "cut", resume=True, say=lambda _: None) == whole
+    assert read_rounds(tmp_path / "cut") == read_rounds(tmp_path / "whole")
+    spent = whole["privacy"]["epsilon_local_training"]["of_each_client"]
+    assert [s > 0 for s in spent] == [True, True, True, False]
+    assert whole["privacy"]["epsilon_of_messages"] == max(spent)

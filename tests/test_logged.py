@@ -1,0 +1,108 @@
+"""What a module logs is collected, and a module with a validation_step of its own is judged by it."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor, nn
+
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.core.logged import Logged
+from fedcommons.core.worker import RunData
+from fedcommons.data.examples import Examples
+from fedcommons.federation.evaluation import evaluate
+from fedcommons.testing.federations import Federation
+
+if TYPE_CHECKING:
+    from conftest import Federation as Digits
+
+
+class Module(LightningModule):
+    """Two classes by the sign of the one feature; ``returned`` and what is logged are made by the test."""
+
+    def __init__(self, judge: "Callable[[Module, Tensor, Tensor], Any]", logits: bool = True) -> None:
+        super().__init__()
+        self.judge, self.logits = judge, logits
+        self.last = nn.Linear(1, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([-x, x], 1) + 0 * self.last(x) if self.logits else x[:, 0]
+
+    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
+        self.log("step", batch_idx)
+        self.log_dict({"twice": torch.tensor(2.0 * batch_idx)})
+        return self.last(batch[0]).square().mean()
+
+    def validation_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Any:
+        return self.judge(self, batch[0], batch[1])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+class Plain(Module):
+    validation_step = LightningModule.validation_step
+
+
+SET = Examples(torch.linspace(-1, 1, 1300)[:, None], (torch.arange(1300) >= 650).long())
+
+
+def judged(module: LightningModule, digits: "Callable[..., Digits]") -> Mapping[str, float]:
+    """The metrics of a set of 1,300 examples, which are evaluated as 1,000 and 300."""
+    clients = digits().data.clients
+    federation = Federation(RunData(clients, clients, {"test": SET}), lambda: module)
+    return evaluate(federation.serial(FedAvg()), federation.model, {"test": 1300})
+
+
+def test_scalars_are_means_over_their_calls_and_dropped_at_other_times() -> None:
+    module = Plain(lambda *_: None)
+    logged, batch = Logged(module), (SET.x[:4], SET.y[:4])
+    module.training_step(batch, 9)
+    with logged.collected() as found:
+        for step in (1, 2, 6):
+            module.training_step(batch, step)
+    assert found == {"step": 3.0, "twice": torch.tensor(6.0)}
+    module.training_step(batch, 9)
+    with logged.collected() as again:
+        pass
+    assert again == {}
+
+
+def test_what_training_logs_is_a_metric_of_the_round(digits: "Callable[..., Digits]") -> None:
+    clients = digits().data.clients
+    store = Examples(clients.store.x.float().mean((1, 2, 3))[:, None] / 255, clients.store.y % 2)
+    rows = type(clients)(store, list(clients.rows))
+    federation = Federation(RunData(rows, rows, {}), lambda: Plain(lambda *_: None))
+    ((_, facts),) = federation.play(FedAvg(), federation.plan(1))
+    steps = facts["train/steps"]
+    assert facts["train/step"] == pytest.approx((steps - 1) / 2, abs=0.5)  # 0, 1, ..., K - 1 of each client
+    assert facts["train/twice"] == pytest.approx(2 * facts["train/step"])
+    assert facts["train/loss"] > 0
+
+
+def test_metrics_of_a_validation_step_are_means_over_examples(digits: "Callable[..., Digits]") -> None:
+    def judge(module: Module, x: Tensor, y: Tensor) -> Mapping[str, Tensor]:
+        module.log("accuracy", 0.25)
+        module.log("size", float(len(x)))
+        return {"largest": x.max()}
+
+    found = judged(Module(judge), digits)
+    assert found == pytest.approx(
+        {"test/accuracy": 0.25, "test/size": (1000**2 + 300**2) / 1300,
+         "test/largest": (1000 * float(SET.x[999]) + 300) / 1300}
+    )  # fmt: skip
+
+
+def test_accuracy_is_that_of_the_logits_where_the_step_has_none(digits: "Callable[..., Digits]") -> None:
+    found = judged(Module(lambda module, x, y: x.mean()), digits)
+    assert found == pytest.approx({"test/accuracy": 1.0, "test/loss": 0.0}, abs=1e-6)
+    plain = judged(Plain(lambda *_: None), digits)
+    assert plain["test/accuracy"] == 1.0
+    assert 0 < plain["test/loss"] < 1
+
+
+def test_what_is_no_logits_needs_an_accuracy_of_its_own(digits: "Callable[..., Digits]") -> None:
+    with pytest.raises(ValueError, match="let its validation_step log accuracy"):
+        judged(Plain(lambda *_: None, logits=False), digits)

@@ -1,0 +1,283 @@
+"""The package on a GPU that is not there: all lies on the right device, no bit differs from the CPU's, and what a step
+costs in launches, waits and copies is a small fixed number.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.feddyn import FedDyn
+from fedcommons.algorithms.scaffold import SCAFFOLD
+from fedcommons.config import parts, presets
+from fedcommons.config.experiment import Data
+from fedcommons.convergence.estimators import Part, moments, zeta_sq_of_each
+from fedcommons.convergence.smoothness import smoothness, smoothness_of_each
+from fedcommons.core.algorithm import Algorithm
+from fedcommons.core.dp_sgd import DPSGD
+from fedcommons.core.local import AddToGrad, LocalSGD, floating_buffers
+from fedcommons.data import datasets
+from fedcommons.errors import ClientError, UserError
+from fedcommons.federation.evaluation import ModelTask, evaluate
+from fedcommons.generators import ddpm
+from fedcommons.runs import build, experiment
+from fedcommons.runs.replay import replay
+from fedcommons.seeds import generator, set_default_generator
+from fedcommons.tensors import Flat, data
+from fedcommons.testing import Federation, check_algorithm, digits
+from fedcommons.testing.comparing import bits
+from fedcommons.testing.on_device import PRETEND, check_on, two_rounds
+from fedcommons.testing.pretend_gpu import CPU, GPU, PretendGPU, Seen
+from lightning_modules.ddpm import DDPM
+
+PLAIN = LocalSGD(epochs=1, batch_size=4)
+DP = replace(PLAIN, dp=DPSGD(noise_multiplier=1.0, clip=1.0))
+TWO = digits((9, 5))
+BATCH_NORM = digits((9, 5), dropout=0.3, batch_norm=True)
+
+METHODS: dict[str, Callable[[], Algorithm]] = {
+    **{name: partial(parts.make, "algorithm", name, {}) for name in parts.KINDS["algorithm"].known},
+    "scaffold option 1": lambda: SCAFFOLD(option=1),
+    "feddyn not squared": lambda: FedDyn(squared=False),
+}
+
+
+def case(
+    make: Callable[[], Algorithm], local: LocalSGD = PLAIN, clients: Federation = TWO
+) -> tuple[Algorithm, Federation]:
+    """A method, and clients who train with this loop."""
+    return make(), clients.training(local)
+
+
+def played(method: Algorithm, clients: Federation) -> tuple[dict[str, bytes], list[Seen]]:
+    """The bits after two rounds there, and what each local step but a client's first costs."""
+    with PretendGPU() as gpu:
+        standing = two_rounds(method, clients.on(GPU), gpu)
+    assert gpu.steps
+    return bits(standing), gpu.steps
+
+
+# Every algorithm
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_runs_on_a_gpu_and_its_steps_do_not_wait(name: str) -> None:
+    check_on(PRETEND)(*case(METHODS[name], replace(PLAIN, augment=True), BATCH_NORM))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_under_dp_sgd_a_step_copies_the_rows_of_its_batch_and_the_noise_alone(name: str) -> None:
+    """Both are drawn on the CPU, so that they are the same on every device."""
+    there, steps = played(*case(METHODS[name], DP))
+    assert there == bits(two_rounds(*case(METHODS[name], DP)))
+    for step in steps:
+        assert step.waits == step.copies
+        assert _by_file(step.copies) == {"core/dp_sgd.py": 1, "core/local.py": 1}
+
+
+def _by_file(lines: Counter[str]) -> Counter[str]:
+    return Counter(line.partition(":")[0] for line in lines.elements())
+
+
+def test_a_plain_step_launches_thirty_kernels() -> None:
+    """CNN: 13 forward (2 to normalise, 3 for each of two convolutions, 3 for the linear layers, 2 for the loss), 16
+    backward, and one for SGD, which takes all parameters at once.
+    """
+    assert {step.launches.total() for step in played(*case(FedAvg))[1]} == {30}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_methods_step_costs_less_than_four_plain_ones_whatever_the_batch(name: str) -> None:
+    """Its hooks may make two more forward passes, or differentiate twice; they may not loop over the examples."""
+    (launches,) = {
+        step.launches.total()
+        for size in (3, 2)
+        for step in played(*case(METHODS[name], replace(PLAIN, batch_size=size), digits((6,))))[1]
+    }
+    assert launches <= 4 * 30
+
+
+# What the check finds
+
+
+@dataclass(frozen=True)
+class _Buggy(FedDyn):
+    bug: Callable[[Tensor, Tensor], object] = print  # of a parameter and its gradient
+
+    def regularised(self, x: Flat, g_i: Flat) -> AddToGrad:
+        sound = super().regularised(x, g_i)
+
+        def add_to_grad(params: Mapping[str, nn.Parameter]) -> None:
+            p = next(iter(params.values()))
+            assert p.grad is not None
+            self.bug(p.detach(), p.grad)
+            sound(params)
+
+        return add_to_grad
+
+
+WAITS = r"a local step waits for the GPU .* in tests/test_on_a_gpu\.py:\d+$"
+
+BUGS: dict[str, tuple[str, Callable[[Tensor, Tensor], object]]] = {
+    "zeros without a device": ("same device", lambda p, g: g.add_(torch.zeros(g.shape))),
+    "a generator of the CPU": ("for generator", lambda p, g: torch.rand(3, device=g.device, generator=generator(0))),
+    "numpy": ("convert cuda:0", lambda p, g: g.numpy()),
+    "item": (WAITS, lambda p, g: g.norm().item()),
+    "a mask": (WAITS, lambda p, g: g[p > 0]),
+    "there and back": (WAITS, lambda p, g: g.copy_(g.cpu())),
+    "a constant made in each step": (WAITS, lambda p, g: g.add_(torch.tensor(0.0, device=g.device))),
+}
+
+
+@pytest.mark.parametrize("what", BUGS)
+def test_a_bug_in_a_hook_is_found(what: str) -> None:
+    said, bug = BUGS[what]
+    with pytest.raises((AssertionError, ClientError), match=said):
+        check_on(PRETEND)(*case(partial(_Buggy, bug=bug)))
+
+
+class _StaysOnTheCPU(Federation):
+    def on(self, device: torch.device) -> "_StaysOnTheCPU":
+        return self
+
+
+def test_a_method_that_never_trains_on_the_gpu_is_found() -> None:
+    with pytest.raises(AssertionError, match="nothing ran on the GPU"):
+        check_on(PRETEND)(*case(FedAvg, clients=_StaysOnTheCPU(**vars(BATCH_NORM))))
+
+
+def test_other_bits_are_found_and_on_a_real_device_other_numbers() -> None:
+    """Of a method that does something else each time it is played."""
+    plays = count()
+    method, clients = case(partial(_Buggy, bug=lambda p, g: g.mul_(next(plays))))
+    for device, said in ((PRETEND, "there are other bits of .*state/model"), ("cpu", "other .*state/model")):
+        with pytest.raises(AssertionError, match=said):
+            check_on(device)(method, clients)
+
+
+def test_check_algorithm_takes_a_device() -> None:
+    only = ["two_rounds_keep_names_shapes_and_types"]
+    for device in (PRETEND, "cpu"):
+        check_algorithm(case(FedAvg)[0], device=device, only=only)
+    with pytest.raises(AssertionError, match=r"fails 1 of 2 checks\n- a_gpu_that_is_not_there_\w+: a local step waits"):
+        check_algorithm(case(partial(_Buggy, bug=BUGS["item"][1]))[0], device=PRETEND, only=only)
+
+
+@pytest.mark.parametrize(("device", "said"), [("gpu0", "device must be"), ("meta", "torch finds no meta")])
+def test_a_device_that_does_not_exist_is_refused(device: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        check_algorithm(case(FedAvg)[0], device=device)
+
+
+# What is not an algorithm
+
+
+@pytest.mark.parametrize("clients", [TWO, BATCH_NORM], ids=["plain", "BatchNorm"])
+def test_measuring_and_evaluating(clients: Federation) -> None:
+    """A vector travels to a worker, and its answer back, once a job, however many clients the job has."""
+    at = ModelTask(clients.model, floating_buffers(clients.module()))
+
+    def measured(device: torch.device) -> list[object]:
+        executor = clients.on(device).serial(case(FedAvg)[0])
+        whole, part = moments(executor, at, "own", 2, 1), moments(executor, at, "own", 2, 1, Part(16, 0, 0))
+        return [
+            *(data(x).tolist() for found in (whole, part) for x in (found.mean, found.pooled)),
+            *(x.tolist() for found in (whole, part) for x in (found.sq, found.sq_mean, found.v)),
+            zeta_sq_of_each(executor, at, "own", whole, 1).tolist(),
+            smoothness_of_each(executor, at, "own", 2, 1),
+            smoothness(executor, at, "own", 2, 1),
+            evaluate(executor, at.model, {"test": 100}, at.buffers),
+        ]
+
+    with PretendGPU() as gpu:
+        there = measured(GPU)
+    assert there == measured(CPU)
+    files = _by_file(gpu.seen.copies)
+    jobs, starts, totals_of_moments = files["convergence/smoothness.py"], 2, 4
+    assert jobs - starts == files["core/reduction.py"] - totals_of_moments > 5
+    assert _by_file(gpu.seen.waits - gpu.seen.copies)["federation/evaluation.py"] == 2
+
+
+def test_a_run_and_one_client_of_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = presets.experiment("smoke", "digits")
+    plan = replace(
+        plan,
+        artifacts=str(tmp_path / "artifacts"),
+        federation=replace(plan.federation, rounds=2),
+        client=replace(plan.client, epochs=1),
+        tracking=replace(plan.tracking, wandb="off"),
+    )
+    experiment.run(plan, tmp_path / "here", say=lambda _: None)
+    here = replay(tmp_path / "here", 1, 2, say=lambda _: None)
+    monkeypatch.setattr(build, "default_device", lambda: GPU)
+    with PretendGPU() as gpu:
+        experiment.run(plan, tmp_path / "there", say=lambda _: None)
+        there = replay(tmp_path / "here", 1, 2, say=lambda _: None)
+    assert gpu.seen.launches
+    assert there.metrics == here.metrics
+    assert there.class_counts == here.class_counts
+    assert all(torch.equal(data(there.sums[name]), data(x)) for name, x in here.sums.items())
+    assert (tmp_path / "there" / "rounds.jsonl").read_bytes() == (tmp_path / "here" / "rounds.jsonl").read_bytes()
+
+
+# The diffusion model
+
+IMAGES = datasets.load(Data(limit=48)).train
+
+
+def _trained(device: torch.device) -> dict[str, Tensor]:
+    """Three steps of a tiny model, as Lightning's Trainer makes them; its weights rest on the CPU."""
+    set_default_generator(0, "weights")
+    model = DDPM(shape=(1, 8, 8), n_classes=10, channels=(8, 16), lr=1e-3, timesteps=20, flip=True).to(device)
+    examples, optimizer = IMAGES.to(device), model.configure_optimizers()
+    model.train()
+    model.on_fit_start()
+    for number in range(3):
+        batch = slice(16 * number, 16 * number + 16)
+        loss = model.training_step((examples.x[batch], examples.y[batch]), number)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        model.on_train_batch_end()
+    return model.averaged()
+
+
+def test_a_step_of_the_diffusion_model_copies_its_draws_alone() -> None:
+    """Times, noise and flips are drawn on the CPU; on a GPU other numbers would be drawn."""
+    with PretendGPU() as gpu:
+        there = _trained(GPU)
+    here = _trained(CPU)
+    assert there.keys() == here.keys()
+    assert all(torch.equal(there[name], here[name]) for name in here)
+    assert [_by_file(step.copies) for step in gpu.steps] == 2 * [{"lightning_modules/ddpm.py": 3}]
+    assert all(step.waits == step.copies for step in gpu.steps)
+    assert len({step.launches.total() for step in gpu.steps}) == 1
+    assert gpu.live == 0
+
+
+@pytest.mark.parametrize(("sampler", "copies"), [("ddim", {4: 4, 8: 4}), ("ddpm", {4: 7, 8: 11})])
+def test_sampling_copies_only_what_is_drawn(
+    sampler: str, copies: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In all the classes, the start, the numbers of the steps and the images; for DDPM the noise of all steps but the
+    last.
+    """
+    weights, labels = _trained(CPU), torch.arange(10)
+    for steps, number in copies.items():
+        part = ddpm.DDPM(channels=(8, 16), timesteps=20, sampler=sampler, sampling_steps=steps)
+        images = {}
+        for device in (CPU, GPU):
+            monkeypatch.setattr(ddpm, "default_device", lambda device=device: device)
+            with PretendGPU() as gpu:
+                images[device] = part.sample(weights, (1, 8, 8), 10, labels, 0)
+        assert torch.equal(images[CPU], images[GPU])
+        parameters = len(dict(weights))
+        assert gpu.seen.copies.total() == number + parameters
+        assert gpu.seen.waits == gpu.seen.copies

@@ -1,0 +1,101 @@
+"""docs/own_parts.md, as a reader follows it: its files are written, its commands given, from a folder of one's own."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent
+PAGE, CONTRIBUTING = (ROOT / name for name in ("docs/own_parts.md", "CONTRIBUTING.md"))
+COMMANDS = [
+    line for block in re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.S) for line in block.strip().splitlines()
+]
+
+
+def _blocks(path: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", path.read_text(), re.S)
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Path:
+    """A folder with the page's files, and CONTRIBUTING's method in my_lab.py."""
+    for text in _blocks(PAGE):
+        name = re.match(r"# (\w+\.py)\n", text)
+        assert name, text[:80]
+        (tmp_path / name[1]).write_text(text)
+    (method,) = [text for text in _blocks(CONTRIBUTING) if "class FedAvgM" in text]
+    (tmp_path / "my_lab.py").write_text(method.partition("\ncheck_algorithm")[0])
+    return tmp_path
+
+
+def given(lab: Path, command: str) -> str:
+    """What a command of the page prints."""
+    python, script, *words = shlex.split(command)
+    assert python == "python"
+    words += ["--tracking.wandb", "off"]
+    where = {k: v for k, v in os.environ.items() if k != "FEDCOMMONS_PARTS"}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / script), *words], cwd=lab, env=where, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if "run.py" in c], ids=lambda c: c.rpartition("/")[2])
+def test_a_run_with_ones_own_parts(lab: Path, command: str) -> None:
+    given(lab, command)
+    (folder,) = [path.parent for path in lab.glob("runs/*/summary.json")]
+    summary, config = (
+        json.loads((folder / "summary.json").read_text()),
+        yaml.safe_load((folder / "config.yaml").read_text()),
+    )
+    assert summary["rounds"] == 3
+    assert config["source"]
+    rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    measured = {name for name in rounds[-1] if name.startswith("convergence/")}
+    assert {"convergence/zeta_sq", "convergence/sigma_sq"} <= measured
+    if folder.name == "photos":
+        assert (summary["n_clients"], config["model"]["width"], config["model"]["smoothing"]) == (5, 8, 0.1)
+        assert rounds[-1]["test/top2"] == 1.0  # of two classes
+        assert rounds[-1]["train/largest_loss"] >= rounds[-1]["train/loss"]
+        changed = lab / "my_nets.py"
+        changed.write_text(changed.read_text() + "# another version\n")
+        with pytest.raises(AssertionError, match=r"another source\.model"):
+            given(lab, f"{command} --resume")
+    if folder.name == "descriptions":
+        assert summary["config"]["model.dim"] == 4
+    if folder.name == "neighbours":
+        assert summary["p"] > 0
+        assert summary["privacy"]["epsilon_of_messages"] is None
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("command", [c for c in COMMANDS if "run.py" not in c], ids=lambda c: c[7:60])
+def test_a_sweep_with_ones_own_parts(lab: Path, command: str) -> None:
+    """Real trials on a real Ray, which find the parts by the same text."""
+    given(lab, command)
+    summaries = [json.loads(path.read_text()) for path in lab.glob("runs/*/*/summary.json")]
+    configs = [yaml.safe_load((path.parent / "config.yaml").read_text()) for path in lab.glob("runs/*/*/summary.json")]
+    if "table1" in command:
+        assert {s["algorithm"] for s in summaries} == {"fedavg", "my_lab.py:FedAvgM"}
+        assert [c["fedavgm"] for c in configs if "fedavgm" in c] == [{"beta": 0.5}]
+    elif "fedavgm" in command:
+        assert sorted((c["fedavgm"]["beta"], c["seed"]) for c in configs) == [(0.5, 0), (0.5, 1), (0.9, 0), (0.9, 1)]
+        assert len({s["last_accuracy"] for s in summaries}) > 1
+    else:
+        assert sorted(c["generator"]["spread"] for c in configs) == [0.5, 1.0]
+
+
+@pytest.mark.ray
+def test_actors_find_ones_own_parts_and_give_the_bits_of_one_process(lab: Path) -> None:
+    command = next(c for c in COMMANDS if "ResNetGN" in c)
+    given(lab, command)
+    given(lab, f"{command.replace('runs/photos', 'runs/actors')} --federation.executor ray_actors")
+    of = [(lab / "runs" / name / "rounds.jsonl").read_bytes() for name in ("photos", "actors")]
+    assert of[0] == of[1]

@@ -1,0 +1,215 @@
+"""Stages and methods of somebody else's: owners, weights, what they declare and what they do not."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.config import presets
+from fedcommons.config.experiment import Data, Partition
+from fedcommons.config.flat import override
+from fedcommons.core.algorithm import Common
+from fedcommons.core.local import LocalSGD
+from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
+from fedcommons.core.worker import RunData
+from fedcommons.data import datasets
+from fedcommons.data.clients import Clients
+from fedcommons.data.examples import Examples
+from fedcommons.data.partition import partition
+from fedcommons.errors import UserError
+from fedcommons.runs.experiment import run
+from fedcommons.seeds import numpy_generator, set_default_generator
+from fedcommons.sharing.dealt import Dealt
+from fedcommons.sharing.real import Real
+from fedcommons.sharing.stage import (
+    Assigned,
+    Contribution,
+    Contributions,
+    share,
+    share_by_method,
+)
+from fedcommons.testing import Federation
+from lightning_modules import Classifier
+from lightning_modules.networks import Linear
+
+DATASET = datasets.load(Data())
+N_TOTAL = len(DATASET.train)  # 1,295 = 5 * 259
+
+
+def dealt(name: str = "dirichlet_niid", seed: int = 0) -> Dealt:
+    """The digits of five clients, unequal ones unless cut IID."""
+    cut = partition(Partition(name, n_clients=5), DATASET.train.y.numpy(), DATASET.n_classes, seed)
+    return Dealt(Clients(DATASET.train, cut.rows), DATASET.n_classes, DATASET.flip, seed)
+
+
+@dataclass(frozen=True)
+class NoisedMeans:
+    """Every client publishes one mean image with noise; everybody gets all of them, together as heavy as one example.
+
+    One example, its pixels in [0, 1], moves a mean by at most side/n.
+    """
+
+    sigma: float = 0.1
+
+    def check(self, flat: Mapping[str, Any]) -> None:
+        if flat["dp.local"]:
+            raise UserError("dp.local must be false with noised means.")
+
+    def check_dealt(self, dealt: Dealt) -> None:
+        if min(dealt.own.sizes) < 2:
+            raise UserError("every client needs two images.")
+
+    def make(self, dealt: Dealt, made: Sequence[Contribution]) -> Contributions:
+        assert not made
+        means = []
+        for client in dealt.own:
+            x = client.x.float().mean(0, keepdim=True).to(client.x.dtype)
+            means.append(Contribution(Examples(x, client.y.mode().values.view(1))))
+        return Contributions.of_made(dealt, means)
+
+    def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
+        store, releases, sd = contributed.store, [], []
+        for client, n in zip(contributed.owners.tolist(), dealt.own.sizes, strict=True):
+            sensitivity = 8 / n
+            releases.append(Release(client, ("mean image",), SAMPLED_GAUSSIAN, 1.0, self.sigma, sensitivity, 1))
+            sd.append(255 * self.sigma * sensitivity)
+        noise = numpy_generator(dealt.seed, "noise").standard_normal((len(sd), 64)) * np.array(sd)[:, None]
+        rows = torch.from_numpy(contributed.rows)
+        x = store.x.clone()
+        x[rows] = (x[rows] + torch.from_numpy(noise).view(-1, *dealt.shape)).clamp(0, 255).to(torch.uint8)
+        return replace(contributed, store=Examples(x, store.y)), releases
+
+    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
+        m = len(released.rows)
+        weights = [np.concatenate([np.ones(n), np.full(m, 1 / m)]) for n in dealt.own.sizes]
+        everybody = [released.rows] * len(dealt.own)
+        once = (len(dealt.own) + 1) * m * 65
+        return Assigned(dealt.own.rows, everybody, weights, dealt.own.sizes, [released.rows], once)
+
+
+def test_somebody_elses_stage_has_owners_events_and_weights() -> None:
+    """With nothing of ours edited for it."""
+    given = dealt("iid")
+    shared = share(NoisedMeans(), given)
+    assert [r.client for r in shared.releases] == list(range(5))
+    assert all(r.covered for r in shared.releases)
+    assert [r.covered for r in share(NoisedMeans(0.0), given).releases] == [False] * 5
+    assert shared.owners is not None
+    assert shared.owners[N_TOTAL:].tolist() == list(range(5))
+    assert shared.p == pytest.approx(25 / (N_TOTAL + 25))
+    assert shared.pool is not None
+    assert shared.pool.sizes == [5]
+    assert shared.traffic.once == 6 * 5 * 65
+    data, own = shared.clients[2], shared.own[2]
+    assert data.weight is not None
+    assert torch.equal(data.weight, torch.cat([torch.ones(259), torch.full((5,), 0.2)]))
+    assert torch.equal(data.x[:259], own.x)
+    assert own.weight is None
+    plain = share(NoisedMeans(0.0), given).clients[2].x[-3]
+    assert torch.equal(plain, DATASET.train.x[given.own.rows[2]].float().mean(0).to(torch.uint8))
+    assert not torch.equal(data.x[-3], plain)
+
+
+@dataclass(frozen=True)
+class Silent(NoisedMeans):
+    """Declares nothing."""
+
+    def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
+        return super().release(dealt, contributed)[0], super().release(dealt, contributed)[1][:2]
+
+
+@dataclass(frozen=True)
+class Smuggler(Real):
+    """Contributes nothing, and hands client 3's first image to client 0."""
+
+    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
+        rows = list(dealt.own.rows)
+        nothing = rows[0][:0]
+        return Assigned(rows, [rows[3][:1], *[nothing] * 4])
+
+
+def test_what_a_stage_does_not_declare_is_uncovered() -> None:
+    given = dealt("iid")
+    assert [(r.client, r.covered) for r in share(Silent(), given).releases] == [
+        (0, True), (1, True), (2, False), (3, False), (4, False)
+    ]  # fmt: skip
+    assert [(r.client, r.covered) for r in share(Smuggler(), given).releases] == [(3, False)]
+
+
+@dataclass(frozen=True)
+class Whisperer:
+    """A method that shares and declares nothing."""
+
+    def share(self, clients: Clients, n_classes: int, seed: int) -> Common:
+        return Common(clients[0:1].store[slice(0, 1)], 0)
+
+
+def test_what_a_method_does_not_declare_is_uncovered() -> None:
+    releases = share_by_method(share(Real(), dealt("iid")), Whisperer(), 10, 0).releases
+    assert [(r.client, r.covered) for r in releases] == [(client, False) for client in range(5)]
+
+
+@dataclass(frozen=True)
+class Forgetful(NoisedMeans):
+    """Leaves a client out."""
+
+    weights: bool = False
+
+    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
+        whole = super().assign(dealt, released)
+        assert whole.weights is not None
+        if self.weights:
+            return replace(whole, weights=whole.weights[1:])
+        return replace(whole, received=whole.received[1:])
+
+
+@pytest.mark.parametrize(("weights", "why"), [(False, "shorter"), (True, "one weight for each of its examples")])
+def test_a_stage_that_leaves_a_client_out_is_found_out(weights: bool, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        share(Forgetful(weights=weights), dealt("iid"))
+
+
+def test_the_weights_of_a_stage_reach_the_loss() -> None:
+    """One full-batch step of every client is the gradient of (1/n_i) sum_j w_j F(x, xi_j), written out."""
+    shared, lr = share(NoisedMeans(), dealt("iid")), 0.5
+
+    def module() -> Classifier:
+        set_default_generator("weights of the tests")
+        return Classifier(Linear((1, 8, 8), 10), lr=lr, mean=DATASET.mean, std=DATASET.std)
+
+    federation = Federation(RunData(shared.clients, shared.own, {}, shared.pool), module).training(LocalSGD(1, 1000))
+    ((after, _),) = federation.play(FedAvg(), federation.plan(1))
+    step = (federation.model.buffer - after.model.buffer) / lr
+    expected, found = torch.zeros_like(step), module()
+    for data in shared.clients:
+        assert data.weight is not None
+        losses = torch.nn.functional.cross_entropy(found(data.x), data.y, reduction="none")
+        value = sum(w * loss for w, loss in zip(data.weight.tolist(), losses, strict=True)) / len(data)
+        assert isinstance(value, Tensor)
+        expected += torch.cat([g.flatten() for g in torch.autograd.grad(value, list(found.parameters()))]) / 5
+    assert torch.allclose(step, expected, rtol=0, atol=1e-5)
+    unweighted = Federation(RunData(Clients(shared.clients.store, list(shared.clients.rows)), shared.own, {}), module)
+    unweighted = unweighted.training(LocalSGD(1, 1000))
+    ((other, _),) = unweighted.play(FedAvg(), unweighted.plan(1))
+    assert (other.model.buffer - after.model.buffer).abs().max() > 1e-3
+
+
+def test_somebody_elses_stage_is_run_and_may_refuse(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stage = "test_own_stages:NoisedMeans"
+    monkeypatch.setitem(sys.modules, "test_own_stages", sys.modules[__name__])
+    values = {"sharing.setting": stage, "federation.rounds": 1, "measure.every": 1, "tracking.wandb": "off"}
+    config = presets.experiment("smoke", "digits", values)
+    summary = run(config, tmp_path / "run")
+    assert summary["p"] == pytest.approx(16 / 216)
+    assert summary["bytes_once"] == 5 * 4 * 65
+    assert {"delta_sq", "zeta_hat_sq"} <= summary.keys()
+    with pytest.raises(UserError, match=r"dp\.local must be false"):
+        run(override(config, {"dp.local": True}), tmp_path / "other")
+    assert not (tmp_path / "other").exists()

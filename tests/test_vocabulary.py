@@ -1,0 +1,94 @@
+"""One vocabulary: what a field is called for short, and what --dry-run does, is the same in every sweep."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from fedcommons.config import cli
+from fedcommons.config.flat import SHORT_NAMES, flat_dict
+from fedcommons.errors import UserError
+from fedcommons.sweeping import sweep as tuning
+
+Sweeps = Callable[[str], ModuleType]
+
+GRIDS = ("table1", "figure3", "convergence_parameters", "advise")
+SHORT = {"--rho": "0.5", "--sigma": "2", "--lr": "0.03", "--wandb": "off", "--dataset": "digits", "--data-dir": "/x"}
+
+
+def _cells(script: str, module: ModuleType, argv: list[str]) -> list[tuning.Cell]:
+    options = module.arguments(["--preset", "smoke", *argv])
+    if script == "convergence_parameters":
+        return [c for several in module.figure_a7(options).values() for c in several]
+    if script == "advise":
+        return [tuning.cell(c, {}) for c in module.configs(options)]
+    return module.cells(options)[0] if script == "tune" else module.grid(options)
+
+
+@pytest.mark.parametrize("script", [*GRIDS, "tune"])
+def test_short_names_are_the_fields_in_every_sweep(sweeps: Sweeps, script: str) -> None:
+    argv = [word for pair in SHORT.items() for word in pair]
+    argv += ["--dp.local", "true"] if script != "advise" else []
+    if script == "advise":  # Corollary I knows no DP-SGD
+        argv = argv[:2] + argv[4:]
+    argv += ["--space", "seed=0"] if script == "tune" else []
+    argv += ["--alpha", "0.7"] if script != "convergence_parameters" else ["--partition.alpha", "0.7"]
+    for cell in _cells(script, sweeps(script), argv):
+        flat = flat_dict(cell.config)
+        assert flat["client.lr"] == 0.03
+        assert flat["tracking.wandb"] == "off"
+        assert flat["data.dir"] == "/x"
+        assert flat.get("dp.noise_multiplier") == (2 if script != "advise" else 1)
+        assert flat.get("generator.rho", 0.5) == 0.5
+        assert flat.get("partition.alpha", 0.7) == 0.7
+
+
+def test_p_is_the_share_wherever_something_is_shared(sweeps: Sweeps) -> None:
+    for script, argv in (
+        ("table1", []),
+        ("figure3", ["--settings", "local_synthetic"]),
+        ("tune", ["--space", "seed=0"]),
+    ):
+        shares = {
+            flat_dict(c.config).get("sharing.p", 0.2) for c in _cells(script, sweeps(script), [*argv, "--p", "0.2"])
+        }
+        assert shares == {0.2}
+    with pytest.raises(UserError, match=r"sharing\.p is of sharing\.setting .* and sharing\.setting is real"):
+        sweeps("table1").arguments(["--settings", "real", "--p", "0.2"])
+
+
+def test_every_short_name_is_one_field() -> None:
+    argv = ["--sharing", "shuffled_synthetic"]
+    assert set(SHORT_NAMES.values()) <= cli.parser("a test", argv, {}).fields.keys()
+
+
+@pytest.mark.parametrize("field", ["--feddyn.alpha", "--moon.mu"])
+@pytest.mark.parametrize("script", [*GRIDS, "tune"])
+def test_a_field_of_a_method_that_no_cell_has_is_refused(sweeps: Sweeps, script: str, field: str) -> None:
+    with pytest.raises(UserError, match=f"{field[2:]} is of algorithm .*, and algorithm is "):
+        sweeps(script).arguments(
+            ["--preset", "smoke", *(["--algorithms", "fedavg"] if script == "table1" else []), field, "1"]
+        )
+
+
+DRY = {
+    "run": ["--preset", "smoke", "--sharing", "shuffled_synthetic"],
+    "tune": ["--preset", "smoke", "--space", "lr=0.1,0.2"],
+    "table1": ["--preset", "smoke"],
+    "figure3": ["--preset", "smoke"],
+    "convergence_parameters": ["--preset", "smoke"],
+    "advise": ["--preset", "smoke", "--check"],
+    "quadratics": ["--preset", "smoke"],
+    "mnist_softmax": ["--preset", "smoke"],
+}
+
+
+@pytest.mark.parametrize("script", DRY)
+def test_a_dry_run_says_what_would_run_and_writes_nothing(
+    sweeps: Sweeps, script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert getattr(sweeps(script), script)([*DRY[script], "--dry-run"]) == 0
+    assert capsys.readouterr().out.strip()
+    assert list(tmp_path.iterdir()) == []
