@@ -35,6 +35,9 @@ def arguments(argv: Sequence[str]):
         help="NAME=V1,V2,... or NAME=uniform(LOW,HIGH), loguniform, randint; may stand several times; "
         f"NAME: a field or {', '.join(SHORT_NAMES)}",
     )  # fmt: skip
+    parser.add_argument(
+        "--seeds", type=str | None, default=None, help="seeds, separated by commas: each point for each"
+    )
     parser.add_argument("--samples", type=int, default=10, help="draws of the distributions for each grid point")
     parser.add_argument("--scheduler", type=str, default="fifo", help="fifo, or asha: stop the worse runs early")
     parser.add_argument("--metric", type=str, default="rounds_to_target", help=", ".join(METRICS))
@@ -58,6 +61,11 @@ def cells(options) -> tuple[list[tuning.Cell], list[str]]:
     base = tuning.tracked(cli.flat(options), Path(options.out))
     space = search_space.parse(options.space, options.fields, options.chosen)
     cli.refuse_fields(options, dict.fromkeys(space, "space"))
+    if options.seeds is not None:
+        if "seed" in space:
+            raise UserError("--seeds and --space seed both name the seeds; use one of them.")
+        cli.refuse_fields(options, {"seed": "seeds"})
+        space = {**space, "seed": list(cli.split("--seeds", options.seeds, int))}
     points = search_space.points(space, options.samples, options.seed)
     labels = {name: name.rpartition(".")[2] for name in space}
     if not options.dp.local and any(name.startswith("dp.") for name in space):

@@ -92,3 +92,13 @@ def test_a_dry_run_says_what_would_run_and_writes_nothing(
     assert getattr(sweeps(script), script)([*DRY[script], "--dry-run"]) == 0
     assert capsys.readouterr().out.strip()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_tune_takes_seeds_as_the_tables_do(sweeps: Sweeps) -> None:
+    cells = _cells("tune", sweeps("tune"), ["--space", "lr=uniform(0.1,0.2)", "--samples", "2", "--seeds", "0,3"])
+    points = {seed: [c.config.client.lr for c in cells if c.config.seed == seed] for seed in (0, 3)}
+    assert points[0] == points[3]  # each point for each seed
+    assert len(set(points[0])) == 2
+    for more, said in ((["--seed", "1"], "use --seeds"), (["--space", "seed=1,2"], "both name the seeds")):
+        with pytest.raises(UserError, match=said):
+            _cells("tune", sweeps("tune"), ["--space", "lr=0.1,0.2", "--seeds", "0", *more])
