@@ -103,7 +103,7 @@ def test_the_notes_name_every_value_that_cells_have(table1: ModuleType) -> None:
 def test_the_note_on_methods_has_those_that_ran() -> None:
     of = [override(Experiment(), {"algorithm": name}) for name in ("fedavg", "fedprox", "fedpvr", "feddyn")]
     assert grids.method_note(of) == (
-        "Clients weigh alike; fedprox: mu 0.01; fedpvr: layers none; feddyn: alpha 0.01, clip 10, squared True."
+        "Clients weigh alike; fedprox: mu 0.01; feddyn: alpha 0.01, clip 10, squared True."
     )
     weighted = override(of[2], {"federation.weighting": "samples", "fedpvr.layers": "network.last"})
     assert grids.method_note([weighted]) == ("Clients weigh by their numbers of examples; fedpvr: layers network.last.")

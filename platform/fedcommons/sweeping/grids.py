@@ -87,13 +87,14 @@ def once(cells: Iterable[tuning.Cell]) -> list[tuning.Cell]:
 
 
 def method_note(cells: Sequence[Experiment]) -> str:
-    """The methods' constants, and how clients weigh."""
+    """The methods' constants, but for those that are null, and how clients weigh."""
     said = [
         f"Clients weigh {'alike' if cells[0].federation.weighting == 'uniform' else 'by their numbers of examples'}"
     ]
     for algorithm in dict.fromkeys(c.algorithm for c in cells):
         those, section = [c for c in cells if c.algorithm == algorithm], parts.section("algorithm", algorithm)
-        constants = [f"{name} {several(those, f'{section}.{name}')}" for name in those[0].constants]
+        given = [name for name in those[0].constants if any(c.constants[name] is not None for c in those)]
+        constants = [f"{name} {several(those, f'{section}.{name}')}" for name in given]
         if constants:
             said.append(f"{parts.label(algorithm)}: {', '.join(constants)}")
     return "; ".join(said) + "."
