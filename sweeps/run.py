@@ -46,7 +46,7 @@ def run(argv: Sequence[str]) -> int:
         print(f"round {number}  {facts}", flush=True)
 
     summary = experiment.run(config, Path(options.out), resume=options.resume, on_round=show)
-    print(json.dumps({k: v for k, v in summary.items() if not isinstance(v, list)}, indent=1))
+    print(json.dumps({k: v for k, v in summary.items() if k != "config" and not isinstance(v, list)}, indent=1))
     print(f"run folder: {options.out}", file=sys.stderr)
     return 0
 
