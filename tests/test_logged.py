@@ -60,14 +60,14 @@ def test_scalars_are_means_over_their_calls_and_dropped_at_other_times() -> None
     module = Plain(lambda *_: None)
     logged, batch = Logged(module), (SET.x[:4], SET.y[:4])
     module.training_step(batch, 9)
-    with logged.collected() as found:
+    with logged:
         for step in (1, 2, 6):
             module.training_step(batch, step)
-    assert found == {"step": 3.0, "twice": torch.tensor(6.0)}
+    assert logged.means == {"step": 3.0, "twice": torch.tensor(6.0)}
     module.training_step(batch, 9)
-    with logged.collected() as again:
+    with logged:
         pass
-    assert again == {}
+    assert logged.means == {}
 
 
 def test_what_training_logs_is_a_metric_of_the_round(digits: "Callable[..., Digits]") -> None:

@@ -138,8 +138,9 @@ def _with(events: Events, new: Iterable[Release]) -> Events:
 def _counted(uncovered: Mapping[str, int], new: Iterable[Release]) -> Mapping[str, int]:
     """These and the names of new events that are not covered."""
     after = dict(uncovered)
-    for name in (name for event in new if not event.covered for name in event.what or ("something without a name",)):
-        after[name] = after.get(name, 0) + 1
+    for event in new:
+        for name in () if event.covered else event.what or ("something without a name",):
+            after[name] = after.get(name, 0) + 1
     return after
 
 

@@ -71,20 +71,6 @@ class LocalSGD:
         lr: float | None = None,
     ) -> Trained:
         """Train from ``start``; see ``Work.local``."""
-        with work.logged.collected() as logged:
-            model, metrics, spent = self._run(work, start, data, seed, loss, add_to_grad, lr)
-        return Trained(model, {**logged, **metrics}, spent)
-
-    def _run(
-        self,
-        work: "Work",
-        start: Flat,
-        data: ClientData,
-        seed: int,
-        loss: Loss | None,
-        add_to_grad: AddToGrad | None,
-        lr: float | None,
-    ) -> Trained:
         module, optimizer, parameters = work.module, work.optimizer, list(work.named.values())
         step_loss: Loss = loss or module.training_step  # pyright: ignore[reportAssignmentType]
         work.load(start)
@@ -96,11 +82,13 @@ class LocalSGD:
             module.train()
         losses: list[Tensor] = []
         protections: set[Release] = set()
-        for epoch in range(self.epochs_for(len(data), data.n_own)):
-            for batch in self._batches(data, seed, epoch):
+        n = len(data)
+        batches = (b for epoch in range(self.epochs_for(n, data.n_own)) for b in self._batches(data, seed, epoch))
+        with work.logged as logged:
+            for batch in batches:
                 try:
                     if self.dp:
-                        expected, number = min(self.batch_size, len(data)), len(losses)
+                        expected, number = min(self.batch_size, n), len(losses)
                         noise = self.dp.draws(seed, "dp noise", number)
                         value, protection = self.dp.gradients(parameters, step_loss, batch, number, expected, noise)
                         protections.add(protection)
@@ -116,8 +104,8 @@ class LocalSGD:
                     error.add_note(f"step {len(losses)}, batch {tuple(batch[0].shape)}")
                     raise
                 losses.append(value.detach())
-        metrics = {"loss": reduce(torch.add, losses) / len(losses), "steps": len(losses)}
-        return Trained(work.params, metrics, self._spent(protections, len(data), len(losses)))
+        metrics = {**logged.means, "loss": reduce(torch.add, losses) / len(losses), "steps": len(losses)}
+        return Trained(work.params, metrics, self._spent(protections, n, len(losses)))
 
     def _spent(self, protections: set[Release], n: int, steps: int) -> Release:
         """All steps as one event: of Poisson batches if they are DP-SGD's; unprotected if any two differ."""

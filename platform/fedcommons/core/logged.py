@@ -1,8 +1,7 @@
 """What a LightningModule logs where no Trainer listens."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Self
 
 from pytorch_lightning import LightningModule
 from torch import Tensor
@@ -11,24 +10,23 @@ from torch import Tensor
 class Logged:
     """Collects the scalars of ``self.log`` and ``self.log_dict``, and means them over the calls of a name.
 
-    Without a Trainer Lightning would warn and lose them. Tensors are not waited for: they stay where they are.
+    Use as a context: what is logged while it lasts stands in ``means`` at its end; at other times it is dropped.
+    Without a Trainer Lightning would warn and lose it. Tensors are not waited for: they stay where they are.
     """
+
+    means: Mapping[str, float | Tensor]
 
     def __init__(self, module: LightningModule) -> None:
         self._sums: dict[str, tuple[float | Tensor, int]] | None = None
-        setattr(module, "log", self._log)  # noqa: B010 (in the place of a method)
-        setattr(module, "log_dict", self._log_dict)  # noqa: B010
+        vars(module).update(log=self._log, log_dict=self._log_dict)  # in the place of the class's methods
 
-    @contextmanager
-    def collected(self) -> Iterator[dict[str, float | Tensor]]:
-        """What is logged while this lasts stands in the dict at its end; at other times it is dropped."""
-        found: dict[str, float | Tensor] = {}
+    def __enter__(self) -> Self:
         self._sums = {}
-        try:
-            yield found
-            found |= {name: total / n for name, (total, n) in self._sums.items()}
-        finally:
-            self._sums = None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.means = {name: total / n for name, (total, n) in (self._sums or {}).items()}
+        self._sums = None
 
     def _log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
         if self._sums is None:

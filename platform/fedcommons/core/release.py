@@ -4,9 +4,8 @@ q: sampling rate;  sigma: noise multiplier, the noise's standard deviation over 
 one example moves what is noised, in L2 norm;  steps: how often the mechanism ran.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf, isfinite
-from typing import Self
 
 SAMPLED_GAUSSIAN = "sampled gaussian"
 """The mechanism that Mironov et al. (2019) bound: a Poisson sample with rate q, a sum of bounded norm, normal noise."""
@@ -28,9 +27,9 @@ class Release:
     sensitivity: float = inf
     steps: int = 0
 
-    def of(self, *what: str) -> Self:
+    def of(self, *what: str) -> "Release":
         """The same event for these names: made from its result, from messages and memory, and from nothing else."""
-        return replace(self, what=what)
+        return Release(self.client, what, self.mechanism, self.q, self.sigma, self.sensitivity, self.steps)
 
     @property
     def covered(self) -> bool:

@@ -87,7 +87,7 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
         except Exception as error:
             raise ClientError.of(error, client, task.round, task.algorithm, rows.x.shape) from error
         up_bytes += reply.nbytes
-        releases += _released(reply, client, len(rows))
+        releases += _released(reply, client, rows)
         found = _norm(reply, task.max_norm)
         if isinstance(found, str):
             rejected[client] = found
@@ -120,18 +120,23 @@ def _client(worker: Worker, task: RoundTask, message: Message, memory: Payload, 
     return replace(reply, sums={**reply.sums, BUFFERS: scale(buffers, reply.weight)})
 
 
-def _released(reply: Reply, client: int, n: int) -> list[Release]:
+def _released(reply: Reply, client: int, rows: ClientData) -> list[Release]:
     """The events of a reply, and one more for what it holds that no covered event names.
 
-    n: the client's number of examples: weights 1 and n are public. BatchNorm's statistics are the engine's to send, and
-    nothing covers them.
+    The weights 1 and n_i, the number of rows, are public. BatchNorm's statistics are the engine's to send, and nothing
+    covers them.
     """
-    events = [replace(event, client=client) for event in reply.releases]
-    covered = {name for event in events if event.covered for name in event.what} - {BUFFERS}
-    sent = {*reply.sums, *reply.each} | ({"weight"} if reply.weight not in (1, n) else set())
-    exposed = {name for event in events if not event.covered for name in event.what}
-    bare = tuple(sorted((sent - covered) | exposed))
-    return [event for event in events if event.covered] + ([Release(client, bare)] if bare else [])
+    bare = {*reply.sums, *reply.each}
+    if reply.weight != 1 and reply.weight != len(rows):
+        bare.add("weight")
+    covered = [event for event in reply.releases if event.covered]
+    for event in covered:
+        bare.difference_update(name for name in event.what if name != BUFFERS)
+    for event in reply.releases:
+        if not event.covered:
+            bare.update(event.what)
+    events = [replace(event, client=client) for event in covered]
+    return [*events, Release(client, tuple(sorted(bare)))] if bare else events
 
 
 def _at_rest(reply: Reply) -> Reply:

@@ -84,9 +84,9 @@ def _own_metrics(work: Work, batch: tuple[torch.Tensor, ...], number: int) -> di
     module = work.module
     if type(module).validation_step is LightningModule.validation_step:
         return None
-    with work.logged.collected() as logged:
+    with work.logged as logged:
         returned = module.validation_step(batch, number)
     found = dict(returned) if isinstance(returned, Mapping) else {}
     if isinstance(returned, torch.Tensor):
         found["loss"] = returned
-    return {**found, **logged}
+    return {**found, **logged.means}
