@@ -32,8 +32,7 @@ from fedcommons.runs.probe import probe
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.shuffled_real import ShuffledReal
 from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
-from fedcommons.sweeping import grids
-from fedcommons.sweeping import sweep as tuning
+from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
 from fedcommons.tracking.run_folder import read_summary
 
@@ -86,7 +85,7 @@ def configs(options) -> list[Experiment]:
     return [choose({**common, "partition.alpha": alpha}, options.fields) for alpha in alphas]
 
 
-def cells(options) -> dict[tuple[float, float], list[tuning.Cell]]:
+def cells(options) -> dict[tuple[float, float], list[sweep.Cell]]:
     """The runs of ``--check``: (alpha, p) to one for each seed."""
     shares = dict.fromkeys((0.0, *cli.split("--check-p", options.check_p, float)))
     runs = {}
@@ -127,7 +126,7 @@ def costs(ready: Prepared, p: float) -> tuple[float, float]:
     return fmean(images), 2 * images_nbytes(sum(images), ready.dataset.shape) / 1e6
 
 
-def outcome(alpha: float, p: float, runs: Mapping[tuple[float, float], Sequence[tuning.Cell]], out: Path):
+def outcome(alpha: float, p: float, runs: Mapping[tuple[float, float], Sequence[sweep.Cell]], out: Path):
     """(rounds to the target as printed, those over the rounds at p = 0 or None where one is not known)."""
     sides = [
         [s for c in runs.get((alpha, share), ()) if (s := read_summary(out / c.name)) is not None] for share in (p, 0.0)
@@ -169,13 +168,13 @@ def advise(argv: Sequence[str]) -> int:
         if options.dry_run:
             grids.dry_run(several, out, display)
             return 0
-        ready, left = [build.prepare(c) for c in wanted], tuning.todo(several, out, display)
-        with tuning.open_sweep(out, options.resume):  # all that cannot be met has been refused
+        ready, left = [build.prepare(c) for c in wanted], sweep.todo(several, out, display)
+        with sweep.open_sweep(out, options.resume):  # all that cannot be met has been refused
             found = {one.config.partition.alpha: (one, *predictions(one, options, display)) for one in ready}
             report(found, {}, out, options, display)
             if not runs:
                 return 0
-            ended = tuning.run_cells(left, out, display)
+            ended = sweep.run_cells(left, out, display)
             report(found, runs, out, options, display)
             return grids.conclude(ended, started, out, "advise", display)
 

@@ -17,11 +17,10 @@ from fedcommons.config.flat import choose
 from fedcommons.errors import UserError
 from fedcommons.files import write_bytes, write_json, write_text
 from fedcommons.reports import courses, tables
-from fedcommons.sweeping import grids
-from fedcommons.sweeping import sweep as tuning
+from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
 
-Figure = Mapping[str, Sequence[tuning.Cell]]
+Figure = Mapping[str, Sequence[sweep.Cell]]
 """The curves of a figure, each with a cell for every seed."""
 
 PAPER = {"measure.every": 5, "generator.rho": 1.0}  # rho n_i = 4500 (A.3.5)
@@ -110,10 +109,10 @@ def figure_a8(options: Namespace) -> Figure:
     return {f"{n} epochs": _cells(options, {**fields, "generator.epochs": n}) for n in sorted(set(epochs))}
 
 
-def _cells(options: Namespace, fields: Mapping[str, Any]) -> list[tuning.Cell]:
+def _cells(options: Namespace, fields: Mapping[str, Any]) -> list[sweep.Cell]:
     base = {**grids.base(options), **fields, "measure.smoothness": options.hessians}
     seeds = cli.split("--seeds", options.seeds, int)
-    return [tuning.cell(choose({**base, "seed": seed}, options.fields), NAMED) for seed in seeds]
+    return [sweep.cell(choose({**base, "seed": seed}, options.fields), NAMED) for seed in seeds]
 
 
 def footnotes(a7: Figure, a8: Figure, options: Namespace) -> list[str]:
@@ -172,9 +171,9 @@ def convergence_parameters(argv: Sequence[str]) -> int:
         if options.dry_run:
             grids.dry_run(cells, out, display)
             return 0
-        left = tuning.todo(cells, out, display)
-        with tuning.open_sweep(out, options.resume):
-            outcome = tuning.run_cells(left, out, display)
+        left = sweep.todo(cells, out, display)
+        with sweep.open_sweep(out, options.resume):
+            outcome = sweep.run_cells(left, out, display)
             report(a7, a8, out, options, display)
             return grids.conclude(outcome, started, out, "convergence_parameters", display)
 

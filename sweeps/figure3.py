@@ -19,8 +19,7 @@ from fedcommons.files import write_json, write_text
 from fedcommons.reports import tables
 from fedcommons.reports.figures import accuracy_bars, accuracy_table, panels
 from fedcommons.runs.central import Central
-from fedcommons.sweeping import central_models, grids
-from fedcommons.sweeping import sweep as tuning
+from fedcommons.sweeping import central_models, grids, sweep
 from fedcommons.sweeping.display import Display
 from fedcommons.tracking.run_folder import read_summary
 
@@ -48,7 +47,7 @@ def arguments(argv: Sequence[str]):
     return options
 
 
-def grid(options) -> list[tuning.Cell]:
+def grid(options) -> list[sweep.Cell]:
     """The federated runs, in the figure's order."""
     base = grids.base(options)
     asked = base.get("sharing.p")
@@ -67,11 +66,11 @@ def grid(options) -> list[tuning.Cell]:
     return grids.once(cells)
 
 
-def central_lines(cells: Sequence[tuning.Cell], options) -> list[Central]:
+def central_lines(cells: Sequence[sweep.Cell], options) -> list[Central]:
     """What the cells are compared with: a model on the real images for each seed, one on each of the cells' pools."""
     lines = []
     for c in cells:
-        config = tuning.with_absolute_paths(c.config)
+        config = sweep.with_absolute_paths(c.config)
         epochs = options.central_epochs or config.federation.rounds
         lines.append(Central("central_real", config, epochs))
         if config.generator is not None:
@@ -79,7 +78,7 @@ def central_lines(cells: Sequence[tuning.Cell], options) -> list[Central]:
     return list({line.name: line for line in lines}.values())  # many cells share a line
 
 
-def footnotes(cells: Sequence[tuning.Cell], lines: Sequence[Mapping[str, Any]], options) -> list[str]:
+def footnotes(cells: Sequence[sweep.Cell], lines: Sequence[Mapping[str, Any]], options) -> list[str]:
     """What a reader must know to read the numbers."""
     c = cells[0].config
     notes = [
@@ -102,7 +101,7 @@ def footnotes(cells: Sequence[tuning.Cell], lines: Sequence[Mapping[str, Any]], 
     return [*notes, f"Seeds: {options.seeds}; ± is the sample standard deviation."]
 
 
-def report(cells: Sequence[tuning.Cell], lines: Sequence[Central], out: Path, options, display: Display) -> None:
+def report(cells: Sequence[sweep.Cell], lines: Sequence[Central], out: Path, options, display: Display) -> None:
     """Write table, picture and summary from the folders, and show the table."""
     found, central_found = (
         [{**s, "run_dir": one.name} for one in several if (s := read_summary(out / one.name))]
@@ -133,9 +132,9 @@ def figure3(argv: Sequence[str]) -> int:
             for line in lines:
                 display.say(f"{line.name}: {'done' if read_summary(out / line.name) else 'to run'}")
             return 0
-        left = tuning.todo(cells, out, display)
-        with tuning.open_sweep(out, options.resume):
-            outcome = tuning.run_cells(left, out, display)
+        left = sweep.todo(cells, out, display)
+        with sweep.open_sweep(out, options.resume):
+            outcome = sweep.run_cells(left, out, display)
             before = time.perf_counter()
             failures = {**outcome.failures, **central_models.train(lines, out, display)}
             seconds = {**outcome.seconds, "central models": time.perf_counter() - before}

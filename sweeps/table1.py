@@ -20,8 +20,7 @@ from fedcommons.files import write_json, write_text
 from fedcommons.reports import tables
 from fedcommons.reports.plots import round_bars
 from fedcommons.reports.published import fedssyn_table1
-from fedcommons.sweeping import grids
-from fedcommons.sweeping import sweep as tuning
+from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
 from fedcommons.tracking.run_folder import read_summary
 
@@ -61,7 +60,7 @@ def _taken(options) -> dict[str, str]:
     return taken
 
 
-def grid(options) -> list[tuning.Cell]:
+def grid(options) -> list[sweep.Cell]:
     """The table's runs, in its order."""
     base = grids.base(options)
     pairs = [f"{options.partition.n_clients}:{options.federation.participation}"]
@@ -99,7 +98,7 @@ def _federation(text: str) -> tuple[int, float]:
         raise UserError(f"--federations takes pairs N:C such as 10:0.4, got {shown(text)}.") from None
 
 
-def footnotes(cells: Sequence[tuning.Cell], options) -> list[str]:
+def footnotes(cells: Sequence[sweep.Cell], options) -> list[str]:
     """What a reader must know to read the numbers."""
     configs = [cell.config for cell in cells]
     rate = f"The learning rate was fixed at {configs[0].client.lr:g} for all cells, not chosen per cell."
@@ -123,7 +122,7 @@ def footnotes(cells: Sequence[tuning.Cell], options) -> list[str]:
     return [*notes, f"Not as in the paper: {different}."] if different else notes
 
 
-def report(cells: Sequence[tuning.Cell], out: Path, options, display: Display) -> None:
+def report(cells: Sequence[sweep.Cell], out: Path, options, display: Display) -> None:
     """Write the tables, the picture and the summary from the run folders, and show the table."""
     found = [({**s, "run_dir": c.name}) for c in cells if (s := read_summary(out / c.name))]
     if not found:
@@ -143,7 +142,7 @@ def report(cells: Sequence[tuning.Cell], out: Path, options, display: Display) -
     display.say("\n" + markdown)
 
 
-def published(cells: Sequence[tuning.Cell], options) -> Mapping[tuple, str]:
+def published(cells: Sequence[sweep.Cell], options) -> Mapping[tuple, str]:
     """The paper's rounds, only where every field but those of the grid is the preset's: the paper's or the authors'."""
     if options.preset not in ("paper", "authors") or options.target != Experiment().target:
         return {}
@@ -163,9 +162,9 @@ def table1(argv: Sequence[str]) -> int:
         if options.dry_run:
             grids.dry_run(cells, out, display)
             return 0
-        left = tuning.todo(cells, out, display)
-        with tuning.open_sweep(out, options.resume):
-            outcome = tuning.run_cells(left, out, display)
+        left = sweep.todo(cells, out, display)
+        with sweep.open_sweep(out, options.resume):
+            outcome = sweep.run_cells(left, out, display)
             report(cells, out, options, display)
             return grids.conclude(outcome, started, out, "table1", display)
 

@@ -15,8 +15,7 @@ from fedcommons.errors import UserError, unknown
 from fedcommons.files import write_json, write_text
 from fedcommons.reports.plots import metric_against_fields
 from fedcommons.reports.tables import markdown, to_csv
-from fedcommons.sweeping import grids
-from fedcommons.sweeping import sweep as tuning
+from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
 from fedcommons.tracking.run_folder import read_rounds, read_summary
 
@@ -56,9 +55,9 @@ def arguments(argv: Sequence[str]):
     return options
 
 
-def cells(options) -> tuple[list[tuning.Cell], list[str]]:
+def cells(options) -> tuple[list[sweep.Cell], list[str]]:
     """The runs of the sweep and the fields that vary."""
-    base = tuning.tracked(cli.flat(options), Path(options.out))
+    base = sweep.tracked(cli.flat(options), Path(options.out))
     space = search_space.parse(options.space, options.fields, options.chosen)
     cli.refuse_fields(options, dict.fromkeys(space, "space"))
     if options.seeds is not None:
@@ -72,7 +71,7 @@ def cells(options) -> tuple[list[tuning.Cell], list[str]]:
         raise UserError("sigma and the other dp fields change nothing without --dp.local true.")
     asked = {*options.asked, *space}
     found = [choose({**base, **point}, options.fields) for point in points]
-    made = [tuning.cell(presets.settled(options.preset, one, asked), labels) for one in found]
+    made = [sweep.cell(presets.settled(options.preset, one, asked), labels) for one in found]
     return list({c.name: c for c in made}.values()), list(space)
 
 
@@ -87,7 +86,7 @@ def scheduler(options, rounds: int):
     )
 
 
-def results(cells: Sequence[tuning.Cell], fields: Sequence[str], out: Path, metric: str) -> list[dict[str, Any]]:
+def results(cells: Sequence[sweep.Cell], fields: Sequence[str], out: Path, metric: str) -> list[dict[str, Any]]:
     """One record for each run that has rounds, the best first; ``status``: finished or stopped (by the scheduler)."""
     records = []
     for c in cells:
@@ -119,7 +118,7 @@ def short(value: object) -> object:
 
 
 def report(
-    cells: Sequence[tuning.Cell], fields: Sequence[str], outcome: tuning.Outcome, started: float, out: Path, options,
+    cells: Sequence[sweep.Cell], fields: Sequence[str], outcome: sweep.Outcome, started: float, out: Path, options,
     display: Display,
 ) -> int:  # fmt: skip
     """Write the tables, the picture and the summary, and show them; the exit code."""
@@ -150,9 +149,9 @@ def tune(argv: Sequence[str]) -> int:
         if options.dry_run:
             grids.dry_run(todo, out, display)
             return 0
-        left = tuning.todo(todo, out, display)
-        with tuning.open_sweep(out, options.resume):
-            outcome = tuning.run_cells(left, out, display, scheduler=scheduler(options, rounds), metric="best_accuracy")
+        left = sweep.todo(todo, out, display)
+        with sweep.open_sweep(out, options.resume):
+            outcome = sweep.run_cells(left, out, display, scheduler=scheduler(options, rounds), metric="best_accuracy")
             return report(todo, fields, outcome, started, out, options, display)
 
 

@@ -14,7 +14,7 @@ from fedcommons.config.flat import SHORT_NAMES, choose, chosen, flat_dict, same_
 from fedcommons.config.parts import KINDS
 from fedcommons.runs.build import prepare
 from fedcommons.sharing.synthetic_pool import missing
-from fedcommons.sweeping import sweep as tuning
+from fedcommons.sweeping import sweep
 from fedcommons.sweeping.display import Display
 
 GRID = {  # option: the field it varies
@@ -72,16 +72,16 @@ def refuse_fields(options: Namespace, more: Mapping[str, str]) -> None:
 
 def base(options: Namespace) -> dict[str, Any]:
     """The fields of every cell, those of parts that only some cells have included; see ``cell``."""
-    return tuning.tracked(cli.flat(options), Path(options.out))
+    return sweep.tracked(cli.flat(options), Path(options.out))
 
 
-def cell(options: Namespace, fields: Mapping[str, Any], owned: Collection[str] = ()) -> tuning.Cell:
+def cell(options: Namespace, fields: Mapping[str, Any], owned: Collection[str] = ()) -> sweep.Cell:
     """The cell of these fields; ``owned``: those that an option of the sweep sets: preset authors leaves them alone."""
     experiment = choose(fields, options.fields)
-    return tuning.cell(presets.settled(options.preset, experiment, {*options.asked, *owned}), VARIED)
+    return sweep.cell(presets.settled(options.preset, experiment, {*options.asked, *owned}), VARIED)
 
 
-def once(cells: Iterable[tuning.Cell]) -> list[tuning.Cell]:
+def once(cells: Iterable[sweep.Cell]) -> list[sweep.Cell]:
     """Each cell once: where a partition knows no alpha, those of all alphas are one."""
     return list({cell.name: cell for cell in cells}.values())
 
@@ -136,7 +136,7 @@ def work_note(cells: Sequence[Experiment]) -> str:
     )
 
 
-def dry_run(cells: Sequence[tuning.Cell], out: Path, display: Display) -> None:
+def dry_run(cells: Sequence[sweep.Cell], out: Path, display: Display) -> None:
     """Print what would run."""
     for c in cells:
         ready = prepare(c.config)
@@ -147,11 +147,11 @@ def dry_run(cells: Sequence[tuning.Cell], out: Path, display: Display) -> None:
             if ready.needs
             else ""
         )
-        display.say(f"{c.name}: {'done' if tuning.is_done(c, out) else 'to run'}{has}")
+        display.say(f"{c.name}: {'done' if sweep.is_done(c, out) else 'to run'}{has}")
     display.say(f"{len(cells)} cells.")
 
 
-def conclude(outcome: tuning.Outcome, started: float, out: Path, stem: str, display: Display) -> int:
+def conclude(outcome: sweep.Outcome, started: float, out: Path, stem: str, display: Display) -> int:
     """Say what failed, how long it took and where it all is; the exit code."""
     for name, message in outcome.failures.items():
         display.say(f"failed: {name}: {message}")
