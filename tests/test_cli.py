@@ -176,6 +176,8 @@ def test_a_config_of_another_version_names_its_file_and_the_key(tmp_path: Path) 
             "is damaged (generator.channels is 8 and no tuple)",
         ),
         ("seed: " + "[" * 3000, "is damaged"),
+        ("algorithm: 5\n", "is damaged (algorithm is 5 and no str)"),
+        ("model: {name: [cnn]}\n", "is damaged (model.name is ('cnn',) and no str)"),
     ):
         (tmp_path / "config.yaml").write_text(text)
         with pytest.raises(UserError) as error:

@@ -163,6 +163,8 @@ def from_dict(values: Mapping[str, Any]) -> Experiment:
         inner = value.items() if isinstance(value, Mapping) else ()
         flat |= {f"{name}.{k}": tuple(v) if isinstance(v, list) else v for k, v in inner} or {name: value}
     names = {kind: flat.get(k.field, own_fields()[k.field].default) for kind, k in KINDS.items()}
+    if wrong := [kind for kind, name in names.items() if not isinstance(name, str)]:
+        raise ValueError(f"{KINDS[wrong[0]].field} is {shown(names[wrong[0]])} and no str")
     if not (generates(names["sharing"]) if not parts.is_own(names["sharing"]) else "generator" in values):
         del names["generator"]
     known = fields_for({kind: [name] for kind, name in names.items() if not parts.is_own(name)})
