@@ -80,6 +80,8 @@ def test_imports_point_one_way(path: Path) -> None:
     if "lightning_modules" in path.relative_to(ROOT).parts:
         assert not tops & {"fedcommons", "ray", "wandb"}
     relative = path.relative_to(ROOT).parts
+    if "algorithms" in relative:
+        assert {room(name) for name in imported(path)} <= {None, "algorithms", "core", "data", *FLOORS[0], *FLOORS[1]}
     if any(part in relative for part in ("algorithms", "data", "convergence")):
         assert not tops & {"ray", "wandb"}
         assert "Trainer" not in path.read_text()
