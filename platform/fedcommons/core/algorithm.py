@@ -6,7 +6,7 @@ stays on the server, and ``state["model"]`` is the server model.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -81,8 +81,9 @@ Replies = Mapping[int, Reply]
 class Algorithm(Protocol):
     """Its own constants in a frozen dataclass, and these functions; none changes what it is given.
 
-    A constant is ``mu: Annotated[float, "[0, inf)"] = 0.01``: type, range, default, and a line of help below it. What
-    an algorithm may have besides: ``ChoosesClients``, ``Refuses``, and ``sees_statistics``.
+    A constant is ``mu: Annotated[float, "[0, inf)"] = 0.01``: type, range, default, and a line of help below it. An
+    algorithm may have besides: ``ChoosesClients``, ``Shares``, ``sees_statistics``, and ``check(flat)``, which raises
+    ``UserError`` for an experiment that it is not defined for (``flat``: its fields, such as ``client.optimizer``).
     """
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
@@ -111,19 +112,6 @@ class ChoosesClients(Protocol):
 
     def participants(self, state: State, round: int) -> Sequence[int]:
         """The clients of ``round``, each once, in any order; none: a round of the server alone, merged all the same."""
-        ...
-
-
-@runtime_checkable
-class Refuses(Protocol):
-    """An algorithm that is not defined for every experiment."""
-
-    def check(self, flat: Mapping[str, Any]) -> None:
-        """Refuse the experiment whose fields have these values, by dotted name (``client.optimizer``).
-
-        Raises:
-            UserError: one sentence: the field, what is allowed, and why.
-        """
         ...
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from math import inf
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 from torch import Tensor
 
@@ -42,7 +42,9 @@ class Trained:
 class Generator(Protocol):
     """Hyper-parameters in a frozen dataclass, and functions whose every draw is keyed by ``seed``.
 
-    sampling: names of those hyper-parameters that ``sample`` alone uses: the others decide what is trained.
+    sampling: names of those hyper-parameters that ``sample`` alone uses: the others decide what is trained. It may have
+    besides, both raising ``UserError``: ``check(flat)``, which refuses an experiment by its fields, dotted names to
+    values, and ``check_shape(shape, data)``, which refuses images of a shape (C, H, W) of the data set of this name.
     """
 
     sampling: ClassVar[tuple[str, ...]]
@@ -50,22 +52,6 @@ class Generator(Protocol):
     @property
     def epochs(self) -> int:
         """After so many epochs of training samples are drawn."""
-        ...
-
-    def check(self, flat: Mapping[str, Any]) -> None:
-        """Refuse what it is not defined for; ``flat``: the experiment, dotted names to values.
-
-        Raises:
-            UserError: it is so.
-        """
-        ...
-
-    def check_shape(self, shape: tuple[int, ...], data: str) -> None:
-        """Refuse images of a shape (C, H, W) that it cannot learn; ``data``: the data set's name.
-
-        Raises:
-            UserError: it is so.
-        """
         ...
 
     def fit(

@@ -3,9 +3,9 @@
 Li et al., TMLR 2024, arXiv:2306.13263, figure 3.   p: share of synthetic images in a client's training set.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from fedcommons.core.release import Release
 from fedcommons.sharing.dealt import Dealt
@@ -19,9 +19,6 @@ class LocalSynthetic:
 
     p: Annotated[float | None, "[0, 1)"] = None
     """share of shared data in a client's training set; default: the paper's, n_total/N images a client"""
-
-    def check(self, flat: Mapping[str, Any]) -> None:
-        """See ``Stage``."""
 
     def check_dealt(self, dealt: Dealt) -> None:
         """See ``Stage``."""

@@ -1,8 +1,7 @@
 """No sharing: every client trains on its real data D_i."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from fedcommons.core.release import Release
 from fedcommons.sharing.dealt import Dealt
@@ -12,12 +11,6 @@ from fedcommons.sharing.stage import Assigned, Contribution, Contributions
 @dataclass(frozen=True)
 class Real:
     """Nothing is contributed, nothing leaves a client."""
-
-    def check(self, flat: Mapping[str, Any]) -> None:
-        """See ``Stage``."""
-
-    def check_dealt(self, dealt: Dealt) -> None:
-        """See ``Stage``."""
 
     def make(self, dealt: Dealt, made: Sequence[Contribution]) -> Contributions:
         """See ``Stage``."""

@@ -6,9 +6,9 @@ TMLR 2024, arXiv:2306.13263, algorithm I.   n~: images a client contributes and 
 Departs from the paper: nothing known.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from fedcommons.accounting.communication import images_nbytes
 from fedcommons.core.release import Release
@@ -23,9 +23,6 @@ class ShuffledSynthetic:
 
     p: Annotated[float | None, "[0, 1)"] = None
     """share of shared data in a client's training set; default: the paper's, n_total/N images a client"""
-
-    def check(self, flat: Mapping[str, Any]) -> None:
-        """See ``Stage``."""
 
     def check_dealt(self, dealt: Dealt) -> None:
         """See ``Stage``."""

@@ -9,7 +9,7 @@ Which client each row came from is kept to the end. A stage is a frozen dataclas
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -124,23 +124,11 @@ class Shared:
 
 
 class Stage(Protocol):
-    """Constants in a frozen dataclass, and functions that change nothing they are given; every draw is keyed."""
+    """Constants in a frozen dataclass, and functions that change nothing they are given; every draw is keyed.
 
-    def check(self, flat: Mapping[str, Any]) -> None:
-        """Refuse what no data could make right; ``flat``: the experiment, dotted names to values.
-
-        Raises:
-            UserError: it is so.
-        """
-        ...
-
-    def check_dealt(self, dealt: Dealt) -> None:
-        """Refuse what it is not defined for on these data, before any work.
-
-        Raises:
-            UserError: it is so.
-        """
-        ...
+    It may have besides: ``needs`` (``Generating``); ``check(flat)``, which refuses an experiment by its fields, dotted
+    names to values; ``check_dealt(dealt)``, which refuses data that it is not defined for. Both raise ``UserError``.
+    """
 
     def make(self, dealt: Dealt, made: Sequence[Contribution]) -> Contributions:
         """What each client contributes; ``made``: what was made for ``needs`` (``Generating``), in their order."""
