@@ -82,6 +82,14 @@ def full_name(
     return name if name in known else short.get(name, name)
 
 
+def full_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """These values by the full names of the fields that are meant."""
+    given = {SHORT_NAMES.get(name, name): value for name, value in values.items()}
+    chosen = {kind: [name] for kind, name in _names(given).items()}
+    known = fields_for(chosen)
+    return {full_name(name, known, chosen): value for name, value in given.items()}
+
+
 def generates(setting: str) -> bool:
     """Whether this sharing stage has something made by every client's generator."""
     return hasattr(parts.find("sharing", setting), "needs")

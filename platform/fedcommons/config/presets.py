@@ -8,7 +8,7 @@ from typing import Any
 
 from fedcommons.config import fedssyn_authors as authors
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import choose, flat_dict, not_chosen
+from fedcommons.config.flat import choose, flat_dict, full_names, not_chosen
 from fedcommons.errors import unknown
 
 _DIGITS_GENERATOR: dict[str, Any] = {
@@ -96,14 +96,18 @@ def settled(name: str, config: Experiment, asked: Collection[str]) -> Experiment
     return choose({**config.beside, **flat_dict(config), **fields}, config.beside)
 
 
-def experiment(name: str, dataset: str, values: Mapping[str, Any] | None = None) -> Experiment:
-    """The experiment of a preset with these dotted fields besides, which may choose other parts.
+def experiment(name: str = "small", dataset: str = "digits", values: Mapping[str, Any] | None = None) -> Experiment:
+    """The experiment of a preset with these fields besides, which may choose other parts.
+
+    values: as ``{"algorithm": "scaffold", "sharing": "shuffled_synthetic", "alpha": 0.1, "client.epochs": 5}``: dotted
+    names, or the short ones of the command line.
 
     Raises:
         UserError: a field that the experiment does not have.
     """
-    found = choose({**preset(name, dataset), **(values or {})})
-    for field in values or ():
+    given = full_names(values or {})
+    found = choose({**preset(name, dataset), **given})
+    for field in given:
         if field not in flat_dict(found):
             raise not_chosen(field, found)
     return found

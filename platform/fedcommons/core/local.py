@@ -259,6 +259,23 @@ class Work:
         return self.rates[0], group["momentum"]
 
 
+def module_with(module: LightningModule, model: Flat, buffers: Flat) -> LightningModule:
+    """The module with these weights and floating buffers, copied into it; ``buffers`` may be empty: it keeps its own.
+
+    Raises:
+        ValueError: their names or shapes are not the module's.
+    """
+    own = dict(module.named_parameters())
+    inner = _state_buffers(module)[0] if len(buffers) else {}
+    if layout_of(own.items()) != model.layout or (inner and layout_of(inner.items()) != buffers.layout):
+        raise ValueError("the weights' names or shapes are not the module's")
+    with torch.no_grad():
+        for mine, given in ((own, model), (inner, buffers)):
+            for name, tensor in mine.items():
+                tensor.copy_(given[name])
+    return module
+
+
 def floating_buffers(module: nn.Module) -> Flat:
     """A copy of the floating buffers of the module's state, as ``Work.buffers`` has them; empty where it has none."""
     return _flat_views(_state_buffers(module)[0])

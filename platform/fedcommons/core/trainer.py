@@ -36,6 +36,7 @@ def fit(module: LightningModule, batches: Iterable[Any], epochs: int, callbacks:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*does not have many workers.*")
             warnings.filterwarnings("ignore", category=FutureWarning, module="torch.utils._pytree")
+            warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning asks torch for what it has renamed
             trainer.fit(module, batches)
     except SystemExit as error:
         if not isinstance(error.__context__, KeyboardInterrupt):

@@ -44,10 +44,12 @@ def fresh_torch() -> Iterator[None]:
     """Torch as in a process of its own, whatever the caller has set; afterwards as the caller had it.
 
     Default type float32, default device the CPU, gradients on. The number of threads, which ``set_up_process`` changes,
-    is the caller's again too.
+    and the state of the default random generators, which are keyed, are the caller's again too.
     """
     kind, threads = torch.get_default_dtype(), torch.get_num_threads()
+    gpus = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
     with ExitStack() as settings:
+        settings.enter_context(torch.random.fork_rng(devices=gpus))
         settings.callback(torch.set_num_threads, threads)
         settings.callback(torch.set_default_dtype, kind)
         torch.set_default_dtype(torch.float32)

@@ -26,7 +26,7 @@ from fedcommons.runs import build, experiment
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.folders import holds_runs, open_folder
-from fedcommons.tracking.run_folder import is_run, read_config, read_rounds, read_summary
+from fedcommons.tracking.run_folder import STOPPED, is_run, read_config, read_rounds, read_summary
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,6 @@ class Cell:
 
     name: str
     config: Experiment
-
-
-STOPPED = "stopped-by-scheduler"
-"""A file in the folder of a run that the sweep's scheduler gave up: it is not run again on resumption."""
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,9 @@ _FILES = (
 )
 """Names of files that are written to a temporary name first."""
 
+STOPPED = "stopped-by-scheduler"
+"""A file in the folder of a run that its sweep's scheduler gave up: it is not run again on resumption."""
+
 _NEEDED = {"rounds.jsonl": "test/accuracy", "timing.jsonl": "train"}
 """What each line has a number for, besides its round."""
 

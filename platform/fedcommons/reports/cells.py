@@ -1,0 +1,83 @@
+"""Cells of a table: runs that differ in their seeds only, and their means over seeds."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from fedcommons.config.flat import IGNORED_BY_RESULTS, own_fields
+
+ENVIRONMENT = ("data.", "partition.", "straggler.", "federation.participation", "target")
+"""How the fields begin that say what a method has to cope with: it is not ranked across them."""
+
+_FIRST = ("data.name", "partition.n_clients", "federation.participation", "partition.alpha", "algorithm",
+          "sharing.setting")  # fmt: skip
+"""What varies is named in this order, the columns of the papers' tables; then come the other fields."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Its runs, one for each seed, and the fields by which it differs from the other cells; their values."""
+
+    fields: Mapping[str, Any]
+    runs: pd.DataFrame
+
+    def values(self, column: str) -> list[float]:
+        """The numbers of a column that its runs have, in the order of their seeds."""
+        return [] if column not in self.runs else self.runs[column].dropna().tolist()
+
+
+def fields(runs: pd.DataFrame) -> list[str]:
+    """The columns of a frame of ``load_runs`` that are fields of the config and may tell cells apart."""
+    own = [n for n in runs.columns if n in own_fields() or ("." in n and "/" not in n)]
+    return sorted((n for n in own if n != "seed" and n not in IGNORED_BY_RESULTS), key=_place)
+
+
+def _place(name: str) -> int:
+    return _FIRST.index(name) if name in _FIRST else len(_FIRST)
+
+
+def varied(runs: pd.DataFrame) -> list[str]:
+    """The fields in which runs differ, without those that follow from others before them (a method's constants)."""
+    found: list[str] = []
+    for name in fields(runs):
+        if len(set(_column(runs, name))) > 1 and not _follows(runs, name, found):
+            found.append(name)
+    return found
+
+
+def _follows(runs: pd.DataFrame, name: str, others: Sequence[str]) -> bool:
+    """Whether runs that agree in the other fields agree in this one."""
+    found: dict[tuple[Any, ...], set[Any]] = {}
+    for value, *key in zip(*(_column(runs, n) for n in (name, *others)), strict=True):
+        found.setdefault(tuple(key), set()).add(value)
+    return bool(others) and all(len(values) == 1 for values in found.values())
+
+
+def _column(runs: pd.DataFrame, name: str) -> list[Any]:
+    """The values of a column, None where there is none: nan is not equal to itself."""
+    return [None if value is None or value != value else value for value in runs[name].tolist()]
+
+
+def cells(runs: pd.DataFrame) -> list[Cell]:
+    """The cells of these runs, in the order their first runs stand in."""
+    names = varied(runs)
+    if not names:
+        return [Cell({}, runs.sort_values("seed"))]
+    return [
+        Cell({n: group[n].iloc[0] for n in names}, group.sort_values("seed"))
+        for _, group in runs.groupby(names, dropna=False, sort=False)
+    ]
+
+
+def means(runs: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+    """A row a cell: what varies, ``seeds``, and of each column mean and sample standard deviation (``NAME_sd``)."""
+    rows = []
+    for cell in cells(runs):
+        row = {**cell.fields, "seeds": len(cell.runs)}
+        for name in columns:
+            values = pd.Series(cell.values(name), dtype=float)
+            row |= {name: values.mean(), f"{name}_sd": values.std()}
+        rows.append(row)
+    return pd.DataFrame(rows)

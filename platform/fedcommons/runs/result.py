@@ -1,0 +1,67 @@
+"""One experiment from Python: run it, or read it where it is finished, and look at its rounds and its model."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from pytorch_lightning import LightningModule
+
+from fedcommons.config.experiment import Experiment
+from fedcommons.core.local import module_with
+from fedcommons.data import datasets
+from fedcommons.errors import UserError
+from fedcommons.federation import checkpoint
+from fedcommons.federation.memory import ClientMemory
+from fedcommons.reports.frames import load_rounds
+from fedcommons.runs import build
+from fedcommons.runs import experiment as runs
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run. summary: what ``summary.json`` holds."""
+
+    folder: Path
+    experiment: Experiment
+    summary: Mapping[str, Any]
+
+    @property
+    def rounds(self) -> pd.DataFrame:
+        """A row a round; see ``load_rounds``."""
+        return load_rounds(self.folder)
+
+    @property
+    def model(self) -> LightningModule:
+        """The server model of the last round, a new copy, on the CPU, in evaluation mode.
+
+        Raises:
+            UserError: its checkpoint was removed or is damaged.
+        """
+        end = checkpoint.load_latest(self.folder / "checkpoints", ClientMemory(folder=self.folder / "memory"))
+        if end is None or end.round != self.summary["rounds"]:
+            raise UserError(f"{self.folder} has no checkpoint of round {self.summary['rounds']}.")
+        module = build.build_module(self.experiment, datasets.load(self.experiment.data))
+        return module_with(module, end.model, end.buffers).eval()
+
+
+def run(
+    experiment: Experiment,
+    folder: str | Path,
+    *,
+    say: Callable[[str], None] = print,
+    on_round: Callable[[int, Mapping[str, float | None]], None] | None = None,
+) -> Result:
+    """Run the experiment in ``folder``, or read it there: what was broken off goes on, what is finished is not run.
+
+    say: told what the run has to say. on_round: called after each round with its number and metrics, first with 0, the
+    untrained model. Settings of the process (torch's threads and random state, signal handlers, Matplotlib's backend)
+    are afterwards as they were.
+
+    Raises:
+        UserError: what is asked for cannot be met, or the folder holds another experiment.
+        ClientError: a client failed; the traceback is in ``folder/error.txt``.
+    """
+    path = Path(folder)
+    return Result(path, experiment, runs.run(experiment, path, resume=True, say=say, on_round=on_round))

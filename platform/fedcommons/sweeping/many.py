@@ -1,0 +1,49 @@
+"""Many experiments from Python: side by side on Ray, as the sweeps run them."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pandas as pd
+
+from fedcommons.config.experiment import Experiment
+from fedcommons.config.flat import IGNORED_BY_RESULTS, flat_dict
+from fedcommons.errors import ClientError, UserError
+from fedcommons.reports.frames import load_runs
+from fedcommons.sweeping.display import Display
+from fedcommons.sweeping.sweep import Cell, cell, open_sweep, run_cells, todo
+
+
+def sweep(experiments: Iterable[Experiment], folder: str | Path) -> pd.DataFrame:
+    """Run each of these in a folder of its own in ``folder``; a row a run, as ``load_runs`` has them.
+
+    Runs that are there already are read, those that were broken off go on; generators are trained once for all. Ray is
+    started where it is not running, and stays for the next sweep.
+
+    Raises:
+        UserError: what is asked for cannot be met; nothing has been run then.
+        ClientError: some runs failed; the others are finished and can be loaded.
+    """
+    out, cells = Path(folder), named(list(experiments))
+    with Display() as display:
+        left = todo(cells, out, display)
+        with open_sweep(out, resume=True):
+            failures = run_cells(left, out, display).failures
+    if failures:
+        raise ClientError("; ".join(f"{name}: {why}" for name, why in failures.items()))
+    return load_runs(*(out / c.name for c in cells))
+
+
+def named(experiments: list[Experiment]) -> list[Cell]:
+    """A cell for each experiment, each once, named after the fields in which they differ.
+
+    Raises:
+        UserError: there is none.
+    """
+    if not experiments:
+        raise UserError("a sweep needs at least one experiment.")
+    flat = [flat_dict(one) for one in experiments]
+    names = dict.fromkeys(n for f in flat for n in f if n not in IGNORED_BY_RESULTS and not n.startswith("source."))
+    labels = {n: n.rpartition(".")[2] for n in names if len({repr(f[n]) for f in flat if n in f}) > 1}
+    for name in ("algorithm", "sharing.setting"):  # every name begins with these
+        labels.pop(name, None)
+    return list({c.name: c for c in (cell(one, labels) for one in experiments)}.values())

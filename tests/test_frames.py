@@ -1,0 +1,143 @@
+"""Frames of run folders: every number is that of the folder's own files; cells; what cannot be read."""
+
+import json
+import shutil
+from pathlib import Path
+from statistics import fmean, stdev
+
+import pandas as pd
+import pytest
+
+from fedcommons import experiment, load_rounds, load_runs, means, run
+from fedcommons.errors import UserError
+from fedcommons.reports.cells import cells, varied
+from fedcommons.tracking.run_folder import STOPPED, read_config, read_rounds, read_summary
+
+FIELDS = {"wandb": "off", "federation.rounds": 2, "client.epochs": 1, "measure.every": 1, "data.limit": 80}
+
+
+def quiet(text: str) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two algorithms, two seeds each; one more with another learning rate."""
+    out = tmp_path_factory.mktemp("runs")
+    for algorithm in ("fedavg", "fedprox"):
+        for seed in (1, 0):
+            fields = {**FIELDS, "algorithm": algorithm, "seed": seed, "alpha": 0.1}
+            run(experiment("smoke", values=fields), out / "grid" / f"{algorithm}-{seed}", say=quiet)
+    run(experiment("smoke", values={**FIELDS, "alpha": 0.1, "lr": 0.02}), out / "slow", say=quiet)
+    return out
+
+
+def silent(text: str) -> None:
+    raise AssertionError(text)
+
+
+def test_a_row_has_the_numbers_of_the_runs_own_files(folder: Path) -> None:
+    runs = load_runs(folder, say=silent)
+    assert len(runs) == 5
+    for row in runs.to_dict("records"):
+        path = Path(row["run"])
+        summary, lines = read_summary(path), read_rounds(path)
+        assert summary is not None
+        for name, value in summary["config"].items():
+            assert (
+                pd.isna(row[name])
+                if value is None
+                else row[name] == (tuple(value) if value == [] else value)
+                or (isinstance(value, list) and row[name] == tuple(value))
+            ), name
+        for name in ("rounds", "last_accuracy", "best_accuracy", "validation_accuracy", "bytes_up", "partition", "p"):
+            assert row[name] == summary[name]
+        assert pd.isna(row["rounds_to_target"]) == (summary["rounds_to_target"] is None)
+        zeta = [line["convergence/zeta_sq"] for line in lines]
+        assert (row["zeta_sq"], row["zeta_sq_mean"]) == (zeta[-1], pytest.approx(fmean(zeta), rel=1e-15))
+        assert row["MB"] == lines[-1]["comm/total_bytes"] / 1e6
+        assert row["test/loss"] == lines[-1]["test/loss"]
+        assert row["status"] == "finished"
+
+
+def test_what_took_effect_stands_under_its_symbol(folder: Path, tmp_path: Path) -> None:
+    runs = load_runs(folder / "slow")
+    assert runs[["alpha", "p", "lr"]].iloc[0].to_list() == [0.1, 0.0, 0.02]
+    assert not {"rho", "sigma", "generator.rho", "fedprox.mu", "epsilon"} & set(runs.columns)  # nothing used them
+    private = {**FIELDS, "dp.local": True, "sigma": 3.0, "federation.rounds": 1}
+    result = run(experiment("smoke", values=private), tmp_path / "private", say=quiet)
+    row = load_runs(tmp_path).iloc[0]
+    spent = result.summary["privacy"]
+    assert row["sigma"] == 3.0
+    assert row["epsilon"] == spent["epsilon_of_messages"] > 0
+    assert row["epsilon_local_training"] == spent["epsilon_local_training"]["largest"]
+
+
+def test_a_row_a_round(folder: Path) -> None:
+    rounds = load_rounds(folder / "grid", folder / "slow")
+    assert len(rounds) == 5 * 3
+    for path, of_run in rounds.groupby("run"):
+        lines = read_rounds(Path(str(path)))
+        assert of_run["round"].tolist() == [0, 1, 2]
+        assert of_run["test/accuracy"].tolist() == [line["test/accuracy"] for line in lines]
+        assert of_run["zeta_sq"].tolist() == [line["convergence/zeta_sq"] for line in lines]
+        assert set(of_run["algorithm"]) == {read_config(Path(str(path))).algorithm}
+
+
+def test_cells_are_runs_that_differ_in_their_seeds_only(folder: Path) -> None:
+    runs = load_runs(folder)
+    assert varied(runs) == ["algorithm", "client.lr"]  # fedprox.mu follows from the algorithm
+    found = {tuple(cell.fields.values()): cell for cell in cells(runs)}
+    assert {key: cell.runs["seed"].tolist() for key, cell in found.items()} == {
+        ("fedavg", 0.1): [0, 1], ("fedprox", 0.1): [0, 1], ("fedavg", 0.02): [0],
+    }  # fmt: skip
+    assert cells(load_runs(folder / "slow"))[0].fields == {}
+    table = means(runs, ["best_accuracy"])
+    both = found["fedprox", 0.1].values("best_accuracy")
+    row = table[(table["algorithm"] == "fedprox")].iloc[0]
+    assert row["seeds"] == 2
+    assert row["best_accuracy"] == pytest.approx(fmean(both))
+    assert row["best_accuracy_sd"] == pytest.approx(stdev(both))
+    alone = [sd for sd, seeds in zip(table["best_accuracy_sd"], table["seeds"], strict=True) if seeds == 1]
+    assert pd.isna(alone).tolist() == [True]
+
+
+def test_a_run_counts_once_however_it_is_named(folder: Path) -> None:
+    assert len(load_runs(folder, folder / "slow", str(folder / "grid" / ".." / "slow"))) == 5
+
+
+def test_runs_that_are_not_finished_say_so(folder: Path, tmp_path: Path) -> None:
+    for name in ("unfinished", "failed", "stopped"):
+        shutil.copytree(folder / "slow", tmp_path / name)
+        (tmp_path / name / "summary.json").unlink()
+    (tmp_path / "failed" / "error.txt").write_text("client 3 failed")
+    (tmp_path / "stopped" / STOPPED).touch()
+    lines = (tmp_path / "stopped" / "rounds.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "stopped" / "rounds.jsonl").write_text("".join(lines[:2]))
+    runs = load_runs(tmp_path, say=silent).set_index("status")
+    assert set(runs.index) == {"unfinished", "failed", "stopped"}
+    assert runs.loc["stopped", "rounds"] == 1
+    assert runs.loc["failed", "last_accuracy"] == load_runs(folder / "slow")["last_accuracy"].iloc[0]
+    assert runs.loc["failed", "client.lr"] == 0.02
+
+
+def test_folders_that_cannot_be_read_are_named_and_left_out(folder: Path, tmp_path: Path) -> None:
+    for name in ("good", "damaged", "old", "empty"):
+        shutil.copytree(folder / "slow", tmp_path / name)
+    (tmp_path / "damaged" / "config.yaml").write_text("seed: [")
+    (tmp_path / "damaged" / "summary.json").unlink()
+    summary = json.loads((tmp_path / "old" / "summary.json").read_text())
+    del summary["config"]
+    (tmp_path / "old" / "summary.json").write_text(json.dumps(summary))
+    (tmp_path / "empty" / "rounds.jsonl").write_text("")
+    said: list[str] = []
+    assert load_runs(tmp_path, say=said.append)["run"].tolist() == [str(tmp_path / "good")]
+    assert len(said) == 3
+    for name, why in (("damaged", "damaged"), ("old", "earlier version"), ("empty", "no round")):
+        assert any(str(tmp_path / name) in text and why in text for text in said), name
+
+
+def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no run"):
+        load_runs(tmp_path)
+    with pytest.raises(UserError, match="is not a folder"):
+        load_rounds(tmp_path / "nowhere")
