@@ -11,7 +11,7 @@ import pandas as pd
 
 from fedcommons.config.flat import flat_dict
 from fedcommons.errors import UserError
-from fedcommons.tracking.run_folder import STOPPED, is_run, read_config, read_rounds, read_summary
+from fedcommons.tracking.run_folder import STOPPED, is_run, read_config, read_run
 
 _WHO = ("run", "dataset", "algorithm", "setting", "seed", "alpha", "p", "rho", "sigma", "lr")
 """Who a run is: columns that every frame has."""
@@ -90,13 +90,13 @@ def _run(folder: Path) -> _Run:
     Raises:
         UserError: it is damaged, or of another version.
     """
-    summary, lines = read_summary(folder) or {}, read_rounds(folder)
+    summary, lines = read_run(folder)
     if not lines:
         raise UserError(f"{folder} has no round yet.")
     if summary and not isinstance(summary.get("config"), dict):
         raise UserError(f"{folder} is of an earlier version: its summary.json does not have the config.")
     config = summary["config"] if summary else flat_dict(read_config(folder))
-    return _Run(folder, {n: tuple(v) if isinstance(v, list) else v for n, v in config.items()}, lines, summary)
+    return _Run(folder, {n: tuple(v) if isinstance(v, list) else v for n, v in config.items()}, lines, summary or {})
 
 
 def _facts(run: _Run) -> dict[str, Any]:
