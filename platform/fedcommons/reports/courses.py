@@ -3,23 +3,20 @@
 Names of parameters as in ``convergence.laboratory``; ``accuracy``: of the server model on the test set.
 """
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedcommons.config.flat import flat_dict
 from fedcommons.convergence.laboratory import NAMES
+from fedcommons.reports.plots import panels
 from fedcommons.reports.tables import Summary, markdown
 from fedcommons.tracking.run_folder import read_config, read_rounds, read_summary
 
@@ -181,12 +178,10 @@ def _show(found: Spread | None, form: str) -> str:
     return mean if least == most else f"{mean} [{least}, {most}]"
 
 
-def over_rounds(curves: Sequence[Curve]) -> bytes:
-    """(a) accuracy, (b) zeta_hat^2, (c) sigma_hat^2, each at its own model; (d) all terms at that of one run; a PNG."""
+def over_rounds(curves: Sequence[Curve], title: str) -> Figure:
+    """(a) accuracy, (b) zeta_hat^2, (c) sigma_hat^2, each at its own model; (d) all terms at that of one run."""
     one = next((c for c in curves if c.course("zeta_lemma1_sq")), None)
-    figure, grid = plt.subplots(
-        2 if one else 1, 3, figsize=(12, 7.4 if one else 4), squeeze=False, layout="constrained"
-    )
+    figure, grid = panels(2 if one else 1, 3, (12, 7.4 if one else 4))
     for letter, name, axes in zip("abc", list(TITLES)[:3], grid[0], strict=True):
         for c, colour in zip(curves, _shades(curves), strict=True):
             style = ("k", "--") if c.label == "IID" else (colour, "-")
@@ -194,33 +189,35 @@ def over_rounds(curves: Sequence[Curve]) -> bytes:
         _frame(axes, f"({letter}) {TITLES[name]}, own models", "round", log=name != "accuracy")
     grid[0, 0].legend(fontsize=9)
     if one:
-        for (title, looks), axes in zip(PANELS.items(), grid[1], strict=True):
+        for (heading, looks), axes in zip(PANELS.items(), grid[1], strict=True):
             for name, (label, look) in looks.items():
                 _draw(axes, one.course(name), band=ZETA in looks, label=label, **look)
-            _frame(axes, f"{title}, {one.label}, one model", "round", log=ZETA not in looks)
+            _frame(axes, f"{heading}, {one.label}, one model", "round", log=ZETA not in looks)
             axes.legend(fontsize=9, ncols=2)
-    return _png(figure)
+    figure.suptitle(title, fontsize=11)
+    return figure
 
 
-def over_generator_epochs(curves: Sequence[Curve]) -> bytes:
-    """Parameters against the epochs of the generators, a line for each of the rounds in the tables; a PNG."""
-    figure, grid = plt.subplots(2, 3, figsize=(12, 7.4), layout="constrained")
-    for (name, title), axes in zip(TITLES.items(), grid.flat, strict=True):
+def over_generator_epochs(curves: Sequence[Curve], title: str) -> Figure:
+    """Parameters against the epochs of the generators, a line for each of the rounds in the tables."""
+    figure, grid = panels(2, 3, (12, 7.4))
+    for (name, heading), axes in zip(TITLES.items(), grid.flat, strict=True):
         for r, colour in zip(shown(curves), _shades(shown(curves)), strict=True):
             for drawn, look in ((LEMMA1.get(name), {"linestyle": ":"}), (name, {"marker": "o", "label": f"round {r}"})):
                 found = {c.runs[0]["generator_epochs"]: c.course(drawn) for c in curves} if drawn else {}
                 points = {epochs: course[r] for epochs, course in found.items() if r in course}
                 _draw(axes, points, band=drawn == name, color=colour, **look)
         bound = ", dotted: Lemma 1" if name in LEMMA1 else ""
-        _frame(axes, title + bound, "epochs of the generators", log=name.endswith("_sq"))
+        _frame(axes, heading + bound, "epochs of the generators", log=name.endswith("_sq"))
         axes.set_xticks([c.runs[0]["generator_epochs"] for c in curves])
     grid[0, 0].legend(fontsize=9)
-    figure.suptitle("every point at its own server model, which is the same for all at round 0", fontsize=11)
-    return _png(figure)
+    own = "every point at its own server model, which is the same for all at round 0"
+    figure.suptitle(f"{title}; {own}", fontsize=11)
+    return figure
 
 
 def _shades(of: Sequence[object]) -> list[Any]:
-    colours = plt.get_cmap("viridis_r")
+    colours = colormaps["viridis_r"]
     return [colours(0.15 + 0.85 * i / max(1, len(of) - 1)) for i in range(len(of))]
 
 
@@ -241,10 +238,3 @@ def _frame(axes: Axes, title: str, xlabel: str, log: bool) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3, which="both" if log else "major")
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _png(figure: Figure) -> bytes:
-    content = io.BytesIO()
-    figure.savefig(content, dpi=110)
-    plt.close(figure)
-    return content.getvalue()

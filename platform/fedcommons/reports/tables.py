@@ -44,8 +44,16 @@ class Entry:
     @property
     def mean_rounds(self) -> tuple[float, bool]:
         """Mean rounds to the target, those not reached counted as R; and whether any was so counted."""
-        values = [r["rounds"] if r["rounds_to_target"] is None else r["rounds_to_target"] for r in self.runs]
-        return fmean(values), any(r["rounds_to_target"] is None for r in self.runs)
+        return fmean(self._counted), any(r["rounds_to_target"] is None for r in self.runs)
+
+    @property
+    def deviation_of_rounds(self) -> float | None:
+        """The standard deviation over seeds of what ``mean_rounds`` is the mean of; None for one seed."""
+        return stdev(self._counted) if len(self.runs) > 1 else None
+
+    @property
+    def _counted(self) -> list[int]:
+        return [r["rounds"] if r["rounds_to_target"] is None else r["rounds_to_target"] for r in self.runs]
 
 
 def mean_std(values: Sequence[float], digits: int) -> str:
