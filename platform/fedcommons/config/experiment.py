@@ -220,6 +220,8 @@ class Measure:
     """examples of each client that are measured, with standard errors; default: all"""
     smoothness: bool = False
     """measure L_max, L_p and the pool's L too, by Lanczos' iteration: hundreds of passes over the data"""
+    clients: bool = False
+    """evaluate the server model on each client's own images after every round: clients.jsonl, and the worst client"""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pandas as pd
 
 from fedcommons.config.flat import flat_dict
 from fedcommons.errors import UserError
-from fedcommons.tracking.run_folder import STOPPED, is_run, read_config, read_run
+from fedcommons.tracking.run_folder import STOPPED, is_run, read_clients, read_config, read_run
 
 _WHO = ("run", "dataset", "algorithm", "setting", "seed", "alpha", "p", "rho", "sigma", "lr")
 """Who a run is: columns that every frame has."""
@@ -48,6 +48,25 @@ def load_rounds(*folders: str | Path, say: Say = print) -> pd.DataFrame:
     for run in _read(folders, say):
         whose = {name: value for name, value in _facts(run).items() if name in _WHO}
         rows += [{**whose, **{_short(name): value for name, value in line.items()}} for line in run.lines]
+    return pd.DataFrame(rows)
+
+
+def load_clients(*folders: str | Path, say: Say = print) -> pd.DataFrame:
+    """A row a client and round, of runs with ``measure.clients``: whose it is, ``round``, ``client``, its metrics.
+
+    ``n``: how many images the client holds; ``accuracy``, ``loss``: of the server model on them. Names, ``say`` and
+    errors: as in ``load_runs``.
+    """
+    rows = []
+    for run in _read(folders, say):
+        whose = {name: value for name, value in _facts(run).items() if name in _WHO}
+        for line in read_clients(run.folder):
+            metrics = {name: values for name, values in line.items() if name != "round"}
+            of_clients = zip(*metrics.values(), strict=True)
+            rows += [
+                {**whose, "round": line["round"], "client": i, **dict(zip(metrics, values, strict=True))}
+                for i, values in enumerate(of_clients)
+            ]
     return pd.DataFrame(rows)
 
 

@@ -146,6 +146,9 @@ def _federate(
             trained = time.perf_counter()
             metrics = {**facts, "comm/total_bytes": now.traffic.total}
             metrics |= measures.observe(config, executor, ready.data, ready.shared.p, now)
+            if clients := measures.of_clients(config, executor, ready.data, now):
+                metrics |= measures.worst(clients)
+                record.log_clients(now.round, clients)
             if delta := _delta(config):
                 metrics["privacy/epsilon_local_training"] = now.ledger.largest_of_training(delta)
             for tracker in trackers:

@@ -1,8 +1,9 @@
 """The run folder: the record that tables are made from.
 
 config.yaml (resolved), environment.json, partition.json and .png, rounds.jsonl (a line a round), timing.jsonl,
-summary.json (written last), messages.log (what the run had to say), error.txt (what stopped it), checkpoints/ (the
-last is the final model), memory/ (of clients), .lock (who writes here). Nothing else in it is ever changed or removed.
+clients.jsonl (with ``measure.clients``: a line a round, lists by client), summary.json (written last), messages.log
+(what the run had to say), error.txt (what stopped it), checkpoints/ (the last is the final model), memory/ (of
+clients), .lock (who writes here). Nothing else in it is ever changed or removed.
 """
 
 import json
@@ -10,7 +11,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from math import isfinite
@@ -30,7 +31,7 @@ from fedcommons.files import remove_unfinished, unfinished, write_json, write_te
 PACKAGES = ("fedcommons", "torch", "torchvision", "pytorch-lightning", "ray", "diffusers", "opacus", "wandb", "numpy")
 
 _FILES = (
-    r"(config\.yaml|wandb-id\.txt|error\.txt|partition\.png|(rounds|timing)\.jsonl"
+    r"(config\.yaml|wandb-id\.txt|error\.txt|partition\.png|(rounds|timing|clients)\.jsonl"
     r"|(environment|partition|summary)\.json)"
 )
 """Names of files that are written to a temporary name first."""
@@ -41,8 +42,8 @@ _SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 STOPPED = "stopped-by-scheduler"
 """A file in the folder of a run that its sweep's scheduler gave up: it is not run again on resumption."""
 
-_NEEDED = {"rounds.jsonl": "test/accuracy", "timing.jsonl": "train"}
-"""What each line has a number for, besides its round."""
+_NEEDED = {"rounds.jsonl": "test/accuracy", "timing.jsonl": "train", "clients.jsonl": "accuracy"}
+"""What each line has a number for, or a list of numbers, besides its round."""
 
 _BEFORE_CONFIG = ("environment.json", "messages.log")
 """What a run may have written when it is killed before its config.yaml is there."""
@@ -89,6 +90,7 @@ class RunFolder:
 
     def __init__(self, path: Path, config: Experiment, resume: bool) -> None:
         self.path = path
+        self._courses = ["rounds.jsonl", "timing.jsonl", *(["clients.jsonl"] if config.measure.clients else [])]
         try:
             path.mkdir(parents=True, exist_ok=True)
             if is_run(path):
@@ -113,12 +115,12 @@ class RunFolder:
         return read_rounds(self.path)
 
     def whole(self) -> int:
-        """How many rounds, from 0 on, have whole lines both in rounds.jsonl and in timing.jsonl."""
-        return min(len(_lines(self.path / name)[0]) for name in ("rounds.jsonl", "timing.jsonl"))
+        """How many rounds, from 0 on, have whole lines in all files that have a line a round."""
+        return min(len(_lines(self.path / name)[0]) for name in self._courses)
 
     def rewind(self, after_round: int) -> None:
         """Drop the lines after this round (-1: all of them), as a resumed run writes them again."""
-        for name in ("rounds.jsonl", "timing.jsonl"):
+        for name in self._courses:
             kept = _lines(self.path / name)[0][: after_round + 1]
             write_text(self.path / name, "".join(json.dumps(line) + "\n" for line in kept))
 
@@ -143,6 +145,11 @@ class RunFolder:
     def log_times(self, round: int, seconds: Mapping[str, float]) -> None:
         """How long the parts of a round took; kept apart because times never compare equal."""
         self._append("timing.jsonl", {"round": round, **{k: float(f"{v:.4f}") for k, v in seconds.items()}})
+
+    def log_clients(self, round: int, clients: Mapping[str, Sequence[float]]) -> None:
+        """Metrics of each client, lists by client; what is not finite is written as null."""
+        clean = {name: [v if isfinite(v) else None for v in values] for name, values in clients.items()}
+        self._append("clients.jsonl", {"round": round, **clean})
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
         """See ``Tracker``."""
@@ -178,6 +185,11 @@ def _require_same(path: Path, config: Experiment) -> None:
 def read_rounds(path: Path) -> list[dict[str, Any]]:
     """The rounds of a run folder: 0, 1, ..., up to the first line that is damaged or out of order."""
     return _lines(path / "rounds.jsonl")[0]
+
+
+def read_clients(path: Path) -> list[dict[str, Any]]:
+    """The lines of clients.jsonl, as ``read_rounds``; none where nobody asked for them."""
+    return _lines(path / "clients.jsonl")[0]
 
 
 def read_summary(path: Path) -> dict[str, Any] | None:
@@ -236,7 +248,8 @@ def _line(part: bytes, needed: str) -> dict[str, Any] | None:
         return None
     if not isinstance(line, dict) or type(line.get("round")) is not int or line.get(needed) is None:
         return None
-    return line if all(value is None or _is_finite(value) for value in line.values()) else None
+    values = [v for value in line.values() for v in (value if isinstance(value, list) else (value,))]
+    return line if all(value is None or _is_finite(value) for value in values) else None
 
 
 def _is_finite(value: object) -> bool:
