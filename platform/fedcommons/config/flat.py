@@ -149,6 +149,18 @@ def to_dict(config: Experiment) -> dict[str, Any]:
     return nested
 
 
+def effective(values: Mapping[str, Any], p: float) -> dict[str, float]:
+    """The alpha, p, rho, sigma and lr that a run really had, by these names; those that it did not use are left out.
+
+    alpha is there if the partition has one, rho if there is a generator, sigma if clients train by DP-SGD.
+    values: the run's dotted fields; p: the share of shared data that resulted.
+    """
+    sigma = values["dp.noise_multiplier"] if values["dp.local"] else None
+    alpha, rho = values.get("partition.alpha"), values.get("generator.rho")
+    found = {"alpha": alpha, "p": p, "rho": rho, "sigma": sigma, "lr": values["client.lr"]}
+    return {name: value for name, value in found.items() if value is not None}
+
+
 def from_dict(values: Mapping[str, Any]) -> Experiment:
     """The experiment of a config.yaml that ``to_dict`` wrote (fields left out keep their defaults).
 
