@@ -1,8 +1,8 @@
-"""Bytes that cross the wire, counted from messages only (methods.md section 11).
+"""Bytes that cross the wire, counted from messages only.
 
-Totals over clients: per round down and up, and once for what is exchanged before or between federations. For Fedssyn
-with FedAvg and C = 1 the total is 2 N Ms + 2 R N Mc, with Ms the synthetic data of one client as uint8 images and
-labels, Mc the model.
+All numbers are totals over clients: down and up in each round, and once for the exchange before the first round. For
+Fedssyn with FedAvg and C = 1 the total is 2 N Ms + 2 R N Mc, with Ms the synthetic data of one client as uint8 images
+and labels, Mc the model, R the rounds; the Fedssyn paper (arXiv:2306.13263, section 5) counts one client, so without N.
 """
 
 from collections.abc import Sequence

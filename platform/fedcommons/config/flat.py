@@ -45,7 +45,7 @@ SHORT_NAMES = {
     "model": "model.name", "partition": "partition.name", "sharing": "sharing.setting", "setting": "sharing.setting",
     "generator": "generator.name", "wandb": "tracking.wandb",
 }  # fmt: skip
-"""What a field may be called for short in every sweep (methods.md section 0)."""
+"""Short names of fields, which every sweep accepts: most are the symbols of the papers."""
 
 _HELD = {"constants", "source", "beside", *SECTIONS}
 

@@ -68,7 +68,7 @@ def digits() -> Source:
     return Source(train, test, 10, (0.3053,), (0.3761,))
 
 
-# Mean and std: CIFAR as in the authors' code (methods.md section 1); the others are those of the training images.
+# Mean and std: of CIFAR as in Fedssyn's released code; of the others computed from the training images.
 
 
 def mnist(dir: Path, download: bool) -> Source:

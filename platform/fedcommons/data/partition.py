@@ -1,6 +1,7 @@
-"""Partitions of the training data over clients, each with its fingerprint and class counts (methods.md section 1).
+"""Partitions of the training data over clients, each with its fingerprint and class counts.
 
-alpha: Dirichlet concentration; N: clients; n_aux: clients dealt to together (Lin et al. 2020, as used by Fedssyn).
+alpha: Dirichlet concentration; N: clients; n_aux: size of the groups of clients that data are dealt to (Lin et al.,
+NeurIPS 2020, arXiv:2006.07242, as Fedssyn's released code has it, github.com/lyn1874/fedssyn).
 """
 
 import hashlib
@@ -104,7 +105,7 @@ def dirichlet_classes(
 
     Args:
         alpha: concentration of the Dirichlet law; smaller is more heterogeneous
-        n_aux: clients that are dealt to together; default: the paper's, see methods.md section 1
+        n_aux: clients in a group; default: as in Fedssyn's released code, mostly all N
         recut: cut again into N equal slices, as the paper does
     """
     n_aux = n_aux or default_n_aux(n_clients, n_classes, alpha)
