@@ -66,7 +66,7 @@ def authors(config: Experiment) -> Mapping[str, Any]:
         "client.epochs": 10 if n == 10 else 30 if data == "cifar10" else 40,
         "client.lr": _rate(config),
         "feddyn.alpha": 0.001 if data == "cifar10" and not synthetic else 0.01,
-        "generator.rho": (_N_SEEN[n] + 0.5) / n_own,  # int(rho n_i) is that number
+        "generator.rho": (_N_SEEN[n] + 0.5) / n_own,  # so that int(rho n_i) = _N_SEEN[n]
         "generator.epochs": 499 if n == 100 or (n == 40 and data == "cifar100") else 450,
     }
     if synthetic:
