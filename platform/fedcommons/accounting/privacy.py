@@ -168,17 +168,17 @@ def statement(ledger: Ledger, clients: int, delta: float | None, rejected: int) 
     ``clients``: N. ``delta``: None without DP-SGD. ``rejected``: number of rejected replies in the run.
     """
     leaks = [
-        f"{name}, released {times} time{'s'[: times > 1]} with nothing that an epsilon can be stated of"
+        f"{name}, released {times} time{'s'[: times > 1]} with nothing that an epsilon can be computed from"
         for name, times in ledger.uncovered.items()
     ]
     if rejected and delta is not None:
-        leaks.append(f"that {rejected} replies were rejected, as replies that are not finite are: it tells of the data")
+        leaks.append(f"the fact that {rejected} replies were rejected, as it depends on the data")
     uncovered = [
-        "the number of examples of each client, taken as public: neighbours differ in one example blanked out",
-        "what the run folder logs (training loss, class counts, convergence parameters) and this run's seed, with "
-        "which the noise can be drawn again: they are the simulation's, and secret, so a seed must be hard to guess",
-        "other runs on the same data: each has an epsilon of its own, and they add up; a learning rate that was chosen "
-        "among several runs (--lrs, cells of a sweep) costs all of them, and only this one is charged here",
+        "each client's number of examples, which counts as public: neighbouring data sets differ in a blanked example",
+        "what the run folder holds: training loss, class counts, convergence parameters, and the seed, from which the "
+        "noise can be drawn again; keep the folder secret, and choose a seed that is hard to guess",
+        "other runs on the same data: their epsilons add up, also those of runs that only served to choose a learning "
+        "rate (--lrs, cells of a sweep); only this run is counted here",
         *leaks,
     ]
     if delta is None:
