@@ -1,6 +1,6 @@
 """Accuracy and loss of the server model, in fixed chunks, through the executor.
 
-A module that has a ``validation_step`` of its own is judged by what that logs or returns.
+If the module defines ``validation_step``, the metrics that it logs or returns are used.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ CLIENTS = 50  # in a job, where each is evaluated by itself
 
 @dataclass(frozen=True)
 class ModelTask:
-    """A model that jobs look at, with the module's buffers; None: BatchNorm takes the statistics of what it sees."""
+    """A model to evaluate, with the module's buffers; None: BatchNorm uses the statistics of the batch."""
 
     model: Flat
     buffers: Flat | None = field(default_factory=lambda: EMPTY)
@@ -33,7 +33,7 @@ class ModelTask:
         return data(self.model).nbytes + (data(self.buffers).nbytes if self.buffers else 0)
 
     def load(self, work: Work) -> None:
-        """Bring the worker's module to this model, in evaluation mode."""
+        """Load this model into the worker's module, in evaluation mode."""
         work.load(self.model)
         work.load_buffers(self.buffers or work.initial_buffers)
         work.module.eval()
@@ -48,9 +48,9 @@ def evaluate(
 ) -> dict[str, float]:
     """``NAME/accuracy`` in [0, 1] and ``NAME/loss`` (mean cross entropy) for each named set of these sizes.
 
-    Of a module's own ``validation_step`` all metrics, means over the examples; ``accuracy`` where it has none.
+    With a ``validation_step``: all its metrics, averaged over the examples, and ``accuracy`` if it has none.
 
-    ``buffers``: see ``ModelTask``; empty: as the module was built.
+    ``buffers``: see ``ModelTask``; empty for the module's initial ones.
     """
     jobs = [(name, first) for name, n in sizes.items() for first in range(0, n, CHUNK)]
     sums: dict[str, float] = {}
@@ -111,7 +111,7 @@ def _sums(work: Work, x: torch.Tensor, y: torch.Tensor, number: int) -> dict[str
 
 
 def _own_metrics(work: Work, batch: tuple[torch.Tensor, ...], number: int) -> dict[str, Any] | None:
-    """What the module's ``validation_step`` logs, or returns as a mapping; None where it has none of its own."""
+    """What the module's ``validation_step`` logs, or returns as a mapping; None if it does not define one."""
     module = work.module
     if type(module).validation_step is LightningModule.validation_step:
         return None

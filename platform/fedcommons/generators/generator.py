@@ -15,9 +15,9 @@ Weights = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Receipt:
-    """What protects a trained generator, and with it whatever is drawn from it; by itself nothing does.
+    """What protects a trained generator and every image drawn from it; by default nothing.
 
-    The fields are those of ``Release``, which a receipt becomes when what was drawn leaves a client.
+    The fields are those of ``Release``. A receipt becomes a release when images leave a client.
     """
 
     mechanism: str | None = None
@@ -27,7 +27,7 @@ class Receipt:
     steps: int = 0
 
     def release(self, client: int, *what: str) -> Release:
-        """The event that ``client`` lets this go."""
+        """The event that ``client`` sends this, under these names."""
         return Release(client, what, **asdict(self))
 
 
@@ -42,25 +42,26 @@ class Trained:
 class Generator(Protocol):
     """Hyper-parameters in a frozen dataclass, and functions whose every draw is keyed by ``seed``.
 
-    sampling: names of those hyper-parameters that ``sample`` alone uses: the others decide what is trained. It may have
-    besides, both raising ``UserError``: ``check(flat)``, which refuses an experiment by its fields, dotted names to
-    values, and ``check_shape(shape, data)``, which refuses images of a shape (C, H, W) of the data set of this name.
+    sampling: names of the hyper-parameters that only ``sample`` uses; all others decide what is trained.
+
+    Two functions are optional. ``check(flat)`` gets the experiment's fields (dotted names to values), and
+    ``check_shape(shape, data)`` the images' shape (C, H, W) and the data set's name; both refuse with ``UserError``.
     """
 
     sampling: ClassVar[tuple[str, ...]]
 
     @property
     def epochs(self) -> int:
-        """After so many epochs of training samples are drawn."""
+        """Number of training epochs after which samples are drawn."""
         ...
 
     def fit(
         self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False
     ) -> Mapping[int, Trained]:
-        """Train on these images; what samples are drawn with after each of these numbers of epochs.
+        """Train on these images and return, for each number of epochs asked for, what samples are drawn with.
 
-        A training is the beginning of every longer one: what is asked for besides changes no bit. ``flip``: a mirrored
-        image is as likely, and may be trained on in its place.
+        Weights after epoch e do not depend on which other epochs were asked for. ``flip``: training may replace an
+        image by its mirror image.
         """
         ...
 

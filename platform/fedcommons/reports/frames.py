@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedcommons.config.flat import flat_dict
+from fedcommons.config.flat import effective, flat_dict
 from fedcommons.errors import UserError
 from fedcommons.tracking.run_folder import STOPPED, is_run, read_clients, read_config, read_run
 
@@ -121,13 +121,10 @@ def _run(folder: Path) -> _Run:
 def _facts(run: _Run) -> dict[str, Any]:
     """Who a run is."""
     c = run.config
-    facts = {
+    return {
         "run": str(run.folder), "dataset": c["data.name"], "algorithm": c["algorithm"], "setting": c["sharing.setting"],
-        "seed": c["seed"], "alpha": c.get("partition.alpha"), "p": run.summary.get("p", c.get("sharing.p")),
-        "rho": c.get("generator.rho"), "sigma": c["dp.noise_multiplier"] if c["dp.local"] else None,
-        "lr": c["client.lr"],
+        "seed": c["seed"], **effective(c, run.summary.get("p", c.get("sharing.p"))),
     }  # fmt: skip
-    return {name: value for name, value in facts.items() if value is not None}
 
 
 def _row(run: _Run) -> dict[str, Any]:

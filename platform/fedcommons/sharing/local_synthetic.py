@@ -37,12 +37,13 @@ class LocalSynthetic:
         return Contributions.of_made(dealt, made)
 
     def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
-        """No image leaves, but a real one has a part in all synthetic ones, which training sees as so many examples.
+        """No image leaves its client, but the images count as released.
 
-        So what is sent of the training tells more of it than that training accounts for.
+        Every synthetic image depends on all real ones. So updates trained on synthetic images reveal more about one
+        real image than local training accounts for.
         """
         return contributed, contributed.releases("synthetic images")
 
     def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
-        """To each its own."""
+        """Each client gets its own synthetic images."""
         return Assigned(dealt.own.rows, released.of_each(len(dealt.own)), n_own=dealt.own.sizes)
