@@ -29,7 +29,7 @@ def class_heatmap(counts: np.ndarray, path: Path) -> None:
     clients, classes = counts.shape
     figure, axes = plt.subplots(figsize=(1.5 + 0.35 * min(classes, 30), 1.2 + 0.3 * min(clients, 40)))
     image = axes.imshow(counts, cmap="Blues", aspect="auto")
-    axes.set(xlabel="class", ylabel="client", title="training images")
+    axes.set(xlabel="class", ylabel="client", title="training images of each client")
     if clients <= 20 and classes <= 20:
         axes.set(xticks=range(classes), yticks=range(clients))
         for (i, c), n in np.ndenumerate(counts):
@@ -37,7 +37,7 @@ def class_heatmap(counts: np.ndarray, path: Path) -> None:
                 axes.text(
                     c, i, str(n), ha="center", va="center", fontsize=7, color="w" if n > counts.max() / 2 else "k"
                 )
-    figure.colorbar(image)
+    figure.colorbar(image, label="training images of the class")
     figure.tight_layout()
     save(figure, path, 100)
 
