@@ -60,7 +60,7 @@ def main() -> None:
     grid = q.run([q.swap(own, p, SEED) for p in q.SHARES], q.STEP_SIZES, q.ROUNDS, SEED)
     found["grid"] = time.process_time() - start
     print(f"grid: {time.perf_counter() - wall:.1f} s on the clock, with {os.getloadavg()[0]:.1f} processes running")
-    assert np.allclose(grid[q.SHARES.index(P), 6, options.rounds], errors, rtol=1e-9)
+    assert np.allclose(grid[q.SHARES.index(P)][6, options.rounds], errors, rtol=1e-9)
     for name, seconds in found.items():
         print(f"{name}: {seconds:.4g} processor seconds, {seconds / found['grid']:.4g} times the grid's")
     if options.json:

@@ -53,7 +53,7 @@ def class_heatmap(counts: np.ndarray, path: Path) -> None:
     clients, classes = counts.shape
     figure, ((axes,),) = panels(1, 1, (1.5 + 0.35 * min(classes, 30), 1.2 + 0.3 * min(clients, 40)))
     image = axes.imshow(counts, cmap="Blues", aspect="auto")
-    axes.set(xlabel="class", ylabel="client", title="training images")
+    axes.set(xlabel="class", ylabel="client", title="training images of each client")
     if clients <= 20 and classes <= 20:
         axes.set(xticks=range(classes), yticks=range(clients))
         for (i, c), n in np.ndenumerate(counts):
@@ -61,7 +61,7 @@ def class_heatmap(counts: np.ndarray, path: Path) -> None:
                 axes.text(
                     c, i, str(n), ha="center", va="center", fontsize=7, color="w" if n > counts.max() / 2 else "k"
                 )
-    figure.colorbar(image, label="number of images")
+    figure.colorbar(image, label="training images of the class")
     save(figure, path, 100)
 
 
