@@ -4,7 +4,7 @@ python benchmarks/quadratics.py [--rounds 50] [--json]
 
 loop: one step after the other in numpy, for one step size and one p, as the released code does it; with A_ij as a d x d
 matrix, as there, and as a number, which favours the loop. Goal of the grid: at most 60 s on two cores; it uses one.
-Compared are seconds of the processor, so that other work on the machine counts little.
+Processor seconds are compared, so that other work on the machine counts little.
 """
 
 import argparse

@@ -5,9 +5,9 @@ Lemma 1 gives their values for a share p of shared data, and Corollary I (``rate
 accuracy epsilon = ||grad f||^2, up to a constant that cancels in T(p) / T(0). The steps per round tau do not depend on
 p (equal work), so T(p) / T(0) is also the ratio of rounds.
 
-The band is the range of predictions over all models of the probe, over epsilon = ||grad f||^2 and a tenth of it, and
-over the ends of the estimates' confidence intervals. It is not a confidence interval of the outcome: the corollary is
-an upper bound, for full participation and the best step size.
+The band is the range over all models of the probe, over epsilon from each model's ||grad f||^2 down to a tenth of it,
+and over the ends of the estimates' confidence intervals. It is not a confidence interval for the outcome: the corollary
+is an upper bound, for full participation and the best step size.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ from fedcommons.errors import UserError
 
 @dataclass(frozen=True)
 class Probed:
-    """The parameters at one model; ``gradient_sq``: ||grad f||^2; noise per sample."""
+    """The parameters at one model; ``gradient_sq``: ||grad f||^2; sigma^2 is per sample."""
 
     gradient_sq: float
     zeta_sq: float
@@ -51,7 +51,7 @@ class Prediction:
 
 
 def probed(found: Mapping[str, Estimate]) -> list[Probed]:
-    """The estimated parameters, then copies in which one is at an end of its confidence interval; none is negative."""
+    """The parameters as found, then variants with one parameter at an end of its interval; none is below zero."""
     names = Probed.__dataclass_fields__
     central = Probed(**{name: max(found[name].value, 0.0) for name in names})
     uncertain = [name for name in names if found[name].standard_error]
@@ -72,7 +72,7 @@ def _iterations(at: Probed, p: float, work: LocalWork, epsilon: float) -> float:
 
 
 def predict(probe: Sequence[Sequence[Probed]], shares: Iterable[float], work: LocalWork) -> list[Prediction]:
-    """For every share the prediction at the probe's last model, and its band; ``probe``: ``probed`` of each model.
+    """The prediction for every share, at the probe's last model, and its band; ``probe``: ``probed`` of each model.
 
     Raises:
         UserError: at a model of the probe the gradient is zero, so there is nothing to speed up.

@@ -7,11 +7,10 @@ zeta_mix_sq, sigma_mix_sq         on the exact mixtures (1 - p) D_i + p D~;  zet
 sigma_pool_sq, delta_sq           noise and shift of the pool D~
 L_max; L_p; L_pool, L_lemma1      the largest L_i on D_i; on what clients train on; L on the pool, and the lemma's bound
 
-Without shared data, parameters of a pool are left out. p is the share of shared examples in all clients' data
-together, also if it differs between clients. If only parts of the data are measured, L is measured on all parts
-together; it is too large on average and has no standard error.
-Definitions, norms and modes: ``estimators`` and ``smoothness``. Source: Fedssyn (Li et al., TMLR 2024), figures 5 and
-A.7.
+Without a pool the values that need one are left out. p is the share of shared examples over all clients, even where
+clients' own shares differ. When only parts of the data are measured, L is that of all parts together: it is too large
+on average and has no standard error. Definitions, norms and modes: ``estimators`` and ``smoothness``.
+Source: Fedssyn (Li et al., TMLR 2024), figures 5 and A.7.
 """
 
 from dataclasses import dataclass
@@ -37,9 +36,9 @@ STUDENT_T = 2.365
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value and, if only a part of the data was measured, its standard error over ``PARTS`` disjoint parts.
+    """A value, with the standard error that ``PARTS`` disjoint parts show where only a part of the data was measured.
 
-    standard_error: 0 if all data were measured, and for L, whose standard error is not known.
+    standard_error: 0 where all data were measured, and for L, whose error is not known.
     """
 
     value: float
@@ -47,7 +46,7 @@ class Estimate:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % confidence interval; it is too wide if the parts are a large share of the data."""
+        """The 95 % confidence interval; too wide where the parts are a large share of the data."""
         half = STUDENT_T * self.standard_error
         return self.value - half, self.value + half
 
@@ -70,7 +69,7 @@ class Laboratory:
         return self.samples is not None and any(self.samples < clients.rows.sizes.max() for clients in held)
 
     def measure(self, at: ModelTask, hessians: bool = False) -> dict[str, Estimate]:
-        """The parameters at this model; ``hessians``: also those called L, which cost hundreds of passes."""
+        """The parameters at this model; ``hessians``: also the values called L, which cost hundreds of passes."""
         if self.samples is None or not self.subsampled:
             found = self._gradients(at, None) | (self._hessians(at, None) if hessians else {})
             return {name: Estimate(value) for name, value in found.items()}
@@ -83,9 +82,9 @@ class Laboratory:
         return means | {name: Estimate(value) for name, value in every.items()}
 
     def nbytes(self, at: ModelTask, hessians: bool = False) -> int:
-        """Bytes that clients would receive and send for ``measure``, without training; the server has the pool.
+        """Bytes that clients would get and send for ``measure``, besides those of training. The server has the pool.
 
-        Down: the model, once. Up, for each data set and part: g_i in float64 and two numbers, and L_i if asked for.
+        Down: the model once. Up, for each data set and part: g_i in float64, two numbers, and L_i if it is asked for.
         """
         sets = 1 if self.data.clients is self.data.own else 2
         up = (at.model.layout.size + 2) * 8 * (PARTS if self.subsampled else 1) + 8 * hessians

@@ -19,7 +19,7 @@ from math import log, sqrt
 
 @dataclass(frozen=True)
 class Iterations:
-    """T, up to a constant, as a sum of three terms: noise, drift between averages, and descent."""
+    """T, up to a constant: the iterations for noise, for drift between averages and for plain descent."""
 
     noise: float
     drift: float

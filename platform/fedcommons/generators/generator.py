@@ -15,7 +15,7 @@ Weights = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Receipt:
-    """What protects a trained generator and every image drawn from it; by default nothing.
+    """What protects a trained generator, and all that is drawn from it; the defaults say that nothing does.
 
     The fields are those of ``Release``. A receipt becomes a release when images leave a client.
     """
@@ -40,28 +40,27 @@ class Trained:
 
 
 class Generator(Protocol):
-    """Hyper-parameters in a frozen dataclass, and functions whose every draw is keyed by ``seed``.
+    """Hyper-parameters in a frozen dataclass, and functions that draw from ``seed`` only.
 
-    sampling: names of the hyper-parameters that only ``sample`` uses; all others decide what is trained.
-
-    Two functions are optional. ``check(flat)`` gets the experiment's fields (dotted names to values), and
-    ``check_shape(shape, data)`` the images' shape (C, H, W) and the data set's name; both refuse with ``UserError``.
+    sampling: names of the hyper-parameters that only ``sample`` uses; the others decide what is trained. Two functions
+    are optional and raise ``UserError``: ``check(flat)`` refuses an experiment by its fields (dotted names to values),
+    and ``check_shape(shape, data)`` refuses images of shape (C, H, W) of the data set of this name.
     """
 
     sampling: ClassVar[tuple[str, ...]]
 
     @property
     def epochs(self) -> int:
-        """Number of training epochs after which samples are drawn."""
+        """Epochs of training after which samples are drawn."""
         ...
 
     def fit(
         self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False
     ) -> Mapping[int, Trained]:
-        """Train on these images and return, for each number of epochs asked for, what samples are drawn with.
+        """Train on these images; return the generator after each of these numbers of epochs.
 
-        Weights after epoch e do not depend on which other epochs were asked for. ``flip``: training may replace an
-        image by its mirror image.
+        Weights after epoch e do not depend on which other epochs were asked for. ``flip``: a mirrored image is as
+        likely as the image, and may be trained on in its place.
         """
         ...
 

@@ -11,14 +11,14 @@ from fedcommons.reports.tables import markdown
 NOTES = (
     "Rounds with sharing over rounds without: Lemma 1 and Corollary I (non-convex) at the probe's last model, epsilon "
     "= its ||grad f||^2. Band: over the probe's models, epsilon down to a tenth, and the estimates' 95 % intervals.",
-    "The corollary bounds from above, for the best step size and full participation: its ratio is a guide, no promise.",
+    "The corollary is an upper bound, for the best step size and full participation: its ratio is a guide, no promise.",
     "Images: what a client hands to the server; MB: 10^6 bytes of all clients' images and labels, up and down, once.",
 )
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What is predicted at one alpha, a line for each share p, and where it was tried, how it turned out.
+    """The prediction at one alpha, a line for each share p, with the outcome where it was tried.
 
     A line: p, relative, low, high, images, mb; rounds: those that were needed, as printed; outcome: over those without
     sharing, None where it is not known. ``base``: rounds without sharing, empty where nothing was tried.

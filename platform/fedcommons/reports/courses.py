@@ -21,7 +21,7 @@ from fedcommons.reports.tables import Summary, markdown
 from fedcommons.tracking.run_folder import read_config, read_rounds, read_summary
 
 LEMMA1 = {"zeta_hat_sq": "zeta_lemma1_sq", "sigma_hat_sq": "sigma_lemma1_sq", "L_p": "L_lemma1"}
-"""Parameters of what clients train on: what Lemma 1 says of them."""
+"""Parameters of what clients train on, with the names of their values in Lemma 1."""
 
 ZETA, SIGMA, L = QUOTIENTS = tuple(f"{name} / Lemma 1" for name in LEMMA1)
 TERMS = {
@@ -30,7 +30,7 @@ TERMS = {
     "zeta_sq": "p (1 - p) zeta_sq, %",
     "delta_sq": "p (1 - p) delta_sq, %",
 }
-"""What sigma_lemma1_sq is the sum of, in percent of it."""
+"""The terms of sigma_lemma1_sq, in percent of it."""
 
 TABLES = (
     ("accuracy", "zeta_sq", "zeta_hat_sq", "zeta_mix_sq", "zeta_lemma1_sq", ZETA),
@@ -42,7 +42,7 @@ TABLES = (
 SHOWN = (0, 0.1, 0.5, 1)
 """Tables show the measured rounds next to these shares of the run; round 0 is the untrained model."""
 
-LEMMA = ("Lemma 1", {"color": "0.8", "linewidth": 6})  # broad, as what it equals is drawn upon it
+LEMMA = ("Lemma 1", {"color": "0.8", "linewidth": 6})  # broad, because the equal curve is drawn on top of it
 OWN, HAT, MIX = {"color": "k"}, {"color": "#d55e00"}, {"color": "#0072b2", "linestyle": (0, (2, 2))}
 Looks = Mapping[str, tuple[str, Mapping[str, Any]]]
 PANELS: Mapping[str, Looks] = {
@@ -58,7 +58,7 @@ PANELS: Mapping[str, Looks] = {
     },
     "(d) measured / Lemma 1": {ZETA: (r"$\hat\zeta^2$", HAT), SIGMA: (r"$\hat\sigma^2$", MIX), L: ("$L_p$", OWN)},
 }  # fmt: skip
-"""Of the terms at one model, label and line, in the colours of Okabe and Ito, which all can tell apart."""
+"""Label and line of each term at one model, in Okabe and Ito's colours, which colour-blind readers can tell apart."""
 
 TITLES = {
     "accuracy": "top-1 test accuracy", "zeta_hat_sq": r"$\hat\zeta^2$", "sigma_hat_sq": r"$\hat\sigma^2$, per sample",
@@ -71,13 +71,13 @@ Spread = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Curve:
-    """Runs that differ in their seeds. Each is its summary, in which every course is [[round, value], ...]."""
+    """Runs that differ in their seeds. A run is its summary, where every course is [[round, value], ...]."""
 
     label: str
     runs: tuple[Summary, ...]
 
     def course(self, name: str) -> dict[int, Spread]:
-        """Over the seeds, in the rounds in which all have it; empty where it was not measured."""
+        """The spread over seeds in each round that all have measured; empty where none has."""
         each = [_course(run, name) for run in self.runs]
         values = {r: [one[r] for one in each] for r in each[0] if all(r in one for one in each)}
         return {r: (fmean(v), min(v), max(v)) for r, v in values.items()}
@@ -96,12 +96,12 @@ def read(label: str, folders: Sequence[Path]) -> Curve | None:
 
 
 def curve(label: str, runs: Sequence[Summary]) -> Curve:
-    """The curve of some runs, with what follows from their courses: values over Lemma 1's, and its terms."""
+    """The curve of some runs, with derived courses: values over Lemma 1's, and the lemma's terms."""
     return Curve(label, tuple({"curve": label, **run, **_derived(run)} for run in runs))
 
 
 def _course(run: Summary, name: str) -> dict[int, float]:
-    """By round; what was not finite stands in the record as null."""
+    """Values by round; values that were not finite (null in the record) are left out."""
     return {r: value for r, value in run.get(name, ()) if value is not None}
 
 
@@ -119,7 +119,7 @@ def _derived(run: Summary) -> dict[str, list[list[float]]]:
 
 
 def rows(curves: Sequence[Curve]) -> list[dict[str, Any]]:
-    """A line for every measured round of every run, with six digits; run folders have all of them."""
+    """A line for every measured round of every run, with six digits; run folders have all digits."""
     facts = ("curve", "seed", "p", "n_clients", "alpha", "generator_epochs")
     names = ("accuracy", *NAMES, *QUOTIENTS)
     lines = []

@@ -11,7 +11,7 @@ from fedcommons.reports.tables import Entry, markdown, mean_std, number
 
 DARK = ("shuffled_synthetic", "shuffled_real")
 LINES = {"central_real": ("k", 0), "central_synthetic": ("#2e8b57", 5)}
-"""Colour, as in the paper, and where the dashes begin: so that lines at the same height are seen both."""
+"""Colour, as in the paper, and where the dashes begin, so that two lines at the same height are both seen."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from fedcommons.federation.rejections import told
 Summary = Mapping[str, Any]
 
 COLUMNS = ("dataset", "n_clients", "participation", "alpha", "algorithm", "setting")
-"""What a cell of the table is, besides the fields that vary where these are equal; its runs differ in their seeds."""
+"""The fields that make a cell of the table, with others that vary among its runs; these differ in their seeds."""
 
 
 @dataclass(frozen=True)

@@ -37,13 +37,13 @@ class LocalSynthetic:
         return Contributions.of_made(dealt, made)
 
     def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
-        """No image leaves its client, but the images count as released.
+        """No image leaves a client, but the events are recorded as if it did.
 
-        Every synthetic image depends on all real ones. So updates trained on synthetic images reveal more about one
-        real image than local training accounts for.
+        A real image influences many synthetic ones, and private training counts these as separate examples. So its
+        updates reveal more of the real image than its accounting says.
         """
         return contributed, contributed.releases("synthetic images")
 
     def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
-        """Each client gets its own synthetic images."""
+        """Every client keeps its own synthetic images."""
         return Assigned(dealt.own.rows, released.of_each(len(dealt.own)), n_own=dealt.own.sizes)

@@ -21,14 +21,14 @@ from fedcommons.seeds import numpy_generator, seed_for
 from fedcommons.sharing.dealt import Dealt
 
 VERSION = 1
-"""Version of the code that trains and samples; raise it when a change of code or of a default changes the images."""
+"""Version of the code that trains and samples: raise it when a change of code or defaults changes the images."""
 
 
 @dataclass(frozen=True)
 class Recipe:
     """How clients' generators are made: the part, its name, and rho.
 
-    digest: of the source file of a part of one's own, which ``VERSION`` does not cover; None for a part of the package.
+    digest: of the source file of a user's own part, which ``VERSION`` does not cover; None for one of ours.
     """
 
     name: str
@@ -37,14 +37,14 @@ class Recipe:
     digest: str | None = None
 
     def facts(self, less: Sequence[str] = ()) -> dict[str, Any]:
-        """What identifies the part, without the constants in ``less``; rho is identified by the images it selects."""
+        """What identifies the part, without the constants in ``less``; rho is left out, as it shows in the images."""
         of_source = {} if self.digest is None else {"digest": self.digest}
         return {"name": self.name, **of_source, "constants": constants(self.generator, less)}
 
 
 @dataclass(frozen=True)
 class Need:
-    """One client's synthetic images: everything that they and their generator depend on."""
+    """One client's synthetic images: all that they and their generator depend on."""
 
     client: int
     recipe: Recipe
@@ -57,17 +57,17 @@ class Need:
 
     @property
     def epochs(self) -> int:
-        """The number of the generator's epochs after which the images are drawn."""
+        """Epochs after which the generator draws the images."""
         return self.recipe.generator.epochs
 
     @property
     def course_facts(self) -> dict[str, Any]:
-        """What the training depends on, except its number of epochs."""
+        """What the training depends on, apart from its length."""
         return self._training("epochs")
 
     @property
     def generator_facts(self) -> dict[str, Any]:
-        """What the trained weights depend on: all constants except those that only sampling uses."""
+        """What the trained weights depend on: the whole part, without what only sampling uses."""
         return self._training()
 
     @property
@@ -109,7 +109,7 @@ def check_contributions(p: float | None, dealt: Dealt) -> None:
     """Refuse a p > 0 that gives no client an image, and more images than this machine can hold.
 
     Raises:
-        UserError: p is too small or too large.
+        UserError: p is refused, or memory would not hold the images.
     """
     sizes, largest = contributions(p, dealt), max(dealt.own.sizes)
     if p and max(sizes) < 1:
@@ -122,9 +122,9 @@ def check_contributions(p: float | None, dealt: Dealt) -> None:
 
 
 def needs(p: float | None, dealt: Dealt, recipe: Recipe) -> list[Need]:
-    """What must be made. It is the same for every learning rate and for every p up to n_total/N images a client.
+    """What must be made. It is the same for every learning rate, and for every p of up to n_total/N images a client.
 
-    The images' labels have the class frequencies of the generator's training images.
+    Labels have the class shares of the images that the generator sees.
 
     Raises:
         UserError: a client's share rho of images is less than one image.
@@ -136,8 +136,8 @@ def needs(p: float | None, dealt: Dealt, recipe: Recipe) -> list[Need]:
         if n_seen < 1:
             raise UserError(f"generator.rho = {recipe.rho:g} of client {client}'s {len(rows)} images is not one image.")
         order = numpy_generator(dealt.seed, "generator subset", client).permutation(len(rows))
-        examples = dealt.own.store[rows[order[:n_seen]]]  # a prefix, so a smaller rho selects a subset
-        n_drawn = paper * max(1, -(-wanted // paper))  # so every p up to 1/2 takes from the same set
+        examples = dealt.own.store[rows[order[:n_seen]]]  # a prefix, so that a smaller rho sees a subset
+        n_drawn = paper * max(1, -(-wanted // paper))  # the same set for every p up to 1/2
         counts = np.bincount(examples.y.numpy(), minlength=dealt.n_classes)
         labels = np.repeat(np.arange(dealt.n_classes), largest_remainder(counts, n_drawn))
         result.append(

@@ -1,6 +1,6 @@
-"""A share p of every client's real images is swapped through a pool, as if Fedssyn had ideal generators.
+"""A share p of every client's real images is swapped through a pool: Fedssyn with an ideal generator.
 
-Li et al., TMLR 2024, arXiv:2306.13263, figure 1(c).   n_i, a client's number of images, stays what it is.
+Li et al., TMLR 2024, arXiv:2306.13263, figure 1(c).   n_i, a client's number of images, does not change.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from fedcommons.sharing.stage import Assigned, Contribution, Contributions
 
 
 def n_swapped(p: float, n: int) -> int:
-    """int(p n), as in Fedssyn's released code, but 0.29 * 100 = 28.999... counts as 29."""
+    """int(p n), as in Fedssyn's released code, but without its rounding error: 0.29 * 100 = 28.999... gives 29."""
     return int(round(p * n, 9))
 
 
@@ -54,16 +54,16 @@ class ShuffledReal:
         )
 
     def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
-        """The images are sent without protection."""
+        """Real images leave the clients unprotected."""
         return contributed, contributed.releases("real images")
 
     def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
-        """Clients keep the others; the pool is permuted and cut into parts as large as the contributions."""
+        """Clients keep their other images; the pool is permuted and cut into parts as large as the contributions."""
         sizes, parts = self.sizes(dealt), released.shuffled(len(dealt.own), dealt.seed)
         kept = [rows[np.sort(_order(dealt, client)[sizes[client] :])] for client, rows in enumerate(dealt.own.rows)]
         return Assigned(kept, parts, pool=parts, once=2 * images_nbytes(len(released.rows), dealt.shape))
 
 
 def _order(dealt: Dealt, client: int) -> np.ndarray:
-    """The order in which a client's images leave it, so that a larger p moves all that a smaller p moves, and more."""
+    """The order in which a client's images leave it, so that a larger p moves all that a smaller one moves."""
     return numpy_generator(dealt.seed, "swapped", client).permutation(len(dealt.own.rows[client]))

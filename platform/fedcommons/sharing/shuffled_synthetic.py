@@ -41,7 +41,7 @@ class ShuffledSynthetic:
         return Contributions.of_made(dealt, made)
 
     def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
-        """All images go to the pool; they are protected as their generators are."""
+        """All images go to the pool; each is as well protected as the generator that drew it."""
         return contributed, contributed.releases("synthetic images")
 
     def assign(self, dealt: Dealt, released: Contributions) -> Assigned:

@@ -1,10 +1,10 @@
 """What a sharing stage is. It decides what clients train on, in three steps: `make -> release -> assign`.
 
-make      each client contributes examples: its own, or examples made from them
-release   contributions are privatised, withheld or sent as they are; everything that is sent is a ``Release``
-assign    who gets what, as rows of one store, with weights if not all rows count alike
+make      each client contributes examples, of its own or made from them
+release   what leaves the clients is made private, withheld or let go; a ``Release`` records what leaves
+assign    who gets what, as rows of one store, with weights where rows do not count alike
 
-The owner of each row is known to the end. A stage is a frozen dataclass of its constants, in a file of its own.
+The client that each row came from is known to the end. A stage is a frozen dataclass of its constants, in its own file.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,7 +37,7 @@ class Contribution:
 class Contributions:
     """What the clients contribute: m rows of ``store``, which begins with the clients' real data.
 
-    rows: (m,) int64; owners: (m,), the client that each of them came from; receipts: by client, of what was made.
+    rows: (m,) int64; owners: (m,), the client that each row came from; receipts: by client, of made examples.
     """
 
     store: Examples
@@ -58,7 +58,7 @@ class Contributions:
 
     @staticmethod
     def of_made(dealt: Dealt, made: Sequence[Contribution]) -> "Contributions":
-        """Client i contributes ``made[i]``; all of them are appended to the real data in one store.
+        """Client i contributes ``made[i]``; the store has these after the real data.
 
         Raises:
             ValueError: they have another type or shape than the real examples.
@@ -78,12 +78,12 @@ class Contributions:
         return [self.rows[self.owners == client] for client in range(n_clients)]
 
     def shuffled(self, n_clients: int, seed: int) -> list[np.ndarray]:
-        """All rows, permuted once and cut into one part per client, as large as its contribution."""
+        """All rows, permuted once and cut into a part for each client, as large as its contribution."""
         sizes = np.bincount(self.owners, minlength=n_clients)
         return np.split(numpy_generator(seed, "pool").permutation(self.rows), np.cumsum(sizes)[:-1])
 
     def releases(self, *what: str) -> list[Release]:
-        """One event per contributing client, named ``what``, with the protection that its receipt states."""
+        """An event for each contributing client, with its receipt: these things (``what``) leave it."""
         givers = np.unique(self.owners).tolist()
         return [(self.receipts.get(client) or Receipt()).release(client, *what) for client in givers]
 
@@ -92,12 +92,10 @@ class Contributions:
 class Assigned:
     """Who gets what, as rows of the contributions' store.
 
-    kept: each client's own rows.
-    received: the rows that each client gets from sharing; () if nobody gets any.
-    weights: of each client's kept and then its received rows in the loss; None if all are 1 (see ``ClientData``).
-    n_own: how many of a client's rows the rule of equal work counts as its own; None for all.
-    pool: everything that was contributed, in the parts in which it was dealt; () if nothing is shared.
-    once: bytes of the exchange over all clients, up and down.
+    kept: each client's own rows; received: the rows it gets from the exchange, () where nobody gets any; weights: of
+    each client's kept rows, then of its received ones, None where all are 1 (see ``ClientData``); n_own: how many of
+    its rows count as its own in the rule of equal work, None for all; pool: all contributions, in the parts in which
+    they were dealt, () where there is no pool; once: bytes of the exchange over all clients, up and down.
     """
 
     kept: Sequence[np.ndarray]
@@ -110,10 +108,10 @@ class Assigned:
 
 @dataclass(frozen=True, eq=False)
 class Shared:
-    """What clients train on, the share p of it that came from sharing, and the traffic and releases of the exchange.
+    """What clients train on, the share p of it that came through sharing, and the cost and releases of the exchange.
 
-    clients, own, pool: rows of one store; own: the real data; pool: the shared examples, None if there are none.
-    owners: for each row of the store, the client that it came from; -1 if no client holds it.
+    clients, own, pool: rows of one store; own: the real data; pool: None where there is none.
+    owners: (rows of the store,), the client that each came from, -1 where no client holds it.
     """
 
     clients: Clients
@@ -126,11 +124,10 @@ class Shared:
 
 
 class Stage(Protocol):
-    """A frozen dataclass of constants, with functions that do not change their arguments; every draw is keyed.
+    """Constants in a frozen dataclass, and functions that do not change their arguments; every draw is keyed.
 
-    Optional are ``needs`` (see ``Generating``), ``check(flat)``, which refuses an experiment by its fields (dotted
-    names to values), and ``check_dealt(dealt)``, which refuses data for which the stage is not defined. Both raise
-    ``UserError``.
+    Optional: ``needs`` (``Generating``); ``check(flat)``, which refuses an experiment by its fields (dotted names to
+    values); ``check_dealt(dealt)``, which refuses data that the stage is not defined for. Both raise ``UserError``.
     """
 
     def make(self, dealt: Dealt, made: Sequence[Contribution]) -> Contributions:
@@ -140,7 +137,7 @@ class Stage(Protocol):
     def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
         """The contributions that leave the clients, and the events that state what protects them.
 
-        A client that contributes, or whose rows go to another client, counts as uncovered if it has no event.
+        A client whose data are contributed or go to another client without an event counts as uncovered.
         """
         ...
 
@@ -151,7 +148,7 @@ class Stage(Protocol):
 
 @runtime_checkable
 class Generating(Protocol):
-    """A stage that needs clients' generators. They are trained before the run; in a sweep once for all its trials."""
+    """A stage for which clients' generators are trained beforehand; a sweep trains them once for all its trials."""
 
     def needs(self, dealt: Dealt, recipe: Recipe) -> Sequence[Need]:
         """What must be made before ``make`` is called: one ``Need`` per client, in client order."""
@@ -196,7 +193,7 @@ def _with_undeclared(releases: Sequence[Release], givers: Iterable[int]) -> list
 
 
 def share_by_method(shared: Shared, algorithm: object, n_classes: int, seed: int) -> Shared:
-    """What clients hold after the exchange of an algorithm that shares something before round 1 (``Shares``)."""
+    """What clients hold after the algorithm has shared something before the federation, if it does (``Shares``)."""
     if not isinstance(algorithm, Shares):
         return shared
     common = algorithm.share(shared.clients, n_classes, seed)

@@ -1,4 +1,4 @@
-"""Clients' synthetic images as artifacts: made once, stored with what protects them, and read.
+"""Clients' synthetic images as artifacts: made once, stored with the receipt of their protection, read back.
 
 Fedssyn (Li et al., TMLR 2024, arXiv:2306.13263), algorithm I, lines 2 to 4: every client trains a generator on a part
 of its data and draws labelled images from it.
@@ -22,9 +22,9 @@ from fedcommons.sharing.stage import Contribution
 
 @dataclass(frozen=True)
 class Job:
-    """One training of a generator, and the sets of images to draw after some of its epochs.
+    """One training, the sets of images to draw after some of its epochs, and the generators already stored.
 
-    trained: number of epochs to the generator after them, for those that the store has already.
+    trained: the stored generators, by their epochs.
     """
 
     needs: list[Need]
@@ -32,7 +32,7 @@ class Job:
 
     @property
     def epochs(self) -> list[int]:
-        """The numbers of epochs after which weights are missing; empty if nothing must be trained."""
+        """The epochs whose weights are missing; empty where there is nothing to train."""
         return sorted({need.epochs for need in self.needs} - self.trained.keys())
 
 
@@ -61,9 +61,9 @@ def make(job: Job) -> Made:
 
 
 def missing(store: Store, wanted: Iterable[Need]) -> list[Job]:
-    """Jobs for what the store lacks. Each training and each set of images is made once, however many runs need it.
+    """Jobs for what the store lacks. Each training and each set of images is made once, however many cells need it.
 
-    Generators that differ in their number of epochs only come from one training.
+    Cells whose generators differ only in their epochs share one training.
     """
     images = {key_of(need.images_facts): need for need in wanted}
     courses: dict[str, list[Need]] = {}
@@ -106,14 +106,14 @@ def keep(store: Store, job: Job, made: Made) -> None:
 
 
 def _findings(trained: Trained | None) -> dict[str, Any]:
-    """A receipt as plain values; without its numbers if it covers nothing, as they then mean nothing."""
+    """A receipt as plain values; an empty one for a receipt that covers nothing, whose numbers mean nothing."""
     if trained is None or trained.receipt is None:
         return {}
     return {"receipt": constants(trained.receipt) if trained.receipt.release(0).covered else {}}
 
 
 def _receipt(findings: Mapping[str, Any]) -> Receipt | None:
-    """The receipt in an artifact's findings; None if there is none or it is malformed."""
+    """The receipt in stored findings; None where there is none, or one of another form."""
     found = findings.get("receipt")
     if not isinstance(found, dict) or not found.keys() <= {field.name for field in fields(Receipt)}:
         return None

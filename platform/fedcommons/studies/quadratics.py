@@ -3,15 +3,15 @@
 f(x) = (1/N) sum_i f_i(x),   f_i(x) = 1/(2 n) sum_j ||A_ij x - b_ij||^2,   A_ij = a_ij I
 
 N, n, d     clients, samples of each, dimension of x
-a_ij        i for client i = 1 ... N; a swapped sample brings its own along
+a_ij        i for client i = 1 ... N; a swapped sample keeps its own
 b_ij        ~ N(mu_i, sigma^2/(i^2 d) I) with mu_i ~ N(0, zeta^2/(i^2 d) I), so that E||A_i^T mu_i||^2 = zeta^2
 p           share of every client's samples that is swapped
 tau         local steps of a round: one pass over the n samples, one by one, in an order drawn for (round, client)
 eta, eps    step size; error ||x - x*||^2 to be reached, x* the minimiser of f
 
 A step is affine in x with a scalar coefficient, x <- (1 - eta a^2) x + eta a b. So a client's round is
-x <- P_i x + eta sum_j a_j b_j prod_{l after j} (1 - eta a_l^2), where P_i = prod_j (1 - eta a_j^2) in whatever order,
-and only a small matrix product knows that x has d numbers: the grid of figure 2, 10^9 steps, takes seconds on one core.
+x <- P_i x + eta sum_j a_j b_j prod_{l after j} (1 - eta a_l^2), where P_i = prod_j (1 - eta a_j^2) in any order.
+Only a small matrix product depends on d: the grid of figure 2, 10^9 steps, takes seconds on one core.
 The result equals that of a loop over steps up to rounding; all in float64.
 
 Source: Fedssyn (Li et al., TMLR 2024), section 2.3, figures 2 and A.4; its first version, section 2.3 and figure B.3.
@@ -51,7 +51,7 @@ class Quadratics:
 
 @dataclass(frozen=True)
 class Constants:
-    """What the rates of convergence are made of, at one x; norms are Euclidean, noise is per sample."""
+    """The constants in the rates of convergence, at one x; norms are Euclidean, noise is per sample."""
 
     zeta_sq: float  # (1/N) sum_i ||grad f_i - grad f||^2
     sigma_sq: float  # (1/N) sum_i E_j ||grad F_ij - grad f_i||^2
@@ -81,7 +81,7 @@ def draw(seed: int, zeta_sq: float, sigma_sq: float, shape: tuple[int, int, int]
 def swap(problem: Quadratics, p: float, seed: int) -> Quadratics:
     """``n_swapped`` samples leave each client, are permuted together and dealt equally.
 
-    A larger p moves what a smaller one moves, and more. Minimiser, l_avg and mu stay what they are.
+    A larger p moves all that a smaller one moves. Minimiser, l_avg and mu do not change.
 
     Raises:
         UserError: p is outside [0, 1].
@@ -142,7 +142,7 @@ def pooled(problem: Quadratics) -> Quadratics:
 
 
 def order(seed: int, round: int, client: int, n: int) -> np.ndarray:
-    """In which a client goes through its n samples in a round (1, 2, ...); the same for every p and step size."""
+    """The order of a client's n samples in a round (1, 2, ...); the same for every p and step size."""
     return numpy_generator(seed, "order", round, client).permutation(n)
 
 
@@ -206,7 +206,7 @@ def _error(models: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 
 def check(problem: Quadratics, eps: float, rounds: int, models: str) -> None:
-    """Refuse, before any work, what ``run`` cannot do, and an error that float64 cannot tell from 0.
+    """Refuse, before any work, what ``run`` cannot do, and a target error that float64 cannot tell from 0.
 
     Raises:
         UserError: ``rounds`` or ``models`` is not allowed, or eps is not finite or below the square of x*'s rounding.
