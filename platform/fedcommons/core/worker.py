@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from fedcommons.core.algorithm import Algorithm
-from fedcommons.core.local import Work
+from fedcommons.core.local import Work, onednn
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 
@@ -43,14 +43,15 @@ def set_up_process() -> None:
 def fresh_torch() -> Iterator[None]:
     """Torch as in a process of its own, whatever the caller has set; afterwards as the caller had it.
 
-    Default type float32, default device the CPU, gradients on. The number of threads, which ``set_up_process`` changes,
-    is the caller's again too.
+    Default type float32, default device the CPU, gradients and oneDNN on. The number of threads, which
+    ``set_up_process`` changes, is the caller's again too.
     """
     kind, threads = torch.get_default_dtype(), torch.get_num_threads()
     with ExitStack() as settings:
         settings.callback(torch.set_num_threads, threads)
         settings.callback(torch.set_default_dtype, kind)
         torch.set_default_dtype(torch.float32)
+        settings.enter_context(onednn(True))
         settings.enter_context(torch.inference_mode(False))  # ends no_grad as well
         if torch.get_default_device().type != "cpu":  # a device's context slows every call of torch down
             settings.enter_context(torch.device("cpu"))
