@@ -123,15 +123,16 @@ def footnotes(cells: Sequence[sweep.Cell], options) -> list[str]:
     return [*notes, f"Not as in the paper: {different}."] if different else notes
 
 
-def report(cells: Sequence[sweep.Cell], out: Path, options, display: Display) -> None:
-    """Write the tables, the picture and the summary from the run folders, and show the table."""
-    found = [({**s, "run_dir": c.name}) for c in cells if (s := read_summary(out / c.name))]
+def report(cells: Sequence[sweep.Cell], out: Path, options) -> str:
+    """Write the tables, the picture and the summary from the run folders that are done; the table, if any is."""
+    found = _found(cells, out)
     if not found:
-        return
+        return ""
     write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "cells": found})
     chosen = tables.choose_learning_rate(found)
     entries = tables.entries(chosen)
-    notes = [*footnotes(cells, options), *tables.rejected_notes(found)]
+    part = [f"So far: {len(found)} of {len(cells)} runs."] if len(found) < len(cells) else []
+    notes = [*footnotes(cells, options), *tables.rejected_notes(found), *part]
     table = tables.table1_markdown(entries, published(cells, options), notes) + tables.spread(entries)
     markdown = grids.stamped(table, options)
     write_text(out / "table1.md", markdown)
@@ -143,7 +144,42 @@ def report(cells: Sequence[sweep.Cell], out: Path, options, display: Display) ->
         groups.setdefault(label, []).append(RoundBar(e.setting, mean, e.deviation_of_rounds, not censored))
     title = grids.title([c.config for c in cells])
     round_bars(out / "table1.png", list(groups.items()), found[0]["rounds"], title, grids.is_smoke(options))
-    display.say("\n" + markdown)
+    return markdown
+
+
+def _found(cells: Sequence[sweep.Cell], out: Path) -> list[dict[str, Any]]:
+    """The summaries of the runs that are done."""
+    return [{**s, "run_dir": c.name} for c in cells if (s := read_summary(out / c.name))]
+
+
+def row(cell: sweep.Cell) -> tuple:
+    """What the cells have in common that are compared: those of other settings, seeds and learning rates."""
+    c = cell.config
+    alpha = flat_dict(c).get("partition.alpha")
+    return c.partition.n_clients, c.federation.participation, alpha, c.algorithm
+
+
+def pairs_first(cells: Sequence[sweep.Cell]) -> list[sweep.Cell]:
+    """The cells row by row, so that the table grows; in a row first those whose generators take time."""
+    rows = list(dict.fromkeys(map(row, cells)))
+    return sorted(cells, key=lambda cell: (rows.index(row(cell)), cell.config.generator is None))
+
+
+class Growing:
+    """The table while the cells run: it is written whenever one has ended, and every row that is complete is said."""
+
+    def __init__(self, cells: Sequence[sweep.Cell], out: Path, options, display: Display) -> None:
+        self.cells, self.out, self.options, self.display = cells, out, options, display
+        self.said: set[tuple] = set()
+
+    def grow(self) -> None:
+        report(self.cells, self.out, self.options)
+        for key in dict.fromkeys(map(row, self.cells)):
+            group = [cell for cell in self.cells if row(cell) == key]
+            found = _found(group, self.out)
+            if key not in self.said and len(found) == len(group):
+                self.said.add(key)
+                self.display.say(tables.effect(tables.entries(tables.choose_learning_rate(found))))
 
 
 def published(cells: Sequence[sweep.Cell], options) -> Mapping[tuple, str]:
@@ -166,10 +202,10 @@ def table1(argv: Sequence[str]) -> int:
         if options.dry_run:
             grids.dry_run(cells, out, display)
             return 0
-        left = sweep.todo(cells, out, display)
+        left = sweep.todo(pairs_first(cells), out, display)
         with sweep.open_sweep(out, options.resume):
-            outcome = sweep.run_cells(left, out, display)
-            report(cells, out, options, display)
+            outcome = sweep.run_cells(left, out, display, on_end=Growing(cells, out, options, display).grow)
+            display.say("\n" + report(cells, out, options))
             return grids.conclude(outcome, started, out, "table1", display)
 
 

@@ -1,17 +1,21 @@
 """What the sweeps over a grid put into their cells and say under their tables."""
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from rich.console import Console
 
 from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import flat_dict, get, override
+from fedcommons.config.flat import deciding, flat_dict, from_dict, get, override, same_results, to_dict
 from fedcommons.errors import UserError
+from fedcommons.files import write_json
 from fedcommons.sweeping import grids
 from fedcommons.sweeping import sweep as tuning
+from fedcommons.sweeping.display import Display
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +102,18 @@ def test_the_notes_name_every_value_that_cells_have(table1: ModuleType) -> None:
     for part in ("E = 10, 30,", "alpha 0.001, 0.01,", "client.epochs 10, 30 (paper: 10)", "sharing.p 0.5263, 0.5",
                  "scripts: 0.01, 0.1, 0.05."):  # fmt: skip
         assert part in notes, notes
+
+
+def test_digits_train_without_onednn_and_nothing_else_does() -> None:
+    """A recorded field: a folder that was written before it was there holds a run with oneDNN."""
+    small, others = presets.experiment("small", "digits"), (("small", "mnist"), ("paper", "digits"))
+    assert not small.client.onednn
+    assert not presets.experiment("smoke", "digits").client.onednn
+    assert all(config.client.onednn for config in [Experiment(), *(presets.experiment(*other) for other in others)])
+    written = to_dict(small)
+    del written["client"]["onednn"]
+    assert same_results(from_dict(written), small) == ["client.onednn"]
+    assert deciding(from_dict(written)) == {n: v for n, v in deciding(small).items() if n != "client.onednn"}
 
 
 def test_the_note_on_methods_has_those_that_ran() -> None:
@@ -191,3 +207,41 @@ def test_a_preset_in_a_config_file_counts_and_a_later_one_more(table1: ModuleTyp
     assert {(c.data.name, c.client.epochs, c.client.batch_size) for c in cells} == {("cifar100", 7, 128)}
     other = table1.arguments(f"--preset smoke --config {path}".split())
     assert (other.preset, other.generator.sampling_steps) == ("authors", 250)
+
+
+def test_table1_runs_row_by_row_and_in_a_row_first_what_needs_generators(table1: ModuleType) -> None:
+    cells = table1.grid(table1.arguments(["--algorithms", "fedavg,scaffold", "--seeds", "0,1"]))
+    ordered = table1.pairs_first(cells)
+    rows = [(c.config.partition.alpha, c.config.algorithm) for c in ordered]
+    assert list(dict.fromkeys(rows)) == [(a, name) for a in (0.01, 0.1) for name in ("fedavg", "scaffold")]
+    assert [c.config.sharing.setting for c in ordered] == [*["shuffled_synthetic"] * 2, *["real"] * 2] * 4
+    assert [rows.count(row) for row in dict.fromkeys(rows)] == [4] * 4
+    assert sorted(c.name for c in ordered) == sorted(c.name for c in cells)
+
+
+def test_table1_grows_as_runs_end(table1: ModuleType, tmp_path: Path) -> None:
+    """A table of what is done is there at any time; a row is said once, when all its runs are."""
+    words = ["--preset", "smoke", "--algorithms", "fedavg,scaffold", "--alphas", "0.1", "--out", str(tmp_path)]
+    options = table1.arguments(words)
+    cells, said = table1.grid(options), io.StringIO()
+    growing = table1.Growing(cells, tmp_path, options, Display(Console(file=said, width=200)))
+    growing.grow()
+    assert not list(tmp_path.iterdir())
+    for number, cell in enumerate(table1.pairs_first(cells), 1):
+        c = cell.config
+        of = {"dataset": "digits", "algorithm": c.algorithm, "setting": c.sharing.setting, "alpha": 0.1, "n_clients": 4,
+              "participation": 1.0, "seed": 0, "learning_rate": 0.1, "target": 0.2, "rounds": 30, "p": 0.0,
+              "rounds_to_target": 24 if c.sharing.setting == "real" else 3, "last_accuracy": 0.9, "best_accuracy": 0.9,
+              "bytes_down": 1, "bytes_up": 1, "bytes_once": 0, "partition": "x"}  # fmt: skip
+        (tmp_path / cell.name).mkdir()
+        write_json(tmp_path / cell.name / "summary.json", of)
+        growing.grow()
+        growing.grow()
+        table = (tmp_path / "table1.md").read_text()
+        assert table.count("| digits") == number
+        assert ("So far: " in table) == (number < 4)
+        assert len(said.getvalue().splitlines()) == number // 2
+    assert said.getvalue().splitlines() == [
+        f"{name}  alpha 0.1  N 4  C 1  real 24 rounds  shuffled_synthetic 3 rounds  8.0x"
+        for name in ("fedavg", "scaffold")
+    ]

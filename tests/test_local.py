@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.local import onednn as set_onednn
 from fedcommons.data.augment import flip_and_crop
 from fedcommons.data.clients import ClientData
 from fedcommons.seeds import generator, set_default_generator
@@ -308,3 +309,22 @@ def test_the_same_module_trains_under_a_plain_trainer(digits: "Digits", tmp_path
     with torch.no_grad():
         before, after = (float(m.training_step((rows.x, rows.y), 0)) for m in (untrained, module))  # pyright: ignore
     assert after < 0.9 * before
+
+
+@pytest.mark.parametrize("onednn", [True, False])
+def test_training_has_onednn_as_asked_whatever_is_set_outside(onednn: bool, digits: "Digits") -> None:
+    federation, seen = digits(), []
+    work = federation.work()
+
+    def watched(batch: tuple[Tensor, ...], step: int) -> Tensor:
+        loss = work.module.training_step(batch, step)
+        assert isinstance(loss, Tensor)
+        seen.append(torch.backends.mkldnn.enabled)
+        loss.register_hook(lambda grad: seen.append(torch.backends.mkldnn.enabled))  # in the backward pass
+        return loss
+
+    for outside in (True, False):
+        with set_onednn(outside):
+            LocalSGD(1, 20, onednn=onednn).run(work, federation.model, _rows(40), 3, loss=watched)
+            assert torch.backends.mkldnn.enabled == outside
+    assert seen == [onednn] * 8

@@ -45,7 +45,7 @@ def test_every_byte_in_the_object_store_is_seen(ray_session: None) -> None:
 
 
 def test_after_a_sweep_of_20_trials_the_object_store_is_empty_again(ray_session: None, tmp_path: Path) -> None:
-    """Most of them in one process, some with actors of their own, one with generators, which Ray tasks train."""
+    """Most of them in one process, some with actors of their own, one with generators."""
     small = presets.experiment("smoke", "digits", {**SMALL, "artifacts": str(tmp_path / "artifacts")})
     configs = [replace(small, seed=seed) for seed in range(20)]
     configs[:2] = [override(c, ACTORS) for c in configs[:2]]

@@ -131,3 +131,10 @@ def test_a_cell_is_what_varies_less_the_seed() -> None:
     assert [(len(e.runs), e.varied) for e in cells] == [(2, (("fedprox.mu", 0.1),)), (2, (("fedprox.mu", 0.5),))]
     assert "fedprox fedprox.mu=0.5" in tables.table1_markdown(cells, {}, [])
     assert [e.varied for e in tables.entries([{n: v for n, v in r.items() if n != "config"} for r in runs])] == [()]
+
+
+def test_a_pair_in_a_line() -> None:
+    pool, real = run("shuffled_synthetic", 0, 3), run("real", 0, 24)
+    line = "fedavg  alpha 0.01  N 10  C 1  real 24 rounds  shuffled_synthetic 3 rounds  8.0x"
+    assert tables.effect(tables.entries([pool, real])) == line
+    assert tables.effect(tables.entries([real])) == "fedavg  alpha 0.01  N 10  C 1  real 24 rounds"

@@ -59,6 +59,9 @@ def test_table1_leaves_what_it_promises(table: tuple[Path, Path, str]) -> None:
     for alpha in (0.01, 0.1):
         assert len({c["partition"] for c in summary["cells"] if c["alpha"] == alpha}) == 1
     assert (out / "table1.md").read_text() in printed
+    parts = ["scaffold  alpha 0.01  N 4  C 1  real ", "scaffold  alpha 0.1  N 4  C 1  real ", "| data set"]
+    assert all(printed.count(part) == 1 for part in parts)
+    assert sorted(parts, key=printed.index) == parts  # row by row, before the table
     assert "failed" not in printed
     assert (out / "table1.png").read_bytes().startswith(b"\x89PNG")
     assert len((out / "table1.csv").read_text().splitlines()) == 7

@@ -10,6 +10,7 @@ import torch
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
+from fedcommons.core.local import onednn
 from fedcommons.core.worker import fresh_torch
 from fedcommons.federation import rounds
 from fedcommons.federation.memory import ClientMemory
@@ -29,6 +30,7 @@ def _settings() -> tuple:
         torch.is_inference_mode_enabled(),
         torch.get_default_device(),
         torch.get_num_threads(),
+        torch.backends.mkldnn.enabled,
     )
 
 
@@ -61,7 +63,15 @@ def _inference_mode_on_a_device() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=[_float64_and_no_grad, _default_device_and_no_gradients, _inference_mode_on_a_device])
+@contextmanager
+def _no_onednn() -> Iterator[None]:
+    with onednn(False):
+        yield
+
+
+@pytest.fixture(
+    params=[_float64_and_no_grad, _default_device_and_no_gradients, _inference_mode_on_a_device, _no_onednn]
+)
 def setting(request: pytest.FixtureRequest) -> Context:
     _load.cache_clear()  # data that another test has loaded are not made under its setting
     return request.param

@@ -158,6 +158,8 @@ class Client:
     """leave out a last batch that is not full (kept where it is the only one)"""
     equal_work: bool = True
     """with n~ synthetic images, train E' = max(1, floor(n_i E/(n_i + n~))) epochs, so steps stay about equal"""
+    onednn: bool = True
+    """convolve with oneDNN in training; steps on few pixels are faster without it (presets smoke and small: digits)"""
 
 
 @dataclass(frozen=True)

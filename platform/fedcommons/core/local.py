@@ -1,6 +1,7 @@
 """The one local training loop: plain minibatch steps that drive the client's LightningModule."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, NamedTuple
@@ -52,6 +53,7 @@ class LocalSGD:
     equal_work: bool = True  # fewer epochs for clients with shared data, so that steps stay about equal
     augment: bool = False
     dp: DPSGD | None = None
+    onednn: bool = True  # slower than torch's own kernels on few pixels
 
     def epochs_for(self, n: int, n_own: int | None) -> int:
         """E' = max(1, floor(n_i E/(n_i + n~))), the authors' rule, where n~ of the n examples are not the client's."""
@@ -84,7 +86,7 @@ class LocalSGD:
         protections: set[Release] = set()
         n = len(data)
         batches = (b for epoch in range(self.epochs_for(n, data.n_own)) for b in self._batches(data, seed, epoch))
-        with work.logged as logged:
+        with work.logged as logged, onednn(self.onednn):
             for batch in batches:
                 try:
                     if self.dp:
@@ -293,6 +295,17 @@ def _flat_views(named: Mapping[str, Tensor]) -> Flat:
     return Flat(
         layout_of(named.items()), torch.cat([t.detach().reshape(-1) for t in named.values()] or [torch.empty(0)])
     )
+
+
+@contextmanager
+def onednn(enabled: bool) -> Iterator[None]:
+    """Convolve with oneDNN, or with torch's own kernels, which round differently; afterwards as before."""
+    before = torch.backends.mkldnn.enabled
+    torch.backends.mkldnn.enabled = enabled  # pyright: ignore[reportAttributeAccessIssue]  (a descriptor that takes it)
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.enabled = before
 
 
 def constant(correction: Flat) -> AddToGrad:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from fedcommons.core.algorithm import Algorithm
-from fedcommons.core.local import Work
+from fedcommons.core.local import Work, onednn
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 
@@ -42,8 +42,8 @@ def set_up_process() -> None:
 def fresh_torch() -> Iterator[None]:
     """Run with torch's own defaults, whatever the caller has set, and restore the caller's settings afterwards.
 
-    Default type float32, default device the CPU, gradients on. The number of threads, which ``set_up_process`` changes,
-    and the state of the default random generators, which are keyed, are restored too.
+    Default type float32, default device the CPU, gradients and oneDNN on. The number of threads, which
+    ``set_up_process`` changes, and the state of the default random generators, which are keyed, are restored too.
     """
     kind, threads = torch.get_default_dtype(), torch.get_num_threads()
     gpus = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
@@ -52,6 +52,7 @@ def fresh_torch() -> Iterator[None]:
         settings.callback(torch.set_num_threads, threads)
         settings.callback(torch.set_default_dtype, kind)
         torch.set_default_dtype(torch.float32)
+        settings.enter_context(onednn(True))
         settings.enter_context(torch.inference_mode(False))  # ends no_grad as well
         if torch.get_default_device().type != "cpu":  # a device's context slows every call of torch down
             settings.enter_context(torch.device("cpu"))

@@ -118,6 +118,17 @@ def speed_up(base: Entry, other: Entry) -> str:
     return f"{sign}{slow / fast:.1f}x"
 
 
+def effect(cells: Sequence[Entry]) -> str:
+    """One federation and algorithm in a line: the rounds in each setting, and how many times fewer than with real."""
+    first, base = cells[0], next((e for e in cells if e.setting == "real"), None)
+    parts = [labelled(first), f"alpha {number(first.alpha)}", f"N {first.n_clients}", f"C {first.participation:g}"]
+    for e in sorted(cells, key=lambda e: e.setting != "real"):
+        parts.append(f"{e.setting} {e.rounds} rounds")
+        if base and base is not e:
+            parts.append(speed_up(base, e))
+    return "  ".join(parts)
+
+
 def table1_markdown(cells: Sequence[Entry], published: Mapping[tuple, str], footnotes: Sequence[str]) -> str:
     """The paper's Table 1, a line for each federation and setting; ``published``: the paper's rounds, if comparable."""
     head = ["data set", "N", "C", "alpha", "algorithm", "setting", "target", "rounds", "speed-up", "last acc.",

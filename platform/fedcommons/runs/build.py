@@ -22,7 +22,7 @@ from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import LocalSGD, Work, floating_buffers
 from fedcommons.core.logged import Logged
-from fedcommons.core.worker import RunData, Worker, default_device, fresh_torch
+from fedcommons.core.worker import RunData, Worker, default_device, fresh_torch, set_up_process
 from fedcommons.data import datasets
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Dataset, without_images
@@ -183,7 +183,7 @@ def synthetic_images(
     prepared: Prepared, store: Store, jobs: Sequence[synthetic_pool.Job], say: Callable[[str], None]
 ) -> list[Contribution]:
     """Each client's contribution of synthetic images; ``jobs``: those to be made here, before they are read."""
-    torch.set_num_threads(1)  # as in Ray's workers: more threads would round differently
+    set_up_process()
     for number, job in enumerate(jobs, 1):
         doing = "training" if job.epochs else "sampling"
         say(f"generator {number}/{len(jobs)} (client {job.needs[0].client}): {doing}")
@@ -257,7 +257,7 @@ def local_loop(config: Experiment, augment: bool) -> LocalSGD:
     """The local training of ``config``."""
     c = config.client
     dp = DPSGD(config.dp.noise_multiplier, config.dp.clip, noise_key(config)) if config.dp.local else None
-    return LocalSGD(c.epochs, c.batch_size, c.drop_last, c.equal_work, augment, dp)
+    return LocalSGD(c.epochs, c.batch_size, c.drop_last, c.equal_work, augment, dp, c.onednn)
 
 
 def noise_key(config: Experiment) -> int:

@@ -18,7 +18,8 @@ from fedcommons.artifacts import Store, key_of
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import deciding, flat_dict
 from fedcommons.core import trainer
-from fedcommons.core.worker import fresh_torch
+from fedcommons.core.local import onednn
+from fedcommons.core.worker import fresh_torch, set_up_process
 from fedcommons.data.augment import flip_and_crop
 from fedcommons.data.examples import Examples
 from fedcommons.federation.evaluation import CHUNK
@@ -138,20 +139,21 @@ def _stranger(folder: Path) -> str | None:
 
 
 def _train(central: Central) -> dict[str, Any]:
-    torch.set_num_threads(1)  # as in Ray's workers: more threads would round differently
+    set_up_process()
     c, prepared = central.config, prepare(central.config)
     synthetic = central.source == "central_synthetic"
     train = _union(prepared) if synthetic else prepared.dataset.train
-    accuracies = fit(
-        build_module(c, prepared.dataset),
-        train,
-        prepared.dataset.test,
-        epochs=central.epochs,
-        batch_size=c.client.batch_size,
-        seed=c.seed,
-        drop_last=c.client.drop_last,
-        augment=prepared.dataset.augment,
-    )
+    with onednn(c.client.onednn):
+        accuracies = fit(
+            build_module(c, prepared.dataset),
+            train,
+            prepared.dataset.test,
+            epochs=central.epochs,
+            batch_size=c.client.batch_size,
+            seed=c.seed,
+            drop_last=c.client.drop_last,
+            augment=prepared.dataset.augment,
+        )
     return {
         "dataset": c.data.name,
         "algorithm": "central",

@@ -1,23 +1,21 @@
-"""Many experiments at once: first the generators, each once; then the cells as Ray Tune trials."""
+"""Many experiments at once, as Ray Tune trials; so are the generators that they need, each trained once."""
 
 import logging
 import os
-import pickle
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
-from ray.exceptions import RayError
 from ray.tune import Callback
 
-from fedcommons.artifacts import Store
+from fedcommons.artifacts import Store, key_of
 from fedcommons.config import flat, parts
-from fedcommons.config.experiment import Experiment
+from fedcommons.config.experiment import Experiment, Federation
 from fedcommons.data.datasets import data_folder
 from fedcommons.errors import ClientError, UserError, left_in, sentence
 from fedcommons.federation import cluster
@@ -26,6 +24,7 @@ from fedcommons.runs import build, experiment
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.folders import holds_runs, open_folder
+from fedcommons.sweeping.order import InOrder, Lacking, make
 from fedcommons.tracking.run_folder import STOPPED, is_run, read_config, read_rounds, read_summary
 
 
@@ -39,7 +38,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a sweep went: seconds of its parts, how many generators it trained, and the cells that failed."""
+    """How a sweep went: seconds of its parts, which overlap, how many generators it trained, and who failed."""
 
     seconds: Mapping[str, float]
     generators_trained: int
@@ -48,8 +47,6 @@ class Outcome:
 
 def cell(config: Experiment, varied: Mapping[str, str]) -> Cell:
     """A cell named after some fields (name to label) and a hash of all that decides its result."""
-    from fedcommons.artifacts import key_of
-
     fields = flat.flat_dict(config)
     chosen = [parts.label(config.algorithm), parts.label(config.sharing.setting)]
     labels = [f"{label}{_short(fields[name])}" for name, label in varied.items() if name in fields]
@@ -73,7 +70,7 @@ class Todo:
 
     n_cells: int  # of the whole sweep
     cells: Sequence[Cell]
-    lacking: Sequence[tuple[Store, Sequence[synthetic_pool.Job]]]
+    lacking: Sequence[Lacking]
 
 
 def todo(cells: Sequence[Cell], out: Path, display: Display) -> Todo:
@@ -83,12 +80,21 @@ def todo(cells: Sequence[Cell], out: Path, display: Display) -> Todo:
         UserError: something that cannot be met: it is refused before any work and before anything is written.
     """
     left = [c for c in cells if not is_done(c, out)]
-    wanted = [(c.config.artifacts, need) for c in left for need in build.prepare(c.config).needs]
-    stores = [Store(Path(folder), display.say) for folder in dict.fromkeys(folder for folder, _ in wanted)]
-    lacking = [(s, synthetic_pool.missing(s, [need for f, need in wanted if Path(f) == s.folder])) for s in stores]
-    for store, jobs in lacking:
+    wanted = [(c, need) for c in left for need in build.prepare(c.config).needs]
+    users: dict[str, list[str]] = {}
+    for c, need in wanted:
+        users.setdefault(key_of(need.images_facts), []).append(c.name)
+    lacking = []
+    for folder in dict.fromkeys(c.config.artifacts for c, _ in wanted):
+        store = Store(Path(folder), display.say)
+        jobs = synthetic_pool.missing(store, [need for c, need in wanted if c.config.artifacts == folder])
         if jobs:
             store.require_writable()
+        for job in jobs:
+            images = [key_of(need.images_facts) for need in job.needs]
+            names = dict.fromkeys(name for key in images for name in users[key])
+            told_by = dict.fromkeys(users[key][0] for key in images)
+            lacking.append(Lacking(job.needs[0].client, images, list(names), list(told_by)))
     return Todo(len(cells), left, lacking)
 
 
@@ -107,97 +113,81 @@ def open_sweep(out: Path, resume: bool) -> Iterator[None]:
 
 
 def run_cells(
-    left: Todo, out: Path, display: Display, *, scheduler: Any = None, metric: str = "test/accuracy"
+    left: Todo,
+    out: Path,
+    display: Display,
+    *,
+    scheduler: Any = None,
+    metric: str = "test/accuracy",
+    on_end: Callable[[], None] = lambda: None,
 ) -> Outcome:
     """Run every cell that is left, each in ``out/NAME``; a cell that fails does not take the others with it.
 
-    ``out`` must be open; ``scheduler``: a Ray Tune scheduler, told ``metric`` after every round.
+    They start in their order, each when it has its generators. ``out`` must be open; ``scheduler``: a Ray Tune
+    scheduler, told ``metric`` after every round; ``on_end`` is called whenever a cell has ended.
     """
     if len(left.cells) < left.n_cells:
         display.say(f"{left.n_cells - len(left.cells)} of {left.n_cells} cells are done already.")
     started = time.perf_counter()
-    trained, ready = 0, started
     failures: dict[str, str] = {}
+    trained, ready = 0, started
     if left.cells:
         cluster.connect()
         cluster.require_actors(left.cells[0].config)
         display.say(f"{len(left.cells)} cells to run on {cluster.describe()}.")
-        trained = _make_generators(left, display)
-        ready = time.perf_counter()
-        failures = _run_trials(left.cells, out, display, scheduler, metric)
+        if not left.lacking and any(c.config.generator for c in left.cells):
+            display.say("All generators are in the store: none had to be trained.")
+        progress = _Progress(display, left, on_end)
+        failures, trained = _run_trials(left, out, progress, scheduler, metric)
+        ready = max(progress.ready, started)
     for c in left.cells:
         if (summary := read_summary(out / c.name)) and summary.get("rejected"):
             display.say(f"{c.name}: {told(summary['rejected'])}, see rejected in {out / c.name / 'summary.json'}")
-    end = time.perf_counter()
-    return Outcome({"generators": ready - started, "cells": end - ready}, trained, failures)
+    return Outcome({"generators": ready - started, "cells": time.perf_counter() - started}, trained, failures)
 
 
-def _make_generators(left: Todo, display: Display) -> int:
-    """Train, in parallel as Ray tasks, each generator that any of the experiments needs and the store lacks."""
-    import ray
-
-    if not left.lacking:
-        return 0
-    trained, done = 0, 0
-    gpus = cluster.gpu_share(left.cells[0].config.federation.gpus_per_actor)
-    task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=2)(_make)
-    for store, jobs in left.lacking:
-        trained += sum(bool(job.epochs) for job in jobs)
-        here = str(parts.base())
-        pending = {task.remote(here, job.needs[0].recipe.name, pickle.dumps(job)): job for job in jobs}
-        while pending:
-            (ready, *_), _ = ray.wait(list(pending))
-            job = pending.pop(ready)
-            try:
-                synthetic_pool.keep(store, job, ray.get(ready))
-            except RayError as error:
-                said = f"the generator of client {job.needs[0].client} failed: {sentence(error)}"
-                raise ClientError(said, trace=f"{error}\n") from error
-            done += 1
-            display.step("generators", done, len(jobs), "trained and sampled")
-    display.drop("generators")
-    display.say(
-        f"{trained} generators trained." if trained else "All generators are in the store: none had to be trained."
-    )
-    return trained
-
-
-def _make(here: str, generator: str, job: bytes) -> synthetic_pool.Made:
-    """What a job makes; the module of the generator's class must be there before the job can be unpickled."""
-    os.environ[parts.HERE] = here
-    parts.find("generator", generator)
-    torch.set_num_threads(1)
-    return synthetic_pool.make(pickle.loads(job))
-
-
-def _run_trials(cells: Sequence[Cell], out: Path, display: Display, scheduler: Any, metric: str) -> dict[str, str]:
-    """Run the cells as Tune trials; what stopped each that failed, in one line."""
+def _run_trials(
+    left: Todo, out: Path, progress: "_Progress", scheduler: Any, metric: str
+) -> tuple[dict[str, str], int]:
+    """Run the cells as Tune trials; what stopped each that failed, in a line, and how many generators were trained."""
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # Ctrl-C is ours to handle
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # the run folders are the record
     os.environ["TUNE_DISABLE_STRICT_METRIC_CHECKING"] = "1"  # a trial that fails may have measured nothing
+    import ray
     from ray import tune
 
+    # as many may wait as there are cores: with one, the actor that starts for it is given up whenever another is free
+    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(max(1, int(ray.cluster_resources().get("CPU", 1))))
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # what stops a trial is said below, in a line
 
-    here = str(parts.base())
+    cells, here = left.cells, str(parts.base())
     configs = [flat.to_dict(with_absolute_paths(c.config)) for c in cells]
-    trials = [
-        {"name": c.name, "out": str(out.resolve()), "here": here, "config": config}
+    trials = {
+        c.name: {"name": c.name, "out": str(out.resolve()), "here": here, "config": config}
         for c, config in zip(cells, configs, strict=True)
-    ]
-    trainable = tune.with_resources(_trial, _resources(cells[0].config))
+    }
+    f = cells[0].config.federation
+    serial = f.executor == "serial"
+    order = InOrder(trials, left.lacking, 1 if serial else f.actors)
+    trainable = tune.with_resources(_trial, partial(_resources, f))
     # Tune's own record is not used, as a sweep resumes by its cells' folders, and must not share a full disk with them.
     with TemporaryDirectory(prefix="fedcommons-tune-", ignore_cleanup_errors=True) as state:
         tuner = tune.Tuner(
             trainable,
-            param_space={"cell": tune.grid_search(trials)},
-            tune_config=tune.TuneConfig(metric=metric, mode="max", scheduler=scheduler, reuse_actors=scheduler is None),
+            tune_config=tune.TuneConfig(
+                metric=metric,
+                mode="max",
+                scheduler=scheduler,
+                search_alg=order,
+                num_samples=len(cells) + len(left.lacking),
+                reuse_actors=scheduler is None and serial,  # an idle one keeps its place: only where all need the same
+            ),
             run_config=tune.RunConfig(
                 failure_config=tune.FailureConfig(max_failures=2),  # a trial goes on from its checkpoint
                 storage_path=state,
                 verbose=0,
-                callbacks=[_Progress(display, len(cells))],
+                callbacks=[progress],
             ),
         )
         try:
@@ -206,18 +196,22 @@ def _run_trials(cells: Sequence[Cell], out: Path, display: Display, scheduler: A
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from None
             raise
-    failures: dict[str, str] = {}
+    failures = dict(order.failed)
     for result in results:
-        name: str = result.config["cell"]["name"]  # pyright: ignore[reportOptionalSubscript]
-        left = left_in(out / name) or ""  # names the traceback too; of a run that was refused it may be an old one
+        given: dict[str, Any] = result.config or {}
+        if "cell" not in given:
+            continue
+        name: str = given["cell"]["name"]
+        # names the traceback too; of a run that was refused it may be an old one
+        told_there = left_in(out / name) or ""
         if result.error is not None:
-            failures[name] = left or sentence(result.error)
+            failures[name] = told_there or sentence(result.error)
         elif said := (result.metrics or {}).get("failed"):
-            failures[name] = left if left.startswith(said) else said
+            failures[name] = told_there if told_there.startswith(said) else said
     for c in cells:
         if scheduler is not None and c.name not in failures and read_summary(out / c.name) is None:
             (out / c.name / STOPPED).touch()
-    return failures
+    return failures, order.trained
 
 
 def with_absolute_paths(config: Experiment) -> Experiment:
@@ -226,19 +220,24 @@ def with_absolute_paths(config: Experiment) -> Experiment:
     return flat.override(config, {name: str(Path(folder).resolve()) for name, folder in folders.items()})
 
 
-def _resources(config_: Experiment):
+def _resources(f: Federation, params: Mapping[str, Any]):
     """What one trial reserves: itself, or the client actors it has."""
     from ray import tune
 
-    share = cluster.bundle(config_.federation.gpus_per_actor)
+    share = cluster.bundle(f.gpus_per_actor)
     # A trial with actors only waits for them: it reserves no core of its own.
-    bundles = [share] if config_.federation.executor == "serial" else [{}] + [share] * config_.federation.actors
+    alone = f.executor == "serial" or "generator" in params
+    bundles = [share] if alone else [{}] + [share] * f.actors
     return tune.PlacementGroupFactory(bundles, strategy="PACK")
 
 
 def _trial(params: Mapping[str, Any]) -> None:
     from ray import tune
 
+    if asked := params.get("generator"):
+        os.environ[parts.HERE] = asked["here"]
+        make(asked["cells"], asked["images"])
+        return
     given = params["cell"]
     os.environ[parts.HERE] = given["here"]
     c = flat.from_dict(given["config"])
@@ -273,14 +272,15 @@ def _trial(params: Mapping[str, Any]) -> None:
 class _Progress(Callback):
     """Passes Tune's events on to the display."""
 
-    def __init__(self, display: Display, n_cells: int) -> None:
-        self.display, self.n_cells, self.done = display, n_cells, 0
+    def __init__(self, display: Display, left: Todo, on_end: Callable[[], None]) -> None:
+        self.display, self.on_end, self.n_cells, self.n_generators = display, on_end, len(left.cells), len(left.lacking)
+        self.done, self.made, self.ready = 0, 0, 0.0
 
     def __getstate__(self) -> dict:
         return {}  # Tune pickles its callbacks into its own record, which nobody reads; a terminal cannot be pickled
 
     def on_trial_result(self, iteration: int, trials: list, trial: Any, result: dict, **info: Any) -> None:
-        if "failed" in result:
+        if "failed" in result or "cell" not in trial.config:
             return
         given = trial.config["cell"]
         text = f"rounds, accuracy {result['test/accuracy']:.3f}"
@@ -293,9 +293,16 @@ class _Progress(Callback):
         self._end(trial)
 
     def _end(self, trial: Any) -> None:
+        if "generator" in trial.config:
+            self.made, self.ready = self.made + 1, time.perf_counter()
+            self.display.step("generators", self.made, self.n_generators, "trained and sampled")
+            if self.made == self.n_generators:
+                self.display.drop("generators")
+            return
         self.done += 1
         self.display.drop(trial.config["cell"]["name"])
         self.display.title(f"{self.done} of {self.n_cells} cells done")
+        self.on_end()
 
 
 def tracked(fields: Mapping[str, Any], out: Path) -> dict[str, Any]:

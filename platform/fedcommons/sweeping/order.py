@@ -1,0 +1,106 @@
+"""In which order a sweep works: cell after cell, each after the generators that it needs."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import tune
+from ray.tune.search import Searcher
+
+from fedcommons.artifacts import Store, key_of
+from fedcommons.config import flat
+from fedcommons.core.worker import set_up_process
+from fedcommons.errors import sentence
+from fedcommons.runs import build
+from fedcommons.sharing import synthetic_pool
+
+
+@dataclass(frozen=True)
+class Lacking:
+    """What a store of artifacts lacks: a generator of this client, images drawn from it, or both.
+
+    images: their keys;  cells: the names of all that need them;  told_by: of some from which all the images follow.
+    """
+
+    client: int
+    images: Collection[str]
+    cells: Collection[str]
+    told_by: Collection[str]
+
+
+def make(cells: Collection[Mapping[str, Any]], images: Collection[str]) -> None:
+    """Train the generator that cells of these configs need for these images, draw them and keep both.
+
+    What stops it is reported, not raised: it would stop it again.
+    """
+    set_up_process()
+    try:
+        trained = False
+        configs = [flat.from_dict(cell) for cell in cells]
+        needs = [need for config in configs for need in build.prepare(config).needs]
+        store = Store(Path(configs[0].artifacts))
+        for job in synthetic_pool.missing(store, [need for need in needs if key_of(need.images_facts) in images]):
+            synthetic_pool.keep(store, job, synthetic_pool.make(job))
+            trained = trained or bool(job.epochs)
+        tune.report({"trained": trained})
+    except Exception as error:
+        tune.report({"failed": sentence(error)})
+
+
+class InOrder(Searcher):
+    """Tells Ray Tune which trial is next: the first cell that is left, or before it a generator that it needs.
+
+    Trials for later cells come only where a core would have nothing to do until its generators are there.
+
+    trials: cell to its parameters;  lacking: of all of them;  cores: of a cell; a generator has one.
+    """
+
+    def __init__(self, trials: Mapping[str, Mapping[str, Any]], lacking: Collection[Lacking], cores: int) -> None:
+        super().__init__()
+        self.all, self.trials = trials, dict(trials)
+        self.cores, self.lacking = cores, dict(enumerate(lacking))
+        self.running: dict[str, int | None] = {}  # trial to its generator; None: of a cell
+        self.failed: dict[str, str] = {}  # cell: why one of its generators was not made
+        self.trained = 0
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        """The parameters of the next trial; None: later. Called while no trial waits for a place."""
+        for name in list(self.trials):
+            needed = [number for number, one in self.lacking.items() if name in one.cells]
+            if name in self.failed:
+                del self.trials[name]
+            elif not needed:
+                self.running[trial_id] = None
+                return {"cell": self.trials.pop(name)}
+            elif left := [number for number in needed if number not in self.running.values()]:
+                self.running[trial_id] = left[0]
+                one = self.lacking[left[0]]
+                cells = [self.all[cell]["config"] for cell in one.told_by]
+                return {"generator": {"here": self.all[name]["here"], "cells": cells, "images": list(one.images)}}
+            elif self._busy() >= ray.cluster_resources().get("CPU", 1):
+                return None
+        return None if self.trials else Searcher.FINISHED
+
+    def _busy(self) -> int:
+        return sum(self.cores if number is None else 1 for number in self.running.values())
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        """A generator is there, or its cells have failed."""
+        number = self.running.pop(trial_id, None)
+        if number is None:
+            return
+        one = self.lacking.pop(number)
+        if error or not result or "trained" not in result:
+            why = (result or {}).get("failed", "its process died")
+            said = f"the generator of client {one.client} failed: {why}"
+            self.failed |= dict.fromkeys(one.cells, said)
+        else:
+            self.trained += result["trained"]
+
+    def __getstate__(self) -> dict:
+        return {}  # Tune pickles it into its own record, which nobody reads
+
+    def save_to_dir(self, checkpoint_dir: str, session_str: str = "default") -> None:
+        """Nothing: a sweep resumes by its cells' folders."""
