@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedcommons.reports import tables
-from fedcommons.reports.plots import class_heatmap, metric_against_fields, round_bars
+from fedcommons.reports.plots import class_heatmap, round_bars
 from fedcommons.reports.published import fedssyn_table1
 
 
@@ -92,9 +92,7 @@ def test_pictures_are_drawn(tmp_path: Path) -> None:
 
     round_bars(tmp_path / "bars.png", [("α = 0.01", [("real", 30, True), ("shuffled_synthetic", 4, False)])], 30)
     class_heatmap(np.eye(10, dtype=int) * 12, tmp_path / "heat.png")
-    records = [{"lr": 0.1, "m": 3, "rounds": 9}, {"lr": 0.01, "m": None, "rounds": 9}]
-    metric_against_fields(records, ["lr"], "m", tmp_path / "m.png")
-    for name in ("bars.png", "heat.png", "m.png"):
+    for name in ("bars.png", "heat.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 

@@ -1,9 +1,7 @@
 """Pictures."""
 
 import io
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import numpy as np
@@ -64,27 +62,5 @@ def round_bars(path: Path, groups: list[tuple[str, list[tuple[str, float, bool]]
     shown = dict.fromkeys(setting for _, bars in groups for setting, _, _ in bars)
     axes.legend([Patch(color=colours[s]) for s in shown], list(shown), fontsize=8, loc="best")
     axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    save(figure, path, 120)
-
-
-def metric_against_fields(records: Sequence[Mapping[str, Any]], fields: Sequence[str], metric: str, path: Path) -> None:
-    """A panel for each swept field: every run's metric against the field's value; a cross on top where not reached."""
-    figure, panels = plt.subplots(1, len(fields), figsize=(4 * len(fields), 3.2), squeeze=False, sharey=True)
-    top = max(r["rounds"] for r in records)
-    for axes, field in zip(panels[0], fields, strict=True):
-        values = [r[field] for r in records]
-        if all(isinstance(v, int | float) for v in values) and min(values) > 0 and max(values) / min(values) >= 10:
-            axes.set_xscale("log")
-        reached = [(v, r[metric]) for v, r in zip(values, records, strict=True) if r[metric] is not None]
-        missed = [v for v, r in zip(values, records, strict=True) if r[metric] is None]
-        if reached:
-            axes.scatter(*zip(*reached, strict=True), color="#c0392b", s=24)
-        if missed:
-            axes.scatter(missed, [top] * len(missed), marker="x", color="0.5", s=28, label="not reached")
-            axes.legend(fontsize=8)
-        axes.set_xlabel(field)
-        axes.grid(alpha=0.3)
-    panels[0][0].set_ylabel(metric)
     figure.tight_layout()
     save(figure, path, 120)

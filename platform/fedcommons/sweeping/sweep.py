@@ -106,12 +106,10 @@ def open_sweep(out: Path, resume: bool) -> Iterator[None]:
         yield
 
 
-def run_cells(
-    left: Todo, out: Path, display: Display, *, scheduler: Any = None, metric: str = "test/accuracy"
-) -> Outcome:
+def run_cells(left: Todo, out: Path, display: Display, *, scheduler: Any = None) -> Outcome:
     """Run every cell that is left, each in ``out/NAME``; a cell that fails does not take the others with it.
 
-    ``out`` must be open; ``scheduler``: a Ray Tune scheduler, told ``metric`` after every round.
+    ``out`` must be open; ``scheduler``: a Ray Tune scheduler with its metric, told those of every round.
     """
     if len(left.cells) < left.n_cells:
         display.say(f"{left.n_cells - len(left.cells)} of {left.n_cells} cells are done already.")
@@ -124,7 +122,7 @@ def run_cells(
         display.say(f"{len(left.cells)} cells to run on {cluster.describe()}.")
         trained = _make_generators(left, display)
         ready = time.perf_counter()
-        failures = _run_trials(left.cells, out, display, scheduler, metric)
+        failures = _run_trials(left.cells, out, display, scheduler)
     for c in left.cells:
         if (summary := read_summary(out / c.name)) and summary.get("rejected"):
             display.say(f"{c.name}: {told(summary['rejected'])}, see rejected in {out / c.name / 'summary.json'}")
@@ -170,7 +168,7 @@ def _make(here: str, generator: str, job: bytes) -> synthetic_pool.Made:
     return synthetic_pool.make(pickle.loads(job))
 
 
-def _run_trials(cells: Sequence[Cell], out: Path, display: Display, scheduler: Any, metric: str) -> dict[str, str]:
+def _run_trials(cells: Sequence[Cell], out: Path, display: Display, scheduler: Any) -> dict[str, str]:
     """Run the cells as Tune trials; what stopped each that failed, in one line."""
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # Ctrl-C is ours to handle
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
@@ -192,7 +190,7 @@ def _run_trials(cells: Sequence[Cell], out: Path, display: Display, scheduler: A
         tuner = tune.Tuner(
             trainable,
             param_space={"cell": tune.grid_search(trials)},
-            tune_config=tune.TuneConfig(metric=metric, mode="max", scheduler=scheduler, reuse_actors=scheduler is None),
+            tune_config=tune.TuneConfig(scheduler=scheduler, reuse_actors=scheduler is None),
             run_config=tune.RunConfig(
                 failure_config=tune.FailureConfig(max_failures=2),  # a trial goes on from its checkpoint
                 storage_path=state,
@@ -244,12 +242,11 @@ def _trial(params: Mapping[str, Any]) -> None:
     c = flat.from_dict(given["config"])
 
     folder = Path(given["out"]) / given["name"]
-    best, last = 0.0, {}
+    last: dict[str, Any] = {}
 
     def report(number: int, metrics: Mapping[str, float | None]) -> None:
-        nonlocal best, last
-        best = max(best, metrics["test/accuracy"] or 0.0) if number else best
-        last = {"round": number, "best_accuracy": best, **metrics}
+        nonlocal last
+        last = {"round": number, **metrics}
         if number < c.federation.rounds:
             tune.report(last)
 
@@ -259,8 +256,7 @@ def _trial(params: Mapping[str, Any]) -> None:
 
     try:
         if lines := read_rounds(folder):  # Tune is told also of a trial that has no round left to play
-            best = max((line["test/accuracy"] for line in lines if line["round"] > 0), default=0.0)
-            last = {"best_accuracy": best, **lines[-1]}
+            last = dict(lines[-1])
         # A trial never trains a generator: it would hold its cores for work that other trials may do too.
         experiment.run(c, folder, resume=True, say=say, on_round=report, may_generate=False)
     except (ClientError, UserError, LookupError) as error:
