@@ -104,6 +104,9 @@ def test_who_did_not_finish_or_lacks_the_metric_comes_last() -> None:
     ]  # fmt: skip
     assert _order(rows, "validation_accuracy") == [({}, [0.4, 0.1, 0.5, 0.2, 0.3])]
     assert _order(rows, "MB")[0][1][-1] == 0.3  # stopped early, so it sent little
+    (panel,), colours = ranking.panels(ranking.ranked(pd.DataFrame(rows), "MB", "min"), ["client.lr"], "MB")
+    assert {p.x for p in panel.points} == {0.1, 0.2, 0.4, 0.5}
+    assert colours == ""
 
 
 def test_a_seed_that_missed_the_target_counts_with_all_its_rounds() -> None:

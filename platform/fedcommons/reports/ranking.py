@@ -86,16 +86,19 @@ def table(groups: Sequence[Group], swept: Sequence[str], metric: str, way: str) 
     if "rounds_to_target" in known:
         notes.append(">R: the target was not reached within R rounds; such a seed counts as R in the mean.")
     if any(set(point.runs["status"]) != {"finished"} for point in every):
-        notes.append("Points with runs that are not finished come last, with the numbers of their last round.")
+        notes.append(
+            "Points with runs that are not finished come last, with the numbers of their last round, and are not drawn."
+        )
     return "\n".join([*text, *(f"{i}. {note}" for i, note in enumerate(notes, 1))]) + "\n"
 
 
 def panels(groups: Sequence[Group], swept: Sequence[str], metric: str) -> tuple[list[series.Panel], str]:
     """A panel for each swept field; and what the colours are.
 
-    Colours are the environments, or else the swept field of fewest values, where there are several fields.
+    Colours are the environments, or else the swept field of fewest values, where there are several fields. Points with
+    runs that are not finished are left out.
     """
-    every = [point for group in groups for point in group.points]
+    every = [point for group in groups for point in group.points if set(point.runs["status"]) == {"finished"}]
     values = {n: {series.label(series.value(p, n)) for p in every} for n in swept if n != "seed"}
     colours = list(groups[0].environment)
     if not colours and len(values) > 1:

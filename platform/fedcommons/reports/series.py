@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from fedcommons.files import write_bytes
 from fedcommons.reports.cells import Cell, counted
@@ -18,6 +19,8 @@ from fedcommons.reports.metrics import words
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "*")
 """Of Okabe and Ito, which all can tell apart; series beyond the seventh have the next marker."""
+
+BOUND = "hollow: a seed did not\nreach the target, counted\nwith all its rounds"
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,7 @@ def draw(path: Path, panels: Sequence[Panel], y: str, series: str, title: str) -
     for axes in grid:
         handles |= {name: handle for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)}
     if handles:
+        handles = dict(sorted(handles.items(), key=lambda item: item[0] == BOUND))  # last
         figure.legend(
             list(handles.values()), list(handles), loc="outside right upper", fontsize=8, title=series or None
         )
@@ -98,6 +102,9 @@ def _panel(axes: Axes, panel: Panel, look: Mapping[str, tuple[str, str]]) -> Non
     places = _places(panel.points)
     if places is None and _spans([p.x for p in panel.points], 10):
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        axes.xaxis.set_minor_locator(NullLocator())
     names = [name for name in look if any(p.series == name for p in panel.points)]
     for name, (colour, marker) in look.items():
         mine = [p for p in panel.points if p.series == name]
@@ -114,8 +121,7 @@ def _panel(axes: Axes, panel: Panel, look: Mapping[str, tuple[str, str]]) -> Non
         )  # fmt: skip
         bounds = [(x, p.y) for x, p in zip(xs, mine, strict=True) if p.bound]
         if bounds:
-            text = "hollow: a seed did not\nreach the target, counted\nwith all its rounds"
-            axes.plot(*zip(*bounds, strict=True), marker, mfc="w", mec=colour, ms=5, ls="none", label=text, zorder=3)
+            axes.plot(*zip(*bounds, strict=True), marker, mfc="w", mec=colour, ms=5, ls="none", label=BOUND, zorder=3)
     if places is not None:
         axes.set_xlim(-0.5, len(places) - 0.5)
         axes.set_xticks(list(places.values()), list(places), rotation=20 if len(places) > 3 else 0)
