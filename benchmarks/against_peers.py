@@ -3,7 +3,7 @@
 python benchmarks/against_peers.py [W1 W2 W3] [--peers DIR] [--environments DIR] [--repeats 3] [--json]
 
 The workloads are those of round_time.py. A rival runs as a process of its own virtual environment, which should have
-our torch, with its script in DIR of ``--peers``. Half an hour with all, on two cores that nobody else uses. Fairness:
+our torch, with its script in DIR of ``--peers``. All of them take half an hour on two idle cores. Fairness:
 
 - In turns. A block, one stretch each of the bare loop and of ours, in one process and in two, is played before and
   after every run of a rival. A rival's ratio is its seconds to the mean of the two blocks around it of the bare loop in

@@ -1,4 +1,4 @@
-"""What measuring zeta^2, sigma^2 and L costs, in plain passes over the same data; and in memory.
+"""The cost of measuring zeta^2, sigma^2 and L: in time, counted in plain passes over the same data, and in memory.
 
 python benchmarks/estimators.py [vgg11 cnn] [--json] [--repeats 5] [--steps 100]
 

@@ -4,7 +4,7 @@ python benchmarks/quadratics.py [--rounds 50] [--json]
 
 loop: one step after the other in numpy, for one step size and one p, as the released code does it; with A_ij as a d x d
 matrix, as there, and as a number, which favours the loop. Goal of the grid: at most 60 s on two cores; it uses one.
-Compared are seconds of the processor, so that other work on the machine counts little.
+Processor seconds are compared, so that other work on the machine counts little.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def main() -> None:
     grid = q.run([q.swap(own, p, SEED) for p in q.SHARES], q.STEP_SIZES, q.ROUNDS, SEED)
     found["grid"] = time.process_time() - start
     print(f"grid: {time.perf_counter() - wall:.1f} s on the clock, with {os.getloadavg()[0]:.1f} processes running")
-    assert np.allclose(grid[q.SHARES.index(P), 6, options.rounds], errors, rtol=1e-9)
+    assert np.allclose(grid[q.SHARES.index(P)][6, options.rounds], errors, rtol=1e-9)
     for name, seconds in found.items():
         print(f"{name}: {seconds:.4g} processor seconds, {seconds / found['grid']:.4g} times the grid's")
     if options.json:

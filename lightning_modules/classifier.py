@@ -9,11 +9,11 @@ from torch.nn import functional as F
 class Classifier(LightningModule):
     """A network with its input normalisation, loss (cross entropy) and optimizer (constant learning rate).
 
-    x is uint8 (B, C, H, W), scaled to [0, 1] and normalised here and nowhere else; floating features and tokens (int64)
-    pass as they are. A batch is (x, y) or (x, y, weight): the weights multiply the examples' losses.
+    Images x, uint8 (B, C, H, W), are scaled to [0, 1] and normalised here and nowhere else. Floating features and
+    tokens (int64) are used as they are. A batch is (x, y) or (x, y, weight); the weights multiply the examples' losses.
     """
 
-    head = "network.last"  # the layer that makes logits of the embedding
+    head = "network.last"  # the layer that maps the embedding to the logits
 
     mean: Tensor
     std: Tensor
@@ -36,7 +36,7 @@ class Classifier(LightningModule):
         self.register_buffer("std", 255 * torch.tensor(std).view(-1, 1, 1), persistent=False)
 
     def normalise(self, x: Tensor) -> Tensor:
-        """What the network sees of images with pixels in 0..255, uint8 or means of such."""
+        """The network's input for images with pixels in 0..255: uint8 images or means of such."""
         return (x - self.mean) / self.std
 
     def forward(self, x: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class Classifier(LightningModule):
         return F.cross_entropy(self(x), y)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Plain SGD, or Adam; the learning rate lives here only."""
+        """Plain SGD, or Adam; the learning rate is set here only."""
         if self.optimizer == "adam":
             return torch.optim.Adam(self.parameters(), self.lr, weight_decay=self.weight_decay)
         return torch.optim.SGD(self.parameters(), self.lr, momentum=self.momentum, weight_decay=self.weight_decay)

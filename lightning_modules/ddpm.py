@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 
 class DDPM(LightningModule):
-    """A U-Net that predicts the noise, and the moving average of its weights that samples are drawn with.
+    """A U-Net that predicts the noise, and the moving average of its weights, with which samples are drawn.
 
     A batch is (x, y): x uint8 (B, C, H, W), y (B,) classes. All draws come from a generator seeded with ``seed``.
     """
@@ -47,8 +47,8 @@ class DDPM(LightningModule):
             num_class_embeds=n_classes,
         )
         self.schedule = DDPMScheduler(timesteps, beta_schedule=schedule)  # pyright: ignore[reportArgumentType]
-        # EMAModel's decay is min(ema_decay, (1 + k)/(10 + k)) after the first step, which it copies: a client with few
-        # steps is not left with initial weights
+        # EMAModel copies the weights in the first step and then has the decay min(ema_decay, (1 + k)/(10 + k)), so that
+        # initial weights do not dominate after few steps
         self.average = EMAModel(self.unet.parameters(), decay=ema_decay, foreach=True)
         self.generator = torch.Generator().manual_seed(seed)
 
@@ -66,7 +66,7 @@ class DDPM(LightningModule):
         return F.mse_loss(self.unet(noisy, t, class_labels=labels).sample, noise)
 
     def on_fit_start(self) -> None:
-        self.average.to(self.device)  # no Module, so Lightning leaves it behind
+        self.average.to(self.device)  # Lightning does not move it, as it is no Module
 
     def on_train_batch_end(self, *_: object) -> None:
         self.average.step(self.unet.parameters())
@@ -76,7 +76,7 @@ class DDPM(LightningModule):
         return torch.optim.Adam(self.unet.parameters(), self.lr, fused=True)
 
     def averaged(self) -> dict[str, Tensor]:
-        """The U-Net's state with the moving average as weights, on the CPU: what samples are drawn with."""
+        """The U-Net's state with the averaged weights, on the CPU; samples are drawn with it."""
         parameters = list(self.unet.parameters())
         self.average.store(parameters)
         self.average.copy_to(parameters)
@@ -86,13 +86,13 @@ class DDPM(LightningModule):
 
     @torch.no_grad()
     def sample(self, labels: Tensor, seed: int, *, sampler: str, steps: int, batch_size: int = 256) -> Tensor:
-        """Images of these classes, uint8 (n, C, H, W): fresh start noise for each, clipped before quantising."""
+        """Images of these classes, uint8 (n, C, H, W): each from its own noise; values are clipped, then rounded."""
         kind = {"ddpm": DDPMScheduler, "ddim": DDIMScheduler}[sampler]
         schedule = kind.from_config(self.schedule.config)
         schedule.set_timesteps(steps)
         generator = torch.Generator().manual_seed(seed)
         self.eval()
-        steps_there = schedule.timesteps.to(self.device)  # all at once: a copy in each step would wait for a GPU
+        steps_there = schedule.timesteps.to(self.device)  # copied once: a copy in each step would wait for the GPU
         images = []
         for y in labels.to(self.device).split(batch_size):
             x = torch.randn(len(y), *self.shape, generator=generator).to(self.device)

@@ -151,11 +151,12 @@ def report(found: Mapping[float, Any], runs, out: Path, options, display: Displa
             )
         sections.append(Advice(alpha, pool, lines, outcome(alpha, 0.0, runs, out)[0]))
     records = [line for section in sections for line in section.lines]
-    text = advice_table(sections, options.speed_up)
+    text = grids.stamped(advice_table(sections, options.speed_up), options)
     write_text(out / "advise.md", text)
     write_text(out / "advise.csv", tables.to_csv(records))
     write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "predictions": records})
-    advice_panels(out / "advise.png", sections)
+    title = grids.title([ready.config for ready, *_ in found.values()])
+    advice_panels(out / "advise.png", sections, title, grids.is_smoke(options))
     display.say("\n" + text)
 
 

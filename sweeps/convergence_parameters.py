@@ -15,8 +15,9 @@ from jsonargparse import Namespace
 from fedcommons.config import cli, parts, presets
 from fedcommons.config.flat import choose
 from fedcommons.errors import UserError
-from fedcommons.files import write_bytes, write_json, write_text
+from fedcommons.files import write_json, write_text
 from fedcommons.reports import courses, tables
+from fedcommons.reports.plots import save
 from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
 
@@ -149,11 +150,12 @@ def report(a7: Figure, a8: Figure, out: Path, options: Namespace, display: Displ
         return
     runs, of_a8 = ([run for one in some for run in one.runs] for some in (curves, checkpoints))
     write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "cells": runs, "a8": of_a8})
-    markdown = courses.section("Figures 5 and A.7", curves)
-    write_bytes(out / "convergence_parameters.png", courses.over_rounds(curves))
+    title, smoke = grids.title([c.config for cells in a7.values() for c in cells]), grids.is_smoke(options)
+    markdown = grids.stamped(courses.section("Figures 5 and A.7", curves), options)
+    save(courses.over_rounds(curves, title), out / "convergence_parameters.png", 110, smoke)
     if checkpoints:
         markdown += "\n" + courses.section("Figure A.8: epochs of the generators", checkpoints)
-        write_bytes(out / "generator_epochs.png", courses.over_generator_epochs(checkpoints))
+        save(courses.over_generator_epochs(checkpoints, title), out / "generator_epochs.png", 110, smoke)
     notes = [*footnotes(a7, a8, options), *tables.rejected_notes([*runs, *of_a8])]
     markdown += "".join(f"\n{i}. {note}" for i, note in enumerate(notes, 1)) + "\n"
     write_text(out / "convergence_parameters.md", markdown)

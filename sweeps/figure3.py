@@ -114,10 +114,10 @@ def report(cells: Sequence[sweep.Cell], lines: Sequence[Central], out: Path, opt
     )
     entries = tables.entries([*found, *central_found])
     notes = [*footnotes(cells, central_found, options), *tables.rejected_notes(found)]
-    markdown = accuracy_table(entries, notes)
+    markdown = grids.stamped(accuracy_table(entries, notes), options)
     write_text(out / "figure3.md", markdown)
     write_text(out / "figure3.csv", tables.to_csv([{n: s.get(n) for n in CSV} for s in [*found, *central_found]]))
-    accuracy_bars(out / "figure3.png", panels(entries))
+    accuracy_bars(out / "figure3.png", panels(entries), grids.is_smoke(options))
     display.say("\n" + markdown)
 
 

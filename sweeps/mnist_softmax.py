@@ -1,20 +1,23 @@
 """Figure A.3 of Fedssyn: softmax regression in a federation, real images swapped between iid or one-class clients.
 
 python sweeps/mnist_softmax.py                                    # digits, half a minute
+python sweeps/mnist_softmax.py --seeds 0,1,2                      # medians and bands over three seeds
 python sweeps/mnist_softmax.py --preset smoke                     # the same code with smaller numbers
 python sweeps/mnist_softmax.py --preset paper --data-dir DIR      # MNIST, four minutes
 """
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from math import inf
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import matplotlib
 
 matplotlib.use("Agg")
+import numpy as np
 import torch
 from jsonargparse import Namespace
 from matplotlib import pyplot as plt
@@ -49,7 +52,7 @@ def arguments(argv: Sequence[str]) -> Namespace:
         ("preset", str, preset, f"{', '.join(PRESETS)}: sets the defaults of dataset and rounds"),
         ("dataset", str, dataset, "digits or mnist"),
         ("data-dir", str | None, None, "folder with the data sets; default: FEDCOMMONS_DATA, else ./data"),
-        ("seed", int, 0, "seed of everything that is drawn"),
+        ("seeds", str, "0", "seeds of everything that is drawn, separated by commas: median and range over them"),
         ("p", str, "0,0.02,0.1,0.5,1", "shares of real images that are swapped, separated by commas"),
         ("epochs", str, "1,5", "E, full-batch steps of a client in a round, separated by commas"),
         ("noise", str, "0,0.5", "levels s of the gradient noise N(0, s^2/d), separated by commas"),
@@ -64,7 +67,7 @@ def arguments(argv: Sequence[str]) -> Namespace:
     options = cli.parse(parser, argv)
     if options.dataset not in ("digits", "mnist"):
         raise unknown("data set", options.dataset, ("digits", "mnist"))
-    for name, kind in (("p", float), ("epochs", int), ("noise", float)):
+    for name, kind in (("p", float), ("epochs", int), ("noise", float), ("seeds", int)):
         options[name] = cli.split(f"--{name}", options[name], kind)
     for name, values, allowed, right in (
         ("p", options.p, "in [0, 1]", lambda v: 0 <= v <= 1),
@@ -81,24 +84,38 @@ def arguments(argv: Sequence[str]) -> Namespace:
     return options
 
 
-def train_all(dataset: Dataset, options: Namespace, display: Display) -> list[Cell]:
-    """A cell for each curve, in the order of the table; the noise levels are trained together."""
-    test, cells = Labelled.of(dataset.test, dataset.n_classes), []
-    settings = [(name, p) for name in PARTITIONS for p in options.p]
-    for number, (name, p) in enumerate(settings, 1):
-        data = clients(dataset, name, p, options.seed)
-        facts = {"partition": name, "p": p, "swapped": n_swapped(p, data.a.shape[1]), "zeta_sq": zeta_sq(data)}
+def train_all(datasets: Mapping[int, Dataset], options: Namespace, display: Display) -> list[Cell]:
+    """A cell for each curve and seed, in the order of the table; the noise levels are trained together."""
+    cells, settings = [], [(seed, name, p) for seed in datasets for name in PARTITIONS for p in options.p]
+    for number, (seed, name, p) in enumerate(settings, 1):
+        data, test = clients(datasets[seed], name, p, seed), Labelled.of(datasets[seed].test, datasets[seed].n_classes)
+        swapped = n_swapped(p, data.a.shape[1])
+        facts = {"seed": seed, "partition": name, "p": p, "swapped": swapped, "zeta_sq": zeta_sq(data)}
         for epochs in options.epochs:
             _, losses = train(data, test, lr=options.lr, steps=epochs, rounds=options.rounds,
-                              noises=options.noise, seed=options.seed)  # fmt: skip
+                              noises=options.noise, seed=seed)  # fmt: skip
             if not losses.isfinite().all():
                 raise UserError(f"--lr {options.lr:g} is too much, or --noise: the test loss is not finite.")
             for noise, curve in zip(options.noise, losses.T.tolist(), strict=True):
                 reached = next((r for r, value in enumerate(curve) if value <= options.target), None)
                 ends = {"last_loss": curve[-1], "rounds_to_target": reached, "losses": curve}
                 cells.append({**facts, "epochs": epochs, "noise": noise, **ends})
-        display.step("swapped shares", number, len(settings), f"{PARTITIONS[name]}, p = {p:g}")
+        display.step("swapped shares", number, len(settings), f"{PARTITIONS[name]}, p = {p:g}, seed {seed}")
     return sorted(cells, key=lambda c: (list(PARTITIONS).index(c["partition"]), c["epochs"], c["noise"]))
+
+
+def curves(cells: Sequence[Cell]) -> list[list[Cell]]:
+    """The cells of each curve, which differ in their seeds."""
+    groups: dict[tuple, list[Cell]] = {}
+    for c in cells:
+        groups.setdefault((c["partition"], c["epochs"], c["noise"], c["p"]), []).append(c)
+    return list(groups.values())
+
+
+def band(values: Sequence[float], form: str) -> str:
+    """``median [least, most]``, or the one value; inf is a target that was not reached."""
+    middle, least, most = (format(v, form) for v in (median(values), min(values), max(values)))
+    return middle if least == most else f"{middle} [{least}, {most}]"
 
 
 def table(cells: Sequence[Cell], dataset: Dataset, options: Namespace) -> str:
@@ -106,9 +123,10 @@ def table(cells: Sequence[Cell], dataset: Dataset, options: Namespace) -> str:
     head = ["clients", "E", "noise s", "p", "swapped", "zeta^2 at the start", "last test loss", "rounds to target"]
     lines = [
         [PARTITIONS[c["partition"]], c["epochs"], f"{c['noise']:g}", f"{c['p']:g}", c["swapped"],
-         f"{c['zeta_sq']:.5f}", f"{c['last_loss']:.4f}",
-         f">{options.rounds}" if c["rounds_to_target"] is None else c["rounds_to_target"]]
-        for c in cells
+         band([c["zeta_sq"] for c in some], ".5f"), band([c["last_loss"] for c in some], ".4f"),
+         band([inf if (r := c["rounds_to_target"]) is None else r for c in some], "g").replace(
+             "inf", f">{options.rounds}")]
+        for some in curves(cells) for c in some[:1]
     ]  # fmt: skip
     k, n, d = dataset.n_classes, len(dataset.train) // dataset.n_classes, dataset.train.x[0].numel()
     fewer = "" if n == PER_CLASS else f" (all that the smallest class has; paper: {PER_CLASS})"
@@ -117,24 +135,35 @@ def table(cells: Sequence[Cell], dataset: Dataset, options: Namespace) -> str:
 2. Test loss: of the server model on {len(dataset.test)} images, with the paper's factor 1/{k}; last: after round \
 {options.rounds}; target: {options.target:g}.
 3. E full-batch steps of every client in a round, rate {options.lr:g}, start at 0, no bias; noise N(0, s^2/{d}) on \
-all coordinates of a step's gradient, the same draws for every p and both kinds of clients. Seed {options.seed}.
+all coordinates of a step's gradient, the same draws for every p and both kinds of clients. {seeds(options)}.
 4. zeta^2: mean squared distance of a client's gradient from their mean, after swapping, without noise.
 """
     return tables.markdown(head, lines) + notes
 
 
+def seeds(options: Namespace) -> str:
+    some = ", ".join(map(str, options.seeds))
+    return f"Seed {some}" if len(options.seeds) == 1 else f"Seeds {some}: median and range"
+
+
 def picture(cells: Sequence[Cell], options: Namespace) -> bytes:
-    """A PNG of test loss over rounds: a row for each kind of clients, a column for each E and s, a curve for each p."""
+    """A PNG of test loss over rounds: a row for each kind of clients, a column for each E and s, a curve for each p.
+
+    Curves are medians over seeds, and bands go from the least to the most.
+    """
     columns = list(product(sorted(options.epochs), sorted(options.noise)))
-    figure, grid = plt.subplots(len(PARTITIONS), len(columns), figsize=(1.2 + 2.5 * len(columns), 5.6), sharex=True,
+    figure, grid = plt.subplots(len(PARTITIONS), len(columns), figsize=(1.2 + 2.5 * len(columns), 5.8), sharex=True,
                                 sharey=True, squeeze=False, layout="constrained")  # fmt: skip
     for (name, column), axes in zip(product(PARTITIONS, columns), grid.flat, strict=True):
-        curves = [c for c in cells if (c["partition"], c["epochs"], c["noise"]) == (name, *column)]
-        for i, c in enumerate(curves):
-            part = i / max(1, len(curves) - 1)
+        own = curves([c for c in cells if (c["partition"], c["epochs"], c["noise"]) == (name, *column)])
+        for i, some in enumerate(own):
+            part = i / max(1, len(own) - 1)
             colour = plt.get_cmap("viridis_r")(0.1 + 0.9 * part)
             width = 5 - 4 * part  # ever thinner, so that all are seen where they coincide
-            axes.plot(c["losses"], color=colour, linewidth=width, label=f"{c['p']:g}")
+            losses = np.array([c["losses"] for c in some])
+            axes.plot(np.median(losses, axis=0), color=colour, linewidth=width, label=f"{some[0]['p']:g}")
+            if len(some) > 1:
+                axes.fill_between(range(losses.shape[1]), losses.min(0), losses.max(0), color=colour, alpha=0.25, lw=0)
         axes.axhline(options.target, color="0.4", linewidth=0.8, linestyle=":")
         axes.set(title="E = {}, s = {:g}".format(*column), xlabel="round", ylabel=f"{PARTITIONS[name]}\ntest loss")
         axes.set_yscale("log")
@@ -142,8 +171,10 @@ def picture(cells: Sequence[Cell], options: Namespace) -> bytes:
         axes.yaxis.set_major_formatter("{x:g}")
         axes.grid(alpha=0.3)
         axes.label_outer()
+    figure.suptitle(f"{options.dataset}, softmax regression, target test loss {options.target:g} (dotted). "
+                    f"{seeds(options)}.", fontsize=10)  # fmt: skip
     figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(options.p),
-                  title="p, share of real images swapped (dotted: target loss)", frameon=False)  # fmt: skip
+                  title="p, share of real images swapped (thin curves lie on thick ones)", frameon=False)  # fmt: skip
     content = io.BytesIO()
     figure.savefig(content, dpi=110)
     plt.close(figure)
@@ -154,14 +185,15 @@ def mnist_softmax(argv: Sequence[str]) -> int:
     options = arguments(argv)
     torch.set_num_threads(1)  # more threads would round differently
     loaded = load(Data(options.dataset, options.data_dir, options.download, validation=0))
-    dataset, out = balanced(loaded, PER_CLASS, options.seed), Path(options.out)
+    datasets, out = {seed: balanced(loaded, PER_CLASS, seed) for seed in options.seeds}, Path(options.out)
+    dataset = datasets[options.seeds[0]]
     if options.dry_run:
-        curves = len(PARTITIONS) * len(options.p) * len(options.epochs) * len(options.noise)
-        print(f"{out}: {curves} curves of {options.rounds} rounds on {len(dataset.train)} images to compute")
+        n = len(PARTITIONS) * len(options.p) * len(options.epochs) * len(options.noise) * len(options.seeds)
+        print(f"{out}: {n} curves of {options.rounds} rounds on {len(dataset.train)} images to compute")
         return 0
     with folders.open_folder(out), Display() as display:
-        cells = train_all(dataset, options, display)
-        facts = {name: options[name] for name in ("preset", "dataset", "seed", "lr", "rounds", "target")}
+        cells = train_all(datasets, options, display)
+        facts = {name: options[name] for name in ("preset", "dataset", "seeds", "lr", "rounds", "target")}
         images = len(dataset.train) // dataset.n_classes
         write_json(out / "summary.json", {"name": out.name, **facts, "images_per_class": images, "cells": cells})
         write_text(out / "mnist_softmax.md", table(cells, dataset, options))

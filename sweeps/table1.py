@@ -18,7 +18,7 @@ from fedcommons.config.flat import flat_dict, same_results
 from fedcommons.errors import UserError, shown
 from fedcommons.files import write_json, write_text
 from fedcommons.reports import tables
-from fedcommons.reports.plots import round_bars
+from fedcommons.reports.plots import RoundBar, round_bars
 from fedcommons.reports.published import fedssyn_table1
 from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
@@ -42,7 +42,8 @@ def arguments(argv: Sequence[str]):
          "learning rates to choose from by validation accuracy; default: client.lr alone"),
     )  # fmt: skip
     title = (__doc__ or "").partition("\n")[0]
-    defaults = {"algorithms": ALGORITHMS, "settings": "real,shuffled_synthetic"}
+    algorithms = "fedavg,scaffold" if preset == "smoke" else ALGORITHMS
+    defaults = {"algorithms": algorithms, "settings": "real,shuffled_synthetic"}
     parser = grids.parser(title, argv, defaults, more, "table1")
     cli.hide(parser, _taken(parser.get_defaults()))
     options = cli.parse(parser, argv)
@@ -131,14 +132,17 @@ def report(cells: Sequence[sweep.Cell], out: Path, options, display: Display) ->
     chosen = tables.choose_learning_rate(found)
     entries = tables.entries(chosen)
     notes = [*footnotes(cells, options), *tables.rejected_notes(found)]
-    markdown = tables.table1_markdown(entries, published(cells, options), notes) + tables.spread(entries)
+    table = tables.table1_markdown(entries, published(cells, options), notes) + tables.spread(entries)
+    markdown = grids.stamped(table, options)
     write_text(out / "table1.md", markdown)
     write_text(out / "table1.csv", tables.to_csv(chosen))
-    groups: dict[str, list[tuple[str, float, bool]]] = {}
+    groups: dict[str, list[RoundBar]] = {}
     for e in entries:
         label = f"{tables.labelled(e)}, α = {tables.number(e.alpha)}\nN = {e.n_clients}, C = {e.participation:g}"
-        groups.setdefault(label, []).append((e.setting, *e.mean_rounds))
-    round_bars(out / "table1.png", list(groups.items()), found[0]["rounds"])
+        mean, censored = e.mean_rounds
+        groups.setdefault(label, []).append(RoundBar(e.setting, mean, e.deviation_of_rounds, not censored))
+    title = grids.title([c.config for c in cells])
+    round_bars(out / "table1.png", list(groups.items()), found[0]["rounds"], title, grids.is_smoke(options))
     display.say("\n" + markdown)
 
 

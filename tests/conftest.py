@@ -76,6 +76,17 @@ class WandbFile:
         return any(record.HasField("exit") for record in self.records)
 
     @property
+    def config(self) -> dict[str, Any]:
+        """What the run was told of its experiment, without W&B's own entry."""
+        return {item.key: json.loads(item.value_json) for item in self.run.config.update if item.key != "_wandb"}
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The last value of everything that was logged or summed up."""
+        items = [item for record in self.records if record.HasField("summary") for item in record.summary.update]
+        return {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in items}
+
+    @property
     def history(self) -> list[dict[str, Any]]:
         """The logged rows."""
         return [

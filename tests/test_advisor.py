@@ -140,7 +140,7 @@ def test_the_advice_is_the_smallest_share_that_is_enough(tmp_path: Path) -> None
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in tried.splitlines() if line.startswith("|")]
     assert [row[-3:] for row in rows[2:]] == [["5", "0.40", "no"], ["5", "0.40", "yes"], ["5", "0.40", "no"]]
     assert rows[3][:6] == ["0.5", "0.50", "0.25 to 0.50", "2.0x", "50", "0.50"]
-    advice_panels(tmp_path / "a.png", [some, some])
+    advice_panels(tmp_path / "a.png", [some, some], "digits", smoke=False)
     assert (tmp_path / "a.png").stat().st_size > 5000
 
 

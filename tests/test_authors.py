@@ -1,4 +1,4 @@
-"""Preset ``authors``: the numbers of Fedssyn's released code, cell by cell (authors_facts.md, sections 1.2 to 1.7)."""
+"""Preset ``authors``: the numbers of Fedssyn's released code, cell by cell (github.com/lyn1874/fedssyn at 4ceefff)."""
 
 from typing import Any
 

@@ -145,18 +145,9 @@ def test_the_csv_has_a_line_for_every_measured_round_of_every_run() -> None:
     assert (lines[7]["delta_sq"], lines[7]["accuracy"], lines[7]["p"]) == ("24", "0.75", "0.5")
 
 
-def panels(monkeypatch: pytest.MonkeyPatch, draw: Any, curves: list[Curve]) -> list[Axes]:
+def panels(draw: Callable[[list[Curve], str], Figure], curves: list[Curve]) -> list[Axes]:
     """The panels of a picture."""
-    seen: list[Axes] = []
-    whole = courses._png
-
-    def png(figure: Figure) -> bytes:
-        seen.extend(figure.axes)
-        return whole(figure)
-
-    monkeypatch.setattr(courses, "_png", png)
-    assert draw(curves).startswith(b"\x89PNG")
-    return seen
+    return draw(curves, "digits").axes
 
 
 def drawn(axes: Axes) -> list[tuple]:
@@ -164,14 +155,14 @@ def drawn(axes: Axes) -> list[tuple]:
     return [(line.get_label(), *np.asarray(line.get_xydata()).T.tolist()) for line in axes.get_lines()]
 
 
-def test_the_picture_over_rounds_has_own_models_above_and_one_model_below(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_picture_over_rounds_has_own_models_above_and_one_model_below() -> None:
     runs = {
         "IID": [run(0)],
         "p = 0": [run(0)],
         "p = 0.06": [run(0.06), run(0.06, 1, zeta_hat_sq=3.0)],
         "p = 0.5": [run(0.5)],
     }
-    found = panels(monkeypatch, courses.over_rounds, [courses.curve(label, some) for label, some in runs.items()])
+    found = panels(courses.over_rounds, [courses.curve(label, some) for label, some in runs.items()])
     assert [len(drawn(axes)) for axes in found] == [4, 4, 4, 4, 7, 2]
     assert [axes.get_yscale() for axes in found] == ["linear", "log", "log", "log", "log", "linear"]
     assert [axes.get_lines()[0].get_linestyle() for axes in found[:3]] == ["--"] * 3
@@ -183,15 +174,15 @@ def test_the_picture_over_rounds_has_own_models_above_and_one_model_below(monkey
     assert drawn(found[5]) == [(r"$\hat\zeta^2$", [0, 5, 10], [1.375] * 3), (r"$\hat\sigma^2$", [0, 5, 10], [0.95] * 3)]
 
 
-def test_without_a_pool_there_is_nothing_below(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(panels(monkeypatch, courses.over_rounds, [courses.curve("p = 0", [run(0)])])) == 3
+def test_without_a_pool_there_is_nothing_below() -> None:
+    assert len(panels(courses.over_rounds, [courses.curve("p = 0", [run(0)])])) == 3
 
 
-def test_the_picture_of_a8_has_a_line_for_each_round_and_one_for_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_picture_of_a8_has_a_line_for_each_round_and_one_for_its_bound() -> None:
     def of(n: int) -> Curve:
         return courses.curve(f"{n} epochs", [run(0.5, seed, n, delta_sq=(8.0 + seed) / n) for seed in (0, 2)])
 
-    found = panels(monkeypatch, courses.over_generator_epochs, [of(3), of(9)])
+    found = panels(courses.over_generator_epochs, [of(3), of(9)])
     assert [len(drawn(axes)) for axes in found] == [3, 6, 6, 3, 3, 3]
     assert [axes.get_yscale() for axes in found] == ["linear", "log", "log", "log", "log", "linear"]
     assert [len(axes.collections) for axes in found] == [0, 0, 0, 3, 0, 0]

@@ -266,7 +266,7 @@ def test_the_loss_falls_in_training() -> None:
 
 
 def test_the_average_warms_up_to_its_decay() -> None:
-    # methods.md section 2: min(decay, (1 + k)/(10 + k)), k counting steps; the first step (k = 0) copies the weights
+    # min(decay, (1 + k)/(10 + k)), k counting steps, as diffusers' EMAModel has it; step k = 0 copies the weights
     decay = 0.4
     ddpm = model(ema_decay=decay)
     parameter = next(iter(ddpm.unet.parameters()))

@@ -382,7 +382,7 @@ def test_an_empty_set_is_not_evaluated(digits: "Digits") -> None:
 
 
 def test_fedavg_sends_two_models_per_client_and_round(digits: "Digits") -> None:
-    """2 R N Mc with C = 1 (methods.md section 11); with C < 1 what is drawn."""
+    """2 R N Mc with C = 1 (arXiv:2306.13263, section 5, for one client: 2 R Mc); with C < 1 what is drawn."""
     federation = digits()
     algorithm, model_bytes = FedAvg(), 4 * federation.model.layout.size
     now = federation.play(algorithm, federation.plan(3))[-1][0]

@@ -58,7 +58,9 @@ def test_a_panel_has_the_bars_and_lines_of_its_alpha() -> None:
 @pytest.mark.parametrize("algorithms", [["fedavg"], ["fedavg", "fedprox", "scaffold"]])
 def test_the_picture_is_drawn(algorithms: list[str], tmp_path: Path) -> None:
     bars = [Bar(a, setting, 50, 2.0) for a in algorithms for setting in ("real", "shuffled_real")]
-    accuracy_bars(tmp_path / "f.png", [Panel("α = 0.1", bars, [("central_real", 98.0)]), Panel("α = 1", bars[:1], [])])
+    accuracy_bars(
+        tmp_path / "f.png", [Panel("α = 0.1", bars, [("central_real", 98.0)]), Panel("α = 1", bars[:1], [])], False
+    )
     assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
 
 

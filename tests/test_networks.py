@@ -31,7 +31,7 @@ def vgg() -> VGG11:
 
 
 def test_vgg11_has_the_papers_size(vgg: VGG11) -> None:
-    # convolutions 9,220,480 + head 2 (512 * 512 + 512) + last 512 C + C; methods.md section 2 prints the sums
+    # convolutions 9,220,480 + head 2 (512 * 512 + 512) + last 512 C + C; arXiv:2306.13263, table A.2: Mc = 37.2 MB
     assert parameters(vgg) == 9_750_922
     assert 4 * parameters(vgg) / 2**20 == pytest.approx(37.197, abs=5e-4)  # MiB; the paper's "37.2 MB"
     with torch.device("meta"):

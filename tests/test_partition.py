@@ -254,7 +254,7 @@ def test_proportions_follow_the_dirichlet_law() -> None:
     ],
 )
 def test_default_groups_are_those_of_the_authors(n_clients: int, n_classes: int, alpha: float, n_aux: int) -> None:
-    # methods.md section 1, "Default n_aux"; where it says nothing, all clients are one group
+    # github.com/lyn1874/fedssyn at 4ceefff; where it sets nothing, all clients are one group
     assert default_n_aux(n_clients, n_classes, alpha) == n_aux
     if n_classes == 10 and n_clients <= len(LABELS) // 10:
         recipe = recipe_of(n_clients=n_clients, alpha=max(alpha, 0.1))

@@ -168,7 +168,7 @@ def test_it_is_said_that_runs_add_up_and_that_a_rejection_shows() -> None:
     assert any("2 replies were rejected" in line for line in said["uncovered"])
     quiet = " ".join(statement(ledger, 5, 1e-5, rejected=0)["uncovered"])
     assert "rejected" not in quiet
-    for text in ("they add up", "--lrs", "only this one is charged", "blanked out", "seed"):
+    for text in ("their epsilons add up", "--lrs", "only this run is counted", "a blanked example", "seed"):
         assert text in quiet
 
 

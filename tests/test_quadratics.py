@@ -6,6 +6,7 @@ import runpy
 import signal
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,15 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import curve_fit
 from threadpoolctl import threadpool_limits
 
 from fedcommons.errors import UserError
+from fedcommons.studies import fitted_lines as lines
 from fedcommons.studies import quadratics as q
 from fedcommons.studies.quadratics import Quadratics
 
 SWEEP = Path(__file__).parent.parent / "sweeps" / "quadratics.py"
 SMALL = (3, 7, 2)  # N, n, d
-ROUNDS = 2 * q.TOGETHER + 3
+ROUNDS = 2 * (q.TOGETHER // len(q.STEP_SIZES)) + 3
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +60,7 @@ def plain_loop(problem: Quadratics, eta: float, rounds: int, seed: int, models: 
 def test_equals_a_plain_loop_on_every_step_size(small: list[Quadratics], models: str) -> None:
     steps = np.append(q.STEP_SIZES, 30.0)  # so few samples need a larger step to overflow
     found = q.run(small, steps, ROUNDS, 3, models)
-    assert found.shape == (len(small), len(steps), 1 + ROUNDS)
+    assert [errors.shape for errors in found] == [(len(steps), 1 + ROUNDS)] * len(small)
     for problem, errors in zip(small, found, strict=True):
         slow = np.array([plain_loop(problem, eta, ROUNDS, 3, models) for eta in steps])
         finite = np.isfinite(slow)
@@ -201,7 +204,7 @@ def test_the_bias_is_linear_in_the_step_size_with_the_known_factor() -> None:
     """If a client's samples are alike: x - x* -> (eta/2)(tau - 1) (1/N) sum_i L_i grad f_i(x*) / L_avg + O(eta^2)."""
     own = q.draw(4, 10, 0, (3, 6, 2))
     steps = 2e-3 * 0.5 ** np.arange(3)
-    errors = q.run([own], steps, 2000, 0)[0, :, -1]
+    errors = q.run([own], steps, 2000, 0)[0][:, -1]
     slopes = np.diff(np.log(errors)) / np.diff(np.log(steps))
     assert np.allclose(slopes, 2, atol=0.1)  # of the squared distance
     drift = (np.arange(1, 4)[:, None] ** 2 * q.gradients(own, q.optimum(own)).mean(1)).mean(0)
@@ -210,28 +213,104 @@ def test_the_bias_is_linear_in_the_step_size_with_the_known_factor() -> None:
     assert abs(errors / leading - 1)[2] < 0.6 * abs(errors / leading - 1)[1]
 
 
+def test_a_problem_ends_when_an_error_is_reached(small: list[Quadratics]) -> None:
+    whole = q.run(small, q.STEP_SIZES, 40, 3)
+    until = np.minimum.accumulate(whole[0].min(0))[20]
+    for errors, ended in zip(whole, q.run(small, q.STEP_SIZES, 40, 3, until=until), strict=True):
+        assert np.array_equal(ended, errors[:, : ended.shape[1]])
+        reached = np.flatnonzero(errors.min(0) <= until)
+        assert ended.shape[1] == (1 + reached[0] if len(reached) else 41)
+    assert q.run(small[:1], q.STEP_SIZES, 40, 3, until=until)[0].shape[1] < 41
+    assert q.run(small[:1], q.STEP_SIZES, 40, 3, until=1e9)[0].shape == (31, 1)
+
+
 def test_fewest_rounds_and_the_line_by_hand() -> None:
     errors = np.array([[9, 5, 3, 2, 1], [9, 7, 0.5, 4, 4], [9, np.inf, np.inf, np.inf, np.inf]])
-    assert q.fewest_rounds(errors, 9) == (0, 0)
-    assert q.fewest_rounds(errors, 5) == (1, 0)
-    assert q.fewest_rounds(errors, 3) == (2, 1)  # two step sizes get there: the lower error
-    assert q.fewest_rounds(errors, 0.5) == (2, 1)
-    assert q.fewest_rounds(errors, 0.4) is None
+    assert lines.fewest_rounds(errors, 9) == (0, 0)
+    assert lines.fewest_rounds(errors, 5) == (1, 0)
+    assert lines.fewest_rounds(errors, 3) == (2, 1)  # two step sizes get there: the lower error
+    assert lines.fewest_rounds(errors, 0.5) == (2, 1)
+    assert lines.fewest_rounds(errors, 0.4) is None
     targets = np.array([1.0, 1 / 4, 1 / 9, 1e-9])
     steep = np.full((1, 20), 2.0)
     for rounds, eps in ((5, 1), (8, 1 / 4), (11, 1 / 9)):
         steep[0, rounds:] = eps
-    assert q.fit(steep, targets) == pytest.approx((3, 2))  # 3/sqrt(eps) + 2; the last is not reached
-    assert q.fit(steep, targets[1:]) is None
-    assert q.fit(np.array([[2.0, 0.0]]), targets) == (0, 1)  # exactly: no ratio to it is made
+    to = lines.rounds_to(steep, targets)
+    assert to[:3].tolist() == [5, 8, 11]
+    assert np.isnan(to[3])
+    assert lines.fit(to, targets) == pytest.approx((3, 2))  # 3/sqrt(eps) + 2; the last is not reached
+    assert lines.fit(to[1:], targets[1:]) is None
+    assert lines.fit(np.ones(4), targets) == pytest.approx((0, 1))
+    assert [len(lines.TARGETS), *lines.TARGETS[[0, -1]]] == pytest.approx([79, 10**-5.97848, 10**-4.3], rel=1e-5)
+
+
+X = lines.TARGETS**-0.5
+
+
+def fitted(kind: str, shares: Sequence[float], rounds: Sequence[np.ndarray]) -> np.ndarray:
+    """A and B of every share, (shares, 2)."""
+    return np.array([line for line in lines.fit_all(kind, shares, rounds) if line])
+
+
+@pytest.mark.parametrize("kind", lines.FITS)
+def test_both_fits_recover_lines_that_meet_the_constraints(kind: str) -> None:
+    shares = (0, 0.25, 0.5, 0.75, 1)
+    true = [(0.15, -4.0), (0.1, -5.5), (0.1, -6.5), (0.04, -6.7), (0.0, -6.8)]
+    found = fitted(kind, shares, [a * X + b for a, b in true])
+    assert np.allclose(found, true, rtol=0, atol=1e-9)
+
+
+def test_the_constraints_of_the_authors_fit_bind() -> None:
+    """A_p may not rise, and B_p falls by 1 at least for every p up to 0.5 and by 0.1 beyond."""
+    shares, steep = (0.0, 0.25, 0.5, 0.75, 1.0), (0.15, 0.09, 0.05, 0.02, 0.01)
+    rounds = [a * X - 4 for a in steep]
+    plain, found = (fitted(kind, shares, rounds) for kind in lines.FITS)
+    assert np.allclose(plain[:, 1], -4)
+    assert np.allclose(found[:, 1], [-4, -5, -6, -6.1, -6.2])
+    best = [X @ (r - b) / (X @ X) for r, b in zip(rounds, found[:, 1], strict=True)]  # least squares, given B
+    assert np.allclose(found[:, 0], best, rtol=1e-9)
+    assert (found[1:, 0] > plain[1:, 0] + 1e-3).all()  # what B loses A gains
+    few = fitted("authors", shares[::2], rounds[::2])
+    assert (few[1:, 0] < found[2::2, 0]).all()  # and so more with every share that is looked at
+    rising = fitted("authors", (0, 0.1), [0.1 * X, 0.2 * X])
+    assert np.allclose(rising, [[0.1, 0], [0.1, -1]], atol=1e-9)
+    missing = [rounds[0], np.full(len(X), np.nan), rounds[1]]
+    assert lines.fit_all("authors", (0, 0.1, 0.25), missing) == [tuple(found[0]), None, pytest.approx(found[1])]
+
+
+def test_both_fits_of_figure_2_c() -> None:
+    """The plain one lies on (1-p)^2, the authors' on theory's line; and it is what the released code's solver finds."""
+    shares = q.SHARES[:25]  # p up to 0.6
+    own = q.draw(0, 10, 0)
+    problems = [q.swap(own, p, 0) for p in shares]
+    rounds = [lines.rounds_to(e) for e in q.run(problems, q.STEP_SIZES, 400, 0, until=lines.TARGETS[0])]
+    plain, authors = (fitted(kind, shares, rounds) for kind in lines.FITS)
+    smooth = np.sqrt([q.constants(problem, np.ones(25)).l_max for problem in problems])
+    p = np.array(shares)
+    theory, square = (1 - p) * smooth / smooth[0], (1 - p) ** 2
+    for fit, near, far in ((plain, square, theory), (authors, theory, square)):
+        ratio = fit[:, 0] / fit[0, 0]
+        assert abs(ratio - near).mean() < 0.05 < 0.1 < abs(ratio - far).mean()
+    assert np.allclose(plain[0], authors[0])
+    for share, found, before, line in zip(shares[1:], rounds[1:], authors, authors[1:], strict=False):
+        most = before - (0, 1 if share <= 0.5 else 0.1)
+        theirs, _ = curve_fit(lambda x, a, b: a * x + b, X, found, most, bounds=((-np.inf, -np.inf), most))
+        assert np.allclose(line, theirs, rtol=1e-6)
 
 
 def test_there_is_no_ratio_to_a_line_without_slope(script: dict[str, Any]) -> None:
     own = q.draw(0, 0, 0)
-    options = SimpleNamespace(shares=[0.0, 0.5], target=1e-6)
-    rows = script["table"]([own, q.swap(own, 0.5, 0)], np.zeros((2, 31, 3)), options)
-    assert [(r["rounds"], r["A_ratio"], r["theory_rounds"]) for r in rows] == [(0, None, None)] * 2
+    options = SimpleNamespace(shares=[0.0, 0.5], target=1e-6, fit=lines.FITS)
+    rows = script["table"]([own, q.swap(own, 0.5, 0)], np.zeros((2, 31, 3)), 7, options)
+    for kind in lines.FITS:
+        assert [(r["rounds"], r[f"A_ratio_{kind}"], r[f"theory_rounds_{kind}"]) for r in rows] == [(0, None, None)] * 2
     assert rows[1]["theory_ratio"] > 0.3
+
+
+def test_a_band_is_median_least_and_most(script: dict[str, Any]) -> None:
+    assert script["band"]([3, None, 1, 7, 5]) == (4, 1, 7)
+    assert script["band"]([None, None]) is None
+    assert [script["shown"](value) for value in (None, 0.25, (4, 1, 7), (2, 2, 2))] == ["-", "0.25", "4 [1, 7]", "2"]
 
 
 def refused(script: dict[str, Any], *argv: str) -> str:
@@ -257,6 +336,10 @@ def refused(script: dict[str, Any], *argv: str) -> str:
         (["--rounds", "100001"], ["rounds must lie in [1, 100000]", "got 100001."]),
         (["--zeta-sq", "-1"], ["zeta_sq must lie in [0, inf)", "got -1."]),
         (["--sigma-sq", ".inf"], ["sigma_sq must lie in [0, inf)", "got inf."]),
+        (["--fit", "plan"], ["unknown fit 'plan'", "did you mean 'plain'"]),
+        (["--fit", "plain,plain"], ["--fit takes different values"]),
+        (["--seeds", "1,1"], ["--seeds takes different values"]),
+        (["--seeds", "1.5"], ["--seeds takes int values", "'1.5'"]),
         (["--models", "sever"], ["unknown models 'sever'", "did you mean 'server'"]),
         (["--preset", "smok"], ["unknown preset 'smok'", "did you mean 'smoke'"]),
         (["--step", "1"], ["unknown option '--step'"]),
@@ -285,52 +368,85 @@ def test_an_unreachable_target_exits_with_2_and_names_the_floor(
     assert end.value.code == 2
     message = capsys.readouterr().err
     floor = message.partition("rounds is ")[2].partition(",")[0]
-    own = q.draw(12988, 10, 0)
-    errors = q.run([own, q.swap(own, 0.5, 12988)], q.STEP_SIZES, 30, 12988)
-    assert float(floor) == errors.min()
+    errors = {}
+    for seed in (0, 1):
+        own = q.draw(seed, 10, 0)
+        errors[seed] = np.stack(q.run([own, q.swap(own, 0.5, seed)], q.STEP_SIZES, 30, seed))
+    lowest = min(errors, key=lambda seed: errors[seed].min())
+    assert float(floor) == errors[lowest].min()
     assert "p = 0.5" in message
+    assert f"seed {lowest}." in message
     assert list(tmp_path.iterdir()) == [tmp_path / ".lock"]
     assert script["quadratics"]([*argv, "--target", floor]) == 0
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["rounds"] == {"0.0": None, "0.5": int(np.unravel_index(errors.argmin(), errors.shape)[2])}
+    none, one = json.loads((tmp_path / "summary.json").read_text())["cells"]
+    assert (none["p"], none["reached"], none["rounds"]) == (0, 0, None)
+    round = np.unravel_index(errors[lowest].argmin(), errors[lowest].shape)[2]
+    assert (one["p"], one["reached"], one["rounds"]) == (0.5, 1, [round] * 3)
 
 
 def test_the_sweep(script: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert script["quadratics"](["--preset", "smoke", "--out", str(tmp_path)]) == 0
+    assert script["quadratics"](["--preset", "smoke", "--seeds", "0,1,4", "--out", str(tmp_path)]) == 0
+    rows = [
+        {name: float(value) for name, value in row.items()}
+        for row in csv.DictReader((tmp_path / "quadratics.csv").read_text().splitlines())
+    ]
+    assert [(r["seed"], r["p"]) for r in rows] == [(s, p) for s in (0, 1, 4) for p in (0, 0.25, 0.5, 0.75, 1)]
+
+    for seed in (0, 1, 4):
+        own, some = q.draw(seed, 10, 0), [r for r in rows if r["seed"] == seed]
+        swapped = [q.swap(own, r["p"], seed) for r in some]
+        errors = q.run(swapped, q.STEP_SIZES, 250, seed)
+        to = [lines.rounds_to(e) for e in errors]
+        for row, problem, played in zip(some, swapped, errors, strict=True):
+            here, p, rounds = q.constants(problem, q.optimum(own)), row["p"], int(row["rounds"])
+            ratio = (1 - p) * (here.l_max / 100) ** 0.5
+            step = list(q.STEP_SIZES).index(row["step_size"])
+            assert played[step, rounds] <= q.TARGET < played[:, :rounds].min()
+            found = [row[key] for key in ("theory_ratio", "(1-p)^2", "L_p", "zeta_sq", "sigma_sq")]
+            assert found == pytest.approx([ratio, (1 - p) ** 2, here.l_max, here.zeta_sq, here.sigma_sq], abs=1e-12)
+        for kind in lines.FITS:
+            line = fitted(kind, [r["p"] for r in some], to)
+            assert np.allclose(line, [[r[f"A_{kind}"], r[f"B_{kind}"]] for r in some], rtol=1e-9)
+            assert np.allclose(line[:, 0] / line[0, 0], [r[f"A_ratio_{kind}"] for r in some])
+            theory = line[0, 0] * np.array([r["theory_ratio"] for r in some]) / q.TARGET**0.5 + line[:, 1]
+            assert np.allclose(theory, [r[f"theory_rounds_{kind}"] for r in some])
+        assert all(r["rounds"] < (1 - r["p"]) * some[0]["rounds"] for r in some if 0 < r["p"] < 1)  # super-linear
+
     summary = json.loads((tmp_path / "summary.json").read_text())
-    keys = {"rounds", "step_size", "A_ratio", "theory_ratio", "theory_rounds", "L_p", "zeta_sq", "sigma_sq"}
-    assert set(summary) == keys
-    assert all(list(column) == ["0.0", "0.25", "0.5", "0.75", "1.0"] for column in summary.values())
+    assert (summary["seeds"], summary["fit"]) == ([0, 1, 4], list(lines.FITS))
+    for cell in summary["cells"]:
+        of_p = [r for r in rows if r["p"] == cell["p"]]
+        assert cell["reached"] == 3
+        for name in ("rounds", "zeta_sq", "A_ratio_plain", "theory_rounds_authors"):
+            values = [r[name] for r in of_p]
+            assert cell[name] == pytest.approx([np.median(values), min(values), max(values)])
 
-    own = q.draw(12988, 10, 0)
-    swapped = {p: q.swap(own, float(p), 12988) for p in summary["rounds"]}
-    errors = dict(zip(swapped, q.run(list(swapped.values()), q.STEP_SIZES, 250, 12988), strict=True))
-    (a0, _), l0 = q.fit(errors["0.0"], script["FIT"]) or (0, 0), 100
-    for p, problem in swapped.items():
-        here, line = q.constants(problem, q.optimum(own)), q.fit(errors[p], script["FIT"])
-        assert line
-        ratio = (1 - float(p)) * (here.l_max / l0) ** 0.5
-        rounds = summary["rounds"][p]
-        step = list(q.STEP_SIZES).index(summary["step_size"][p])
-        assert errors[p][step, rounds] <= q.TARGET < errors[p][:, :rounds].min()
-        found = [summary[key][p] for key in ("A_ratio", "theory_ratio", "theory_rounds", "L_p", "zeta_sq", "sigma_sq")]
-        wanted = [line[0] / a0, ratio, a0 * ratio / q.TARGET**0.5 + line[1], here.l_max, here.zeta_sq, here.sigma_sq]
-        assert found == pytest.approx(wanted, abs=1e-12)
-
-    rounds = {float(p): r for p, r in summary["rounds"].items()}
-    assert all(r < (1 - p) * rounds[0] for p, r in rounds.items() if 0 < p < 1)  # figure 2 (b): super-linear
     text = (tmp_path / "quadratics.md").read_text()
     assert text in capsys.readouterr().out
     assert len([line for line in text.splitlines() if line.startswith("| 0.") or line.startswith("| 1 ")]) == 4
-    curves: dict[tuple[str, str], list[float]] = {}
+    off = [np.mean([abs(r["A_ratio_plain"] - (1 - r["p"]) ** 2) for r in rows if r["seed"] == s and 0 < r["p"] <= 0.6])
+           for s in (0, 1, 4)]  # fmt: skip
+    assert f"and {script['shown'](script['band'](off))} from (1-p)^2, on" in text
+    curves: dict[tuple[str, str, str], list[float]] = {}
     for row in csv.DictReader((tmp_path / "figure2a.csv").read_text().splitlines()):
-        curves.setdefault((row["sigma_sq"], row["p"]), []).append(float(row["error"]))
+        curves.setdefault((row["sigma_sq"], row["seed"], row["p"]), []).append(float(row["error"]))
+    assert len(curves) == 2 * 3 * 3
+    (own,) = q.run([q.draw(4, 10, 1000)], q.STEP_SIZES[[8]], 250, 4)
+    assert np.allclose(curves["1000.0", "4", "0.0"], own[0], rtol=1e-12)
     last = {key: np.median(curve[-50:]) for key, curve in curves.items()}
-    fall = {noise: last[noise, "0.0"] / last[noise, "1.0"] for noise in ("0.0", "1000.0")}
-    assert fall["0.0"] > 10 * fall["1000.0"] > 100  # figure 2 (a): shuffling helps less under noise
-    assert f"{fall['0.0']:.3g} times with sigma^2 = 0 and {fall['1000.0']:.3g} times with 1000" in text
+    fall = {s2: [last[s2, s, "0.0"] / last[s2, s, "1.0"] for s in ("0", "1", "4")] for s2 in ("0.0", "1000.0")}
+    assert min(fall["0.0"]) > 10 * max(fall["1000.0"]) > 100  # figure 2 (a): shuffling helps less under noise
+    less, more = (script["shown"](script["band"](fall[s2])) for s2 in ("0.0", "1000.0"))
+    assert f"{less} times with sigma^2 = 0 and {more} times with 1000" in text
     pictures = sorted(tmp_path.glob("*.png"))
     assert [path.name for path in pictures] == ["figure2.png", "fitted_lines.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
     assert [path.name for path in tmp_path.glob(".*")] == [".lock"]
-    assert len((tmp_path / "quadratics.csv").read_text().splitlines()) == 6
+
+
+def test_one_fit_and_one_seed(script: dict[str, Any], tmp_path: Path) -> None:
+    argv = ["--preset", "smoke", "--seeds", "2", "--p", "0.5", "--fit", "authors", "--out", str(tmp_path)]
+    assert script["quadratics"](argv) == 0
+    names = (tmp_path / "quadratics.csv").read_text().splitlines()[0]
+    assert "A_ratio_authors" in names
+    assert "plain" not in names

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedcommons.reports import tables
-from fedcommons.reports.plots import class_heatmap, round_bars
+from fedcommons.reports.plots import RoundBar, class_heatmap, round_bars
 from fedcommons.reports.published import fedssyn_table1
 
 
@@ -90,7 +90,9 @@ def test_published_values_are_the_papers() -> None:
 def test_pictures_are_drawn(tmp_path: Path) -> None:
     import numpy as np
 
-    round_bars(tmp_path / "bars.png", [("α = 0.01", [("real", 30, True), ("shuffled_synthetic", 4, False)])], 30)
+    bars = [RoundBar("real", 30, None, False), RoundBar("shuffled_synthetic", 4, 1.0, True)]
+    more = [RoundBar("my_lab.py:Mine", 8, 2.0, True), RoundBar("other.py:Its", 9, None, True)]
+    round_bars(tmp_path / "bars.png", [("α = 0.01", [*bars, *more])], 30, "digits", smoke=True)
     class_heatmap(np.eye(10, dtype=int) * 12, tmp_path / "heat.png")
     for name in ("bars.png", "heat.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")

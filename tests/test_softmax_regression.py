@@ -222,7 +222,7 @@ def test_the_sweep_leaves_what_it_promises(
     summary = json.loads((out / "summary.json").read_text())
     cells = summary.pop("cells")
     assert summary == {
-        "name": "out", "preset": "smoke", "dataset": "digits", "seed": 0, "lr": 2.0, "rounds": 3, "target": 0.19,
+        "name": "out", "preset": "smoke", "dataset": "digits", "seeds": [0], "lr": 2.0, "rounds": 3, "target": 0.19,
         "images_per_class": 133,
     }  # fmt: skip
     order = [(c["partition"], c["epochs"], c["noise"], c["p"]) for c in cells]
@@ -245,7 +245,7 @@ def test_the_sweep_leaves_what_it_promises(
 
 def test_the_table_says_what_the_cells_say(script: ModuleType, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    options = ["--preset=smoke", f"--out={out}", "--p=1,0", "--noise=0.5", "--epochs=5", "--target=0.185", "--seed=7",
+    options = ["--preset=smoke", f"--out={out}", "--p=1,0", "--noise=0.5", "--epochs=5", "--target=0.185", "--seeds=7",
                "--lr=3"]  # fmt: skip
     assert script.mnist_softmax(options) == 0
     cells = json.loads((out / "summary.json").read_text())["cells"]
@@ -264,19 +264,30 @@ def test_the_table_says_what_the_cells_say(script: ModuleType, tmp_path: Path) -
     assert lines[4][4:] == ["133", f"{cells[2]['zeta_sq']:.5f}", f"{cells[2]['last_loss']:.4f}", "3"]
     assert len(lines) == 2 + 4
     notes = re.sub(r"\s+", " ", text)
+    assert "[" not in text
     for said in ("133 training images of each class (all that the smallest class has; paper: 1024)", "359 images",
                  "factor 1/10", "after round 3; target: 0.185.", "rate 3,", "N(0, s^2/64)", "Seed 7."):  # fmt: skip
         assert said in notes
-    before = (out / "summary.json").read_bytes(), text
+    assert script.mnist_softmax([*options[:-2], "--seeds=7,8,9", options[-1], f"--out={tmp_path / 'more'}"]) == 0
+    more = json.loads((tmp_path / "more" / "summary.json").read_text())["cells"]
+    assert [c for c in more if c["seed"] == 7] == cells
+    low, middle, high = sorted(c["last_loss"] for c in more if (c["partition"], c["p"]) == ("single_class", 0))
+    text = (tmp_path / "more" / "mnist_softmax.md").read_text()
+    (line,) = [line for line in text.splitlines() if line.startswith("| one class per client | 5 | 0.5     | 0 ")]
+    assert f"{middle:.4f} [{low:.4f}, {high:.4f}] | >3 " in line
+    assert "Seeds 7, 8, 9: median and range." in text
+    assert script.band([1, float("inf"), 3], "g") == "3 [1, inf]"
+    before = (out / "summary.json").read_bytes(), (out / "mnist_softmax.md").read_text()
     assert script.mnist_softmax(options) == 0
     assert ((out / "summary.json").read_bytes(), (out / "mnist_softmax.md").read_text()) == before
 
 
 def test_panels_show_their_cells(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = script.arguments(["--epochs=2,1", "--noise=0.5,0,2", "--p=0,0.5", "--target=0.4"])
+    options = script.arguments(["--epochs=2,1", "--noise=0.5,0,2", "--p=0,0.5", "--target=0.4", "--seeds=1,2,3"])
     grid = list(product(("iid", "single_class"), (1, 2), (0.0, 0.5, 2.0)))
     cells = [
-        {"partition": name, "epochs": e, "noise": s, "p": p, "losses": [1.0, 0.5 + i / 100 + p / 1000]}
+        {"seed": seed, "partition": name, "epochs": e, "noise": s, "p": p, "losses": [1.0, seed + i / 100 + p / 1000]}
+        for seed in (2, 1, 3)
         for i, (name, e, s) in enumerate(grid)
         for p in (0.0, 0.5)
     ]
@@ -287,15 +298,20 @@ def test_panels_show_their_cells(script: ModuleType, monkeypatch: pytest.MonkeyP
     assert len(figure.axes) == 12
     for axes, (name, e, s) in zip(figure.axes, grid, strict=True):
         assert axes.get_title() == f"E = {e}, s = {s:g}"
-        own = [c for c in cells if (c["partition"], c["epochs"], c["noise"]) == (name, e, s)]
+        own = [c for c in cells if (c["seed"], c["partition"], c["epochs"], c["noise"]) == (2, name, e, s)]
         *curves, target = axes.get_lines()
         assert [list(line.get_ydata()) for line in curves] == [c["losses"] for c in own]
         assert [line.get_label() for line in curves] == ["0", "0.5"]
         assert curves[0].get_linewidth() > curves[1].get_linewidth()
         assert target.get_ydata()[0] == 0.4
+        for filled, c in zip(axes.collections, own, strict=True):
+            edges = filled.get_paths()[0].vertices[:, 1]
+            assert [edges.min(), edges.max()] == pytest.approx([min(1, c["losses"][1] - 1), c["losses"][1] + 1])
         assert axes.get_ylim() == figure.axes[0].get_ylim()
     assert ["iid" in axes.get_ylabel() for axes in figure.axes[::6]] == [True, False]
     assert [text.get_text() for legend in figure.legends for text in legend.get_texts()] == ["0", "0.5"]
+    title = figure.get_suptitle()
+    assert [part for part in ("digits", "target test loss 0.4 (dotted)", "Seeds 1, 2, 3") if part not in title] == []
     script.plt.close(figure)
 
 

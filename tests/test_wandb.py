@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 
 from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import override
+from fedcommons.config.flat import choose, override
 from fedcommons.errors import ClientError
 from fedcommons.runs import experiment
 
@@ -72,7 +73,6 @@ def test_nobody_learns_from_wandb_where_a_run_was_made(
     assert found.run.host == ""
     assert not [text for text in sent if re.search(rf"\b({platform.node()}|{getuser()})\b", text)]
     assert not [record for record in found.records if record.HasField("environment")]
-    assert {"client.lr", "federation.rounds", "data.name"} <= {item.key for item in found.run.config.update}
     told = (tmp_path / "run" / "environment.json").read_text()
     assert not re.search(rf"{tmp_path}|{Path.home()}|\b{platform.node()}\b", told)
     with pytest.raises(ClientError):
@@ -80,6 +80,111 @@ def test_nobody_learns_from_wandb_where_a_run_was_made(
     assert (tmp_path / "failed" / "error.txt").exists()
     for path in tmp_path.rglob("*"):
         assert not path.is_file() or not [name for name, text in secrets.items() if text.encode() in path.read_bytes()]
+
+
+def keys(values: dict[str, Any]) -> list[str]:
+    """All names in a nested config."""
+    return [name for key, value in values.items() for name in [key, *(keys(value) if isinstance(value, dict) else [])]]
+
+
+def test_the_config_is_nested_and_has_the_chosen_parts_only(
+    config: Experiment, tmp_path: Path, wandb_file: "Reader"
+) -> None:
+    """A section for each part of config.yaml, none for a generator, another algorithm or what concerns this machine."""
+    experiment.run(override(config, {"algorithm": "fedprox", "federation.rounds": 1}), tmp_path / "run")
+    found, run = wandb_file(tmp_path / "run").config, wandb_file(tmp_path / "run").run
+    written = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    del written["artifacts"], written["data"]["dir"], written["tracking"]
+    effective = {name: found.pop(name) for name in list(found) if name.startswith("effective/")}
+    assert found == written
+    assert {"client", "fedprox", "partition", "federation"} <= found.keys()
+    assert not {"generator", "feddyn", "moon"} & found.keys()
+    assert found["sharing"] == {"setting": "real"}
+    assert not [name for name in keys(found) if "." in name]
+    assert effective == {"effective/alpha": 0.1, "effective/p": 0.0, "effective/lr": 0.1}
+    assert set(run.tags) == {"digits", "fedprox", "real", "dirichlet_classes", "cnn"}
+    assert run.job_type == "federation"
+
+
+def test_effective_values_are_those_that_resulted(config: Experiment, tmp_path: Path, wandb_file: "Reader") -> None:
+    """p is null in the config here and 1/2 in fact; sigma is there with DP-SGD, alpha where the partition has one."""
+    one = {"federation.rounds": 1, "measure.every": 0}
+    made = {**one, "sharing.setting": "shuffled_synthetic", "generator.rho": 0.5, "partition.name": "iid"}
+    summary = experiment.run(override(config, made), tmp_path / "made")
+    found = wandb_file(tmp_path / "made").config
+    assert found["sharing"]["p"] is None
+    assert summary["p"] == pytest.approx(0.5, abs=0.01)
+    effective = {name: value for name, value in found.items() if "/" in name}
+    assert effective == {"effective/p": summary["p"], "effective/rho": 0.5, "effective/lr": 0.1}
+    private = override(config, {**one, "dp.local": True, "dp.noise_multiplier": 1.5, "client.lr": 0.01})
+    experiment.run(private, tmp_path / "private")
+    effective = {n: v for n, v in wandb_file(tmp_path / "private").config.items() if "/" in n}
+    assert effective == {"effective/alpha": 0.1, "effective/p": 0, "effective/sigma": 1.5, "effective/lr": 0.01}
+    assert "dp" in wandb_file(tmp_path / "private").run.tags
+
+
+@pytest.mark.parametrize(("target", "reached"), [(0.01, True), (1.0, False)])
+def test_a_target_that_was_not_reached_is_logged_as_such(
+    target: float, reached: bool, config: Experiment, tmp_path: Path, wandb_file: "Reader"
+) -> None:
+    summary = experiment.run(override(config, {"target": target, "federation.rounds": 1}), tmp_path / "run")
+    found = wandb_file(tmp_path / "run").summary
+    assert found["target_reached"] is reached
+    assert found.get("rounds_to_target") == summary["rounds_to_target"] == (1 if reached else None)
+    assert ("rounds_to_target" in found) is reached
+    assert found["target"] == target
+
+
+OWN = """
+from fedcommons.algorithms.fedavg import FedAvg as Method
+from fedcommons.data.datasets import digits
+from fedcommons.data.partition import iid as deal
+from fedcommons.generators.ddpm import DDPM as Painter
+from fedcommons.sharing.local_synthetic import LocalSynthetic as Stage
+from lightning_modules.networks import Linear as Net
+
+
+def images(folder="", folders=("",)):
+    return digits()
+"""
+
+
+@pytest.mark.parametrize("home", ["", "~/", "lab/"])
+def test_of_parts_of_ones_own_only_file_names_are_uploaded(
+    home: str, config: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wandb_file: "Reader"
+) -> None:
+    """Named by an absolute path, from the home folder or by a relative path; a constant may be a path too."""
+    lab = tmp_path / "secret project"
+    (lab / "lab").mkdir(parents=True)
+    for name in ("my.py", "lab/my.py"):
+        (lab / name).write_text(OWN)
+    monkeypatch.chdir(lab)
+    monkeypatch.setenv("HOME", str(lab))
+    file = f"{home or f'{lab}/'}my.py"
+    values: dict[str, Any] = {
+        "algorithm": f"{file}:Method", "data.name": f"{file}:images", "partition.name": f"{file}:deal",
+        "sharing.setting": f"{file}:Stage", "generator.name": f"{file}:Painter", "model.name": f"{file}:Net",
+        "data.folder": f"{lab}/photos/", "data.folders": (f"{lab}/one", "two"),
+        "generator.channels": (16, 32), "generator.epochs": 1, "generator.sampling_steps": 2, "federation.rounds": 1,
+        "measure.every": 0, "data.limit": 40, "partition.n_clients": 2, "client.lr": 0.1, "target": 0.2,
+        "tracking.wandb": "offline", "artifacts": str(lab / "artifacts"),
+    }  # fmt: skip
+    experiment.run(choose(values), Path("out/run"))
+    kept = wandb_file(Path("out/run"))
+    found = kept.config
+    assert [found[s]["name"] for s in ("data", "partition", "generator", "model")] == [
+        f"my.py:{name}" for name in ("images", "deal", "Painter", "Net")
+    ]
+    assert (found["algorithm"], found["sharing"]["setting"]) == ("my.py:Method", "my.py:Stage")
+    assert (found["data"]["folder"], found["data"]["folders"]) == ("photos", ["one", "two"])
+    assert kept.summary["algorithm"] == "my.py:Method"
+    assert set(kept.run.tags) == {"images", "method", "deal", "stage", "painter", "net"}
+    assert not [name for name in keys(found) if "." in name]
+    (folder,) = Path("out/run/wandb").glob("offline-run-*")
+    sent = [str(record) for record in kept.records]
+    sent += [path.read_text() for path in (folder / "files").rglob("*") if path.is_file()]
+    for here in ("secret project", "lab/", "~", "out/", str(tmp_path)):
+        assert not [text for text in sent if here in text], here
 
 
 def modes(folder: Path) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Plain networks. Each is ``last(embed(x))``, ``last`` being the last linear layer."""
+"""Plain networks. Each is ``last(embed(x))``, where ``last`` is the last linear layer."""
 
 from lightning_modules.networks.cnn import CNN
 from lightning_modules.networks.linear import Linear

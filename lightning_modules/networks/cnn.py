@@ -40,7 +40,7 @@ class CNN(nn.Module):
         self.last = nn.Linear(hidden, n_classes)
 
     def embed(self, x: Tensor) -> Tensor:
-        # pooling first: the same numbers as after ReLU, which then has a quarter of the work
+        # pooling before ReLU gives the same numbers, and ReLU then has a quarter of the work
         x = F.relu(F.max_pool2d(self.norm1(self.conv1(x)), 2))
         x = F.relu(F.max_pool2d(self.norm2(self.conv2(x)), 2))
         return F.relu(self.hidden(torch.flatten(x, 1)))

@@ -1,4 +1,4 @@
-"""A projection head between a network and its last layer, as MOON has it."""
+"""A projection head between a network and its last layer, as in MOON."""
 
 from torch import Tensor, nn
 

@@ -1,4 +1,4 @@
-"""Costly results by the hash of all they depend on: computed once, verified whenever read, with what was found out."""
+"""Costly results, stored under the hash of all they depend on: computed once and verified whenever they are read."""
 
 import json
 import os
@@ -14,15 +14,15 @@ from fedcommons.files import read_tensors, sha256, write_tensors
 
 
 def key_of(facts: Mapping[str, Any] | None) -> str:
-    """The hash of these facts, by which a result that depends on nothing else is found again."""
+    """The hash of these facts, under which a result that depends only on them is stored."""
     return sha256(json.dumps(facts, sort_keys=True).encode())[:24]
 
 
 def constants(part: Any, less: Collection[str] = ()) -> dict[str, Any]:
-    """The constants of a part (a dataclass) that differ from their defaults, but those named in ``less``.
+    """The constants of a part (a dataclass) that differ from their defaults, without those in ``less``.
 
-    So a key made of them is the same after a constant was added with its default. A default that changes renames
-    nothing either: whoever changes one must change another fact of the key.
+    So a key made of them stays the same when a constant is added with a default. It also stays the same when a default
+    changes: whoever changes one must change another fact of the key.
     """
     found = {}
     for field in fields(part):
@@ -35,7 +35,7 @@ def constants(part: Any, less: Collection[str] = ()) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Artifact:
-    """A costly result: its tensors, the facts it depends on and is named by, and what was found out in making it."""
+    """A costly result: its tensors, the facts that it depends on, and findings: plain values from making it."""
 
     tensors: dict[str, Tensor]
     facts: Mapping[str, Any]
@@ -43,21 +43,21 @@ class Artifact:
 
 
 class Store:
-    """A folder of artifacts: ``KIND/KEY.safetensors``, and the facts, findings and checksum beside it as JSON.
+    """A folder of artifacts: ``KIND/KEY.safetensors``, and beside it the facts, findings and checksum as JSON.
 
-    ``say`` is told, in one sentence, when an artifact is found damaged. A folder that lacks nothing may be read-only.
+    ``say`` is called with one sentence when an artifact is damaged. If nothing is missing, the folder may be read-only.
 
-    Two processes that put the same artifact at once do no harm: each renames whole files, of equal content.
+    Two processes may put the same artifact at the same time: each renames whole files, of equal content.
     """
 
     def __init__(self, folder: Path, say: Callable[[str], None] = print) -> None:
         self.folder, self.say = folder, say
 
     def require_writable(self) -> None:
-        """See that something can be put, before the work of making it; nothing is written.
+        """Check that artifacts can be written, before the work of making them; nothing is written.
 
         Raises:
-            UserError: the folder could not be made or written.
+            UserError: the folder cannot be made or written.
         """
         folder = self.folder
         there = next(
@@ -69,7 +69,7 @@ class Store:
             )
 
     def get(self, kind: str, key: str) -> Artifact | None:
-        """The artifact; None if it is not there, or damaged, which is said."""
+        """The artifact; None if it does not exist, or if it is damaged, which ``say`` is told."""
         path = self._path(kind, key)
         try:
             found = read_tensors(path)
@@ -92,7 +92,7 @@ class Store:
         facts: Mapping[str, Any],
         findings: Mapping[str, Any] | None = None,
     ) -> None:
-        """Store tensors by the facts they depend on; ``findings``: plain values that come back with them."""
+        """Store tensors under the facts they depend on; ``findings``: plain values to store with them."""
         path = self._path(kind, key_of(facts))
         path.parent.mkdir(parents=True, exist_ok=True)
         write_tensors(path, tensors, {"facts": dict(facts), "findings": dict(findings or {})})

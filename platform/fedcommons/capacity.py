@@ -1,4 +1,4 @@
-"""What a request holds at least, against the memory of this machine: what cannot fit is refused before it is tried."""
+"""Requests that need more memory than this machine has are refused before they are tried."""
 
 import os
 
@@ -6,23 +6,23 @@ from fedcommons.errors import UserError
 from fedcommons.tensors import Flat, nbytes
 
 MODELS = 4
-"""A run holds the server model, a worker's with its gradient, and sums in float64."""
+"""A run's size in models: the server's, a worker's with its gradient, and sums in float64."""
 
 
 def require_model(model: Flat) -> None:
-    """Refuse a model that a run could not hold; ``model``: its parameters, on any device.
+    """Refuse a model that is too large for this machine; ``model``: its parameters, on any device.
 
     Raises:
-        UserError: it is so.
+        UserError: it is too large.
     """
     require("the model", MODELS * nbytes({"model": model}), "model.channels or model.projection")
 
 
 def require(what: str, needed: int, field: str) -> None:
-    """Refuse what takes ``needed`` bytes or more where this machine has less; ``field``: what to make smaller.
+    """Refuse what needs more bytes than this machine's memory; ``field``: what to make smaller.
 
     Raises:
-        UserError: it is so.
+        UserError: ``needed`` exceeds the memory.
     """
     has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > has:

@@ -1,4 +1,4 @@
-"""What goes wrong by the user's or a client's doing, each said in one sentence."""
+"""Errors of requests and of clients, each told in one sentence."""
 
 import re
 import traceback
@@ -12,13 +12,13 @@ from typing import Self
 from fedcommons.files import write_text
 
 SHOWN = 80
-"""The most characters of a value that a sentence echoes."""
+"""Longer values are cut to this many characters in a message."""
 
 
 class UserError(Exception):
     """A request that cannot be met: field, value, what is allowed, the nearest valid name. Raised before any work.
 
-    Of a word that is longer than ``SHOWN`` the beginning stands in the sentence; of a path if it is four times as long.
+    Words longer than ``SHOWN`` characters are cut in the sentence, and so are paths of four times that length.
     """
 
     def __init__(self, sentence: str) -> None:
@@ -29,8 +29,8 @@ class UserError(Exception):
 class ClientError(RuntimeError):
     """A client's computation failed; ``sentence`` names client, round and algorithm.
 
-    client, round: which, where one client can be played again. trace: its own traceback as text, because an exception
-    that comes from another process has lost it.
+    client, round: set if this client can be run again alone. trace: its traceback as text, because an exception loses
+    its traceback on the way from another process.
     """
 
     def __init__(self, sentence: str, client: int | None = None, round: int | None = None, trace: str = "") -> None:
@@ -39,14 +39,14 @@ class ClientError(RuntimeError):
 
     @classmethod
     def of(cls, error: Exception, client: int, round: int, algorithm: str, shape: Sequence[int]) -> Self:
-        """What a client's code raised; ``shape``: of its training data. The exception's notes say what it was doing."""
+        """The error for an exception of a client's code. ``shape``: of its training data; the notes say what it did."""
         doing = "; ".join([f"training data {tuple(shape)}", *getattr(error, "__notes__", [])])
         where = f"client {client}, round {round}, {algorithm}"
         return cls(f"{where}: {sentence(error)} ({doing})", client, round, "".join(traceback.format_exception(error)))
 
 
 def shown(value: object) -> str:
-    """A value as a sentence echoes it: text in quotes and without control characters, cut at ``SHOWN``."""
+    """A value for a message: text in quotes, control characters escaped, cut at ``SHOWN`` characters."""
     return _cut(f"{value:g}" if isinstance(value, float) else repr(value))
 
 
@@ -55,7 +55,7 @@ def _cut(text: str) -> str:
 
 
 def sentence(error: BaseException) -> str:
-    """What happened, in one line."""
+    """The error's message in one line."""
     cause = getattr(error, "cause", error)  # Ray raises an error of its own around that of another process
     if isinstance(cause, ClientError):
         return cause.sentence
@@ -66,9 +66,9 @@ def sentence(error: BaseException) -> str:
 
 @contextmanager
 def leaving_errors(folder: Path, own: Sequence[str] = ()) -> Iterator[None]:
-    """Leave what goes wrong in ``folder/error.txt``: a sentence, then the traceback, and how to play a client again.
+    """Write an error to ``folder/error.txt``: its sentence and traceback, and how to run the client again.
 
-    own: options that name the run's parts of somebody's own.
+    own: options that name the user's own parts in the run.
     """
     path = folder / "error.txt"
     path.unlink(missing_ok=True)  # of the attempt before
@@ -84,7 +84,7 @@ def leaving_errors(folder: Path, own: Sequence[str] = ()) -> Iterator[None]:
 
 
 def left_in(folder: Path) -> str | None:
-    """The sentence that ``leaving_errors`` left, and where the rest is; None if it left none."""
+    """The sentence in ``folder/error.txt``, and where its traceback is; None if there is no such file."""
     path = folder / "error.txt"
     if not path.is_file():
         return None
@@ -93,9 +93,9 @@ def left_in(folder: Path) -> str | None:
 
 
 def unknown(what: str, name: str, known: Iterable[str], besides: str = "") -> UserError:
-    """The error for a name that is not among ``known``, with the nearest valid one offered.
+    """The error for a name that is not in ``known``; it suggests the nearest name.
 
-    besides: what else is allowed, after the list of the known ones.
+    besides: what else is allowed, told after the known names.
     """
     known = sorted(known)
     listing = f" Known: {', '.join([*known, *([besides] if besides else [])])}." if len(known) <= 16 else " See --help."
@@ -103,9 +103,9 @@ def unknown(what: str, name: str, known: Iterable[str], besides: str = "") -> Us
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """``; did you mean 'x'?``, or a full stop where nothing is near.
+    """``; did you mean 'x'?``, or a full stop if no name is near.
 
-    Of dotted names the last component counts first: ``--alpha`` is near ``--partition.alpha``.
+    Dotted names are compared by their last component first: ``--alpha`` is near ``--partition.alpha``.
     """
     leaves: dict[str, list[str]] = {}
     for one in sorted(known):

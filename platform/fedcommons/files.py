@@ -1,4 +1,4 @@
-"""Files that are never half-written: a temporary name in the same folder, then a rename."""
+"""Atomic files: written under a temporary name in the same folder, then renamed."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write ``content`` so that ``path`` holds all of it or what it held before, also after a crash."""
+    """Write ``content`` so that ``path`` has either its old content or all of the new one, also after a crash."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -30,15 +30,15 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def unfinished(name: str) -> str | None:
-    """The file that a temporary one of this name was to become; None for a name of another kind."""
+    """The final name of a temporary file of this name; None if it is not a temporary name."""
     found = re.fullmatch(r"\.(.+)\.\d+\.tmp", name)
     return found[1] if found else None
 
 
 def remove_unfinished(folder: Path, names: str) -> None:
-    """Remove what processes that were killed while they wrote have left in ``folder`` itself of files of these names.
+    """Remove temporary files that killed processes left in ``folder``, if the final name matches ``names``.
 
-    names: a regular expression. Only for a folder that nobody writes.
+    names: a regular expression. No process may be writing in the folder.
     """
     for path in folder.glob(".*.tmp"):
         if path.is_file() and re.fullmatch(names, unfinished(path.name) or ""):
@@ -51,7 +51,7 @@ def write_text(path: Path, content: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """``write_bytes`` for JSON; refuses nan and infinity, which JSON has no word for."""
+    """``write_bytes`` for JSON; nan and infinity, which JSON does not have, are refused."""
     write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
@@ -74,10 +74,10 @@ def _sha256_of(facts: Mapping[str, Any]) -> str:
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """What ``write_tensors`` wrote; None where there is nothing.
+    """What ``write_tensors`` wrote; None if neither file exists.
 
     Raises:
-        ValueError: the pair is incomplete, or not what was written.
+        ValueError: one of the two files is missing, or one is not what was written.
     """
     facts_path = path.with_name(path.name + ".json")
     if not path.exists() and not facts_path.exists():

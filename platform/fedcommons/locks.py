@@ -1,7 +1,7 @@
-"""One process at a time in a folder: an flock on its file ``.lock``, which says who holds it.
+"""One process at a time in a folder: an flock on its file ``.lock``, which names the holder.
 
-The kernel lets go of a lock when its process ends, however that ends, so a lock of the dead is taken over. The file
-stays: that it is there tells a folder of ours from one of somebody else.
+The kernel frees a lock when its process ends in any way, so a dead process does not block the folder. The file stays,
+which also shows that the folder is ours.
 """
 
 import errno
@@ -34,13 +34,12 @@ os.register_at_fork(after_in_child=_let_go)  # else a child that lives on would 
 
 @contextmanager
 def locked(folder: Path, say: Callable[[str], None] = print, patience: float = 0) -> Iterator[None]:
-    """Hold ``folder``: no other process, and nobody else in this one, may hold it meanwhile.
+    """Hold ``folder``; meanwhile nobody else can, in this process or another one.
 
-    patience: seconds to wait for the one that holds it. A file system without flock is told to ``say``, once, and
-    nobody is kept out there.
+    patience: seconds to wait for the holder. On a file system without flock this is said once, and nobody is kept out.
 
     Raises:
-        UserError: somebody holds it.
+        UserError: somebody else holds it.
         OSError: the lock file cannot be written.
     """
     path = folder / NAME
@@ -79,7 +78,7 @@ def _take(descriptor: int, path: Path, say: Callable[[str], None], deadline: flo
 
 
 def holder(folder: Path) -> tuple[int, str] | None:
-    """Process and host of who holds ``folder`` or held it last; None if its lock file is not of ours or not there."""
+    """Process and host that hold ``folder`` or held it last; None if it has no lock file of ours."""
     try:
         found = json.loads((folder / NAME).read_bytes())
         return int(found["pid"]), str(found["host"])
@@ -88,7 +87,7 @@ def holder(folder: Path) -> tuple[int, str] | None:
 
 
 def strangers(folder: Path) -> list[str]:
-    """The names in ``folder``, sorted, but for a lock file of ours."""
+    """The names in ``folder``, sorted, without a lock file of ours."""
     ours = holder(folder) or ((folder / NAME).is_file() and (folder / NAME).stat().st_size == 0)  # killed in between
     return sorted(path.name for path in folder.iterdir() if not (ours and path.name == NAME))
 
@@ -103,10 +102,10 @@ def opened(
 ) -> Iterator[None]:
     """Make the folder that ``--out`` names and hold it.
 
-    stranger: the name of something in the folder that keeps it from being one of this ``kind``; None for none.
+    stranger: finds the name of a file that no folder of this ``kind`` has; None if there is none.
 
     Raises:
-        UserError: it cannot be written, somebody holds it, or it has a stranger: nothing in it has been touched.
+        UserError: it cannot be written, somebody else holds it, or it has a stranger. Nothing in it is changed then.
     """
     with ExitStack() as stack:
         try:

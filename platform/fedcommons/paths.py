@@ -6,14 +6,14 @@ from pathlib import Path
 from fedcommons.errors import UserError, shown
 
 NOWHERE_YET = (FileNotFoundError, NotADirectoryError, PermissionError)
-"""What looking up a path may end with although it is one: who opens it says what is wrong."""
+"""Errors that a valid path may give here; whoever opens it reports them."""
 
 
 def user_path(what: str, text: str) -> Path:
-    """The path that ``text`` names; ``~`` and ``~NAME`` are home folders. ``what``: the option, for the sentence.
+    """The path that ``text`` names; ``~`` and ``~NAME`` are home folders. ``what``: the option's name for messages.
 
     Raises:
-        UserError: no file or folder can have that name, or it leads round in a circle of links.
+        UserError: no file or folder can have that name, or its links form a circle.
     """
     if not text.strip():
         raise UserError(f"{what} must name a file or folder, got {shown(text)}.")

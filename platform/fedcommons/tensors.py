@@ -1,7 +1,7 @@
-"""Arithmetic on named tensors that are views over one flat buffer.
+"""Arithmetic on named tensors that are views of one flat buffer.
 
-A model, a control variate or a gradient is a ``Flat``: one vector and a ``Layout`` that names its parts. Sums over
-clients, loading into a module and transport then are one operation each, however many layers the network has.
+A model, a control variate or a gradient is a ``Flat``: one vector and a ``Layout`` that names its parts. So adding
+clients' updates, loading a module and sending are one operation each, for any number of layers.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ class Layout:
 
     @cached_property
     def parts(self) -> dict[str, tuple[slice, tuple[int, ...]]]:
-        """Where each name stands in the buffer, and its shape."""
+        """Each name's position in the buffer, and its shape."""
         parts, start = {}, 0
         for name, shape in zip(self.names, self.shapes, strict=True):
             parts[name] = slice(start, start + prod(shape)), shape
@@ -40,7 +40,7 @@ class Layout:
 
 
 class Flat(Mapping[str, Tensor]):
-    """Named views over one flat buffer; pickles as one contiguous array and always loads as a fresh copy."""
+    """Named views of one flat buffer; it is pickled as one contiguous array and loaded as a fresh copy."""
 
     __slots__ = ("buffer", "layout")
 
@@ -68,7 +68,7 @@ def _from_array(layout: Layout, array: np.ndarray) -> Flat:
 
 
 Payload = Mapping[str, Flat | Tensor]
-"""What messages, client memory and server state are made of: named vectors and tensors."""
+"""The form of messages, client memory and server state: names to ``Flat`` or tensors."""
 
 
 def layout_of(named: Iterable[tuple[str, Tensor]]) -> Layout:
@@ -87,12 +87,12 @@ EMPTY = Flat(Layout((), ()), torch.empty(0, dtype=torch.float32, device="cpu"))
 
 
 def copy(x: Flat) -> Flat:
-    """The same numbers in a buffer of their own."""
+    """A copy with its own buffer."""
     return Flat(x.layout, x.buffer.clone())
 
 
 def data(x: Flat | Tensor) -> Tensor:
-    """The tensor that holds all the numbers of ``x``."""
+    """The tensor with all values of ``x``."""
     return x.buffer if isinstance(x, Flat) else x
 
 
@@ -114,7 +114,7 @@ def scalar(payload: Payload, name: str) -> float:
 
 
 def zeros_like(x: Flat) -> Flat:
-    """Zero under the names of ``x``."""
+    """Zeros with the layout of ``x``."""
     return Flat(x.layout, torch.zeros_like(x.buffer))
 
 
@@ -124,10 +124,10 @@ def select(x: Flat, names: Sequence[str]) -> Flat:
 
 
 def put(whole: Flat, part: Flat) -> Flat:
-    """A copy of ``whole`` in which the parts that ``part`` has are its: the inverse of ``select``.
+    """A copy of ``whole`` with the parts of ``part`` put in; the inverse of ``select``.
 
     Raises:
-        ValueError: a name that ``whole`` does not have, or another shape under it.
+        ValueError: ``whole`` has no part of a name, or one of another shape.
     """
     result = copy(whole)
     for name, values in part.items():
@@ -140,7 +140,7 @@ def put(whole: Flat, part: Flat) -> Flat:
 
 
 def like(x: Flat | Tensor, values: Tensor) -> Flat | Tensor:
-    """``values`` in the form of ``x``: under the same names if it has names."""
+    """``values`` with the layout of ``x`` if that is a ``Flat``, else as they are."""
     return Flat(x.layout, values) if isinstance(x, Flat) else values
 
 
@@ -156,7 +156,7 @@ def add(a: Flat, b: Flat, scale: float = 1.0) -> Flat:
 
 
 def scale(a: Flat, factor: float) -> Flat:
-    """factor a; ``a`` itself where the factor is one."""
+    """factor a; ``a`` itself if the factor is 1."""
     return a if factor == 1 else Flat(a.layout, a.buffer * factor)
 
 
@@ -167,7 +167,7 @@ def sq_norm(a: Flat | Tensor) -> float:
 
 
 def norm(a: Flat | Tensor) -> float:
-    """||a||, in one pass; infinite or nan only where a value of ``a`` is, not where its squares overflow."""
+    """||a||, in one pass; infinite or nan only if a value of ``a`` is, but not because squares overflow."""
     x = data(a)
     found = float(torch.linalg.vector_norm(x))
     if isfinite(found) or not x.isfinite().all():

@@ -1,1 +1,1 @@
-"""Ledgers: what crossed the wire, and what it tells of the data."""
+"""Ledgers: the bytes that crossed the wire, and the privacy that they cost."""

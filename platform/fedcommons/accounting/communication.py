@@ -1,8 +1,8 @@
-"""Bytes that cross the wire, counted from messages only (methods.md section 11).
+"""Bytes that cross the wire, counted from messages only.
 
-Totals over clients: per round down and up, and once for what is exchanged before or between federations. For Fedssyn
-with FedAvg and C = 1 the total is 2 N Ms + 2 R N Mc, with Ms the synthetic data of one client as uint8 images and
-labels, Mc the model.
+All numbers are totals over clients: down and up in each round, and once for the exchange before the first round. For
+Fedssyn with FedAvg and C = 1 the total is 2 N Ms + 2 R N Mc, with Ms the synthetic data of one client as uint8 images
+and labels, Mc the model, R the rounds; the Fedssyn paper (arXiv:2306.13263, section 5) counts one client, so without N.
 """
 
 from collections.abc import Sequence
@@ -22,12 +22,12 @@ class Traffic:
         return Traffic(self.down + other.down, self.up + other.up, self.once + other.once)
 
     def metrics(self) -> dict[str, int]:
-        """A round's bytes under the names they are logged by."""
+        """A round's bytes, by the names of their metrics."""
         return {"comm/down_bytes": self.down, "comm/up_bytes": self.up}
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Down, up and once together."""
         return self.down + self.up + self.once
 
 
@@ -40,29 +40,30 @@ def images_nbytes(n: int, shape: tuple[int, ...]) -> int:
 
 
 def pool_nbytes(n_clients: int, synthetic: int) -> int:
-    """Bytes of the shuffled pool:  2 N Ms,  as every client's images go up and its part of the pool comes down."""
+    """Bytes of the shuffled pool:  2 N Ms.  Every client sends its images and receives as many of the pool."""
     return 2 * n_clients * synthetic
 
 
 def round_nbytes(joined: int, model: int, control: int = 0) -> int:
-    """Bytes of a round:  2 |S| (Mc + Mv),  |S| clients getting and sending a model and a control variate."""
+    """Bytes of a round:  2 |S| (Mc + Mv).  |S| clients receive and send a model and a control variate."""
     return 2 * joined * (model + control)
 
 
 @dataclass(frozen=True)
 class UntilTarget:
-    """What a run sends until it has the target accuracy, its rounds costing the same."""
+    """What a run sends until it reaches the target accuracy, if every round costs the same."""
 
     once: float
     per_round: float
-    rounds: float  # where the target was not reached, those played
-    censored: bool  # it was not: rounds and bytes are lower bounds
+    rounds: float  # until the target, or all rounds if it was not reached
+    censored: bool  # the target was not reached, so rounds and bytes are lower bounds
 
 
 def sent(runs: Sequence[UntilTarget], once_unit: float = 1, round_unit: float = 1) -> tuple[float, bool]:
-    """Mean over runs of  once + R per_round,  each in its own unit; and whether it is a lower bound.
+    """Mean over runs of  once/once_unit + R per_round/round_unit,  and whether it is a lower bound.
 
-    For Fedssyn with FedAvg 2 N Ms + 2 R C N Mc over all clients; in units of N and C N the 2 Ms + 2 R Mc of the paper.
+    For Fedssyn with FedAvg this is 2 N Ms + 2 R C N Mc over all clients; in the units N and C N it is the paper's
+    2 Ms + 2 R Mc.
     """
     mean = fmean(r.once / once_unit + r.rounds * r.per_round / round_unit for r in runs)
     return mean, any(r.censored for r in runs)
@@ -71,9 +72,9 @@ def sent(runs: Sequence[UntilTarget], once_unit: float = 1, round_unit: float = 
 def saved_percent(
     pool: Sequence[UntilTarget], vanilla: Sequence[UntilTarget], once_unit: float = 1, round_unit: float = 1
 ) -> str:
-    """100 (1 - pool / vanilla)  of what is sent.
+    """Traffic that the pool saves, in percent:  100 (1 - pool/vanilla).
 
-    A bound, ``>`` or ``<``, where one did not reach the target; ``-`` where neither did or there are no runs.
+    A bound (``>`` or ``<``) if one of them did not reach the target; ``-`` if neither did, or if there are no runs.
     """
     if not pool or not vanilla:
         return "-"

@@ -1,15 +1,15 @@
-"""The privacy ledger: the sums of what clients released, what epsilon it has cost each, and what no epsilon covers.
+"""The privacy ledger: what each client released, the epsilon that it cost, and what no epsilon covers.
 
-Whoever makes what leaves a client says in a ``Release`` what protects it. What nobody has said that of is uncovered.
+Whoever makes a message or an artifact states in a ``Release`` what protects it. Without a statement it is uncovered.
 
-Opacus' accountant of Renyi differential privacy for the subsampled Gaussian mechanism (Mironov et al. 2019).
+Accountant: Opacus' Renyi differential privacy of the subsampled Gaussian mechanism (Mironov et al. 2019).
 q: sampling rate;  sigma: noise multiplier;  delta: of the guarantee;  n_i: examples of client i.
 
-Neighbours: one example of one client is blanked out, that is, it keeps its place and its gradient is zero. So n_i is
-the same for both, and with it q, the batch size B and the number of steps K, which n_i decides; n_i is public. The sum
-over a Poisson sample has, on the two, the distributions that Mironov et al. bound in both directions for a data set
-with and without an example, at the same q: the accountant's epsilon holds. To replace an example by another is to blank
-it out and to fill it again: twice that distance, and more epsilon than is printed.
+Neighbouring data sets: one example of one client is blanked out, that is, it keeps its place but its gradient is zero.
+Then n_i is the same for both, and so are q, the batch size B and the number of steps K, which depend on n_i; n_i is
+public. Sums over Poisson samples of the two data sets have the distributions of Mironov et al. for data sets with and
+without the example, at the same q. So the accountant's epsilon holds. Replacing an example by another one is two such
+steps (blank it out, fill it again) and costs more epsilon than is printed.
 
 The clients' data are disjoint, so the guarantee of all is the largest of theirs (parallel composition).
 """
@@ -36,11 +36,11 @@ def _rdp_of_a_step(q: float, sigma: float) -> np.ndarray:
 
 
 Spent = tuple[tuple[float, float, int], ...]
-"""(q, sigma, steps) of events of one client, which add up."""
+"""(q, sigma, steps) of one client's events."""
 
 
 def epsilon(q: float, sigma: float, steps: int, delta: float) -> float:
-    """epsilon >= 0 of so many steps of DP-SGD; 0 for none."""
+    """epsilon >= 0 of this number of DP-SGD steps; 0 for no step."""
     return composed(((q, sigma, steps),), delta)
 
 
@@ -55,10 +55,10 @@ def composed(spent: Spent, delta: float) -> float:
         return 0.0
     orders = RDPAccountant.DEFAULT_ALPHAS
     with warnings.catch_warnings():
-        # where the best order is the first or last one it says so: the bound holds, others might be tighter
+        # Opacus warns if the best order is the first or the last one: the bound holds, but might be tighter
         warnings.filterwarnings("ignore", "Optimal order is the")
         found = get_privacy_spent(orders=orders, rdp=list(reduce(np.add, costs)), delta=delta)[0]
-    return max(0.0, float(found))  # the bound falls below zero where delta alone is more than enough
+    return max(0.0, float(found))  # the formula is negative if delta alone is more than enough
 
 
 Events = Mapping[int, Mapping[tuple[float, float], int]]
@@ -67,40 +67,40 @@ Events = Mapping[int, Mapping[tuple[float, float], int]]
 
 @dataclass(frozen=True)
 class Ledger:
-    """What clients have released, as sums of events: what is covered by client and mechanism, the rest by name."""
+    """Counts of what clients have released: covered events by client and mechanism, uncovered ones by name."""
 
-    shared: Events = field(default_factory=dict)  # before or between federations
+    shared: Events = field(default_factory=dict)  # before round 1
     trained: Events = field(default_factory=dict)  # in rounds
     uncovered: Mapping[str, int] = field(default_factory=dict)  # name -> how often
 
     @classmethod
     def of(cls, shared: Iterable[Release]) -> Self:
-        """Before round 1: what was released before the federation."""
+        """The ledger before round 1, with what was released before."""
         events = list(shared)
         return cls(_with({}, events), {}, _counted({}, events))
 
     def after(self, round: Sequence[Release]) -> "Ledger":
-        """This one and what was released in one more round."""
+        """This ledger and the releases of one more round."""
         if not round:
             return self
         return Ledger(self.shared, _with(self.trained, round), _counted(self.uncovered, round))
 
     def of_training(self, client: int, delta: float) -> float:
-        """The epsilon of what a client has trained and sent."""
+        """The epsilon of all that a client sent in rounds."""
         return composed(_spent(self.trained.get(client, {})), delta)
 
     def of_all(self, client: int, delta: float) -> float | None:
-        """The epsilon of all that a client has released; None where anything of anybody's is uncovered."""
+        """The epsilon of all that a client has released; None if any release of any client is uncovered."""
         if self.uncovered:
             return None
         return composed(_spent(self.trained.get(client, {})) + _spent(self.shared.get(client, {})), delta)
 
     def largest_of_training(self, delta: float) -> float:
-        """The largest of the clients' ``of_training``; 0 before anybody has sent anything."""
+        """The largest ``of_training`` of all clients; 0 before anything was sent."""
         return max((self.of_training(client, delta) for client in self.trained), default=0.0)
 
     def record(self) -> dict[str, Any]:
-        """As in checkpoints: plain values."""
+        """The ledger as plain values, for checkpoints."""
         return {
             "shared": [[i, *key, steps] for i, events in self.shared.items() for key, steps in events.items()],
             "trained": [[i, *key, steps] for i, events in self.trained.items() for key, steps in events.items()],
@@ -109,10 +109,10 @@ class Ledger:
 
 
 def read(found: Mapping[str, Any]) -> Ledger:
-    """What ``record`` was made of.
+    """The ledger of which ``found`` is the ``record``.
 
     Raises:
-        KeyError, TypeError, ValueError, AttributeError: it is something else.
+        KeyError, TypeError, ValueError, AttributeError: it is not a ledger's record.
     """
     uncovered = {str(name): int(times) for name, times in found["uncovered"].items()}
     return Ledger(_read(found["shared"]), _read(found["trained"]), uncovered)
@@ -126,7 +126,7 @@ def _read(found: Iterable[Sequence[Any]]) -> Events:
 
 
 def _with(events: Events, new: Iterable[Release]) -> Events:
-    """These and the new ones that are covered; what is not touched is shared."""
+    """These events and the new covered ones, as a new mapping; clients without new events share their counts."""
     after, own = dict(events), {}
     for event in new:
         if event.covered:
@@ -136,7 +136,7 @@ def _with(events: Events, new: Iterable[Release]) -> Events:
 
 
 def _counted(uncovered: Mapping[str, int], new: Iterable[Release]) -> Mapping[str, int]:
-    """These and the names of new events that are not covered."""
+    """These counts and those of the new uncovered events, by name."""
     after = dict(uncovered)
     for event in new:
         for name in () if event.covered else event.what or ("something without a name",):
@@ -149,10 +149,10 @@ def _spent(events: Mapping[tuple[float, float], int]) -> Spent:
 
 
 def refuse_large_delta(config: Experiment, sizes: Sequence[int]) -> None:
-    """Refuse a delta that lets a client publish an example of its own; ``sizes``: the clients' n_i.
+    """Refuse a delta so large that publishing one example would satisfy it; ``sizes``: the clients' n_i.
 
     Raises:
-        UserError: with DP-SGD, delta is not below 1/n_i for every client.
+        UserError: with DP-SGD, delta is 1/n_i or more for some client.
     """
     largest = max(range(len(sizes)), key=lambda i: sizes[i])
     if config.dp.local and config.dp.delta * sizes[largest] >= 1:
@@ -163,22 +163,22 @@ def refuse_large_delta(config: Experiment, sizes: Sequence[int]) -> None:
 
 
 def statement(ledger: Ledger, clients: int, delta: float | None, rejected: int) -> dict[str, Any]:
-    """What is protected and what is not, for the summary: an epsilon of all messages only where none is left out.
+    """What is protected and what is not, for the summary. An epsilon of all messages is there only if all are covered.
 
-    ``clients``: N. ``delta``: None without DP-SGD. ``rejected``: replies of the run that were rejected.
+    ``clients``: N. ``delta``: None without DP-SGD. ``rejected``: number of rejected replies in the run.
     """
     leaks = [
-        f"{name}, released {times} time{'s'[: times > 1]} with nothing that an epsilon can be stated of"
+        f"{name}, released {times} time{'s'[: times > 1]} with nothing that an epsilon can be computed from"
         for name, times in ledger.uncovered.items()
     ]
     if rejected and delta is not None:
-        leaks.append(f"that {rejected} replies were rejected, as replies that are not finite are: it tells of the data")
+        leaks.append(f"the fact that {rejected} replies were rejected, as it depends on the data")
     uncovered = [
-        "the number of examples of each client, taken as public: neighbours differ in one example blanked out",
-        "what the run folder logs (training loss, class counts, convergence parameters) and this run's seed, with "
-        "which the noise can be drawn again: they are the simulation's, and secret, so a seed must be hard to guess",
-        "other runs on the same data: each has an epsilon of its own, and they add up; a learning rate that was chosen "
-        "among several runs (--lrs, cells of a sweep) costs all of them, and only this one is charged here",
+        "each client's number of examples, which counts as public: neighbouring data sets differ in a blanked example",
+        "what the run folder holds: training loss, class counts, convergence parameters, and the seed, from which the "
+        "noise can be drawn again; keep the folder secret, and choose a seed that is hard to guess",
+        "other runs on the same data: their epsilons add up, also those of runs that only served to choose a learning "
+        "rate (--lrs, cells of a sweep); only this run is counted here",
         *leaks,
     ]
     if delta is None:

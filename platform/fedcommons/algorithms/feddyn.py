@@ -1,12 +1,12 @@
-"""FedDyn: a regulariser that moves, so that the clients' stationary points become the server's.
+"""FedDyn: a regulariser that changes each round, so that clients' and server's stationary points agree in the end.
 
 Acar et al., "Federated learning based on dynamic regularization", ICLR 2021, arXiv:2111.04263, algorithm 1.
-x: server model;  y_i: client i's model;  g_i: what client i has learnt of its own gradient, h: the mean of g_i over all
-N clients, both zero at first;  alpha: strength of the regulariser, > 0;  S: the clients of the round.
+x: server model;  y_i: client i's model;  g_i: client i's estimate of its gradient;  h: mean of g_i over all N clients;
+both are zero at first;  alpha: strength of the regulariser, > 0;  S: the clients of the round.
 
-Departs from the paper: gradients are clipped at norm 10, as in the authors' code; ``squared=False`` is the proximal
-term as Fedssyn's released code has it, (alpha/2) ||y - x||. With ``weighting="samples"`` the paper's 1/|S| and 1/N
-become w_i over the sum of w_i, over S for the mean and over all N for h.
+Departs from the paper: gradients are clipped at norm 10, as in the authors' code. ``squared=False`` takes the proximal
+term of Fedssyn's released code, (alpha/2) ||y - x||. With ``weighting="samples"`` the paper's 1/|S| and 1/N become
+w_i / sum_j w_j, where the sum is over S for the mean and over all N clients for h.
 """
 
 from collections.abc import Mapping
@@ -33,9 +33,9 @@ class FedDyn:
     alpha: Annotated[float, "(0, inf)"] = 0.01
     """weight of the dynamic regulariser, > 0"""
     clip: Annotated[float | None, "(0, inf]"] = 10.0
-    """largest norm of a step's gradient; null: not clipped"""
+    """norm at which a step's gradient is clipped; null: no clipping"""
     squared: bool = True
-    """squared proximal term (the paper); false: as Fedssyn's released code has it"""
+    """squared proximal term, as in the paper; false: not squared, as in Fedssyn's released code"""
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         everybody = torch.tensor(facts.total_weight, dtype=torch.float64)

@@ -1,16 +1,16 @@
-"""FedMix: mixup with the means of other clients' images, to first order, so that no image is shared singly.
+"""FedMix: mixup with mean images of other clients, to first order, so that no single image is shared.
 
 Yoon et al., "FedMix: Approximation of mixup under mean augmented federated learning", ICLR 2021, arXiv:2107.00233,
 equation 4 and algorithm 2.   x, y: an image as the network sees it and its label;  x_bar, y_bar: mean of M images of
 one client and of their labels as frequencies;  lambda (``mix``): share of the mean;  u = (1 - lambda) x.
 
-Before the federation every client shares the means of groups of its images, as in algorithm 1.   M (``mean_size``):
-images in a mean.
+Before round 1 every client shares the means of groups of its images, as in algorithm 1.   M (``mean_size``): images in
+a mean.
 
-Departs from the paper: one mean is drawn for every step, of all means of all clients, the client's own included. The
-algorithm box's extra factor (1 - lambda) on the last term is ``box=True``; equation 4, the default, has none. A
-client's images are cut into groups of M to 2 M - 1, so that no mean has less than M (a client with fewer images makes
-one mean of all). Nothing is added to the means for privacy.
+Departs from the paper: in every step one mean is drawn from the means of all clients, the client's own included. The
+last term has no extra factor (1 - lambda), as in equation 4; ``box=True`` adds it, as in the paper's algorithm box. A
+client's images are cut into groups of M to 2 M - 1 images; a client with fewer than M makes one mean of all. The means
+are shared without noise, so they are not private.
 """
 
 from dataclasses import dataclass
@@ -36,19 +36,19 @@ from fedcommons.tensors import Flat, Payload, add, flat, scale, sub
 class FedMix:
     """Loss (1 - lambda) CE(f(u), y) + lambda CE(f(u), y_bar) + lambda <grad_u CE(f(u), y), x_bar>, per example.
 
-    The means are shared before the federation and stand in ``ClientData.commons``. The module's ``training_step`` must
-    be a cross entropy; its ``normalise`` brings images to what the network sees.
+    The means are shared before round 1 and are in ``ClientData.commons``. The module's ``training_step`` must be a
+    cross entropy, and its ``normalise`` must map images to the network's input.
 
     Raises:
         ValueError: the clients hold no means.
     """
 
     mix: Annotated[float, "[0, 1]"] = 0.05
-    """lambda, share of the other clients' mean, in [0, 1]"""
+    """lambda, share of the mean image in the mixture"""
     mean_size: Annotated[int, "[1, 1e9]"] = 64
     """M, images in a mean; 1 shares every image as it is"""
     box: bool = False
-    """the extra factor 1 - lambda of the paper's algorithm box"""
+    """multiply the last term by 1 - lambda, as in the paper's algorithm box"""
 
     def share(self, clients: Clients, n_classes: int, seed: int) -> Common:
         """Every mean goes up once and comes down to the N - 1 other clients."""

@@ -1,10 +1,10 @@
-"""FedNova: normalised averaging, so that clients that take more steps do not pull harder.
+"""FedNova: normalised averaging, so that clients with more local steps do not count more.
 
 Wang et al., "Tackling the objective inconsistency problem in heterogeneous federated optimization", NeurIPS 2020,
 arXiv:2007.07481, equation 11 with the server's effective steps tau_eff = sum_i w_i a_i.   x: server model;  y_i: client
 i's model after K steps;  r: momentum;  w_i: its weight, summing to one over the round;  a_i: its normaliser.
 
-Departs from the paper: nothing known (weight decay is a part of the loss, not of a_i, as in NIID-Bench).
+Departs from the paper: nothing known. Weight decay is a part of the loss and does not change a_i, as in NIID-Bench.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from fedcommons.tensors import Flat, Payload, add, flat, scalar, scale, sub
 
 @dataclass(frozen=True)
 class FedNova:
-    """d_i = (x - y_i)/a_i;  x <- x - (sum_i w_i a_i) (sum_i w_i d_i);  a_i = K, or with momentum as ``normaliser``."""
+    """d_i = (x - y_i)/a_i;  x <- x - (sum_i w_i a_i) (sum_i w_i d_i);  a_i: see ``normaliser``, K without momentum."""
 
     def check(self, flat: Mapping[str, Any]) -> None:
         if flat["client.optimizer"] != "sgd":

@@ -1,4 +1,4 @@
-"""FedProx: FedAvg whose clients are held near the server model.
+"""FedProx: FedAvg with a proximal term that keeps clients near the server model.
 
 Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, arXiv:1812.06127, algorithm 2.
 x: server model;  y_i: client i's model;  w_i: its weight;  mu: strength of the proximal term, >= 0.

@@ -1,11 +1,11 @@
-"""FedPVR: SCAFFOLD's correction on some layers only, where clients differ most: the last ones.
+"""FedPVR: SCAFFOLD's correction on the last layers only, where clients differ most.
 
 Li et al., "On the effectiveness of partial variance reduction in federated learning with heterogeneous data",
-CVPR 2023, arXiv:2212.02191, algorithm 1.   Symbols as in scaffold.py; c, c_i: on the chosen layers alone, and only
-those parts travel.
+CVPR 2023, arXiv:2212.02191, algorithm 1.   Symbols as in scaffold.py; c and c_i exist, and travel, for the chosen
+layers only.
 
-Departs from the paper: the layers are named by patterns (the authors' code: every parameter after the 16th of VGG-11,
-which are its three linear layers, the default here); weights of clients as in scaffold.py.
+Departs from the paper: the layers are chosen by patterns. By default they are all linear layers: for VGG-11 these are
+the layers of the authors' code, which takes every parameter after the 16th. Clients are weighted as in scaffold.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,11 +27,11 @@ from fedcommons.tensors import Flat, Payload, add, flat, scalar, scale, select, 
 class FedPVR:
     """SCAFFOLD (option 2) on the layers whose names match a pattern, FedAvg on the others.
 
-    Patterns are as of file names, matched with layers' names (a parameter's without its last part). None: all layers
-    whose weight is a matrix (linear ones); empty: none.
+    Patterns are like those of file names and are matched with the names of layers (a parameter's name without its last
+    part). None: all layers whose weight is a matrix, that is, linear layers. Empty: no layer.
 
     Raises:
-        UserError: a pattern matches no layer, or none was given and no layer is linear.
+        UserError: a pattern matches no layer, or no pattern was given and no layer is linear.
     """
 
     layers: str | None = None

@@ -1,11 +1,12 @@
-"""MOON: a contrastive loss draws a client's features to the server model's and off its own last ones.
+"""MOON: a contrastive loss pulls a client's features towards the server model's, away from its previous model's.
 
 Li et al., "Model-contrastive federated learning", CVPR 2021, arXiv:2103.16257, equation 3 and algorithm 1.
 z, z_glob, z_prev: features of a batch (the input of the module's ``head``) under the local model, the server model and
-the client's model of its last round;  mu: weight of the contrast;  T: temperature.
+the client's model after its previous round;  mu: weight of the contrast;  T: temperature.
 
-Departs from the paper: no projection head unless the network has one (``model.projection``); server and previous model
-look at the batch in evaluation mode, without gradients. At a client's first selection z_prev is the initial model's.
+Departs from the paper: there is a projection head only if the network has one (``model.projection``). Server model and
+previous model are evaluated in evaluation mode, without gradients. In a client's first round z_prev is of the initial
+model.
 """
 
 from collections.abc import Mapping

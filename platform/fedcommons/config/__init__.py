@@ -1,1 +1,1 @@
-"""What a run is asked to do: its fields, its parts, and the command line."""
+"""What a run shall do: its fields, its parts, and the command line."""

@@ -28,7 +28,7 @@ PATHS = ("artifacts", "data.dir", "data_dir", "from", "out", "replay")
 
 
 class Parser(ArgumentParser):
-    """A parser that knows which of its options are fields, and which parts they are of."""
+    """A parser that knows which options are fields of the experiment, and which parts were chosen."""
 
     fields: Mapping[str, Field] = {}
     chosen: Mapping[str, Sequence[str]] = {}
@@ -40,8 +40,8 @@ def parser(
 ) -> Parser:
     """A parser with ``--config``, ``--print_config`` and every field of the parts that ``argv`` chooses.
 
-    defaults: of fields; those of parts that were not chosen are left out. lists: options of a sweep that name several
-    parts, such as ``algorithms``, and their defaults.
+    defaults: values of fields; fields of parts that were not chosen are ignored. lists: options of a sweep that name
+    several parts, such as ``algorithms``, and their defaults.
 
     Raises:
         UserError: a part that cannot be found.
@@ -91,17 +91,17 @@ def _epilog() -> str:
 
 
 def hide(parser: ArgumentParser, fields: Collection[str]) -> None:
-    """Leave fields that a sweep sets itself out of ``--help`` and ``--print_config``: it takes what it prints."""
+    """Leave fields that a sweep sets itself out of ``--help`` and ``--print_config``, as they are refused there."""
     for action in parser._actions:
         if action.dest in fields:
             action.help = SUPPRESS
 
 
 def refuse_fields(options: Namespace, taken: Mapping[str, str]) -> None:
-    """Refuse fields that were asked for though an option of the script sets them; ``taken``: field to that option.
+    """Refuse fields on the command line that the script sets by an option of its own; ``taken``: field to option.
 
     Raises:
-        UserError: there is one.
+        UserError: such a field was given.
     """
     for name, option in taken.items():
         if name in options.asked:
@@ -109,10 +109,9 @@ def refuse_fields(options: Namespace, taken: Mapping[str, str]) -> None:
 
 
 def parse(parser: Parser, argv: Sequence[str]) -> Namespace:
-    """The parsed options; ``fields``: those that are fields; ``asked``: names of those that were given;
-    ``chosen``: the parts, by kind.
+    """The parsed options; added are ``fields``, ``asked`` (names of the given fields) and ``chosen`` (parts by kind).
 
-    Of an option that is given twice the last counts. Options of ``PATHS`` come with ``~`` replaced.
+    If an option is given twice, the last one counts. In options of ``PATHS`` a leading ``~`` is replaced.
 
     Raises:
         UserError: an option or key that does not exist (the nearest is named), or a value of the wrong type.
@@ -160,7 +159,7 @@ def _full(parser: Parser, known: Collection[str], name: str) -> str:
 
 
 def _check_read(one: Given, value: Any) -> None:
-    """Refuse what was read as another value than it looks like: YAML takes 1:30 for 90, a text field null for text."""
+    """Refuse values that YAML reads differently than they look: 1:30 as 90, or null as text for a text field."""
     if one.file and isinstance(value, str) and (isinstance(one.value, list) or one.text == "null"):
         raise UserError(f"{one} takes one text, got {shown(one.text)}.")
     if type(value) is int or (type(value) is float and isfinite(value)):
@@ -172,7 +171,7 @@ def _check_read(one: Given, value: Any) -> None:
 
 
 def _true(one: Given) -> bool:
-    """Whether an option that has no value is set: in a file, or after ``=``, it may say true or false."""
+    """Whether a flag is set; in a file, or after ``=``, it may have the value true or false."""
     answers = {"true": True, "false": False}
     if one.value is not None and one.text.lower() not in answers:
         raise UserError(f"{one} takes true or false, got {shown(one.text)}.")
@@ -199,7 +198,7 @@ def flat(options: Namespace) -> dict[str, Any]:
 
 
 def early(argv: Sequence[str], name: str, default: str) -> str:
-    """The value of an option or field that decides the defaults of others, before the parser can be made."""
+    """The value of an option that the defaults of others depend on, read before the parser is made."""
     found = [one.text for one in given(argv) if name in (one.name, SHORT_NAMES.get(one.name))]
     return found[-1] if found else default  # the last one counts, as for the parser
 
@@ -230,9 +229,9 @@ def split(option: str, text: str, kind: Callable[[str], Any] = str) -> tuple:
 
 
 def main(function: Callable[[Sequence[str]], int]) -> NoReturn:
-    """Run a script: bad requests exit with 2, failures in clients or in writing with 1, Ctrl-C with 130.
+    """Run a script and exit: with 2 for a bad request, 1 for a failing client or disk, 130 for Ctrl-C.
 
-    Each is said in one sentence. Above a client's sentence stands the traceback of its code, wherever it ran.
+    Each error is printed as one sentence. For a client's failure the traceback of its code is printed first.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     code = _run(function)
@@ -270,7 +269,7 @@ def _fail(text: str, code: int) -> int:
 
 
 def _drop(stream: TextIO | None) -> None:
-    """Drop what a stream cannot write: the interpreter would try again at its end, and complain."""
+    """Discard what a stream cannot write; otherwise the interpreter would try again at exit and print an error."""
     if stream is None:  # closed by whoever started this process
         return
     try:
@@ -280,7 +279,7 @@ def _drop(stream: TextIO | None) -> None:
 
 
 def _one_sentence(message: str) -> str:
-    """What jsonargparse says of a value of the wrong type, for one type or for several."""
+    """jsonargparse's message for a value of the wrong type, as one short sentence."""
     for form in (
         r'key "(?P<key>[^"]+)":.*?Subtypes: \[(?P<type>.+?)\] .*Given value:(?P<value>.*)',
         r'key "(?P<key>[^"]+)":.*?Expected a (?P<type>.+?)\. Got value:(?P<value>.*)',

@@ -1,8 +1,8 @@
-"""The description of one experiment: frozen dataclasses, each field explained in a line (they are the ``--help``).
+"""The description of one experiment: frozen dataclasses whose fields have a range and a line of help.
 
-What all runs have stands here, with its range. A part (algorithm, data set, partition, sharing stage, generator, model)
-owns its constants; an experiment holds those of the parts it has chosen, and so do its names, hashes and config.yaml.
-Names follow the papers' symbols where a paper has one: alpha, p, rho, C (participation), E (epochs), B (batch_size).
+Fields that every run has are defined here. A part (algorithm, data set, partition, sharing stage, generator, model)
+defines its own constants. An experiment holds the constants of its chosen parts only, and so do config.yaml and hashes.
+Where a paper has a symbol, the name follows it: alpha, p, rho, C (participation), E (epochs), B (batch_size).
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ from fedcommons.config import parts
 
 
 class Constants(Mapping[str, Any]):
-    """A part's constants by name; hashable, so that what is made from them can be kept."""
+    """A part's constants by name; hashable, so that functions of them can be cached."""
 
     def __init__(self, values: Mapping[str, Any] | None = None) -> None:
         self._items = tuple((values or {}).items())
@@ -35,7 +35,7 @@ class Constants(Mapping[str, Any]):
 
 
 def _constant(section: Any, name: str) -> Any:
-    """A constant of the part that a section has chosen, as if it were a field of it."""
+    """A constant of the section's chosen part, read as if it were a field of the section."""
     if name.startswith("_") or name == "constants" or name not in section.constants:
         raise AttributeError(
             f"{type(section).__name__} has no field {name}, and its part has {list(section.constants)}"
@@ -44,11 +44,11 @@ def _constant(section: Any, name: str) -> Any:
 
 
 NONE, UNSET = Constants(), Constants()
-"""No constants; and in the place of constants: those that the part has by default."""
+"""``NONE``: no constants. ``UNSET``: to be replaced by the part's defaults."""
 
 
 def _complete(section: Any, kind: str, name: str) -> None:
-    """Bring in a part's defaults where no constants were given."""
+    """Put in a part's defaults if no constants were given."""
     if section.constants is UNSET:
         values = {n: f.default for n, f in parts.constants(kind, name).items()}
         object.__setattr__(section, "constants", Constants(values))
@@ -56,7 +56,7 @@ def _complete(section: Any, kind: str, name: str) -> None:
 
 @dataclass(frozen=True)
 class Data:
-    """Which images, and which of them are held out."""
+    """The data set, and how much of it is held out for validation."""
 
     name: str = "digits"
     """digits (in the package), mnist, fmnist, cifar10, cifar100, or an import path"""
@@ -65,11 +65,11 @@ class Data:
     download: bool = False
     """fetch the data set into that folder if it is not there"""
     validation: Annotated[float, "[0, 0.5]"] = 0.1
-    """share of the training images held out before partitioning"""
+    """share of the training images held out for validation, before partitioning"""
     validation_from: Annotated[str, "random | last"] = "random"
     """random: drawn from all training images; last: the last of the training file (Fedssyn's released code)"""
     limit: Annotated[int | None, "[1, 1e9]"] = None
-    """keep only so many training images (drawn at random); default: all"""
+    """number of training images to keep, drawn at random; default: all"""
     augment: bool | None = None
     """random flip and crop in training; default: for CIFAR only"""
     constants: Constants = UNSET
@@ -97,7 +97,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class Generator:
-    """The generator that every client trains on a part of its own data, where the sharing stage asks for one."""
+    """The generator that every client trains on part of its own data, if the sharing stage needs one."""
 
     name: str = "ddpm"
     """ddpm (Ho et al. 2020), conditional on the class, or an import path"""
@@ -157,7 +157,7 @@ class Client:
     drop_last: bool = False
     """leave out a last batch that is not full (kept where it is the only one)"""
     equal_work: bool = True
-    """with synthetic data, E' = max(1, floor(n_i E/(n_i + n~))) epochs, so that steps stay equal"""
+    """with n~ synthetic images, train E' = max(1, floor(n_i E/(n_i + n~))) epochs, so steps stay about equal"""
 
 
 @dataclass(frozen=True)
@@ -171,29 +171,29 @@ class Federation:
     weighting: Annotated[str, "uniform | samples"] = "uniform"
     """weights of clients in averages: uniform or samples (n_i)"""
     blocks: Annotated[int, "[1, 1e6]"] = 4
-    """a round's clients are summed in so many fixed blocks; decides rounding, so never a function of the machine"""
+    """number of fixed blocks in which a round's clients are summed; it decides rounding, so keep it on every machine"""
     executor: Annotated[str, "serial | ray_actors"] = "serial"
     """serial (this process) or ray_actors; the results are the same bits"""
     actors: Annotated[int, "[1, 1e9]"] = 2
     """actors of ray_actors, at most `blocks`"""
     gpus_per_actor: Annotated[float, "[0.0001, 1]"] = 1.0
-    """share of a GPU an actor asks for, where there is a GPU"""
+    """share of a GPU per actor, if there is a GPU"""
     checkpoint_every: Annotated[int, "[1, 1e9]"] = 5
     """rounds between checkpoints"""
     buffers: Annotated[str, "average | keep"] = "average"
     """BatchNorm's statistics: average (they travel with the model) or keep (each client keeps its own)"""
     memory_mb: Annotated[float, "(0, inf]"] = 1024.0
-    """clients' memory held in RAM between rounds, in 10^6 bytes; what is beyond rests in files of the run folder"""
+    """most memory of clients held in RAM between rounds, in 10^6 bytes; the rest is kept in files of the run folder"""
     max_norm: Annotated[float | None, "(0, inf)"] = None
-    """largest L2 norm of a client's update, all it sends to be summed; a larger one is rejected; default: none"""
+    """largest L2 norm of a client's update (all it sends to be summed); larger ones are rejected; default: none"""
 
 
 @dataclass(frozen=True)
 class Straggler:
-    """Clients that do not answer in time."""
+    """Clients that do not reply in time."""
 
     q: Annotated[float, "[0, 1)"] = 0.0
-    """probability that a drawn client's answer does not arrive"""
+    """probability that a drawn client's reply does not arrive"""
 
 
 @dataclass(frozen=True)
@@ -203,11 +203,11 @@ class DP:
     local: bool = False
     """train clients by DP-SGD: per-example clipping, noise, Poisson batches"""
     noise_multiplier: Annotated[float, "[0.001, inf)"] = 1.0
-    """sigma, standard deviation of the noise over the clipping norm"""
+    """sigma, standard deviation of the noise divided by the clipping norm"""
     clip: Annotated[float, "(0, inf)"] = 5.0
-    """C, largest norm of an example's gradient"""
+    """clipping norm: largest L2 norm of an example's gradient"""
     delta: Annotated[float, "(0, 1)"] = 1e-5
-    """delta of the guarantee"""
+    """delta of the (epsilon, delta) guarantee"""
 
 
 @dataclass(frozen=True)
@@ -217,9 +217,11 @@ class Measure:
     every: Annotated[int, "[0, 1e9]"] = 10
     """rounds between measurements of zeta^2, sigma^2 and, with a pool, delta^2; 0: never"""
     samples: Annotated[int | None, "[16, 1e9]"] = None
-    """examples of each client that are measured, with standard errors; default: all"""
+    """number of each client's examples to measure on, with standard errors; default: all, without"""
     smoothness: bool = False
-    """measure L_max, L_p and the pool's L too, by Lanczos' iteration: hundreds of passes over the data"""
+    """also measure L_max, L_p and the pool's L by Lanczos' iteration: hundreds of passes over the data"""
+    clients: bool = False
+    """evaluate the server model on each client's own images after every round: clients.jsonl, and the worst client"""
 
 
 @dataclass(frozen=True)
@@ -238,17 +240,17 @@ class Tracking:
 class Experiment:
     """One run: data -> partition -> sharing -> federation -> measures.
 
-    generator: None where the sharing stage asks for none. constants: the algorithm's. source: kind of part to a digest
-    of its file, for parts of somebody's own. beside: what was said of parts that were not chosen, by dotted name; it
-    waits until they are, and no two experiments differ in it.
+    generator: None if the sharing stage needs none. constants: the algorithm's. source: kind of part to a digest of its
+    file, for parts of one's own. beside: fields that were given for parts that are not chosen, by dotted name; they are
+    used once such a part is chosen, and are ignored when experiments are compared.
     """
 
     seed: Annotated[int, "[0, 4611686018427387904]"] = 0
-    """seed of everything that is drawn"""
+    """seed of all random draws"""
     algorithm: str = "fedavg"
     """fedavg, fedprox, scaffold, fedpvr, feddyn, fednova, moon, fedmix, or an import path"""
     target: Annotated[float, "(0, 1]"] = 0.8
-    """test accuracy for rounds-to-target"""
+    """test accuracy to reach: rounds-to-target counts the rounds until it is"""
     artifacts: str = "runs/artifacts"
     """folder of trained generators and synthetic images, shared between runs"""
     data: Data = field(default_factory=Data)

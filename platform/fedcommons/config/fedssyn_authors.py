@@ -1,10 +1,11 @@
-"""What Fedssyn's released code sets where its paper says otherwise, for each cell of Table 1 (methods.md section 2).
+"""What Fedssyn's released code sets where its paper says otherwise, for each cell of Table 1.
 
-Source: lyn1874/fedssyn at 4ceefff, as read in the project's notes. The released code has no branch for some cells;
-they take the values of the nearest one that it has. Left as in the paper preset: the generator's optimizer (theirs
-AdamW), the rule of equal work (theirs counts 50000/N images, of which 45000/N are trained on), the partition (theirs is
-another draw for the shuffled runs than for the generators), the rounds (theirs 102). Our store draws whole multiples of
-n/N images, so more are sampled here than are used.
+Sources: section 4 of the paper (Li et al., TMLR 2024, arXiv:2306.13263) and github.com/lyn1874/fedssyn at commit
+4ceefff. The released code has no branch for some cells; they take the values of the nearest one that it has.
+
+Four things stay as in preset ``paper``: the generator's optimizer (theirs is AdamW), the rule of equal work (theirs
+counts 50000/N images, but trains on 45000/N), the partition (theirs is drawn again for the shuffled runs) and the
+number of rounds (theirs is 102). Our store samples whole multiples of n/N images, so more are sampled than are used.
 """
 
 from collections.abc import Mapping
@@ -65,7 +66,7 @@ def authors(config: Experiment) -> Mapping[str, Any]:
         "client.epochs": 10 if n == 10 else 30 if data == "cifar10" else 40,
         "client.lr": _rate(config),
         "feddyn.alpha": 0.001 if data == "cifar10" and not synthetic else 0.01,
-        "generator.rho": (_N_SEEN[n] + 0.5) / n_own,  # int(rho n_i) is that number
+        "generator.rho": (_N_SEEN[n] + 0.5) / n_own,  # so that int(rho n_i) = _N_SEEN[n]
         "generator.epochs": 499 if n == 100 or (n == 40 and data == "cifar100") else 450,
     }
     if synthetic:

@@ -16,7 +16,7 @@ from fedcommons.errors import UserError, shown, unknown
 
 @dataclass(frozen=True)
 class Field:
-    """One field. allowed: an interval such as ``(0, 1]``, names such as ``a | b``, or empty: anything of its type."""
+    """One field. allowed: an interval such as ``(0, 1]``, names such as ``a | b``, or empty for any value."""
 
     hint: Any
     default: Any
@@ -25,16 +25,16 @@ class Field:
 
     @cached_property
     def kinds(self) -> tuple[type, ...]:
-        """The types that its values have, the wanted one first."""
+        """The types that a value may have, the preferred one first."""
         hint = self.hint
         kinds = tuple(get_origin(h) or h for h in get_args(hint)) if _is_union(hint) else (get_origin(hint) or hint,)
         return (*kinds, int) if float in kinds else kinds
 
     def check(self, name: str, value: Any) -> None:
-        """See that a value of the right type is allowed; of a tuple each member must be.
+        """Check that a value of the right type is allowed; of a tuple, that each member is.
 
         Raises:
-            UserError: it is not.
+            UserError: it is not allowed.
         """
         if not self.allowed or value is None:
             return
@@ -58,10 +58,10 @@ def _is_union(hint: Any) -> bool:
 
 
 def fields_of(thing: Callable[..., Any], handed: Collection[str] = ()) -> dict[str, Field]:
-    """The fields of a dataclass, or the parameters of a class or function, but for those that it is ``handed``.
+    """The fields of a dataclass, or the parameters of a class or function, without those in ``handed``.
 
     Raises:
-        ValueError: a parameter has no default and is not among those that are handed over.
+        ValueError: a parameter has no default and is not in ``handed``.
     """
     hints, helps, found = _hints(thing), _helps(thing), {}
     for name, parameter in inspect.signature(thing).parameters.items():
@@ -99,6 +99,6 @@ def _helps(thing: Callable[..., Any]) -> Mapping[str, str]:
 
 
 def taken(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of ``offered`` that ``function`` has a parameter for."""
+    """The entries of ``offered`` whose names are parameters of ``function``."""
     parameters = inspect.signature(function).parameters
     return {name: value for name, value in offered.items() if name in parameters}

@@ -1,6 +1,6 @@
 """An experiment as dotted names and values: ``partition.alpha``, ``fedprox.mu`` and so on.
 
-Only fields of the parts that were chosen are there. So adding a method, or a field with its default, renames nothing.
+It has the fields of the chosen parts only. So a new method, or a new field with a default, changes no hash and no name.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -37,7 +37,7 @@ IGNORED_BY_RESULTS = (
     "artifacts", "data.dir", "data.download", "federation.executor", "federation.actors", "federation.gpus_per_actor",
     "federation.checkpoint_every", "federation.memory_mb", "tracking.wandb", "tracking.project", "tracking.group",
 )  # fmt: skip
-"""Fields that may change between a run and its resumption: none of them decides a bit of the results."""
+"""Fields that may change between a run and its resumption, because no result depends on them."""
 
 SHORT_NAMES = {
     "alpha": "partition.alpha", "p": "sharing.p", "rho": "generator.rho", "sigma": "dp.noise_multiplier",
@@ -45,14 +45,14 @@ SHORT_NAMES = {
     "model": "model.name", "partition": "partition.name", "sharing": "sharing.setting", "setting": "sharing.setting",
     "generator": "generator.name", "wandb": "tracking.wandb",
 }  # fmt: skip
-"""What a field may be called for short in every sweep (methods.md section 0)."""
+"""Short names of fields, which every sweep accepts: most are the symbols of the papers."""
 
 _HELD = {"constants", "source", "beside", *SECTIONS}
 
 
 @cache
 def own_fields() -> Mapping[str, Field]:
-    """What every run has, those of the section ``generator`` included."""
+    """The fields of every run, and those of the section ``generator``."""
     found = dict(fields_of(Experiment, _HELD))
     for section, kind in SECTIONS.items():
         found |= {f"{section}.{n}": f for n, f in fields_of(kind, _HELD).items()}
@@ -60,7 +60,7 @@ def own_fields() -> Mapping[str, Field]:
 
 
 def fields_for(chosen: Mapping[str, Sequence[str]]) -> dict[str, Field]:
-    """The fields of experiments with these parts, kind to names; no generator: none of the generators' fields."""
+    """The fields of experiments with these parts (kind to names); without a generator, no field of generators."""
     found = {n: f for n, f in own_fields().items() if chosen.get("generator") or not n.startswith("generator.")}
     for kind, names in chosen.items():
         for name in names:
@@ -74,7 +74,7 @@ def fields_for(chosen: Mapping[str, Sequence[str]]) -> dict[str, Field]:
 def full_name(
     name: str, known: Collection[str], chosen: Mapping[str, Sequence[str]], short: Mapping[str, str] = SHORT_NAMES
 ) -> str:
-    """The field that is meant by a short name, or by one in a part's own section (``resnetgn.width``)."""
+    """The full name of a field given by a short name, or under its part's name (``resnetgn.width``)."""
     section, _, leaf = name.rpartition(".")
     for kind, parts_ in chosen.items() if name not in known else ():
         if section in map(parts.label, parts_) and f"{KINDS[kind].section}.{leaf}" in known:
@@ -91,17 +91,17 @@ def full_names(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def generates(setting: str) -> bool:
-    """Whether this sharing stage has something made by every client's generator."""
+    """Whether this sharing stage needs a generator from every client."""
     return hasattr(parts.find("sharing", setting), "needs")
 
 
 def choose(values: Mapping[str, Any], beside: Collection[str] = ()) -> Experiment:
-    """The experiment that these dotted fields describe; what they say of other parts stands in its ``beside``.
+    """The experiment that these dotted fields describe; fields of parts that are not chosen go to its ``beside``.
 
-    beside: names of fields of other parts of somebody's own.
+    beside: allowed names of fields of one's own parts that are not chosen.
 
     Raises:
-        UserError: a part that cannot be found, or a field that no part has.
+        UserError: a part cannot be found, or no part has a field.
     """
     names = _names(values)
     known = fields_for({kind: [name] for kind, name in names.items()})
@@ -114,10 +114,10 @@ def choose(values: Mapping[str, Any], beside: Collection[str] = ()) -> Experimen
 
 
 def override(config: Experiment, values: Mapping[str, Any]) -> Experiment:
-    """A copy of ``config`` with these dotted fields replaced; a part in another's place has its defaults.
+    """A copy of ``config`` with these dotted fields replaced; a newly chosen part starts with its defaults.
 
     Raises:
-        UserError: a field that the experiment does not have, or has not with these parts.
+        UserError: the experiment with these parts does not have a field.
     """
     old, now = flat_dict(config), _names({**flat_dict(config), **values})
     kept = {n: v for n, v in old.items() if not _replaced(n, config, now)}
@@ -134,7 +134,7 @@ def get(config: Experiment, name: str) -> Any:
 
 
 def flat_dict(config: Experiment) -> dict[str, Any]:
-    """Dotted names to values, of what was chosen."""
+    """Dotted names to values, of the chosen parts only."""
     found: dict[str, Any] = {}
     for f in fields(config):
         value = getattr(config, f.name)
@@ -149,7 +149,7 @@ def flat_dict(config: Experiment) -> dict[str, Any]:
 
 
 def to_dict(config: Experiment) -> dict[str, Any]:
-    """Nested plain values, tuples as lists: what config.yaml holds."""
+    """The fields as nested plain values, tuples as lists, as in config.yaml."""
     nested: dict[str, Any] = {}
     for name, value in flat_dict(config).items():
         section, _, leaf = name.rpartition(".")
@@ -157,14 +157,26 @@ def to_dict(config: Experiment) -> dict[str, Any]:
     return nested
 
 
-def from_dict(values: Mapping[str, Any]) -> Experiment:
-    """The experiment of a config.yaml that ``to_dict`` wrote (fields left out keep their defaults).
+def effective(values: Mapping[str, Any], p: float | None) -> dict[str, float]:
+    """The alpha, p, rho, sigma and lr that a run really had, by these names; those that it did not use are left out.
 
-    Nothing is imported that it names: constants of somebody's own part are taken as they stand.
+    alpha is there if the partition has one, rho if there is a generator, sigma if clients train by DP-SGD.
+    values: the run's dotted fields; p: the share of shared data that resulted.
+    """
+    sigma = values["dp.noise_multiplier"] if values["dp.local"] else None
+    alpha, rho = values.get("partition.alpha"), values.get("generator.rho")
+    found = {"alpha": alpha, "p": p, "rho": rho, "sigma": sigma, "lr": values["client.lr"]}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def from_dict(values: Mapping[str, Any]) -> Experiment:
+    """The experiment of a config.yaml that ``to_dict`` wrote; missing fields have their defaults.
+
+    Own parts are not imported: their constants are taken as they are in the file.
 
     Raises:
-        UserError: a key that no field has, as a later version may have written it.
-        ValueError: a value of another type than its field's.
+        UserError: a key is no field; a later version may have written it.
+        ValueError: a value has another type than its field.
     """
     flat: dict[str, Any] = {}
     for name, value in values.items():
@@ -194,7 +206,7 @@ def from_dict(values: Mapping[str, Any]) -> Experiment:
 
 
 def same_results(a: Experiment, b: Experiment) -> list[str]:
-    """Names of the fields that decide results and differ."""
+    """Names of the fields that differ and on which results depend; empty if the results must be the same."""
     one, other = flat_dict(a), flat_dict(b)
     missing = object()
     names = [n for n in {**one, **other} if n not in IGNORED_BY_RESULTS]
@@ -202,9 +214,10 @@ def same_results(a: Experiment, b: Experiment) -> list[str]:
 
 
 def deciding(config: Experiment) -> dict[str, Any]:
-    """Dotted names to values of what decides results, but for what is at its default: a new field is in no old name.
+    """Dotted names to values of the fields that results depend on, without those at their default.
 
-    A default must therefore never change: a field whose default would is a new field.
+    Hashes are made of this, so a new field changes no old hash. Therefore a default must never change: add a new field
+    instead.
     """
     known = fields_for({kind: [name] for kind, name in chosen(config).items()})
     flat = {n: v for n, v in flat_dict(config).items() if n not in IGNORED_BY_RESULTS}
@@ -212,31 +225,31 @@ def deciding(config: Experiment) -> dict[str, Any]:
 
 
 def chosen(config: Experiment) -> dict[str, str]:
-    """Kind of part to its name."""
+    """Kind of part to the name of the chosen part."""
     flat = flat_dict(config)
     return {kind: flat[k.field] for kind, k in KINDS.items() if k.field in flat}
 
 
 def part_of(config: Experiment, kind: str) -> Any:
-    """The part of this kind that was chosen, made with its constants: an algorithm, a sharing stage or a generator."""
+    """The chosen part of this kind, made with its constants: an algorithm, a sharing stage or a generator."""
     section = config if kind == "algorithm" else getattr(config, kind)
     return parts.make(kind, chosen(config)[kind], section.constants)
 
 
 def parts_of_own(config: Experiment) -> list[str]:
-    """The options that name an experiment's parts of somebody's own: ``--algorithm my_lab.py:FedAvgM``."""
+    """The options that name the user's own parts of an experiment, such as ``--algorithm my_lab.py:FedAvgM``."""
     return [f"--{KINDS[kind].field} {name}" for kind, name in chosen(config).items() if parts.is_own(name)]
 
 
 def not_chosen(name: str, config: Experiment) -> UserError:
-    """Why the experiment has no such field."""
+    """The error that says why the experiment has no such field."""
     return of_others(name, {k: [n] for k, n in chosen(config).items()}) or unknown(
         "config key", name, flat_dict(config)
     )
 
 
 def of_others(name: str, chosen: Mapping[str, Sequence[str]]) -> UserError | None:
-    """Why a field of other parts than those that were chosen is refused; None where it is nobody's."""
+    """The error for a field of a part that is not chosen; None if no part has such a field."""
     if name.startswith("generator.") and not chosen.get("generator") and (name in own_fields() or parts.owners(name)):
         settings = ", ".join(chosen["sharing"])
         return UserError(f"{name} is of a generator, and sharing.setting {settings} uses none.")
@@ -248,7 +261,7 @@ def of_others(name: str, chosen: Mapping[str, Sequence[str]]) -> UserError | Non
 
 
 def _names(values: Mapping[str, Any]) -> dict[str, str]:
-    """The part of each kind that these values choose."""
+    """The name of the part of each kind that these values choose."""
     names = {kind: str(values.get(k.field, own_fields()[k.field].default)) for kind, k in KINDS.items()}
     if not generates(names["sharing"]):
         del names["generator"]
@@ -256,13 +269,13 @@ def _names(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _require_owned(name: str, known: Mapping[str, Field]) -> None:
-    """See that a field that was not chosen is at least one of the package's."""
+    """Check that a field that is not of the chosen parts is of some part of the package."""
     if name not in own_fields() and not parts.owners(name):
         raise unknown("config key", name, known)
 
 
 def _replaced(name: str, config: Experiment, now: Mapping[str, str]) -> bool:
-    """Whether a field of ``config`` is a constant of a part that is no longer there."""
+    """Whether a field of ``config`` is a constant of a part that is no longer chosen."""
     return (
         name not in own_fields()
         and any(
@@ -273,7 +286,7 @@ def _replaced(name: str, config: Experiment, now: Mapping[str, str]) -> bool:
 
 
 def _build(flat: Mapping[str, Any], source: Mapping[str, str], beside: Mapping[str, Any] | None = None) -> Experiment:
-    """The experiment of all these fields."""
+    """The experiment with these fields."""
     scalars = {n: v for n, v in flat.items() if "." not in n}
     made: dict[str, Any] = {}
     for section, kind in SECTIONS.items():

@@ -1,4 +1,4 @@
-"""What a command line sets, option by option: the keys of a ``--config`` file stand in the file's place."""
+"""What a command line sets, option by option; a ``--config`` file counts as if its keys were options in its place."""
 
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -20,17 +20,18 @@ LARGEST_FILE = 1_000_000
 """The most bytes of a config file."""
 
 NAMES = {*SECTIONS, *KINDS["algorithm"].known}
-"""Sections that a config file may have without keys in them."""
+"""Sections that may be empty in a config file."""
 
 CORE = {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "timestamp")}
-"""Types of plain values in YAML; what they mean is decided as for the text of an option."""
+"""Types of plain values in YAML; their text is read exactly like the text of an option."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """An option as it was given; value: its text, or that of a list's members; None: it has none.
+    """An option as it was given.
 
-    name: dotted, with ``_`` for ``-``. file: the config file that it stands in.
+    name: dotted, with ``_`` for ``-``. value: its text, the texts of a list's members, or None if there is no value.
+    file: the config file that it comes from; None for the command line.
     """
 
     name: str
@@ -45,7 +46,7 @@ class Given:
         """The value as one text.
 
         Raises:
-            UserError: there is none.
+            UserError: there is no value.
         """
         if self.value is None:
             raise UserError(f"{self} needs a value.")
@@ -53,10 +54,10 @@ class Given:
 
 
 def given(argv: Sequence[str]) -> list[Given]:
-    """All that ``argv`` sets, in its order.
+    """All options that ``argv`` sets, in order.
 
     Raises:
-        UserError: a word that is no option, a value that no field can have, or a config file that cannot be read.
+        UserError: a word is not an option, no field can have the value, or a config file cannot be read.
     """
     found: list[Given] = []
     words = list(argv)
@@ -75,7 +76,7 @@ def given(argv: Sequence[str]) -> list[Given]:
 
 
 def _check_text(one: Given) -> None:
-    """Refuse what no field can hold, before it reaches a parser, a path or a terminal."""
+    """Refuse text that no field can hold, before it reaches a parser, a path or a terminal."""
     for text in one.value if isinstance(one.value, list) else [one.value or ""]:
         if any(unicodedata.category(c) in ("Cc", "Cs") for c in text):
             raise UserError(f"{one} must be text without control characters, got {shown(text)}.")

@@ -1,8 +1,8 @@
-"""Parts: what a config chooses by name, or by the import path of somebody's own.
+"""Parts: what a config chooses by name, or by an import path if it is the user's own.
 
-A part is one file that owns its constants (``fields``) and what it refuses (``check``). It is found by its name in
-``KINDS``, as ``package.module:Name`` or as ``my_method.py:Name``, a path from the folder that the command was given in;
-in Ray's workers too, by the same text.
+A part is one file that defines its constants (``fields``) and what it refuses (``check``). It is named by its name in
+``KINDS``, as ``package.module:Name``, or as ``my_method.py:Name``, a path relative to the folder in which the command
+was given. Ray's workers find it by the same text.
 """
 
 import importlib
@@ -22,12 +22,12 @@ from fedcommons.config.fields import Field, fields_of
 from fedcommons.errors import UserError, nearest, shown, unknown
 
 HERE = "FEDCOMMONS_PARTS"
-"""The variable that tells Ray's workers which folder the command was given in."""
+"""Environment variable that tells Ray's workers in which folder the command was given."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of part: the field that names it, where the package's own stand, and what each is handed."""
+    """A kind of part: the field that names it, where the package's own are, and arguments that are always passed."""
 
     field: str
     known: Mapping[str, str]
@@ -35,7 +35,7 @@ class Kind:
 
     @property
     def section(self) -> str:
-        """Where the constants of its parts stand; those of an algorithm stand in a section of its own name."""
+        """The section of its parts' constants; an algorithm's constants have a section named after the algorithm."""
         return self.field.partition(".")[0]
 
 
@@ -88,10 +88,10 @@ KINDS: Mapping[str, Kind] = {
 
 
 def find(kind: str, name: str) -> Callable[..., Any]:
-    """The class or function of this name, or at this import path.
+    """The class or function with this name or import path.
 
     Raises:
-        UserError: there is none.
+        UserError: it does not exist.
     """
     known, field = KINDS[kind].known, KINDS[kind].field
     where, _, attribute = known.get(name, name).rpartition(":")
@@ -110,17 +110,17 @@ def make(kind: str, name: str, constants: Mapping[str, Any]) -> Any:
 
 
 def is_own(name: str) -> bool:
-    """Whether it is an import path, not a name of the package."""
+    """Whether the name is an import path, so that the part is the user's own."""
     return re.fullmatch(r"[\w./~ -]+:\w+", name) is not None
 
 
 def label(name: str) -> str:
-    """A short word for it, that a folder may be called by: ``fedavgm`` for ``my_lab.py:FedAvgM``."""
+    """A short name that is fit for a folder: ``fedavgm`` for ``my_lab.py:FedAvgM``."""
     return name.rpartition(":")[2].lower() if is_own(name) else name
 
 
 def section(kind: str, name: str) -> str:
-    """The section in which its constants stand: its own for an algorithm, else that of its kind."""
+    """The section of its constants: named after the algorithm, or after the kind for all other parts."""
     return label(name) if kind == "algorithm" else KINDS[kind].section
 
 
@@ -128,14 +128,14 @@ def constants(kind: str, name: str) -> Mapping[str, Field]:
     """Its fields by name.
 
     Raises:
-        UserError: there is no such part, or it asks for what the platform does not hand over.
+        UserError: there is no such part, or a parameter without a default is not passed by the platform.
     """
     return read_constants(kind, name, source(name))
 
 
 @lru_cache(maxsize=256)
 def read_constants(kind: str, name: str, digest: str | None) -> Mapping[str, Field]:
-    """See ``constants``; digest: of its file, which may change while this process lives."""
+    """See ``constants``; the file's digest is a part of the cache key, as the file may change while we run."""
     try:
         return fields_of(find(kind, name), KINDS[kind].handed)
     except ValueError as error:
@@ -143,7 +143,7 @@ def read_constants(kind: str, name: str, digest: str | None) -> Mapping[str, Fie
 
 
 def owners(field: str) -> tuple[str, list[str]] | None:
-    """The kind and the names of the package's parts that have this dotted field; None: nobody has."""
+    """The kind and the names of the package's parts that have this dotted field; None if no part has it."""
     for kind, parts in KINDS.items():
         found = [n for n in parts.known if field in (f"{section(kind, n)}.{c}" for c in constants(kind, n))]
         if found:
@@ -152,7 +152,7 @@ def owners(field: str) -> tuple[str, list[str]] | None:
 
 
 def source(name: str) -> str | None:
-    """A digest of the file that a part of somebody's own stands in; None for the package's."""
+    """A digest of the file of a part of the user's own; None for a part of the package."""
     if not is_own(name):
         return None
     file = _module(name.rpartition(":")[0], shown(name)).__file__
@@ -160,7 +160,7 @@ def source(name: str) -> str | None:
 
 
 def base() -> Path:
-    """The folder that relative import paths start from."""
+    """The folder to which relative import paths refer."""
     return Path(os.environ.get(HERE) or os.getcwd())
 
 
@@ -178,7 +178,7 @@ def _module(where: str, what: str) -> ModuleType:
 
 
 def _file(path: Path, what: str) -> ModuleType:
-    """The module of a file, under a name that is the same in every process and another when the file has changed."""
+    """The module of a file; its name is the same in every process and changes with the file's content."""
     if not path.is_file():
         raise UserError(f"{what}: there is no file {path}.")
     name = f"part_{path.stem}_{sha256(path.read_bytes()).hexdigest()[:8]}"

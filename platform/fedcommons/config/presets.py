@@ -16,7 +16,7 @@ _DIGITS_GENERATOR: dict[str, Any] = {
     "generator.epochs": 90,
     "generator.batch_size": 64,
     "generator.lr": 2e-3,
-    "generator.schedule": "squaredcos_cap_v2",  # tried: far better images than linear after 150 steps on 8x8
+    "generator.schedule": "squaredcos_cap_v2",  # measured: far better images than linear after 150 steps on 8x8
     "generator.sampler": "ddim",
     "generator.sampling_steps": 25,
 }
@@ -29,7 +29,7 @@ _SMALL: dict[str, Any] = {
     "measure.every": 15,
 }
 
-# Of the large data sets a laptop takes a part, with fewer passes, larger batches and fewer rounds.
+# For a laptop: a part of the large data sets, with fewer passes, larger batches and fewer rounds.
 _SMALL_LARGE_IMAGES: dict[str, Any] = {
     "data.limit": 3000,
     "generator.channels": (16, 32, 32),
@@ -81,7 +81,7 @@ def preset(name: str, dataset: str) -> Mapping[str, Any]:
     if name == "paper":
         return {"data.name": dataset, **_PAPER}
     if name == "authors":
-        return {"data.name": dataset, **_PAPER, **authors.FIELDS}  # and what ``authors.authors`` says of each cell
+        return {"data.name": dataset, **_PAPER, **authors.FIELDS}  # ``settled`` adds the fields of each cell
     fields = {"data.name": dataset, **(_SMOKE if name == "smoke" else _SMALL)}
     if dataset in LARGE_IMAGES and name == "small":
         fields |= _SMALL_LARGE_IMAGES
@@ -89,7 +89,7 @@ def preset(name: str, dataset: str) -> Mapping[str, Any]:
 
 
 def settled(name: str, config: Experiment, asked: Collection[str]) -> Experiment:
-    """With preset ``authors`` what the released code sets in this cell, but for the fields that were asked for."""
+    """For preset ``authors``, the config with what the released code sets in this cell, except fields in ``asked``."""
     if name != "authors":
         return config
     fields = {name: value for name, value in authors.authors(config).items() if name not in asked}
@@ -97,7 +97,7 @@ def settled(name: str, config: Experiment, asked: Collection[str]) -> Experiment
 
 
 def experiment(name: str = "small", dataset: str = "digits", values: Mapping[str, Any] | None = None) -> Experiment:
-    """The experiment of a preset with these fields besides, which may choose other parts.
+    """The experiment of a preset with some fields replaced; they may choose other parts.
 
     values: as ``{"algorithm": "scaffold", "sharing": "shuffled_synthetic", "alpha": 0.1, "client.epochs": 5}``: dotted
     names, or the short ones of the command line.

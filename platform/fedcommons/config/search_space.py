@@ -21,14 +21,14 @@ LIMITS = {
     "loguniform": (1e-300, 1e300, "0 < LOW < HIGH, from 1e-300 to 1e300"),
     "randint": (0, 2**62, "whole 0 <= LOW < HIGH, up to 2^62"),
 }
-"""The least LOW and the largest HIGH of each, and how to say it."""
+"""The smallest LOW and the largest HIGH of each distribution, and the condition in words."""
 
 Space = Mapping[str, "list[Any] | Any"]
 """Dotted field to a list of values or one of Ray Tune's distributions."""
 
 
 def parse(texts: Sequence[str], fields: Mapping[str, Field], chosen: Mapping[str, Sequence[str]]) -> Space:
-    """The space that ``NAME=VALUES`` texts describe; NAME is one of these fields of the chosen parts, or short for one.
+    """The space that ``NAME=VALUES`` texts describe; NAME is one of ``fields`` or a short name of one.
 
     Raises:
         UserError: a text, name, value or distribution that is not understood.
@@ -50,9 +50,9 @@ def parse(texts: Sequence[str], fields: Mapping[str, Field], chosen: Mapping[str
 
 
 def points(space: Space, samples: int, seed: int) -> list[dict[str, Any]]:
-    """Every combination of the grids, each with ``samples`` draws of the distributions (once where there are none).
+    """Every combination of the grids, each with ``samples`` draws of the distributions (one point if there are none).
 
-    Draws are keyed by (seed, field, number), so a larger ``samples`` keeps the points of a smaller one.
+    Draws are keyed by (seed, field, number), so raising ``samples`` keeps the earlier points and adds new ones.
     """
     grids = {name: values for name, values in space.items() if isinstance(values, list)}
     drawn = {name: domain for name, domain in space.items() if not isinstance(domain, list)}

@@ -1,13 +1,13 @@
 """How much sharing is enough: relative rounds for every share p, predicted by Corollary I from a short probe.
 
 A probe without sharing measures zeta^2, sigma^2, L and the pool's sigma~_avg^2, delta^2, L~_avg at a few models.
-Lemma 1 turns them into those of a share p of shared data, Corollary I (``rates``) into iterations to the accuracy
-epsilon = ||grad f||^2, up to a constant that cancels in T(p) / T(0). Clients' steps per round tau do not change with p
-(equal work), so this is also the ratio of rounds.
+Lemma 1 gives their values for a share p of shared data, and Corollary I (``rates``) the number of iterations to the
+accuracy epsilon = ||grad f||^2, up to a constant that cancels in T(p) / T(0). The steps per round tau do not depend on
+p (equal work), so T(p) / T(0) is also the ratio of rounds.
 
-The band is the range over all models of the probe, over epsilon down to a tenth of what each has, and over the ends of
-the estimates' confidence intervals. It is no confidence interval for the outcome: the corollary is an upper bound, for
-full participation and the best step size.
+The band is the range over all models of the probe, over epsilon from each model's ||grad f||^2 down to a tenth of it,
+and over the ends of the estimates' confidence intervals. It is not a confidence interval for the outcome: the corollary
+is an upper bound, for full participation and the best step size.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ from fedcommons.errors import UserError
 
 @dataclass(frozen=True)
 class Probed:
-    """The parameters at one model; ``gradient_sq``: ||grad f||^2; noise per sample."""
+    """The parameters at one model; ``gradient_sq``: ||grad f||^2; sigma^2 is per sample."""
 
     gradient_sq: float
     zeta_sq: float
@@ -33,7 +33,7 @@ class Probed:
 
 @dataclass(frozen=True)
 class LocalWork:
-    """N clients that take part, tau local steps in a round, B samples in a step."""
+    """N participating clients, tau local steps in a round, B samples in a step."""
 
     n_clients: int
     tau: float
@@ -42,7 +42,7 @@ class LocalWork:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Rounds with a share p of shared data over rounds without, and the band it lies in."""
+    """Rounds with a share p of shared data, divided by rounds without, and the prediction's band."""
 
     p: float
     relative: float
@@ -51,7 +51,7 @@ class Prediction:
 
 
 def probed(found: Mapping[str, Estimate]) -> list[Probed]:
-    """The parameters as found, then with each moved to either end of its interval; none falls below zero."""
+    """The parameters as found, then variants with one parameter at an end of its interval; none is below zero."""
     names = Probed.__dataclass_fields__
     central = Probed(**{name: max(found[name].value, 0.0) for name in names})
     uncertain = [name for name in names if found[name].standard_error]
@@ -72,10 +72,10 @@ def _iterations(at: Probed, p: float, work: LocalWork, epsilon: float) -> float:
 
 
 def predict(probe: Sequence[Sequence[Probed]], shares: Iterable[float], work: LocalWork) -> list[Prediction]:
-    """For every share the prediction at the probe's last model, and its band; ``probe``: ``probed`` of each model.
+    """The prediction for every share, at the probe's last model, and its band; ``probe``: ``probed`` of each model.
 
     Raises:
-        UserError: a model of the probe has no gradient, so that there is nothing left to speed up.
+        UserError: at a model of the probe the gradient is zero, so there is nothing to speed up.
     """
     if any(variants[0].gradient_sq <= 0 for variants in probe):
         raise UserError(

@@ -2,7 +2,7 @@
 
 f_i(x)         (1/n_i) sum_j w_j F(x, xi_j): mean loss of client i on its data, weighted where its examples have weights
                w_j, in evaluation mode, without augmentation;  g_i = grad f_i(x)
-F(x, xi_j)     below: with its weight, so that what follows holds of w_j F as of F
+F(x, xi_j)     loss of one example, times its weight w_j where it has one
 g, g~          mean of g_i over clients; gradient of the mean loss on the pool D~
 zeta^2       = (1/N) sum_i ||g_i - g||^2
 sigma^2      = (1/N) sum_i E_{xi ~ D_i} ||grad F(x, xi) - g_i||^2,  per sample (a batch of B has sigma^2 / B)
@@ -10,13 +10,13 @@ sigma_avg^2  = the same on all clients' examples together; sigma~_avg^2: on the 
 delta^2      = ||g - g~||^2
 mix            of client i: the exact mixture (1 - p) D_i + p D~, with the whole pool
 
-All follow from squared norms, E||X - EX||^2 = E||X||^2 - ||EX||^2, which ``per_sample`` finds without the per-sample
-gradients, and from a few mean gradients. Gradients are taken in the model's precision, in batches; sums over batches
-and clients are in float64. Euclidean norm over all parameters.
+All follow from E||X - EX||^2 = E||X||^2 - ||EX||^2: a few mean gradients and the squared norms of per-sample gradients
+are enough, and ``per_sample`` finds these norms without holding the gradients. Gradients are taken in the model's
+precision, in batches; sums over batches and clients are in float64. Norms are Euclidean, over all parameters.
 
-Subsampled (``Part``): a set's mean gradient is found up to a squared standard error v_i = (1/m - 1/n_i) S_i^2, with
-which every squared norm above would be too large; it is subtracted, so that every estimate is unbiased (and may fall
-below zero). ``laboratory.measure`` averages over disjoint parts, which also show the standard error.
+Subsampled (``Part``): a mean gradient over m of n_i examples has the squared standard error v_i = (1/m - 1/n_i) S_i^2,
+and its squared norm is too large by that on average. v_i is subtracted, so that every estimate is unbiased; it may fall
+below zero. ``laboratory.measure`` averages over disjoint parts, which also show the standard error.
 Source: Fedssyn (Li et al., TMLR 2024), assumptions 1 and 2, lemma 1.
 """
 
@@ -36,25 +36,25 @@ from fedcommons.seeds import numpy_generator
 from fedcommons.tensors import data, sq_norm
 
 BATCH = 32
-"""Examples in a pass: fixed, so that no bit depends on the machine, and few, so that VGG-11 needs little memory."""
+"""Examples in a pass. Fixed, as results must not depend on the machine; small, so that VGG-11 needs little memory."""
 
 PIECE = 1 << 20
-"""Elements that are widened at a time."""
+"""Elements that are converted to float64 at a time."""
 
 PARTS = 8
-"""Disjoint random parts that a subsampled measurement is made of: their spread is its standard error."""
+"""A subsampled measurement is the mean over so many disjoint random parts; their spread gives its standard error."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One of ``PARTS`` disjoint random parts of ``samples`` of every client's examples; number None: all of them."""
+    """One of ``PARTS`` disjoint parts of ``samples`` random examples of every client; number None: all parts."""
 
     samples: int
     number: int | None
     seed: int
 
     def rows(self, which: str, client: int, n: int) -> np.ndarray:
-        """Which of a client's n examples are in it, at least two; all where n is too small to be cut."""
+        """Which of a client's n examples are in it: at least two, or all where n is too small to be cut."""
         m = min(self.samples, n)
         if m < 2 * PARTS:
             return np.arange(n)
@@ -64,7 +64,7 @@ class Part:
         return order[m * self.number // PARTS : m * (self.number + 1) // PARTS]
 
     def of(self, which: str, client: int, examples: ClientData) -> ClientData:
-        """The client's examples that are in it."""
+        """The client's examples that are in the part."""
         rows = torch.from_numpy(self.rows(which, client, len(examples))).to(examples.y.device)
         weight = None if examples.weight is None else examples.weight[rows]
         return ClientData(examples.x[rows], examples.y[rows], weight)
@@ -72,10 +72,10 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """What is known of the per-sample gradients of N sets of examples at one model.
+    """Moments of the per-sample gradients of N sets of examples at one model.
 
-    mean, pooled: (P,) float64, mean over sets of g_i, and over all examples; sizes: (N,) examples;
-    sq: (N,) ||g_i||^2;  sq_mean: (N,) E||grad F||^2;  v: (N,) squared standard error of g_i, 0 where all was measured.
+    mean, pooled: (P,) float64, mean of g_i over sets, and mean over all examples; sizes: (N,) numbers of examples;
+    sq: (N,) ||g_i||^2;  sq_mean: (N,) E||grad F||^2;  v: (N,) squared standard error of g_i, 0 if all was measured.
     """
 
     mean: Tensor
@@ -140,7 +140,7 @@ class Moments:
         return self.sizes / self.sizes.sum()
 
     def _rounded(self, value: float) -> float:
-        """What was wholly measured is negative by rounding only; an unbiased estimate may be negative."""
+        """Zero in place of a negative value that is due to rounding; an estimate from a part may be negative."""
         return value if self.v.any() else max(value, 0.0)
 
 
@@ -165,7 +165,7 @@ def delta_sq(own: Moments, pool: Moments) -> float:
 def mixed(own: Moments, pool: Moments, p: float) -> tuple[float, float]:
     """(zeta_mix^2, sigma_mix^2) of the exact mixtures, whose gradients are (1 - p) g_i + p g~; p in [0, 1].
 
-    As differences of means of squares, which are Lemma 1's values by algebra; rounded by about 1e-15 ||g~||^2.
+    Computed as differences of means of squares, which algebra makes equal to Lemma 1. Rounding: about 1e-15 ||g~||^2.
     """
     kept, cross = 1 - p, float(own.mean @ pool.pooled)
     shared = 2 * p * kept * cross + p**2 * pool.sq_of_pooled
@@ -189,7 +189,7 @@ def moments(
 
 
 def zeta_sq_of_each(executor: Executor, at: ModelTask, which: str, found: Moments, blocks: int) -> np.ndarray:
-    """(N,) ||g_i - g||^2, by a second pass to which g travels; ``found``: the moments of all the data."""
+    """(N,) ||g_i - g||^2, by a second pass in which clients get g; ``found``: the moments of all the data."""
     jobs = [(which, ids) for ids in cut(range(len(found.sq)), blocks)]
     along = np.concatenate(executor.map(along_of_block, Direction(at, found.mean), jobs))
     return found.sq - 2 * along + sq_norm(found.mean)
@@ -206,7 +206,10 @@ def along_of_block(worker: Worker, task: Direction, job: tuple[str, list[int]]) 
 def moments_of_block(
     worker: Worker, task: ModelTask, job: tuple[str, list[int], Part | None]
 ) -> tuple[Total, list[list[float]]]:
-    """Of the sets ``ids``: the sum of g_i, where sizes differ that of n_i g_i; (n_i, ||g_i||^2, E||grad F||^2, v_i)."""
+    """Of the sets ``ids``: the sum of g_i, and that of n_i g_i where sizes differ; of each its scalars.
+
+    Scalars: (n_i, ||g_i||^2, E||grad F||^2, v_i).
+    """
     which, ids, part = job
     clients = clients_of(worker.data, which)
     sizes = clients.rows.sizes
@@ -237,7 +240,7 @@ def clients_of(run: RunData, which: str) -> Clients:
 
 
 def mean_gradient(worker: Worker, examples: ClientData) -> tuple[Tensor, float]:
-    """The mean over examples of the per-example gradients (P,), float64, and of their squared norms, as loaded."""
+    """Means over examples, at the loaded model: of their gradients (P,), float64, and of their squared norms."""
     work, n = worker.work, len(examples)
     total = torch.zeros(work.params.layout.size, dtype=torch.float64, device=work.device)
     total_sq = 0.0
@@ -245,7 +248,7 @@ def mean_gradient(worker: Worker, examples: ClientData) -> tuple[Tensor, float]:
         batch = [column[first : first + BATCH] for column in examples.columns]
         mean, sq_norms = gradients(work.module, batch)
         for into, piece in zip(total.split(PIECE), mean.split(PIECE), strict=True):
-            into.add_(piece, alpha=len(batch[1]))  # widened piece by piece
+            into.add_(piece, alpha=len(batch[1]))  # to float64, piece by piece
         total_sq += float(sq_norms.sum(dtype=torch.float64))
-        del mean, piece  # before the next batch needs as much
+        del mean, piece  # frees memory for the next batch
     return total.div_(n), total_sq / n

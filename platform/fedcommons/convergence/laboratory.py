@@ -1,4 +1,4 @@
-"""All convergence parameters at one model, each with the value that Lemma 1 gives it.
+"""All convergence parameters at one model, beside the values that Lemma 1 gives.
 
 gradient_sq                       ||grad f||^2, f the mean of the clients' losses on their real data
 zeta_sq, sigma_sq, sigma_avg_sq   on the clients' real data D_i
@@ -7,10 +7,10 @@ zeta_mix_sq, sigma_mix_sq         on the exact mixtures (1 - p) D_i + p D~;  zet
 sigma_pool_sq, delta_sq           noise and shift of the pool D~
 L_max; L_p; L_pool, L_lemma1      the largest L_i on D_i; on what clients train on; L on the pool, and the lemma's bound
 
-What needs a pool is left out where nothing is in the commons. p is the share of all shared examples, one for all
-clients, also where it differs between them. On parts of the data L is that of all parts together, which is too large
-on average and has no standard error. Definitions, norms and modes: ``estimators`` and
-``smoothness``. Source: Fedssyn (Li et al., TMLR 2024), figures 5 and A.7.
+Without a pool the values that need one are left out. p is the share of shared examples over all clients, even where
+clients' own shares differ. When only parts of the data are measured, L is that of all parts together: it is too large
+on average and has no standard error. Definitions, norms and modes: ``estimators`` and ``smoothness``.
+Source: Fedssyn (Li et al., TMLR 2024), figures 5 and A.7.
 """
 
 from dataclasses import dataclass
@@ -36,9 +36,9 @@ STUDENT_T = 2.365
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value; where a part of the data was measured, the standard error that ``PARTS`` disjoint parts show.
+    """A value, with the standard error that ``PARTS`` disjoint parts show where only a part of the data was measured.
 
-    standard_error: 0 where all was measured, and for L, of which none is known.
+    standard_error: 0 where all data were measured, and for L, whose error is not known.
     """
 
     value: float
@@ -46,14 +46,14 @@ class Estimate:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Of confidence 95 %, on the safe side where the parts are a large share of the data."""
+        """The 95 % confidence interval; too wide where the parts are a large share of the data."""
         half = STUDENT_T * self.standard_error
         return self.value - half, self.value + half
 
 
 @dataclass(frozen=True)
 class Laboratory:
-    """Where and on what to measure; p: share of the pool in the mixtures; ``samples``: of each client, None for all."""
+    """Measures with these workers and data. p: share of the pool in mixtures; ``samples``: per client, None for all."""
 
     executor: Executor
     data: RunData
@@ -64,12 +64,12 @@ class Laboratory:
 
     @property
     def subsampled(self) -> bool:
-        """Whether somebody has more examples than are measured."""
+        """Whether some client has more examples than are measured."""
         held = [clients for clients in (self.data.own, self.data.clients, self.data.pool) if clients is not None]
         return self.samples is not None and any(self.samples < clients.rows.sizes.max() for clients in held)
 
     def measure(self, at: ModelTask, hessians: bool = False) -> dict[str, Estimate]:
-        """The parameters at this model; ``hessians``: those called L too, which cost hundreds of passes."""
+        """The parameters at this model; ``hessians``: also the values called L, which cost hundreds of passes."""
         if self.samples is None or not self.subsampled:
             found = self._gradients(at, None) | (self._hessians(at, None) if hessians else {})
             return {name: Estimate(value) for name, value in found.items()}
@@ -82,9 +82,9 @@ class Laboratory:
         return means | {name: Estimate(value) for name, value in every.items()}
 
     def nbytes(self, at: ModelTask, hessians: bool = False) -> int:
-        """Bytes that clients would get and send for ``measure``, apart from those of training; the server has the pool.
+        """Bytes that clients would get and send for ``measure``, besides those of training. The server has the pool.
 
-        The model once down; up, for each data set and part, g_i in float64 and two numbers, and where asked for L_i.
+        Down: the model once. Up, for each data set and part: g_i in float64, two numbers, and L_i if it is asked for.
         """
         sets = 1 if self.data.clients is self.data.own else 2
         up = (at.model.layout.size + 2) * 8 * (PARTS if self.subsampled else 1) + 8 * hessians

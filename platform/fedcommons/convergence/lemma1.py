@@ -1,4 +1,4 @@
-"""Lemma 1 of Fedssyn: what a share p of the pool makes of heterogeneity, noise and smoothness.
+"""Lemma 1 of Fedssyn: heterogeneity, noise and smoothness when a share p of all data comes from the pool.
 
 On the exact mixtures (1 - p) D_i + p D~ of every client's data with the whole pool, at every model and for every pool:
 
@@ -6,8 +6,8 @@ zeta_mix^2   = (1 - p)^2 zeta^2
 sigma_mix^2  = (1 - p) sigma^2 + p sigma~_avg^2 + p (1 - p) (zeta^2 + delta^2)
 L_mix       <= (1 - p) L_max + p L~_avg
 
-The lemma states the first two as bounds; as client averages they are equalities (the cross term vanishes). For
-D_i u D~_si, where each client has its own part of the pool, they hold in expectation over the shuffling only roughly.
+The lemma states the first two as bounds; averaged over clients they are equalities (the cross term vanishes). For
+D_i u D~_si, where each client has its own part of the pool, they hold only roughly, in expectation over the shuffling.
 Source: Fedssyn (Li et al., TMLR 2024), lemma 1; symbols as in ``estimators``.
 """
 
@@ -34,7 +34,7 @@ def share(p: float) -> float:
     """``p``, checked.
 
     Raises:
-        UserError: it is no share.
+        UserError: p is outside [0, 1].
     """
     if not 0 <= p <= 1:
         raise UserError(f"p, the share of shared data, must lie in [0, 1], got {p:g}.")

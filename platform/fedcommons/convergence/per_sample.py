@@ -1,4 +1,4 @@
-"""Squared norms of per-sample gradients in one backward pass, without ever holding the gradients themselves.
+"""Squared norms of per-sample gradients in one backward pass, without holding the gradients themselves.
 
 For a layer with inputs a_b and gradients g_b of its outputs, b a sample of the batch, t a place in its output:
 
@@ -8,10 +8,10 @@ normalisation   ||sum_t g_bt xhat_bt||^2 + ||sum_t g_bt||^2, xhat the normalised
 embedding       sum_ts [token_bt = token_bs] <g_bt, g_bs>
 
 The batch runs through the module under ``torch.vmap``: every operation is done for all samples at once, while the
-module sees one sample, as in a loop over batches of one. So a_b and g_b are sample b's own by construction, whatever
-the module does with its rows: permute, repeat, fold or mix them. All is exact. What has no closed form is taken sample
-by sample, exact and slow: parameters in other layers, used twice or past their layer; a layer whose output is the same
-for all samples; a module that vmap cannot run, such as one that branches on what it sees.
+module sees one sample, as in a loop over batches of one. So a_b and g_b belong to sample b, whatever the module does
+with its rows: permute, repeat, fold or mix them. The result is exact. Where no closed form applies, samples are taken
+one by one, exact but slow: for parameters of other layers, or used twice or outside their layer; for a layer whose
+output is the same for all samples; for a module that vmap cannot run, such as one that branches on its input.
 Source: Goodfellow, "Efficient Per-Example Gradient Computations", arXiv:1510.01799; Rochette et al., arXiv:1912.06015.
 """
 
@@ -26,17 +26,17 @@ from torch.nn import functional as F
 Batch = Sequence[Tensor]
 
 CHUNK_ELEMENTS = 4_000_000
-"""So many elements of a layer's explicit per-sample gradients are held at a time."""
+"""Most elements of a layer's explicit per-sample gradients that are held at a time."""
 
 
 def gradients(module: LightningModule, batch: Batch) -> tuple[Tensor, Tensor]:
     """The mean over samples of their gradients as one vector (P,), and each sample's squared gradient norm (B,).
 
-    A sample's gradient is that of its loss in a batch of its own. The module is brought to evaluation mode, so that
-    samples do not meet in BatchNorm and nothing is drawn.
+    A sample's gradient is that of its loss in a batch of its own. The module is put in evaluation mode, so that
+    BatchNorm does not mix samples and nothing random is drawn.
 
     Raises:
-        ValueError: samples meet in a layer all the same.
+        ValueError: a layer mixes samples even so.
     """
     module.eval()
     require_apart(module)
@@ -89,7 +89,7 @@ def _one_by_one(module: LightningModule, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def _all_at_once(module: LightningModule, batch: Batch) -> tuple[Tensor, Tensor] | None:
-    """What the closed forms say, or None where they do not say it all."""
+    """The same from the closed forms, or None where they do not cover the module."""
     layers = [layer for layer in module.modules() if next(layer.parameters(recurse=False), None) is not None]
     parameters, seen = list(module.parameters()), []
 
@@ -102,7 +102,7 @@ def _all_at_once(module: LightningModule, batch: Batch) -> tuple[Tensor, Tensor]
             seen.append(layer)
             inputs.append(a.detach())
             outputs.append(output)
-            return output.clone()  # which may be changed in place
+            return output.clone()  # the module may change it in place
 
         handles = [layer.register_forward_hook(see, prepend=True, with_kwargs=True) for layer in layers]
         try:
@@ -113,18 +113,18 @@ def _all_at_once(module: LightningModule, batch: Batch) -> tuple[Tensor, Tensor]
 
     try:
         losses, inputs, outputs = torch.vmap(alone)(*batch)
-    except (RuntimeError, ValueError):  # vmap cannot run it; what the module itself gets wrong the loop meets too
+    except (RuntimeError, ValueError):  # vmap cannot run it; an error of the module itself comes again in the loop
         return None
     loss = losses.sum()
     uses = _uses(loss)
     if Counter(seen) != Counter(layers) or any(uses[id(p)] != 1 for p in parameters):
-        return None  # a layer is called twice or never, or a parameter used past its layer
+        return None  # a layer is called twice or never, or a parameter is used outside its layer
     found = torch.autograd.grad(loss, [*parameters, *outputs], allow_unused=True)
     of_parameters, of_outputs = found[: len(parameters)], found[len(parameters) :]
     sq_norms = torch.zeros_like(losses)
     for layer, a, g in zip(seen, inputs, of_outputs, strict=True):
         form = _form(layer)
-        if form is None or g is None:  # an output that is the same for all samples is none of theirs
+        if form is None or g is None:  # the output is the same for all samples
             return None
         sq_norms += form(layer, a, g)
     return torch.cat([g.reshape(-1) for g in of_parameters if g is not None]).div_(len(losses)), sq_norms
@@ -179,7 +179,7 @@ def convolution(layer: nn.Conv2d, a: Tensor, g: Tensor) -> Tensor:
 
 
 def _sum_over_places(a: Tensor, g: Tensor) -> Tensor:
-    """||sum_t g_t a_t^T||^2 for a (B, n, T), g (B, m, T): from inner products, or the sum itself, the cheaper."""
+    """||sum_t g_t a_t^T||^2 for a (B, n, T), g (B, m, T): from inner products or from the sum, whichever is cheaper."""
     n, m, places = a.shape[1], g.shape[1], a.shape[2]
     if places * (n + m) < n * m:
         return ((a.mT @ a) * (g.mT @ g)).sum((1, 2))
@@ -237,5 +237,5 @@ def _form(layer: nn.Module) -> Callable[..., Tensor] | None:
     if isinstance(layer, nn.Embedding) and (layer.scale_grad_by_freq or layer.sparse):
         return None
     if {name for name, _ in layer.named_parameters(recurse=False)} not in ({"weight"}, {"weight", "bias"}):
-        return None  # its weight is made of other parameters, as in weight normalisation or pruning
+        return None  # the weight is computed from other parameters, as in weight normalisation or pruning
     return FORMS.get(type(layer))

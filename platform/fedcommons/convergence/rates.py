@@ -19,7 +19,7 @@ from math import log, sqrt
 
 @dataclass(frozen=True)
 class Iterations:
-    """T, up to a constant, as the sum of what noise, drift between averages and plain descent need."""
+    """T, up to a constant: the iterations for noise, for drift between averages and for plain descent."""
 
     noise: float
     drift: float
@@ -43,7 +43,7 @@ def strongly_convex(
     """T for a mu-strongly convex f; ``step_sq``: s^2, ``smooth``: L.
 
     Raises:
-        ValueError: epsilon is not below 1, where the bound says nothing.
+        ValueError: epsilon is not in (0, 1); for larger values the bound is empty.
     """
     if not 0 < epsilon < 1:
         raise ValueError(f"epsilon must lie in (0, 1), got {epsilon:g}")

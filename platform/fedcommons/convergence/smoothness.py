@@ -6,10 +6,10 @@ L_p    = max_i of the loss on what client i trains on
 mu     = the smallest eigenvalue of H, found as L - ||L I - H||; not positive where f is not strongly convex
 
 The losses are those of ``estimators``, with the examples' weights, in evaluation mode, without augmentation. Products
-in the model's precision, sums over batches and clients in float64. What is found is an eigenvalue within ``TOLERANCE``,
-and the largest for nearly every start: of 12,000 random starts on spectra whose largest eigenvalue was 1 to 20 % ahead,
-one found the second (1e-3 instead: 96). On a part of the data (``Part``) it is the Hessian of that part, whose L is on
-average the larger, the fewer the examples.
+in the model's precision, sums over batches and clients in float64. The result is an eigenvalue within ``TOLERANCE``,
+and nearly always the largest: of 12,000 random starts on spectra whose largest eigenvalue was 1 to 20 % ahead, one
+found the second (with a tolerance of 1e-3: 96). On a part of the data (``Part``) the Hessian is that of the part; the
+fewer its examples, the larger L is on average.
 """
 
 from collections.abc import Callable, Iterable
@@ -30,7 +30,7 @@ from fedcommons.seeds import generator
 from fedcommons.tensors import data
 
 TOLERANCE = 1e-5
-"""The iteration ends when an eigenvalue is known to lie within this of what was found, relatively,"""
+"""The iteration ends when some eigenvalue is known to lie within this relative distance of the value found,"""
 
 MOST = 100
 """or after so many products."""
@@ -76,7 +76,7 @@ def smoothness(
 
 
 def strong_convexity(executor: Executor, at: ModelTask, which: str, n_sets: int, blocks: int) -> float:
-    """mu of the mean over the clients' losses, to about 1e-5 L where products are in float64, else their rounding."""
+    """mu of the mean over the clients' losses: to about 1e-5 L in float64, else to the rounding of the products."""
     apply, start = _hessian(executor, at, which, n_sets, blocks, None), _start(at, 0)
     largest = spectral_norm(apply, start, 1e-9, 1000)
     return largest - spectral_norm(lambda v: largest * v - apply(v), start, 1e-9, 1000)
@@ -85,7 +85,7 @@ def strong_convexity(executor: Executor, at: ModelTask, which: str, n_sets: int,
 def smoothness_of_each(
     executor: Executor, at: ModelTask, which: str, n_sets: int, blocks: int, part: Part | None = None
 ) -> list[float]:
-    """L_i of every client; one scalar of each travels."""
+    """L_i of every client; each client sends one scalar."""
     jobs = [(which, ids, part) for ids in cut(range(n_sets), blocks)]
     return [value for block in executor.map(smoothness_of_block, at, jobs) for value in block]
 

@@ -21,13 +21,13 @@ from fedcommons.tensors import Flat, Payload, nbytes
 State = Payload
 """What the server keeps from round to round.
 
-``state["model"]`` is the server model and is evaluated; other models, as ``state["model/NAME"]``, are too.
+``state["model"]`` is the server model. It is evaluated in every round, and so is any other ``state["model/NAME"]``.
 """
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What everybody may know of a federation."""
+    """Public facts of a federation."""
 
     n_clients: int
     sizes: Sequence[int]  # training examples per client
@@ -36,13 +36,13 @@ class Facts:
 
     @property
     def total_weight(self) -> float:
-        """sum of w_i over all N clients, drawn or not."""
+        """Sum of w_i over all N clients, whether they take part or not."""
         return total_weight(self.weighting, self.sizes)
 
 
 @dataclass(frozen=True)
 class Message:
-    """Server to client: ``common`` is the same object for all clients of a round and travels once per worker."""
+    """Server to client. ``common`` is the same object for all clients of a round and is sent to each worker once."""
 
     common: Payload
     own: Payload = field(default_factory=dict)
@@ -57,15 +57,15 @@ class Message:
 class Reply:
     """Client to server, and what the client keeps.
 
-    releases: what protects the tensors, by name; what none of them names counts as uncovered. A tensor that is made
-    from memory is covered only if what the memory was made from was.
+    releases: what protects the tensors, by name. A tensor that no release names counts as unprotected (uncovered). Name
+    a tensor that was made from memory only if the memory itself was made from protected results.
     """
 
     sums: Payload = field(default_factory=dict)  # added over clients by the engine; ``total`` in merge
     each: Payload = field(default_factory=dict)  # travel singly; in merge's ``replies``
-    weight: float = 1.0  # the client's weight in averages; the client has already multiplied its sums by it
+    weight: float = 1.0  # the client's weight in averages; its sums are already multiplied by it
     memory: Payload | None = None  # replaces the client's memory; None leaves it as it was
-    metrics: Mapping[str, float | Tensor] = field(default_factory=dict)  # not counted: the simulation's, not a message
+    metrics: Mapping[str, float | Tensor] = field(default_factory=dict)  # for the log only, not counted in bytes
     releases: Sequence[Release] = ()
 
     @property
@@ -75,15 +75,15 @@ class Reply:
 
 
 Replies = Mapping[int, Reply]
-"""A round's replies by client, in client order; sums and memory are taken out."""
+"""A round's replies by client, in client order, without their sums and memory."""
 
 
 class Algorithm(Protocol):
-    """Its own constants in a frozen dataclass, and these functions; none changes what it is given.
+    """A frozen dataclass of the algorithm's constants, with these functions. None changes its arguments.
 
-    A constant is ``mu: Annotated[float, "[0, inf)"] = 0.01``: type, range, default, and a line of help below it. An
-    algorithm may have besides: ``ChoosesClients``, ``Shares``, ``sees_statistics``, and ``check(flat)``, which raises
-    ``UserError`` for an experiment that it is not defined for (``flat``: its fields, such as ``client.optimizer``).
+    A constant is ``mu: Annotated[float, "[0, inf)"] = 0.01``: type, range, default, and a line of help below it.
+    Optional are ``ChoosesClients``, ``Shares``, ``sees_statistics``, and ``check(flat)``, which raises ``UserError`` if
+    the algorithm is not defined for an experiment (``flat``: its fields, such as ``client.optimizer``).
     """
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
@@ -95,44 +95,45 @@ class Algorithm(Protocol):
         ...
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        """One client's round, in a worker; ``memory`` is empty at the first selection."""
+        """One client's round, in a worker; ``memory`` is empty when the client is drawn for the first time."""
         ...
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        """The next state from the float64 sums over clients and their replies.
+        """The next state, from the float64 sums over clients (``total``) and the rest of their replies.
 
-        An algorithm that trains on the server does so through ``executor``, as one job.
+        An algorithm that trains on the server runs that training as one job of ``executor``.
         """
         ...
 
 
 @runtime_checkable
 class ChoosesClients(Protocol):
-    """An algorithm that names a round's clients itself."""
+    """An algorithm that chooses a round's clients itself."""
 
     def participants(self, state: State, round: int) -> Sequence[int]:
-        """The clients of ``round``, each once, in any order; none: a round of the server alone, merged all the same."""
+        """The clients of ``round``, each once, in any order. If there are none, only ``merge`` is called."""
         ...
 
 
 BUFFERS = "buffers"
-"""Name of BatchNorm's statistics in replies. They are the engine's: it averages them, and algorithms do not see them.
+"""Name of BatchNorm's statistics in replies. The engine averages them; algorithms do not see them by default.
 
-An algorithm with the attribute ``sees_statistics = True`` finds each client's in ``replies[i].each[BUFFERS]``, unless
+An algorithm with the attribute ``sees_statistics = True`` gets each client's in ``replies[i].each[BUFFERS]``, unless
 ``federation.buffers`` is keep: then they stay with the clients. A model without BatchNorm has none.
 """
 
 
 def sees_statistics(algorithm: Algorithm) -> bool:
-    """Whether the algorithm asks for BatchNorm's statistics of every client."""
+    """Whether the algorithm asks for every client's BatchNorm statistics."""
     return getattr(algorithm, "sees_statistics", False) is True
 
 
 @dataclass(frozen=True)
 class Common:
-    """What all clients hold alike after an exchange before the federation; nbytes: over all clients, up and down.
+    """What all clients hold in common after an exchange before round 1.
 
-    examples: in each client's ``ClientData.commons``. releases: what left clients; one of whom none tells is uncovered.
+    examples: become each client's ``ClientData.commons``. nbytes: traffic of the exchange over all clients, up and
+    down. releases: what left the clients; a client without a release counts as unprotected (uncovered).
     """
 
     examples: Examples
@@ -142,8 +143,8 @@ class Common:
 
 @runtime_checkable
 class Shares(Protocol):
-    """An algorithm whose clients share something once, before the federation."""
+    """An algorithm whose clients share something once, before round 1."""
 
     def share(self, clients: Clients, n_classes: int, seed: int) -> Common:
-        """What they share of ``clients``, that which they train on; every draw is keyed by ``seed``."""
+        """What is shared, made from ``clients``, the clients' training data; every draw is keyed by ``seed``."""
         ...

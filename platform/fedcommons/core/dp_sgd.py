@@ -5,10 +5,11 @@ Abadi et al., "Deep learning with differential privacy", CCS 2016, arXiv:1607.00
 rate.
 
 Departs from the paper: an example whose gradient is not finite adds nothing, as no clipping bounds it; and the noise is
-in floating point, of which the proofs of privacy know nothing.
+made of floating point numbers, which the proofs of privacy do not cover.
 
-Examples are taken one at a time: exact for every module and loss, and on a CPU quicker than vectorised ways (tried); on
-a GPU slow. Noise and batches are drawn on the CPU and copied: 128 bits of key, and the same noise on every device.
+Gradients are computed one example at a time. This is exact for every module and loss, and on a CPU it was faster than
+vectorised ways; on a GPU it is slow. Noise and batches are drawn on the CPU, from 128 bits of key, and copied, so they
+are the same on every device.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,23 +25,23 @@ from fedcommons.seeds import wide_generator
 
 
 def clipped(g: Tensor, clip: float) -> tuple[Tensor, float]:
-    """g min(1, C/||g||) in the place of g, and C, its largest norm; zero where g is not finite."""
+    """g min(1, C/||g||), computed in place, and the bound C on its norm; zero if g is not finite."""
     factor = (clip / torch.linalg.vector_norm(g)).nan_to_num(0).clamp(max=1)
     return g.mul_(factor).nan_to_num_(0), clip  # nan or infinite: all of it becomes zero
 
 
 class NoisySum:
-    """A sum of vectors with noise. It states what was done to it, so what is left out is not stated either.
+    """A sum of vectors with noise. Its ``release`` states only the clipping and noise that really took place.
 
-    bound: the largest norm of what was added, as told by who clipped it; infinite where nobody did. sigma: the noise
-    over C; 0 before there is any.
+    bound: the largest norm of the added vectors, as stated by the caller that clipped them; infinite if one was not
+    clipped. sigma: standard deviation of the noise over C; 0 before noise is added.
     """
 
     def __init__(self, zero: Tensor, clip: float) -> None:
         self.values, self.clip, self.bound, self.sigma = zero, clip, clip, 0.0
 
     def add(self, g: Tensor, norm: float = inf) -> None:
-        """Add g, whose norm is at most this."""
+        """Add g, whose norm is at most ``norm``."""
         self.values.add_(g)
         self.bound = max(self.bound, norm)
 
@@ -53,7 +54,7 @@ class NoisySum:
 
     @property
     def release(self) -> Release:
-        """What protects it, in a step whose batch holds every example."""
+        """What protects the sum, for a batch of all examples (q = 1)."""
         return Release(mechanism=SAMPLED_GAUSSIAN, sigma=self.sigma, sensitivity=self.bound, steps=1)
 
 
@@ -63,15 +64,15 @@ class DPSGD:
 
     noise_multiplier: float  # sigma
     clip: float  # C
-    key: int = 0  # of the experiment: two with one seed draw other noise, so that none cancels between them
+    key: int = 0  # of the experiment: others with the same seed draw different noise, so none cancels
 
     def draws(self, seed: int, purpose: str, step: int) -> np.random.Generator:
-        """What a client of this seed draws in one step from, for one purpose."""
+        """The random generator of one step of a client, for one purpose."""
         return wide_generator(self.key, seed, purpose, step)
 
     @staticmethod
     def steps(n: int, batch_size: int) -> int:
-        """Steps of an epoch: as many as there are batches without privacy, an incomplete one counted."""
+        """Steps of an epoch: ceil(n/B), as many as there are batches without privacy."""
         return -(-n // batch_size)
 
     @staticmethod

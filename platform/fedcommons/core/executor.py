@@ -1,4 +1,4 @@
-"""Where work runs. ``serial`` and ``ray_actors`` give the same bits, because no result depends on who computed it."""
+"""Where work runs. ``serial`` and ``ray_actors`` give the same bits, because no result depends on the worker."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
@@ -7,7 +7,7 @@ from fedcommons.errors import ClientError
 
 
 class Shared(Protocol):
-    """What all jobs of one call need: travels once to each worker."""
+    """Data that all jobs of one call need; it is sent to each worker once."""
 
     @property
     def nbytes(self) -> int: ...
@@ -27,16 +27,16 @@ R = TypeVar("R")
 
 
 class Executor(Protocol):
-    """A set of workers that live for the whole run, each with one module and the clients' data."""
+    """Workers that live for the whole run, each with one module and the clients' data."""
 
     def map(self, function: Callable[[Any, S, J], R], shared: S, jobs: Sequence[J]) -> list[R]:
-        """``[function(worker, shared, job) for job in jobs]``; function is importable and pure.
+        """``[function(worker, shared, job) for job in jobs]``; the function must be importable and pure.
 
         Raises:
-            WorkerDied: the process of a job died, and those that took its place.
+            WorkerDied: the process of a job died, and so did the processes that replaced it.
         """
         ...
 
     def close(self) -> None:
-        """Let the workers go."""
+        """End the workers."""
         ...

@@ -1,4 +1,4 @@
-"""What a network's head is given (the embedding) and returns (the logits), in forward passes made by others."""
+"""The input (embedding) and output (logits) of a network's head, recorded during forward passes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,13 +7,12 @@ from torch import Tensor, nn
 
 
 class Head:
-    """Watches the module's head; ``inputs`` and ``outputs``: those of the latest forward pass.
+    """Records the head's ``inputs`` and ``outputs`` of the latest forward pass.
 
-    The module says which layer it is: its attribute ``head`` is the dotted name of a submodule, whose input is the
-    embedding and whose output are the logits.
+    The module's attribute ``head`` is the dotted name of the submodule that maps the embedding to the logits.
 
     Raises:
-        ValueError: it does not say, or there is no such submodule.
+        ValueError: the module has no such attribute or submodule.
     """
 
     inputs: Tensor  # (B, d)
@@ -33,7 +32,7 @@ class Head:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """While this lasts, forward passes are noted."""
+        """Forward passes are recorded in this context."""
 
         def note(layer: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
             self.inputs, self.outputs = inputs[0], outputs

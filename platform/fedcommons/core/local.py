@@ -22,9 +22,9 @@ Batch = tuple[Tensor, ...]
 """(x, y) or (x, y, weight)."""
 
 Loss = Callable[[Batch, int], Tensor]
-"""Loss of a batch in the step of this number: a method that has a loss of its own calls ``training_step`` in it.
+"""Loss of a batch, given the step's number. A method's own loss calls ``training_step`` in it.
 
-Its extra forward passes run in evaluation mode, so that they draw nothing from the generator that dropout uses.
+Extra forward passes must run in evaluation mode: then they draw no random numbers, and dropout's stay the same.
 """
 
 AddToGrad = Callable[[Mapping[str, nn.Parameter]], None]
@@ -32,11 +32,11 @@ AddToGrad = Callable[[Mapping[str, nn.Parameter]], None]
 
 
 class Trained(NamedTuple):
-    """What a local training gives back."""
+    """The result of a local training."""
 
-    model: Flat  # the worker's own buffer, overwritten by the next training: keep or send singly a copy
+    model: Flat  # the worker's own buffer, overwritten by the next training: copy it to keep it or send it in ``each``
     metrics: Mapping[str, float | Tensor]  # means over the steps of ``loss`` and of what it logged; ``steps``: K
-    spent: Release  # what protects the model, and all that is made from it alone; without DP-SGD nothing does
+    spent: Release  # what protects the model and all that is made from it alone; without DP-SGD nothing
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class LocalSGD:
         return Trained(work.params, metrics, self._spent(protections, n, len(losses)))
 
     def _spent(self, protections: set[Release], n: int, steps: int) -> Release:
-        """All steps as one event: of Poisson batches if they are DP-SGD's; unprotected if any two differ."""
+        """All steps as one event; unprotected without DP-SGD, or if two steps were protected differently."""
         if self.dp is None or len(protections) != 1:
             return Release()
         return replace(protections.pop(), q=self.dp.sampling_rate(n, self.batch_size), steps=steps)
@@ -125,7 +125,7 @@ class LocalSGD:
                 yield self._augmented(batch, draws) if len(chosen) else tuple(batch)
             return
         if n <= b and not self.augment:
-            yield tuple(columns)  # a batch of all needs no order
+            yield tuple(columns)  # one batch holds all, so its order does not matter
             return
         order = torch.randperm(n, generator=draws).to(device)
         columns = self._augmented([t.index_select(0, order) for t in columns], draws)  # one gather, then views
@@ -156,12 +156,12 @@ class LocalSGD:
 class Work:
     """What one process trains with: a LightningModule, its optimizer, the local loop and the clients' weighting.
 
-    Built once per process and used for one client after another. The parameters are views over one flat buffer.
-    ``buffers``: the floating buffers of the module's state (BatchNorm's statistics), views over a second flat buffer;
-    the round engine says whose they are. ``initial``, ``initial_buffers``: as the module was built.
+    Built once per process and used for one client after another. The parameters are views of one flat buffer.
+    ``buffers``: the floating buffers of the module's state (BatchNorm's statistics), views of a second flat buffer; the
+    round engine loads the right client's. ``initial``, ``initial_buffers``: the values when the module was built.
 
     Raises:
-        ValueError: ``configure_optimizers`` returns something else than one optimizer.
+        ValueError: ``configure_optimizers`` does not return exactly one optimizer.
     """
 
     def __init__(
@@ -198,23 +198,23 @@ class Work:
         add_to_grad: AddToGrad | None = None,
         lr: float | None = None,
     ) -> Trained:
-        """Train from ``start``; the trained weights are the worker's own buffer, overwritten by the next training.
+        """Train from ``start``. The trained weights are the worker's own buffer, overwritten by the next training.
 
-        ``loss`` takes the place of the module's ``training_step``. ``add_to_grad`` sees every step's gradients; what it
-        adds is not clipped and gets no noise, so under DP-SGD it must not look at the data. ``lr``: the learning rate
-        of all parameters in this call; without it they have the module's own rates.
+        ``loss`` replaces the module's ``training_step``. ``add_to_grad`` may change the gradients before every step;
+        under DP-SGD it must not use the data, as what it adds is neither clipped nor noised. ``lr``: the learning rate
+        of all parameters in this call; by default the module's own rates.
         """
         return self.loop.run(self, start, data, seed, loss=loss, add_to_grad=add_to_grad, lr=lr)
 
     def gradient(self, at: Flat, data: ClientData) -> Flat:
         """The gradient of the mean loss over the client's data at ``at``, in evaluation mode, without augmentation.
 
-        Nothing protects it.
+        No DP-SGD protects it.
         """
         return self.loop.gradient(self, at, data)
 
     def weight(self, data: ClientData) -> float:
-        """w_i, the client's weight in averages: 1 or n_i, as the experiment has it."""
+        """w_i, the client's weight in averages: 1 or n_i, by ``federation.weighting``."""
         return weight(self.weighting, len(data))
 
     def load(self, model: Flat) -> None:
@@ -229,7 +229,7 @@ class Work:
             self.params.buffer.copy_(model.buffer)
 
     def load_buffers(self, buffers: Flat) -> None:
-        """Copy these buffers into the module; its counters (batches seen) are as they were built."""
+        """Copy these buffers into the module and reset its counters (batches seen) to their initial values."""
         if len(buffers):
             self.buffers.buffer.copy_(buffers.buffer)
             for counter, built in self._counters:
@@ -240,10 +240,10 @@ class Work:
         return copy(self.params)
 
     def sgd(self, method: str, *, momentum: bool) -> tuple[float, float]:
-        """(learning rate, momentum) of SGD, for methods whose formulas rest on it.
+        """(learning rate, momentum) of SGD, for methods whose formulas need it.
 
         Raises:
-            ValueError: the optimizer is another one, has several learning rates, or momentum where none is allowed.
+            ValueError: the optimizer is not SGD, has several learning rates, or has momentum though it may not.
         """
         groups = self.optimizer.param_groups
         if not isinstance(self.optimizer, torch.optim.SGD) or len(groups) != 1:
@@ -277,12 +277,12 @@ def module_with(module: LightningModule, model: Flat, buffers: Flat) -> Lightnin
 
 
 def floating_buffers(module: nn.Module) -> Flat:
-    """A copy of the floating buffers of the module's state, as ``Work.buffers`` has them; empty where it has none."""
+    """A copy of the floating buffers of the module's state, laid out as ``Work.buffers``; empty if it has none."""
     return _flat_views(_state_buffers(module)[0])
 
 
 def _state_buffers(module: nn.Module) -> tuple[dict[str, Tensor], list[Tensor]]:
-    """The floating buffers in the module's state by name, and the others."""
+    """The floating buffers in the module's state by name, and its other buffers."""
     saved = module.state_dict().keys()
     state = {name: b for name, b in module.named_buffers() if name in saved}
     floating = {name: b for name, b in state.items() if b.is_floating_point()}
@@ -296,7 +296,7 @@ def _flat_views(named: Mapping[str, Tensor]) -> Flat:
 
 
 def constant(correction: Flat) -> AddToGrad:
-    """Adds the same vector to the gradients of every step; its names are parameters', not necessarily of all."""
+    """Adds the same vector to the gradients of every step; it may name some of the parameters only."""
     parts = list(correction.items())
 
     def add_to_grad(params: Mapping[str, nn.Parameter]) -> None:

@@ -1,4 +1,4 @@
-"""What a LightningModule logs where no Trainer listens."""
+"""What a LightningModule logs without a Trainer."""
 
 from collections.abc import Mapping
 from typing import Any, Self
@@ -8,17 +8,17 @@ from torch import Tensor
 
 
 class Logged:
-    """Collects the scalars of ``self.log`` and ``self.log_dict``, and means them over the calls of a name.
+    """Collects the scalars of ``self.log`` and ``self.log_dict`` and averages them by name.
 
-    Use as a context: what is logged while it lasts stands in ``means`` at its end; at other times it is dropped.
-    Without a Trainer Lightning would warn and lose it. Tensors are not waited for: they stay where they are.
+    Use as a context: its ``means`` are set when it ends; what is logged outside of it is dropped. Without a Trainer,
+    Lightning itself would warn and drop everything. Tensors stay on their device, so nothing waits for a GPU.
     """
 
     means: Mapping[str, float | Tensor]
 
     def __init__(self, module: LightningModule) -> None:
         self._sums: dict[str, tuple[float | Tensor, int]] | None = None
-        vars(module).update(log=self._log, log_dict=self._log_dict)  # in the place of the class's methods
+        vars(module).update(log=self._log, log_dict=self._log_dict)  # instead of the class's methods
 
     def __enter__(self) -> Self:
         self._sums = {}

@@ -1,7 +1,7 @@
-"""Sums over clients in fixed blocks: what makes results independent of the number of workers.
+"""Sums over clients in fixed blocks, so that results do not depend on the number of workers.
 
 A round's participants, sorted, are cut into ``blocks`` consecutive blocks. One worker trains a block and sums it in
-client order in float64; the blocks are added in block order. Free partial sums per worker only look as if they agreed.
+client order in float64; the blocks are then added in block order. Sums per worker would differ in their last bits.
 """
 
 from collections.abc import Sequence
@@ -25,14 +25,14 @@ def cut(items: Sequence[J], blocks: int) -> list[list[J]]:
 
 @dataclass(frozen=True)
 class Total:
-    """A float64 sum that is only read from now on, so that it arrives from another process without being copied."""
+    """A finished float64 sum. It is only read, so Ray can pass it to another process without a copy."""
 
     arrays: dict[str, np.ndarray]
-    layouts: dict[str, Layout]  # of those that are named vectors
+    layouts: dict[str, Layout]  # of the entries that are ``Flat``
 
 
 class BlockSum:
-    """Adds payloads of one form in float64, in the order they come."""
+    """Adds payloads with the same names and shapes in float64, in the order of the calls."""
 
     def __init__(self) -> None:
         self.sums: dict[str, Flat | Tensor] = {}

@@ -1,22 +1,22 @@
-"""What leaves a client, as events: who made it says what protects it, and what nobody declares is uncovered.
+"""What leaves a client, as events. Whoever makes an event states what protects it; without that it is uncovered.
 
-q: sampling rate;  sigma: noise multiplier, the noise's standard deviation over the sensitivity;  sensitivity: how far
-one example moves what is noised, in L2 norm;  steps: how often the mechanism ran.
+q: sampling rate;  sigma: noise multiplier, the noise's standard deviation over the sensitivity;  sensitivity: largest
+change, in L2 norm, that one example makes to the value before noise;  steps: how often the mechanism ran.
 """
 
 from dataclasses import dataclass
 from math import inf, isfinite
 
 SAMPLED_GAUSSIAN = "sampled gaussian"
-"""The mechanism that Mironov et al. (2019) bound: a Poisson sample with rate q, a sum of bounded norm, normal noise."""
+"""The mechanism of Mironov et al. (2019): a Poisson sample with rate q, a sum of bounded norm, Gaussian noise."""
 
 
 @dataclass(frozen=True)
 class Release:
-    """Something that left a client, and what protects it; by itself nothing does.
+    """Something that left a client, and what protects it; by default nothing.
 
-    client: whose; of a reply's the engine says it. what: names of a reply's tensors, or of what a client contributes
-    to a commons. mechanism: ``SAMPLED_GAUSSIAN``, or None: nothing.
+    client: its number; for a reply's releases the engine fills it in. what: names of a reply's tensors, or of what a
+    client contributes to a commons. mechanism: ``SAMPLED_GAUSSIAN``, or None for no protection.
     """
 
     client: int = -1
@@ -28,11 +28,11 @@ class Release:
     steps: int = 0
 
     def of(self, *what: str) -> "Release":
-        """The same event for these names: made from its result, from messages and memory, and from nothing else."""
+        """The same event for these names, which must be made from its result, messages and memory only."""
         return Release(self.client, what, self.mechanism, self.q, self.sigma, self.sensitivity, self.steps)
 
     @property
     def covered(self) -> bool:
-        """Whether an epsilon can be stated of it: it has a mechanism we can account for, with noise and a bound."""
+        """Whether an epsilon can be computed: the mechanism is known, has noise, and its sensitivity is bounded."""
         known = self.mechanism == SAMPLED_GAUSSIAN and 0 < self.q <= 1 and self.steps >= 0
         return known and isfinite(self.sigma) and self.sigma > 0 and isfinite(self.sensitivity) and self.sensitivity > 0

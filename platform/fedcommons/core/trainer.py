@@ -1,4 +1,4 @@
-"""Our one use of Lightning's Trainer: for generators and central models; it prints nothing and Ctrl-C ends it."""
+"""Training with Lightning's Trainer, for generators and central models: silent, and Ctrl-C stops it."""
 
 import logging
 import signal
@@ -41,5 +41,5 @@ def fit(module: LightningModule, batches: Iterable[Any], epochs: int, callbacks:
     except SystemExit as error:
         if not isinstance(error.__context__, KeyboardInterrupt):
             raise
-        signal.signal(signal.SIGINT, on_ctrl_c)  # Lightning has it ignored, and makes it an exit with code 1
+        signal.signal(signal.SIGINT, on_ctrl_c)  # Lightning ignores it and exits with code 1
         raise KeyboardInterrupt from None

@@ -1,4 +1,4 @@
-"""How much a client counts in averages: all alike (Fedssyn) or by its number of examples (FedDM, NIID-Bench)."""
+"""Clients' weights in averages: equal (Fedssyn) or their numbers of examples (FedDM, NIID-Bench)."""
 
 from collections.abc import Sequence
 
@@ -11,5 +11,5 @@ def weight(weighting: str, n: int) -> float:
 
 
 def total_weight(weighting: str, sizes: Sequence[int]) -> float:
-    """sum of w_i over all N clients, drawn or not: N or n."""
+    """Sum of w_i over all N clients, whether they take part or not: N or n."""
     return float(sum(sizes)) if weighting == "samples" else float(len(sizes))

@@ -17,9 +17,9 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
 def default_device() -> torch.device:
-    """The GPU this process was given, if any, else the CPU: the one place that decides.
+    """The GPU this process was given, if any, else the CPU.
 
-    On a GPU the same algorithms are chosen in every process, and none that rounds to TF32.
+    On a GPU it also makes cuDNN deterministic and switches off TF32, so that processes round alike.
     """
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
@@ -27,10 +27,9 @@ def default_device() -> torch.device:
 
 
 def set_up_process() -> None:
-    """One torch thread, as more would round differently; and memory that is freed stays with the process.
+    """Use one torch thread, as more would round differently, and keep freed memory in the process.
 
-    glibc hands large blocks back to the system, so that every activation and every delta of the next step costs page
-    faults: a twentieth of the time of VGG-11.
+    By default glibc returns large blocks to the system, and using them again costs page faults: 5 % of VGG-11's time.
     """
     torch.set_num_threads(1)
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc only
@@ -41,10 +40,10 @@ def set_up_process() -> None:
 
 @contextmanager
 def fresh_torch() -> Iterator[None]:
-    """Torch as in a process of its own, whatever the caller has set; afterwards as the caller had it.
+    """Run with torch's own defaults, whatever the caller has set, and restore the caller's settings afterwards.
 
     Default type float32, default device the CPU, gradients on. The number of threads, which ``set_up_process`` changes,
-    and the state of the default random generators, which are keyed, are the caller's again too.
+    and the state of the default random generators, which are keyed, are restored too.
     """
     kind, threads = torch.get_default_dtype(), torch.get_num_threads()
     gpus = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
@@ -60,7 +59,7 @@ def fresh_torch() -> Iterator[None]:
 
 
 def give_back_freed() -> None:
-    """Return memory that ``set_up_process`` keeps to the system, where a process rests with much less than it used."""
+    """Return freed memory, which ``set_up_process`` keeps, to the system, when much less is needed than before."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
@@ -68,11 +67,11 @@ def give_back_freed() -> None:
 
 @dataclass(frozen=True)
 class RunData:
-    """All the data of a run: what clients train on, their own real data, and named sets for evaluation.
+    """All data of a run: what clients train on, their own real data, and named sets for evaluation.
 
-    Clients, own and pool are rows of one store, so that a process holds every example once.
+    Clients, own and pool are rows of one store, so a process holds every example once.
 
-    pool: what is in the commons, in the parts that clients got; None where nothing is.
+    pool: the shared examples, in the parts that clients got; None if nothing is shared.
     """
 
     clients: Clients
@@ -81,7 +80,7 @@ class RunData:
     pool: Clients | None = None
 
     def to(self, device: torch.device) -> "RunData":
-        """The same data on ``device``; what shared a store shares one there."""
+        """The same data on ``device``; parts that share a store still share it there."""
         moved: dict[int, Examples] = {}
 
         def move(examples: Examples) -> Examples:

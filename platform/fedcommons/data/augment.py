@@ -1,4 +1,4 @@
-"""Random flip and crop for CIFAR, on whole batches of uint8 images, every draw from the generator handed in."""
+"""Random flip and crop for CIFAR, on whole batches of uint8 images; all draws come from the given generator."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""The clients' training data as a lazy sequence: a million clients cost what the participants cost."""
+"""The clients' training data as a lazy sequence: the cost depends on a round's participants, not on all N clients."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,13 +15,14 @@ from fedcommons.data.examples import Examples
 class ClientData:
     """What one client trains on.
 
-    x: (n, ...), y: (n,); weight: (n,) float weights w_j of the examples in the loss (AGC's 1/d_j) or None, all 1; ids:
-    (n,) rows of the data set they came from, to be read only; n_own: how many of the n count as the client's own in
-    the rule of equal work; the others were added to them; commons: what all clients hold alike
-    besides their own (FedMix's means: x (m, ...) float, y (m, classes) label frequencies) or None.
+    x: (n, ...), y: (n,).
+    weight: (n,) float weights w_j of the examples in the loss (AGC's 1/d_j), or None if all are 1.
+    ids: (n,) rows of the data set that the examples came from; read only.
+    n_own: how many of the n examples the rule of equal work counts as the client's own; None for all.
+    commons: examples that all clients hold (FedMix's means: x (m, ...) float, y (m, classes) frequencies), or None.
 
-    The client's objective is  f_i = (1/n_i) sum_j w_j F(x, xi_j),  for training and for all that is measured of it: the
-    sum is divided by the number of examples, never by the sum of the weights.
+    The client's objective, in training and in measurements, is  f_i = (1/n_i) sum_j w_j F(x, xi_j):  the sum is divided
+    by the number of examples, not by the sum of the weights.
     """
 
     x: Tensor
@@ -44,21 +45,21 @@ class ClientData:
 class Rows(Sequence[np.ndarray]):
     """Which rows of a store each client holds: client i's are ``flat[starts[i] : starts[i] + sizes[i]]``.
 
-    A few vectors, however many clients there are: quick to build and to send. Clients' parts of ``flat`` may overlap.
-    ``weight``: of each of ``flat`` in its client's loss, float; None where all are 1.
+    These few vectors are quick to build and to send for any number of clients. Clients' parts of ``flat`` may overlap.
+    ``weight``: float weight, in its client's loss, of each entry of ``flat``; None if all are 1.
     """
 
-    flat: Tensor  # int64; a tensor, because a vector that came through Ray as numpy's could not be one without a copy
+    flat: Tensor  # int64; a tensor, as a numpy array that came through Ray is read-only and would have to be copied
     starts: np.ndarray  # (N,)
     sizes: np.ndarray  # (N,)
     weight: Tensor | None = None
 
     @staticmethod
     def of(rows: Sequence[np.ndarray], weights: Sequence[np.ndarray] | None = None) -> "Rows":
-        """The rows of each client, copied together; ``weights``: of its rows in its loss, one for each.
+        """Built from the rows of each client and, if given, the ``weights`` of these rows in the client's loss.
 
         Raises:
-            ValueError: a client has another number of weights than of rows.
+            ValueError: a client does not have one weight for each row.
         """
         sizes = np.array([len(r) for r in rows])
         flat, weight = torch.from_numpy(np.concatenate(rows)).long(), None
@@ -85,7 +86,7 @@ class Rows(Sequence[np.ndarray]):
         return self._of(client, self.flat)
 
     def weights(self, client: int) -> Tensor | None:
-        """The weights of a client's rows as a view; None where all are 1."""
+        """The weights of a client's rows as a view; None if all are 1."""
         return None if self.weight is None else self._of(client, self.weight)
 
     def to(self, device: torch.device) -> "Rows":
@@ -99,7 +100,7 @@ class Rows(Sequence[np.ndarray]):
 
 
 class Clients(Sequence[ClientData]):
-    """Clients as rows of one store of examples; ``clients[i]`` gathers client i's when asked."""
+    """Clients as rows of one store of examples; ``clients[i]`` copies client i's examples when it is called."""
 
     def __init__(
         self,
@@ -133,11 +134,11 @@ class Clients(Sequence[ClientData]):
         return self.rows.sizes.tolist()
 
     def on(self, store: Examples) -> "Clients":
-        """The same clients on the device of ``store``, a copy of theirs."""
+        """The same clients, with ``store``, a copy of their store on another device."""
         device = store.y.device
         commons = self.commons.to(device) if self.commons else None
         return Clients(store, self.rows.to(device), self.n_own, commons)
 
     def with_commons(self, commons: Examples) -> "Clients":
-        """The same clients, who hold ``commons`` besides."""
+        """The same clients, who also hold ``commons``."""
         return Clients(self.store, self.rows, self.n_own, commons)

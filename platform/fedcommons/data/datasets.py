@@ -1,6 +1,6 @@
-"""The package's data sets, as uint8 images in memory, and how any data set is held out, thinned and loaded.
+"""The package's data sets, as uint8 images in memory, and how any data set is loaded and split.
 
-``digits`` is in scikit-learn's package; the others come from torchvision's classes and folders.
+``digits`` is in scikit-learn's package; the others are read by torchvision's classes from its folders.
 """
 
 import os
@@ -29,13 +29,13 @@ def data_folder(data: Data) -> Path:
 
 
 def load(data: Data) -> Dataset:
-    """The data set that is named, its validation part split off and, with ``data.limit``, its training part thinned.
+    """Load a data set, split off its validation part and keep at most ``data.limit`` of its training images.
 
-    The splits are keyed by the data set alone, so every run, whatever its seed, is judged on the same images.
+    The splits depend on the data set's name only, so runs with different seeds are judged on the same images.
 
     Raises:
-        UserError: there is no such data set, it is not in the folder, is damaged or not as ``own.source`` has it, or
-            ``data.limit`` exceeds it.
+        UserError: there is no such data set, it is not in the folder, is damaged or not as ``own.source`` needs it, or
+            it has fewer training images than ``data.limit``.
     """
     part, handed = parts.find("data", data.name), {"dir": data_folder(data), "download": data.download}
     found = own.source(data.name, part(**taken(part, handed), **data.constants))
@@ -68,7 +68,7 @@ def digits() -> Source:
     return Source(train, test, 10, (0.3053,), (0.3761,))
 
 
-# Mean and std: CIFAR as in the authors' code (methods.md section 1); the others are those of the training images.
+# Mean and std: of CIFAR as in Fedssyn's released code; of the others computed from the training images.
 
 
 def mnist(dir: Path, download: bool) -> Source:
@@ -95,7 +95,7 @@ def cifar100(dir: Path, download: bool) -> Source:
     return Source(*parts, 100, (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), augment=True, flip=True)
 
 
-# What torchvision raises where files are not there, cut off, of another form or not its pickles.
+# What torchvision raises if files are missing, cut off, of another format or no pickles of its own.
 _UNREADABLE = (
     RuntimeError, OSError, ValueError, TypeError, AssertionError, EOFError, LookupError, AttributeError, ImportError,
     MemoryError, OverflowError, pickle.UnpicklingError,
@@ -134,7 +134,7 @@ def _examples(part) -> Examples:
 
 
 def flaw(train: Examples, test: Examples, n_classes: int) -> str | None:
-    """What is wrong with square images and labels that were read, in words; None if nothing is."""
+    """What is wrong with images and labels that were read, in words; None if they are whole and square."""
     for name, part in (("training", train), ("test", test)):
         if part.x.dtype != torch.uint8:
             return f"its {name} images are {part.x.dtype}, not uint8"

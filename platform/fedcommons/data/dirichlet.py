@@ -1,7 +1,7 @@
-"""Draws of how many images of each class each client gets, from the two Dirichlet laws in use.
+"""Random numbers of images per class and client, from two Dirichlet laws.
 
-``group_sizes``: per class over clients, capped, many draws at a time, redrawn until accepted.
-``sizes_by_priors``: per client over classes, images dealt one by one.
+``group_sizes``: for each class, shares of the clients; many draws at a time, redrawn until one is accepted.
+``sizes_by_priors``: for each client, shares of the classes; images are dealt one by one.
 """
 
 from math import lgamma
@@ -13,7 +13,7 @@ from fedcommons.errors import UserError
 MAX_DRAWS = 1_000_000
 
 HOPELESS = 1e-3
-"""So few accepted draws at most are expected of all ``MAX_DRAWS``: none is made, or no more."""
+"""If fewer accepted draws than this are expected among ``MAX_DRAWS``, drawing stops, or does not begin."""
 
 
 def group_sizes(
@@ -21,11 +21,11 @@ def group_sizes(
 ) -> np.ndarray:
     """How many images of each class each client gets: (classes, clients), rows summing to ``class_sizes``.
 
-    Per class, proportions ~ Dir(alpha) over clients; a client that already holds its fair share gets 0 and the
-    rest is renormalised. Redrawn until every client has ``min_size``.
+    For each class, proportions ~ Dir(alpha) over clients; a client that already holds its fair share gets 0, and the
+    others' proportions are renormalised. This is repeated until every client has ``min_size`` images.
 
     Raises:
-        UserError: no draw in a million was accepted, or none can be, or hardly so (``HOPELESS``).
+        UserError: no draw in a million was accepted, or it is clear that none will be (``HOPELESS``).
     """
     total = int(class_sizes.sum())
     if n_clients * min_size > total:
@@ -47,8 +47,8 @@ def group_sizes(
         if len(accepted):
             return sizes[accepted[0]]
         short, drawn = (sizes.sum(1) < min_size).mean(), drawn + batch
-        # Who has much leaves little to the others (shares of a Dirichlet law are negatively associated), so that all
-        # have enough at once is less likely than if they had it independently of each other.
+        # Shares of a Dirichlet law are negatively associated: all clients have enough less often than if each had it
+        # independently with the same probability. So this is an upper bound.
         if batch > 64 and MAX_DRAWS * (1 - short) ** n_clients < HOPELESS:
             raise UserError(
                 f"the partition cannot be met: in {drawn:,} draws with alpha = {alpha:g} {short:.0%} of {n_clients} "
@@ -78,20 +78,20 @@ def _all_get_one(class_sizes: np.ndarray, n_clients: int, alpha: float) -> float
 def sizes_by_priors(class_sizes: np.ndarray, n_clients: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
     """How many images of each class each client gets: (classes, clients), rows summing to ``class_sizes``.
 
-    Per client, a prior ~ Dir(alpha) over classes. Images are dealt without replacement, one at a time, to a random
-    client that is not full, of a class from that client's prior. Acar et al. (2021) redraw the class while it is an
-    exhausted one, which need not end; what they accept is a draw given that it is not exhausted, so it is drawn here
-    at once, from the prior renormalised over the classes that are left.
+    Each client has a prior ~ Dir(alpha) over classes. Images are dealt without replacement, one at a time: to a random
+    client that is not full, of a class drawn from its prior. Acar et al. (2021) draw again if the class is exhausted,
+    which may never end. Here the class is drawn once, from the prior renormalised over the classes that are left; the
+    law is the same.
 
-    Departs from the authors' code: totals differ by one where N does not divide n, instead of leaving images out.
+    Departs from the authors' code: if N does not divide n, sizes differ by one, and no image is left out.
     """
     log_prior = _log_gamma(alpha, (n_clients, len(class_sizes)), rng)  # up to a constant per client: it cancels
     sizes = np.zeros((len(class_sizes), n_clients), dtype=np.int64)
     unspent = class_sizes.copy()
     left = np.flatnonzero(unspent)
     for client in _turns(np.diff(class_sizes.sum() * np.arange(n_clients + 1) // n_clients), rng):
-        # Gumbel-max: a draw in proportion to the prior that never leaves log space, so a client whose prior on all the
-        # classes that are left would underflow to zero still draws in proportion to it and needs no other law
+        # Gumbel-max draws in proportion to the prior in log space: it also works where the prior of all classes that
+        # are left would underflow to zero.
         c = left[np.argmax(log_prior[client, left] + rng.gumbel(size=len(left)))]
         sizes[c, client] += 1
         unspent[c] -= 1
@@ -101,9 +101,10 @@ def sizes_by_priors(class_sizes: np.ndarray, n_clients: int, alpha: float, rng: 
 
 
 def _turns(sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Whose turn it is, image by image: uniform over the clients that do not hold their ``sizes`` yet.
+    """The client that gets each image, in order: uniform over the clients that are not full (``sizes``) yet.
 
-    Every client has a Poisson clock of the same rate that stops when it is full: all that run are as likely next.
+    Every client has a Poisson clock of the same rate, which stops when it is full; the next ring is uniform over the
+    running clocks.
     """
     rings = np.cumsum(rng.standard_exponential((len(sizes), sizes.max())), 1)
     until_full = np.arange(sizes.max()) < sizes[:, None]

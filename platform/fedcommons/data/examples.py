@@ -28,10 +28,10 @@ class Examples:
 
 @dataclass(frozen=True)
 class Source:
-    """What a data set part gives.
+    """What a data set part returns.
 
-    mean, std: per channel, of pixels scaled to [0, 1] for uint8 images, else of the examples as they are; augment:
-    clients flip and crop in training; flip: a mirrored image is as likely, and generators may train on it.
+    mean, std: per channel; of pixels scaled to [0, 1] for uint8 images, else of the examples themselves. augment:
+    clients flip and crop in training. flip: mirrored images are as likely, so generators may train on them.
     """
 
     train: Examples
@@ -67,6 +67,6 @@ class Dataset:
 
 
 def without_images(dataset: Dataset) -> Dataset:
-    """The facts of a data set (shape, classes, normalisation) without its images: small enough to send anywhere."""
+    """The data set's shape, classes and normalisation without its images, so that it is small to send."""
     empty = dataset.train[slice(0, 0)]
     return replace(dataset, train=empty, validation=empty, test=empty)

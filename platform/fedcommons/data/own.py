@@ -1,7 +1,7 @@
-"""Data sets of somebody's own, brought to tensors: arrays, or any map-style torch Dataset.
+"""The user's own data sets as tensors: arrays, or any map-style torch Dataset.
 
-uint8 examples (n, C, H, W) are images. Floating ones are features or images that are normalised: those that are not are
-refused unless their mean and std are given, by which they are normalised here. Other whole numbers are tokens.
+uint8 examples (n, C, H, W) are images. Floating examples must be normalised; if their mean and std are given, they are
+normalised here, else they are refused. Examples of other whole numbers are tokens.
 """
 
 from collections.abc import Sized
@@ -16,15 +16,15 @@ from fedcommons.errors import UserError, shown
 from fedcommons.seeds import numpy_generator
 
 TEST = 0.2
-"""Share of the examples that are the test set where a data set has none of its own."""
+"""Share of the examples that become the test set if a data set has none."""
 
 
 def source(name: str, given: Any) -> Source:
-    """What a data set part gave, as tensors.
+    """What a data set part returned, as tensors.
 
-    given: a ``Source``; (train, test); an object with ``train`` and ``test``; or one set, of which a fifth, drawn by
-    the name of the data set, is the test set. A set: (x, y), or a map-style Dataset of such. The object may say
-    n_classes, mean, std and ``normalised``.
+    given: a ``Source``, a pair (train, test), an object with ``train`` and ``test``, or one set. Of one set a fifth
+    becomes the test set, drawn with the data set's name as key. A set is (x, y) or a map-style Dataset of (x, y). The
+    object may have the attributes n_classes, mean, std and ``normalised``.
 
     Raises:
         UserError: it is none of these, or its examples cannot be used.

@@ -1,6 +1,7 @@
-"""Partitions of the training data over clients, each with its fingerprint and class counts (methods.md section 1).
+"""Partitions of the training data over clients, each with its fingerprint and class counts.
 
-alpha: Dirichlet concentration; N: clients; n_aux: clients dealt to together (Lin et al. 2020, as used by Fedssyn).
+alpha: Dirichlet concentration; N: clients; n_aux: size of the groups of clients that data are dealt to (Lin et al.,
+NeurIPS 2020, arXiv:2006.07242, as Fedssyn's released code has it, github.com/lyn1874/fedssyn).
 """
 
 import hashlib
@@ -19,19 +20,19 @@ from fedcommons.errors import UserError, shown
 from fedcommons.seeds import numpy_generator, seed_for
 
 Rows = list[np.ndarray]
-Alpha = Annotated[float, "[1e-300, inf)"]  # a smaller one's draws would leave float64
+Alpha = Annotated[float, "[1e-300, inf)"]  # with a smaller one, logarithms of draws overflow float64
 
 
 @dataclass(frozen=True)
 class Partitioned:
-    """Rows of the training data per client, and what tells two partitions apart."""
+    """Rows of the training data per client, their class counts and fingerprint."""
 
     rows: Rows
     class_counts: np.ndarray  # (N, classes)
 
     @property
     def fingerprint(self) -> str:
-        """Hash of who holds what; compared cells of one seed must share it."""
+        """Hash of all clients' rows; runs with one seed may be compared only if it is the same."""
         digest = hashlib.sha256()
         for rows in self.rows:
             digest.update(len(rows).to_bytes(8, "little") + rows.astype("<i8").tobytes())
@@ -39,13 +40,13 @@ class Partitioned:
 
 
 def partition(recipe: Partition, labels: np.ndarray, n_classes: int, seed: int) -> Partitioned:
-    """Deal the rows of ``labels`` (n,) to clients by ``recipe``; N is the number of parts that it makes.
+    """Deal the rows of ``labels`` (n,) to clients by ``recipe``.
 
-    Its part is a function of some of labels, n_clients, n_classes, rng (numpy's) and seed, both keyed, and of its
-    constants; it returns the rows of each client.
+    A partition part is a function that returns the rows of each client. Its parameters are any of labels, n_clients,
+    n_classes, rng (a keyed numpy generator) and seed (keyed), and its constants. N is the length of what it returns.
 
     Raises:
-        UserError: more clients than rows, a condition that cannot be met, or rows that are not there or dealt twice.
+        UserError: there are more clients than rows, a condition cannot be met, or rows do not exist or are dealt twice.
     """
     name, part, n_clients = recipe.name, parts.find("partition", recipe.name), recipe.n_clients
     if n_clients > len(labels):
@@ -70,7 +71,7 @@ def partition(recipe: Partition, labels: np.ndarray, n_classes: int, seed: int) 
 
 
 def _whole_rows(name: str, dealt: Sequence[Any], n: int) -> Rows:
-    """The clients' rows as int64, each of 0 ... n - 1 dealt once at most."""
+    """The clients' rows as int64, checked: each row is in 0 ... n - 1 and is dealt at most once."""
     rows = [np.asarray(r) for r in dealt]
     if not rows or any(r.ndim != 1 or (len(r) and r.dtype.kind not in "iu") for r in rows):
         raise UserError(f"partition.name {shown(name)} must give a list with the rows of each client, whole numbers.")
@@ -97,14 +98,14 @@ def dirichlet_classes(
     n_aux: Annotated[int | None, "[1, 1e9]"] = None,
     recut: bool = True,
 ) -> Rows:
-    """Lin et al. (2020), as Fedssyn follows it: groups of n_aux clients, per class Dir(alpha) over a group's clients.
+    """Lin et al. (2020), as in Fedssyn: groups of n_aux clients; per class, shares ~ Dir(alpha) over a group's clients.
 
-    A client that holds its fair share gets no more; a group is redrawn until every client has half of it. With
-    ``recut`` the lists are joined and cut into N equal slices, so a slice spills into its neighbour's classes.
+    A client that holds its fair share gets no more; a group is redrawn until every client has at least half of it. With
+    ``recut`` the lists are joined and cut into N equal slices, so a slice may hold classes of its neighbour's list.
 
     Args:
         alpha: concentration of the Dirichlet law; smaller is more heterogeneous
-        n_aux: clients that are dealt to together; default: the paper's, see methods.md section 1
+        n_aux: clients in a group; default: as in Fedssyn's released code, mostly all N
         recut: cut again into N equal slices, as the paper does
     """
     n_aux = n_aux or default_n_aux(n_clients, n_classes, alpha)
@@ -124,7 +125,7 @@ def dirichlet_classes(
 def dirichlet_niid(
     labels: np.ndarray, n_clients: int, n_classes: int, rng: np.random.Generator, alpha: Alpha = 0.1
 ) -> Rows:
-    """NIID-Bench (Li et al. 2022): the same draw in one group, unequal sizes kept, at least 10 images a client.
+    """NIID-Bench (Li et al. 2022): the same draw in one group; sizes are unequal, at least 10 images a client.
 
     Args:
         alpha: concentration of the Dirichlet law; smaller is more heterogeneous
@@ -155,7 +156,7 @@ def single_class(labels: np.ndarray, n_clients: int, n_classes: int, rng: np.ran
 
 
 def default_n_aux(n_clients: int, n_classes: int, alpha: float) -> int:
-    """Group size of the authors' runs; without it most draws for many clients can never be accepted."""
+    """Group size in Fedssyn's released code; in one group of many clients almost no draw would be accepted."""
     if n_clients == 40:
         return 20 if alpha >= 0.1 else 10
     if n_clients == 100 and n_classes <= 10:

@@ -1,1 +1,1 @@
-"""The engine: rounds, participation, fixed blocks, executors, evaluation, checkpoints. Knows no algorithm by name."""
+"""The engine: rounds, participation, fixed blocks, executors, evaluation, checkpoints. Independent of algorithms."""

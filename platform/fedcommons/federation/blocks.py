@@ -1,6 +1,6 @@
-"""A block of a round's clients, trained by one worker: what it is handed, what it does, what it gives back.
+"""A block of a round's clients, trained by one worker: its input, the training and its result.
 
-A pure function of (message, memory, data, seed), so a block may run anywhere, twice.
+The result is a pure function of (message, memory, data, seed), so a block may run on any worker and be repeated.
 """
 
 from collections.abc import Hashable
@@ -19,15 +19,15 @@ from fedcommons.seeds import seed_for
 from fedcommons.tensors import Flat, Payload, copy, data, flat, nbytes, norm, scale, to_device
 
 NOT_FINITE = "has values that are not finite"
-"""How the reason ends for which a reply is rejected that holds nan or infinity."""
+"""The end of the reason for rejecting a reply that holds nan or infinity."""
 
 CPU = torch.device("cpu")
-"""Where the server's numbers rest."""
+"""Where the server's tensors are."""
 
 
 @dataclass(frozen=True)
 class RoundTask:
-    """What all blocks of a round share."""
+    """What all blocks of a round have in common."""
 
     algorithm: str
     round: int
@@ -45,7 +45,7 @@ class RoundTask:
 
 @dataclass(frozen=True)
 class Block:
-    """Some of a round's clients, with what is theirs alone."""
+    """Some of a round's clients, each with its own part of the message and its memory."""
 
     clients: list[int]
     own: list[Payload]
@@ -53,22 +53,22 @@ class Block:
 
 
 Form = tuple[tuple[str, Hashable, torch.dtype], ...]
-"""Names, shapes and types of a reply's sums; what travels singly may differ from client to client."""
+"""Names, shapes and types of a reply's ``sums``; its ``each`` may differ from client to client."""
 
 
 @dataclass(frozen=True)
 class BlockResult:
-    """What a block's clients sent: float64 sums and replies without their sums, apart for each form of reply.
+    """What a block's clients sent: for each form of reply the float64 sums, and the replies without their sums.
 
-    Nearly always there is one form. Which one is right where there are several only the whole round can tell.
+    Nearly always there is one form. If there are several, the whole round decides which one is right.
     """
 
     sums: dict[Form, Total]
     replies: dict[int, tuple[Form, Reply]]
-    norms: dict[int, float]  # of each of the replies, as a whole
+    norms: dict[int, float]  # L2 norm of each whole reply
     rejected: dict[int, str]  # client: why
     up_bytes: int
-    releases: list[Release]  # of all that was sent, by client; what nothing covers is among them
+    releases: list[Release]  # of all that was sent, covered or not
 
 
 def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
@@ -92,7 +92,7 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
         if isinstance(found, str):
             rejected[client] = found
             continue
-        if task.buffers_singly and BUFFERS in reply.each:  # sent once, and added up here for the server
+        if task.buffers_singly and BUFFERS in reply.each:  # they are sent once and also added to the sums here
             mine = scale(flat(reply.each, BUFFERS), reply.weight)
             reply = replace(reply, sums={**reply.sums, BUFFERS: mine})
         norms[client], form = found, _form(reply)
@@ -102,7 +102,7 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
 
 
 def _client(worker: Worker, task: RoundTask, message: Message, memory: Payload, rows: ClientData, seed: int) -> Reply:
-    """The algorithm's client, with the module's buffers handled around it: averaged, or kept by the client."""
+    """Run the algorithm's client; before and after it, load and collect the module's buffers."""
     work = worker.work
     if not len(work.buffers):
         return worker.algorithm.client(work, message, memory, rows, task.round, seed)
@@ -121,10 +121,10 @@ def _client(worker: Worker, task: RoundTask, message: Message, memory: Payload, 
 
 
 def _released(reply: Reply, client: int, rows: ClientData) -> list[Release]:
-    """The events of a reply, and one more for what it holds that no covered event names.
+    """The events of a reply, and an uncovered one for all tensors that no covered event names.
 
-    The weights 1 and n_i, the number of rows, are public. BatchNorm's statistics are the engine's to send, and nothing
-    covers them.
+    The weights 1 and n_i (the number of rows) are public. BatchNorm's statistics, which the engine sends, are never
+    covered.
     """
     bare = {*reply.sums, *reply.each}
     if reply.weight != 1 and reply.weight != len(rows):
@@ -153,10 +153,10 @@ def _form(reply: Reply) -> Form:
 
 
 def _norm(reply: Reply, max_norm: float | None) -> float | str:
-    """The L2 norm of all that the reply holds, its sums over its weight; or why it must not be averaged in.
+    """The L2 norm of the whole reply, with its sums divided by its weight; or the reason why it is rejected.
 
-    max_norm: largest norm of the update, which is all floating sums together over the weight, but for single numbers
-    (tensors without dimensions, as FedNova's count of steps) and the module's buffers.
+    max_norm: largest norm of the update. The update is all floating sums together, divided by the weight, without
+    single numbers (tensors without dimensions, such as FedNova's count of steps) and without the module's buffers.
     """
     weight = reply.weight
     if not (isfinite(weight) and weight > 0):

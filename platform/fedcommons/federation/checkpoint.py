@@ -1,4 +1,4 @@
-"""Where a federation stands, on disk: written atomically, verified when read, the last two kept."""
+"""Checkpoints of a federation: written atomically and verified when read; the last two are kept."""
 
 import json
 import re
@@ -21,13 +21,13 @@ from fedcommons.tensors import Layout, Payload, flat
 KEEP = 2
 
 FILE = r"round-(\d{6,})\.safetensors"
-"""The name of a checkpoint; its facts have .json behind it."""
+"""The name of a checkpoint; its facts are in a file of this name and .json."""
 
 
 def save(folder: Path, standing: Standing) -> None:
     """Write ``folder/round-000012.safetensors`` and its facts, and remove all but the last two.
 
-    Memories of clients that are in files already are named, not copied; files that nothing names are removed.
+    Client memories that are in files already are named there, not copied; files that are no longer named are removed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     memory, t = standing.memory, standing.traffic
@@ -41,11 +41,11 @@ def save(folder: Path, standing: Standing) -> None:
     facts["largest"] = astuple(standing.largest) if standing.largest else None
     write_tensors(folder / f"round-{standing.round:06d}.safetensors", tensors, facts)
     prune(folder, memory)
-    give_back_freed()  # what was written was copied
+    give_back_freed()  # writing made a copy of it all
 
 
 def prune(folder: Path, memory: ClientMemory) -> None:
-    """Remove all but the last two checkpoints, and the files of memories that neither they nor ``memory`` name."""
+    """Remove all but the last two checkpoints, and memory files that neither these nor ``memory`` name."""
     kept = _checkpoints(folder)
     for number in sorted(kept)[:-KEEP]:
         _remove(kept.pop(number))
@@ -55,14 +55,14 @@ def prune(folder: Path, memory: ClientMemory) -> None:
 
 
 def remove_after(folder: Path, round: int) -> None:
-    """Remove the checkpoints of later rounds: they are played again."""
+    """Remove the checkpoints of later rounds, which will be played again."""
     for number, path in _checkpoints(folder).items():
         if number > round:
             _remove(path)
 
 
 def _checkpoints(folder: Path) -> dict[int, Path]:
-    """Round to the file of tensors; what has another name is not ours."""
+    """Round to checkpoint file; files with other names are not ours."""
     found = {path: re.fullmatch(FILE, path.name) for path in folder.glob("round-*.safetensors")}
     return {int(match[1]): path for path, match in found.items() if match}
 
@@ -82,10 +82,10 @@ def _files(checkpoint: Path) -> set[str]:
 def load_latest(
     folder: Path, memory: ClientMemory | None = None, before: int | None = None, model: Layout | None = None
 ) -> Standing | None:
-    """The newest checkpoint (of a round before ``before``) that is intact, or None.
+    """The newest intact checkpoint (of a round before ``before``), or None.
 
-    ``memory``: where memories of clients in files are. They are verified too, all of them. ``model``: the server
-    model's layout, which a checkpoint must have.
+    ``memory``: gives the folder of client memories that are in files; all of them are verified too. ``model``: the
+    layout that the server model must have.
     """
     for number, path in sorted(_checkpoints(folder).items(), reverse=True):
         if before is not None and number >= before:
@@ -103,10 +103,10 @@ def load_latest(
 
 
 def _standing(payloads: dict[str, Payload], facts: dict[str, Any], memory: ClientMemory) -> Standing:
-    """Where the federation stood.
+    """The state of the federation in a checkpoint.
 
     Raises:
-        ValueError: the facts are not those of ``save``.
+        ValueError: the facts are not those that ``save`` writes.
         ClientError: a memory in a file cannot be read.
     """
     try:
@@ -117,9 +117,9 @@ def _standing(payloads: dict[str, Payload], facts: dict[str, Any], memory: Clien
         buffers = flat(payloads["module"], "buffers")
         state = payloads["state"]
         flat(state, "model")
-        rejected = rejections.read(facts.get("rejected", []))  # earlier versions wrote neither
+        rejected = rejections.read(facts.get("rejected", []))  # earlier versions did not write these two
         largest = rejections.read_largest(facts.get("largest"))
-        ledger = privacy.read(facts["ledger"])  # without it nobody knows what was released: the rounds are played again
+        ledger = privacy.read(facts["ledger"])  # needed: without it nobody knows what was released
     except (KeyError, TypeError, AttributeError) as error:  # what JSON of another form leads to
         raise ValueError(f"the facts are not those of a checkpoint: {error!r}") from error
     names = facts["files"].values()

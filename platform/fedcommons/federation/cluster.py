@@ -1,4 +1,4 @@
-"""Connecting to Ray: a cluster that is there, else one on this machine that only we can use."""
+"""Connecting to Ray: to a running cluster, or to a Ray started on this machine that only we can use."""
 
 import logging
 import os
@@ -13,20 +13,20 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.errors import UserError
 
 INLINE_BYTES = 4 * 2**20
-"""Arguments and results below this travel with the call; a cluster is told so in ray_cluster.yaml."""
+"""Smaller arguments and results travel with the call; for a cluster ray_cluster.yaml sets the same."""
 
 JOIN_S = 20
-"""Seconds that the cluster of RAY_ADDRESS may take to answer."""
+"""Seconds within which the cluster at RAY_ADDRESS must answer."""
 
 
 def connect(num_cpus: int | None = None) -> None:
-    """Connect to the cluster of RAY_ADDRESS, else start Ray on this machine with ``num_cpus`` (default: ``cores``).
+    """Connect to the cluster at RAY_ADDRESS, or start Ray on this machine with ``num_cpus`` (default: ``cores``).
 
-    It has the GPUs that CUDA_VISIBLE_DEVICES names, which Slurm sets. Ray listens on all interfaces, so the one that is
-    started here asks every caller for a token, unless RAY_AUTH_MODE says otherwise.
+    A Ray started here uses the GPUs in CUDA_VISIBLE_DEVICES, which Slurm sets. As Ray listens on all interfaces, it
+    asks every caller for a token, unless RAY_AUTH_MODE says otherwise.
 
     Raises:
-        UserError: no Ray answers at RAY_ADDRESS, or a variable of Ray or Slurm has a value that means nothing.
+        UserError: no Ray answers at RAY_ADDRESS, or a variable of Ray or Slurm has an invalid value.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -47,18 +47,18 @@ def connect(num_cpus: int | None = None) -> None:
 
 
 def _start(num_cpus: int | None) -> None:
-    """Start Ray here, shut to everybody without the token, which is in our processes' environment only."""
+    """Start Ray here; only callers with a token get in, and the token is in our processes' environment only."""
     import ray
 
     mode = os.environ.get("RAY_AUTH_MODE", "")
     if mode.lower() not in ("", "token", "disabled"):
         raise UserError(f"RAY_AUTH_MODE must be token or disabled, got {mode!r}.")  # Ray would take it for disabled
     if not mode:
-        # Ray may have been imported long ago, and reads the mode then. Where there is none, ray.init sets it to token.
+        # Ray reads the mode at its import, which may have been long ago. Without a mode ray.init sets it to token.
         os.environ.pop("RAY_AUTH_MODE", None)
         os.environ["RAY_AUTH_TOKEN"] = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
     ray.init(
-        address="local",  # not one of somebody else's on this machine
+        address="local",  # never somebody else's Ray on this machine
         num_cpus=num_cpus,
         include_dashboard=False,
         log_to_driver=False,
@@ -71,9 +71,9 @@ def _start(num_cpus: int | None) -> None:
 
 
 def _require_answer(address: str) -> None:
-    """Refuse an address where nothing answers: ray.init would try for minutes and not hear Ctrl-C.
+    """Refuse an address where nothing answers: ray.init would try for minutes and ignore Ctrl-C.
 
-    Tried in a process of its own, which its alarm ends wherever it is.
+    It is tried in a separate process, which an alarm ends.
     """
     code = (
         f"import ray, signal, sys; signal.alarm({JOIN_S})\n"
@@ -92,10 +92,10 @@ def _require_answer(address: str) -> None:
 
 
 def cores() -> int | None:
-    """The cores that Slurm or the system leaves to this process; None: all that Ray finds.
+    """The number of cores that Slurm or the system leaves to this process; None for all cores of the machine.
 
     Raises:
-        UserError: SLURM_CPUS_PER_TASK is no number of cores.
+        UserError: SLURM_CPUS_PER_TASK is not a number of cores.
     """
     limits = [len(os.sched_getaffinity(0))] if hasattr(os, "sched_getaffinity") else []
     if asked := os.environ.get("SLURM_CPUS_PER_TASK", ""):
@@ -107,14 +107,14 @@ def cores() -> int | None:
 
 
 def gpu_share(wanted: float) -> float:
-    """The share of a GPU to ask for: ``wanted`` where there is a GPU, else 0, as Ray would wait for one for ever."""
+    """The share of a GPU to ask for: ``wanted``, or 0 without a GPU, as Ray would wait for one forever."""
     import ray
 
     return wanted if ray.cluster_resources().get("GPU", 0) > 0 else 0
 
 
 def describe() -> str:
-    """What Ray has, in words."""
+    """Ray's cores, GPUs and nodes, in words."""
     import ray
 
     resources = ray.cluster_resources()
@@ -123,16 +123,16 @@ def describe() -> str:
 
 
 def bundle(gpus_per_actor: float) -> dict[str, float]:
-    """What one process that trains clients reserves."""
+    """The resources that one process that trains clients reserves."""
     gpus = gpu_share(gpus_per_actor)
     return {"CPU": 1.0, "GPU": gpus} if gpus else {"CPU": 1.0}
 
 
 def require_actors(config: Experiment) -> None:
-    """Refuse at once what Ray could only wait for.
+    """Refuse a run whose actors can never all have their resources; Ray would wait forever.
 
     Raises:
-        UserError: the machine or cluster never has room for a run's actors.
+        UserError: the machine or cluster is too small for the run's actors.
     """
     import ray
 

@@ -1,10 +1,10 @@
-"""What clients keep from round to round: in RAM up to a bound, beyond it in files.
+"""What clients keep from round to round: in RAM up to a bound, and beyond it in files.
 
-A memory begins with a client's first reply that has one. The memory least recently changed goes to a file first. A file
-is written once, for one client at one round, and never changed, so a checkpoint need only name it.
+A client has a memory after its first reply that has one. The memory that has not changed for longest goes to a file
+first. A file is written once, for one client and round, and never changed, so a checkpoint only needs to name it.
 
-The bound is on what rests between rounds. In a round its participants' memories are in RAM besides, as they were before
-it and as they are after it, and a checkpoint copies those that rest there.
+The bound holds between rounds. During a round the participants' old and new memories are in RAM too, and a checkpoint
+copies those memories that are in RAM.
 """
 
 import re
@@ -18,13 +18,13 @@ from fedcommons.files import read_tensors, write_tensors
 from fedcommons.tensors import Payload, nbytes
 
 FILE = r"client-\d{7,}-round-\d{6,}\.safetensors"
-"""The name of a file of ours; its facts have .json behind it."""
+"""The name of a memory file; its facts are in a file of this name and .json."""
 
 
 class ClientMemory(Mapping[int, Payload]):
-    """Client to memory; ``updated`` makes the next round's and leaves this one as it is.
+    """Client to memory; it is not changed: ``updated`` returns the next round's.
 
-    ``entries``: payloads, or names of files in ``folder``. Without a folder all of it stays in RAM.
+    ``entries``: payloads, or names of files in ``folder``. Without a folder everything stays in RAM.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class ClientMemory(Mapping[int, Payload]):
         return {i: e for i, e in self.entries.items() if isinstance(e, str)}
 
     def updated(self, round: int, new: Mapping[int, Payload]) -> "ClientMemory":
-        """The memories after ``round``, in which these changed; what is too much for RAM is written to files."""
+        """The memories after ``round``, in which those in ``new`` changed; memories beyond the bound go to files."""
         entries = {i: e for i, e in self.entries.items() if i not in new} | dict(new)  # the latest stand last
         after = ClientMemory(entries, self.cap_bytes, self.folder)
         if self.folder is not None:
@@ -65,10 +65,10 @@ class ClientMemory(Mapping[int, Payload]):
         return after
 
     def restored(self, entries: Mapping[int, Payload | str]) -> Self:
-        """A memory with this one's bound and folder.
+        """These entries with this memory's bound and folder.
 
         Raises:
-            ClientError: a file that is named is damaged or not there.
+            ClientError: a named file is damaged or missing.
         """
         restored = type(self)(entries, self.cap_bytes, self.folder)
         for client in restored.in_files:
@@ -102,7 +102,7 @@ class ClientMemory(Mapping[int, Payload]):
 
 
 def remove_files(folder: Path, needed: set[str]) -> None:
-    """Remove the files of memories that nothing names any more."""
+    """Remove the memory files that are not in ``needed``."""
     for path in folder.glob("client-*.safetensors"):
         if path.name not in needed and re.fullmatch(FILE, path.name):
             path.with_name(path.name + ".json").unlink(missing_ok=True)  # first: what is left is found next time

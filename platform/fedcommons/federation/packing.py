@@ -1,4 +1,4 @@
-"""Payloads as the tensors and plain facts of a file, and back."""
+"""Payloads to the tensors and plain facts of a file, and back."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from fedcommons.tensors import Flat, Layout, Payload, data
 
 
 def pack(payloads: Mapping[str, Payload]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors by ``KEY/NAME`` and what says how to read them; keys hold no slash."""
+    """Tensors by ``KEY/NAME``, and the facts needed to read them back; keys must not contain a slash."""
     tensors: dict[str, Tensor] = {}
     layouts: list[Layout] = []
     names: dict[str, int | None] = {}
@@ -26,10 +26,10 @@ def pack(payloads: Mapping[str, Payload]) -> tuple[dict[str, Tensor], dict[str, 
 
 
 def unpack(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> dict[str, Payload]:
-    """What ``pack`` was given.
+    """The payloads that ``pack`` was given.
 
     Raises:
-        ValueError: the facts are not of ``pack``, or not of these tensors.
+        ValueError: the facts are not from ``pack``, or belong to other tensors.
     """
     try:
         if facts["tensors"].keys() != tensors.keys():

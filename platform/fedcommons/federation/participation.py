@@ -1,4 +1,4 @@
-"""Who takes part in a round, and who answers too late."""
+"""Who takes part in a round, and whose reply comes too late."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ from fedcommons.core.algorithm import Facts
 from fedcommons.seeds import numpy_generator
 
 Late = Callable[[Sequence[int], Facts, int, int], set[int]]
-"""(joined, facts, round, seed) -> those of the clients that joined whose answer does not arrive."""
+"""(joined, facts, round, seed) -> the clients in ``joined`` whose reply does not arrive."""
 
 
 def participants(n_clients: int, participation: float, seed: int, round: int) -> list[int]:
-    """floor(N C) clients, uniformly without replacement, sorted; all of them for C = 1."""
+    """floor(N C) clients, drawn uniformly without replacement and sorted; all clients for C = 1."""
     k = int(n_clients * participation + 1e-9)
     if k == n_clients:
         return list(range(n_clients))
@@ -23,7 +23,7 @@ def participants(n_clients: int, participation: float, seed: int, round: int) ->
 
 @dataclass(frozen=True)
 class Stragglers:
-    """Each client is late with probability q, whoever else takes part."""
+    """Each client is late with probability q, independently of the others."""
 
     q: float
 

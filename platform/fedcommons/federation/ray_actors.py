@@ -1,6 +1,6 @@
-"""The executor of Ray actors: each lives for the whole run, holds one module and the clients' data.
+"""The executor with Ray actors. Each actor lives for the whole run and holds one module and the clients' data.
 
-A job is a pure function of what it is handed, so the jobs of an actor that dies are run again by a new one.
+A job is a pure function of its arguments, so if an actor dies, a new one runs its jobs again.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,20 +25,20 @@ from fedcommons.errors import ClientError, UserError
 from fedcommons.federation.cluster import INLINE_BYTES, bundle
 
 DEATHS = 3
-"""So often may the actor that runs a job die before the run is given up."""
+"""A run fails if the actors that run a job die this often."""
 
 START_S = 120
 """Seconds a placed actor may take to import torch and build its module."""
 
 LOST = (RayActorError, ObjectLostError, NodeDiedError, OutOfMemoryError, WorkerCrashedError)
-"""What Ray raises where an actor, its node or the result it left there is gone."""
+"""What Ray raises if an actor, its node or its result is lost."""
 
 
 class _Actor:
     def __init__(self, build: Callable[[RunData], Worker], data: "list[ray.ObjectRef]") -> None:
         set_up_process()
-        # In a list Ray leaves the reference alone; as a plain argument the data would be a constructor argument,
-        # which Ray keeps a copy of.
+        # Ray does not resolve a reference inside a list. As a plain constructor argument Ray would keep another copy of
+        # the data.
         self.worker = build(ray.get(data[0]))
 
     def map(self, function: Callable, shared: object, jobs: Sequence) -> list:
@@ -50,18 +50,18 @@ def _ready(worker: Worker, shared: None, job: int) -> bool:
 
 
 class RayActors:
-    """``actors`` workers in processes of their own, each with a share of a GPU where there is a GPU.
+    """``actors`` workers, each in its own process and with a share of a GPU if there is one.
 
-    Jobs are dealt in order, as many to each actor as possible; who computes a job decides no bit of its result.
+    Each actor gets consecutive jobs, equally many up to one; a job's result does not depend on its actor.
 
     Raises:
-        UserError: no place for the actors became free within ``wait_s`` seconds.
+        UserError: the resources for the actors did not become free within ``wait_s`` seconds.
     """
 
     def __init__(
         self, build: Callable[[RunData], Worker], data: RunData, actors: int, gpus_per_actor: float, wait_s: float = 30
     ) -> None:
-        set_up_process()  # the server's sums are made in this one
+        set_up_process()  # this process makes the server's sums
         share = bundle(gpus_per_actor)
         gpus = share.get("GPU", 0)
         self.reserved = None
@@ -80,7 +80,7 @@ class RayActors:
         self._await(self.actors)
 
     def map(self, function: Callable[[Worker, S, J], R], shared: S, jobs: Sequence[J]) -> list[R]:
-        """See ``Executor``; one call to each actor, so that a round costs one round trip."""
+        """See ``Executor``. Each actor gets one call, so that a round costs one round trip."""
         parts = cut(range(len(jobs)), len(self.actors))
         sent = ray.put(shared) if shared.nbytes > INLINE_BYTES and len(parts) > 1 else shared
         calls = [
@@ -97,7 +97,7 @@ class RayActors:
         return results
 
     def _again(self, number: int, function: Callable, sent: object, index: int, job: object, died: Exception) -> Any:
-        """The result of a job whose actor died, from the one in its place."""
+        """The result of a job whose actor died, from the actor that replaces it."""
         for _ in range(DEATHS - 1):
             try:
                 return ray.get(self.actors[number].map.remote(function, sent, [job]))[0]
@@ -107,7 +107,7 @@ class RayActors:
         raise WorkerDied(index, DEATHS, " ".join(str(died).split())) from died
 
     def _renew(self, number: int) -> None:
-        """Another actor in the place of this one."""
+        """Replace an actor by a new one."""
         ray.kill(self.actors[number])
         self.actors[number] = self.kind.remote(self.build, [self.data])
         self._await([self.actors[number]])
@@ -121,7 +121,7 @@ class RayActors:
             raise ClientError(f"an actor could not be started (Ray has {_free()} free): {why}") from error
 
     def close(self) -> None:
-        """End the actors and free the data and their place."""
+        """End the actors and free the data and their resources."""
         for actor in self.actors:
             ray.kill(actor)
         if self.reserved is not None:
@@ -130,6 +130,6 @@ class RayActors:
 
 
 def _free() -> str:
-    """What is not reserved, in words."""
+    """The free resources, in words."""
     free = ray.available_resources()
     return f"{free.get('CPU', 0):g} CPU and {free.get('GPU', 0):g} GPU"

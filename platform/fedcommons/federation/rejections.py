@@ -1,4 +1,4 @@
-"""Replies that were not averaged in, and the client to name where what the server holds is of no use."""
+"""Rejected replies, and which client to name if the merged model is unusable."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,19 +14,19 @@ USABLE = torch.finfo(torch.float32).max ** 0.5
 """Norm whose square is the largest float32 number: 1.8e19."""
 
 NAMED = 3
-"""So many clients a sentence names."""
+"""How many clients a message names."""
 
 
 @dataclass(frozen=True)
 class Rejected:
-    """How many replies of a client were rejected, and why the first of them was."""
+    """How many replies of a client were rejected, and the reason for the first."""
 
     replies: int
     why: str
 
 
 def counted(before: Mapping[int, Rejected], reasons: Mapping[int, str]) -> dict[int, Rejected]:
-    """``before`` and those of one more round: client to reason."""
+    """``before`` and one more round's rejections; ``reasons``: client to reason."""
     after = dict(before)
     for client, why in reasons.items():
         known = after.get(client, Rejected(0, why))
@@ -35,17 +35,17 @@ def counted(before: Mapping[int, Rejected], reasons: Mapping[int, str]) -> dict[
 
 
 def records(rejected: Mapping[int, Rejected]) -> list[dict[str, Any]]:
-    """As in summaries and checkpoints: ``client``, ``replies``, ``why``; in the clients' order."""
+    """Plain values for summaries and checkpoints: ``client``, ``replies`` and ``why``, in client order."""
     return [{"client": client, **asdict(found)} for client, found in sorted(rejected.items())]
 
 
 def read(found: Sequence[Mapping[str, Any]]) -> dict[int, Rejected]:
-    """What ``records`` was given."""
+    """The inverse of ``records``."""
     return {int(r["client"]): Rejected(int(r["replies"]), str(r["why"])) for r in found}
 
 
 def told(found: Sequence[Mapping[str, Any]]) -> str:
-    """``3 replies of 1 client were rejected (client 2: its weight is nan)``, from what ``records`` makes."""
+    """A sentence from ``records``: ``3 replies of 1 client were rejected (client 2: its weight is nan)``."""
     replies, clients = sum(r["replies"] for r in found), len(found)
     named = [f"client {r['client']}: {r['why']}" for r in found[:NAMED]]
     named += [f"and {clients - NAMED} more"] if clients > NAMED else []
@@ -55,7 +55,7 @@ def told(found: Sequence[Mapping[str, Any]]) -> str:
 
 @dataclass(frozen=True)
 class Largest:
-    """Whose reply had the largest norm in a round, and the median of the others' norms (None: no other came)."""
+    """The client whose reply had a round's largest norm, and the median of the others' norms (None: no others)."""
 
     round: int
     client: int
@@ -68,12 +68,12 @@ class Largest:
 
     @property
     def stands_out(self) -> bool:
-        """Whether it is of another order than the others'."""
+        """Whether the norm is more than 100 times the others' median."""
         return self.median is None or self.norm > 100 * self.median
 
 
 def largest(round: int, norms: Mapping[int, float]) -> Largest | None:
-    """Of the round's replies that were accepted, client to norm; None where there were none."""
+    """The largest of a round's accepted replies; None without replies. ``norms``: client to norm."""
     if not norms:
         return None
     client = max(sorted(norms), key=lambda i: norms[i])
@@ -82,10 +82,10 @@ def largest(round: int, norms: Mapping[int, float]) -> Largest | None:
 
 
 def read_largest(found: Sequence[Any] | None) -> Largest | None:
-    """From the fields of one.
+    """A ``Largest`` from the list of its fields.
 
     Raises:
-        TypeError, ValueError: they are of other types.
+        TypeError, ValueError: the fields have other types.
     """
     if found is None:
         return None
@@ -94,10 +94,10 @@ def read_largest(found: Sequence[Any] | None) -> Largest | None:
 
 
 def unusable(payload: Payload) -> str | None:
-    """Why nothing can be made of these numbers, if so.
+    """Why training cannot go on with these tensors; None if it can.
 
-    They must be finite, and the squared norm of each vector must be too in float32, whatever its own type: losses,
-    gradients and proximal terms are made of such squares.
+    All values must be finite, and so must be each vector's squared norm in float32, whatever the vector's type, because
+    losses, gradients and proximal terms contain such squares.
     """
     for name, x in payload.items():
         if not data(x).is_floating_point():

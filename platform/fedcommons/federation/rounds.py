@@ -1,4 +1,4 @@
-"""The round loop: who joins, what travels, the fixed blocks, the sum, the merge."""
+"""The round loop: participants, messages, training in fixed blocks, sum, merge."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,19 +30,19 @@ class Plan:
     participation: float
     blocks: int
     seed: int
-    late: Late | None = None  # whose answer does not arrive; None: everybody's does
+    late: Late | None = None  # says whose replies do not arrive; None: all arrive
     keep_buffers: bool = False  # BatchNorm's statistics stay with the clients instead of being averaged
-    max_norm: float | None = None  # of an update: a larger one is rejected
+    max_norm: float | None = None  # updates with a larger norm are rejected
 
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a federation stands after ``round``: all that the next round depends on, and what a checkpoint holds.
+    """The state of a federation after ``round``: all that the next round depends on, and what a checkpoint holds.
 
-    buffers: the module's floating buffers, averaged over clients; empty where it has none, before the first round and
-    where clients keep theirs (in their memory, under the name ``BUFFERS``).
-    rejected: each client whose replies were. largest: the largest reply of the last round that had any, which the round
-    after may show to have been too large. ledger: what clients have released, before the federation and in it.
+    buffers: the module's floating buffers, averaged over clients. They are empty if the module has none, before round
+    1, and if clients keep theirs (in their memory, under the name ``BUFFERS``).
+    rejected: the clients with rejected replies. largest: the largest reply of the last round that had replies; if the
+    next round fails, it may have been too large. ledger: what clients have released, before round 1 and since.
     """
 
     round: int
@@ -63,25 +63,25 @@ class Standing:
 def run(
     algorithm: Algorithm, executor: Executor, plan: Plan, start: Standing
 ) -> Iterator[tuple[Standing, dict[str, float]]]:
-    """Play the rounds after ``start.round``, yielding where the federation stands after each and the round's facts.
+    """Play the rounds after ``start.round`` and yield, after each, the federation's state and the round's facts.
 
     Raises:
-        ClientError: a client failed (it names client, round and algorithm), every reply of a round was rejected, or
-            what was merged is ``unusable``: it names the client whose reply had the largest norm.
+        ClientError: a client failed (the error names client, round and algorithm), all replies of a round were
+            rejected, or the merged state is ``unusable`` (the error names the client with the largest reply).
     """
     now = start
     for number in range(start.round + 1, plan.facts.rounds + 1):
         now, facts = _round(algorithm, executor, plan, now, number)
-        if now.memory.in_files:  # memory is short
+        if now.memory.in_files:  # RAM is short
             give_back_freed()
         yield now, facts
 
 
 def answering(algorithm: Algorithm, plan: Plan, state: State, number: int) -> tuple[list[int], list[int]]:
-    """Who takes part in the round of this number, and who of them answers; ``state``: the server's before it.
+    """The participants of round ``number``, and those whose reply arrives; ``state``: the server's before the round.
 
     Raises:
-        ValueError: the algorithm chose clients that do not exist, or one twice.
+        ValueError: the algorithm chose a client that does not exist, or the same one twice.
     """
     if isinstance(algorithm, ChoosesClients):
         joined = sorted(algorithm.participants(state, number))
@@ -95,7 +95,7 @@ def answering(algorithm: Algorithm, plan: Plan, state: State, number: int) -> tu
 
 @dataclass(frozen=True)
 class Call:
-    """A round before anybody trains: who is drawn, what they download, and the jobs of those who answer."""
+    """A round before training: the participants, their download, and the jobs of those whose reply arrives."""
 
     joined: list[int]
     down_bytes: int
@@ -104,7 +104,7 @@ class Call:
 
 
 def call(algorithm: Algorithm, plan: Plan, now: Standing, number: int) -> Call:
-    """Draw the clients of the round of this number, cut them into blocks and make their messages."""
+    """Draw the clients of round ``number``, make their messages and cut the clients into blocks."""
     joined, present = answering(algorithm, plan, now.state, number)
     messages = {i: algorithm.down(now.state, number, i) for i in joined}
     common = messages[joined[0]].common if joined else {}
@@ -141,7 +141,7 @@ def _round(
         kind = now.buffers.buffer.dtype if len(now.buffers) else torch.float32
         buffers = Flat(mean.layout, mean.buffer.to(kind))
         total = {n: x for n, x in total.items() if n != BUFFERS}
-    if accepted or not joined:  # a round that nobody answers is skipped
+    if accepted or not joined:  # a round without a reply changes nothing
         state = algorithm.merge(executor, now.state, total, replies, number, seed_for(plan.seed, "merge", number))
         if why := unusable(state) or unusable({"buffers": buffers}):
             text = f"round {number}, {name}: the merged {why}"
@@ -161,9 +161,10 @@ def _round(
 
 
 def _all_rejected(name: str, number: int, rejected: Mapping[int, str], before: Largest | None) -> ClientError:
-    """Names the client of the round before whose reply was too large, if one was, else the first that was rejected.
+    """The error for a round without an accepted reply; it names the client that most likely caused it.
 
-    What was merged can be finite and yet so large that nobody's training on it is.
+    That is the client of the previous round whose reply was far too large, if there is one: the merged model may be
+    finite and yet so large that nobody can train it. Else it is the first client that was rejected.
     """
     if before and before.stands_out and all(why.endswith(NOT_FINITE) for why in rejected.values()):
         text = f"round {number}, {name}: no reply was finite; of the replies {before} (see federation.max_norm)"
@@ -201,9 +202,9 @@ def _blame(executor: Executor, task: RoundTask, block: Block, died: WorkerDied) 
 def _accept(
     results: Sequence[BlockResult],
 ) -> tuple[dict[str, Flat | Tensor], dict[int, Reply], dict[int, str]]:
-    """The sum over clients, their replies in client order, and who was rejected why.
+    """The sum over clients, their replies in client order, and the rejected clients with reasons.
 
-    Of several forms of reply the one that most clients sent is right, the first client's where as many sent another.
+    If replies have different forms, the form that most clients sent is accepted; in a tie, the first client's.
     """
     replies = {client: pair for result in results for client, pair in sorted(result.replies.items())}
     rejected = {client: why for result in results for client, why in result.rejected.items()}
@@ -221,7 +222,7 @@ def _describe(form: Form) -> str:
 
 
 def _means(accepted: Mapping[int, Reply]) -> dict[str, float]:
-    """Means over the clients that measured it, in client order."""
+    """Mean of each metric over the clients that have it, added in client order."""
     names = sorted({name for reply in accepted.values() for name in reply.metrics})
     replies = [reply for _, reply in sorted(accepted.items())]
     values = {name: [float(r.metrics[name]) for r in replies if name in r.metrics] for name in names}

@@ -1,4 +1,4 @@
-"""The executor that works in this process, one job after another."""
+"""The executor that runs all jobs in this process, one after another."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,7 +7,7 @@ from fedcommons.core.worker import RunData, Worker, fresh_torch, set_up_process
 
 
 class Serial:
-    """One worker in this process, which is set up as Ray's actors are."""
+    """One worker in this process, with the same settings as in Ray's actors."""
 
     def __init__(self, build: Callable[[RunData], Worker], data: RunData) -> None:
         set_up_process()

@@ -19,7 +19,7 @@ from fedcommons.generators.generator import Receipt, Trained, Weights
 from fedcommons.seeds import generator, seed_for, set_default_generator
 
 COPIES = 5
-"""A training holds the weights, their gradient, Adam's two moments and the moving average."""
+"""Copies of the weights that a training holds: them, their gradient, Adam's two moments and the moving average."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class DDPM:
     """ddpm (Ho et al. 2020), conditional on the class."""
 
     epochs: Annotated[int, "[1, 1e9]"] = 500
-    """passes over that share"""
+    """passes over the client's images (the share rho)"""
     batch_size: Annotated[int, "[1, 1e9]"] = 256
     """images per step"""
     lr: Annotated[float, "(0, inf)"] = 1e-4
@@ -60,7 +60,7 @@ class DDPM:
             )
 
     def check_shape(self, shape: tuple[int, ...], data: str) -> None:
-        """See ``Generator``; at every level there are three 3x3 convolutions or more."""
+        """See ``Generator``. The memory is a lower bound: every level has at least three 3x3 convolutions."""
         side, halved = shape[1], 2 ** (len(self.channels) - 1)
         if side % halved:
             raise UserError(
@@ -72,7 +72,7 @@ class DDPM:
     def fit(
         self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False
     ) -> Mapping[int, Trained]:
-        """See ``Generator``; all images are one batch where there are fewer than ``batch_size``."""
+        """See ``Generator``; fewer images than ``batch_size`` make one batch."""
         import pytorch_lightning as lightning
 
         from fedcommons.core import trainer

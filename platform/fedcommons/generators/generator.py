@@ -15,9 +15,9 @@ Weights = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Receipt:
-    """What protects a trained generator, and with it whatever is drawn from it; by itself nothing does.
+    """What protects a trained generator, and all that is drawn from it; the defaults say that nothing does.
 
-    The fields are those of ``Release``, which a receipt becomes when what was drawn leaves a client.
+    The fields are those of ``Release``. A receipt becomes a release when images leave a client.
     """
 
     mechanism: str | None = None
@@ -27,7 +27,7 @@ class Receipt:
     steps: int = 0
 
     def release(self, client: int, *what: str) -> Release:
-        """The event that ``client`` lets this go."""
+        """The event that ``client`` sends this, under these names."""
         return Release(client, what, **asdict(self))
 
 
@@ -40,27 +40,27 @@ class Trained:
 
 
 class Generator(Protocol):
-    """Hyper-parameters in a frozen dataclass, and functions whose every draw is keyed by ``seed``.
+    """Hyper-parameters in a frozen dataclass, and functions that draw from ``seed`` only.
 
-    sampling: names of those hyper-parameters that ``sample`` alone uses: the others decide what is trained. It may have
-    besides, both raising ``UserError``: ``check(flat)``, which refuses an experiment by its fields, dotted names to
-    values, and ``check_shape(shape, data)``, which refuses images of a shape (C, H, W) of the data set of this name.
+    sampling: names of the hyper-parameters that only ``sample`` uses; the others decide what is trained. Two functions
+    are optional and raise ``UserError``: ``check(flat)`` refuses an experiment by its fields (dotted names to values),
+    and ``check_shape(shape, data)`` refuses images of shape (C, H, W) of the data set of this name.
     """
 
     sampling: ClassVar[tuple[str, ...]]
 
     @property
     def epochs(self) -> int:
-        """After so many epochs of training samples are drawn."""
+        """Epochs of training after which samples are drawn."""
         ...
 
     def fit(
         self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False
     ) -> Mapping[int, Trained]:
-        """Train on these images; what samples are drawn with after each of these numbers of epochs.
+        """Train on these images; return the generator after each of these numbers of epochs.
 
-        A training is the beginning of every longer one: what is asked for besides changes no bit. ``flip``: a mirrored
-        image is as likely, and may be trained on in its place.
+        Weights after epoch e do not depend on which other epochs were asked for. ``flip``: a mirrored image is as
+        likely as the image, and may be trained on in its place.
         """
         ...
 

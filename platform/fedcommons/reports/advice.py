@@ -5,20 +5,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedcommons.reports.plots import plt, save
+from fedcommons.reports.plots import panels, save
 from fedcommons.reports.tables import markdown
 
 NOTES = (
     "Rounds with sharing over rounds without: Lemma 1 and Corollary I (non-convex) at the probe's last model, epsilon "
     "= its ||grad f||^2. Band: over the probe's models, epsilon down to a tenth, and the estimates' 95 % intervals.",
-    "The corollary bounds from above, for the best step size and full participation: its ratio is a guide, no promise.",
+    "The corollary is an upper bound, for the best step size and full participation: its ratio is a guide, no promise.",
     "Images: what a client hands to the server; MB: 10^6 bytes of all clients' images and labels, up and down, once.",
 )
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What is predicted at one alpha, a line for each share p, and where it was tried, how it turned out.
+    """The prediction at one alpha, a line for each share p, with the outcome where it was tried.
 
     A line: p, relative, low, high, images, mb; rounds: those that were needed, as printed; outcome: over those without
     sharing, None where it is not known. ``base``: rounds without sharing, empty where nothing was tried.
@@ -69,10 +69,10 @@ def _line(line: Mapping[str, Any], tried: bool) -> list[str]:
     return found
 
 
-def advice_panels(path: Path, sections: Sequence[Advice]) -> None:
+def advice_panels(path: Path, sections: Sequence[Advice], title: str, smoke: bool) -> None:
     """A panel for each alpha: predicted rounds over those without sharing, with their band, and outcomes as crosses."""
-    figure, panels = plt.subplots(1, len(sections), figsize=(4.2 * len(sections), 3.4), squeeze=False, sharey=True)
-    for axes, section in zip(panels[0], sections, strict=True):
+    figure, grid = panels(1, len(sections), (4.2 * len(sections), 3.4), sharey=True)
+    for axes, section in zip(grid[0], sections, strict=True):
         p, relative, low, high = ([line[name] for line in section.lines] for name in ("p", "relative", "low", "high"))
         axes.fill_between(p, low, high, color="#2e6da4", alpha=0.2, lw=0)
         axes.plot(p, relative, color="#2e6da4", label="predicted, with its band")
@@ -83,7 +83,7 @@ def advice_panels(path: Path, sections: Sequence[Advice]) -> None:
         axes.set(xlabel="share p of shared data", title=f"alpha = {section.alpha:g}")
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
-    panels[0][0].set_ylabel("rounds with sharing / without")
-    panels[0][-1].legend(fontsize=8, loc="upper right")
-    figure.tight_layout()
-    save(figure, path, 120)
+    grid[0][0].set_ylabel("rounds with sharing / without")
+    grid[0][-1].legend(fontsize=8, loc="upper right")
+    figure.suptitle(title, fontsize=11)
+    save(figure, path, 120, smoke)

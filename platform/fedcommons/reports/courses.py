@@ -3,28 +3,25 @@
 Names of parameters as in ``convergence.laboratory``; ``accuracy``: of the server model on the test set.
 """
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedcommons.config.flat import flat_dict
 from fedcommons.convergence.laboratory import NAMES
+from fedcommons.reports.plots import panels
 from fedcommons.reports.tables import Summary, markdown
 from fedcommons.tracking.run_folder import read_config, read_rounds, read_summary
 
 LEMMA1 = {"zeta_hat_sq": "zeta_lemma1_sq", "sigma_hat_sq": "sigma_lemma1_sq", "L_p": "L_lemma1"}
-"""Parameters of what clients train on: what Lemma 1 says of them."""
+"""Parameters of what clients train on, with the names of their values in Lemma 1."""
 
 ZETA, SIGMA, L = QUOTIENTS = tuple(f"{name} / Lemma 1" for name in LEMMA1)
 TERMS = {
@@ -33,7 +30,7 @@ TERMS = {
     "zeta_sq": "p (1 - p) zeta_sq, %",
     "delta_sq": "p (1 - p) delta_sq, %",
 }
-"""What sigma_lemma1_sq is the sum of, in percent of it."""
+"""The terms of sigma_lemma1_sq, in percent of it."""
 
 TABLES = (
     ("accuracy", "zeta_sq", "zeta_hat_sq", "zeta_mix_sq", "zeta_lemma1_sq", ZETA),
@@ -45,7 +42,7 @@ TABLES = (
 SHOWN = (0, 0.1, 0.5, 1)
 """Tables show the measured rounds next to these shares of the run; round 0 is the untrained model."""
 
-LEMMA = ("Lemma 1", {"color": "0.8", "linewidth": 6})  # broad, as what it equals is drawn upon it
+LEMMA = ("Lemma 1", {"color": "0.8", "linewidth": 6})  # broad, because the equal curve is drawn on top of it
 OWN, HAT, MIX = {"color": "k"}, {"color": "#d55e00"}, {"color": "#0072b2", "linestyle": (0, (2, 2))}
 Looks = Mapping[str, tuple[str, Mapping[str, Any]]]
 PANELS: Mapping[str, Looks] = {
@@ -61,7 +58,7 @@ PANELS: Mapping[str, Looks] = {
     },
     "(d) measured / Lemma 1": {ZETA: (r"$\hat\zeta^2$", HAT), SIGMA: (r"$\hat\sigma^2$", MIX), L: ("$L_p$", OWN)},
 }  # fmt: skip
-"""Of the terms at one model, label and line, in the colours of Okabe and Ito, which all can tell apart."""
+"""Label and line of each term at one model, in Okabe and Ito's colours, which colour-blind readers can tell apart."""
 
 TITLES = {
     "accuracy": "top-1 test accuracy", "zeta_hat_sq": r"$\hat\zeta^2$", "sigma_hat_sq": r"$\hat\sigma^2$, per sample",
@@ -74,13 +71,13 @@ Spread = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Curve:
-    """Runs that differ in their seeds. Each is its summary, in which every course is [[round, value], ...]."""
+    """Runs that differ in their seeds. A run is its summary, where every course is [[round, value], ...]."""
 
     label: str
     runs: tuple[Summary, ...]
 
     def course(self, name: str) -> dict[int, Spread]:
-        """Over the seeds, in the rounds in which all have it; empty where it was not measured."""
+        """The spread over seeds in each round that all have measured; empty where none has."""
         each = [_course(run, name) for run in self.runs]
         values = {r: [one[r] for one in each] for r in each[0] if all(r in one for one in each)}
         return {r: (fmean(v), min(v), max(v)) for r, v in values.items()}
@@ -99,12 +96,12 @@ def read(label: str, folders: Sequence[Path]) -> Curve | None:
 
 
 def curve(label: str, runs: Sequence[Summary]) -> Curve:
-    """The curve of some runs, with what follows from their courses: values over Lemma 1's, and its terms."""
+    """The curve of some runs, with derived courses: values over Lemma 1's, and the lemma's terms."""
     return Curve(label, tuple({"curve": label, **run, **_derived(run)} for run in runs))
 
 
 def _course(run: Summary, name: str) -> dict[int, float]:
-    """By round; what was not finite stands in the record as null."""
+    """Values by round; values that were not finite (null in the record) are left out."""
     return {r: value for r, value in run.get(name, ()) if value is not None}
 
 
@@ -122,7 +119,7 @@ def _derived(run: Summary) -> dict[str, list[list[float]]]:
 
 
 def rows(curves: Sequence[Curve]) -> list[dict[str, Any]]:
-    """A line for every measured round of every run, with six digits; run folders have all of them."""
+    """A line for every measured round of every run, with six digits; run folders have all digits."""
     facts = ("curve", "seed", "p", "n_clients", "alpha", "generator_epochs")
     names = ("accuracy", *NAMES, *QUOTIENTS)
     lines = []
@@ -181,12 +178,10 @@ def _show(found: Spread | None, form: str) -> str:
     return mean if least == most else f"{mean} [{least}, {most}]"
 
 
-def over_rounds(curves: Sequence[Curve]) -> bytes:
-    """(a) accuracy, (b) zeta_hat^2, (c) sigma_hat^2, each at its own model; (d) all terms at that of one run; a PNG."""
+def over_rounds(curves: Sequence[Curve], title: str) -> Figure:
+    """(a) accuracy, (b) zeta_hat^2, (c) sigma_hat^2, each at its own model; (d) all terms at that of one run."""
     one = next((c for c in curves if c.course("zeta_lemma1_sq")), None)
-    figure, grid = plt.subplots(
-        2 if one else 1, 3, figsize=(12, 7.4 if one else 4), squeeze=False, layout="constrained"
-    )
+    figure, grid = panels(2 if one else 1, 3, (12, 7.4 if one else 4))
     for letter, name, axes in zip("abc", list(TITLES)[:3], grid[0], strict=True):
         for c, colour in zip(curves, _shades(curves), strict=True):
             style = ("k", "--") if c.label == "IID" else (colour, "-")
@@ -194,33 +189,35 @@ def over_rounds(curves: Sequence[Curve]) -> bytes:
         _frame(axes, f"({letter}) {TITLES[name]}, own models", "round", log=name != "accuracy")
     grid[0, 0].legend(fontsize=9)
     if one:
-        for (title, looks), axes in zip(PANELS.items(), grid[1], strict=True):
+        for (heading, looks), axes in zip(PANELS.items(), grid[1], strict=True):
             for name, (label, look) in looks.items():
                 _draw(axes, one.course(name), band=ZETA in looks, label=label, **look)
-            _frame(axes, f"{title}, {one.label}, one model", "round", log=ZETA not in looks)
+            _frame(axes, f"{heading}, {one.label}, one model", "round", log=ZETA not in looks)
             axes.legend(fontsize=9, ncols=2)
-    return _png(figure)
+    figure.suptitle(title, fontsize=11)
+    return figure
 
 
-def over_generator_epochs(curves: Sequence[Curve]) -> bytes:
-    """Parameters against the epochs of the generators, a line for each of the rounds in the tables; a PNG."""
-    figure, grid = plt.subplots(2, 3, figsize=(12, 7.4), layout="constrained")
-    for (name, title), axes in zip(TITLES.items(), grid.flat, strict=True):
+def over_generator_epochs(curves: Sequence[Curve], title: str) -> Figure:
+    """Parameters against the epochs of the generators, a line for each of the rounds in the tables."""
+    figure, grid = panels(2, 3, (12, 7.4))
+    for (name, heading), axes in zip(TITLES.items(), grid.flat, strict=True):
         for r, colour in zip(shown(curves), _shades(shown(curves)), strict=True):
             for drawn, look in ((LEMMA1.get(name), {"linestyle": ":"}), (name, {"marker": "o", "label": f"round {r}"})):
                 found = {c.runs[0]["generator_epochs"]: c.course(drawn) for c in curves} if drawn else {}
                 points = {epochs: course[r] for epochs, course in found.items() if r in course}
                 _draw(axes, points, band=drawn == name, color=colour, **look)
         bound = ", dotted: Lemma 1" if name in LEMMA1 else ""
-        _frame(axes, title + bound, "epochs of the generators", log=name.endswith("_sq"))
+        _frame(axes, heading + bound, "epochs of the generators", log=name.endswith("_sq"))
         axes.set_xticks([c.runs[0]["generator_epochs"] for c in curves])
     grid[0, 0].legend(fontsize=9)
-    figure.suptitle("every point at its own server model, which is the same for all at round 0", fontsize=11)
-    return _png(figure)
+    own = "every point at its own server model, which is the same for all at round 0"
+    figure.suptitle(f"{title}; {own}", fontsize=11)
+    return figure
 
 
 def _shades(of: Sequence[object]) -> list[Any]:
-    colours = plt.get_cmap("viridis_r")
+    colours = colormaps["viridis_r"]
     return [colours(0.15 + 0.85 * i / max(1, len(of) - 1)) for i in range(len(of))]
 
 
@@ -241,10 +238,3 @@ def _frame(axes: Axes, title: str, xlabel: str, log: bool) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3, which="both" if log else "major")
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _png(figure: Figure) -> bytes:
-    content = io.BytesIO()
-    figure.savefig(content, dpi=110)
-    plt.close(figure)
-    return content.getvalue()

@@ -5,18 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 
-import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
-
-from fedcommons.reports.plots import save
+from fedcommons.reports.plots import COLOURS, colour_of, save
+from fedcommons.reports.plots import panels as empty
 from fedcommons.reports.tables import Entry, markdown, mean_std, number
 
-COLOURS = {"real": "0.6", "local_synthetic": "#e8a29a", "shuffled_synthetic": "#c0392b", "shuffled_real": "#2e6da4"}
 DARK = ("shuffled_synthetic", "shuffled_real")
 LINES = {"central_real": ("k", 0), "central_synthetic": ("#2e8b57", 5)}
-"""Colour, as in the paper, and where the dashes begin: so that lines at the same height are seen both."""
+"""Colour, as in the paper, and where the dashes begin, so that two lines at the same height are both seen."""
 
 
 @dataclass(frozen=True)
@@ -73,20 +68,20 @@ def accuracy_table(entries: Sequence[Entry], footnotes: Sequence[str]) -> str:
     return markdown(head, lines) + "".join(f"\n{i}. {note}" for i, note in enumerate(footnotes, 1)) + "\n"
 
 
-def accuracy_bars(path: Path, panels: Sequence[Panel]) -> None:
+def accuracy_bars(path: Path, panels: Sequence[Panel], smoke: bool) -> None:
     """A panel for each partition, in it a group of bars for each algorithm and a dashed line for each central model."""
     groups = max(len({b.group for b in p.bars}) for p in panels)
     settings = list(dict.fromkeys(b.setting for p in panels for b in p.bars))
     rows, columns = (len(panels), 1) if groups > 2 else (1, len(panels))
     width, height = max(2.2, 0.6 * len(settings) * groups + 0.6), 2.8 if rows > 1 else 3.4
     size = (1.2 + width * columns, 0.8 + height * rows)
-    figure, grid = plt.subplots(rows, columns, figsize=size, sharey=True, squeeze=False, layout="constrained")
+    figure, grid = empty(rows, columns, size, sharey=True)
     pitch = len(settings) + 0.8  # from one group to the next
     for axes, panel in zip(grid.flat, panels, strict=True):
         names = list(dict.fromkeys(b.group for b in panel.bars))
         for b in panel.bars:
             x = names.index(b.group) * pitch + settings.index(b.setting)
-            axes.bar(x, b.mean, 0.9, color=COLOURS[b.setting], yerr=b.deviation, capsize=3, label=b.setting)
+            axes.bar(x, b.mean, 0.9, color=colour_of(b.setting, settings), yerr=b.deviation, capsize=3, label=b.setting)
             ink = "w" if b.setting in DARK else "k"
             axes.text(x, 2, f"{b.mean:.1f}", ha="center", fontsize=9, color=ink)  # at the foot, clear of the lines
         for name, value in panel.lines:
@@ -99,7 +94,7 @@ def accuracy_bars(path: Path, panels: Sequence[Panel]) -> None:
         axes.spines[["top", "right"]].set_visible(False)
     labelled = [axes.get_legend_handles_labels() for axes in grid.flat]
     found = {name: handle for handles, names in labelled for handle, name in zip(handles, names, strict=True)}
-    shown = [name for name in (*COLOURS, *LINES) if name in found]
+    shown = [name for name in dict.fromkeys((*COLOURS, *settings, *LINES)) if name in found]
     look = {"ncols": 3 if size[0] > 6 else 1, "fontsize": 9, "handlelength": 3, "frameon": False}
     figure.legend([found[n] for n in shown], shown, loc="outside lower center", **look)
-    save(figure, path, 120)
+    save(figure, path, 120, smoke)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pandas as pd
 
-from fedcommons.config.flat import flat_dict
+from fedcommons.config.flat import effective, flat_dict
 from fedcommons.errors import UserError
-from fedcommons.tracking.run_folder import STOPPED, is_run, read_config, read_rounds, read_summary
+from fedcommons.tracking.run_folder import STOPPED, is_run, read_clients, read_config, read_run
 
 _WHO = ("run", "dataset", "algorithm", "setting", "seed", "alpha", "p", "rho", "sigma", "lr")
 """Who a run is: columns that every frame has."""
@@ -48,6 +48,25 @@ def load_rounds(*folders: str | Path, say: Say = print) -> pd.DataFrame:
     for run in _read(folders, say):
         whose = {name: value for name, value in _facts(run).items() if name in _WHO}
         rows += [{**whose, **{_short(name): value for name, value in line.items()}} for line in run.lines]
+    return pd.DataFrame(rows)
+
+
+def load_clients(*folders: str | Path, say: Say = print) -> pd.DataFrame:
+    """A row a client and round, of runs with ``measure.clients``: whose it is, ``round``, ``client``, its metrics.
+
+    ``n``: how many images the client holds; ``accuracy``, ``loss``: of the server model on them. Names, ``say`` and
+    errors: as in ``load_runs``.
+    """
+    rows = []
+    for run in _read(folders, say):
+        whose = {name: value for name, value in _facts(run).items() if name in _WHO}
+        for line in read_clients(run.folder):
+            metrics = {name: values for name, values in line.items() if name != "round"}
+            of_clients = zip(*metrics.values(), strict=True)
+            rows += [
+                {**whose, "round": line["round"], "client": i, **dict(zip(metrics, values, strict=True))}
+                for i, values in enumerate(of_clients)
+            ]
     return pd.DataFrame(rows)
 
 
@@ -90,25 +109,22 @@ def _run(folder: Path) -> _Run:
     Raises:
         UserError: it is damaged, or of another version.
     """
-    summary, lines = read_summary(folder) or {}, read_rounds(folder)
+    summary, lines = read_run(folder)
     if not lines:
         raise UserError(f"{folder} has no round yet.")
     if summary and not isinstance(summary.get("config"), dict):
         raise UserError(f"{folder} is of an earlier version: its summary.json does not have the config.")
     config = summary["config"] if summary else flat_dict(read_config(folder))
-    return _Run(folder, {n: tuple(v) if isinstance(v, list) else v for n, v in config.items()}, lines, summary)
+    return _Run(folder, {n: tuple(v) if isinstance(v, list) else v for n, v in config.items()}, lines, summary or {})
 
 
 def _facts(run: _Run) -> dict[str, Any]:
     """Who a run is."""
     c = run.config
-    facts = {
+    return {
         "run": str(run.folder), "dataset": c["data.name"], "algorithm": c["algorithm"], "setting": c["sharing.setting"],
-        "seed": c["seed"], "alpha": c.get("partition.alpha"), "p": run.summary.get("p", c.get("sharing.p")),
-        "rho": c.get("generator.rho"), "sigma": c["dp.noise_multiplier"] if c["dp.local"] else None,
-        "lr": c["client.lr"],
+        "seed": c["seed"], **effective(c, run.summary.get("p", c.get("sharing.p"))),
     }  # fmt: skip
-    return {name: value for name, value in facts.items() if value is not None}
 
 
 def _row(run: _Run) -> dict[str, Any]:

@@ -1,33 +1,59 @@
 """Pictures."""
 
 import io
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import matplotlib
 import numpy as np
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from fedcommons.files import write_bytes
 
+SMOKE = "SMOKE: numbers mean nothing"
+"""Stands in tables and pictures of runs that are too small to say anything."""
 
-def save(figure: Figure, path: Path, dpi: int) -> None:
-    """Write a PNG, whole or not at all, and forget the figure."""
+COLOURS = {"real": "0.6", "local_synthetic": "#e8a29a", "shuffled_synthetic": "#c0392b", "shuffled_real": "#2e6da4"}
+"""Of the data settings, as in the Fedssyn paper."""
+
+_MORE = ("#2e8b57", "#8e44ad", "#d68910", "#16a2b8")
+
+
+def colour_of(setting: str, settings: Sequence[str]) -> str:
+    """The colour of a data setting; one of the others for a stage of somebody's own."""
+    own = [s for s in settings if s not in COLOURS]
+    return COLOURS[setting] if setting in COLOURS else _MORE[own.index(setting) % len(_MORE)]
+
+
+def panels(rows: int, columns: int, size: tuple[float, float], sharey: bool = False) -> tuple[Figure, Any]:
+    """An empty figure and its axes, (rows, columns). It is nobody's current figure, as pyplot's are."""
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, sharey=sharey)
+
+
+def png(figure: Figure, dpi: int, smoke: bool = False) -> bytes:
+    """The figure as a PNG; ``smoke``: stamped."""
+    if smoke:
+        figure.text(0.5, 0.5, SMOKE, ha="center", va="center", rotation=20, fontsize=22, color="r", alpha=0.5)
     content = io.BytesIO()
     figure.savefig(content, dpi=dpi)
-    plt.close(figure)
-    write_bytes(path, content.getvalue())
+    return content.getvalue()
+
+
+def save(figure: Figure, path: Path, dpi: int, smoke: bool = False) -> None:
+    """Write a PNG, whole or not at all."""
+    write_bytes(path, png(figure, dpi, smoke))
 
 
 def class_heatmap(counts: np.ndarray, path: Path) -> None:
     """How many images of each class each client holds; counts: (clients, classes)."""
     clients, classes = counts.shape
-    figure, axes = plt.subplots(figsize=(1.5 + 0.35 * min(classes, 30), 1.2 + 0.3 * min(clients, 40)))
+    figure, ((axes,),) = panels(1, 1, (1.5 + 0.35 * min(classes, 30), 1.2 + 0.3 * min(clients, 40)))
     image = axes.imshow(counts, cmap="Blues", aspect="auto")
-    axes.set(xlabel="class", ylabel="client", title="training images")
+    axes.set(xlabel="class", ylabel="client", title="training images of each client")
     if clients <= 20 and classes <= 20:
         axes.set(xticks=range(classes), yticks=range(clients))
         for (i, c), n in np.ndenumerate(counts):
@@ -35,32 +61,51 @@ def class_heatmap(counts: np.ndarray, path: Path) -> None:
                 axes.text(
                     c, i, str(n), ha="center", va="center", fontsize=7, color="w" if n > counts.max() / 2 else "k"
                 )
-    figure.colorbar(image)
-    figure.tight_layout()
+    figure.colorbar(image, label="training images of the class")
     save(figure, path, 100)
 
 
-def round_bars(path: Path, groups: list[tuple[str, list[tuple[str, float, bool]]]], rounds: int) -> None:
-    """The bars of Table 1, in groups: (label, [(setting, rounds to the target, whether it was not reached)]).
+@dataclass(frozen=True)
+class RoundBar:
+    """Rounds to the target in a data setting: mean and standard deviation over seeds (None for one seed).
 
-    Grey without synthetic data, red with the shuffled pool, light red with local synthetic data; hatched: not reached.
+    reached: whether every seed reached the target; those that did not count as R rounds.
     """
-    colours = {"real": "0.6", "shuffled_synthetic": "#c0392b", "local_synthetic": "#e8a29a", "shuffled_real": "#2e6da4"}
-    height = 0.8
-    figure, axes = plt.subplots(figsize=(7, 1 + 0.3 * sum(len(bars) + 1 for _, bars in groups)))
+
+    setting: str
+    mean: float
+    deviation: float | None
+    reached: bool
+
+
+def round_bars(
+    path: Path, groups: Sequence[tuple[str, Sequence[RoundBar]]], rounds: int, title: str, smoke: bool
+) -> None:
+    """The bars of Table 1, in labelled groups; ``rounds``: R."""
+    settings = list(dict.fromkeys(bar.setting for _, bars in groups for bar in bars))
+    figure, ((axes,),) = panels(1, 1, (7, 1.4 + 0.3 * sum(len(bars) + 1 for _, bars in groups)))
     y, ticks = 0.0, []
     for label, bars in groups:
         ticks.append((y + (len(bars) - 1) / 2, label))
-        for setting, value, censored in bars:
-            axes.barh(y, value, height, color=colours[setting], hatch="//" if censored else None, edgecolor="w")
-            axes.text(value + rounds * 0.01, y, f">{value:g}" if censored else f"{value:.3g}", va="center", fontsize=8)
+        for bar in bars:
+            _round_bar(axes, y, bar, colour_of(bar.setting, settings), rounds)
             y += 1
         y += 0.7
-    axes.set(yticks=[t for t, _ in ticks], yticklabels=[name for _, name in ticks], xlim=(0, rounds * 1.1))
-    axes.set_xlabel("rounds to the target accuracy (hatched: not reached)")
+    axes.set(yticks=[t for t, _ in ticks], yticklabels=[name for _, name in ticks], xlim=(0, rounds * 1.15))
+    spread = ", with the standard deviation over seeds" if any(b.deviation for _, bars in groups for b in bars) else ""
+    axes.set_xlabel(f"rounds to the target accuracy{spread}")
+    axes.set_title(title, fontsize=10)
     axes.invert_yaxis()
-    shown = dict.fromkeys(setting for _, bars in groups for setting, _, _ in bars)
-    axes.legend([Patch(color=colours[s]) for s in shown], list(shown), fontsize=8, loc="best")
+    keys = [Patch(color=colour_of(s, settings), label=s) for s in settings]
+    if not all(bar.reached for _, bars in groups for bar in bars):
+        keys.append(Patch(facecolor="0.9", edgecolor="0.4", hatch="//", label=f"not reached within {rounds} rounds"))
+    axes.legend(handles=keys, fontsize=8, loc="best")
     axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    save(figure, path, 120)
+    save(figure, path, 120, smoke)
+
+
+def _round_bar(axes: Axes, y: float, bar: RoundBar, colour: str, rounds: int) -> None:
+    hatch = None if bar.reached else "//"
+    axes.barh(y, bar.mean, 0.8, color=colour, hatch=hatch, edgecolor="w", xerr=bar.deviation, capsize=2)
+    text = f"{bar.mean:.3g}" if bar.reached else f">{bar.mean:.3g}"
+    axes.text(bar.mean + (bar.deviation or 0) + rounds * 0.01, y, text, va="center", fontsize=8)

@@ -12,7 +12,7 @@ from fedcommons.federation.rejections import told
 Summary = Mapping[str, Any]
 
 COLUMNS = ("dataset", "n_clients", "participation", "alpha", "algorithm", "setting")
-"""What a cell of the table is, besides the fields that vary where these are equal; its runs differ in their seeds."""
+"""The fields that make a cell of the table, with others that vary among its runs; these differ in their seeds."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,16 @@ class Entry:
     @property
     def mean_rounds(self) -> tuple[float, bool]:
         """Mean rounds to the target, those not reached counted as R; and whether any was so counted."""
-        values = [r["rounds"] if r["rounds_to_target"] is None else r["rounds_to_target"] for r in self.runs]
-        return fmean(values), any(r["rounds_to_target"] is None for r in self.runs)
+        return fmean(self._counted), any(r["rounds_to_target"] is None for r in self.runs)
+
+    @property
+    def deviation_of_rounds(self) -> float | None:
+        """The standard deviation over seeds of what ``mean_rounds`` is the mean of; None for one seed."""
+        return stdev(self._counted) if len(self.runs) > 1 else None
+
+    @property
+    def _counted(self) -> list[int]:
+        return [r["rounds"] if r["rounds_to_target"] is None else r["rounds_to_target"] for r in self.runs]
 
 
 def rounds_needed(reached: Sequence[float | None], most: int) -> str:

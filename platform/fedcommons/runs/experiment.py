@@ -82,7 +82,7 @@ def _run(
         summary = None
         try:
             start = _left(ready, record, resume)
-            trackers += _trackers(config, record, say)
+            trackers += _trackers(config, record, ready.shared.p, say)
             end = _federate(ready, executor, start, record, trackers, on_round, say)
             record.require_rounds(end.round)
             dealt, p = prepared.partition, ready.shared.p
@@ -114,13 +114,16 @@ def _left(ready: Assembled, record: RunFolder, resume: bool) -> Standing:
     return now
 
 
-def _trackers(config: Experiment, record: RunFolder, say: Callable[[str], None]) -> list[Tracker]:
-    """The run folder, and W&B unless it is off, which is told the rounds before a resumption again."""
+def _trackers(config: Experiment, record: RunFolder, p: float, say: Callable[[str], None]) -> list[Tracker]:
+    """The run folder and, unless it is off, W&B, which a resumed run tells the earlier rounds again.
+
+    ``p``: the share of shared data.
+    """
     if config.tracking.wandb == "off":
         return [record]
     from fedcommons.tracking.wandb_tracker import WandbTracker
 
-    wandb = WandbTracker(record.path, config, say)
+    wandb = WandbTracker(record.path, config, p, say)
     for line in record.rounds():
         wandb.log(line["round"], {name: value for name, value in line.items() if name != "round"})
     return [record, wandb]
@@ -146,6 +149,9 @@ def _federate(
             trained = time.perf_counter()
             metrics = {**facts, "comm/total_bytes": now.traffic.total}
             metrics |= measures.observe(config, executor, ready.data, ready.shared.p, now)
+            if clients := measures.of_clients(config, executor, ready.data, now):
+                metrics |= measures.worst(clients)
+                record.log_clients(now.round, clients)
             if delta := _delta(config):
                 metrics["privacy/epsilon_local_training"] = now.ledger.largest_of_training(delta)
             for tracker in trackers:

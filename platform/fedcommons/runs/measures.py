@@ -10,7 +10,7 @@ from fedcommons.core.executor import Executor
 from fedcommons.core.worker import RunData
 from fedcommons.data.partition import Partitioned
 from fedcommons.federation import rejections
-from fedcommons.federation.evaluation import ModelTask, evaluate
+from fedcommons.federation.evaluation import ModelTask, evaluate, evaluate_clients
 from fedcommons.federation.rounds import Standing
 from fedcommons.tensors import flat
 
@@ -37,6 +37,22 @@ def observe(config: Experiment, executor: Executor, data: RunData, p: float, now
                 metrics[f"convergence/{name}_se"] = found.standard_error
         metrics["convergence/bytes"] = laboratory.nbytes(at, m.smoothness)
     return metrics
+
+
+def of_clients(config: Experiment, executor: Executor, data: RunData, now: Standing) -> dict[str, list[float]]:
+    """Accuracy and loss of the server model on each client's own images, by client; nothing where nobody asks."""
+    if not config.measure.clients:
+        return {}
+    buffers = None if config.federation.buffers == "keep" else now.buffers
+    return evaluate_clients(executor, now.model, len(data.own), buffers)
+
+
+def worst(clients: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """The client with the least accuracy, the first of several, and its accuracy."""
+    if not clients:
+        return {}
+    accuracies = clients["accuracy"]
+    return {"clients/worst": accuracies.index(min(accuracies)), "clients/worst_accuracy": min(accuracies)}
 
 
 def summarise(

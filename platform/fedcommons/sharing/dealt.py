@@ -7,9 +7,9 @@ from fedcommons.data.clients import Clients
 
 @dataclass(frozen=True)
 class Dealt:
-    """The clients' real data as the partition dealt them, and what is known of them.
+    """The clients' real data as the partition dealt them, and public facts.
 
-    own: rows of the data set's training images, all of them; flip: a mirrored image is as likely; seed: the run's.
+    own: the clients' rows of all training images. flip: mirrored images are as likely. seed: the run's.
     """
 
     own: Clients
@@ -19,10 +19,10 @@ class Dealt:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of an example."""
+        """Shape of an example."""
         return tuple(self.own.store.x.shape[1:])
 
     @property
     def n_total(self) -> int:
-        """Real examples of all clients."""
+        """Number of real examples of all clients."""
         return len(self.own.store)

@@ -37,12 +37,13 @@ class LocalSynthetic:
         return Contributions.of_made(dealt, made)
 
     def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
-        """No image leaves, but a real one has a part in all synthetic ones, which training sees as so many examples.
+        """No image leaves a client, but the events are recorded as if it did.
 
-        So what is sent of the training tells more of it than that training accounts for.
+        A real image influences many synthetic ones, and private training counts these as separate examples. So its
+        updates reveal more of the real image than its accounting says.
         """
         return contributed, contributed.releases("synthetic images")
 
     def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
-        """To each its own."""
+        """Every client keeps its own synthetic images."""
         return Assigned(dealt.own.rows, released.of_each(len(dealt.own)), n_own=dealt.own.sizes)

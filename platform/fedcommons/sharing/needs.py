@@ -1,6 +1,6 @@
-"""Which synthetic images clients need, and all that they depend on.
+"""Which synthetic images clients need, and everything that these depend on.
 
-rho: share of a client's images that its generator sees;  n~: images that it contributes;  p = n~/(n_i + n~).
+rho: share of a client's images that its generator is trained on;  n~: images that it contributes;  p = n~/(n_i + n~).
 """
 
 from collections.abc import Sequence
@@ -21,14 +21,14 @@ from fedcommons.seeds import numpy_generator, seed_for
 from fedcommons.sharing.dealt import Dealt
 
 VERSION = 1
-"""Of the code that trains and samples: to be raised when a change of it, or of a default, changes the images."""
+"""Version of the code that trains and samples: raise it when a change of code or defaults changes the images."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What clients' generators are made with: the part, under its name, and rho.
+    """How clients' generators are made: the part, its name, and rho.
 
-    digest: of the source of a part from outside, which our ``VERSION`` knows nothing of; None for one of ours.
+    digest: of the source file of a user's own part, which ``VERSION`` does not cover; None for one of ours.
     """
 
     name: str
@@ -37,14 +37,14 @@ class Recipe:
     digest: str | None = None
 
     def facts(self, less: Sequence[str] = ()) -> dict[str, Any]:
-        """What tells the part from all others, but the constants in ``less``; rho is told by the images it selects."""
+        """What identifies the part, without the constants in ``less``; rho is left out, as it shows in the images."""
         of_source = {} if self.digest is None else {"digest": self.digest}
         return {"name": self.name, **of_source, "constants": constants(self.generator, less)}
 
 
 @dataclass(frozen=True)
 class Need:
-    """One client's synthetic images and the generator they come from: all that both depend on."""
+    """One client's synthetic images: all that they and their generator depend on."""
 
     client: int
     recipe: Recipe
@@ -53,21 +53,21 @@ class Need:
     examples: Examples  # the rho n_i images the generator sees
     labels: Tensor  # of the images to draw
     seed: int
-    n: int  # images that are contributed, of those drawn
+    n: int  # how many of the drawn images are contributed
 
     @property
     def epochs(self) -> int:
-        """After which of the generator's epochs the images are drawn."""
+        """Epochs after which the generator draws the images."""
         return self.recipe.generator.epochs
 
     @property
     def course_facts(self) -> dict[str, Any]:
-        """What the course of the training depends on, however long it is."""
+        """What the training depends on, apart from its length."""
         return self._training("epochs")
 
     @property
     def generator_facts(self) -> dict[str, Any]:
-        """What the trained weights depend on: the whole part, but what only sampling uses."""
+        """What the trained weights depend on: the whole part, without what only sampling uses."""
         return self._training()
 
     @property
@@ -94,7 +94,7 @@ class Need:
 
 
 def contribution(p: float | None, n_total: int, n_clients: int, n_own: int) -> int:
-    """n~: n_total/N (the paper) where p is None, else p n_i/(1 - p)."""
+    """n~: n_total/N (the paper) if p is None, else p n_i/(1 - p)."""
     if p is None:
         return max(1, round(n_total / n_clients))
     return round(p * n_own / (1 - p))
@@ -106,10 +106,10 @@ def contributions(p: float | None, dealt: Dealt) -> list[int]:
 
 
 def check_contributions(p: float | None, dealt: Dealt) -> None:
-    """Refuse a p > 0 with which no client gets an image, and more images than this machine could hold.
+    """Refuse a p > 0 that gives no client an image, and more images than this machine can hold.
 
     Raises:
-        UserError: it is so.
+        UserError: p is refused, or memory would not hold the images.
     """
     sizes, largest = contributions(p, dealt), max(dealt.own.sizes)
     if p and max(sizes) < 1:
@@ -122,12 +122,12 @@ def check_contributions(p: float | None, dealt: Dealt) -> None:
 
 
 def needs(p: float | None, dealt: Dealt, recipe: Recipe) -> list[Need]:
-    """What must be made: the same for every learning rate and, up to n_total/N images, every p.
+    """What must be made. It is the same for every learning rate, and for every p of up to n_total/N images a client.
 
-    Labels are drawn as the classes are in what the generator sees.
+    Labels have the class shares of the images that the generator sees.
 
     Raises:
-        UserError: rho of a client's images is not one image.
+        UserError: a client's share rho of images is less than one image.
     """
     paper = -(-dealt.n_total // len(dealt.own))
     result = []
@@ -136,7 +136,7 @@ def needs(p: float | None, dealt: Dealt, recipe: Recipe) -> list[Need]:
         if n_seen < 1:
             raise UserError(f"generator.rho = {recipe.rho:g} of client {client}'s {len(rows)} images is not one image.")
         order = numpy_generator(dealt.seed, "generator subset", client).permutation(len(rows))
-        examples = dealt.own.store[rows[order[:n_seen]]]  # a prefix: a smaller rho sees a part of the same images
+        examples = dealt.own.store[rows[order[:n_seen]]]  # a prefix, so that a smaller rho sees a subset
         n_drawn = paper * max(1, -(-wanted // paper))  # the same set for every p up to 1/2
         counts = np.bincount(examples.y.numpy(), minlength=dealt.n_classes)
         labels = np.repeat(np.arange(dealt.n_classes), largest_remainder(counts, n_drawn))
@@ -156,7 +156,7 @@ def needs(p: float | None, dealt: Dealt, recipe: Recipe) -> list[Need]:
 
 
 def largest_remainder(weights: np.ndarray, total: int) -> np.ndarray:
-    """Whole numbers that sum to ``total``, in proportion to ``weights`` (not all zero); ties to the lower index."""
+    """Whole numbers that sum to ``total``, in proportion to ``weights`` (not all zero); ties favour the lower index."""
     exact = weights * (total / weights.sum())
     counts = np.floor(exact).astype(np.int64)
     order = np.argsort(-(exact - counts), kind="stable")

@@ -1,6 +1,6 @@
-"""A share p of every client's real images swapped through a pool: what an ideal generator would do for Fedssyn.
+"""A share p of every client's real images is swapped through a pool: Fedssyn with an ideal generator.
 
-Li et al., TMLR 2024, arXiv:2306.13263, figure 1(c).   n_i, a client's number of images, stays what it is.
+Li et al., TMLR 2024, arXiv:2306.13263, figure 1(c).   n_i, a client's number of images, does not change.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,13 +18,13 @@ from fedcommons.sharing.stage import Assigned, Contribution, Contributions
 
 
 def n_swapped(p: float, n: int) -> int:
-    """int(p n), as in Fedssyn's released code; but 0.29 * 100 = 28.999... is 29."""
+    """int(p n), as in Fedssyn's released code, but without its rounding error: 0.29 * 100 = 28.999... gives 29."""
     return int(round(p * n, 9))
 
 
 @dataclass(frozen=True)
 class ShuffledReal:
-    """int(p n_i) of a client's images leave it and as many of all clients' come back."""
+    """int(p n_i) of a client's images leave it, and it gets as many from all clients' pool."""
 
     p: Annotated[float | None, "[0, 1)"] = None
     """share of a client's real images that is swapped; must be set"""
@@ -54,16 +54,16 @@ class ShuffledReal:
         )
 
     def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
-        """The images go as they are."""
+        """Real images leave the clients unprotected."""
         return contributed, contributed.releases("real images")
 
     def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
-        """Clients keep the others; the pool is permuted and cut into parts as large as the contributions."""
+        """Clients keep their other images; the pool is permuted and cut into parts as large as the contributions."""
         sizes, parts = self.sizes(dealt), released.shuffled(len(dealt.own), dealt.seed)
         kept = [rows[np.sort(_order(dealt, client)[sizes[client] :])] for client, rows in enumerate(dealt.own.rows)]
         return Assigned(kept, parts, pool=parts, once=2 * images_nbytes(len(released.rows), dealt.shape))
 
 
 def _order(dealt: Dealt, client: int) -> np.ndarray:
-    """The order in which a client's images leave it: a larger p moves what a smaller one moves, and more."""
+    """The order in which a client's images leave it, so that a larger p moves all that a smaller one moves."""
     return numpy_generator(dealt.seed, "swapped", client).permutation(len(dealt.own.rows[client]))

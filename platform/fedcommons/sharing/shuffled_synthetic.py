@@ -41,11 +41,11 @@ class ShuffledSynthetic:
         return Contributions.of_made(dealt, made)
 
     def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
-        """All images go to the pool, as covered as the generators that drew them."""
+        """All images go to the pool; each is as well protected as the generator that drew it."""
         return contributed, contributed.releases("synthetic images")
 
     def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
-        """The pool is permuted once and cut into parts as large as the contributions; all goes up and comes down."""
+        """The pool is permuted once and cut into parts as large as the contributions; all images travel up and down."""
         parts = released.shuffled(len(dealt.own), dealt.seed)
         once = 2 * images_nbytes(len(released.rows), dealt.shape)
         return Assigned(dealt.own.rows, parts, n_own=dealt.own.sizes, pool=parts, once=once)

@@ -1,10 +1,10 @@
-"""What a sharing stage is: it says what clients train on, in three steps, `make -> release -> assign`.
+"""What a sharing stage is. It decides what clients train on, in three steps: `make -> release -> assign`.
 
 make      each client contributes examples, of its own or made from them
-release   what leaves the clients is privatised, withheld or let go as it is; every way out is a ``Release``
-assign    who gets what, as rows of one store and, where they do not all count alike, with weights
+release   what leaves the clients is made private, withheld or let go; a ``Release`` records what leaves
+assign    who gets what, as rows of one store, with weights where rows do not count alike
 
-Which client each row came from is kept to the end. A stage is a frozen dataclass of its constants in a file of its own.
+The client that each row came from is known to the end. A stage is a frozen dataclass of its constants, in its own file.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +27,7 @@ from fedcommons.sharing.needs import Need, Recipe
 
 @dataclass(frozen=True)
 class Contribution:
-    """Examples that were made for a client, and what protects them; None: nobody said, so nothing does."""
+    """Examples that were made for a client, and what protects them; None: nothing."""
 
     examples: Examples
     receipt: Receipt | None = None
@@ -37,7 +37,7 @@ class Contribution:
 class Contributions:
     """What the clients contribute: m rows of ``store``, which begins with the clients' real data.
 
-    rows: (m,) int64; owners: (m,), the client that each of them came from; receipts: by client, of what was made.
+    rows: (m,) int64; owners: (m,), the client that each row came from; receipts: by client, of made examples.
     """
 
     store: Examples
@@ -52,16 +52,16 @@ class Contributions:
 
     @staticmethod
     def of_own(dealt: Dealt, given: Sequence[np.ndarray]) -> "Contributions":
-        """Client i contributes the rows ``given[i]`` of its real data; no example is copied."""
+        """Client i contributes its real rows ``given[i]``; no example is copied."""
         owners = np.repeat(np.arange(len(given)), [len(rows) for rows in given])
         return Contributions(dealt.own.store, np.concatenate(given), owners, {})
 
     @staticmethod
     def of_made(dealt: Dealt, made: Sequence[Contribution]) -> "Contributions":
-        """Client i contributes ``made[i]``, which are put behind the real data in one store.
+        """Client i contributes ``made[i]``; the store has these after the real data.
 
         Raises:
-            ValueError: they are of another type or shape than the real examples.
+            ValueError: they have another type or shape than the real examples.
         """
         real, new = dealt.own.store, [one.examples for one in made]
         for examples in new:
@@ -78,12 +78,12 @@ class Contributions:
         return [self.rows[self.owners == client] for client in range(n_clients)]
 
     def shuffled(self, n_clients: int, seed: int) -> list[np.ndarray]:
-        """All rows, permuted once and cut into a part for each client, as large as what it contributes."""
+        """All rows, permuted once and cut into a part for each client, as large as its contribution."""
         sizes = np.bincount(self.owners, minlength=n_clients)
         return np.split(numpy_generator(seed, "pool").permutation(self.rows), np.cumsum(sizes)[:-1])
 
     def releases(self, *what: str) -> list[Release]:
-        """The events that every contribution leaves its client as these things, each with its receipt."""
+        """An event for each contributing client, with its receipt: these things (``what``) leave it."""
         givers = np.unique(self.owners).tolist()
         return [(self.receipts.get(client) or Receipt()).release(client, *what) for client in givers]
 
@@ -92,10 +92,10 @@ class Contributions:
 class Assigned:
     """Who gets what, as rows of the contributions' store.
 
-    kept: each client's rows of its own; received: those it gets besides, () where nobody gets any; weights: of the kept
-    and then the received ones of each client, None where all are 1 (see ``ClientData``); n_own: how many of its rows
-    count as its own in the rule of equal work, None for all; pool: what all contributed together, in the parts in which
-    it was dealt, () where nothing is in the commons; once: bytes of the exchange over all clients, up and down.
+    kept: each client's own rows; received: the rows it gets from the exchange, () where nobody gets any; weights: of
+    each client's kept rows, then of its received ones, None where all are 1 (see ``ClientData``); n_own: how many of
+    its rows count as its own in the rule of equal work, None for all; pool: all contributions, in the parts in which
+    they were dealt, () where there is no pool; once: bytes of the exchange over all clients, up and down.
     """
 
     kept: Sequence[np.ndarray]
@@ -108,9 +108,9 @@ class Assigned:
 
 @dataclass(frozen=True, eq=False)
 class Shared:
-    """What clients train on, the share p of it that came through sharing, and what the exchange cost and let go.
+    """What clients train on, the share p of it that came through sharing, and the cost and releases of the exchange.
 
-    clients, own, pool: rows of one store; own: the real data; pool: what is in the commons, None where nothing is.
+    clients, own, pool: rows of one store; own: the real data; pool: None where there is none.
     owners: (rows of the store,), the client that each came from, -1 where no client holds it.
     """
 
@@ -124,39 +124,39 @@ class Shared:
 
 
 class Stage(Protocol):
-    """Constants in a frozen dataclass, and functions that change nothing they are given; every draw is keyed.
+    """Constants in a frozen dataclass, and functions that do not change their arguments; every draw is keyed.
 
-    It may have besides: ``needs`` (``Generating``); ``check(flat)``, which refuses an experiment by its fields, dotted
-    names to values; ``check_dealt(dealt)``, which refuses data that it is not defined for. Both raise ``UserError``.
+    Optional: ``needs`` (``Generating``); ``check(flat)``, which refuses an experiment by its fields (dotted names to
+    values); ``check_dealt(dealt)``, which refuses data that the stage is not defined for. Both raise ``UserError``.
     """
 
     def make(self, dealt: Dealt, made: Sequence[Contribution]) -> Contributions:
-        """What each client contributes; ``made``: what was made for ``needs`` (``Generating``), in their order."""
+        """What each client contributes; ``made``: the results for ``needs`` (see ``Generating``), in their order."""
         ...
 
     def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
-        """What of the contributions leaves the clients, and the events that say what protects it.
+        """The contributions that leave the clients, and the events that state what protects them.
 
-        Of whom something is contributed or goes to another client, and no event tells, is uncovered.
+        A client whose data are contributed or go to another client without an event counts as uncovered.
         """
         ...
 
     def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
-        """Who gets what of it."""
+        """Who gets which rows of it."""
         ...
 
 
 @runtime_checkable
 class Generating(Protocol):
-    """A stage for which clients' generators are trained beforehand, in a sweep once for all its trials."""
+    """A stage for which clients' generators are trained beforehand; a sweep trains them once for all its trials."""
 
     def needs(self, dealt: Dealt, recipe: Recipe) -> Sequence[Need]:
-        """What must have been made before ``make``: one for each client, in client order."""
+        """What must be made before ``make`` is called: one ``Need`` per client, in client order."""
         ...
 
 
 def share(stage: Stage, dealt: Dealt, made: Sequence[Contribution] = ()) -> Shared:
-    """Apply a stage; ``made``: what was made for its ``needs``."""
+    """Apply a stage; ``made``: the results for its ``needs``."""
     contributed, releases = stage.release(dealt, stage.make(dealt, made))
     assigned, store = stage.assign(dealt, contributed), contributed.store
     own = Clients(store, dealt.own.rows)
@@ -187,13 +187,13 @@ def share(stage: Stage, dealt: Dealt, made: Sequence[Contribution] = ()) -> Shar
 
 
 def _with_undeclared(releases: Sequence[Release], givers: Iterable[int]) -> list[Release]:
-    """These events, and an uncovered one for every giver of whom none tells."""
+    """These events, and an uncovered one for every giver without an event."""
     told = {release.client for release in releases}
     return [*releases, *(Release(client, ("undeclared",)) for client in sorted(set(givers) - told))]
 
 
 def share_by_method(shared: Shared, algorithm: object, n_classes: int, seed: int) -> Shared:
-    """What clients hold after an algorithm that shares something before the federation (``Shares``) has done so."""
+    """What clients hold after the algorithm has shared something before the federation, if it does (``Shares``)."""
     if not isinstance(algorithm, Shares):
         return shared
     common = algorithm.share(shared.clients, n_classes, seed)

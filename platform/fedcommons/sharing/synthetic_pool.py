@@ -1,4 +1,4 @@
-"""Clients' synthetic images as artifacts: made once, kept with what protects them, read.
+"""Clients' synthetic images as artifacts: made once, stored with the receipt of their protection, read back.
 
 Fedssyn (Li et al., TMLR 2024, arXiv:2306.13263), algorithm I, lines 2 to 4: every client trains a generator on a part
 of its data and draws labelled images from it.
@@ -22,9 +22,9 @@ from fedcommons.sharing.stage import Contribution
 
 @dataclass(frozen=True)
 class Job:
-    """One training, the sets of images to draw after some of its epochs, and what is there already.
+    """One training, the sets of images to draw after some of its epochs, and the generators already stored.
 
-    trained: epochs to the generator after them.
+    trained: the stored generators, by their epochs.
     """
 
     needs: list[Need]
@@ -32,13 +32,13 @@ class Job:
 
     @property
     def epochs(self) -> list[int]:
-        """After how many epochs weights are missing: none where there is nothing to train."""
+        """The epochs whose weights are missing; empty where there is nothing to train."""
         return sorted({need.epochs for need in self.needs} - self.trained.keys())
 
 
 @dataclass(frozen=True)
 class Made:
-    """What a job made: the generators that were missing, by their epochs, and images for each of its needs."""
+    """The result of a job: the missing generators by number of epochs, and the images for each of its needs."""
 
     trained: dict[int, Trained]
     images: list[Tensor]
@@ -46,7 +46,7 @@ class Made:
 
 @fresh_torch()
 def make(job: Job) -> Made:
-    """Train the generator as far as weights are missing, and draw the images."""
+    """Train the generator if weights are missing, and draw the images."""
     first = job.needs[0]
     shape, new = tuple(first.examples.x.shape[1:]), {}
     if job.epochs:
@@ -61,9 +61,9 @@ def make(job: Job) -> Made:
 
 
 def missing(store: Store, wanted: Iterable[Need]) -> list[Job]:
-    """Jobs for what the store lacks: each training once and each set of images once, however many cells need them.
+    """Jobs for what the store lacks. Each training and each set of images is made once, however many cells need it.
 
-    Cells whose generators differ in their epochs alone take them from one training.
+    Cells whose generators differ only in their epochs share one training.
     """
     images = {key_of(need.images_facts): need for need in wanted}
     courses: dict[str, list[Need]] = {}
@@ -95,7 +95,7 @@ def _stored(store: Store, needs: Sequence[Need]) -> dict[int, Trained]:
 
 
 def keep(store: Store, job: Job, made: Made) -> None:
-    """Put what a job made into the store, each thing with its receipt."""
+    """Put a job's generators and images into the store, each with its receipt."""
     for epochs, trained in made.trained.items():
         facts = next(need for need in job.needs if need.epochs == epochs).generator_facts
         store.put("generators", dict(trained.weights), facts, _findings(trained))
@@ -106,14 +106,14 @@ def keep(store: Store, job: Job, made: Made) -> None:
 
 
 def _findings(trained: Trained | None) -> dict[str, Any]:
-    """A receipt as plain values; of one that covers nothing that there is one, as its numbers mean nothing."""
+    """A receipt as plain values; an empty one for a receipt that covers nothing, whose numbers mean nothing."""
     if trained is None or trained.receipt is None:
         return {}
     return {"receipt": constants(trained.receipt) if trained.receipt.release(0).covered else {}}
 
 
 def _receipt(findings: Mapping[str, Any]) -> Receipt | None:
-    """The receipt in what was found out; None where there is none, or another than we write."""
+    """The receipt in stored findings; None where there is none, or one of another form."""
     found = findings.get("receipt")
     if not isinstance(found, dict) or not found.keys() <= {field.name for field in fields(Receipt)}:
         return None
@@ -121,7 +121,7 @@ def _receipt(findings: Mapping[str, Any]) -> Receipt | None:
 
 
 def read(store: Store, need: Need) -> Contribution:
-    """As many of a client's stored images as it contributes, classes apportioned as in its generator's training data.
+    """The images that a client contributes, taken from its stored ones in proportion to their classes.
 
     Raises:
         LookupError: they have not been made.

@@ -3,16 +3,16 @@
 f(x) = (1/N) sum_i f_i(x),   f_i(x) = 1/(2 n) sum_j ||A_ij x - b_ij||^2,   A_ij = a_ij I
 
 N, n, d     clients, samples of each, dimension of x
-a_ij        i for client i = 1 ... N; a swapped sample brings its own along
+a_ij        i for client i = 1 ... N; a swapped sample keeps its own
 b_ij        ~ N(mu_i, sigma^2/(i^2 d) I) with mu_i ~ N(0, zeta^2/(i^2 d) I), so that E||A_i^T mu_i||^2 = zeta^2
 p           share of every client's samples that is swapped
 tau         local steps of a round: one pass over the n samples, one by one, in an order drawn for (round, client)
 eta, eps    step size; error ||x - x*||^2 to be reached, x* the minimiser of f
 
 A step is affine in x with a scalar coefficient, x <- (1 - eta a^2) x + eta a b. So a client's round is
-x <- P_i x + eta sum_j a_j b_j prod_{l after j} (1 - eta a_l^2), where P_i = prod_j (1 - eta a_j^2) in whatever order,
-and only a small matrix product knows that x has d numbers: the grid of figure 2, 10^9 steps, takes seconds on one core.
-Equal to the loop over steps up to rounding; all in float64.
+x <- P_i x + eta sum_j a_j b_j prod_{l after j} (1 - eta a_l^2), where P_i = prod_j (1 - eta a_j^2) in any order.
+Only a small matrix product depends on d: the grid of figure 2, 10^9 steps, takes seconds on one core.
+The result equals that of a loop over steps up to rounding; all in float64.
 
 Source: Fedssyn (Li et al., TMLR 2024), section 2.3, figures 2 and A.4; its first version, section 2.3 and figure B.3.
 Departs from the paper: variances are divided by i^2 d as in the released code, which is what makes zeta^2 mean what the
@@ -20,8 +20,9 @@ paper says; the text has (i d)^2. The error is that of the server's model as in 
 mean over clients (``models``). The draws have the released code's law, not its values.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -36,8 +37,8 @@ ROUNDS, TARGET = 800, 1.160264e-6  # the text prints 1.1e-6
 MODELS = ("server", "clients")
 MOST_ROUNDS = 100_000  # the errors of the whole grid fill 1 GB
 
-TOGETHER = 8
-"""Rounds whose coefficients are made in one go: so many fit into a processor's cache. Decides no bit."""
+TOGETHER = 256
+"""Rounds times step sizes whose coefficients are made at once, so that they fit into a cache. Decides no bit."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Quadratics:
 
 @dataclass(frozen=True)
 class Constants:
-    """What the rates of convergence are made of, at one x; norms are Euclidean, noise is per sample."""
+    """The constants in the rates of convergence, at one x; norms are Euclidean, noise is per sample."""
 
     zeta_sq: float  # (1/N) sum_i ||grad f_i - grad f||^2
     sigma_sq: float  # (1/N) sum_i E_j ||grad F_ij - grad f_i||^2
@@ -80,7 +81,7 @@ def draw(seed: int, zeta_sq: float, sigma_sq: float, shape: tuple[int, int, int]
 def swap(problem: Quadratics, p: float, seed: int) -> Quadratics:
     """``n_swapped`` samples leave each client, are permuted together and dealt equally.
 
-    A larger p moves what a smaller one moves, and more. Minimiser, l_avg and mu stay what they are.
+    A larger p moves all that a smaller one moves. Minimiser, l_avg and mu do not change.
 
     Raises:
         UserError: p is outside [0, 1].
@@ -141,45 +142,62 @@ def pooled(problem: Quadratics) -> Quadratics:
 
 
 def order(seed: int, round: int, client: int, n: int) -> np.ndarray:
-    """In which a client goes through its n samples in a round (1, 2, ...); the same for every p and step size."""
+    """The order of a client's n samples in a round (1, 2, ...); the same for every p and step size."""
     return numpy_generator(seed, "order", round, client).permutation(n)
 
 
 def run(
-    problems: Sequence[Quadratics], steps: np.ndarray, rounds: int, seed: int, models: str = "server"
-) -> np.ndarray:
-    """Errors of FedAvg from x = 1, (problems, step sizes, 1 + rounds): at the start and after every round.
+    problems: Sequence[Quadratics],
+    steps: np.ndarray,
+    rounds: int,
+    seed: int,
+    models: str = "server",
+    until: float = -np.inf,
+) -> list[np.ndarray]:
+    """Errors of FedAvg from x = 1; for each problem (step sizes, 1 + rounds), at the start and after every round.
 
     models: "server", ||x - x*||^2 of the mean over clients (the released code); or "clients", before they are averaged,
     (1/N) sum_i ||x_i - x*||^2 (the captions). inf: float64 overflowed, the step size diverges.
+    until: a problem ends after the first round in which a step size has an error of at most this.
     """
     n_clients, n, _ = problems[0].b.shape
-    orders = np.array([[order(seed, r, i, n) for i in range(n_clients)] for r in range(1, rounds + 1)])
-    return np.stack([_errors(problem, steps, orders[..., ::-1], models == "server") for problem in problems])
+    together = max(1, TOGETHER // len(steps))
+
+    @cache
+    def orders(first: int) -> np.ndarray:
+        """Of the rounds after ``first``, the last step first, (up to together, N, n)."""
+        numbers = range(first + 1, min(first + together, rounds) + 1)
+        return np.array([[order(seed, r, i, n) for i in range(n_clients)] for r in numbers])[..., ::-1]
+
+    every = []
+    with np.errstate(over="ignore", invalid="ignore"):  # of step sizes that diverge
+        for problem in problems:
+            found = []
+            for errors in _play(problem, steps, (orders(k) for k in range(0, rounds, together)), models == "server"):
+                found.append(np.where(np.isfinite(errors), errors, np.inf))
+                if found[-1].min() <= until:
+                    break
+            every.append(np.stack(found, axis=1))
+    return every
 
 
-def _errors(problem: Quadratics, steps: np.ndarray, orders: np.ndarray, server: bool) -> np.ndarray:
-    """``run`` for one problem; orders (rounds, N, n), the last step first."""
+def _play(problem: Quadratics, steps: np.ndarray, blocks: Iterable[np.ndarray], server: bool) -> Iterator[np.ndarray]:
+    """Errors (step sizes,) at the start and after every round; blocks: orders (rounds, N, n), the last step first."""
     n_clients, n, d = problem.b.shape
     target, clients = optimum(problem), np.arange(n_clients)
     factors, ab = 1 - np.square(problem.a)[..., None] * steps, problem.a[..., None] * problem.b
     x = np.ones((len(steps), d))
-    found = [_error(x[None], target)]
-    with np.errstate(over="ignore", invalid="ignore"):  # of step sizes that diverge
-        for first in range(0, len(orders), TOGETHER):
-            some = orders[first : first + TOGETHER]
-            ordered = factors[clients, np.moveaxis(some, -1, 0)]  # (n, rounds, N, step sizes)
-            products = np.ones((n + 1, *ordered.shape[1:]))  # over the steps that come after
-            for k in range(n):
-                np.multiply(products[k], ordered[k], out=products[k + 1])
-            # one small product for each client: BLAS runs those in one thread, and so in the same way everywhere
-            shifts = steps[:, None] * (np.moveaxis(products[:n], 0, -1) @ ab[clients[:, None], some])
-            for shift, shrink in zip(shifts, products[n], strict=True):
-                models = shrink[..., None] * x + shift  # (N, step sizes, d)
-                x = models.mean(0)
-                found.append(_error(x[None] if server else models, target))
-    errors = np.stack(found, axis=1)
-    return np.where(np.isfinite(errors), errors, np.inf)
+    yield _error(x[None], target)
+    for some in blocks:
+        ordered = factors[clients, np.moveaxis(some, -1, 0)]  # (n, rounds, N, step sizes)
+        products = np.ones((n + 1, *ordered.shape[1:]))  # over the steps that come after
+        np.multiply.accumulate(ordered, axis=0, out=products[1:])
+        # one small product for each client: BLAS runs those in one thread, and so in the same way everywhere
+        shifts = steps[:, None] * (np.moveaxis(products[:n], 0, -1) @ ab[clients[:, None], some])
+        for shift, shrink in zip(shifts, products[n], strict=True):
+            models = shrink[..., None] * x + shift  # (N, step sizes, d)
+            x = models.mean(0)
+            yield _error(x[None] if server else models, target)
 
 
 def _error(models: np.ndarray, target: np.ndarray) -> np.ndarray:
@@ -188,7 +206,7 @@ def _error(models: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 
 def check(problem: Quadratics, eps: float, rounds: int, models: str) -> None:
-    """Refuse, before any work, what ``run`` cannot do, and an error that float64 cannot tell from 0.
+    """Refuse, before any work, what ``run`` cannot do, and a target error that float64 cannot tell from 0.
 
     Raises:
         UserError: ``rounds`` or ``models`` is not allowed, or eps is not finite or below the square of x*'s rounding.
@@ -200,28 +218,3 @@ def check(problem: Quadratics, eps: float, rounds: int, models: str) -> None:
         raise UserError(f"rounds must lie in [1, {MOST_ROUNDS}], got {rounds}.")
     if models not in MODELS:
         raise unknown("models", models, MODELS)
-
-
-def fewest_rounds(errors: np.ndarray, eps: float) -> tuple[int, int] | None:
-    """Over the step sizes: (rounds to ``eps``, index of the step size with the lowest error then); None: never.
-
-    errors: (step sizes, 1 + rounds), of one problem.
-    """
-    reached = np.flatnonzero(errors.min(0) <= eps)
-    if not len(reached):
-        return None
-    return int(reached[0]), int(errors[:, reached[0]].argmin())
-
-
-def fit(errors: np.ndarray, targets: np.ndarray) -> tuple[float, float] | None:
-    """(A, B) of the least-squares line R = A / sqrt(eps) + B through the fewest rounds to each target that is reached.
-
-    None where fewer than three are.
-    """
-    found = [(eps, at[0]) for eps in targets if (at := fewest_rounds(errors, eps))]
-    if len(found) < 3:
-        return None
-    reached, rounds = np.array(found).T
-    x = 1 / np.sqrt(reached)
-    slope = ((x - x.mean()) * (rounds - rounds.mean())).sum() / np.square(x - x.mean()).sum()
-    return float(slope), float(rounds.mean() - slope * x.mean())

@@ -12,8 +12,9 @@ p     share of every client's real images that is swapped through the pool, in [
 A round: y_i = x;  E times  y_i <- y_i - lr (grad f_i(y_i) + s z);  x = mean of y_i over all clients.
 
 Source: Fedssyn (Li et al., TMLR 2024), appendix A.3.1, equations A.5 and A.6, figure A.3.
-Departs from the paper: equation A.5b lacks the minus sign, mended here. The paper names no start (in the authors' code
-PyTorch's random one), no learning rate and no rounds. No bias, as in A.5a; the authors' code has one, and no noise.
+Departs from the paper: equation A.5b lacks the minus sign; it is added here. The paper names no start (the authors'
+code has PyTorch's random one), no learning rate and no rounds. No bias, as in A.5a; the authors' code has a bias, and
+no noise.
 """
 
 from collections.abc import Sequence
@@ -61,7 +62,7 @@ def balanced(dataset: Dataset, most: int, seed: int) -> Dataset:
 
 
 def clients(dataset: Dataset, name: str, p: float, seed: int) -> Labelled:
-    """K clients of equal size by the partition ``name`` (iid or single_class), shuffled_real with this p after that.
+    """K clients of equal size by the partition ``name`` (iid or single_class), after shuffled_real with this p.
 
     ``dataset`` has as many images of every class. int(p n) images of each client are swapped.
     """
@@ -87,7 +88,7 @@ def gradient(y: Tensor, data: Labelled) -> Tensor:
 
 
 def zeta_sq(data: Labelled) -> float:
-    """(1/N) sum_i ||grad f_i - grad f||^2 at the start, x = 0; noise has no part in it."""
+    """(1/N) sum_i ||grad f_i - grad f||^2 at the start, x = 0, without noise."""
     n_clients, d, n_classes = len(data.a), data.a.shape[2], data.b.shape[2]
     gradients = gradient(data.a.new_zeros(n_clients, d, 1, n_classes), data)
     return float((gradients - gradients.mean(0)).square().sum() / n_clients)
@@ -96,9 +97,9 @@ def zeta_sq(data: Labelled) -> float:
 def train(
     data: Labelled, test: Labelled, *, lr: float, steps: int, rounds: int, noises: Sequence[float], seed: int
 ) -> tuple[Tensor, Tensor]:
-    """R = ``rounds`` rounds of E = ``steps``: the last x (d, S, K), and the test loss of every round's, (R + 1, S).
+    """R = ``rounds`` rounds of E = ``steps``: the last x (d, S, K), and the test loss after every round, (R + 1, S).
 
-    Round 0 is the start. The draws z do not depend on s, p or the partition: runs differ in nothing but these.
+    Round 0 is the start. The draws z do not depend on s, p or the partition.
     """
     n_clients, d, n_classes = len(data.a), data.a.shape[2], data.b.shape[2]
     s = data.a.new_tensor(noises)[:, None]

@@ -12,6 +12,7 @@ from fedcommons.config import cli, parts, presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import SHORT_NAMES, choose, chosen, flat_dict, same_results
 from fedcommons.config.parts import KINDS
+from fedcommons.reports.plots import SMOKE
 from fedcommons.runs.build import prepare
 from fedcommons.sharing.synthetic_pool import missing
 from fedcommons.sweeping import sweep
@@ -134,6 +135,24 @@ def work_note(cells: Sequence[Experiment]) -> str:
         f"{work if cells[0].client.equal_work else f'E = {epochs} local epochs in every setting'}; "
         f"E = {epochs}, B = {batch}, {model}."
     )
+
+
+def title(cells: Sequence[Experiment]) -> str:
+    """What stands over a picture: data set, target, number of seeds."""
+    datasets = ", ".join(dict.fromkeys(parts.label(c.data.name) for c in cells))
+    seeds = len({c.seed for c in cells})
+    target = several(cells, "target") if len({c.target for c in cells}) > 1 else f"{100 * cells[0].target:g} %"
+    return f"{datasets}, target {target} test accuracy, {seeds} seed{'s' * (seeds > 1)}"
+
+
+def is_smoke(options: Namespace) -> bool:
+    """Whether the runs are too small to say anything: their tables and pictures are stamped."""
+    return options.preset == "smoke"
+
+
+def stamped(text: str, options: Namespace) -> str:
+    """A table, with the stamp above it if its runs are too small to say anything."""
+    return f"**{SMOKE}**\n\n{text}" if is_smoke(options) else text
 
 
 def dry_run(cells: Sequence[sweep.Cell], out: Path, display: Display) -> None:

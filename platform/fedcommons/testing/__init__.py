@@ -1,4 +1,4 @@
-"""For tests of one's own methods: the contract that every algorithm keeps, tiny federations, a pretended GPU."""
+"""For tests of your own methods: the contract that every algorithm keeps, tiny federations, a pretended GPU."""
 
 from fedcommons.testing.contract import CHECKS, check_algorithm
 from fedcommons.testing.federations import Federation, LeastSquares, Regression, digits, least_squares

@@ -1,4 +1,4 @@
-"""Copies of numbers, to compare bit for bit, and the sentence where they are not the same."""
+"""Copies of numbers, to compare bit for bit, and the sentence for a difference."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from fedcommons.tensors import Payload, data
 
 
 def require(condition: object, sentence: str) -> None:
-    """An assertion that is never left out.
+    """An assertion that `python -O` does not remove.
 
     Raises:
         AssertionError: ``condition`` does not hold.

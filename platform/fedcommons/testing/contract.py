@@ -1,4 +1,4 @@
-"""What every algorithm promises, as checks that are played on a tiny federation of handwritten digits.
+"""What every algorithm promises, as checks on a tiny federation of handwritten digits.
 
     check_algorithm(MyAlgorithm(my_constant=0.1))
 
@@ -45,9 +45,9 @@ def check_algorithm(
     device: str | None = None,
     only: Collection[str] = (),
 ) -> None:
-    """Play ``algorithm`` on a tiny federation, some seconds long, and see that it keeps every promise of ``CHECKS``.
+    """Play ``algorithm`` on a tiny federation for some seconds and check every promise in ``CHECKS``.
 
-    ``only``: the checks of these names, where one is being mended.
+    ``only``: run the checks of these names only, for example while fixing one.
     ``actors``: compare with so many real Ray actors too, bit for bit; seconds more. ``local``: how clients train.
     ``device``: train there too: "pretend", a GPU that is not there (see ``on_device``), or torch's name of a real one.
 
@@ -97,7 +97,7 @@ def two_rounds_keep_names_shapes_and_types(algorithm: Algorithm, local: LocalSGD
 
 
 def the_loss_falls(algorithm: Algorithm, local: LocalSGD) -> None:
-    """That of softmax regression, which is convex: unlike on a deep network, no sound method may fail there."""
+    """On softmax regression, which is convex: there no sound method may fail, while on a deep network it may."""
     federation = digits(sizes=(30, 40, 30, 40, 30), lr=0.2, linear=True).training(local)
     plan, executor = federation.plan(5), federation.serial(algorithm)
     sizes = {"train": len(federation.data.sets["train"])}
@@ -110,7 +110,7 @@ def the_loss_falls(algorithm: Algorithm, local: LocalSGD) -> None:
 
 
 def same_seed_same_bits_other_seed_other_bits(algorithm: Algorithm, local: LocalSGD) -> None:
-    """The second time on a worker that has trained for another federation before."""
+    """The second run is on a worker that has trained for another federation before."""
     federation, spy = digits(dropout=0.3).training(replace(local, augment=True)), Spy(algorithm)
     used = federation.serial(spy)
     first, other, again = (
@@ -134,7 +134,7 @@ def nothing_that_is_handed_in_is_changed(algorithm: Algorithm, local: LocalSGD) 
 
 
 def what_a_client_returned_is_not_the_workers_buffer(algorithm: Algorithm, local: LocalSGD) -> None:
-    """The next client trains in that buffer: memory and replies that alias it would change afterwards."""
+    """The next client trains in the same buffer, so memory and replies that alias it would change."""
     federation, spy = digits().training(local), Spy(algorithm)
     federation.play(spy, federation.plan(2))
     for call in spy.calls:
@@ -147,7 +147,7 @@ def what_a_client_returned_is_not_the_workers_buffer(algorithm: Algorithm, local
 
 
 def memory_is_never_sent(algorithm: Algorithm, local: LocalSGD) -> None:
-    """What a client has kept from earlier rounds is in no message to it or from it (numbers and zeros may coincide)."""
+    """No message to or from a client holds what it kept from earlier rounds (numbers and zeros may coincide)."""
     federation, spy = digits().training(local), Spy(algorithm)
     federation.play(spy, federation.plan(3))
     for call in spy.calls:
@@ -173,10 +173,10 @@ def messages_replies_and_state_survive_pickling(algorithm: Algorithm, local: Loc
 
 
 def all_clients_of_a_round_get_the_same_common(algorithm: Algorithm, local: LocalSGD) -> None:
-    """It travels once, to whoever asks first; what is one client's belongs into ``own``."""
+    """``common`` is sent once, with the first client's message; what is for one client belongs in ``own``."""
     federation, spy = digits().training(local), Spy(algorithm)
     federation.play(spy, federation.plan(2))
-    first = dict(reversed(spy.common))  # the first of each round stands last here
+    first = dict(reversed(spy.common))  # reversed, so that the first of each round wins
     for round, common in spy.common:
         unequal = differing(first[round], common)
         require(not unequal, f"message.common differs from client to client in {listed(unequal)}: use message.own")
@@ -227,7 +227,7 @@ def stragglers_change_nothing(algorithm: Algorithm, local: LocalSGD) -> None:
 
 
 def continuing_from_a_checkpoint_is_never_having_stopped(algorithm: Algorithm, local: LocalSGD) -> None:
-    """All that counts is in the checkpoint: the rest is played by a fresh worker and a copy that has seen nothing."""
+    """The checkpoint holds all that counts: a fresh worker and an unused copy of the algorithm continue from it."""
     federation = digits(dropout=0.3).training(replace(local, augment=True))
     later, plan, played = deepcopy(algorithm), federation.plan(4, participation=0.6), []
     with TemporaryDirectory() as folder:
@@ -258,7 +258,7 @@ def neither_the_worker_nor_the_order_decides_a_bit(algorithm: Algorithm, local: 
 
 
 def batch_norms_statistics_follow_the_policy(algorithm: Algorithm, local: LocalSGD) -> None:
-    """Averaged they travel with the model; kept they stay with their client. The algorithm sees them in neither."""
+    """Averaged buffers travel with the model; kept ones stay with their client. The algorithm never sees them."""
     federation = digits(batch_norm=True).training(local)
     initial = federation.work().initial_buffers
     sent = {}
@@ -292,7 +292,7 @@ def batch_norms_statistics_follow_the_policy(algorithm: Algorithm, local: LocalS
 
 
 def all_that_is_sent_is_named_by_a_release(algorithm: Algorithm, local: LocalSGD) -> None:
-    """By one that says what protects it, or that nothing does: what nobody names could as well be forgotten."""
+    """By a release that says what protects it, or that nothing does; without one it could have been forgotten."""
     federation, spy = digits().training(local), Spy(algorithm)
     federation.play(spy, federation.plan(2))
     for call in spy.calls:
@@ -339,13 +339,13 @@ def _rounds(
     played: Sequence[tuple[Standing, dict[str, float]]],
     start: Standing | None = None,
 ) -> list[tuple[list[int], list[int]]]:
-    """Of each round who was to take part, and who of them was to answer."""
+    """For each round: the clients that were to take part, and those of them that were to answer."""
     before = [start or federation.start(algorithm, plan), *(now for now, _ in played)]
     return [answering(algorithm, plan, now.state, now.round + 1) for now in before[:-1]]
 
 
 def _play_with_absent_clients(algorithm: Algorithm, federation: Federation, plan: rounds.Plan) -> None:
-    """Whoever is not in a round has after it the memory it had before, and gets that back when it answers again."""
+    """A client that is not in a round keeps its memory as it was, and gets it back when it answers again."""
     spy, expected = Spy(algorithm), {}
     played = federation.play(spy, plan)
     answers = _rounds(federation, algorithm, plan, played)
@@ -368,7 +368,7 @@ def _require_all_trained(
     played: Sequence[tuple[Standing, dict[str, float]]],
     when: str,
 ) -> None:
-    """Whoever was to answer in a round did, and was not rejected."""
+    """Every client that was to answer in a round did so, and was not rejected."""
     answers = _rounds(federation, algorithm, plan, played)
     for (now, facts), (joined, present) in zip(played, answers, strict=True):
         where, drawn = f"{when}in round {now.round}", facts["clients"]

@@ -1,4 +1,4 @@
-"""Clients trained elsewhere: by other workers, in another order, by real Ray actors. No bit may depend on it."""
+"""Clients trained by other workers, in another order, or by real Ray actors: the bits must be the same."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from fedcommons.testing.federations import Federation
 
 
 def require_the_bits_of_one_process(algorithm: Algorithm, federation: Federation, executor: Executor) -> None:
-    """Three rounds on ``executor`` are those of the serial one.
+    """Check that three rounds on ``executor`` give the bits of the serial one.
 
     Raises:
         AssertionError: they are not.

@@ -41,7 +41,7 @@ class Federation:
     device: torch.device = field(default=torch.device("cpu"))  # where clients train
 
     def training(self, loop: LocalSGD, weighting: str = "uniform") -> Self:
-        """The same clients, who train so and weigh so much."""
+        """The same clients with this local training and weighting."""
         return replace(self, loop=loop, weighting=weighting)
 
     def on(self, device: torch.device) -> Self:
@@ -58,7 +58,7 @@ class Federation:
         return Work(self.module(), self.device, self.loop, self.weighting)
 
     def build(self, algorithm: Algorithm) -> Callable[[RunData], Worker]:
-        """What executors are handed; refers to nothing of this federation's data, which they are handed apart."""
+        """What executors get. It does not refer to the federation's data, which executors get separately."""
         module, device, loop, weighting = self.module, self.device, self.loop, self.weighting
 
         def build(data: RunData) -> Worker:
@@ -79,7 +79,7 @@ class Federation:
         return Plan(facts, participation, blocks, seed, Stragglers(straggling) if straggling else None)
 
     def start(self, algorithm: Algorithm, plan: Plan) -> Standing:
-        """Where the federation stands before round 1."""
+        """The state of the federation before round 1."""
         return Standing(0, algorithm.start(self.model, plan.facts, plan.seed))
 
     def play(
@@ -118,7 +118,7 @@ class LeastSquares:
     b: Sequence[np.ndarray]
 
     def federation(self, lr: float, momentum: float = 0.0) -> Federation:
-        """Its clients, who train with SGD of this rate."""
+        """The problem's clients, who train with SGD at this rate."""
         ends = np.cumsum([0, *map(len, self.b)])
         store = Examples(torch.from_numpy(np.concatenate(self.a)), torch.from_numpy(np.concatenate(self.b)))
         clients = Clients(store, [np.arange(*ab) for ab in pairwise(ends)])
@@ -131,7 +131,7 @@ class LeastSquares:
 
     @property
     def optimum(self) -> np.ndarray:
-        """Where the mean over clients of their mean losses is least."""
+        """The minimiser of the mean over clients of their mean losses."""
         hessian = np.sum([a.T @ a / len(b) for a, b in zip(self.a, self.b, strict=True)], axis=0)
         return np.linalg.solve(hessian, -self.gradients(np.zeros(len(hessian))).sum(0))
 
@@ -158,7 +158,7 @@ def digits(
 ) -> Federation:
     """Handwritten digits and a tiny CNN; client i holds digits 2i and 2i + 1 (modulo ten) only.
 
-    In common they hold each client's mean image and the frequencies of its labels. ``linear``: softmax regression in
+    All clients share each client's mean image and the frequencies of its labels. ``linear``: softmax regression in
     place of the CNN (and no dropout), so that the loss is convex. ``batch_norm``: in the CNN.
     """
     everything = _dataset()

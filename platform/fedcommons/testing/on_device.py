@@ -1,4 +1,4 @@
-"""An algorithm whose clients train on a GPU: one that is not there (``pretend_gpu``), or a real one."""
+"""Checks of an algorithm whose clients train on a GPU: a pretended one (``pretend_gpu``) or a real one."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -20,10 +20,10 @@ from fedcommons.testing.pretend_gpu import CPU, GPU, PretendGPU, Seen, place
 PRETEND = "pretend"
 
 BY_DESIGN = ("core/local.py", "core/dp_sgd.py", "data/augment.py")
-"""Files that draw on the CPU, so that every device gets the same draws, and copy: orders, noise, flips."""
+"""Files that draw orders, noise and flips on the CPU and copy them, so that every device gets the same draws."""
 
 ROUNDING = 1e-3
-"""Part of a vector's norm by which two rounds may differ on a device that rounds differently."""
+"""Relative difference in norm that two rounds may have on a device that rounds differently."""
 
 Check = Callable[[Algorithm, Federation], None]
 
@@ -40,12 +40,12 @@ def check_on(device: str) -> Check:
         real = torch.device(device)
     except RuntimeError:
         raise UserError(f'device must be "{PRETEND}", "cuda" or another of torch\'s, got {device!r}.') from None
-    here = default_device()  # which also keeps a GPU from algorithms that round more than a CPU does
+    here = default_device()  # also turns TF32 off on a GPU
     if real.type not in ("cpu", here.type):
         raise UserError(f'device: torch finds no {real.type} on this machine; device="{PRETEND}" needs none.')
 
     def the_device_gives_what_the_cpu_gives(algorithm: Algorithm, federation: Federation) -> None:
-        """But for rounding: in the state and the clients' memory after two rounds."""
+        """Up to rounding, the state and the clients' memory after two rounds are the CPU's."""
         there, found = two_rounds(algorithm, federation.on(real)), {}
         for what, x in _vectors(two_rounds(algorithm, federation)).items():
             off = norm(_vectors(there)[what].double() - x.double())
@@ -57,7 +57,7 @@ def check_on(device: str) -> Check:
 
 
 def a_gpu_that_is_not_there_gives_the_bits_of_the_cpu(algorithm: Algorithm, federation: Federation) -> None:
-    """What a GPU refuses raises; nothing rests on it; no step of local training waits for it or copies to or from it.
+    """No call that a GPU refuses; nothing stays on the GPU; no local step waits for it or copies to or from it.
 
     Raises:
         AssertionError: the first of these that does not hold.
@@ -75,7 +75,7 @@ def a_gpu_that_is_not_there_gives_the_bits_of_the_cpu(algorithm: Algorithm, fede
 
 
 def _told(steps: Sequence[Seen], of: str) -> list[str]:
-    """The lines that do so between two steps of an optimizer, without what is so by design."""
+    """The lines that do this between two steps of an optimizer, except those that do it by design."""
     lines = sum((getattr(step, of) for step in steps), Counter[str]())
     return [line for line in sorted(lines) if not line.startswith(BY_DESIGN)]
 
@@ -89,7 +89,7 @@ def two_rounds(algorithm: Algorithm, federation: Federation, gpu: PretendGPU | N
 
 
 class _Watched:
-    """One worker whose every job is a training of its own to ``gpu``."""
+    """One worker; ``gpu`` sees each job as a training of its own."""
 
     def __init__(self, federation: Federation, algorithm: Algorithm, gpu: PretendGPU) -> None:
         self.executor, self.gpu = federation.serial(algorithm), gpu

@@ -1,4 +1,4 @@
-"""A GPU that is not there: tensors of the CPU that are marked as lying on it.
+"""A pretended GPU: tensors of the CPU that are marked as lying on a GPU.
 
     with PretendGPU() as gpu:
         model.to(GPU)
@@ -39,17 +39,17 @@ _TENSOR: Any = Tensor  # whose properties have no types
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 
 LIBRARIES = {"torch", "pytorch_lightning", "lightning_fabric", "diffusers", "contextlib", "functools"}
-"""Packages whose lines are not the program's."""
+"""Packages whose lines do not count as the program's."""
 
 WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal",
          "allclose", "bincount", "repeat_interleave"}  # fmt: skip
-"""After which the program knows a value, or a shape that depends on values."""
+"""Operations after which the program knows a value, or a shape that depends on values."""
 
 WITH_A_NUMBER = {"masked_fill", "masked_fill_", "fill_", "index_put_", "_foreach_mul", "_foreach_mul_", "where"}
-"""What takes a number on the CPU beside tensors on the GPU, as elementwise operations do."""
+"""Operations that accept a CPU scalar beside GPU tensors, as elementwise operations do."""
 
 FROM_PYTHON = {"tensor", "as_tensor", "asarray", "new_tensor"}
-"""What copies numbers of Python to the GPU."""
+"""Functions that copy Python numbers to the GPU."""
 
 GETTERS: dict[Any, Callable[[torch.device | None], Any]] = {
     _TENSOR.device.__get__: lambda at: at or GPU,
@@ -76,10 +76,10 @@ class Seen:
 
 
 class PretendGPU:
-    """While this context lasts tensors can lie on ``GPU``; ``seen``: what has been counted.
+    """While this context lasts, tensors can lie on ``GPU``; ``seen``: what has been counted.
 
-    ``steps``: what was seen from the end of one optimizer's step to the end of the next, in one training: whoever has
-    several calls ``begin`` before each.  ``live``, ``peak``: bytes on the GPU.
+    ``steps``: what was seen from the end of one optimizer's step to the end of the next, in one training. With several
+    trainings, call ``begin`` before each.  ``live``, ``peak``: bytes on the GPU.
     """
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class PretendGPU:
         self._stack.close()
 
     def begin(self) -> None:
-        """What comes until the end of the next step is no step: a training is made ready."""
+        """A training begins: what is seen until the end of its first step is preparation, and counts as no step."""
         self._before = None
 
     def _end_of_step(self) -> None:
@@ -126,7 +126,7 @@ class PretendGPU:
         self.seen.waits[_line()] += 1
 
     def moved(self, t: Tensor, device: torch.device) -> Tensor:
-        """``t`` on ``device``: itself where it lies there."""
+        """``t`` on ``device``; ``t`` itself if it is there already."""
         if place(t) == device:
             return t
         if place(t) is not None:
@@ -138,7 +138,7 @@ class PretendGPU:
 
 
 def place(t: Tensor) -> torch.device | None:
-    """Where ``t`` is marked as lying, without a mark the CPU; None: not decided."""
+    """Where ``t`` is marked as lying; the CPU if it has no mark; None: not decided."""
     return _storage(t).__dict__.get("place", CPU)
 
 
@@ -175,7 +175,7 @@ def _short(path: str) -> str:
 
 
 class _Kernels(TorchDispatchMode):
-    """Sees what is computed."""
+    """Sees the operations that are computed."""
 
     def __init__(self, gpu: PretendGPU) -> None:
         super().__init__()
@@ -203,7 +203,7 @@ class _Kernels(TorchDispatchMode):
         return out
 
     def _compare(self, func: Any, name: str, args: Any, kwargs: Any) -> None:
-        """What is given tensors of both: raise as a GPU does, or count copies that torch makes by itself."""
+        """Tensors of both devices in one operation: raise as a GPU does, or count the copies that torch makes."""
         if name in ("copy_", "_foreach_copy_"):
             for pair in [args[:2]] if name == "copy_" else zip(*args[:2], strict=True):
                 if {place(t) for t in pair} == {CPU, GPU}:
@@ -228,7 +228,7 @@ class _Kernels(TorchDispatchMode):
 
 
 class _Calls(TorchFunctionMode):
-    """Sees what the program asks for."""
+    """Sees the functions that the program calls."""
 
     def __init__(self, gpu: PretendGPU) -> None:
         super().__init__()
@@ -266,7 +266,7 @@ class _Calls(TorchFunctionMode):
         return out
 
     def _made(self, name: str, out: Tensor, device: torch.device, given: list[Tensor]) -> Tensor:
-        """What was asked for on ``device``."""
+        """The result of a call that asked for ``device``."""
         if any(_storage(out)._cdata == _storage(t)._cdata for t in given):
             return self.gpu.moved(out, device)
         if device == GPU and name in FROM_PYTHON:

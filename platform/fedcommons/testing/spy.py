@@ -22,7 +22,7 @@ _stirred = count()
 
 @dataclass(frozen=True)
 class Call:
-    """One client's round: what it was handed and returned, and copies of it from then."""
+    """One client's round: what it got and returned, and copies made at that time."""
 
     round: int
     message: Message
@@ -37,7 +37,7 @@ class Call:
 class Spy:
     """Passes every call on, notes which inputs were changed and keeps the clients' rounds.
 
-    Before each call it sets the process-wide generators to something new, so that what is drawn from them shows.
+    Before each call it reseeds the process-wide generators, so that draws from them show as differences.
     """
 
     inner: Algorithm

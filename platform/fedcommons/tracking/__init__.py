@@ -1,1 +1,1 @@
-"""Listeners of a run: the run folder, always; Weights & Biases, beside it."""
+"""Where a run is recorded: always in the run folder, and in Weights & Biases if it is on."""

@@ -1,8 +1,9 @@
-"""The run folder: the record that tables are made from.
+"""The run folder: the record from which tables are made.
 
-config.yaml (resolved), environment.json, partition.json and .png, rounds.jsonl (a line a round), timing.jsonl,
-summary.json (written last), messages.log (what the run had to say), error.txt (what stopped it), checkpoints/ (the
-last is the final model), memory/ (of clients), .lock (who writes here). Nothing else in it is ever changed or removed.
+config.yaml (all fields), environment.json, partition.json and .png, rounds.jsonl (one line per round), timing.jsonl,
+clients.jsonl (with ``measure.clients``: one line per round, lists by client), summary.json (written last), messages.log
+(the run's messages), error.txt (what stopped it), checkpoints/ (the last one is the final model), memory/ (clients'
+memory), .lock (held by the process that writes). Other files in the folder are never changed or removed.
 """
 
 import json
@@ -10,7 +11,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from math import isfinite
@@ -30,43 +31,46 @@ from fedcommons.files import remove_unfinished, unfinished, write_json, write_te
 PACKAGES = ("fedcommons", "torch", "torchvision", "pytorch-lightning", "ray", "diffusers", "opacus", "wandb", "numpy")
 
 _FILES = (
-    r"(config\.yaml|wandb-id\.txt|error\.txt|partition\.png|(rounds|timing)\.jsonl"
+    r"(config\.yaml|wandb-id\.txt|error\.txt|partition\.png|(rounds|timing|clients)\.jsonl"
     r"|(environment|partition|summary)\.json)"
 )
-"""Names of files that are written to a temporary name first."""
+"""Files that are first written under a temporary name."""
+
+_SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""libyaml's loader where it is installed: it takes a tenth of the time."""
 
 STOPPED = "stopped-by-scheduler"
-"""A file in the folder of a run that its sweep's scheduler gave up: it is not run again on resumption."""
+"""A file in the folder of a run that its sweep's scheduler stopped: resumption does not run it again."""
 
-_NEEDED = {"rounds.jsonl": "test/accuracy", "timing.jsonl": "train"}
-"""What each line has a number for, besides its round."""
+_NEEDED = {"rounds.jsonl": "test/accuracy", "timing.jsonl": "train", "clients.jsonl": "accuracy"}
+"""A key that each line must have, besides ``round``; its value is a number or a list of numbers."""
 
 _BEFORE_CONFIG = ("environment.json", "messages.log")
-"""What a run may have written when it is killed before its config.yaml is there."""
+"""Files that a run may write before its config.yaml."""
 
 
 @contextmanager
 def opened(
     path: Path, config: Experiment, resume: bool, say: Callable[[str], None] = print, patience: float = 0
 ) -> Iterator["RunFolder"]:
-    """The folder ``path`` for a run of ``config``, which nobody else may write meanwhile.
+    """The folder ``path`` for a run of ``config``, locked while it is open.
 
-    patience: seconds to wait for a process that holds it.
+    patience: seconds to wait for another process to release it.
 
     Raises:
-        UserError: somebody holds it, it is neither empty nor a run folder, or see ``RunFolder``.
+        UserError: another process holds it, it is neither empty nor a run folder, or see ``RunFolder``.
     """
     with locks.opened(path, _stranger, "run folder", say, patience):
         yield RunFolder(path, config, resume)
 
 
 def is_run(path: Path) -> bool:
-    """Whether ``path`` is a run folder: one with the two files that every run begins with."""
+    """Whether ``path`` is a run folder: it has the two files that every run writes first."""
     return (path / "config.yaml").is_file() and (path / "environment.json").is_file()
 
 
 def _stranger(path: Path) -> str | None:
-    """What shows that ``path`` is neither a run folder nor one that was left before it was one."""
+    """A file that shows that ``path`` is not ours: neither a run folder nor the beginning of one. None: it is ours."""
     if is_run(path):
         return None
     names = [n for n in locks.strangers(path) if n not in _BEFORE_CONFIG and not _is_half_written(n)]
@@ -78,14 +82,15 @@ def _is_half_written(name: str) -> bool:
 
 
 class RunFolder:
-    """Makes ``path`` that of a run of ``config``: new, or with ``resume`` as it was left.
+    """The record of a run of ``config`` in ``path``: a new one, or with ``resume`` the one that is there.
 
     Raises:
-        UserError: the folder cannot be written, holds a run already, or one of another experiment.
+        UserError: the folder cannot be written, holds a run already, or holds a run of another experiment.
     """
 
     def __init__(self, path: Path, config: Experiment, resume: bool) -> None:
         self.path = path
+        self._courses = ["rounds.jsonl", "timing.jsonl", *(["clients.jsonl"] if config.measure.clients else [])]
         try:
             path.mkdir(parents=True, exist_ok=True)
             if is_run(path):
@@ -95,7 +100,7 @@ class RunFolder:
             remove_unfinished(path, _FILES)
             remove_unfinished(self.checkpoints, rf"{checkpoint.FILE}(\.json)?")
             remove_unfinished(path / "memory", rf"{memory.FILE}(\.json)?")
-            (path / "summary.json").unlink(missing_ok=True)  # of a finished run, whose rounds were damaged since
+            (path / "summary.json").unlink(missing_ok=True)  # of a finished run whose rounds.jsonl was damaged later
             write_json(path / "environment.json", environment())
             write_text(path / "config.yaml", yaml.safe_dump(flat.to_dict(config), sort_keys=False))
         except OSError as error:
@@ -106,24 +111,24 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def rounds(self) -> list[dict[str, Any]]:
-        """The lines of rounds.jsonl that are whole: rounds 0, 1, ..."""
+        """The whole lines of rounds.jsonl: rounds 0, 1, ..."""
         return read_rounds(self.path)
 
     def whole(self) -> int:
-        """How many rounds, from 0 on, have whole lines both in rounds.jsonl and in timing.jsonl."""
-        return min(len(_lines(self.path / name)[0]) for name in ("rounds.jsonl", "timing.jsonl"))
+        """Number of rounds, from round 0 on, with whole lines in all files that have one line per round."""
+        return min(len(_lines(self.path / name)[0]) for name in self._courses)
 
     def rewind(self, after_round: int) -> None:
-        """Drop the lines after this round (-1: all of them), as a resumed run writes them again."""
-        for name in ("rounds.jsonl", "timing.jsonl"):
+        """Drop the lines after this round (-1: all lines); a resumed run writes them again."""
+        for name in self._courses:
             kept = _lines(self.path / name)[0][: after_round + 1]
             write_text(self.path / name, "".join(json.dumps(line) + "\n" for line in kept))
 
     def require_rounds(self, last: int) -> None:
-        """See that rounds.jsonl holds rounds 0 to ``last``, each once and in order, and nothing else.
+        """Check that rounds.jsonl holds rounds 0 to ``last``, each once and in order, and nothing else.
 
         Raises:
-            ClientError: it does not.
+            ClientError: it holds something else.
         """
         lines, is_all = _lines(self.path / "rounds.jsonl")
         if len(lines) != last + 1 or not is_all:
@@ -133,13 +138,18 @@ class RunFolder:
             )
 
     def log(self, round: int, metrics: Mapping[str, float | None]) -> None:
-        """See ``Tracker``; what is not finite is written as null."""
+        """See ``Tracker``; values that are not finite are written as null."""
         clean = {k: v if v is None or isfinite(v) else None for k, v in metrics.items()}
         self._append("rounds.jsonl", {"round": round, **clean})
 
     def log_times(self, round: int, seconds: Mapping[str, float]) -> None:
-        """How long the parts of a round took; kept apart because times never compare equal."""
+        """Write how long the parts of a round took; in a file of its own, as times differ from run to run."""
         self._append("timing.jsonl", {"round": round, **{k: float(f"{v:.4f}") for k, v in seconds.items()}})
+
+    def log_clients(self, round: int, clients: Mapping[str, Sequence[float]]) -> None:
+        """Metrics of each client, lists by client; what is not finite is written as null."""
+        clean = {name: [v if isfinite(v) else None for v in values] for name, values in clients.items()}
+        self._append("clients.jsonl", {"round": round, **clean})
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
         """See ``Tracker``."""
@@ -155,10 +165,10 @@ def read_config(path: Path) -> Experiment:
     """The experiment of a run folder.
 
     Raises:
-        UserError: its config.yaml is not readable.
+        UserError: its config.yaml cannot be read.
     """
     try:
-        return flat.from_dict(yaml.safe_load((path / "config.yaml").read_text()))
+        return flat.from_dict(yaml.load((path / "config.yaml").read_text(), _SAFE_LOADER))
     except UserError as error:
         raise UserError(f"{path / 'config.yaml'} is of another version: {error}") from None
     except (OSError, ValueError, AttributeError, RecursionError, yaml.YAMLError) as error:
@@ -173,31 +183,42 @@ def _require_same(path: Path, config: Experiment) -> None:
 
 
 def read_rounds(path: Path) -> list[dict[str, Any]]:
-    """The rounds of a run folder: 0, 1, ..., up to the first line that is damaged or out of order."""
+    """The lines of rounds 0, 1, ... of a run folder, up to the first line that is damaged or out of order."""
     return _lines(path / "rounds.jsonl")[0]
 
 
-def read_summary(path: Path) -> dict[str, Any] | None:
-    """The summary of a finished run or central training; None where there is none, or one that is damaged.
+def read_clients(path: Path) -> list[dict[str, Any]]:
+    """The lines of clients.jsonl, as ``read_rounds``; none where nobody asked for them."""
+    return _lines(path / "clients.jsonl")[0]
 
-    A run whose rounds.jsonl is not exactly the rounds of its summary counts as not finished.
+
+def read_summary(path: Path) -> dict[str, Any] | None:
+    """The summary of a finished run or central training; None if there is none or it is damaged.
+
+    A run counts as finished only if rounds.jsonl holds exactly the rounds of its summary.
     """
+    return read_run(path)[0]
+
+
+def read_run(path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+    """Summary and rounds of a run folder; see ``read_summary`` and ``read_rounds``."""
+    lines, is_all = _lines(path / "rounds.jsonl")
     file = path / "summary.json"
     try:
         summary = json.loads(file.read_text()) if file.exists() else None
     except (ValueError, RecursionError):  # not JSON, or JSON of very many brackets
-        return None
+        summary = None
     if not isinstance(summary, dict):
-        return None
-    lines, is_all = _lines(path / "rounds.jsonl")
-    return None if is_run(path) and not (is_all and summary.get("rounds") == len(lines) - 1) else summary
+        return None, lines
+    is_damaged = is_run(path) and not (is_all and summary.get("rounds") == len(lines) - 1)
+    return None if is_damaged else summary, lines
 
 
 def read_finished(path: Path, config: Experiment) -> dict[str, Any] | None:
-    """The summary of a finished run of this experiment, or None.
+    """The summary of the run if it is finished, else None.
 
     Raises:
-        UserError: the folder holds a run of another experiment, or a damaged config.yaml.
+        UserError: the run is of another experiment than ``config``, or its config.yaml is damaged.
     """
     if not is_run(path) or (summary := read_summary(path)) is None:
         return None
@@ -206,10 +227,10 @@ def read_finished(path: Path, config: Experiment) -> dict[str, Any] | None:
 
 
 def _lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
-    """The lines of rounds 0, 1, ... up to the first that is not whole, and whether that is all there is."""
+    """The lines of rounds 0, 1, ... up to the first that is not whole, and whether these are all lines."""
     if not path.exists():
         return [], True
-    *parts, rest = path.read_bytes().split(b"\n")  # a killed run leaves a part of a line
+    *parts, rest = path.read_bytes().split(b"\n")  # a killed run may leave half a line
     lines = []
     for part in parts:
         line = _line(part, _NEEDED[path.name])
@@ -220,14 +241,15 @@ def _lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
 
 
 def _line(part: bytes, needed: str) -> dict[str, Any] | None:
-    """A line of numbers and nulls, with the number of its round and the one that is needed; None for anything else."""
+    """A line of numbers and nulls with ``round`` and a number under ``needed``; None if it is anything else."""
     try:
         line = json.loads(part.decode())
     except (ValueError, RecursionError):  # not UTF-8, not JSON, or JSON of very many brackets
         return None
     if not isinstance(line, dict) or type(line.get("round")) is not int or line.get(needed) is None:
         return None
-    return line if all(value is None or _is_finite(value) for value in line.values()) else None
+    values = [v for value in line.values() for v in (value if isinstance(value, list) else (value,))]
+    return line if all(value is None or _is_finite(value) for value in values) else None
 
 
 def _is_finite(value: object) -> bool:
@@ -236,7 +258,7 @@ def _is_finite(value: object) -> bool:
 
 
 def environment() -> dict[str, Any]:
-    """What a result may depend on besides its config: versions, machine, commit."""
+    """What results depend on besides the config: versions, machine, commit."""
     root = Path(__file__).parent
 
     def git(*arguments: str) -> str | None:

@@ -1,16 +1,16 @@
-"""What listens to a run."""
+"""The interface of everything that records a run."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 
 class Tracker(Protocol):
-    """Told each round's facts in order, then the summary. On resumption it is told the earlier rounds again."""
+    """Gets each round's metrics in order, then the summary. Of a resumed run W&B gets the earlier rounds again."""
 
     def log(self, round: int, metrics: Mapping[str, float | None]) -> None:
-        """Facts of one round."""
+        """Record the metrics of one round; None: no value."""
         ...
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
-        """The run is over; None where it was broken off."""
+        """End the record; ``summary`` is None if the run was stopped before its end."""
         ...

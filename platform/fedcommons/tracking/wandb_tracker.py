@@ -1,4 +1,7 @@
-"""Weights & Biases as one more listener: one run per trial, opened inside the trial; it never asks and fails no run."""
+"""Weights & Biases beside the run folder: one W&B run per trial, opened inside the trial.
+
+W&B never asks for input here, and its failures do not stop a run. No path of this machine is uploaded.
+"""
 
 import netrc
 import os
@@ -9,20 +12,22 @@ from typing import Any
 from urllib.parse import urlparse
 
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import flat_dict
+from fedcommons.config.flat import chosen, effective, flat_dict, to_dict
+from fedcommons.config.parts import label
 from fedcommons.files import write_text
-
-HERE = ("artifacts", "data.dir")
-"""Fields that say where things lie on this machine: nobody else's business."""
 
 
 class WandbTracker:
     """A W&B run in the run folder, its id kept in wandb-id.txt so that a resumed run continues it.
 
-    ``say`` is told in one sentence whatever W&B cannot do; from then on the tracker is silent.
+    config: nested as in config.yaml, of the chosen parts only, and ``effective/alpha``, ``effective/p`` and so on (see
+    ``flat.effective``; ``p``: the share of shared data that resulted). tags: the chosen parts, and dp with DP-SGD.
+    summary: the numbers and texts of summary.json, and ``target_reached``. A run that ended without reaching its target
+    has ``target_reached`` false and no ``rounds_to_target``, so that this column holds numbers only.
+    ``say`` is told in one sentence what W&B cannot do; after a failure nothing more is logged.
     """
 
-    def __init__(self, folder: Path, config: Experiment, say: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, config: Experiment, p: float, say: Callable[[str], None]) -> None:
         self.say, self.run = say, None
         mode = config.tracking.wandb
         # Set by a process that started this one, a sweep's: W&B would keep our run in that one's service, where the run
@@ -35,12 +40,12 @@ class WandbTracker:
                 say("W&B: no login found (set WANDB_API_KEY or run `wandb login`), so this run is kept offline.")
                 mode = "offline"
             try:
-                self.run = _init(folder, config, mode)
+                self.run = _init(folder, config, p, mode)
             except wandb.Error as error:
                 if mode != "online":
                     raise
                 say(f"W&B: {error}; this run is kept offline.")
-                self.run = _init(folder, config, "offline")
+                self.run = _init(folder, config, p, "offline")
             self.run.define_metric("round")
             self.run.define_metric("*", step_metric="round")
         except Exception as error:
@@ -62,7 +67,8 @@ class WandbTracker:
             return
         try:
             if summary is not None:
-                self.run.summary.update({k: v for k, v in summary.items() if isinstance(v, int | float | str)})
+                kept = {k: _without_folders(v) for k, v in summary.items() if isinstance(v, int | float | str)}
+                self.run.summary.update({**kept, "target_reached": "rounds_to_target" in kept})
             self.run.finish(exit_code=0 if summary is not None else 1)
         except Exception as error:
             self._give_up(error)
@@ -72,7 +78,29 @@ class WandbTracker:
         self.say(f"W&B: {type(error).__name__}: {error}; the run goes on without it.")
 
 
-def _init(folder: Path, config: Experiment, mode: str):
+def _config(config: Experiment, p: float) -> dict[str, Any]:
+    """What W&B is told of an experiment: nothing about this machine's folders, nor W&B's own settings."""
+    fields = to_dict(config)
+    del fields["artifacts"], fields["data"]["dir"], fields["tracking"]
+    return _without_folders(fields) | {f"effective/{n}": v for n, v in effective(flat_dict(config), p).items()}
+
+
+def _without_folders(value: Any) -> Any:
+    """The value, with every text that holds a slash cut to its last component: paths, and import paths of own parts."""
+    if isinstance(value, dict):
+        return {name: _without_folders(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_without_folders(inner) for inner in value]
+    return value.rstrip("/").rpartition("/")[2] if isinstance(value, str) else value
+
+
+def _tags(config: Experiment) -> list[str]:
+    """What runs are filtered by: data set, algorithm, sharing setting and the other parts."""
+    names = [label(name) for name in chosen(config).values()]
+    return list(dict.fromkeys([*names, "dp"] if config.dp.local else names))
+
+
+def _init(folder: Path, config: Experiment, p: float, mode: str):
     import wandb
 
     return wandb.init(
@@ -82,8 +110,10 @@ def _init(folder: Path, config: Experiment, mode: str):
         id=_run_id(folder),
         resume="allow" if mode == "online" else None,
         mode=mode,  # pyright: ignore[reportArgumentType]
-        dir=folder,
-        config={n: v for n, v in flat_dict(config).items() if n not in HERE and not n.startswith("tracking.")},
+        dir=folder.absolute(),  # W&B's process keeps the working folder that it was started in
+        config=_config(config, p),
+        tags=_tags(config),
+        job_type="federation",
         settings=wandb.Settings(
             silent=True,
             console="off",
