@@ -1,6 +1,5 @@
 """Pictures of a number against another or against names: a panel each, series by colour, error bars over seeds."""
 
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from fedcommons.files import write_bytes
 from fedcommons.reports.cells import Cell, counted
 from fedcommons.reports.metrics import words
+from fedcommons.reports.plots import save
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "*")
@@ -93,9 +92,7 @@ def draw(path: Path, panels: Sequence[Panel], y: str, series: str, title: str) -
             list(handles.values()), list(handles), loc="outside right upper", fontsize=8, title=series or None
         )
     figure.suptitle(title, fontsize=10)
-    content = io.BytesIO()
-    figure.savefig(content, dpi=120)
-    write_bytes(path, content.getvalue())
+    save(figure, path, 120)
 
 
 def _panel(axes: Axes, panel: Panel, look: Mapping[str, tuple[str, str]]) -> None:
