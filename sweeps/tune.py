@@ -1,26 +1,35 @@
 """Sweep any fields of an experiment with Ray Tune; generators are trained once for all learning rates and all p.
 
-python sweeps/tune.py --space alpha=0.01,0.1 --space "p=uniform(0,0.5)" --samples 10 --metric rounds_to_target
-python sweeps/tune.py --config FILE.yaml --space "lr=loguniform(0.01,0.1)" --scheduler asha --metric best_accuracy
+python sweeps/tune.py --space alpha=0.01,0.1 --space "p=uniform(0,0.5)" --samples 10 --seeds 0,1,2
+python sweeps/tune.py --config FILE.yaml --space "lr=loguniform(0.01,0.1)" --scheduler asha
+python sweeps/tune.py --space "lr=loguniform(0.01,0.1)" --space p=0.1,0.5 --metric zeta_hat_sq --search optuna
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
+
+import pandas as pd
 
 from fedcommons.config import cli, presets, search_space
 from fedcommons.config.flat import SHORT_NAMES, choose, flat_dict
-from fedcommons.errors import UserError, unknown
+from fedcommons.errors import UserError, nearest, unknown
 from fedcommons.files import write_json, write_text
-from fedcommons.reports.plots import metric_against_fields
-from fedcommons.reports.tables import markdown, to_csv
+from fedcommons.reports import metrics, ranking, series
+from fedcommons.reports.cells import ENVIRONMENT, counted
+from fedcommons.reports.frames import load_runs
+from fedcommons.seeds import seed_for
 from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
-from fedcommons.tracking.run_folder import read_rounds, read_summary
+from fedcommons.sweeping.search import Optuna, proposed, require_optuna
+from fedcommons.tracking.run_folder import is_run
 
 MOST_SAMPLES = 10_000
-METRICS = {"rounds_to_target": "min", "best_accuracy": "max", "last_accuracy": "max", "validation_accuracy": "max"}
+CHOICES = {"scheduler": ("fifo", "asha"), "search": ("random", "optuna"), "mode": ("min", "max")}
+CSV = ("status", "rounds", *metrics.KNOWN, "train/loss", "alpha", "p", "rho", "sigma", "lr")
+"""Columns of tune.csv behind the swept fields, where some run has them."""
 
 
 def arguments(argv: Sequence[str]):
@@ -37,122 +46,197 @@ def arguments(argv: Sequence[str]):
     parser.add_argument(
         "--seeds", type=str | None, default=None, help="seeds, separated by commas: each point for each"
     )
-    parser.add_argument("--samples", type=int, default=10, help="draws of the distributions for each grid point")
-    parser.add_argument("--scheduler", type=str, default="fifo", help="fifo, or asha: stop the worse runs early")
-    parser.add_argument("--metric", type=str, default="rounds_to_target", help=", ".join(METRICS))
+    parser.add_argument("--samples", type=int, default=10, help="draws of the distributions for each grid point; with "
+                        "optuna: points in each environment")  # fmt: skip
+    parser.add_argument("--search", type=str, default="random",
+                        help="random: grids and draws; optuna: points that follow from the results so far")  # fmt: skip
+    parser.add_argument("--scheduler", type=str, default="fifo",
+                        help="fifo, or asha: stop the runs of low validation accuracy early")  # fmt: skip
+    parser.add_argument("--metric", type=str, default="validation_accuracy",
+                        help="what is best: MB, epsilon, rounds_to_target, ..., a convergence parameter such as "
+                        "zeta_hat_sq, or its mean over rounds, zeta_hat_sq_mean")  # fmt: skip
+    parser.add_argument("--mode", type=str | None, default=None,
+                        help="max or min; default: max for accuracies, min for all else")  # fmt: skip
     parser.add_argument("--out", type=str, default="runs/tune", help="folder of the sweep")
     parser.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
     parser.add_argument("--dry-run", action="store_true", help="print the cells and which artifacts exist, and stop")
     options = cli.parse(parser, argv)
-    if options.metric not in METRICS:
-        raise unknown("metric", options.metric, METRICS)
-    if options.scheduler not in ("fifo", "asha"):
-        raise unknown("scheduler", options.scheduler, ("fifo", "asha"))
+    options.mode = metrics.mode(options.metric) if options.mode is None else options.mode
+    for name, known in CHOICES.items():
+        if options[name] not in known:
+            raise unknown(name, options[name], known)
     if not 1 <= options.samples <= MOST_SAMPLES:
         raise UserError(f"--samples must lie in [1, {MOST_SAMPLES}], got {options.samples}.")
     if not options.space:
         raise UserError("--space is missing: name at least one field to sweep, such as --space alpha=0.01,0.1.")
+    if options.search == "optuna":
+        if options.scheduler == "asha":
+            raise UserError("--search optuna needs --scheduler fifo: it learns from finished runs only.")
+        require_optuna()
+    options.base = sweep.tracked(cli.flat(options), Path(options.out))
     return options
 
 
-def cells(options) -> tuple[list[sweep.Cell], list[str]]:
-    """The runs of the sweep and the fields that vary."""
-    base = sweep.tracked(cli.flat(options), Path(options.out))
-    space = search_space.parse(options.space, options.fields, options.chosen)
-    cli.refuse_fields(options, dict.fromkeys(space, "space"))
+def space(options) -> dict[str, Any]:
+    """What is swept, seeds included.
+
+    Raises:
+        UserError: a field that cannot be swept.
+    """
+    found = dict(search_space.parse(options.space, options.fields, options.chosen))
+    cli.refuse_fields(options, dict.fromkeys(found, "space"))
     if options.seeds is not None:
-        if "seed" in space:
+        if "seed" in found:
             raise UserError("--seeds and --space seed both name the seeds; use one of them.")
         cli.refuse_fields(options, {"seed": "seeds"})
-        space = {**space, "seed": list(cli.split("--seeds", options.seeds, int))}
-    points = search_space.points(space, options.samples, options.seed)
-    labels = {name: name.rpartition(".")[2] for name in space}
-    if not options.dp.local and any(name.startswith("dp.") for name in space):
+        found = {**found, "seed": list(cli.split("--seeds", options.seeds, int))}
+    if not options.dp.local and any(name.startswith("dp.") for name in found):
         raise UserError("sigma and the other dp fields change nothing without --dp.local true.")
-    asked = {*options.asked, *space}
-    found = [choose({**base, **point}, options.fields) for point in points]
+    drawn = [n for n, values in around(found).items() if not isinstance(values, list)]
+    if drawn and (options.search == "optuna" or options.scheduler == "asha"):
+        way = "--search optuna" if options.search == "optuna" else "--scheduler asha"
+        raise UserError(f"--space {drawn[0]} needs a list of values with {way}, which compares like with like.")
+    return found
+
+
+def around(space: search_space.Space) -> dict[str, Any]:
+    """Those of the space that describe the environment, seeds included: points are not compared across them."""
+    return {n: values for n, values in space.items() if n == "seed" or n.startswith(ENVIRONMENT)}
+
+
+def made(points: Sequence[Mapping[str, Any]], options) -> list[sweep.Cell]:
+    """The cells of these points."""
+    asked = {*options.asked, *points[0]}
+    labels = {name: name.rpartition(".")[2] for name in points[0]}
+    found = [choose({**options.base, **point}, options.fields) for point in points]
     made = [sweep.cell(presets.settled(options.preset, one, asked), labels) for one in found]
-    return list({c.name: c for c in made}.values()), list(space)
+    return list({c.name: c for c in made}.values())
 
 
-def scheduler(options, rounds: int):
-    """ASHA on the accuracy so far (rounds-to-target is not known half-way), or None for first in, first out."""
+def cells(options) -> tuple[list[sweep.Cell], list[str]]:
+    """The runs of a random search, or the ends of Optuna's space; and the fields that vary.
+
+    Raises:
+        UserError: a field, a value or a metric that the runs cannot have.
+    """
+    swept = space(options)
+    points = search_space.points(swept, options.samples, options.seed)
+    found = made(search_space.ends(swept) if options.search == "optuna" else points, options)
+    metrics.require(options.metric, [c.config for c in found])
+    if options.scheduler == "asha" and not all(c.config.data.validation > 0 for c in found):
+        raise UserError("--scheduler asha stops runs by validation accuracy: --data.validation must be above 0.")
+    return found, list(swept)
+
+
+def batches(options, out: Path) -> Iterator[list[sweep.Cell]]:
+    """What runs side by side: all cells; with ASHA those of an environment; with Optuna its next points."""
+    fixed = around(space(options))
+    seeds = fixed.pop("seed", [options.seed])
+    if options.search == "optuna":
+        searched = {n: values for n, values in space(options).items() if n not in (*fixed, "seed")}
+        environments = search_space.points(fixed, 1, options.seed)
+        searches = [(e, Optuna(searched, options.mode, seed_for(options.seed, str(e)))) for e in environments]
+        yield from proposed(
+            searches, options.samples, lambda point: made([{**point, "seed": seed} for seed in seeds], options),
+            lambda cells: mean(cells, out, options.metric),
+        )  # fmt: skip
+        return
+    groups: dict[str, list[sweep.Cell]] = {}
+    for c in cells(options)[0]:
+        fields = flat_dict(c.config)
+        key = str([fields.get(name) for name in fixed]) if options.scheduler == "asha" else ""
+        groups.setdefault(key, []).append(c)
+    yield from groups.values()
+
+
+def scheduler(options, cells: Sequence[sweep.Cell]):
+    """ASHA on the validation accuracy of each round, or None for first in, first out."""
     if options.scheduler == "fifo":
         return None
     from ray.tune.schedulers import ASHAScheduler
 
+    rounds = max(c.config.federation.rounds for c in cells)
     return ASHAScheduler(
-        time_attr="round", max_t=rounds, grace_period=max(1, rounds // 5), reduction_factor=3, stop_last_trials=False
-    )
+        time_attr="round", metric="validation/accuracy", mode="max", max_t=rounds, grace_period=max(1, rounds // 5),
+        reduction_factor=3, stop_last_trials=False,
+    )  # fmt: skip
 
 
-def results(cells: Sequence[sweep.Cell], fields: Sequence[str], out: Path, metric: str) -> list[dict[str, Any]]:
-    """One record for each run that has rounds, the best first; ``status``: finished or stopped (by the scheduler)."""
-    records = []
-    for c in cells:
-        folder = out / c.name
-        lines = [line for line in read_rounds(folder) if line["round"] > 0]
-        if not lines:
-            continue
-        summary = read_summary(folder)
-        accuracies = [line["test/accuracy"] for line in lines]
-        reached = [line["round"] for line in lines if line["test/accuracy"] >= c.config.target]
-        records.append({
-            **{name: flat_dict(c.config).get(name) for name in fields},
-            "rounds_to_target": reached[0] if reached else None,
-            "best_accuracy": max(accuracies), "last_accuracy": accuracies[-1],
-            "validation_accuracy": lines[-1].get("validation/accuracy"), "rounds": len(lines),
-            "p_share": summary["p"] if summary else None,
-            "status": "finished" if summary else "stopped", "run_dir": c.name,
-        })  # fmt: skip
+def frame(cells: Sequence[sweep.Cell], out: Path, metric: str, say: Callable[[str], None]) -> pd.DataFrame:
+    """The runs of these cells that have rounds.
 
-    def worst_last(record: dict[str, Any]) -> float:
-        value = record[metric]
-        return float("inf") if value is None else value if METRICS[metric] == "min" else -value
-
-    return sorted(records, key=worst_last)
+    Raises:
+        UserError: none of them has the metric.
+    """
+    folders = [out / c.name for c in cells if is_run(out / c.name)]
+    runs = load_runs(*folders, say=say) if folders else pd.DataFrame()
+    if len(runs) and metric not in runs:
+        known = runs.select_dtypes("number").columns
+        raise UserError(f"no run has {metric}{nearest(metric, known)} Name another metric and add --resume.")
+    return runs
 
 
-def short(value: object) -> object:
-    return f"{value:.4g}" if isinstance(value, float) else value
+def mean(cells: Sequence[sweep.Cell], out: Path, metric: str) -> float | None:
+    """The mean over the seeds of a point; None where a run is not finished or has no such number."""
+    runs = frame(cells, out, metric, lambda text: None)
+    if len(runs) < len(cells) or set(runs["status"]) != {"finished"}:
+        return None
+    values, _ = counted(runs, metric)
+    return fmean(values) if len(values) == len(cells) else None
 
 
 def report(
-    cells: Sequence[sweep.Cell], fields: Sequence[str], outcome: sweep.Outcome, started: float, out: Path, options,
-    display: Display,
+    cells: Sequence[sweep.Cell], fields: Sequence[str], outcomes: Sequence[sweep.Outcome], started: float, out: Path,
+    options, display: Display,
 ) -> int:  # fmt: skip
     """Write the tables, the picture and the summary, and show them; the exit code."""
-    records = results(cells, fields, out, options.metric)
-    for name, message in outcome.failures.items():
+    failures = {name: said for outcome in outcomes for name, said in outcome.failures.items()}
+    for name, message in failures.items():
         display.say(f"failed: {name}: {message}")
-    if not records:
+    runs, metric = frame(cells, out, options.metric, display.say), options.metric
+    if runs.empty:
         return 1
-    head = [*fields, "rounds_to_target", "best_accuracy", "last_accuracy", "rounds", "status"]
-    show = {None: f">{cells[0].config.federation.rounds}"}
-    table = markdown(head, [[show.get(r[n], short(r[n])) for n in head] for r in records])
-    write_json(out / "summary.json", {"name": out.name, "metric": options.metric, "cells": records})
+    groups = ranking.ranked(runs, metric, options.mode)
+    table = ranking.table(groups, fields, metric, options.mode)
+    swept = [name for name in dict.fromkeys(("seed", *fields, metric, *CSV)) if name in runs]
+    ordered = pd.concat([point.runs for group in groups for point in group.points])
+    rows = ordered[swept].assign(run_dir=[Path(run).name for run in ordered["run"]])
     write_text(out / "tune.md", table)
-    write_text(out / "tune.csv", to_csv(records))
-    metric_against_fields(records, fields, options.metric, out / "tune.png")
-    display.say(f"\n{table}\nBest {options.metric}: {out / records[0]['run_dir']}")
-    display.say(f"Time: {time.perf_counter() - started:.0f} s ({outcome.generators_trained} generators trained).")
+    write_text(out / "tune.csv", rows.to_csv(index=False, lineterminator="\n"))
+    records = rows.astype(object).where(rows.notna(), None).to_dict("records")
+    write_json(out / "summary.json", {"name": out.name, "metric": metric, "mode": options.mode, "cells": records})
+    drawn, colours = ranking.panels(groups, fields, metric)
+    series.draw(out / "tune.png", drawn, metric, colours, series.title(runs))
+    display.say(f"\n{table}")
+    for group in groups:
+        best = ", ".join(str(out / Path(run).name) for run in group.points[0].runs["run"])
+        where = ", ".join(f"{name} {series.label(value)}" for name, value in group.environment.items())
+        display.say(f"Best {metric}{where and f' with {where}'}: {best}")
+    trained = sum(outcome.generators_trained for outcome in outcomes)
+    display.say(f"Time: {time.perf_counter() - started:.0f} s ({trained} generators trained).")
     display.say(f"All in {out}: tune.md, tune.csv, tune.png, summary.json, and a folder for each run.")
-    return 1 if outcome.failures else 0
+    return 1 if failures else 0
 
 
 def tune(argv: Sequence[str]) -> int:
     started = time.perf_counter()
     options = arguments(argv)
-    out, (todo, fields) = Path(options.out), cells(options)
-    rounds = todo[0].config.federation.rounds
+    out, (known, fields) = Path(options.out), cells(options)
     with Display() as display:
         if options.dry_run:
-            grids.dry_run(todo, out, display)
+            grids.dry_run(known, out, display)
+            if options.search == "optuna":
+                display.say(f"These are the ends of the space; {options.samples} points follow from the results.")
             return 0
-        left = sweep.todo(todo, out, display)
+        if options.search == "optuna" or options.scheduler == "asha":
+            sweep.todo(known, out, display)  # refuses now what later batches cannot meet
         with sweep.open_sweep(out, options.resume):
-            outcome = sweep.run_cells(left, out, display, scheduler=scheduler(options, rounds), metric="best_accuracy")
-            return report(todo, fields, outcome, started, out, options, display)
+            outcomes, tried = [], {}
+            for batch in batches(options, out):
+                left = sweep.todo(batch, out, display)
+                outcomes.append(sweep.run_cells(left, out, display, scheduler=scheduler(options, batch)))
+                tried |= {c.name: c for c in batch}
+            return report(list(tried.values()), fields, outcomes, started, out, options, display)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedcommons.reports import tables
-from fedcommons.reports.plots import RoundBar, class_heatmap, metric_against_fields, round_bars
+from fedcommons.reports.plots import RoundBar, class_heatmap, round_bars
 from fedcommons.reports.published import fedssyn_table1
 
 
@@ -94,9 +94,7 @@ def test_pictures_are_drawn(tmp_path: Path) -> None:
     more = [RoundBar("my_lab.py:Mine", 8, 2.0, True), RoundBar("other.py:Its", 9, None, True)]
     round_bars(tmp_path / "bars.png", [("α = 0.01", [*bars, *more])], 30, "digits", smoke=True)
     class_heatmap(np.eye(10, dtype=int) * 12, tmp_path / "heat.png")
-    records = [{"lr": 0.1, "m": 3, "rounds": 9}, {"lr": 0.01, "m": None, "rounds": 9}]
-    metric_against_fields(records, ["lr"], "m", tmp_path / "m.png")
-    for name in ("bars.png", "heat.png", "m.png"):
+    for name in ("bars.png", "heat.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 

@@ -63,6 +63,21 @@ def points(space: Space, samples: int, seed: int) -> list[dict[str, Any]]:
     ]
 
 
+def ends(space: Space) -> list[dict[str, Any]]:
+    """A point of the space, and that point with each field at each of its values, or at both ends of its distribution.
+
+    What is allowed at the ends is allowed between them.
+    """
+    values = {name: one if isinstance(one, list) else _ends(one) for name, one in space.items()}
+    first = {name: several[0] for name, several in values.items()}
+    return [first, *({**first, name: value} for name, several in values.items() for value in several[1:])]
+
+
+def _ends(domain: Any) -> list[Any]:
+    """Of ``randint`` HIGH itself is not drawn."""
+    return [domain.lower, domain.upper - 1 if isinstance(domain.lower, int) else domain.upper]
+
+
 def _draw(domain: Any, seed: int, name: str, number: int) -> Any:
     value = domain.sample(random_state=numpy_generator(seed, "search", name, number))
     return int(value) if isinstance(value, int | np.integer) else float(f"{float(value):.6g}")

@@ -81,3 +81,15 @@ def means(runs: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
             row |= {name: values.mean(), f"{name}_sd": values.std()}
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def counted(runs: pd.DataFrame, metric: str) -> tuple[list[float], int]:
+    """The numbers that runs have of a metric, and how many of them missed the target.
+
+    Of ``rounds_to_target`` a run that missed it counts with all its rounds; of other metrics it has none then.
+    """
+    found = [None if v is None or v != v else float(v) for v in runs[metric].tolist()] if metric in runs else []
+    if metric == "rounds_to_target":
+        most = runs["rounds"].tolist()
+        return [float(m) if v is None else v for v, m in zip(found, most, strict=True)], found.count(None)
+    return [v for v in found if v is not None], 0

@@ -1,7 +1,7 @@
 """Pictures."""
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,24 +109,3 @@ def _round_bar(axes: Axes, y: float, bar: RoundBar, colour: str, rounds: int) ->
     axes.barh(y, bar.mean, 0.8, color=colour, hatch=hatch, edgecolor="w", xerr=bar.deviation, capsize=2)
     text = f"{bar.mean:.3g}" if bar.reached else f">{bar.mean:.3g}"
     axes.text(bar.mean + (bar.deviation or 0) + rounds * 0.01, y, text, va="center", fontsize=8)
-
-
-def metric_against_fields(records: Sequence[Mapping[str, Any]], fields: Sequence[str], metric: str, path: Path) -> None:
-    """A panel for each swept field: every run's metric against the field's value; a cross on top where not reached."""
-    figure, grid = panels(1, len(fields), (4 * len(fields), 3.2), sharey=True)
-    top = max(r["rounds"] for r in records)
-    for axes, field in zip(grid[0], fields, strict=True):
-        values = [r[field] for r in records]
-        if all(isinstance(v, int | float) for v in values) and min(values) > 0 and max(values) / min(values) >= 10:
-            axes.set_xscale("log")
-        reached = [(v, r[metric]) for v, r in zip(values, records, strict=True) if r[metric] is not None]
-        missed = [v for v, r in zip(values, records, strict=True) if r[metric] is None]
-        if reached:
-            axes.scatter(*zip(*reached, strict=True), color="#c0392b", s=24)
-        if missed:
-            axes.scatter(missed, [top] * len(missed), marker="x", color="0.5", s=28, label="not reached")
-            axes.legend(fontsize=8)
-        axes.set_xlabel(field)
-        axes.grid(alpha=0.3)
-    grid[0][0].set_ylabel(metric)
-    save(figure, path, 120)

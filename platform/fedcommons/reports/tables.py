@@ -34,12 +34,7 @@ class Entry:
     @property
     def rounds(self) -> str:
         """Rounds to the target over seeds, ``>R`` where a seed never reached it."""
-        reached = [r["rounds_to_target"] for r in self.runs]
-        if None in reached:
-            n = reached.count(None)
-            most = f">{self.runs[0]['rounds']}"
-            return most if n == len(reached) else f"{most} ({n} of {len(reached)} seeds)"
-        return mean_std(reached, 0 if len(reached) == 1 else 1)
+        return rounds_needed([r["rounds_to_target"] for r in self.runs], self.runs[0]["rounds"])
 
     @property
     def mean_rounds(self) -> tuple[float, bool]:
@@ -56,10 +51,18 @@ class Entry:
         return [r["rounds"] if r["rounds_to_target"] is None else r["rounds_to_target"] for r in self.runs]
 
 
-def mean_std(values: Sequence[float], digits: int) -> str:
-    """``mean +/- sample standard deviation``; the value alone where there is one."""
-    mean = f"{fmean(values):.{digits}f}"
-    return mean if len(values) == 1 else f"{mean} ± {stdev(values):.{digits}f}"
+def rounds_needed(reached: Sequence[float | None], most: int) -> str:
+    """Rounds to the target over seeds (None: not reached), ``>R`` where a seed did not reach it within ``most``."""
+    if n := reached.count(None):
+        return f">{most}" if n == len(reached) else f">{most} ({n} of {len(reached)} seeds)"
+    return mean_std([r for r in reached if r is not None], 0 if len(reached) == 1 else 1)
+
+
+def mean_std(values: Sequence[float], digits: int | None) -> str:
+    """``mean +/- sample standard deviation``; the value alone where there is one. digits: after the point; None: .4g"""
+    form = ".4g" if digits is None else f".{digits}f"
+    mean = format(fmean(values), form)
+    return mean if len(values) == 1 else f"{mean} ± {format(stdev(values), form if digits is not None else '.2g')}"
 
 
 def choose_learning_rate(summaries: Sequence[Summary]) -> list[Summary]:

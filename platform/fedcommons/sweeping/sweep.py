@@ -113,18 +113,12 @@ def open_sweep(out: Path, resume: bool) -> Iterator[None]:
 
 
 def run_cells(
-    left: Todo,
-    out: Path,
-    display: Display,
-    *,
-    scheduler: Any = None,
-    metric: str = "test/accuracy",
-    on_end: Callable[[], None] = lambda: None,
+    left: Todo, out: Path, display: Display, *, scheduler: Any = None, on_end: Callable[[], None] = lambda: None
 ) -> Outcome:
     """Run every cell that is left, each in ``out/NAME``; a cell that fails does not take the others with it.
 
     They start in their order, each when it has its generators. ``out`` must be open; ``scheduler``: a Ray Tune
-    scheduler, told ``metric`` after every round; ``on_end`` is called whenever a cell has ended.
+    scheduler with its metric, told those of every round; ``on_end`` is called whenever a cell has ended.
     """
     if len(left.cells) < left.n_cells:
         display.say(f"{left.n_cells - len(left.cells)} of {left.n_cells} cells are done already.")
@@ -138,7 +132,7 @@ def run_cells(
         if not left.lacking and any(c.config.generator for c in left.cells):
             display.say("All generators are in the store: none had to be trained.")
         progress = _Progress(display, left, on_end)
-        failures, trained = _run_trials(left, out, progress, scheduler, metric)
+        failures, trained = _run_trials(left, out, progress, scheduler)
         ready = max(progress.ready, started)
     for c in left.cells:
         if (summary := read_summary(out / c.name)) and summary.get("rejected"):
@@ -146,9 +140,7 @@ def run_cells(
     return Outcome({"generators": ready - started, "cells": time.perf_counter() - started}, trained, failures)
 
 
-def _run_trials(
-    left: Todo, out: Path, progress: "_Progress", scheduler: Any, metric: str
-) -> tuple[dict[str, str], int]:
+def _run_trials(left: Todo, out: Path, progress: "_Progress", scheduler: Any) -> tuple[dict[str, str], int]:
     """Run the cells as Tune trials; what stopped each that failed, in a line, and how many generators were trained."""
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # Ctrl-C is ours to handle
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
@@ -176,8 +168,6 @@ def _run_trials(
         tuner = tune.Tuner(
             trainable,
             tune_config=tune.TuneConfig(
-                metric=metric,
-                mode="max",
                 scheduler=scheduler,
                 search_alg=order,
                 num_samples=len(cells) + len(left.lacking),
@@ -243,12 +233,11 @@ def _trial(params: Mapping[str, Any]) -> None:
     c = flat.from_dict(given["config"])
 
     folder = Path(given["out"]) / given["name"]
-    best, last = 0.0, {}
+    last: dict[str, Any] = {}
 
     def report(number: int, metrics: Mapping[str, float | None]) -> None:
-        nonlocal best, last
-        best = max(best, metrics["test/accuracy"] or 0.0) if number else best
-        last = {"round": number, "best_accuracy": best, **metrics}
+        nonlocal last
+        last = {"round": number, **metrics}
         if number < c.federation.rounds:
             tune.report(last)
 
@@ -258,8 +247,7 @@ def _trial(params: Mapping[str, Any]) -> None:
 
     try:
         if lines := read_rounds(folder):  # Tune is told also of a trial that has no round left to play
-            best = max((line["test/accuracy"] for line in lines if line["round"] > 0), default=0.0)
-            last = {"best_accuracy": best, **lines[-1]}
+            last = dict(lines[-1])
         # A trial never trains a generator: it would hold its cores for work that other trials may do too.
         experiment.run(c, folder, resume=True, say=say, on_round=report, may_generate=False)
     except (ClientError, UserError, LookupError) as error:

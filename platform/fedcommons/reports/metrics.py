@@ -1,0 +1,81 @@
+"""What runs are judged by: a scalar of their row in ``load_runs``. Which way is better, and what must be measured."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedcommons.config.experiment import Experiment
+from fedcommons.config.flat import SHORT_NAMES, get
+from fedcommons.convergence.laboratory import NAMES
+from fedcommons.errors import UserError, unknown
+
+OF_TEST_DATA = ("rounds_to_target", "best_accuracy", "last_accuracy")
+
+KNOWN = (
+    "validation_accuracy", *OF_TEST_DATA, "MB", "bytes_down", "bytes_up", "bytes_once",
+    "epsilon", "epsilon_local_training", *NAMES, *(f"{name}_mean" for name in NAMES),
+)  # fmt: skip
+"""Metrics that are known before a run. What its rounds log has a slash in its name and may be anything: train/loss."""
+
+WORDS = {
+    "validation_accuracy": "validation accuracy", "validation/accuracy": "validation accuracy",
+    "rounds_to_target": "rounds to the target accuracy", "best_accuracy": "best test accuracy",
+    "last_accuracy": "test accuracy of the last round", "test/accuracy": "test accuracy of the last round",
+    "train/loss": "training loss", "test/loss": "test loss", "validation/loss": "validation loss",
+    "MB": "MB exchanged by all clients", "bytes_down": "bytes to the clients", "bytes_up": "bytes from the clients",
+    "bytes_once": "bytes of shared data", "epsilon": r"$\varepsilon$ of all messages",
+    "epsilon_local_training": r"$\varepsilon$ of local training",
+    "gradient_sq": r"$\|\nabla f\|^2$", "zeta_sq": r"client dissimilarity $\zeta^2$, own data",
+    "zeta_hat_sq": r"client dissimilarity $\hat\zeta^2$, training data",
+    "zeta_lemma1_sq": r"client dissimilarity $\zeta^2$ by Lemma 1", "sigma_sq": r"gradient noise $\sigma^2$, own data",
+    "sigma_hat_sq": r"gradient noise $\hat\sigma^2$, training data",
+    "sigma_lemma1_sq": r"gradient noise $\sigma^2$ by Lemma 1", "delta_sq": r"shift of the pool $\delta^2$",
+    "L_max": r"smoothness $L_{max}$, own data", "L_p": "smoothness $L_p$, training data",
+    "data.name": "data set", "dataset": "data set", "algorithm": "algorithm", "sharing.setting": "data setting",
+    "setting": "data setting", "partition.alpha": r"Dirichlet concentration $\alpha$",
+    "partition.n_clients": "clients N", "federation.participation": "share C of clients in a round",
+    "federation.rounds": "rounds R",
+    "sharing.p": "share p of shared data", "generator.rho": r"share $\rho$ of images that generators see",
+    "dp.noise_multiplier": r"noise multiplier $\sigma$", "client.lr": "learning rate",
+    "client.epochs": "local epochs E", "client.batch_size": "batch size B", "target": "target accuracy", "seed": "seed",
+}  # fmt: skip
+"""What the usual metrics and fields are called on an axis."""
+
+
+def words(name: str) -> str:
+    """A metric or field as an axis names it; its own name where no words are known."""
+    if name.endswith("_mean") and name not in WORDS:
+        return f"{words(name.removesuffix('_mean'))}, mean over rounds"
+    return WORDS.get(name, WORDS.get(SHORT_NAMES.get(name, ""), name))
+
+
+def mode(metric: str) -> str:
+    """Which way is better: ``max`` for accuracies, ``min`` for everything else."""
+    return "max" if "accuracy" in metric else "min"
+
+
+def sees_test_data(metric: str) -> bool:
+    """Whether who chooses by this metric has chosen on test data."""
+    return metric.removesuffix("_mean") in OF_TEST_DATA or "test/" in metric
+
+
+def require(metric: str, configs: Sequence[Experiment]) -> None:
+    """See that runs of these experiments will have the metric, as far as can be known before.
+
+    Raises:
+        UserError: it is no metric, or not measured with these fields.
+    """
+    if metric not in KNOWN and "/" not in metric:
+        raise unknown("metric", metric, KNOWN)
+    for field, least, needed in _needs(metric.removesuffix("_mean")):
+        if any(get(config, field) <= least for config in configs):
+            raise UserError(f"--metric {metric} needs --{field} {needed}.")
+
+
+def _needs(metric: str) -> list[tuple[str, Any, str]]:
+    """Fields that must be above a value for the metric to be measured, and how to say it."""
+    if metric.startswith("validation"):
+        return [("data.validation", 0, "above 0")]
+    if metric.startswith("epsilon"):
+        return [("dp.local", False, "true")]
+    measured = [("measure.every", 0, "above 0")] if metric in NAMES else []
+    return [*measured, ("measure.smoothness", False, "true")] if metric in NAMES and metric[0] == "L" else measured

@@ -1,0 +1,115 @@
+"""The points of a search, best first in each environment, by the mean of a metric over seeds."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import pandas as pd
+
+from fedcommons.reports import series
+from fedcommons.reports.cells import ENVIRONMENT, Cell, cells, counted, fields, varied
+from fedcommons.reports.metrics import mode, sees_test_data, words
+from fedcommons.reports.tables import markdown, mean_std, rounds_needed
+
+SHOWN = ("rounds_to_target", "validation_accuracy", "last_accuracy", "MB", "epsilon")
+"""Stand in the table besides the metric that ranks."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The points of one environment, the best first; environment: the fields in which environments differ."""
+
+    environment: Mapping[str, Any]
+    points: Sequence[Cell]
+
+
+def ranked(runs: pd.DataFrame, metric: str, way: str) -> list[Group]:
+    """The points in their environments. way: ``min`` or ``max``, what is better.
+
+    Points of which a run failed or was stopped come after the finished ones, then those that lack the metric: a run
+    that was stopped early has also sent few bytes.
+    """
+
+    def worst_last(point: Cell) -> tuple[bool, bool, float, bool]:
+        values, missed = counted(point.runs, metric)
+        score = fmean(values) if values else 0.0
+        ended = set(point.runs["status"]) == {"finished"}
+        return not ended, len(values) < len(point.runs), score if way == "min" else -score, missed > 0
+
+    names = environment(runs)
+    groups: dict[tuple[Any, ...], list[Cell]] = {}
+    for point in cells(runs):
+        groups.setdefault(tuple(series.value(point, name) for name in names), []).append(point)
+    return [Group(dict(zip(names, key, strict=True)), sorted(of, key=worst_last)) for key, of in groups.items()]
+
+
+def environment(runs: pd.DataFrame) -> list[str]:
+    """The fields in which the environments of these runs differ."""
+    return varied(runs.loc[:, [name for name in fields(runs) if name.startswith(ENVIRONMENT)]])
+
+
+def shown(runs: pd.DataFrame, metric: str) -> str:
+    """Mean and standard deviation over seeds of a metric, accuracies in percent; ``-`` where no run has it."""
+    values, _ = counted(runs, metric)
+    if metric == "rounds_to_target":
+        reached = [None if v is None or v != v else v for v in runs[metric].tolist()]
+        return rounds_needed(reached, max(runs["rounds"].tolist()))
+    if not values:
+        return "-"
+    some = f" ({len(values)} of {len(runs)} seeds)" if len(values) < len(runs) else ""
+    return (mean_std([100 * v for v in values], 1) if mode(metric) == "max" else mean_std(values, None)) + some
+
+
+def table(groups: Sequence[Group], swept: Sequence[str], metric: str, way: str) -> str:
+    """A table for each environment, a line for each point, and what a reader must know."""
+    every = [point for group in groups for point in group.points]
+    known = [n for n in dict.fromkeys((metric, *SHOWN)) if any(counted(p.runs, n)[0] for p in every)]
+    names = [n for n in swept if n != "seed" and n not in groups[0].environment]
+    head = [*names, *(f"{n}, %" if mode(n) == "max" else n for n in known), "seeds", "runs"]
+    text = []
+    for group in groups:
+        lines = [
+            [*(series.label(series.value(p, n)) for n in names), *(shown(p.runs, n) for n in known), len(p.runs),
+             ", ".join(dict.fromkeys(p.runs["status"]))]
+            for p in group.points
+        ]  # fmt: skip
+        if group.environment:
+            text.append(", ".join(f"{n} = {series.label(v)}" for n, v in group.environment.items()) + ":\n")
+        text.append(markdown(head, lines))
+    better = "the most" if way == "max" else "the least"
+    notes = [f"Best first: {better} {metric}, the mean over seeds; ± is the sample standard deviation."]
+    if groups[0].environment:
+        notes.append("Points are compared within an environment only: a harder one is no worse choice.")
+    if sees_test_data(metric):
+        notes.append(f"This choice was made on test data ({metric}), which makes its numbers too good.")
+    if "rounds_to_target" in known:
+        notes.append(">R: the target was not reached within R rounds; such a seed counts as R in the mean.")
+    if any(set(point.runs["status"]) != {"finished"} for point in every):
+        notes.append(
+            "Points with runs that are not finished come last, with the numbers of their last round, and are not drawn."
+        )
+    return "\n".join([*text, *(f"{i}. {note}" for i, note in enumerate(notes, 1))]) + "\n"
+
+
+def panels(groups: Sequence[Group], swept: Sequence[str], metric: str) -> tuple[list[series.Panel], str]:
+    """A panel for each swept field; and what the colours are.
+
+    Colours are the environments, or else the swept field of fewest values, where there are several fields. Points with
+    runs that are not finished are left out.
+    """
+    every = [point for group in groups for point in group.points if set(point.runs["status"]) == {"finished"}]
+    values = {n: {series.label(series.value(p, n)) for p in every} for n in swept if n != "seed"}
+    colours = list(groups[0].environment)
+    if not colours and len(values) > 1:
+        least = min(values, key=lambda n: len(values[n]))
+        colours = [least] if len(values[least]) <= len(series.COLOURS) else []
+
+    def name(point: Cell) -> str:
+        return ", ".join(series.label(series.value(point, n)) for n in colours)
+
+    found = []
+    for field in [n for n in values if n not in colours] or list(values)[:1]:
+        points = [series.point(p, field, metric, name(p)) for p in every]
+        found.append(series.Panel("", words(field), [p for p in points if p is not None]))
+    return found, ", ".join(words(n) for n in colours)

@@ -1,0 +1,78 @@
+"""Optuna, through Ray Tune: it proposes points from the results so far, in batches of a fixed size.
+
+It is keyed, asked and told in a fixed order, so the same results give the same points. A sweep that is resumed asks
+again from the beginning: points whose runs are finished are told at once, and the search goes on behind them.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from fedcommons.config.search_space import Space
+from fedcommons.errors import UserError
+from fedcommons.sweeping.sweep import Cell
+
+BATCH = 4
+"""Points that are proposed before any of them is known; a constant, as it decides which points are tried."""
+
+
+def require_optuna() -> None:
+    """See that Optuna is there, which is no dependency of ours.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    if find_spec("optuna") is None:
+        raise UserError("--search optuna needs the package optuna, which is not installed: pip install optuna")
+
+
+class Optuna:
+    """Points of a space, proposed by Optuna's tree-structured Parzen estimator.
+
+    way: ``min`` or ``max``. Bergstra et al., "Algorithms for hyper-parameter optimization", NeurIPS 2011.
+    """
+
+    def __init__(self, space: Space, way: str, seed: int) -> None:
+        import optuna  # pyright: ignore[reportMissingImports]  (no dependency of ours)
+        from ray import tune
+        from ray.tune.search.optuna import OptunaSearch
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        domains = {n: tune.choice(one) if isinstance(one, list) else one for n, one in space.items()}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of Optuna's, about its own features
+            found = OptunaSearch.convert_search_space(domains)
+            self._search = OptunaSearch(found, metric="value", mode=way, seed=seed % 2**32)  # numpy takes no more
+
+    def ask(self, number: int) -> dict[str, Any]:
+        """The point of this number, counted from 0."""
+        point = self._search.suggest(str(number))
+        assert point is not None
+        return point
+
+    def tell(self, number: int, value: float | None) -> None:
+        """What came of it; None, as where a run failed: worse than every value."""
+        # without a result the trial counts as pruned, from which Optuna learns; one that failed it would forget
+        self._search.on_trial_complete(str(number), None if value is None else {"value": value})
+
+
+def proposed(
+    searches: Sequence[tuple[Mapping[str, Any], Optuna]],
+    samples: int,
+    make: Callable[[Mapping[str, Any]], Sequence[Cell]],
+    value: Callable[[Sequence[Cell]], float | None],
+) -> Iterator[list[Cell]]:
+    """Batches of cells to run, of ``samples`` points in each environment; each batch is to be run before the next.
+
+    searches: an environment's fields and its own search. make: the cells of a point. value: what came of them.
+    """
+    for first in range(0, samples, BATCH):
+        asked = [
+            (search, number, make({**environment, **search.ask(number)}))
+            for environment, search in searches
+            for number in range(first, min(first + BATCH, samples))
+        ]
+        yield list({c.name: c for *_, cells in asked for c in cells}.values())  # a point may be proposed twice
+        for search, number, cells in asked:
+            search.tell(number, value(cells))

@@ -1,0 +1,138 @@
+"""Compare runs of any folders: a number against a field or another number, means over seeds, as picture and CSV.
+
+python sweeps/compare.py runs/tune runs/mine --x p --y zeta_hat_sq --colour alpha --facet rho --out runs/compare
+"""
+
+from collections.abc import Sequence
+from itertools import takewhile
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import pandas as pd
+
+from fedcommons.config import cli
+from fedcommons.config.flat import SHORT_NAMES
+from fedcommons.errors import UserError, unknown
+from fedcommons.files import write_text
+from fedcommons.paths import user_path
+from fedcommons.reports import series
+from fedcommons.reports.cells import Cell, cells, counted, varied
+from fedcommons.reports.frames import load_runs
+from fedcommons.reports.metrics import words
+from fedcommons.sweeping import folders
+
+AXES = {
+    "x": ("p", "what stands on the axis: a field or a number"),
+    "y": ("last_accuracy", "a number: an accuracy, rounds_to_target, MB, epsilon, zeta_hat_sq, zeta_hat_sq_mean, ..."),
+    "colour": (None, "a series for each value of this field"),
+    "facet": (None, "a panel for each value of this field"),
+}
+
+
+def arguments(argv: Sequence[str]):
+    """The folders, then the options."""
+    named = list(takewhile(lambda word: not word.startswith("-"), argv))
+    title = (__doc__ or "").partition("\n")[0]
+    parser = cli.Parser(description=title, usage="compare.py DIR [DIR ...] [options]", exit_on_error=False)
+    for name, (default, text) in AXES.items():
+        parser.add_argument(f"--{name}", type=str if default else str | None, default=default, help=text)
+    parser.add_argument("--out", type=str, default="runs/compare", help="folder for compare.png and compare.csv")
+    options = cli.parse(parser, argv[len(named) :])
+    if not named:
+        raise UserError("name at least one folder with runs: compare.py DIR [DIR ...] --x NAME --y NAME")
+    options.folders = [user_path("DIR", name) for name in named]
+    return options
+
+
+def columns(runs: pd.DataFrame, options) -> dict[str, str]:
+    """The columns of the axes that were asked for.
+
+    Raises:
+        UserError: a column that no run has, or a y that is no number.
+    """
+    found = {}
+    for option in AXES:
+        if (name := options[option]) is None:
+            continue
+        full = name if name in runs else SHORT_NAMES.get(name, name)
+        if full not in runs:
+            raise unknown(f"column --{option}", name, runs.columns)
+        if full == "seed":
+            raise UserError(f"--{option} seed cannot be shown: points are means over seeds.")
+        found[option] = full
+    if any(isinstance(value, str | tuple | bool) for value in runs[found["y"]].tolist()):
+        raise UserError(f"--y takes a number, and {options.y} is none.")
+    return found
+
+
+def rows(compared: Sequence[Cell], names: dict[str, str]) -> pd.DataFrame:
+    """A row a cell: the fields that vary, those of the axes, seeds, mean and standard deviation of y."""
+    found = []
+    for cell in compared:
+        values, missed = counted(cell.runs, names["y"])
+        row = {**cell.fields, **{n: series.value(cell, n) for n in names.values()}, "seeds": len(cell.runs)}
+        row |= {names["y"]: fmean(values) if values else None}
+        row |= {f"{names['y']}_sd": stdev(values) if len(values) > 1 else None}
+        found.append(row | ({"not_reached": missed} if names["y"] == "rounds_to_target" else {}))
+    return pd.DataFrame(found)
+
+
+def hint(runs: pd.DataFrame, compared: Sequence[Cell], names: dict[str, str]) -> str | None:
+    """Which fields vary besides, where the axes do not tell the cells apart."""
+    chosen = [name for option, name in names.items() if option != "y"]
+    places: dict[tuple[Any, ...], list[Cell]] = {}
+    for cell in compared:
+        places.setdefault(tuple(series.label(series.value(cell, n)) for n in chosen), []).append(cell)
+    shared = [of for of in places.values() if len(of) > 1]
+    if not shared:
+        return None
+    besides = [n for n in varied(runs) if any(len({str(series.value(c, n)) for c in of}) > 1 for of in shared)]
+    return (
+        f"Some cells differ in more than {', '.join(chosen)} and share a place: they also vary in "
+        f"{', '.join(besides)}. Use --colour or --facet for it, or name fewer folders."
+    )
+
+
+def panels(compared: Sequence[Cell], names: dict[str, str]) -> list[series.Panel]:
+    """A panel for each value of the facet."""
+
+    def text(cell: Cell, option: str) -> str:
+        return series.label(series.value(cell, names[option])) if option in names else ""
+
+    found = []
+    for facet in dict.fromkeys(text(cell, "facet") for cell in compared):
+        inside = [cell for cell in compared if text(cell, "facet") == facet]
+        points = [series.point(cell, names["x"], names["y"], text(cell, "colour")) for cell in inside]
+        title = f"{words(names['facet'])} = {facet}" if facet else ""
+        found.append(series.Panel(title, words(names["x"]), [p for p in points if p is not None]))
+    return found
+
+
+def compare(argv: Sequence[str]) -> int:
+    options = arguments(argv)
+    every = load_runs(*options.folders)
+    if every.empty:
+        raise UserError("none of the runs can be read.")
+    runs = every.loc[every["status"] == "finished", :]
+    if ended := len(every) - len(runs):
+        print(f"left out: {ended} of {len(every)} runs are not finished.")
+    if runs.empty:
+        raise UserError("no run is finished.")
+    names, out = columns(runs, options), Path(options.out)
+    compared = cells(runs)
+    table, drawn = rows(compared, names), panels(compared, names)
+    if not any(panel.points for panel in drawn):
+        raise UserError(f"no run has a number for --y {options.y}.")
+    if said := hint(runs, compared, names):
+        print(said)
+    with folders.open_folder(out):
+        write_text(out / "compare.csv", table.to_csv(index=False, lineterminator="\n"))
+        legend = words(names["colour"]) if "colour" in names else ""
+        series.draw(out / "compare.png", drawn, names["y"], legend, series.title(runs))
+    print(f"{len(compared)} cells of {len(runs)} runs: {out / 'compare.png'}, {out / 'compare.csv'}.")
+    return 0
+
+
+if __name__ == "__main__":
+    cli.main(compare)

@@ -1,0 +1,191 @@
+"""Tuning: what may be asked for, who is compared with whom, and what is left of it."""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean, stdev
+from types import ModuleType
+from typing import Any
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from fedcommons.config.flat import flat_dict
+from fedcommons.errors import UserError
+from fedcommons.reports import metrics, ranking
+from fedcommons.runs import experiment
+from fedcommons.sweeping.display import Display
+from fedcommons.sweeping.search import BATCH, Optuna, proposed
+from fedcommons.sweeping.sweep import Cell, Outcome
+from fedcommons.tracking.run_folder import read_summary
+
+TINY = ["--preset=smoke", "--setting=real", "--wandb=off", "--data.limit=80", "--client.epochs=1",
+        "--federation.rounds=1", "--measure.every=1"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tune(sweeps: Callable[[str], ModuleType]) -> ModuleType:
+    return sweeps("tune")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--metric zeta_ht_sq", "unknown metric 'zeta_ht_sq'; did you mean 'zeta_hat_sq'?"),
+        ("--metric zeta_hat_sq --measure.every 0", "--metric zeta_hat_sq needs --measure.every above 0."),
+        ("--metric delta_sq_mean --measure.every 0", "--metric delta_sq_mean needs --measure.every above 0."),
+        ("--metric L_p", "--metric L_p needs --measure.smoothness true."),
+        ("--metric epsilon", "--metric epsilon needs --dp.local true."),
+        ("--data.validation 0", "--metric validation_accuracy needs --data.validation above 0."),
+        ("--metric MB --scheduler asha --data.validation 0", "--scheduler asha stops runs by validation accuracy"),
+        ("--mode maximum", "unknown mode 'maximum'"),
+        ("--search optuna --scheduler asha", "--search optuna needs --scheduler fifo"),
+        ("--scheduler asha --space alpha=uniform(0.1,1)", "partition.alpha needs a list of values with --scheduler"),
+    ],
+)
+def test_what_no_run_can_have_is_refused_before_any_work(tune: ModuleType, options: str, said: str) -> None:
+    with pytest.raises(UserError) as error:
+        tune.cells(tune.arguments([*TINY, "--space=lr=0.1,0.2", *options.split()]))
+    assert said in str(error.value)
+
+
+def test_optuna_is_asked_for_in_a_sentence_where_it_is_not_installed(
+    tune: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedcommons.sweeping.search.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="needs the package optuna, which is not installed: pip install optuna"):
+        tune.arguments([*TINY, "--space=lr=0.1,0.2", "--search=optuna"])
+
+
+def test_every_metric_that_is_known_can_be_asked_for(tune: ModuleType) -> None:
+    able = ["--dp.local=true", "--measure.smoothness=true", "--space=lr=0.1,0.2"]
+    for metric in (*metrics.KNOWN, "train/loss"):
+        options = tune.arguments([*TINY, *able, f"--metric={metric}"])
+        assert len(tune.cells(options)[0]) == 2
+        assert options.mode == ("max" if "accuracy" in metric else "min")
+    assert tune.arguments([*TINY, *able]).metric == "validation_accuracy"
+    assert tune.arguments([*TINY, *able, "--mode=min"]).mode == "min"
+    seen = [name for name in (*metrics.KNOWN, "test/loss", "validation/loss") if metrics.sees_test_data(name)]
+    assert seen == ["rounds_to_target", "best_accuracy", "last_accuracy", "test/loss"]
+
+
+def _row(alpha: float, lr: float, seed: int, value: float | None, status: str = "finished", **more: Any) -> dict:
+    return {"partition.alpha": alpha, "client.lr": lr, "seed": seed, "validation_accuracy": value, "rounds": 30,
+            "rounds_to_target": None, "status": status, "MB": 1.0, **more}  # fmt: skip
+
+
+def _order(rows: list[dict], metric: str) -> list[tuple[dict, list[float]]]:
+    groups = ranking.ranked(pd.DataFrame(rows), metric, metrics.mode(metric))
+    return [(dict(g.environment), [float(p.runs["client.lr"].iloc[0]) for p in g.points]) for g in groups]
+
+
+def test_points_are_ranked_by_their_means_in_each_environment() -> None:
+    rows = [
+        _row(0.01, 0.1, 0, 0.5), _row(0.01, 0.1, 1, 0.1), _row(0.01, 0.2, 0, 0.4), _row(0.01, 0.2, 1, 0.4),
+        _row(1.0, 0.1, 0, 0.9), _row(1.0, 0.1, 1, 0.9), _row(1.0, 0.2, 0, 0.8), _row(1.0, 0.2, 1, 0.8),
+    ]  # fmt: skip
+    assert _order(rows, "validation_accuracy") == [
+        ({"partition.alpha": 0.01}, [0.2, 0.1]), ({"partition.alpha": 1.0}, [0.1, 0.2]),
+    ]  # fmt: skip
+    table = ranking.table(ranking.ranked(pd.DataFrame(rows), "validation_accuracy", "max"), ["client.lr"], "MB", "min")
+    assert table.count("| client.lr | MB") == 2  # a table for each
+    assert "compared within an environment only" in table
+    assert "test data" not in table
+    seen = ranking.table(ranking.ranked(pd.DataFrame(rows), "rounds_to_target", "min"), [], "rounds_to_target", "min")
+    assert "made on test data (rounds_to_target)" in seen
+
+
+def test_who_did_not_finish_or_lacks_the_metric_comes_last() -> None:
+    rows = [
+        _row(1, 0.1, 0, 0.1), _row(1, 0.2, 0, None), _row(1, 0.3, 0, 0.9, "stopped", MB=0.1), _row(1, 0.4, 0, 0.5),
+        _row(1, 0.5, 0, 0.9), _row(1, 0.5, 1, None),
+    ]  # fmt: skip
+    assert _order(rows, "validation_accuracy") == [({}, [0.4, 0.1, 0.5, 0.2, 0.3])]
+    assert _order(rows, "MB")[0][1][-1] == 0.3  # stopped early, so it sent little
+    (panel,), colours = ranking.panels(ranking.ranked(pd.DataFrame(rows), "MB", "min"), ["client.lr"], "MB")
+    assert {p.x for p in panel.points} == {0.1, 0.2, 0.4, 0.5}
+    assert colours == ""
+
+
+def test_a_seed_that_missed_the_target_counts_with_all_its_rounds() -> None:
+    rows = [
+        _row(1, 0.1, 0, 0.5, rounds_to_target=4), _row(1, 0.1, 1, 0.5),  # (4 + 30) / 2 = 17
+        _row(1, 0.2, 0, 0.5, rounds_to_target=16), _row(1, 0.2, 1, 0.5, rounds_to_target=17),
+        _row(1, 0.3, 0, 0.5), _row(1, 0.3, 1, 0.5),
+    ]  # fmt: skip
+    assert _order(rows, "rounds_to_target") == [({}, [0.2, 0.1, 0.3])]
+    (group,) = ranking.ranked(pd.DataFrame(rows), "rounds_to_target", "min")
+    assert [ranking.shown(p.runs, "rounds_to_target") for p in group.points] == [
+        "16.5 ± 0.7", ">30 (1 of 2 seeds)", ">30",
+    ]  # fmt: skip
+    assert ranking.shown(group.points[0].runs, "validation_accuracy") == "50.0 ± 0.0"
+    assert ranking.shown(pd.DataFrame([_row(1, 0.1, 0, None)]), "validation_accuracy") == "-"
+
+
+def test_a_sweep_leaves_every_number_of_its_runs(tune: ModuleType, tmp_path: Path) -> None:
+    options = tune.arguments([*TINY, "--space=alpha=0.1,1", "--space=lr=0.05,0.1", "--seeds=0,1",
+                              "--metric=zeta_hat_sq", "--measure.every=1", f"--out={tmp_path}"])  # fmt: skip
+    found, fields = tune.cells(options)
+    assert [batch for batch in tune.batches(options, tmp_path)] == [found]
+    for cell in found:
+        experiment.run(cell.config, tmp_path / cell.name, say=lambda text: None)
+    display = Display(Console(quiet=True))
+    assert tune.report(found, fields, [Outcome({}, 0, {})], 0.0, tmp_path, options, display) == 0
+    rows = list(csv.DictReader((tmp_path / "tune.csv").read_text().splitlines()))
+    cells = json.loads((tmp_path / "summary.json").read_text())["cells"]
+    assert len(rows) == len(cells) == 8
+    for row, cell in zip(rows, cells, strict=True):
+        summary = read_summary(tmp_path / row["run_dir"])
+        assert summary is not None
+        assert float(row["zeta_hat_sq"]) == cell["zeta_hat_sq"] == summary["zeta_hat_sq"][-1][1]
+        assert float(row["partition.alpha"]) == summary["alpha"]
+        assert int(row["seed"]) == summary["seed"]
+        sent = sum(summary[f"bytes_{way}"] for way in ("down", "up", "once"))
+        assert float(row["MB"]) == pytest.approx(sent / 1e6)
+        assert cell["rounds_to_target"] == summary["rounds_to_target"]
+    of_best = [cell["zeta_hat_sq"] for cell in cells[:2]]
+    table = (tmp_path / "tune.md").read_text()
+    assert f"{fmean(of_best):.4g} ± {stdev(of_best):.2g}" in table.splitlines()[4]
+    assert fmean(of_best) <= fmean(cell["zeta_hat_sq"] for cell in cells[2:4])
+    assert (tmp_path / "tune.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_asha_compares_runs_of_one_environment(tune: ModuleType, tmp_path: Path) -> None:
+    argv = [*TINY, "--space=alpha=0.1,1", "--space=lr=uniform(0.01,0.1)", "--samples=3"]
+    whole = tune.cells(tune.arguments(argv))[0]
+    groups = list(tune.batches(tune.arguments([*argv, "--scheduler=asha"]), tmp_path))
+    assert [{flat_dict(c.config)["partition.alpha"] for c in group} for group in groups] == [{0.1}, {1.0}]
+    assert {c.name for group in groups for c in group} == {c.name for c in whole}
+
+
+def test_optuna_proposes_the_same_points_for_the_same_results() -> None:
+    """So a sweep that is resumed finds the points of its finished runs, and a longer one those of a shorter."""
+    pytest.importorskip("optuna")
+    from ray import tune as ray_tune
+
+    space = {"lr": ray_tune.loguniform(1e-3, 1.0), "p": [0.0, 0.5], "epochs": ray_tune.randint(1, 4)}
+
+    def search(samples: int) -> list[dict]:
+        points: dict[str, dict] = {}
+
+        def make(point: Any) -> list[Cell]:
+            points[f"{len(points)}"] = dict(point)
+            return [Cell(f"{len(points) - 1}", None)]  # pyright: ignore[reportArgumentType]  (is not looked at)
+
+        def value(cells: Any) -> float | None:
+            point = points[cells[0].name]
+            return None if point["p"] else (point["lr"] - 0.1) ** 2
+
+        for batch in proposed([({"alpha": 0.1}, Optuna(space, "min", 7))], samples, make, value):
+            assert len(batch) <= BATCH
+        return list(points.values())
+
+    long = search(30)
+    assert search(10) == long[:10]
+    assert search(30) == long
+    assert {point["alpha"] for point in long} == {0.1}
+    assert all(1e-3 <= point["lr"] <= 1 and point["epochs"] in (1, 2, 3) for point in long)
+    late = [point["p"] for point in long[14:]]
+    assert late.count(0.0) > len(late) / 2  # it has learnt that p = 0.5 has no value
