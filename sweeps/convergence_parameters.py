@@ -16,7 +16,7 @@ from fedcommons.config import cli, parts, presets
 from fedcommons.config.flat import choose
 from fedcommons.errors import UserError
 from fedcommons.files import write_bytes, write_json, write_text
-from fedcommons.reports import courses, tables
+from fedcommons.reports import tables
 from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
 
@@ -141,6 +141,8 @@ def footnotes(a7: Figure, a8: Figure, options: Namespace) -> list[str]:
 
 def report(a7: Figure, a8: Figure, out: Path, options: Namespace, display: Display) -> None:
     """Write the tables, the pictures and the summary from the run folders, and show the tables."""
+    from fedcommons.reports import courses
+
     curves, checkpoints = (
         [found for label, cells in figure.items() if (found := courses.read(label, [out / c.name for c in cells]))]
         for figure in (a7, a8)

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib import colormaps
-from matplotlib.figure import Figure
 
 from fedcommons.config import cli
 from fedcommons.errors import UserError, unknown
@@ -114,6 +112,9 @@ def report(rows: Rows, curves: Curves, options) -> str:
 
 def pictures(rows: Rows, errors: np.ndarray, curves: Curves, some: Sequence[int], options) -> dict[str, bytes]:
     """Figure 2, and the fitted lines of B.3; ``some``: the p that get curves, by their indices."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
     figure, other = (Figure(figsize=size, layout="constrained") for size in ((15, 4.4), (6.5, 4.6)))
     (over_rounds, fewest, ratios), lines = figure.subplots(1, 3), other.subplots()
     colours = {k: colormaps["viridis"](0.9 * rows[k]["p"]) for k in some}

@@ -17,9 +17,6 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import SHORT_NAMES
 from fedcommons.config.parts import KINDS
 from fedcommons.errors import ClientError, UserError
-from fedcommons.runs import build, experiment, replay
-from fedcommons.sharing import synthetic_pool
-from fedcommons.tracking.run_folder import read_finished
 
 
 def run(argv: Sequence[str]) -> int:
@@ -45,6 +42,9 @@ def run(argv: Sequence[str]) -> int:
         facts = "  ".join(f"{name} {value:.6g}" for name, value in metrics.items() if value is not None)
         print(f"round {number}  {facts}", flush=True)
 
+    print("Loading torch and the data ...", flush=True)
+    from fedcommons.runs import experiment  # torch takes seconds to import, and --help needs none
+
     summary = experiment.run(config, Path(options.out), resume=options.resume, on_round=show)
     print(json.dumps({k: v for k, v in summary.items() if k != "config" and not isinstance(v, list)}, indent=1))
     print(f"run folder: {options.out}", file=sys.stderr)
@@ -53,6 +53,10 @@ def run(argv: Sequence[str]) -> int:
 
 def planned(config: Experiment, out: Path) -> str:
     """What a run would do, in a sentence."""
+    from fedcommons.runs import build
+    from fedcommons.sharing import synthetic_pool
+    from fedcommons.tracking.run_folder import read_finished
+
     ready = build.prepare(config)
     missing = sum(len(job.needs) for job in synthetic_pool.missing(Store(Path(config.artifacts)), ready.needs))
     images = f", {len(ready.needs) - missing} of {len(ready.needs)} clients' synthetic images exist" * bool(ready.needs)
@@ -76,6 +80,8 @@ def play_again(argv: Sequence[str]) -> int:
     options = cli.parse(parser, argv)
     if options.round is None or options.client is None:
         raise UserError("--replay needs --round R and --client I.")
+    from fedcommons.runs import replay
+
     try:
         own = [options[field] for field in choosing]
         print(replay.replay(Path(options.replay), options.round, options.client, named=own))

@@ -18,7 +18,6 @@ from fedcommons.config.flat import flat_dict, same_results
 from fedcommons.errors import UserError, shown
 from fedcommons.files import write_json, write_text
 from fedcommons.reports import tables
-from fedcommons.reports.plots import round_bars
 from fedcommons.reports.published import fedssyn_table1
 from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
@@ -124,6 +123,8 @@ def footnotes(cells: Sequence[sweep.Cell], options) -> list[str]:
 
 def report(cells: Sequence[sweep.Cell], out: Path, options, display: Display) -> None:
     """Write the tables, the picture and the summary from the run folders, and show the table."""
+    from fedcommons.reports.plots import round_bars
+
     found = [({**s, "run_dir": c.name}) for c in cells if (s := read_summary(out / c.name))]
     if not found:
         return

@@ -13,7 +13,6 @@ from fedcommons.config import cli, presets, search_space
 from fedcommons.config.flat import SHORT_NAMES, choose, flat_dict
 from fedcommons.errors import UserError, unknown
 from fedcommons.files import write_json, write_text
-from fedcommons.reports.plots import metric_against_fields
 from fedcommons.reports.tables import markdown, to_csv
 from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
@@ -122,6 +121,8 @@ def report(
     display: Display,
 ) -> int:  # fmt: skip
     """Write the tables, the picture and the summary, and show them; the exit code."""
+    from fedcommons.reports.plots import metric_against_fields
+
     records = results(cells, fields, out, options.metric)
     for name, message in outcome.failures.items():
         display.say(f"failed: {name}: {message}")

@@ -7,9 +7,12 @@ from ``wide_generator``.
 """
 
 import hashlib
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:  # it takes seconds to import
+    import torch
 
 
 def seed_for(*key: int | str) -> int:
@@ -26,8 +29,10 @@ def _hash(key: tuple[int | str, ...], size: int) -> int:
     return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=size).digest(), "little")
 
 
-def generator(*key: int | str, device: torch.device | str = "cpu") -> torch.Generator:
+def generator(*key: int | str, device: "torch.device | str" = "cpu") -> "torch.Generator":
     """A torch generator for this key, which on a CPU knows 2^32 streams; one on a GPU draws other numbers."""
+    import torch
+
     return torch.Generator(device).manual_seed(seed_for(*key))
 
 
@@ -46,6 +51,8 @@ def wide_generator(*key: int | str) -> np.random.Generator:
 
 def set_default_generator(*key: int | str) -> None:
     """Key torch's default generators, which dropout and initialisation draw from and cannot be handed another."""
+    import torch
+
     seed = seed_for(*key)
     torch.default_generator.manual_seed(seed)  # cheaper than torch.manual_seed, which visits every backend
     if torch.cuda.is_initialized():  # not is_available: that looks for a driver each time

@@ -84,7 +84,7 @@ def full_name(
 
 def generates(setting: str) -> bool:
     """Whether this sharing stage has something made by every client's generator."""
-    return hasattr(parts.find("sharing", setting), "needs")
+    return parts.defines("sharing", setting, "needs")
 
 
 def choose(values: Mapping[str, Any], beside: Collection[str] = ()) -> Experiment:

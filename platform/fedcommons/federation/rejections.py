@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:  # torch takes seconds to import, and reports need none
+    from fedcommons.tensors import Payload
 
-from fedcommons.tensors import Payload, data, norm
-
-USABLE = torch.finfo(torch.float32).max ** 0.5
+USABLE = ((2 - 2**-23) * 2.0**127) ** 0.5
 """Norm whose square is the largest float32 number: 1.8e19."""
 
 NAMED = 3
@@ -93,12 +92,14 @@ def read_largest(found: Sequence[Any] | None) -> Largest | None:
     return Largest(int(round), int(client), float(norm), None if others is None else float(others))
 
 
-def unusable(payload: Payload) -> str | None:
+def unusable(payload: "Payload") -> str | None:
     """Why nothing can be made of these numbers, if so.
 
     They must be finite, and the squared norm of each vector must be too in float32, whatever its own type: losses,
     gradients and proximal terms are made of such squares.
     """
+    from fedcommons.tensors import data, norm
+
     for name, x in payload.items():
         if not data(x).is_floating_point():
             continue

@@ -7,13 +7,10 @@ from typing import Any
 
 from jsonargparse import Namespace
 
-from fedcommons.artifacts import Store
 from fedcommons.config import cli, parts, presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import SHORT_NAMES, choose, chosen, flat_dict, same_results
 from fedcommons.config.parts import KINDS
-from fedcommons.runs.build import prepare
-from fedcommons.sharing.synthetic_pool import missing
 from fedcommons.sweeping import sweep
 from fedcommons.sweeping.display import Display
 
@@ -138,6 +135,10 @@ def work_note(cells: Sequence[Experiment]) -> str:
 
 def dry_run(cells: Sequence[sweep.Cell], out: Path, display: Display) -> None:
     """Print what would run."""
+    from fedcommons.artifacts import Store
+    from fedcommons.runs.build import prepare
+    from fedcommons.sharing.synthetic_pool import missing
+
     for c in cells:
         ready = prepare(c.config)
         store = Store(Path(c.config.artifacts), display.say)

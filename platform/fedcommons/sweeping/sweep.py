@@ -9,24 +9,20 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
-
-import torch
-from ray.exceptions import RayError
-from ray.tune import Callback
+from typing import TYPE_CHECKING, Any
 
 from fedcommons.artifacts import Store
 from fedcommons.config import flat, parts
 from fedcommons.config.experiment import Experiment
-from fedcommons.data.datasets import data_folder
 from fedcommons.errors import ClientError, UserError, left_in, sentence
 from fedcommons.federation import cluster
 from fedcommons.federation.rejections import told
-from fedcommons.runs import build, experiment
-from fedcommons.sharing import synthetic_pool
 from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.folders import holds_runs, open_folder
 from fedcommons.tracking.run_folder import is_run, read_config, read_rounds, read_summary
+
+if TYPE_CHECKING:  # torch and Ray take seconds to import, and --help needs neither
+    from fedcommons.sharing import synthetic_pool
 
 
 @dataclass(frozen=True)
@@ -77,7 +73,7 @@ class Todo:
 
     n_cells: int  # of the whole sweep
     cells: Sequence[Cell]
-    lacking: Sequence[tuple[Store, Sequence[synthetic_pool.Job]]]
+    lacking: "Sequence[tuple[Store, Sequence[synthetic_pool.Job]]]"
 
 
 def todo(cells: Sequence[Cell], out: Path, display: Display) -> Todo:
@@ -86,10 +82,14 @@ def todo(cells: Sequence[Cell], out: Path, display: Display) -> Todo:
     Raises:
         UserError: something that cannot be met: it is refused before any work and before anything is written.
     """
+    display.say("Loading torch and the data ...")
+    from fedcommons.runs.build import prepare
+    from fedcommons.sharing.synthetic_pool import missing
+
     left = [c for c in cells if not is_done(c, out)]
-    wanted = [(c.config.artifacts, need) for c in left for need in build.prepare(c.config).needs]
+    wanted = [(c.config.artifacts, need) for c in left for need in prepare(c.config).needs]
     stores = [Store(Path(folder), display.say) for folder in dict.fromkeys(folder for folder, _ in wanted)]
-    lacking = [(s, synthetic_pool.missing(s, [need for f, need in wanted if Path(f) == s.folder])) for s in stores]
+    lacking = [(s, missing(s, [need for f, need in wanted if Path(f) == s.folder])) for s in stores]
     for store, jobs in lacking:
         if jobs:
             store.require_writable()
@@ -123,6 +123,7 @@ def run_cells(
     trained, ready = 0, started
     failures: dict[str, str] = {}
     if left.cells:
+        display.say("Starting Ray ...")
         cluster.connect()
         cluster.require_actors(left.cells[0].config)
         display.say(f"{len(left.cells)} cells to run on {cluster.describe()}.")
@@ -139,6 +140,9 @@ def run_cells(
 def _make_generators(left: Todo, display: Display) -> int:
     """Train, in parallel as Ray tasks, each generator that any of the experiments needs and the store lacks."""
     import ray
+    from ray.exceptions import RayError
+
+    from fedcommons.sharing import synthetic_pool
 
     if not left.lacking:
         return 0
@@ -166,8 +170,12 @@ def _make_generators(left: Todo, display: Display) -> int:
     return trained
 
 
-def _make(here: str, generator: str, job: bytes) -> synthetic_pool.Made:
+def _make(here: str, generator: str, job: bytes) -> "synthetic_pool.Made":
     """What a job makes; the module of the generator's class must be there before the job can be unpickled."""
+    import torch
+
+    from fedcommons.sharing import synthetic_pool
+
     os.environ[parts.HERE] = here
     parts.find("generator", generator)
     torch.set_num_threads(1)
@@ -181,6 +189,8 @@ def _run_trials(cells: Sequence[Cell], out: Path, display: Display, scheduler: A
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # the run folders are the record
     os.environ["TUNE_DISABLE_STRICT_METRIC_CHECKING"] = "1"  # a trial that fails may have measured nothing
     from ray import tune
+
+    from fedcommons.sweeping.progress import Progress
 
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # what stops a trial is said below, in a line
 
@@ -201,7 +211,7 @@ def _run_trials(cells: Sequence[Cell], out: Path, display: Display, scheduler: A
                 failure_config=tune.FailureConfig(max_failures=2),  # a trial goes on from its checkpoint
                 storage_path=state,
                 verbose=0,
-                callbacks=[_Progress(display, len(cells))],
+                callbacks=[Progress(display, len(cells))],
             ),
         )
         try:
@@ -226,6 +236,8 @@ def _run_trials(cells: Sequence[Cell], out: Path, display: Display, scheduler: A
 
 def with_absolute_paths(config: Experiment) -> Experiment:
     """A trial's working folder is not ours: Tune gives each its own."""
+    from fedcommons.data.datasets import data_folder
+
     folders = {"artifacts": config.artifacts, "data.dir": data_folder(config.data)}
     return flat.override(config, {name: str(Path(folder).resolve()) for name, folder in folders.items()})
 
@@ -242,6 +254,8 @@ def _resources(config_: Experiment):
 
 def _trial(params: Mapping[str, Any]) -> None:
     from ray import tune
+
+    from fedcommons.runs import experiment
 
     given = params["cell"]
     os.environ[parts.HERE] = given["here"]
@@ -272,34 +286,6 @@ def _trial(params: Mapping[str, Any]) -> None:
         last = {**last, "failed": sentence(error)}
     if last:
         tune.report(last)  # only now: a scheduler that stops a trial at its last round must not cost it its summary
-
-
-class _Progress(Callback):
-    """Passes Tune's events on to the display."""
-
-    def __init__(self, display: Display, n_cells: int) -> None:
-        self.display, self.n_cells, self.done = display, n_cells, 0
-
-    def __getstate__(self) -> dict:
-        return {}  # Tune pickles its callbacks into its own record, which nobody reads; a terminal cannot be pickled
-
-    def on_trial_result(self, iteration: int, trials: list, trial: Any, result: dict, **info: Any) -> None:
-        if "failed" in result:
-            return
-        given = trial.config["cell"]
-        text = f"rounds, accuracy {result['test/accuracy']:.3f}"
-        self.display.step(given["name"], result["round"], given["config"]["federation"]["rounds"], text)
-
-    def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        self._end(trial)
-
-    def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        self._end(trial)
-
-    def _end(self, trial: Any) -> None:
-        self.done += 1
-        self.display.drop(trial.config["cell"]["name"])
-        self.display.title(f"{self.done} of {self.n_cells} cells done")
 
 
 def tracked(fields: Mapping[str, Any], out: Path) -> dict[str, Any]:
