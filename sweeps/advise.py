@@ -81,6 +81,12 @@ def configs(options) -> list[Experiment]:
     return [choose({**common, "partition.alpha": alpha}, options.fields) for alpha in alphas]
 
 
+def probed(config: Experiment, options) -> Experiment:
+    """What the probe of this experiment plays."""
+    rounds = {"federation.rounds": options.probe_rounds, "measure.every": 1, "measure.smoothness": True}
+    return override(config, rounds)
+
+
 def cells(options) -> dict[tuple[float, float], list[sweep.Cell]]:
     """The runs of ``--check``: (alpha, p) to one for each seed."""
     shares = dict.fromkeys((0.0, *cli.split("--check-p", options.check_p, float)))
@@ -168,7 +174,8 @@ def advise(argv: Sequence[str]) -> int:
     several = [one for each in runs.values() for one in each]
     with Display() as display:
         if options.dry_run:
-            grids.dry_run(several, out, display)
+            probes = [sweep.Cell(f"probe, alpha {c.partition.alpha:g}", probed(c, options)) for c in wanted]
+            grids.dry_run([*probes, *several], out, display, options.on_cores)
             return 0
         from fedcommons.runs.build import prepare
 

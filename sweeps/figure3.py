@@ -133,9 +133,7 @@ def figure3(argv: Sequence[str]) -> int:
     lines = central_lines(cells, options)
     with Display() as display:
         if options.dry_run:
-            grids.dry_run(cells, out, display)
-            for line in lines:
-                display.say(f"{line.name}: {'done' if read_summary(out / line.name) else 'to run'}")
+            grids.dry_run(cells, out, display, options.on_cores, lines)
             return 0
         left = sweep.todo(cells, out, display)
         with sweep.open_sweep(out, options.resume):

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedcommons.artifacts import Store
 from fedcommons.config import cli, presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import SHORT_NAMES
@@ -31,12 +30,11 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--preset", default="small", type=str, help=", ".join(presets.PRESETS))
     parser.add_argument("--out", default="runs/run", type=str, help="run folder")
     parser.add_argument("--resume", action="store_true", help="continue the run in that folder")
-    parser.add_argument("--dry-run", action="store_true", help="say what would run, and stop")
+    cli.add_dry_run(parser)
     options = cli.parse(parser, argv)
     config = presets.settled(options.preset, cli.experiment(options), options.asked)
     if options.dry_run:
-        print(planned(config, Path(options.out)))
-        return 0
+        return dry_run(config, Path(options.out), options.on_cores)
 
     def show(number: int, metrics: Mapping[str, float | None]) -> None:
         facts = "  ".join(f"{name} {value:.6g}" for name, value in metrics.items() if value is not None)
@@ -51,18 +49,18 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def planned(config: Experiment, out: Path) -> str:
-    """What a run would do, in a sentence."""
-    from fedcommons.runs import build
-    from fedcommons.sharing import synthetic_pool
-    from fedcommons.tracking.run_folder import read_finished
+def dry_run(config: Experiment, out: Path, on_cores: int | None) -> int:
+    """Say what a run would do and cost."""
+    print("Loading torch and the data ...", flush=True)
+    from fedcommons.sweeping import planned
+    from fedcommons.sweeping.display import Display
+    from fedcommons.sweeping.sweep import Cell
 
-    ready = build.prepare(config)
-    missing = sum(len(job.needs) for job in synthetic_pool.missing(Store(Path(config.artifacts)), ready.needs))
-    images = f", {len(ready.needs) - missing} of {len(ready.needs)} clients' synthetic images exist" * bool(ready.needs)
-    clients, state = len(ready.partition.rows), "done" if read_finished(out, config) else "to run"
-    examples = len(ready.dataset.train)
-    return f"{out}: {state}, {config.federation.rounds} rounds of {clients} clients with {examples} examples{images}"
+    rounds, clients = config.federation.rounds, config.partition.n_clients
+    print(f"{out}: {rounds} rounds of {clients} clients")
+    with Display() as display:
+        planned.dry_run([Cell(out.name, config)], out.parent, display, on_cores, in_ray=False)
+    return 0
 
 
 def play_again(argv: Sequence[str]) -> int:

@@ -161,7 +161,7 @@ def table1(argv: Sequence[str]) -> int:
     out, cells = Path(options.out), grid(options)
     with Display() as display:
         if options.dry_run:
-            grids.dry_run(cells, out, display)
+            grids.dry_run(cells, out, display, options.on_cores)
             return 0
         left = sweep.todo(cells, out, display)
         with sweep.open_sweep(out, options.resume):

@@ -41,7 +41,7 @@ def arguments(argv: Sequence[str]):
     parser.add_argument("--metric", type=str, default="rounds_to_target", help=", ".join(METRICS))
     parser.add_argument("--out", type=str, default="runs/tune", help="folder of the sweep")
     parser.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
-    parser.add_argument("--dry-run", action="store_true", help="print the cells and which artifacts exist, and stop")
+    cli.add_dry_run(parser)
     options = cli.parse(parser, argv)
     if options.metric not in METRICS:
         raise unknown("metric", options.metric, METRICS)
@@ -148,7 +148,7 @@ def tune(argv: Sequence[str]) -> int:
     rounds = todo[0].config.federation.rounds
     with Display() as display:
         if options.dry_run:
-            grids.dry_run(todo, out, display)
+            grids.dry_run(todo, out, display, options.on_cores)
             return 0
         left = sweep.todo(todo, out, display)
         with sweep.open_sweep(out, options.resume):
