@@ -177,9 +177,10 @@ def advise(argv: Sequence[str]) -> int:
             probes = [sweep.Cell(f"probe, alpha {c.partition.alpha:g}", probed(c, options)) for c in wanted]
             grids.dry_run([*probes, *several], out, display, options.on_cores)
             return 0
+        left = sweep.todo(several, out, display)
         from fedcommons.runs.build import prepare
 
-        ready, left = [prepare(c) for c in wanted], sweep.todo(several, out, display)
+        ready = [prepare(c) for c in wanted]
         with sweep.open_sweep(out, options.resume):  # all that cannot be met has been refused
             found = {one.config.partition.alpha: (one, *predictions(one, options, display)) for one in ready}
             report(found, {}, out, options, display)

@@ -2,13 +2,16 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from fedcommons.config import parts
 from fedcommons.config.fields import fields_of
 from fedcommons.config.parts import KINDS
+from fedcommons.errors import UserError
 
 SWEEPS = Path(__file__).parent.parent / "sweeps"
 NAMES = sorted(path.stem for path in SWEEPS.glob("*.py"))
@@ -42,6 +45,17 @@ def test_what_is_read_from_the_source_of_a_part_is_what_the_imported_part_has(ki
     assert parts.constants(kind, name) == fields_of(part, KINDS[kind].handed)
     for method in ("needs", "check", "client", "nothing"):
         assert parts.defines(kind, name, method) == hasattr(part, method)
+
+
+@pytest.mark.parametrize("name", ["run", "table1", "figure3", "tune", "convergence_parameters", "advise"])
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_a_sweep_says_what_it_waits_for_before_it_loads_anything(
+    sweeps: Callable[[str], ModuleType], name: str, more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--dataset=mnist", f"--data-dir={tmp_path}", *more, *(["--space=lr=0.1"] if name == "tune" else [])]
+    with pytest.raises(UserError, match="data set mnist is not there"):
+        getattr(sweeps(name), name)(options)
+    assert capsys.readouterr().out.splitlines()[0] == "Loading torch and the data ..."
 
 
 def test_there_is_something_to_compare() -> None:

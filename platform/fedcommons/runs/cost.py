@@ -43,6 +43,9 @@ from fedcommons.tensors import nbytes
 ENOUGH = 0.3
 """Seconds after which a measurement is repeated no more."""
 
+SLOW = 2.0
+"""A first call of more seconds is counted and not repeated: what is done once is little of it, and time is dear."""
+
 SHORT = 0.05
 """Rounds below this many seconds are measured with more steps, as two of them do not stand out."""
 
@@ -105,16 +108,29 @@ def shape_of(ready: Assembled) -> tuple:
 
 
 def seconds_of(do: Callable[[], Any]) -> float:
-    """Seconds of a call: the median of some, after a first one that is not counted."""
-    do()
-    found: list[float] = []
-    while not found or (sum(found) < ENOUGH and len(found) < 9):
-        started = time.perf_counter()
-        do()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        found.append(time.perf_counter() - started)
+    """Seconds of a call: the median of some, after a first one that is not counted unless it is ``SLOW``."""
+    first = _once(do)
+    found = [first] if first > SLOW else [_once(do)]
+    while sum(found) < ENOUGH and len(found) < 9:
+        found.append(_once(do))
     return median(found)
+
+
+def _once(do: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    do()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+def _from_epochs(train: Callable[[int], Any], steps: int) -> tuple[float, float]:
+    """(seconds before the first step, seconds of a step) of what trains so many epochs of so many steps."""
+    one = seconds_of(lambda: train(1))
+    if one > SLOW:
+        return 0.0, one / steps
+    step = max(0.0, seconds_of(lambda: train(5)) - one) / (4 * steps)
+    return max(0.0, one - steps * step), step
 
 
 @fresh_torch()
@@ -174,7 +190,7 @@ def _round(ready: Assembled, joined: int, steps: int, batch: int) -> Callable[[]
 @fresh_torch()
 def measure_generator(need: Need) -> GeneratorPrices:
     """The prices of a generator's shape, from trainings on two batches."""
-    generator, n, epochs = need.recipe.generator, len(need.examples), 5
+    generator, n = need.recipe.generator, len(need.examples)
     batch = getattr(generator, "batch_size", n)
     some = need.examples[slice(0, 2 * batch)]
     torch.set_num_threads(1)
@@ -183,8 +199,7 @@ def measure_generator(need: Need) -> GeneratorPrices:
     def train(last: int):
         return generator.fit(some, need.n_classes, need.seed, [last], flip=need.flip)
 
-    short, long = seconds_of(lambda: train(1)), seconds_of(lambda: train(epochs))
-    step = max(0.0, long - short) / (epochs - 1) / -(-len(some) // batch)
+    start, step = _from_epochs(train, -(-len(some) // batch))
     weights = train(1)[1].weights
     labels, shape = need.labels[:256], tuple(some.x.shape[1:])
     has_steps = is_dataclass(generator) and "sampling_steps" in {f.name for f in fields(generator)}
@@ -194,9 +209,10 @@ def measure_generator(need: Need) -> GeneratorPrices:
         return seconds_of(lambda: sampler.sample(weights, shape, need.n_classes, labels, need.seed))
 
     few = draw(1)
-    image = (draw(2) - few if has_steps and generator.sampling_steps > 1 else few) / len(labels)  # pyright: ignore
-    size = sum(t.nbytes for t in weights.values())
-    return GeneratorPrices(max(0.0, short - step) + few, step, max(0.0, image), peak(), size)
+    several = has_steps and generator.sampling_steps > 1 and few < SLOW  # pyright: ignore
+    image = max(0.0, draw(2) - few if several else few) / len(labels)
+    start += max(0.0, few - image * len(labels))
+    return GeneratorPrices(start, step, image, peak(), sum(t.nbytes for t in weights.values()))
 
 
 @fresh_torch()
@@ -210,10 +226,9 @@ def measure_central(line: central.Central, dataset: Dataset) -> tuple[float, flo
     def train(test: Examples, epochs: int) -> None:
         central.fit(module, some, test, epochs=epochs, batch_size=c.batch_size, seed=0, augment=dataset.augment)
 
-    short, long = seconds_of(lambda: train(one, 1)), seconds_of(lambda: train(one, 5))
-    step = max(0.0, long - short) / 4 / -(-len(some) // c.batch_size)
-    chunk = test[slice(0, CHUNK)]
-    return step, max(0.0, seconds_of(lambda: train(chunk, 1)) - short) / len(chunk)
+    steps, chunk = -(-len(some) // c.batch_size), test[slice(0, CHUNK)]
+    start, step = _from_epochs(lambda epochs: train(one, epochs), steps)
+    return step, max(0.0, seconds_of(lambda: train(chunk, 1)) - start - steps * step) / len(chunk)
 
 
 @lru_cache(maxsize=8)

@@ -150,6 +150,8 @@ def _make_generators(left: Todo, display: Display) -> int:
     gpus = cluster.gpu_share(left.cells[0].config.federation.gpus_per_actor)
     task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=2)(_make)
     for store, jobs in left.lacking:
+        if jobs:
+            display.say("Making generators ...")
         trained += sum(bool(job.epochs) for job in jobs)
         here = str(parts.base())
         pending = {task.remote(here, job.needs[0].recipe.name, pickle.dumps(job)): job for job in jobs}
