@@ -30,11 +30,11 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--preset", default="small", type=str, help=", ".join(presets.PRESETS))
     parser.add_argument("--out", default="runs/run", type=str, help="run folder")
     parser.add_argument("--resume", action="store_true", help="continue the run in that folder")
-    cli.add_dry_run(parser)
+    parser.add_argument("--dry-run", action="store_true", help="say what would run, and what it would cost, and stop")
     options = cli.parse(parser, argv)
     config = presets.settled(options.preset, cli.experiment(options), options.asked)
     if options.dry_run:
-        return dry_run(config, Path(options.out), options.on_cores)
+        return dry_run(config, Path(options.out))
 
     def show(number: int, metrics: Mapping[str, float | None]) -> None:
         facts = "  ".join(f"{name} {value:.6g}" for name, value in metrics.items() if value is not None)
@@ -49,7 +49,7 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def dry_run(config: Experiment, out: Path, on_cores: int | None) -> int:
+def dry_run(config: Experiment, out: Path) -> int:
     """Say what a run would do and cost."""
     print("Loading torch and the data ...", flush=True)
     from fedcommons.sweeping import planned
@@ -59,7 +59,7 @@ def dry_run(config: Experiment, out: Path, on_cores: int | None) -> int:
     rounds, clients = config.federation.rounds, config.partition.n_clients
     print(f"{out}: {rounds} rounds of {clients} clients")
     with Display() as display:
-        planned.dry_run([Cell(out.name, config)], out.parent, display, on_cores, in_ray=False)
+        planned.dry_run([Cell(out.name, config)], out.parent, display, in_ray=False)
     return 0
 
 

@@ -91,7 +91,7 @@ def _epilog() -> str:
 
 
 def add_dry_run(parser: Parser) -> None:
-    """``--dry-run`` and ``--on-cores``, the same in every script that runs experiments."""
+    """``--dry-run`` and ``--on-cores``, the same in every sweep."""
     text = "print what would run, with time, memory and disk from a few timed steps, and stop"
     parser.add_argument("--dry-run", action="store_true", help=text)
     text = "with --dry-run: say the time with so many cores besides"

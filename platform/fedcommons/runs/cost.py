@@ -139,6 +139,7 @@ def measure(ready: Assembled) -> Prices:
     c, b = ready.config, ready.config.client.batch_size
     reset_peak()
     shortest, two = _round(ready, 1, 1, b), min(2, c.partition.n_clients)
+    _round(ready, 1, 1, 1)()  # what torch does once in a process, also where a step is so slow that it is not repeated
     alone = seconds_of(shortest)
     k = 17 if alone < SHORT else 2
     several = seconds_of(_round(ready, 1, k, b))
@@ -199,8 +200,9 @@ def measure_generator(need: Need) -> GeneratorPrices:
     def train(last: int):
         return generator.fit(some, need.n_classes, need.seed, [last], flip=need.flip)
 
+    one = need.examples[slice(0, 1)]
+    weights = generator.fit(one, need.n_classes, need.seed, [1], flip=need.flip)[1].weights  # imports diffusers, too
     start, step = _from_epochs(train, -(-len(some) // batch))
-    weights = train(1)[1].weights
     labels, shape = need.labels[:256], tuple(some.x.shape[1:])
     has_steps = is_dataclass(generator) and "sampling_steps" in {f.name for f in fields(generator)}
 
@@ -226,6 +228,7 @@ def measure_central(line: central.Central, dataset: Dataset) -> tuple[float, flo
     def train(test: Examples, epochs: int) -> None:
         central.fit(module, some, test, epochs=epochs, batch_size=c.batch_size, seed=0, augment=dataset.augment)
 
+    central.fit(module, one, one, epochs=1, batch_size=1, seed=0)  # Lightning imports something at its first training
     steps, chunk = -(-len(some) // c.batch_size), test[slice(0, CHUNK)]
     start, step = _from_epochs(lambda epochs: train(one, epochs), steps)
     return step, max(0.0, seconds_of(lambda: train(chunk, 1)) - start - steps * step) / len(chunk)

@@ -163,7 +163,10 @@ def _in_all(n_cells: int, bill: Bill, config: Experiment | None, on_cores: int |
     here = cluster.cores() or os.cpu_count() or 1
     places = max(1, here // actors) if in_ray else 1
     n = f"{n_cells} cells, {len(bill.generators)} generators to make"
-    time = f"In all about {duration(bill.seconds(places, in_ray))} here with {here} cores"
+    where = f"with {here} cores" if in_ray else "in one process" if actors == 1 else f"with {actors} actors"
+    stages = {"generators": bill.generators, "cells": bill.cells, "central models": bill.centrals}
+    of = ", ".join(f"{name} {duration(makespan(each, places))}" for name, each in stages.items() if each)
+    time = f"In all about {duration(bill.seconds(places, in_ray))} here {where} ({of})"
     if on_cores is not None:
         time += f"; with {on_cores}: {duration(bill.seconds(max(1, on_cores // actors), in_ray))}"
     at_once = min(places, len(bill.cells) or 1) * actors
