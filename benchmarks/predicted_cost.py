@@ -39,14 +39,14 @@ def main() -> None:
             command = [sys.executable, str(SWEEPS / f"{name}.py"), *options, f"--out={folder}/out"]
             command += [f"--artifacts={folder}/artifacts"]
             said, asking = play([*command, "--dry-run"])
-            found = re.search(r"In all about ([\d.e+]+) (\w+) here", said)
+            found = re.search(r"In all about ([\d.e+]+) (\w+) here [^(]*(\(.*?\))", said)
             assert found is not None, said
             predicted = float(found[1]) * UNITS[found[2]]
             load = os.getloadavg()[0]
             said, seconds = play(command)
             parts = next((line for line in said.splitlines() if line.startswith("Time: ")), "")
             print(
-                f"{name}: predicted {predicted:.0f} s (in {asking:.0f} s), took {seconds:.0f} s, ratio "
+                f"{name}: predicted in {asking:.0f} s: {predicted:.0f} s {found[3]}; took {seconds:.0f} s, ratio "
                 f"{seconds / predicted:.2f}; load {load:.1f} before, {os.getloadavg()[0]:.1f} after. {parts}",
                 flush=True,
             )
