@@ -13,11 +13,11 @@ from itertools import product
 from math import ceil
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedcommons.accounting.communication import images_nbytes
 from fedcommons.artifacts import Store
-from fedcommons.config import cli
+from fedcommons.config import cli, parts
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import choose, flat_dict, override
 from fedcommons.convergence import advisor
@@ -25,18 +25,14 @@ from fedcommons.convergence.advisor import LocalWork, Prediction
 from fedcommons.errors import UserError, unknown
 from fedcommons.files import write_json, write_text
 from fedcommons.reports import tables
-from fedcommons.reports.advice import Advice, advice_panels, advice_table
-from fedcommons.runs import build
-from fedcommons.runs.build import Prepared
-from fedcommons.runs.probe import probe
-from fedcommons.sharing import synthetic_pool
-from fedcommons.sharing.shuffled_real import ShuffledReal
-from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
 from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
 from fedcommons.tracking.run_folder import read_summary
 
-POOLS = {"shuffled_synthetic": ShuffledSynthetic, "shuffled_real": ShuffledReal}
+if TYPE_CHECKING:
+    from fedcommons.runs.build import Prepared
+
+POOLS = ("shuffled_synthetic", "shuffled_real")
 
 
 def arguments(argv: Sequence[str]):
@@ -48,7 +44,7 @@ def arguments(argv: Sequence[str]):
         ("check-p", str, "0.1,0.25,0.5", "with --check: shares that are run besides p = 0"),
     )
     title = (__doc__ or "").partition("\n")[0]
-    parser = grids.parser(title, argv, {"settings": next(iter(POOLS))}, more, "advise")
+    parser = grids.parser(title, argv, {"settings": POOLS[0]}, more, "advise")
     parser.add_argument("--check", action="store_true", help="run some p to their end and compare")
     cli.hide(parser, {"sharing.p"})
     options = cli.parse(parser, argv)
@@ -85,6 +81,12 @@ def configs(options) -> list[Experiment]:
     return [choose({**common, "partition.alpha": alpha}, options.fields) for alpha in alphas]
 
 
+def probed(config: Experiment, options) -> Experiment:
+    """What the probe of this experiment plays."""
+    rounds = {"federation.rounds": options.probe_rounds, "measure.every": 1, "measure.smoothness": True}
+    return override(config, rounds)
+
+
 def cells(options) -> dict[tuple[float, float], list[sweep.Cell]]:
     """The runs of ``--check``: (alpha, p) to one for each seed."""
     shares = dict.fromkeys((0.0, *cli.split("--check-p", options.check_p, float)))
@@ -100,8 +102,12 @@ def cells(options) -> dict[tuple[float, float], list[sweep.Cell]]:
     return runs
 
 
-def predictions(ready: Prepared, options, display: Display) -> tuple[list[Prediction], str]:
+def predictions(ready: "Prepared", options, display: Display) -> tuple[list[Prediction], str]:
     """The predictions of one experiment, and of which pool they are."""
+    from fedcommons.runs import build
+    from fedcommons.runs.probe import probe
+    from fedcommons.sharing import synthetic_pool
+
     config, store = ready.config, Store(Path(ready.config.artifacts), display.say)
     known = not synthetic_pool.missing(store, ready.needs)
     synthetic = build.contributions(ready, store) if ready.needs and known else None
@@ -120,9 +126,9 @@ def local_work(config: Experiment, sizes: Sequence[int]) -> LocalWork:
     return LocalWork(int(config.federation.participation * len(sizes) + 1e-9), tau, c.batch_size)
 
 
-def costs(ready: Prepared, p: float) -> tuple[float, float]:
+def costs(ready: "Prepared", p: float) -> tuple[float, float]:
     """Images a client hands over on average, and MB of all clients, both ways."""
-    images = POOLS[ready.config.sharing.setting](p).sizes(ready.dealt)
+    images = parts.make("sharing", ready.config.sharing.setting, {"p": p}).sizes(ready.dealt)
     return fmean(images), 2 * images_nbytes(sum(images), ready.dataset.shape) / 1e6
 
 
@@ -140,6 +146,8 @@ def outcome(alpha: float, p: float, runs: Mapping[tuple[float, float], Sequence[
 
 def report(found: Mapping[float, Any], runs, out: Path, options, display: Display) -> None:
     """Write the tables, the picture and the summary, and show them."""
+    from fedcommons.reports.advice import Advice, advice_panels, advice_table
+
     sections = []
     for alpha, (ready, predicted, pool) in found.items():
         lines = []
@@ -167,9 +175,13 @@ def advise(argv: Sequence[str]) -> int:
     several = [one for each in runs.values() for one in each]
     with Display() as display:
         if options.dry_run:
-            grids.dry_run(several, out, display)
+            probes = [sweep.Cell(f"probe, alpha {c.partition.alpha:g}", probed(c, options)) for c in wanted]
+            grids.dry_run([*probes, *several], out, display, options.on_cores)
             return 0
-        ready, left = [build.prepare(c) for c in wanted], sweep.todo(several, out, display)
+        left = sweep.todo(several, out, display)
+        from fedcommons.runs.build import prepare
+
+        ready = [prepare(c) for c in wanted]
         with sweep.open_sweep(out, options.resume):  # all that cannot be met has been refused
             found = {one.config.partition.alpha: (one, *predictions(one, options, display)) for one in ready}
             report(found, {}, out, options, display)

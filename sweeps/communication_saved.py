@@ -10,19 +10,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fedcommons.accounting import communication
 from fedcommons.accounting.communication import UntilTarget
 from fedcommons.config import cli
 from fedcommons.errors import UserError, shown, unknown
-from fedcommons.federation.participation import participants
 from fedcommons.files import write_text
 from fedcommons.reports import tables
 from fedcommons.reports.published import fedssyn_table1, fedssyn_table_a2, rounds_csv
 from fedcommons.sweeping import folders
-from fedcommons.tensors import nbytes
-from lightning_modules.networks import VGG11
 
 MB, MIB = 10**6, 2**20
 TRAIN, SHAPE, CLASSES = 50_000, (3, 32, 32), {"cifar10": 10, "cifar100": 100}  # the paper's data sets
@@ -147,6 +142,11 @@ def _until_target(run: tables.Summary) -> UntilTarget:
 @lru_cache
 def vgg11_nbytes(n_classes: int, beginnings: tuple[str, ...] = ("",)) -> int:
     """Bytes of the parameters of VGG-11 whose names begin so."""
+    import torch
+
+    from fedcommons.tensors import nbytes
+    from lightning_modules.networks import VGG11
+
     with torch.device("meta"):  # shapes alone: no weights are drawn
         network = VGG11(SHAPE, n_classes)
     return nbytes({name: p for name, p in network.named_parameters() if name.startswith(beginnings)})
@@ -154,6 +154,8 @@ def vgg11_nbytes(n_classes: int, beginnings: tuple[str, ...] = ("",)) -> int:
 
 def joining(n: int, c: float) -> int:
     """Clients in a round, as the engine draws them."""
+    from fedcommons.federation.participation import participants
+
     return len(participants(n, c, seed=0, round=0))
 
 

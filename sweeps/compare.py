@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from fedcommons.config import cli
 from fedcommons.config.flat import SHORT_NAMES
@@ -21,6 +19,9 @@ from fedcommons.reports.cells import Cell, cells, counted, varied
 from fedcommons.reports.frames import load_runs
 from fedcommons.reports.metrics import words
 from fedcommons.sweeping import folders
+
+if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
+    import pandas as pd
 
 AXES = {
     "x": ("p", "what stands on the axis: a field or a number"),
@@ -45,7 +46,7 @@ def arguments(argv: Sequence[str]):
     return options
 
 
-def columns(runs: pd.DataFrame, options) -> dict[str, str]:
+def columns(runs: "pd.DataFrame", options) -> dict[str, str]:
     """The columns of the axes that were asked for.
 
     Raises:
@@ -66,7 +67,7 @@ def columns(runs: pd.DataFrame, options) -> dict[str, str]:
     return found
 
 
-def rows(compared: Sequence[Cell], names: dict[str, str]) -> pd.DataFrame:
+def rows(compared: Sequence[Cell], names: dict[str, str]) -> "pd.DataFrame":
     """A row a cell: the fields that vary, those of the axes, seeds, mean and standard deviation of y."""
     found = []
     for cell in compared:
@@ -75,10 +76,12 @@ def rows(compared: Sequence[Cell], names: dict[str, str]) -> pd.DataFrame:
         row |= {names["y"]: fmean(values) if values else None}
         row |= {f"{names['y']}_sd": stdev(values) if len(values) > 1 else None}
         found.append(row | ({"not_reached": missed} if names["y"] == "rounds_to_target" else {}))
+    import pandas as pd
+
     return pd.DataFrame(found)
 
 
-def hint(runs: pd.DataFrame, compared: Sequence[Cell], names: dict[str, str]) -> str | None:
+def hint(runs: "pd.DataFrame", compared: Sequence[Cell], names: dict[str, str]) -> str | None:
     """Which fields vary besides, where the axes do not tell the cells apart."""
     chosen = [name for option, name in names.items() if option != "y"]
     places: dict[tuple[Any, ...], list[Cell]] = {}

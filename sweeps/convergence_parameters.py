@@ -16,8 +16,7 @@ from fedcommons.config import cli, parts, presets
 from fedcommons.config.flat import choose
 from fedcommons.errors import UserError
 from fedcommons.files import write_json, write_text
-from fedcommons.reports import courses, tables
-from fedcommons.reports.plots import save
+from fedcommons.reports import tables
 from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
 
@@ -76,7 +75,7 @@ def arguments(argv: Sequence[str]) -> Namespace:
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
     parser.add_argument("--hessians", action="store_true", help="measure L_p too: hundreds of passes over the data")
     parser.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
-    parser.add_argument("--dry-run", action="store_true", help="print the cells and which artifacts exist, and stop")
+    cli.add_dry_run(parser)
     cli.hide(parser, TAKEN)
     options = cli.parse(parser, argv)
     cli.refuse_fields(options, TAKEN)
@@ -142,6 +141,9 @@ def footnotes(a7: Figure, a8: Figure, options: Namespace) -> list[str]:
 
 def report(a7: Figure, a8: Figure, out: Path, options: Namespace, display: Display) -> None:
     """Write the tables, the pictures and the summary from the run folders, and show the tables."""
+    from fedcommons.reports import courses
+    from fedcommons.reports.plots import save
+
     curves, checkpoints = (
         [found for label, cells in figure.items() if (found := courses.read(label, [out / c.name for c in cells]))]
         for figure in (a7, a8)
@@ -171,7 +173,7 @@ def convergence_parameters(argv: Sequence[str]) -> int:
     cells = list({c.name: c for figure in (a7, a8) for several in figure.values() for c in several}.values())
     with Display() as display:
         if options.dry_run:
-            grids.dry_run(cells, out, display)
+            grids.dry_run(cells, out, display, options.on_cores)
             return 0
         left = sweep.todo(cells, out, display)
         with sweep.open_sweep(out, options.resume):

@@ -10,18 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedcommons.config import cli
 from fedcommons.config.parts import KINDS
 from fedcommons.errors import UserError
 from fedcommons.files import write_json, write_text
 from fedcommons.reports import tables
-from fedcommons.reports.figures import accuracy_bars, accuracy_table, panels
-from fedcommons.runs.central import Central
 from fedcommons.sweeping import central_models, grids, sweep
 from fedcommons.sweeping.display import Display
 from fedcommons.tracking.run_folder import read_summary
+
+if TYPE_CHECKING:
+    from fedcommons.runs.central import Central
 
 P = 0.5  # of the paper's shuffled_synthetic: n_total/N images besides as many of the client's own
 CSV = ("dataset", "n_clients", "participation", "alpha", "algorithm", "setting", "seed", "p", "learning_rate",
@@ -66,8 +67,10 @@ def grid(options) -> list[sweep.Cell]:
     return grids.once(cells)
 
 
-def central_lines(cells: Sequence[sweep.Cell], options) -> list[Central]:
+def central_lines(cells: Sequence[sweep.Cell], options) -> "list[Central]":
     """What the cells are compared with: a model on the real images for each seed, one on each of the cells' pools."""
+    from fedcommons.runs.central import Central
+
     lines = []
     for c in cells:
         config = sweep.with_absolute_paths(c.config)
@@ -101,8 +104,10 @@ def footnotes(cells: Sequence[sweep.Cell], lines: Sequence[Mapping[str, Any]], o
     return [*notes, f"Seeds: {options.seeds}; ± is the sample standard deviation."]
 
 
-def report(cells: Sequence[sweep.Cell], lines: Sequence[Central], out: Path, options, display: Display) -> None:
+def report(cells: Sequence[sweep.Cell], lines: "Sequence[Central]", out: Path, options, display: Display) -> None:
     """Write table, picture and summary from the folders, and show the table."""
+    from fedcommons.reports.figures import accuracy_bars, accuracy_table, panels
+
     found, central_found = (
         [{**s, "run_dir": one.name} for one in several if (s := read_summary(out / one.name))]
         for several in (cells, sorted(lines, key=lambda line: line.source))
@@ -128,9 +133,7 @@ def figure3(argv: Sequence[str]) -> int:
     lines = central_lines(cells, options)
     with Display() as display:
         if options.dry_run:
-            grids.dry_run(cells, out, display)
-            for line in lines:
-                display.say(f"{line.name}: {'done' if read_summary(out / line.name) else 'to run'}")
+            grids.dry_run(cells, out, display, options.on_cores, lines)
             return 0
         left = sweep.todo(cells, out, display)
         with sweep.open_sweep(out, options.resume):

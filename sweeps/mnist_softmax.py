@@ -12,28 +12,22 @@ from itertools import product
 from math import inf
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib
-
-matplotlib.use("Agg")
 import numpy as np
-import torch
 from jsonargparse import Namespace
-from matplotlib import pyplot as plt
-from matplotlib.ticker import LogLocator, NullLocator
 
 from fedcommons.config import cli
 from fedcommons.config.experiment import Data
-from fedcommons.data.datasets import load
-from fedcommons.data.examples import Dataset
 from fedcommons.errors import UserError, unknown
 from fedcommons.files import write_bytes, write_json, write_text
 from fedcommons.reports import tables
-from fedcommons.sharing.shuffled_real import n_swapped
-from fedcommons.studies.softmax_regression import Labelled, balanced, clients, train, zeta_sq
+from fedcommons.sharing.swapped import n_swapped
 from fedcommons.sweeping import folders
 from fedcommons.sweeping.display import Display
+
+if TYPE_CHECKING:  # torch takes seconds to import
+    from fedcommons.data.examples import Dataset
 
 PER_CLASS = 1024  # images, Fedssyn A.3.1
 PARTITIONS = {"iid": "iid clients", "single_class": "one class per client"}
@@ -84,8 +78,10 @@ def arguments(argv: Sequence[str]) -> Namespace:
     return options
 
 
-def train_all(datasets: Mapping[int, Dataset], options: Namespace, display: Display) -> list[Cell]:
+def train_all(datasets: "Mapping[int, Dataset]", options: Namespace, display: Display) -> list[Cell]:
     """A cell for each curve and seed, in the order of the table; the noise levels are trained together."""
+    from fedcommons.studies.softmax_regression import Labelled, clients, train, zeta_sq
+
     cells, settings = [], [(seed, name, p) for seed in datasets for name in PARTITIONS for p in options.p]
     for number, (seed, name, p) in enumerate(settings, 1):
         data, test = clients(datasets[seed], name, p, seed), Labelled.of(datasets[seed].test, datasets[seed].n_classes)
@@ -118,7 +114,7 @@ def band(values: Sequence[float], form: str) -> str:
     return middle if least == most else f"{middle} [{least}, {most}]"
 
 
-def table(cells: Sequence[Cell], dataset: Dataset, options: Namespace) -> str:
+def table(cells: Sequence[Cell], dataset: "Dataset", options: Namespace) -> str:
     """A line for each curve, and what a reader must know."""
     head = ["clients", "E", "noise s", "p", "swapped", "zeta^2 at the start", "last test loss", "rounds to target"]
     lines = [
@@ -151,6 +147,12 @@ def picture(cells: Sequence[Cell], options: Namespace) -> bytes:
 
     Curves are medians over seeds, and bands go from the least to the most.
     """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+    from matplotlib.ticker import LogLocator, NullLocator
+
     columns = list(product(sorted(options.epochs), sorted(options.noise)))
     figure, grid = plt.subplots(len(PARTITIONS), len(columns), figsize=(1.2 + 2.5 * len(columns), 5.8), sharex=True,
                                 sharey=True, squeeze=False, layout="constrained")  # fmt: skip
@@ -183,6 +185,11 @@ def picture(cells: Sequence[Cell], options: Namespace) -> bytes:
 
 def mnist_softmax(argv: Sequence[str]) -> int:
     options = arguments(argv)
+    import torch
+
+    from fedcommons.data.datasets import load
+    from fedcommons.studies.softmax_regression import balanced
+
     torch.set_num_threads(1)  # more threads would round differently
     loaded = load(Data(options.dataset, options.data_dir, options.download, validation=0))
     datasets, out = {seed: balanced(loaded, PER_CLASS, seed) for seed in options.seeds}, Path(options.out)

@@ -10,11 +10,9 @@ import io
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib import colormaps
-from matplotlib.figure import Figure
 
 from fedcommons.config import cli
 from fedcommons.errors import UserError, unknown
@@ -24,6 +22,9 @@ from fedcommons.studies import fitted_lines as lines
 from fedcommons.studies import quadratics as q
 from fedcommons.sweeping import folders
 from fedcommons.sweeping.display import Display
+
+if TYPE_CHECKING:  # matplotlib takes a second to import
+    from matplotlib.figure import Figure
 
 PRESETS = {"paper": (q.SHARES, q.ROUNDS, 10), "smoke": ((0.0, 0.25, 0.5, 0.75, 1.0), 250, 2)}  # p, rounds, seeds
 NOISES = (0.0, 1000.0)  # sigma^2 of figure 2 (a)
@@ -158,6 +159,9 @@ def report(rows: Rows, curves: Mapping[float, np.ndarray], options) -> str:
 
 def picture(rows: Rows, curves: Mapping[float, np.ndarray], options) -> bytes:
     """Figure 2: medians over seeds, and bands from the least to the most."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
     figure, bands = Figure(figsize=(15, 5), layout="constrained"), over_seeds(rows)
     over_rounds, fewest, ratios = figure.subplots(1, 3)
     p, width = np.array([r["p"] for r in bands]), 0.7 / len(bands)
@@ -203,6 +207,9 @@ def picture(rows: Rows, curves: Mapping[float, np.ndarray], options) -> bytes:
 
 def lines_picture(rows: Rows, errors: Sequence[np.ndarray], options) -> bytes:
     """Figure B.3, of the first seed: fewest rounds over 1/sqrt(eps), and the lines of each fit."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
     figure, x = Figure(figsize=(6 * len(options.fit), 4.8), layout="constrained"), lines.TARGETS**-0.5
     for axes, kind in zip(figure.subplots(1, len(options.fit), squeeze=False)[0], options.fit, strict=True):
         for k in chosen(options, 6):
@@ -226,7 +233,7 @@ def heading(options) -> str:
     )
 
 
-def png(figure: Figure) -> bytes:
+def png(figure: "Figure") -> bytes:
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(content := io.BytesIO(), dpi=120)

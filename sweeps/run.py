@@ -11,15 +11,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedcommons.artifacts import Store
 from fedcommons.config import cli, presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import SHORT_NAMES
 from fedcommons.config.parts import KINDS
 from fedcommons.errors import ClientError, UserError
-from fedcommons.runs import build, experiment, replay
-from fedcommons.sharing import synthetic_pool
-from fedcommons.tracking.run_folder import read_finished
 
 
 def run(argv: Sequence[str]) -> int:
@@ -34,16 +30,18 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--preset", default="small", type=str, help=", ".join(presets.PRESETS))
     parser.add_argument("--out", default="runs/run", type=str, help="run folder")
     parser.add_argument("--resume", action="store_true", help="continue the run in that folder")
-    parser.add_argument("--dry-run", action="store_true", help="say what would run, and stop")
+    parser.add_argument("--dry-run", action="store_true", help="say what would run, and what it would cost, and stop")
     options = cli.parse(parser, argv)
     config = presets.settled(options.preset, cli.experiment(options), options.asked)
     if options.dry_run:
-        print(planned(config, Path(options.out)))
-        return 0
+        return dry_run(config, Path(options.out))
 
     def show(number: int, metrics: Mapping[str, float | None]) -> None:
         facts = "  ".join(f"{name} {value:.6g}" for name, value in metrics.items() if value is not None)
         print(f"round {number}  {facts}", flush=True)
+
+    print("Loading torch and the data ...", flush=True)
+    from fedcommons.runs import experiment  # torch takes seconds to import, and --help needs none
 
     summary = experiment.run(config, Path(options.out), resume=options.resume, on_round=show)
     print(json.dumps({k: v for k, v in summary.items() if k != "config" and not isinstance(v, list)}, indent=1))
@@ -51,14 +49,18 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def planned(config: Experiment, out: Path) -> str:
-    """What a run would do, in a sentence."""
-    ready = build.prepare(config)
-    missing = sum(len(job.needs) for job in synthetic_pool.missing(Store(Path(config.artifacts)), ready.needs))
-    images = f", {len(ready.needs) - missing} of {len(ready.needs)} clients' synthetic images exist" * bool(ready.needs)
-    clients, state = len(ready.partition.rows), "done" if read_finished(out, config) else "to run"
-    examples = len(ready.dataset.train)
-    return f"{out}: {state}, {config.federation.rounds} rounds of {clients} clients with {examples} examples{images}"
+def dry_run(config: Experiment, out: Path) -> int:
+    """Say what a run would do and cost."""
+    print("Loading torch and the data ...", flush=True)
+    from fedcommons.sweeping import planned
+    from fedcommons.sweeping.display import Display
+    from fedcommons.sweeping.sweep import Cell
+
+    rounds, clients = config.federation.rounds, config.partition.n_clients
+    print(f"{out}: {rounds} rounds of {clients} clients")
+    with Display() as display:
+        planned.dry_run([Cell(out.name, config)], out.parent, display, in_ray=False)
+    return 0
 
 
 def play_again(argv: Sequence[str]) -> int:
@@ -76,6 +78,8 @@ def play_again(argv: Sequence[str]) -> int:
     options = cli.parse(parser, argv)
     if options.round is None or options.client is None:
         raise UserError("--replay needs --round R and --client I.")
+    from fedcommons.runs import replay
+
     try:
         own = [options[field] for field in choosing]
         print(replay.replay(Path(options.replay), options.round, options.client, named=own))

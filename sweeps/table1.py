@@ -18,7 +18,6 @@ from fedcommons.config.flat import flat_dict, same_results
 from fedcommons.errors import UserError, shown
 from fedcommons.files import write_json, write_text
 from fedcommons.reports import tables
-from fedcommons.reports.plots import RoundBar, round_bars
 from fedcommons.reports.published import fedssyn_table1
 from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
@@ -125,6 +124,8 @@ def footnotes(cells: Sequence[sweep.Cell], options) -> list[str]:
 
 def report(cells: Sequence[sweep.Cell], out: Path, options) -> str:
     """Write the tables, the picture and the summary from the run folders that are done; the table, if any is."""
+    from fedcommons.reports.plots import RoundBar, round_bars
+
     found = _found(cells, out)
     if not found:
         return ""
@@ -200,7 +201,7 @@ def table1(argv: Sequence[str]) -> int:
     out, cells = Path(options.out), grid(options)
     with Display() as display:
         if options.dry_run:
-            grids.dry_run(cells, out, display)
+            grids.dry_run(cells, out, display, options.on_cores)
             return 0
         left = sweep.todo(pairs_first(cells), out, display)
         with sweep.open_sweep(out, options.resume):

@@ -9,9 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from fedcommons.config import cli, presets, search_space
 from fedcommons.config.flat import SHORT_NAMES, choose, flat_dict
@@ -25,6 +23,9 @@ from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.search import Optuna, proposed, require_optuna
 from fedcommons.tracking.run_folder import is_run
+
+if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
+    import pandas as pd
 
 MOST_SAMPLES = 10_000
 CHOICES = {"scheduler": ("fifo", "asha"), "search": ("random", "optuna"), "mode": ("min", "max")}
@@ -59,7 +60,7 @@ def arguments(argv: Sequence[str]):
                         help="max or min; default: max for accuracies, min for all else")  # fmt: skip
     parser.add_argument("--out", type=str, default="runs/tune", help="folder of the sweep")
     parser.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
-    parser.add_argument("--dry-run", action="store_true", help="print the cells and which artifacts exist, and stop")
+    cli.add_dry_run(parser)
     options = cli.parse(parser, argv)
     options.mode = metrics.mode(options.metric) if options.mode is None else options.mode
     for name, known in CHOICES.items():
@@ -162,12 +163,14 @@ def scheduler(options, cells: Sequence[sweep.Cell]):
     )  # fmt: skip
 
 
-def frame(cells: Sequence[sweep.Cell], out: Path, metric: str, say: Callable[[str], None]) -> pd.DataFrame:
+def frame(cells: Sequence[sweep.Cell], out: Path, metric: str, say: Callable[[str], None]) -> "pd.DataFrame":
     """The runs of these cells that have rounds.
 
     Raises:
         UserError: none of them has the metric.
     """
+    import pandas as pd
+
     folders = [out / c.name for c in cells if is_run(out / c.name)]
     runs = load_runs(*folders, say=say) if folders else pd.DataFrame()
     if len(runs) and metric not in runs:
@@ -190,6 +193,8 @@ def report(
     options, display: Display,
 ) -> int:  # fmt: skip
     """Write the tables, the picture and the summary, and show them; the exit code."""
+    import pandas as pd
+
     failures = {name: said for outcome in outcomes for name, said in outcome.failures.items()}
     for name, message in failures.items():
         display.say(f"failed: {name}: {message}")
@@ -224,7 +229,7 @@ def tune(argv: Sequence[str]) -> int:
     out, (known, fields) = Path(options.out), cells(options)
     with Display() as display:
         if options.dry_run:
-            grids.dry_run(known, out, display)
+            grids.dry_run(known, out, display, options.on_cores)
             if options.search == "optuna":
                 display.say(f"These are the ends of the space; {options.samples} points follow from the results.")
             return 0

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedcommons.config.flat import flat_dict
-from fedcommons.convergence.laboratory import NAMES
+from fedcommons.convergence.names import NAMES
 from fedcommons.errors import UserError
 from fedcommons.files import write_json, write_text
 from fedcommons.reports import courses, tables
@@ -297,8 +297,8 @@ def test_a_dry_run_names_every_run_once(sweep: ModuleType, tmp_path: Path, capsy
     options = ["--preset=smoke", "--p=0.5", "--dry-run", f"--out={tmp_path / 'out'}", f"--artifacts={tmp_path}"]
     assert sweep.convergence_parameters(options) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[-1] == "3 cells."  # IID, p = 0.5, which is also that of 2 epochs, and that of 1 epoch
-    assert len(said) == 4
+    assert said[-1].startswith("3 cells, 4 generators")  # IID, p = 0.5, which is also that of 2 epochs, and of 1 epoch
+    assert sum(": to run" in line for line in said) == 3
     assert not (tmp_path / "out").exists()
 
 

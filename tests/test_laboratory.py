@@ -19,7 +19,8 @@ from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import override, part_of
 from fedcommons.convergence.estimators import Part
-from fedcommons.convergence.laboratory import NAMES, Laboratory
+from fedcommons.convergence.laboratory import Laboratory
+from fedcommons.convergence.names import NAMES
 from fedcommons.core.worker import RunData
 from fedcommons.data import datasets
 from fedcommons.data.clients import Clients

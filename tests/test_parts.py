@@ -174,19 +174,16 @@ def test_a_field_or_method_that_is_added_renames_nothing(monkeypatch: pytest.Mon
     known = dict(KINDS["algorithm"].known) | {"brand_new": KINDS["algorithm"].known["fedavg"]}
     kind = parts.Kind("algorithm", known, KINDS["algorithm"].handed)
     monkeypatch.setattr(parts, "KINDS", {**KINDS, "algorithm": kind})
+    read = parts.read_constants
     monkeypatch.setattr(
-        parts, "find", lambda kind, name, find=parts.find: Longer if name == "feddyn" else find(kind, name)
+        parts,
+        "read_constants",
+        lambda k, name, digest: fields_of(Longer) if name == "feddyn" else read(k, name, digest),
     )
-    parts.read_constants.cache_clear()
-    try:
-        again = override(
-            Experiment(), {"algorithm": "feddyn", "feddyn.alpha": 0.5, "sharing.setting": "local_synthetic"}
-        )
-        assert get(again, "feddyn.strength") == 0.25
-        assert key_of(deciding(again)) == before
-        assert key_of(deciding(override(again, {"feddyn.strength": 0.5}))) != before
-    finally:
-        parts.read_constants.cache_clear()
+    again = override(Experiment(), {"algorithm": "feddyn", "feddyn.alpha": 0.5, "sharing.setting": "local_synthetic"})
+    assert get(again, "feddyn.strength") == 0.25
+    assert key_of(deciding(again)) == before
+    assert key_of(deciding(override(again, {"feddyn.strength": 0.5}))) != before
 
 
 def test_ones_own_part_is_in_config_yaml_and_compared_by_its_source(lab: Path) -> None:

@@ -11,10 +11,12 @@ from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from matplotlib import pyplot as plt
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -291,9 +293,9 @@ def test_panels_show_their_cells(script: ModuleType, monkeypatch: pytest.MonkeyP
         for i, (name, e, s) in enumerate(grid)
         for p in (0.0, 0.5)
     ]
-    monkeypatch.setattr(script.plt, "close", lambda figure: None)
+    monkeypatch.setattr(plt, "close", lambda figure: None)
     assert script.picture(cells, options).startswith(b"\x89PNG")
-    figure = script.plt.gcf()
+    figure: Any = plt.gcf()
     monkeypatch.undo()
     assert len(figure.axes) == 12
     for axes, (name, e, s) in zip(figure.axes, grid, strict=True):
@@ -312,7 +314,7 @@ def test_panels_show_their_cells(script: ModuleType, monkeypatch: pytest.MonkeyP
     assert [text.get_text() for legend in figure.legends for text in legend.get_texts()] == ["0", "0.5"]
     title = figure.get_suptitle()
     assert [part for part in ("digits", "target test loss 0.4 (dotted)", "Seeds 1, 2, 3") if part not in title] == []
-    script.plt.close(figure)
+    plt.close(figure)
 
 
 BAD = [

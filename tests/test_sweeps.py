@@ -97,7 +97,7 @@ def test_dry_run_prints_cells_and_artifacts_and_runs_nothing(table: tuple[Path, 
     _, artifacts, _ = table
     done = script("table1.py", f"--out={tmp_path / 'out'}", f"--artifacts={artifacts}", "--dry-run")
     assert done.returncode == 0, done.stderr
-    assert "6 cells." in done.stdout
+    assert "6 cells, 0 generators to make. In all about " in done.stdout
     assert done.stdout.count("4 of 4 clients' synthetic images exist") == 4
     assert not (tmp_path / "out").exists()
 

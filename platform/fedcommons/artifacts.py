@@ -5,12 +5,13 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from fedcommons.errors import UserError
 from fedcommons.files import read_tensors, sha256, write_tensors
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def key_of(facts: Mapping[str, Any] | None) -> str:
@@ -37,7 +38,7 @@ def constants(part: Any, less: Collection[str] = ()) -> dict[str, Any]:
 class Artifact:
     """A costly result: its tensors, the facts that it depends on, and findings: plain values from making it."""
 
-    tensors: dict[str, Tensor]
+    tensors: "dict[str, Tensor]"
     facts: Mapping[str, Any]
     findings: Mapping[str, Any]
 
@@ -88,7 +89,7 @@ class Store:
     def put(
         self,
         kind: str,
-        tensors: Mapping[str, Tensor],
+        tensors: "Mapping[str, Tensor]",
         facts: Mapping[str, Any],
         findings: Mapping[str, Any] | None = None,
     ) -> None:

@@ -6,11 +6,10 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -60,8 +59,10 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+def write_tensors(path: Path, tensors: "Mapping[str, Tensor]", facts: Mapping[str, Any]) -> None:
     """Tensors as PATH (safetensors), ``facts`` and the checksum as PATH.json; the second is written last."""
+    from safetensors.torch import save  # torch takes seconds to import, and not all who write files have tensors
+
     # cloned, because safetensors refuses tensors that share their numbers
     content = save({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()})
     write_bytes(path, content)
@@ -73,12 +74,15 @@ def _sha256_of(facts: Mapping[str, Any]) -> str:
     return sha256(json.dumps(facts, sort_keys=True).encode())
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, Any]] | None":
     """What ``write_tensors`` wrote; None if neither file exists.
 
     Raises:
         ValueError: one of the two files is missing, or one is not what was written.
     """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
     facts_path = path.with_name(path.name + ".json")
     if not path.exists() and not facts_path.exists():
         return None

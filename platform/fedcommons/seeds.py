@@ -7,9 +7,12 @@ may share a stream on a CPU. Draws that must differ for all keys and be hard to 
 """
 
 import hashlib
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:  # it takes seconds to import
+    import torch
 
 
 def seed_for(*key: int | str) -> int:
@@ -26,8 +29,10 @@ def _hash(key: tuple[int | str, ...], size: int) -> int:
     return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=size).digest(), "little")
 
 
-def generator(*key: int | str, device: torch.device | str = "cpu") -> torch.Generator:
+def generator(*key: int | str, device: "torch.device | str" = "cpu") -> "torch.Generator":
     """A torch generator for this key: one of 2^32 streams on a CPU. A GPU's generator draws other numbers."""
+    import torch
+
     return torch.Generator(device).manual_seed(seed_for(*key))
 
 
@@ -46,6 +51,8 @@ def wide_generator(*key: int | str) -> np.random.Generator:
 
 def set_default_generator(*key: int | str) -> None:
     """Seed torch's default generators; dropout and initialisation draw from these and take no other."""
+    import torch
+
     seed = seed_for(*key)
     torch.default_generator.manual_seed(seed)  # cheaper than torch.manual_seed, which visits every backend
     if torch.cuda.is_initialized():  # not is_available: that looks for a driver each time

@@ -90,6 +90,14 @@ def _epilog() -> str:
     return f"For short: {short}. A part is a name or an import path of your own, such as my_lab.py:FedAvgM."
 
 
+def add_dry_run(parser: Parser) -> None:
+    """``--dry-run`` and ``--on-cores``, the same in every sweep."""
+    text = "print what would run, with time, memory and disk from a few timed steps, and stop"
+    parser.add_argument("--dry-run", action="store_true", help=text)
+    text = "with --dry-run: say the time with so many cores besides"
+    parser.add_argument("--on-cores", type=int | None, default=None, help=text)
+
+
 def hide(parser: ArgumentParser, fields: Collection[str]) -> None:
     """Leave fields that a sweep sets itself out of ``--help`` and ``--print_config``, as they are refused there."""
     for action in parser._actions:

@@ -92,7 +92,7 @@ def full_names(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def generates(setting: str) -> bool:
     """Whether this sharing stage needs a generator from every client."""
-    return hasattr(parts.find("sharing", setting), "needs")
+    return parts.defines("sharing", setting, "needs")
 
 
 def choose(values: Mapping[str, Any], beside: Collection[str] = ()) -> Experiment:

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from fedcommons.config.declared import fields_in, has
 from fedcommons.config.fields import Field, fields_of
 from fedcommons.errors import UserError, nearest, shown, unknown
 
@@ -81,7 +82,7 @@ KINDS: Mapping[str, Kind] = {
     "generator": Kind("generator.name", {"ddpm": "fedcommons.generators.ddpm:DDPM"}),
     "model": Kind(
         "model.name",
-        {"cnn": f"{_NETWORKS}:CNN", "vgg11": f"{_NETWORKS}:VGG11", "linear": f"{_NETWORKS}:Linear"},
+        {"cnn": f"{_NETWORKS}.cnn:CNN", "vgg11": f"{_NETWORKS}.vgg:VGG11", "linear": f"{_NETWORKS}.linear:Linear"},
         frozenset({"shape", "n_classes", "mean", "std", "lr", "momentum", "weight_decay", "optimizer"}),
     ),
 }
@@ -136,10 +137,19 @@ def constants(kind: str, name: str) -> Mapping[str, Field]:
 @lru_cache(maxsize=256)
 def read_constants(kind: str, name: str, digest: str | None) -> Mapping[str, Field]:
     """See ``constants``; the file's digest is a part of the cache key, as the file may change while we run."""
+    known, handed = KINDS[kind].known, KINDS[kind].handed
+    if name in known:
+        return fields_in(known[name], handed)
     try:
-        return fields_of(find(kind, name), KINDS[kind].handed)
+        return fields_of(find(kind, name), handed)
     except ValueError as error:
         raise UserError(f"{KINDS[kind].field} {shown(name)}: {error}.") from None
+
+
+def defines(kind: str, name: str, method: str) -> bool:
+    """Whether the part has this method."""
+    known = KINDS[kind].known
+    return has(known[name], method) if name in known else hasattr(find(kind, name), method)
 
 
 def owners(field: str) -> tuple[str, list[str]] | None:

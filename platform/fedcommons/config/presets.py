@@ -73,6 +73,9 @@ _PAPER: dict[str, Any] = {
     "measure.every": 0,
 }
 
+SMOKE = "SMOKE: numbers mean nothing"
+"""Stands in tables and pictures of preset smoke, whose runs are too small to say anything."""
+
 PRESETS = ("smoke", "small", "paper", "authors")
 
 LARGE_IMAGES = ("mnist", "fmnist", "cifar10", "cifar100")

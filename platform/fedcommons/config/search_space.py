@@ -6,15 +6,12 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from ray import tune
 
 from fedcommons.config import cli
 from fedcommons.config.fields import Field
 from fedcommons.config.flat import IGNORED_BY_RESULTS, SHORT_NAMES, full_name
 from fedcommons.errors import UserError, shown, unknown
 from fedcommons.seeds import numpy_generator
-
-DISTRIBUTIONS = {"uniform": tune.uniform, "loguniform": tune.loguniform, "randint": tune.randint}
 
 LIMITS = {
     "uniform": (-1e300, 1e300, "LOW < HIGH, within 1e300 of 0"),
@@ -90,8 +87,8 @@ def _values(field: str, kind: type, text: str) -> Any:
     if not call:
         return list(cli.split(f"--space {field}", text, kind if kind is not bool else _true_or_false))
     name, arguments = call.groups()
-    if name not in DISTRIBUTIONS:
-        raise unknown("distribution", name, DISTRIBUTIONS)
+    if name not in LIMITS:
+        raise unknown("distribution", name, LIMITS)
     fits = {float: ("uniform", "loguniform"), int: ("randint",)}
     if name not in fits.get(kind, ()):
         allowed = " or ".join(fits.get(kind, ())) or "a list of values only"
@@ -103,7 +100,9 @@ def _values(field: str, kind: type, text: str) -> Any:
             raise ValueError
     except (UserError, ValueError):
         raise UserError(f"--space {field}: {name} takes (LOW,HIGH) with {need}, got ({arguments}).") from None
-    return DISTRIBUTIONS[name](low, high)
+    from ray import tune  # it takes a second to import
+
+    return {"uniform": tune.uniform, "loguniform": tune.loguniform, "randint": tune.randint}[name](low, high)
 
 
 def _true_or_false(text: str) -> bool:

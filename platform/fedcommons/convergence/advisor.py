@@ -12,10 +12,13 @@ is an upper bound, for full participation and the best step size.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from fedcommons.convergence import lemma1, rates
-from fedcommons.convergence.laboratory import Estimate
 from fedcommons.errors import UserError
+
+if TYPE_CHECKING:  # torch takes seconds to import, and a prediction needs none
+    from fedcommons.convergence.laboratory import Estimate
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class Prediction:
     high: float
 
 
-def probed(found: Mapping[str, Estimate]) -> list[Probed]:
+def probed(found: "Mapping[str, Estimate]") -> list[Probed]:
     """The parameters as found, then variants with one parameter at an end of its interval; none is below zero."""
     names = Probed.__dataclass_fields__
     central = Probed(**{name: max(found[name].value, 0.0) for name in names})

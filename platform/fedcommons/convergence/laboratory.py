@@ -23,13 +23,6 @@ from fedcommons.core.executor import Executor
 from fedcommons.core.worker import RunData
 from fedcommons.federation.evaluation import ModelTask
 
-NAMES = (
-    "gradient_sq",
-    *("zeta_sq", "zeta_hat_sq", "zeta_mix_sq", "zeta_lemma1_sq"),
-    *("sigma_sq", "sigma_hat_sq", "sigma_mix_sq", "sigma_lemma1_sq", "sigma_avg_sq", "sigma_pool_sq", "delta_sq"),
-    *("L_max", "L_p", "L_pool", "L_lemma1"),
-)
-
 STUDENT_T = 2.365
 """Quantile 0.975 of Student's t with PARTS - 1 = 7 degrees of freedom."""
 

@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:  # torch takes seconds to import, and reports need none
+    from fedcommons.tensors import Payload
 
-from fedcommons.tensors import Payload, data, norm
-
-USABLE = torch.finfo(torch.float32).max ** 0.5
+USABLE = ((2 - 2**-23) * 2.0**127) ** 0.5
 """Norm whose square is the largest float32 number: 1.8e19."""
 
 NAMED = 3
@@ -93,12 +92,14 @@ def read_largest(found: Sequence[Any] | None) -> Largest | None:
     return Largest(int(round), int(client), float(norm), None if others is None else float(others))
 
 
-def unusable(payload: Payload) -> str | None:
+def unusable(payload: "Payload") -> str | None:
     """Why training cannot go on with these tensors; None if it can.
 
     All values must be finite, and so must be each vector's squared norm in float32, whatever the vector's type, because
     losses, gradients and proximal terms contain such squares.
     """
+    from fedcommons.tensors import data, norm
+
     for name, x in payload.items():
         if not data(x).is_floating_point():
             continue

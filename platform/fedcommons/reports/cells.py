@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from fedcommons.config.flat import IGNORED_BY_RESULTS, own_fields
+
+if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
+    import pandas as pd
 
 ENVIRONMENT = ("data.", "partition.", "straggler.", "federation.participation", "target")
 """How the fields begin that say what a method has to cope with: it is not ranked across them."""
@@ -21,14 +22,14 @@ class Cell:
     """Its runs, one for each seed, and the fields by which it differs from the other cells; their values."""
 
     fields: Mapping[str, Any]
-    runs: pd.DataFrame
+    runs: "pd.DataFrame"
 
     def values(self, column: str) -> list[float]:
         """The numbers of a column that its runs have, in the order of their seeds."""
         return [] if column not in self.runs else self.runs[column].dropna().tolist()
 
 
-def fields(runs: pd.DataFrame) -> list[str]:
+def fields(runs: "pd.DataFrame") -> list[str]:
     """The columns of a frame of ``load_runs`` that are fields of the config and may tell cells apart."""
     own = [n for n in runs.columns if n in own_fields() or ("." in n and "/" not in n)]
     return sorted((n for n in own if n != "seed" and n not in IGNORED_BY_RESULTS), key=_place)
@@ -38,7 +39,7 @@ def _place(name: str) -> int:
     return _FIRST.index(name) if name in _FIRST else len(_FIRST)
 
 
-def varied(runs: pd.DataFrame) -> list[str]:
+def varied(runs: "pd.DataFrame") -> list[str]:
     """The fields in which runs differ, without those that follow from others before them (a method's constants)."""
     found: list[str] = []
     for name in fields(runs):
@@ -47,7 +48,7 @@ def varied(runs: pd.DataFrame) -> list[str]:
     return found
 
 
-def _follows(runs: pd.DataFrame, name: str, others: Sequence[str]) -> bool:
+def _follows(runs: "pd.DataFrame", name: str, others: Sequence[str]) -> bool:
     """Whether runs that agree in the other fields agree in this one."""
     found: dict[tuple[Any, ...], set[Any]] = {}
     for value, *key in zip(*(_column(runs, n) for n in (name, *others)), strict=True):
@@ -55,12 +56,12 @@ def _follows(runs: pd.DataFrame, name: str, others: Sequence[str]) -> bool:
     return bool(others) and all(len(values) == 1 for values in found.values())
 
 
-def _column(runs: pd.DataFrame, name: str) -> list[Any]:
+def _column(runs: "pd.DataFrame", name: str) -> list[Any]:
     """The values of a column, None where there is none: nan is not equal to itself."""
     return [None if value is None or value != value else value for value in runs[name].tolist()]
 
 
-def cells(runs: pd.DataFrame) -> list[Cell]:
+def cells(runs: "pd.DataFrame") -> list[Cell]:
     """The cells of these runs, in the order their first runs stand in."""
     names = varied(runs)
     if not names:
@@ -71,8 +72,10 @@ def cells(runs: pd.DataFrame) -> list[Cell]:
     ]
 
 
-def means(runs: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+def means(runs: "pd.DataFrame", columns: Sequence[str]) -> "pd.DataFrame":
     """A row a cell: what varies, ``seeds``, and of each column mean and sample standard deviation (``NAME_sd``)."""
+    import pandas as pd
+
     rows = []
     for cell in cells(runs):
         row = {**cell.fields, "seeds": len(cell.runs)}
@@ -83,7 +86,7 @@ def means(runs: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def counted(runs: pd.DataFrame, metric: str) -> tuple[list[float], int]:
+def counted(runs: "pd.DataFrame", metric: str) -> tuple[list[float], int]:
     """The numbers that runs have of a metric, and how many of them missed the target.
 
     Of ``rounds_to_target`` a run that missed it counts with all its rounds; of other metrics it has none then.

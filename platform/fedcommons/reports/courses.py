@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedcommons.config.flat import flat_dict
-from fedcommons.convergence.laboratory import NAMES
+from fedcommons.convergence.names import NAMES
 from fedcommons.reports.plots import panels
 from fedcommons.reports.tables import Summary, markdown
 from fedcommons.tracking.run_folder import read_config, read_rounds, read_summary

@@ -5,13 +5,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from fedcommons.config.flat import effective, flat_dict
 from fedcommons.errors import UserError
 from fedcommons.tracking.run_folder import STOPPED, is_run, read_clients, read_config, read_run
+
+if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
+    import pandas as pd
 
 _WHO = ("run", "dataset", "algorithm", "setting", "seed", "alpha", "p", "rho", "sigma", "lr")
 """Who a run is: columns that every frame has."""
@@ -21,7 +22,7 @@ _CONVERGENCE = "convergence/"
 Say = Callable[[str], None]
 
 
-def load_runs(*folders: str | Path, say: Say = print) -> pd.DataFrame:
+def load_runs(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
     """A row for each run in these folders, each a run folder or one with run folders at any depth.
 
     Columns: ``run`` (the folder); ``dataset``, ``algorithm``, ``setting``, ``seed``; ``alpha, p, rho, sigma, lr`` that
@@ -36,14 +37,18 @@ def load_runs(*folders: str | Path, say: Say = print) -> pd.DataFrame:
     Raises:
         UserError: one of the folders does not exist or holds no run.
     """
+    import pandas as pd
+
     return pd.DataFrame([_row(run) for run in _read(folders, say)])
 
 
-def load_rounds(*folders: str | Path, say: Say = print) -> pd.DataFrame:
+def load_rounds(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
     """A row for each round of each run: whose it is (``run``, ``algorithm``, ``alpha``, ...), ``round``, its metrics.
 
     Round 0 is the untrained model. Names, ``say`` and errors: as in ``load_runs``.
     """
+    import pandas as pd
+
     rows = []
     for run in _read(folders, say):
         whose = {name: value for name, value in _facts(run).items() if name in _WHO}
@@ -51,12 +56,14 @@ def load_rounds(*folders: str | Path, say: Say = print) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def load_clients(*folders: str | Path, say: Say = print) -> pd.DataFrame:
+def load_clients(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
     """A row a client and round, of runs with ``measure.clients``: whose it is, ``round``, ``client``, its metrics.
 
     ``n``: how many images the client holds; ``accuracy``, ``loss``: of the server model on them. Names, ``say`` and
     errors: as in ``load_runs``.
     """
+    import pandas as pd
+
     rows = []
     for run in _read(folders, say):
         whose = {name: value for name, value in _facts(run).items() if name in _WHO}

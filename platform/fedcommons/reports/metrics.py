@@ -5,7 +5,7 @@ from typing import Any
 
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import SHORT_NAMES, get
-from fedcommons.convergence.laboratory import NAMES
+from fedcommons.convergence.names import NAMES
 from fedcommons.errors import UserError, unknown
 
 OF_TEST_DATA = ("rounds_to_target", "best_accuracy", "last_accuracy")

@@ -11,10 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from fedcommons.config.presets import SMOKE
 from fedcommons.files import write_bytes
-
-SMOKE = "SMOKE: numbers mean nothing"
-"""Stands in tables and pictures of runs that are too small to say anything."""
 
 COLOURS = {"real": "0.6", "local_synthetic": "#e8a29a", "shuffled_synthetic": "#c0392b", "shuffled_real": "#2e6da4"}
 """Of the data settings, as in the Fedssyn paper."""

@@ -3,14 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from fedcommons.reports import series
 from fedcommons.reports.cells import ENVIRONMENT, Cell, cells, counted, fields, varied
 from fedcommons.reports.metrics import mode, sees_test_data, words
 from fedcommons.reports.tables import markdown, mean_std, rounds_needed
+
+if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
+    import pandas as pd
 
 SHOWN = ("rounds_to_target", "validation_accuracy", "last_accuracy", "MB", "epsilon")
 """Stand in the table besides the metric that ranks."""
@@ -24,7 +25,7 @@ class Group:
     points: Sequence[Cell]
 
 
-def ranked(runs: pd.DataFrame, metric: str, way: str) -> list[Group]:
+def ranked(runs: "pd.DataFrame", metric: str, way: str) -> list[Group]:
     """The points in their environments. way: ``min`` or ``max``, what is better.
 
     Points of which a run failed or was stopped come after the finished ones, then those that lack the metric: a run
@@ -44,12 +45,12 @@ def ranked(runs: pd.DataFrame, metric: str, way: str) -> list[Group]:
     return [Group(dict(zip(names, key, strict=True)), sorted(of, key=worst_last)) for key, of in groups.items()]
 
 
-def environment(runs: pd.DataFrame) -> list[str]:
+def environment(runs: "pd.DataFrame") -> list[str]:
     """The fields in which the environments of these runs differ."""
     return varied(runs.loc[:, [name for name in fields(runs) if name.startswith(ENVIRONMENT)]])
 
 
-def shown(runs: pd.DataFrame, metric: str) -> str:
+def shown(runs: "pd.DataFrame", metric: str) -> str:
     """Mean and standard deviation over seeds of a metric, accuracies in percent; ``-`` where no run has it."""
     values, _ = counted(runs, metric)
     if metric == "rounds_to_target":

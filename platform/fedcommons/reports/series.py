@@ -4,16 +4,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
-
-import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from typing import TYPE_CHECKING, Any
 
 from fedcommons.reports.cells import Cell, counted
 from fedcommons.reports.metrics import words
-from fedcommons.reports.plots import save
+
+if TYPE_CHECKING:  # pandas and matplotlib take seconds to import, and --help needs neither
+    import pandas as pd
+    from matplotlib.axes import Axes
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "*")
@@ -63,7 +61,7 @@ def point(cell: Cell, x: str, y: str, series: str) -> Point | None:
     return Point(place, fmean(values), stdev(values) if len(values) > 1 else 0.0, series, missed > 0)
 
 
-def title(runs: pd.DataFrame) -> str:
+def title(runs: "pd.DataFrame") -> str:
     """Data set and target, where all runs have the same."""
     sets, targets = runs["data.name"].unique(), runs["target"].unique()
     parts = [str(sets[0])] if len(sets) == 1 else []
@@ -72,11 +70,12 @@ def title(runs: pd.DataFrame) -> str:
 
 def draw(path: Path, panels: Sequence[Panel], y: str, series: str, title: str) -> None:
     """Write the picture. y: a metric's name; series: of what the colours are, in words; empty: there is one series."""
+    from fedcommons.reports import plots
+
     names = list(dict.fromkeys(p.series for panel in panels for p in panel.points))
     look = {n: (COLOURS[i % len(COLOURS)], MARKERS[i // len(COLOURS) % len(MARKERS)]) for i, n in enumerate(names)}
     wide = 1.6 if series else 0
-    figure = Figure(figsize=(1 + 3.6 * len(panels) + wide, 3.6), layout="constrained")
-    grid = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    figure, (grid,) = plots.panels(1, len(panels), (1 + 3.6 * len(panels) + wide, 3.6), sharey=True)
     for axes, panel in zip(grid, panels, strict=True):
         _panel(axes, panel, look)
     every = [p.y for panel in panels for p in panel.points]
@@ -92,10 +91,12 @@ def draw(path: Path, panels: Sequence[Panel], y: str, series: str, title: str) -
             list(handles.values()), list(handles), loc="outside right upper", fontsize=8, title=series or None
         )
     figure.suptitle(title, fontsize=10)
-    save(figure, path, 120)
+    plots.save(figure, path, 120)
 
 
-def _panel(axes: Axes, panel: Panel, look: Mapping[str, tuple[str, str]]) -> None:
+def _panel(axes: "Axes", panel: Panel, look: Mapping[str, tuple[str, str]]) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
     places = _places(panel.points)
     if places is None and _spans([p.x for p in panel.points], 10):
         axes.set_xscale("log")

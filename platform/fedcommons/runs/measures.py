@@ -5,7 +5,8 @@ from typing import Any
 
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import IGNORED_BY_RESULTS, flat_dict
-from fedcommons.convergence.laboratory import NAMES, Laboratory
+from fedcommons.convergence.laboratory import Laboratory
+from fedcommons.convergence.names import NAMES
 from fedcommons.core.executor import Executor
 from fedcommons.core.worker import RunData
 from fedcommons.data.partition import Partitioned

@@ -15,11 +15,7 @@ from fedcommons.errors import UserError
 from fedcommons.seeds import numpy_generator
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.stage import Assigned, Contribution, Contributions
-
-
-def n_swapped(p: float, n: int) -> int:
-    """int(p n), as in Fedssyn's released code, but without its rounding error: 0.29 * 100 = 28.999... gives 29."""
-    return int(round(p * n, 9))
+from fedcommons.sharing.swapped import n_swapped
 
 
 @dataclass(frozen=True)

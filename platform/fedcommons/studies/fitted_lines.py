@@ -13,7 +13,6 @@ Departs from the released code: an error that is never reached is left out; ther
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.optimize import lsq_linear
 
 TARGETS = np.logspace(-6, -4.3, 80)[1:]  # eps of the fit, the released code's: 1.05e-6 ... 5.01e-5
 FITS = ("plain", "authors")
@@ -46,6 +45,8 @@ def fit(rounds: np.ndarray, targets: np.ndarray = TARGETS, at_most: Line = (np.i
     if reached.sum() < 3:
         return None
     columns = np.stack([targets[reached] ** -0.5, np.ones(reached.sum())], axis=1)
+    from scipy.optimize import lsq_linear  # scipy takes a second to import
+
     a, b = lsq_linear(columns, rounds[reached], (-np.inf, at_most), method="bvls").x
     return float(a), float(b)
 

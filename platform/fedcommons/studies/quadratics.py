@@ -28,7 +28,7 @@ import numpy as np
 
 from fedcommons.errors import UserError, unknown
 from fedcommons.seeds import numpy_generator
-from fedcommons.sharing.shuffled_real import n_swapped
+from fedcommons.sharing.swapped import n_swapped
 
 SHAPE = (10, 100, 25)  # N, n, d
 STEP_SIZES = np.logspace(-6, 2, 40)[:31]  # 1e-6 ... 1.43

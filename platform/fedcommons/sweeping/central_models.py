@@ -3,20 +3,25 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedcommons.config import parts
 from fedcommons.errors import sentence
-from fedcommons.runs.central import Central, run
 from fedcommons.sweeping.display import Display
 from fedcommons.tracking.run_folder import read_summary
 
+if TYPE_CHECKING:
+    from fedcommons.runs.central import Central
 
-def _train(here: str, central: Central, folder: Path) -> None:
+
+def _train(here: str, central: "Central", folder: Path) -> None:
+    from fedcommons.runs.central import run
+
     os.environ[parts.HERE] = here
     run(central, folder)
 
 
-def train(centrals: Sequence[Central], out: Path, display: Display) -> dict[str, str]:
+def train(centrals: "Sequence[Central]", out: Path, display: Display) -> dict[str, str]:
     """Train each, in ``out/NAME`` and as a Ray task of its own, unless that is done; the message of each that failed.
 
     The folders in their configs are absolute: a task may run elsewhere.

@@ -3,20 +3,19 @@
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jsonargparse import Namespace
 
-from fedcommons.artifacts import Store
 from fedcommons.config import cli, parts, presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import SHORT_NAMES, choose, chosen, flat_dict, same_results
 from fedcommons.config.parts import KINDS
-from fedcommons.reports.plots import SMOKE
-from fedcommons.runs.build import prepare
-from fedcommons.sharing.synthetic_pool import missing
 from fedcommons.sweeping import sweep
 from fedcommons.sweeping.display import Display
+
+if TYPE_CHECKING:
+    from fedcommons.runs.central import Central
 
 GRID = {  # option: the field it varies
     "seeds": "seed", "algorithms": "algorithm", "alphas": "partition.alpha", "settings": "sharing.setting",
@@ -60,7 +59,7 @@ def parser(
     ):
         result.add_argument(f"--{name}", type=kind, default=default, help=text)
     result.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
-    result.add_argument("--dry-run", action="store_true", help="print the cells and which artifacts exist, and stop")
+    cli.add_dry_run(result)
     result.short = {**SHORT_NAMES, "alpha": "alphas", "setting": "settings", "sharing": "settings"}
     cli.hide(result, GRID.values())
     return result
@@ -152,22 +151,18 @@ def is_smoke(options: Namespace) -> bool:
 
 def stamped(text: str, options: Namespace) -> str:
     """A table, with the stamp above it if its runs are too small to say anything."""
-    return f"**{SMOKE}**\n\n{text}" if is_smoke(options) else text
+    return f"**{presets.SMOKE}**\n\n{text}" if is_smoke(options) else text
 
 
-def dry_run(cells: Sequence[sweep.Cell], out: Path, display: Display) -> None:
-    """Print what would run."""
-    for c in cells:
-        ready = prepare(c.config)
-        store = Store(Path(c.config.artifacts), display.say)
-        lacking = sum(len(job.needs) for job in missing(store, ready.needs))
-        has = (
-            f", {len(ready.needs) - lacking} of {len(ready.needs)} clients' synthetic images exist"
-            if ready.needs
-            else ""
-        )
-        display.say(f"{c.name}: {'done' if sweep.is_done(c, out) else 'to run'}{has}")
-    display.say(f"{len(cells)} cells.")
+def dry_run(
+    cells: Sequence[sweep.Cell], out: Path, display: Display, on_cores: int | None = None,
+    centrals: "Sequence[Central]" = (),
+) -> None:  # fmt: skip
+    """Print what would run, and what it would cost; see ``planned``."""
+    display.say("Loading torch and the data ...")
+    from fedcommons.sweeping import planned
+
+    planned.dry_run(cells, out, display, on_cores, centrals)
 
 
 def conclude(outcome: sweep.Outcome, started: float, out: Path, stem: str, display: Display) -> int:

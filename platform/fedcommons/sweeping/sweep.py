@@ -9,23 +9,21 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
-
-from ray.tune import Callback
+from typing import TYPE_CHECKING, Any
 
 from fedcommons.artifacts import Store, key_of
 from fedcommons.config import flat, parts
 from fedcommons.config.experiment import Experiment, Federation
-from fedcommons.data.datasets import data_folder
 from fedcommons.errors import ClientError, UserError, left_in, sentence
 from fedcommons.federation import cluster
 from fedcommons.federation.rejections import told
-from fedcommons.runs import build, experiment
-from fedcommons.sharing import synthetic_pool
 from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.folders import holds_runs, open_folder
-from fedcommons.sweeping.order import InOrder, Lacking, make
 from fedcommons.tracking.run_folder import STOPPED, is_run, read_config, read_rounds, read_summary
+
+if TYPE_CHECKING:  # torch and Ray take seconds to import, and --help needs neither
+    from fedcommons.sweeping.order import Lacking
+    from fedcommons.sweeping.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ class Todo:
 
     n_cells: int  # of the whole sweep
     cells: Sequence[Cell]
-    lacking: Sequence[Lacking]
+    lacking: "Sequence[Lacking]"
 
 
 def todo(cells: Sequence[Cell], out: Path, display: Display) -> Todo:
@@ -79,15 +77,20 @@ def todo(cells: Sequence[Cell], out: Path, display: Display) -> Todo:
     Raises:
         UserError: something that cannot be met: it is refused before any work and before anything is written.
     """
+    display.say("Loading torch and the data ...")
+    from fedcommons.runs.build import prepare
+    from fedcommons.sharing.synthetic_pool import missing
+    from fedcommons.sweeping.order import Lacking
+
     left = [c for c in cells if not is_done(c, out)]
-    wanted = [(c, need) for c in left for need in build.prepare(c.config).needs]
+    wanted = [(c, need) for c in left for need in prepare(c.config).needs]
     users: dict[str, list[str]] = {}
     for c, need in wanted:
         users.setdefault(key_of(need.images_facts), []).append(c.name)
     lacking = []
     for folder in dict.fromkeys(c.config.artifacts for c, _ in wanted):
         store = Store(Path(folder), display.say)
-        jobs = synthetic_pool.missing(store, [need for c, need in wanted if c.config.artifacts == folder])
+        jobs = missing(store, [need for c, need in wanted if c.config.artifacts == folder])
         if jobs:
             store.require_writable()
         for job in jobs:
@@ -126,12 +129,15 @@ def run_cells(
     failures: dict[str, str] = {}
     trained, ready = 0, started
     if left.cells:
+        display.say("Starting Ray ...")
         cluster.connect()
         cluster.require_actors(left.cells[0].config)
         display.say(f"{len(left.cells)} cells to run on {cluster.describe()}.")
         if not left.lacking and any(c.config.generator for c in left.cells):
             display.say("All generators are in the store: none had to be trained.")
-        progress = _Progress(display, left, on_end)
+        from fedcommons.sweeping.progress import Progress
+
+        progress = Progress(display, len(left.cells), len(left.lacking), on_end)
         failures, trained = _run_trials(left, out, progress, scheduler)
         ready = max(progress.ready, started)
     for c in left.cells:
@@ -140,7 +146,7 @@ def run_cells(
     return Outcome({"generators": ready - started, "cells": time.perf_counter() - started}, trained, failures)
 
 
-def _run_trials(left: Todo, out: Path, progress: "_Progress", scheduler: Any) -> tuple[dict[str, str], int]:
+def _run_trials(left: Todo, out: Path, progress: "Progress", scheduler: Any) -> tuple[dict[str, str], int]:
     """Run the cells as Tune trials; what stopped each that failed, in a line, and how many generators were trained."""
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # Ctrl-C is ours to handle
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
@@ -148,6 +154,8 @@ def _run_trials(left: Todo, out: Path, progress: "_Progress", scheduler: Any) ->
     os.environ["TUNE_DISABLE_STRICT_METRIC_CHECKING"] = "1"  # a trial that fails may have measured nothing
     import ray
     from ray import tune
+
+    from fedcommons.sweeping.order import InOrder
 
     # as many may wait as there are cores: with one, the actor that starts for it is given up whenever another is free
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(max(1, int(ray.cluster_resources().get("CPU", 1))))
@@ -206,6 +214,8 @@ def _run_trials(left: Todo, out: Path, progress: "_Progress", scheduler: Any) ->
 
 def with_absolute_paths(config: Experiment) -> Experiment:
     """A trial's working folder is not ours: Tune gives each its own."""
+    from fedcommons.data.datasets import data_folder
+
     folders = {"artifacts": config.artifacts, "data.dir": data_folder(config.data)}
     return flat.override(config, {name: str(Path(folder).resolve()) for name, folder in folders.items()})
 
@@ -225,9 +235,13 @@ def _trial(params: Mapping[str, Any]) -> None:
     from ray import tune
 
     if asked := params.get("generator"):
+        from fedcommons.sweeping.order import make
+
         os.environ[parts.HERE] = asked["here"]
         make(asked["cells"], asked["images"])
         return
+    from fedcommons.runs import experiment
+
     given = params["cell"]
     os.environ[parts.HERE] = given["here"]
     c = flat.from_dict(given["config"])
@@ -255,42 +269,6 @@ def _trial(params: Mapping[str, Any]) -> None:
         last = {**last, "failed": sentence(error)}
     if last:
         tune.report(last)  # only now: a scheduler that stops a trial at its last round must not cost it its summary
-
-
-class _Progress(Callback):
-    """Passes Tune's events on to the display."""
-
-    def __init__(self, display: Display, left: Todo, on_end: Callable[[], None]) -> None:
-        self.display, self.on_end, self.n_cells, self.n_generators = display, on_end, len(left.cells), len(left.lacking)
-        self.done, self.made, self.ready = 0, 0, 0.0
-
-    def __getstate__(self) -> dict:
-        return {}  # Tune pickles its callbacks into its own record, which nobody reads; a terminal cannot be pickled
-
-    def on_trial_result(self, iteration: int, trials: list, trial: Any, result: dict, **info: Any) -> None:
-        if "failed" in result or "cell" not in trial.config:
-            return
-        given = trial.config["cell"]
-        text = f"rounds, accuracy {result['test/accuracy']:.3f}"
-        self.display.step(given["name"], result["round"], given["config"]["federation"]["rounds"], text)
-
-    def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        self._end(trial)
-
-    def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        self._end(trial)
-
-    def _end(self, trial: Any) -> None:
-        if "generator" in trial.config:
-            self.made, self.ready = self.made + 1, time.perf_counter()
-            self.display.step("generators", self.made, self.n_generators, "trained and sampled")
-            if self.made == self.n_generators:
-                self.display.drop("generators")
-            return
-        self.done += 1
-        self.display.drop(trial.config["cell"]["name"])
-        self.display.title(f"{self.done} of {self.n_cells} cells done")
-        self.on_end()
 
 
 def tracked(fields: Mapping[str, Any], out: Path) -> dict[str, Any]:

@@ -18,14 +18,12 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 
 from fedcommons import locks
 from fedcommons.config import flat
 from fedcommons.config.experiment import Experiment
 from fedcommons.errors import ClientError, UserError
-from fedcommons.federation import checkpoint, memory
 from fedcommons.files import remove_unfinished, unfinished, write_json, write_text
 
 PACKAGES = ("fedcommons", "torch", "torchvision", "pytorch-lightning", "ray", "diffusers", "opacus", "wandb", "numpy")
@@ -89,6 +87,8 @@ class RunFolder:
     """
 
     def __init__(self, path: Path, config: Experiment, resume: bool) -> None:
+        from fedcommons.federation import checkpoint, memory  # torch takes seconds to import, and who reads needs none
+
         self.path = path
         self._courses = ["rounds.jsonl", "timing.jsonl", *(["clients.jsonl"] if config.measure.clients else [])]
         try:
@@ -259,6 +259,8 @@ def _is_finite(value: object) -> bool:
 
 def environment() -> dict[str, Any]:
     """What results depend on besides the config: versions, machine, commit."""
+    import torch
+
     root = Path(__file__).parent
 
     def git(*arguments: str) -> str | None:

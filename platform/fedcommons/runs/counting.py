@@ -1,0 +1,116 @@
+"""How much work a run is, counted before it is played: no step is taken, and no number here is a time.
+
+B: batch size;  R: rounds;  a client of n examples makes E' floor(n/B) steps of B in a round, E' by the rule of equal
+work, and E' more of n mod B where B does not divide n (without ``client.drop_last``, or where it is the only one).
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fedcommons.convergence.estimators import BATCH, PARTS
+from fedcommons.core.local import LocalSGD
+from fedcommons.data.clients import Clients
+from fedcommons.federation import rounds
+from fedcommons.federation.memory import ClientMemory
+from fedcommons.runs.build import Assembled, local_loop
+from fedcommons.sharing.synthetic_pool import Job
+
+PRODUCTS = 40
+"""Hessian-vector products that Lanczos' iteration is taken to need; it stops by itself, after 100 at the latest."""
+
+MOST_ROUNDS = 1000
+"""So many rounds' participants are drawn; those of more rounds are as many on average."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """The work of a run. Of more than ``MOST_ROUNDS`` rounds steps and trainings are scaled up, and so are floats."""
+
+    rounds: int
+    trainings: float = 0  # of a client in a round
+    full: float = 0  # local steps of B examples
+    rest: float = 0  # local steps of fewer
+    rest_examples: float = 0  # examples in those
+    evaluated: int = 0  # examples that the server model is evaluated on
+    gradients: int = 0  # batches of BATCH examples whose per-sample gradients are measured
+    products: int = 0  # batches of a Hessian-vector product
+    checkpoints: int = 0
+
+
+def local_steps(loop: LocalSGD, n: int, n_own: int) -> tuple[int, int]:
+    """(steps of B examples, steps of fewer) of a client with n examples in a round; DP-SGD's have B on average."""
+    epochs, b = loop.epochs_for(n, n_own), loop.batch_size
+    if loop.dp:
+        steps = epochs * loop.dp.steps(n, b)
+        return (steps, 0) if n >= b else (0, steps)
+    full, left = divmod(n, b)
+    has_rest = left > 0 and not (loop.drop_last and full)
+    return epochs * full, epochs * has_rest
+
+
+def counted(ready: Assembled) -> Counts:
+    """The work of a run from its first round to its last.
+
+    A method that chooses its clients itself is taken to choose those that it would choose before round 1.
+    """
+    c, data = ready.config, ready.data
+    last = c.federation.rounds
+    start = ready.start(ClientMemory())
+    played = min(last, MOST_ROUNDS)
+    joins: Counter[int] = Counter()
+    for number in range(1, played + 1):
+        joins.update(rounds.answering(ready.algorithm, ready.plan, start.state, number)[1])
+    loop, sizes, own = local_loop(c, ready.facts.augment), data.clients.rows.sizes, data.clients.n_own
+    each = {i: local_steps(loop, int(sizes[i]), int(own[i])) for i in joins}
+    more, b = last / played, loop.batch_size
+    n_models = sum(name.startswith("model/") for name in start.state)
+    n_test, n_validation = (len(data.sets[name]) for name in ("test", "validation"))
+    measured = sum(r % c.measure.every == 0 or r == last for r in range(last + 1)) if c.measure.every else 0
+    gradients, products = _measuring(ready)
+    return Counts(
+        rounds=last,
+        trainings=more * joins.total(),
+        full=more * sum(k * each[i][0] for i, k in joins.items()),
+        rest=more * sum(k * each[i][1] for i, k in joins.items()),
+        rest_examples=more * sum(k * each[i][1] * (int(sizes[i]) % b) for i, k in joins.items()),
+        evaluated=(last + 1) * (n_test * (1 + n_models) + n_validation),
+        gradients=measured * gradients,
+        products=measured * products if c.measure.smoothness else 0,
+        checkpoints=-(-last // c.federation.checkpoint_every),
+    )
+
+
+def _measuring(ready: Assembled) -> tuple[int, int]:
+    """Batches of per-sample gradients, and of Hessian-vector products, in one measurement (``Laboratory``)."""
+    data, samples = ready.data, ready.config.measure.samples
+    held = [data.own, *([] if data.clients is data.own else [data.clients]), *([data.pool] if data.pool else [])]
+    if samples is None or all(samples >= clients.rows.sizes.max() for clients in held):
+        once = sum(_batches(clients.sizes) for clients in held)
+        return once, PRODUCTS * once
+    parts = [n for clients in held for size in clients.sizes for n in _parts(min(samples, size), size)]
+    return _batches(parts), PRODUCTS * sum(_batches(_measured(clients, samples)) for clients in held)
+
+
+def _parts(m: int, n: int) -> list[int]:
+    """Sizes of the ``PARTS`` parts of m of n examples, all n where m cannot be cut (``estimators.Part``)."""
+    if m < 2 * PARTS:
+        return [n] * PARTS
+    return [m * (k + 1) // PARTS - m * k // PARTS for k in range(PARTS)]
+
+
+def _measured(clients: Clients, samples: int) -> list[int]:
+    return [n if min(samples, n) < 2 * PARTS else min(samples, n) for n in clients.sizes]
+
+
+def _batches(sizes: Iterable[int]) -> int:
+    return sum(-(-n // BATCH) for n in sizes)
+
+
+def generator_work(job: Job) -> tuple[int, int]:
+    """(steps of training, images times steps of the sampler) of a job; see ``synthetic_pool.make``."""
+    first = job.needs[0]
+    n, generator = len(first.examples), first.recipe.generator
+    steps = max(job.epochs, default=0) * -(-n // getattr(generator, "batch_size", n))
+    drawn = sum(len(need.labels) * getattr(need.recipe.generator, "sampling_steps", 1) for need in job.needs)
+    return steps, drawn

@@ -1,0 +1,191 @@
+"""What a sweep would do and cost, said before it is done: time, memory and disk of each cell and of all.
+
+A cell's time is its counted work times the measured price of each piece; the whole takes the generators first, then
+the cells, each as soon as a place is free, as Ray does it. Other programs on the machine count as they run now.
+"""
+
+import heapq
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedcommons.artifacts import Store
+from fedcommons.config.experiment import Experiment
+from fedcommons.data.examples import Examples
+from fedcommons.errors import UserError
+from fedcommons.federation import cluster
+from fedcommons.runs import build, cost
+from fedcommons.runs.build import Prepared
+from fedcommons.runs.central import Central
+from fedcommons.runs.cost import GeneratorPrices, Prices
+from fedcommons.runs.counting import counted, generator_work
+from fedcommons.sharing.needs import Need
+from fedcommons.sharing.stage import Contribution
+from fedcommons.sharing.synthetic_pool import Job, missing
+from fedcommons.sweeping import sweep
+from fedcommons.sweeping.display import Display
+from fedcommons.tracking.run_folder import read_summary
+
+RAY_S = 6.0
+"""Seconds that Ray takes to start, and Ray Tune to begin."""
+
+LINE = 500
+"""Bytes of a round in rounds.jsonl and timing.jsonl together."""
+
+
+@dataclass
+class Bill:
+    """What is left to do: seconds of each piece, and bytes. ``prices``: of the shapes that were measured."""
+
+    generators: list[float] = field(default_factory=list)
+    cells: list[float] = field(default_factory=list)
+    centrals: list[float] = field(default_factory=list)
+    first: float = 0.0  # seconds by which a process's first cell is slower
+    memory: int = 0  # of the process that needs most
+    runs: int = 0  # on disk
+    artifacts: int = 0
+    prices: dict[tuple, Prices] = field(default_factory=dict)
+    of_generators: dict[tuple, GeneratorPrices] = field(default_factory=dict)
+
+    def seconds(self, places: int, in_ray: bool = True) -> float:
+        """Of all, where so many processes work at a time; not ``in_ray``: one after another in this one."""
+        if not in_ray:
+            return cost.start_up() + sum(self.generators) + self.first + sum(self.cells)
+        stages = [stage for stage in (self.generators, self.cells, self.centrals) if stage]
+        starting = RAY_S + (1 + len(stages)) * cost.start_up() + self.first  # this process, and those of each stage
+        return starting + sum(makespan(stage, places) for stage in stages)
+
+
+def makespan(seconds: Iterable[float], places: int) -> float:
+    """When all is done, if each is begun in this order as soon as one of the places is free."""
+    free = [0.0] * places
+    for one in seconds:
+        heapq.heappush(free, heapq.heappop(free) + one)
+    return max(free)
+
+
+def dry_run(
+    cells: Sequence[sweep.Cell], out: Path, display: Display, on_cores: int | None = None,
+    centrals: Sequence[Central] = (), in_ray: bool = True,
+) -> None:  # fmt: skip
+    """Print what would run and what it would cost; ``on_cores``: on another machine besides, with so many cores.
+
+    Raises:
+        UserError: a cell cannot be met.
+    """
+    if on_cores is not None and on_cores < 1:
+        raise UserError(f"--on-cores must be at least 1, got {on_cores}.")
+    display.say("Timing a step of each shape ...")
+    bill, wanted, torch_threads = Bill(), [], torch.get_num_threads()
+    for c in cells:
+        ready = build.prepare(c.config)
+        store = Store(Path(c.config.artifacts), display.say)
+        lacking = sum(len(job.needs) for job in missing(store, ready.needs))
+        said = f", {len(ready.needs) - lacking} of {len(ready.needs)} clients' synthetic images exist"
+        said = said if ready.needs else ""
+        if sweep.is_done(c, out):
+            display.say(f"{c.name}: done{said}")
+            continue
+        wanted += [(store.folder, need) for need in ready.needs]
+        display.say(f"{c.name}: to run{said}; {_cell(ready, bill)}")
+    for folder in dict.fromkeys(folder for folder, _ in wanted):
+        store = Store(folder, display.say)
+        for job in missing(store, [need for f, need in wanted if f == folder]):
+            _generator(job, bill)
+    for line in centrals:
+        done = read_summary(out / line.name) is not None
+        said = "done" if done else f"to run; {duration(_central(line, bill))}"
+        display.say(f"{line.name}: {said}")
+    torch.set_num_threads(torch_threads)
+    display.say(_in_all(len(cells), bill, cells[0].config if cells else None, on_cores, in_ray))
+
+
+def _cell(ready: Prepared, bill: Bill) -> str:
+    """Put a cell on the bill; its cost in words."""
+    assembled, c = build.assemble(ready, [_stand_in(need) for need in ready.needs]), ready.config
+    counts, shape = counted(assembled), cost.shape_of(assembled)
+    if shape not in bill.prices:
+        bill.prices[shape] = cost.measure(assembled)
+    price = bill.prices[shape]
+    first, later, size = cost.overhead("off" if c.tracking.wandb == "off" else "offline")
+    own = price.seconds(counts, c.client.batch_size) / _actors(c)
+    seconds, bill.first = own + later, max(0.0, first - later)
+    held = price.state + price.kept * len(assembled.data.clients)
+    disk = size + 2 * held + LINE * c.federation.rounds
+    bill.cells.append(seconds)
+    bill.memory, bill.runs = max(bill.memory, price.memory), bill.runs + disk
+    return f"{duration(seconds)}, {amount(price.memory)} of memory, {amount(disk)} on disk"
+
+
+def _stand_in(need: Need) -> Contribution:
+    """Black images in the number and of the classes of those that are not there yet."""
+    labels = need.labels[torch.from_numpy(np.arange(need.n) % len(need.labels))]
+    return Contribution(Examples(need.examples.x.new_zeros((need.n, *need.examples.x.shape[1:])), labels))
+
+
+def _generator(job: Job, bill: Bill) -> None:
+    need = job.needs[0]
+    recipe, batch = need.recipe, getattr(need.recipe.generator, "batch_size", len(need.examples))
+    shape = (str(recipe.facts(("epochs", "lr"))), need.examples.x.shape[1:], min(len(need.examples), 2 * batch) // 8)
+    if shape not in bill.of_generators:
+        bill.of_generators[shape] = cost.measure_generator(need)
+    price, (steps, drawn) = bill.of_generators[shape], generator_work(job)
+    bill.generators.append(price.start + price.step * steps + price.image * drawn)
+    images = sum(len(n.labels) * (n.examples.x[0].nbytes + 8) for n in job.needs)
+    bill.artifacts += images + price.weights * len(job.epochs)
+    bill.memory = max(bill.memory, price.memory)
+
+
+def _central(line: Central, bill: Bill) -> float:
+    """Put a central model on the bill; its seconds."""
+    ready = build.prepare(line.config)
+    step, image = cost.measure_central(line, ready.dataset)
+    synthetic = line.source == "central_synthetic"
+    n, b = sum(need.n for need in ready.needs) if synthetic else len(ready.dataset.train), line.config.client.batch_size
+    seconds = line.epochs * (-(-n // b) * step + len(ready.dataset.test) * image)
+    bill.centrals.append(seconds)
+    return seconds
+
+
+def _actors(c: Experiment) -> int:
+    return c.federation.actors if c.federation.executor == "ray_actors" else 1
+
+
+def _in_all(n_cells: int, bill: Bill, config: Experiment | None, on_cores: int | None, in_ray: bool) -> str:
+    """The last line."""
+    if config is None or not (bill.cells or bill.centrals):
+        return f"{n_cells} cells. All are done."
+    actors = _actors(config)
+    here = cluster.cores() or os.cpu_count() or 1
+    places = max(1, here // actors) if in_ray else 1
+    n = f"{n_cells} cells, {len(bill.generators)} generators to make"
+    where = f"with {here} cores" if in_ray else "in one process" if actors == 1 else f"with {actors} actors"
+    stages = {"generators": bill.generators, "cells": bill.cells, "central models": bill.centrals}
+    of = ", ".join(f"{name} {duration(makespan(each, places))}" for name, each in stages.items() if each)
+    time = f"In all about {duration(bill.seconds(places, in_ray))} here {where} ({of})"
+    if on_cores is not None:
+        time += f"; with {on_cores}: {duration(bill.seconds(max(1, on_cores // actors), in_ray))}"
+    at_once = min(places, len(bill.cells) or 1) * actors
+    several = f" in each of {at_once} processes" if at_once > 1 else ""
+    disk = f"Disk: {amount(bill.runs)}" + (f", artifacts {amount(bill.artifacts)}" if bill.artifacts else "")
+    return f"{n}. {time}. Memory: up to {amount(bill.memory)}{several}. {disk}."
+
+
+def duration(seconds: float) -> str:
+    """In the unit in which it is from one on, rounded as no estimate is better known."""
+    for unit, length in (("days", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.2g} {unit}" if seconds < 10 * length else f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+
+
+def amount(nbytes: float) -> str:
+    """Bytes in the unit of 10^3k in which they are one or more."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= size:
+            return f"{nbytes / size:.2g} {unit}" if nbytes < 10 * size else f"{nbytes / size:.0f} {unit}"
+    return f"{nbytes:.0f} B"

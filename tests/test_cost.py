@@ -1,0 +1,190 @@
+"""What is counted before a run is what the run then does; what is multiplied has closed forms."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from diffusers.models.unets.unet_2d import UNet2DModel
+
+from fedcommons.artifacts import Store
+from fedcommons.config import presets
+from fedcommons.config.experiment import Experiment
+from fedcommons.config.flat import choose
+from fedcommons.convergence import estimators
+from fedcommons.core.dp_sgd import DPSGD
+from fedcommons.core.local import LocalSGD
+from fedcommons.errors import UserError
+from fedcommons.federation import evaluation
+from fedcommons.runs import build, cost, experiment
+from fedcommons.runs.cost import Prices
+from fedcommons.runs.counting import Counts, counted, generator_work, local_steps
+from fedcommons.sharing.synthetic_pool import missing
+from fedcommons.sweeping import planned
+from fedcommons.sweeping.display import Display
+from fedcommons.sweeping.sweep import Cell
+from fedcommons.tensors import nbytes
+from lightning_modules.ddpm import DDPM
+
+TINY: dict[str, Any] = {
+    "data.limit": 60, "partition.n_clients": 3, "federation.rounds": 3, "client.epochs": 3, "client.batch_size": 8,
+    "measure.every": 2, "tracking.wandb": "off", "generator.epochs": 2, "generator.batch_size": 8,
+    "generator.channels": (8, 8), "generator.sampling_steps": 3,
+}  # fmt: skip
+POOL = {"sharing.setting": "shuffled_synthetic"}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "real": {},
+    "pool": POOL,
+    "pool, no equal work": {**POOL, "client.equal_work": False, "sharing.p": 0.25},
+    "incomplete batches left out": {"client.drop_last": True},
+    "batches larger than the data": {"client.batch_size": 50, "client.drop_last": True},
+    "dp": {"dp.local": True, "measure.every": 0},
+    "some clients, unequal": {"federation.participation": 0.7, "partition.name": "dirichlet_niid", "straggler.q": 0.3,
+                              "federation.rounds": 5},
+    "a part is measured": {**POOL, "measure.samples": 16, "partition.n_clients": 5},  # 12 of their own cannot be cut
+}  # fmt: skip
+
+
+def _config(folder: Path, values: dict[str, Any]) -> Experiment:
+    fields = {**presets.preset("smoke", "digits"), **TINY, "artifacts": str(folder / "artifacts"), **values}
+    return choose(fields)
+
+
+def _counted(config: Experiment) -> tuple[Counts, list[tuple[int, int]]]:
+    prepared = build.prepare(config)
+    work = [generator_work(job) for job in missing(Store(Path(config.artifacts)), prepared.needs)]
+    return counted(build.assemble(prepared, [planned._stand_in(need) for need in prepared.needs])), work
+
+
+@pytest.mark.parametrize("values", SETTINGS.values(), ids=SETTINGS)
+def test_what_is_counted_is_what_a_run_does(
+    values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = _config(tmp_path, values)
+    b, dp = config.client.batch_size, config.dp.local
+    counts, work = _counted(config)
+    seen: Counter[str] = Counter()
+
+    def batches(self: LocalSGD, *given: Any, find: Any = LocalSGD._batches):
+        for batch in find(self, *given):
+            full = dp or len(batch[1]) == b
+            seen["full" if full else "rest"] += 1
+            seen["rest_examples"] += 0 if full else len(batch[1])
+            yield batch
+
+    def chunk(worker: Any, task: Any, job: tuple[str, int], find: Any = evaluation.evaluate_chunk):
+        seen["evaluated"] += len(worker.data.sets[job[0]].y[job[1] :][: evaluation.CHUNK])
+        return find(worker, task, job)
+
+    def gradients(*given: Any, find: Any = estimators.gradients):
+        seen["gradients"] += 1
+        return find(*given)
+
+    def trained(self: LocalSGD, *given: Any, find: Any = LocalSGD.run, **named: Any):
+        seen["trainings"] += 1
+        return find(self, *given, **named)
+
+    def step(self: DDPM, *given: Any, find: Any = DDPM.training_step):
+        seen["generator steps"] += 1
+        return find(self, *given)
+
+    def unet(self: UNet2DModel, x: torch.Tensor, *given: Any, find: Any = UNet2DModel.forward, **named: Any):
+        seen["drawn"] += 0 if self.training else len(x)
+        return find(self, x, *given, **named)
+
+    monkeypatch.setattr(LocalSGD, "_batches", batches)
+    monkeypatch.setattr(LocalSGD, "run", trained)
+    monkeypatch.setattr(evaluation, "evaluate_chunk", chunk)
+    monkeypatch.setattr(estimators, "gradients", gradients)
+    monkeypatch.setattr(DDPM, "training_step", step)
+    monkeypatch.setattr(UNet2DModel, "forward", unet)
+    experiment.run(config, tmp_path / "run", say=lambda _: None)
+
+    for name in ("full", "rest", "rest_examples", "evaluated", "gradients", "trainings"):
+        assert getattr(counts, name) == seen[name], name
+    assert seen["full"] + seen["rest"] > 0
+    assert sum(steps for steps, _ in work) == seen["generator steps"]
+    assert sum(drawn for _, drawn in work) == seen["drawn"]
+    assert bool(work) == ("sharing.setting" in values)
+    assert _counted(config)[1] == []  # what is in the store costs nothing
+
+
+def test_local_steps_in_closed_form() -> None:
+    loop = LocalSGD(epochs=10, batch_size=32)
+    assert local_steps(loop, 100, 100) == (30, 10)
+    assert local_steps(loop, 96, 96) == (30, 0)
+    assert local_steps(loop, 200, 100) == (30, 5)  # E' = 5
+    assert local_steps(loop, 20, 20) == (0, 10)
+    assert local_steps(LocalSGD(10, 32, drop_last=True), 100, 100) == (30, 0)
+    assert local_steps(LocalSGD(10, 32, drop_last=True), 20, 20) == (0, 10)
+    assert local_steps(LocalSGD(10, 32, equal_work=False), 200, 100) == (60, 10)
+    assert local_steps(LocalSGD(10, 32, dp=DPSGD(1, 1)), 100, 100) == (40, 0)
+
+
+PRICES = Prices(step=2.0, half=1.5, training=5, round=7, checkpoint=11, example=0.1, gradient=13, product=17,
+                memory=0, state=0, kept=0)  # fmt: skip
+
+
+def test_a_price_times_a_count() -> None:
+    for name, price in (("full", 2.0), ("trainings", 5), ("checkpoints", 11), ("evaluated", 0.1), ("gradients", 13)):
+        assert PRICES.seconds(Counts(0, **{name: 10}), 8) == pytest.approx(10 * price)
+    assert PRICES.seconds(Counts(10), 8) == 70
+    assert PRICES.seconds(Counts(0, products=2), 8) == 34
+    for size, price in ((4, 1.5), (8, 2.0), (6, 1.75), (2, 1.25)):  # on the line through B/2 and B
+        assert PRICES.seconds(Counts(0, rest=3, rest_examples=3 * size), 8) == pytest.approx(3 * price)
+    assert PRICES.seconds(Counts(0, full=3), 1) == 6
+
+
+def test_places_are_filled_in_order() -> None:
+    assert planned.makespan([3, 1, 2], 1) == 6
+    assert planned.makespan([3, 1, 2], 3) == planned.makespan([3, 1, 2], 9) == 3
+    assert planned.makespan([3, 2, 2], 2) == 4
+    assert planned.makespan([1] * 7, 2) == 4
+    assert planned.makespan([], 2) == 0
+
+
+def test_numbers_in_words() -> None:
+    assert [planned.duration(s) for s in (0.26, 9.4, 90, 130, 3599, 7200, 86400 * 3.5)] == [
+        "0.3 s", "9.4 s", "90 s", "2.2 min", "60 min", "2 h", "3.5 days"]  # fmt: skip
+    assert [planned.amount(n) for n in (12, 1500, 12e6, 3.14e9)] == ["12 B", "1.5 kB", "12 MB", "3.1 GB"]
+
+
+def test_shapes_are_shared_by_what_does_not_change_a_step(tmp_path: Path) -> None:
+    def shape(values: dict[str, Any]) -> tuple:
+        prepared = build.prepare(_config(tmp_path, values))
+        return cost.shape_of(build.assemble(prepared, [planned._stand_in(need) for need in prepared.needs]))
+
+    one = shape({})
+    assert shape({"seed": 3, "partition.alpha": 0.5, "client.lr": 0.3, "federation.rounds": 9, **POOL}) == one
+    for other in ({"algorithm": "fedprox"}, {"client.batch_size": 9}, {"model.hidden": 9}, {"dp.local": True}):
+        assert shape({"measure.every": 2, **other}) != one
+
+
+def test_a_measurement_leaves_nothing_and_finds_prices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    values = {"algorithm": "scaffold", "measure.smoothness": True}
+    ready = build.assemble(build.prepare(_config(tmp_path, values)))
+    threads = torch.get_num_threads()
+    found = cost.measure(ready)
+    assert torch.get_num_threads() == threads
+    assert list(tmp_path.iterdir()) == []
+    assert all(value > 0 for value in (found.checkpoint, found.example, found.gradient, found.product, found.memory))
+    assert found.step + found.training + found.round > 0
+    start = ready.start(experiment.ClientMemory())
+    assert (found.state, found.kept) == (nbytes(start.state), nbytes({"control": start.model}))
+
+
+def test_all_that_is_done_costs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = _config(tmp_path, {"federation.rounds": 1})
+    experiment.run(config, tmp_path / "one", say=lambda _: None)
+    with Display() as display:
+        planned.dry_run([Cell("one", config)], tmp_path, display)
+    assert capsys.readouterr().out.splitlines()[1:] == ["one: done", "1 cells. All are done."]
+
+
+def test_a_machine_without_cores_is_refused(sweeps: Callable[[str], ModuleType]) -> None:
+    with pytest.raises(UserError, match="--on-cores must be at least 1, got 0"):
+        sweeps("table1").table1(["--preset", "smoke", "--dry-run", "--on-cores", "0"])
