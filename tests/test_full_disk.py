@@ -20,7 +20,7 @@ from fedcommons.config import cli
 ROOT = Path(__file__).parent.parent
 OPTIONS = [
     "--preset=smoke", "--algorithm=scaffold", "--data.limit=60", "--client.epochs=1", "--measure.every=0",
-    "--federation.rounds=6", "--federation.checkpoint_every=2", "--tracking.wandb=off", "--model.channels=[2,4]",
+    "--federation.rounds=6", "--federation.checkpoint_every=2", "--tracking.wandb=off", "--model.channels=[2,7]",
     "--federation.memory_mb=0.001",
 ]  # fmt: skip
 
@@ -90,7 +90,7 @@ def at_most(size: int) -> Callable[[], None]:
 
 @pytest.mark.parametrize(
     ("size", "of"),
-    [(500, "config.yaml"), (2_000, "partition.png"), (14_500, "round-000000"), (15_500, None)],
+    [(500, "config.yaml"), (2_000, "partition.png"), (20_500, "round-000000"), (22_500, None)],
 )
 def test_a_file_too_large_ends_a_run_in_one_sentence(
     size: int, of: str | None, play: Play, whole: dict[str, bytes], tmp_path: Path
@@ -114,9 +114,9 @@ def test_a_file_too_large_ends_a_run_in_one_sentence(
 
 def test_a_record_that_grows_too_large_ends_a_run_and_half_a_line_is_written_again(play: Play, tmp_path: Path) -> None:
     """rounds.jsonl alone is appended to."""
-    more = ["--algorithm=fedavg", "--federation.rounds=70", "--federation.checkpoint_every=20"]
+    more = ["--algorithm=fedavg", "--federation.rounds=80", "--federation.checkpoint_every=20"]
     assert play(tmp_path / "whole", *more)[0] == 0
-    code, said = play(tmp_path / "run", *more, first=at_most(15_500))
+    code, said = play(tmp_path / "run", *more, first=at_most(20_500))
     assert code == 1
     require_one_sentence(said, "File too large")
     assert not (tmp_path / "run" / "rounds.jsonl").read_bytes().endswith(b"\n")
