@@ -202,7 +202,7 @@ def report(
     if runs.empty:
         return 1
     groups = ranking.ranked(runs, metric, options.mode)
-    table = ranking.table(groups, fields, metric, options.mode)
+    table = grids.stamped(ranking.table(groups, fields, metric, options.mode), options)
     swept = [name for name in dict.fromkeys(("seed", *fields, metric, *CSV)) if name in runs]
     ordered = pd.concat([point.runs for group in groups for point in group.points])
     rows = ordered[swept].assign(run_dir=[Path(run).name for run in ordered["run"]])
@@ -211,7 +211,7 @@ def report(
     records = rows.astype(object).where(rows.notna(), None).to_dict("records")
     write_json(out / "summary.json", {"name": out.name, "metric": metric, "mode": options.mode, "cells": records})
     drawn, colours = ranking.panels(groups, fields, metric)
-    series.draw(out / "tune.png", drawn, metric, colours, series.title(runs))
+    series.draw(out / "tune.png", drawn, metric, colours, series.title(runs), grids.is_smoke(options))
     display.say(f"\n{table}")
     for group in groups:
         best = ", ".join(str(out / Path(run).name) for run in group.points[0].runs["run"])

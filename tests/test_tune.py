@@ -147,7 +147,9 @@ def test_a_sweep_leaves_every_number_of_its_runs(tune: ModuleType, tmp_path: Pat
         assert cell["rounds_to_target"] == summary["rounds_to_target"]
     of_best = [cell["zeta_hat_sq"] for cell in cells[:2]]
     table = (tmp_path / "tune.md").read_text()
-    assert f"{fmean(of_best):.4g} ± {stdev(of_best):.2g}" in table.splitlines()[4]
+    assert (
+        f"{fmean(of_best):.4g} ± {stdev(of_best):.2g}" in table.splitlines()[6]
+    )  # the stamp and an empty line stand above
     assert fmean(of_best) <= fmean(cell["zeta_hat_sq"] for cell in cells[2:4])
     assert (tmp_path / "tune.png").read_bytes().startswith(b"\x89PNG")
 

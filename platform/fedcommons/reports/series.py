@@ -68,7 +68,7 @@ def title(runs: "pd.DataFrame") -> str:
     return ", ".join([*parts, *([f"target {100 * targets[0]:g} %"] if len(targets) == 1 else [])])
 
 
-def draw(path: Path, panels: Sequence[Panel], y: str, series: str, title: str) -> None:
+def draw(path: Path, panels: Sequence[Panel], y: str, series: str, title: str, smoke: bool = False) -> None:
     """Write the picture. y: a metric's name; series: of what the colours are, in words; empty: there is one series."""
     from fedcommons.reports import plots
 
@@ -91,7 +91,7 @@ def draw(path: Path, panels: Sequence[Panel], y: str, series: str, title: str) -
             list(handles.values()), list(handles), loc="outside right upper", fontsize=8, title=series or None
         )
     figure.suptitle(title, fontsize=10)
-    plots.save(figure, path, 120)
+    plots.save(figure, path, 120, smoke)
 
 
 def _panel(axes: "Axes", panel: Panel, look: Mapping[str, tuple[str, str]]) -> None:
