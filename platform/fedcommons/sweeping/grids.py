@@ -102,7 +102,13 @@ def method_note(cells: Sequence[Experiment]) -> str:
 
 def departures(cells: Sequence[Experiment], varied: Iterable[str]) -> str:
     """Every field that decides results and is not as in preset paper, those in ``varied`` left out; empty for none."""
-    hidden = {*varied, "measure.every", "measure.samples", "measure.smoothness", "client.onednn"}  # no more than rounding
+    hidden = {
+        *varied,
+        "measure.every",
+        "measure.samples",
+        "measure.smoothness",
+        "client.onednn",
+    }  # no more than rounding
     found: dict[str, str] = {}
     for c in cells:
         names = {KINDS[kind].field: name for kind, name in chosen(c).items() if kind in ("algorithm", "sharing")}
