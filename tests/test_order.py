@@ -29,7 +29,11 @@ def _play(order: InOrder, cores: int, fails: str = "") -> list[str]:
             assert found == Searcher.FINISHED
             return started
         trial, given = running.pop(0)
-        ended = {"failed": "no memory"} if fails in given.get("generator", {}).get("images", []) else {"trained": True}
+        ended = (
+            {"failed": "no memory", "trace": "line 7"}
+            if fails in given.get("generator", {}).get("images", [])
+            else {"trained": True}
+        )
         order.on_trial_complete(trial, ended)
     raise AssertionError("it never ends")
 
@@ -52,4 +56,5 @@ def test_where_a_generator_fails_its_cells_fail_and_no_other(monkeypatch: pytest
     order = _order({"pool": 2, "real": 0}, 1, monkeypatch)
     assert _play(order, 1, fails="pool 0") == ["makes pool 0", "makes pool 1", "real"]
     assert order.failed == {"pool": "the generator of client 3 failed: no memory"}
+    assert order.traces == ["line 7"]
     assert order.trained == 1

@@ -1,5 +1,6 @@
 """In which order a sweep works: cell after cell, each after the generators that it needs."""
 
+import traceback
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +47,7 @@ def make(cells: Collection[Mapping[str, Any]], images: Collection[str]) -> None:
             trained = trained or bool(job.epochs)
         tune.report({"trained": trained})
     except Exception as error:
-        tune.report({"failed": sentence(error)})
+        tune.report({"failed": sentence(error), "trace": traceback.format_exc()})
 
 
 class InOrder(Searcher):
@@ -63,6 +64,7 @@ class InOrder(Searcher):
         self.cores, self.lacking = cores, dict(enumerate(lacking))
         self.running: dict[str, int | None] = {}  # trial to its generator; None: of a cell
         self.failed: dict[str, str] = {}  # cell: why one of its generators was not made
+        self.traces: list[str] = []  # of the generators that failed
         self.trained = 0
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
@@ -96,6 +98,7 @@ class InOrder(Searcher):
             why = (result or {}).get("failed", "its process died")
             said = f"the generator of client {one.client} failed: {why}"
             self.failed |= dict.fromkeys(one.cells, said)
+            self.traces += [trace for trace in [(result or {}).get("trace")] if trace]
         else:
             self.trained += result["trained"]
 

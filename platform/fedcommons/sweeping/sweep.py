@@ -194,6 +194,8 @@ def _run_trials(left: Todo, out: Path, progress: "Progress", scheduler: Any) -> 
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from None
             raise
+    for trace in dict.fromkeys(order.traces):  # a cell's own is in its folder; a generator has none
+        progress.display.say(trace)
     failures = dict(order.failed)
     for result in results:
         given: dict[str, Any] = result.config or {}
