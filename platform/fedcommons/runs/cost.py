@@ -51,7 +51,7 @@ SHORT = 0.05
 
 SHAPE = (
     "algorithm", "model.", "data.name", "data.augment", "dp.local", "client.batch_size", "client.optimizer",
-    "client.momentum", "client.weight_decay", "federation.buffers",
+    "client.momentum", "client.weight_decay", "client.onednn", "federation.buffers",
 )  # fmt: skip
 """Fields, or beginnings of their names, on which the price of a step depends."""
 

@@ -1,7 +1,8 @@
 """What a sweep would do and cost, said before it is done: time, memory and disk of each cell and of all.
 
-A cell's time is its counted work times the measured price of each piece; the whole takes the generators first, then
-the cells, each as soon as a place is free, as Ray does it. Other programs on the machine count as they run now.
+A cell's time is its counted work times the measured price of each piece. The whole is reckoned as if all generators
+came first, then the cells, each as soon as a place is free; a sweep mixes them, which changes little. Other programs on
+the machine count as they run now.
 """
 
 import heapq
