@@ -176,9 +176,11 @@ class Growing:
     def grow(self) -> None:
         report(self.cells, self.out, self.options)
         for key in dict.fromkeys(map(row, self.cells)):
+            if key in self.said:
+                continue
             group = [cell for cell in self.cells if row(cell) == key]
             found = _found(group, self.out)
-            if key not in self.said and len(found) == len(group):
+            if len(found) == len(group):
                 self.said.add(key)
                 self.display.say(tables.effect(tables.entries(tables.choose_learning_rate(found))))
 
