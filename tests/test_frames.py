@@ -43,12 +43,8 @@ def test_a_row_has_the_numbers_of_the_runs_own_files(folder: Path) -> None:
         summary, lines = read_summary(path), read_rounds(path)
         assert summary is not None
         for name, value in summary["config"].items():
-            assert (
-                pd.isna(row[name])
-                if value is None
-                else row[name] == (tuple(value) if value == [] else value)
-                or (isinstance(value, list) and row[name] == tuple(value))
-            ), name
+            expected = tuple(value) if isinstance(value, list) else value
+            assert pd.isna(row[name]) if value is None else row[name] == expected, name
         for name in ("rounds", "last_accuracy", "best_accuracy", "validation_accuracy", "bytes_up", "partition", "p"):
             assert row[name] == summary[name]
         assert pd.isna(row["rounds_to_target"]) == (summary["rounds_to_target"] is None)
