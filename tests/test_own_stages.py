@@ -109,7 +109,8 @@ def test_somebody_elses_stage_has_owners_events_and_weights() -> None:
     assert shared.traffic.once == 6 * 5 * 65
     data, own = shared.clients[2], shared.own[2]
     assert data.weight is not None
-    assert torch.equal(data.weight, torch.cat([torch.ones(259), torch.full((5,), 0.2)]))
+    assert torch.allclose(data.weight, torch.cat([torch.ones(259), torch.full((5,), 0.2)]) * (264 / 260))  # mean 1
+    assert data.size == pytest.approx(260)
     assert torch.equal(data.x[:259], own.x)
     assert own.weight is None
     plain = share(NoisedMeans(0.0), given).clients[2].x[-3]
@@ -177,7 +178,7 @@ def test_a_stage_that_leaves_a_client_out_is_found_out(weights: bool, why: str) 
 
 
 def test_the_weights_of_a_stage_reach_the_loss() -> None:
-    """One full-batch step of every client is the gradient of (1/n_i) sum_j w_j F(x, xi_j), written out."""
+    """One full-batch step of every client is the gradient of sum_j w_j F(x, xi_j) / sum_j w_j, written out."""
     shared, lr = share(NoisedMeans(), dealt("iid")), 0.5
 
     def module() -> Classifier:

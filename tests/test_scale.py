@@ -72,24 +72,29 @@ def test_a_million_clients_are_sent_as_a_few_vectors() -> None:
     assert there[2:4][1].x.flatten().tolist() == [15, 16, 17, 18, 19]
 
 
-def test_the_weights_of_a_million_clients_are_one_vector_more() -> None:
+def test_the_weights_of_a_million_clients_are_one_vector_and_their_sums() -> None:
     store = _store()
     rows = Rows(torch.arange(20), np.arange(N) * 5 % 20, np.full(N, 5), torch.arange(20.0))
     there = pickle.loads(pickle.dumps(Clients(store, rows)))
     for client, expected in ((3, [15, 16, 17, 18, 19]), (-2, [10, 11, 12, 13, 14])):
         for found in (there[client], there[client:][0]):
             assert found.weight is not None
-            assert found.weight.tolist() == found.x.flatten().tolist() == expected
+            assert found.weight.tolist() == pytest.approx([5 * w / sum(expected) for w in expected], rel=1e-6)
+            assert (found.x.flatten().tolist(), found.size, found.n_own) == (expected, sum(expected), sum(expected))
     assert _million(store)[3].weight is None
-    assert len(pickle.dumps(rows)) < 20 * 16 + N * 16 + 10_000
+    assert len(pickle.dumps(rows)) < 20 * 16 + N * 24 + 10_000
 
 
-def test_every_example_needs_one_weight() -> None:
+def test_every_example_needs_one_weight_and_every_client_some() -> None:
     rows = [np.array([0, 3]), np.array([1])]
     with pytest.raises(ValueError, match="one weight for each of its examples"):
         Rows.of(rows, [np.ones(1), np.ones(2)])
-    clients = Clients(_store(), Rows.of(rows, [np.array([0.5, 2]), np.array([4])]))
-    assert [client.weight.tolist() for client in clients if client.weight is not None] == [[0.5, 2.0], [4.0]]
+    for bad, why in ((0.0, "weights of client 1 are all zero"), (-1.0, "not negative"), (np.nan, "finite")):
+        with pytest.raises(ValueError, match=why):
+            Rows.of(rows, [np.ones(2), np.array([bad])])
+    clients = Clients(_store(), Rows.of(rows, [np.array([0.5, 1.5]), np.array([4])]))
+    assert [client.weight.tolist() for client in clients if client.weight is not None] == [[0.5, 1.5], [1.0]]
+    assert [client.size for client in clients] == [2, 4]
     there = clients.on(clients.store.to(torch.device("meta")))[0]
     assert there.weight is not None
     assert there.weight.device == torch.device("meta")

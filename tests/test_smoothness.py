@@ -230,7 +230,7 @@ def test_closed_forms_on_least_squares(blocks: int, least_squares: "Problem") ->
 
 
 def test_the_hessian_has_the_weights_of_the_examples(least_squares: "Problem") -> None:
-    """A^T diag(w) A / n_i; in batches, and with weights of one as without any."""
+    """A^T diag(w) A / sum_j w_j; in batches, and with weights of one as without any."""
     problem, draw = least_squares(sizes=(40, 3, 50)), np.random.default_rng(1)
     weights = [draw.integers(0, 9, len(b)) / 4 for b in problem.b]
     plain = problem.federation(0.1)
@@ -241,7 +241,7 @@ def test_the_hessian_has_the_weights_of_the_examples(least_squares: "Problem") -
         at = ModelTask(plain.model)
         return smoothness_of_each(executor, at, "own", 3, 2), smoothness(executor, at, "own", 3, 2)
 
-    hessians = [a.T @ (w[:, None] * a) / len(a) for a, w in zip(problem.a, weights, strict=True)]
+    hessians = [a.T @ (w[:, None] * a) / w.sum() for a, w in zip(problem.a, weights, strict=True)]
     found, of_mean = each(weights)
     assert found == pytest.approx([np.linalg.norm(h, 2) for h in hessians], rel=1e-4)
     assert of_mean == pytest.approx(np.linalg.norm(np.mean(hessians, 0), 2), rel=1e-4)

@@ -74,8 +74,9 @@ class Part:
 class Moments:
     """Moments of the per-sample gradients of N sets of examples at one model.
 
-    mean, pooled: (P,) float64, mean of g_i over sets, and mean over all examples; sizes: (N,) numbers of examples;
-    sq: (N,) ||g_i||^2;  sq_mean: (N,) E||grad F||^2;  v: (N,) squared standard error of g_i, 0 if all was measured.
+    mean, pooled: (P,) float64, mean of g_i over sets, and mean over all examples; sizes: (N,), n_i or the sum
+    of the set's weights;  sq: (N,) ||g_i||^2;  sq_mean: (N,) E||grad F||^2;  v: (N,) squared standard error of g_i, 0
+    if all was measured.
     """
 
     mean: Tensor
@@ -212,8 +213,8 @@ def moments_of_block(
     """
     which, ids, part = job
     clients = clients_of(worker.data, which)
-    sizes = clients.rows.sizes
-    alike = sizes.min() == sizes.max()
+    sizes, totals = clients.rows.sizes, clients.rows.totals
+    alike = totals.min() == totals.max()
     task.load(worker.work)
     total, scalars = BlockSum(), []
     for i in ids:
@@ -222,8 +223,9 @@ def moments_of_block(
         gradient, sq_mean = mean_gradient(worker, examples)
         sq = float(gradient @ gradient)
         v = (1 / m - 1 / n) * (sq_mean - sq) * m / (m - 1) if m < n else 0.0
-        scalars.append([n, sq, sq_mean, v])
-        total.add({"gradient": gradient} | ({} if alike else {"pooled": gradient * n}))
+        size = float(totals[i])
+        scalars.append([size, sq, sq_mean, v])
+        total.add({"gradient": gradient} | ({} if alike else {"pooled": gradient * size}))
     return total.total, scalars
 
 

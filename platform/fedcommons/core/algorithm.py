@@ -30,7 +30,7 @@ class Facts:
     """Public facts of a federation."""
 
     n_clients: int
-    sizes: Sequence[int]  # training examples per client
+    sizes: Sequence[float]  # of the clients: their numbers of examples, or the sums of these examples' weights
     rounds: int
     weighting: str = "uniform"  # of clients in averages
 

@@ -55,11 +55,11 @@ class LocalSGD:
     dp: DPSGD | None = None
     onednn: bool = True  # slower than torch's own kernels on few pixels
 
-    def epochs_for(self, n: int, n_own: int | None) -> int:
+    def epochs_for(self, n: int, n_own: float | None) -> int:
         """E' = max(1, floor(n_i E/(n_i + n~))), the authors' rule, where n~ of the n examples are not the client's."""
         if not self.equal_work or n_own is None:
             return self.epochs
-        return max(1, self.epochs * n_own // n)
+        return max(1, int(self.epochs * n_own / n + 1e-9))
 
     def run(
         self,
@@ -217,7 +217,7 @@ class Work:
 
     def weight(self, data: ClientData) -> float:
         """w_i, the client's weight in averages: 1 or n_i, by ``federation.weighting``."""
-        return weight(self.weighting, len(data))
+        return weight(self.weighting, data.size)
 
     def load(self, model: Flat) -> None:
         """Copy these weights into the module.

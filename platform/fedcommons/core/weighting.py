@@ -1,15 +1,18 @@
-"""Clients' weights in averages: equal (Fedssyn) or their numbers of examples (FedDM, NIID-Bench)."""
+"""Clients' weights in averages: equal (Fedssyn) or their sizes (FedDM, NIID-Bench).
+
+A client's size n_i is its number of examples, or the sum of their weights where they have any.
+"""
 
 from collections.abc import Sequence
 
 WEIGHTINGS = ("uniform", "samples")
 
 
-def weight(weighting: str, n: int) -> float:
+def weight(weighting: str, n: float) -> float:
     """w_i: 1 or n_i."""
     return float(n) if weighting == "samples" else 1.0
 
 
-def total_weight(weighting: str, sizes: Sequence[int]) -> float:
+def total_weight(weighting: str, sizes: Sequence[float]) -> float:
     """Sum of w_i over all N clients, whether they take part or not: N or n."""
     return float(sum(sizes)) if weighting == "samples" else float(len(sizes))

@@ -1,7 +1,7 @@
 """The clients' training data as a lazy sequence: the cost depends on a round's participants, not on all N clients."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import overload
 
 import numpy as np
@@ -16,24 +16,32 @@ class ClientData:
     """What one client trains on.
 
     x: (n, ...), y: (n,).
-    weight: (n,) float weights w_j of the examples in the loss (AGC's 1/d_j), or None if all are 1.
+    weight: (n,) float weights of the examples in the loss, of mean 1 (w_j n / sum w_j), or None if all are alike.
     ids: (n,) rows of the data set that the examples came from; read only.
-    n_own: how many of the n examples the rule of equal work counts as the client's own; None for all.
+    n_own: how many of the n examples the rule of equal work counts as the client's own; by default ``size``.
+    total: sum_j w_j, or None without weights; see ``size``.
     commons: examples that all clients hold (FedMix's means: x (m, ...) float, y (m, classes) frequencies), or None.
 
-    The client's objective, in training and in measurements, is  f_i = (1/n_i) sum_j w_j F(x, xi_j):  the sum is divided
-    by the number of examples, not by the sum of the weights.
+    The client's objective, in training and in measurements, is  f_i = sum_j w_j F(x, xi_j) / sum_j w_j.  So an example
+    that is held twice with weight 1/2 changes neither f_i nor the client's size sum_j w_j. With w_j = 1/d_j for an
+    example that d_j clients hold, the sizes add up to the number of different examples.
     """
 
     x: Tensor
     y: Tensor
     weight: Tensor | None = None
     ids: Tensor | None = None
-    n_own: int | None = None
+    n_own: float | None = None
+    total: float | None = None
     commons: Examples | None = None
 
     def __len__(self) -> int:
         return len(self.y)
+
+    @property
+    def size(self) -> float:
+        """The client's size in averages: sum_j w_j, the number of its examples if they have no weights."""
+        return float(len(self)) if self.total is None else self.total
 
     @property
     def columns(self) -> tuple[Tensor, ...]:
@@ -46,13 +54,31 @@ class Rows(Sequence[np.ndarray]):
     """Which rows of a store each client holds: client i's are ``flat[starts[i] : starts[i] + sizes[i]]``.
 
     These few vectors are quick to build and to send for any number of clients. Clients' parts of ``flat`` may overlap.
-    ``weight``: float weight, in its client's loss, of each entry of ``flat``; None if all are 1.
+    ``weight``: float64 weight w_j, in its client's loss, of each entry of ``flat``; None if all are 1.
+    ``totals``: (N,) sum of each client's weights, its size in averages; by default computed.
+
+    Raises:
+        ValueError: a client's weights are not finite, negative or all zero.
     """
 
     flat: Tensor  # int64; a tensor, as a numpy array that came through Ray is read-only and would have to be copied
     starts: np.ndarray  # (N,)
     sizes: np.ndarray  # (N,)
     weight: Tensor | None = None
+    totals: np.ndarray = field(default_factory=lambda: np.zeros(0))
+
+    def __post_init__(self) -> None:
+        if len(self.totals) == len(self.sizes):
+            return
+        totals = self.sizes
+        if self.weight is not None:
+            if not bool(torch.isfinite(self.weight).all() and (self.weight >= 0).all()):
+                raise ValueError("weights of examples must be finite and not negative")
+            sums = np.concatenate([[0.0], np.cumsum(self.weight.numpy(force=True), dtype=np.float64)])
+            totals = sums[self.starts + self.sizes] - sums[self.starts]
+            if (totals <= 0).any():
+                raise ValueError(f"the weights of client {int(np.argmin(totals))} are all zero")
+        object.__setattr__(self, "totals", totals)
 
     @staticmethod
     def of(rows: Sequence[np.ndarray], weights: Sequence[np.ndarray] | None = None) -> "Rows":
@@ -66,7 +92,7 @@ class Rows(Sequence[np.ndarray]):
         if weights is not None:
             if [len(w) for w in weights] != sizes.tolist():
                 raise ValueError("every client needs one weight for each of its examples")
-            weight = torch.from_numpy(np.concatenate(weights)).float()
+            weight = torch.from_numpy(np.concatenate(weights)).double()
         return Rows(flat, np.cumsum(sizes) - sizes, sizes, weight)
 
     def __len__(self) -> int:
@@ -78,7 +104,7 @@ class Rows(Sequence[np.ndarray]):
     def __getitem__(self, index: slice) -> "Rows": ...
     def __getitem__(self, index: int | slice) -> "np.ndarray | Rows":
         if isinstance(index, slice):
-            return Rows(self.flat, self.starts[index], self.sizes[index], self.weight)
+            return Rows(self.flat, self.starts[index], self.sizes[index], self.weight, self.totals[index])
         return self.ids(index).numpy(force=True)
 
     def ids(self, client: int) -> Tensor:
@@ -86,8 +112,10 @@ class Rows(Sequence[np.ndarray]):
         return self._of(client, self.flat)
 
     def weights(self, client: int) -> Tensor | None:
-        """The weights of a client's rows as a view; None if all are 1."""
-        return None if self.weight is None else self._of(client, self.weight)
+        """The weights of a client's rows, scaled to mean 1; None if all are 1."""
+        if self.weight is None:
+            return None
+        return (self._of(client, self.weight) * (self.sizes.item(client) / self.totals.item(client))).float()
 
     def to(self, device: torch.device) -> "Rows":
         """The same rows on ``device``."""
@@ -111,7 +139,7 @@ class Clients(Sequence[ClientData]):
     ) -> None:
         self.store = store
         self.rows = rows if isinstance(rows, Rows) else Rows.of(rows)
-        self.n_own = self.rows.sizes if n_own is None else np.asarray(n_own)
+        self.n_own = self.rows.totals if n_own is None else np.asarray(n_own)
         self.commons = commons
 
     def __len__(self) -> int:
@@ -126,7 +154,8 @@ class Clients(Sequence[ClientData]):
             return Clients(self.store, self.rows[index], self.n_own[index], self.commons)
         ids, store = self.rows.ids(index), self.store
         x, y = store.x.index_select(0, ids), store.y.index_select(0, ids)  # twice as fast as x[ids]
-        return ClientData(x, y, self.rows.weights(index), ids, self.n_own.item(index), self.commons)
+        total = None if self.rows.weight is None else float(self.rows.totals.item(index))
+        return ClientData(x, y, self.rows.weights(index), ids, self.n_own.item(index), total, self.commons)
 
     @property
     def sizes(self) -> list[int]:

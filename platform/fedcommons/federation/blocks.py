@@ -123,11 +123,11 @@ def _client(worker: Worker, task: RoundTask, message: Message, memory: Payload, 
 def _released(reply: Reply, client: int, rows: ClientData) -> list[Release]:
     """The events of a reply, and an uncovered one for all tensors that no covered event names.
 
-    The weights 1 and n_i (the number of rows) are public. BatchNorm's statistics, which the engine sends, are never
+    The weights 1 and n_i (the client's size) are public. BatchNorm's statistics, which the engine sends, are never
     covered.
     """
     bare = {*reply.sums, *reply.each}
-    if reply.weight != 1 and reply.weight != len(rows):
+    if reply.weight != 1 and reply.weight != rows.size:
         bare.add("weight")
     covered = [event for event in reply.releases if event.covered]
     for event in covered:

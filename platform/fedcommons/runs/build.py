@@ -248,7 +248,7 @@ def assemble(prepared: Prepared, made: Sequence[Contribution] = ()) -> Assembled
     sets = {"test": dataset.test, "validation": dataset.validation}
     data = RunData(shared.clients, shared.own, sets, shared.pool)
     f, late = c.federation, Stragglers(c.straggler.q) if c.straggler.q else None
-    facts = Facts(len(shared.clients), shared.clients.sizes, f.rounds, f.weighting)
+    facts = Facts(len(shared.clients), shared.clients.rows.totals.tolist(), f.rounds, f.weighting)
     plan = Plan(facts, f.participation, f.blocks, c.seed, late, f.buffers == "keep", f.max_norm)
     return Assembled(prepared, shared, data, plan)
 

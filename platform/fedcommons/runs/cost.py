@@ -175,7 +175,7 @@ def _round(ready: Assembled, joined: int, steps: int, batch: int) -> Callable[[]
     rows = Rows(flat, np.zeros(n, int), np.full(n, size), None if clients.rows.weight is None else torch.ones(size))
     data = RunData(Clients(clients.store, rows, commons=clients.commons), ready.data.own, {})
     loop = replace(local_loop(c, ready.facts.augment), epochs=1, batch_size=batch, equal_work=False)
-    facts = replace(ready.plan.facts, sizes=rows.sizes.tolist(), rounds=1)
+    facts = replace(ready.plan.facts, sizes=rows.totals.tolist(), rounds=1)
     plan = replace(ready.plan, facts=facts, participation=joined / n, late=None)
 
     def build(data: RunData) -> Worker:

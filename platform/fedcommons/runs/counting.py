@@ -38,7 +38,7 @@ class Counts:
     checkpoints: int = 0
 
 
-def local_steps(loop: LocalSGD, n: int, n_own: int) -> tuple[int, int]:
+def local_steps(loop: LocalSGD, n: int, n_own: float) -> tuple[int, int]:
     """(steps of B examples, steps of fewer) of a client with n examples in a round; DP-SGD's have B on average."""
     epochs, b = loop.epochs_for(n, n_own), loop.batch_size
     if loop.dp:
@@ -62,7 +62,7 @@ def counted(ready: Assembled) -> Counts:
     for number in range(1, played + 1):
         joins.update(rounds.answering(ready.algorithm, ready.plan, start.state, number)[1])
     loop, sizes, own = local_loop(c, ready.facts.augment), data.clients.rows.sizes, data.clients.n_own
-    each = {i: local_steps(loop, int(sizes[i]), int(own[i])) for i in joins}
+    each = {i: local_steps(loop, int(sizes[i]), float(own[i])) for i in joins}
     more, b = last / played, loop.batch_size
     n_models = sum(name.startswith("model/") for name in start.state)
     n_test, n_validation = (len(data.sets[name]) for name in ("test", "validation"))

@@ -94,8 +94,9 @@ class Assigned:
 
     kept: each client's own rows; received: the rows it gets from the exchange, () where nobody gets any; weights: of
     each client's kept rows, then of its received ones, None where all are 1 (see ``ClientData``); n_own: how many of
-    its rows count as its own in the rule of equal work, None for all; pool: all contributions, in the parts in which
-    they were dealt, () where there is no pool; once: bytes of the exchange over all clients, up and down.
+    its rows count as its own in the rule of equal work, None for the sum of its weights; pool: all contributions, in
+    the parts in which they were dealt, () where there is no pool; once: bytes of the exchange over all clients, up and
+    down.
     """
 
     kept: Sequence[np.ndarray]

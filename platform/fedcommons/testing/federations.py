@@ -74,7 +74,7 @@ class Federation:
         self, rounds: int, participation: float = 1.0, blocks: int = 2, seed: int = 0, straggling: float = 0.0
     ) -> Plan:
         """The schedule of so many rounds."""
-        sizes = self.data.clients.sizes
+        sizes = self.data.clients.rows.totals.tolist()
         facts = Facts(len(sizes), sizes, rounds, self.weighting)
         return Plan(facts, participation, blocks, seed, Stragglers(straggling) if straggling else None)
 
