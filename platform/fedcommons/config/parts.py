@@ -55,6 +55,7 @@ KINDS: Mapping[str, Kind] = {
             "fednova": f"{_METHODS}.fednova:FedNova",
             "moon": f"{_METHODS}.moon:MOON",
             "fedmix": f"{_METHODS}.fedmix:FedMix",
+            "gradient_coding": f"{_METHODS}.gradient_coding:GradientCoding",
         },
     ),
     "data": Kind(

@@ -27,12 +27,17 @@ State = Payload
 
 @dataclass(frozen=True)
 class Facts:
-    """Public facts of a federation."""
+    """Public facts of a federation.
+
+    arrival: per client, the probability that a round brings its reply, participation included; () if every round brings
+    every reply, None where no closed form is known.
+    """
 
     n_clients: int
     sizes: Sequence[float]  # of the clients: their numbers of examples, or the sums of these examples' weights
     rounds: int
     weighting: str = "uniform"  # of clients in averages
+    arrival: Sequence[float] | None = ()
 
     @property
     def total_weight(self) -> float:

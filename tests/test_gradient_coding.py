@@ -1,0 +1,143 @@
+"""Approximate gradient coding: unbiased over stragglers, by enumeration; gradient descent where nobody straggles."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import combinations, product
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.gradient_coding import GradientCoding
+from fedcommons.core.algorithm import Facts, State
+from fedcommons.core.local import LocalSGD
+from fedcommons.core.worker import RunData
+from fedcommons.data.clients import Clients, Rows
+from fedcommons.errors import UserError
+from fedcommons.tensors import Flat, flat
+
+if TYPE_CHECKING:
+    from fedcommons.testing.federations import Federation, LeastSquares
+
+    Digits = Callable[..., Federation]
+    Problem = Callable[..., LeastSquares]
+
+FULL = LocalSGD(1, 1000)  # one full-batch step
+SEVERAL = LocalSGD(3, 4)  # three epochs of batches of four
+WITH_COPIES = [[0, 1, 2, 3, 4, 9, 14], [4, 5, 6, 7, 8, 9, 0], [9, 10, 11, 12, 13, 14], [14, 15, 16, 17, 18, 19, 4]]
+
+
+def _copied(federation: "Federation", rows: Sequence[Sequence[int]] = WITH_COPIES) -> "Federation":
+    """Its clients hold these rows; an example that d clients hold has the weight 1/d."""
+    copies = np.bincount(np.concatenate(rows))
+    parts = [np.array(r) for r in rows]
+    clients = Clients(federation.data.clients.store, Rows.of(parts, [1 / copies[r] for r in parts]))
+    return replace(federation, data=RunData(clients, clients, {}))
+
+
+def _facts(federation: "Federation", arrival: Sequence[float] | None) -> Facts:
+    return replace(federation.plan(1).facts, arrival=arrival)
+
+
+def _coded(federation: "Federation", method: GradientCoding, state: State) -> list[Tensor]:
+    """What each client sends."""
+    work, sent = federation.work(), []
+    for i, data in enumerate(federation.data.clients):
+        reply = method.client(work, method.down(state, 1, i), {}, data, 1, i)
+        sent.append(flat(reply.sums, "coded").buffer.clone())
+    return sent
+
+
+def _after(federation: "Federation", method: GradientCoding, state: State, sent: Sequence[Tensor]) -> np.ndarray:
+    """The server's step when these replies arrive; none without replies, as the engine skips the merge."""
+    at = flat(state, "model")
+    if not sent:
+        return np.zeros(len(at.buffer))
+    total = {"coded": Flat(at.layout, torch.stack(list(sent)).double().sum(0))}
+    merged = method.merge(federation.serial(method), state, total, {}, 1, 0)
+    return (flat(merged, "model").buffer - at.buffer).double().numpy()
+
+
+@pytest.mark.parametrize("form", ["mean", "sum"])
+def test_without_stragglers_a_round_is_gradient_descent_on_the_different_examples(
+    form: str, least_squares: "Problem"
+) -> None:
+    problem = least_squares(sizes=(5, 5, 5, 5))
+    federation = _copied(problem.federation(0.1)).training(FULL)
+    method = GradientCoding(form)
+    ((after, _),) = federation.play(method, federation.plan(1))
+    a, b = np.concatenate(problem.a), np.concatenate(problem.b)
+    gradient = -a.T @ b / (len(b) if form == "mean" else 1)
+    assert np.allclose(after.model.buffer.numpy(), -0.1 * gradient, rtol=1e-6)  # weights of mean 1 are float32
+
+
+def test_with_everybody_it_is_fedavg_weighted_by_sizes(digits: "Digits") -> None:
+    federation = digits().training(SEVERAL, "samples")
+    ends = [federation.play(method, federation.plan(3))[-1][0].model.buffer for method in (GradientCoding(), FedAvg())]
+    assert torch.allclose(*ends, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("local", [FULL, SEVERAL], ids=["one step", "several steps"])
+@pytest.mark.parametrize("arrival", [(0.7, 0.7, 0.7, 0.7), (0.9, 0.3, 0.5, 0.8)], ids=["alike", "per client"])
+def test_the_mean_over_all_sets_of_stragglers_is_the_step_without(
+    local: LocalSGD, arrival: Sequence[float], least_squares: "Problem"
+) -> None:
+    federation = _copied(least_squares(sizes=(5, 5, 5, 5)).federation(0.1)).training(local)
+    method = GradientCoding()
+    state, all_arrive = (method.start(federation.model, _facts(federation, a), 0) for a in (arrival, ()))
+    sent, expected = _coded(federation, method, state), np.zeros(3)
+    for arrived in product([False, True], repeat=4):
+        p = np.prod([a if here else 1 - a for a, here in zip(arrival, arrived, strict=True)])
+        expected += p * _after(federation, method, state, [s for s, here in zip(sent, arrived, strict=True) if here])
+    whole = _after(federation, method, all_arrive, _coded(federation, method, all_arrive))
+    assert np.allclose(expected, whole, rtol=1e-12)
+    assert np.abs(whole).max() > 0.01
+    someone = _after(federation, method, state, sent[:1])
+    assert not np.allclose(someone, whole, rtol=0.1)  # a single set of stragglers does not give it
+
+
+def test_the_mean_over_all_pairs_of_drawn_clients_is_the_step_of_all(least_squares: "Problem") -> None:
+    federation = _copied(least_squares(sizes=(5, 5, 5, 5)).federation(0.1)).training(SEVERAL)
+    method = GradientCoding()
+    state, all_arrive = (method.start(federation.model, _facts(federation, a), 0) for a in ([0.5] * 4, ()))
+    sent = _coded(federation, method, state)
+    steps = [_after(federation, method, state, [sent[i], sent[j]]) for i, j in combinations(range(4), 2)]
+    whole = _after(federation, method, all_arrive, _coded(federation, method, all_arrive))
+    assert np.allclose(np.mean(steps, 0), whole, rtol=1e-12)
+
+
+def test_the_rate_decays_with_answered_rounds_only(least_squares: "Problem") -> None:
+    problem = least_squares(sizes=(5, 5, 5, 5))
+    federation, method = problem.federation(0.1).training(FULL), GradientCoding(decay=0.5)
+    a, b = np.concatenate(problem.a), np.concatenate(problem.b)
+    w, steps = np.zeros(3), []
+    for k in range(3):
+        w = w - 0.1 * 0.5**k * a.T @ (a @ w - b) / len(b)
+        steps.append(w)
+    played = federation.play(method, federation.plan(3))
+    assert np.allclose([now.model.buffer.numpy() for now, _ in played], steps, rtol=1e-9)
+    assert [int(now.state["answered"].item()) for now, _ in played] == [1, 2, 3]  # type: ignore[union-attr]
+    seed = next(s for s in range(99) if _answered(federation, method, s) == [True, False, False, True])
+    late = federation.play(method, federation.plan(4, seed=seed, straggling=0.9))
+    assert [int(now.state["answered"].item()) for now, _ in late] == [1, 1, 1, 2]  # type: ignore[union-attr]
+    assert torch.equal(late[0][0].model.buffer, late[2][0].model.buffer)
+
+
+def _answered(federation: "Federation", method: GradientCoding, seed: int) -> list[bool]:
+    played = federation.play(method, federation.plan(4, seed=seed, straggling=0.9))
+    return [facts["stragglers"] < 4 for _, facts in played]
+
+
+@pytest.mark.parametrize("arrival", [None, [0.5, 0.0, 0.5, 0.5]])
+def test_a_client_that_may_never_arrive_is_refused(arrival: list[float] | None, least_squares: "Problem") -> None:
+    federation = least_squares().federation(0.1)
+    with pytest.raises(UserError, match="probability that a client's reply arrives"):
+        GradientCoding().start(federation.model, _facts(federation, arrival), 0)
+
+
+def test_adam_is_refused() -> None:
+    with pytest.raises(UserError, match=r"client\.optimizer must be sgd for gradient_coding"):
+        GradientCoding().check({"client.optimizer": "adam"})
