@@ -136,7 +136,8 @@ def _released(reply: Reply, client: int, rows: ClientData) -> list[Release]:
         if not event.covered:
             bare.update(event.what)
     events = [replace(event, client=client) for event in covered]
-    return [*events, Release(client, tuple(sorted(bare)))] if bare else events
+    seen = max((event.seen for event in reply.releases if not event.covered), default=0)
+    return [*events, Release(client, tuple(sorted(bare)), seen=seen)] if bare else events
 
 
 def _at_rest(reply: Reply) -> Reply:

@@ -27,34 +27,41 @@ from fedcommons.sharing.needs import Need, Recipe
 
 @dataclass(frozen=True)
 class Contribution:
-    """Examples that were made for a client, and what protects them; None: nothing."""
+    """Examples that were made for a client, and what protects them; None: nothing.
+
+    seen: how many of the client's examples they were made from.
+    """
 
     examples: Examples
     receipt: Receipt | None = None
+    seen: int = 0
 
 
 @dataclass(frozen=True, eq=False)
 class Contributions:
     """What the clients contribute: m rows of ``store``, which begins with the clients' real data.
 
-    rows: (m,) int64; owners: (m,), the client that each row came from; receipts: by client, of made examples.
+    rows: (m,) int64; owners: (m,), the client that each row came from; receipts: by client, of made examples; seen: by
+    client, how many of its real examples these are or were made from.
     """
 
     store: Examples
     rows: np.ndarray
     owners: np.ndarray
     receipts: Mapping[int, Receipt | None]
+    seen: Mapping[int, int]
 
     @staticmethod
     def none(dealt: Dealt) -> "Contributions":
         """Nobody contributes."""
-        return Contributions(dealt.own.store, np.zeros(0, np.int64), np.zeros(0, np.int64), {})
+        return Contributions(dealt.own.store, np.zeros(0, np.int64), np.zeros(0, np.int64), {}, {})
 
     @staticmethod
     def of_own(dealt: Dealt, given: Sequence[np.ndarray]) -> "Contributions":
         """Client i contributes its real rows ``given[i]``; no example is copied."""
         owners = np.repeat(np.arange(len(given)), [len(rows) for rows in given])
-        return Contributions(dealt.own.store, np.concatenate(given), owners, {})
+        seen = {client: len(rows) for client, rows in enumerate(given)}
+        return Contributions(dealt.own.store, np.concatenate(given), owners, {}, seen)
 
     @staticmethod
     def of_made(dealt: Dealt, made: Sequence[Contribution]) -> "Contributions":
@@ -71,7 +78,8 @@ class Contributions:
         store = Examples(torch.cat([real.x, *(e.x for e in new)]), torch.cat([real.y, *(e.y for e in new)]))
         owners = np.repeat(np.arange(len(new)), [len(e) for e in new])
         receipts = {client: one.receipt for client, one in enumerate(made)}
-        return Contributions(store, np.arange(len(real), len(store)), owners, receipts)
+        seen = {client: one.seen for client, one in enumerate(made)}
+        return Contributions(store, np.arange(len(real), len(store)), owners, receipts, seen)
 
     def of_each(self, n_clients: int) -> list[np.ndarray]:
         """The rows that each client contributes."""
@@ -85,7 +93,9 @@ class Contributions:
     def releases(self, *what: str) -> list[Release]:
         """An event for each contributing client, with its receipt: these things (``what``) leave it."""
         givers = np.unique(self.owners).tolist()
-        return [(self.receipts.get(client) or Receipt()).release(client, *what) for client in givers]
+        receipts = [self.receipts.get(client) or Receipt() for client in givers]
+        seen = [self.seen.get(client, 0) for client in givers]
+        return [r.release(i, *what, seen=n) for i, r, n in zip(givers, receipts, seen, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,14 +193,14 @@ def share(stage: Stage, dealt: Dealt, made: Sequence[Contribution] = ()) -> Shar
         Traffic(once=assigned.once),
         Clients(store, pool) if pool else None,
         owners,
-        _with_undeclared(releases, givers),
+        _with_undeclared(releases, givers, dealt.own.sizes),
     )
 
 
-def _with_undeclared(releases: Sequence[Release], givers: Iterable[int]) -> list[Release]:
-    """These events, and an uncovered one for every giver without an event."""
-    told = {release.client for release in releases}
-    return [*releases, *(Release(client, ("undeclared",)) for client in sorted(set(givers) - told))]
+def _with_undeclared(releases: Sequence[Release], givers: Iterable[int], sizes: Sequence[int]) -> list[Release]:
+    """These events, and an uncovered one, of all its examples, for every giver without an event."""
+    silent = sorted(set(givers) - {release.client for release in releases})
+    return [*releases, *(Release(client, ("undeclared",), seen=sizes[client]) for client in silent)]
 
 
 def share_by_method(shared: Shared, algorithm: object, n_classes: int, seed: int) -> Shared:
@@ -204,5 +214,5 @@ def share_by_method(shared: Shared, algorithm: object, n_classes: int, seed: int
         clients=clients,
         own=clients if shared.own is shared.clients else shared.own,
         traffic=shared.traffic + Traffic(once=common.nbytes),
-        releases=[*shared.releases, *_with_undeclared(common.releases, range(len(clients)))],
+        releases=[*shared.releases, *_with_undeclared(common.releases, range(len(clients)), clients.sizes)],
     )
