@@ -84,10 +84,10 @@ class Partition:
     """Who holds which training images."""
 
     name: str = "dirichlet_classes"
-    """iid, dirichlet_classes (Fedssyn), dirichlet_niid (NIID-Bench), dirichlet_clients (FedDyn), single_class, or an
-    import path"""
+    """iid, dirichlet_classes (Fedssyn), dirichlet_niid (NIID-Bench), dirichlet_clients (FedDyn), dirichlet_plain
+    (gradient coding), single_class, or an import path"""
     n_clients: Annotated[int, "[1, 1e9]"] = 10
-    """N, the number of clients"""
+    """N, the number of clients; dirichlet_plain drops those that it leaves without images"""
     constants: Constants = UNSET
     __getattr__ = _constant
 

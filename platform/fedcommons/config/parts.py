@@ -66,7 +66,14 @@ KINDS: Mapping[str, Kind] = {
         "partition.name",
         {
             name: f"{_PARTITIONS}:{name}"
-            for name in ("iid", "dirichlet_classes", "dirichlet_niid", "dirichlet_clients", "single_class")
+            for name in (
+                "iid",
+                "dirichlet_classes",
+                "dirichlet_niid",
+                "dirichlet_clients",
+                "dirichlet_plain",
+                "single_class",
+            )
         },
         frozenset({"labels", "n_clients", "n_classes", "rng", "seed"}),
     ),
