@@ -115,7 +115,7 @@ class Sharing:
     """What clients train on besides their own data."""
 
     setting: str = "real"
-    """real, local_synthetic, shuffled_synthetic (Fedssyn), shuffled_real (Fig. 1c), or an import path"""
+    """real, local_synthetic, shuffled_synthetic (Fedssyn), shuffled_real (Fig. 1c), raw_copies, or an import path"""
     constants: Constants = UNSET
     __getattr__ = _constant
 

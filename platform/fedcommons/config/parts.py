@@ -84,6 +84,7 @@ KINDS: Mapping[str, Kind] = {
             "local_synthetic": "fedcommons.sharing.local_synthetic:LocalSynthetic",
             "shuffled_synthetic": "fedcommons.sharing.shuffled_synthetic:ShuffledSynthetic",
             "shuffled_real": "fedcommons.sharing.shuffled_real:ShuffledReal",
+            "raw_copies": "fedcommons.sharing.raw_copies:RawCopies",
         },
     ),
     "generator": Kind("generator.name", {"ddpm": "fedcommons.generators.ddpm:DDPM"}),
