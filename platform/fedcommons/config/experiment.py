@@ -84,10 +84,10 @@ class Partition:
     """Who holds which training images."""
 
     name: str = "dirichlet_classes"
-    """iid, dirichlet_classes (Fedssyn), dirichlet_niid (NIID-Bench), dirichlet_clients (FedDyn), single_class, or an
-    import path"""
+    """iid, dirichlet_classes (Fedssyn), dirichlet_niid (NIID-Bench), dirichlet_clients (FedDyn), dirichlet_plain
+    (gradient coding), single_class, or an import path"""
     n_clients: Annotated[int, "[1, 1e9]"] = 10
-    """N, the number of clients"""
+    """N, the number of clients; dirichlet_plain drops those that it leaves without images"""
     constants: Constants = UNSET
     __getattr__ = _constant
 
@@ -115,7 +115,7 @@ class Sharing:
     """What clients train on besides their own data."""
 
     setting: str = "real"
-    """real, local_synthetic, shuffled_synthetic (Fedssyn), shuffled_real (Fig. 1c), or an import path"""
+    """real, local_synthetic, shuffled_synthetic (Fedssyn), shuffled_real (Fig. 1c), raw_copies, or an import path"""
     constants: Constants = UNSET
     __getattr__ = _constant
 

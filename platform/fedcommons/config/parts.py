@@ -67,7 +67,14 @@ KINDS: Mapping[str, Kind] = {
         "partition.name",
         {
             name: f"{_PARTITIONS}:{name}"
-            for name in ("iid", "dirichlet_classes", "dirichlet_niid", "dirichlet_clients", "single_class")
+            for name in (
+                "iid",
+                "dirichlet_classes",
+                "dirichlet_niid",
+                "dirichlet_clients",
+                "dirichlet_plain",
+                "single_class",
+            )
         },
         frozenset({"labels", "n_clients", "n_classes", "rng", "seed"}),
     ),
@@ -78,6 +85,7 @@ KINDS: Mapping[str, Kind] = {
             "local_synthetic": "fedcommons.sharing.local_synthetic:LocalSynthetic",
             "shuffled_synthetic": "fedcommons.sharing.shuffled_synthetic:ShuffledSynthetic",
             "shuffled_real": "fedcommons.sharing.shuffled_real:ShuffledReal",
+            "raw_copies": "fedcommons.sharing.raw_copies:RawCopies",
         },
     ),
     "generator": Kind("generator.name", {"ddpm": "fedcommons.generators.ddpm:DDPM"}),

@@ -32,7 +32,7 @@ from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.participation import Stragglers
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.federation.serial import Serial
-from fedcommons.runs.checks import check, refuse
+from fedcommons.runs.checks import check, refuse, require_participants
 from fedcommons.seeds import set_default_generator, wide_key
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.dealt import Dealt
@@ -95,6 +95,7 @@ def prepare(config: Experiment) -> Prepared:
     labels = dataset.train.y.numpy()
     dealt = partition(config.partition, labels, dataset.n_classes, config.seed)
     sizes = [len(rows) for rows in dealt.rows]
+    require_participants(config.federation.participation, len(sizes))  # a partition may drop clients
     prepared = Prepared(config, dataset, dealt, made["algorithm"], made["sharing"])
     refuse(prepared.stage, "check_dealt", prepared.dealt)
     privacy.refuse_large_delta(config, sizes)

@@ -77,6 +77,8 @@ def _run(
     with leaving_errors(folder, parts_of_own(config)):
         _write_partition(folder, prepared)
         ready = assemble(prepared, synthetic_images(prepared, store, jobs, say))
+        for note in ready.shared.notes:
+            say(note)
         executor = ready.executor()
         trackers: list[Tracker] = []
         summary = None
@@ -86,7 +88,7 @@ def _run(
             end = _federate(ready, executor, start, record, trackers, on_round, say)
             record.require_rounds(end.round)
             dealt, p = prepared.partition, ready.shared.p
-            summary = measures.summarise(config, dealt, record.rounds(), p, end)
+            summary = measures.summarise(config, dealt, record.rounds(), p, end) | ready.shared.facts
             rejected = sum(line.get("rejected", 0) for line in record.rounds())
             summary["privacy"] = privacy.statement(end.ledger, ready.plan.facts.n_clients, _delta(config), rejected)
             if summary["rejected"]:

@@ -9,7 +9,7 @@ The client that each row came from is known to the end. A stage is a frozen data
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -106,7 +106,7 @@ class Assigned:
     each client's kept rows, then of its received ones, None where all are 1 (see ``ClientData``); n_own: how many of
     its rows count as its own in the rule of equal work, None for the sum of its weights; pool: all contributions, in
     the parts in which they were dealt, () where there is no pool; once: bytes of the exchange over all clients, up and
-    down.
+    down; notes: what the user is told.
     """
 
     kept: Sequence[np.ndarray]
@@ -115,6 +115,7 @@ class Assigned:
     n_own: Sequence[int] | np.ndarray | None = None
     pool: Sequence[np.ndarray] = ()
     once: int = 0
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,6 +124,7 @@ class Shared:
 
     clients, own, pool: rows of one store; own: the real data; pool: None where there is none.
     owners: (rows of the store,), the client that each came from, -1 where no client holds it.
+    disclosed: number of real examples that left their clients as they are. notes: what the user is told.
     """
 
     clients: Clients
@@ -132,6 +134,14 @@ class Shared:
     pool: Clients | None = None
     owners: np.ndarray | None = None
     releases: Sequence[Release] = ()
+    disclosed: int = 0
+    notes: Sequence[str] = ()
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For the summary: real examples that were disclosed raw, and how many clients hold a real one on average."""
+        n, held = len(self.own.rows.flat), int(torch.isin(self.clients.rows.flat, self.own.rows.flat).sum())
+        return {"disclosed_raw": self.disclosed / n, "disclosed_examples": self.disclosed, "mean_copies": held / n}
 
 
 class Stage(Protocol):
@@ -181,11 +191,14 @@ def share(stage: Stage, dealt: Dealt, made: Sequence[Contribution] = ()) -> Shar
     owners = np.full(len(store), -1)
     for client, rows in enumerate(dealt.own.rows):
         owners[rows] = client
+    left = contributed.rows[owners[contributed.rows] >= 0]  # real rows, as only these have owners so far
     owners[contributed.rows] = contributed.owners
     givers = set(contributed.owners.tolist())
     if clients is not own:
-        holders, came_from = np.repeat(np.arange(len(clients)), clients.rows.sizes), owners[clients.rows.flat.numpy()]
-        givers |= set(came_from[came_from != holders].tolist())
+        holders, held = np.repeat(np.arange(len(clients)), clients.rows.sizes), clients.rows.flat.numpy()
+        elsewhere = held[owners[held] != holders]
+        givers |= set(owners[elsewhere].tolist())
+        left = np.concatenate([left, np.intersect1d(elsewhere, own.rows.flat.numpy())])
     return Shared(
         clients,
         own,
@@ -194,6 +207,8 @@ def share(stage: Stage, dealt: Dealt, made: Sequence[Contribution] = ()) -> Shar
         Clients(store, pool) if pool else None,
         owners,
         _with_undeclared(releases, givers, dealt.own.sizes),
+        len(np.unique(left)),
+        assigned.notes,
     )
 
 
