@@ -8,19 +8,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from pytorch_lightning import LightningModule
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.gradient_coding import GradientCoding
+from fedcommons.config.experiment import Data
 from fedcommons.core.algorithm import Facts, State
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.worker import RunData
 from fedcommons.data.clients import Clients, Rows
+from fedcommons.data.datasets import load
 from fedcommons.errors import UserError
+from fedcommons.studies import gradient_coding as study
 from fedcommons.tensors import Flat, flat
+from fedcommons.testing.federations import Federation
 
 if TYPE_CHECKING:
-    from fedcommons.testing.federations import Federation, LeastSquares
+    from fedcommons.testing.federations import LeastSquares
 
     Digits = Callable[..., Federation]
     Problem = Callable[..., LeastSquares]
@@ -141,3 +147,59 @@ def test_a_client_that_may_never_arrive_is_refused(arrival: list[float] | None, 
 def test_adam_is_refused() -> None:
     with pytest.raises(UserError, match=r"client\.optimizer must be sgd for gradient_coding"):
         GradientCoding().check({"client.optimizer": "adam"})
+
+
+class _Softmax(LightningModule):
+    """Softmax regression in float64 on pixels in [0, 1]; ``start``: (pixels + 1, classes), the bias last."""
+
+    def __init__(self, start: Tensor, lr: float) -> None:
+        super().__init__()
+        self.w, self.lr = nn.Parameter(start.clone()), lr
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(x.flatten(1).double() / 255, (0, 1), value=1.0) @ self.w
+
+    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
+        x, y, *weight = batch
+        each = F.cross_entropy(self(x), y, reduction="none")
+        return (each * weight[0] if weight else each).mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), self.lr)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [study.Setting("single_class", 0.5, 3, 0.4, rounds=12), study.Setting("dirichlet_plain", 0.7, 2, 0.3, rounds=12)],
+    ids=lambda s: s.partition,
+)
+def test_the_engine_plays_what_the_batched_study_plays(setting: study.Setting) -> None:
+    """One repetition with the same draws, to rounding: the engine's weights of mean 1 are float32."""
+    dataset = load(Data("digits", validation=0))
+    train = study.chosen(dataset, 12, first=True, seed=0)
+    problem = study.Problem.of(train, dataset.test, 10, white=1.0, measured=torch.float64)
+    drawn = study.draw(problem, setting, 0, seed=5)
+    played = study.play_block(problem, setting, [drawn])
+    n, rows = len(drawn.held), [np.flatnonzero(mine) for mine in drawn.held]
+    copies = drawn.held.sum(0)
+    clients = Clients(train, Rows.of(rows, [1 / copies[mine] for mine in rows]))
+    data = RunData(clients, clients, {"test": dataset.test})
+    federation = Federation(data, lambda: _Softmax(drawn.start, setting.lr), FULL)
+    plan = federation.plan(setting.rounds)
+    facts = replace(plan.facts, arrival=(1 - setting.q,) * n)
+
+    def late(joined: Sequence[int], facts: Facts, round: int, seed: int) -> dict[int, float]:
+        return {i for i in joined if not drawn.answers[round - 1, i]}
+
+    method = GradientCoding(decay=setting.decay)
+    models = [federation.model] + [
+        now.model for now, _ in federation.play(method, replace(plan, facts=facts, late=late))
+    ]
+    assert (~drawn.answers.any(1)).any() == (setting.q == 0.7)  # a round that nobody answers
+    for r, model in enumerate(models[: setting.rounds]):
+        module = _Softmax(model["w"], 0.1)
+        total = torch.autograd.grad(len(train) * module.training_step((train.x, train.y), 0), [module.w])[0]
+        found = played.same_class[0, r] + played.cross_class[0, r]
+        assert float(total.square().sum()) == pytest.approx(found, rel=1e-5)
+        right = (module(dataset.test.x).argmax(1) == dataset.test.y).double().mean()
+        assert float(right) == played.accuracy[0, r]
