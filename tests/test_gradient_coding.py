@@ -21,6 +21,7 @@ from fedcommons.core.worker import RunData
 from fedcommons.data.clients import Clients, Rows
 from fedcommons.data.datasets import load
 from fedcommons.errors import UserError
+from fedcommons.federation.stragglers import Independent
 from fedcommons.studies import gradient_coding as study
 from fedcommons.tensors import Flat, flat
 from fedcommons.testing.federations import Federation
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     Digits = Callable[..., Federation]
     Problem = Callable[..., LeastSquares]
 
+EVERYBODY = (1.0,) * 4
 FULL = LocalSGD(1, 1000)  # one full-batch step
 SEVERAL = LocalSGD(3, 4)  # three epochs of batches of four
 WITH_COPIES = [[0, 1, 2, 3, 4, 9, 14], [4, 5, 6, 7, 8, 9, 0], [9, 10, 11, 12, 13, 14], [14, 15, 16, 17, 18, 19, 4]]
@@ -93,7 +95,7 @@ def test_the_mean_over_all_sets_of_stragglers_is_the_step_without(
 ) -> None:
     federation = _copied(least_squares(sizes=(5, 5, 5, 5)).federation(0.1)).training(local)
     method = GradientCoding()
-    state, all_arrive = (method.start(federation.model, _facts(federation, a), 0) for a in (arrival, ()))
+    state, all_arrive = (method.start(federation.model, _facts(federation, a), 0) for a in (arrival, EVERYBODY))
     sent, expected = _coded(federation, method, state), np.zeros(3)
     for arrived in product([False, True], repeat=4):
         p = np.prod([a if here else 1 - a for a, here in zip(arrival, arrived, strict=True)])
@@ -108,7 +110,7 @@ def test_the_mean_over_all_sets_of_stragglers_is_the_step_without(
 def test_the_mean_over_all_pairs_of_drawn_clients_is_the_step_of_all(least_squares: "Problem") -> None:
     federation = _copied(least_squares(sizes=(5, 5, 5, 5)).federation(0.1)).training(SEVERAL)
     method = GradientCoding()
-    state, all_arrive = (method.start(federation.model, _facts(federation, a), 0) for a in ([0.5] * 4, ()))
+    state, all_arrive = (method.start(federation.model, _facts(federation, a), 0) for a in ([0.5] * 4, EVERYBODY))
     sent = _coded(federation, method, state)
     steps = [_after(federation, method, state, [sent[i], sent[j]]) for i, j in combinations(range(4), 2)]
     whole = _after(federation, method, all_arrive, _coded(federation, method, all_arrive))
@@ -127,13 +129,13 @@ def test_the_rate_decays_with_answered_rounds_only(least_squares: "Problem") -> 
     assert np.allclose([now.model.buffer.numpy() for now, _ in played], steps, rtol=1e-9)
     assert [int(now.state["answered"].item()) for now, _ in played] == [1, 2, 3]  # type: ignore[union-attr]
     seed = next(s for s in range(99) if _answered(federation, method, s) == [True, False, False, True])
-    late = federation.play(method, federation.plan(4, seed=seed, straggling=0.9))
+    late = federation.play(method, federation.plan(4, seed=seed, late=Independent(0.9)))
     assert [int(now.state["answered"].item()) for now, _ in late] == [1, 1, 1, 2]  # type: ignore[union-attr]
     assert torch.equal(late[0][0].model.buffer, late[2][0].model.buffer)
 
 
 def _answered(federation: "Federation", method: GradientCoding, seed: int) -> list[bool]:
-    played = federation.play(method, federation.plan(4, seed=seed, straggling=0.9))
+    played = federation.play(method, federation.plan(4, seed=seed, late=Independent(0.9)))
     return [facts["stragglers"] < 4 for _, facts in played]
 
 
@@ -144,9 +146,12 @@ def test_a_client_that_may_never_arrive_is_refused(arrival: list[float] | None, 
         GradientCoding().start(federation.model, _facts(federation, arrival), 0)
 
 
-def test_adam_is_refused() -> None:
-    with pytest.raises(UserError, match=r"client\.optimizer must be sgd for gradient_coding"):
-        GradientCoding().check({"client.optimizer": "adam"})
+def test_what_it_is_not_defined_for_is_refused() -> None:
+    right = {"client.optimizer": "sgd", "straggler.partial": "method"}
+    GradientCoding().check(right)
+    for name, value in (("client.optimizer", "adam"), ("straggler.partial", "take")):
+        with pytest.raises(UserError, match=name):
+            GradientCoding().check({**right, name: value})
 
 
 class _Softmax(LightningModule):
@@ -189,7 +194,7 @@ def test_the_engine_plays_what_the_batched_study_plays(setting: study.Setting) -
     facts = replace(plan.facts, arrival=(1 - setting.q,) * n)
 
     def late(joined: Sequence[int], facts: Facts, round: int, seed: int) -> dict[int, float]:
-        return {i for i in joined if not drawn.answers[round - 1, i]}
+        return {i: 0.0 for i in joined if not drawn.answers[round - 1, i]}
 
     method = GradientCoding(decay=setting.decay)
     models = [federation.model] + [

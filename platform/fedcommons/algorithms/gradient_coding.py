@@ -44,15 +44,16 @@ class GradientCoding:
     def check(self, flat: Mapping[str, Any]) -> None:
         if flat["client.optimizer"] != "sgd":
             raise UserError("client.optimizer must be sgd for gradient_coding, whose step is eta times a gradient.")
+        if flat["straggler.partial"] == "take":
+            raise UserError("straggler.partial must not be take for gradient_coding, which waits for whole replies.")
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        arrival = facts.arrival if facts.arrival is None or len(facts.arrival) else [1.0] * facts.n_clients
-        if arrival is None or min(arrival) <= 0:
+        if facts.arrival is None or min(facts.arrival) <= 0:
             raise UserError(
                 "algorithm gradient_coding divides by the probability that a client's reply arrives, which is zero or "
                 "has no closed form with this straggler.rule; use independent, or another rule that knows it."
             )
-        numbers = {"arrival": arrival, "total": sum(facts.sizes) if self.form == "mean" else 1.0}
+        numbers = {"arrival": facts.arrival, "total": sum(facts.sizes) if self.form == "mean" else 1.0}
         fixed = {name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()}
         return {"model": model, "answered": torch.tensor(0), **fixed}
 

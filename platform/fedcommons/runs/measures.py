@@ -63,8 +63,9 @@ def summarise(
 
     ``lines``: those of rounds.jsonl; ``p``: the share of shared data; ``end``: where the federation stands in the end.
     ``disclosed``: the share of all clients' examples that were given away, as they are or in what was made from them,
-    with nothing that an epsilon can be computed from; model updates do not count. ``config`` has the flat fields of
-    what was chosen; ``rejected`` each client whose replies were: how many, and why the first was.
+    with nothing that an epsilon can be computed from; model updates do not count. ``bytes_lost``, where there are
+    stragglers: those among ``bytes_down`` for which no reply came back. ``config`` has the flat fields of what was
+    chosen; ``rejected`` each client whose replies were: how many, and why the first was.
     """
     c, flat = config, flat_dict(config)
     after = [(line["round"], line["test/accuracy"]) for line in lines if line["round"] >= 1]
@@ -94,6 +95,7 @@ def summarise(
         "bytes_down": end.traffic.down,
         "bytes_up": end.traffic.up,
         "bytes_once": end.traffic.once,
+        **({"bytes_lost": end.traffic.lost} if "stragglers" in lines[-1] else {}),
         "rejected": rejections.records(end.rejected),
         "partition": dealt.fingerprint,
         "config": {n: list(v) if type(v) is tuple else v for n, v in flat.items() if n not in IGNORED_BY_RESULTS},
