@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.config import cli
-from fedcommons.config.parts import KINDS
 from fedcommons.errors import UserError
 from fedcommons.files import write_json, write_text
 from fedcommons.reports import tables
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from fedcommons.runs.central import Central
 
 P = 0.5  # of the paper's shuffled_synthetic: n_total/N images besides as many of the client's own
+SETTINGS = "real,local_synthetic,shuffled_synthetic,shuffled_real"  # the figure's
 CSV = ("dataset", "n_clients", "participation", "alpha", "algorithm", "setting", "seed", "p", "learning_rate",
        "rounds", "epochs", "images", "last_accuracy", "best_accuracy", "run_dir")  # fmt: skip
 
@@ -38,7 +38,7 @@ def arguments(argv: Sequence[str]):
         ("central-epochs", int | None, None, "epochs of the central models; default: as many as federation.rounds"),
     )
     title = (__doc__ or "").partition("\n")[0]
-    parser = grids.parser(title, argv, {"settings": ",".join(KINDS["sharing"].known)}, more, "figure3")
+    parser = grids.parser(title, argv, {"settings": SETTINGS}, more, "figure3")
     options = cli.parse(parser, argv)
     grids.refuse_fields(options, {})
     if options.p_real is not None and not 0 <= options.p_real < 1:
