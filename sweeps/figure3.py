@@ -118,7 +118,7 @@ def report(cells: Sequence[sweep.Cell], lines: "Sequence[Central]", out: Path, o
         out / "summary.json", {"name": out.name, "preset": options.preset, "cells": found, "central": central_found}
     )
     entries = tables.entries([*found, *central_found])
-    notes = [*footnotes(cells, central_found, options), *tables.rejected_notes(found)]
+    notes = [*footnotes(cells, central_found, options), *tables.rejected_notes(found), *tables.lost_notes(found)]
     markdown = grids.stamped(accuracy_table(entries, notes), options)
     write_text(out / "figure3.md", markdown)
     write_text(out / "figure3.csv", tables.to_csv([{n: s.get(n) for n in CSV} for s in [*found, *central_found]]))

@@ -133,7 +133,7 @@ def report(cells: Sequence[sweep.Cell], out: Path, options) -> str:
     chosen = tables.choose_learning_rate(found)
     entries = tables.entries(chosen)
     part = [f"So far: {len(found)} of {len(cells)} runs."] if len(found) < len(cells) else []
-    notes = [*footnotes(cells, options), *tables.rejected_notes(found), *part]
+    notes = [*footnotes(cells, options), *tables.rejected_notes(found), *tables.lost_notes(found), *part]
     table = tables.table1_markdown(entries, published(cells, options), notes) + tables.spread(entries)
     markdown = grids.stamped(table, options)
     write_text(out / "table1.md", markdown)

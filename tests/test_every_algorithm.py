@@ -168,6 +168,7 @@ class _AnyOf:
         if isinstance(chosen, ChoosesClients):
             self.participants = chosen.participants
         self.sees_statistics = getattr(chosen, "sees_statistics", False)
+        self.takes_partial = getattr(chosen, "takes_partial", False)
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         return self.algorithms[self.name].start(model, facts, seed)

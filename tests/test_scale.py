@@ -20,8 +20,8 @@ from fedcommons.data.clients import ClientData, Clients, Rows
 from fedcommons.data.examples import Examples
 from fedcommons.federation import rounds
 from fedcommons.federation.memory import ClientMemory
-from fedcommons.federation.participation import Stragglers
 from fedcommons.federation.rounds import Plan, Standing
+from fedcommons.federation.stragglers import Independent
 from fedcommons.tensors import nbytes
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def test_a_round_of_a_million_clients_costs_what_its_participants_cost(
     clients = _million(small.data.sets["test"], small.data.clients.commons)
     federation = replace(small, data=RunData(clients, clients, {})).training(LocalSGD(1, 5))
     algorithm = parts.make("algorithm", name, {})
-    plan = Plan(Facts(N, clients.sizes, 2), 4 / N, 2, 0, Stragglers(0.1))
+    plan = Plan(Facts(N, clients.sizes, 2), 4 / N, 2, 0, Independent(0.1))
     asked, get = [], Clients.__getitem__
     monkeypatch.setattr(Clients, "__getitem__", lambda self, i: (asked.append(i), get(self, i))[1])
     course = rounds.run(algorithm, federation.serial(algorithm), plan, federation.start(algorithm, plan))

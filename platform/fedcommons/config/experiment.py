@@ -1,7 +1,8 @@
 """The description of one experiment: frozen dataclasses whose fields have a range and a line of help.
 
-Fields that every run has are defined here. A part (algorithm, data set, partition, sharing stage, generator, model)
-defines its own constants. An experiment holds the constants of its chosen parts only, and so do config.yaml and hashes.
+Fields that every run has are defined here. A part (algorithm, data set, partition, sharing stage, generator, model,
+straggler rule) defines its own constants. An experiment holds the constants of its chosen parts only, and so do
+config.yaml and hashes.
 Where a paper has a symbol, the name follows it: alpha, p, rho, C (participation), E (epochs), B (batch_size).
 """
 
@@ -194,8 +195,16 @@ class Federation:
 class Straggler:
     """Clients that do not reply in time."""
 
-    q: Annotated[float, "[0, 1)"] = 0.0
-    """probability that a drawn client's reply does not arrive"""
+    rule: str = "independent"
+    """who is late: independent (probability q), per_client (q_i), groups (that fail together), deadline, fastest (k of
+    them are waited for), slow (FedProx: a share does few epochs), or an import path"""
+    partial: Annotated[str, "method | take | drop"] = "method"
+    """what late clients have done under deadline or slow: take, drop, or as the method asks for (FedProx: take)"""
+    constants: Constants = UNSET
+    __getattr__ = _constant
+
+    def __post_init__(self) -> None:
+        _complete(self, "straggler", self.rule)
 
 
 @dataclass(frozen=True)
@@ -274,7 +283,7 @@ class Experiment:
         _complete(self, "algorithm", self.algorithm)
         if self.source is UNSET:
             names = {"algorithm": self.algorithm, "data": self.data.name, "partition": self.partition.name}
-            names |= {"sharing": self.sharing.setting, "model": self.model.name}
+            names |= {"sharing": self.sharing.setting, "model": self.model.name, "straggler": self.straggler.rule}
             names |= {"generator": self.generator.name} if self.generator else {}
             digests = {kind: digest for kind, name in names.items() if (digest := parts.source(name))}
             object.__setattr__(self, "source", Constants(digests))

@@ -42,6 +42,7 @@ class Kind:
 
 _DATA, _PARTITIONS = "fedcommons.data.datasets", "fedcommons.data.partition"
 _METHODS, _NETWORKS = "fedcommons.algorithms", "lightning_modules.networks"
+_STRAGGLERS = "fedcommons.federation.stragglers"
 
 KINDS: Mapping[str, Kind] = {
     "algorithm": Kind(
@@ -80,6 +81,17 @@ KINDS: Mapping[str, Kind] = {
         },
     ),
     "generator": Kind("generator.name", {"ddpm": "fedcommons.generators.ddpm:DDPM"}),
+    "straggler": Kind(
+        "straggler.rule",
+        {
+            "independent": f"{_STRAGGLERS}:Independent",
+            "per_client": f"{_STRAGGLERS}:PerClient",
+            "groups": f"{_STRAGGLERS}:Groups",
+            "deadline": f"{_STRAGGLERS}:Deadline",
+            "fastest": f"{_STRAGGLERS}:Fastest",
+            "slow": f"{_STRAGGLERS}:Slow",
+        },
+    ),
     "model": Kind(
         "model.name",
         {"cnn": f"{_NETWORKS}.cnn:CNN", "vgg11": f"{_NETWORKS}.vgg:VGG11", "linear": f"{_NETWORKS}.linear:Linear"},

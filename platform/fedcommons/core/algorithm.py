@@ -33,6 +33,7 @@ class Facts:
     sizes: Sequence[float]  # of the clients: their numbers of examples, or the sums of these examples' weights
     rounds: int
     weighting: str = "uniform"  # of clients in averages
+    arrival: Sequence[float] | None = None  # per client: probability that a round brings its reply, if it is known
 
     @property
     def total_weight(self) -> float:
@@ -82,8 +83,9 @@ class Algorithm(Protocol):
     """A frozen dataclass of the algorithm's constants, with these functions. None changes its arguments.
 
     A constant is ``mu: Annotated[float, "[0, inf)"] = 0.01``: type, range, default, and a line of help below it.
-    Optional are ``ChoosesClients``, ``Shares``, ``sees_statistics``, and ``check(flat)``, which raises ``UserError`` if
-    the algorithm is not defined for an experiment (``flat``: its fields, such as ``client.optimizer``).
+    Optional are ``ChoosesClients``, ``Shares``, ``sees_statistics``, ``takes_partial``, and ``check(flat)``, which
+    raises ``UserError`` if the algorithm is not defined for an experiment (``flat``: its fields, such as
+    ``client.optimizer``).
     """
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
@@ -126,6 +128,14 @@ An algorithm with the attribute ``sees_statistics = True`` gets each client's in
 def sees_statistics(algorithm: Algorithm) -> bool:
     """Whether the algorithm asks for every client's BatchNorm statistics."""
     return getattr(algorithm, "sees_statistics", False) is True
+
+
+def takes_partial(algorithm: Algorithm) -> bool:
+    """Whether the algorithm takes what a late client has done, by its attribute ``takes_partial = True``.
+
+    Without it, late clients are dropped.
+    """
+    return getattr(algorithm, "takes_partial", False) is True
 
 
 @dataclass(frozen=True)

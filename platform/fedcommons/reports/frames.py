@@ -140,7 +140,7 @@ def _row(run: _Run) -> dict[str, Any]:
     measured: dict[str, list[float]] = {}
     for line in run.lines:
         for name, value in line.items():
-            if value is not None and name != "round":
+            if value is not None and name != "round" and not isinstance(value, list):
                 measured.setdefault(name, []).append(value)
     row |= {_short(name): values[-1] for name, values in measured.items()}
     row |= {f"{_short(n)}_mean": fmean(values) for n, values in measured.items() if _short(n) != n}

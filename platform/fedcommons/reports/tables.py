@@ -169,6 +169,16 @@ def rejected_notes(summaries: Sequence[Summary]) -> list[str]:
     return [f"{s['run_dir']}: {told(s['rejected'])}." for s in summaries if s.get("rejected")]
 
 
+def lost_notes(summaries: Sequence[Summary]) -> list[str]:
+    """A footnote for each run in which late clients had downloaded for nothing."""
+    return [
+        f"{s['run_dir']}: {s['bytes_lost'] / 1e6:.1f} of the MB exchanged were downloads of late clients, whose "
+        f"replies did not come (straggler.rule {s['config']['straggler.rule']})."
+        for s in summaries
+        if s.get("bytes_lost")
+    ]
+
+
 def spread(cells: Sequence[Entry]) -> str:
     """How far the algorithms lie apart in each federation, with and without shared data; nothing for one algorithm.
 

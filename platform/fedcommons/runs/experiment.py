@@ -155,7 +155,7 @@ def _federate(
             if delta := _delta(config):
                 metrics["privacy/epsilon_local_training"] = now.ledger.largest_of_training(delta)
             for tracker in trackers:
-                tracker.log(now.round, metrics)
+                tracker.log(now.round, {**metrics, **(_late(now) if "stragglers" in facts else {})})
             record.log_times(now.round, {"train": trained - clock, "observe": time.perf_counter() - trained})
             if now.round % f.checkpoint_every == 0 or now.round == f.rounds:
                 checkpoint.save(record.checkpoints, now)
@@ -171,6 +171,11 @@ def _federate(
         checkpoint.save(record.checkpoints, last)  # so that the client can be played again at once
         raise
     return last
+
+
+def _late(now: Standing) -> dict[str, list[int]]:
+    """The clients that were late, and those among them whose partial work came."""
+    return {"late": list(now.late), "partial": [i for i, share in now.late.items() if share]}
 
 
 def _delta(config: Experiment) -> float | None:

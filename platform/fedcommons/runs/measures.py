@@ -62,6 +62,7 @@ def summarise(
     """The run in one record: no times, no paths, so that it compares equal to that of an uninterrupted run.
 
     ``lines``: those of rounds.jsonl; ``p``: the share of shared data; ``end``: where the federation stands in the end.
+    ``bytes_lost``, where there are stragglers: those among ``bytes_down`` for which no reply came back.
     ``config`` has the flat fields of what was chosen; ``rejected`` each client whose replies were: how many, and why
     the first was.
     """
@@ -92,6 +93,7 @@ def summarise(
         "bytes_down": end.traffic.down,
         "bytes_up": end.traffic.up,
         "bytes_once": end.traffic.once,
+        **({"bytes_lost": end.traffic.lost} if "stragglers" in lines[-1] else {}),
         "rejected": rejections.records(end.rejected),
         "partition": dealt.fingerprint,
         "config": {n: list(v) if type(v) is tuple else v for n, v in flat.items() if n not in IGNORED_BY_RESULTS},

@@ -6,9 +6,8 @@ No check knows an algorithm by name. None is a bare ``assert``: what was violate
 and ``python -O`` leaves assertions out.
 """
 
-import math
 import pickle
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from copy import deepcopy
 from dataclasses import replace
 from itertools import chain
@@ -21,9 +20,9 @@ from fedcommons.core.worker import fresh_torch
 from fedcommons.errors import UserError
 from fedcommons.federation import checkpoint, rounds
 from fedcommons.federation.evaluation import evaluate
-from fedcommons.federation.rejections import records, told
-from fedcommons.federation.rounds import Standing, answering
+from fedcommons.federation.stragglers import Independent
 from fedcommons.tensors import EMPTY, Payload, data, flat
+from fedcommons.testing.absent import LATE, play_with_absent_clients, require_all_trained, rounds_of
 from fedcommons.testing.comparing import bits, differing, listed, raw, require
 from fedcommons.testing.elsewhere import Apart, require_the_bits_of_one_process, require_the_same_of_ray
 from fedcommons.testing.federations import Federation, digits
@@ -93,7 +92,7 @@ def two_rounds_keep_names_shapes_and_types(algorithm: Algorithm, local: LocalSGD
             f"{after} the model is {model.buffer.dtype}, and the untrained one is {untrained.buffer.dtype}",
         )
         require(model.buffer.isfinite().all(), f"{after} the model has values that are not finite")
-    _require_all_trained(federation, algorithm, plan, played, "")
+    require_all_trained(federation, algorithm, plan, played, "")
 
 
 def the_loss_falls(algorithm: Algorithm, local: LocalSGD) -> None:
@@ -128,7 +127,7 @@ def same_seed_same_bits_other_seed_other_bits(algorithm: Algorithm, local: Local
 def nothing_that_is_handed_in_is_changed(algorithm: Algorithm, local: LocalSGD) -> None:
     federation, spy = digits().training(local), Spy(algorithm)
     plan = federation.plan(3)
-    expected = sum(len(present) for _, present in _rounds(federation, algorithm, plan, federation.play(spy, plan)))
+    expected = sum(len(present) for _, present in rounds_of(federation, algorithm, plan, federation.play(spy, plan)))
     require(len(spy.calls) == expected, f"{len(spy.calls)} clients' rounds were played instead of {expected}")
     require(not spy.changed, f"it changed in place what it was given: {listed(sorted(spy.changed))}")
 
@@ -186,7 +185,7 @@ def bytes_are_those_of_the_tensors(algorithm: Algorithm, local: LocalSGD) -> Non
     federation, spy = digits().training(local), Spy(algorithm)
     plan = federation.plan(2, participation=0.4)
     played = federation.play(spy, plan)
-    answers = [len(present) for _, present in _rounds(federation, algorithm, plan, played)]
+    answers = [len(present) for _, present in rounds_of(federation, algorithm, plan, played)]
     require(len(spy.calls) == sum(answers), f"{len(spy.calls)} clients' rounds were played instead of {sum(answers)}")
     down, up = [_down(c) for c in spy.calls], [_up(c) for c in spy.calls]
     require(min(down) > 0, "a message to a client is empty, so what the client knows has not travelled as a message")
@@ -208,7 +207,7 @@ def clients_with_one_sample_take_part(algorithm: Algorithm, local: LocalSGD) -> 
         plan = federation.plan(2)
         played = federation.play(algorithm, plan)
         with_this = f"with clients of one sample and drop_last={drop_last}"
-        _require_all_trained(federation, algorithm, plan, played, f"{with_this}, ")
+        require_all_trained(federation, algorithm, plan, played, f"{with_this}, ")
         (first, _), (last, _) = played
         require(last.model.buffer.isfinite().all(), f"{with_this} the model has values that are not finite")
         require(bits(first)["state/model"] != bits(last)["state/model"], f"{with_this} the model stands still")
@@ -217,19 +216,37 @@ def clients_with_one_sample_take_part(algorithm: Algorithm, local: LocalSGD) -> 
 def a_client_that_sits_out_keeps_its_memory(algorithm: Algorithm, local: LocalSGD) -> None:
     """Two of five take part in a round."""
     federation = digits().training(local)
-    _play_with_absent_clients(algorithm, federation, federation.plan(5, participation=0.4, seed=3))
+    play_with_absent_clients(algorithm, federation, federation.plan(5, participation=0.4, seed=3))
 
 
 def stragglers_change_nothing(algorithm: Algorithm, local: LocalSGD) -> None:
     """Three of five are drawn, and one in two does not answer; in one round nobody does."""
     federation = digits().training(local)
-    _play_with_absent_clients(algorithm, federation, federation.plan(5, participation=0.6, seed=52, straggling=0.5))
+    plan = federation.plan(5, participation=0.6, seed=52, late=Independent(0.5))
+    play_with_absent_clients(algorithm, federation, plan)
+
+
+def late_clients_by_any_rule_break_no_promise(algorithm: Algorithm, local: LocalSGD) -> None:
+    """Memory, bits elsewhere and bits after a stop, under each rule of ``LATE``, partial work taken."""
+    federation = digits(dropout=0.3).training(replace(local, augment=True))
+    for rule in LATE:
+        plan = replace(federation.plan(3, participation=0.8, blocks=4, late=rule), take_partial=True)
+        try:
+            play_with_absent_clients(algorithm, federation, plan)
+            require_the_bits_of_one_process(algorithm, federation, Apart(federation, algorithm), plan)
+            _require_the_same_after_a_stop(algorithm, federation, plan)
+        except AssertionError as error:
+            raise AssertionError(f"with {rule}: {error}") from error
 
 
 def continuing_from_a_checkpoint_is_never_having_stopped(algorithm: Algorithm, local: LocalSGD) -> None:
     """The checkpoint holds all that counts: a fresh worker and an unused copy of the algorithm continue from it."""
     federation = digits(dropout=0.3).training(replace(local, augment=True))
-    later, plan, played = deepcopy(algorithm), federation.plan(4, participation=0.6), []
+    _require_the_same_after_a_stop(algorithm, federation, federation.plan(4, participation=0.6))
+
+
+def _require_the_same_after_a_stop(algorithm: Algorithm, federation: Federation, plan: rounds.Plan) -> None:
+    later, played, last = deepcopy(algorithm), [], plan.facts.rounds
     with TemporaryDirectory() as folder:
         start, executor = federation.start(algorithm, plan), federation.serial(algorithm)
         for now, facts in rounds.run(algorithm, executor, plan, start):
@@ -242,13 +259,13 @@ def continuing_from_a_checkpoint_is_never_having_stopped(algorithm: Algorithm, l
     unequal = differing(bits(rest[-1][0]), whole)
     require(
         not unequal,
-        f"after a stop at round 2 of 4 there are other bits of {listed(unequal)}: it depends on something that is "
+        f"after a stop at round 2 of {last} there are other bits of {listed(unequal)}: it depends on something that is "
         "neither state nor memory, so no checkpoint holds it",
     )
-    require(rest[-1][0].traffic == played[-1][0].traffic, "after a stop at round 2 of 4 other bytes are counted")
+    require(rest[-1][0].traffic == played[-1][0].traffic, f"after a stop at round 2 of {last} other bytes are counted")
     require(
         [facts for _, facts in rest] == [facts for _, facts in played[2:]],
-        "after a stop at round 2 of 4 clients report other metrics",
+        f"after a stop at round 2 of {last} clients report other metrics",
     )
 
 
@@ -267,7 +284,7 @@ def batch_norms_statistics_follow_the_policy(algorithm: Algorithm, local: LocalS
         executor = federation.serial(spy)
         start = replace(federation.start(spy, plan), buffers=EMPTY if keep else initial)
         played = federation.play(spy, plan, executor, start)
-        now, answers = played[-1][0], _rounds(federation, algorithm, plan, played, start)
+        now, answers = played[-1][0], rounds_of(federation, algorithm, plan, played, start)
         seen = {client for _, present in answers for client in present}
         held = [flat(now.memory[i], BUFFERS) for i in seen] if keep else [now.buffers]
         require(
@@ -323,6 +340,7 @@ CHECKS: dict[str, Check] = {
         clients_with_one_sample_take_part,
         a_client_that_sits_out_keeps_its_memory,
         stragglers_change_nothing,
+        late_clients_by_any_rule_break_no_promise,
         continuing_from_a_checkpoint_is_never_having_stopped,
         neither_the_worker_nor_the_order_decides_a_bit,
         batch_norms_statistics_follow_the_policy,
@@ -330,52 +348,6 @@ CHECKS: dict[str, Check] = {
     )
 }
 """What ``check_algorithm`` checks, by name."""
-
-
-def _rounds(
-    federation: Federation,
-    algorithm: Algorithm,
-    plan: rounds.Plan,
-    played: Sequence[tuple[Standing, dict[str, float]]],
-    start: Standing | None = None,
-) -> list[tuple[list[int], list[int]]]:
-    """For each round: the clients that were to take part, and those of them that were to answer."""
-    before = [start or federation.start(algorithm, plan), *(now for now, _ in played)]
-    return [answering(algorithm, plan, now.state, now.round + 1) for now in before[:-1]]
-
-
-def _play_with_absent_clients(algorithm: Algorithm, federation: Federation, plan: rounds.Plan) -> None:
-    """A client that is not in a round keeps its memory as it was, and gets it back when it answers again."""
-    spy, expected = Spy(algorithm), {}
-    played = federation.play(spy, plan)
-    answers = _rounds(federation, algorithm, plan, played)
-    for (now, _), (_, present) in zip(played, answers, strict=True):
-        calls = dict(zip(present, (call for call in spy.calls if call.round == now.round), strict=True))
-        for client, call in calls.items():
-            wrong = differing(call.handed, expected.get(client, {}))
-            require(not wrong, f"in round {now.round} client {client} did not get its memory back: {listed(wrong)}")
-        expected |= {client: call.kept for client, call in calls.items() if call.kept is not None}
-        wrong = differing({client: raw(kept) for client, kept in now.memory.items()}, expected)
-        require(not wrong, f"round {now.round} of clients {present} left other memory than returned in {listed(wrong)}")
-        require(now.model.buffer.isfinite().all(), f"after round {now.round} the model has values that are not finite")
-    _require_all_trained(federation, algorithm, plan, played, "")
-
-
-def _require_all_trained(
-    federation: Federation,
-    algorithm: Algorithm,
-    plan: rounds.Plan,
-    played: Sequence[tuple[Standing, dict[str, float]]],
-    when: str,
-) -> None:
-    """Every client that was to answer in a round did so, and was not rejected."""
-    answers = _rounds(federation, algorithm, plan, played)
-    for (now, facts), (joined, present) in zip(played, answers, strict=True):
-        where, drawn = f"{when}in round {now.round}", facts["clients"]
-        require(drawn == len(joined), f"{where} {drawn} clients were drawn instead of {len(joined)}")
-        require(not now.rejected, f"{where} {told(records(now.rejected))}")
-        found = math.isfinite(facts.get("train/loss", math.nan))
-        require(found or not present, f"{where} the clients report no finite metric 'loss'")
 
 
 def _down(call: Call) -> int:

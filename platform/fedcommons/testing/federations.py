@@ -21,9 +21,10 @@ from fedcommons.data.clients import Clients
 from fedcommons.data.datasets import load
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.federation import rounds
-from fedcommons.federation.participation import Stragglers
+from fedcommons.federation.participation import joining
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.federation.serial import Serial
+from fedcommons.federation.stragglers import Rule, arrival
 from fedcommons.seeds import set_default_generator
 from fedcommons.tensors import Flat, flatten
 from lightning_modules import Classifier
@@ -71,12 +72,13 @@ class Federation:
         return Serial(self.build(algorithm), self.data)
 
     def plan(
-        self, rounds: int, participation: float = 1.0, blocks: int = 2, seed: int = 0, straggling: float = 0.0
+        self, rounds: int, participation: float = 1.0, blocks: int = 2, seed: int = 0, late: Rule | None = None
     ) -> Plan:
         """The schedule of so many rounds."""
         sizes = self.data.clients.rows.totals.tolist()
-        facts = Facts(len(sizes), sizes, rounds, self.weighting)
-        return Plan(facts, participation, blocks, seed, Stragglers(straggling) if straggling else None)
+        n = len(sizes)
+        facts = Facts(n, sizes, rounds, self.weighting, arrival(late, n, joining(n, participation), seed))
+        return Plan(facts, participation, blocks, seed, late)
 
     def start(self, algorithm: Algorithm, plan: Plan) -> Standing:
         """The state of the federation before round 1."""
