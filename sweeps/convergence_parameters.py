@@ -158,7 +158,8 @@ def report(a7: Figure, a8: Figure, out: Path, options: Namespace, display: Displ
     if checkpoints:
         markdown += "\n" + courses.section("Figure A.8: epochs of the generators", checkpoints)
         save(courses.over_generator_epochs(checkpoints, title), out / "generator_epochs.png", 110, smoke)
-    notes = [*footnotes(a7, a8, options), *tables.rejected_notes([*runs, *of_a8])]
+    played = [*runs, *of_a8]
+    notes = [*footnotes(a7, a8, options), *tables.rejected_notes(played), *tables.lost_notes(played)]
     markdown += "".join(f"\n{i}. {note}" for i, note in enumerate(notes, 1)) + "\n"
     write_text(out / "convergence_parameters.md", markdown)
     write_text(out / "convergence_parameters.csv", tables.to_csv(courses.rows([*curves, *checkpoints])))

@@ -131,6 +131,14 @@ def test_a_cell_is_what_varies_less_the_seed() -> None:
     assert [e.varied for e in tables.entries([{n: v for n, v in r.items() if n != "config"} for r in runs])] == [()]
 
 
+def test_downloads_of_late_clients_are_told() -> None:
+    late = {"run_dir": "a", "bytes_lost": 2_340_000, "config": {"straggler.rule": "fastest"}}
+    assert tables.lost_notes([{"run_dir": "old"}, {**late, "run_dir": "b", "bytes_lost": 0}, late]) == [
+        "a: 2.3 of the MB exchanged were downloads of late clients, whose "
+        "replies did not come (straggler.rule fastest)."
+    ]
+
+
 def test_a_pair_in_a_line() -> None:
     pool, real = run("shuffled_synthetic", 0, 3), run("real", 0, 24)
     line = "fedavg  alpha 0.01  N 10  C 1  real 24 rounds  shuffled_synthetic 3 rounds  8.0x"
