@@ -130,7 +130,7 @@ def _takes_partial(prepared: Prepared) -> bool:
     return of_field[prepared.config.straggler.partial]
 
 
-def _facts(prepared: Prepared, sizes: Sequence[int]) -> Facts:
+def _facts(prepared: Prepared, sizes: Sequence[float]) -> Facts:
     c, n, rule = prepared.config, len(sizes), prepared.late
     if _takes_partial(prepared) and getattr(rule, "leaves_partial", False):
         rule = None  # whoever is late replies all the same
