@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedcommons.config import cli
 from fedcommons.errors import UserError
-from fedcommons.files import write_text
+from fedcommons.files import write_json, write_text
 from fedcommons.paths import user_path
 from fedcommons.reports import columns, series, tables
 from fedcommons.reports.cells import Cell, cells
@@ -117,7 +117,10 @@ def draw(found: Sequence[Cell], path: Path, title: str, round: int, smoke: bool)
 
 def report(cells_of_grid: Sequence[sweep.Cell], out: Path, options, display: Display) -> None:
     """Write table, CSV and picture from the run folders, and show the table."""
-    runs = points([*(out / cell.name for cell in cells_of_grid), *options.folders], options.round, display)
+    own = [folder for cell in cells_of_grid if (folder := out / cell.name).is_dir()]
+    if not own and not options.folders:
+        return
+    runs = points([*own, *options.folders], options.round, display)
     if runs.empty:
         return
     found = cells(runs)
@@ -129,17 +132,12 @@ def report(cells_of_grid: Sequence[sweep.Cell], out: Path, options, display: Dis
         grids.work_note([cell.config for cell in cells_of_grid]),
         f"Seeds: {options.seeds}; ± is the sample standard deviation.",
     ]
-    markdown = grids.stamped(f"{table(found, options.round)}\n\n{tables.numbered(notes)}", options)
+    markdown = grids.stamped(table(found, options.round) + tables.numbered(notes), options)
     write_text(out / "disclosure.md", markdown)
-    every = [
-        *dict.fromkeys(n for cell in found for n in cell.fields),
-        "seed",
-        "disclosed",
-        ACCURACY,
-        "bytes_once",
-        "run",
-    ]
-    write_text(out / "disclosure.csv", runs[every].to_csv(index=False, lineterminator="\n"))
+    varied = dict.fromkeys(name for cell in found for name in cell.fields)
+    records = tables.records(runs, (*varied, "seed", "disclosed", ACCURACY, "bytes_once"))
+    write_text(out / "disclosure.csv", tables.to_csv(records))
+    write_json(out / "summary.json", {"name": out.name, "round": options.round, "cells": records})
     datasets = ", ".join(map(str, runs["data.name"].unique()))
     draw(found, out / "disclosure.png", datasets, options.round, grids.is_smoke(options))
     display.say("\n" + markdown)
