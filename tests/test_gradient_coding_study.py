@@ -241,7 +241,7 @@ def test_the_start_is_pytorchs(small: Problem) -> None:
 @pytest.mark.parametrize("per_class", [False, True])
 @pytest.mark.parametrize("partition", ["iid", "dirichlet_plain", "single_class"])
 def test_who_holds_what(small: Problem, partition: str, per_class: bool) -> None:
-    setting, spread = Setting(partition, 0.5, 3, 0.35, per_class=per_class), []
+    setting, spread, often = Setting(partition, 0.5, 3, 0.35, per_class=per_class), [], []
     for r in range(30):
         held = draw(small, setting, r, 0).held
         d = held.sum(0)
@@ -254,9 +254,11 @@ def test_who_holds_what(small: Problem, partition: str, per_class: bool) -> None
         assert (before.sum(1) > 0).all()
         assert (held | ~before).all()
         spread.append(((d > 1) @ F.one_hot(small.y).numpy()).std())
+        often.append(d > 1)
         if partition == "single_class":
             assert (before == F.one_hot(small.y).T.numpy()).all()
     assert (max(spread) > 0) != per_class
+    assert 0 < np.mean(often, 0).min() <= np.mean(often, 0).max() < 1  # everything is copied some time
 
 
 def test_copies_go_to_all_others_alike() -> None:

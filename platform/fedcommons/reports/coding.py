@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 
 from fedcommons.reports import plots, tables
 
@@ -68,8 +69,9 @@ def picture(curves: Sequence[Curve], partition: str, title: str) -> Figure:
         above.set_title(f"q = {q:g}, d = {d}")
         above.set_ylabel("test accuracy")
         below.set(xlabel="round", ylabel="second moment of the estimate", yscale="log")
-        below.yaxis.set_major_formatter("{x:g}")
-        below.yaxis.set_minor_formatter("{x:g}")
+        low, high = below.get_ylim()
+        below.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5) if high < 100 * low else (1,)))
+        below.yaxis.set(major_formatter="{x:g}", minor_locator=NullLocator())
     figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False,
                   title="c: share of the images that is not private; each of these is copied to others")  # fmt: skip
     figure.suptitle(title, fontsize=10)
