@@ -108,7 +108,7 @@ def test_a_round_of_a_million_clients_costs_what_its_participants_cost(
     clients = _million(small.data.sets["test"], small.data.clients.commons)
     federation = replace(small, data=RunData(clients, clients, {})).training(LocalSGD(1, 5))
     algorithm = parts.make("algorithm", name, {})
-    plan = Plan(Facts(N, clients.sizes, 2), 4 / N, 2, 0, Independent(0.1))
+    plan = Plan(Facts(N, clients.sizes, 2, arrival=(4 / N * 0.9,) * N), 4 / N, 2, 0, Independent(0.1))
     asked, get = [], Clients.__getitem__
     monkeypatch.setattr(Clients, "__getitem__", lambda self, i: (asked.append(i), get(self, i))[1])
     course = rounds.run(algorithm, federation.serial(algorithm), plan, federation.start(algorithm, plan))
