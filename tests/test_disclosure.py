@@ -42,7 +42,7 @@ def test_points_of_any_folders(runs: Path, tmp_path: Path, sweeps: Callable[[str
     out.mkdir()
     said: list[str] = []
     with Display() as display:
-        display.say = said.append
+        display.say = said.append  # pyright: ignore[reportAttributeAccessIssue]
         disclosure.report(disclosure.grid(options), out, options, display)
     assert any("short has fewer than 2 rounds" in line for line in said)
     with (out / "disclosure.csv").open() as file:
