@@ -56,6 +56,7 @@ KINDS: Mapping[str, Kind] = {
             "moon": f"{_METHODS}.moon:MOON",
             "fedmix": f"{_METHODS}.fedmix:FedMix",
             "gradient_coding": f"{_METHODS}.gradient_coding:GradientCoding",
+            "feddm": f"{_METHODS}.feddm:FedDM",
         },
     ),
     "data": Kind(

@@ -134,7 +134,8 @@ def _released(reply: Reply, client: int, rows: ClientData) -> list[Release]:
         bare.difference_update(name for name in event.what if name != BUFFERS)
     for event in reply.releases:
         if not event.covered:
-            bare.update(event.what)
+            bare.difference_update(event.what)
+            bare.update(event.named)
     events = [replace(event, client=client) for event in covered]
     return [*events, Release(client, tuple(sorted(bare)))] if bare else events
 

@@ -97,6 +97,7 @@ def prepare(config: Experiment) -> Prepared:
     sizes = [len(rows) for rows in dealt.rows]
     prepared = Prepared(config, dataset, dealt, made["algorithm"], made["sharing"])
     refuse(prepared.stage, "check_dealt", prepared.dealt)
+    refuse(prepared.algorithm, "check_clients", Clients(dataset.train, dealt.rows), dataset.n_classes)
     privacy.refuse_large_delta(config, sizes)
     # of a network of ours names and shapes without numbers; an algorithm that refuses them does so here
     own = parts.is_own(config.model.name) or parts.is_own(config.data.name)
