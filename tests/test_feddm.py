@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedcommons.accounting.privacy import composed
 from fedcommons.algorithms import matching
 from fedcommons.algorithms.feddm import FedDM
+from fedcommons.algorithms.surrogate import ServerSGD, Surrogate, minimise
 from fedcommons.config import presets
 from fedcommons.core.algorithm import Message, Reply
 from fedcommons.core.ball import around, project
@@ -350,6 +351,16 @@ def test_the_server_model_stays_in_the_ball_around_the_one_before(digits: "Digit
         steps = [norm(sub(after, before)) for before, after in pairwise(models)]
         assert (max(steps) <= 0.05 * (1 + 1e-5)) == keep
         assert min(steps) > 0.04
+
+
+def test_the_order_of_the_servers_batches_is_keyed(digits: "Digits") -> None:
+    federation = digits(linear=True)
+    draws = torch.Generator().manual_seed(0)
+    images, labels = torch.randn(12, 1, 8, 8, generator=draws), torch.arange(12) % 10
+    task = Surrogate(federation.model, images, labels, None, ServerSGD(2, 4, 0.1, 0.0, 0.0), None)
+    ends = [federation.serial(FedDM()).map(minimise, task, [seed])[0].buffer for seed in (0, 0, 1)]
+    assert torch.equal(ends[0], ends[1])
+    assert not torch.equal(ends[0], ends[2])
 
 
 class _Killed(Exception):
