@@ -23,14 +23,14 @@ ALGORITHMS = "feddm,fedavg,fedprox,fednova,scaffold"
 _EVERY = {"partition.name": "dirichlet_niid", "federation.weighting": "samples", "model.name": "convnet",
           "measure.every": 0, "data.augment": False}  # fmt: skip
 _SMALL = {"model.width": 16, "federation.rounds": 8, "client.batch_size": 32, "client.epochs": 5, "client.lr": 0.2,
-          "feddm.ipc": 3, "feddm.iterations": 20, "feddm.image_lr": 0.3, "feddm.server_epochs": 30,
+          "feddm.ipc": 3, "feddm.least": 10, "feddm.iterations": 20, "feddm.image_lr": 0.3, "feddm.server_epochs": 30,
           "feddm.server_batch": 64, "feddm.server_lr": 0.05, "target": 0.7}  # fmt: skip
 FIELDS: dict[str, dict[str, Any]] = {
     "smoke": {**_EVERY, **_SMALL, "model.width": 4, "federation.rounds": 2, "client.epochs": 1, "feddm.iterations": 2,
               "feddm.server_epochs": 2, "target": 0.2, "data.limit": 600},
     "small": {**_EVERY, **_SMALL},
     "paper": {**_EVERY, "federation.rounds": 20, "client.batch_size": 256, "client.epochs": 10, "client.lr": 0.01,
-              "feddm.iterations": 1000, "feddm.server_epochs": 500, "data.validation": 0.0},
+              "data.validation": 0.0},
 }  # fmt: skip
 """What the presets set on top of the package's. The rates and sizes of small were chosen on seed 100."""
 

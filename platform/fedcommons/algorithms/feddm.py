@@ -17,7 +17,8 @@ disjoint, what its smallest class is. Which classes a client holds is charged to
 Departs from the paper: what is not in it is as in dataset condensation, which it builds on: momentum 0.5, S_k started
 anew in each round, images of the network's input (normalised, not clipped), networks in evaluation mode, no
 augmentation. A class of fewer than ``least`` images is left out, unless a client has no other. REAL is ``iterations``
-0. BatchNorm, which the paper does not have, sees a client's images once a round, to learn their statistics.
+0. BatchNorm, which the paper does not have, sees a client's images once a round, to learn their statistics. Weights of
+examples count in the means that are matched; with ``dp.local`` they do not.
 """
 
 from collections.abc import Mapping
