@@ -1,4 +1,4 @@
-"""FedDM: its table 2, figures 2 and 3, its studies of ipc and radius, REAL, and pictures of the synthetic images.
+"""FedDM: its table 2, figures 1 to 3, its studies of ipc and radius, REAL, and pictures of the synthetic images.
 
 python sweeps/feddm.py                     # digits, minutes on a laptop
 python sweeps/feddm.py --preset smoke      # the same code with smaller numbers
@@ -110,6 +110,8 @@ def entries(options) -> list[Entry]:
         private: dict[str, Any] = {"dp.local": sigma > 0, "dp.noise_multiplier": sigma or 1.0}
         fields = {"feddm.sigma": sigma} if algorithm == "feddm" else private
         add("noise level", f"{algorithm}, sigma {sigma:g}", alpha, algorithm=algorithm, **fields)
+    if levels:  # its images are shown: they are those of the first round of a longer run
+        add("round", "feddm, round 1", alpha, algorithm="feddm", **{"federation.rounds": 1})
     return found
 
 
@@ -184,14 +186,13 @@ def courses(found: Sequence[Entry], out: Path, path: Path, smoke: bool) -> None:
 
 
 def pictures(found: Sequence[Entry], out: Path, path: Path, smoke: bool) -> None:
-    """Figures 14 to 17: images of the last round, the first of each class, a row for each noise level."""
+    """Figures 14 to 17: the first image of each class, of round 1, and of the last round at each noise level."""
     from fedcommons.federation import checkpoint
     from fedcommons.reports import plots
     from fedcommons.tensors import data
 
-    first = {
-        e.method: e.cell.name for e in reversed(found) if e.table == "noise level" and e.method.startswith("feddm")
-    }
+    shown = [e for e in found if e.table in ("round", "noise level") and e.cell.config.algorithm == "feddm"]
+    first = {e.method: e.cell.name for e in reversed(shown)}  # of the first seed
     sets = {}
     for method, name in reversed(first.items()):
         standing = checkpoint.load_latest(out / name / "checkpoints")
@@ -212,6 +213,27 @@ def pictures(found: Sequence[Entry], out: Path, path: Path, smoke: bool) -> None
     plots.save(figure, path, 110, smoke)
 
 
+def figure1(path: Path, smoke: bool) -> None:
+    """The loss of one weight, its surrogate of 20 matched points, and its tangent; three seeds."""
+    import numpy as np
+
+    from fedcommons.reports import plots
+    from fedcommons.studies import surrogate
+
+    w = np.linspace(-2, 10, 200)
+    figure, (row,) = plots.panels(1, 3, (9, 2.8), sharey=True)
+    for seed, axes in enumerate(row):
+        real = surrogate.draw(seed)
+        matched = surrogate.match(real, surrogate.first(real, seed), seed)
+        for points, name in ((real, "100 real points"), (matched, "20 matched points")):
+            axes.plot(w, surrogate.loss(w, points), label=name)
+        axes.plot(w, surrogate.tangent(w, real), ":", color="0.4", label="tangent at 0")
+        axes.set(xlabel="w", title=f"seed {seed}", ylim=(0, 2))
+    row[0].set_ylabel("loss")
+    row[0].legend(fontsize=7)
+    plots.save(figure, path, 110, smoke)
+
+
 def report(found: Sequence[Entry], out: Path, options, display: Display) -> None:
     """Write tables, curves and pictures from the run folders, and show the tables."""
     frame = rows(found, out)
@@ -224,6 +246,7 @@ def report(found: Sequence[Entry], out: Path, options, display: Display) -> None
     write_text(out / "feddm.csv", frame.to_csv(index=False))
     courses(found, out, out / "feddm.png", grids.is_smoke(options))
     pictures(found, out, out / "feddm_images.png", grids.is_smoke(options))
+    figure1(out / "feddm_figure1.png", grids.is_smoke(options))
     display.say("\n" + text)
 
 

@@ -84,10 +84,10 @@ def test_tables_curves_and_pictures_come_from_the_folders(feddm: ModuleType, tmp
     with Display() as display:
         feddm.report(found, tmp_path, options, display)
     frame = pd.read_csv(tmp_path / "feddm.csv")
-    assert frame["method"].tolist() == ["feddm", "REAL", "feddm, sigma 0", "feddm, sigma 2"]
+    assert frame["method"].tolist() == ["feddm", "REAL", "feddm, sigma 0", "feddm, sigma 2", "feddm, round 1"]
     first = frame.iloc[0]
     sent = first["up_MB"] * 1e6 / (4 * 64 * 3 + 8)  # a class: three images of 8x8 float32, and a label of 8 bytes
     assert sent == pytest.approx(round(sent), abs=1e-6)
     assert 10 <= sent <= 40
-    for picture in ("feddm.png", "feddm_images.png"):
+    for picture in ("feddm.png", "feddm_images.png", "feddm_figure1.png"):
         assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
