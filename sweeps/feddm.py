@@ -22,7 +22,7 @@ from fedcommons.sweeping.display import Display
 ALGORITHMS = "feddm,fedavg,fedprox,fednova,scaffold"
 _EVERY = {"partition.name": "dirichlet_niid", "federation.weighting": "samples", "model.name": "convnet",
           "measure.every": 0, "data.augment": False}  # fmt: skip
-_SMALL = {"model.width": 16, "federation.rounds": 8, "client.batch_size": 32, "client.epochs": 5, "client.lr": 0.2,
+_SMALL = {"model.width": 16, "federation.rounds": 8, "client.batch_size": 32, "client.epochs": 5, "client.lr": 1.0,
           "feddm.ipc": 3, "feddm.least": 10, "feddm.iterations": 20, "feddm.image_lr": 0.3, "feddm.server_epochs": 30,
           "feddm.server_batch": 64, "feddm.server_lr": 0.05, "target": 0.7}  # fmt: skip
 FIELDS: dict[str, dict[str, Any]] = {
