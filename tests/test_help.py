@@ -47,7 +47,7 @@ def test_what_is_read_from_the_source_of_a_part_is_what_the_imported_part_has(ki
         assert parts.defines(kind, name, method) == hasattr(part, method)
 
 
-@pytest.mark.parametrize("name", ["run", "table1", "figure3", "tune", "convergence_parameters", "advise"])
+@pytest.mark.parametrize("name", ["run", "table1", "figure3", "tune", "convergence_parameters", "advise", "feddm"])
 @pytest.mark.parametrize("more", [[], ["--dry-run"]])
 def test_a_sweep_says_what_it_waits_for_before_it_loads_anything(
     sweeps: Callable[[str], ModuleType], name: str, more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]

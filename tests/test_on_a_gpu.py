@@ -72,7 +72,7 @@ def test_every_method_runs_on_a_gpu_and_its_steps_do_not_wait(name: str) -> None
     check_on(PRETEND)(*case(METHODS[name], replace(PLAIN, augment=True), BATCH_NORM))
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "feddm"])  # which has steps of its own
 def test_under_dp_sgd_a_step_copies_the_rows_of_its_batch_and_the_noise_alone(name: str) -> None:
     """Both are drawn on the CPU, so that they are the same on every device."""
     there, steps = played(*case(METHODS[name], DP))
@@ -96,12 +96,15 @@ def test_a_plain_step_launches_thirty_kernels() -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_a_methods_step_costs_less_than_four_plain_ones_whatever_the_batch(name: str) -> None:
     """Its hooks may make two more forward passes, or differentiate twice; they may not loop over the examples."""
-    (launches,) = {
-        step.launches.total()
+    launches = [
+        {
+            step.launches.total()
+            for step in played(*case(METHODS[name], replace(PLAIN, batch_size=size), digits((6,))))[1]
+        }
         for size in (3, 2)
-        for step in played(*case(METHODS[name], replace(PLAIN, batch_size=size), digits((6,))))[1]
-    }
-    assert launches <= 4 * 30
+    ]
+    assert launches[0] == launches[1]
+    assert max(launches[0]) <= 4 * 30
 
 
 # What the check finds

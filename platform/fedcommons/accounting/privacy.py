@@ -146,7 +146,7 @@ def _counted(uncovered: Mapping[str, int], new: Iterable[Release]) -> Mapping[st
     """These counts and those of the new uncovered events, by name."""
     after = dict(uncovered)
     for event in new:
-        for name in () if event.covered else event.what or ("something without a name",):
+        for name in () if event.covered else event.named or ("something without a name",):
             after[name] = after.get(name, 0) + 1
     return after
 

@@ -57,6 +57,7 @@ KINDS: Mapping[str, Kind] = {
             "moon": f"{_METHODS}.moon:MOON",
             "fedmix": f"{_METHODS}.fedmix:FedMix",
             "gradient_coding": f"{_METHODS}.gradient_coding:GradientCoding",
+            "feddm": f"{_METHODS}.feddm:FedDM",
         },
     ),
     "data": Kind(
@@ -103,7 +104,13 @@ KINDS: Mapping[str, Kind] = {
     ),
     "model": Kind(
         "model.name",
-        {"cnn": f"{_NETWORKS}.cnn:CNN", "vgg11": f"{_NETWORKS}.vgg:VGG11", "linear": f"{_NETWORKS}.linear:Linear"},
+        {
+            "cnn": f"{_NETWORKS}.cnn:CNN",
+            "vgg11": f"{_NETWORKS}.vgg:VGG11",
+            "linear": f"{_NETWORKS}.linear:Linear",
+            "convnet": f"{_NETWORKS}.convnet:ConvNet",
+            "resnet18": f"{_NETWORKS}.resnet:ResNet18",
+        },
         frozenset({"shape", "n_classes", "mean", "std", "lr", "momentum", "weight_decay", "optimizer"}),
     ),
 }

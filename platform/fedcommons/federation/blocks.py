@@ -146,7 +146,8 @@ def _released(reply: Reply, client: int, rows: ClientData) -> list[Release]:
         bare.difference_update(name for name in event.what if name != BUFFERS)
     for event in reply.releases:
         if not event.covered:
-            bare.update(event.what)
+            bare.difference_update(event.what)
+            bare.update(event.named)
     events = [replace(event, client=client) for event in covered]
     seen = max((event.seen for event in reply.releases if not event.covered), default=0)
     return [*events, Release(client, tuple(sorted(bare)), seen=seen)] if bare else events
