@@ -108,7 +108,7 @@ class FedDM:
         if self.sigma and not self.iterations:
             raise UserError("feddm.sigma must be 0 with feddm.iterations 0, which takes no noisy step.")
 
-    def check_clients(self, clients: Clients, n_classes: int) -> None:
+    def check_held(self, clients: Clients, n_classes: int) -> None:
         owner = np.repeat(np.arange(len(clients)), clients.rows.sizes)
         counts = np.zeros((len(clients), n_classes), np.int64)
         np.add.at(counts, (owner, clients.store.y[clients.rows.flat].numpy(force=True)), 1)

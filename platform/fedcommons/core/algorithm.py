@@ -87,9 +87,9 @@ class Algorithm(Protocol):
     """A frozen dataclass of the algorithm's constants, with these functions. None changes its arguments.
 
     A constant is ``mu: Annotated[float, "[0, inf)"] = 0.01``: type, range, default, and a line of help below it.
-    Optional are ``ChoosesClients``, ``Shares``, ``sees_statistics``, ``takes_partial``, and two that raise ``UserError``
-    where it is not defined: ``check(flat)`` for an experiment (its fields, such as ``client.optimizer``) and
-    ``check_clients(clients, n_classes)`` for what clients hold.
+    Optional are ``ChoosesClients``, ``Shares``, ``sees_statistics``, ``takes_partial``, and two that raise
+    ``UserError`` where it is not defined: ``check(flat)`` for an experiment (its fields, such as ``client.optimizer``)
+    and ``check_held(clients, n_classes)`` for what clients hold.
     """
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
