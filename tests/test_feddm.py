@@ -464,6 +464,6 @@ def test_any_number_of_images_can_start_from_noise() -> None:
 def test_a_class_that_no_client_sends_is_refused() -> None:
     store = Examples(torch.zeros(31, 4), torch.tensor([0] * 12 + [1] * 9 + [1] * 7 + [2] * 3))
     two = Clients(store, [np.arange(21), np.arange(21, 31)])
-    FedDM().check_clients(two, 3)  # the second has no class of ten, so it sends its seven and its three
+    FedDM().check_held(two, 3)  # the second has no class of ten, so it sends its seven and its three
     with pytest.raises(UserError, match=r"no client holds feddm\.least = 7 images of class 2"):
-        FedDM(least=7).check_clients(two, 3)
+        FedDM(least=7).check_held(two, 3)
