@@ -128,7 +128,7 @@ class Model:
     """The model that is federated."""
 
     name: str = "cnn"
-    """cnn, vgg11, linear, or an import path"""
+    """cnn, vgg11, linear, vae (FedVAE, FedDPMS), encoder (its encoder and classifier alone), or an import path"""
     projection: Annotated[int | None, "[1, 1e6]"] = None
     """outputs of a projection head before a network's last layer (MOON: 256); default: none"""
     constants: Constants = UNSET

@@ -83,7 +83,13 @@ KINDS: Mapping[str, Kind] = {
     "generator": Kind("generator.name", {"ddpm": "fedcommons.generators.ddpm:DDPM"}),
     "model": Kind(
         "model.name",
-        {"cnn": f"{_NETWORKS}.cnn:CNN", "vgg11": f"{_NETWORKS}.vgg:VGG11", "linear": f"{_NETWORKS}.linear:Linear"},
+        {
+            "cnn": f"{_NETWORKS}.cnn:CNN",
+            "vgg11": f"{_NETWORKS}.vgg:VGG11",
+            "linear": f"{_NETWORKS}.linear:Linear",
+            "encoder": f"{_NETWORKS}.encoder:Encoder",
+            "vae": "lightning_modules.vae:vae",
+        },
         frozenset({"shape", "n_classes", "mean", "std", "lr", "momentum", "weight_decay", "optimizer"}),
     ),
 }
