@@ -140,6 +140,7 @@ def _counted(uncovered: Mapping[str, int], new: Iterable[Release]) -> Mapping[st
     after = dict(uncovered)
     for event in new:
         for name in () if event.covered else event.what or ("something without a name",):
+            name = f"{name} ({event.why})" if event.why else name
             after[name] = after.get(name, 0) + 1
     return after
 

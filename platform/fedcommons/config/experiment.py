@@ -250,8 +250,8 @@ class Experiment:
     seed: Annotated[int, "[0, 4611686018427387904]"] = 0
     """seed of all random draws"""
     algorithm: str = "fedavg"
-    """fedavg, fedprox, scaffold, fedpvr, feddyn, fednova, moon, fedmix, gradient_coding, or an import
-    path"""
+    """fedavg, fedprox, scaffold, fedpvr, feddyn, fednova, moon, fedmix, fedvae, feddpms, gradient_coding, or an
+    import path"""
     target: Annotated[float, "(0, 1]"] = 0.8
     """test accuracy to reach: rounds-to-target counts the rounds until it is"""
     artifacts: str = "runs/artifacts"

@@ -55,6 +55,8 @@ KINDS: Mapping[str, Kind] = {
             "fednova": f"{_METHODS}.fednova:FedNova",
             "moon": f"{_METHODS}.moon:MOON",
             "fedmix": f"{_METHODS}.fedmix:FedMix",
+            "fedvae": f"{_METHODS}.fedvae:FedVAE",
+            "feddpms": f"{_METHODS}.feddpms:FedDPMS",
             "gradient_coding": f"{_METHODS}.gradient_coding:GradientCoding",
         },
     ),

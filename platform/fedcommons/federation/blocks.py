@@ -121,7 +121,7 @@ def _client(worker: Worker, task: RoundTask, message: Message, memory: Payload, 
 
 
 def _released(reply: Reply, client: int, rows: ClientData) -> list[Release]:
-    """The events of a reply, and an uncovered one for all tensors that no covered event names.
+    """The events of a reply that are covered or say why not, and an uncovered one for all other tensors.
 
     The weights 1 and n_i (the client's size) are public. BatchNorm's statistics, which the engine sends, are never
     covered.
@@ -132,10 +132,11 @@ def _released(reply: Reply, client: int, rows: ClientData) -> list[Release]:
     covered = [event for event in reply.releases if event.covered]
     for event in covered:
         bare.difference_update(name for name in event.what if name != BUFFERS)
+    told = [event for event in reply.releases if not event.covered and event.why]
     for event in reply.releases:
         if not event.covered:
-            bare.update(event.what)
-    events = [replace(event, client=client) for event in covered]
+            (bare.difference_update if event.why else bare.update)(event.what)
+    events = [replace(event, client=client) for event in (*covered, *told)]
     return [*events, Release(client, tuple(sorted(bare)))] if bare else events
 
 

@@ -17,7 +17,7 @@ from fedcommons.config import parts
 from fedcommons.config.experiment import Data, Experiment
 from fedcommons.config.fields import taken
 from fedcommons.config.flat import chosen, deciding, flat_dict, part_of
-from fedcommons.core.algorithm import Algorithm, Facts
+from fedcommons.core.algorithm import Algorithm, Facts, require_attributes
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import LocalSGD, Work, floating_buffers
@@ -106,7 +106,9 @@ def prepare(config: Experiment) -> Prepared:
     model = flatten(dict(module.named_parameters()))
     capacity.require_model(model)
     _require_statistics(config, module)
-    facts = Facts(len(sizes), sizes, config.federation.rounds, config.federation.weighting)
+    require_attributes(prepared.algorithm, module)
+    f, counts = config.federation, partial(prepared.dealt.own.counts, dataset.n_classes)
+    facts = Facts(len(sizes), sizes, f.rounds, f.weighting, counts=counts)
     prepared.algorithm.start(model, facts, config.seed)
     return prepared
 
@@ -248,7 +250,8 @@ def assemble(prepared: Prepared, made: Sequence[Contribution] = ()) -> Assembled
     sets = {"test": dataset.test, "validation": dataset.validation}
     data = RunData(shared.clients, shared.own, sets, shared.pool)
     f, late = c.federation, Stragglers(c.straggler.q) if c.straggler.q else None
-    facts = Facts(len(shared.clients), shared.clients.rows.totals.tolist(), f.rounds, f.weighting)
+    totals, counts = shared.clients.rows.totals.tolist(), partial(shared.clients.counts, dataset.n_classes)
+    facts = Facts(len(shared.clients), totals, f.rounds, f.weighting, counts=counts)
     plan = Plan(facts, f.participation, f.blocks, c.seed, late, f.buffers == "keep", f.max_norm)
     return Assembled(prepared, shared, data, plan)
 
