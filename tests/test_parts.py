@@ -112,8 +112,8 @@ def test_a_part_of_ones_own_is_found_by_file_and_by_module(lab: Path) -> None:
         ("bad.py:Small", "importing bad.py failed: ZeroDivisionError: division by zero"),
         (
             "cnm",
-            "unknown model.name 'cnm'; did you mean 'cnn'? Known: cnn, convnet, linear, resnet18, vgg11, or an import "
-            "path",
+            "unknown model.name 'cnm'; did you mean 'cnn'? Known: cnn, convnet, encoder, linear, resnet18, vae, "
+            "vgg11, or",
         ),
     ],
 )

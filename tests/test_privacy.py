@@ -201,10 +201,14 @@ def _ledger(algorithm: Algorithm, federation: "Federation", local: LocalSGD = PR
     return federation.play(algorithm, plan, start=start)[-1][0].ledger
 
 
-@pytest.mark.parametrize("name", [n for n in KINDS["algorithm"].known if n not in ("fedmix", "feddm")])
+@pytest.mark.parametrize("name", [n for n in KINDS["algorithm"].known if n not in ("fedmix", "feddm", "feddpms")])
 def test_methods_under_dp_sgd_are_charged_their_steps_and_nothing_is_uncovered(name: str, digits: "Digits") -> None:
-    """Two rounds of two epochs of ceil(n/B) steps at q = B/n; whoever is not drawn spends nothing."""
-    ledger = _ledger(parts.make("algorithm", name, {}), digits())
+    """Two rounds of two epochs of ceil(n/B) steps at q = B/n; whoever is not drawn spends nothing.
+
+    FedMix and FedDPMS share what no DP-SGD made.
+    """
+    algorithm = parts.make("algorithm", name, {})
+    ledger = _ledger(algorithm, digits(method=algorithm))
     assert ledger.uncovered == {}
     assert ledger.trained == {i: {(5 / n, 1.0): 4 * -(-n // 5)} for i, n in enumerate((9, 16, 12, 20, 7))}
 

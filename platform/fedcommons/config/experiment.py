@@ -129,7 +129,8 @@ class Model:
     """The model that is federated."""
 
     name: str = "cnn"
-    """cnn, vgg11, linear, convnet, resnet18 (both with instance norm), or an import path"""
+    """cnn, vgg11, linear, convnet, resnet18 (both with instance norm), vae (FedVAE, FedDPMS), encoder (the vae
+    without its decoder), or an import path"""
     projection: Annotated[int | None, "[1, 1e6]"] = None
     """outputs of a projection head before a network's last layer (MOON: 256); default: none"""
     constants: Constants = UNSET
@@ -259,7 +260,7 @@ class Experiment:
     seed: Annotated[int, "[0, 4611686018427387904]"] = 0
     """seed of all random draws"""
     algorithm: str = "fedavg"
-    """fedavg, fedprox, scaffold, fedpvr, feddyn, fednova, moon, fedmix, gradient_coding, feddm, or an
+    """fedavg, fedprox, scaffold, fedpvr, feddyn, fednova, moon, fedmix, fedvae, feddpms, gradient_coding, feddm, or an
     import path"""
     target: Annotated[float, "(0, 1]"] = 0.8
     """test accuracy to reach: rounds-to-target counts the rounds until it is"""

@@ -133,7 +133,7 @@ def _client(worker: Worker, task: RoundTask, message: Message, memory: Payload, 
 
 
 def _released(reply: Reply, client: int, rows: ClientData) -> list[Release]:
-    """The events of a reply, and an uncovered one for all tensors that no covered event names.
+    """The events of a reply that are covered or say why not, and an uncovered one for all other tensors.
 
     The weights 1 and n_i (the client's size) are public. BatchNorm's statistics, which the engine sends, are never
     covered.

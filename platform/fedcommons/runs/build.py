@@ -17,7 +17,7 @@ from fedcommons.config import parts
 from fedcommons.config.experiment import Data, Experiment
 from fedcommons.config.fields import taken
 from fedcommons.config.flat import chosen, deciding, flat_dict, part_of
-from fedcommons.core.algorithm import Algorithm, ChoosesClients, Facts, takes_partial
+from fedcommons.core.algorithm import Algorithm, ChoosesClients, Facts, require_attributes, takes_partial
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import LocalSGD, Work, floating_buffers
@@ -113,7 +113,8 @@ def prepare(config: Experiment) -> Prepared:
     model = flatten(dict(module.named_parameters()))
     capacity.require_model(model)
     _require_statistics(config, module)
-    facts = _facts(prepared, sizes)
+    require_attributes(prepared.algorithm, module)
+    facts = _facts(prepared, prepared.dealt.own)
     _require_replies(config, facts)
     prepared.algorithm.start(model, facts, config.seed)
     return prepared
@@ -131,12 +132,13 @@ def _takes_partial(prepared: Prepared) -> bool:
     return of_field[prepared.config.straggler.partial]
 
 
-def _facts(prepared: Prepared, sizes: Sequence[float]) -> Facts:
-    c, n, rule = prepared.config, len(sizes), prepared.late
+def _facts(prepared: Prepared, clients: Clients) -> Facts:
+    c, n, rule = prepared.config, len(clients), prepared.late
     if _takes_partial(prepared) and getattr(rule, "leaves_partial", False):
         rule = None  # whoever is late replies all the same
     found = arrival(rule, n, _joining(prepared), c.seed)
-    return Facts(n, sizes, c.federation.rounds, c.federation.weighting, found)
+    sizes, counts = clients.rows.totals.tolist(), partial(clients.counts, prepared.dataset.n_classes)
+    return Facts(n, sizes, c.federation.rounds, c.federation.weighting, found, counts)
 
 
 def _require_replies(config: Experiment, facts: Facts) -> None:
@@ -285,7 +287,7 @@ def assemble(prepared: Prepared, made: Sequence[Contribution] = ()) -> Assembled
     shared = share_by_method(shared, prepared.algorithm, dataset.n_classes, c.seed)
     sets = {"test": dataset.test, "validation": dataset.validation}
     data = RunData(shared.clients, shared.own, sets, shared.pool)
-    f, facts, taken = c.federation, _facts(prepared, shared.clients.rows.totals.tolist()), _takes_partial(prepared)
+    f, facts, taken = c.federation, _facts(prepared, shared.clients), _takes_partial(prepared)
     plan = Plan(facts, f.participation, f.blocks, c.seed, prepared.late, f.buffers == "keep", f.max_norm, taken)
     return Assembled(prepared, shared, data, plan)
 

@@ -43,15 +43,16 @@ def parser(
     defaults: Mapping[str, str],
     more: Iterable[tuple[str, Any, Any, str]],
     stem: str,
+    fields: Mapping[str, Any] | None = None,
 ) -> cli.Parser:
     """The options of a grid on top of every field of its parts.
 
     defaults: of ``algorithms`` and ``settings``; more: (name, type, default, help) of options of one sweep; stem: how
-    its default folder begins.
+    its default folder begins; fields: what the sweep sets on top of its preset.
     """
     preset, dataset = preset_and_dataset(argv)
     lists = {"algorithms": "fedavg", **defaults}
-    result = cli.parser(title, argv, presets.preset(preset, dataset), lists)
+    result = cli.parser(title, argv, {**presets.preset(preset, dataset), **(fields or {})}, lists)
     for name, kind, default, text in (
         ("preset", str, "small", f"{', '.join(presets.PRESETS)}: sets the defaults of all fields"),
         ("seeds", str, "0", "seeds, separated by commas"),

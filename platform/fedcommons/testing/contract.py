@@ -57,11 +57,11 @@ def check_algorithm(
     checks: dict[str, Check] = {name: CHECKS[name] for name in only or CHECKS}
     if actors:
         checks["ray_actors_give_the_bits_of_one_process"] = lambda a, loop: require_the_same_of_ray(
-            a, digits(dropout=0.3).training(replace(loop, augment=True)), actors
+            a, digits(dropout=0.3, method=algorithm).training(replace(loop, augment=True)), actors
         )
     if device:
-        there = check_on(device)
-        checks[there.__name__] = lambda a, loop: there(a, digits(batch_norm=True).training(replace(loop, augment=True)))
+        there, federation = check_on(device), digits(batch_norm=True, method=algorithm)
+        checks[there.__name__] = lambda a, loop: there(a, federation.training(replace(loop, augment=True)))
     violations: list[str] = []
     errors: list[Exception] = []
     for name, check in checks.items():
@@ -79,7 +79,7 @@ def check_algorithm(
 
 
 def two_rounds_keep_names_shapes_and_types(algorithm: Algorithm, local: LocalSGD) -> None:
-    federation = digits().training(local)
+    federation = digits(method=algorithm).training(local)
     untrained = federation.model
     plan = federation.plan(2)
     played = federation.play(algorithm, plan)
@@ -97,7 +97,7 @@ def two_rounds_keep_names_shapes_and_types(algorithm: Algorithm, local: LocalSGD
 
 def the_loss_falls(algorithm: Algorithm, local: LocalSGD) -> None:
     """On softmax regression, which is convex: there no sound method may fail, while on a deep network it may."""
-    federation = digits(sizes=(30, 40, 30, 40, 30), lr=0.2, linear=True).training(local)
+    federation = digits(sizes=(30, 40, 30, 40, 30), lr=0.2, linear=True, method=algorithm).training(local)
     plan, executor = federation.plan(5), federation.serial(algorithm)
     sizes = {"train": len(federation.data.sets["train"])}
     models = federation.start(algorithm, plan).model, federation.play(algorithm, plan, executor)[-1][0].model
@@ -110,7 +110,7 @@ def the_loss_falls(algorithm: Algorithm, local: LocalSGD) -> None:
 
 def same_seed_same_bits_other_seed_other_bits(algorithm: Algorithm, local: LocalSGD) -> None:
     """The second run is on a worker that has trained for another federation before."""
-    federation, spy = digits(dropout=0.3).training(replace(local, augment=True)), Spy(algorithm)
+    federation, spy = digits(dropout=0.3, method=algorithm).training(replace(local, augment=True)), Spy(algorithm)
     used = federation.serial(spy)
     first, other, again = (
         bits(federation.play(spy, federation.plan(2, seed=seed), executor)[-1][0])
@@ -125,7 +125,7 @@ def same_seed_same_bits_other_seed_other_bits(algorithm: Algorithm, local: Local
 
 
 def nothing_that_is_handed_in_is_changed(algorithm: Algorithm, local: LocalSGD) -> None:
-    federation, spy = digits().training(local), Spy(algorithm)
+    federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
     plan = federation.plan(3)
     expected = sum(len(present) for _, present in rounds_of(federation, algorithm, plan, federation.play(spy, plan)))
     require(len(spy.calls) == expected, f"{len(spy.calls)} clients' rounds were played instead of {expected}")
@@ -134,7 +134,7 @@ def nothing_that_is_handed_in_is_changed(algorithm: Algorithm, local: LocalSGD) 
 
 def what_a_client_returned_is_not_the_workers_buffer(algorithm: Algorithm, local: LocalSGD) -> None:
     """The next client trains in the same buffer, so memory and replies that alias it would change."""
-    federation, spy = digits().training(local), Spy(algorithm)
+    federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
     federation.play(spy, federation.plan(2))
     for call in spy.calls:
         later = differing(call.each, raw(call.reply.each)) + differing(call.kept or {}, raw(call.reply.memory or {}))
@@ -147,7 +147,7 @@ def what_a_client_returned_is_not_the_workers_buffer(algorithm: Algorithm, local
 
 def memory_is_never_sent(algorithm: Algorithm, local: LocalSGD) -> None:
     """No message to or from a client holds what it kept from earlier rounds (numbers and zeros may coincide)."""
-    federation, spy = digits().training(local), Spy(algorithm)
+    federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
     federation.play(spy, federation.plan(3))
     for call in spy.calls:
         kept = {call.handed[name] for name, x in call.memory.items() if data(x).numel() > 1 and data(x).any()}
@@ -157,7 +157,7 @@ def memory_is_never_sent(algorithm: Algorithm, local: LocalSGD) -> None:
 
 
 def messages_replies_and_state_survive_pickling(algorithm: Algorithm, local: LocalSGD) -> None:
-    federation, spy = digits().training(local), Spy(algorithm)
+    federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
     state = federation.play(spy, federation.plan(2))[-1][0].state
     parts: dict[str, Payload] = {"the state": state}
     for call in spy.calls[-5:]:
@@ -173,7 +173,7 @@ def messages_replies_and_state_survive_pickling(algorithm: Algorithm, local: Loc
 
 def all_clients_of_a_round_get_the_same_common(algorithm: Algorithm, local: LocalSGD) -> None:
     """``common`` is sent once, with the first client's message; what is for one client belongs in ``own``."""
-    federation, spy = digits().training(local), Spy(algorithm)
+    federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
     federation.play(spy, federation.plan(2))
     first = dict(reversed(spy.common))  # reversed, so that the first of each round wins
     for round, common in spy.common:
@@ -182,7 +182,7 @@ def all_clients_of_a_round_get_the_same_common(algorithm: Algorithm, local: Loca
 
 
 def bytes_are_those_of_the_tensors(algorithm: Algorithm, local: LocalSGD) -> None:
-    federation, spy = digits().training(local), Spy(algorithm)
+    federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
     plan = federation.plan(2, participation=0.4)
     played = federation.play(spy, plan)
     answers = [len(present) for _, present in rounds_of(federation, algorithm, plan, played)]
@@ -203,7 +203,7 @@ def bytes_are_those_of_the_tensors(algorithm: Algorithm, local: LocalSGD) -> Non
 
 def clients_with_one_sample_take_part(algorithm: Algorithm, local: LocalSGD) -> None:
     for drop_last in (False, True):
-        federation = digits(sizes=(1, 6, 1)).training(replace(local, drop_last=drop_last))
+        federation = digits(sizes=(1, 6, 1), method=algorithm).training(replace(local, drop_last=drop_last))
         plan = federation.plan(2)
         played = federation.play(algorithm, plan)
         with_this = f"with clients of one sample and drop_last={drop_last}"
@@ -215,20 +215,20 @@ def clients_with_one_sample_take_part(algorithm: Algorithm, local: LocalSGD) -> 
 
 def a_client_that_sits_out_keeps_its_memory(algorithm: Algorithm, local: LocalSGD) -> None:
     """Two of five take part in a round."""
-    federation = digits().training(local)
+    federation = digits(method=algorithm).training(local)
     play_with_absent_clients(algorithm, federation, federation.plan(5, participation=0.4, seed=3))
 
 
 def stragglers_change_nothing(algorithm: Algorithm, local: LocalSGD) -> None:
     """Three of five are drawn, and one in two does not answer; in one round nobody does."""
-    federation = digits().training(local)
+    federation = digits(method=algorithm).training(local)
     plan = federation.plan(5, participation=0.6, seed=52, late=Independent(0.5))
     play_with_absent_clients(algorithm, federation, plan)
 
 
 def late_clients_by_any_rule_break_no_promise(algorithm: Algorithm, local: LocalSGD) -> None:
     """Memory, bits elsewhere and bits after a stop, under each rule of ``LATE``, partial work taken."""
-    federation = digits(dropout=0.3).training(replace(local, augment=True))
+    federation = digits(dropout=0.3, method=algorithm).training(replace(local, augment=True))
     for rule in LATE:
         plan = replace(federation.plan(3, participation=0.8, blocks=4, late=rule), take_partial=True)
         try:
@@ -241,7 +241,7 @@ def late_clients_by_any_rule_break_no_promise(algorithm: Algorithm, local: Local
 
 def continuing_from_a_checkpoint_is_never_having_stopped(algorithm: Algorithm, local: LocalSGD) -> None:
     """The checkpoint holds all that counts: a fresh worker and an unused copy of the algorithm continue from it."""
-    federation = digits(dropout=0.3).training(replace(local, augment=True))
+    federation = digits(dropout=0.3, method=algorithm).training(replace(local, augment=True))
     _require_the_same_after_a_stop(algorithm, federation, federation.plan(4, participation=0.6))
 
 
@@ -270,13 +270,13 @@ def _require_the_same_after_a_stop(algorithm: Algorithm, federation: Federation,
 
 
 def neither_the_worker_nor_the_order_decides_a_bit(algorithm: Algorithm, local: LocalSGD) -> None:
-    federation = digits(dropout=0.3).training(replace(local, augment=True))
+    federation = digits(dropout=0.3, method=algorithm).training(replace(local, augment=True))
     require_the_bits_of_one_process(algorithm, federation, Apart(federation, algorithm))
 
 
 def batch_norms_statistics_follow_the_policy(algorithm: Algorithm, local: LocalSGD) -> None:
     """Averaged buffers travel with the model; kept ones stay with their client. The algorithm never sees them."""
-    federation = digits(batch_norm=True).training(local)
+    federation = digits(batch_norm=True, method=algorithm).training(local)
     initial = federation.work().initial_buffers
     sent = {}
     for keep in (False, True):
@@ -310,7 +310,7 @@ def batch_norms_statistics_follow_the_policy(algorithm: Algorithm, local: LocalS
 
 def all_that_is_sent_is_named_by_a_release(algorithm: Algorithm, local: LocalSGD) -> None:
     """By a release that says what protects it, or that nothing does; without one it could have been forgotten."""
-    federation, spy = digits().training(local), Spy(algorithm)
+    federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
     federation.play(spy, federation.plan(2))
     for call in spy.calls:
         named = {name for event in call.reply.releases for name in event.what}
