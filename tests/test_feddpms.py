@@ -18,6 +18,7 @@ from fedcommons.core.local import LocalSGD, Work
 from fedcommons.errors import UserError
 from fedcommons.federation.participation import participants
 from fedcommons.federation.rounds import Plan, Standing
+from fedcommons.federation.stragglers import Independent
 from fedcommons.runs.build import prepare
 from fedcommons.studies import feddpms_costs
 from fedcommons.tensors import Flat, data, flat, select
@@ -107,7 +108,7 @@ def test_stage_one_goes_on_until_a_decoder_has_arrived(digits: "Digits") -> None
     method = replace(NEAR, preliminary_rounds=2)
     for seed in range(100):
         federation = digits(sizes=SIZES, method=method).training(LocalSGD(1, 50))
-        plan = federation.plan(4, participation=0.4, seed=seed, straggling=0.7)
+        plan = federation.plan(4, participation=0.4, seed=seed, late=Independent(0.7))
         silent = [facts["stragglers"] == facts["clients"] for _, facts in federation.play(FedAvg(), plan)]
         if silent[1:3] == [True, False]:
             break

@@ -144,7 +144,8 @@ class FedDPMS:
         if gives and self.privacy == "paper":
             work.load(put(y, flat(message.own, "decoder")))  # under DP-SGD noise has moved the module's decoder
             each = self._codes(work, data, seed)
-            releases.append(Release(what=("codes", "labels"), why=NOT_CERTIFIED))
+            seen = int(torch.isin(data.y, data_of(each["labels"])).sum())
+            releases.append(Release(what=("codes", "labels"), why=NOT_CERTIFIED, seen=seen))
         made = ("delta",) if w in (1, data.size) else ("delta", "weight")  # of messages and n_i
         return Reply({"delta": scale(delta, w)}, each, w, kept, metrics, [spent.of(*made), *releases])
 
