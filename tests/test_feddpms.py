@@ -71,13 +71,13 @@ def test_all_give_after_the_first_round_of_stage_two_and_receive_in_the_next(dig
     )
 
 
-@pytest.mark.parametrize("straggling", [0.0, 0.4])
+@pytest.mark.parametrize("rule", [None, Independent(0.4)], ids=["all reply", "some are late"])
 def test_with_partial_participation_each_gives_at_its_first_selection_and_receives_at_the_first_it_can(
-    straggling: float, digits: "Digits"
+    rule: Independent | None, digits: "Digits"
 ) -> None:
     """Against the rule played by hand over who answered in which round; a lost reply is as if not selected."""
     method = replace(NEAR, preliminary_rounds=1)
-    played, spy, plan = _play(digits, method, 12, participation=0.4, seed=5, straggling=straggling)
+    played, spy, plan = _play(digits, method, 12, participation=0.4, seed=5, late=rule)
     given: dict[int, list[int]] = {}
     received: set[int] = set()
     late = 0

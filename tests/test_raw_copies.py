@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.config import presets
+from fedcommons.config import parts, presets
 from fedcommons.config.experiment import Data, Partition
 from fedcommons.config.parts import KINDS
+from fedcommons.core.algorithm import needed
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.worker import RunData
 from fedcommons.data import datasets
@@ -266,6 +267,8 @@ def played(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("algorithm", KINDS["algorithm"].known)
 def test_every_method_trains_on_raw_copies(algorithm: str, tmp_path: Path) -> None:
     values = {"algorithm": algorithm, "federation.weighting": "samples", "federation.rounds": 4}
+    if needed(parts.make("algorithm", algorithm, {})):
+        values["model.name"] = "vae"
     summary = played(tmp_path / "run", COPIED | values)
     assert summary["disclosed_raw"] == 0.3
     assert summary["disclosed_examples"] == 60

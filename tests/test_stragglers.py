@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.feddm import FedDM
 from fedcommons.algorithms.fednova import FedNova
 from fedcommons.algorithms.fedprox import FedProx
 from fedcommons.config import parts, presets
@@ -160,12 +161,19 @@ def _end(federation: "Federation", algorithm: Algorithm, plan: Plan) -> dict[str
     return bits(federation.play(algorithm, plan)[-1][0])
 
 
-@pytest.mark.parametrize("name", KINDS["algorithm"].known)
+@pytest.mark.parametrize("name", [name for name in KINDS["algorithm"].known if name != "feddm"])
 def test_half_the_work_is_half_the_epochs(name: str, digits: "Digits") -> None:
     algorithm = parts.make("algorithm", name, {})
-    long, short = digits().training(LocalSGD(4, 5)), digits().training(LocalSGD(2, 5))
+    long, short = (digits(method=algorithm).training(LocalSGD(epochs, 5)) for epochs in (4, 2))
     half = _end(long, algorithm, _plan(long, dict.fromkeys(range(5), 0.5), take_partial=True))
     assert half == _end(short, algorithm, short.plan(3)) != _end(long, algorithm, long.plan(3))
+
+
+def test_half_the_work_of_feddm_is_half_the_steps_on_the_pixels(digits: "Digits") -> None:
+    federation = digits()
+    half = _end(federation, FedDM(), _plan(federation, dict.fromkeys(range(5), 0.5), take_partial=True))
+    assert half == _end(federation, FedDM(iterations=10), federation.plan(3))
+    assert half != _end(federation, FedDM(), federation.plan(3))
 
 
 def test_fedavg_drops_late_clients_and_fedprox_takes_them(digits: "Digits") -> None:

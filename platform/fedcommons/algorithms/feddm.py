@@ -23,6 +23,7 @@ examples count in the means that are matched; with ``dp.local`` they do not.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Annotated, Any
 
 import numpy as np
@@ -135,12 +136,13 @@ class FedDM:
         images = self._first(real, rows, seed).requires_grad_()
         optimizer = torch.optim.SGD([images], self.image_lr, self.image_momentum)
         weights, noise = generator(seed, "around the model"), generator(seed, "noise level")
-        batches, mine = matching.batches(rows, self.match_batch, self.iterations, seed, real.device)
+        steps = ceil(self.iterations * work.share - 1e-9)  # a late client's are fewer
+        batches, mine = matching.batches(rows, self.match_batch, steps, seed, real.device)
         found, spent = [], set[Release]()
         with onednn(work.loop.onednn), head.watched():
             matching.see_statistics(work, x, real, self.match_batch, seed)
             module.eval()
-            for step in range(self.iterations):
+            for step in range(steps):
                 work.load(around(x, self.radius, weights))
                 u = matching.features(module, head, images)
                 if dp is None:
@@ -162,7 +164,7 @@ class FedDM:
                 optimizer.step()
         sent = {"images": images.detach().unflatten(0, (len(rows), -1)), "labels": torch.tensor(list(rows))}
         metrics = {"loss": torch.stack(found).mean()} if found else {}
-        releases = [self._release(spent, rows), Release(what=("labels",))]
+        releases = [self._release(spent, rows, steps), Release(what=("labels",))]
         return Reply(each=sent, weight=data.size, metrics=metrics, releases=releases)
 
     def _first(self, real: Tensor, rows: Mapping[int, Tensor], seed: int) -> Tensor:
@@ -172,11 +174,11 @@ class FedDM:
         shape = (len(rows) * self.ipc, *real.shape[1:])
         return torch.randn(shape, generator=generator(seed, "first images")).to(real)
 
-    def _release(self, spent: set[Release], rows: Mapping[int, Tensor]) -> Release:
+    def _release(self, spent: set[Release], rows: Mapping[int, Tensor], steps: int) -> Release:
         """What protects the images: all steps of DP-SGD on the smallest class, a noise level, or nothing."""
         if len(spent) == 1 and self.init == "noise":
             q = max(DPSGD.sampling_rate(len(of), self.match_batch) for of in rows.values())
-            return replace(spent.pop(), what=("images",), q=q, steps=self.iterations)
+            return replace(spent.pop(), what=("images",), q=q, steps=steps)
         why = NOT_CERTIFIED.format(self.sigma) if self.sigma else ""
         return Release(what=("images",), why=why, seen=sum(map(len, rows.values())))
 
