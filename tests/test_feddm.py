@@ -406,6 +406,7 @@ def test_without_noise_and_at_the_papers_noise_level_nothing_is_covered_and_the_
         assert sorted(ledger.uncovered.values()) == [4, 4]
         assert any(name.startswith(why) for name in ledger.uncovered)
         assert "labels" in ledger.uncovered
+        assert ledger.given_away == {0: 30, 1: 30}
         assert ledger.of_all(0, 1e-5) is None
 
 
