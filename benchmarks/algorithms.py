@@ -4,7 +4,7 @@ python benchmarks/algorithms.py [W1 W2] [--json] [--repeats 7]
 
 W1: small CNN, 10 of 100 clients x 15 steps a round. W2: VGG-11, 10 clients x 2 steps of 64. No evaluation, no tracking
 in the timed part. Goals: fedprox, fednova 1.1; scaffold, fedpvr, feddyn 1.25; moon 2.2 (two more forward passes);
-fedmix 3.2.
+fedmix 3.2; feddpms 1.1 of fedvae, which train an autoencoder (feddpms: its first stage).
 """
 
 import argparse
@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from datetime import date
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,14 +23,14 @@ from round_time import WORKLOADS, cpu_name, examples, network
 from fedcommons.algorithms.fedmix import mean_images
 from fedcommons.config import parts
 from fedcommons.config.parts import KINDS
-from fedcommons.core.algorithm import Facts
+from fedcommons.core.algorithm import Facts, needed
 from fedcommons.core.local import LocalSGD, Work
 from fedcommons.core.worker import RunData, Worker, default_device
 from fedcommons.data.clients import Clients
 from fedcommons.federation import rounds
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.federation.serial import Serial
-from lightning_modules import Classifier
+from lightning_modules import Classifier, vae
 
 
 def course(name: str, algorithm_name: str) -> Iterator:
@@ -39,9 +40,12 @@ def course(name: str, algorithm_name: str) -> Iterator:
     clients = Clients(examples(w), list(rows))
     clients = clients.with_commons(mean_images(clients, 64, 10, 0))
     algorithm = parts.make("algorithm", algorithm_name, {})
-    work = Work(Classifier(network(name), lr=w.lr), default_device(), LocalSGD(w.epochs, w.batch))
+    module = Classifier(network(name), lr=w.lr)
+    if needed(algorithm):  # of the same size, about: only their ratio to each other says something
+        module = vae(tuple(clients.store.x.shape[1:]), 10, w.lr, 0.0, 0.0, "sgd", 64)
+    work = Work(module, default_device(), LocalSGD(w.epochs, w.batch))
     executor = Serial(lambda data: Worker(work, algorithm, data), RunData(clients, clients, {}))
-    facts = Facts(w.clients, clients.sizes, 10**9)
+    facts = Facts(w.clients, clients.sizes, 10**9, counts=partial(clients.counts, 10))
     start = Standing(0, algorithm.start(work.snapshot(), facts, 0))
     return rounds.run(algorithm, executor, Plan(facts, w.per_round / w.clients, 4, 0), start)
 

@@ -1,5 +1,7 @@
 """The classifier that clients train; the same module trains under a plain Lightning Trainer."""
 
+from collections.abc import Iterable
+
 import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
@@ -52,6 +54,13 @@ class Classifier(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Plain SGD, or Adam; the learning rate is set here only."""
-        if self.optimizer == "adam":
-            return torch.optim.Adam(self.parameters(), self.lr, weight_decay=self.weight_decay)
-        return torch.optim.SGD(self.parameters(), self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        return optimizer_of(self.parameters(), self.optimizer, self.lr, self.momentum, self.weight_decay)
+
+
+def optimizer_of(
+    parameters: Iterable[nn.Parameter], name: str, lr: float, momentum: float, weight_decay: float
+) -> torch.optim.Optimizer:
+    """SGD, or Adam (which has no momentum of this kind)."""
+    if name == "adam":
+        return torch.optim.Adam(parameters, lr, weight_decay=weight_decay)
+    return torch.optim.SGD(parameters, lr, momentum=momentum, weight_decay=weight_decay)

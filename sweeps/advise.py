@@ -27,7 +27,6 @@ from fedcommons.files import write_json, write_text
 from fedcommons.reports import tables
 from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
-from fedcommons.tracking.run_folder import read_summary
 
 if TYPE_CHECKING:
     from fedcommons.runs.build import Prepared
@@ -134,14 +133,11 @@ def costs(ready: "Prepared", p: float) -> tuple[float, float]:
 
 def outcome(alpha: float, p: float, runs: Mapping[tuple[float, float], Sequence[sweep.Cell]], out: Path):
     """(rounds to the target as printed, those over the rounds at p = 0 or None where one is not known)."""
-    sides = [
-        [s for c in runs.get((alpha, share), ()) if (s := read_summary(out / c.name)) is not None] for share in (p, 0.0)
-    ]
-    if not all(sides):
+    sides = [grids.finished(runs.get((alpha, share), ()), out) for share in (p, 0.0)]
+    if any(side.empty for side in sides):
         return "", None
-    with_pool, without = (tables.Entry((), tuple(side)) for side in sides)
-    (rounds, late), (base, censored) = with_pool.mean_rounds, without.mean_rounds
-    return with_pool.rounds, None if late or censored else rounds / base
+    (rounds, late), (base, censored) = map(tables.mean_rounds, sides)
+    return tables.rounds(sides[0]), None if late or censored else rounds / base
 
 
 def report(found: Mapping[float, Any], runs, out: Path, options, display: Display) -> None:

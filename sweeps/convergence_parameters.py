@@ -17,6 +17,7 @@ from fedcommons.config.flat import choose
 from fedcommons.errors import UserError
 from fedcommons.files import write_json, write_text
 from fedcommons.reports import tables
+from fedcommons.reports.frames import load_rounds
 from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
 
@@ -144,24 +145,42 @@ def report(a7: Figure, a8: Figure, out: Path, options: Namespace, display: Displ
     from fedcommons.reports import courses
     from fedcommons.reports.plots import save
 
-    curves, checkpoints = (
-        [found for label, cells in figure.items() if (found := courses.read(label, [out / c.name for c in cells]))]
-        for figure in (a7, a8)
-    )
-    if not curves:
+    cells = [cell for figure in (a7, a8) for some in figure.values() for cell in some]
+    runs = grids.finished(cells, out, display.say)
+    if runs.empty:
         return
-    runs, of_a8 = ([run for one in some for run in one.runs] for some in (curves, checkpoints))
-    write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "cells": runs, "a8": of_a8})
+    rounds = load_rounds(*runs["run"])
+
+    def curves(figure: Figure) -> list[courses.Curve]:
+        found = []
+        for label, some in figure.items():
+            folders = [str(out / cell.name) for cell in some]
+            of, lines = (frame.loc[frame["run"].isin(folders), :] for frame in (runs, rounds))
+            found += [courses.curve(label, of, lines)] if len(of) else []
+        return found
+
+    over_p, over_epochs = curves(a7), curves(a8)
+    if not over_p:
+        return
+    own, of_a8 = (
+        [
+            {"curve": one.label, **line}
+            for one in some
+            for line in tables.records(one.runs, (*tables.RUN, "generator.epochs"))
+        ]
+        for some in (over_p, over_epochs)
+    )
+    write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "cells": own, "a8": of_a8})
     title, smoke = grids.title([c.config for cells in a7.values() for c in cells]), grids.is_smoke(options)
-    markdown = grids.stamped(courses.section("Figures 5 and A.7", curves), options)
-    save(courses.over_rounds(curves, title), out / "convergence_parameters.png", 110, smoke)
-    if checkpoints:
-        markdown += "\n" + courses.section("Figure A.8: epochs of the generators", checkpoints)
-        save(courses.over_generator_epochs(checkpoints, title), out / "generator_epochs.png", 110, smoke)
-    notes = [*footnotes(a7, a8, options), *tables.rejected_notes([*runs, *of_a8])]
+    markdown = grids.stamped(courses.section("Figures 5 and A.7", over_p), options)
+    save(courses.over_rounds(over_p, title), out / "convergence_parameters.png", 110, smoke)
+    if over_epochs:
+        markdown += "\n" + courses.section("Figure A.8: epochs of the generators", over_epochs)
+        save(courses.over_generator_epochs(over_epochs, title), out / "generator_epochs.png", 110, smoke)
+    notes = [*footnotes(a7, a8, options), *tables.rejected_notes(runs), *tables.lost_notes(runs)]
     markdown += "".join(f"\n{i}. {note}" for i, note in enumerate(notes, 1)) + "\n"
     write_text(out / "convergence_parameters.md", markdown)
-    write_text(out / "convergence_parameters.csv", tables.to_csv(courses.rows([*curves, *checkpoints])))
+    write_text(out / "convergence_parameters.csv", tables.to_csv(courses.rows([*over_p, *over_epochs])))
     display.say("\n" + markdown)
 
 

@@ -13,20 +13,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.config import cli
-from fedcommons.config.parts import KINDS
 from fedcommons.errors import UserError
 from fedcommons.files import write_json, write_text
 from fedcommons.reports import tables
+from fedcommons.reports.columns import others
+from fedcommons.reports.frames import load_central
 from fedcommons.sweeping import central_models, grids, sweep
 from fedcommons.sweeping.display import Display
-from fedcommons.tracking.run_folder import read_summary
 
 if TYPE_CHECKING:
     from fedcommons.runs.central import Central
 
 P = 0.5  # of the paper's shuffled_synthetic: n_total/N images besides as many of the client's own
+SETTINGS = "real,local_synthetic,shuffled_synthetic,shuffled_real"  # the figure's
 CSV = ("dataset", "n_clients", "participation", "alpha", "algorithm", "setting", "seed", "p", "learning_rate",
-       "rounds", "epochs", "images", "last_accuracy", "best_accuracy", "run_dir")  # fmt: skip
+       "rounds", "epochs", "images", "last_accuracy", "best_accuracy")  # fmt: skip
 
 
 def arguments(argv: Sequence[str]):
@@ -38,7 +39,7 @@ def arguments(argv: Sequence[str]):
         ("central-epochs", int | None, None, "epochs of the central models; default: as many as federation.rounds"),
     )
     title = (__doc__ or "").partition("\n")[0]
-    parser = grids.parser(title, argv, {"settings": ",".join(KINDS["sharing"].known)}, more, "figure3")
+    parser = grids.parser(title, argv, {"settings": SETTINGS}, more, "figure3")
     options = cli.parse(parser, argv)
     grids.refuse_fields(options, {})
     if options.p_real is not None and not 0 <= options.p_real < 1:
@@ -106,23 +107,22 @@ def footnotes(cells: Sequence[sweep.Cell], lines: Sequence[Mapping[str, Any]], o
 
 def report(cells: Sequence[sweep.Cell], lines: "Sequence[Central]", out: Path, options, display: Display) -> None:
     """Write table, picture and summary from the folders, and show the table."""
+    import pandas as pd
+
     from fedcommons.reports.figures import accuracy_bars, accuracy_table, panels
 
-    found, central_found = (
-        [{**s, "run_dir": one.name} for one in several if (s := read_summary(out / one.name))]
-        for several in (cells, sorted(lines, key=lambda line: line.source))
-    )
-    if not found:
+    runs = grids.finished(cells, out, display.say)
+    central = load_central(*(out / line.name for line in sorted(lines, key=lambda line: line.source)))
+    if runs.empty:
         return
-    write_json(
-        out / "summary.json", {"name": out.name, "preset": options.preset, "cells": found, "central": central_found}
-    )
-    entries = tables.entries([*found, *central_found])
-    notes = [*footnotes(cells, central_found, options), *tables.rejected_notes(found)]
-    markdown = grids.stamped(accuracy_table(entries, notes), options)
+    found = tables.compared(pd.concat([runs, central], ignore_index=True))
+    own, of_central = (tables.records(of, (*CSV, *others(found[0]))) for of in (runs, central))
+    write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "cells": own, "central": of_central})
+    notes = [*footnotes(cells, of_central, options), *tables.rejected_notes(runs), *tables.lost_notes(runs)]
+    markdown = grids.stamped(accuracy_table(found, notes), options)
     write_text(out / "figure3.md", markdown)
-    write_text(out / "figure3.csv", tables.to_csv([{n: s.get(n) for n in CSV} for s in [*found, *central_found]]))
-    accuracy_bars(out / "figure3.png", panels(entries), grids.is_smoke(options))
+    write_text(out / "figure3.csv", tables.to_csv([*own, *of_central]))
+    accuracy_bars(out / "figure3.png", panels(found), grids.is_smoke(options))
     display.say("\n" + markdown)
 
 

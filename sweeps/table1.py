@@ -7,21 +7,25 @@ python sweeps/table1.py --preset authors --dataset cifar10 --data-dir DIR    # a
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any
 
 from fedcommons.config import cli, presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import flat_dict, same_results
 from fedcommons.errors import UserError, shown
 from fedcommons.files import write_json, write_text
-from fedcommons.reports import tables
+from fedcommons.reports import columns, tables
+from fedcommons.reports.cells import counted
 from fedcommons.reports.published import fedssyn_table1
 from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
-from fedcommons.tracking.run_folder import read_summary
+
+if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
+    import pandas as pd
 
 ALGORITHMS = "fedavg,scaffold,fedprox,feddyn,fedpvr"
 COLUMNS = "10:1,10:0.4,40:0.2,100:0.1"
@@ -122,35 +126,34 @@ def footnotes(cells: Sequence[sweep.Cell], options) -> list[str]:
     return [*notes, f"Not as in the paper: {different}."] if different else notes
 
 
-def report(cells: Sequence[sweep.Cell], out: Path, options) -> str:
-    """Write the tables, the picture and the summary from the run folders that are done; the table, if any is."""
+def report(cells: Sequence[sweep.Cell], runs: "pd.DataFrame", out: Path, options) -> str:
+    """Write the tables, the picture and the summary of these runs; the table, if there is any run."""
+    import pandas as pd
+
     from fedcommons.reports.plots import RoundBar, round_bars
 
-    found = _found(cells, out)
-    if not found:
+    if runs.empty:
         return ""
-    write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "cells": found})
-    chosen = tables.choose_learning_rate(found)
-    entries = tables.entries(chosen)
-    part = [f"So far: {len(found)} of {len(cells)} runs."] if len(found) < len(cells) else []
-    notes = [*footnotes(cells, options), *tables.rejected_notes(found), *part]
-    table = tables.table1_markdown(entries, published(cells, options), notes) + tables.spread(entries)
+    found = tables.compared(runs)
+    names = [*tables.RUN, *columns.others(found[0])]
+    write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "cells": tables.records(runs, names)})
+    part = [f"So far: {len(runs)} of {len(cells)} runs."] if len(runs) < len(cells) else []
+    notes = [*footnotes(cells, options), *tables.rejected_notes(runs), *tables.lost_notes(runs), *part]
+    table = tables.table1_markdown(found, published(cells, options), notes) + tables.spread(found)
     markdown = grids.stamped(table, options)
     write_text(out / "table1.md", markdown)
-    write_text(out / "table1.csv", tables.to_csv(chosen))
+    chosen = pd.concat([one.runs for one in found])
+    write_text(out / "table1.csv", tables.to_csv(tables.records(chosen, names)))
     groups: dict[str, list[RoundBar]] = {}
-    for e in entries:
-        label = f"{tables.labelled(e)}, α = {tables.number(e.alpha)}\nN = {e.n_clients}, C = {e.participation:g}"
-        mean, censored = e.mean_rounds
-        groups.setdefault(label, []).append(RoundBar(e.setting, mean, e.deviation_of_rounds, not censored))
+    for one in found:
+        _, n, c, alpha, *_ = columns.key(one)
+        label = f"{columns.method(one)}, α = {columns.text(alpha)}\nN = {n}, C = {c:g}"
+        needed, missed = counted(one.runs, "rounds_to_target")
+        bar = RoundBar(columns.setting(one), fmean(needed), stdev(needed) if len(needed) > 1 else None, not missed)
+        groups.setdefault(label, []).append(bar)
     title = grids.title([c.config for c in cells])
-    round_bars(out / "table1.png", list(groups.items()), found[0]["rounds"], title, grids.is_smoke(options))
+    round_bars(out / "table1.png", list(groups.items()), max(runs["rounds"].tolist()), title, grids.is_smoke(options))
     return markdown
-
-
-def _found(cells: Sequence[sweep.Cell], out: Path) -> list[dict[str, Any]]:
-    """The summaries of the runs that are done."""
-    return [{**s, "run_dir": c.name} for c in cells if (s := read_summary(out / c.name))]
 
 
 def row(cell: sweep.Cell) -> tuple:
@@ -172,17 +175,28 @@ class Growing:
     def __init__(self, cells: Sequence[sweep.Cell], out: Path, options, display: Display) -> None:
         self.cells, self.out, self.options, self.display = cells, out, options, display
         self.said: set[tuple] = set()
+        self.rows: dict[str, dict[str, Any]] = {}  # of the frame, by the cell's name: a finished run is read once
 
     def grow(self) -> None:
-        report(self.cells, self.out, self.options)
+        """Write the table, and say the rows that have become complete."""
+        self.write(lambda text: None)
         for key in dict.fromkeys(map(row, self.cells)):
-            if key in self.said:
-                continue
             group = [cell for cell in self.cells if row(cell) == key]
-            found = _found(group, self.out)
-            if len(found) == len(group):
+            if key not in self.said and all(cell.name in self.rows for cell in group):
                 self.said.add(key)
-                self.display.say(tables.effect(tables.entries(tables.choose_learning_rate(found))))
+                self.display.say(tables.effect(tables.compared(self.frame(group))))
+
+    def write(self, say: Callable[[str], None]) -> str:
+        """Write the table of what is finished; ``say`` is told which runs cannot be read."""
+        new = grids.finished([cell for cell in self.cells if cell.name not in self.rows], self.out, say)
+        self.rows |= {Path(line["run"]).name: line for line in new.to_dict("records")}
+        return report(self.cells, self.frame(self.cells), self.out, self.options)
+
+    def frame(self, cells: Sequence[sweep.Cell]) -> "pd.DataFrame":
+        """The finished runs of these cells."""
+        import pandas as pd
+
+        return pd.DataFrame([self.rows[cell.name] for cell in cells if cell.name in self.rows])
 
 
 def published(cells: Sequence[sweep.Cell], options) -> Mapping[tuple, str]:
@@ -205,10 +219,10 @@ def table1(argv: Sequence[str]) -> int:
         if options.dry_run:
             grids.dry_run(cells, out, display, options.on_cores)
             return 0
-        left = sweep.todo(pairs_first(cells), out, display)
+        left, growing = sweep.todo(pairs_first(cells), out, display), Growing(cells, out, options, display)
         with sweep.open_sweep(out, options.resume):
-            outcome = sweep.run_cells(left, out, display, on_end=Growing(cells, out, options, display).grow)
-            display.say("\n" + report(cells, out, options))
+            outcome = sweep.run_cells(left, out, display, on_end=growing.grow)
+            display.say("\n" + growing.write(display.say))
             return grids.conclude(outcome, started, out, "table1", display)
 
 

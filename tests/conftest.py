@@ -1,5 +1,5 @@
-"""What the tests share: the two tiny federations of ``fedcommons.testing``, the sweeps as
-modules, a reader of W&B's files, and a Ray.
+"""What the tests share: the two tiny federations of ``fedcommons.testing``, the sweeps as modules, run folders that
+nobody played, a reader of W&B's files, and a Ray.
 
 Tests cannot import each other, so helpers are fixtures; their types are imported under TYPE_CHECKING only.
 """
@@ -11,7 +11,7 @@ import struct
 import time
 import traceback
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -20,7 +20,11 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
+from fedcommons.config.experiment import Experiment
+from fedcommons.config.flat import flat_dict, to_dict
+from fedcommons.files import write_json, write_text
 from fedcommons.testing import Federation, LeastSquares, federations
 
 # Ray reads these when it is first imported, which no test does before the fixture below. A test that starts nodes of
@@ -56,6 +60,41 @@ def sweeps() -> Callable[[str], ModuleType]:
         return module
 
     return load
+
+
+@pytest.fixture(scope="session")
+def recorded() -> Callable[..., None]:
+    """Writes the folder of a finished run that nobody played.
+
+    reached: its first round with the target accuracy. metrics: in all its lines. summary: instead of what it has.
+    """
+
+    def write(
+        folder: Path,
+        config: Experiment,
+        reached: int | None,
+        metrics: Mapping[str, Any] | None = None,
+        /,
+        **summary: Any,
+    ) -> None:
+        flat, last = flat_dict(config), config.federation.rounds
+        accuracies = [0.9 if reached and r >= reached else 0.0 for r in range(last + 1)]
+        found = {
+            "dataset": config.data.name, "algorithm": config.algorithm, "setting": config.sharing.setting,
+            "alpha": flat.get("partition.alpha"), "n_clients": config.partition.n_clients, "seed": config.seed,
+            "participation": config.federation.participation, "learning_rate": config.client.lr, "rounds": last,
+            "target": config.target, "p": flat.get("sharing.p") or 0.0, "bytes_down": 1, "bytes_up": 1, "bytes_once": 0,
+            "rejected": [], "partition": "x", "config": flat, **summary,
+        }  # fmt: skip
+        more = {"comm/total_bytes": 2, **(metrics or {})}
+        lines = [{"round": r, "test/accuracy": accuracy, **more} for r, accuracy in enumerate(accuracies)]
+        folder.mkdir(parents=True)
+        write_text(folder / "config.yaml", yaml.safe_dump(to_dict(config)))
+        write_json(folder / "environment.json", {})
+        write_text(folder / "rounds.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+        write_json(folder / "summary.json", found)
+
+    return write
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ from fedcommons.core.local import LocalSGD, Work
 from fedcommons.federation import checkpoint, rounds
 from fedcommons.federation.evaluation import evaluate
 from fedcommons.federation.memory import ClientMemory
-from fedcommons.federation.participation import Stragglers, participants
+from fedcommons.federation.participation import participants
 from fedcommons.federation.rounds import Standing, answering
+from fedcommons.federation.stragglers import Independent
 from fedcommons.seeds import seed_for, set_default_generator
 from fedcommons.tensors import Flat, Payload, data, flat
 from lightning_modules import Classifier
@@ -184,7 +185,7 @@ def test_evaluation_uses_the_averaged_statistics_or_those_of_what_it_sees(federa
 def test_a_late_client_downloads_and_nothing_else(digits: "Digits") -> None:
     """The round is one in which it was not drawn, but for the bytes down."""
     federation, algorithm = digits(), FedAvg()
-    plan = federation.plan(6, straggling=0.5)
+    plan = federation.plan(6, late=Independent(0.5))
     late = [set(range(5)) - set(answering(algorithm, plan, {}, r)[1]) for r in range(1, 7)]
     assert len({len(group) for group in late}) > 1
     model = data(federation.model).nbytes
@@ -206,8 +207,8 @@ def test_a_rule_says_who_is_late(digits: "Digits") -> None:
     """Here in even rounds, and whoever has most examples of those who joined."""
     federation, algorithm = digits(), FedAvg()
 
-    def largest(joined: Sequence[int], facts: Facts, round: int, seed: int) -> set[int]:
-        return set() if round % 2 else {max(joined, key=lambda i: facts.sizes[i])}
+    def largest(joined: Sequence[int], facts: Facts, round: int, seed: int) -> dict[int, float]:
+        return {} if round % 2 else {max(joined, key=lambda i: facts.sizes[i]): 0.0}
 
     plan = replace(federation.plan(4, participation=0.6), late=largest)
     model = data(federation.model).nbytes
@@ -222,7 +223,7 @@ def test_a_rule_says_who_is_late(digits: "Digits") -> None:
 
 def test_a_round_that_nobody_answers_changes_nothing(digits: "Digits") -> None:
     federation, algorithm = digits(sizes=(6, 6)), FedAvg()
-    plan = federation.plan(12, straggling=0.9)
+    plan = federation.plan(12, late=Independent(0.9))
     now = federation.start(algorithm, plan)
     silent = 0
     for after, facts in rounds.run(algorithm, federation.serial(algorithm), plan, now):
@@ -233,16 +234,6 @@ def test_a_round_that_nobody_answers_changes_nothing(digits: "Digits") -> None:
             assert "train/loss" not in facts
         now = after
     assert 0 < silent < 12
-
-
-def test_every_client_is_late_with_probability_q_whoever_else_is_drawn() -> None:
-    joined, q, n, facts = list(range(20)), 0.3, 400, Facts(20, [1] * 20, 400)
-    rule = Stragglers(q)
-    drawn = [rule(joined, facts, number, 0) for number in range(n)]
-    shares = torch.tensor([[i in late for i in joined] for late in drawn]).double().mean(0)
-    assert (shares - q).abs().max() < 4 * (q * (1 - q) / n) ** 0.5
-    assert [rule([3, 7], facts, r, 0) for r in range(20)] == [rule(joined, facts, r, 0) & {3, 7} for r in range(20)]
-    assert Stragglers(0.0)(joined, facts, 1, 0) == set()
 
 
 def test_memory_of_buffers_stays_beside_the_algorithms_own(federation: "Federation") -> None:

@@ -1,8 +1,8 @@
 """What the pool saves: the paper's numbers from its rounds, closed forms, bounds, our own sweeps, bad input."""
 
 import csv
-import json
 import runpy
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from fedcommons.accounting.communication import (
     saved_percent,
     sent,
 )
-from fedcommons.config import parts
+from fedcommons.config import parts, presets
 from fedcommons.core.algorithm import Facts
 from fedcommons.errors import UserError
 from fedcommons.reports.published import fedssyn_table1, fedssyn_table_a2
@@ -32,6 +32,8 @@ SWEEP = ROOT / "sweeps" / "communication_saved.py"
 PAPER = ROOT / "platform" / "fedcommons" / "reports" / "published" / "fedssyn_table1_rounds.csv"
 HEAD = "dataset,algorithm,n_clients,participation_rate,alpha,rounds_fedssyn,rounds_vanilla"
 FORMULA, TOTAL, PRINTED = "saved % (paper's formula)", "saved % (all clients)", "table A.2 prints"
+
+SUMMARY = ("bytes_down", "bytes_up", "bytes_once", "partition")
 
 Lines = list[dict[str, str]]
 Main = Callable[[list[str]], int]
@@ -62,19 +64,29 @@ def rounds(tmp_path: Path, *rows: str, head: str = HEAD) -> Path:
     return path
 
 
-def cell(setting: str, reached: int | None, seed: int = 0, **more: Any) -> dict[str, Any]:
+def cell(setting: str, reached: int | None, seed: float = 0, **more: Any) -> dict[str, Any]:
     """A run of 10 rounds of 2 of 4 clients with a model of 50 bytes, and a pool of 4 parts of 10 bytes."""
     return {
-        "dataset": "digits", "algorithm": "fedavg", "setting": setting, "alpha": 0.1, "n_clients": 4,
-        "participation": 0.5, "seed": seed, "learning_rate": 0.1, "rounds_to_target": reached, "rounds": 10,
-        "bytes_down": 1000, "bytes_up": 1000, "bytes_once": 0 if setting == "real" else 80,
-        "validation_accuracy": None, "partition": f"p{seed}", **more,
+        "sharing.setting": setting, "seed": seed, "partition.alpha": 0.1, "partition.n_clients": 4,
+        "federation.participation": 0.5, "federation.rounds": 10, "reached": reached, "bytes_down": 1000,
+        "bytes_up": 1000, "bytes_once": 0 if setting == "real" else 80, "partition": f"p{seed}", **more,
     }  # fmt: skip
 
 
-def sweep(tmp_path: Path, *cells: dict[str, Any]) -> Path:
-    (tmp_path / "summary.json").write_text(json.dumps({"name": "x", "preset": "small", "cells": cells}))
-    return tmp_path
+@pytest.fixture
+def sweep(recorded: Callable[..., None], tmp_path: Path) -> Callable[..., Path]:
+    """A folder with these runs."""
+
+    def make(*cells: dict[str, Any]) -> Path:
+        for number, one in enumerate(cells):
+            summary = {name: one[name] for name in SUMMARY if name in one}
+            fields = {name: value for name, value in one.items() if name not in (*SUMMARY, "reached", "validation")}
+            config = presets.experiment("smoke", "digits", fields)
+            metrics = {"validation/accuracy": one.get("validation")}
+            recorded(tmp_path / "runs" / str(number), config, one["reached"], metrics, **summary)
+        return tmp_path / "runs"
+
+    return make
 
 
 def test_the_papers_rounds_give_the_papers_percentages(table: Callable[[Path], Lines]) -> None:
@@ -175,18 +187,17 @@ def test_other_peoples_rounds_have_bounds_and_no_printed_value(table: Callable[[
     assert {r[PRINTED] for r in lines} == {""}
 
 
-def test_a_sweep_of_ours(table: Callable[[Path], Lines], tmp_path: Path) -> None:
+def test_a_sweep_of_ours(table: Callable[[Path], Lines], sweep: Callable[..., Path]) -> None:
     """200 bytes a round for all, 100 for a client that takes part; the pool costs 80 for all, 20 for each."""
     other = {"algorithm": "scaffold", "bytes_down": 2000, "bytes_up": 2000}
     folder = sweep(
-        tmp_path,
         cell("real", 8), cell("shuffled_synthetic", 2),
         cell("real", 4, seed=1), cell("shuffled_synthetic", 2, seed=1),
         cell("real", 9, seed=2),  # its partner failed: left out
         cell("local_synthetic", 1),
-        cell("shuffled_synthetic", 3, alpha=0.5), cell("real", 3, alpha=0.7),  # no partners
+        cell("shuffled_synthetic", 3, **{"partition.alpha": 0.5}), cell("real", 3, **{"partition.alpha": 0.7}),
         cell("real", 10, **other), cell("shuffled_synthetic", 5, **other),
-        cell("real", None, alpha=9), cell("shuffled_synthetic", 2, alpha=9),
+        cell("real", None, **{"partition.alpha": 9.0}), cell("shuffled_synthetic", 2, **{"partition.alpha": 9.0}),
     )  # fmt: skip
     first, second, third = table(folder)
     assert (first["rounds with pool"], first["rounds without"], first["seeds"]) == ("2.0 ± 0.0", "6.0 ± 2.8", "2")
@@ -195,15 +206,29 @@ def test_a_sweep_of_ours(table: Callable[[Path], Lines], tmp_path: Path) -> None
     assert second[TOTAL] == "48.0"  # 80 + 2000 against 4000
     assert (third["rounds without"], third[TOTAL], third[FORMULA]) == (">10", ">76.0", ">78.0")
     assert PRINTED not in first
+    assert list(first)[:6] == ["data set", "N", "C", "alpha", "algorithm", "rounds with pool"]
 
 
-def test_a_sweep_over_learning_rates_compares_the_chosen_ones(table: Callable[[Path], Lines], tmp_path: Path) -> None:
+def test_what_else_varies_has_a_column_and_its_own_pair(
+    table: Callable[[Path], Lines], sweep: Callable[..., Path]
+) -> None:
+    late = {"straggler.q": 0.5}
+    pools = (cell("shuffled_synthetic", 2, **{"generator.rho": rho, **q}) for rho in (0.5, 1.0) for q in ({}, late))
+    lines = table(sweep(cell("real", 4), cell("real", 8, **late), *pools))
+    found = {(line["straggler.q"], line["rho"]): (line["rounds with pool"], line["rounds without"]) for line in lines}
+    assert found == {("0", "0.5"): ("2", "4"), ("0", "1"): ("2", "4"), ("0.5", "0.5"): ("2", "8"),
+                     ("0.5", "1"): ("2", "8")}  # fmt: skip
+
+
+def test_a_sweep_over_learning_rates_compares_the_chosen_ones(
+    table: Callable[[Path], Lines], sweep: Callable[..., Path]
+) -> None:
     runs = [
-        cell(setting, reached, learning_rate=lr, validation_accuracy=validation)
+        cell(setting, reached, validation=validation, **{"client.lr": lr})
         for setting, reached in (("real", 10), ("shuffled_synthetic", 1))
         for lr, validation, reached in ((0.1, 0.9, reached), (0.01, 0.2, 5))
     ]
-    (row,) = table(sweep(tmp_path, *runs))
+    (row,) = table(sweep(*runs))
     assert (row["rounds with pool"], row["rounds without"]) == ("1", "10")
 
 
@@ -235,32 +260,24 @@ def test_a_bad_csv_is_refused(script: dict[str, Any], tmp_path: Path, head: str,
     assert [p for p in [*parts, str(path)] if p not in refused(script, "--from", str(path))] == []
 
 
-@pytest.mark.parametrize(
-    ("text", "parts"),
-    [
-        (None, ["has no summary.json"]),
-        ("{", ["is damaged"]),
-        ("[]", ["has no pair", "real and shuffled_synthetic"]),
-        (json.dumps({"cells": [cell("real", 3), cell("local_synthetic", 3)]}), ["has no pair"]),
-        (json.dumps({"cells": [cell("real", 3, seed=1), cell("shuffled_synthetic", 3)]}), ["has no pair"]),
-        (json.dumps({"cells": [{"alpha": 0.1}]}), ["cell 1 has no dataset"]),
-        (json.dumps({"cells": ["x"]}), ["cell 1 has no dataset"]),
-        (json.dumps({"cells": [cell("real", 3, bytes_up="few")]}), ["cell 1: bytes_up must be a number", "'few'"]),
-        (json.dumps({"cells": [cell("real", 3, algorithm={})]}), ["cell 1: algorithm must be text, got {}"]),
-        (json.dumps({"cells": [{**cell("real", 3), "seed": [0]}]}), ["cell 1: seed must be a whole number"]),
-        (json.dumps({"cells": [cell("real", 3, validation_accuracy="x")]}), ["validation_accuracy must be a number"]),
-        (json.dumps({"cells": [cell("real", 3, rounds=0)]}), ["cell 1: rounds", "above 0"]),
-        (json.dumps({"cells": [cell("real", 3, participation=2)]}), ["from 1 to N clients"]),
-        (
-            json.dumps({"cells": [cell("real", 3), cell("shuffled_synthetic", 3, partition="other")]}),
-            ["different partitions"],
-        ),
-    ],
-)
-def test_a_bad_sweep_is_refused(script: dict[str, Any], tmp_path: Path, text: str | None, parts: list[str]) -> None:
-    if text is not None:
-        (tmp_path / "summary.json").write_text(text)
-    assert [p for p in [*parts, str(tmp_path)] if p not in refused(script, "--from", str(tmp_path))] == []
+def test_runs_without_a_pair_and_runs_on_other_partitions_are_refused(
+    script: dict[str, Any], sweep: Callable[..., Path], tmp_path: Path
+) -> None:
+    assert f"{tmp_path} holds no run" in refused(script, "--from", str(tmp_path))
+    folder = str(sweep(cell("real", 3, seed=1), cell("shuffled_synthetic", 3), cell("local_synthetic", 3)))
+    assert f"{folder} has no pair of runs with the settings real and sh" in refused(script, "--from", folder)
+    shutil.rmtree(folder)
+    sweep(cell("real", 3), cell("shuffled_synthetic", 3, partition="other"))
+    assert "different partitions cannot be compared: 0 and 1" in refused(script, "--from", folder)
+
+
+def test_a_run_that_cannot_be_read_is_named_and_left_out(
+    script: dict[str, Any], sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(sweep(cell("real", 3), cell("shuffled_synthetic", 3), cell("real", 3, seed=1, bytes_up="few")))
+    assert script["communication_saved"](["--from", folder]) == 0
+    said = f"left out: {folder}/2/summary.json is damaged: bytes_up is 'few'."
+    assert capsys.readouterr().out.splitlines()[0] == said
 
 
 def test_other_bad_requests_are_refused(script: dict[str, Any], tmp_path: Path) -> None:

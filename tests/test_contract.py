@@ -357,6 +357,8 @@ BROKEN: dict[str, tuple[type[_Sound], ...]] = {
     "clients_with_one_sample_take_part": (_DividesByNMinusOne,),
     "a_client_that_sits_out_keeps_its_memory": (_OneMemoryForAll,),
     "stragglers_change_nothing": (_WaitsForAllItWroteTo,),
+    "late_clients_by_any_rule_break_no_promise": (
+        _WaitsForAllItWroteTo, _OneMemoryForAll, _KeepsStateToItself, _StartsFromTheLastClient),
     "continuing_from_a_checkpoint_is_never_having_stopped": (_KeepsStateToItself,),
     "neither_the_worker_nor_the_order_decides_a_bit": (_StartsFromTheLastClient,),
 }  # fmt: skip

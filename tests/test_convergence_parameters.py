@@ -1,4 +1,4 @@
-"""Figures 5, A.7 and A.8: the grid, tables and pictures from summaries alone, and the sweep as a user runs it."""
+"""Figures 5, A.7 and A.8: the grid, tables and pictures from frames alone, and the sweep as a user runs it."""
 
 import csv
 import json
@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -18,10 +19,11 @@ from matplotlib.figure import Figure
 from fedcommons.config.flat import flat_dict
 from fedcommons.convergence.names import NAMES
 from fedcommons.errors import UserError
-from fedcommons.files import write_json, write_text
 from fedcommons.reports import courses, tables
 from fedcommons.reports.courses import Curve
+from fedcommons.reports.frames import load_rounds, load_runs
 from fedcommons.sweeping.display import Display
+from fedcommons.tracking.run_folder import read_rounds
 
 ROOT = Path(__file__).parent.parent
 
@@ -40,6 +42,19 @@ def run(p: float, seed: int = 0, epochs: int = 90, last: float = 0.5, **more: An
     }  # fmt: skip
 
 
+def curve(label: str, runs: list[dict]) -> Curve:
+    """The curve of these runs, as rows of ``load_runs`` and ``load_rounds``."""
+    rows, lines = [], []
+    for one in runs:
+        of = {name: dict(found) for name, found in one.items() if isinstance(found, list)}
+        facts = {"run": one["run_dir"], "generator.epochs": one["generator_epochs"]}
+        rows.append({**{name: found for name, found in one.items() if name not in of}, **facts})
+        for r in sorted({r for found in of.values() for r in found}):
+            metrics = {name: found[r] for name, found in of.items() if r in found and name != "accuracy"}
+            lines.append({**facts, "p": one["p"], "round": r, "test/accuracy": of["accuracy"].get(r), **metrics})
+    return courses.curve(label, pd.DataFrame(rows), pd.DataFrame(lines))
+
+
 def table_of(text: str, column: str) -> list[dict[str, str]]:
     """The lines of the first table that has this column."""
     for block in text.split("\n\n"):
@@ -52,7 +67,7 @@ def table_of(text: str, column: str) -> list[dict[str, str]]:
 def test_a_curve_is_the_mean_and_range_over_seeds_in_the_rounds_that_all_have() -> None:
     runs = [run(0.5, 0, zeta_hat_sq=2.0), run(0.5, 1, zeta_hat_sq=4.0)]
     runs[1]["zeta_hat_sq"][1][1] = None  # not finite
-    found = courses.curve("p = 0.5", runs)
+    found = curve("p = 0.5", runs)
     assert found.course("zeta_hat_sq") == {0: (3.0, 2.0, 4.0), 10: (33.0, 22.0, 44.0)}
     # quotients are taken in each run: 2/2 and 4/2
     assert found.course(courses.ZETA) == {0: (1.5, 1.0, 2.0), 10: (1.5, 1.0, 2.0)}
@@ -61,7 +76,7 @@ def test_a_curve_is_the_mean_and_range_over_seeds_in_the_rounds_that_all_have() 
 
 
 def test_the_tables_show_four_rounds_and_each_parameter_beside_its_value_of_lemma_1() -> None:
-    curves = [courses.curve("p = 0", [run(0)]), courses.curve("p = 0.5", [run(0.5)])]
+    curves = [curve("p = 0", [run(0)]), curve("p = 0.5", [run(0.5)])]
     text = courses.section("Figure", curves)
     assert text.startswith("## Figure\n\n|")
     zeta = table_of(text, "zeta_mix_sq")
@@ -92,13 +107,13 @@ def test_the_tables_show_the_untrained_model_the_beginning_the_middle_and_the_en
     every: int, rounds: list[int]
 ) -> None:
     measured = {**run(0), "zeta_sq": [[r, 1.0] for r in range(0, 31, every)]}
-    assert courses.shown([courses.curve("p = 0", [measured])]) == rounds
+    assert courses.shown([curve("p = 0", [measured])]) == rounds
 
 
 def test_the_terms_of_lemma_1_are_shares_that_sum_to_it_only_where_there_is_a_pool() -> None:
     # 0.25 * 40 + 0.75 * 16 + 0.1875 * (8 + 4) = 10 + 12 + 2.25, in one round
     exact = 24.25
-    curves = [courses.curve("p = 0", [run(0)]), courses.curve("p", [run(0.75, sigma_lemma1_sq=exact)])]
+    curves = [curve("p = 0", [run(0)]), curve("p", [run(0.75, sigma_lemma1_sq=exact)])]
     lines = table_of(courses.section("", curves), "p sigma_pool_sq, %")
     assert [line["curve"] for line in lines] == ["p"] * 3
     shares = [float(share) for name, share in lines[0].items() if name.endswith("%")]
@@ -111,21 +126,21 @@ def test_the_terms_of_lemma_1_are_shares_that_sum_to_it_only_where_there_is_a_po
 def test_how_runs_ended_and_how_often_lemma_1_was_exceeded() -> None:
     runs = [run(0.5, 0, last=0.5), run(0.5, 1, last=0.7, zeta_hat_sq=1.0)]
     runs[0]["zeta_hat_sq"][0][1] = 2.0 * (1 + 1e-12)  # equal but for rounding
-    first, second = table_of(courses.section("", [courses.curve("p = 0", [run(0)]), courses.curve("x", runs)]), "p")
+    first, second = table_of(courses.section("", [curve("p = 0", [run(0)]), curve("x", runs)]), "p")
     assert first == {
         "curve": "p = 0", "p": "0", "last acc., %": "50.0", "best acc., %": "60.0", "zeta_hat_sq / Lemma 1": "",
         "rounds above 1": "", "sigma_hat_sq / Lemma 1": "",
     }  # fmt: skip
     assert second["last acc., %"] == "60.0 [50.0, 70.0]"
     assert second["zeta_hat_sq / Lemma 1"] == "0.750 [0.500, 1.250]"  # of 0.5, 0.5, 0.5, 1, 1.25, 1.25
-    text = courses.section("", [courses.curve("x", runs)])
+    text = courses.section("", [curve("x", runs)])
     ends = [cell.strip() for cell in text.splitlines()[4].split("|")[1:-1]]
     assert ends[4:] == ["0.750 [0.500, 1.250]", "2 of 6", "0.950", "0 of 6"]
 
 
 def test_smoothness_has_its_table_and_its_bound_where_it_was_measured() -> None:
-    one = courses.curve("p = 0.5", [run(0.5, L_max=4.0, L_p=3.0, L_pool=2.0, L_lemma1=3.0)])
-    lines = table_of(courses.section("", [courses.curve("p = 0", [run(0, L_max=4.0, L_p=4.0)]), one]), "L_pool")
+    one = curve("p = 0.5", [run(0.5, L_max=4.0, L_p=3.0, L_pool=2.0, L_lemma1=3.0)])
+    lines = table_of(courses.section("", [curve("p = 0", [run(0, L_max=4.0, L_p=4.0)]), one]), "L_pool")
     assert lines[0] == {
         "curve": "p = 0", "round": "0", "L_max": "4", "L_p": "4", "L_pool": "", "L_lemma1": "", "L_p / Lemma 1": "",
     }  # fmt: skip
@@ -133,7 +148,7 @@ def test_smoothness_has_its_table_and_its_bound_where_it_was_measured() -> None:
 
 
 def test_the_csv_has_a_line_for_every_measured_round_of_every_run() -> None:
-    curves = [courses.curve("p = 0", [run(0)]), courses.curve("p = 0.5", [run(0.5, 0), run(0.5, 1, last=0.7)])]
+    curves = [curve("p = 0", [run(0)]), curve("p = 0.5", [run(0.5, 0), run(0.5, 1, last=0.7)])]
     lines = list(csv.DictReader(tables.to_csv(courses.rows(curves)).splitlines()))
     assert [(line["curve"], line["seed"], line["round"]) for line in lines] == [
         (label, seed, r)
@@ -162,7 +177,7 @@ def test_the_picture_over_rounds_has_own_models_above_and_one_model_below() -> N
         "p = 0.06": [run(0.06), run(0.06, 1, zeta_hat_sq=3.0)],
         "p = 0.5": [run(0.5)],
     }
-    found = panels(courses.over_rounds, [courses.curve(label, some) for label, some in runs.items()])
+    found = panels(courses.over_rounds, [curve(label, some) for label, some in runs.items()])
     assert [len(drawn(axes)) for axes in found] == [4, 4, 4, 4, 7, 2]
     assert [axes.get_yscale() for axes in found] == ["linear", "log", "log", "log", "log", "linear"]
     assert [axes.get_lines()[0].get_linestyle() for axes in found[:3]] == ["--"] * 3
@@ -175,12 +190,12 @@ def test_the_picture_over_rounds_has_own_models_above_and_one_model_below() -> N
 
 
 def test_without_a_pool_there_is_nothing_below() -> None:
-    assert len(panels(courses.over_rounds, [courses.curve("p = 0", [run(0)])])) == 3
+    assert len(panels(courses.over_rounds, [curve("p = 0", [run(0)])])) == 3
 
 
 def test_the_picture_of_a8_has_a_line_for_each_round_and_one_for_its_bound() -> None:
     def of(n: int) -> Curve:
-        return courses.curve(f"{n} epochs", [run(0.5, seed, n, delta_sq=(8.0 + seed) / n) for seed in (0, 2)])
+        return curve(f"{n} epochs", [run(0.5, seed, n, delta_sq=(8.0 + seed) / n) for seed in (0, 2)])
 
     found = panels(courses.over_generator_epochs, [of(3), of(9)])
     assert [len(drawn(axes)) for axes in found] == [3, 6, 6, 3, 3, 3]
@@ -302,20 +317,18 @@ def test_a_dry_run_names_every_run_once(sweep: ModuleType, tmp_path: Path, capsy
     assert not (tmp_path / "out").exists()
 
 
-def test_a_report_is_made_of_the_runs_that_are_done(sweep: ModuleType, tmp_path: Path) -> None:
+def test_a_report_is_made_of_the_runs_that_are_done(
+    sweep: ModuleType, recorded: Callable[..., None], tmp_path: Path
+) -> None:
     options = sweep.arguments(["--generator-epochs=9", f"--out={tmp_path}", "--measure.samples=64", "--hessians"])
     a7, a8 = sweep.figure_a7(options), sweep.figure_a8(options)
     with Display() as display:
         sweep.report(a7, a8, tmp_path, options, display)
         assert not list(tmp_path.iterdir())  # nothing is done
         for label, p in (("p = 0", 0), ("p = 0.06", 0.06)):
-            folder = tmp_path / a7[label][0].name
-            folder.mkdir()
-            summary = run(p)
-            lines = [{"round": r, "test/accuracy": accuracy} for r, accuracy in summary.pop("accuracy")]
-            write_text(folder / "rounds.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
-            write_json(folder / "summary.json", summary)
-            write_text(folder / "config.yaml", "generator:\n  epochs: 90\n")
+            (cell,) = a7[label]
+            metrics = {f"convergence/{name}": found[0][1] for name, found in run(p).items() if name in NAMES}
+            recorded(tmp_path / cell.name, cell.config, 1, metrics, p=p)
         sweep.report(a7, a8, tmp_path, options, display)
     text = (tmp_path / "convergence_parameters.md").read_text()
     assert [line["curve"] for line in table_of(text, "last acc., %")] == ["p = 0", "p = 0.06"]
@@ -345,17 +358,19 @@ def test_the_sweep_leaves_what_it_promises_and_resumes_by_its_folders(tmp_path: 
     assert [(c["curve"], c["setting"]) for c in summary["cells"]] == [
         ("IID", "real"), ("p = 0", "real"), ("p = 0.3", "shuffled_synthetic"),
     ]  # fmt: skip
-    assert [(c["curve"], c["generator_epochs"]) for c in summary["a8"]] == [("1 epochs", 1), ("2 epochs", 2)]
+    assert [(c["curve"], c["generator.epochs"]) for c in summary["a8"]] == [("1 epochs", 1), ("2 epochs", 2)]
     iid, alone, mixed = summary["cells"]
     assert iid["partition"] != alone["partition"] == mixed["partition"]
-    assert "delta_sq" not in alone
+    assert read_rounds(out / alone["run_dir"])[0].keys().isdisjoint({"convergence/delta_sq"})
     for c in (mixed, *summary["a8"]):
-        assert {*NAMES, *courses.QUOTIENTS, *courses.TERMS.values()} < c.keys()
-        assert [r for r, _ in c["zeta_mix_sq"]] == [0, 1]
+        folder = out / c["run_dir"]
+        found = courses.curve("", load_runs(folder), load_rounds(folder))
+        assert {*NAMES, *courses.QUOTIENTS, *courses.TERMS.values()} < {*found.rounds}
+        assert list(found.course("zeta_mix_sq")) == [0, 1]
         for exact, bound in (("zeta_mix_sq", "zeta_lemma1_sq"), ("sigma_mix_sq", "sigma_lemma1_sq")):
-            assert [v for _, v in c[exact]] == pytest.approx([v for _, v in c[bound]], rel=1e-9)
+            assert found.values(exact) == pytest.approx(found.values(bound), rel=1e-9)
         for r in range(2):
-            assert sum(dict(c[name])[r] for name in courses.TERMS.values()) == pytest.approx(100, rel=1e-9)
+            assert sum(found.course(name)[r][0] for name in courses.TERMS.values()) == pytest.approx(100, rel=1e-9)
     assert len((out / "convergence_parameters.csv").read_text().splitlines()) == 1 + 5 * 2
     before = {p: p.stat().st_mtime_ns for p in out.glob("*/summary.json")}
     assert len(before) == 5

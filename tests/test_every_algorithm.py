@@ -15,7 +15,7 @@ from torch import Tensor
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config import parts
 from fedcommons.config.parts import KINDS
-from fedcommons.core.algorithm import BUFFERS, Algorithm, ChoosesClients, Facts, Message, Replies, Reply, State
+from fedcommons.core.algorithm import BUFFERS, Algorithm, ChoosesClients, Facts, Message, Replies, Reply, State, needed
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import LocalSGD, Work
 from fedcommons.core.worker import Worker
@@ -163,11 +163,17 @@ class _AnyOf:
     algorithms: Mapping[str, Algorithm]
     name: str = ""
 
+    @property
+    def needs(self) -> Mapping[str, str]:
+        """What any of them needs of the module: one federation serves them all."""
+        return {name: what for each in self.algorithms.values() for name, what in needed(each).items()}
+
     def __post_init__(self) -> None:
         chosen = self.algorithms.get(self.name)
         if isinstance(chosen, ChoosesClients):
             self.participants = chosen.participants
         self.sees_statistics = getattr(chosen, "sees_statistics", False)
+        self.takes_partial = getattr(chosen, "takes_partial", False)
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         return self.algorithms[self.name].start(model, facts, seed)
@@ -199,7 +205,7 @@ def actors(request: pytest.FixtureRequest, ray_session: None) -> Iterator[Execut
     from fedcommons.federation.ray_actors import RayActors
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the actors cannot import a test
-    federation = digits(dropout=0.3).training(AUGMENTED)
+    federation = digits(dropout=0.3, method=_any_of()).training(AUGMENTED)
     executor = RayActors(federation.build(_any_of()), federation.data, request.param, 0)
     yield executor
     executor.close()
@@ -209,4 +215,5 @@ def actors(request: pytest.FixtureRequest, ray_session: None) -> Iterator[Execut
 @pytest.mark.parametrize("name", CONTRACT)
 def test_ray_actors_give_the_bits_of_one_process(name: str, actors: Executor) -> None:
     """With dropout and augmentation on; about ten seconds for each number of actors, which have to import torch."""
-    require_the_bits_of_one_process(_any_of(name), digits(dropout=0.3).training(AUGMENTED), actors)
+    algorithm = _any_of(name)
+    require_the_bits_of_one_process(algorithm, digits(dropout=0.3, method=algorithm).training(AUGMENTED), actors)

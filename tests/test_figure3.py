@@ -1,4 +1,4 @@
-"""Figure 3: its table and picture from summaries alone, and the sweep as a user runs it."""
+"""Figure 3: its table and picture from frames alone, and the sweep as a user runs it."""
 
 import json
 import re
@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from fedcommons.config.flat import flat_dict
@@ -21,38 +22,50 @@ ROOT = Path(__file__).parent.parent
 
 def run(setting: str, seed: int, last: float, alpha: float | None = 0.1, **more: Any) -> dict:
     return {
-        "dataset": "digits", "n_clients": 10, "participation": 1.0, "alpha": alpha, "algorithm": "fedavg",
-        "setting": setting, "seed": seed, "learning_rate": 0.04, "p": 0.5, "partition": f"{alpha} {seed}",
-        "last_accuracy": last, "best_accuracy": last + 0.01, **more,
+        "data.name": "digits", "partition.n_clients": 10, "federation.participation": 1.0, "partition.alpha": alpha,
+        "algorithm": "fedavg", "sharing.setting": setting, "seed": seed, "client.lr": 0.04, "lr": 0.04, "p": 0.5,
+        "partition": f"{alpha} {seed}", "last_accuracy": last, "best_accuracy": last + 0.01, **more,
     }  # fmt: skip
 
 
-CENTRAL = {"algorithm": "central", "participation": None, "p": None}
+CENTRAL = {"algorithm": "central", "federation.participation": None, "p": None, "client.lr": None}
+CENTRAL_REAL = {**CENTRAL, "partition.n_clients": None}
 RUNS = [
     run("real", 0, 0.5), run("real", 1, 0.6), run("shuffled_synthetic", 0, 0.9), run("shuffled_synthetic", 1, 0.9),
     run("real", 0, 0.4, alpha=0.01), run("real", 1, 0.3, alpha=0.01),
-    *(run("central_real", seed, last, None, n_clients=None, **CENTRAL) for seed, last in enumerate((0.98, 0.96))),
+    *(run("central_real", seed, 0.98 - 0.02 * seed, None, **CENTRAL_REAL) for seed in range(2)),
     *(run("central_synthetic", seed, 0.95, **CENTRAL) for seed in range(2)),
 ]  # fmt: skip
 
 
 def test_the_table_has_a_line_for_each_bar_and_each_central_model() -> None:
-    text = accuracy_table(tables.entries(RUNS), ["One note."])
+    text = accuracy_table(tables.compared(pd.DataFrame(RUNS)), ["One note."])
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
     assert rows[2] == ["digits", "10", "1", "0.1", "fedavg", "real", "55.0 ± 7.1", "56.0 ± 7.1", "0.50", "0.04"]
-    assert rows[5] == ["digits", "", "", "", "central", "central_real", "97.0 ± 1.4", "98.0 ± 1.4", "", "0.04"]
+    assert rows[5] == ["digits", "-", "-", "-", "central", "central_real", "97.0 ± 1.4", "98.0 ± 1.4", "-", "0.04"]
     assert [row[5] for row in rows[2:]] == ["real", "shuffled_synthetic", "real", "central_real", "central_synthetic"]
     assert text.endswith("\n1. One note.\n")
 
 
 def test_a_panel_has_the_bars_and_lines_of_its_alpha() -> None:
-    first, second = panels(tables.entries(RUNS))
+    first, second = panels(tables.compared(pd.DataFrame(RUNS)))
     assert first.bars[1] == Bar("fedavg", "shuffled_synthetic", 90.0, 0.0)
     assert [name for name, _ in first.lines] == ["central_real", "central_synthetic"]
     assert first.lines[0][1] == pytest.approx(97)
     assert second.lines == first.lines[:1]  # no synthetic images were made for this alpha
-    one_seed = panels(tables.entries(RUNS[:1]))
+    one_seed = panels(tables.compared(pd.DataFrame(RUNS[:1])))
     assert one_seed == [Panel("digits, α = 0.1", [Bar("fedavg", "real", 50.0, None)], [])]
+
+
+def test_what_else_varies_has_a_column_and_bars_of_its_own() -> None:
+    more = [run("my_stage", 0, 0.1 * d, **{"sharing.d": d, "straggler.q": q}) for d in (2, 3) for q in (0.0, 0.3)]
+    cells = tables.compared(pd.DataFrame([*more, *RUNS[-4:]]))
+    assert "| setting           | sharing.d | straggler.q |" in accuracy_table(cells, [])
+    (panel,) = panels(cells)
+    assert [(bar.group, bar.setting) for bar in panel.bars] == [
+        (f"fedavg straggler.q {q}", f"my_stage sharing.d {d}") for d in (2, 3) for q in ("0", "0.3")
+    ]
+    assert [name for name, _ in panel.lines] == ["central_real", "central_synthetic"]
 
 
 @pytest.mark.parametrize("algorithms", [["fedavg"], ["fedavg", "fedprox", "scaffold"]])

@@ -55,6 +55,14 @@ def test_a_row_has_the_numbers_of_the_runs_own_files(folder: Path) -> None:
         assert row["status"] == "finished"
 
 
+def test_of_stragglers_rows_have_the_bytes_and_rounds_have_the_clients(tmp_path: Path) -> None:
+    run(experiment("smoke", values={**FIELDS, "straggler.rule": "fastest", "straggler.k": 3}), tmp_path, say=quiet)
+    row, lines = load_runs(tmp_path, say=silent).iloc[0], read_rounds(tmp_path)
+    assert not {"late", "partial"} & set(row.index)
+    assert row["bytes_lost"] == sum(line["comm/lost_bytes"] for line in lines[1:]) == row["bytes_down"] / 4
+    assert load_rounds(tmp_path)["late"].to_list()[1:] == [line["late"] for line in lines[1:]]
+
+
 def test_what_took_effect_stands_under_its_symbol(folder: Path, tmp_path: Path) -> None:
     runs = load_runs(folder / "slow")
     assert runs[["alpha", "p", "lr"]].iloc[0].to_list() == [0.1, 0.0, 0.02]

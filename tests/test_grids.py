@@ -12,7 +12,6 @@ from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import deciding, flat_dict, from_dict, get, override, same_results, to_dict
 from fedcommons.errors import UserError
-from fedcommons.files import write_json
 from fedcommons.sweeping import grids
 from fedcommons.sweeping import sweep as tuning
 from fedcommons.sweeping.display import Display
@@ -219,22 +218,16 @@ def test_table1_runs_row_by_row_and_in_a_row_first_what_needs_generators(table1:
     assert sorted(c.name for c in ordered) == sorted(c.name for c in cells)
 
 
-def test_table1_grows_as_runs_end(table1: ModuleType, tmp_path: Path) -> None:
+def test_table1_grows_as_runs_end(table1: ModuleType, recorded: Callable[..., None], tmp_path: Path) -> None:
     """A table of what is done is there at any time; a row is said once, when all its runs are."""
-    words = ["--preset", "smoke", "--algorithms", "fedavg,scaffold", "--alphas", "0.1", "--out", str(tmp_path)]
-    options = table1.arguments(words)
+    words = ["--preset", "smoke", "--algorithms", "fedavg,scaffold", "--alphas", "0.1", "--federation.rounds", "30"]
+    options = table1.arguments([*words, "--out", str(tmp_path)])
     cells, said = table1.grid(options), io.StringIO()
     growing = table1.Growing(cells, tmp_path, options, Display(Console(file=said, width=200)))
     growing.grow()
     assert not list(tmp_path.iterdir())
     for number, cell in enumerate(table1.pairs_first(cells), 1):
-        c = cell.config
-        of = {"dataset": "digits", "algorithm": c.algorithm, "setting": c.sharing.setting, "alpha": 0.1, "n_clients": 4,
-              "participation": 1.0, "seed": 0, "learning_rate": 0.1, "target": 0.2, "rounds": 30, "p": 0.0,
-              "rounds_to_target": 24 if c.sharing.setting == "real" else 3, "last_accuracy": 0.9, "best_accuracy": 0.9,
-              "bytes_down": 1, "bytes_up": 1, "bytes_once": 0, "partition": "x"}  # fmt: skip
-        (tmp_path / cell.name).mkdir()
-        write_json(tmp_path / cell.name / "summary.json", of)
+        recorded(tmp_path / cell.name, cell.config, 24 if cell.config.sharing.setting == "real" else 3)
         growing.grow()
         growing.grow()
         table = (tmp_path / "table1.md").read_text()
@@ -244,4 +237,25 @@ def test_table1_grows_as_runs_end(table1: ModuleType, tmp_path: Path) -> None:
     assert said.getvalue().splitlines() == [
         f"{name}  alpha 0.1  N 4  C 1  real 24 rounds  shuffled_synthetic 3 rounds  8.0x"
         for name in ("fedavg", "scaffold")
+    ]
+
+
+def test_table1_reads_a_run_once_and_names_those_it_cannot_read(
+    table1: ModuleType, recorded: Callable[..., None], tmp_path: Path
+) -> None:
+    options = table1.arguments(["--preset=smoke", "--algorithms=fedavg,scaffold", "--alphas=0.1", f"--out={tmp_path}"])
+    cells, said = table1.grid(options), []
+    growing = table1.Growing(cells, tmp_path, options, Display(Console(file=io.StringIO())))
+    good, changed, old, other = cells
+    for cell, more in ((good, {}), (changed, {"bytes_up": "few"}), (old, {"config": None}), (other, {"p": -1})):
+        recorded(tmp_path / cell.name, cell.config, 1, **more)
+    for _ in range(2):
+        text = growing.write(said.append)
+        (tmp_path / good.name / "rounds.jsonl").unlink(missing_ok=True)  # is not looked at again
+    assert text.count("| digits") == 1
+    assert "So far: 1 of 4 runs." in text
+    assert said == 2 * [
+        f"left out: {tmp_path / changed.name / 'summary.json'} is damaged: bytes_up is 'few'.",
+        f"left out: {tmp_path / old.name} is of an earlier version: its summary.json does not have the config.",
+        f"left out: {tmp_path / other.name / 'summary.json'} is damaged: p is -1.",
     ]

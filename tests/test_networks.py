@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_modules import Classifier
-from lightning_modules.networks import CNN, VGG11, Linear
+from lightning_modules.networks import CNN, VGG11, ConvNet, Linear, ResNet18
 
 CIFAR, DIGITS = (3, 32, 32), (1, 8, 8)
 
@@ -65,8 +65,26 @@ def test_vgg11_drops_out_in_training_only(vgg: VGG11) -> None:
         (lambda shape: Linear(shape, 10), DIGITS),
         (lambda shape: Linear(shape, 100), CIFAR),
         (lambda shape: VGG11(shape, 100), CIFAR),
+        (lambda shape: ConvNet(shape, 10, width=4), DIGITS),
+        (lambda shape: ConvNet(shape, 10, width=4), (1, 28, 28)),
+        (lambda shape: ConvNet(shape, 3, width=4), (2, 9, 7)),
+        (lambda shape: ConvNet(shape, 3, width=4), (2, 2, 3)),
+        (lambda shape: ResNet18(shape, 10), (1, 16, 17)),
     ],
-    ids=["cnn digits", "cnn mnist", "cnn cifar100", "cnn odd sides", "linear digits", "linear cifar100", "vgg11"],
+    ids=[
+        "cnn digits",
+        "cnn mnist",
+        "cnn cifar100",
+        "cnn odd sides",
+        "linear digits",
+        "linear cifar100",
+        "vgg11",
+        "convnet digits",
+        "convnet mnist",
+        "convnet odd sides",
+        "convnet tiny",
+        "resnet18",
+    ],
 )
 def test_a_network_is_its_last_layer_on_its_embedding(
     make: Callable[[tuple[int, ...]], nn.Module], shape: tuple[int, ...]
@@ -95,6 +113,69 @@ def test_the_cnn_has_the_channels_asked_for() -> None:
     # conv 9 a + a, conv 9 a b + b, hidden (4 b) h + h for two poolings of 8x8, last 10 h + 10
     a, b, h = 4, 6, 8
     assert parameters(CNN(DIGITS, 10, (a, b), h)) == 10 * a + 9 * a * b + b + 4 * b * h + h + 10 * h + 10
+
+
+def test_convnet_has_the_papers_sizes() -> None:
+    """FedDM, table 3: ten clients upload 3,177,060, 3,200,100 and 5,044,200 numbers."""
+    with torch.device("meta"):
+        sizes = [parameters(ConvNet(*of)) for of in (((1, 28, 28), 10), (CIFAR, 10), (CIFAR, 100))]
+    assert sizes == [317_706, 320_010, 504_420]
+
+
+def test_convnet_pads_with_zeros_all_around_to_a_multiple_of_eight() -> None:
+    torch.manual_seed(0)
+    network = ConvNet((1, 28, 28), 10, width=4)
+    x = torch.randn(2, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    padded = torch.zeros(2, 1, 32, 32)
+    padded[:, :, 2:30, 2:30] = x
+    assert torch.equal(network(x), network(padded))
+
+
+@pytest.mark.parametrize(("side", "blocks"), [(2, 1), (4, 2), (7, 2), (8, 3), (15, 3), (32, 3)])
+def test_convnet_has_as_many_blocks_as_the_image_can_be_halved(side: int, blocks: int) -> None:
+    network = ConvNet((1, side, side), 10, width=4)
+    assert sum(isinstance(layer, nn.Conv2d) for layer in network.features) == blocks
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [(lambda s: ConvNet(s, 10, width=8), DIGITS), (lambda s: ConvNet(s, 10, width=8), (1, 4, 4)),
+     (lambda s: ResNet18(s, 10), (1, 16, 16))],
+    ids=["convnet", "convnet of fewer blocks", "resnet18"],
+)  # fmt: skip
+def test_instance_norm_leaves_every_channel_of_the_embedding_alive_and_mixes_no_images(
+    make: Callable[[tuple[int, ...]], nn.Module], shape: tuple[int, ...]
+) -> None:
+    """Of a single pixel it would make zero, whatever the image is."""
+    torch.manual_seed(0)
+    network = make(shape)
+    x = torch.randn(6, *shape, generator=torch.Generator().manual_seed(0))
+    assert callable(network.embed)
+    z = network.embed(x)
+    assert (z.std(0) > 1e-3).all()
+    torch.testing.assert_close(z[:1], network.embed(x[:1]), rtol=1e-3, atol=1e-4)
+    assert not [name for name, _ in network.named_buffers()]
+
+
+def test_convnet_normalises_every_channel_of_an_image_by_itself() -> None:
+    network = ConvNet((1, 8, 8), 10, width=4)
+    a = torch.randn(3, 4, 8, 8, generator=torch.Generator().manual_seed(0))
+    found = network.features[1](a)
+    wanted = (a - a.mean((2, 3), keepdim=True)) / (a.var((2, 3), keepdim=True, unbiased=False) + 1e-5).sqrt()
+    torch.testing.assert_close(found, wanted)
+
+
+def test_resnet18_has_the_usual_size() -> None:
+    with torch.device("meta"):
+        assert parameters(ResNet18(CIFAR, 10)) == 11_173_962
+
+
+@pytest.mark.parametrize(("network", "shape"), [(ConvNet, (1, 1, 8)), (ConvNet, (64,)), (ResNet18, (1, 15, 16))])
+def test_images_that_are_too_small_are_refused(
+    network: Callable[[tuple[int, ...], int], nn.Module], shape: tuple[int, ...]
+) -> None:
+    with pytest.raises(ValueError, match="it needs images of at least"):
+        network(shape, 10)
 
 
 # --- the classifier

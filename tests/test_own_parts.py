@@ -70,6 +70,11 @@ def test_a_run_with_ones_own_parts(lab: Path, command: str) -> None:
             given(lab, f"{command} --resume")
     if folder.name == "descriptions":
         assert summary["config"]["model.dim"] == 4
+    if folder.name == "nights":
+        assert config["straggler"] == {"rule": "my_rules.py:Nights", "partial": "method", "q": 0.8, "zones": 2}
+        late = [line["late"] for line in rounds[1:]]
+        assert any(late)
+        assert all(i % 2 == number % 2 for number, ids in enumerate(late, 1) for i in ids)
     if folder.name == "neighbours":
         assert summary["p"] > 0
         assert summary["privacy"]["epsilon_of_messages"] is None

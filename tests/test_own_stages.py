@@ -141,7 +141,10 @@ def test_what_a_stage_does_not_declare_is_uncovered() -> None:
     assert [(r.client, r.covered) for r in share(Silent(), given).releases] == [
         (0, True), (1, True), (2, False), (3, False), (4, False)
     ]  # fmt: skip
-    assert [(r.client, r.covered) for r in share(Smuggler(), given).releases] == [(3, False)]
+    smuggled = share(Smuggler(), given)
+    assert [(r.client, r.covered) for r in smuggled.releases] == [(3, False)]
+    assert smuggled.disclosed == 1
+    assert share(NoisedMeans(), given).disclosed == 0  # what is made of real images is none
 
 
 @dataclass(frozen=True)

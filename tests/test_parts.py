@@ -110,7 +110,11 @@ def test_a_part_of_ones_own_is_found_by_file_and_by_module(lab: Path) -> None:
         ("nothing.py:Small", "there is no file"),
         ("no_such_module:Small", "importing no_such_module failed: ModuleNotFoundError"),
         ("bad.py:Small", "importing bad.py failed: ZeroDivisionError: division by zero"),
-        ("cnm", "unknown model.name 'cnm'; did you mean 'cnn'? Known: cnn, linear, vgg11, or an import path"),
+        (
+            "cnm",
+            "unknown model.name 'cnm'; did you mean 'cnn'? Known: cnn, convnet, encoder, linear, resnet18, vae, "
+            "vgg11, or",
+        ),
     ],
 )
 def test_what_is_not_there_is_said_in_one_sentence(lab: Path, name: str, said: str) -> None:

@@ -9,6 +9,7 @@ from statistics import median
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor
@@ -343,9 +344,9 @@ def test_tables_have_a_footnote_for_each_run_with_rejected_replies(
     summary = experiment.run(bounded, tmp_path / "run", say=lambda _: None)
     (tmp_path / "run").rename(tmp_path / cell.name)
     note = f"{cell.name}: 4 replies of 1 client were rejected (client 0: {summary['rejected'][0]['why']})."
-    assert table1.report([cell], tmp_path, given).count(note) == 1
+    assert table1.report([cell], grids.finished([cell], tmp_path), tmp_path, given).count(note) == 1
     figure3.report([cell], [], tmp_path, figure3.arguments([*options, f"--out={tmp_path}"]), Display())
     for name in ("table1.md", "figure3.md"):
         assert (tmp_path / name).read_text().count(note) == 1
     assert capsys.readouterr().out.count(note) == 1
-    assert tables.rejected_notes([{"run_dir": "old"}, {"run_dir": "quiet", "rejected": []}]) == []
+    assert tables.rejected_notes(pd.DataFrame([{"run": "quiet"}])) == []

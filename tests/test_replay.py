@@ -27,7 +27,7 @@ from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError, UserError, left_in, sentence
 from fedcommons.federation import rounds
 from fedcommons.federation.blocks import Block, BlockResult, RoundTask, train_block
-from fedcommons.federation.participation import Stragglers
+from fedcommons.federation.stragglers import Independent
 from fedcommons.runs import build, experiment
 from fedcommons.runs.replay import replay
 from fedcommons.seeds import seed_for
@@ -67,9 +67,8 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, int], BlockResul
     results = {}
 
     def spy(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
-        for client, own, memory in zip(block.clients, block.own, block.memory, strict=True):
-            alone = train_block(worker, task, Block([client], [own], [memory]))
-            results.setdefault((task.round, client), alone)
+        for client in block.clients:
+            results.setdefault((task.round, client), train_block(worker, task, block.alone(client)))
         return train_block(worker, task, block)
 
     monkeypatch.setattr(rounds, "train_block", spy)
@@ -88,8 +87,9 @@ def _contents(folder: Path) -> dict[Path, tuple[int, bytes]]:
         {"model.batch_norm": True, "federation.buffers": "keep", "algorithm": "moon"},
         {"sharing.setting": "shuffled_synthetic", "algorithm": "fedmix"},
         {"dp.local": True, "data.limit": 60},
+        {"algorithm": "fedprox", "straggler.rule": "deadline", "straggler.deadline": 0.5},
     ],
-    ids=["memory in files", "stragglers", "buffers kept", "pool and means", "noise"],
+    ids=["memory in files", "stragglers", "buffers kept", "pool and means", "noise", "partial work"],
 )
 def test_a_client_that_is_run_again_does_what_it_did(
     fields: Mapping[str, Any], config: Experiment, tmp_path: Path, trained: dict[tuple[int, int], BlockResult]
@@ -290,7 +290,7 @@ def test_a_bad_request_is_refused_in_one_sentence(argv: str, part: str, drawn: P
 
 def test_a_client_that_does_not_train_is_refused_with_those_that_do(drawn: Path, script: ModuleType) -> None:
     joined = rounds.participants(30, 0.5, 0, 1)
-    late = Stragglers(0.2)(joined, Facts(30, [1] * 30, 1), 1, 0)
+    late = Independent(0.2)(joined, Facts(30, [1] * 30, 1), 1, 0)
     present = [i for i in joined if i not in late]
     those = f"those that do: {', '.join(map(str, present[:10]))} and {len(present) - 10} more."
     for client, why in ((min(set(range(30)) - set(joined)), "it is not drawn"), (min(late), "does not arrive")):

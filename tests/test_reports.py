@@ -1,25 +1,31 @@
-"""Tables come from summaries alone; a fixed set of runs gives an exact table."""
+"""Tables are made of frames alone; a fixed set of runs gives an exact table."""
 
-import csv
-import io
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
-from fedcommons.reports import tables
+from fedcommons.errors import UserError
+from fedcommons.reports import columns, tables
+from fedcommons.reports.cells import Cell
 from fedcommons.reports.plots import RoundBar, class_heatmap, round_bars
 from fedcommons.reports.published import fedssyn_table1
 
 
 def run(setting: str, seed: int, reached: int | None, *, lr: float = 0.1, validation: float = 0.5, **more: Any) -> dict:
+    """A row of ``load_runs``."""
     return {
-        "dataset": "digits", "algorithm": "fedavg", "setting": setting, "alpha": 0.01, "n_clients": 10,
-        "participation": 1.0, "seed": seed, "learning_rate": lr, "target": 0.8, "rounds_to_target": reached,
-        "rounds": 30, "last_accuracy": 0.9, "best_accuracy": 0.95, "validation_accuracy": validation,
-        "p": 0.0 if setting == "real" else 0.5, "bytes_down": 10**6, "bytes_up": 10**6, "bytes_once": 0,
-        "partition": f"partition{seed}", "zeta_sq": [[0, 1.0]], **more,
+        "run": f"runs/{setting}-{seed}", "data.name": "digits", "dataset": "digits", "algorithm": "fedavg",
+        "sharing.setting": setting, "partition.alpha": 0.01, "partition.n_clients": 10, "federation.participation": 1.0,
+        "seed": seed, "client.lr": lr, "lr": lr, "target": 0.8, "rounds_to_target": reached, "rounds": 30,
+        "last_accuracy": 0.9, "best_accuracy": 0.95, "validation_accuracy": validation,
+        "p": 0.0 if setting == "real" else 0.5, "MB": 2.0, "partition": f"partition{seed}", **more,
     }  # fmt: skip
+
+
+def compared(*runs: dict) -> list[Cell]:
+    return tables.compared(pd.DataFrame(runs))
 
 
 def rounds_column(markdown: str) -> list[str]:
@@ -28,7 +34,7 @@ def rounds_column(markdown: str) -> list[str]:
 
 def test_the_table_is_exact() -> None:
     runs = [run("real", 0, 16), run("real", 1, 20), run("shuffled_synthetic", 0, 4), run("shuffled_synthetic", 1, 5)]
-    text = tables.table1_markdown(tables.entries(runs), {}, ["One note."])
+    text = tables.table1_markdown(compared(*runs), {}, ["One note."])
     assert text == (
         "| data set | N  | C | alpha | algorithm | setting            | target | rounds     | speed-up | last acc.  "
         "| best acc.  | p    | lr  | MB exchanged |\n"
@@ -44,13 +50,13 @@ def test_the_table_is_exact() -> None:
 
 def test_what_was_not_reached_is_censored() -> None:
     runs = [run("real", 0, None), run("real", 1, 20), run("shuffled_synthetic", 0, 4), run("shuffled_synthetic", 1, 4)]
-    text = tables.table1_markdown(tables.entries(runs), {}, [])
+    text = tables.table1_markdown(compared(*runs), {}, [])
     assert rounds_column(text) == [">30 (1 of 2 seeds)", "4.0 ± 0.0"]
     assert "| >6.2x " in text
-    both = tables.entries([run("real", 0, None), run("shuffled_synthetic", 0, None)])
+    both = compared(run("real", 0, None), run("shuffled_synthetic", 0, None))
     assert rounds_column(tables.table1_markdown(both, {}, [])) == [">30", ">30"]
     assert tables.speed_up(both[0], both[1]) == "-"
-    slower = tables.entries([run("real", 0, 10), run("shuffled_synthetic", 0, None)])
+    slower = compared(run("real", 0, 10), run("shuffled_synthetic", 0, None))
     assert tables.speed_up(slower[0], slower[1]) == "<0.3x"
 
 
@@ -59,21 +65,30 @@ def test_the_learning_rate_is_chosen_by_validation_alone_one_for_all_seeds() -> 
         run("real", 0, 3, lr=0.01, validation=0.9), run("real", 1, 3, lr=0.01, validation=0.2),
         run("real", 0, 9, lr=0.1, validation=0.6), run("real", 1, 9, lr=0.1, validation=0.6),
     ]  # fmt: skip
-    assert [(r["learning_rate"], r["seed"]) for r in tables.choose_learning_rate(runs)] == [(0.1, 0), (0.1, 1)]
-    tie = [run("real", 0, 3, lr=lr) for lr in (0.1, 0.01, 0.05)]
-    assert [r["learning_rate"] for r in tables.choose_learning_rate(tie)] == [0.01]
+    (cell,) = compared(*runs)
+    assert (cell.values("lr"), cell.values("seed")) == ([0.1, 0.1], [0, 1])
+    (tie,) = compared(*(run("real", 0, 3, lr=lr) for lr in (0.1, 0.01, 0.05)))
+    assert tie.values("lr") == [0.01]
+    pool = [run("shuffled_synthetic", 0, 1, lr=lr, validation=lr) for lr in (0.1, 0.01)]
+    first, second = compared(*runs, *pool)  # each setting has its own, and they are compared all the same
+    assert columns.without_sharing([first, second]) == [first, first]
 
 
 def test_runs_on_different_partitions_are_not_compared() -> None:
     runs = [run("real", 0, 3), run("shuffled_synthetic", 0, 2, partition="another")]
-    with pytest.raises(ValueError, match="different partitions"):
-        tables.entries(runs)
+    with pytest.raises(UserError, match="different partitions cannot be compared: real-0 and shuffled_synthetic-0"):
+        compared(*runs)
+    assert len(compared(run("real", 0, 3), run("real", 0, 3, **{"partition.alpha": 0.1, "partition": "another"}))) == 2
 
 
 def test_csv_has_a_line_for_each_run() -> None:
-    rows = list(csv.DictReader(io.StringIO(tables.to_csv([run("real", 0, 3), run("real", 1, None)]))))
-    assert [(r["seed"], r["rounds_to_target"]) for r in rows] == [("0", "3"), ("1", "")]
-    assert "zeta_sq" not in rows[0]
+    runs = pd.DataFrame([run("real", 0, 3), run("real", 1, None)])
+    lines = tables.records(runs, ("seed", "rounds_to_target", "fedprox.mu"))
+    assert lines == [
+        {"seed": 0, "rounds_to_target": 3, "fedprox.mu": None, "run_dir": "real-0"},
+        {"seed": 1, "rounds_to_target": None, "fedprox.mu": None, "run_dir": "real-1"},
+    ]
+    assert tables.to_csv(lines) == "seed,rounds_to_target,fedprox.mu,run_dir\n0,3,,real-0\n1,,,real-1\n"
 
 
 def test_published_values_are_the_papers() -> None:
@@ -82,7 +97,7 @@ def test_published_values_are_the_papers() -> None:
     assert found["cifar10", 10, 1.0, 0.01, "fedavg", "shuffled_synthetic"] == (0.44, "4")
     assert len(found) == 160
     column = tables.table1_markdown(
-        tables.entries([run("real", 0, 3)]), {("digits", 10, 1.0, 0.01, "fedavg", "real"): "88"}, []
+        compared(run("real", 0, 3)), {("digits", 10, 1.0, 0.01, "fedavg", "real"): "88"}, []
     )
     assert column.splitlines()[2].rstrip("| ").endswith("88")
 
@@ -100,39 +115,67 @@ def test_pictures_are_drawn(tmp_path: Path) -> None:
 
 def test_the_spread_between_algorithms() -> None:
     def of(algorithm: str, setting: str, rounds: int | None, last: float, alpha: float = 0.01) -> dict:
-        return run(setting, 0, rounds, algorithm=algorithm, last_accuracy=last, alpha=alpha)
+        return run(setting, 0, rounds, algorithm=algorithm, last_accuracy=last, **{"partition.alpha": alpha})
 
     runs = [
         of("fedavg", "real", 20, 0.8), of("scaffold", "real", None, 0.7), of("feddyn", "real", 12, 0.75),
         of("fedavg", "shuffled_synthetic", 4, 0.9), of("scaffold", "shuffled_synthetic", 5, 0.91),
         of("fedavg", "real", 3, 0.9, alpha=0.1),
     ]  # fmt: skip
-    assert tables.spread(tables.entries(runs)) == (
+    assert tables.spread(compared(*runs)) == (
         "\nSpread between the algorithms:\n"
         "- digits, N = 10, C = 1, alpha = 0.01: real 10.0 points of last accuracy, 12 to >30 rounds; "
         "shuffled_synthetic 1.0 points of last accuracy, 4 to 5 rounds.\n"
     )
-    assert tables.spread(tables.entries(runs[-1:])) == ""
+    assert tables.spread(compared(*runs[-1:])) == ""
 
 
-def test_a_cell_is_what_varies_less_the_seed() -> None:
-    """Runs that differ in any other field are never averaged; the algorithm's column says in which."""
-    base = {"dataset": "digits", "n_clients": 4, "participation": 1.0, "alpha": None, "algorithm": "fedprox",
-            "setting": "real", "partition": "x", "target": 0.5, "rounds": 3, "rounds_to_target": 2, "p": 0.0,
-            "last_accuracy": 0.5, "best_accuracy": 0.6, "learning_rate": 0.1, "bytes_down": 1, "bytes_up": 1,
-            "bytes_once": 0}  # fmt: skip
-    runs = [
-        {**base, "seed": seed, "config": {"seed": seed, "fedprox.mu": mu, "model.channels": [1, 2]}}
-        for mu in (0.1, 0.5) for seed in (0, 1)
+def test_whatever_else_varies_has_a_column_and_is_never_averaged() -> None:
+    """As a sweep over sharing and stragglers has it, and one over a method's constant."""
+    more = [{"sharing.c": c, "straggler.q": q} for q in (0.0, 0.3) for c in (0.1, 0.5)]
+    pools = [run("my_stage", seed, 3 + seed, **one) for one in more for seed in (0, 1)]
+    reals = [run("real", seed, 24, **{"straggler.q": q}) for q in (0.0, 0.3) for seed in (0, 1)]
+    cells = compared(*reals, *pools)
+    lines = [[part.strip() for part in line.split("|")] for line in tables.table1_markdown(cells, {}, []).splitlines()]
+    head = lines[0]
+    assert head[6:9] == ["setting", "straggler.q", "sharing.c"]
+    assert [line[6:9] for line in lines[2:8]] == [
+        ["real", "0", "-"], ["real", "0.3", "-"],
+        *(["my_stage", q, c] for q in ("0", "0.3") for c in ("0.1", "0.5")),
     ]  # fmt: skip
-    cells = tables.entries(runs)
-    assert [(len(e.runs), e.varied) for e in cells] == [(2, (("fedprox.mu", 0.1),)), (2, (("fedprox.mu", 0.5),))]
-    assert "fedprox fedprox.mu=0.5" in tables.table1_markdown(cells, {}, [])
-    assert [e.varied for e in tables.entries([{n: v for n, v in r.items() if n != "config"} for r in runs])] == [()]
+    assert [line[head.index("rounds")] for line in lines[2:5]] == ["24.0 ± 0.0", "24.0 ± 0.0", "3.5 ± 0.7"]
+    assert [line[head.index("speed-up")] for line in lines[2:8]] == ["", "", *["6.9x"] * 4]
+    assert columns.without_sharing(cells) == [cells[i] for i in (0, 1, 0, 0, 1, 1)]
+    assert (columns.method(cells[3]), columns.setting(cells[3])) == ("fedavg straggler.q 0", "my_stage sharing.c 0.5")
+    rho = compared(*(run("shuffled_synthetic", 0, 3, **{"generator.rho": rho}) for rho in (0.5, 1.0)))
+    assert "| setting            | rho |" in tables.table1_markdown(rho, {}, [])
+    of = compared(*(run("real", 0, 3, algorithm="fedprox", **{"fedprox.mu": mu}) for mu in (0.1, 0.5)))
+    assert [columns.method(cell) for cell in of] == ["fedprox fedprox.mu 0.1", "fedprox fedprox.mu 0.5"]
+
+
+def test_the_spread_is_of_one_federation_and_one_setting() -> None:
+    runs = [
+        run("real", 0, 10 * i + j, algorithm=name, **{"straggler.q": q})
+        for i, name in enumerate(("fedavg", "scaffold")) for j, q in enumerate((0.0, 0.3), 1)
+    ]  # fmt: skip
+    assert [line for line in tables.spread(compared(*runs)).splitlines() if line.startswith("-")] == [
+        "- digits, N = 10, C = 1, alpha = 0.01, straggler.q = 0: real 0.0 points of last accuracy, 1 to 11 rounds.",
+        "- digits, N = 10, C = 1, alpha = 0.01, straggler.q = 0.3: real 0.0 points of last accuracy, 2 to 12 rounds.",
+    ]
+
+
+def test_downloads_of_late_clients_are_told() -> None:
+    late = {"run": "runs/a", "bytes_lost": 2_340_000, "straggler.rule": "fastest"}
+    runs = pd.DataFrame([{"run": "runs/old"}, {**late, "run": "runs/b", "bytes_lost": 0}, late])
+    assert tables.lost_notes(runs) == [
+        "a: 2.3 of the MB exchanged were downloads of late clients, "
+        "whose replies did not come (straggler.rule fastest)."
+    ]
+    assert tables.lost_notes(pd.DataFrame([{"run": "runs/old"}])) == []
 
 
 def test_a_pair_in_a_line() -> None:
     pool, real = run("shuffled_synthetic", 0, 3), run("real", 0, 24)
     line = "fedavg  alpha 0.01  N 10  C 1  real 24 rounds  shuffled_synthetic 3 rounds  8.0x"
-    assert tables.effect(tables.entries([pool, real])) == line
-    assert tables.effect(tables.entries([real])) == "fedavg  alpha 0.01  N 10  C 1  real 24 rounds"
+    assert tables.effect(compared(pool, real)) == line
+    assert tables.effect(compared(real)) == "fedavg  alpha 0.01  N 10  C 1  real 24 rounds"

@@ -4,6 +4,7 @@ import pickle
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,8 @@ from fedcommons.data.clients import ClientData, Clients, Rows
 from fedcommons.data.examples import Examples
 from fedcommons.federation import rounds
 from fedcommons.federation.memory import ClientMemory
-from fedcommons.federation.participation import Stragglers
 from fedcommons.federation.rounds import Plan, Standing
+from fedcommons.federation.stragglers import Independent
 from fedcommons.tensors import nbytes
 
 if TYPE_CHECKING:
@@ -104,11 +105,12 @@ def test_every_example_needs_one_weight_and_every_client_some() -> None:
 def test_a_round_of_a_million_clients_costs_what_its_participants_cost(
     name: str, digits: "Digits", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = digits()
+    algorithm = parts.make("algorithm", name, {})
+    small = digits(method=algorithm)
     clients = _million(small.data.sets["test"], small.data.clients.commons)
     federation = replace(small, data=RunData(clients, clients, {})).training(LocalSGD(1, 5))
-    algorithm = parts.make("algorithm", name, {})
-    plan = Plan(Facts(N, clients.sizes, 2), 4 / N, 2, 0, Stragglers(0.1))
+    facts = Facts(N, clients.sizes, 2, arrival=(4 / N * 0.9,) * N, counts=partial(clients.counts, 10))
+    plan = Plan(facts, 4 / N, 2, 0, Independent(0.1))
     asked, get = [], Clients.__getitem__
     monkeypatch.setattr(Clients, "__getitem__", lambda self, i: (asked.append(i), get(self, i))[1])
     course = rounds.run(algorithm, federation.serial(algorithm), plan, federation.start(algorithm, plan))

@@ -281,3 +281,20 @@ def test_contributions_of_another_type_would_change_the_real_examples() -> None:
     x = torch.zeros(2, *DATASET.shape)
     with pytest.raises(ValueError, match=r"must be torch\.uint8 \(1, 8, 8\) like real examples, not torch\.float32"):
         Contributions.of_made(dealt(), [Contribution(Examples(x, torch.zeros(2, dtype=torch.int64)))] * 5)
+
+
+@pytest.mark.parametrize("name", ["iid", "dirichlet_niid"])
+def test_how_much_of_each_clients_data_a_stage_gives_away(name: str) -> None:
+    """What is copied, or what a generator saw; nothing where images stay with their client."""
+    given = dealt(name)
+    made = [Contribution(given.own.store[:10], seen=n // 2) for n in given.own.sizes]
+    swapped = ShuffledReal(0.3)
+    for stage, seen in (
+        (Real(), []),
+        (swapped, swapped.sizes(given)),
+        (LocalSynthetic(), [0] * 5),
+        (ShuffledSynthetic(), [n // 2 for n in given.own.sizes]),
+    ):
+        assert [r.seen for r in share(stage, given, made).releases] == seen
+    shared = share_by_method(share(Real(), given), FedMix(), 10, 0)
+    assert [r.seen for r in shared.releases] == given.own.sizes

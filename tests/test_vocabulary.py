@@ -81,6 +81,7 @@ DRY = {
     "advise": ["--preset", "smoke", "--check"],
     "quadratics": ["--preset", "smoke"],
     "mnist_softmax": ["--preset", "smoke"],
+    "feddpms": ["--preset", "smoke", "--algorithms", "fedvae"],
 }
 
 

@@ -54,6 +54,17 @@ def test_wandb_holds_every_round_of_the_run_folder(config: Experiment, tmp_path:
     assert found.run.run_id == (tmp_path / "run" / "wandb-id.txt").read_text().strip()
 
 
+def test_wandb_gets_the_lost_bytes_but_no_lists_of_clients(
+    config: Experiment, tmp_path: Path, wandb_file: "Reader"
+) -> None:
+    experiment.run(override(config, {"straggler.rule": "fastest"}), tmp_path / "run")
+    rows, record = wandb_file(tmp_path / "run").history, lines(tmp_path / "run")
+    assert record[1]["late"]
+    for row, line in zip(rows, record, strict=True):
+        assert row.get("comm/lost_bytes") == line.get("comm/lost_bytes")
+        assert not {"late", "partial"} & row.keys()
+
+
 def test_nobody_learns_from_wandb_where_a_run_was_made(
     config: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wandb_file: "Reader"
 ) -> None:

@@ -1,8 +1,11 @@
 """Plain networks. Each is ``last(embed(x))``, where ``last`` is the last linear layer."""
 
 from lightning_modules.networks.cnn import CNN
+from lightning_modules.networks.convnet import ConvNet
+from lightning_modules.networks.encoder import Encoder
 from lightning_modules.networks.linear import Linear
 from lightning_modules.networks.projected import Projected
+from lightning_modules.networks.resnet import ResNet18
 from lightning_modules.networks.vgg import VGG11
 
-__all__ = ["CNN", "VGG11", "Linear", "Projected"]
+__all__ = ["CNN", "VGG11", "ConvNet", "Encoder", "Linear", "Projected", "ResNet18"]

@@ -92,6 +92,7 @@ NAMES: Mapping[str, Sequence[str]] = {
     "algorithms": (*_KNOWN["algorithm"], "fedavg,moon"), "federation.weighting": tuple(WEIGHTINGS),
     "federation.executor": ("serial",), "federation.buffers": ("average", "keep"),
     "data.validation_from": ("random", "last"), "generator.schedule": ("linear", "squaredcos_cap_v2"),
+    "straggler.rule": _KNOWN["straggler"], "straggler.partial": ("method", "take", "drop"),
     "generator.sampler": ("ddpm", "ddim"), "client.optimizer": ("sgd", "adam"), "tracking.wandb": ("off",),
     "wandb": ("off",), "preset": presets.PRESETS, "models": ("server", "clients"), "scheduler": ("fifo", "asha"),
     "metric": ("rounds_to_target", "best_accuracy", "last_accuracy"), "fedpvr.layers": ("network.last", "network.*"),

@@ -311,14 +311,17 @@ def damage_csv(path: Path, rng: random.Random) -> str:
 
 
 def write_sweep(folder: Path, run: Path, rng: random.Random) -> str:
-    """The summary of a sweep of two runs, one value of it altered; which."""
-    summary = json.loads((run / "summary.json").read_text())
-    cells = [{**summary, "setting": setting} for setting in ("real", "shuffled_synthetic")]
-    key = rng.choice([k for k, v in summary.items() if not isinstance(v, list | dict)])
+    """A sweep of two runs, one value in the summary of one of them altered; which."""
+    whole = json.loads((run / "summary.json").read_text())
+    key = rng.choice([k for k, v in whole.items() if not isinstance(v, list | dict)])
     value = rng.choice([None, "x", -1, 0, 1e308, float("nan"), float("inf"), [], {}, 10**30, 0.5, True, "9" * 5000])
-    rng.choice(cells)[key] = value
-    folder.mkdir()
-    (folder / "summary.json").write_text(json.dumps({"cells": cells}))
+    altered = rng.randrange(2)
+    for number, setting in enumerate(("real", "shuffled_synthetic")):
+        here = folder / setting
+        shutil.copytree(run, here)
+        summary = {**whole, "setting": setting, "config": {**whole["config"], "sharing.setting": setting}}
+        summary |= {key: value} if number == altered else {}
+        (here / "summary.json").write_text(json.dumps(summary))
     if rng.random() < 0.3:
-        rng.choice((*WHOLE_FILE, _lines))(folder / "summary.json", rng)
+        rng.choice((*WHOLE_FILE, _lines))(folder / "real" / "summary.json", rng)
     return f"{key}: {str(value)[:20]}"

@@ -12,14 +12,15 @@ from statistics import fmean
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes, summed over clients."""
+    """Bytes, summed over clients.  ``lost``: those among ``down`` for which no reply came back."""
 
     down: int = 0
     up: int = 0
     once: int = 0
+    lost: int = 0
 
     def __add__(self, other: "Traffic") -> "Traffic":
-        return Traffic(self.down + other.down, self.up + other.up, self.once + other.once)
+        return Traffic(self.down + other.down, self.up + other.up, self.once + other.once, self.lost + other.lost)
 
     def metrics(self) -> dict[str, int]:
         """A round's bytes, by the names of their metrics."""

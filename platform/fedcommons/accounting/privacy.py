@@ -67,23 +67,28 @@ Events = Mapping[int, Mapping[tuple[float, float], int]]
 
 @dataclass(frozen=True)
 class Ledger:
-    """Counts of what clients have released: covered events by client and mechanism, uncovered ones by name."""
+    """Counts of what clients have released: covered events by client and mechanism, uncovered ones by name.
+
+    given_away: of each client, the most of its examples that one uncovered event gave away (``Release.seen``).
+    """
 
     shared: Events = field(default_factory=dict)  # before round 1
     trained: Events = field(default_factory=dict)  # in rounds
     uncovered: Mapping[str, int] = field(default_factory=dict)  # name -> how often
+    given_away: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, shared: Iterable[Release]) -> Self:
         """The ledger before round 1, with what was released before."""
         events = list(shared)
-        return cls(_with({}, events), {}, _counted({}, events))
+        return cls(_with({}, events), {}, _counted({}, events), _most({}, events))
 
     def after(self, round: Sequence[Release]) -> "Ledger":
         """This ledger and the releases of one more round."""
         if not round:
             return self
-        return Ledger(self.shared, _with(self.trained, round), _counted(self.uncovered, round))
+        given_away = _most(self.given_away, round)
+        return Ledger(self.shared, _with(self.trained, round), _counted(self.uncovered, round), given_away)
 
     def of_training(self, client: int, delta: float) -> float:
         """The epsilon of all that a client sent in rounds."""
@@ -105,6 +110,7 @@ class Ledger:
             "shared": [[i, *key, steps] for i, events in self.shared.items() for key, steps in events.items()],
             "trained": [[i, *key, steps] for i, events in self.trained.items() for key, steps in events.items()],
             "uncovered": dict(self.uncovered),
+            "given_away": [[i, n] for i, n in self.given_away.items()],
         }
 
 
@@ -115,7 +121,8 @@ def read(found: Mapping[str, Any]) -> Ledger:
         KeyError, TypeError, ValueError, AttributeError: it is not a ledger's record.
     """
     uncovered = {str(name): int(times) for name, times in found["uncovered"].items()}
-    return Ledger(_read(found["shared"]), _read(found["trained"]), uncovered)
+    given_away = {int(client): int(n) for client, n in found["given_away"]}
+    return Ledger(_read(found["shared"]), _read(found["trained"]), uncovered, given_away)
 
 
 def _read(found: Iterable[Sequence[Any]]) -> Events:
@@ -139,8 +146,17 @@ def _counted(uncovered: Mapping[str, int], new: Iterable[Release]) -> Mapping[st
     """These counts and those of the new uncovered events, by name."""
     after = dict(uncovered)
     for event in new:
-        for name in () if event.covered else event.what or ("something without a name",):
+        for name in () if event.covered else event.named or ("something without a name",):
             after[name] = after.get(name, 0) + 1
+    return after
+
+
+def _most(given_away: Mapping[int, int], new: Iterable[Release]) -> Mapping[int, int]:
+    """The largest number of examples of each client that an uncovered event gave away, before or now."""
+    after = dict(given_away)
+    for event in new:
+        if event.seen and not event.covered:
+            after[event.client] = max(event.seen, after.get(event.client, 0))
     return after
 
 

@@ -53,7 +53,8 @@ class FedMix:
     def share(self, clients: Clients, n_classes: int, seed: int) -> Common:
         """Every mean goes up once and comes down to the N - 1 other clients."""
         means = mean_images(clients, self.mean_size, n_classes, seed)
-        releases = [Release(client, ("means of images", "means of labels")) for client in range(len(clients))]
+        what = ("means of images", "means of labels")
+        releases = [Release(client, what, seen=n) for client, n in enumerate(clients.sizes)]
         return Common(means, len(clients) * (means.x.nbytes + means.y.nbytes), releases)
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:

@@ -3,8 +3,8 @@
 Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, arXiv:1812.06127, algorithm 2.
 x: server model;  y_i: client i's model;  w_i: its weight;  mu: strength of the proximal term, >= 0.
 
-Departs from the paper: clients are drawn uniformly and all do their full local work (no gamma-inexact solutions from
-stragglers).
+Departs from the paper: clients are drawn uniformly. Late clients' partial work is taken (its gamma-inexact solutions),
+where the straggler rule leaves any.
 """
 
 from collections.abc import Mapping
@@ -24,6 +24,7 @@ from fedcommons.tensors import Flat, Payload, add, flat, scale, sub
 class FedProx:
     """Local loss f_i(y) + (mu/2) ||y - x||^2;  x <- x + sum_i w_i (y_i - x) / sum_i w_i.  ``train/loss`` is f_i's."""
 
+    takes_partial = True
     mu: Annotated[float, "[0, inf)"] = 0.01
     """weight of the proximal term (mu/2) ||y - x||^2, >= 0"""
 

@@ -1,7 +1,8 @@
 """The description of one experiment: frozen dataclasses whose fields have a range and a line of help.
 
-Fields that every run has are defined here. A part (algorithm, data set, partition, sharing stage, generator, model)
-defines its own constants. An experiment holds the constants of its chosen parts only, and so do config.yaml and hashes.
+Fields that every run has are defined here. A part (algorithm, data set, partition, sharing stage, generator, model,
+straggler rule) defines its own constants. An experiment holds the constants of its chosen parts only, and so do
+config.yaml and hashes.
 Where a paper has a symbol, the name follows it: alpha, p, rho, C (participation), E (epochs), B (batch_size).
 """
 
@@ -84,10 +85,10 @@ class Partition:
     """Who holds which training images."""
 
     name: str = "dirichlet_classes"
-    """iid, dirichlet_classes (Fedssyn), dirichlet_niid (NIID-Bench), dirichlet_clients (FedDyn), single_class, or an
-    import path"""
+    """iid, dirichlet_classes (Fedssyn), dirichlet_niid (NIID-Bench), dirichlet_clients (FedDyn), dirichlet_plain
+    (gradient coding), single_class, or an import path"""
     n_clients: Annotated[int, "[1, 1e9]"] = 10
-    """N, the number of clients"""
+    """N, the number of clients; dirichlet_plain drops those that it leaves without images"""
     constants: Constants = UNSET
     __getattr__ = _constant
 
@@ -115,7 +116,7 @@ class Sharing:
     """What clients train on besides their own data."""
 
     setting: str = "real"
-    """real, local_synthetic, shuffled_synthetic (Fedssyn), shuffled_real (Fig. 1c), or an import path"""
+    """real, local_synthetic, shuffled_synthetic (Fedssyn), shuffled_real (Fig. 1c), raw_copies, or an import path"""
     constants: Constants = UNSET
     __getattr__ = _constant
 
@@ -128,7 +129,8 @@ class Model:
     """The model that is federated."""
 
     name: str = "cnn"
-    """cnn, vgg11, linear, or an import path"""
+    """cnn, vgg11, linear, convnet, resnet18 (both with instance norm), vae (FedVAE, FedDPMS), encoder (the vae
+    without its decoder), or an import path"""
     projection: Annotated[int | None, "[1, 1e6]"] = None
     """outputs of a projection head before a network's last layer (MOON: 256); default: none"""
     constants: Constants = UNSET
@@ -194,8 +196,16 @@ class Federation:
 class Straggler:
     """Clients that do not reply in time."""
 
-    q: Annotated[float, "[0, 1)"] = 0.0
-    """probability that a drawn client's reply does not arrive"""
+    rule: str = "independent"
+    """who is late: independent (probability q), per_client (q_i), groups (that fail together), deadline, fastest (k of
+    them are waited for), slow (FedProx: a share does few epochs), or an import path"""
+    partial: Annotated[str, "method | take | drop"] = "method"
+    """what late clients have done under deadline or slow: take, drop, or as the method asks for (FedProx: take)"""
+    constants: Constants = UNSET
+    __getattr__ = _constant
+
+    def __post_init__(self) -> None:
+        _complete(self, "straggler", self.rule)
 
 
 @dataclass(frozen=True)
@@ -250,7 +260,8 @@ class Experiment:
     seed: Annotated[int, "[0, 4611686018427387904]"] = 0
     """seed of all random draws"""
     algorithm: str = "fedavg"
-    """fedavg, fedprox, scaffold, fedpvr, feddyn, fednova, moon, fedmix, or an import path"""
+    """fedavg, fedprox, scaffold, fedpvr, feddyn, fednova, moon, fedmix, fedvae, feddpms, gradient_coding, feddm, or an
+    import path"""
     target: Annotated[float, "(0, 1]"] = 0.8
     """test accuracy to reach: rounds-to-target counts the rounds until it is"""
     artifacts: str = "runs/artifacts"
@@ -274,7 +285,7 @@ class Experiment:
         _complete(self, "algorithm", self.algorithm)
         if self.source is UNSET:
             names = {"algorithm": self.algorithm, "data": self.data.name, "partition": self.partition.name}
-            names |= {"sharing": self.sharing.setting, "model": self.model.name}
+            names |= {"sharing": self.sharing.setting, "model": self.model.name, "straggler": self.straggler.rule}
             names |= {"generator": self.generator.name} if self.generator else {}
             digests = {kind: digest for kind, name in names.items() if (digest := parts.source(name))}
             object.__setattr__(self, "source", Constants(digests))

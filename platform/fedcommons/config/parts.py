@@ -42,6 +42,7 @@ class Kind:
 
 _DATA, _PARTITIONS = "fedcommons.data.datasets", "fedcommons.data.partition"
 _METHODS, _NETWORKS = "fedcommons.algorithms", "lightning_modules.networks"
+_STRAGGLERS = "fedcommons.federation.stragglers"
 
 KINDS: Mapping[str, Kind] = {
     "algorithm": Kind(
@@ -55,6 +56,10 @@ KINDS: Mapping[str, Kind] = {
             "fednova": f"{_METHODS}.fednova:FedNova",
             "moon": f"{_METHODS}.moon:MOON",
             "fedmix": f"{_METHODS}.fedmix:FedMix",
+            "fedvae": f"{_METHODS}.fedvae:FedVAE",
+            "feddpms": f"{_METHODS}.feddpms:FedDPMS",
+            "gradient_coding": f"{_METHODS}.gradient_coding:GradientCoding",
+            "feddm": f"{_METHODS}.feddm:FedDM",
         },
     ),
     "data": Kind(
@@ -66,7 +71,14 @@ KINDS: Mapping[str, Kind] = {
         "partition.name",
         {
             name: f"{_PARTITIONS}:{name}"
-            for name in ("iid", "dirichlet_classes", "dirichlet_niid", "dirichlet_clients", "single_class")
+            for name in (
+                "iid",
+                "dirichlet_classes",
+                "dirichlet_niid",
+                "dirichlet_clients",
+                "dirichlet_plain",
+                "single_class",
+            )
         },
         frozenset({"labels", "n_clients", "n_classes", "rng", "seed"}),
     ),
@@ -77,12 +89,32 @@ KINDS: Mapping[str, Kind] = {
             "local_synthetic": "fedcommons.sharing.local_synthetic:LocalSynthetic",
             "shuffled_synthetic": "fedcommons.sharing.shuffled_synthetic:ShuffledSynthetic",
             "shuffled_real": "fedcommons.sharing.shuffled_real:ShuffledReal",
+            "raw_copies": "fedcommons.sharing.raw_copies:RawCopies",
         },
     ),
     "generator": Kind("generator.name", {"ddpm": "fedcommons.generators.ddpm:DDPM"}),
+    "straggler": Kind(
+        "straggler.rule",
+        {
+            "independent": f"{_STRAGGLERS}:Independent",
+            "per_client": f"{_STRAGGLERS}:PerClient",
+            "groups": f"{_STRAGGLERS}:Groups",
+            "deadline": f"{_STRAGGLERS}:Deadline",
+            "fastest": f"{_STRAGGLERS}:Fastest",
+            "slow": f"{_STRAGGLERS}:Slow",
+        },
+    ),
     "model": Kind(
         "model.name",
-        {"cnn": f"{_NETWORKS}.cnn:CNN", "vgg11": f"{_NETWORKS}.vgg:VGG11", "linear": f"{_NETWORKS}.linear:Linear"},
+        {
+            "cnn": f"{_NETWORKS}.cnn:CNN",
+            "vgg11": f"{_NETWORKS}.vgg:VGG11",
+            "linear": f"{_NETWORKS}.linear:Linear",
+            "convnet": f"{_NETWORKS}.convnet:ConvNet",
+            "resnet18": f"{_NETWORKS}.resnet:ResNet18",
+            "encoder": f"{_NETWORKS}.encoder:Encoder",
+            "vae": "lightning_modules.vae:vae",
+        },
         frozenset({"shape", "n_classes", "mean", "std", "lr", "momentum", "weight_decay", "optimizer"}),
     ),
 }

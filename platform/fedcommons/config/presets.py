@@ -56,6 +56,10 @@ _SMOKE: dict[str, Any] = {
     "federation.checkpoint_every": 1,
     "measure.every": 3,
     "target": 0.2,
+    "feddm.ipc": 1,
+    "feddm.least": 1,  # 200 images are few for ten of a class
+    "feddm.iterations": 2,
+    "feddm.server_epochs": 5,
 }
 
 _PAPER: dict[str, Any] = {
@@ -71,6 +75,8 @@ _PAPER: dict[str, Any] = {
     "generator.sampler": "ddpm",
     "generator.sampling_steps": 1000,
     "measure.every": 0,
+    "feddm.iterations": 1000,
+    "feddm.server_epochs": 500,
 }
 
 SMOKE = "SMOKE: numbers mean nothing"

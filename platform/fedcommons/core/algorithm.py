@@ -4,11 +4,11 @@ A *message* crosses the wire and is counted in bytes; *memory* stays with the cl
 stays on the server, and ``state["model"]`` is the server model.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import Work
@@ -16,6 +16,7 @@ from fedcommons.core.release import Release
 from fedcommons.core.weighting import total_weight
 from fedcommons.data.clients import ClientData, Clients
 from fedcommons.data.examples import Examples
+from fedcommons.errors import UserError
 from fedcommons.tensors import Flat, Payload, nbytes
 
 State = Payload
@@ -27,12 +28,19 @@ State = Payload
 
 @dataclass(frozen=True)
 class Facts:
-    """Public facts of a federation."""
+    """Public facts of a federation.
+
+    arrival: per client, the probability that it takes part in a round and its whole reply arrives; None where it is not
+    known in closed form. counts: how many examples of each class every client has, (N, classes), computed when it
+    is called.
+    """
 
     n_clients: int
     sizes: Sequence[float]  # of the clients: their numbers of examples, or the sums of these examples' weights
     rounds: int
     weighting: str = "uniform"  # of clients in averages
+    arrival: Sequence[float] | None = None
+    counts: Callable[[], Tensor] | None = None
 
     @property
     def total_weight(self) -> float:
@@ -82,8 +90,9 @@ class Algorithm(Protocol):
     """A frozen dataclass of the algorithm's constants, with these functions. None changes its arguments.
 
     A constant is ``mu: Annotated[float, "[0, inf)"] = 0.01``: type, range, default, and a line of help below it.
-    Optional are ``ChoosesClients``, ``Shares``, ``sees_statistics``, and ``check(flat)``, which raises ``UserError`` if
-    the algorithm is not defined for an experiment (``flat``: its fields, such as ``client.optimizer``).
+    Optional are ``ChoosesClients``, ``Shares``, ``sees_statistics``, ``takes_partial``, ``needs`` (see ``needed``), and
+    two that raise ``UserError`` where it is not defined: ``check(flat)`` for an experiment (its fields, such as
+    ``client.optimizer``) and ``check_held(clients, n_classes)`` for what clients hold.
     """
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
@@ -126,6 +135,33 @@ An algorithm with the attribute ``sees_statistics = True`` gets each client's in
 def sees_statistics(algorithm: Algorithm) -> bool:
     """Whether the algorithm asks for every client's BatchNorm statistics."""
     return getattr(algorithm, "sees_statistics", False) is True
+
+
+def takes_partial(algorithm: Algorithm) -> bool:
+    """Whether the algorithm takes what a late client has done, by its attribute ``takes_partial = True``.
+
+    Without it, late clients are dropped.
+    """
+    return getattr(algorithm, "takes_partial", False) is True
+
+
+def needed(algorithm: Algorithm) -> Mapping[str, str]:
+    """The algorithm's ``needs``: attributes of its clients' module, beside Lightning's, and their meaning."""
+    return getattr(algorithm, "needs", {})
+
+
+def require_attributes(algorithm: Algorithm, module: nn.Module) -> None:
+    """See that the module has what the algorithm needs.
+
+    Raises:
+        UserError: it lacks an attribute.
+    """
+    for name, what in needed(algorithm).items():
+        if not hasattr(module, name):
+            raise UserError(
+                f"{type(algorithm).__name__} needs a model with an attribute {name}, and {type(module).__name__} has "
+                f"none: {what}. model.name vae has it; a LightningModule of your own can."
+            )
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ class DPSGD:
         n = len(batch[1])
         for j in range(n):
             value = loss(tuple(t[j : j + 1] for t in batch), step)
-            g = torch.cat([part.reshape(-1) for part in torch.autograd.grad(value, params)])
+            g = torch.cat([part.reshape(-1) for part in torch.autograd.grad(value, params, materialize_grads=True)])
             total.add(*clipped(g, self.clip))
             losses += value.detach()
         total.blur(self.noise_multiplier, noise)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
+from math import ceil
 from typing import Any, NamedTuple
 
 import torch
@@ -55,11 +56,16 @@ class LocalSGD:
     dp: DPSGD | None = None
     onednn: bool = True  # slower than torch's own kernels on few pixels
 
-    def epochs_for(self, n: int, n_own: float | None) -> int:
-        """E' = max(1, floor(n_i E/(n_i + n~))), the authors' rule, where n~ of the n examples are not the client's."""
-        if not self.equal_work or n_own is None:
-            return self.epochs
-        return max(1, int(self.epochs * n_own / n + 1e-9))
+    def epochs_for(self, n: int, n_own: float | None, share: float = 1.0) -> int:
+        """E' = max(1, floor(n_i E/(n_i + n~))), the authors' rule, where n~ of the n examples are not the client's.
+
+        Of a client that does only a share in (0, 1] of its work:  ceil(share E'),  so the epoch that it is in is played
+        to its end, and a uniform share gives 1 .. E' epochs with equal probabilities.
+        """
+        epochs = self.epochs
+        if self.equal_work and n_own is not None:
+            epochs = max(1, int(self.epochs * n_own / n + 1e-9))
+        return max(1, ceil(share * epochs - 1e-9))
 
     def run(
         self,
@@ -85,7 +91,8 @@ class LocalSGD:
         losses: list[Tensor] = []
         protections: set[Release] = set()
         n = len(data)
-        batches = (b for epoch in range(self.epochs_for(n, data.n_own)) for b in self._batches(data, seed, epoch))
+        epochs = self.epochs_for(n, data.n_own, work.share)
+        batches = (b for epoch in range(epochs) for b in self._batches(data, seed, epoch))
         with work.logged as logged, onednn(self.onednn):
             for batch in batches:
                 try:
@@ -161,6 +168,7 @@ class Work:
     Built once per process and used for one client after another. The parameters are views of one flat buffer.
     ``buffers``: the floating buffers of the module's state (BatchNorm's statistics), views of a second flat buffer; the
     round engine loads the right client's. ``initial``, ``initial_buffers``: the values when the module was built.
+    ``share``: of its work that a client does; the round engine sets it where a late client's partial work is taken.
 
     Raises:
         ValueError: ``configure_optimizers`` does not return exactly one optimizer.
@@ -174,6 +182,7 @@ class Work:
         weighting: str = "uniform",
     ) -> None:
         self.module, self.device, self.loop, self.weighting = module.to(device), device, loop, weighting
+        self.share = 1.0
         self.named = dict(module.named_parameters())
         self.params = _flat_views(self.named)
         for name, parameter in self.named.items():

@@ -4,7 +4,7 @@ q: sampling rate;  sigma: noise multiplier, the noise's standard deviation over 
 change, in L2 norm, that one example makes to the value before noise;  steps: how often the mechanism ran.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isfinite
 
 SAMPLED_GAUSSIAN = "sampled gaussian"
@@ -16,7 +16,9 @@ class Release:
     """Something that left a client, and what protects it; by default nothing.
 
     client: its number; for a reply's releases the engine fills it in. what: names of a reply's tensors, or of what a
-    client contributes to a commons. mechanism: ``SAMPLED_GAUSSIAN``, or None for no protection.
+    client contributes to a commons. mechanism: ``SAMPLED_GAUSSIAN``, or None for no protection. seen: how many of the
+    client's examples were given away by it, as they are or in what was made from them; 0 for updates of a model, which
+    every run sends. why: of an uncovered one, why what was done to it does not count; the ledger says it.
     """
 
     client: int = -1
@@ -26,10 +28,17 @@ class Release:
     sigma: float = 0.0
     sensitivity: float = inf
     steps: int = 0
+    seen: int = 0
+    why: str = ""
 
     def of(self, *what: str) -> "Release":
         """The same event for these names, which must be made from its result, messages and memory only."""
-        return Release(self.client, what, self.mechanism, self.q, self.sigma, self.sensitivity, self.steps)
+        return replace(self, what=what)
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The names as the ledger has them."""
+        return tuple(f"{name} ({self.why})" if self.why else name for name in self.what)
 
     @property
     def covered(self) -> bool:

@@ -162,6 +162,17 @@ class Clients(Sequence[ClientData]):
         """Number of training examples of each client, as a new list."""
         return self.rows.sizes.tolist()
 
+    def counts(self, n_classes: int) -> Tensor:
+        """(N, classes): how many examples of each class every client has."""
+        of_client, first = (
+            np.repeat(np.arange(len(self)), self.rows.sizes),
+            np.cumsum(self.rows.sizes) - self.rows.sizes,
+        )
+        at = np.arange(len(of_client)) + np.repeat(self.rows.starts - first, self.rows.sizes)
+        labels = self.store.y[self.rows.flat[torch.from_numpy(at)]].numpy(force=True)
+        cells = np.bincount(of_client * n_classes + labels, minlength=len(self) * n_classes)
+        return torch.from_numpy(cells.reshape(len(self), n_classes))
+
     def on(self, store: Examples) -> "Clients":
         """The same clients, with ``store``, a copy of their store on another device."""
         device = store.y.device

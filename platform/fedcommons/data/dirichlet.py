@@ -1,6 +1,7 @@
-"""Random numbers of images per class and client, from two Dirichlet laws.
+"""Random numbers of images per class and client, from Dirichlet laws.
 
 ``group_sizes``: for each class, shares of the clients; many draws at a time, redrawn until one is accepted.
+``plain_sizes``: for each class, shares of the clients; whatever is drawn.
 ``sizes_by_priors``: for each client, shares of the classes; images are dealt one by one.
 """
 
@@ -73,6 +74,20 @@ def _all_get_one(class_sizes: np.ndarray, n_clients: int, alpha: float) -> float
         return 1.0
     total = 1.6 * n_clients * alpha * (1 + np.log(n)).sum()
     return float(np.exp(min(0.0, more * np.log(total) - lgamma(more + 1))))
+
+
+def plain_sizes(class_sizes: np.ndarray, n_clients: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
+    """How many images of each class each client gets: (classes, clients), rows summing to ``class_sizes``.
+
+    For each class, shares ~ Dir(alpha) over clients; each gets its share rounded down, then the images that are left
+    go one by one to the client that is furthest below its share, which nobody is twice.
+    """
+    log_gamma = _log_gamma(alpha, (len(class_sizes), n_clients), rng)
+    weights = np.exp(log_gamma - log_gamma.max(1, keepdims=True))
+    shares = weights / weights.sum(1, keepdims=True) * class_sizes[:, None]
+    sizes = np.floor(shares).astype(np.int64)
+    below = np.argsort(np.argsort(sizes - shares, 1, kind="stable"), 1)  # 0: furthest below its share
+    return sizes + (below < (class_sizes - sizes.sum(1))[:, None])
 
 
 def sizes_by_priors(class_sizes: np.ndarray, n_clients: int, alpha: float, rng: np.random.Generator) -> np.ndarray:

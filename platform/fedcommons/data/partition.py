@@ -15,7 +15,7 @@ import numpy as np
 from fedcommons.config import parts
 from fedcommons.config.experiment import Partition
 from fedcommons.config.fields import taken
-from fedcommons.data.dirichlet import group_sizes, sizes_by_priors
+from fedcommons.data.dirichlet import group_sizes, plain_sizes, sizes_by_priors
 from fedcommons.errors import UserError, shown
 from fedcommons.seeds import numpy_generator, seed_for
 
@@ -143,6 +143,20 @@ def dirichlet_clients(
     """
     sizes = sizes_by_priors(np.bincount(labels, minlength=n_classes), n_clients, alpha, rng)
     return _cut(rng.permutation(len(labels)), labels, sizes, rng)
+
+
+def dirichlet_plain(
+    labels: np.ndarray, n_clients: int, n_classes: int, rng: np.random.Generator, alpha: Alpha = 0.1
+) -> Rows:
+    """Makkonen et al. (2024): per class Dir(alpha) over clients, without a cap; clients left with nothing are dropped.
+
+    So N may be smaller than n_clients. A class is dealt by floors, then one by one to the client furthest below.
+
+    Args:
+        alpha: concentration of the Dirichlet law; smaller is more heterogeneous
+    """
+    sizes = plain_sizes(np.bincount(labels, minlength=n_classes), n_clients, alpha, rng)
+    return [rows for rows in _cut(rng.permutation(len(labels)), labels, sizes, rng) if len(rows)]
 
 
 def single_class(labels: np.ndarray, n_clients: int, n_classes: int, rng: np.random.Generator) -> Rows:

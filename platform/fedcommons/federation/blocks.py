@@ -45,11 +45,20 @@ class RoundTask:
 
 @dataclass(frozen=True)
 class Block:
-    """Some of a round's clients, each with its own part of the message and its memory."""
+    """Some of a round's clients, each with its own part of the message, its memory and its share of work.
+
+    shares: of its local work that a client does; below 1 for a late one.
+    """
 
     clients: list[int]
     own: list[Payload]
     memory: list[Payload]
+    shares: list[float]
+
+    def alone(self, client: int) -> "Block":
+        """One of the clients in a block of its own."""
+        at = self.clients.index(client)
+        return Block([client], [self.own[at]], [self.memory[at]], [self.shares[at]])
 
 
 Form = tuple[tuple[str, Hashable, torch.dtype], ...]
@@ -78,14 +87,17 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
     releases: list[Release] = []
     device = worker.work.device
     common = to_device(task.common, device)
-    for client, own, memory in zip(block.clients, block.own, block.memory, strict=True):
+    for client, own, memory, share in zip(block.clients, block.own, block.memory, block.shares, strict=True):
         rows = worker.data.clients[client]
         seed = seed_for(task.seed, "client", task.round, client)
+        worker.work.share = share
         try:
             message = Message(common, to_device(own, device))
             reply = _client(worker, task, message, to_device(memory, device), rows, seed)
         except Exception as error:
             raise ClientError.of(error, client, task.round, task.algorithm, rows.x.shape) from error
+        finally:
+            worker.work.share = 1.0  # what the server trains is whole
         up_bytes += reply.nbytes
         releases += _released(reply, client, rows)
         found = _norm(reply, task.max_norm)
@@ -121,7 +133,7 @@ def _client(worker: Worker, task: RoundTask, message: Message, memory: Payload, 
 
 
 def _released(reply: Reply, client: int, rows: ClientData) -> list[Release]:
-    """The events of a reply, and an uncovered one for all tensors that no covered event names.
+    """The events of a reply that are covered or say why not, and an uncovered one for all other tensors.
 
     The weights 1 and n_i (the client's size) are public. BatchNorm's statistics, which the engine sends, are never
     covered.
@@ -134,9 +146,11 @@ def _released(reply: Reply, client: int, rows: ClientData) -> list[Release]:
         bare.difference_update(name for name in event.what if name != BUFFERS)
     for event in reply.releases:
         if not event.covered:
-            bare.update(event.what)
+            bare.difference_update(event.what)
+            bare.update(event.named)
     events = [replace(event, client=client) for event in covered]
-    return [*events, Release(client, tuple(sorted(bare)))] if bare else events
+    seen = max((event.seen for event in reply.releases if not event.covered), default=0)
+    return [*events, Release(client, tuple(sorted(bare)), seen=seen)] if bare else events
 
 
 def _at_rest(reply: Reply) -> Reply:

@@ -34,7 +34,7 @@ def save(folder: Path, standing: Standing) -> None:
     payloads = {"state": standing.state, "module": {"buffers": standing.buffers}}
     payloads |= {f"memory {client}": payload for client, payload in memory.in_ram.items()}
     tensors, facts = pack(payloads)
-    facts |= {"round": standing.round, "traffic": [t.down, t.up, t.once], "order": list(memory)}
+    facts |= {"round": standing.round, "traffic": [t.down, t.up, t.once, t.lost], "order": list(memory)}
     facts["files"] = {str(client): name for client, name in memory.in_files.items()}
     facts["rejected"] = rejections.records(standing.rejected)
     facts["ledger"] = standing.ledger.record()
@@ -113,7 +113,7 @@ def _standing(payloads: dict[str, Payload], facts: dict[str, Any], memory: Clien
         entries = {int(k.removeprefix("memory ")): p for k, p in payloads.items() if k.startswith("memory ")}
         entries |= {int(client): name for client, name in facts["files"].items()}
         ordered = {client: entries[client] for client in facts["order"]}
-        down, up, once = facts["traffic"]
+        down, up, once, lost = [*facts["traffic"], *([0] if len(facts["traffic"]) == 3 else [])]  # earlier versions
         buffers = flat(payloads["module"], "buffers")
         state = payloads["state"]
         flat(state, "model")
@@ -125,7 +125,7 @@ def _standing(payloads: dict[str, Payload], facts: dict[str, Any], memory: Clien
     names = facts["files"].values()
     if len(facts["order"]) != len(entries) or not all(re.fullmatch(memories.FILE, str(name)) for name in names):
         raise ValueError("the facts name other memories than there are")
-    if not all(type(n) is int and n >= 0 for n in (facts.get("round"), down, up, once)):
+    if not all(type(n) is int and n >= 0 for n in (facts.get("round"), down, up, once, lost)):
         raise ValueError("the facts count rounds and bytes in other than whole numbers")
-    traffic = Traffic(down, up, once)
+    traffic = Traffic(down, up, once, lost)
     return Standing(facts["round"], state, memory.restored(ordered), traffic, buffers, rejected, largest, ledger)

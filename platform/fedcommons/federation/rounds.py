@@ -9,15 +9,25 @@ from torch import Tensor
 
 from fedcommons.accounting.communication import Traffic
 from fedcommons.accounting.privacy import Ledger
-from fedcommons.core.algorithm import BUFFERS, Algorithm, ChoosesClients, Facts, Reply, State, sees_statistics
+from fedcommons.core.algorithm import (
+    BUFFERS,
+    Algorithm,
+    ChoosesClients,
+    Facts,
+    Reply,
+    State,
+    sees_statistics,
+    takes_partial,
+)
 from fedcommons.core.executor import Executor, WorkerDied
 from fedcommons.core.reduction import add_blocks, cut
 from fedcommons.core.worker import give_back_freed
 from fedcommons.errors import ClientError
 from fedcommons.federation.blocks import NOT_FINITE, Block, BlockResult, Form, RoundTask, train_block
 from fedcommons.federation.memory import ClientMemory
-from fedcommons.federation.participation import Late, participants
+from fedcommons.federation.participation import participants
 from fedcommons.federation.rejections import Largest, Rejected, counted, largest, unusable
+from fedcommons.federation.stragglers import Rule
 from fedcommons.seeds import seed_for
 from fedcommons.tensors import EMPTY, Flat, flat, scale
 
@@ -30,9 +40,10 @@ class Plan:
     participation: float
     blocks: int
     seed: int
-    late: Late | None = None  # says whose replies do not arrive; None: all arrive
+    late: Rule | None = None  # says who is late; None: nobody is
     keep_buffers: bool = False  # BatchNorm's statistics stay with the clients instead of being averaged
     max_norm: float | None = None  # updates with a larger norm are rejected
+    take_partial: bool | None = None  # take what late clients have done; None: as the algorithm asks for
 
 
 @dataclass(frozen=True)
@@ -43,6 +54,7 @@ class Standing:
     1, and if clients keep theirs (in their memory, under the name ``BUFFERS``).
     rejected: the clients with rejected replies. largest: the largest reply of the last round that had replies; if the
     next round fails, it may have been too large. ledger: what clients have released, before round 1 and since.
+    late: who was late in the round, for the record only; see ``drawn``.
     """
 
     round: int
@@ -53,6 +65,7 @@ class Standing:
     rejected: Mapping[int, Rejected] = field(default_factory=dict)
     largest: Largest | None = None
     ledger: Ledger = field(default_factory=Ledger)
+    late: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def model(self) -> Flat:
@@ -77,11 +90,14 @@ def run(
         yield now, facts
 
 
-def answering(algorithm: Algorithm, plan: Plan, state: State, number: int) -> tuple[list[int], list[int]]:
-    """The participants of round ``number``, and those whose reply arrives; ``state``: the server's before the round.
+def drawn(algorithm: Algorithm, plan: Plan, state: State, number: int) -> tuple[list[int], dict[int, float]]:
+    """The participants of round ``number``, and the late ones; ``state``: the server's before the round.
+
+    A late client has the share of its work that its reply brings, 0 if it does not come.
 
     Raises:
-        ValueError: the algorithm chose a client that does not exist, or the same one twice.
+        ValueError: the algorithm chose a client that does not exist, or the same one twice; or the rule names a late
+            one that does not take part, or a share outside of [0, 1].
     """
     if isinstance(algorithm, ChoosesClients):
         joined = sorted(algorithm.participants(state, number))
@@ -89,35 +105,48 @@ def answering(algorithm: Algorithm, plan: Plan, state: State, number: int) -> tu
             raise ValueError(f"participants must be some of {plan.facts.n_clients} clients, each once, got {joined}")
     else:
         joined = participants(plan.facts.n_clients, plan.participation, plan.seed, number)
-    late = plan.late(joined, plan.facts, number, plan.seed) if plan.late else set()
-    return joined, [i for i in joined if i not in late]
+    late = plan.late(joined, plan.facts, number, plan.seed) if plan.late else {}
+    there = set(joined)
+    if wrong := {i: share for i, share in late.items() if i not in there or not 0 <= share <= 1}:
+        raise ValueError(f"late clients must be some of {joined}, each with a share of work in [0, 1], got {wrong}")
+    taken = takes_partial(algorithm) if plan.take_partial is None else plan.take_partial
+    return joined, {i: late[i] if taken else 0.0 for i in joined if i in late}
+
+
+def answering(algorithm: Algorithm, plan: Plan, state: State, number: int) -> tuple[list[int], list[int]]:
+    """The participants of round ``number``, and those whose reply arrives, whole or in part; see ``drawn``."""
+    joined, late = drawn(algorithm, plan, state, number)
+    return joined, [i for i in joined if late.get(i, 1.0)]
 
 
 @dataclass(frozen=True)
 class Call:
-    """A round before training: the participants, their download, and the jobs of those whose reply arrives."""
+    """A round before training: the participants, the late ones, their download, and the jobs of those who reply."""
 
     joined: list[int]
-    down_bytes: int
+    late: dict[int, float]
+    sent: Traffic
     task: RoundTask
     blocks: list[Block]
 
 
 def call(algorithm: Algorithm, plan: Plan, now: Standing, number: int) -> Call:
     """Draw the clients of round ``number``, make their messages and cut the clients into blocks."""
-    joined, present = answering(algorithm, plan, now.state, number)
+    joined, late = drawn(algorithm, plan, now.state, number)
     messages = {i: algorithm.down(now.state, number, i) for i in joined}
     common = messages[joined[0]].common if joined else {}
     name = type(algorithm).__name__
     task = RoundTask(
         name, number, common, plan.seed, now.buffers, plan.keep_buffers, sees_statistics(algorithm), plan.max_norm
     )
+    shares = {i: late.get(i, 1.0) for i in joined}
     blocks = [
-        Block(ids, [messages[i].own for i in ids], [now.memory.get(i, {}) for i in ids])
-        for ids in cut(present, plan.blocks)
+        Block(ids, [messages[i].own for i in ids], [now.memory.get(i, {}) for i in ids], [shares[i] for i in ids])
+        for ids in cut([i for i in joined if shares[i]], plan.blocks)
     ]
-    down_bytes = sum(m.nbytes for m in messages.values()) + len(messages) * now.buffers.buffer.nbytes
-    return Call(joined, down_bytes, task, blocks)
+    down = {i: m.nbytes + now.buffers.buffer.nbytes for i, m in messages.items()}
+    sent = Traffic(down=sum(down.values()), lost=sum(down[i] for i in joined if not shares[i]))
+    return Call(joined, late, sent, task, blocks)
 
 
 def _round(
@@ -149,14 +178,13 @@ def _round(
                 raise ClientError(text)
             raise ClientError(f"{text}; of the replies {top} (see federation.max_norm)", top.client, top.round)
     memory = now.memory.updated(number, {i: r.memory for i, r in accepted.items() if r.memory is not None})
-    traffic = Traffic(down=called.down_bytes, up=sum(r.up_bytes for r in results))
+    traffic = called.sent + Traffic(up=sum(r.up_bytes for r in results))
     ledger = now.ledger.after([event for r in results for event in r.releases])
-    after = Standing(
-        number, state, memory, now.traffic + traffic, buffers, counted(now.rejected, rejected), top, ledger
-    )
+    totals, refused = now.traffic + traffic, counted(now.rejected, rejected)
+    after = Standing(number, state, memory, totals, buffers, refused, top, ledger, called.late)
     facts = {"clients": len(joined), "rejected": len(rejected)} | _means(accepted) | traffic.metrics()
     if plan.late:
-        facts["stragglers"] = len(joined) - sum(len(block.clients) for block in blocks)
+        facts |= {"stragglers": len(called.late), "comm/lost_bytes": traffic.lost}
     return after, facts
 
 
@@ -184,9 +212,9 @@ def _train(executor: Executor, task: RoundTask, blocks: Sequence[Block]) -> list
 
 def _blame(executor: Executor, task: RoundTask, block: Block, died: WorkerDied) -> ClientError:
     """Which client of the block it was: each is trained alone."""
-    for client, own, memory in zip(block.clients, block.own, block.memory, strict=True):
+    for client in block.clients:
         try:
-            executor.map(train_block, task, [Block([client], [own], [memory])])
+            executor.map(train_block, task, [block.alone(client)])
         except WorkerDied as again:
             text = (
                 f"client {client}, round {task.round}, {task.algorithm}: the process that trained it died "

@@ -26,9 +26,9 @@ class Receipt:
     sensitivity: float = inf
     steps: int = 0
 
-    def release(self, client: int, *what: str) -> Release:
-        """The event that ``client`` sends this, under these names."""
-        return Release(client, what, **asdict(self))
+    def release(self, client: int, *what: str, seen: int = 0) -> Release:
+        """The event that ``client`` sends this, under these names; ``seen``: of its examples, see ``Release``."""
+        return Release(client, what, **asdict(self), seen=seen)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,13 @@ if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
 ENVIRONMENT = ("data.", "partition.", "straggler.", "federation.participation", "target")
 """How the fields begin that say what a method has to cope with: it is not ranked across them."""
 
-_FIRST = ("data.name", "partition.n_clients", "federation.participation", "partition.alpha", "algorithm",
-          "sharing.setting")  # fmt: skip
-"""What varies is named in this order, the columns of the papers' tables; then come the other fields."""
+IDENTIFYING = {
+    "data.name": "data set", "partition.n_clients": "N", "federation.participation": "C", "partition.alpha": "alpha",
+    "algorithm": "algorithm", "sharing.setting": "setting",
+}  # fmt: skip
+"""The fields that have a column in every table, and its head. Of what varies these are named first."""
+
+_FIRST = tuple(IDENTIFYING)
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,22 @@
-"""Figures 5, A.7 and A.8 of Fedssyn from run folders: convergence parameters over the rounds, beside Lemma 1.
+"""Figures 5, A.7 and A.8 of Fedssyn: convergence parameters over the rounds, beside Lemma 1.
 
 Names of parameters as in ``convergence.laboratory``; ``accuracy``: of the server model on the test set.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedcommons.config.flat import flat_dict
 from fedcommons.convergence.names import NAMES
 from fedcommons.reports.plots import panels
-from fedcommons.reports.tables import Summary, markdown
-from fedcommons.tracking.run_folder import read_config, read_rounds, read_summary
+from fedcommons.reports.tables import markdown, records
 
 LEMMA1 = {"zeta_hat_sq": "zeta_lemma1_sq", "sigma_hat_sq": "sigma_lemma1_sq", "L_p": "L_lemma1"}
 """Parameters of what clients train on, with the names of their values in Lemma 1."""
@@ -71,68 +69,57 @@ Spread = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Curve:
-    """Runs that differ in their seeds. A run is its summary, where every course is [[round, value], ...]."""
+    """Runs that differ in their seeds: their rows of ``load_runs`` and ``load_rounds``; see ``curve``."""
 
     label: str
-    runs: tuple[Summary, ...]
+    runs: pd.DataFrame
+    rounds: pd.DataFrame
 
     def course(self, name: str) -> dict[int, Spread]:
         """The spread over seeds in each round that all have measured; empty where none has."""
-        each = [_course(run, name) for run in self.runs]
-        values = {r: [one[r] for one in each] for r in each[0] if all(r in one for one in each)}
-        return {r: (fmean(v), min(v), max(v)) for r, v in values.items()}
+        if name not in self.rounds:
+            return {}
+        wide = self.rounds.pivot(index="round", columns="run", values=name).dropna()
+        return {
+            r: (fmean(v), min(v), max(v)) for r, v in zip(wide.index.tolist(), wide.to_numpy().tolist(), strict=True)
+        }
+
+    def values(self, name: str) -> list[float]:
+        """All that was measured, in any round and of any seed."""
+        return self.rounds[name].dropna().tolist() if name in self.rounds else []
 
 
-def read(label: str, folders: Sequence[Path]) -> Curve | None:
-    """The curve of those runs that are done; None where none is."""
-    runs = []
-    for folder in folders:
-        if summary := read_summary(folder):
-            accuracy = [[line["round"], line["test/accuracy"]] for line in read_rounds(folder)]
-            epochs = flat_dict(read_config(folder)).get("generator.epochs")
-            facts = {"generator_epochs": epochs, "run_dir": folder.name}
-            runs.append({**summary, **facts, "accuracy": accuracy})
-    return curve(label, runs) if runs else None
-
-
-def curve(label: str, runs: Sequence[Summary]) -> Curve:
-    """The curve of some runs, with derived courses: values over Lemma 1's, and the lemma's terms."""
-    return Curve(label, tuple({"curve": label, **run, **_derived(run)} for run in runs))
-
-
-def _course(run: Summary, name: str) -> dict[int, float]:
-    """Values by round; values that were not finite (null in the record) are left out."""
-    return {r: value for r, value in run.get(name, ()) if value is not None}
-
-
-def _derived(run: Summary) -> dict[str, list[list[float]]]:
-    p = run["p"]
+def curve(label: str, runs: pd.DataFrame, rounds: pd.DataFrame) -> Curve:
+    """The curve of these runs and their rounds, to which values over Lemma 1's and the lemma's terms are added."""
+    p, found = rounds["p"], rounds.rename(columns={"test/accuracy": "accuracy"})
     weights = {"sigma_sq": 1 - p, "sigma_pool_sq": p, "zeta_sq": p * (1 - p), "delta_sq": p * (1 - p)}
-
-    def over(below: str, name: str, weight: float) -> list[list[float]]:
-        under = _course(run, below)
-        return [[r, weight * value / under[r]] for r, value in _course(run, name).items() if under.get(r)]
-
-    quotients = {f"{name} / Lemma 1": over(below, name, 1) for name, below in LEMMA1.items()}
-    terms = {TERMS[name]: over("sigma_lemma1_sq", name, 100 * weight) for name, weight in weights.items()}
-    return {name: course for name, course in (quotients | terms).items() if course}
+    shares = [(f"{name} / Lemma 1", name, below, 1) for name, below in LEMMA1.items()]
+    shares += [(TERMS[name], name, "sigma_lemma1_sq", 100 * weight) for name, weight in weights.items()]
+    for head, name, below, weight in shares:
+        if {name, below} <= {*found}:
+            found[head] = weight * found[name] / found[below].where(found[below] != 0)
+    return Curve(label, runs, found.dropna(axis="columns", how="all"))
 
 
 def rows(curves: Sequence[Curve]) -> list[dict[str, Any]]:
     """A line for every measured round of every run, with six digits; run folders have all digits."""
-    facts = ("curve", "seed", "p", "n_clients", "alpha", "generator_epochs")
-    names = ("accuracy", *NAMES, *QUOTIENTS)
-    lines = []
-    for run in (run for one in curves for run in one.runs):
-        found = {name: {r: f"{v:.6g}" for r, v in _course(run, name).items()} for name in names}
-        known = {name: run[name] for name in facts}
-        lines += [{**known, "round": r, **{n: found[n].get(r) for n in names}} for r in found["zeta_sq"]]
+    names, lines = ("accuracy", *NAMES, *QUOTIENTS), []
+    for one in curves:
+        facts = records(one.runs, ("seed", "p", "n_clients", "alpha", "generator.epochs"))
+        of = dict(zip(one.runs["run"], facts, strict=True))
+        measured = one.rounds.reindex(columns=["run", "round", *names]).dropna(subset="zeta_sq")
+        for line in measured.to_dict("records"):
+            run = of[line["run"]]
+            known = {name: run[name] for name in ("seed", "p", "n_clients", "alpha")}
+            values = {str(name): None if pd.isna(line[name]) else f"{line[name]:.6g}" for name in names}
+            epochs = run["generator.epochs"]
+            lines.append({"curve": one.label, **known, "generator_epochs": epochs, "round": line["round"], **values})
     return lines
 
 
 def section(title: str, curves: Sequence[Curve]) -> str:
     """The tables of a figure: how its runs ended, then all parameters in some rounds."""
-    measured = {name for one in curves for run in one.runs for name in run}
+    measured = {name for one in curves for name in one.rounds}
     quotients = [name for name in QUOTIENTS if name in measured]
     head = ["curve", "p", "last acc., %", "best acc., %", *(h for name in quotients for h in (name, "rounds above 1"))]
     parts, rounds = [markdown(head, [_ends(one, quotients) for one in curves])], shown(curves)
@@ -155,12 +142,12 @@ def shown(curves: Sequence[Curve]) -> list[int]:
 
 def _ends(one: Curve, quotients: Sequence[str]) -> list[str]:
     """Accuracies; of each quotient, over all measured rounds and seeds, the median, the range, how often above 1."""
-    cells = [one.label, f"{one.runs[0]['p']:.3g}"]
+    cells = [one.label, f"{one.runs['p'].iloc[0]:.3g}"]
     for kind in ("last_accuracy", "best_accuracy"):
-        percent = [100 * run[kind] for run in one.runs]
+        percent = [100 * accuracy for accuracy in one.runs[kind]]
         cells.append(_show((fmean(percent), min(percent), max(percent)), ".1f"))
     for name in quotients:
-        values = [value for run in one.runs for _, value in run.get(name, ())]
+        values = one.values(name)
         above = sum(value > 1 + 1e-9 for value in values)
         spread = (median(values), min(values), max(values)) if values else None
         cells += [_show(spread, _form(name)), f"{above} of {len(values)}" if values else ""]
@@ -204,16 +191,20 @@ def over_generator_epochs(curves: Sequence[Curve], title: str) -> Figure:
     for (name, heading), axes in zip(TITLES.items(), grid.flat, strict=True):
         for r, colour in zip(shown(curves), _shades(shown(curves)), strict=True):
             for drawn, look in ((LEMMA1.get(name), {"linestyle": ":"}), (name, {"marker": "o", "label": f"round {r}"})):
-                found = {c.runs[0]["generator_epochs"]: c.course(drawn) for c in curves} if drawn else {}
+                found = {_epochs(c): c.course(drawn) for c in curves} if drawn else {}
                 points = {epochs: course[r] for epochs, course in found.items() if r in course}
                 _draw(axes, points, band=drawn == name, color=colour, **look)
         bound = ", dotted: Lemma 1" if name in LEMMA1 else ""
         _frame(axes, heading + bound, "epochs of the generators", log=name.endswith("_sq"))
-        axes.set_xticks([c.runs[0]["generator_epochs"] for c in curves])
+        axes.set_xticks([_epochs(c) for c in curves])
     grid[0, 0].legend(fontsize=9)
     own = "every point at its own server model, which is the same for all at round 0"
     figure.suptitle(f"{title}; {own}", fontsize=11)
     return figure
+
+
+def _epochs(one: Curve) -> int:
+    return int(one.runs["generator.epochs"].iloc[0])
 
 
 def _shades(of: Sequence[object]) -> list[Any]:

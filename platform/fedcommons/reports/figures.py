@@ -1,13 +1,16 @@
-"""Figure 3 of Fedssyn from the summaries of runs: accuracy per data setting, with the central lines."""
+"""Figure 3 of Fedssyn: accuracy in each data setting, with the central lines."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 
+from fedcommons.reports.cells import Cell
+from fedcommons.reports.columns import identified, method, setting, text
 from fedcommons.reports.plots import COLOURS, colour_of, save
 from fedcommons.reports.plots import panels as empty
-from fedcommons.reports.tables import Entry, markdown, mean_std, number
+from fedcommons.reports.series import value
+from fedcommons.reports.tables import markdown, numbered, percent, share
 
 DARK = ("shuffled_synthetic", "shuffled_real")
 LINES = {"central_real": ("k", 0), "central_synthetic": ("#2e8b57", 5)}
@@ -33,39 +36,38 @@ class Panel:
     lines: Sequence[tuple[str, float]]
 
 
-def panels(entries: Sequence[Entry]) -> list[Panel]:
+def panels(cells: Sequence[Cell]) -> list[Panel]:
     """A panel for each alpha, of last accuracies; the line of the real images stands in all of them."""
 
-    def percent(e: Entry) -> list[float]:
-        return [100 * r["last_accuracy"] for r in e.runs]
+    def last(cell: Cell) -> list[float]:
+        return [100 * found for found in cell.values("last_accuracy")]
 
-    federated = [e for e in entries if e.setting not in LINES]
+    def alpha(cell: Cell) -> float | None:
+        return value(cell, "partition.alpha")
+
+    central = [cell for cell in cells if value(cell, "algorithm") == "central"]
+    federated = [cell for cell in cells if value(cell, "algorithm") != "central"]
     result = []
-    for alpha in dict.fromkeys(e.alpha for e in federated):
+    for here in dict.fromkeys(map(alpha, federated)):
+        inside = [cell for cell in federated if alpha(cell) == here]
         bars = [
-            Bar(e.algorithm, e.setting, fmean(percent(e)), stdev(percent(e)) if len(e.runs) > 1 else None)
-            for e in federated
-            if e.alpha == alpha
+            Bar(method(cell), setting(cell), fmean(last(cell)), stdev(last(cell)) if len(cell.runs) > 1 else None)
+            for cell in inside
         ]
-        lines = [(e.setting, fmean(percent(e))) for e in entries if e.setting in LINES and e.alpha in (None, alpha)]
-        result.append(Panel(f"{federated[0].dataset}, α = {number(alpha)}", bars, lines))
+        lines = [(setting(cell), fmean(last(cell))) for cell in central if alpha(cell) in (None, here)]
+        result.append(Panel(f"{value(inside[0], 'data.name')}, α = {text(here)}", bars, lines))
     return result
 
 
-def accuracy_table(entries: Sequence[Entry], footnotes: Sequence[str]) -> str:
+def accuracy_table(cells: Sequence[Cell], footnotes: Sequence[str]) -> str:
     """A line for each bar and each central model."""
-    head = ["data set", "N", "C", "alpha", "algorithm", "setting", "last acc.", "best acc.", "p", "lr"]
-
-    def show(value: object, form: str = "g") -> str:
-        return "" if value is None else format(value, form)
-
-    lines = [
-        [e.dataset, show(e.n_clients), show(e.participation), show(e.alpha), e.algorithm, e.setting,
-         *(mean_std([100 * r[f"{kind}_accuracy"] for r in e.runs], 1) for kind in ("last", "best")),
-         show(e.runs[0].get("p"), ".2f"), show(e.runs[0]["learning_rate"])]
-        for e in entries
-    ]  # fmt: skip
-    return markdown(head, lines) + "".join(f"\n{i}. {note}" for i, note in enumerate(footnotes, 1)) + "\n"
+    head, known = identified(cells)
+    results = [
+        [percent(cell, "last_accuracy"), percent(cell, "best_accuracy"), share(cell), text(value(cell, "lr"))]
+        for cell in cells
+    ]
+    lines = [[*line, *result] for line, result in zip(known, results, strict=True)]
+    return markdown([*head, "last acc.", "best acc.", "p", "lr"], lines) + numbered(footnotes)
 
 
 def accuracy_bars(path: Path, panels: Sequence[Panel], smoke: bool) -> None:
@@ -84,9 +86,9 @@ def accuracy_bars(path: Path, panels: Sequence[Panel], smoke: bool) -> None:
             axes.bar(x, b.mean, 0.9, color=colour_of(b.setting, settings), yerr=b.deviation, capsize=3, label=b.setting)
             ink = "w" if b.setting in DARK else "k"
             axes.text(x, 2, f"{b.mean:.1f}", ha="center", fontsize=9, color=ink)  # at the foot, clear of the lines
-        for name, value in panel.lines:
+        for name, height in panel.lines:
             colour, offset = LINES[name]
-            axes.axhline(value, color=colour, linestyle=(offset, (5, 5)), linewidth=1.4, label=name)
+            axes.axhline(height, color=colour, linestyle=(offset, (5, 5)), linewidth=1.4, label=name)
         axes.set_xticks([i * pitch + (len(settings) - 1) / 2 for i in range(len(names))], names)
         axes.tick_params("x", length=0)
         axes.set(title=panel.title, ylim=(0, 105), ylabel="top-1 test accuracy (%)")

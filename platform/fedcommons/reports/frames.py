@@ -1,6 +1,7 @@
 """Run folders as pandas frames: a row a run, or a row a round."""
 
 import os
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,8 +9,9 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.config.flat import effective, flat_dict
-from fedcommons.errors import UserError
-from fedcommons.tracking.run_folder import STOPPED, is_run, read_clients, read_config, read_run
+from fedcommons.errors import UserError, shown
+from fedcommons.federation.rejections import told
+from fedcommons.tracking.run_folder import STOPPED, is_run, read_clients, read_config, read_run, read_summary
 
 if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
     import pandas as pd
@@ -19,20 +21,43 @@ _WHO = ("run", "dataset", "algorithm", "setting", "seed", "alpha", "p", "rho", "
 
 _CONVERGENCE = "convergence/"
 
+_FIELDS = (
+    "data.name",
+    "algorithm",
+    "sharing.setting",
+    "seed",
+    "target",
+    "client.lr",
+    "dp.local",
+    "dp.noise_multiplier",
+)
+_NUMBERS = ("p", "n_clients", "participation", "learning_rate", "bytes_down", "bytes_up", "bytes_once")
+"""What the config and the summary of every run have."""
+
+_CENTRAL = {
+    "data.name": "dataset", "partition.n_clients": "n_clients", "federation.participation": "participation",
+    "partition.alpha": "alpha", "sharing.setting": "setting", "lr": "learning_rate",
+}  # fmt: skip
+"""Columns of a run, and what they are called in the summary of a central model."""
+
 Say = Callable[[str], None]
 
 
 def load_runs(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
     """A row for each run in these folders, each a run folder or one with run folders at any depth.
 
-    Columns: ``run`` (the folder); ``dataset``, ``algorithm``, ``setting``, ``seed``; ``alpha, p, rho, sigma, lr`` that
-    took effect (p: the share the clients got; rho: with a generator; sigma: with DP-SGD); every field of what was
-    chosen by its dotted name (``client.epochs``); ``status``: finished, stopped (by a scheduler), failed or unfinished;
-    every scalar of the summary; ``MB``: 10^6 bytes over all clients, both ways; ``epsilon``: of all messages, where one
-    can be stated, and ``epsilon_local_training``; every metric of the last round by its name, the convergence
-    parameters without their prefix (``zeta_hat_sq``), and their means over the rounds that have them
-    (``zeta_hat_sq_mean``). What a run does not have is missing. ``say`` is told which run folders cannot be read, and
-    why; they are left out.
+    A run that cannot be read is left out, and ``say`` is told which, and why. What a run does not have is missing.
+    The columns are:
+
+    - ``run``: its folder. ``status``: finished, stopped (by a scheduler), failed or unfinished.
+    - ``dataset``, ``algorithm``, ``setting``, ``seed``, and every field of what was chosen by its dotted name.
+    - ``alpha``, ``p``, ``rho``, ``sigma``, ``lr`` that took effect. p: the share that the clients got; rho: with a
+      generator only; sigma: with DP-SGD only.
+    - Every number and text of the summary. ``rejections``: a sentence, where replies were rejected.
+    - ``MB``: 10^6 bytes, all clients, both ways. ``epsilon``: of all messages, where it can be stated;
+      ``epsilon_local_training``.
+    - Every metric of the last round that has it. Convergence parameters have no prefix (``zeta_hat_sq``);
+      ``zeta_hat_sq_mean`` is the mean over the rounds that have it.
 
     Raises:
         UserError: one of the folders does not exist or holds no run.
@@ -74,6 +99,18 @@ def load_clients(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
                 {**whose, "round": line["round"], "client": i, **dict(zip(metrics, values, strict=True))}
                 for i, values in enumerate(of_clients)
             ]
+    return pd.DataFrame(rows)
+
+
+def load_central(*folders: Path) -> "pd.DataFrame":
+    """A row for each central model of figure 3 that is trained: its summary, and by the names of fields what it had."""
+    import pandas as pd
+
+    rows = []
+    for folder in folders:
+        if summary := read_summary(folder):
+            known = {n: v for n, v in summary.items() if not isinstance(v, list | dict)}
+            rows.append({"run": str(folder), **known, **{n: summary[own] for n, own in _CENTRAL.items()}})
     return pd.DataFrame(rows)
 
 
@@ -121,8 +158,23 @@ def _run(folder: Path) -> _Run:
         raise UserError(f"{folder} has no round yet.")
     if summary and not isinstance(summary.get("config"), dict):
         raise UserError(f"{folder} is of an earlier version: its summary.json does not have the config.")
+    if summary:
+        _check(folder, summary)
     config = summary["config"] if summary else flat_dict(read_config(folder))
     return _Run(folder, {n: tuple(v) if isinstance(v, list) else v for n, v in config.items()}, lines, summary or {})
+
+
+def _check(folder: Path, summary: Mapping[str, Any]) -> None:
+    """Refuse a summary that somebody changed: tables rest on its numbers."""
+    most = sys.float_info.max
+    for name in _NUMBERS:
+        value = summary.get(name)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
+            raise UserError(f"{folder / 'summary.json'} is damaged: {name} is {shown(value)}.")
+    if not isinstance(summary.get("partition"), str):
+        raise UserError(f"{folder / 'summary.json'} is damaged: it has no partition.")
+    if lacking := [name for name in _FIELDS if name not in summary["config"]]:
+        raise UserError(f"{folder / 'summary.json'} is damaged: its config has no {lacking[0]}.")
 
 
 def _facts(run: _Run) -> dict[str, Any]:
@@ -140,11 +192,13 @@ def _row(run: _Run) -> dict[str, Any]:
     measured: dict[str, list[float]] = {}
     for line in run.lines:
         for name, value in line.items():
-            if value is not None and name != "round":
+            if value is not None and name != "round" and not isinstance(value, list):
                 measured.setdefault(name, []).append(value)
     row |= {_short(name): values[-1] for name, values in measured.items()}
     row |= {f"{_short(n)}_mean": fmean(values) for n, values in measured.items() if _short(n) != n}
     row["MB"] = run.lines[-1].get("comm/total_bytes", float("nan")) / 1e6
+    if rejected := run.summary.get("rejected"):
+        row["rejections"] = told(rejected)
     spent = {
         "epsilon": run.summary.get("privacy", {}).get("epsilon_of_messages"),
         "epsilon_local_training": run.lines[-1].get("privacy/epsilon_local_training"),

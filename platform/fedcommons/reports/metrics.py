@@ -11,7 +11,7 @@ from fedcommons.errors import UserError, unknown
 OF_TEST_DATA = ("rounds_to_target", "best_accuracy", "last_accuracy")
 
 KNOWN = (
-    "validation_accuracy", *OF_TEST_DATA, "MB", "bytes_down", "bytes_up", "bytes_once",
+    "validation_accuracy", *OF_TEST_DATA, "MB", "bytes_down", "bytes_up", "bytes_once", "disclosed",
     "epsilon", "epsilon_local_training", *NAMES, *(f"{name}_mean" for name in NAMES),
 )  # fmt: skip
 """Metrics that are known before a run. What its rounds log has a slash in its name and may be anything: train/loss."""
@@ -33,7 +33,7 @@ WORDS = {
     "data.name": "data set", "dataset": "data set", "algorithm": "algorithm", "sharing.setting": "data setting",
     "setting": "data setting", "partition.alpha": r"Dirichlet concentration $\alpha$",
     "partition.n_clients": "clients N", "federation.participation": "share C of clients in a round",
-    "federation.rounds": "rounds R",
+    "federation.rounds": "rounds R", "disclosed": "share of the clients' examples given away",
     "sharing.p": "share p of shared data", "generator.rho": r"share $\rho$ of images that generators see",
     "dp.noise_multiplier": r"noise multiplier $\sigma$", "client.lr": "learning rate",
     "client.epochs": "local epochs E", "client.batch_size": "batch size B", "target": "target accuracy", "seed": "seed",

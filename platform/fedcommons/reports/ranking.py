@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fedcommons.reports import series
 from fedcommons.reports.cells import ENVIRONMENT, Cell, cells, counted, fields, varied
 from fedcommons.reports.metrics import mode, sees_test_data, words
-from fedcommons.reports.tables import markdown, mean_std, rounds_needed
+from fedcommons.reports.tables import markdown, mean_std, rounds
 
 if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
     import pandas as pd
@@ -54,8 +54,7 @@ def shown(runs: "pd.DataFrame", metric: str) -> str:
     """Mean and standard deviation over seeds of a metric, accuracies in percent; ``-`` where no run has it."""
     values, _ = counted(runs, metric)
     if metric == "rounds_to_target":
-        reached = [None if v is None or v != v else v for v in runs[metric].tolist()]
-        return rounds_needed(reached, max(runs["rounds"].tolist()))
+        return rounds(runs)
     if not values:
         return "-"
     some = f" ({len(values)} of {len(runs)} seeds)" if len(values) < len(runs) else ""

@@ -1,54 +1,59 @@
-"""Table 1 from the summaries of run folders: rounds to a target accuracy, per setting, with the speed-up."""
+"""Table 1, and what all tables share: a line a cell, with a column for every field that varies."""
 
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedcommons.federation.rejections import told
+from fedcommons.errors import UserError
+from fedcommons.reports.cells import Cell, cells, counted, fields, varied
+from fedcommons.reports.columns import identified, key, place, setting, text, variant, without_sharing
+from fedcommons.reports.series import value
 
-Summary = Mapping[str, Any]
+if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
+    import pandas as pd
 
-COLUMNS = ("dataset", "n_clients", "participation", "alpha", "algorithm", "setting")
-"""The fields that make a cell of the table, with others that vary among its runs; these differ in their seeds."""
+RUN = ("dataset", "algorithm", "setting", "alpha", "n_clients", "participation", "seed", "learning_rate", "target",
+       "rounds_to_target", "rounds", "last_accuracy", "best_accuracy", "validation_accuracy", "p", "bytes_down",
+       "bytes_up", "bytes_once", "partition")  # fmt: skip
+"""What the CSV of a table has of each run."""
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One cell of the table: its runs, one for each seed.
+def compared(runs: "pd.DataFrame") -> list[Cell]:
+    """The cells of a table. Of each only the runs at its best learning rate are kept.
 
-    varied: names and values of other fields in which runs of the same key differ.
+    Best is the highest validation accuracy of the last round, the mean over seeds; ties go to the smaller rate. Test
+    accuracy has no part in it.
+
+    Raises:
+        UserError: runs that should have the same partition do not.
     """
+    of_data = varied(runs.loc[:, [name for name in fields(runs) if name.startswith(("data.", "partition."))]])
+    for _, same in runs.groupby([*of_data, "seed"], dropna=False):
+        if len(set(same["partition"].dropna())) > 1:
+            one, *_, other = (Path(run).name for run in same["run"])
+            raise UserError(f"runs on different partitions cannot be compared: {one} and {other}.")
+    return [Cell(cell.fields, _at_best_rate(cell.runs)) for cell in cells(runs.drop(columns="client.lr"))]
 
-    key: tuple
-    runs: tuple[Summary, ...]
-    varied: tuple[tuple[str, Any], ...] = ()
 
-    def __getattr__(self, name: str) -> Any:
-        if name in COLUMNS:
-            return self.key[COLUMNS.index(name)]
-        raise AttributeError(name)
+def _at_best_rate(runs: "pd.DataFrame") -> "pd.DataFrame":
+    at = {rate: runs.loc[runs["lr"] == rate, :] for rate in sorted(set(runs["lr"]))}
+    if len(at) == 1:
+        return runs
+    scores = {rate: fmean(of["validation_accuracy"]) for rate, of in at.items()}
+    return at[max(scores, key=lambda rate: scores[rate])]
 
-    @property
-    def rounds(self) -> str:
-        """Rounds to the target over seeds, ``>R`` where a seed never reached it."""
-        return rounds_needed([r["rounds_to_target"] for r in self.runs], self.runs[0]["rounds"])
 
-    @property
-    def mean_rounds(self) -> tuple[float, bool]:
-        """Mean rounds to the target, those not reached counted as R; and whether any was so counted."""
-        return fmean(self._counted), any(r["rounds_to_target"] is None for r in self.runs)
+def rounds(runs: "pd.DataFrame") -> str:
+    """Rounds to the target over the seeds of a cell; see ``rounds_needed``."""
+    return rounds_needed(reached(runs), max(runs["rounds"].tolist()))
 
-    @property
-    def deviation_of_rounds(self) -> float | None:
-        """The standard deviation over seeds of what ``mean_rounds`` is the mean of; None for one seed."""
-        return stdev(self._counted) if len(self.runs) > 1 else None
 
-    @property
-    def _counted(self) -> list[int]:
-        return [r["rounds"] if r["rounds_to_target"] is None else r["rounds_to_target"] for r in self.runs]
+def reached(runs: "pd.DataFrame") -> list[float | None]:
+    """The first round of each run that has the target accuracy; None where there is none."""
+    return [None if found is None or found != found else found for found in runs["rounds_to_target"].tolist()]
 
 
 def rounds_needed(reached: Sequence[float | None], most: int) -> str:
@@ -58,6 +63,12 @@ def rounds_needed(reached: Sequence[float | None], most: int) -> str:
     return mean_std([r for r in reached if r is not None], 0 if len(reached) == 1 else 1)
 
 
+def mean_rounds(runs: "pd.DataFrame") -> tuple[float, bool]:
+    """Mean rounds to the target, those not reached counted as R; and whether any was so counted."""
+    found, missed = counted(runs, "rounds_to_target")
+    return fmean(found), missed > 0
+
+
 def mean_std(values: Sequence[float], digits: int | None) -> str:
     """``mean +/- sample standard deviation``; the value alone where there is one. digits: after the point; None: .4g"""
     form = ".4g" if digits is None else f".{digits}f"
@@ -65,128 +76,97 @@ def mean_std(values: Sequence[float], digits: int | None) -> str:
     return mean if len(values) == 1 else f"{mean} ± {format(stdev(values), form if digits is not None else '.2g')}"
 
 
-def choose_learning_rate(summaries: Sequence[Summary]) -> list[Summary]:
-    """For each cell keep the learning rate with the best validation accuracy of the last round, the mean over seeds.
-
-    Ties go to the smaller rate. Test accuracy has no part in it.
-    """
-    chosen = []
-    for key in dict.fromkeys(_key(s) for s in summaries):
-        runs = [s for s in summaries if _key(s) == key]
-        rates = sorted({s["learning_rate"] for s in runs})
-        if len(rates) > 1:
-            scores = {lr: fmean(s["validation_accuracy"] for s in runs if s["learning_rate"] == lr) for lr in rates}
-            best = max(rates, key=lambda lr: (scores[lr], -lr))
-            runs = [s for s in runs if s["learning_rate"] == best]
-        chosen += runs
-    return chosen
+def percent(cell: Cell, accuracy: str) -> str:
+    """An accuracy in percent, mean and deviation over seeds."""
+    return mean_std([100 * found for found in cell.values(accuracy)], 1)
 
 
-def entries(summaries: Sequence[Summary]) -> list[Entry]:
-    """The table's cells, in the order their first runs stand in.
-
-    Raises:
-        ValueError: runs of one seed and recipe that should share a partition do not.
-    """
-    partitions: dict[tuple, str] = {}
-    for s in summaries:
-        same = (s["dataset"], s["n_clients"], s["alpha"], s["seed"])
-        if partitions.setdefault(same, s["partition"]) != s["partition"]:
-            raise ValueError(f"runs of {same} rest on different partitions and cannot be compared")
-    cells: dict[tuple, list[Summary]] = {}
-    for s in summaries:
-        cells.setdefault((_key(s), _varied(s, summaries)), []).append(s)
-    return [Entry(key, tuple(runs), varied) for (key, varied), runs in cells.items()]
+def share(cell: Cell) -> str:
+    """The share p of shared data that the clients got."""
+    found = value(cell, "p")
+    return "-" if found is None else f"{found:.2f}"
 
 
-def _varied(summary: Summary, summaries: Sequence[Summary]) -> tuple[tuple[str, Any], ...]:
-    """The fields of a run, but the seed, that are not the same in all runs of its key; older summaries have none."""
-    same = [s.get("config", {}) for s in summaries if _key(s) == _key(summary)]
-    names = dict.fromkeys(n for flat in same for n in flat if n != "seed")
-    differ = [n for n in names if any(flat.get(n) != same[0].get(n) for flat in same)]
-    own = summary.get("config", {})
-    return tuple((n, tuple(v) if isinstance(v := own.get(n), list) else v) for n in differ)
-
-
-def _key(summary: Summary) -> tuple:
-    return tuple(summary[name] for name in COLUMNS)
-
-
-def speed_up(base: Entry, other: Entry) -> str:
+def speed_up(base: Cell, other: Cell) -> str:
     """How many times fewer rounds ``other`` needs; a bound where one of them did not reach the target."""
-    (slow, slow_censored), (fast, fast_censored) = base.mean_rounds, other.mean_rounds
+    (slow, slow_censored), (fast, fast_censored) = mean_rounds(base.runs), mean_rounds(other.runs)
     if slow_censored and fast_censored:
         return "-"
     sign = ">" if slow_censored else "<" if fast_censored else ""
     return f"{sign}{slow / fast:.1f}x"
 
 
-def effect(cells: Sequence[Entry]) -> str:
+def effect(of: Sequence[Cell]) -> str:
     """One federation and algorithm in a line: the rounds in each setting, and how many times fewer than with real."""
-    first, base = cells[0], next((e for e in cells if e.setting == "real"), None)
-    parts = [labelled(first), f"alpha {number(first.alpha)}", f"N {first.n_clients}", f"C {first.participation:g}"]
-    for e in sorted(cells, key=lambda e: e.setting != "real"):
-        parts.append(f"{e.setting} {e.rounds} rounds")
-        if base and base is not e:
-            parts.append(speed_up(base, e))
+    _, n, c, alpha, algorithm, _ = key(of[0])
+    parts = [algorithm, f"alpha {text(alpha)}", f"N {n}", f"C {c:g}"]
+    pairs = zip(of, without_sharing(of), strict=True)
+    for cell, base in sorted(pairs, key=lambda pair: value(pair[0], "sharing.setting") != "real"):
+        parts.append(f"{variant(cell)} {rounds(cell.runs)} rounds")
+        parts += [speed_up(base, cell)] if base and base is not cell else []
     return "  ".join(parts)
 
 
-def table1_markdown(cells: Sequence[Entry], published: Mapping[tuple, str], footnotes: Sequence[str]) -> str:
+def table1_markdown(of: Sequence[Cell], published: Mapping[tuple, str], footnotes: Sequence[str]) -> str:
     """The paper's Table 1, a line for each federation and setting; ``published``: the paper's rounds, if comparable."""
-    head = ["data set", "N", "C", "alpha", "algorithm", "setting", "target", "rounds", "speed-up", "last acc.",
-            "best acc.", "p", "lr", "MB exchanged"]  # fmt: skip
-    if published:
-        head.append("paper")
+    head, known = identified(of)
+    head += ["target", "rounds", "speed-up", "last acc.", "best acc.", "p", "lr", "MB exchanged"]
     lines = []
-    for e in cells:
-        run = e.runs[0]
-        bases = [b for b in cells if b.key == (*e.key[:-1], "real")]
-        base = next((b for b in bases if b.varied in (e.varied, ())), None)
-        total = fmean(r["bytes_down"] + r["bytes_up"] + r["bytes_once"] for r in e.runs)
-        line = [e.dataset, e.n_clients, f"{e.participation:g}", number(e.alpha), labelled(e), e.setting,
-                f"{100 * run['target']:g} %", e.rounds, speed_up(base, e) if base and base is not e else "",
-                mean_std([100 * r["last_accuracy"] for r in e.runs], 1),
-                mean_std([100 * r["best_accuracy"] for r in e.runs], 1),
-                f"{run['p']:.2f}", f"{run['learning_rate']:g}", f"{total / 1e6:.1f}"]  # fmt: skip
-        lines.append(line + ([published.get(e.key, "")] if published else []))
-    notes = "".join(f"\n{i}. {note}" for i, note in enumerate(footnotes, 1))
-    return markdown(head, lines) + notes + "\n"
+    for cell, line, base in zip(of, known, without_sharing(of), strict=True):
+        line += [
+            f"{100 * value(cell, 'target'):g} %", rounds(cell.runs),
+            speed_up(base, cell) if base and base is not cell else "", percent(cell, "last_accuracy"),
+            percent(cell, "best_accuracy"), share(cell), text(value(cell, "lr")), f"{fmean(cell.values('MB')):.1f}",
+        ]  # fmt: skip
+        lines.append(line + ([published.get(key(cell), "")] if published else []))
+    return markdown([*head, *(["paper"] if published else [])], lines) + numbered(footnotes)
 
 
-def number(value: float | None) -> str:
-    """In short; ``-`` where a partition has no such number."""
-    return "-" if value is None else f"{value:g}"
+def numbered(notes: Sequence[str]) -> str:
+    """What stands under a table."""
+    return "".join(f"\n{i}. {note}" for i, note in enumerate(notes, 1)) + "\n"
 
 
-def labelled(entry: Entry) -> str:
-    """The algorithm, and the fields in which the entry differs from others of its key."""
-    return " ".join([entry.algorithm, *(f"{name}={value}" for name, value in entry.varied)])
+def rejected_notes(runs: "pd.DataFrame") -> list[str]:
+    """A footnote for each run in which replies were rejected."""
+    if "rejections" not in runs:
+        return []
+    told = runs.dropna(subset="rejections")
+    return [f"{Path(run).name}: {said}." for run, said in zip(told["run"], told["rejections"], strict=True)]
 
 
-def rejected_notes(summaries: Sequence[Summary]) -> list[str]:
-    """A footnote for each run in which replies were rejected; runs of earlier versions did not say."""
-    return [f"{s['run_dir']}: {told(s['rejected'])}." for s in summaries if s.get("rejected")]
+def lost_notes(runs: "pd.DataFrame") -> list[str]:
+    """A footnote for each run in which late clients had downloaded for nothing."""
+    if "bytes_lost" not in runs:
+        return []
+    told = runs.loc[runs["bytes_lost"] > 0, :]
+    return [
+        f"{Path(run).name}: {lost / 1e6:.1f} of the MB exchanged were downloads of late clients, whose replies did not "
+        f"come (straggler.rule {rule})."
+        for run, lost, rule in zip(told["run"], told["bytes_lost"], told["straggler.rule"], strict=True)
+    ]
 
 
-def spread(cells: Sequence[Entry]) -> str:
+def spread(of: Sequence[Cell]) -> str:
     """How far the algorithms lie apart in each federation, with and without shared data; nothing for one algorithm.
 
     Last accuracy: largest minus least of the means over seeds, in points; rounds: least and most of the means.
     """
+    places: dict[str, dict[str, list[Cell]]] = {}
+    for cell in of:
+        places.setdefault(place(cell), {}).setdefault(setting(cell), []).append(cell)
     lines = []
-    for key in dict.fromkeys(e.key[:4] for e in cells):
+    for where, groups in places.items():
         parts = []
-        for setting in dict.fromkeys(e.setting for e in cells):
-            group = [e for e in cells if e.key[:4] == key and e.setting == setting]
+        for name, group in groups.items():
             if len(group) > 1:
-                last = [100 * fmean(r["last_accuracy"] for r in e.runs) for e in group]
-                least, most = min(e.mean_rounds for e in group), max(e.mean_rounds for e in group)
-                rounds = " to ".join(f"{'>' if censored else ''}{mean:.3g}" for mean, censored in (least, most))
-                parts.append(f"{setting} {max(last) - min(last):.1f} points of last accuracy, {rounds} rounds")
+                last = [100 * fmean(cell.values("last_accuracy")) for cell in group]
+                needed = sorted(mean_rounds(cell.runs) for cell in group)
+                ends = (needed[0], needed[-1])
+                apart = " to ".join(f"{'>' if censored else ''}{mean:.3g}" for mean, censored in ends)
+                parts.append(f"{name} {max(last) - min(last):.1f} points of last accuracy, {apart} rounds")
         if parts:
-            dataset, n, c, alpha = key
-            lines.append(f"- {dataset}, N = {n}, C = {c:g}, alpha = {number(alpha)}: {'; '.join(parts)}.")
+            lines.append(f"- {where}: {'; '.join(parts)}.")
     return "\nSpread between the algorithms:\n" + "\n".join(lines) + "\n" if lines else ""
 
 
@@ -199,11 +179,21 @@ def markdown(head: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
     return "\n".join(out) + "\n"
 
 
-def to_csv(summaries: Sequence[Summary]) -> str:
-    """One line for each run, lists left out."""
-    fields = [name for name, value in summaries[0].items() if not isinstance(value, list | dict)]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fields, extrasaction="ignore", lineterminator="\n")
+def records(runs: "pd.DataFrame", columns: Sequence[str]) -> list[dict[str, Any]]:
+    """These columns of each run as plain values, None for what it does not have; and its folder's name."""
+    if runs.empty:
+        return []
+    whole = ("n_clients", "rounds_to_target", "generator.epochs")  # gaps make them floats
+    found = runs.reindex(columns=list(columns)).astype({name: "Int64" for name in whole if name in columns})
+    plain = found.astype(object).where(found.notna(), None)
+    return plain.assign(run_dir=[Path(run).name for run in runs["run"]]).to_dict("records")
+
+
+def to_csv(lines: Sequence[Mapping[str, Any]]) -> str:
+    """One line for each of these, lists left out."""
+    names = [name for name, value in lines[0].items() if not isinstance(value, list | dict)]
+    made = io.StringIO()
+    writer = csv.DictWriter(made, names, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    writer.writerows(summaries)
-    return text.getvalue()
+    writer.writerows(lines)
+    return made.getvalue()

@@ -17,7 +17,7 @@ from fedcommons.config import parts
 from fedcommons.config.experiment import Data, Experiment
 from fedcommons.config.fields import taken
 from fedcommons.config.flat import chosen, deciding, flat_dict, part_of
-from fedcommons.core.algorithm import Algorithm, Facts
+from fedcommons.core.algorithm import Algorithm, ChoosesClients, Facts, require_attributes, takes_partial
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import LocalSGD, Work, floating_buffers
@@ -29,10 +29,11 @@ from fedcommons.data.examples import Dataset, without_images
 from fedcommons.data.partition import Partitioned, partition
 from fedcommons.errors import UserError
 from fedcommons.federation.memory import ClientMemory
-from fedcommons.federation.participation import Stragglers
+from fedcommons.federation.participation import joining
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.federation.serial import Serial
-from fedcommons.runs.checks import check, refuse
+from fedcommons.federation.stragglers import Independent, Rule, arrival
+from fedcommons.runs.checks import check, refuse, require_participants
 from fedcommons.seeds import set_default_generator, wide_key
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.dealt import Dealt
@@ -52,6 +53,7 @@ class Prepared:
     partition: Partitioned
     algorithm: Algorithm
     stage: Stage
+    late: Rule | None  # None: nobody is late
 
     @property
     def dealt(self) -> Dealt:
@@ -86,7 +88,8 @@ def prepare(config: Experiment) -> Prepared:
         UserError: something about the request cannot be met.
     """
     check(config)
-    made = {kind: part_of(config, kind) for kind in ("algorithm", "sharing", "generator") if kind in chosen(config)}
+    kinds = ("algorithm", "sharing", "generator", "straggler")
+    made = {kind: part_of(config, kind) for kind in kinds if kind in chosen(config)}
     for part in made.values():
         refuse(part, "check", flat_dict(config))
     dataset = _load(config.data)
@@ -95,8 +98,12 @@ def prepare(config: Experiment) -> Prepared:
     labels = dataset.train.y.numpy()
     dealt = partition(config.partition, labels, dataset.n_classes, config.seed)
     sizes = [len(rows) for rows in dealt.rows]
-    prepared = Prepared(config, dataset, dealt, made["algorithm"], made["sharing"])
+    require_participants(config.federation.participation, len(sizes))  # a partition may drop clients
+    rule = None if made["straggler"] == Independent() else made["straggler"]
+    prepared = Prepared(config, dataset, dealt, made["algorithm"], made["sharing"], rule)
     refuse(prepared.stage, "check_dealt", prepared.dealt)
+    refuse(rule, "check_clients", len(sizes), _joining(prepared))
+    refuse(prepared.algorithm, "check_held", Clients(dataset.train, dealt.rows), dataset.n_classes)
     privacy.refuse_large_delta(config, sizes)
     # of a network of ours names and shapes without numbers; an algorithm that refuses them does so here
     own = parts.is_own(config.model.name) or parts.is_own(config.data.name)
@@ -106,9 +113,42 @@ def prepare(config: Experiment) -> Prepared:
     model = flatten(dict(module.named_parameters()))
     capacity.require_model(model)
     _require_statistics(config, module)
-    facts = Facts(len(sizes), sizes, config.federation.rounds, config.federation.weighting)
+    require_attributes(prepared.algorithm, module)
+    facts = _facts(prepared, prepared.dealt.own)
+    _require_replies(config, facts)
     prepared.algorithm.start(model, facts, config.seed)
     return prepared
+
+
+def _joining(prepared: Prepared) -> int | None:
+    """The number of clients in a round; None where the algorithm chooses them."""
+    c = prepared.config.federation.participation
+    return None if isinstance(prepared.algorithm, ChoosesClients) else joining(len(prepared.partition.rows), c)
+
+
+def _takes_partial(prepared: Prepared) -> bool:
+    """Whether what late clients have done is taken."""
+    of_field = {"take": True, "drop": False, "method": takes_partial(prepared.algorithm)}
+    return of_field[prepared.config.straggler.partial]
+
+
+def _facts(prepared: Prepared, clients: Clients) -> Facts:
+    c, n, rule = prepared.config, len(clients), prepared.late
+    if _takes_partial(prepared) and getattr(rule, "leaves_partial", False):
+        rule = None  # whoever is late replies all the same
+    found = arrival(rule, n, _joining(prepared), c.seed)
+    sizes, counts = clients.rows.totals.tolist(), partial(clients.counts, prepared.dataset.n_classes)
+    return Facts(n, sizes, c.federation.rounds, c.federation.weighting, found, counts)
+
+
+def _require_replies(config: Experiment, facts: Facts) -> None:
+    """Refuse a run in which practically no reply arrives."""
+    if facts.arrival is not None and (expected := facts.rounds * sum(facts.arrival)) < 1e-6:
+        values = ", ".join(f"{name} {value}" for name, value in config.straggler.constants.items())
+        raise UserError(
+            f"straggler.rule {config.straggler.rule} ({values}) lets nobody reply in time: "
+            f"the probability that any reply arrives in {facts.rounds} rounds is at most {expected:.2g}."
+        )
 
 
 def _try(module: LightningModule, name: str, dataset: Dataset) -> None:
@@ -247,9 +287,8 @@ def assemble(prepared: Prepared, made: Sequence[Contribution] = ()) -> Assembled
     shared = share_by_method(shared, prepared.algorithm, dataset.n_classes, c.seed)
     sets = {"test": dataset.test, "validation": dataset.validation}
     data = RunData(shared.clients, shared.own, sets, shared.pool)
-    f, late = c.federation, Stragglers(c.straggler.q) if c.straggler.q else None
-    facts = Facts(len(shared.clients), shared.clients.rows.totals.tolist(), f.rounds, f.weighting)
-    plan = Plan(facts, f.participation, f.blocks, c.seed, late, f.buffers == "keep", f.max_norm)
+    f, facts, taken = c.federation, _facts(prepared, shared.clients), _takes_partial(prepared)
+    plan = Plan(facts, f.participation, f.blocks, c.seed, prepared.late, f.buffers == "keep", f.max_norm, taken)
     return Assembled(prepared, shared, data, plan)
 
 

@@ -159,7 +159,7 @@ def _train(central: Central) -> dict[str, Any]:
         "algorithm": "central",
         "setting": central.source,
         "alpha": flat_dict(c).get("partition.alpha") if synthetic else None,
-        "n_clients": c.partition.n_clients if synthetic else None,
+        "n_clients": len(prepared.partition.rows) if synthetic else None,
         "participation": None,
         "seed": c.seed,
         "learning_rate": c.client.lr,

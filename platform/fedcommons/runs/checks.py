@@ -29,11 +29,7 @@ def check(config: Experiment) -> None:
     _require_sources(config)
     if not c.measure.every and (c.measure.samples is not None or c.measure.smoothness):
         raise UserError("measure.every must be at least 1 with measure.samples or measure.smoothness: 0 is never.")
-    if c.federation.participation * c.partition.n_clients < 1 - 1e-9:
-        raise UserError(
-            f"federation.participation C = {c.federation.participation:g} of {c.partition.n_clients} clients "
-            f"is less than one client; it must be at least {1 / c.partition.n_clients:g}."
-        )
+    require_participants(c.federation.participation, c.partition.n_clients)
     if c.federation.executor == "ray_actors" and c.federation.actors > c.federation.blocks:
         raise UserError(
             f"federation.actors = {c.federation.actors} must be at most federation.blocks = {c.federation.blocks}: "
@@ -41,6 +37,19 @@ def check(config: Experiment) -> None:
         )
     if c.client.optimizer == "adam" and c.client.momentum:
         raise UserError(f"client.momentum must be 0 with client.optimizer adam, got {c.client.momentum:g}.")
+
+
+def require_participants(participation: float, n_clients: int) -> None:
+    """Refuse a share C of N clients that is less than one client.
+
+    Raises:
+        UserError: it is.
+    """
+    if participation * n_clients < 1 - 1e-9:
+        raise UserError(
+            f"federation.participation C = {participation:g} of {n_clients} clients is less than one client; it must "
+            f"be at least {1 / n_clients:g}."
+        )
 
 
 def refuse(part: Any, check: str, *given: Any) -> None:

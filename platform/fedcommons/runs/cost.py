@@ -138,7 +138,7 @@ def measure(ready: Assembled) -> Prices:
     """The prices of a run's shape."""
     c, b = ready.config, ready.config.client.batch_size
     reset_peak()
-    shortest, two = _round(ready, 1, 1, b), min(2, c.partition.n_clients)
+    shortest, two = _round(ready, 1, 1, b), min(2, ready.plan.facts.n_clients)
     _round(ready, 1, 1, 1)()  # what torch does once in a process, also where a step is so slow that it is not repeated
     alone = seconds_of(shortest)
     k = 17 if alone < SHORT else 2

@@ -77,6 +77,8 @@ def _run(
     with leaving_errors(folder, parts_of_own(config)):
         _write_partition(folder, prepared)
         ready = assemble(prepared, synthetic_images(prepared, store, jobs, say))
+        for note in ready.shared.notes:
+            say(note)
         executor = ready.executor()
         trackers: list[Tracker] = []
         summary = None
@@ -86,7 +88,7 @@ def _run(
             end = _federate(ready, executor, start, record, trackers, on_round, say)
             record.require_rounds(end.round)
             dealt, p = prepared.partition, ready.shared.p
-            summary = measures.summarise(config, dealt, record.rounds(), p, end)
+            summary = measures.summarise(config, dealt, record.rounds(), p, end) | ready.shared.facts
             rejected = sum(line.get("rejected", 0) for line in record.rounds())
             summary["privacy"] = privacy.statement(end.ledger, ready.plan.facts.n_clients, _delta(config), rejected)
             if summary["rejected"]:
@@ -155,7 +157,7 @@ def _federate(
             if delta := _delta(config):
                 metrics["privacy/epsilon_local_training"] = now.ledger.largest_of_training(delta)
             for tracker in trackers:
-                tracker.log(now.round, metrics)
+                tracker.log(now.round, {**metrics, **(_late(now) if "stragglers" in facts else {})})
             record.log_times(now.round, {"train": trained - clock, "observe": time.perf_counter() - trained})
             if now.round % f.checkpoint_every == 0 or now.round == f.rounds:
                 checkpoint.save(record.checkpoints, now)
@@ -171,6 +173,11 @@ def _federate(
         checkpoint.save(record.checkpoints, last)  # so that the client can be played again at once
         raise
     return last
+
+
+def _late(now: Standing) -> dict[str, list[int]]:
+    """The clients that were late, and those among them whose partial work came."""
+    return {"late": list(now.late), "partial": [i for i, share in now.late.items() if share]}
 
 
 def _delta(config: Experiment) -> float | None:

@@ -62,8 +62,10 @@ def summarise(
     """The run in one record: no times, no paths, so that it compares equal to that of an uninterrupted run.
 
     ``lines``: those of rounds.jsonl; ``p``: the share of shared data; ``end``: where the federation stands in the end.
-    ``config`` has the flat fields of what was chosen; ``rejected`` each client whose replies were: how many, and why
-    the first was.
+    ``disclosed``: the share of all clients' examples that were given away, as they are or in what was made from them,
+    with nothing that an epsilon can be computed from; model updates do not count. ``bytes_lost``, where there are
+    stragglers: those among ``bytes_down`` for which no reply came back. ``config`` has the flat fields of what was
+    chosen; ``rejected`` each client whose replies were: how many, and why the first was.
     """
     c, flat = config, flat_dict(config)
     after = [(line["round"], line["test/accuracy"]) for line in lines if line["round"] >= 1]
@@ -89,9 +91,11 @@ def summarise(
         "best_accuracy": max(accuracy for _, accuracy in after),
         "validation_accuracy": lines[-1].get("validation/accuracy"),
         "p": p,
+        "disclosed": sum(end.ledger.given_away.values()) / sum(map(len, dealt.rows)),
         "bytes_down": end.traffic.down,
         "bytes_up": end.traffic.up,
         "bytes_once": end.traffic.once,
+        **({"bytes_lost": end.traffic.lost} if "stragglers" in lines[-1] else {}),
         "rejected": rejections.records(end.rejected),
         "partition": dealt.fingerprint,
         "config": {n: list(v) if type(v) is tuple else v for n, v in flat.items() if n not in IGNORED_BY_RESULTS},

@@ -21,7 +21,7 @@ from fedcommons.core.reduction import add_blocks
 from fedcommons.core.worker import fresh_torch
 from fedcommons.errors import UserError
 from fedcommons.federation import checkpoint, rounds
-from fedcommons.federation.blocks import Block, train_block
+from fedcommons.federation.blocks import train_block
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rounds import Standing
 from fedcommons.runs.build import Assembled, assemble, prepare, synthetic_images
@@ -81,8 +81,10 @@ def replay(
     before = _standing_before(number, ready, executor, folder, say)
     _require_training(ready, before.state, number, client)
     called = rounds.call(ready.algorithm, ready.plan, before, number)
-    alone = _alone(client, called.blocks)
-    say(f"client {client}, round {number}, {called.task.algorithm}")
+    alone = next(block for block in called.blocks if client in block.clients).alone(client)
+    (share,) = alone.shares
+    partly = "" if share == 1 else f", late, with {100 * share:.3g} % of its local work"
+    say(f"client {client}, round {number}, {called.task.algorithm}{partly}")
     (result,) = executor.map(train_block, called.task, [alone])
     return Replayed(
         torch.bincount(ready.data.clients[client].y).tolist(),
@@ -114,8 +116,9 @@ def _require_within(option: str, value: int, low: int, high: int) -> None:
 
 def _require_training(ready: Assembled, state: State, number: int, client: int) -> None:
     joined, present = rounds.answering(ready.algorithm, ready.plan, state, number)
+    rule = ready.config.straggler.rule
     if client not in present:
-        why = "its answer does not arrive (straggler.q)" if client in joined else "it is not drawn"
+        why = f"its reply does not arrive (straggler.rule {rule})" if client in joined else "it is not drawn"
         some = ", ".join(map(str, present[:10])) + (f" and {len(present) - 10} more" if len(present) > 10 else "")
         raise UserError(f"client {client} does not train in round {number}: {why}; those that do: {some or 'none'}.")
 
@@ -133,10 +136,3 @@ def _standing_before(
     for standing, _ in islice(rounds.run(ready.algorithm, executor, ready.plan, start), missing):
         now = standing
     return now
-
-
-def _alone(client: int, blocks: Sequence[Block]) -> Block:
-    """The client in a block of its own."""
-    block = next(block for block in blocks if client in block.clients)
-    at = block.clients.index(client)
-    return Block([client], [block.own[at]], [block.memory[at]])

@@ -4,7 +4,7 @@ Li et al., TMLR 2024, arXiv:2306.13263, figure 3.   p: share of synthetic images
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from fedcommons.core.release import Release
@@ -40,9 +40,9 @@ class LocalSynthetic:
         """No image leaves a client, but the events are recorded as if it did.
 
         A real image influences many synthetic ones, and private training counts these as separate examples. So its
-        updates reveal more of the real image than its accounting says.
+        updates reveal more of the real image than its accounting says. No example is given away (``Release.seen``).
         """
-        return contributed, contributed.releases("synthetic images")
+        return contributed, [replace(event, seen=0) for event in contributed.releases("synthetic images")]
 
     def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
         """Every client keeps its own synthetic images."""

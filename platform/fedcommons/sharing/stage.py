@@ -9,7 +9,7 @@ The client that each row came from is known to the end. A stage is a frozen data
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -27,34 +27,41 @@ from fedcommons.sharing.needs import Need, Recipe
 
 @dataclass(frozen=True)
 class Contribution:
-    """Examples that were made for a client, and what protects them; None: nothing."""
+    """Examples that were made for a client, and what protects them; None: nothing.
+
+    seen: how many of the client's examples they were made from.
+    """
 
     examples: Examples
     receipt: Receipt | None = None
+    seen: int = 0
 
 
 @dataclass(frozen=True, eq=False)
 class Contributions:
     """What the clients contribute: m rows of ``store``, which begins with the clients' real data.
 
-    rows: (m,) int64; owners: (m,), the client that each row came from; receipts: by client, of made examples.
+    rows: (m,) int64; owners: (m,), the client that each row came from; receipts: by client, of made examples; seen: by
+    client, how many of its real examples these are or were made from.
     """
 
     store: Examples
     rows: np.ndarray
     owners: np.ndarray
     receipts: Mapping[int, Receipt | None]
+    seen: Mapping[int, int]
 
     @staticmethod
     def none(dealt: Dealt) -> "Contributions":
         """Nobody contributes."""
-        return Contributions(dealt.own.store, np.zeros(0, np.int64), np.zeros(0, np.int64), {})
+        return Contributions(dealt.own.store, np.zeros(0, np.int64), np.zeros(0, np.int64), {}, {})
 
     @staticmethod
     def of_own(dealt: Dealt, given: Sequence[np.ndarray]) -> "Contributions":
         """Client i contributes its real rows ``given[i]``; no example is copied."""
         owners = np.repeat(np.arange(len(given)), [len(rows) for rows in given])
-        return Contributions(dealt.own.store, np.concatenate(given), owners, {})
+        seen = {client: len(rows) for client, rows in enumerate(given)}
+        return Contributions(dealt.own.store, np.concatenate(given), owners, {}, seen)
 
     @staticmethod
     def of_made(dealt: Dealt, made: Sequence[Contribution]) -> "Contributions":
@@ -71,7 +78,8 @@ class Contributions:
         store = Examples(torch.cat([real.x, *(e.x for e in new)]), torch.cat([real.y, *(e.y for e in new)]))
         owners = np.repeat(np.arange(len(new)), [len(e) for e in new])
         receipts = {client: one.receipt for client, one in enumerate(made)}
-        return Contributions(store, np.arange(len(real), len(store)), owners, receipts)
+        seen = {client: one.seen for client, one in enumerate(made)}
+        return Contributions(store, np.arange(len(real), len(store)), owners, receipts, seen)
 
     def of_each(self, n_clients: int) -> list[np.ndarray]:
         """The rows that each client contributes."""
@@ -85,7 +93,9 @@ class Contributions:
     def releases(self, *what: str) -> list[Release]:
         """An event for each contributing client, with its receipt: these things (``what``) leave it."""
         givers = np.unique(self.owners).tolist()
-        return [(self.receipts.get(client) or Receipt()).release(client, *what) for client in givers]
+        receipts = [self.receipts.get(client) or Receipt() for client in givers]
+        seen = [self.seen.get(client, 0) for client in givers]
+        return [r.release(i, *what, seen=n) for i, r, n in zip(givers, receipts, seen, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +106,7 @@ class Assigned:
     each client's kept rows, then of its received ones, None where all are 1 (see ``ClientData``); n_own: how many of
     its rows count as its own in the rule of equal work, None for the sum of its weights; pool: all contributions, in
     the parts in which they were dealt, () where there is no pool; once: bytes of the exchange over all clients, up and
-    down.
+    down; notes: what the user is told.
     """
 
     kept: Sequence[np.ndarray]
@@ -105,6 +115,7 @@ class Assigned:
     n_own: Sequence[int] | np.ndarray | None = None
     pool: Sequence[np.ndarray] = ()
     once: int = 0
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +124,7 @@ class Shared:
 
     clients, own, pool: rows of one store; own: the real data; pool: None where there is none.
     owners: (rows of the store,), the client that each came from, -1 where no client holds it.
+    disclosed: number of real examples that left their clients as they are. notes: what the user is told.
     """
 
     clients: Clients
@@ -122,6 +134,14 @@ class Shared:
     pool: Clients | None = None
     owners: np.ndarray | None = None
     releases: Sequence[Release] = ()
+    disclosed: int = 0
+    notes: Sequence[str] = ()
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For the summary: real examples that were disclosed raw, and how many clients hold a real one on average."""
+        n, held = len(self.own.rows.flat), int(torch.isin(self.clients.rows.flat, self.own.rows.flat).sum())
+        return {"disclosed_raw": self.disclosed / n, "disclosed_examples": self.disclosed, "mean_copies": held / n}
 
 
 class Stage(Protocol):
@@ -171,11 +191,14 @@ def share(stage: Stage, dealt: Dealt, made: Sequence[Contribution] = ()) -> Shar
     owners = np.full(len(store), -1)
     for client, rows in enumerate(dealt.own.rows):
         owners[rows] = client
+    left = contributed.rows[owners[contributed.rows] >= 0]  # real rows, as only these have owners so far
     owners[contributed.rows] = contributed.owners
     givers = set(contributed.owners.tolist())
     if clients is not own:
-        holders, came_from = np.repeat(np.arange(len(clients)), clients.rows.sizes), owners[clients.rows.flat.numpy()]
-        givers |= set(came_from[came_from != holders].tolist())
+        holders, held = np.repeat(np.arange(len(clients)), clients.rows.sizes), clients.rows.flat.numpy()
+        elsewhere = held[owners[held] != holders]
+        givers |= set(owners[elsewhere].tolist())
+        left = np.concatenate([left, np.intersect1d(elsewhere, own.rows.flat.numpy())])
     return Shared(
         clients,
         own,
@@ -183,14 +206,16 @@ def share(stage: Stage, dealt: Dealt, made: Sequence[Contribution] = ()) -> Shar
         Traffic(once=assigned.once),
         Clients(store, pool) if pool else None,
         owners,
-        _with_undeclared(releases, givers),
+        _with_undeclared(releases, givers, dealt.own.sizes),
+        len(np.unique(left)),
+        assigned.notes,
     )
 
 
-def _with_undeclared(releases: Sequence[Release], givers: Iterable[int]) -> list[Release]:
-    """These events, and an uncovered one for every giver without an event."""
-    told = {release.client for release in releases}
-    return [*releases, *(Release(client, ("undeclared",)) for client in sorted(set(givers) - told))]
+def _with_undeclared(releases: Sequence[Release], givers: Iterable[int], sizes: Sequence[int]) -> list[Release]:
+    """These events, and an uncovered one, of all its examples, for every giver without an event."""
+    silent = sorted(set(givers) - {release.client for release in releases})
+    return [*releases, *(Release(client, ("undeclared",), seen=sizes[client]) for client in silent)]
 
 
 def share_by_method(shared: Shared, algorithm: object, n_classes: int, seed: int) -> Shared:
@@ -204,5 +229,5 @@ def share_by_method(shared: Shared, algorithm: object, n_classes: int, seed: int
         clients=clients,
         own=clients if shared.own is shared.clients else shared.own,
         traffic=shared.traffic + Traffic(once=common.nbytes),
-        releases=[*shared.releases, *_with_undeclared(common.releases, range(len(clients)))],
+        releases=[*shared.releases, *_with_undeclared(common.releases, range(len(clients)), clients.sizes)],
     )

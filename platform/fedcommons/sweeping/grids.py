@@ -1,7 +1,7 @@
 """What the sweeps over a grid (table1, figure3) have in common: options, base experiment, dry run, last words."""
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +11,14 @@ from fedcommons.config import cli, parts, presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import SHORT_NAMES, choose, chosen, flat_dict, same_results
 from fedcommons.config.parts import KINDS
+from fedcommons.reports.frames import load_runs
 from fedcommons.sweeping import sweep
 from fedcommons.sweeping.display import Display
+from fedcommons.tracking.run_folder import is_run
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # pandas and torch take seconds to import, and --help needs neither
+    import pandas as pd
+
     from fedcommons.runs.central import Central
 
 GRID = {  # option: the field it varies
@@ -39,15 +43,16 @@ def parser(
     defaults: Mapping[str, str],
     more: Iterable[tuple[str, Any, Any, str]],
     stem: str,
+    fields: Mapping[str, Any] | None = None,
 ) -> cli.Parser:
     """The options of a grid on top of every field of its parts.
 
     defaults: of ``algorithms`` and ``settings``; more: (name, type, default, help) of options of one sweep; stem: how
-    its default folder begins.
+    its default folder begins; fields: what the sweep sets on top of its preset.
     """
     preset, dataset = preset_and_dataset(argv)
     lists = {"algorithms": "fedavg", **defaults}
-    result = cli.parser(title, argv, presets.preset(preset, dataset), lists)
+    result = cli.parser(title, argv, {**presets.preset(preset, dataset), **(fields or {})}, lists)
     for name, kind, default, text in (
         ("preset", str, "small", f"{', '.join(presets.PRESETS)}: sets the defaults of all fields"),
         ("seeds", str, "0", "seeds, separated by commas"),
@@ -84,6 +89,15 @@ def cell(options: Namespace, fields: Mapping[str, Any], owned: Collection[str] =
 def once(cells: Iterable[sweep.Cell]) -> list[sweep.Cell]:
     """Each cell once: where a partition knows no alpha, those of all alphas are one."""
     return list({cell.name: cell for cell in cells}.values())
+
+
+def finished(cells: Iterable[sweep.Cell], out: Path, say: Callable[[str], None] = print) -> "pd.DataFrame":
+    """The finished runs of these cells, in their order; ``say`` is told which cannot be read. See ``load_runs``."""
+    import pandas as pd
+
+    folders = [out / c.name for c in cells if is_run(out / c.name) and (out / c.name / "summary.json").exists()]
+    runs = load_runs(*folders, say=say) if folders else pd.DataFrame()
+    return runs if runs.empty else runs.loc[runs["status"] == "finished", :]
 
 
 def method_note(cells: Sequence[Experiment]) -> str:

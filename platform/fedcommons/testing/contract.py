@@ -6,9 +6,8 @@ No check knows an algorithm by name. None is a bare ``assert``: what was violate
 and ``python -O`` leaves assertions out.
 """
 
-import math
 import pickle
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from copy import deepcopy
 from dataclasses import replace
 from itertools import chain
@@ -21,9 +20,9 @@ from fedcommons.core.worker import fresh_torch
 from fedcommons.errors import UserError
 from fedcommons.federation import checkpoint, rounds
 from fedcommons.federation.evaluation import evaluate
-from fedcommons.federation.rejections import records, told
-from fedcommons.federation.rounds import Standing, answering
+from fedcommons.federation.stragglers import Independent
 from fedcommons.tensors import EMPTY, Payload, data, flat
+from fedcommons.testing.absent import LATE, play_with_absent_clients, require_all_trained, rounds_of
 from fedcommons.testing.comparing import bits, differing, listed, raw, require
 from fedcommons.testing.elsewhere import Apart, require_the_bits_of_one_process, require_the_same_of_ray
 from fedcommons.testing.federations import Federation, digits
@@ -58,11 +57,11 @@ def check_algorithm(
     checks: dict[str, Check] = {name: CHECKS[name] for name in only or CHECKS}
     if actors:
         checks["ray_actors_give_the_bits_of_one_process"] = lambda a, loop: require_the_same_of_ray(
-            a, digits(dropout=0.3).training(replace(loop, augment=True)), actors
+            a, digits(dropout=0.3, method=algorithm).training(replace(loop, augment=True)), actors
         )
     if device:
-        there = check_on(device)
-        checks[there.__name__] = lambda a, loop: there(a, digits(batch_norm=True).training(replace(loop, augment=True)))
+        there, federation = check_on(device), digits(batch_norm=True, method=algorithm)
+        checks[there.__name__] = lambda a, loop: there(a, federation.training(replace(loop, augment=True)))
     violations: list[str] = []
     errors: list[Exception] = []
     for name, check in checks.items():
@@ -80,7 +79,7 @@ def check_algorithm(
 
 
 def two_rounds_keep_names_shapes_and_types(algorithm: Algorithm, local: LocalSGD) -> None:
-    federation = digits().training(local)
+    federation = digits(method=algorithm).training(local)
     untrained = federation.model
     plan = federation.plan(2)
     played = federation.play(algorithm, plan)
@@ -93,12 +92,12 @@ def two_rounds_keep_names_shapes_and_types(algorithm: Algorithm, local: LocalSGD
             f"{after} the model is {model.buffer.dtype}, and the untrained one is {untrained.buffer.dtype}",
         )
         require(model.buffer.isfinite().all(), f"{after} the model has values that are not finite")
-    _require_all_trained(federation, algorithm, plan, played, "")
+    require_all_trained(federation, algorithm, plan, played, "")
 
 
 def the_loss_falls(algorithm: Algorithm, local: LocalSGD) -> None:
     """On softmax regression, which is convex: there no sound method may fail, while on a deep network it may."""
-    federation = digits(sizes=(30, 40, 30, 40, 30), lr=0.2, linear=True).training(local)
+    federation = digits(sizes=(30, 40, 30, 40, 30), lr=0.2, linear=True, method=algorithm).training(local)
     plan, executor = federation.plan(5), federation.serial(algorithm)
     sizes = {"train": len(federation.data.sets["train"])}
     models = federation.start(algorithm, plan).model, federation.play(algorithm, plan, executor)[-1][0].model
@@ -111,7 +110,7 @@ def the_loss_falls(algorithm: Algorithm, local: LocalSGD) -> None:
 
 def same_seed_same_bits_other_seed_other_bits(algorithm: Algorithm, local: LocalSGD) -> None:
     """The second run is on a worker that has trained for another federation before."""
-    federation, spy = digits(dropout=0.3).training(replace(local, augment=True)), Spy(algorithm)
+    federation, spy = digits(dropout=0.3, method=algorithm).training(replace(local, augment=True)), Spy(algorithm)
     used = federation.serial(spy)
     first, other, again = (
         bits(federation.play(spy, federation.plan(2, seed=seed), executor)[-1][0])
@@ -126,16 +125,16 @@ def same_seed_same_bits_other_seed_other_bits(algorithm: Algorithm, local: Local
 
 
 def nothing_that_is_handed_in_is_changed(algorithm: Algorithm, local: LocalSGD) -> None:
-    federation, spy = digits().training(local), Spy(algorithm)
+    federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
     plan = federation.plan(3)
-    expected = sum(len(present) for _, present in _rounds(federation, algorithm, plan, federation.play(spy, plan)))
+    expected = sum(len(present) for _, present in rounds_of(federation, algorithm, plan, federation.play(spy, plan)))
     require(len(spy.calls) == expected, f"{len(spy.calls)} clients' rounds were played instead of {expected}")
     require(not spy.changed, f"it changed in place what it was given: {listed(sorted(spy.changed))}")
 
 
 def what_a_client_returned_is_not_the_workers_buffer(algorithm: Algorithm, local: LocalSGD) -> None:
     """The next client trains in the same buffer, so memory and replies that alias it would change."""
-    federation, spy = digits().training(local), Spy(algorithm)
+    federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
     federation.play(spy, federation.plan(2))
     for call in spy.calls:
         later = differing(call.each, raw(call.reply.each)) + differing(call.kept or {}, raw(call.reply.memory or {}))
@@ -148,7 +147,7 @@ def what_a_client_returned_is_not_the_workers_buffer(algorithm: Algorithm, local
 
 def memory_is_never_sent(algorithm: Algorithm, local: LocalSGD) -> None:
     """No message to or from a client holds what it kept from earlier rounds (numbers and zeros may coincide)."""
-    federation, spy = digits().training(local), Spy(algorithm)
+    federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
     federation.play(spy, federation.plan(3))
     for call in spy.calls:
         kept = {call.handed[name] for name, x in call.memory.items() if data(x).numel() > 1 and data(x).any()}
@@ -158,7 +157,7 @@ def memory_is_never_sent(algorithm: Algorithm, local: LocalSGD) -> None:
 
 
 def messages_replies_and_state_survive_pickling(algorithm: Algorithm, local: LocalSGD) -> None:
-    federation, spy = digits().training(local), Spy(algorithm)
+    federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
     state = federation.play(spy, federation.plan(2))[-1][0].state
     parts: dict[str, Payload] = {"the state": state}
     for call in spy.calls[-5:]:
@@ -174,7 +173,7 @@ def messages_replies_and_state_survive_pickling(algorithm: Algorithm, local: Loc
 
 def all_clients_of_a_round_get_the_same_common(algorithm: Algorithm, local: LocalSGD) -> None:
     """``common`` is sent once, with the first client's message; what is for one client belongs in ``own``."""
-    federation, spy = digits().training(local), Spy(algorithm)
+    federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
     federation.play(spy, federation.plan(2))
     first = dict(reversed(spy.common))  # reversed, so that the first of each round wins
     for round, common in spy.common:
@@ -183,10 +182,10 @@ def all_clients_of_a_round_get_the_same_common(algorithm: Algorithm, local: Loca
 
 
 def bytes_are_those_of_the_tensors(algorithm: Algorithm, local: LocalSGD) -> None:
-    federation, spy = digits().training(local), Spy(algorithm)
+    federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
     plan = federation.plan(2, participation=0.4)
     played = federation.play(spy, plan)
-    answers = [len(present) for _, present in _rounds(federation, algorithm, plan, played)]
+    answers = [len(present) for _, present in rounds_of(federation, algorithm, plan, played)]
     require(len(spy.calls) == sum(answers), f"{len(spy.calls)} clients' rounds were played instead of {sum(answers)}")
     down, up = [_down(c) for c in spy.calls], [_up(c) for c in spy.calls]
     require(min(down) > 0, "a message to a client is empty, so what the client knows has not travelled as a message")
@@ -204,11 +203,11 @@ def bytes_are_those_of_the_tensors(algorithm: Algorithm, local: LocalSGD) -> Non
 
 def clients_with_one_sample_take_part(algorithm: Algorithm, local: LocalSGD) -> None:
     for drop_last in (False, True):
-        federation = digits(sizes=(1, 6, 1)).training(replace(local, drop_last=drop_last))
+        federation = digits(sizes=(1, 6, 1), method=algorithm).training(replace(local, drop_last=drop_last))
         plan = federation.plan(2)
         played = federation.play(algorithm, plan)
         with_this = f"with clients of one sample and drop_last={drop_last}"
-        _require_all_trained(federation, algorithm, plan, played, f"{with_this}, ")
+        require_all_trained(federation, algorithm, plan, played, f"{with_this}, ")
         (first, _), (last, _) = played
         require(last.model.buffer.isfinite().all(), f"{with_this} the model has values that are not finite")
         require(bits(first)["state/model"] != bits(last)["state/model"], f"{with_this} the model stands still")
@@ -216,20 +215,38 @@ def clients_with_one_sample_take_part(algorithm: Algorithm, local: LocalSGD) -> 
 
 def a_client_that_sits_out_keeps_its_memory(algorithm: Algorithm, local: LocalSGD) -> None:
     """Two of five take part in a round."""
-    federation = digits().training(local)
-    _play_with_absent_clients(algorithm, federation, federation.plan(5, participation=0.4, seed=3))
+    federation = digits(method=algorithm).training(local)
+    play_with_absent_clients(algorithm, federation, federation.plan(5, participation=0.4, seed=3))
 
 
 def stragglers_change_nothing(algorithm: Algorithm, local: LocalSGD) -> None:
     """Three of five are drawn, and one in two does not answer; in one round nobody does."""
-    federation = digits().training(local)
-    _play_with_absent_clients(algorithm, federation, federation.plan(5, participation=0.6, seed=52, straggling=0.5))
+    federation = digits(method=algorithm).training(local)
+    plan = federation.plan(5, participation=0.6, seed=52, late=Independent(0.5))
+    play_with_absent_clients(algorithm, federation, plan)
+
+
+def late_clients_by_any_rule_break_no_promise(algorithm: Algorithm, local: LocalSGD) -> None:
+    """Memory, bits elsewhere and bits after a stop, under each rule of ``LATE``, partial work taken."""
+    federation = digits(dropout=0.3, method=algorithm).training(replace(local, augment=True))
+    for rule in LATE:
+        plan = replace(federation.plan(3, participation=0.8, blocks=4, late=rule), take_partial=True)
+        try:
+            play_with_absent_clients(algorithm, federation, plan)
+            require_the_bits_of_one_process(algorithm, federation, Apart(federation, algorithm), plan)
+            _require_the_same_after_a_stop(algorithm, federation, plan)
+        except AssertionError as error:
+            raise AssertionError(f"with {rule}: {error}") from error
 
 
 def continuing_from_a_checkpoint_is_never_having_stopped(algorithm: Algorithm, local: LocalSGD) -> None:
     """The checkpoint holds all that counts: a fresh worker and an unused copy of the algorithm continue from it."""
-    federation = digits(dropout=0.3).training(replace(local, augment=True))
-    later, plan, played = deepcopy(algorithm), federation.plan(4, participation=0.6), []
+    federation = digits(dropout=0.3, method=algorithm).training(replace(local, augment=True))
+    _require_the_same_after_a_stop(algorithm, federation, federation.plan(4, participation=0.6))
+
+
+def _require_the_same_after_a_stop(algorithm: Algorithm, federation: Federation, plan: rounds.Plan) -> None:
+    later, played, last = deepcopy(algorithm), [], plan.facts.rounds
     with TemporaryDirectory() as folder:
         start, executor = federation.start(algorithm, plan), federation.serial(algorithm)
         for now, facts in rounds.run(algorithm, executor, plan, start):
@@ -242,24 +259,24 @@ def continuing_from_a_checkpoint_is_never_having_stopped(algorithm: Algorithm, l
     unequal = differing(bits(rest[-1][0]), whole)
     require(
         not unequal,
-        f"after a stop at round 2 of 4 there are other bits of {listed(unequal)}: it depends on something that is "
+        f"after a stop at round 2 of {last} there are other bits of {listed(unequal)}: it depends on something that is "
         "neither state nor memory, so no checkpoint holds it",
     )
-    require(rest[-1][0].traffic == played[-1][0].traffic, "after a stop at round 2 of 4 other bytes are counted")
+    require(rest[-1][0].traffic == played[-1][0].traffic, f"after a stop at round 2 of {last} other bytes are counted")
     require(
         [facts for _, facts in rest] == [facts for _, facts in played[2:]],
-        "after a stop at round 2 of 4 clients report other metrics",
+        f"after a stop at round 2 of {last} clients report other metrics",
     )
 
 
 def neither_the_worker_nor_the_order_decides_a_bit(algorithm: Algorithm, local: LocalSGD) -> None:
-    federation = digits(dropout=0.3).training(replace(local, augment=True))
+    federation = digits(dropout=0.3, method=algorithm).training(replace(local, augment=True))
     require_the_bits_of_one_process(algorithm, federation, Apart(federation, algorithm))
 
 
 def batch_norms_statistics_follow_the_policy(algorithm: Algorithm, local: LocalSGD) -> None:
     """Averaged buffers travel with the model; kept ones stay with their client. The algorithm never sees them."""
-    federation = digits(batch_norm=True).training(local)
+    federation = digits(batch_norm=True, method=algorithm).training(local)
     initial = federation.work().initial_buffers
     sent = {}
     for keep in (False, True):
@@ -267,7 +284,7 @@ def batch_norms_statistics_follow_the_policy(algorithm: Algorithm, local: LocalS
         executor = federation.serial(spy)
         start = replace(federation.start(spy, plan), buffers=EMPTY if keep else initial)
         played = federation.play(spy, plan, executor, start)
-        now, answers = played[-1][0], _rounds(federation, algorithm, plan, played, start)
+        now, answers = played[-1][0], rounds_of(federation, algorithm, plan, played, start)
         seen = {client for _, present in answers for client in present}
         held = [flat(now.memory[i], BUFFERS) for i in seen] if keep else [now.buffers]
         require(
@@ -293,7 +310,7 @@ def batch_norms_statistics_follow_the_policy(algorithm: Algorithm, local: LocalS
 
 def all_that_is_sent_is_named_by_a_release(algorithm: Algorithm, local: LocalSGD) -> None:
     """By a release that says what protects it, or that nothing does; without one it could have been forgotten."""
-    federation, spy = digits().training(local), Spy(algorithm)
+    federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
     federation.play(spy, federation.plan(2))
     for call in spy.calls:
         named = {name for event in call.reply.releases for name in event.what}
@@ -323,6 +340,7 @@ CHECKS: dict[str, Check] = {
         clients_with_one_sample_take_part,
         a_client_that_sits_out_keeps_its_memory,
         stragglers_change_nothing,
+        late_clients_by_any_rule_break_no_promise,
         continuing_from_a_checkpoint_is_never_having_stopped,
         neither_the_worker_nor_the_order_decides_a_bit,
         batch_norms_statistics_follow_the_policy,
@@ -330,52 +348,6 @@ CHECKS: dict[str, Check] = {
     )
 }
 """What ``check_algorithm`` checks, by name."""
-
-
-def _rounds(
-    federation: Federation,
-    algorithm: Algorithm,
-    plan: rounds.Plan,
-    played: Sequence[tuple[Standing, dict[str, float]]],
-    start: Standing | None = None,
-) -> list[tuple[list[int], list[int]]]:
-    """For each round: the clients that were to take part, and those of them that were to answer."""
-    before = [start or federation.start(algorithm, plan), *(now for now, _ in played)]
-    return [answering(algorithm, plan, now.state, now.round + 1) for now in before[:-1]]
-
-
-def _play_with_absent_clients(algorithm: Algorithm, federation: Federation, plan: rounds.Plan) -> None:
-    """A client that is not in a round keeps its memory as it was, and gets it back when it answers again."""
-    spy, expected = Spy(algorithm), {}
-    played = federation.play(spy, plan)
-    answers = _rounds(federation, algorithm, plan, played)
-    for (now, _), (_, present) in zip(played, answers, strict=True):
-        calls = dict(zip(present, (call for call in spy.calls if call.round == now.round), strict=True))
-        for client, call in calls.items():
-            wrong = differing(call.handed, expected.get(client, {}))
-            require(not wrong, f"in round {now.round} client {client} did not get its memory back: {listed(wrong)}")
-        expected |= {client: call.kept for client, call in calls.items() if call.kept is not None}
-        wrong = differing({client: raw(kept) for client, kept in now.memory.items()}, expected)
-        require(not wrong, f"round {now.round} of clients {present} left other memory than returned in {listed(wrong)}")
-        require(now.model.buffer.isfinite().all(), f"after round {now.round} the model has values that are not finite")
-    _require_all_trained(federation, algorithm, plan, played, "")
-
-
-def _require_all_trained(
-    federation: Federation,
-    algorithm: Algorithm,
-    plan: rounds.Plan,
-    played: Sequence[tuple[Standing, dict[str, float]]],
-    when: str,
-) -> None:
-    """Every client that was to answer in a round did so, and was not rejected."""
-    answers = _rounds(federation, algorithm, plan, played)
-    for (now, facts), (joined, present) in zip(played, answers, strict=True):
-        where, drawn = f"{when}in round {now.round}", facts["clients"]
-        require(drawn == len(joined), f"{where} {drawn} clients were drawn instead of {len(joined)}")
-        require(not now.rejected, f"{where} {told(records(now.rejected))}")
-        found = math.isfinite(facts.get("train/loss", math.nan))
-        require(found or not present, f"{where} the clients report no finite metric 'loss'")
 
 
 def _down(call: Call) -> int:

@@ -7,17 +7,20 @@ from typing import Any
 
 from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.executor import Executor
+from fedcommons.federation.rounds import Plan
 from fedcommons.testing.comparing import bits, differing, listed, require
 from fedcommons.testing.federations import Federation
 
 
-def require_the_bits_of_one_process(algorithm: Algorithm, federation: Federation, executor: Executor) -> None:
-    """Check that three rounds on ``executor`` give the bits of the serial one.
+def require_the_bits_of_one_process(
+    algorithm: Algorithm, federation: Federation, executor: Executor, plan: Plan | None = None
+) -> None:
+    """Check that the rounds of ``plan``, by default three, give on ``executor`` the bits of the serial one.
 
     Raises:
         AssertionError: they are not.
     """
-    plan = federation.plan(3, participation=0.8, blocks=4)
+    plan = plan or federation.plan(3, participation=0.8, blocks=4)
     there, here = federation.play(algorithm, plan, executor), federation.play(algorithm, plan)
     unequal = differing(bits(there[-1][0]), bits(here[-1][0]))
     require(

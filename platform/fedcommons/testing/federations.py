@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from typing import Self
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcommons.config.experiment import Data
-from fedcommons.core.algorithm import Algorithm, Facts
+from fedcommons.core.algorithm import Algorithm, Facts, needed
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import LocalSGD, Work
 from fedcommons.core.worker import RunData, Worker
@@ -21,12 +21,13 @@ from fedcommons.data.clients import Clients
 from fedcommons.data.datasets import load
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.federation import rounds
-from fedcommons.federation.participation import Stragglers
+from fedcommons.federation.participation import joining
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.federation.serial import Serial
+from fedcommons.federation.stragglers import Rule, arrival
 from fedcommons.seeds import set_default_generator
 from fedcommons.tensors import Flat, flatten
-from lightning_modules import Classifier
+from lightning_modules import Classifier, VAEClassifier, vae
 from lightning_modules.networks import CNN, Linear
 
 
@@ -71,12 +72,13 @@ class Federation:
         return Serial(self.build(algorithm), self.data)
 
     def plan(
-        self, rounds: int, participation: float = 1.0, blocks: int = 2, seed: int = 0, straggling: float = 0.0
+        self, rounds: int, participation: float = 1.0, blocks: int = 2, seed: int = 0, late: Rule | None = None
     ) -> Plan:
         """The schedule of so many rounds."""
         sizes = self.data.clients.rows.totals.tolist()
-        facts = Facts(len(sizes), sizes, rounds, self.weighting)
-        return Plan(facts, participation, blocks, seed, Stragglers(straggling) if straggling else None)
+        n, counts = len(sizes), partial(self.data.clients.counts, 10)
+        facts = Facts(n, sizes, rounds, self.weighting, arrival(late, n, joining(n, participation), seed), counts)
+        return Plan(facts, participation, blocks, seed, late)
 
     def start(self, algorithm: Algorithm, plan: Plan) -> Standing:
         """The state of the federation before round 1."""
@@ -155,11 +157,13 @@ def digits(
     momentum: float = 0.0,
     linear: bool = False,
     batch_norm: bool = False,
+    method: Algorithm | None = None,
 ) -> Federation:
     """Handwritten digits and a tiny CNN; client i holds digits 2i and 2i + 1 (modulo ten) only.
 
     All clients share each client's mean image and the frequencies of its labels. ``linear``: softmax regression in
-    place of the CNN (and no dropout), so that the loss is convex. ``batch_norm``: in the CNN.
+    place of the CNN (and no dropout), so that the loss is convex. ``batch_norm``: in the CNN. ``method``: if it needs
+    more of a module than the CNN has, there is an autoencoder in its place (with ``linear``: of two linear layers).
     """
     everything = _dataset()
     labels = everything.train.y.numpy()
@@ -177,10 +181,12 @@ def digits(
         torch.stack([F.one_hot(part.y, everything.n_classes).float().mean(0) for part in clients]),  # (N, 10)
     )
     clients = clients.with_commons(means)
-    mean, std = everything.mean, everything.std
+    mean, std, autoencoder = everything.mean, everything.std, method is not None and bool(needed(method))
 
     def module() -> LightningModule:
         set_default_generator("initial weights of the tests")
+        if autoencoder:
+            return _autoencoder(dropout, lr, momentum, linear, batch_norm)
         if linear:
             return Classifier(Linear((1, 8, 8), 10), lr=lr, momentum=momentum, mean=mean, std=std)
         network = CNN((1, 8, 8), 10, channels=(3, 4), hidden=16, batch_norm=batch_norm)
@@ -188,3 +194,17 @@ def digits(
         return Classifier(network, lr=lr, momentum=momentum, mean=mean, std=std)
 
     return Federation(RunData(clients, clients, {"train": store, "test": everything.test[slice(0, 100)]}), module)
+
+
+def _autoencoder(dropout: float, lr: float, momentum: float, linear: bool, batch_norm: bool) -> VAEClassifier:
+    """A tiny one for images of 8x8; see ``digits``."""
+    if linear:
+        decoder = nn.Sequential(nn.Linear(8, 64), nn.Sigmoid(), nn.Unflatten(1, (1, 8, 8)))
+        made = VAEClassifier(nn.Flatten(), decoder, 64, 8, 10, trade_off=0.05, lr=lr, optimizer="sgd")
+        nn.init.constant_(made.log_variance.bias, -4.0)  # codes without much noise, so that few rounds learn
+        return made
+    made = vae((1, 8, 8), 10, lr, momentum, 0.0, "sgd", latent=8, channels=(3, 4))
+    first, *rest = made.encoder.children()
+    norm = nn.BatchNorm2d(3) if batch_norm else nn.Identity()
+    made.encoder = nn.Sequential(first, norm, *rest, nn.Dropout(dropout))
+    return made

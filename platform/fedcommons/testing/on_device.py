@@ -19,8 +19,8 @@ from fedcommons.testing.pretend_gpu import CPU, GPU, PretendGPU, Seen, place
 
 PRETEND = "pretend"
 
-BY_DESIGN = ("core/local.py", "core/dp_sgd.py", "data/augment.py")
-"""Files that draw orders, noise and flips on the CPU and copy them, so that every device gets the same draws."""
+BY_DESIGN = ("core/local.py", "core/dp_sgd.py", "core/ball.py", "data/augment.py")
+"""Files that draw orders, noise, weights and flips on the CPU and copy them: every device gets the same draws."""
 
 ROUNDING = 1e-3
 """Relative difference in norm that two rounds may have on a device that rounds differently."""

@@ -10,7 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcommons.core.algorithm import Algorithm, ChoosesClients, Facts, Message, Replies, Reply, State, sees_statistics
+from fedcommons.core.algorithm import (
+    Algorithm,
+    ChoosesClients,
+    Facts,
+    Message,
+    Replies,
+    Reply,
+    State,
+    sees_statistics,
+    takes_partial,
+)
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import Work
 from fedcommons.data.clients import ClientData
@@ -46,7 +56,7 @@ class Spy:
     common: list[tuple[int, dict[str, bytes]]] = field(default_factory=list)  # round, and ``common`` of one message
 
     def __post_init__(self) -> None:
-        self.sees_statistics = sees_statistics(self.inner)
+        self.sees_statistics, self.takes_partial = sees_statistics(self.inner), takes_partial(self.inner)
         if isinstance(self.inner, ChoosesClients):
             self.participants = partial(self._participants, self.inner)
 

@@ -25,6 +25,7 @@ from fedcommons.config import flat
 from fedcommons.config.experiment import Experiment
 from fedcommons.errors import ClientError, UserError
 from fedcommons.files import remove_unfinished, unfinished, write_json, write_text
+from fedcommons.tracking.tracker import Metric
 
 PACKAGES = ("fedcommons", "torch", "torchvision", "pytorch-lightning", "ray", "diffusers", "opacus", "wandb", "numpy")
 
@@ -137,9 +138,9 @@ class RunFolder:
                 "else wrote there; --resume goes on from the last checkpoint that fits."
             )
 
-    def log(self, round: int, metrics: Mapping[str, float | None]) -> None:
+    def log(self, round: int, metrics: Mapping[str, Metric]) -> None:
         """See ``Tracker``; values that are not finite are written as null."""
-        clean = {k: v if v is None or isfinite(v) else None for k, v in metrics.items()}
+        clean = {k: None if isinstance(v, float) and not isfinite(v) else v for k, v in metrics.items()}
         self._append("rounds.jsonl", {"round": round, **clean})
 
     def log_times(self, round: int, seconds: Mapping[str, float]) -> None:

@@ -15,6 +15,7 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import chosen, effective, flat_dict, to_dict
 from fedcommons.config.parts import label
 from fedcommons.files import write_text
+from fedcommons.tracking.tracker import Metric
 
 
 class WandbTracker:
@@ -51,12 +52,12 @@ class WandbTracker:
         except Exception as error:
             self._give_up(error)
 
-    def log(self, round: int, metrics: Mapping[str, float | None]) -> None:
-        """See ``Tracker``."""
+    def log(self, round: int, metrics: Mapping[str, Metric]) -> None:
+        """See ``Tracker``; numbers of clients stay in the run folder."""
         if self.run is None:
             return
         try:
-            known = {name: value for name, value in metrics.items() if value is not None}
+            known = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
             self.run.log({"round": round, **known}, step=round)
         except Exception as error:
             self._give_up(error)
@@ -96,7 +97,7 @@ def _without_folders(value: Any) -> Any:
 
 def _tags(config: Experiment) -> list[str]:
     """What runs are filtered by: data set, algorithm, sharing setting and the other parts."""
-    names = [label(name) for name in chosen(config).values()]
+    names = [label(name) for name in chosen(config).values() if name != "independent"]  # the rule of every run
     return list(dict.fromkeys([*names, "dp"] if config.dp.local else names))
 
 

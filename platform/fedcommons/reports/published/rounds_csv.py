@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from io import StringIO
 from math import isfinite
 from pathlib import Path
-from typing import Any
 
 from fedcommons.errors import UserError
 
@@ -41,27 +40,20 @@ def rows(path: Path) -> Iterator[Row]:
         if None in row or None in row.values():
             raise UserError(f"{where} has not as many values as there are columns.")
         n, c, alpha = (number(row[name], f"{where}: {name}") for name in COLUMNS[2:5])
-        check_federation(n, c, where)
-        yield Row(
-            where, row["dataset"], row["algorithm"], int(n), c, alpha, *(row[name].strip() for name in COLUMNS[5:])
-        )
+        if not isinstance(n, int) or c > 1 or n * c < 1 - 1e-9:
+            raise UserError(f"{where}: N must be whole and N C from 1 to N clients, got N = {n} and C = {c}.")
+        yield Row(where, row["dataset"], row["algorithm"], n, c, alpha, *(row[name].strip() for name in COLUMNS[5:]))
 
 
-def number(value: Any, what: str, zero: bool = False) -> int | float:
-    """A finite number above 0, or from 0 on; a whole one as int."""
+def number(value: str, what: str) -> int | float:
+    """A finite number above 0; a whole one as int."""
     try:
         x = float(value)
-    except (TypeError, ValueError, OverflowError):
+    except ValueError:
         raise UserError(f"{what} must be a number, got {value!r}.") from None
-    if not isfinite(x) or x < 0 or (x == 0 and not zero):
-        raise UserError(f"{what} must be finite and {'at least' if zero else 'above'} 0, got {value!r}.")
+    if not isfinite(x) or x <= 0:
+        raise UserError(f"{what} must be finite and above 0, got {value!r}.")
     return int(x) if x.is_integer() else x
-
-
-def check_federation(n: float, c: float, where: str) -> None:
-    """Refuse numbers of clients and participations that no federation has."""
-    if not isinstance(n, int) or c > 1 or n * c < 1 - 1e-9:
-        raise UserError(f"{where}: N must be whole and N C from 1 to N clients, got N = {n} and C = {c}.")
 
 
 def read(path: Path) -> str:

@@ -1,0 +1,64 @@
+"""The base network of FedDPMS: the encoder and classifier of its autoencoder (``lightning_modules.vae``) alone."""
+
+from typing import Annotated
+
+from torch import Tensor, nn
+
+
+def convolutions(channels_in: int, channels: tuple[int, ...], depth: int) -> list[nn.Module]:
+    """For each of ``channels``: ``depth`` convolutions (3x3, ReLU) and a max-pool 2; then all in one row."""
+    layers: list[nn.Module] = []
+    for c in channels:
+        for _ in range(depth):
+            layers += [nn.Conv2d(channels_in, c, 3, padding=1), nn.ReLU()]
+            channels_in = c
+        layers.append(nn.MaxPool2d(2))
+    return [*layers, nn.Flatten()]
+
+
+def smallest_maps(shape: tuple[int, ...], channels: tuple[int, ...]) -> tuple[int, int, int]:
+    """Shape (C, H, W) of what the last convolution's pooling returns.
+
+    Raises:
+        ValueError: an image cannot be halved so often.
+    """
+    halved = 2 ** len(channels)
+    if len(shape) != 3 or not channels or shape[1] % halved or shape[2] % halved:
+        raise ValueError(
+            f"it halves an image {len(channels)} times (model.channels), so height and width must be multiples of "
+            f"{halved}, and examples are {shape}"
+        )
+    return channels[-1], shape[1] // halved, shape[2] // halved
+
+
+class Encoder(nn.Module):
+    """Convolutions (3x3, ReLU, max-pool 2), a linear layer to the code, a linear layer to the logits.
+
+    Table 3 of the paper of FedDPMS: ``latent=32`` for Fashion-MNIST; ``latent=128, channels=(32, 64), depth=2`` for
+    CIFAR.  x: (B, C, H, W).
+
+    Args:
+        latent: l, numbers in a code
+        channels: channels of the blocks of convolutions, each of which halves the image
+        depth: convolutions in a block
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        n_classes: int,
+        latent: Annotated[int, "[1, 1e6]"] = 32,
+        channels: Annotated[tuple[int, ...], "[1, 1e6]"] = (16, 32),
+        depth: Annotated[int, "[1, 100]"] = 1,
+    ) -> None:
+        super().__init__()
+        c, h, w = smallest_maps(shape, channels)
+        self.encoder = nn.Sequential(*convolutions(shape[0], channels, depth))
+        self.code = nn.Linear(c * h * w, latent)
+        self.last = nn.Linear(latent, n_classes)
+
+    def embed(self, x: Tensor) -> Tensor:
+        return self.code(self.encoder(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.embed(x))

@@ -1,0 +1,130 @@
+"""A variational autoencoder that classifies by its code: the model of FedVAE and FedDPMS.
+
+"Federated learning in non-iid settings aided by differentially private synthetic data" (FedDPMS), 2022, section 3.2 and
+table 4; Kingma and Welling, ICLR 2014, arXiv:1312.6114.
+
+x: an image with pixels in [0, 1];  mu, v: mean and log-variance of its code;  z ~ N(mu, e^v), in evaluation z = mu;
+F(z): logits;  x^: the image decoded from z;  lambda: ``trade_off``;  l: ``latent``, numbers in a code.
+
+    loss = CE(F(z), y) + lambda (KL + MSE),   MSE = ||x^ - x||^2,   KL = mean over l of (mu^2 + e^v - 1 - v) / 2
+
+The paper does not say what is summed and what is averaged: this is as in the authors' released code, whose second term
+is a cross entropy instead of the paper's squared error.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_modules.classifier import optimizer_of
+from lightning_modules.networks.encoder import convolutions, smallest_maps
+
+
+class VAEClassifier(LightningModule):
+    """Encoder, decoder and classifier with their joint loss (``training_step``) and the classifier's alone.
+
+    encoder: images (B, C, H, W) to (B, features). decoder: codes (B, l) to images in [0, 1].
+    """
+
+    head = "classifier"  # the layer that maps the code to the logits
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        decoder: nn.Module,
+        features: int,
+        latent: int,
+        n_classes: int,
+        *,
+        trade_off: float,
+        lr: float,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        optimizer: str = "adam",
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.mean, self.log_variance = nn.Linear(features, latent), nn.Linear(features, latent)
+        self.classifier = nn.Linear(latent, n_classes)
+        self.decoder = decoder
+        self.trade_off = trade_off
+        self.lr, self.momentum, self.weight_decay, self.optimizer = lr, momentum, weight_decay, optimizer
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """The network's input, in [0, 1], for images with pixels in 0..255."""
+        return x / 255
+
+    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log-variance (B, l) of the codes of images: uint8, or floating in [0, 1]."""
+        features = self.encoder(self.normalise(x) if x.dtype == torch.uint8 else x)
+        return self.mean(features), self.log_variance(features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, classes) of images, as ``encode`` takes them."""
+        return self.classifier(self._code(*self.encode(x)))
+
+    def cross_entropy(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
+        """Mean (weighted) cross entropy of the batch: the loss without the autoencoder's terms."""
+        x, y, *weight = batch
+        return _mean(F.cross_entropy(self(x), y, reduction="none"), weight)
+
+    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
+        """Mean (weighted) joint loss of the batch."""
+        x, y, *weight = batch
+        images = self.normalise(x) if x.dtype == torch.uint8 else x
+        mean, log_variance = self.encode(images)
+        z = self._code(mean, log_variance)
+        of_labels = F.cross_entropy(self.classifier(z), y, reduction="none")
+        kl = (mean.square() + log_variance.exp() - 1 - log_variance).mean(1) / 2
+        mse = (self.decoder(z) - images).square().flatten(1).sum(1)
+        return _mean(of_labels + self.trade_off * (kl + mse), weight)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Plain SGD, or Adam; the learning rate is set here only."""
+        return optimizer_of(self.parameters(), self.optimizer, self.lr, self.momentum, self.weight_decay)
+
+    def _code(self, mean: Tensor, log_variance: Tensor) -> Tensor:
+        return mean + (log_variance / 2).exp() * torch.randn_like(mean) if self.training else mean
+
+
+def _mean(each: Tensor, weight: Sequence[Tensor]) -> Tensor:
+    return (weight[0] * each if weight else each).mean()
+
+
+def vae(
+    shape: tuple[int, ...],
+    n_classes: int,
+    lr: float,
+    momentum: float,
+    weight_decay: float,
+    optimizer: str,
+    latent: Annotated[int, "[1, 1e6]"] = 32,
+    channels: Annotated[tuple[int, ...], "[1, 1e6]"] = (16, 32),
+    depth: Annotated[int, "[1, 100]"] = 1,
+    trade_off: Annotated[float, "[0, inf)"] = 0.05,
+) -> VAEClassifier:
+    """Convolutions as in ``networks.encoder.Encoder``, a decoder that is symmetric to them, and no BatchNorm.
+
+    Args:
+        latent: l, numbers in a code (the paper's: 32 for Fashion-MNIST, 128 for CIFAR)
+        channels: channels of the blocks of convolutions, each of which halves the image (the paper's: 16,32; 32,64)
+        depth: convolutions in a block (the paper's: 1 for Fashion-MNIST, 2 for CIFAR)
+        trade_off: lambda, weight of the autoencoder's loss beside the classifier's
+    """
+    c, h, w = smallest_maps(shape, channels)
+    layers: list[nn.Module] = [nn.Linear(latent, c * h * w), nn.ReLU(), nn.Unflatten(1, (c, h, w))]
+    for out in [*reversed(channels[:-1]), shape[0]]:
+        layers.append(nn.Upsample(scale_factor=2))
+        for inner in [c] * (depth - 1) + [out]:
+            layers += [nn.ConvTranspose2d(c, inner, 3, padding=1), nn.ReLU()]
+        c = out
+    layers[-1] = nn.Sigmoid()
+    encoder = nn.Sequential(*convolutions(shape[0], channels, depth))
+    return VAEClassifier(
+        encoder, nn.Sequential(*layers), channels[-1] * h * w, latent, n_classes,
+        trade_off=trade_off, lr=lr, momentum=momentum, weight_decay=weight_decay, optimizer=optimizer,
+    )  # fmt: skip

@@ -1,0 +1,129 @@
+"""Codes of images and images of codes: what FedVAE and FedDPMS do with an autoencoder that classifies.
+
+The module, in evaluation mode, encodes and decodes with whatever weights it holds; nothing here trains.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcommons.core.dp_sgd import NoisySum, clipped
+from fedcommons.core.local import Work
+from fedcommons.core.release import Release
+from fedcommons.data.clients import ClientData
+from fedcommons.seeds import generator
+
+CHUNK = 500  # images that are encoded at once
+
+AUTOENCODER = {
+    "encode": "encode(images) returns mean and log-variance of the codes, each (B, l)",
+    "decoder": "decoder(codes) returns images in [0, 1]; it is a submodule of this name",
+}
+"""Attributes of the module, and what they are (see ``core.algorithm.needed``)."""
+
+AND_CROSS_ENTROPY = {
+    **AUTOENCODER,
+    "cross_entropy": "cross_entropy(batch, batch_idx) returns the classifier's loss without the autoencoder's",
+}
+
+
+def decayed(work: Work, decay: float, round: int) -> float | None:
+    """The learning rate of ``round``: the module's, times ``decay`` for every 10 epochs of the rounds before."""
+    return None if decay == 1 else work.rates[0] * decay ** ((round - 1) * work.loop.epochs // 10)
+
+
+def abundant(counts: Tensor, n: int) -> list[int]:
+    """The n classes with the most examples, without those that have none; of equal counts the lower class."""
+    order = counts.argsort(descending=True, stable=True)[:n]
+    return [c for c in order.tolist() if counts[c] > 0]
+
+
+def scarce(counts: Tensor, n: int) -> Tensor:
+    """(N, n): each client's n classes with the fewest examples, of (N, classes) counts; see ``abundant`` for ties."""
+    return counts.argsort(dim=1, stable=True)[:, :n].clone()
+
+
+def assistant(client: int, scarce: Sequence[int], given: Mapping[int, Sequence[int]]) -> int | None:
+    """argmax_j |scarce of the client, abundant of j| over those who have given; of equal ones the lowest number.
+
+    given: the classes that each of them gave. None if no other's overlap.
+    """
+    overlap = {j: len(set(scarce) & set(given[j])) for j in sorted(given) if j != client}
+    best = max(overlap, key=lambda j: overlap[j], default=None)
+    return best if best is not None and overlap[best] else None
+
+
+@contextmanager
+def looking(work: Work) -> Iterator[None]:
+    """The module in evaluation mode, without gradients."""
+    work.module.eval()
+    with torch.no_grad():
+        yield
+
+
+def codes_by_class(work: Work, data: ClientData, n: int) -> dict[int, Tensor]:
+    """(m, l) for each of the client's n most abundant classes: the means of the codes of its m images."""
+    encode = work.module.encode
+    with looking(work):
+        return {
+            c: torch.cat([encode(part)[0] for part in data.x[data.y == c].split(CHUNK)])  # pyright: ignore[reportCallIssue]
+            for c in abundant(data.y.bincount(), n)
+        }
+
+
+def noisy_mean(codes: Tensor, clip: float, sigma: float, draws: np.random.Generator) -> tuple[Tensor, Release]:
+    """(1/m) (sum_j z_j min(1, C/||z_j||) + N(0, sigma^2 C^2 I)) of m codes, and what protects it.
+
+    Neighbours: one image is blanked out, so that its code counts as zero; it stays in m, which is public. That changes
+    the sum by at most C.
+    """
+    total = NoisySum(torch.zeros_like(codes[0]), clip)
+    for code in codes:
+        total.add(*clipped(code.clone(), clip))
+    total.blur(sigma, draws)
+    return total.values / len(codes), total.release
+
+
+def recognised(
+    work: Work, centres: Mapping[int, Tensor], sigma: float, quota: int, tries: int, draws: torch.Generator
+) -> tuple[Tensor, list[int]]:
+    """Draws of N(centre, sigma^2 I) whose decoded images the module takes for the centre's class, and their classes.
+
+    Of each class at most ``quota``, of at most ``tries`` times ``quota`` draws.
+    """
+    kept, labels = [], []
+    with looking(work):
+        for c, centre in centres.items():
+            found = centre.new_empty(0, len(centre))
+            for _ in range(tries):
+                codes = centre + sigma * torch.randn(quota, len(centre), generator=draws).to(centre)
+                taken_for = work.module(work.module.decoder(codes)).argmax(1)  # pyright: ignore[reportCallIssue]
+                found = torch.cat([found, codes[taken_for == c]])[:quota]
+                if len(found) == quota:
+                    break
+            kept.append(found)
+            labels += [c] * len(found)
+    return torch.cat(kept), labels
+
+
+def decoded(work: Work, codes: Tensor, like: Tensor) -> Tensor:
+    """The images of these codes, in the type of ``like``: pixels in 0..255 for uint8."""
+    with looking(work):
+        images = work.module.decoder(codes)  # pyright: ignore[reportCallIssue]
+    return (255 * images).round().to(torch.uint8) if like.dtype == torch.uint8 else images.to(like)
+
+
+def augmented(data: ClientData, images: Tensor, labels: Tensor, seed: int) -> ClientData:
+    """n of the client's n examples and these m images, drawn without replacement; its size in averages is n + m."""
+    n, m = len(data), len(labels)
+    rows = torch.randperm(n + m, generator=generator(seed, "augmented"))[:n].to(data.y.device)
+    weight = data.weight
+    if weight is not None:
+        weight = torch.cat([weight * (data.size / n), torch.ones_like(labels, dtype=weight.dtype)])[rows]
+        weight = weight * (n / weight.sum())
+    x, y = torch.cat([data.x, images])[rows], torch.cat([data.y, labels])[rows]
+    return replace(data, x=x, y=y, weight=weight, ids=None, total=data.size + m)

@@ -1,0 +1,198 @@
+"""FedDM: clients send a few synthetic images a class, on which the server trains in the place of the real ones.
+
+Xiong et al., "FedDM: Iterative distribution matching for communication-efficient federated learning", arXiv:2207.09653,
+equation 9 and algorithm 1.   x: server model;  rho: radius;  S_k: client k's synthetic images, ipc of each class;
+h, z: embedding (the input of the module's ``head``) and logits;  n_k, n_k^S: client k's real and synthetic images.
+
+Client: T times, draw w around x in the ball and take a step of SGD on the pixels of S_k, down the sum over classes of
+L_c = ||mean h_w(D_c) - mean h_w(S_c)||^2 + ||mean z_w(D_c) - mean z_w(S_c)||^2. Only S_k goes up: owned classes * ipc *
+C H W numbers, and the classes' labels.  Server: train x on all S_k by SGD, projected to the ball after each step.
+
+Noise. As printed (``sigma`` > 0) a class's whole gradient is clipped to C before it is noised. One image may turn all
+of it, so this bounds nobody's influence by C/|B|, and S_k starts from real images: a noise level, and no epsilon.
+With ``dp.local`` (which asks for ``init`` noise) the terms of single images, equation 15, are clipped and noised by
+DP-SGD over Poisson batches; a class is then charged T steps a round at q = |B|/n_c, and a client, as its classes are
+disjoint, what its smallest class is. Which classes a client holds is charged to nobody, and is listed.
+
+Departs from the paper: what is not in it is as in dataset condensation, which it builds on: momentum 0.5, S_k started
+anew in each round, images of the network's input (normalised, not clipped), networks in evaluation mode, no
+augmentation. A class of fewer than ``least`` images is left out, unless a client has no other. REAL is ``iterations``
+0. BatchNorm, which the paper does not have, sees a client's images once a round, to learn their statistics. Weights of
+examples count in the means that are matched; with ``dp.local`` they do not.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcommons.algorithms import matching
+from fedcommons.algorithms.surrogate import ServerSGD, Surrogate, minimise
+from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
+from fedcommons.core.ball import around
+from fedcommons.core.dp_sgd import DPSGD
+from fedcommons.core.executor import Executor
+from fedcommons.core.features import Head
+from fedcommons.core.local import Work, onednn
+from fedcommons.core.release import Release
+from fedcommons.data.clients import ClientData, Clients
+from fedcommons.errors import UserError
+from fedcommons.seeds import generator
+from fedcommons.tensors import Flat, Payload, flat
+from fedcommons.tensors import data as data_of
+
+NOT_CERTIFIED = (
+    "noise level {:g} as FedDM prints it, not certified: it clips the gradient of a whole batch, which one image may "
+    "turn as a whole, and the images start from real ones"
+)
+
+
+@dataclass(frozen=True)
+class FedDM:
+    """S_k <- argmin of the mean of sum_c L_c(w) over w in the ball;  x <- argmin over the ball of the loss on all S_k.
+
+    Raises:
+        ValueError: the module does not name its ``head``.
+    """
+
+    radius: Annotated[float, "(0, inf)"] = 5.0
+    """rho, radius of the ball around the server model"""
+    ipc: Annotated[int, "[1, 1e6]"] = 10
+    """synthetic images per class (paper: 10, for CIFAR-100 5)"""
+    least: Annotated[int, "[1, 1e9]"] = 10
+    """a client leaves classes out of which it has fewer images, unless it has no others"""
+    iterations: Annotated[int, "[0, 1e9]"] = 20
+    """T, steps on the pixels in a round (paper: 1000); 0 sends the images it starts from (the paper's REAL)"""
+    init: Annotated[str, "real | noise"] = "real"
+    """what images start from: real ones of the class, or noise"""
+    match_batch: Annotated[int, "[1, 1e9]"] = 256
+    """most real images of a class in a step on the pixels"""
+    image_lr: Annotated[float, "(0, inf)"] = 1.0
+    """learning rate of the pixels"""
+    image_momentum: Annotated[float, "[0, 1)"] = 0.5
+    """momentum of the pixels"""
+    sigma: Annotated[float, "[0, inf)"] = 0.0
+    """noise level as the paper prints it, for which there is no epsilon; dp.local has one"""
+    clip: Annotated[float, "(0, inf)"] = 5.0
+    """C, norm to which sigma clips a class's gradient"""
+    server_epochs: Annotated[int, "[1, 1e9]"] = 20
+    """passes of the server over all synthetic images in a round (paper: 500)"""
+    server_batch: Annotated[int, "[1, 1e9]"] = 256
+    """synthetic images in a step of the server"""
+    server_lr: Annotated[float, "(0, inf)"] = 0.01
+    """learning rate of the server"""
+    server_momentum: Annotated[float, "[0, 1)"] = 0.9
+    """momentum of the server"""
+    server_decay: Annotated[float, "[0, inf)"] = 5e-4
+    """weight decay of the server"""
+    project: bool = True
+    """keep the server model in the ball (paper: yes; code derived from it: no)"""
+    loss: Annotated[str, "images | examples"] = "images"
+    """the server's: every synthetic image weighs the same (equation 10), or every client n_k/n (the objective)"""
+
+    def check(self, flat: Mapping[str, Any]) -> None:
+        real = self.init == "real"
+        if real and self.ipc > self.least:
+            raise UserError(
+                f"feddm.ipc must be at most feddm.least = {self.least} with feddm.init real, got {self.ipc}: a class "
+                f"of {self.least} images has no {self.ipc} to start from; raise feddm.least, or use feddm.init noise."
+            )
+        if flat["dp.local"] and (real or self.sigma or not self.iterations):
+            raise UserError(
+                "feddm with dp.local needs feddm.init noise, feddm.sigma 0 and feddm.iterations of at least 1: images "
+                "that start from real ones show them, and the noise is dp.noise_multiplier."
+            )
+        if self.sigma and not self.iterations:
+            raise UserError("feddm.sigma must be 0 with feddm.iterations 0, which takes no noisy step.")
+
+    def check_held(self, clients: Clients, n_classes: int) -> None:
+        owner = np.repeat(np.arange(len(clients)), clients.rows.sizes)
+        counts = np.zeros((len(clients), n_classes), np.int64)
+        np.add.at(counts, (owner, clients.store.y[clients.rows.flat].numpy(force=True)), 1)
+        enough = counts >= self.least
+        sent = np.where(enough.any(1, keepdims=True), enough, counts > 0).any(0)
+        if not sent.all():
+            raise UserError(
+                f"feddm: no client holds feddm.least = {self.least} images of class {np.argmin(sent)}, so the server "
+                "would never see it; lower feddm.least (and feddm.ipc), or have fewer clients or a larger "
+                "partition.alpha."
+            )
+
+    def start(self, model: Flat, facts: Facts, seed: int) -> State:
+        return {"model": model}
+
+    def down(self, state: State, round: int, client: int) -> Message:
+        return Message({"model": state["model"]})
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        x, module, head, dp = flat(message.common, "model"), work.module, Head(work.module), work.loop.dp
+        real = data.x if data.x.is_floating_point() else module.normalise(data.x)  # pyright: ignore[reportCallIssue]
+        rows = matching.owned(data.y, self.least)
+        taken = [min(self.match_batch, len(of)) for of in rows.values()]
+        images = self._first(real, rows, seed).requires_grad_()
+        optimizer = torch.optim.SGD([images], self.image_lr, self.image_momentum)
+        weights, noise = generator(seed, "around the model"), generator(seed, "noise level")
+        steps = ceil(self.iterations * work.share - 1e-9)  # a late client's are fewer
+        batches, mine = matching.batches(rows, self.match_batch, steps, seed, real.device)
+        found, spent = [], set[Release]()
+        with onednn(work.loop.onednn), head.watched():
+            matching.see_statistics(work, x, real, self.match_batch, seed)
+            module.eval()
+            for step in range(steps):
+                work.load(around(x, self.radius, weights))
+                u = matching.features(module, head, images)
+                if dp is None:
+                    with torch.no_grad():
+                        weight = None if data.weight is None else data.weight[batches[step]]
+                        target = matching.means(matching.features(module, head, real[batches[step]]), mine, weight)
+                    loss = matching.losses(u, target).sum()
+                    found.append(loss.detach())
+                    (gradient,) = torch.autograd.grad(loss, images)
+                    if self.sigma:
+                        gradient = matching.with_level(gradient, taken, self.sigma, self.clip, noise)
+                else:
+                    drawn = matching.samples(rows, self.match_batch, dp, seed, step)
+                    with torch.no_grad():
+                        of_real = [matching.features(module, head, real[of.to(real.device)]) for of in drawn]
+                    gradient, protection = matching.private(images, u, of_real, taken, dp, seed, step)
+                    spent.add(protection)
+                images.grad = gradient
+                optimizer.step()
+        sent = {"images": images.detach().unflatten(0, (len(rows), -1)), "labels": torch.tensor(list(rows))}
+        metrics = {"loss": torch.stack(found).mean()} if found else {}
+        releases = [self._release(spent, rows, steps), Release(what=("labels",))]
+        return Reply(each=sent, weight=data.size, metrics=metrics, releases=releases)
+
+    def _first(self, real: Tensor, rows: Mapping[int, Tensor], seed: int) -> Tensor:
+        """(k ipc, ...) images to start from."""
+        if self.init == "real":
+            return real[matching.first(rows, self.ipc, seed).to(real.device)]
+        shape = (len(rows) * self.ipc, *real.shape[1:])
+        return torch.randn(shape, generator=generator(seed, "first images")).to(real)
+
+    def _release(self, spent: set[Release], rows: Mapping[int, Tensor], steps: int) -> Release:
+        """What protects the images: all steps of DP-SGD on the smallest class, a noise level, or nothing."""
+        if len(spent) == 1 and self.init == "noise":
+            q = max(DPSGD.sampling_rate(len(of), self.match_batch) for of in rows.values())
+            return replace(spent.pop(), what=("images",), q=q, steps=steps)
+        why = NOT_CERTIFIED.format(self.sigma) if self.sigma else ""
+        return Release(what=("images",), why=why, seen=sum(map(len, rows.values())))
+
+    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
+        """The next state also has the round's synthetic set, ``images`` and ``labels``, so that it can be looked at."""
+        x, sent, weights = flat(state, "model"), [reply.each for reply in replies.values()], None
+        images = torch.cat([data_of(each["images"]).flatten(0, 1) for each in sent])
+        labels = torch.cat([data_of(each["labels"]).repeat_interleave(self.ipc) for each in sent])
+        if self.loss == "examples":
+            sizes = torch.tensor([data_of(each["labels"]).numel() * self.ipc for each in sent])
+            weights = torch.tensor([reply.weight for reply in replies.values()]) / sizes
+            weights = weights.repeat_interleave(sizes)
+            weights = weights * len(weights) / weights.sum()
+        radius = self.radius if self.project else None
+        sgd = ServerSGD(self.server_epochs, self.server_batch, self.server_lr, self.server_momentum, self.server_decay)
+        after = executor.map(minimise, Surrogate(x, images, labels, weights, sgd, radius), [seed])[0]
+        return {"model": after, "images": images, "labels": labels}

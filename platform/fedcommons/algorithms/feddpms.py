@@ -1,0 +1,191 @@
+"""FedDPMS: a client gets images of its scarce classes, decoded from noisy means of another client's codes.
+
+"Federated learning in non-iid settings aided by differentially private synthetic data", 2022, algorithms 1 to 3.
+x: encoder and classifier of the server model;  w_d: decoder;  D_i: client i's data;  T_p: ``preliminary_rounds``.
+
+Stage I (rounds 1 to T_p): clients train all three on the joint loss; x is averaged in every round, each decoder stays
+with its client until round T_p, when their mean becomes the global w_d.  Stage II: only x is trained, on the cross
+entropy.  *Giving*, at a client's first selection in it, after training: of its n most abundant classes the mean code
+z of its images; codes z + N(0, sigma^2 I) whose image (decoded by w_d) its own model still recognises, until there are
+``quota``.  *Receiving*, at its first selection at which others have given and a class overlaps: the codes of client
+argmax_j |scarce_i, abundant_j|; their images join D_i for good. It trains on |D_i| points drawn from the two.
+
+privacy paper: noise as printed. It is not certified, whatever sigma: codes are not bounded, ``quota`` codes of one mean
+compose, which codes are kept depends on the data, and the paper's sensitivity 1/m is that of one coordinate.
+privacy sound: of each class one mean of codes clipped to norm C leaves the client, with noise of sigma C/m (m, the
+count, is public; a client's classes are disjoint, so all its means cost one release). The codes are those of the
+*server's* encoder, as a client's own has seen all its data. The receiver draws around them and keeps what the server's
+model recognises, which costs nothing.
+
+Departs from the paper: clients weigh as ``federation.weighting`` says, samples meaning |D_i| with the images that
+joined; the server knows the scarce classes beforehand; a class of which no code was recognised does not count as given;
+stage I goes on until a decoder has arrived; as to the rate's decay see ``fedvae``.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from fedcommons.algorithms import codes
+from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
+from fedcommons.core.executor import Executor
+from fedcommons.core.local import Work
+from fedcommons.core.release import Release
+from fedcommons.data.clients import ClientData
+from fedcommons.errors import UserError
+from fedcommons.seeds import generator, wide_generator
+from fedcommons.tensors import Flat, Payload, add, flat, put, scale, select, sub
+from fedcommons.tensors import data as data_of
+
+NOT_CERTIFIED = (
+    "not certified: codes are not bounded, many noisy codes of one mean compose, and which are kept depends on the data"
+)
+
+
+@dataclass(frozen=True)
+class FedDPMS:
+    """x <- x + sum_i w_i (y_i - x) / sum_i w_i;  y_i from x on D_i and, in stage II, images of another client's codes.
+
+    Raises:
+        UserError: a constant does not fit the federation.
+    """
+
+    needs = codes.AND_CROSS_ENTROPY
+
+    preliminary_rounds: Annotated[int | None, "[0, 1e9]"] = None
+    """T_p, rounds of stage I, below federation.rounds; default: 0.4 of them"""
+    classes: Annotated[int, "[1, 1e9]"] = 3
+    """n, classes that count as abundant, and as scarce"""
+    quota: Annotated[int, "[1, 1e9]"] = 50
+    """codes of each abundant class"""
+    sigma: Annotated[float, "[0, inf)"] = 3.0
+    """standard deviation of the noise on a mean; with privacy sound in units of its sensitivity, clip/m"""
+    tries: Annotated[int, "[1, 1e9]"] = 200
+    """times that `quota` codes are drawn for a class, at most"""
+    privacy: Annotated[str, "paper | sound"] = "paper"
+    """paper: as printed, which certifies nothing; sound: one noisy mean per class, accounted"""
+    clip: Annotated[float, "(0, inf)"] = 5.0
+    """with privacy sound: largest norm of a code in a mean"""
+    spread: Annotated[float, "[0, inf)"] = 1.0
+    """with privacy sound: standard deviation of the receiver's draws around a mean"""
+    decay: Annotated[float, "(0, 1]"] = 1.0
+    """the learning rate is multiplied by this after every 10 local epochs (the paper's: 0.5)"""
+
+    def start(self, model: Flat, facts: Facts, seed: int) -> State:
+        last = round(0.4 * facts.rounds) if self.preliminary_rounds is None else self.preliminary_rounds
+        if last >= facts.rounds:
+            raise UserError(f"feddpms.preliminary_rounds must be below federation.rounds = {facts.rounds}, got {last}.")
+        if self.privacy == "sound" and self.sigma == 0:
+            raise UserError(
+                "feddpms.sigma must be above 0 with feddpms.privacy sound: without noise nothing is hidden."
+            )
+        if facts.counts is None:
+            raise UserError("feddpms must know how many examples of each class clients have (Facts.counts).")
+        counts = facts.counts()
+        if self.classes > counts.shape[1]:
+            raise UserError(f"feddpms.classes must be at most the {counts.shape[1]} classes, got {self.classes}.")
+        return {
+            "model": model,
+            "last": torch.tensor(last),
+            "second": torch.tensor(last == 0),  # whether stage II has begun
+            "scarce": codes.scarce(counts, self.classes),
+            "received": torch.tensor([], dtype=torch.int64),
+        }
+
+    def down(self, state: State, round: int, client: int) -> Message:
+        model = flat(state, "model")
+        decoder = [name for name in model if name.startswith("decoder.")]
+        common = {"model": select(model, [name for name in model if name not in decoder])}
+        if not data_of(state["second"]):
+            ask = {"ask": torch.ones(1, dtype=torch.uint8)} if round >= int(data_of(state["last"])) else {}
+            return Message({**common, **ask})
+        own: dict[str, Flat | Tensor] = {}
+        if f"codes/{client}" not in state:
+            own["decoder"] = select(model, decoder)
+        if (j := self._assistant(state, client)) is not None:
+            own |= {"codes": state[f"codes/{j}"], "labels": state[f"labels/{j}"]}
+        return Message({**common, "second": torch.ones(1, dtype=torch.uint8)}, own)
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        stage = self._second if "second" in message.common else self._first
+        return stage(work, message, memory, data, round, seed)
+
+    def _first(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        """The joint loss; the decoder goes on from the client's own last one, and is sent in the last round."""
+        x, w = flat(message.common, "model"), work.weight(data)
+        start = put(put(work.initial, flat(memory, "decoder")) if memory else work.initial, x)
+        y, metrics, spent = work.local(start, data, seed, lr=codes.decayed(work, self.decay, round))
+        names = list(y) if "ask" in message.common else x.layout.names
+        delta = sub(select(y, names), select(put(work.initial, x), names))  # all know the initial decoder
+        kept = {"decoder": select(y, [name for name in y if name not in x.layout.names])}
+        return Reply({"delta": scale(delta, w)}, weight=w, memory=kept, metrics=metrics, releases=[spent.of("delta")])
+
+    def _second(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        """The cross entropy; giving and receiving."""
+        x, gives = flat(message.common, "model"), "decoder" in message.own
+        kept = {**memory, "decoder": message.own["decoder"]} if gives else dict(memory)
+        start = put(put(work.initial, flat(kept, "decoder")) if "decoder" in kept else work.initial, x)
+        each, releases, bar = {}, [], data
+        if gives and self.privacy == "sound":
+            work.load(start)
+            each, protection = self._private_means(work, data, seed)
+            releases.append(protection.of("codes", "labels"))
+        if "codes" in message.own:
+            work.load(start)
+            kept |= self._images(work, message.own, data, seed)
+        if "images" in kept:
+            bar = codes.augmented(data, data_of(kept["images"]), data_of(kept["labels"]), seed)
+            kept.pop("decoder", None)
+        loss, lr = work.module.cross_entropy, codes.decayed(work, self.decay, round)
+        y, metrics, spent = work.local(start, bar, seed, loss=loss, lr=lr)  # pyright: ignore[reportArgumentType]
+        w, delta = work.weight(bar), sub(select(y, x.layout.names), x)
+        if gives and self.privacy == "paper":
+            work.load(put(y, flat(message.own, "decoder")))  # under DP-SGD noise has moved the module's decoder
+            each = self._codes(work, data, seed)
+            seen = int(torch.isin(data.y, data_of(each["labels"])).sum())
+            releases.append(Release(what=("codes", "labels"), why=NOT_CERTIFIED, seen=seen))
+        made = ("delta",) if w in (1, data.size) else ("delta", "weight")  # of messages and n_i
+        return Reply({"delta": scale(delta, w)}, each, w, kept, metrics, [spent.of(*made), *releases])
+
+    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
+        model, delta = flat(state, "model"), flat(total, "delta")
+        mean = add(select(model, delta.layout.names), delta, 1 / sum(r.weight for r in replies.values()))
+        after = {**state, "model": put(model, mean)}
+        if not data_of(state["second"]):
+            return {**after, "second": torch.tensor(round >= int(data_of(state["last"])))}
+        for i, reply in replies.items():
+            after |= {f"{name}/{i}": x for name, x in reply.each.items()}
+        received = torch.tensor([i for i in replies if self._assistant(state, i) is not None], dtype=torch.int64)
+        return {**after, "received": torch.cat([data_of(state["received"]), received])}
+
+    def _assistant(self, state: State, client: int) -> int | None:
+        """Whose codes the client gets in this round, if anybody's."""
+        if (data_of(state["received"]) == client).any():
+            return None
+        given = {int(n.partition("/")[2]): data_of(x).tolist() for n, x in state.items() if n.startswith("labels/")}
+        return codes.assistant(client, data_of(state["scarce"])[client].tolist(), given)
+
+    def _codes(self, work: Work, data: ClientData, seed: int) -> dict[str, Tensor]:
+        """What a client gives as printed: codes that its own model, which the module holds, recognises."""
+        centres = {c: z.mean(0) for c, z in codes.codes_by_class(work, data, self.classes).items()}
+        draws = generator(seed, "noise of codes")
+        found, labels = codes.recognised(work, centres, self.sigma, self.quota, self.tries, draws)
+        return {"codes": found, "labels": torch.tensor(labels).to(data.y)}
+
+    def _private_means(self, work: Work, data: ClientData, seed: int) -> tuple[dict[str, Tensor], Release]:
+        """What a client gives with privacy sound: one noisy mean of each class, by the server's encoder."""
+        draws = wide_generator(work.loop.dp.key if work.loop.dp else 0, seed, "noise of means")
+        mine = codes.codes_by_class(work, data, self.classes)
+        means, releases = zip(*(codes.noisy_mean(z, self.clip, self.sigma, draws) for z in mine.values()), strict=True)
+        return {"codes": torch.stack(means), "labels": torch.tensor(list(mine)).to(data.y)}, releases[0]
+
+    def _images(self, work: Work, received: Payload, data: ClientData, seed: int) -> dict[str, Tensor]:
+        """The images of another client's codes, or of codes around its means, that join the client's own."""
+        z, labels = data_of(received["codes"]), data_of(received["labels"])
+        if self.privacy == "sound":
+            means, draws = dict(zip(labels.tolist(), z, strict=True)), generator(seed, "codes around means")
+            z, around = codes.recognised(work, means, self.spread, self.quota, self.tries, draws)
+            labels = torch.tensor(around).to(labels)
+        return {"images": codes.decoded(work, z, data.x), "labels": labels}

@@ -1,0 +1,43 @@
+"""FedVAE: FedAvg of a whole autoencoder that classifies, encoder, decoder and classifier, without exchange of data.
+
+FedDPMS without its second stage ("Federated learning in non-iid settings aided by differentially private synthetic
+data", 2022), to which that paper compares itself.   x: server model;  y_i: client i's model, of the joint loss.
+
+Departs from the paper: clients weigh as ``federation.weighting`` says; the paper's is samples. The rate does not decay
+by default: halved every 10 epochs as in the paper, the last of its 50 rounds of 5 epochs would have 2^-24 of the rate,
+and the released code never decays.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fedcommons.algorithms.codes import AUTOENCODER, decayed
+from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
+from fedcommons.core.executor import Executor
+from fedcommons.core.local import Work
+from fedcommons.data.clients import ClientData
+from fedcommons.tensors import Flat, Payload, add, flat, scale, sub
+
+
+@dataclass(frozen=True)
+class FedVAE:
+    """x <- x + sum_i w_i (y_i - x) / sum_i w_i over all parts of the model;  w_i = 1 or n_i."""
+
+    needs = AUTOENCODER
+
+    decay: Annotated[float, "(0, 1]"] = 1.0
+    """the learning rate is multiplied by this after every 10 local epochs (the paper's: 0.5)"""
+
+    def start(self, model: Flat, facts: Facts, seed: int) -> State:
+        return {"model": model}
+
+    def down(self, state: State, round: int, client: int) -> Message:
+        return Message({"model": state["model"]})
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        x, w = flat(message.common, "model"), work.weight(data)
+        y, metrics, spent = work.local(x, data, seed, lr=decayed(work, self.decay, round))
+        return Reply({"delta": scale(sub(y, x), w)}, weight=w, metrics=metrics, releases=[spent.of("delta")])
+
+    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
+        return {"model": add(flat(state, "model"), flat(total, "delta"), 1 / sum(r.weight for r in replies.values()))}

@@ -1,0 +1,73 @@
+"""Approximate gradient coding: what stragglers do not send is made up for in the mean, and by copies of examples.
+
+Makkonen, Niemelä, Hollanti and Kas Hanna, "Approximate gradient coding for privacy-flexible federated learning with
+non-IID data", arXiv:2404.03524, section III; with the stage ``raw_copies``, which gives the copies out.
+M: number of different examples;  d_j: how many clients hold example j;  q: probability that a client straggles;
+f_i: what client i sends;  S: the clients whose reply arrives;  W_i = sum_j 1/d_j: client i's size;  sum_i W_i = M.
+
+With one full-batch step a client's f_i = sum_j g_j / ((1 - q) d_j) is the paper's, and E_S sum_S f_i = sum_j g_j.
+
+Several local steps are the extension that the paper leaves open. There W_i (y_i - x) / (1 - q) takes the place of the
+gradients. Proved (and tested by enumerating all S): over the draw of S, each client independently or not, the mean of
+the server's step is the step without stragglers, as E sum_S v_i / P(i in S) = sum_i v_i for any v_i that do not depend
+on S. Not proved: that this step is a descent direction of the pooled loss (it has FedAvg's drift), and that copies make
+its variance smaller, as Theorem 2 speaks of gradients at one model.
+
+Departs from the paper: q may differ between clients, and clients may be drawn (C < 1): each divides by the probability
+that its own reply arrives. ``form`` sum is the paper's; mean is its released code's. The rate decays as in that code.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+
+from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
+from fedcommons.core.executor import Executor
+from fedcommons.core.local import Work
+from fedcommons.data.clients import ClientData
+from fedcommons.errors import UserError
+from fedcommons.tensors import Flat, Payload, add, flat, scalar, scale, sub
+from fedcommons.tensors import data as data_of
+
+
+@dataclass(frozen=True)
+class GradientCoding:
+    """x <- x + (1/M) sum_S W_i (y_i - x) / P(i in S)  (mean; sum: without 1/M);  rate eta decay^k after k steps."""
+
+    form: Annotated[str, "mean | sum"] = "mean"
+    """mean: the gradient is divided by the number of examples; sum: it is not"""
+    decay: Annotated[float, "(0, 1]"] = 1.0
+    """the learning rate is multiplied by this after each round that somebody answered"""
+
+    def check(self, flat: Mapping[str, Any]) -> None:
+        if flat["client.optimizer"] != "sgd":
+            raise UserError("client.optimizer must be sgd for gradient_coding, whose step is eta times a gradient.")
+        if flat["straggler.partial"] == "take":
+            raise UserError("straggler.partial must not be take for gradient_coding, which waits for whole replies.")
+
+    def start(self, model: Flat, facts: Facts, seed: int) -> State:
+        if facts.arrival is None or min(facts.arrival) <= 0:
+            raise UserError(
+                "algorithm gradient_coding divides by the probability that a client's reply arrives, which is zero or "
+                "has no closed form with this straggler.rule; use independent, or another rule that knows it."
+            )
+        numbers = {"arrival": facts.arrival, "total": sum(facts.sizes) if self.form == "mean" else 1.0}
+        fixed = {name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()}
+        return {"model": model, "answered": torch.tensor(0), **fixed}
+
+    def down(self, state: State, round: int, client: int) -> Message:
+        own = {"arrival": data_of(state["arrival"])[client]}
+        return Message({"model": state["model"], "answered": state["answered"]}, own)
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        x, (eta, _) = flat(message.common, "model"), work.sgd("gradient coding", momentum=True)
+        rate = eta * self.decay ** int(scalar(message.common, "answered"))
+        y, metrics, spent = work.local(x, data, seed, lr=rate)
+        coded = scale(sub(y, x), data.size / scalar(message.own, "arrival"))
+        return Reply({"coded": coded}, weight=data.size, metrics=metrics, releases=[spent.of("coded")])
+
+    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
+        model = add(flat(state, "model"), flat(total, "coded"), 1 / scalar(state, "total"))
+        return {**state, "model": model, "answered": data_of(state["answered"]) + 1}

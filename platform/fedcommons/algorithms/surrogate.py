@@ -1,0 +1,67 @@
+"""FedDM's server: it trains on the clients' synthetic images, in one job of the executor.
+
+f^(w) = mean over synthetic images (x, y) of l(x, y; w), perhaps weighted;  w <- project(w - a step of SGD), in the ball
+of radius rho around the model it starts from, in which the clients' images stand for the real ones.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedcommons.core.ball import project
+from fedcommons.core.local import onednn
+from fedcommons.core.worker import Worker
+from fedcommons.seeds import generator, set_default_generator
+from fedcommons.tensors import Flat, data
+
+
+@dataclass(frozen=True)
+class ServerSGD:
+    """Constants of the server's training."""
+
+    epochs: int
+    batch_size: int
+    lr: float
+    momentum: float
+    weight_decay: float
+
+
+@dataclass(frozen=True)
+class Surrogate:
+    """What the server minimises, from ``model``. weights: of the images, of mean 1; radius: None for no projection."""
+
+    model: Flat
+    images: Tensor  # (n, ...), as the network sees them
+    labels: Tensor  # (n,)
+    weights: Tensor | None
+    sgd: ServerSGD
+    radius: float | None
+
+    @property
+    def nbytes(self) -> int:
+        return data(self.model).nbytes + self.images.nbytes
+
+
+def minimise(worker: Worker, task: Surrogate, seed: int) -> Flat:
+    """The model after all epochs; orders and dropout are keyed by ``seed``."""
+    work, sgd, n = worker.work, task.sgd, len(task.labels)
+    x = task.model.buffer.to(work.device)
+    work.load(Flat(task.model.layout, x))
+    work.load_buffers(work.initial_buffers)
+    work.module.train()
+    set_default_generator(seed, "dropout")
+    columns = [t.to(work.device) for t in (task.images, task.labels, task.weights) if t is not None]
+    draws = generator(seed, "order")
+    orders = torch.stack([torch.randperm(n, generator=draws) for _ in range(sgd.epochs)]).to(work.device)
+    optimizer = torch.optim.SGD(work.named.values(), sgd.lr, sgd.momentum, weight_decay=sgd.weight_decay)
+    with work.logged, onednn(work.loop.onednn):
+        for rows in (rows for order in orders for rows in order.split(sgd.batch_size)):
+            loss = work.module.training_step(tuple(t[rows] for t in columns), 0)
+            assert isinstance(loss, Tensor)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if task.radius is not None:
+                project(work.params.buffer, x, task.radius)
+    return Flat(task.model.layout, work.params.buffer.detach().cpu().clone())

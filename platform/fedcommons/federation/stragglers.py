@@ -1,0 +1,184 @@
+"""Rules that say whose reply is late, and how much of its work a late client has done.
+
+A rule is a frozen dataclass of constants, called with ``(joined, facts, round, seed)``: the clients that take part, the
+federation's public facts, the round and the run's seed. It gives each late client the share of its local work that is
+done when the server goes on, in [0, 1]. What it has done comes as its reply if the share is above 0 and partial work is
+taken (the method's ``takes_partial``, or ``straggler.partial``); else nothing comes. Each draw is keyed by (seed,
+round, client), or by (seed, client) for what a client is throughout, so none depends on the worker or on other draws.
+
+Optional are ``arrival(n_clients, joining, seed)``, per client the probability that its whole reply arrives, given that
+``joining`` clients take part, drawn uniformly (None: no closed form); ``check_clients(n_clients, joining)``, which
+raises ``UserError``; and the attribute ``leaves_partial = True``, where shares are above 0.
+
+Times are log-normal:  ln t_i = c z_i + s e_ir,  z_i of the client and e_ir of the client and round standard normal,
+c: ``client_spread``, s: ``spread``. The unit is the median of all.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import erfc, exp, log, sqrt
+from typing import Annotated
+
+from fedcommons.core.algorithm import Facts
+from fedcommons.errors import UserError
+from fedcommons.seeds import numpy_generator
+
+Rule = Callable[[Sequence[int], Facts, int, int], Mapping[int, float]]
+"""(joined, facts, round, seed) -> each late client, with the share of its work that is done."""
+
+
+@dataclass(frozen=True)
+class Independent:
+    """Each client is late with probability q, independently of the others."""
+
+    q: Annotated[float, "[0, 1)"] = 0.0
+    """probability that a drawn client's reply does not arrive"""
+
+    def __call__(self, joined: Sequence[int], facts: Facts, round: int, seed: int) -> dict[int, float]:
+        return {i: 0.0 for i in joined if _uniform(seed, "straggles", round, i) < self.q}
+
+    def arrival(self, n_clients: int, joining: int, seed: int) -> list[float]:
+        """1 - q."""
+        return [1 - self.q] * n_clients
+
+
+@dataclass(frozen=True)
+class PerClient:
+    """Client i is late with probability q_i, independently of the others."""
+
+    qs: Annotated[tuple[float, ...], "[0, 1)"] = ()
+    """probability of each client that its reply does not arrive, one number a client"""
+
+    def check_clients(self, n_clients: int, joining: int | None) -> None:
+        """Refuse a number of probabilities that is not N."""
+        if len(self.qs) != n_clients:
+            raise UserError(
+                f"straggler.qs must hold one probability for each of the {n_clients} clients, got {len(self.qs)}."
+            )
+
+    def __call__(self, joined: Sequence[int], facts: Facts, round: int, seed: int) -> dict[int, float]:
+        return {i: 0.0 for i in joined if _uniform(seed, "straggles", round, i) < self.qs[i]}
+
+    def arrival(self, n_clients: int, joining: int, seed: int) -> list[float]:
+        """1 - q_i."""
+        return [1 - q for q in self.qs]
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Clients 0 to g - 1 fail together with probability q, and so do the next g, independently of other groups."""
+
+    q: Annotated[float, "[0, 1)"] = 0.0
+    """probability that a group's replies do not arrive"""
+    group_size: Annotated[int, "[1, 1e9]"] = 2
+    """g, clients in a group: neighbours by number, such as those of one network"""
+
+    def __call__(self, joined: Sequence[int], facts: Facts, round: int, seed: int) -> dict[int, float]:
+        groups = {i // self.group_size for i in joined}
+        failed = {group for group in groups if _uniform(seed, "group fails", round, group) < self.q}
+        return {i: 0.0 for i in joined if i // self.group_size in failed}
+
+    def arrival(self, n_clients: int, joining: int, seed: int) -> list[float]:
+        """1 - q."""
+        return [1 - self.q] * n_clients
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """The server goes on at time T; a client that needs t > T has done T/t of its work by then."""
+
+    leaves_partial = True
+    deadline: Annotated[float, "(0, inf)"] = 2.0
+    """T, in units of the median time that clients need for their local work"""
+    spread: Annotated[float, "[0, 100]"] = 0.5
+    """standard deviation of the logarithm of a client's times, from round to round"""
+    client_spread: Annotated[float, "[0, 100]"] = 0.5
+    """standard deviation, over clients, of the logarithm of their median times; 0: all are equally fast"""
+
+    def __call__(self, joined: Sequence[int], facts: Facts, round: int, seed: int) -> dict[int, float]:
+        times = _log_times(joined, round, seed, self.spread, self.client_spread)
+        most = log(self.deadline)
+        return {i: exp(most - time) for i, time in times.items() if time > most}
+
+    def arrival(self, n_clients: int, joining: int, seed: int) -> list[float]:
+        """Phi((ln T - c z_i)/s)."""
+        left = [log(self.deadline) - self.client_spread * _slowness(seed, i) for i in range(n_clients)]
+        return [erfc(-x / (self.spread * sqrt(2))) / 2 if self.spread else float(x >= 0) for x in left]
+
+
+@dataclass(frozen=True)
+class Fastest:
+    """The server waits for the fastest k replies; a round of fewer clients has no late ones."""
+
+    k: Annotated[int, "[1, 1e9]"] = 1
+    """replies that the server waits for"""
+    spread: Annotated[float, "[0, 100]"] = 0.5
+    """standard deviation of the logarithm of a client's times, from round to round"""
+    client_spread: Annotated[float, "[0, 100]"] = 0.5
+    """standard deviation, over clients, of the logarithm of their median times; 0: all are equally fast"""
+
+    def check_clients(self, n_clients: int, joining: int | None) -> None:
+        """Refuse to wait for more clients than take part in a round."""
+        if joining is not None and self.k > joining:
+            raise UserError(f"straggler.k must be at most the number of clients in a round, {joining}, got {self.k}.")
+
+    def __call__(self, joined: Sequence[int], facts: Facts, round: int, seed: int) -> dict[int, float]:
+        times = _log_times(joined, round, seed, self.spread, self.client_spread)
+        return dict.fromkeys(sorted(joined, key=lambda i: (times[i], i))[self.k :], 0.0)
+
+    def arrival(self, n_clients: int, joining: int, seed: int) -> list[float] | None:
+        """k/|S| among clients that are equally fast."""
+        alike = not self.client_spread and self.spread
+        return [min(1.0, self.k / joining)] * n_clients if alike else None
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A share of a round's clients does x ~ U{1 .. E} epochs only.
+
+    Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, arXiv:1812.06127, section 5.2.
+    """
+
+    leaves_partial = True
+    share: Annotated[float, "[0, 1]"] = 0.5
+    """share of a round's clients that do only part of their epochs"""
+
+    def __call__(self, joined: Sequence[int], facts: Facts, round: int, seed: int) -> dict[int, float]:
+        order = sorted(joined, key=lambda i: (_uniform(seed, "is slow", round, i), i))
+        return {i: 1 - _uniform(seed, "work done", round, i) for i in order[: self._number(len(joined))]}
+
+    def arrival(self, n_clients: int, joining: int, seed: int) -> list[float]:
+        """1 - m/|S| for m slow clients of a round's |S|."""
+        return [1 - self._number(joining) / joining] * n_clients
+
+    def _number(self, joining: int) -> int:
+        return int(joining * self.share + 1e-9)
+
+
+def arrival(rule: Rule | None, n_clients: int, joining: int | None, seed: int) -> tuple[float, ...] | None:
+    """Per client, the probability that it takes part in a round and its whole reply arrives (``Facts.arrival``).
+
+    rule: None if nobody is late. joining: clients drawn uniformly in a round; None if the method chooses them, which
+    has no closed form.
+    """
+    if joining is None:
+        return None
+    known = getattr(rule, "arrival", None)
+    in_time = known(n_clients, joining, seed) if known else None if rule else [1.0] * n_clients
+    return None if in_time is None else tuple(joining / n_clients * p for p in in_time)
+
+
+def _log_times(clients: Sequence[int], round: int, seed: int, spread: float, client_spread: float) -> dict[int, float]:
+    return {
+        i: client_spread * _slowness(seed, i) + spread * numpy_generator(seed, "time", round, i).standard_normal()
+        for i in clients
+    }
+
+
+def _slowness(seed: int, client: int) -> float:
+    """z_i, of the client throughout."""
+    return numpy_generator(seed, "slowness", client).standard_normal()
+
+
+def _uniform(*key: int | str) -> float:
+    return numpy_generator(*key).random()

@@ -1,0 +1,105 @@
+"""Table and pictures of the gradient coding study: figures 1 to 3 of Makkonen et al. (2024).
+
+A curve is an entry of the summary.json of sweeps/gradient_coding.py: partition, q, d, c, and for each quantity, such as
+``accuracy``, its mean over repetitions, a list, and ``accuracy_se``, the standard errors. Entry r of a list is of the
+model after r rounds, before the next one.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
+
+from fedcommons.reports import plots, tables
+
+Curve = Mapping[str, Any]
+
+NAMES = {"iid": "iid", "dirichlet_plain": "Dirichlet(0.1)", "single_class": "single class"}
+SHOWN = (10, 20)  # rounds whose numbers stand in the table, besides the first and last
+CLOSE = 0.95  # of the last accuracy of iid clients that share nothing
+
+
+def table(curves: Sequence[Curve]) -> str:
+    """A line for each curve: accuracy and second moment at some rounds, and rounds until it is close to iid's."""
+    last = len(curves[0]["accuracy"]) - 1
+    at = [*(r for r in SHOWN if r < last), last]
+    head = ["clients", "q", "d", "c", *(f"accuracy after {r}" for r in at), f"rounds to {CLOSE:.0%} of iid",
+            *(f"second moment after {r}" for r in (0, *at))]  # fmt: skip
+    return tables.markdown(head, [_line(c, curves, at) for c in curves])
+
+
+def _line(curve: Curve, curves: Sequence[Curve], at: Sequence[int]) -> list[object]:
+    accuracy, errors = curve["accuracy"], curve["accuracy_se"]
+    (iid,) = (c for c in curves if (c["partition"], c["q"], c["d"], c["c"]) == ("iid", curve["q"], curve["d"], 0))
+    goal = CLOSE * iid["accuracy"][-1]
+    reached = next((r for r, value in enumerate(accuracy) if value >= goal), f">{at[-1]}")
+    return [NAMES[curve["partition"]], f"{curve['q']:g}", curve["d"], f"{curve['c']:g}",
+            *(f"{accuracy[r]:.4f} ± {errors[r]:.4f}" for r in at), reached,
+            *(f"{curve['second_moment'][r]:.3g}" for r in (0, *at))]  # fmt: skip
+
+
+def rows(curves: Sequence[Curve]) -> list[dict[str, Any]]:
+    """A row for each curve and round."""
+    return [
+        {"round": r, **{name: value[r] if isinstance(value, list) else value for name, value in c.items()}}
+        for c in curves
+        for r in range(len(c["accuracy"]))
+    ]
+
+
+def picture(curves: Sequence[Curve], partition: str, title: str) -> Figure:
+    """Accuracy (above) and second moment (below) over rounds: a column for each (q, d), a curve for each c."""
+    pairs = list(dict.fromkeys((c["q"], c["d"]) for c in curves))
+    most = max(c["c"] for c in curves) or 1
+    figure, grid = plots.panels(2, len(pairs), (1.5 + 3.6 * len(pairs), 7))
+    for (q, d), (above, below) in zip(pairs, grid.T, strict=True):
+        own = [c for c in curves if (c["q"], c["d"]) == (q, d)]
+        for curve in (c for c in own if c["partition"] == partition):
+            colour = colormaps["viridis_r"](0.1 + 0.9 * curve["c"] / most) if curve["c"] else "0.55"
+            label = f"c = {curve['c']:g}" if curve["c"] else "c = 0, nothing shared"
+            _line_and_band(above, curve, "accuracy", label, color=colour)
+            _line_and_band(below, curve, "second_moment", label, color=colour)
+        for curve in (c for c in own if partition != "iid" and c["partition"] == "iid" and c["c"] == 0):
+            for axes, of in ((above, "accuracy"), (below, "second_moment")):
+                _line_and_band(axes, curve, of, "iid clients, nothing shared", color="#c0392b", linestyle="--")
+        above.set_title(f"q = {q:g}, d = {d}")
+        above.set_ylabel("test accuracy")
+        below.set(xlabel="round", ylabel="second moment of the estimate", yscale="log")
+        low, high = below.get_ylim()
+        below.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5) if high < 100 * low else (1,)))
+        below.yaxis.set(major_formatter="{x:g}", minor_locator=NullLocator())
+    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False,
+                  title="c: share of the images that is not private; each of these is copied to others")  # fmt: skip
+    figure.suptitle(title, fontsize=10)
+    return figure
+
+
+def products_picture(curves: Sequence[Curve], title: str) -> Figure:
+    """Figure 3: sums of scalar products of the examples' gradients over rounds, a panel for each curve."""
+    figure, grid = plots.panels(1, len(curves), (1 + 4.6 * len(curves), 4.4))
+    for axes, curve in zip(grid[0], curves, strict=True):
+        for of, label, colour in (
+            ("same_class", "pairs of one class (type I)", "#2e6da4"),
+            ("cross_class", "pairs of two classes (type II)", "#d98c21"),
+            ("norm_sq", "both: ‖g‖²", "k"),
+        ):
+            _line_and_band(axes, curve, of, label, color=colour)
+        axes.axhline(0, color="0.5", linewidth=0.6)
+        shared = f"c = {curve['c']:g}, d = {curve['d']}" if curve["c"] else "nothing shared"
+        axes.set(title=f"{shared}, q = {curve['q']:g}", xlabel="round", ylabel="sum of scalar products")
+    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    figure.suptitle(title, fontsize=10)
+    return figure
+
+
+def _line_and_band(axes: Axes, curve: Curve, of: str, label: str, **style: Any) -> None:
+    """The mean over repetitions, and a band of one standard error to both sides."""
+    mean, error = np.array(curve[of]), np.array(curve[f"{of}_se"])
+    axes.plot(mean, linewidth=1.3, label=label, **style)
+    axes.fill_between(range(len(mean)), mean - error, mean + error, color=style["color"], alpha=0.25, linewidth=0)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.3)

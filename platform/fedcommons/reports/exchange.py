@@ -1,0 +1,85 @@
+"""What FedDPMS's clients exchanged in a run, read from its last checkpoint, and a picture of it."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedcommons.federation import checkpoint
+from fedcommons.federation.memory import ClientMemory
+from fedcommons.reports.plots import panels, save
+from fedcommons.tensors import data
+from fedcommons.tracking.run_folder import read_config
+
+SHOWN = 6  # decoded images of a class
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """before, after: (clients, classes) numbers of examples; images: (m, C, H, W) decoded ones, by class.
+
+    kept: how many codes all clients gave. model, decoder: numbers in encoder and classifier, and in the decoder.
+    latent: l. preliminary: T_p.
+    """
+
+    before: np.ndarray
+    after: np.ndarray
+    images: Mapping[int, np.ndarray]
+    kept: int
+    model: int
+    decoder: int
+    latent: int
+    preliminary: int
+
+
+def read(run: Path) -> Exchange | None:
+    """Of a run folder of FedDPMS; None for another method, without a checkpoint, or before stage II."""
+    if read_config(run).algorithm != "feddpms":
+        return None
+    last = checkpoint.load_latest(run / "checkpoints", ClientMemory(folder=run / "memory"))
+    given = [data(x) for name, x in last.state.items() if name.startswith("codes/")] if last else []
+    if last is None or not given:
+        return None
+    before = np.array(json.loads((run / "partition.json").read_text())["class_counts"])
+    after, images = before.copy(), {}
+    for client, kept in last.memory.items():
+        if "images" in kept:
+            for image, c in zip(data(kept["images"]).numpy(), data(kept["labels"]).tolist(), strict=True):
+                after[client, c] += 1
+                images.setdefault(c, []).append(image)
+    decoder = sum(part.numel() for name, part in last.model.items() if name.startswith("decoder."))
+    return Exchange(
+        before, after, {c: np.stack(images[c]) for c in sorted(images)}, sum(map(len, given)),
+        last.model.buffer.numel() - decoder, decoder, given[0].shape[1], int(data(last.state["last"])),
+    )  # fmt: skip
+
+
+def picture(path: Path, exchange: Exchange, smoke: bool) -> None:
+    """How many examples of each class clients hold before and after, and some decoded images of each class."""
+    classes = exchange.before.shape[1]
+    figure, ((left, middle, right),) = panels(1, 3, (13, 4.6))
+    for axes, counts, title in ((left, exchange.before, "before"), (middle, exchange.after, "after, with decoded")):
+        axes.imshow(counts, cmap="Blues", aspect="auto", vmax=exchange.after.max())
+        axes.set(xlabel="class", ylabel="client", title=f"images of each client, {title}")
+        if classes <= 20 and len(counts) <= 20:
+            axes.set(xticks=range(classes), yticks=range(len(counts)))
+            for (i, c), n in np.ndenumerate(counts):
+                colour = "w" if n > exchange.after.max() / 2 else "k"
+                axes.text(c, i, str(n) if n else "", ha="center", va="center", fontsize=7, color=colour)
+    rows = [np.concatenate(list(_padded(exchange.images[c])), axis=2) for c in exchange.images]
+    if rows:
+        shown = np.concatenate(rows, axis=1).transpose(1, 2, 0).astype(float)
+        shown /= max(shown.max(), 1)
+        right.imshow(shown.squeeze(-1) if shown.shape[2] == 1 else shown, cmap="gray")
+        height = rows[0].shape[1]
+        right.set(yticks=[height * (i + 0.5) for i in range(len(rows))], yticklabels=list(exchange.images), xticks=[])
+    right.set(title="decoded images", ylabel="class")
+    save(figure, path, 110, smoke)
+
+
+def _padded(images: np.ndarray) -> np.ndarray:
+    """The first ``SHOWN`` images, black ones in place of those that are missing."""
+    some = images[:SHOWN]
+    return np.concatenate([some, np.zeros((SHOWN - len(some), *images.shape[1:]), images.dtype)])

@@ -1,0 +1,116 @@
+"""A share c of every client's images is not private, and others get raw copies of these: privacy-flexible learning.
+
+Makkonen, Niemelä, Hollanti and Kas Hanna, "Approximate gradient coding for privacy-flexible federated learning with
+non-IID data", 2024.   d: copies of each such image that others get;  d_j: clients that hold image j, its owner counted.
+
+Each holder's loss has image j with weight 1/d_j, so that over all clients it counts once. A copied image goes up to the
+server once and down d_j - 1 times.
+
+Departs from the paper: where c times a client's images of a class is no whole number, it is rounded such that the share
+is c of all images and about c of each class; the clients must agree on this rounding.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+
+from fedcommons import capacity
+from fedcommons.accounting.communication import images_nbytes
+from fedcommons.core.release import Release
+from fedcommons.errors import UserError
+from fedcommons.seeds import numpy_generator
+from fedcommons.sharing.dealt import Dealt
+from fedcommons.sharing.optimal import plans
+from fedcommons.sharing.placement import holdings, n_open, opened
+from fedcommons.sharing.stage import Assigned, Contribution, Contributions
+
+
+@dataclass(frozen=True)
+class RawCopies:
+    """D_i and raw copies of others' images, with weights 1/d_j."""
+
+    c: Annotated[float | None, "[0, 1]"] = None
+    """share of every client's images of a class that is not private; must be set"""
+    d: Annotated[int, "[1, 1e9]"] = 2
+    """number of other clients that get a copy of such an image"""
+    placement: Annotated[str, "exact | binomial | optimal"] = "exact"
+    """who they are: exact (d at random), binomial (d on average) or optimal (d that even out classes; counts known)"""
+
+    def check(self, flat: Mapping[str, Any]) -> None:
+        """See ``Stage``."""
+        if self.c is None:
+            raise UserError("sharing.c must be set for setting raw_copies: the share of images that is not private.")
+
+    def check_dealt(self, dealt: Dealt) -> None:
+        """See ``Stage``."""
+        c, n, n_clients = self.c or 0.0, sum(dealt.own.sizes), len(dealt.own)
+        if n_clients < 2:
+            raise UserError("setting raw_copies needs at least 2 clients, got N = 1: nobody could get a copy.")
+        if self.d > n_clients - 1:
+            raise UserError(f"sharing.d must be at most N - 1 = {n_clients - 1}, the number of others, got {self.d}.")
+        if c and n_open(c, n) < 1:
+            raise UserError(
+                f"sharing.c = {c:g} of {n} images is not one image; it must be 0 or at least {0.5 / n:.2g}."
+            )
+        counts = np.bincount(self._labels(dealt), minlength=dealt.n_classes)
+        if self.placement == "optimal" and not counts.all():
+            raise UserError(
+                f"sharing.placement optimal needs images of every class, and no client has one of class "
+                f"{int(counts.argmin())}."
+            )
+        capacity.require(f"copies at {n_clients:,} clients", n_clients * (n + 16 * n_open(c, n)), "sharing.c")
+
+    def holdings(self, dealt: Dealt) -> np.ndarray:
+        """Which clients hold which image: (images, N) bool, the images in the order in which the clients have them."""
+        labels, owners = self._labels(dealt), _owners(dealt)
+        return holdings(labels, owners, len(dealt.own), self.c or 0.0, self.d, self.placement, _draws(dealt))
+
+    def make(self, dealt: Dealt, made: Sequence[Contribution]) -> Contributions:
+        """The images of which somebody gets a copy."""
+        copied, ends = self.holdings(dealt).sum(1) > 1, np.cumsum(dealt.own.sizes)[:-1]
+        parts = zip(dealt.own.rows, np.split(copied, ends), strict=True)
+        return Contributions.of_own(dealt, [rows[some] for rows, some in parts])
+
+    def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
+        """Raw images leave the clients unprotected; the others do not leave them."""
+        return contributed, contributed.releases("raw examples")
+
+    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
+        """Clients keep their images and get copies; in the rule of equal work each counts as sum_j 1/d_j images."""
+        if not len(released.rows):
+            return Assigned(dealt.own.rows)
+        held, owners, rows = self.holdings(dealt), _owners(dealt), np.concatenate(list(dealt.own.rows))
+        weight, received, weights = 1 / held.sum(1), [], []
+        for client in range(len(dealt.own)):
+            new = np.flatnonzero(held[:, client] & (owners != client))
+            received.append(rows[new])
+            weights.append(np.concatenate([weight[owners == client], weight[new]]))
+        sent = len(released.rows) + sum(map(len, received))
+        once, notes = images_nbytes(sent, dealt.shape), self._notes(dealt)
+        return Assigned(dealt.own.rows, received, weights, once=once, notes=notes)
+
+    def _notes(self, dealt: Dealt) -> list[str]:
+        """How even the optimal placement makes the classes, and what no placement is below."""
+        if self.placement != "optimal":
+            return []
+        labels, owners = self._labels(dealt), _owners(dealt)
+        found = plans(labels, owners, len(dealt.own), opened(labels, owners, self.c or 0.0, _draws(dealt)), self.d)
+        reached, bound = (sum(getattr(plan, name) for plan in found.values()) for name in ("distance", "bound"))
+        return [
+            f"optimal placement of copies: sum over classes of ||Y - 1/N||^2 = {reached:.6g}, at least {bound:.6g} for "
+            f"any; gap {max(0.0, reached - bound):.2g}"
+        ]
+
+    @staticmethod
+    def _labels(dealt: Dealt) -> np.ndarray:
+        return dealt.own.store.y.numpy()[np.concatenate(list(dealt.own.rows))]
+
+
+def _owners(dealt: Dealt) -> np.ndarray:
+    return np.repeat(np.arange(len(dealt.own)), dealt.own.sizes)
+
+
+def _draws(dealt: Dealt) -> np.random.Generator:
+    return numpy_generator(dealt.seed, "copies")

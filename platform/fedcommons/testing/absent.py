@@ -1,0 +1,68 @@
+"""Clients that are not in a round, or late: what an algorithm owes to them and they to it."""
+
+import math
+from collections.abc import Sequence
+
+from fedcommons.core.algorithm import Algorithm
+from fedcommons.federation import rounds
+from fedcommons.federation.rejections import records, told
+from fedcommons.federation.rounds import Standing, answering
+from fedcommons.federation.stragglers import Deadline, Fastest, Groups, PerClient, Rule, Slow
+from fedcommons.testing.comparing import differing, listed, raw, require
+from fedcommons.testing.federations import Federation
+from fedcommons.testing.spy import Spy
+
+LATE: Sequence[Rule] = (
+    PerClient((0.0, 0.2, 0.4, 0.6, 0.8)),
+    Groups(0.4, 2),
+    Deadline(1.0),
+    Fastest(2, client_spread=0.0),
+    Slow(0.5),
+)
+"""Rules for five clients under which some are late in three rounds."""
+
+
+def rounds_of(
+    federation: Federation,
+    algorithm: Algorithm,
+    plan: rounds.Plan,
+    played: Sequence[tuple[Standing, dict[str, float]]],
+    start: Standing | None = None,
+) -> list[tuple[list[int], list[int]]]:
+    """For each round: the clients that were to take part, and those of them that were to answer."""
+    before = [start or federation.start(algorithm, plan), *(now for now, _ in played)]
+    return [answering(algorithm, plan, now.state, now.round + 1) for now in before[:-1]]
+
+
+def play_with_absent_clients(algorithm: Algorithm, federation: Federation, plan: rounds.Plan) -> None:
+    """A client that is not in a round keeps its memory as it was, and gets it back when it answers again."""
+    spy, expected = Spy(algorithm), {}
+    played = federation.play(spy, plan)
+    answers = rounds_of(federation, algorithm, plan, played)
+    for (now, _), (_, present) in zip(played, answers, strict=True):
+        calls = dict(zip(present, (call for call in spy.calls if call.round == now.round), strict=True))
+        for client, call in calls.items():
+            wrong = differing(call.handed, expected.get(client, {}))
+            require(not wrong, f"in round {now.round} client {client} did not get its memory back: {listed(wrong)}")
+        expected |= {client: call.kept for client, call in calls.items() if call.kept is not None}
+        wrong = differing({client: raw(kept) for client, kept in now.memory.items()}, expected)
+        require(not wrong, f"round {now.round} of clients {present} left other memory than returned in {listed(wrong)}")
+        require(now.model.buffer.isfinite().all(), f"after round {now.round} the model has values that are not finite")
+    require_all_trained(federation, algorithm, plan, played, "")
+
+
+def require_all_trained(
+    federation: Federation,
+    algorithm: Algorithm,
+    plan: rounds.Plan,
+    played: Sequence[tuple[Standing, dict[str, float]]],
+    when: str,
+) -> None:
+    """Every client that was to answer in a round did so, and was not rejected."""
+    answers = rounds_of(federation, algorithm, plan, played)
+    for (now, facts), (joined, present) in zip(played, answers, strict=True):
+        where, drawn = f"{when}in round {now.round}", facts["clients"]
+        require(drawn == len(joined), f"{where} {drawn} clients were drawn instead of {len(joined)}")
+        require(not now.rejected, f"{where} {told(records(now.rejected))}")
+        found = math.isfinite(facts.get("train/loss", math.nan))
+        require(found or not present, f"{where} the clients report no finite metric 'loss'")

@@ -1,0 +1,271 @@
+"""FedDM: its table 2, figures 1 to 3, its studies of ipc and radius, REAL, and pictures of the synthetic images.
+
+python sweeps/feddm.py                     # digits, minutes on a laptop
+python sweeps/feddm.py --preset smoke      # the same code with smaller numbers
+python sweeps/feddm.py --preset paper --dataset cifar10 --data-dir DIR --partition.n_clients 50      # for GPUs
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from fedcommons.config import cli, parts, presets
+from fedcommons.config.flat import SHORT_NAMES, choose
+from fedcommons.errors import UserError
+from fedcommons.files import write_json, write_text
+from fedcommons.sweeping import grids, sweep
+from fedcommons.sweeping.display import Display
+
+ALGORITHMS = "feddm,fedavg,fedprox,fednova,scaffold"
+_EVERY = {"partition.name": "dirichlet_niid", "federation.weighting": "samples", "model.name": "convnet",
+          "measure.every": 0, "data.augment": False}  # fmt: skip
+_SMALL = {"model.width": 16, "federation.rounds": 8, "client.batch_size": 32, "client.epochs": 5, "client.lr": 1.0,
+          "feddm.ipc": 3, "feddm.least": 10, "feddm.iterations": 20, "feddm.image_lr": 0.3, "feddm.server_epochs": 30,
+          "feddm.server_batch": 64, "feddm.server_lr": 0.05, "target": 0.7}  # fmt: skip
+FIELDS: dict[str, dict[str, Any]] = {
+    "smoke": {**_EVERY, **_SMALL, "model.width": 4, "federation.rounds": 2, "client.epochs": 1, "feddm.iterations": 2,
+              "feddm.server_epochs": 2, "target": 0.2, "data.limit": 600},
+    "small": {**_EVERY, **_SMALL},
+    "paper": {**_EVERY, "federation.rounds": 20, "client.batch_size": 256, "client.epochs": 10, "client.lr": 0.01,
+              "data.validation": 0.0},
+}  # fmt: skip
+"""What the presets set on top of the package's. The rates and sizes of small were chosen on seed 100."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row of a table: a method at an alpha, with one seed's run. A run may stand in several tables."""
+
+    table: str
+    method: str
+    alpha: float
+    cell: sweep.Cell
+
+
+def arguments(argv: Sequence[str]):
+    """Options of the sweep on top of every field of the experiment."""
+    preset, dataset = grids.preset_and_dataset(argv)
+    if preset not in FIELDS:
+        raise UserError(f"--preset must be one of {', '.join(FIELDS)} for FedDM, whose code was not released.")
+    fields = {**presets.preset(preset, dataset), **FIELDS[preset]}
+    if preset == "paper" and dataset == "cifar100":
+        fields["feddm.ipc"] = 5
+    title = (__doc__ or "").partition("\n")[0]
+    result = cli.parser(title, argv, fields, {"algorithms": ALGORITHMS})
+    for name, default, text in (
+        ("preset", "small", f"{', '.join(FIELDS)}: sets the defaults of all fields"),
+        ("seeds", "0,1,2", "seeds, separated by commas"),
+        ("algorithms", ALGORITHMS, "algorithms, separated by commas"),
+        ("alphas", "0.01,0.1,0.5,50", "Dirichlet concentrations, separated by commas"),
+        ("ipcs", "1,3,5" if preset != "paper" else "3,5,10", "images per class to compare; empty for none"),
+        ("radii", "3,5,10", "radii to compare; empty for none"),
+        ("sigmas", "1,3,5", "noise levels of figure 3; empty for none"),
+        ("noisy", "feddm", "algorithms of figure 3: feddm as printed, others by DP-SGD of the same sigma (slow)"),
+        ("study-alpha", "0.1" if preset != "paper" else "0.5", "alpha of the studies"),
+        ("out", f"runs/feddm-{preset}-{parts.label(dataset)}", "folder of the sweep"),
+    ):
+        result.add_argument(f"--{name}", type=str, default=default, help=text)
+    result.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
+    cli.add_dry_run(result)
+    result.short = {**SHORT_NAMES, "alpha": "alphas", "seed": "seeds"}
+    options = cli.parse(result, argv)
+    owners = {"seed": "seeds", "algorithm": "algorithms", "partition.alpha": "alphas"}
+    cli.refuse_fields(options, owners)
+    return options
+
+
+def entries(options) -> list[Entry]:
+    """All rows with their runs, table by table."""
+    base = grids.base(options)
+    found: list[Entry] = []
+
+    def add(table: str, method: str, alpha: float, **fields: Any) -> None:
+        for seed in cli.split("--seeds", options.seeds, int):
+            values = {**base, "seed": seed, "partition.alpha": alpha, **fields}
+            cell = sweep.cell(choose(values, options.fields), grids.VARIED)
+            found.append(Entry(table, method, alpha, cell))
+
+    alpha = float(options.study_alpha)
+    algorithms = cli.split("--algorithms", options.algorithms)
+    for at, algorithm in product(cli.split("--alphas", options.alphas, float), algorithms):
+        add("methods", algorithm, at, algorithm=algorithm)
+        if algorithm == "feddm":
+            add("methods", "REAL", at, algorithm="feddm", **{"feddm.iterations": 0})
+    for ipc in _numbers("--ipcs", options.ipcs, int):
+        least = max(ipc, base["feddm.least"])
+        add(
+            "images per class",
+            f"feddm, ipc {ipc}",
+            alpha,
+            algorithm="feddm",
+            **{"feddm.ipc": ipc, "feddm.least": least},
+        )
+    for radius in _numbers("--radii", options.radii, float):
+        add("radius", f"feddm, radius {radius:g}", alpha, algorithm="feddm", **{"feddm.radius": radius})
+    levels = _numbers("--sigmas", options.sigmas, float)
+    for sigma, algorithm in product([0.0, *levels] if levels else [], cli.split("--noisy", options.noisy)):
+        private: dict[str, Any] = {"dp.local": sigma > 0, "dp.noise_multiplier": sigma or 1.0}
+        fields = {"feddm.sigma": sigma} if algorithm == "feddm" else private
+        add("noise level", f"{algorithm}, sigma {sigma:g}", alpha, algorithm=algorithm, **fields)
+    if levels:  # its images are shown: they are those of the first round of a longer run
+        add("round", "feddm, round 1", alpha, algorithm="feddm", **{"federation.rounds": 1})
+    return found
+
+
+def _numbers(option: str, text: str, kind: type) -> Sequence[Any]:
+    return cli.split(option, text, kind) if text else ()
+
+
+def rows(found: Sequence[Entry], out: Path) -> Any:
+    """A frame, a row for each entry whose run is finished: its table, method and alpha, then the columns of a run."""
+    import pandas as pd
+
+    from fedcommons.reports.frames import load_rounds, load_runs
+
+    runs: Any = load_runs(out)
+    rounds: Any = load_rounds(out)  # pandas' types are too wide for a checker
+    per_round = rounds[rounds["round"] > 0].groupby("run")[["comm/up_bytes", "comm/down_bytes"]].mean() / 1e6
+    until = runs.set_index("run")["rounds_to_target"].fillna(runs.set_index("run")["rounds"])
+    runs = runs.set_index("run").join(per_round.set_axis(["up_MB", "down_MB"], axis=1))
+    runs["MB_to_target"] = until * (runs["up_MB"] + runs["down_MB"])
+    runs.index = [Path(run).name for run in runs.index]
+    runs = runs[runs["status"] == "finished"]
+    there = [e for e in found if e.cell.name in runs.index]
+    of_entries = pd.DataFrame({"table": e.table, "method": e.method, "at": e.alpha} for e in there)
+    return pd.concat([of_entries, runs.loc[[e.cell.name for e in there]].reset_index(names="cell")], axis=1)
+
+
+def markdown(frame: Any, options) -> str:
+    """The tables; a run that missed the target counts with all its rounds, and its cell has ``>``."""
+    lines = []
+    for table, of_table in frame.groupby("table", sort=False):
+        lines += [f"## By {table}" if table != "methods" else "## Methods", "", "| alpha | method | seeds | last "
+                  "accuracy, % | best, % | rounds to target | MB up a round | MB down a round | MB to target |",
+                  "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
+        for (alpha, method), of in of_table.groupby(["at", "method"], sort=False):
+            last, best, up, down = (of[n] for n in ("last_accuracy", "best_accuracy", "up_MB", "down_MB"))
+            missed = ">" * bool(of["rounds_to_target"].isna().any())
+            until = of["rounds_to_target"].fillna(of["rounds"]).mean()
+            spread = f" ± {100 * last.std():.1f}" if len(of) > 1 else ""
+            lines.append(
+                f"| {alpha:g} | {method} | {len(of)} | {100 * last.mean():.1f}{spread} | {100 * best.mean():.1f} | "
+                f"{missed}{until:.1f} | {up.mean():.3f} | {down.mean():.3f} | {missed}{of['MB_to_target'].mean():.2f} |"
+            )
+        lines.append("")
+    return grids.stamped("\n".join(lines), options)
+
+
+def courses(found: Sequence[Entry], out: Path, path: Path, smoke: bool) -> None:
+    """Figure 2: accuracy over rounds, over all MB and over MB sent up; a column for each alpha, means over seeds."""
+    from fedcommons.reports import plots
+    from fedcommons.reports.frames import load_rounds
+    from fedcommons.reports.series import COLOURS
+
+    rounds: Any = load_rounds(out)
+    rounds["up"] = rounds.groupby("run")["comm/up_bytes"].cumsum().fillna(0) / 1e6
+    rounds["total"] = rounds["comm/total_bytes"].fillna(0) / 1e6
+    rounds["cell"] = [Path(run).name for run in rounds["run"]]
+    main = [e for e in found if e.table == "methods"]
+    alphas, methods = (list(dict.fromkeys(getattr(e, n) for e in main)) for n in ("alpha", "method"))
+    axes_of = (("round", "rounds"), ("total", "MB up and down"), ("up", "MB up"))
+    figure, grid = plots.panels(3, len(alphas), (2.6 * len(alphas) + 1, 7.5), sharey=True)
+    for (i, (column, words)), (j, alpha) in product(enumerate(axes_of), enumerate(alphas)):
+        axes = grid[i][j]
+        for method, colour in zip(methods, COLOURS, strict=False):
+            mine = rounds[rounds["cell"].isin([e.cell.name for e in main if (e.method, e.alpha) == (method, alpha)])]
+            course = mine.groupby("round")[list({column, "test/accuracy"} - {"round"})].mean().reset_index()
+            axes.plot(course[column], 100 * course["test/accuracy"], color=colour, label=method)
+        axes.set(xlabel=words, title=f"alpha {alpha:g}" if i == 0 else None)
+        if j == 0:
+            axes.set_ylabel("test accuracy, %")
+    grid[0][-1].legend(fontsize=7)
+    plots.save(figure, path, 110, smoke)
+
+
+def pictures(found: Sequence[Entry], out: Path, path: Path, smoke: bool) -> None:
+    """Figures 14 to 17: the first image of each class, of round 1, and of the last round at each noise level."""
+    from fedcommons.federation import checkpoint
+    from fedcommons.reports import plots
+    from fedcommons.tensors import data
+
+    shown = [e for e in found if e.table in ("round", "noise level") and e.cell.config.algorithm == "feddm"]
+    first = {e.method: e.cell.name for e in reversed(shown)}  # of the first seed
+    sets = {}
+    for method, name in reversed(first.items()):
+        standing = checkpoint.load_latest(out / name / "checkpoints")
+        if standing and "images" in standing.state:
+            sets[method] = data(standing.state["images"]), data(standing.state["labels"])
+    if not sets:
+        return
+    labels = sorted({label for _, y in sets.values() for label in y.tolist()})[:20]
+    figure, grid = plots.panels(len(sets), len(labels), (0.8 * len(labels) + 1, len(sets) + 0.4))
+    for row, (method, (x, y)) in zip(grid, sets.items(), strict=True):
+        for axes, label in zip(row, labels, strict=True):
+            axes.set(xticks=[], yticks=[])
+            if (y == label).any():
+                image = x[y == label][0].movedim(0, -1).numpy()
+                low, high = image.min(), image.max()
+                axes.imshow(((image - low) / (high - low)).squeeze(), cmap="gray")
+        row[0].set_ylabel(method.removeprefix("feddm, "), fontsize=8)
+    plots.save(figure, path, 110, smoke)
+
+
+def figure1(path: Path, smoke: bool) -> None:
+    """The loss of one weight, its surrogate of 20 matched points, and its tangent; three seeds."""
+    import numpy as np
+
+    from fedcommons.reports import plots
+    from fedcommons.studies import surrogate
+
+    w = np.linspace(-2, 10, 200)
+    figure, (row,) = plots.panels(1, 3, (9, 2.8), sharey=True)
+    for seed, axes in enumerate(row):
+        real = surrogate.draw(seed)
+        matched = surrogate.match(real, surrogate.first(real, seed), seed)
+        for points, name in ((real, "100 real points"), (matched, "20 matched points")):
+            axes.plot(w, surrogate.loss(w, points), label=name)
+        axes.plot(w, surrogate.tangent(w, real), ":", color="0.4", label="tangent at 0")
+        axes.set(xlabel="w", title=f"seed {seed}", ylim=(0, 2))
+    row[0].set_ylabel("loss")
+    row[0].legend(fontsize=7)
+    plots.save(figure, path, 110, smoke)
+
+
+def report(found: Sequence[Entry], out: Path, options, display: Display) -> None:
+    """Write tables, curves and pictures from the run folders, and show the tables."""
+    frame = rows(found, out)
+    if frame.empty:
+        return
+    text = markdown(frame, options)
+    stands = [{"table": e.table, "method": e.method, "alpha": e.alpha, "run_dir": e.cell.name} for e in found]
+    write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "entries": stands})
+    write_text(out / "feddm.md", text)
+    write_text(out / "feddm.csv", frame.to_csv(index=False))
+    courses(found, out, out / "feddm.png", grids.is_smoke(options))
+    pictures(found, out, out / "feddm_images.png", grids.is_smoke(options))
+    figure1(out / "feddm_figure1.png", grids.is_smoke(options))
+    display.say("\n" + text)
+
+
+def feddm(argv: Sequence[str]) -> int:
+    started = time.perf_counter()
+    options = arguments(argv)
+    found = entries(options)
+    out, cells = Path(options.out), grids.once(e.cell for e in found)
+    with Display() as display:
+        if options.dry_run:
+            grids.dry_run(cells, out, display, options.on_cores)
+            display.say("These times and steps take FedDM's clients to train as FedAvg's do, which they do not.")
+            return 0
+        left = sweep.todo(cells, out, display)
+        with sweep.open_sweep(out, options.resume):
+            outcome = sweep.run_cells(left, out, display)
+            report(found, out, options, display)
+            return grids.conclude(outcome, started, out, "feddm", display)
+
+
+if __name__ == "__main__":
+    cli.main(feddm)

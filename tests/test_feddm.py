@@ -1,0 +1,470 @@
+"""FedDM against its formulas in float64: losses, pixel gradients, the ball, equation 15, message sizes, the ledger."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import islice, pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedcommons.accounting.privacy import composed
+from fedcommons.algorithms import matching
+from fedcommons.algorithms.feddm import FedDM
+from fedcommons.algorithms.surrogate import ServerSGD, Surrogate, minimise
+from fedcommons.config import presets
+from fedcommons.core.algorithm import Message, Reply
+from fedcommons.core.ball import around, project
+from fedcommons.core.dp_sgd import DPSGD
+from fedcommons.core.features import Head
+from fedcommons.core.local import LocalSGD, Work
+from fedcommons.data.clients import ClientData, Clients
+from fedcommons.data.examples import Examples
+from fedcommons.errors import UserError
+from fedcommons.federation import checkpoint, rounds
+from fedcommons.runs.build import prepare
+from fedcommons.seeds import generator, set_default_generator
+from fedcommons.tensors import Flat, data, layout_of, norm, sub
+from lightning_modules import Classifier
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fedcommons.testing.federations import Federation
+
+    Digits = Callable[..., Federation]
+
+COUNTS = (4, 6, 5)  # real images of three classes
+IPC = 3
+
+
+def _module() -> Classifier:
+    """Smooth; images of four numbers, an embedding of five, three classes."""
+    set_default_generator("a module for FedDM")
+    module = Classifier(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), lr=0.1).double()
+    module.head = "network.2"
+    return module.eval()
+
+
+def _draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def _mine() -> Tensor:
+    return torch.block_diag(*(torch.ones(1, n) for n in COUNTS))
+
+
+def _u(module: Classifier, x: Tensor) -> Tensor:
+    head = Head(module)
+    with head.watched():
+        return matching.features(module, head, x)
+
+
+def _loss_of_class(module: Classifier, real: Tensor, synthetic: Tensor) -> Tensor:
+    """Equation 9, one class by itself, h and z apart."""
+    first, last = module.network[:2], module.network[2]  # pyright: ignore[reportIndexIssue]
+    h, s = first(real).mean(0), first(synthetic).mean(0)
+    return (h - s).square().sum() + (last(first(real)).mean(0) - last(first(synthetic)).mean(0)).square().sum()
+
+
+def _all_losses(module: Classifier, real: Tensor, images: Tensor) -> Tensor:
+    return matching.losses(_u(module, images), matching.means(_u(module, real), _mine()).detach())
+
+
+# The loss
+
+
+def test_the_losses_of_all_classes_at_once_are_those_of_each_by_itself_and_so_are_the_gradients() -> None:
+    module, real, images = _module(), _draw(sum(COUNTS), 4), _draw(3 * IPC, 4, seed=1).requires_grad_()
+    found = _all_losses(module, real, images)
+    alone = [images.detach()[c * IPC : (c + 1) * IPC].requires_grad_() for c in range(3)]
+    wanted = [_loss_of_class(module, *pair) for pair in zip(real.split(COUNTS), alone, strict=True)]
+    assert torch.allclose(found, torch.stack(wanted), rtol=1e-12)
+    (gradient,) = torch.autograd.grad(found.sum(), images)
+    each = [torch.autograd.grad(loss, of)[0] for loss, of in zip(wanted, alone, strict=True)]
+    assert torch.allclose(gradient, torch.cat(each), rtol=1e-10)
+
+
+def test_the_pixel_gradient_is_that_of_finite_differences() -> None:
+    module, real, images = _module(), _draw(sum(COUNTS), 4), _draw(3 * IPC, 4, seed=1)
+    (gradient,) = torch.autograd.grad(_all_losses(module, real, images.requires_grad_()).sum(), images)
+    step, images = 1e-5, images.detach()
+    for j in range(images.numel()):
+        bump = torch.zeros_like(images).view(-1)
+        bump[j] = step
+        bump = bump.view_as(images)
+        ends = [_all_losses(module, real, images + sign * bump).sum().item() for sign in (1, -1)]
+        assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(float(gradient.view(-1)[j]), abs=1e-8)
+    assert gradient.abs().max() > 0.1
+
+
+def test_identical_sets_have_no_loss_and_no_gradient() -> None:
+    """Also if every image is there as often as every other."""
+    module, real = _module(), _draw(3 * IPC, 4)
+    twice = real.unflatten(0, (3, IPC)).repeat(1, 2, 1).flatten(0, 1).requires_grad_()
+    mine = torch.block_diag(*[torch.ones(1, IPC)] * 3)
+    found = matching.losses(_u(module, twice), matching.means(_u(module, real), mine).detach())
+    (gradient,) = torch.autograd.grad(found.sum(), twice)
+    assert found.max() < 1e-28
+    assert gradient.abs().max() < 1e-14
+
+
+def test_an_example_held_twice_at_half_weight_changes_no_mean() -> None:
+    u, mine = _draw(5, 7), torch.tensor([[1.0, 1, 1, 0, 0], [0, 0, 0, 1, 1]])
+    more = torch.cat([u, u[:1]]), torch.cat([mine, mine[:, :1]], 1), torch.tensor([0.5, 1, 1, 1, 1, 0.5])
+    assert torch.allclose(matching.means(*more), matching.means(u, mine), rtol=1e-12)
+
+
+# The ball
+
+
+def _flat(values: Tensor) -> Flat:
+    return Flat(layout_of([("w", values)]), values)
+
+
+def test_samples_lie_in_the_ball_and_in_high_dimension_on_its_sphere() -> None:
+    draws, x = generator("ball"), _flat(_draw(20_000))
+    far = torch.stack([around(x, 5.0, draws).buffer - x.buffer for _ in range(20)])
+    assert torch.allclose(far.norm(dim=1), torch.tensor(5.0, dtype=torch.float64), rtol=1e-12)
+    assert far.mean(0).norm() == pytest.approx(5 / 20**0.5, rel=0.05)  # independent directions
+    x = _flat(_draw(2))
+    near = torch.stack([around(x, 1.5, draws).buffer - x.buffer for _ in range(2000)]).norm(dim=1)
+    assert near.max() <= 1.5 * (1 + 1e-12)
+    inside = float((near < 1.4999).double().mean())  # P(||g|| < rho) = 1 - exp(-rho^2/2) in the plane; sd 0.0105
+    assert inside == pytest.approx(1 - 2.718281828 ** -(1.5**2 / 2), abs=0.045)
+
+
+def test_projection_gives_the_nearest_point_of_the_ball() -> None:
+    x, out = _draw(50), _draw(50, seed=1)
+    outside, inside = x + 3 * out / out.norm(), x + 0.4 * out / out.norm()
+    w, kept = outside.clone(), inside.clone()
+    project(w, x, 0.5)
+    project(kept, x, 0.5)
+    assert float((w - x).norm()) == pytest.approx(0.5, rel=1e-12)
+    assert torch.allclose(w, x + 0.5 * out / out.norm(), rtol=1e-12)
+    assert torch.equal(kept, inside)
+    project(x_itself := x.clone(), x, 0.5)
+    assert torch.equal(x_itself, x)
+
+
+# Equation 15 and the noise
+
+
+def _terms(module: Classifier, real: Tensor, images: Tensor) -> list[Tensor]:
+    """Of each class, its (n_c, ipc, 4) terms."""
+    of_class = _u(module, real).detach().split(COUNTS)
+    found = torch.stack(list(matching.terms(images, _u(module, images), of_class)))
+    return [found[:n, c] for c, n in enumerate(COUNTS)]
+
+
+def test_the_batch_gradient_is_the_mean_of_the_terms_with_their_factor_two() -> None:
+    module, real, images = _module(), _draw(sum(COUNTS), 4), _draw(3 * IPC, 4, seed=1).requires_grad_()
+    (gradient,) = torch.autograd.grad(_all_losses(module, real, images).sum(), images)
+    means = torch.cat([of.mean(0) for of in _terms(module, real, images)])
+    assert torch.allclose(means, gradient, rtol=1e-10)
+
+
+def test_a_term_is_two_times_the_jacobian_times_the_gap() -> None:
+    module, real, images = _module(), _draw(sum(COUNTS), 4), _draw(3 * IPC, 4, seed=1).requires_grad_()
+    mine = images.detach()[IPC : 2 * IPC]
+    jacobian = torch.autograd.functional.jacobian(lambda s: _u(module, s).mean(0), mine)  # (8, ipc, 4)
+    gap = (_u(module, mine).mean(0) - _u(module, real[COUNTS[0] + 2 : COUNTS[0] + 3])[0]).detach()
+    assert isinstance(jacobian, Tensor)
+    assert torch.allclose(_terms(module, real, images)[1][2], 2 * torch.einsum("uij,u->ij", jacobian, gap), rtol=1e-10)
+
+
+def _private(module: Classifier, of_class: Sequence[Tensor], images: Tensor, dp: DPSGD) -> Tensor:
+    return matching.private(images, _u(module, images), of_class, COUNTS, dp, 0, 0)[0]
+
+
+def test_one_image_moves_the_private_gradient_by_c_over_b_at_most() -> None:
+    """It is blanked out: its term is left out of the sum. This one is longer than C, so it moves it by all of C/|B|."""
+    module, real, images = _module(), _draw(sum(COUNTS), 4), _draw(3 * IPC, 4, seed=1).requires_grad_()
+    of_class, clip = list(_u(module, real).detach().split(COUNTS)), 0.05
+    without = [of_class[0], of_class[1][1:], of_class[2]]
+    a, b = (_private(module, of, images, DPSGD(0.0, clip)) for of in (of_class, without))
+    assert float((a - b).norm()) == pytest.approx(clip / COUNTS[1], rel=1e-9)
+    assert torch.equal(a[:IPC], b[:IPC])
+
+
+def test_one_image_turns_the_papers_gradient_as_a_whole() -> None:
+    """Five terms of 1 and one of -100: without the latter the clipped gradient changes its sign, by 2 C and not C/6."""
+    clip, moved = 0.5, []
+    for of in ([1.0] * 5 + [-100.0], [1.0] * 5):
+        moved.append(matching.with_level(torch.tensor([[sum(of) / 6]]), [6], 0.0, clip, generator("none")))
+    assert float((moved[0] - moved[1]).abs()) == pytest.approx(2 * clip)
+
+
+def test_without_noise_and_clipping_the_private_gradient_is_the_plain_one() -> None:
+    module, real, images = _module(), _draw(sum(COUNTS), 4), _draw(3 * IPC, 4, seed=1).requires_grad_()
+    (gradient,) = torch.autograd.grad(_all_losses(module, real, images).sum(), images)
+    of_class = list(_u(module, real).detach().split(COUNTS))
+    assert torch.allclose(_private(module, of_class, images, DPSGD(0.0, 1e9)), gradient, rtol=1e-9)
+    nobody = [of[:0] for of in of_class]
+    assert not _private(module, nobody, images, DPSGD(0.0, 1.0)).any()
+
+
+@pytest.mark.parametrize("variant", ["paper", "per example"])
+def test_the_noise_has_the_standard_deviation_sigma_c_over_b(variant: str) -> None:
+    """2,000 numbers a class: the sample's is off by about 1.6 %."""
+    module, images = _module(), _draw(3 * 500, 4).requires_grad_()
+    if variant == "paper":
+        found = matching.with_level(torch.zeros(1500, 4), COUNTS, 3.0, 0.5, generator("noise"))
+    else:
+        found = _private(module, [_draw(0, 8)] * 3, images, DPSGD(3.0, 0.5))
+    for part, n in zip(found.chunk(3), COUNTS, strict=True):
+        assert float(part.std()) == pytest.approx(3 * 0.5 / n, rel=0.08)
+
+
+# What a client sends
+
+
+def _client(method: FedDM, rows: ClientData, loop: LocalSGD | None = None, module: Any = None, seed: int = 0) -> Reply:
+    work = Work(module or _module(), torch.device("cpu"), loop or LocalSGD(1, 5))
+    return method.client(work, Message({"model": work.initial}), {}, rows, 1, seed)
+
+
+def _rows(counts: Sequence[int], shape: tuple[int, ...] = (4,)) -> ClientData:
+    y = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    return ClientData(_draw(len(y), *shape), y)
+
+
+class _Blind(nn.Module):
+    """Any image: its features are two sums of pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.stack([x.flatten(1).sum(1), x.flatten(1)[:, 0]], 1))
+
+
+@pytest.mark.parametrize(
+    ("shape", "ipc", "pairs", "floats"),
+    [
+        ((1, 28, 28), 10, 81, 635_040), ((3, 32, 32), 10, 87, 2_672_640), ((3, 32, 32), 5, 654, 10_045_440),
+        ((1, 28, 28), 10, 47, 368_480), ((3, 32, 32), 10, 44, 1_351_680), ((3, 32, 32), 5, 310, 4_761_600),
+        ((1, 28, 28), 10, 14, 109_760), ((3, 32, 32), 10, 15, 460_800), ((3, 32, 32), 5, 139, 2_135_040),
+    ],
+)  # fmt: skip
+def test_messages_have_the_papers_sizes(shape: tuple[int, ...], ipc: int, pairs: int, floats: int) -> None:
+    """Table 3, ten clients: so many pairs of a client and a class of its own; a class of nine images is none."""
+    module, method, sent, labels = Classifier(_Blind(), lr=0.1), FedDM(ipc=ipc, iterations=0), 0, 0
+    for i in range(10):
+        own = pairs // 10 + (i < pairs % 10)
+        y = torch.cat([torch.arange(own).repeat_interleave(10), torch.full((9,), own)])
+        reply = _client(method, ClientData(torch.zeros(len(y), *shape, dtype=torch.uint8), y), module=module)
+        sent += data(reply.each["images"]).numel()
+        labels += data(reply.each["labels"]).numel()
+        assert reply.nbytes == 4 * data(reply.each["images"]).numel() + 8 * own
+        assert not reply.sums
+    assert (sent, labels) == (floats, pairs)
+
+
+def test_only_classes_of_enough_images_are_sent_unless_there_is_none() -> None:
+    method = FedDM(ipc=2, least=5, iterations=0)
+    assert _client(method, _rows((4, 6, 5))).each["labels"].tolist() == [1, 2]  # pyright: ignore[reportAttributeAccessIssue]
+    assert _client(method, _rows((4, 0, 1))).each["labels"].tolist() == [0, 2]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_images_start_as_different_real_ones_of_their_class_and_real_sends_them_as_they_are() -> None:
+    rows = _rows((12, 15))
+    reply = _client(FedDM(ipc=10, iterations=0), rows)
+    for c, images in enumerate(data(reply.each["images"])):
+        same = (images.unsqueeze(1) == rows.x[rows.y == c]).all(2)
+        assert (same.sum(1) == 1).all()
+        assert len(set(same.nonzero()[:, 1].tolist())) == 10
+    other = _client(FedDM(ipc=10, iterations=0), rows, seed=1)
+    assert not torch.equal(data(other.each["images"]), data(reply.each["images"]))
+    few = data(_client(FedDM(ipc=10, iterations=0), _rows((3,))).each["images"])[0]
+    assert sorted((few.unsqueeze(1) == few).all(2).sum(1).tolist()) == [3] * 6 + [4] * 4  # all three, equally often
+
+
+@pytest.mark.parametrize("init", ["real", "noise"])
+def test_matching_lowers_the_loss_at_weights_it_has_not_seen(init: str) -> None:
+    rows, module = _rows((40, 60)), _module()
+    mine = torch.block_diag(torch.ones(1, 40), torch.ones(1, 60))
+
+    def loss(iterations: int) -> float:
+        method = FedDM(ipc=4, radius=0.3, iterations=iterations, init=init, image_lr=0.3)
+        images = data(_client(method, rows, module=_module()).each["images"]).flatten(0, 1)
+        return matching.losses(_u(module, images), matching.means(_u(module, rows.x), mine)).sum().item()
+
+    assert loss(100) < 0.05 * loss(0)
+
+
+def test_a_step_draws_its_real_images_anew_if_a_class_has_more_than_a_batch() -> None:
+    rows = {3: torch.arange(5), 7: torch.arange(5, 45)}
+    drawn, mine = matching.batches(rows, 8, 60, 0, torch.device("cpu"))
+    assert drawn.shape == (60, 13)
+    assert mine.sum(1).tolist() == [5, 8]
+    assert all(set(of[:5].tolist()) == set(range(5)) for of in drawn)
+    assert all(len(set(of[5:].tolist())) == 8 for of in drawn)
+    assert set(drawn[:, 5:].flatten().tolist()) == set(range(5, 45))
+
+
+def test_dropout_is_off_while_images_are_matched(digits: "Digits") -> None:
+    ends = []
+    for dropout in (0.0, 0.9):
+        federation = digits(sizes=(30,), dropout=dropout)
+        message, rows = Message({"model": federation.model}), federation.data.clients[0]
+        ends.append(data(FedDM().client(federation.work(), message, {}, rows, 1, 0).each["images"]))
+    assert torch.equal(*ends)
+
+
+def test_a_module_that_names_no_head_is_refused() -> None:
+    module = _module()
+    module.head = None  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(ValueError, match="must have an attribute head, the dotted name of the layer"):
+        _client(FedDM(), _rows((12,)), module=module)
+
+
+# The server
+
+
+def test_a_step_of_the_server_goes_down_the_loss_of_all_images_with_its_weights(digits: "Digits") -> None:
+    """One epoch in one batch; ``examples``: an image weighs n_k / (n n_k^S), times the number of images."""
+    federation = digits(sizes=(30, 12), linear=True)
+    plan = federation.plan(1)
+    for loss in ("images", "examples"):
+        method = FedDM(ipc=2, least=2, server_epochs=1, server_lr=0.1, server_decay=0.0, loss=loss, project=False)
+        ((now, _),) = federation.play(method, plan)
+        images, labels = data(now.state["images"]), data(now.state["labels"])
+        assert images.shape == (8, 1, 8, 8)
+        weight = (
+            torch.full((8,), 1 / 8) if loss == "images" else torch.tensor([30 / 4, 12 / 4]).repeat_interleave(4) / 42
+        )
+        module = federation.module()
+        value = (weight * nn.functional.cross_entropy(module(images), labels, reduction="none")).sum()
+        gradient = torch.cat([g.reshape(-1) for g in torch.autograd.grad(value, list(module.parameters()))])
+        assert torch.allclose(now.model.buffer - federation.model.buffer, -0.1 * gradient, atol=1e-7)
+
+
+def test_the_server_model_stays_in_the_ball_around_the_one_before(digits: "Digits") -> None:
+    federation = digits()
+    for keep in (True, False):
+        method = FedDM(radius=0.05, server_lr=0.1, project=keep)
+        models = [federation.model, *(now.model for now, _ in federation.play(method, federation.plan(3)))]
+        steps = [norm(sub(after, before)) for before, after in pairwise(models)]
+        assert (max(steps) <= 0.05 * (1 + 1e-5)) == keep
+        assert min(steps) > 0.04
+
+
+def test_the_order_of_the_servers_batches_is_keyed(digits: "Digits") -> None:
+    federation = digits(linear=True)
+    draws = torch.Generator().manual_seed(0)
+    images, labels = torch.randn(12, 1, 8, 8, generator=draws), torch.arange(12) % 10
+    task = Surrogate(federation.model, images, labels, None, ServerSGD(2, 4, 0.1, 0.0, 0.0), None)
+    ends = [federation.serial(FedDM()).map(minimise, task, [seed])[0].buffer for seed in (0, 0, 1)]
+    assert torch.equal(ends[0], ends[1])
+    assert not torch.equal(ends[0], ends[2])
+
+
+class _Killed(Exception):
+    pass
+
+
+def test_killed_while_the_server_trains_and_continued_is_never_killed(digits: "Digits", tmp_path: "Path") -> None:
+    federation, method = digits(dropout=0.3), FedDM()
+    plan = federation.plan(3)
+    whole = federation.play(method, plan)[-1][0]
+    executor = federation.serial(method)
+    run, jobs = executor.map, 0
+
+    def dying(function: Any, shared: Any, given: Any) -> Any:
+        nonlocal jobs
+        jobs += function.__name__ == "minimise"
+        if jobs == 3:
+            raise _Killed
+        return run(function, shared, given)
+
+    executor.map = dying  # pyright: ignore[reportAttributeAccessIssue]
+    course = rounds.run(method, executor, plan, federation.start(method, plan))
+    for now, _ in islice(course, 2):
+        checkpoint.save(tmp_path, now)
+    with pytest.raises(_Killed):
+        next(course)
+    rest = federation.play(method, plan, start=checkpoint.load_latest(tmp_path))
+    assert [now.round for now, _ in rest] == [3]
+    for name, x in whole.state.items():
+        assert torch.equal(data(rest[-1][0].state[name]), data(x))
+
+
+# The ledger
+
+
+def test_without_noise_and_at_the_papers_noise_level_nothing_is_covered_and_the_ledger_says_why(
+    digits: "Digits",
+) -> None:
+    federation = digits(sizes=(30, 30))
+    for sigma, why in ((0.0, "images"), (3.0, "images (noise level 3 as FedDM prints it, not certified: it clips")):
+        ledger = federation.play(FedDM(sigma=sigma), federation.plan(2))[-1][0].ledger
+        assert not ledger.trained
+        assert sorted(ledger.uncovered.values()) == [4, 4]
+        assert any(name.startswith(why) for name in ledger.uncovered)
+        assert "labels" in ledger.uncovered
+        assert ledger.given_away == {0: 30, 1: 30}
+        assert ledger.of_all(0, 1e-5) is None
+
+
+def test_per_example_noise_is_charged_the_steps_of_the_smallest_class(digits: "Digits") -> None:
+    federation = digits(sizes=(40, 30)).training(LocalSGD(1, 5, dp=DPSGD(2.0, 1.0)))
+    method = FedDM(init="noise", iterations=3, match_batch=4, least=5)
+    now = federation.play(method, federation.plan(2))[-1][0]
+    smallest = [int(torch.bincount(rows.y)[rows.y.unique()].min()) for rows in federation.data.clients]
+    assert now.ledger.trained == {i: {(4 / n, 2.0): 6} for i, n in enumerate(smallest)}
+    assert set(now.ledger.uncovered) == {"labels"}
+    assert now.ledger.of_training(0, 1e-5) == composed(((4 / smallest[0], 2.0, 6),), 1e-5)
+    bare = federation.play(replace(method, init="real"), federation.plan(1))[-1][0].ledger
+    assert not bare.trained  # it starts from real images
+    assert "images" in bare.uncovered
+
+
+def test_noise_has_the_experiments_key(digits: "Digits") -> None:
+    method, sent = FedDM(init="noise", iterations=2), []
+    for key in (0, 0, 1):
+        federation = digits(sizes=(30,)).training(LocalSGD(1, 5, dp=DPSGD(2.0, 1.0, key)))
+        sent.append(data(federation.play(method, federation.plan(1))[-1][0].state["images"]))
+    assert torch.equal(sent[0], sent[1])
+    assert not torch.equal(sent[0], sent[2])
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"feddm.radius": 0.0}, ["feddm.radius", "(0, inf)", "got 0"]),
+        ({"feddm.radius": -1.0}, ["feddm.radius", "(0, inf)"]),
+        ({"feddm.ipc": 11}, ["feddm.ipc", "feddm.least = 10", "got 11", "feddm.init noise"]),
+        ({"feddm.init": "nois"}, ["feddm.init", "did you mean 'noise'"]),
+        ({"dp.local": True}, ["dp.local", "feddm.init noise"]),
+        ({"dp.local": True, "feddm.init": "noise", "feddm.sigma": 1.0}, ["feddm.sigma 0"]),
+        ({"dp.local": True, "feddm.init": "noise", "feddm.iterations": 0}, ["feddm.iterations of at least 1"]),
+        ({"feddm.sigma": 1.0, "feddm.iterations": 0}, ["feddm.sigma must be 0 with feddm.iterations 0"]),
+        (
+            {"feddm.least": 70, "partition.name": "iid", "partition.n_clients": 2},
+            ["no client holds feddm.least = 70 images of class", "lower feddm.least"],
+        ),
+    ],
+)
+def test_what_it_is_not_defined_for_is_refused_in_one_sentence(values: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(UserError) as error:
+        prepare(presets.experiment("small", "digits", {"algorithm": "feddm", **values}))
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_any_number_of_images_can_start_from_noise() -> None:
+    FedDM(ipc=20, init="noise").check({"dp.local": True})
+
+
+def test_a_class_that_no_client_sends_is_refused() -> None:
+    store = Examples(torch.zeros(31, 4), torch.tensor([0] * 12 + [1] * 9 + [1] * 7 + [2] * 3))
+    two = Clients(store, [np.arange(21), np.arange(21, 31)])
+    FedDM().check_held(two, 3)  # the second has no class of ten, so it sends its seven and its three
+    with pytest.raises(UserError, match=r"no client holds feddm\.least = 7 images of class 2"):
+        FedDM(least=7).check_held(two, 3)

@@ -1,0 +1,93 @@
+"""FedDM's sweep: which runs it plays, and its tables, curves and pictures from their folders."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pandas as pd
+import pytest
+
+from fedcommons.config.flat import flat_dict
+from fedcommons.errors import UserError
+from fedcommons.runs import experiment
+from fedcommons.runs.checks import check
+from fedcommons.sweeping.display import Display
+
+
+@pytest.fixture(scope="module")
+def feddm(sweeps: Callable[[str], ModuleType]) -> ModuleType:
+    return sweeps("feddm")
+
+
+def test_a_run_that_stands_in_several_tables_is_played_once(feddm: ModuleType) -> None:
+    found = feddm.entries(feddm.arguments([]))
+    names = {(e.table, e.method): e.cell.name for e in found if e.alpha == 0.1 and e.cell.config.seed == 0}
+    same = [("methods", "feddm"), ("images per class", "feddm, ipc 3"), ("radius", "feddm, radius 5"),
+            ("noise level", "feddm, sigma 0")]  # fmt: skip
+    assert len({names[each] for each in same}) == 1
+    assert len(set(names.values())) == len(names) - 3
+    assert flat_dict(next(e for e in found if e.method == "REAL").cell.config)["feddm.iterations"] == 0
+    assert {e.alpha for e in found} == {0.01, 0.1, 0.5, 50.0}
+    assert {e.cell.config.model.name for e in found} == {"convnet"}
+    assert {e.cell.config.partition.name for e in found} == {"dirichlet_niid"}
+
+
+def test_preset_paper_has_the_papers_numbers(feddm: ModuleType) -> None:
+    options = feddm.arguments(["--preset", "paper", "--dataset", "cifar100", "--noisy", "feddm,scaffold"])
+    found = feddm.entries(options)
+    one = flat_dict(found[0].cell.config)
+    wanted = {"iterations": 1000, "ipc": 5, "radius": 5.0, "server_epochs": 500, "image_lr": 1.0, "match_batch": 256}
+    assert {name: one[f"feddm.{name}"] for name in wanted} == wanted
+    assert (one["federation.rounds"], one["model.width"], one["client.batch_size"]) == (20, 128, 256)
+    noisy = {e.method: flat_dict(e.cell.config) for e in found if e.table == "noise level"}
+    assert noisy["feddm, sigma 3"]["feddm.sigma"] == 3
+    assert (noisy["scaffold, sigma 3"]["dp.local"], noisy["scaffold, sigma 3"]["dp.noise_multiplier"]) == (True, 3)
+    assert not noisy["scaffold, sigma 0"]["dp.local"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--preset", "authors"], "--preset must be one of smoke, small, paper for FedDM, whose code was not released"),
+        (["--seed", "1", "--seeds", "1"], "seeds"),
+        (["--radii", "3,0"], "feddm.radius must lie in (0, inf), got 0"),
+    ],
+)
+def test_what_is_asked_for_in_vain_is_refused(options: list[str], words: str, feddm: ModuleType) -> None:
+    def ask() -> None:
+        for e in feddm.entries(feddm.arguments(options)):
+            check(e.cell.config)
+
+    with pytest.raises(UserError, match=re.escape(words)):
+        ask()
+
+
+def test_a_seed_that_missed_the_target_makes_a_bound(feddm: ModuleType) -> None:
+    row = {"table": "methods", "at": 0.1, "method": "feddm", "rounds": 8, "up_MB": 0.5, "down_MB": 1.0}
+    frame = pd.DataFrame(
+        [
+            {**row, "last_accuracy": 0.8, "best_accuracy": 0.8, "rounds_to_target": 4, "MB_to_target": 6.0},
+            {**row, "last_accuracy": 0.6, "best_accuracy": 0.7, "rounds_to_target": None, "MB_to_target": 12.0},
+        ]
+    )
+    line = feddm.markdown(frame, feddm.arguments([])).splitlines()[4]
+    assert line == "| 0.1 | feddm | 2 | 70.0 ± 14.1 | 75.0 | >6.0 | 0.500 | 1.000 | >9.00 |"
+
+
+def test_tables_curves_and_pictures_come_from_the_folders(feddm: ModuleType, tmp_path: Path) -> None:
+    small = "--preset smoke --seeds 0 --alphas 0.5 --study-alpha 0.5 --algorithms feddm --sigmas 2 --tracking.wandb off"
+    options = feddm.arguments([*small.split(), "--ipcs", "", "--radii", "", "--out", str(tmp_path)])
+    found = feddm.entries(options)
+    for cell in {e.cell.name: e.cell for e in found}.values():
+        experiment.run(cell.config, tmp_path / cell.name)
+    with Display() as display:
+        feddm.report(found, tmp_path, options, display)
+    frame = pd.read_csv(tmp_path / "feddm.csv")
+    assert frame["method"].tolist() == ["feddm", "REAL", "feddm, sigma 0", "feddm, sigma 2", "feddm, round 1"]
+    first = frame.iloc[0]
+    sent = first["up_MB"] * 1e6 / (4 * 64 * 3 + 8)  # a class: three images of 8x8 float32, and a label of 8 bytes
+    assert sent == pytest.approx(round(sent), abs=1e-6)
+    assert 10 <= sent <= 40
+    for picture in ("feddm.png", "feddm_images.png", "feddm_figure1.png"):
+        assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,292 @@
+"""FedDPMS: who gives when, who receives from whom, what is kept, and what it comes to without an exchange."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedcommons.accounting.privacy import epsilon, statement
+from fedcommons.algorithms import codes
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.feddpms import FedDPMS
+from fedcommons.config import presets
+from fedcommons.core.dp_sgd import DPSGD
+from fedcommons.core.local import LocalSGD, Work
+from fedcommons.errors import UserError
+from fedcommons.federation.participation import participants
+from fedcommons.federation.rounds import Plan, Standing
+from fedcommons.federation.stragglers import Independent
+from fedcommons.runs.build import prepare
+from fedcommons.studies import feddpms_costs
+from fedcommons.tensors import Flat, data, flat, select
+from fedcommons.testing.spy import Spy
+from lightning_modules import VAEClassifier
+
+if TYPE_CHECKING:
+    from fedcommons.testing.federations import Federation
+
+    Digits = Callable[..., Federation]
+
+LOCAL = LocalSGD(6, 5)
+NEAR = FedDPMS(preliminary_rounds=2, quota=4, sigma=0.1)
+SIZES = (30, 40, 36, 50, 28)
+
+
+def _play(digits: "Digits", method: FedDPMS, *given: Any, **options: Any) -> tuple[list[Standing], Spy, Plan]:
+    federation = digits(sizes=SIZES, method=method, lr=0.2).training(LOCAL)
+    plan, spy = federation.plan(*given, **options), Spy(method)
+    return [now for now, _ in federation.play(spy, plan)], spy, plan
+
+
+def _decoder(model: Flat) -> Flat:
+    return select(model, [name for name in model if name.startswith("decoder.")])
+
+
+# The two stages
+
+
+def test_all_give_after_the_first_round_of_stage_two_and_receive_in_the_next(digits: "Digits") -> None:
+    played, spy, _ = _play(digits, NEAR, 6)
+    calls = {(call.round, client): call for call, client in zip(spy.calls, 6 * [0, 1, 2, 3, 4], strict=False)}
+    given = {client: data(calls[3, client].reply.each["labels"]).tolist() for client in range(5)}
+    assert sum(map(bool, given.values())) >= 3
+    received = 0
+    for (round, client), call in calls.items():
+        assert ("decoder" in call.message.own) == ("codes" in call.reply.each) == (round == 3)
+        scarce = data(played[0].state["scarce"])[client].tolist()
+        j = codes.assistant(client, scarce, given)
+        assert ("codes" in call.message.own) == (round == 4 and j is not None)
+        if "codes" in call.message.own:
+            received += 1
+            assert torch.equal(data(call.message.own["codes"]), data(calls[3, j or 0].reply.each["codes"]))
+            assert call.reply.memory is not None
+            assert len(data(call.reply.memory["images"])) == len(given[j or 0])
+            assert call.reply.weight == 1
+    assert received >= 3
+    assert sorted(data(played[-1].state["received"]).tolist()) == sorted(
+        client for client in range(5) if "codes" in calls[4, client].message.own
+    )
+
+
+@pytest.mark.parametrize("rule", [None, Independent(0.4)], ids=["all reply", "some are late"])
+def test_with_partial_participation_each_gives_at_its_first_selection_and_receives_at_the_first_it_can(
+    rule: Independent | None, digits: "Digits"
+) -> None:
+    """Against the rule played by hand over who answered in which round; a lost reply is as if not selected."""
+    method = replace(NEAR, preliminary_rounds=1)
+    played, spy, plan = _play(digits, method, 12, participation=0.4, seed=5, late=rule)
+    given: dict[int, list[int]] = {}
+    received: set[int] = set()
+    late = 0
+    for round in range(2, 13):
+        answers = [i for i in participants(5, 0.4, 5, round)]
+        if plan.late:
+            answers = [i for i in answers if i not in plan.late(answers, plan.facts, round, 5)]
+        calls = dict(zip(answers, (call for call in spy.calls if call.round == round), strict=True))
+        if not data(played[round - 2].state["second"]):
+            continue
+        before = dict(given)
+        for client, call in calls.items():
+            assert ("decoder" in call.message.own) == (client not in before)
+            j = codes.assistant(client, data(played[0].state["scarce"])[client].tolist(), before)
+            expected = client not in received and j is not None
+            assert ("codes" in call.message.own) == expected
+            if expected:
+                received.add(client)
+                late += client in before
+            if client not in before:
+                given[client] = data(call.reply.each["labels"]).tolist()
+    assert len(received) >= 2
+    assert late
+
+
+def test_stage_one_goes_on_until_a_decoder_has_arrived(digits: "Digits") -> None:
+    """With this seed nobody answers in round 2, the last of stage I."""
+    method = replace(NEAR, preliminary_rounds=2)
+    for seed in range(100):
+        federation = digits(sizes=SIZES, method=method).training(LocalSGD(1, 50))
+        plan = federation.plan(4, participation=0.4, seed=seed, late=Independent(0.7))
+        silent = [facts["stragglers"] == facts["clients"] for _, facts in federation.play(FedAvg(), plan)]
+        if silent[1:3] == [True, False]:
+            break
+    played = [now for now, _ in federation.play(method, plan)]  # pyright: ignore[reportPossiblyUnboundVariable]
+    assert [bool(data(now.state["second"])) for now in played] == [False, False, True, True]
+
+
+def test_the_decoder_is_the_mean_of_the_clients_after_stage_one_and_never_changes_again(digits: "Digits") -> None:
+    played, spy, _ = _play(digits, NEAR, 5)
+    initial = _decoder(digits(sizes=SIZES, method=NEAR, lr=0.2).model)
+    assert torch.equal(_decoder(played[0].model).buffer, initial.buffer)
+    own = [flat(call.reply.memory or {}, "decoder").buffer for call in spy.calls if call.round == 2]
+    mean = _decoder(played[1].model).buffer
+    torch.testing.assert_close(mean, torch.stack(own).mean(0))
+    assert not torch.equal(own[0], own[1])
+    for now in played[2:]:
+        assert torch.equal(_decoder(now.model).buffer, mean)
+    up = [sum(data(x).nbytes for x in call.reply.sums.values()) for call in spy.calls[::5]]
+    whole, rest = played[0].model.buffer.nbytes, played[0].model.buffer.nbytes - initial.buffer.nbytes
+    assert up == [rest, whole, rest, rest, rest]
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+def test_without_lambda_and_exchange_it_is_fedavg_bit_for_bit(weighting: str, digits: "Digits") -> None:
+    """Through both stages: codes that are given in the last round reach nobody."""
+    federation = digits(SIZES, dropout=0.3, method=NEAR).training(LOCAL, weighting)
+    make = federation.module
+
+    def module() -> VAEClassifier:
+        made = make()
+        assert isinstance(made, VAEClassifier)
+        made.trade_off = 0.0
+        return made
+
+    federation = replace(federation, module=module)
+    plan = federation.plan(4)
+    ours, theirs = (federation.play(m, plan) for m in (replace(NEAR, preliminary_rounds=3), FedAvg()))
+    for (a, _), (b, _) in zip(ours, theirs, strict=True):
+        assert torch.equal(a.model.buffer, b.model.buffer)
+    joint = digits(SIZES, dropout=0.3, method=NEAR).training(LOCAL, weighting).play(FedAvg(), plan)
+    assert not torch.equal(joint[-1][0].model.buffer, theirs[-1][0].model.buffer)  # lambda has a say
+
+
+@pytest.mark.parametrize(("second", "alike"), [(True, True), (False, False)])
+def test_only_in_stage_one_the_autoencoders_loss_has_a_say(second: bool, alike: bool, digits: "Digits") -> None:
+    federation = digits(SIZES, method=NEAR).training(LOCAL)
+    rows, found = federation.data.clients[0], []
+    for trade_off in (0.05, 5.0):
+        work = federation.work()
+        assert isinstance(work.module, VAEClassifier)
+        work.module.trade_off = trade_off
+        state = {**NEAR.start(federation.model, federation.plan(4).facts, 0), "second": torch.tensor(second)}
+        found.append(data(NEAR.client(work, NEAR.down(state, 1, 0), {}, rows, 1, 7).sums["delta"]))
+    assert torch.equal(*found) == alike
+
+
+def test_clients_weigh_by_their_data_with_the_images_that_joined(digits: "Digits") -> None:
+    federation = digits(sizes=SIZES, method=NEAR, lr=0.2).training(LOCAL, "samples")
+    spy = Spy(NEAR)
+    federation.play(spy, federation.plan(5))
+    for call, n in zip(spy.calls[-5:], SIZES, strict=True):
+        assert call.reply.weight == n + len(data((call.reply.memory or {}).get("images", torch.empty(0))))
+    assert any(call.reply.weight != n for call, n in zip(spy.calls[-5:], SIZES, strict=True))
+
+
+# Privacy
+
+
+SOUND = FedDPMS(preliminary_rounds=1, quota=4, privacy="sound", sigma=2.0, clip=3.0, spread=0.5)
+
+
+def test_private_means_are_made_with_the_servers_encoder_which_has_not_seen_the_clients_data(
+    digits: "Digits",
+) -> None:
+    """Another image of one class changes that class's mean alone: not the others', through the trained encoder."""
+    federation = digits(SIZES, method=SOUND, lr=0.2).training(LOCAL)
+    work, own = federation.work(), federation.data.clients[0]
+    state = {**SOUND.start(federation.model, federation.plan(2).facts, 0), "second": torch.tensor(True)}
+    first = int(own.y[0])
+    other = replace(own, x=torch.cat([255 - own.x[:1], own.x[1:]]))
+    replies = [SOUND.client(work, SOUND.down(state, 2, 0), {}, rows, 2, 7) for rows in (own, other)]
+    labels = data(replies[0].each["labels"])
+    assert sorted(labels.tolist()) == [0, 1]
+    same = (data(replies[0].each["codes"]) == data(replies[1].each["codes"])).all(1)
+    assert same.tolist() == (labels != first).tolist()
+    assert not torch.equal(data(replies[0].sums["delta"]), data(replies[1].sums["delta"]))
+
+
+def test_sound_charges_one_gaussian_release_beside_dp_sgd_and_nothing_is_uncovered(digits: "Digits") -> None:
+    dp = LocalSGD(2, 5, dp=DPSGD(1.0, 1.0))
+    federation = digits(method=SOUND).training(dp, "samples")
+    spy = Spy(SOUND)
+    ledger = federation.play(spy, federation.plan(3))[-1][0].ledger
+    assert any("codes" in call.message.own for call in spy.calls)
+    assert ledger.uncovered == {}
+    for client, n in enumerate((9, 16, 12, 20, 7)):
+        assert ledger.trained[client] == {(5 / n, 1.0): 6 * -(-n // 5), (1.0, 2.0): 1}
+    assert statement(ledger, 5, 1e-3, 0)["epsilon_of_messages"] > epsilon(5 / 7, 1.0, 12, 1e-3)
+
+
+def test_as_printed_nothing_is_certified_and_the_ledger_says_why(digits: "Digits") -> None:
+    dp = LocalSGD(2, 5, dp=DPSGD(1.0, 1.0))
+    federation = digits(method=NEAR).training(dp)
+    ledger = federation.play(NEAR, federation.plan(3))[-1][0].ledger
+    assert {name.partition(" ")[0]: times for name, times in ledger.uncovered.items()} == {"codes": 5, "labels": 5}
+    assert ledger.given_away  # the images of classes of which a code was recognised
+    assert all(0 < n <= (9, 16, 12, 20, 7)[i] for i, n in ledger.given_away.items())
+    said = statement(ledger, 5, 1e-3, 0)
+    assert said["epsilon_of_messages"] is None
+    assert "not certified: codes are not bounded" in " ".join(said["uncovered"])
+
+
+def test_with_sound_the_receiver_keeps_what_the_servers_model_recognises(digits: "Digits") -> None:
+    method = replace(SOUND, sigma=0.1, preliminary_rounds=2)
+    played, spy, _ = _play(digits, method, 4)
+    module = digits(sizes=SIZES, method=method).module()
+    work, found = Work(module, torch.device("cpu")), 0
+    work.load(played[2].model)
+    for call in (call for call in spy.calls if call.round == 4 and "codes" in call.message.own):
+        kept = call.reply.memory or {}
+        images, labels = data(kept["images"]), data(kept["labels"])
+        assert set(labels.tolist()) <= set(data(call.message.own["labels"]).tolist())
+        assert all(n <= 4 for n in labels.bincount())
+        with codes.looking(work):
+            agreed = (work.module(images).argmax(1) == labels).float().mean()
+        assert agreed > 0.9 or not len(labels)  # pixels were rounded since
+        found += len(labels)
+    assert found
+
+
+# Costs
+
+
+def test_the_bytes_are_the_closed_forms(digits: "Digits") -> None:
+    """Under full participation every client gets the decoder once, and sends it once; the rest are codes."""
+    played, spy, _ = _play(digits, NEAR, 6)
+    theta, decoder = len(played[0].model.buffer) - (w := len(_decoder(played[0].model).buffer)), w
+    k, rounds, last, flags = 5, 6, 2, 1 + 4  # a byte to ask for decoders, one in each round of stage II
+    sent = sum(len(data(c.reply.each["codes"])) for c in spy.calls if "codes" in c.reply.each)
+    got = sum(len(data(c.message.own["codes"])) for c in spy.calls if "codes" in c.message.own)
+    downloads = feddpms_costs.expected_downloads(rounds, last, k, k)
+    assert downloads == k
+    assert played[-1].traffic.down == 4 * (k * rounds * theta + downloads * decoder) + k * flags + got * (8 * 4 + 8)
+    assert played[-1].traffic.up == 4 * (k * rounds * theta + k * decoder) + sent * (8 * 4 + 8)
+    assert 4 * downloads * theta / (8 * k * rounds * theta) == feddpms_costs.of_decoder(rounds, last, k, k)
+    quota = sum(len(data(c.reply.each["codes"])) == 8 for c in spy.calls if c.round == 3)
+    assert quota  # clients have two classes here, of four codes each
+    assert 8 * 8 / theta == feddpms_costs.of_codes(4, 2, 8, theta)
+
+
+def test_the_expected_downloads_are_the_mean_number_of_clients_drawn_in_stage_two() -> None:
+    clients, rounds, last = 20, 12, 5
+    found = [
+        len({i for round in range(last + 1, rounds + 1) for i in participants(clients, 0.2, seed, round)})
+        for seed in range(400)
+    ]
+    expected = feddpms_costs.expected_downloads(rounds, last, clients, 4)
+    assert np.mean(found) == pytest.approx(expected, abs=4 * np.std(found) / 400**0.5)
+    assert feddpms_costs.of_codes(200, 3, 128, 10**6) == pytest.approx(0.0768)  # A.9's example
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"feddpms.preliminary_rounds": 3}, "feddpms.preliminary_rounds must be below federation.rounds = 3, got 3."),
+        ({"feddpms.classes": 11}, "feddpms.classes must be at most the 10 classes, got 11."),
+        ({"feddpms.quota": 0}, "feddpms.quota must lie in [1, 1e9], got 0."),
+        (
+            {"feddpms.privacy": "sound", "feddpms.sigma": 0.0},
+            "feddpms.sigma must be above 0 with feddpms.privacy",
+        ),
+        ({"model.name": "cnn"}, "FedDPMS needs a model with an attribute encode, and Classifier has none"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_any_work(values: Mapping[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as error:
+        prepare(presets.experiment("smoke", values={"algorithm": "feddpms", "model.name": "vae", **values}))
+    assert said in str(error.value)

@@ -1,0 +1,210 @@
+"""Approximate gradient coding: unbiased over stragglers, by enumeration; gradient descent where nobody straggles."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import combinations, product
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.gradient_coding import GradientCoding
+from fedcommons.config.experiment import Data
+from fedcommons.core.algorithm import Facts, State
+from fedcommons.core.local import LocalSGD
+from fedcommons.core.worker import RunData
+from fedcommons.data.clients import Clients, Rows
+from fedcommons.data.datasets import load
+from fedcommons.errors import UserError
+from fedcommons.federation.stragglers import Independent
+from fedcommons.studies import gradient_coding as study
+from fedcommons.tensors import Flat, flat
+from fedcommons.testing.federations import Federation
+
+if TYPE_CHECKING:
+    from fedcommons.testing.federations import LeastSquares
+
+    Digits = Callable[..., Federation]
+    Problem = Callable[..., LeastSquares]
+
+EVERYBODY = (1.0,) * 4
+FULL = LocalSGD(1, 1000)  # one full-batch step
+SEVERAL = LocalSGD(3, 4)  # three epochs of batches of four
+WITH_COPIES = [[0, 1, 2, 3, 4, 9, 14], [4, 5, 6, 7, 8, 9, 0], [9, 10, 11, 12, 13, 14], [14, 15, 16, 17, 18, 19, 4]]
+
+
+def _copied(federation: "Federation", rows: Sequence[Sequence[int]] = WITH_COPIES) -> "Federation":
+    """Its clients hold these rows; an example that d clients hold has the weight 1/d."""
+    copies = np.bincount(np.concatenate(rows))
+    parts = [np.array(r) for r in rows]
+    clients = Clients(federation.data.clients.store, Rows.of(parts, [1 / copies[r] for r in parts]))
+    return replace(federation, data=RunData(clients, clients, {}))
+
+
+def _facts(federation: "Federation", arrival: Sequence[float] | None) -> Facts:
+    return replace(federation.plan(1).facts, arrival=arrival)
+
+
+def _coded(federation: "Federation", method: GradientCoding, state: State) -> list[Tensor]:
+    """What each client sends."""
+    work, sent = federation.work(), []
+    for i, data in enumerate(federation.data.clients):
+        reply = method.client(work, method.down(state, 1, i), {}, data, 1, i)
+        sent.append(flat(reply.sums, "coded").buffer.clone())
+    return sent
+
+
+def _after(federation: "Federation", method: GradientCoding, state: State, sent: Sequence[Tensor]) -> np.ndarray:
+    """The server's step when these replies arrive; none without replies, as the engine skips the merge."""
+    at = flat(state, "model")
+    if not sent:
+        return np.zeros(len(at.buffer))
+    total = {"coded": Flat(at.layout, torch.stack(list(sent)).double().sum(0))}
+    merged = method.merge(federation.serial(method), state, total, {}, 1, 0)
+    return (flat(merged, "model").buffer - at.buffer).double().numpy()
+
+
+@pytest.mark.parametrize("form", ["mean", "sum"])
+def test_without_stragglers_a_round_is_gradient_descent_on_the_different_examples(
+    form: str, least_squares: "Problem"
+) -> None:
+    problem = least_squares(sizes=(5, 5, 5, 5))
+    federation = _copied(problem.federation(0.1)).training(FULL)
+    method = GradientCoding(form)
+    ((after, _),) = federation.play(method, federation.plan(1))
+    a, b = np.concatenate(problem.a), np.concatenate(problem.b)
+    gradient = -a.T @ b / (len(b) if form == "mean" else 1)
+    assert np.allclose(after.model.buffer.numpy(), -0.1 * gradient, rtol=1e-6)  # weights of mean 1 are float32
+
+
+def test_with_everybody_it_is_fedavg_weighted_by_sizes(digits: "Digits") -> None:
+    federation = digits().training(SEVERAL, "samples")
+    ends = [federation.play(method, federation.plan(3))[-1][0].model.buffer for method in (GradientCoding(), FedAvg())]
+    assert torch.allclose(*ends, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("local", [FULL, SEVERAL], ids=["one step", "several steps"])
+@pytest.mark.parametrize("arrival", [(0.7, 0.7, 0.7, 0.7), (0.9, 0.3, 0.5, 0.8)], ids=["alike", "per client"])
+def test_the_mean_over_all_sets_of_stragglers_is_the_step_without(
+    local: LocalSGD, arrival: Sequence[float], least_squares: "Problem"
+) -> None:
+    federation = _copied(least_squares(sizes=(5, 5, 5, 5)).federation(0.1)).training(local)
+    method = GradientCoding()
+    state, all_arrive = (method.start(federation.model, _facts(federation, a), 0) for a in (arrival, EVERYBODY))
+    sent, expected = _coded(federation, method, state), np.zeros(3)
+    for arrived in product([False, True], repeat=4):
+        p = np.prod([a if here else 1 - a for a, here in zip(arrival, arrived, strict=True)])
+        expected += p * _after(federation, method, state, [s for s, here in zip(sent, arrived, strict=True) if here])
+    whole = _after(federation, method, all_arrive, _coded(federation, method, all_arrive))
+    assert np.allclose(expected, whole, rtol=1e-12)
+    assert np.abs(whole).max() > 0.01
+    someone = _after(federation, method, state, sent[:1])
+    assert not np.allclose(someone, whole, rtol=0.1)  # a single set of stragglers does not give it
+
+
+def test_the_mean_over_all_pairs_of_drawn_clients_is_the_step_of_all(least_squares: "Problem") -> None:
+    federation = _copied(least_squares(sizes=(5, 5, 5, 5)).federation(0.1)).training(SEVERAL)
+    method = GradientCoding()
+    state, all_arrive = (method.start(federation.model, _facts(federation, a), 0) for a in ([0.5] * 4, EVERYBODY))
+    sent = _coded(federation, method, state)
+    steps = [_after(federation, method, state, [sent[i], sent[j]]) for i, j in combinations(range(4), 2)]
+    whole = _after(federation, method, all_arrive, _coded(federation, method, all_arrive))
+    assert np.allclose(np.mean(steps, 0), whole, rtol=1e-12)
+
+
+def test_the_rate_decays_with_answered_rounds_only(least_squares: "Problem") -> None:
+    problem = least_squares(sizes=(5, 5, 5, 5))
+    federation, method = problem.federation(0.1).training(FULL), GradientCoding(decay=0.5)
+    a, b = np.concatenate(problem.a), np.concatenate(problem.b)
+    w, steps = np.zeros(3), []
+    for k in range(3):
+        w = w - 0.1 * 0.5**k * a.T @ (a @ w - b) / len(b)
+        steps.append(w)
+    played = federation.play(method, federation.plan(3))
+    assert np.allclose([now.model.buffer.numpy() for now, _ in played], steps, rtol=1e-9)
+    assert [int(now.state["answered"].item()) for now, _ in played] == [1, 2, 3]  # type: ignore[union-attr]
+    seed = next(s for s in range(99) if _answered(federation, method, s) == [True, False, False, True])
+    late = federation.play(method, federation.plan(4, seed=seed, late=Independent(0.9)))
+    assert [int(now.state["answered"].item()) for now, _ in late] == [1, 1, 1, 2]  # type: ignore[union-attr]
+    assert torch.equal(late[0][0].model.buffer, late[2][0].model.buffer)
+
+
+def _answered(federation: "Federation", method: GradientCoding, seed: int) -> list[bool]:
+    played = federation.play(method, federation.plan(4, seed=seed, late=Independent(0.9)))
+    return [facts["stragglers"] < 4 for _, facts in played]
+
+
+@pytest.mark.parametrize("arrival", [None, [0.5, 0.0, 0.5, 0.5]])
+def test_a_client_that_may_never_arrive_is_refused(arrival: list[float] | None, least_squares: "Problem") -> None:
+    federation = least_squares().federation(0.1)
+    with pytest.raises(UserError, match="probability that a client's reply arrives"):
+        GradientCoding().start(federation.model, _facts(federation, arrival), 0)
+
+
+def test_what_it_is_not_defined_for_is_refused() -> None:
+    right = {"client.optimizer": "sgd", "straggler.partial": "method"}
+    GradientCoding().check(right)
+    for name, value in (("client.optimizer", "adam"), ("straggler.partial", "take")):
+        with pytest.raises(UserError, match=name):
+            GradientCoding().check({**right, name: value})
+
+
+class _Softmax(LightningModule):
+    """Softmax regression in float64 on pixels in [0, 1]; ``start``: (pixels + 1, classes), the bias last."""
+
+    def __init__(self, start: Tensor, lr: float) -> None:
+        super().__init__()
+        self.w, self.lr = nn.Parameter(start.clone()), lr
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(x.flatten(1).double() / 255, (0, 1), value=1.0) @ self.w
+
+    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
+        x, y, *weight = batch
+        each = F.cross_entropy(self(x), y, reduction="none")
+        return (each * weight[0] if weight else each).mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), self.lr)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [study.Setting("single_class", 0.5, 3, 0.4, rounds=12), study.Setting("dirichlet_plain", 0.7, 2, 0.3, rounds=12)],
+    ids=lambda s: s.partition,
+)
+def test_the_engine_plays_what_the_batched_study_plays(setting: study.Setting) -> None:
+    """One repetition with the same draws, to rounding: the engine's weights of mean 1 are float32."""
+    dataset = load(Data("digits", validation=0))
+    train = study.chosen(dataset, 12, first=True, seed=0)
+    problem = study.Problem.of(train, dataset.test, 10, white=1.0, measured=torch.float64)
+    drawn = study.draw(problem, setting, 0, seed=5)
+    played = study.play_block(problem, setting, [drawn])
+    n, rows = len(drawn.held), [np.flatnonzero(mine) for mine in drawn.held]
+    copies = drawn.held.sum(0)
+    clients = Clients(train, Rows.of(rows, [1 / copies[mine] for mine in rows]))
+    data = RunData(clients, clients, {"test": dataset.test})
+    federation = Federation(data, lambda: _Softmax(drawn.start, setting.lr), FULL)
+    plan = federation.plan(setting.rounds)
+    facts = replace(plan.facts, arrival=(1 - setting.q,) * n)
+
+    def late(joined: Sequence[int], facts: Facts, round: int, seed: int) -> dict[int, float]:
+        return {i: 0.0 for i in joined if not drawn.answers[round - 1, i]}
+
+    method = GradientCoding(decay=setting.decay)
+    models = [federation.model] + [
+        now.model for now, _ in federation.play(method, replace(plan, facts=facts, late=late))
+    ]
+    assert (~drawn.answers.any(1)).any() == (setting.q == 0.7)  # a round that nobody answers
+    for r, model in enumerate(models[: setting.rounds]):
+        module = _Softmax(model["w"], 0.1)
+        total = torch.autograd.grad(len(train) * module.training_step((train.x, train.y), 0), [module.w])[0]
+        found = played.same_class[0, r] + played.cross_class[0, r]
+        assert float(total.square().sum()) == pytest.approx(found, rel=1e-5)
+        right = (module(dataset.test.x).argmax(1) == dataset.test.y).double().mean()
+        assert float(right) == played.accuracy[0, r]

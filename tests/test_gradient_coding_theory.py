@@ -1,0 +1,275 @@
+"""Theorems 1 and 2 and remark 1 of gradient coding with raw copies, against draws, enumeration and real gradients."""
+
+from collections.abc import Iterator
+from fractions import Fraction
+from itertools import combinations, product
+
+import numpy as np
+import pytest
+
+from fedcommons.config.experiment import Data
+from fedcommons.data import datasets
+from fedcommons.sharing.placement import holdings, opened
+from fedcommons.studies.copies import (
+    Pairs,
+    assumption,
+    coefficients,
+    expected_distance,
+    promised,
+    second_moment,
+    sums,
+    without_copies,
+)
+
+# --- theorem 1
+
+DRAWS = 20_000
+
+CASES = {  # N, d, c, and how many of the K examples of a class each client owns; c times that is whole
+    "the paper's single class": (10, 3, 0.2, [30, *[0] * 9]),
+    "two owners": (5, 2, 0.5, [4, 2, 0, 0, 0]),
+    "all that may be": (6, 1, 1.0, [5, 3, 1, 1, 0, 0]),
+    "even": (4, 2, 0.25, [4, 4, 4, 4]),
+    "to almost all others": (5, 3, 0.4, [10, 5, 5, 0, 0]),
+}
+
+
+def received(n_clients: int, d: int, c: float, owned: list[int], placement: str) -> np.ndarray:
+    """(draws, N): examples of a class that each client holds afterwards. Each draw is a class of a large federation."""
+    k = sum(owned)
+    labels, owners = np.repeat(np.arange(DRAWS), k), np.tile(np.repeat(np.arange(n_clients), owned), DRAWS)
+    held = holdings(labels, owners, n_clients, c, d, placement, np.random.default_rng(0))
+    return held.reshape(DRAWS, k, n_clients).sum(1)
+
+
+def errors_off(values: np.ndarray, expected: float) -> float:
+    """How many standard errors the mean of ``values`` is off."""
+    return float(abs(values.mean() - expected) / (values.std() / len(values) ** 0.5))
+
+
+def theorem_1(n_clients: int, d: int, c: float, owned: list[int]) -> float:
+    k = sum(owned)
+    return expected_distance(n_clients, d, c, k, float(((np.array(owned) / k - 1 / n_clients) ** 2).sum()))
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_theorem_1_holds_for_exact_placement(case: tuple[int, int, float, list[int]]) -> None:
+    counts = received(*case, "exact")
+    distances = ((counts / counts.sum(1, keepdims=True) - 1 / case[0]) ** 2).sum(1)
+    assert errors_off(distances, theorem_1(*case)) < 4
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_theorem_1_holds_for_binomial_placement_with_the_nominal_denominator(
+    case: tuple[int, int, float, list[int]],
+) -> None:
+    n_clients, d, c, owned = case
+    shares = received(*case, "binomial") / (sum(owned) * (1 + d * c))  # they do not sum to 1
+    assert errors_off(((shares - 1 / n_clients) ** 2).sum(1), theorem_1(*case)) < 4
+
+
+@pytest.mark.parametrize(
+    ("name", "sign"), [("the paper's single class", 1), ("two owners", 1), ("even", -1), ("to almost all others", -1)]
+)
+def test_with_the_denominator_that_was_drawn_it_is_off_by_the_order_of_1_over_k(name: str, sign: int) -> None:
+    """By 4 to 50 standard errors here, and on either side."""
+    case = CASES[name]
+    counts = received(*case, "binomial")
+    distances = ((counts / counts.sum(1, keepdims=True) - 1 / case[0]) ** 2).sum(1)
+    off = float(distances.mean()) - theorem_1(*case)
+    assert errors_off(distances, theorem_1(*case)) > 4
+    assert 0 < sign * off < 0.2 / sum(case[3])
+
+
+def test_copies_that_go_to_everybody_else_leave_nothing_to_chance() -> None:
+    counts = received(4, 3, 0.5, [6, 4, 2, 0], "exact")
+    assert (counts == counts[0]).all()
+    distance = ((counts[0] / counts[0].sum() - 1 / 4) ** 2).sum()
+    assert theorem_1(4, 3, 0.5, [6, 4, 2, 0]) == pytest.approx(distance, abs=1e-15)
+
+
+@pytest.mark.parametrize("n_clients", [2, 5, 10])
+def test_many_examples_come_closer_to_even_by_a_factor_of_1_plus_dc_squared_at_least(n_clients: int) -> None:
+    for d, c in product(range(1, n_clients), (0.1, 0.5, 1.0)):
+        left = expected_distance(n_clients, d, c, 10**12, 0.3) / 0.3
+        assert left <= 1 / (1 + d * c) ** 2
+        assert left == pytest.approx((1 - d * c / (n_clients - 1)) ** 2 / (1 + d * c) ** 2, abs=1e-11)
+    assert expected_distance(n_clients, 1, 0.0, 30, 0.3) == pytest.approx(0.3)  # nothing is shared
+
+
+# --- the second moment
+
+
+def holders(n_clients: int, d: int, owner: int, private: bool) -> list[set[int]]:
+    """Every set of clients that may hold an example, all as likely."""
+    others = [i for i in range(n_clients) if i != owner]
+    return [{owner, *some} for some in combinations(others, 0 if private else d)]
+
+
+def answering(n_clients: int, q: Fraction) -> Iterator[tuple[set[int], Fraction]]:
+    """Every set of clients that may answer, with its probability."""
+    for answers in product((0, 1), repeat=n_clients):
+        n = sum(answers)
+        yield {i for i, yes in enumerate(answers) if yes}, (1 - q) ** n * q ** (n_clients - n)
+
+
+@pytest.mark.parametrize(("n_clients", "d"), [(n, d) for n in (2, 3, 4, 5) for d in range(1, n)])
+@pytest.mark.parametrize("q", [Fraction(0), Fraction(3, 10), Fraction(7, 10)])
+def test_the_coefficients_are_those_of_all_copies_and_all_late_clients(n_clients: int, d: int, q: Fraction) -> None:
+    def found(a: list[set[int]], b: list[set[int]], itself: bool = False) -> float:
+        pairs = [(one, one) for one in a] if itself else list(product(a, b))
+        mean = Fraction(0)
+        for (one, other), (here, chance) in product(pairs, answering(n_clients, q)):
+            answers = Fraction(len(one & here) * len(other & here), len(one) * len(other))
+            mean += chance * answers / ((1 - q) ** 2 * len(pairs))
+        return float(mean)
+
+    private, private_too, elsewhere = (holders(n_clients, d, owner, True) for owner in (0, 0, 1))
+    copied, copied_elsewhere = (holders(n_clients, d, owner, False) for owner in (0, 1))
+    ours = coefficients(n_clients, d, float(q))
+    enumerated = Pairs(
+        same_private=found(private, private_too),
+        same_mixed=found(private, copied),
+        same_open=found(copied, copied),
+        itself=found(copied, copied, itself=True),
+        other_private=found(private, elsewhere),
+        other_mixed=found(private, copied_elsewhere),
+        other_open=found(copied, copied_elsewhere),
+    )
+    assert vars(ours) == pytest.approx(vars(enumerated), rel=1e-12)
+    before = without_copies(float(q))
+    assert (before.same_private, before.other_private) == (ours.same_private, ours.other_private)
+    assert len({before.same_private, before.same_mixed, before.same_open, before.itself}) == 1
+    assert {before.other_private, before.other_mixed, before.other_open} == {1}
+
+
+def some_gradients(n: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(n, 4)) + 0.5
+
+
+def test_the_second_moment_given_the_copies_is_that_of_all_late_clients() -> None:
+    labels = np.repeat(np.arange(3), 4)
+    owners = np.random.default_rng(1).integers(0, 5, 12)
+    held = holdings(labels, owners, 5, 0.5, 2, "exact", np.random.default_rng(0))
+    g, q = some_gradients(12), Fraction(3, 10)
+    of_client = (held / held.sum(1, keepdims=True)).T @ g  # (N, dim)
+    expected = sum(
+        float(chance) * float(((of_client[sorted(here)].sum(0) / float(1 - q)) ** 2).sum())
+        for here, chance in answering(5, q)
+    )
+    assert second_moment(held, g @ g.T, float(q)) == pytest.approx(expected, rel=1e-12)
+
+
+def test_coefficients_times_sums_are_the_second_moment_that_drawn_copies_have() -> None:
+    n_clients, k, d, q = 4, 4, 2, 0.6
+    labels = np.repeat(np.arange(n_clients), k)
+    g = some_gradients(len(labels))
+    gram = g @ g.T
+    private = np.arange(len(labels)) % k < k // 2
+    rng, found = np.random.default_rng(0), []
+    for _ in range(4_000):  # of the examples that are not private alone, so that these are the same in every draw
+        held = np.eye(n_clients, dtype=bool)[labels]
+        held[~private] = holdings(labels[~private], labels[~private], n_clients, 1.0, d, "exact", rng)
+        found.append(second_moment(held, gram, q))
+    of = sums(gram, labels, private)
+    assert errors_off(np.array(found), coefficients(n_clients, d, q) @ of) < 4
+    nothing = np.eye(n_clients, dtype=bool)[labels]
+    assert without_copies(q) @ of == pytest.approx(second_moment(nothing, gram, q), rel=1e-12)
+    assert sum(vars(of).values()) == pytest.approx(gram.sum(), rel=1e-12)
+
+
+# --- theorem 2 and remark 1
+
+
+def courses() -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Gram matrices of the gradients of 300 digits, client l holding 30 of digit l, on the way of gradient descent.
+
+    Softmax regression with a bias: the gradient of example j is (softmax_j - onehot_j) x_j^T.
+    """
+    train = datasets.load(Data()).train
+    y = train.y.numpy()
+    rows = np.concatenate([np.flatnonzero(y == label)[:30] for label in range(10)])
+    pixels, labels = train.x.numpy()[rows].reshape(300, -1) / 255, y[rows]
+    for scale, lr in ((1, 0.1), (1, 5.0), (16, 0.01), (16, 0.1)):  # with the last ones the first steps overshoot
+        x = np.column_stack([pixels * scale, np.ones(300)])
+        w = np.random.default_rng(0).uniform(-1 / 8, 1 / 8, (x.shape[1], 10))
+        for step in range(1001):
+            z = x @ w
+            p = np.exp(z - z.max(1, keepdims=True))
+            off = p / p.sum(1, keepdims=True) - np.eye(10)[labels]
+            if step in (0, 1, 3, 10, 100, 300, 1000):
+                yield f"pixels up to {scale}, rate {lr}, step {step}", (off @ off.T) * (x @ x.T), labels
+            w -= lr * x.T @ off / 300
+
+
+def test_where_assumption_1_holds_on_real_gradients_so_does_theorem_2_and_remark_1_where_its_own_does() -> None:
+    tried = holds = bound = negative = 0
+    for where, gram, labels in courses():
+        found = {}
+        for c in (0.1, 0.2, 0.5, 1.0):
+            private = np.ones(300, dtype=bool)
+            private[opened(labels, labels, c, np.random.default_rng(0))] = False
+            found[c] = sums(gram, labels, private)
+        for of, d, q in product(found.values(), (1, 2, 3, 4, 9), (0.3, 0.5, 0.7)):
+            lower = without_copies(q) @ of - coefficients(10, d, q) @ of
+            slack = 1e-9 * abs(lower)
+            tried, bound = tried + 1, bound + (lower >= promised(of, d, q) - slack)
+            if assumption(of):
+                holds += 1
+                assert lower >= promised(of, d, q) - slack, where
+                if max(of.other_mixed, of.other_open) <= 0:
+                    negative += 1
+                    assert lower >= promised(of, d, q, negative=True) - slack, where
+    print(f"assumption 1 holds at {holds} of {tried}, the bound at {bound}, remark 1's assumption at {negative}")
+    assert tried // 2 < negative < holds < tried  # there are models at which each of them fails
+    assert holds < bound
+
+
+def test_remark_1_promises_something_for_a_single_copy_and_theorem_2_does_not() -> None:
+    of = Pairs(5.0, 4.0, 3.0, 2.0, 0.0, -1.0, -1.0)
+    assert promised(of, 1, 0.5) == 0
+    assert promised(of, 1, 0.5, negative=True) == pytest.approx(0.5 * 9)
+    assert promised(of, 3, 0.75) == pytest.approx(3 * 2 / 4 * 9)
+
+
+def test_assumption_1_alone_is_not_enough_for_theorem_2() -> None:
+    """A gap in the paper's proof: an example beside itself gains less from copies than two examples of one class do.
+
+    So where gradients of a class cancel, all sums that the assumption is about are 0, and it holds; a client's own sum
+    was never in danger, and copies, which part what cancelled, raise the second moment. No model above comes near.
+    """
+    labels, gram = np.array([0, 0, 1, 1, 2, 2]), np.zeros((6, 6))
+    for first in (0, 2, 4):
+        gram[first : first + 2, first : first + 2] = [[1, -1], [-1, 1]]
+    of = sums(gram, labels, np.zeros(6, dtype=bool))
+    assert assumption(of)
+    assert promised(of, 1, 0.5) == 0
+    lower = without_copies(0.5) @ of - coefficients(3, 1, 0.5) @ of
+    assert lower == pytest.approx((0.5 - 0.625) * 6)
+
+
+def test_at_fixed_dc_a_larger_c_helps_more() -> None:
+    """The second moment itself, where examples of a class have the same gradient and classes are orthogonal.
+
+    The bound does not show it, as its factor (d - 1)/(d + 1) is 0 for d = 1; remark 1's does, up to c = 1/2 here. The
+    distance of theorem 1 is about the same for all.
+    """
+    labels = np.repeat(np.arange(10), 12)
+    gram = (labels[:, None] == labels).astype(float)
+
+    def lowered(c: float, d: int) -> tuple[float, float, float]:
+        of = sums(gram, labels, np.arange(120) % 12 >= round(12 * c))
+        whole = without_copies(0.5) @ of - coefficients(10, d, 0.5) @ of
+        assert of.same_mixed + of.same_open + of.itself == pytest.approx(120 * 12 * c * (2 - c))  # M K c (2 - c)
+        return whole, promised(of, d, 0.5), promised(of, d, 0.5, negative=True)
+
+    for dc in (1, 2, 3):
+        found = [lowered(dc / d, d) for d in (6, 4, 3, 2, 1) if dc <= d]
+        whole = [one[0] for one in found]
+        assert whole == sorted(whole)
+        assert len(set(whole)) == len(whole)
+    assert lowered(1 / 4, 4)[1] > lowered(1 / 2, 2)[1] > lowered(1.0, 1)[1] == 0
+    assert expected_distance(10, 4, 0.25, 30, 0.9) < expected_distance(10, 1, 1.0, 30, 0.9)  # theorem 1: by O(1/K) less
+    assert expected_distance(10, 4, 0.25, 10**9, 0.9) == pytest.approx(expected_distance(10, 1, 1.0, 10**9, 0.9))
+    remark = [lowered(1 / d, d)[2] for d in (6, 4, 3, 2)]
+    assert remark == sorted(remark)

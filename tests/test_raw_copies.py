@@ -1,0 +1,348 @@
+"""Raw copies: who gets a copy of what, what it weighs, costs and discloses, and what is refused."""
+
+from itertools import combinations, pairwise, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.config import parts, presets
+from fedcommons.config.experiment import Data, Partition
+from fedcommons.config.parts import KINDS
+from fedcommons.core.algorithm import needed
+from fedcommons.core.local import LocalSGD
+from fedcommons.core.worker import RunData
+from fedcommons.data import datasets
+from fedcommons.data.clients import Clients
+from fedcommons.data.partition import partition
+from fedcommons.errors import UserError
+from fedcommons.runs.experiment import run
+from fedcommons.seeds import set_default_generator
+from fedcommons.sharing.dealt import Dealt
+from fedcommons.sharing.optimal import evened
+from fedcommons.sharing.placement import holdings, n_open, opened
+from fedcommons.sharing.raw_copies import RawCopies
+from fedcommons.sharing.real import Real
+from fedcommons.sharing.shuffled_real import ShuffledReal
+from fedcommons.sharing.stage import Shared, Stage, share
+from fedcommons.testing import Federation
+from fedcommons.tracking.run_folder import read_rounds
+from lightning_modules import Classifier
+from lightning_modules.networks import Linear
+
+DATASET = datasets.load(Data())
+N_TOTAL = len(DATASET.train)
+PLACEMENTS = ("exact", "binomial", "optimal")
+all_placements = pytest.mark.parametrize("placement", PLACEMENTS)
+
+
+def dealt(name: str = "dirichlet_niid", n_clients: int = 5, seed: int = 0) -> Dealt:
+    cut = partition(Partition(name, n_clients=n_clients), DATASET.train.y.numpy(), DATASET.n_classes, seed)
+    return Dealt(Clients(DATASET.train, cut.rows), DATASET.n_classes, DATASET.flip, seed)
+
+
+# --- which examples, and who gets them
+
+
+def federations() -> list[tuple[np.ndarray, np.ndarray]]:
+    """(labels, owners) of 300 examples and 10 clients: IID, single class, and uneven in both."""
+    labels, rng = np.repeat(np.arange(10), 30), np.random.default_rng(0)
+    uneven = [rng.choice(10, 300, p=rng.dirichlet([0.3] * 10)) for _ in range(20)]
+    classes = rng.choice(10, 300, p=rng.dirichlet([1] * 10))
+    return [(labels, rng.permutation(labels)), (labels, labels), (classes, labels), *((labels, o) for o in uneven)]
+
+
+@pytest.mark.parametrize("c", [0.0, 0.07, 0.1, 0.2, 0.25, 0.5, 0.9, 1.0])
+def test_the_share_that_is_not_private_is_right_overall_and_about_right_in_each_class_and_cell(c: float) -> None:
+    for labels, owners in federations():
+        chosen = opened(labels, owners, c, np.random.default_rng(1))
+        assert len(set(chosen.tolist())) == len(chosen) == n_open(c, 300)
+        assert abs(len(chosen) - c * 300) <= 0.5 + 1e-9
+        for groups, off in ((labels, 1.0), (10 * owners + labels, 1.5)):  # Webster's rule is no quota rule
+            sizes, found = np.bincount(groups), np.bincount(groups[chosen], minlength=groups.max() + 1)
+            assert np.abs(found - c * sizes).max() <= off
+
+
+def test_where_a_cells_share_is_whole_it_is_met() -> None:
+    """As the paper assumes; then rounding has nothing to decide."""
+    labels, owners = np.repeat([0, 1, 2], 20), np.tile([0, 0, 1, 1, 1, 1, 2, 2, 2, 2], 6)
+    chosen = opened(labels, owners, 0.25, np.random.default_rng(0))
+    assert np.bincount(3 * owners[chosen] + labels[chosen]).tolist() == [1] * 3 + [2] * 6
+
+
+@pytest.mark.parametrize("placement", ["exact", "binomial"])
+def test_a_larger_c_and_a_larger_d_share_all_that_smaller_ones_share(placement: str) -> None:
+    for labels, owners in federations()[:6]:
+        before = np.zeros((300, 10), dtype=bool)
+        for c, d in ((0.0, 1), (0.01, 1), (0.1, 1), (0.1, 3), (0.2, 3), (0.33, 4), (0.5, 9), (1.0, 9)):
+            held = holdings(labels, owners, 10, c, d, placement, np.random.default_rng(0))
+            assert (held >= before).all()
+            before = held
+        assert before.all()
+
+
+@all_placements
+def test_everybody_keeps_its_own_and_only_what_is_not_private_is_copied(placement: str) -> None:
+    for labels, owners in federations():
+        held = holdings(labels, owners, 10, 0.3, 3, placement, np.random.default_rng(0))
+        assert held[np.arange(300), owners].all()
+        copied = np.flatnonzero(held.sum(1) > 1)
+        chosen = opened(labels, owners, 0.3, np.random.default_rng(0))
+        assert set(copied) <= set(chosen)
+        if placement != "binomial":  # to d distinct others
+            assert (held.sum(1)[chosen] == 4).all()
+
+
+def test_the_law_of_exact_and_binomial_copies() -> None:
+    """Every other client gets one with probability d/(N-1); whether two do depends on the placement."""
+    n, n_clients, d = 20_000, 5, 2
+    labels, owners = np.zeros(n, dtype=int), np.zeros(n, dtype=int)
+    p = d / (n_clients - 1)
+    for placement, both in (("exact", d * (d - 1) / ((n_clients - 1) * (n_clients - 2))), ("binomial", p**2)):
+        others = holdings(labels, owners, n_clients, 1.0, d, placement, np.random.default_rng(0))[:, 1:]
+        assert np.abs(others.mean(0) - p).max() < 4 * (p * (1 - p) / n) ** 0.5
+        for i, j in combinations(range(n_clients - 1), 2):
+            assert abs((others[:, i] & others[:, j]).mean() - both) < 4 * (both * (1 - both) / n) ** 0.5
+
+
+# --- the optimal placement
+
+
+def unevenness(labels: np.ndarray, held: np.ndarray) -> float:
+    """Sum over classes of ||Y - 1/N||^2."""
+    counts = np.stack([held[labels == label].sum(0) for label in np.unique(labels)])
+    return float(((counts / counts.sum(1, keepdims=True) - 1 / held.shape[1]) ** 2).sum())
+
+
+def by_brute_force(owned: np.ndarray, not_private: np.ndarray, d: int) -> float:
+    """The least ||Y - 1/N||^2 over all ways to send each such example of a class to d others."""
+    n = len(owned)
+    each = [[np.bincount(to, minlength=n) for to in combinations(set(range(n)) - {i}, d)] for i in range(n)]
+    ways = product(*(each[i] for i in range(n) for _ in range(not_private[i])))
+    counts = np.array([owned + sum(way) for way in ways])
+    return float(((counts / counts.sum(1, keepdims=True) - 1 / n) ** 2).sum(1).min())
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_placement_is_more_even_than_the_optimal_one(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(2, 5))
+    owned = rng.multinomial(int(rng.integers(1, 9)), rng.dirichlet([0.7] * n))
+    not_private = rng.multivariate_hypergeometric(owned, int(rng.integers(0, min(5, owned.sum()) + 1)))
+    for d in range(1, n):
+        found, least = evened(tuple(owned), tuple(not_private), d), by_brute_force(owned, not_private, d)
+        assert found.distance == pytest.approx(least, abs=1e-12)
+        assert found.bound == pytest.approx(least, abs=1e-9)  # so the gap is none
+        assert (found.copies.sum(1) == d * not_private).all()
+        assert (found.copies <= not_private[:, None]).all()
+        assert not found.copies.diagonal().any()
+
+
+def test_the_optimal_placement_is_what_the_solver_found_and_beats_chance() -> None:
+    for labels, owners in federations()[:8]:
+        for c, d in ((0.2, 2), (0.5, 4)):
+            best, drawn = (
+                unevenness(labels, holdings(labels, owners, 10, c, d, name, np.random.default_rng(0)))
+                for name in ("optimal", "exact")
+            )
+            assert best <= drawn + 1e-12
+            chosen = opened(labels, owners, c, np.random.default_rng(0))
+            of_class = [
+                evened(*(tuple(np.bincount(owners[some], minlength=10)) for some in (
+                    np.flatnonzero(labels == label), chosen[labels[chosen] == label])), d)
+                for label in np.unique(labels)
+            ]  # fmt: skip
+            assert best == pytest.approx(sum(one.distance for one in of_class), abs=1e-12)
+            assert best == pytest.approx(sum(one.bound for one in of_class), abs=1e-9)
+
+
+# --- the stage
+
+
+@all_placements
+@pytest.mark.parametrize("name", ["dirichlet_niid", "iid"])
+def test_every_example_counts_once_over_all_clients(placement: str, name: str) -> None:
+    given = dealt(name)
+    shared = share(RawCopies(0.3, 3, placement), given)
+    totals = np.zeros(N_TOTAL)
+    copies = np.zeros(N_TOTAL, dtype=int)
+    for client in shared.clients:
+        assert client.ids is not None
+        assert client.weight is not None
+        assert len(set(client.ids.tolist())) == len(client)  # nobody holds an image twice
+        assert torch.equal(client.x, DATASET.train.x[client.ids])
+        assert torch.equal(client.y, DATASET.train.y[client.ids])
+        assert client.n_own == pytest.approx(client.size)
+        copies[client.ids] += 1
+        totals[client.ids] += client.weight.double().numpy() * client.size / len(client)
+    assert totals == pytest.approx(np.ones(N_TOTAL), abs=1e-6)
+    assert sum(client.size for client in shared.clients) == pytest.approx(N_TOTAL)
+    for client, rows in zip(shared.clients, given.own.rows, strict=True):
+        assert client.ids is not None
+        assert client.ids[: len(rows)].tolist() == rows.tolist()
+    others = copies.sum() - N_TOTAL
+    assert shared.p == pytest.approx(others / copies.sum())
+    assert shared.facts["mean_copies"] == pytest.approx(copies.mean())
+    assert shared.facts["disclosed_examples"] == (copies > 1).sum()
+    if placement != "binomial":
+        assert (copies > 1).sum() == n_open(0.3, N_TOTAL)
+        assert others == 3 * n_open(0.3, N_TOTAL)
+    # a copied image goes up once and down to each that gets it: 64 pixels and a label
+    assert shared.traffic.once == 65 * ((copies > 1).sum() + others)
+    assert (shared.traffic.up, shared.traffic.down) == (0, 0)
+
+
+def test_the_copies_are_keyed_by_the_seed() -> None:
+    first, again, other = (share(RawCopies(0.3, 2), dealt("iid", seed=s)).clients.rows.flat for s in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_only_clients_that_give_something_release_something_and_it_is_uncovered() -> None:
+    ends = np.cumsum([0, 100, 1, 40])  # a half of client 1's image is rounded to none or one
+    given = Dealt(Clients(DATASET.train, [np.arange(*ab) for ab in pairwise(ends)]), 10, False, 0)
+    shared = share(RawCopies(0.1, 1), given)
+    givers = [i for i, rows in enumerate(given.own.rows) if set(rows) & _elsewhere(shared, i)]
+    assert [(r.client, r.what, r.covered) for r in shared.releases] == [(i, ("raw examples",), False) for i in givers]
+    assert givers == [0, 2]
+
+
+def _elsewhere(shared: Shared, client: int) -> set[int]:
+    """Rows that the others hold."""
+    return {row for i, rows in enumerate(shared.clients.rows) if i != client for row in rows.tolist()}
+
+
+@pytest.mark.parametrize(
+    ("stage", "disclosed", "copies"),
+    [(Real(), 0.0, 1.0), (ShuffledReal(0.0), 0.0, 1.0), (ShuffledReal(0.5), 0.5, 1.0), (RawCopies(0.0), 0.0, 1.0),
+     (RawCopies(0.2, 2), 0.2, 1.4), (RawCopies(1.0, 4), 1.0, 5.0)],
+    ids=str,
+)  # fmt: skip
+def test_the_share_of_real_examples_that_are_disclosed_is_known_for_every_stage(
+    stage: Stage, disclosed: float, copies: float
+) -> None:
+    facts = share(stage, dealt("iid")).facts  # 259 images a client
+    assert facts["disclosed_raw"] == pytest.approx(disclosed, abs=0.5 / 259)
+    assert facts["disclosed_raw"] == facts["disclosed_examples"] / N_TOTAL
+    assert facts["mean_copies"] == pytest.approx(copies, abs=0.002)
+
+
+def test_one_full_batch_step_of_fedavg_is_a_step_of_gradient_descent_on_all_data() -> None:
+    """To rounding, in every round: with weights 1/d_j and sizes sum_j 1/d_j the copies change nothing."""
+    shared, lr = share(RawCopies(0.4, 3), dealt()), 0.5
+
+    def module() -> Classifier:
+        set_default_generator("weights of the tests")
+        return Classifier(Linear((1, 8, 8), 10), lr=lr, mean=DATASET.mean, std=DATASET.std)
+
+    federation = Federation(RunData(shared.clients, shared.own, {}), module).training(LocalSGD(1, 10_000), "samples")
+    played = federation.play(FedAvg(), federation.plan(5))
+    found = module().double()
+    for now, _ in played:
+        loss = torch.nn.functional.cross_entropy(found(DATASET.train.x), DATASET.train.y)
+        loss.backward()
+        with torch.no_grad():
+            for parameter in found.parameters():
+                assert parameter.grad is not None
+                parameter -= lr * parameter.grad
+                parameter.grad = None
+        central = torch.cat([parameter.detach().flatten() for parameter in found.parameters()])
+        assert torch.allclose(now.model.buffer.double(), central, rtol=0, atol=1e-6)
+    assert (played[-1][0].model.buffer - federation.model.buffer).abs().max() > 0.1
+
+
+# --- runs
+
+PLAIN = {"tracking.wandb": "off", "measure.every": 0, "federation.rounds": 2, "client.epochs": 1}
+COPIED = PLAIN | {"sharing.setting": "raw_copies", "sharing.c": 0.3, "sharing.d": 2}
+
+
+def played(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
+    return run(presets.experiment("smoke", "digits", values), folder, say=lambda text: None)
+
+
+@pytest.mark.parametrize("algorithm", KINDS["algorithm"].known)
+def test_every_method_trains_on_raw_copies(algorithm: str, tmp_path: Path) -> None:
+    values = {"algorithm": algorithm, "federation.weighting": "samples", "federation.rounds": 4}
+    if needed(parts.make("algorithm", algorithm, {})):
+        values["model.name"] = "vae"
+    summary = played(tmp_path / "run", COPIED | values)
+    assert summary["disclosed_raw"] == 0.3
+    assert summary["disclosed_examples"] == 60
+    assert summary["mean_copies"] == 1.6
+    assert not summary["rejected"]
+    losses = [line["train/loss"] for line in read_rounds(tmp_path / "run")[1:]]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "placement"), [("fedavg", "exact"), ("scaffold", "binomial"), ("fedavg", "optimal")]
+)
+def test_a_share_of_0_is_the_setting_real_bit_for_bit(algorithm: str, placement: str, tmp_path: Path) -> None:
+    given = PLAIN | {"algorithm": algorithm, "measure.every": 1}
+    real = played(tmp_path / "real", given)
+    none = played(tmp_path / "none", COPIED | given | {"sharing.c": 0.0, "sharing.placement": placement})
+    different = {name for name in real if real[name] != none[name]}
+    assert different == {"setting", "config"}
+    assert read_rounds(tmp_path / "real") == read_rounds(tmp_path / "none")
+    some = played(tmp_path / "some", COPIED | given | {"sharing.placement": placement})
+    assert some["last_accuracy"] != real["last_accuracy"]
+
+
+def test_dp_sgd_beside_raw_copies_is_allowed_and_the_summary_says_what_it_does_not_cover(tmp_path: Path) -> None:
+    said = played(tmp_path / "run", COPIED | {"dp.local": True, "data.limit": 60})["privacy"]
+    assert said["epsilon_local_training"]["largest"] > 0
+    assert said["epsilon_of_messages"] is None
+    assert [line for line in said["uncovered"] if line.startswith("raw examples, released ")]
+
+
+def test_the_gap_of_the_optimal_placement_is_told(tmp_path: Path) -> None:
+    told: list[str] = []
+    config = presets.experiment("smoke", "digits", COPIED | {"sharing.placement": "optimal"})
+    run(config, tmp_path / "run", say=told.append)
+    (line,) = [line for line in told if line.startswith("optimal placement of copies: sum over classes of ||Y - 1/N||")]
+    assert line.endswith("gap 0")
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"sharing.c": None}, r"sharing\.c must be set for setting raw_copies: the share of images that is not"),
+        ({"sharing.c": 1.5}, r"sharing\.c must lie in \[0, 1\], got 1\.5"),
+        ({"sharing.c": -0.1}, r"sharing\.c must lie in \[0, 1\], got -0\.1"),
+        ({"sharing.c": 0.002}, r"sharing\.c = 0\.002 of 200 images is not one image; it must be 0 or at least 0\.0025"),
+        ({"sharing.d": 0}, r"sharing\.d must lie in \[1, 1e9\], got 0"),
+        ({"sharing.d": 4}, r"sharing\.d must be at most N - 1 = 3, the number of others, got 4"),
+        ({"sharing.placement": "exakt"}, r"sharing\.placement .*exakt"),
+        ({"partition.name": "iid", "partition.n_clients": 1}, r"raw_copies needs at least 2 clients, got N = 1"),
+        (
+            {"sharing.placement": "optimal", "data.limit": 8, "partition.name": "iid"},
+            r"sharing\.placement optimal needs images of every class, and no client has one of class \d",
+        ),
+    ],
+)
+def test_what_cannot_be_met_is_refused_before_any_work(values: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=sentence):
+        played(tmp_path / "run", COPIED | values)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_least_share_that_is_one_image_is_allowed(tmp_path: Path) -> None:
+    assert played(tmp_path / "run", COPIED | {"sharing.c": 0.0025})["disclosed_examples"] == 1
+
+
+def test_d_is_measured_by_the_clients_that_the_partition_made(tmp_path: Path) -> None:
+    """dirichlet_plain drops clients that it leaves with nothing."""
+    values = {"partition.name": "dirichlet_plain", "partition.n_clients": 40, "sharing.d": 39, "partition.alpha": 0.01}
+    with pytest.raises(UserError, match=r"sharing\.d must be at most N - 1 = \d\d?, the number of others, got 39"):
+        played(tmp_path / "run", COPIED | values)
+    values["sharing.d"] = 2
+    summary = played(tmp_path / "run", COPIED | values)
+    assert 2 < summary["n_clients"] < 40
+    assert summary["mean_copies"] == 1.6

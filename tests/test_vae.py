@@ -1,0 +1,110 @@
+"""The autoencoder that classifies by its code: its loss written out, its code, its parts and sizes."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedcommons.config import presets
+from fedcommons.errors import UserError
+from fedcommons.runs.build import build_module, prepare
+from lightning_modules import VAEClassifier, vae
+from lightning_modules.networks import Encoder
+
+DIGITS, FMNIST, CIFAR = (1, 8, 8), (1, 28, 28), (3, 32, 32)
+RATE = {"lr": 1e-3, "momentum": 0.0, "weight_decay": 0.0, "optimizer": "adam"}
+
+
+def _vae(trade_off: float = 0.05) -> VAEClassifier:
+    torch.manual_seed(0)
+    return vae(DIGITS, 10, **RATE, latent=5, channels=(3, 4), trade_off=trade_off).double()
+
+
+def _batch(n: int = 6) -> tuple[Tensor, Tensor]:
+    draws = torch.Generator().manual_seed(0)
+    return torch.rand(n, *DIGITS, generator=draws, dtype=torch.float64), torch.arange(n) % 10
+
+
+def _size(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+@pytest.mark.parametrize("weights", [None, torch.tensor([0.5, 0.0, 2.0, 1.0, 0.25, 1.0], dtype=torch.float64)])
+def test_the_joint_loss_is_the_formula_example_by_example(weights: Tensor | None) -> None:
+    """With one draw of the code, which all three terms share where they need it."""
+    module, (x, y) = _vae(0.3), _batch()
+    torch.manual_seed(7)
+    found = module.training_step((x, y) if weights is None else (x, y, weights), 0)
+    torch.manual_seed(7)
+    noise, total = torch.randn(6, 5, dtype=torch.float64), 0.0
+    for j in range(6):
+        mu, v = (part[0] for part in module.encode(x[j : j + 1]))
+        z = mu + torch.exp(v / 2) * noise[j]
+        ce = -torch.log_softmax(module.classifier(z), 0)[y[j]]
+        kl = sum(0.5 * (m * m + torch.exp(s) - 1 - s) for m, s in zip(mu, v, strict=True)) / 5
+        mse = ((module.decoder(z[None])[0] - x[j]) ** 2).sum()
+        total += (1.0 if weights is None else weights[j]) * (ce + 0.3 * (kl + mse)) / 6
+    assert isinstance(total, Tensor)
+    torch.testing.assert_close(found, total)
+
+
+def test_without_its_weight_the_joint_loss_is_the_cross_entropy_bit_for_bit() -> None:
+    found = []
+    for name in ("training_step", "cross_entropy"):
+        module = _vae(0.0)
+        torch.manual_seed(7)
+        loss = getattr(module, name)(_batch(), 0)
+        loss.backward()
+        grads = [p.grad for n, p in module.named_parameters() if not n.startswith("decoder")]
+        found.append([loss.detach(), *(g for g in grads if g is not None)])
+    assert len(found[0]) == len(found[1]) == 1 + 4 + 4 + 2  # loss; convolutions, code, classifier
+    assert all(map(torch.equal, *found))
+    assert all(p.grad is None for p in module.decoder.parameters())  # pyright: ignore[reportPossiblyUnboundVariable]
+
+
+def test_in_evaluation_the_code_is_its_mean_and_in_training_it_is_drawn() -> None:
+    module, (x, _) = _vae(), _batch()
+    assert not torch.equal(module(x), module(x))
+    module.eval()
+    assert torch.equal(module(x), module.classifier(module.encode(x)[0]))
+
+
+def test_pixels_are_scaled_to_one_once() -> None:
+    module = _vae().float().eval()
+    x = torch.randint(256, (4, *DIGITS), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    assert torch.equal(module(x), module(x / 255))
+
+
+@pytest.mark.parametrize(("shape", "channels", "depth"), [(DIGITS, (3, 4), 1), (FMNIST, (16, 32), 1), (CIFAR, (4,), 3)])
+def test_the_decoder_mirrors_the_encoder(shape: tuple[int, ...], channels: tuple[int, ...], depth: int) -> None:
+    """As many convolutions with as many weights, and images in [0, 1] of the encoder's shape; nowhere a BatchNorm."""
+    module = vae(shape, 10, **RATE, latent=6, channels=channels, depth=depth)
+    decoded = module.decoder(10 * torch.randn(3, 6))
+    assert decoded.shape == (3, *shape)
+    assert 0 <= decoded.min() <= decoded.max() <= 1
+    sizes = [
+        sorted(m.weight.numel() for m in part.modules() if isinstance(m, nn.Conv2d | nn.ConvTranspose2d))
+        for part in (module.encoder, module.decoder)
+    ]
+    assert sizes[0] == sizes[1]
+    assert len(sizes[0]) == depth * len(channels)
+    assert not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
+
+
+def test_the_papers_sizes() -> None:
+    """CIFAR: Theta > 1,000,000 parameters of encoder and classifier, so that the latents are about 7.68 % (A.9)."""
+    module = vae(CIFAR, 10, **RATE, latent=128, channels=(32, 64), depth=2)
+    theta = _size(module) - _size(module.decoder)
+    convolutions = sum(9 * a * b + b for a, b in ((3, 32), (32, 32), (32, 64), (64, 64)))
+    assert theta == convolutions + 2 * (4096 * 128 + 128) + 128 * 10 + 10 == 1_115_690
+    base = Encoder(CIFAR, 10, latent=128, channels=(32, 64), depth=2)
+    assert _size(base) == theta - (4096 * 128 + 128)  # without the log-variance
+
+
+def test_both_are_found_by_name_and_refuse_images_that_cannot_be_halved() -> None:
+    for name, kind in (("vae", VAEClassifier), ("encoder", Encoder)):
+        config = presets.experiment("smoke", values={"model.name": name, "model.latent": 7})
+        prepared = prepare(config)
+        module = build_module(config, prepared.dataset)
+        assert isinstance(module if name == "vae" else module.get_submodule("network"), kind)
+        with pytest.raises(UserError, match=r"an image 4 times .* multiples of 16, and examples are \(1, 8, 8\)"):
+            prepare(presets.experiment("smoke", values={"model.name": name, "model.channels": (2, 2, 2, 2)}))
