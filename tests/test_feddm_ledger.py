@@ -1,0 +1,99 @@
+"""FedDM: what the ledger says of its images, and what it is not defined for."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedcommons.accounting.privacy import composed
+from fedcommons.algorithms.feddm import FedDM
+from fedcommons.config import presets
+from fedcommons.core.dp_sgd import DPSGD
+from fedcommons.core.local import LocalSGD
+from fedcommons.data.clients import Clients
+from fedcommons.data.examples import Examples
+from fedcommons.errors import UserError
+from fedcommons.runs.build import prepare
+from fedcommons.tensors import data
+
+if TYPE_CHECKING:
+    from fedcommons.testing.federations import Federation
+
+    Digits = Callable[..., Federation]
+
+
+def test_without_noise_and_at_the_papers_noise_level_nothing_is_covered_and_the_ledger_says_why(
+    digits: "Digits",
+) -> None:
+    federation = digits(sizes=(30, 30))
+    for sigma, why in ((0.0, "images"), (3.0, "images (noise level 3 as FedDM prints it, not certified: it clips")):
+        ledger = federation.play(FedDM(sigma=sigma), federation.plan(2))[-1][0].ledger
+        assert not ledger.trained
+        assert sorted(ledger.uncovered.values()) == [4, 4]
+        assert any(name.startswith(why) for name in ledger.uncovered)
+        assert "labels" in ledger.uncovered
+        assert ledger.given_away == {0: 30, 1: 30}
+        assert ledger.of_all(0, 1e-5) is None
+
+
+def test_per_example_noise_is_charged_the_steps_of_the_smallest_class(digits: "Digits") -> None:
+    federation = digits(sizes=(40, 30)).training(LocalSGD(1, 5, dp=DPSGD(2.0, 1.0)))
+    method = FedDM(init="noise", iterations=3, match_batch=4, least=5)
+    now = federation.play(method, federation.plan(2))[-1][0]
+    smallest = [int(torch.bincount(rows.y)[rows.y.unique()].min()) for rows in federation.data.clients]
+    assert now.ledger.trained == {i: {(4 / n, 2.0): 6} for i, n in enumerate(smallest)}
+    assert set(now.ledger.uncovered) == {"labels"}
+    assert now.ledger.of_training(0, 1e-5) == composed(((4 / smallest[0], 2.0, 6),), 1e-5)
+    bare = federation.play(replace(method, init="real"), federation.plan(1))[-1][0].ledger
+    assert not bare.trained  # it starts from real images
+    assert "images" in bare.uncovered
+
+
+def test_noise_has_the_experiments_key(digits: "Digits") -> None:
+    method, sent = FedDM(init="noise", iterations=2), []
+    for key in (0, 0, 1):
+        federation = digits(sizes=(30,)).training(LocalSGD(1, 5, dp=DPSGD(2.0, 1.0, key)))
+        sent.append(data(federation.play(method, federation.plan(1))[-1][0].state["images"]))
+    assert torch.equal(sent[0], sent[1])
+    assert not torch.equal(sent[0], sent[2])
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"feddm.radius": 0.0}, ["feddm.radius", "(0, inf)", "got 0"]),
+        ({"feddm.radius": -1.0}, ["feddm.radius", "(0, inf)"]),
+        ({"feddm.ipc": 11}, ["feddm.ipc", "feddm.least = 10", "got 11", "feddm.init noise"]),
+        ({"feddm.init": "nois"}, ["feddm.init", "did you mean 'noise'"]),
+        ({"dp.local": True}, ["dp.local", "feddm.init noise"]),
+        ({"dp.local": True, "feddm.init": "noise", "feddm.sigma": 1.0}, ["feddm.sigma 0"]),
+        ({"dp.local": True, "feddm.init": "noise", "feddm.iterations": 0}, ["feddm.iterations of at least 1"]),
+        ({"feddm.sigma": 1.0, "feddm.iterations": 0}, ["feddm.sigma must be 0 with feddm.iterations 0"]),
+        (
+            {"feddm.least": 70, "partition.name": "iid", "partition.n_clients": 2},
+            ["no client holds feddm.least = 70 images of class", "lower feddm.least"],
+        ),
+    ],
+)
+def test_what_it_is_not_defined_for_is_refused_in_one_sentence(values: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(UserError) as error:
+        prepare(presets.experiment("small", "digits", {"algorithm": "feddm", **values}))
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_any_number_of_images_can_start_from_noise() -> None:
+    FedDM(ipc=20, init="noise").check({"dp.local": True})
+
+
+def test_a_class_that_no_client_sends_is_refused() -> None:
+    store = Examples(torch.zeros(31, 4), torch.tensor([0] * 12 + [1] * 9 + [1] * 7 + [2] * 3))
+    two = Clients(store, [np.arange(21), np.arange(21, 31)])
+    FedDM().check_held(two, 3)  # the second has no class of ten, so it sends its seven and its three
+    with pytest.raises(UserError, match=r"no client holds feddm\.least = 7 images of class 2"):
+        FedDM(least=7).check_held(two, 3)
