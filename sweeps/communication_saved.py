@@ -160,7 +160,7 @@ def communication_saved(argv: Sequence[str]) -> int:
         return 0
     notes = (*NOTES, *(SWEEP_NOTES if source.is_dir() else ROUNDS_NOTES))
     table = tables.markdown(list(lines[0]), [list(found.values()) for found in lines])
-    table += "".join(f"\n{i}. {note}" for i, note in enumerate(notes, 1)) + "\n"
+    table += tables.numbered(notes)
     if options.out:
         out = Path(options.out)
         with folders.open_folder(out):

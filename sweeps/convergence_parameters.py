@@ -178,7 +178,7 @@ def report(a7: Figure, a8: Figure, out: Path, options: Namespace, display: Displ
         markdown += "\n" + courses.section("Figure A.8: epochs of the generators", over_epochs)
         save(courses.over_generator_epochs(over_epochs, title), out / "generator_epochs.png", 110, smoke)
     notes = [*footnotes(a7, a8, options), *tables.rejected_notes(runs), *tables.lost_notes(runs)]
-    markdown += "".join(f"\n{i}. {note}" for i, note in enumerate(notes, 1)) + "\n"
+    markdown += tables.numbered(notes)
     write_text(out / "convergence_parameters.md", markdown)
     write_text(out / "convergence_parameters.csv", tables.to_csv(courses.rows([*over_p, *over_epochs])))
     display.say("\n" + markdown)

@@ -154,7 +154,7 @@ def report(rows: Rows, curves: Mapping[float, np.ndarray], options) -> str:
         f"times with {NOISES[1]:g}.",
     )
     text = tables.markdown(head, [[shown(row[name]) for name in head] for row in bands])
-    return text + "".join(f"\n{i}. {note}" for i, note in enumerate(notes, 1)) + "\n"
+    return text + tables.numbered(notes)
 
 
 def picture(rows: Rows, curves: Mapping[float, np.ndarray], options) -> bytes:
