@@ -1,6 +1,7 @@
 """FedDPMS: a client gets images of its scarce classes, decoded from noisy means of another client's codes.
 
-"Federated learning in non-iid settings aided by differentially private synthetic data", 2022, algorithms 1 to 3.
+Chen and Vikalo, "Federated learning in non-IID settings aided by differentially private synthetic data",
+arXiv:2206.00686, algorithms 1 to 3.
 x: encoder and classifier of the server model;  w_d: decoder;  D_i: client i's data;  T_p: ``preliminary_rounds``.
 
 Stage I (rounds 1 to T_p): clients train all three on the joint loss; x is averaged in every round, each decoder stays

@@ -1,7 +1,8 @@
 """FedVAE: FedAvg of a whole autoencoder that classifies, encoder, decoder and classifier, without exchange of data.
 
-FedDPMS without its second stage ("Federated learning in non-iid settings aided by differentially private synthetic
-data", 2022), to which that paper compares itself.   x: server model;  y_i: client i's model, of the joint loss.
+FedDPMS without its second stage (Chen and Vikalo, "Federated learning in non-IID settings aided by differentially
+private synthetic data", arXiv:2206.00686), to which that paper compares itself.   x: server model;
+y_i: client i's model, of the joint loss.
 
 Departs from the paper: clients weigh as ``federation.weighting`` says; the paper's is samples. The rate does not decay
 by default: halved every 10 epochs as in the paper, the last of its 50 rounds of 5 epochs would have 2^-24 of the rate,

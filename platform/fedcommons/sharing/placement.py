@@ -1,8 +1,9 @@
 """Who holds a copy of which example where a share of the examples is not private.
 
 Makkonen, Niemelä, Hollanti and Kas Hanna, "Approximate gradient coding for privacy-flexible federated learning with
-non-IID data", 2024, sections II and III-A.   c: share of examples that are not private;  d: copies of each that others
-get;  N: clients;  M: examples;  K: examples of a class;  Y: shares of a class over clients after sharing.
+non-IID data", arXiv:2404.03524, sections II and III-A.   c: share of examples that are not private;  d: copies of
+each that others get;  N: clients;  M: examples;  K: examples of a class;  Y: shares of a class over clients after
+sharing.
 """
 
 import numpy as np

@@ -1,7 +1,8 @@
 """A share c of every client's images is not private, and others get raw copies of these: privacy-flexible learning.
 
 Makkonen, Niemelä, Hollanti and Kas Hanna, "Approximate gradient coding for privacy-flexible federated learning with
-non-IID data", 2024.   d: copies of each such image that others get;  d_j: clients that hold image j, its owner counted.
+non-IID data", arXiv:2404.03524.   d: copies of each such image that others get;  d_j: clients that hold image j, its
+owner counted.
 
 Each holder's loss has image j with weight 1/d_j, so that over all clients it counts once. A copied image goes up to the
 server once and down d_j - 1 times.

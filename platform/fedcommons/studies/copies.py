@@ -1,9 +1,9 @@
 """What raw copies are known to do: to label shares (theorem 1), and to the coded gradient's second moment (theorem 2).
 
 Makkonen, Niemelä, Hollanti and Kas Hanna, "Approximate gradient coding for privacy-flexible federated learning with
-non-IID data", 2024.   N: clients;  K: examples of a class;  M: examples;  c: share of examples that are not private;
-d: copies of each that others get, ``exact`` placement;  q: probability that a client is late;  r = q/(1 - q);
-X, Y: shares of a class over clients, before and after sharing;  g_j: gradient of example j;
+non-IID data", arXiv:2404.03524.   N: clients;  K: examples of a class;  M: examples;  c: share of examples
+that are not private;  d: copies of each that others get, ``exact`` placement;  q: probability that a client is late;
+r = q/(1 - q);  X, Y: shares of a class over clients, before and after sharing;  g_j: gradient of example j;
 ghat = sum_i I_i sum_j g_j/((1 - q) d_j) over the clients i that answer (I_i = 1) and the examples j that they hold.
 
 ``Pairs`` are for the single-class setting, in which client l owns class l: there E||ghat||^2 over copies and lateness

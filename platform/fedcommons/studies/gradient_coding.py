@@ -20,8 +20,8 @@ Models are float64: raw pixels, 0 to 255, make G as large as 5e7 and a step larg
 repetitions drift apart when they are rounded otherwise. What is only measured, test logits and second moments, is
 float32, which takes half of the time; it changes their means by less than 1e-5 of their values.
 
-Source: Makkonen, Niemelae, Hollanti and Kas Hanna, "Approximate gradient coding for privacy-flexible federated learning
-with non-IID data", 2024, section IV, figures 1 to 3.
+Source: Makkonen, Niemelä, Hollanti and Kas Hanna, "Approximate gradient coding for privacy-flexible federated learning
+with non-IID data", arXiv:2404.03524, section IV, figures 1 to 3.
 Departs from the paper: estimates are of the mean gradient, as in the authors' code; equations 2 and 3 have the sum,
 whose second moment is M^2 times as large. Each example goes to d different clients (``exact``); the text also says that
 every other client gets it with probability d/(N-1) (``binomial``), but its d_j = d + 1 holds for the former only.
