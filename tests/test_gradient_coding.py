@@ -23,7 +23,7 @@ from fedcommons.data.datasets import load
 from fedcommons.errors import UserError
 from fedcommons.federation.stragglers import Independent
 from fedcommons.studies import gradient_coding as study
-from fedcommons.tensors import Flat, flat
+from fedcommons.tensors import Flat, flat, scalar
 from fedcommons.testing.federations import Federation
 
 if TYPE_CHECKING:
@@ -127,10 +127,10 @@ def test_the_rate_decays_with_answered_rounds_only(least_squares: "Problem") -> 
         steps.append(w)
     played = federation.play(method, federation.plan(3))
     assert np.allclose([now.model.buffer.numpy() for now, _ in played], steps, rtol=1e-9)
-    assert [int(now.state["answered"].item()) for now, _ in played] == [1, 2, 3]  # type: ignore[union-attr]
+    assert [int(scalar(now.state, "answered")) for now, _ in played] == [1, 2, 3]
     seed = next(s for s in range(99) if _answered(federation, method, s) == [True, False, False, True])
     late = federation.play(method, federation.plan(4, seed=seed, late=Independent(0.9)))
-    assert [int(now.state["answered"].item()) for now, _ in late] == [1, 1, 1, 2]  # type: ignore[union-attr]
+    assert [int(scalar(now.state, "answered")) for now, _ in late] == [1, 1, 1, 2]
     assert torch.equal(late[0][0].model.buffer, late[2][0].model.buffer)
 
 

@@ -203,10 +203,7 @@ def _ledger(algorithm: Algorithm, federation: "Federation", local: LocalSGD = PR
 
 @pytest.mark.parametrize("name", [n for n in KINDS["algorithm"].known if n not in ("fedmix", "feddm", "feddpms")])
 def test_methods_under_dp_sgd_are_charged_their_steps_and_nothing_is_uncovered(name: str, digits: "Digits") -> None:
-    """Two rounds of two epochs of ceil(n/B) steps at q = B/n; whoever is not drawn spends nothing.
-
-    FedMix and FedDPMS share what no DP-SGD made.
-    """
+    """Two rounds of two epochs of ceil(n/B) steps at q = B/n. FedMix, FedDPMS share more; FedDM has other steps."""
     algorithm = parts.make("algorithm", name, {})
     ledger = _ledger(algorithm, digits(method=algorithm))
     assert ledger.uncovered == {}

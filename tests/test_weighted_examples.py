@@ -1,0 +1,168 @@
+"""Examples with weights: f_i = sum_j w_j F(x, xi_j) / sum_j w_j, in measurements and in training."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.convergence.estimators import (
+    PARTS,
+    Moments,
+    Part,
+    clients_of,
+    delta_sq,
+    moments,
+    zeta_sq_of_each,
+)
+from fedcommons.core.local import LocalSGD
+from fedcommons.core.worker import RunData
+from fedcommons.data.clients import Clients, Rows
+from fedcommons.federation.evaluation import ModelTask
+from fedcommons.tensors import Flat
+
+if TYPE_CHECKING:
+    from conftest import Federation, LeastSquares
+
+    Digits = Callable[..., Federation]
+    Problem = Callable[..., LeastSquares]
+
+ALGORITHM = FedAvg()
+
+
+W = np.array([0.5, -1.0, 2.0])
+"""Where least squares are measured."""
+
+
+def _measure(
+    federation: "Federation",
+    which: str = "own",
+    blocks: int = 2,
+    model: Flat | None = None,
+    part: Part | None = None,
+) -> Moments:
+    executor, n_sets = federation.serial(ALGORITHM), len(clients_of(federation.data, which))
+    return moments(executor, ModelTask(model or federation.model), which, n_sets, blocks, part)
+
+
+def _values(found: Moments) -> tuple[float, float, float]:
+    return found.zeta_sq, found.sigma_sq, found.sigma_avg_sq
+
+
+def _sq_spread(each: np.ndarray) -> float:
+    """Mean squared distance of the rows from their mean."""
+    return np.square(each - each.mean(0)).sum(1).mean()
+
+
+def _weighted(federation: "Federation", weights: Sequence[np.ndarray]) -> "Federation":
+    """The same clients, their examples with these weights."""
+    plain = federation.data.clients
+    clients = Clients(plain.store, Rows.of(list(plain.rows), weights))
+    return replace(federation, data=RunData(clients, clients, {}))
+
+
+def _at(federation: "Federation") -> Flat:
+    return Flat(federation.model.layout, torch.from_numpy(W))
+
+
+@pytest.mark.parametrize("sizes", [(8, 8, 8), (1, 30, 5)])
+def test_closed_forms_with_weights(sizes: tuple[int, ...], least_squares: "Problem") -> None:
+    """A sample's gradient is w a (<a, x> - b) with weights of mean 1; the same for training as measured."""
+    problem, draw = least_squares(sizes=sizes), np.random.default_rng(3)
+    weights = [draw.integers(1, 9, n) / 4 for n in sizes]
+    totals = np.array([w.sum() for w in weights])
+    scaled = [np.float32(w * (len(w) / w.sum())).astype(float) for w in weights]
+    per_sample = [(w * (a @ W - b))[:, None] * a for a, b, w in zip(problem.a, problem.b, scaled, strict=True)]
+    means = np.stack([g.sum(0) / n for g, n in zip(per_sample, sizes, strict=True)])
+    federation = _weighted(problem.federation(0.1), weights)
+    at, found = _at(federation), _measure(federation, model=_at(federation))
+    assert found.zeta_sq == pytest.approx(_sq_spread(means), rel=1e-12, abs=1e-12)
+    assert found.sigma_sq == pytest.approx(np.mean([_sq_spread(g) for g in per_sample]), rel=1e-12)
+    shares = totals / totals.sum()  # of all weight, not of all rows
+    sq_mean = sum(s * np.square(g).sum(1).mean() for s, g in zip(shares, per_sample, strict=True))
+    assert found.sizes.tolist() == totals.tolist()
+    assert found.sigma_avg_sq == pytest.approx(sq_mean - np.square(shares @ means).sum(), rel=1e-12)
+    each = zeta_sq_of_each(federation.serial(ALGORITHM), ModelTask(at), "own", found, 2)
+    assert each == pytest.approx(np.square(means - means.mean(0)).sum(1), rel=1e-12)
+    for client, mean in zip(federation.data.clients, means, strict=True):
+        of_loop = federation.training(LocalSGD(1, 3)).work().gradient(at, client).buffer  # in batches, the last smaller
+        assert np.allclose(of_loop, mean, rtol=0, atol=1e-12)
+    federation = federation.training(LocalSGD(1, 1000))
+    ((after, _),) = federation.play(FedAvg(), federation.plan(1))  # a full-batch step from zero
+    slopes = [
+        -(a * (w * b)[:, None]).sum(0) / n for a, b, w, n in zip(problem.a, problem.b, scaled, sizes, strict=True)
+    ]
+    assert np.allclose(after.model.buffer.numpy(), -0.1 * np.mean(slopes, 0), rtol=0, atol=1e-12)
+
+
+def test_the_shift_of_a_pool_is_from_the_weighted_objective(least_squares: "Problem") -> None:
+    problem, weights = least_squares(sizes=(6, 4, 9)), [np.repeat([0.0, 1.0], 3), np.full(4, 2.0)]
+    federation = problem.federation(0.1)
+    sets = federation.data.clients
+    clients = Clients(sets.store, Rows.of(list(sets.rows)[:2], weights))
+    federation = replace(federation, data=RunData(clients, clients, {}, sets[2:]))
+    own, pool = (_measure(federation, which, model=_at(federation)) for which in ("own", "pool"))
+    g = problem.gradients(W)
+    first = ((problem.a[0] @ W - problem.b[0])[:, None] * problem.a[0])[3:].mean(0)  # the others have no weight
+    shift = np.square((first + g[1]) / 2 - g[2]).sum()
+    assert delta_sq(own, pool) == pytest.approx(shift, rel=1e-12)
+
+
+def test_weights_of_one_are_no_weights(digits: "Digits", least_squares: "Problem") -> None:
+    plain = least_squares(sizes=(5, 9)).federation(0.1)
+    ones = _weighted(plain, [np.ones(5), np.ones(9)])
+    assert _values(_measure(plain, model=_at(plain))) == _values(_measure(ones, model=_at(ones)))
+    plain = digits()
+    ones = _weighted(plain, [np.ones(n) for n in plain.data.clients.sizes])
+    assert _values(_measure(ones)) == pytest.approx(_values(_measure(plain)), rel=1e-6)
+    ends = [f.play(ALGORITHM, f.plan(2))[-1][0].model.buffer for f in (plain, ones)]
+    assert torch.allclose(ends[0], ends[1], rtol=0, atol=1e-6)
+
+
+def test_an_example_that_two_clients_hold_at_half_weight_counts_as_one(least_squares: "Problem") -> None:
+    """AGC's 1/d_j: the sum over clients of size times grad f_i is that of the examples, each once; so within a client.
+
+    Two copies within one client change neither its mean gradient nor its size.
+    """
+    problem = least_squares(sizes=(4, 6))
+    plain = problem.federation(0.1)
+
+    def measured(rows: list[list[int]], weights: list[list[float]]) -> Moments:
+        clients = Clients(
+            plain.data.clients.store, Rows.of([np.array(r) for r in rows], [np.array(w) for w in weights])
+        )
+        return _measure(replace(plain, data=RunData(clients, clients, {})), model=_at(plain))
+
+    def total(rows: list[list[int]], weights: list[list[float]]) -> Tensor:
+        found = measured(rows, weights)
+        return found.pooled * found.sizes.sum()
+
+    once = total([[0, 1, 2, 3], [4, 5, 6, 7, 8, 9]], [[1.0] * 4, [1.0] * 6])
+    between = total([[0, 1, 2, 3, 9], [4, 5, 6, 7, 8, 9]], [[1.0] * 4 + [0.5], [1.0] * 5 + [0.5]])
+    within = total([[0, 0, 1, 2, 3], [4, 5, 6, 7, 8, 9]], [[0.5, 0.5, 1.0, 1.0, 1.0], [1.0] * 6])
+    assert torch.allclose(between, once, rtol=1e-6)  # weights of mean 1 are rounded to float32
+    assert torch.allclose(within, once, rtol=1e-6)
+    assert not torch.allclose(total([[0, 0, 1, 2, 3], [4, 5, 6, 7, 8, 9]], [[1.0] * 5, [1.0] * 6]), once, rtol=1e-3)
+    single = measured([[0, 1, 2, 3], [4, 5, 6, 7, 8, 9]], [[1.0] * 4, [1.0] * 6])
+    doubled = measured([[0, 0, 1, 1, 2, 2, 3, 3], [4, 5, 6, 7, 8, 9]], [[0.5] * 8, [1.0] * 6])
+    assert doubled.zeta_sq == pytest.approx(single.zeta_sq)
+    assert doubled.sizes.tolist() == [4, 6]
+
+
+def test_a_part_of_the_data_has_the_weights_of_its_examples(least_squares: "Problem") -> None:
+    n = 40
+    federation = _weighted(least_squares(sizes=(n,)).federation(0.1), [np.arange(n) / 4])
+    client = federation.data.clients[0]
+    for number in (None, 0, 3):
+        part, rows = Part(32, number, 7), Part(32, number, 7).rows("own", 0, n)
+        found = part.of("own", 0, client)
+        assert found.weight is not None
+        assert found.weight.tolist() == np.float32(rows / np.arange(n).mean()).tolist()  # of mean 1 over all examples
+        assert torch.equal(found.x, client.x[rows])
+    parts = [_measure(federation, part=Part(n, k, 7), model=_at(federation)).mean for k in range(PARTS)]
+    whole = _measure(federation, model=_at(federation)).mean
+    assert torch.allclose(torch.stack(parts).mean(0), whole, rtol=1e-12)  # equal parts, disjoint, of all
