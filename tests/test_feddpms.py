@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedcommons.accounting.privacy import epsilon, statement
+from fedcommons.accounting.privacy import epsilon
+from fedcommons.accounting.statement import statement
 from fedcommons.algorithms import codes
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddpms import FedDPMS
@@ -197,16 +198,22 @@ def test_private_means_are_made_with_the_servers_encoder_which_has_not_seen_the_
     assert not torch.equal(data(replies[0].sums["delta"]), data(replies[1].sums["delta"]))
 
 
-def test_sound_charges_one_gaussian_release_beside_dp_sgd_and_nothing_is_uncovered(digits: "Digits") -> None:
+def test_sound_charges_one_gaussian_release_beside_dp_sgd_and_only_classes_are_uncovered(digits: "Digits") -> None:
     dp = LocalSGD(2, 5, dp=DPSGD(1.0, 1.0))
     federation = digits(method=SOUND).training(dp, "samples")
     spy = Spy(SOUND)
     ledger = federation.play(spy, federation.plan(3))[-1][0].ledger
     assert any("codes" in call.message.own for call in spy.calls)
-    assert ledger.uncovered == {}
     for client, n in enumerate((9, 16, 12, 20, 7)):
-        assert ledger.trained[client] == {(5 / n, 1.0): 6 * -(-n // 5), (1.0, 2.0): 1}
-    assert statement(ledger, 5, 1e-3, 0)["epsilon_of_messages"] > epsilon(5 / 7, 1.0, 12, 1e-3)
+        assert ledger.updates.covered[client] == {(5 / n, 1.0): 6 * -(-n // 5)}
+        assert ledger.commons.covered[client] == {(1.0, 2.0): 1}
+    assert not ledger.updates.uncovered
+    said = statement(ledger, 5, 1e-3, 0, local=True)
+    assert said["epsilon_local_training"]["largest"] == pytest.approx(epsilon(5 / 7, 1.0, 12, 1e-3))
+    (classes,) = ledger.commons.uncovered  # which classes a client has most of is not covered, so nothing is overall
+    assert classes.startswith("labels (abundant and scarce classes")
+    assert said["pool_epsilon_max"] is said["epsilon_of_messages"] is None
+    assert f"for codes alone epsilon = {epsilon(1.0, 2.0, 1, 1e-3):.4g}" in said["in_words"][0]
 
 
 def test_as_printed_nothing_is_certified_and_the_ledger_says_why(digits: "Digits") -> None:
@@ -216,7 +223,7 @@ def test_as_printed_nothing_is_certified_and_the_ledger_says_why(digits: "Digits
     assert {name.partition(" ")[0]: times for name, times in ledger.uncovered.items()} == {"codes": 5, "labels": 5}
     assert ledger.given_away  # the images of classes of which a code was recognised
     assert all(0 < n <= (9, 16, 12, 20, 7)[i] for i, n in ledger.given_away.items())
-    said = statement(ledger, 5, 1e-3, 0)
+    said = statement(ledger, 5, 1e-3, 0, local=True)
     assert said["epsilon_of_messages"] is None
     assert "not certified: codes are not bounded" in " ".join(said["uncovered"])
 

@@ -162,7 +162,7 @@ class FedDM:
                 optimizer.step()
         sent = {"images": images.detach().unflatten(0, (len(rows), -1)), "labels": torch.tensor(list(rows))}
         metrics = {"loss": torch.stack(found).mean()} if found else {}
-        releases = [self._release(spent, rows, steps), Release(what=("labels",))]
+        releases = [self._release(spent, rows, steps), Release(what=("labels",), commons=True)]
         return Reply(each=sent, weight=data.size, metrics=metrics, releases=releases)
 
     def _first(self, real: Tensor, rows: Mapping[int, Tensor], seed: int) -> Tensor:
@@ -176,9 +176,9 @@ class FedDM:
         """What protects the images: all steps of DP-SGD on the smallest class, a noise level, or nothing."""
         if len(spent) == 1 and self.init == "noise":
             q = max(DPSGD.sampling_rate(len(of), self.match_batch) for of in rows.values())
-            return replace(spent.pop(), what=("images",), q=q, steps=steps)
+            return replace(spent.pop(), what=("images",), q=q, steps=steps, commons=True)
         why = NOT_CERTIFIED.format(self.sigma) if self.sigma else ""
-        return Release(what=("images",), why=why, seen=sum(map(len, rows.values())))
+        return Release(what=("images",), why=why, seen=sum(map(len, rows.values())), commons=True)
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
         """The next state also has the round's synthetic set, ``images`` and ``labels``, so that it can be looked at."""

@@ -16,14 +16,14 @@ compose, which codes are kept depends on the data, and the paper's sensitivity 1
 privacy sound: of each class one mean of codes clipped to norm C leaves the client, with noise of sigma C/m (m, the
 count, is public; a client's classes are disjoint, so all its means cost one release). The codes are those of the
 *server's* encoder, as a client's own has seen all its data. The receiver draws around them and keeps what the server's
-model recognises, which costs nothing.
+model recognises, which costs nothing. Which classes are abundant and scarce follows the class counts: uncovered.
 
 Departs from the paper: clients weigh as ``federation.weighting`` says, samples meaning |D_i| with the images that
 joined; the server knows the scarce classes beforehand; a class of which no code was recognised does not count as given;
 stage I goes on until a decoder has arrived; as to the rate's decay see ``fedvae``.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import torch
@@ -43,6 +43,7 @@ from fedcommons.tensors import data as data_of
 NOT_CERTIFIED = (
     "not certified: codes are not bounded, many noisy codes of one mean compose, and which are kept depends on the data"
 )
+ABUNDANT = Release(what=("labels",), commons=True, why="abundant and scarce classes follow a client's class counts")
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ class FedDPMS:
         if gives and self.privacy == "sound":
             work.load(start)
             each, protection = self._private_means(work, data, seed)
-            releases.append(protection.of("codes", "labels"))
+            releases += [replace(protection, what=("codes",), commons=True), ABUNDANT]
         if "codes" in message.own:
             work.load(start)
             kept |= self._images(work, message.own, data, seed)
@@ -146,7 +147,7 @@ class FedDPMS:
             work.load(put(y, flat(message.own, "decoder")))  # under DP-SGD noise has moved the module's decoder
             each = self._codes(work, data, seed)
             seen = int(torch.isin(data.y, data_of(each["labels"])).sum())
-            releases.append(Release(what=("codes", "labels"), why=NOT_CERTIFIED, seen=seen))
+            releases.append(Release(what=("codes", "labels"), why=NOT_CERTIFIED, seen=seen, commons=True))
         made = ("delta",) if w in (1, data.size) else ("delta", "weight")  # of messages and n_i
         return Reply({"delta": scale(delta, w)}, each, w, kept, metrics, [spent.of(*made), *releases])
 

@@ -102,6 +102,9 @@ class Generator:
 
     name: str = "ddpm"
     """ddpm (Ho et al. 2020), conditional on the class, or an import path"""
+    label_noise: Annotated[float, "[0, inf)"] = 0.0
+    """standard deviation of the Gaussian noise on each class count that synthetic labels follow; 0: counts as they are,
+    which no epsilon covers"""
     rho: Annotated[float, "(0, 1]"] = 0.75
     """share of a client's images that its generator sees"""
     constants: Constants = UNSET

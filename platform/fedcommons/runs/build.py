@@ -72,7 +72,7 @@ def recipe(config: Experiment) -> Recipe:
     """What clients' generators are made with."""
     assert config.generator is not None
     name, digest = config.generator.name, config.source.get("generator")
-    return Recipe(name, part_of(config, "generator"), config.generator.rho, digest)
+    return Recipe(name, part_of(config, "generator"), config.generator.rho, digest, config.generator.label_noise)
 
 
 @lru_cache(maxsize=2)  # the cells of a sweep share their data
