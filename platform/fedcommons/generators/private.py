@@ -4,8 +4,8 @@ Each image's loss is a mean over ``draws`` pairs (t, eps), its gradient is clipp
 noise, Adam makes a step, and then the moving average of the weights does. The guarantee is that of the weights after
 all steps, and of all images drawn from them; labels of drawn images come from elsewhere.
 
-Departs from Fedssyn, whose noise multiplier 1.906 does not give the epsilon that is printed with it: here the target is
-given, and every client's noise is solved for.
+Departs from Fedssyn, which prints a noise multiplier that gives its epsilon at one batch size only (see
+docs/results/epsilon_of_the_paper.md): here the target is given, and every client's noise is solved for.
 """
 
 from collections.abc import Collection, Mapping, Sequence
