@@ -101,7 +101,7 @@ class Generator:
     """The generator that every client trains on part of its own data, if the sharing stage needs one."""
 
     name: str = "ddpm"
-    """ddpm (Ho et al. 2020), conditional on the class, or an import path"""
+    """ddpm (Ho et al. 2020), conditional on the class, private_ddpm (the same by DP-SGD), or an import path"""
     label_noise: Annotated[float, "[0, inf)"] = 0.0
     """standard deviation of the Gaussian noise on each class count that synthetic labels follow; 0: counts as they are,
     which no epsilon covers"""
