@@ -264,7 +264,6 @@ def feddm(argv: Sequence[str]) -> int:
     with Display() as display:
         if options.dry_run:
             grids.dry_run(cells, out, display, options.on_cores)
-            display.say("These times and steps take FedDM's clients to train as FedAvg's do, which they do not.")
             return 0
         left = sweep.todo(cells, out, display)
         with sweep.open_sweep(out, options.resume):
