@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,13 +12,14 @@ import torch
 from fedcommons.accounting.privacy import composed
 from fedcommons.algorithms.feddm import FedDM
 from fedcommons.config import presets
+from fedcommons.core.algorithm import Facts
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from fedcommons.runs.build import prepare
-from fedcommons.tensors import data
+from fedcommons.tensors import data, flatten
 
 if TYPE_CHECKING:
     from fedcommons.testing.federations import Federation
@@ -93,7 +95,9 @@ def test_any_number_of_images_can_start_from_noise() -> None:
 
 def test_a_class_that_no_client_sends_is_refused() -> None:
     store = Examples(torch.zeros(31, 4), torch.tensor([0] * 12 + [1] * 9 + [1] * 7 + [2] * 3))
-    two = Clients(store, [np.arange(21), np.arange(21, 31)])
-    FedDM().check_held(two, 3)  # the second has no class of ten, so it sends its seven and its three
-    with pytest.raises(UserError, match=r"no client holds feddm\.least = 7 images of class 2"):
-        FedDM(least=7).check_held(two, 3)
+    two, model = Clients(store, [np.arange(21), np.arange(21, 31)]), flatten({"w": torch.zeros(2)})
+    for n_classes in (3, 4):  # of the fourth there is nothing to be seen
+        facts = Facts(2, [21, 10], 1, counts=partial(two.counts, n_classes))
+        FedDM().start(model, facts, 0)  # the second has no class of ten, so it sends its seven and its three
+        with pytest.raises(UserError, match=r"no client holds feddm\.least = 7 images of class 2"):
+            FedDM(least=7).start(model, facts, 0)

@@ -46,6 +46,17 @@ def test_preset_paper_has_the_papers_numbers(feddm: ModuleType) -> None:
     assert not noisy["scaffold, sigma 0"]["dp.local"]
 
 
+def test_preset_small_has_other_numbers_on_large_images(feddm: ModuleType) -> None:
+    """Network, rounds and server stay."""
+    digits, mnist = (
+        flat_dict(feddm.entries(feddm.arguments(["--dataset", name]))[0].cell.config) for name in ("digits", "mnist")
+    )
+    wanted = {"data.limit": 2000, "client.lr": 0.1, "feddm.ipc": 5, "feddm.iterations": 30, "target": 0.8}
+    assert {name: mnist[name] for name in wanted} == wanted
+    same = ("federation.rounds", "model.width", "feddm.server_epochs", "client.batch_size", "feddm.least")
+    assert {name: mnist[name] for name in same} == {name: digits[name] for name in same}
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

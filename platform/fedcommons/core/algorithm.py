@@ -91,8 +91,8 @@ class Algorithm(Protocol):
 
     A constant is ``mu: Annotated[float, "[0, inf)"] = 0.01``: type, range, default, and a line of help below it.
     Optional are ``ChoosesClients``, ``Shares``, ``sees_statistics``, ``takes_partial``, ``needs`` (see ``needed``), and
-    two that raise ``UserError`` where it is not defined: ``check(flat)`` for an experiment (its fields, such as
-    ``client.optimizer``) and ``check_held(clients, n_classes)`` for what clients hold.
+    ``check(flat)``, which raises ``UserError`` where it is not defined for an experiment (its fields, such as
+    ``client.optimizer``). What it is not defined for in the model or in what clients hold, ``start`` refuses.
     """
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
