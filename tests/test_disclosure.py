@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import fedcommons
-from fedcommons.accounting.privacy import composed
 from fedcommons.config import presets
 from fedcommons.config.flat import flat_dict
+from fedcommons.core.accountants import composed
 from fedcommons.errors import UserError
 from fedcommons.reports.cells import cells
 from fedcommons.reports.frames import load_runs

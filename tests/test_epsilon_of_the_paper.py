@@ -5,6 +5,7 @@ from fractions import Fraction
 from math import log
 from pathlib import Path
 
+import numpy as np
 import pytest
 from opacus.accountants import RDPAccountant
 from opacus.accountants.analysis.rdp import compute_rdp
@@ -32,7 +33,7 @@ def rows() -> list[Mapping[str, str]]:
 def renyi_of_old(q: float, sigma: float, steps: int) -> float:
     """min over orders of rdp + log(1/delta)/(alpha - 1): Mironov (2017), proposition 3."""
     orders = RDPAccountant.DEFAULT_ALPHAS
-    costs = compute_rdp(q=q, noise_multiplier=sigma, steps=steps, orders=orders)
+    costs = np.asarray(compute_rdp(q=q, noise_multiplier=sigma, steps=steps, orders=orders))
     return min(float(cost) + log(1 / DELTA) / (alpha - 1) for cost, alpha in zip(costs, orders, strict=True))
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedcommons.accounting.privacy import composed
 from fedcommons.algorithms.feddm import FedDM
 from fedcommons.config import presets
+from fedcommons.core.accountants import composed
 from fedcommons.core.algorithm import Facts
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD

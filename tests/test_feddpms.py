@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedcommons.accounting.privacy import epsilon
 from fedcommons.accounting.statement import statement
 from fedcommons.algorithms import codes
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddpms import FedDPMS
 from fedcommons.config import presets
+from fedcommons.core.accountants import epsilon
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD, Work
 from fedcommons.errors import UserError

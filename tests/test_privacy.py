@@ -15,7 +15,7 @@ import torch
 from opacus.accountants import RDPAccountant
 from opacus.accountants.analysis.rdp import compute_rdp
 
-from fedcommons.accounting.privacy import Ledger, epsilon, read
+from fedcommons.accounting.privacy import Ledger, read
 from fedcommons.accounting.statement import statement
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.scaffold import SCAFFOLD
@@ -23,6 +23,7 @@ from fedcommons.config import parts, presets
 from fedcommons.config.flat import override
 from fedcommons.config.parts import KINDS
 from fedcommons.core import dp_sgd
+from fedcommons.core.accountants import epsilon
 from fedcommons.core.algorithm import Algorithm, Message, Reply
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD, Work

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from fedcommons.accounting.privacy import Ledger, epsilon
+from fedcommons.accounting.privacy import Ledger
 from fedcommons.artifacts import Store
 from fedcommons.config import experiment as config
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import choose
+from fedcommons.core.accountants import epsilon
 from fedcommons.core.dp_sgd import NoisySum
 from fedcommons.core.dp_vectorised import noisy_sum
 from fedcommons.core.release import SAMPLED_GAUSSIAN
@@ -283,6 +284,6 @@ def test_the_receipt_rests_with_the_images_and_the_ledger_counts_it(tmp_path: Pa
     for client, need in enumerate(prepared.needs):
         n = len(need.examples)
         spent = epsilon(300 / n, 2.0, -(-n // 300), 1e-5)
-        assert ledger.shared[client] == {(300 / n, 2.0): -(-n // 300)}
+        assert ledger.commons.covered[client] == {(300 / n, 2.0): -(-n // 300)}
         assert spent > 0
         assert ledger.given_away.get(client, 0) == 0

@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedcommons.accounting.privacy import Ledger, composed
+from fedcommons.accounting.privacy import Ledger
 from fedcommons.accounting.statement import in_short, statement
 from fedcommons.artifacts import Store, key_of
 from fedcommons.config import experiment as config
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import override, part_of
+from fedcommons.core.accountants import composed
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.data import datasets
 from fedcommons.data.clients import Clients

@@ -5,7 +5,7 @@ model, which every run sends. ``statement.py`` puts both into words.
 
 Whoever makes a message or an artifact states in a ``Release`` what protects it. Without a statement it is uncovered.
 
-Accountant: Opacus' Renyi differential privacy of the subsampled Gaussian mechanism (Mironov et al. 2019).
+Accountant: Renyi differential privacy of the subsampled Gaussian mechanism (Mironov et al. 2019), by Opacus.
 q: sampling rate;  sigma: noise multiplier;  delta: of the guarantee;  n_i: examples of client i.
 
 Neighbouring data sets: one example of one client is blanked out, that is, it keeps its place but its gradient is zero.
@@ -17,52 +17,14 @@ steps (blank it out, fill it again) and costs more epsilon than is printed.
 The clients' data are disjoint, so the guarantee of all is the largest of theirs (parallel composition).
 """
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, reduce
 from typing import Any, Self
 
-import numpy as np
-
 from fedcommons.config.experiment import Experiment
+from fedcommons.core.accountants import Spent, composed
 from fedcommons.core.release import Release
 from fedcommons.errors import UserError
-
-
-@lru_cache(maxsize=4096)
-def _rdp_of_a_step(q: float, sigma: float) -> np.ndarray:
-    from opacus.accountants import RDPAccountant
-    from opacus.accountants.analysis.rdp import compute_rdp
-
-    return np.asarray(compute_rdp(q=q, noise_multiplier=sigma, steps=1, orders=RDPAccountant.DEFAULT_ALPHAS))
-
-
-Spent = tuple[tuple[float, float, int], ...]
-"""(q, sigma, steps) of one client's events."""
-
-
-def epsilon(q: float, sigma: float, steps: int, delta: float) -> float:
-    """epsilon >= 0 of this number of DP-SGD steps; 0 for no step."""
-    return composed(((q, sigma, steps),), delta)
-
-
-@lru_cache(maxsize=100_000)
-def composed(spent: Spent, delta: float) -> float:
-    """epsilon >= 0 of all these steps: their Renyi divergences add up at each order."""
-    from opacus.accountants import RDPAccountant
-    from opacus.accountants.analysis.rdp import get_privacy_spent
-
-    costs = [steps * _rdp_of_a_step(q, sigma) for q, sigma, steps in spent if steps]
-    if not costs:
-        return 0.0
-    orders = RDPAccountant.DEFAULT_ALPHAS
-    with warnings.catch_warnings():
-        # Opacus warns if the best order is the first or the last one: the bound holds, but might be tighter
-        warnings.filterwarnings("ignore", "Optimal order is the")
-        found = get_privacy_spent(orders=orders, rdp=list(reduce(np.add, costs)), delta=delta)[0]
-    return max(0.0, float(found))  # the formula is negative if delta alone is more than enough
-
 
 Events = Mapping[int, Mapping[tuple[float, float], int]]
 """client -> (q, sigma) -> steps."""

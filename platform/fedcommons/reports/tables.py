@@ -148,7 +148,7 @@ def commons_epsilon(cell: Cell) -> str:
 
 def private_notes(runs: "pd.DataFrame") -> list[str]:
     """A footnote on the epsilon of what was shared, where one can be stated."""
-    if "pool_epsilon" not in runs or not runs["pool_epsilon"].notna().any():
+    if "pool_epsilon" not in runs or runs["pool_epsilon"].dropna().empty:
         return []
     deltas = ", ".join(f"{delta:g}" for delta in sorted(set(runs["dp.delta"].dropna())))
     return [
