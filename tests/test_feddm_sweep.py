@@ -11,6 +11,7 @@ import pytest
 from fedcommons.config.flat import flat_dict
 from fedcommons.errors import UserError
 from fedcommons.runs import experiment
+from fedcommons.runs.build import prepare
 from fedcommons.runs.checks import check
 from fedcommons.sweeping.display import Display
 
@@ -72,6 +73,26 @@ def test_what_is_asked_for_in_vain_is_refused(options: list[str], words: str, fe
 
     with pytest.raises(UserError, match=re.escape(words)):
         ask()
+
+
+def test_table1_takes_feddm_and_refuses_a_model_without_an_embedding(
+    sweeps: Callable[[str], ModuleType], tmp_path: Path
+) -> None:
+    table1, own = sweeps("table1"), tmp_path / "own.py"
+    own.write_text(
+        "from torch import nn\nfrom lightning_modules import Classifier\n\n\nclass Own(Classifier):\n"
+        "    head = 'network.nowhere'\n\n    def __init__(self, n_classes: int) -> None:\n"
+        "        super().__init__(nn.Sequential(nn.Flatten(), nn.Linear(64, n_classes)), lr=0.1)\n"
+    )
+    words = ["--preset=smoke", "--algorithms=fedavg,feddm", "--alphas=0.1", "--settings=real,shuffled_synthetic"]
+    for cell in table1.grid(table1.arguments(words)):
+        prepare(cell.config)
+    fedavg, *_, feddm = table1.grid(table1.arguments([*words, "--model.name", f"{own}:Own"]))
+    prepare(fedavg.config)
+    with pytest.raises(
+        UserError, match=r"FedDM takes embeddings at the model's head: Own\.head must be the dotted name"
+    ):
+        prepare(feddm.config)
 
 
 def test_a_seed_that_missed_the_target_makes_a_bound(feddm: ModuleType) -> None:
