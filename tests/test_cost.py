@@ -191,7 +191,8 @@ PRICES = Prices(step=2.0, half=1.5, training=5, round=7, checkpoint=11, example=
 
 def test_a_price_times_a_count() -> None:
     for name, price in (("full", 2.0), ("trainings", 5), ("checkpoints", 11), ("evaluated", 0.1), ("gradients", 13)):
-        assert PRICES.seconds(Counts(0, **{name: 10}), 8) == pytest.approx(10 * price)
+        work: dict[str, Any] = {name: 10}
+        assert PRICES.seconds(Counts(0, **work), 8) == pytest.approx(10 * price)
     assert PRICES.seconds(Counts(10), 8) == 70
     assert PRICES.seconds(Counts(0, products=2), 8) == 34
     for size, price in ((4, 1.5), (8, 2.0), (6, 1.75), (2, 1.25)):  # on the line through B/2 and B

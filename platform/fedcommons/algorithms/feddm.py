@@ -52,6 +52,8 @@ class FedDM:
         ValueError: the module does not name its ``head``.
     """
 
+    watches_head = True
+
     radius: Annotated[float, "(0, inf)"] = 5.0
     """rho, radius of the ball around the server model"""
     ipc: Annotated[int, "[1, 1e6]"] = 10

@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.errors import UserError
-from fedcommons.reports.cells import Cell, cells, counted, fields, varied
+from fedcommons.reports.cells import Cell, cells, counted, fields, reached, varied
 from fedcommons.reports.columns import identified, key, place, setting, text, variant, without_sharing
 from fedcommons.reports.series import value
 
@@ -49,11 +49,6 @@ def _at_best_rate(runs: "pd.DataFrame") -> "pd.DataFrame":
 def rounds(runs: "pd.DataFrame") -> str:
     """Rounds to the target over the seeds of a cell; see ``rounds_needed``."""
     return rounds_needed(reached(runs), max(runs["rounds"].tolist()))
-
-
-def reached(runs: "pd.DataFrame") -> list[float | None]:
-    """The first round of each run that has the target accuracy; None where there is none."""
-    return [None if found is None or found != found else found for found in runs["rounds_to_target"].tolist()]
 
 
 def rounds_needed(reached: Sequence[float | None], most: int) -> str:
