@@ -133,11 +133,9 @@ def report(of_tables: Mapping[str, Sequence[sweep.Cell]], out: Path, options: Na
             whole = table in ("Table 1", "Table 2")
             said = feddpms_tables.methods(of, notes) if whole else feddpms_tables.constants(of, options.dp.delta)
             text.append(f"{table}\n\n{said}")
-    if exchanges:
-        first = next(iter(exchanges))
-        run = every.set_index("run", drop=False).loc[first]
-        text.append(f"Table 6\n\n{feddpms_tables.sent(run, exchanges[first])}")
-        exchange.picture(out / "feddpms.png", exchanges[first], smoke)
+    if first := next((run for run in every.to_dict("records") if run["run"] in exchanges), None):
+        text.append(f"Table 6\n\n{feddpms_tables.sent(first, exchanges[first['run']])}")
+        exchange.picture(out / "feddpms.png", exchanges[first["run"]], smoke)
     one, two, three = (compared.get(table, []) for table in ("Table 1", "Table 2", "Figure 3"))
     feddpms_tables.over_rounds(out / "feddpms_rounds.png", [*one, *three], smoke)
     feddpms_tables.over_federations(out / "feddpms_federations.png", [*one, *two], smoke)

@@ -11,6 +11,8 @@ from fedcommons.config.flat import flat_dict
 from fedcommons.errors import UserError
 from fedcommons.reports import exchange
 from fedcommons.runs import experiment
+from fedcommons.sweeping import sweep
+from fedcommons.sweeping.display import Display
 from fedcommons.tracking.run_folder import read_summary
 
 SMOKE = ["--preset", "smoke", "--feddpms.sigma", "0.3", "--client.epochs", "3", "--tracking.wandb", "off"]
@@ -134,3 +136,14 @@ def test_the_tables_say_what_the_runs_did(feddpms: ModuleType, tmp_path: Path) -
     down = 4 * (k * rounds * e.model + k * e.decoder) + received * (4 * 16 + 8) + k * 3
     assert (found[0]["bytes_up"], found[0]["bytes_down"]) == (up, down)
     assert f"| counted        | {up + down}" in text
+
+
+def test_in_fedssyns_table_it_asks_for_an_autoencoder_before_any_work(
+    sweeps: Callable[[str], ModuleType], tmp_path: Path
+) -> None:
+    table1, given = sweeps("table1"), ["--preset", "smoke", "--algorithms", "fedavg,feddpms,fedvae"]
+    with pytest.raises(UserError, match=r"FedDPMS needs a model with an attribute encode.* model.name vae has it"):
+        sweep.todo(table1.grid(table1.arguments(given)), tmp_path / "out", Display())
+    options = table1.arguments([*given, "--model.name", "vae"])
+    assert len(sweep.todo(table1.grid(options), tmp_path / "out", Display()).cells) == 2 * 3 * 2
+    assert not (tmp_path / "out").exists()

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedcommons.accounting.privacy import epsilon
-from fedcommons.reports import columns, plots, series, tables
+from fedcommons.reports import columns, courses, plots, series, tables
 from fedcommons.reports.cells import Cell
 from fedcommons.reports.exchange import Exchange
 from fedcommons.reports.frames import load_rounds
@@ -79,18 +79,17 @@ def constants(of: Sequence[Cell], delta: float) -> str:
 
 def with_kept(runs: "pd.DataFrame", exchanges: Mapping[str, Exchange]) -> "pd.DataFrame":
     """The runs with the column ``KEPT``. exchanges: by run folder."""
-    share = [_kept(run, exchanges.get(str(run["run"]))) for _, run in runs.iterrows()]
-    return runs.assign(**{KEPT: share})
+    return runs.assign(**{KEPT: [_kept(run, exchanges.get(run["run"])) for run in runs.to_dict("records")]})
 
 
-def _kept(run: "pd.Series", e: Exchange | None) -> float | None:
+def _kept(run: Mapping[Any, Any], e: Exchange | None) -> float | None:
     if e is None or run["feddpms.privacy"] == "sound":  # which gives means instead
         return None
     return e.kept / (run["partition.n_clients"] * run["feddpms.quota"] * run["feddpms.classes"])
 
 
-def sent(run: "pd.Series", e: Exchange) -> str:
-    """Table 6: bytes beyond the model's, counted against the closed forms of appendix A.9."""
+def sent(run: Mapping[Any, Any], e: Exchange) -> str:
+    """Table 6: bytes of a run beyond the model's, counted against the closed forms of appendix A.9."""
     clients, rounds = run["partition.n_clients"], run["federation.rounds"]
     k = round(run["federation.participation"] * clients)
     model = 2 * k * rounds * 4 * e.model
@@ -113,9 +112,9 @@ def over_rounds(path: Path, of: Sequence[Cell], smoke: bool) -> None:
     """Figure 3: test accuracy over rounds, means over seeds, a line for each of these cells."""
     figure, ((axes,),) = plots.panels(1, 1, (7, 4.2))
     for i, (cell, colour) in enumerate(zip(of, cycle(series.COLOURS), strict=False)):
-        course = load_rounds(*cell.runs["run"]).groupby("round")["test/accuracy"].mean()
-        dash = "-" if i < len(series.COLOURS) else "--"
-        axes.plot(course.index, 100 * course.to_numpy(), dash, color=colour, lw=1.3, label=columns.method(cell))
+        course = courses.curve("", cell.runs, load_rounds(*cell.runs["run"])).course("accuracy")
+        means, dash = [100 * mean for mean, _, _ in course.values()], "-" if i < len(series.COLOURS) else "--"
+        axes.plot(list(course), means, dash, color=colour, lw=1.3, label=columns.method(cell))
     axes.set(xlabel="round", ylabel="test accuracy, %")
     axes.legend(fontsize=8)
     axes.grid(alpha=0.3)
