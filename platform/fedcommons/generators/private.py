@@ -10,7 +10,7 @@ docs/results/epsilon_of_the_paper.md): here the target is given, and every clien
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -29,6 +29,9 @@ from fedcommons.files import sha256
 from fedcommons.generators.ddpm import DDPM
 from fedcommons.generators.generator import Receipt, Trained, Weights
 from fedcommons.seeds import set_default_generator, wide_key
+
+if TYPE_CHECKING:  # it takes seconds to import, and most workers never need it
+    from lightning_modules import ddpm
 
 _NOT_IN_THE_NOISE = (*DDPM.sampling, "epochs", "physical_batch")
 """Constants that change neither data nor noise of a step; two trainings that differ in another one share no noise."""
@@ -145,15 +148,8 @@ class PrivateDDPM:
         set_default_generator(seed, "initial weights")
         model = self.plain.build(tuple(examples.x.shape[1:]), n_classes, seed, flip).to(default_device())
         model.on_fit_start()
-        n, d = len(examples), self.draws
-
-        def loss(named: dict[str, Tensor], image: Tensor, label: Tensor, *drawn: Tensor) -> Tensor:
-            """Of one image, mean over its d draws."""
-            return functional_call(model, named, (image.expand(d, *image.shape), label.expand(d), *drawn))
-
-        def draw(rows: int) -> list[Tensor]:
-            return [part.unflatten(0, (rows, d)) for part in model.draw(rows * d)]
-
+        n = len(examples)
+        loss, draw = per_image(model, self.draws)
         steps = dp_vectorised.steps(
             model,
             torch.optim.Adam(model.parameters(), self.lr, fused=True),
@@ -185,3 +181,16 @@ class PrivateDDPM:
     def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:
         """See ``Generator``."""
         return self.plain.sample(weights, shape, n_classes, labels, seed)
+
+
+def per_image(model: "ddpm.DDPM", draws: int) -> tuple[dp_vectorised.Loss, dp_vectorised.Draw]:
+    """The loss of one image, mean over its draws, and what is drawn for so many images."""
+
+    def loss(named: dict[str, Tensor], image: Tensor, label: Tensor, *drawn: Tensor) -> Tensor:
+        rows = image.expand(draws, *image.shape), label.expand(draws)
+        return functional_call(model, named, (*rows, *drawn))
+
+    def draw(images: int) -> list[Tensor]:
+        return [part.unflatten(0, (images, draws)) for part in model.draw(images * draws)]
+
+    return loss, draw
