@@ -1,5 +1,8 @@
 """The audit of a pool: a copier is caught, and a fresh sample of the true distribution passes."""
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 import torch
@@ -9,17 +12,22 @@ from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from fedcommons.seeds import generator
 from fedcommons.sharing.audit import Audit, audit, clopper_pearson, facts
-from fedcommons.sharing.closeness import closest, compare, pixels, subject
+from fedcommons.sharing.closeness import closest, compare, embedding, pixels, subject
+
+if TYPE_CHECKING:
+    from conftest import Federation
+
+    Digits = Callable[..., Federation]
 
 SEEDS = range(12)
 
 
-def drawn(n: int, *key: int | str, classes: int = 3) -> Examples:
-    """Images 1x6x6 of some classes: each a blob of its class under noise, as many as n in all."""
+def drawn(n: int, *key: int | str, classes: int = 3, side: int = 6) -> Examples:
+    """n images of some classes: each the mean of its class under noise."""
     draws = generator(*key)
     y = torch.arange(n) % classes
-    centre = 60 + 120 * torch.rand(classes, 1, 6, 6, generator=generator("centres"))
-    x = centre[y] + 25 * torch.randn(n, 1, 6, 6, generator=draws)
+    centre = 60 + 120 * torch.rand(classes, 1, side, side, generator=generator("centres"))
+    x = centre[y] + 25 * torch.randn(n, 1, side, side, generator=draws)
     return Examples(x.clamp(0, 255).round().to(torch.uint8), y)
 
 
@@ -148,6 +156,20 @@ def test_clients_and_classes_are_told_apart() -> None:
         assert sum(of["near_copies"] for of in space["clients"].values()) == space["all"]["near_copies"]
         for name in ("copied", "control", "images"):
             assert sum(of[name] for of in space["classes"].values()) == space["all"][name]
+
+
+def test_features_are_the_inputs_of_the_head_and_find_a_copier_too(digits: "Digits") -> None:
+    federation = digits()
+    module, x = federation.module(), federation.data.own.store.x
+    space = embedding(module)
+    layer = dict(module.named_modules())[str(module.head)]
+    assert torch.allclose(layer(space(x).float()), module.eval()(x), atol=1e-5)
+    assert torch.equal(space(x[:7]), space(x)[:7])
+    for seed in range(3):
+        seen, unseen = drawn(90, "seen", seed, side=8), drawn(400, "unseen", seed, side=8)
+        for made, copied in ((copies(seen, 3, "noise", seed), True), (drawn(90, "fresh", seed, side=8), False)):
+            one = subject(0, made, seen, unseen, seed)
+            assert audit([one], {"features": space}, flip=False).record()["features"]["all"]["copies"] is copied
 
 
 @pytest.mark.parametrize(("k", "n"), [(0, 10), (3, 10), (10, 10), (50, 400)])

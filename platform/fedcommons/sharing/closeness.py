@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from fedcommons.core.features import Head
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from fedcommons.seeds import numpy_generator
@@ -24,6 +25,26 @@ Space = Callable[[Tensor], Tensor]
 def pixels(x: Tensor) -> Tensor:
     """Examples as they are, as rows. Of uint8 images all distances are exact: sums of whole numbers below 2^53."""
     return x.flatten(1).double()
+
+
+def embedding(module: nn.Module) -> Space:
+    """The input of the module's head, in evaluation mode. The module must know neither seen nor held-out images.
+
+    Raises:
+        ValueError: the module has no head; see ``Head``.
+    """
+    head = Head(module)
+
+    def points(x: Tensor) -> Tensor:
+        module.eval()
+        found = []
+        with torch.no_grad(), head.watched():
+            for part in x.split(256):
+                module(part)
+                found.append(head.inputs.flatten(1).double())
+        return torch.cat(found)
+
+    return points
 
 
 @dataclass(frozen=True, eq=False)
