@@ -101,7 +101,7 @@ class Generator:
     """The generator that every client trains on part of its own data, if the sharing stage needs one."""
 
     name: str = "ddpm"
-    """ddpm (Ho et al. 2020), conditional on the class, or an import path"""
+    """ddpm (Ho et al. 2020), conditional on the class, private_ddpm (the same by DP-SGD), or an import path"""
     rho: Annotated[float, "(0, 1]"] = 0.75
     """share of a client's images that its generator sees"""
     constants: Constants = UNSET

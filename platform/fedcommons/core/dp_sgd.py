@@ -41,7 +41,7 @@ class NoisySum:
         self.values, self.clip, self.bound, self.sigma = zero, clip, clip, 0.0
 
     def add(self, g: Tensor, norm: float = inf) -> None:
-        """Add g, whose norm is at most ``norm``."""
+        """Add g, the vector of an example, or the sum of several, whose norms are at most ``norm`` each."""
         self.values.add_(g)
         self.bound = max(self.bound, norm)
 

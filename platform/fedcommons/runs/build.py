@@ -38,7 +38,7 @@ from fedcommons.runs.checks import check, refuse, require_participants
 from fedcommons.seeds import set_default_generator, wide_key
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.dealt import Dealt
-from fedcommons.sharing.needs import Need, Recipe
+from fedcommons.sharing.needs import Need, Recipe, n_seen
 from fedcommons.sharing.stage import Contribution, Generating, Shared, Stage, share_by_method, share_contributed
 from fedcommons.tensors import EMPTY, flatten
 from lightning_modules import Classifier
@@ -103,6 +103,8 @@ def prepare(config: Experiment) -> Prepared:
     rule = None if made["straggler"] == Independent() else made["straggler"]
     prepared = Prepared(config, dataset, dealt, made["algorithm"], made["sharing"], rule)
     refuse(prepared.stage, "check_dealt", prepared.dealt)
+    if config.generator is not None:
+        refuse(made["generator"], "check_sizes", [n_seen(config.generator.rho, n) for n in sizes])
     refuse(rule, "check_clients", len(sizes), _joining(prepared))
     refuse(prepared.algorithm, "check_held", Clients(dataset.train, dealt.rows), dataset.n_classes)
     privacy.refuse_large_delta(config, sizes)

@@ -93,6 +93,11 @@ class Need:
         }
 
 
+def n_seen(rho: float, n_own: int) -> int:
+    """Images that the generator of a client with ``n_own`` of them sees."""
+    return int(rho * n_own)
+
+
 def contribution(p: float | None, n_total: int, n_clients: int, n_own: int) -> int:
     """n~: n_total/N (the paper) if p is None, else p n_i/(1 - p)."""
     if p is None:
@@ -132,11 +137,11 @@ def needs(p: float | None, dealt: Dealt, recipe: Recipe) -> list[Need]:
     paper = -(-dealt.n_total // len(dealt.own))
     result = []
     for client, (rows, wanted) in enumerate(zip(dealt.own.rows, contributions(p, dealt), strict=True)):
-        n_seen = int(recipe.rho * len(rows))
-        if n_seen < 1:
+        seen = n_seen(recipe.rho, len(rows))
+        if seen < 1:
             raise UserError(f"generator.rho = {recipe.rho:g} of client {client}'s {len(rows)} images is not one image.")
         order = numpy_generator(dealt.seed, "generator subset", client).permutation(len(rows))
-        examples = dealt.own.store[rows[order[:n_seen]]]  # a prefix, so that a smaller rho sees a subset
+        examples = dealt.own.store[rows[order[:seen]]]  # a prefix, so that a smaller rho sees a subset
         n_drawn = paper * max(1, -(-wanted // paper))  # the same set for every p up to 1/2
         counts = np.bincount(examples.y.numpy(), minlength=dealt.n_classes)
         labels = np.repeat(np.arange(dealt.n_classes), largest_remainder(counts, n_drawn))
