@@ -35,7 +35,7 @@ def arguments(argv: Sequence[str]):
     few = preset == "smoke"
     for name, kind, default, text in (
         ("preset", str, "small", ", ".join(presets.PRESETS)),
-        ("client", int | None, None, "whose generator is attacked; default: the one that sees most images"),
+        ("attacked", int | None, None, "the client whose generator is attacked; default: whose sees most images"),
         ("shadows", int, 3 if few else 12, "shadow generators of the membership attack"),
         (
             "canaries",
@@ -114,9 +114,9 @@ def work(options, say: "Callable[[str], None]") -> None:
 
     prepared, store = prepare(options.config), Store(Path(options.config.artifacts), say)
     needs, jobs = prepared.needs, synthetic_pool.missing(store, prepared.needs)
-    one = max(range(len(needs)), key=lambda i: len(needs[i].examples)) if options.client is None else options.client
+    one = max(range(len(needs)), key=lambda i: len(needs[i].examples)) if options.attacked is None else options.attacked
     if not 0 <= one < len(needs):
-        raise UserError(f"--client must be one of 0 ... {len(needs) - 1}, got {one}.")
+        raise UserError(f"--attacked must be one of 0 ... {len(needs) - 1}, got {one}.")
     held_out, dealt = prepared.dataset.test, prepared.dealt
     audits.subjects(dealt, needs, held_out)  # refuses before any work
     say(f"{len(jobs)} generators to train, then {options.shadows} shadows and 2 with canaries, like client {one}'s.")

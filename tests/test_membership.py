@@ -13,6 +13,7 @@ from torch import Tensor
 from fedcommons.data.examples import Examples
 from fedcommons.generators.ddpm import DDPM
 from fedcommons.generators.generator import Generator, Trained, Weights
+from fedcommons.generators.private import PrivateDDPM
 from fedcommons.seeds import generator
 from fedcommons.sharing.membership import (
     Losing,
@@ -94,6 +95,7 @@ def test_the_loss_of_a_ddpm_finds_its_images() -> None:
 
 def test_the_loss_of_a_ddpm_is_over_the_same_draws_for_every_image() -> None:
     assert isinstance(DIFFUSION, Losing)
+    assert isinstance(PrivateDDPM(noise_multiplier=1.0), Losing)
     known = images(6, "images")
     weights = DIFFUSION.fit(known, 2, 0, {1})[1].weights
     once, again = (DIFFUSION.losses(weights, known, 2, 5) for _ in range(2))

@@ -35,8 +35,9 @@ def facts(found: Sequence[Compared], label: int | None = None) -> dict[str, Any]
 
     ``closer``: the share of images that are closer to a seen than to a held-out one; with ``low`` and ``high``, for
     which images with the same closest record count together (k^2 / sum_r k_r^2 of them), as chance decides about them
-    together. ``near_copies``: images below the limit, ``expected`` of fresh ones at most; ``copied`` and ``control``:
-    seen and held-out images that some made image is as near to. ``copies``: more than chance explains.
+    together. ``near_copies``: images below the limit, ``expected`` of fresh ones at most; ``identical``: at distance 0.
+    ``copied`` and ``control``: seen and held-out images that some made image is as near to. ``copies``: more than
+    chance explains.
     """
     from scipy.stats import binomtest
 
