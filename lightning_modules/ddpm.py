@@ -74,6 +74,23 @@ class DDPM(LightningModule):
         noisy = self.schedule.add_noise(x, noise, t)  # pyright: ignore[reportArgumentType]  (annotated IntTensor)
         return F.mse_loss(self.unet(noisy, t, class_labels=labels).sample, noise)
 
+    @torch.no_grad()
+    def losses(self, images: Tensor, labels: Tensor, seed: int, *, draws: int = 16) -> Tensor:
+        """Mean squared error of each image, (n,), over ``draws`` times, evenly spread, each with one noise for all."""
+        self.eval()
+        noises = torch.randn(draws, 1, *self.shape, generator=torch.Generator().manual_seed(seed)).to(self.device)
+        times = ((torch.arange(draws) + 0.5) * len(self.schedule) / draws).long().to(self.device)
+        found = []
+        for x, y in zip(images.to(self.device).split(256), labels.to(self.device).split(256), strict=True):
+            x, of_batch = x / 127.5 - 1, torch.zeros(len(y), device=self.device)
+            for t, noise in zip(times.view(-1, 1), noises, strict=True):
+                there, eps = t.expand(len(y)), noise.expand(len(y), *self.shape)
+                noisy = self.schedule.add_noise(x, eps, there)  # pyright: ignore[reportArgumentType]
+                predicted = self.unet(noisy, there, class_labels=y).sample
+                of_batch += (predicted - eps).square().flatten(1).mean(1) / draws
+            found.append(of_batch)
+        return torch.cat(found)
+
     def on_fit_start(self) -> None:
         self.average.to(self.device)  # Lightning does not move it, as it is no Module
 

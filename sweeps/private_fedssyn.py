@@ -124,7 +124,7 @@ def images(cell: sweep.Cell) -> "Sequence[Contribution]":
 
 def spent(cell: sweep.Cell) -> float | None:
     """The largest epsilon of the clients' pools by Renyi accounting; None where nothing protects one."""
-    from fedcommons.accounting.privacy import epsilon
+    from fedcommons.core.accountants import epsilon
 
     receipts = [made.receipt for made in images(cell)]
     if not all(r is not None and r.release(0).covered for r in receipts):
@@ -171,7 +171,7 @@ def _range(values: Sequence[float]) -> str:
 
 def figure(found: Sequence[Entry], out: Path, path: Path, title: str, smoke: bool) -> None:
     """Epsilon over epochs of each private pool, and the accuracy over rounds of each method with each pool."""
-    from fedcommons.accounting.privacy import epsilon
+    from fedcommons.core.accountants import epsilon
     from fedcommons.reports import plots
     from fedcommons.reports.frames import load_rounds
     from fedcommons.reports.series import COLOURS

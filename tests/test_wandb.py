@@ -110,7 +110,7 @@ def test_the_config_is_nested_and_has_the_chosen_parts_only(
     assert found == written
     assert {"client", "fedprox", "partition", "federation"} <= found.keys()
     assert not {"generator", "feddyn", "moon"} & found.keys()
-    assert found["sharing"] == {"setting": "real"}
+    assert found["sharing"] == {"setting": "real", "audit": False, "withhold": "none"}
     assert not [name for name in keys(found) if "." in name]
     assert effective == {"effective/alpha": 0.1, "effective/p": 0.0, "effective/lr": 0.1}
     assert set(run.tags) == {"digits", "fedprox", "real", "dirichlet_classes", "cnn"}

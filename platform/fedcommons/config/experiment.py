@@ -120,6 +120,10 @@ class Sharing:
 
     setting: str = "real"
     """real, local_synthetic, shuffled_synthetic (Fedssyn), shuffled_real (Fig. 1c), raw_copies, or an import path"""
+    audit: bool = False
+    """compare made images with those that generators saw and with held-out ones, before any is released: audit.json"""
+    withhold: Annotated[str, "none | near_copies"] = "none"
+    """near_copies: leave out made images that an audit finds too near to one that was seen; then no epsilon holds"""
     constants: Constants = UNSET
     __getattr__ = _constant
 

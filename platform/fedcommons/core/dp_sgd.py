@@ -54,8 +54,9 @@ class NoisySum:
 
     @property
     def release(self) -> Release:
-        """What protects the sum, for a batch of all examples (q = 1)."""
-        return Release(mechanism=SAMPLED_GAUSSIAN, sigma=self.sigma, sensitivity=self.bound, steps=1)
+        """What protects the sum, for a batch of all examples (q = 1); a vector longer than C counts as less noise."""
+        sigma = self.sigma * (self.clip / self.bound)  # exact where no vector is longer
+        return Release(mechanism=SAMPLED_GAUSSIAN, sigma=sigma, sensitivity=self.bound, steps=1)
 
 
 @dataclass(frozen=True)

@@ -103,6 +103,13 @@ class DDPM:
         draws = seed_for(seed, "samples")
         return model.sample(labels, draws, sampler=self.sampler, steps=self.sampling_steps).cpu()
 
+    def losses(self, weights: Weights, examples: Examples, n_classes: int, seed: int) -> Tensor:
+        """The loss on each image, (n,), over the same draws of times and noise for all: what membership shows in."""
+        model = self.build(tuple(examples.x.shape[1:]), n_classes, seed)
+        model.unet.load_state_dict(dict(weights))
+        model.to(default_device())
+        return model.losses(examples.x, examples.y, seed_for(seed, "losses")).cpu()
+
     def build(self, shape: tuple[int, ...], n_classes: int, seed: int, flip: bool = False):
         """The LightningModule, with initial weights from torch's default generator; ``seed``: of its draws."""
         from lightning_modules import ddpm  # seconds to import, and most workers never need it

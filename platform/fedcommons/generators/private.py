@@ -182,6 +182,10 @@ class PrivateDDPM:
         """See ``Generator``."""
         return self.plain.sample(weights, shape, n_classes, labels, seed)
 
+    def losses(self, weights: Weights, examples: Examples, n_classes: int, seed: int) -> Tensor:
+        """See ``DDPM``."""
+        return self.plain.losses(weights, examples, n_classes, seed)
+
 
 def per_image(model: "ddpm.DDPM", draws: int) -> tuple[dp_vectorised.Loss, dp_vectorised.Draw]:
     """The loss of one image, mean over its draws, and what is drawn for so many images."""

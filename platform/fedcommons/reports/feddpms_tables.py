@@ -5,7 +5,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcommons.accounting.privacy import epsilon
+from fedcommons.core.accountants import epsilon
 from fedcommons.reports import columns, courses, plots, series, tables
 from fedcommons.reports.cells import Cell
 from fedcommons.reports.exchange import Exchange

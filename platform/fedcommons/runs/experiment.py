@@ -19,7 +19,7 @@ from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rejections import records, told
 from fedcommons.federation.rounds import Standing
 from fedcommons.files import write_json
-from fedcommons.runs import measures
+from fedcommons.runs import audits, measures
 from fedcommons.runs.build import Assembled, Prepared, assemble, prepare, synthetic_images
 from fedcommons.sharing import synthetic_pool
 from fedcommons.tracking.run_folder import RunFolder, opened, read_finished
@@ -79,6 +79,11 @@ def _run(
         ready = assemble(prepared, synthetic_images(prepared, store, jobs, say))
         for note in ready.shared.notes:
             say(note)
+        if ready.audited:
+            ready.audited.write(folder)
+            say(ready.audited.told)
+        elif audits.asked(config.sharing):
+            say(f"audit: with sharing.setting {config.sharing.setting} no generator makes images, so there is none.")
         executor = ready.executor()
         trackers: list[Tracker] = []
         summary = None
@@ -92,6 +97,8 @@ def _run(
             rejected = sum(line.get("rejected", 0) for line in record.rounds())
             n, dp = ready.plan.facts.n_clients, config.dp
             summary["privacy"] = statement(end.ledger, n, dp.delta, rejected, local=dp.local)
+            if ready.audited:
+                summary["audit"] = ready.audited.facts
             if summary["rejected"]:
                 say(f"{told(summary['rejected'])}, see rejected in {folder / 'summary.json'}")
             return summary

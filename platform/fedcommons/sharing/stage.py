@@ -188,7 +188,12 @@ class Generating(Protocol):
 
 def share(stage: Stage, dealt: Dealt, made: Sequence[Contribution] = ()) -> Shared:
     """Apply a stage; ``made``: the results for its ``needs``."""
-    contributed, releases = stage.release(dealt, stage.make(dealt, made))
+    return share_contributed(stage, dealt, stage.make(dealt, made))
+
+
+def share_contributed(stage: Stage, dealt: Dealt, contributed: Contributions) -> Shared:
+    """Apply the rest of a stage to what clients contribute."""
+    contributed, releases = stage.release(dealt, contributed)
     assigned, store = stage.assign(dealt, contributed), contributed.store
     own = Clients(store, dealt.own.rows)
     clients = own
