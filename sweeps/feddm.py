@@ -151,7 +151,7 @@ def markdown(frame: Any, options) -> str:
     head = ("alpha", "method", "seeds", "last accuracy, %", "best, %", "rounds to target", "MB up a round",
             "MB down a round", "MB to target")  # fmt: skip
     parts = []
-    for table, of_table in frame.groupby("table", sort=False):
+    for table, of_table in frame[frame["table"] != "round"].groupby("table", sort=False):  # that one is for a picture
         lines = []
         for (alpha, method), runs in of_table.groupby(["at", "method"], sort=False):
             of, (total, missed) = Cell({}, runs), communication.sent(until_target(runs), MB, MB)

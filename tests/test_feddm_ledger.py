@@ -18,10 +18,13 @@ from fedcommons.core.local import LocalSGD
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
+from fedcommons.runs import experiment
 from fedcommons.runs.build import prepare
 from fedcommons.tensors import data, flatten
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from fedcommons.testing.federations import Federation
 
     Digits = Callable[..., Federation]
@@ -61,6 +64,15 @@ def test_noise_has_the_experiments_key(digits: "Digits") -> None:
         sent.append(data(federation.play(method, federation.plan(1))[-1][0].state["images"]))
     assert torch.equal(sent[0], sent[1])
     assert not torch.equal(sent[0], sent[2])
+
+
+def test_no_client_gives_away_more_than_it_was_dealt(tmp_path: "Path") -> None:
+    """It also shows copies of others' images, which it holds."""
+    fields = {"algorithm": "feddm", "federation.rounds": 1, "measure.every": 0, "tracking.wandb": "off"}
+    copies = {"sharing.setting": "raw_copies", "sharing.c": 0.5}
+    for sharing in ({}, copies):
+        config = presets.experiment("smoke", "digits", {**fields, **sharing})
+        assert experiment.run(config, tmp_path / f"{len(sharing)}", say=lambda _: None)["disclosed"] == 1
 
 
 # What is refused
