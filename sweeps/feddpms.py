@@ -139,7 +139,7 @@ def report(of_tables: Mapping[str, Sequence[sweep.Cell]], out: Path, options: Na
     one, two, three = (compared.get(table, []) for table in ("Table 1", "Table 2", "Figure 3"))
     feddpms_tables.over_rounds(out / "feddpms_rounds.png", [*one, *three], smoke)
     feddpms_tables.over_federations(out / "feddpms_federations.png", [*one, *two], smoke)
-    markdown = grids.stamped("\n\n".join(text), options)
+    markdown = grids.stamped("\n".join(text), options)
     write_text(out / "feddpms.md", markdown)
     return markdown
 

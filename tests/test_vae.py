@@ -88,7 +88,9 @@ def test_the_loss_as_in_the_authors_code() -> None:
     torch.testing.assert_close(module.training_step((x, y), 0), (ce + 0.3 * (kl + of_pixels)).mean())
     for part, expected in ((module.encoder, 4), (module.decoder, 3)):
         assert sum(isinstance(m, nn.BatchNorm2d) for m in part.modules()) == expected
-    assert isinstance(module.decoder[-1], nn.Sigmoid)  # pyright: ignore[reportIndexIssue]
+    *_, before, last = module.decoder.children()
+    assert isinstance(before, nn.ConvTranspose2d)  # else pixels would be in [1/2, 1]
+    assert isinstance(last, nn.Sigmoid)
     base = Encoder(DIGITS, 10, latent=5, channels=(3, 4), depth=2, batch_norm=True)
     of_codes = _size(module.mean) + _size(module.log_variance)
     assert _size(base) == _size(module) - _size(module.decoder) - of_codes  # the same encoder and classifier

@@ -5,6 +5,8 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from matplotlib.ticker import MaxNLocator
+
 from fedcommons.core.accountants import epsilon
 from fedcommons.reports import columns, courses, plots, series, tables
 from fedcommons.reports.cells import Cell
@@ -116,6 +118,7 @@ def over_rounds(path: Path, of: Sequence[Cell], smoke: bool) -> None:
         means, dash = [100 * mean for mean, _, _ in course.values()], "-" if i < len(series.COLOURS) else "--"
         axes.plot(list(course), means, dash, color=colour, lw=1.3, label=columns.method(cell))
     axes.set(xlabel="round", ylabel="test accuracy, %")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(fontsize=8)
     axes.grid(alpha=0.3)
     plots.save(figure, path, 120, smoke)
