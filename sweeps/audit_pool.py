@@ -1,4 +1,4 @@
-"""Audits the synthetic images of a configuration: do its generators copy, and does membership show?
+"""Audits the synthetic images of a configuration: do its generators memorise, and does membership show?
 
 python sweeps/audit_pool.py                    # digits, some minutes on a laptop
 python sweeps/audit_pool.py --preset smoke     # the same code with smaller numbers
@@ -37,12 +37,7 @@ def arguments(argv: Sequence[str]):
         ("preset", str, "small", ", ".join(presets.PRESETS)),
         ("attacked", int | None, None, "the client whose generator is attacked; default: whose sees most images"),
         ("shadows", int, 3 if few else 12, "shadow generators of the membership attack"),
-        (
-            "canaries",
-            int,
-            8 if few else 60,
-            "strange images for the lower bound on epsilon; half of them are trained on",
-        ),
+        ("canaries", int, 8 if few else 80, "mislabelled images for the bound on epsilon; half are trained on"),
         ("out", str, f"runs/audit-{preset}-{parts.label(dataset)}", "folder of the results"),
     ):
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
@@ -97,9 +92,9 @@ def bounded(prepared: "Prepared", one: "Subject", canaries: int) -> "Bounded":
 
     generator, n_classes, seed = recipe(prepared.config).generator, prepared.dataset.n_classes, prepared.config.seed
     by = membership.by_loss if isinstance(generator, membership.Losing) else membership.by_pool
-    strange = one_run.strange(one.seen, canaries, n_classes, seed)
+    wrong = one_run.mislabelled(one.held_out, canaries, n_classes, seed)
     delta = prepared.config.dp.delta
-    return one_run.bound(generator, one.seen, strange, n_classes, seed, by, delta=delta)
+    return one_run.bound(generator, one.seen, wrong, n_classes, seed, by, delta=delta)
 
 
 def work(options, say: "Callable[[str], None]") -> None:
@@ -166,8 +161,8 @@ def _words(record: dict[str, Any], options) -> str:
         "features: the embedding of the model, trained on the validation set. Held-out: test images, and the client's "
         "own that its generator did not see.",
         f"Membership, generators like client {record['client']}'s, {options.shadows} of them: {'; '.join(attacks)}.",
-        f"One run with {e['canaries']} canaries, {e['right']} of {e['guesses']} guesses right: epsilon is at least "
-        f"{e['at_least']:.3g} (95 %), reported: {reported}.",
+        f"One run with {e['canaries']} mislabelled canaries, {e['right']} of {e['guesses']} guesses right: epsilon is "
+        f"at least {e['at_least']:.3g} (95 %), reported: {reported}.",
     ]
     return tables.numbered(notes)
 

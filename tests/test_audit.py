@@ -60,7 +60,7 @@ def test_a_copier_is_caught(noise: float) -> None:
     for seed in SEEDS:
         seen = drawn(300, "seen", seed)
         found = verdict(copies(seen, noise, "noise", seed), seen, seed)
-        assert found["copies"]
+        assert found["memorised"]
         assert found["low"] > 0.97
         assert found["near_copies"] == 300 > 20 * found["expected"]
         assert (found["copied"], found["control"] < 10) == (300, True)
@@ -70,7 +70,7 @@ def test_a_copier_is_caught(noise: float) -> None:
 def test_a_fresh_sample_passes() -> None:
     """The interval holds 1/2 for nearly every seed (95 %), and nobody is called a copier."""
     found = [verdict(drawn(300, "fresh", seed), drawn(300, "seen", seed), seed) for seed in range(40)]
-    assert not any(f["copies"] for f in found)
+    assert not any(f["memorised"] for f in found)
     assert sum(f["low"] <= 0.5 <= f["high"] for f in found) >= 35
     assert abs(np.mean([f["closer"] for f in found]) - 0.5) < 0.02
     near = np.mean([f["near_copies"] for f in found])
@@ -85,7 +85,7 @@ def test_a_few_copies_among_fresh_images_are_caught_by_the_near_copies() -> None
         seen, fresh = drawn(300, "seen", seed), drawn(270, "fresh", seed)
         made = Examples(torch.cat([fresh.x, copies(seen[:30], 3, "noise", seed).x]), torch.cat([fresh.y, seen.y[:30]]))
         found = verdict(made, seen, seed)
-        assert found["copies"]
+        assert found["memorised"]
         assert found["near_copies"] >= 30
         near = audited(made, seen, seed).near()[0]
         assert near[270:].all()
@@ -100,7 +100,7 @@ def test_the_same_image_again_and_again_is_no_evidence() -> None:
         for f in [drawn(3, "fresh", seed)]
     ]
     assert {f["closer"] for f in found} == {0.0, 1.0}
-    assert not any(f["copies"] for f in found)
+    assert not any(f["memorised"] for f in found)
     assert all(f["low"] <= 0.5 <= f["high"] for f in found)
 
 
@@ -112,7 +112,7 @@ def test_blurry_images_are_near_to_everything_and_no_copies() -> None:
         means = torch.stack([other.x[other.y == k].float().mean(0) for k in range(3)]).round().to(torch.uint8)
         found = verdict(Examples(means.repeat(100, 1, 1, 1), torch.arange(300) % 3), seen, seed)
         assert found["near_copies"] > 100
-        assert not found["copies"]
+        assert not found["memorised"]
 
 
 def test_mirrored_copies_are_copies_where_images_may_be_mirrored() -> None:
@@ -150,8 +150,8 @@ def test_clients_and_classes_are_told_apart() -> None:
         subjects.append(subject(client, made, seen, drawn(400, "unseen", client), 0))
     record = audit(subjects, {"pixels": pixels, "halves": lambda x: pixels(x[..., :3])}, flip=False).record()
     for space in record.values():
-        assert [space["clients"][c]["copies"] for c in "01"] == [False, True]
-        assert [space["classes"][c]["copies"] for c in "012"] == [False, False, True]
+        assert [space["clients"][c]["memorised"] for c in "01"] == [False, True]
+        assert [space["classes"][c]["memorised"] for c in "012"] == [False, False, True]
         assert space["all"]["images"] == 600
         assert sum(of["near_copies"] for of in space["clients"].values()) == space["all"]["near_copies"]
         for name in ("copied", "control", "images"):
@@ -169,7 +169,7 @@ def test_features_are_the_inputs_of_the_head_and_find_a_copier_too(digits: "Digi
         seen, unseen = drawn(90, "seen", seed, side=8), drawn(400, "unseen", seed, side=8)
         for made, copied in ((copies(seen, 3, "noise", seed), True), (drawn(90, "fresh", seed, side=8), False)):
             one = subject(0, made, seen, unseen, seed)
-            assert audit([one], {"features": space}, flip=False).record()["features"]["all"]["copies"] is copied
+            assert audit([one], {"features": space}, flip=False).record()["features"]["all"]["memorised"] is copied
 
 
 @pytest.mark.parametrize(("k", "n"), [(0, 10), (3, 10), (10, 10), (50, 400)])

@@ -37,7 +37,7 @@ def _at(record: Mapping[str, Any], path: Sequence[str]) -> Mapping[str, Any]:
 
 def _cells(found: Mapping[str, Any]) -> list[str]:
     closer = f"{100 * found['closer']:.1f} [{100 * found['low']:.0f}, {100 * found['high']:.0f}] %"
-    mark = " **copies**" if found["copies"] else ""
+    mark = " **memorised**" if found["memorised"] else ""
     return [
         closer + mark,
         f"{found['near_copies']} ({found['expected']:.1f})",

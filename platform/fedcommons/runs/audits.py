@@ -74,7 +74,7 @@ class Audited:
     def told(self) -> str:
         """One sentence for the screen."""
         p = next(iter(self.record.values()))["all"]
-        verdict = [name for name, found in self.record.items() if found["all"] and found["all"]["copies"]]
+        verdict = [name for name, found in self.record.items() if found["all"] and found["all"]["memorised"]]
         if p is None:
             return "audit: no client contributes an image."
         return (
@@ -82,7 +82,7 @@ class Audited:
             f"generator saw than to a held-out one (50 % if nothing was memorised; 95 % interval {100 * p['low']:.0f} "
             f"to {100 * p['high']:.0f} %), {p['near_copies']} are near-copies ({p['expected']:.1f} of fresh images "
             f"would be), {sum(self.withheld.values())} withheld"
-            + (f"; the generators copy, by {' and '.join(verdict)}." if verdict else ".")
+            + (f"; by {' and '.join(verdict)} more than chance explains." if verdict else ".")
         )
 
     def write(self, folder: Path) -> None:

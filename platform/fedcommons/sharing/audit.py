@@ -1,4 +1,4 @@
-"""The audit of a pool: do generators copy what they were trained on?
+"""The audit of a pool: do generators memorise what they were trained on?
 
 Each client's images are compared with those that its generator saw and with as many held-out ones of the same classes,
 in pixels and in a feature space (``closeness``). If nothing was memorised, seen and held-out images may be exchanged.
@@ -15,7 +15,7 @@ import numpy as np
 from fedcommons.sharing.closeness import Compared, Space, Subject, compare
 
 ALARM = 0.001
-"""Probability with which a generator that memorised nothing is said to copy."""
+"""Probability with which a generator that memorised nothing is said to have."""
 
 
 def clopper_pearson(share: float, n: float, confidence: float = 0.95) -> tuple[float, float]:
@@ -36,8 +36,8 @@ def facts(found: Sequence[Compared], label: int | None = None) -> dict[str, Any]
     ``closer``: the share of images that are closer to a seen than to a held-out one; with ``low`` and ``high``, for
     which images with the same closest record count together (k^2 / sum_r k_r^2 of them), as chance decides about them
     together. ``near_copies``: images below the limit, ``expected`` of fresh ones at most; ``identical``: at distance 0.
-    ``copied`` and ``control``: seen and held-out images that some made image is as near to. ``copies``: more than
-    chance explains.
+    ``copied`` and ``control``: seen and held-out images that some made image is as near to. ``memorised``: more
+    than chance explains.
     """
     from scipy.stats import binomtest
 
@@ -68,7 +68,7 @@ def facts(found: Sequence[Compared], label: int | None = None) -> dict[str, Any]
         "control": control,
         "to_seen": float(np.median(of([c.to_matched for c in found]))),
         "to_held_out": float(np.median(of([c.to_held_out for c in found]))),
-        "copies": clopper_pearson(closer, independent, 1 - 2 * ALARM)[0] > 0.5 or float(chance) < ALARM,
+        "memorised": clopper_pearson(closer, independent, 1 - 2 * ALARM)[0] > 0.5 or float(chance) < ALARM,
     }
 
 

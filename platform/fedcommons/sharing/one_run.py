@@ -6,7 +6,6 @@ ledger does, so it is off by what q = B/n changes from one image.
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from fedcommons.accounting.audited import Audited, by_scores, coins
@@ -25,11 +24,12 @@ class Bounded:
     reported: float | None
 
 
-def strange(like: Examples, m: int, n_classes: int, seed: int) -> Examples:
-    """m canaries: images of black and white pixels at random, with random labels. Nothing else is like them."""
+def mislabelled(held_out: Examples, m: int, n_classes: int, seed: int) -> Examples:
+    """m canaries: held-out images, as many as there are, each with the label of another class."""
     draws = numpy_generator(seed, "canaries")
-    x = 255 * draws.integers(2, size=(m, *like.x.shape[1:])).astype(np.uint8)
-    return Examples(torch.from_numpy(x), torch.from_numpy(draws.integers(n_classes, size=m)))
+    some = held_out[draws.permutation(len(held_out))[:m]]
+    others = torch.from_numpy(draws.integers(1, max(2, n_classes), size=len(some)))
+    return Examples(some.x, (some.y + others) % n_classes)
 
 
 def bound(
