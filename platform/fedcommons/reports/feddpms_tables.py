@@ -111,9 +111,10 @@ def sent(run: Mapping[Any, Any], e: Exchange) -> str:
 
 
 def over_rounds(path: Path, of: Sequence[Cell], smoke: bool) -> None:
-    """Figure 3: test accuracy over rounds, means over seeds, a line for each of these cells."""
+    """Figure 3: test accuracy over rounds, means over seeds, a line for each cell of the first federation."""
     figure, ((axes,),) = plots.panels(1, 1, (7, 4.2))
-    for i, (cell, colour) in enumerate(zip(of, cycle(series.COLOURS), strict=False)):
+    first = [cell for cell in of if columns.place(cell) == columns.place(of[0])]
+    for i, (cell, colour) in enumerate(zip(first, cycle(series.COLOURS), strict=False)):
         course = courses.curve("", cell.runs, load_rounds(*cell.runs["run"])).course("accuracy")
         means, dash = [100 * mean for mean, _, _ in course.values()], "-" if i < len(series.COLOURS) else "--"
         axes.plot(list(course), means, dash, color=colour, lw=1.3, label=columns.method(cell))
