@@ -209,7 +209,10 @@ def _with(ready: Assembled, algorithm: Algorithm) -> Assembled:
 
 
 def _round(ready: Assembled, joined: int, steps: int, batch: int, label: int | None = None) -> Callable[[], Standing]:
-    """Plays round 1 with so many clients, who make so many steps each; ``label``: they hold this class only."""
+    """Plays round 1 with so many clients, who make so many steps each; ``label``: they hold this class only.
+
+    It is the first of as many rounds as the run has, as methods may begin otherwise where there are few.
+    """
     c, clients = ready.config, ready.data.clients
     n, size = len(clients), steps * batch
     held = torch.arange(len(clients.store)) if label is None else (clients.store.y == label).nonzero()[:, 0]
@@ -217,7 +220,7 @@ def _round(ready: Assembled, joined: int, steps: int, batch: int, label: int | N
     rows = Rows(flat, np.zeros(n, int), np.full(n, size), None if clients.rows.weight is None else torch.ones(size))
     data = RunData(Clients(clients.store, rows, commons=clients.commons), ready.data.own, {})
     loop = replace(local_loop(c, ready.facts.augment), epochs=1, batch_size=batch, equal_work=False)
-    facts = replace(ready.plan.facts, sizes=rows.totals.tolist(), rounds=1)
+    facts = replace(ready.plan.facts, sizes=rows.totals.tolist())
     plan = replace(ready.plan, facts=facts, participation=joined / n, late=None)
 
     def build(data: RunData) -> Worker:
