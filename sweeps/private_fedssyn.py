@@ -234,7 +234,8 @@ def report(found: Sequence[Entry], out: Path, options, display: Display) -> None
     """Write table, curves and pictures from the run folders and the store, and show the table."""
     done = [e for e in found if sweep.is_done(e.cell, out)]
     if len(done) < len(found):
-        display.say(f"{len(found) - len(done)} runs are not finished: no table yet.")
+        display.say(f"{len(found) - len(done)} of {len(found)} runs are not finished: they are left out.")
+    if not (found := done):
         return
     text, records = table(found, out)
     private = next((e.cell.config for e in found if "generator.clip" in flat_dict(e.cell.config)), None)
