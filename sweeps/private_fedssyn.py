@@ -234,18 +234,21 @@ def report(found: Sequence[Entry], out: Path, options, display: Display) -> None
     """Write table, curves and pictures from the run folders and the store, and show the table."""
     done = [e for e in found if sweep.is_done(e.cell, out)]
     if len(done) < len(found):
-        display.say(f"{len(found) - len(done)} runs are not finished: no table yet.")
+        display.say(f"{len(found) - len(done)} of {len(found)} runs are not finished: they are left out.")
+    if not (found := done):
         return
     text, records = table(found, out)
-    private = next((e.cell.config for e in found if "generator.clip" in flat_dict(e.cell.config)), None)
-    g = {} if private is None else flat_dict(private)
+    private = [flat_dict(e.cell.config) for e in found if "generator.clip" in flat_dict(e.cell.config)]
     notes = [
-        f"Epsilon is that of the largest client's pool at delta {g.get('dp.delta', 1e-5):g} by Renyi accounting, from "
-        "what the generators' receipts say was used. It covers the images. It does not cover the labels, which follow "
-        "each client's classes, nor the updates of the model, which every run sends unprotected. So the guarantee of "
-        "the whole run is: none.",
-        f"Private generators: B = {g.get('generator.batch_size')}, draws an image: {g.get('generator.draws')}, clip "
-        f"{g.get('generator.clip')}, rho = {g.get('generator.rho')}.",
+        f"Epsilon is that of the largest client's pool at delta {found[0].cell.config.dp.delta:g} by Renyi accounting, "
+        "from what the generators' receipts say was used. It covers the images. It does not cover the labels, which "
+        "follow each client's classes, nor the updates of the model, which every run sends unprotected. So the "
+        "guarantee of the whole run is: none.",
+        *(
+            f"Private generators: B = {g['generator.batch_size']}, draws an image: {g['generator.draws']}, clip "
+            f"{g['generator.clip']:g}, rho = {g['generator.rho']:g}."
+            for g in private[:1]
+        ),
         grids.work_note([e.cell.config for e in found]),
         f"Seeds: {options.seeds}; ± is the sample standard deviation.",
     ]
