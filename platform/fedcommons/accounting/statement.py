@@ -20,8 +20,8 @@ WHY = {
 
 NOTES = (
     "each client's number of examples, which counts as public: neighbouring data sets differ in a blanked example",
-    "what the run folder holds: training loss, class counts, convergence parameters, and the seed, from which the "
-    "noise can be drawn again; keep the folder secret, and choose a seed that is hard to guess",
+    "what the run folder holds: training loss, class counts, convergence parameters, audits, and the seed, from which "
+    "the noise can be drawn again; keep the folder secret, and choose a seed that is hard to guess",
     "other runs on the same data: their epsilons add up, also those of runs that only served to choose a learning "
     "rate (--lrs, cells of a sweep); only this run is counted here",
 )
