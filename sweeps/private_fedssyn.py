@@ -49,11 +49,12 @@ class Entry:
 
 def arguments(argv: Sequence[str]):
     """Options of the sweep on top of every field of the experiment; ``generator.`` is the private one."""
-    preset, _ = grids.preset_and_dataset(argv)
+    preset, dataset = grids.preset_and_dataset(argv)
     if preset not in PRIVATE:
         raise UserError(f"--preset must be one of {', '.join(PRIVATE)}: no code of private generators was released.")
     paper = preset == "paper"
-    fields = {"generator.name": "private_ddpm", "generator.rho": 1.0, **PRIVATE[preset]}
+    private = {"generator.name": "private_ddpm", "generator.rho": 1.0, **PRIVATE[preset]}
+    fields = {**presets.preset(preset, dataset), **private}
     more = (
         ("epsilons", str, "10" if paper else "10,100", "target epsilons of private pools; empty for none"),
         ("sigmas", str, "1.906" if paper else "", "noise multipliers of further private pools; empty for none"),

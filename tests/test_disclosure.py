@@ -40,17 +40,21 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 NOISE = """
+from dataclasses import dataclass
+from typing import ClassVar
+
 import torch
+
 from fedcommons.generators.generator import Receipt, Trained
 
+
+@dataclass(frozen=True)
 class Generator:
-    \"\"\"Noise, trained with a mechanism that is stated only.\"\"\"
+    \"\"\"Noise, trained by a mechanism that is only stated.\"\"\"
 
-    sampling = ()
-    epochs = 1
-
-    def __init__(self, sigma: float = 2.0):
-        self.sigma = sigma
+    sigma: float = 2.0
+    epochs: int = 1
+    sampling: ClassVar[tuple[str, ...]] = ()
 
     def fit(self, examples, n_classes, seed, epochs, *, flip=False):
         receipt = Receipt("sampled gaussian", q=0.1, sigma=self.sigma, sensitivity=1.0, steps=10)

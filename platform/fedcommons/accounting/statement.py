@@ -33,19 +33,22 @@ def statement(ledger: Ledger, clients: int, delta: float, rejected: int, *, loca
 
     ``clients``: N. ``local``: local training is DP-SGD. ``rejected``: number of rejected replies in the run.
 
-    pool_epsilon_max: of the commons, the largest of all clients' (their data are disjoint); None without a commons, or
-    if a part of it is uncovered. overall: the epsilon of all messages, or ``none``. in_words: a sentence for each.
+    commons: nothing, covered or uncovered. pool_epsilon_max: of a covered commons, the largest of all clients' (their
+    data are disjoint), else None. overall: the epsilon of all messages, or ``none``. in_words: a sentence for each.
     """
     dp = local or bool(ledger.commons.covered or ledger.updates.covered)
     leaks = [_leak(name, times) for name, times in ledger.uncovered.items()]
     if rejected and dp:
         leaks.append(f"the fact that {rejected} replies were rejected, as it depends on the data")
-    pool = ledger.commons.largest(delta) if ledger.commons.covered and not ledger.commons.uncovered else None
+    shared = "covered" if ledger.commons.covered else "nothing"
+    shared = "uncovered" if ledger.commons.uncovered else shared
+    pool = ledger.commons.largest(delta) if shared == "covered" else None
     largest = max((e for i in range(clients) if (e := ledger.of_all(i, delta)) is not None), default=0.0)
     overall = largest if dp and not leaks else None
     spent = [ledger.updates.of(client, delta) for client in range(clients)]
     return {
         "delta": delta if dp else None,
+        "commons": shared,
         "pool_epsilon_max": pool,
         "pool_epsilon_of_each_client": None if pool is None else [ledger.commons.of(i, delta) for i in range(clients)],
         "overall": "none" if overall is None else overall,

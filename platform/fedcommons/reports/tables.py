@@ -135,10 +135,10 @@ def rejected_notes(runs: "pd.DataFrame") -> list[str]:
 
 def commons_epsilon(cell: Cell) -> str:
     """The largest epsilon of what was shared over clients and seeds; ``none`` without a guarantee, ``-`` of nothing."""
-    found = cell.values("pool_epsilon") if "pool_epsilon" in cell.runs else []
-    if len(found) == len(cell.runs):
-        return f"{max(found):.3g}"
-    return "none" if value(cell, "disclosed") else "-"
+    if "uncovered" in cell.values("commons"):
+        return "none"
+    found = cell.values("pool_epsilon")
+    return f"{max(found):.3g}" if found else "-"
 
 
 def private_notes(runs: "pd.DataFrame") -> list[str]:
