@@ -319,7 +319,7 @@ def test_a_private_generator_with_noisy_labels_covers_the_pool(store: Store, mon
     assert in_short(said) == {"pool_epsilon_max": one, "overall": one}  # no update was sent yet
     after = statement(ledger.after([Release(0, ("delta",))]), 5, 1e-5, rejected=0, local=False)
     assert in_short(after) == {"pool_epsilon_max": one, "overall": "none"}
-    assert after["in_words"][1].startswith("Overall guarantee: none, as of model updates (delta), released 1 time")
+    assert after["in_words"][1].startswith("Overall guarantee: none, because of model updates (delta), released 1 time")
 
 
 def test_flips_come_from_the_data_set() -> None:

@@ -79,7 +79,7 @@ def _of_commons(commons: Released, delta: float) -> str:
 def _overall(leaks: Sequence[str], overall: float | None, delta: float) -> str:
     if overall is None:
         more = f" and {len(leaks) - 1} more" if len(leaks) > 1 else ""
-        return f"Overall guarantee: none, as of {leaks[0]}{more}." if leaks else "Overall guarantee: none."
+        return f"Overall guarantee: none, because of {leaks[0]}{more}." if leaks else "Overall guarantee: none."
     return f"Overall guarantee: epsilon = {overall:.4g} at delta = {delta:g}, of all that left a client in this run."
 
 
