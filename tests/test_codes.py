@@ -79,13 +79,18 @@ def _decoded(work: Work) -> list[int]:
     return seen
 
 
-def test_the_quota_is_exact_and_every_code_kept_is_recognised(work: Work) -> None:
-    """With a class that some draws only are taken for, so that the last try finds more than are missing."""
-    module, spread = work.module, 3.0
+def test_the_quota_is_exact_and_every_code_kept_is_recognised(digits: "Digits") -> None:
+    """With a class that three in five draws are taken for, so that the last try finds more than are missing.
+
+    The module is not trained: what a training leads to depends on the CPU.
+    """
+    work = digits(SIZES, method=FedDPMS()).work()
+    module, spread, label = work.module, 3.0, 4
     assert isinstance(module, VAEClassifier)
     with codes.looking(work):
-        taken_for = module(module.decoder(spread * torch.randn(500, 8, generator=generator("others")))).argmax(1)
-    label = int(taken_for.bincount().argsort(descending=True)[1])
+        logits = module(module.decoder(spread * torch.randn(500, 8, generator=generator("others"))))
+        behind = logits[:, torch.arange(10) != label].max(1).values - logits[:, label]
+        work.named["classifier.bias"][label] += behind.quantile(0.6)
     seen, centre, draws = _decoded(work), torch.zeros(8), generator("a test")
     found, labels = codes.recognised(work, [(label, centre)], spread, 7, 100, generator("a test"))
     assert (found.shape, labels) == ((7, 8), [label] * 7)
