@@ -54,16 +54,42 @@ class DDPM(LightningModule):
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """Mean squared error of the predicted noise."""
-        images, labels = batch
-        x = images / 127.5 - 1
-        b = len(x)
-        t = torch.randint(len(self.schedule), (b,), generator=self.generator).to(x.device)
-        noise = torch.randn(x.shape, generator=self.generator).to(x.device)
+        return self(*batch, *self.draw(len(batch[0])))
+
+    def draw(self, n: int) -> tuple[Tensor, ...]:
+        """What is drawn for n images: t (n,), noise (n, C, H, W), and with ``flip`` what to mirror (n, 1, 1, 1)."""
+        t = torch.randint(len(self.schedule), (n,), generator=self.generator)
+        drawn = t, torch.randn(n, *self.shape, generator=self.generator)
         if self.flip:
-            flip = torch.rand(b, 1, 1, 1, generator=self.generator).to(x.device) < 0.5
-            x = torch.where(flip, x.flip(-1), x)
+            drawn = (*drawn, torch.rand(n, 1, 1, 1, generator=self.generator) < 0.5)
+        return tuple(part.to(self.device) for part in drawn)
+
+    def forward(
+        self, images: Tensor, labels: Tensor, t: Tensor, noise: Tensor, mirrored: Tensor | None = None
+    ) -> Tensor:
+        """The loss with these draws, mean over the batch."""
+        x = images / 127.5 - 1
+        if mirrored is not None:
+            x = torch.where(mirrored, x.flip(-1), x)
         noisy = self.schedule.add_noise(x, noise, t)  # pyright: ignore[reportArgumentType]  (annotated IntTensor)
         return F.mse_loss(self.unet(noisy, t, class_labels=labels).sample, noise)
+
+    @torch.no_grad()
+    def losses(self, images: Tensor, labels: Tensor, seed: int, *, draws: int = 16) -> Tensor:
+        """Mean squared error of each image, (n,), over ``draws`` times, evenly spread, each with one noise for all."""
+        self.eval()
+        noises = torch.randn(draws, 1, *self.shape, generator=torch.Generator().manual_seed(seed)).to(self.device)
+        times = ((torch.arange(draws) + 0.5) * len(self.schedule) / draws).long().to(self.device)
+        found = []
+        for x, y in zip(images.to(self.device).split(256), labels.to(self.device).split(256), strict=True):
+            x, of_batch = x / 127.5 - 1, torch.zeros(len(y), device=self.device)
+            for t, noise in zip(times.view(-1, 1), noises, strict=True):
+                there, eps = t.expand(len(y)), noise.expand(len(y), *self.shape)
+                noisy = self.schedule.add_noise(x, eps, there)  # pyright: ignore[reportArgumentType]
+                predicted = self.unet(noisy, there, class_labels=y).sample
+                of_batch += (predicted - eps).square().flatten(1).mean(1) / draws
+            found.append(of_batch)
+        return torch.cat(found)
 
     def on_fit_start(self) -> None:
         self.average.to(self.device)  # Lightning does not move it, as it is no Module

@@ -8,8 +8,9 @@ F(z): logits;  x^: the image decoded from z;  lambda: ``trade_off``;  l: ``laten
 
     loss = CE(F(z), y) + lambda (KL + MSE),   MSE = ||x^ - x||^2,   KL = mean over l of (mu^2 + e^v - 1 - v) / 2
 
-The paper does not say what is summed and what is averaged: this is as in the authors' released code, whose second term
-is a cross entropy instead of the paper's squared error.
+The paper does not say what is summed and what is averaged: this is as in the authors' released code. That code takes a
+cross entropy of the pixels for the MSE (``reconstruction``) and classifies the encoder's features instead of z
+(``classify``), two linear layers with l numbers between them.
 """
 
 from collections.abc import Sequence
@@ -27,7 +28,8 @@ from lightning_modules.networks.encoder import convolutions, smallest_maps
 class VAEClassifier(LightningModule):
     """Encoder, decoder and classifier with their joint loss (``training_step``) and the classifier's alone.
 
-    encoder: images (B, C, H, W) to (B, features). decoder: codes (B, l) to images in [0, 1].
+    encoder: images (B, C, H, W) to (B, features). decoder: codes (B, l) to images in [0, 1]. classify: what the
+    classifier maps to logits, ``code`` or ``features``. reconstruction: ``squares`` or ``cross_entropy``.
     """
 
     head = "classifier"  # the layer that maps the code to the logits
@@ -45,13 +47,16 @@ class VAEClassifier(LightningModule):
         momentum: float = 0.0,
         weight_decay: float = 0.0,
         optimizer: str = "adam",
+        classify: str = "code",
+        reconstruction: str = "squares",
     ) -> None:
         super().__init__()
         self.encoder = encoder
         self.mean, self.log_variance = nn.Linear(features, latent), nn.Linear(features, latent)
-        self.classifier = nn.Linear(latent, n_classes)
+        last = nn.Linear(latent, n_classes)
+        self.classifier = nn.Sequential(nn.Linear(features, latent), last) if classify == "features" else last
         self.decoder = decoder
-        self.trade_off = trade_off
+        self.trade_off, self.classify, self.reconstruction = trade_off, classify, reconstruction
         self.lr, self.momentum, self.weight_decay, self.optimizer = lr, momentum, weight_decay, optimizer
 
     def normalise(self, x: Tensor) -> Tensor:
@@ -60,12 +65,12 @@ class VAEClassifier(LightningModule):
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log-variance (B, l) of the codes of images: uint8, or floating in [0, 1]."""
-        features = self.encoder(self.normalise(x) if x.dtype == torch.uint8 else x)
-        return self.mean(features), self.log_variance(features)
+        return self._moments(self._features(x))
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (B, classes) of images, as ``encode`` takes them."""
-        return self.classifier(self._code(*self.encode(x)))
+        features = self._features(x)
+        return self.classifier(features if self.classify == "features" else self._code(*self._moments(features)))
 
     def cross_entropy(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
         """Mean (weighted) cross entropy of the batch: the loss without the autoencoder's terms."""
@@ -76,16 +81,29 @@ class VAEClassifier(LightningModule):
         """Mean (weighted) joint loss of the batch."""
         x, y, *weight = batch
         images = self.normalise(x) if x.dtype == torch.uint8 else x
-        mean, log_variance = self.encode(images)
+        features = self._features(images)
+        mean, log_variance = self._moments(features)
         z = self._code(mean, log_variance)
-        of_labels = F.cross_entropy(self.classifier(z), y, reduction="none")
+        logits = self.classifier(features if self.classify == "features" else z)
         kl = (mean.square() + log_variance.exp() - 1 - log_variance).mean(1) / 2
-        mse = (self.decoder(z) - images).square().flatten(1).sum(1)
-        return _mean(of_labels + self.trade_off * (kl + mse), weight)
+        of_pixels = (kl + self._reconstruction(self.decoder(z), images)) * self.trade_off
+        return _mean(F.cross_entropy(logits, y, reduction="none") + of_pixels, weight)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Plain SGD, or Adam; the learning rate is set here only."""
         return optimizer_of(self.parameters(), self.optimizer, self.lr, self.momentum, self.weight_decay)
+
+    def _features(self, x: Tensor) -> Tensor:
+        return self.encoder(self.normalise(x) if x.dtype == torch.uint8 else x)
+
+    def _moments(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        return self.mean(features), self.log_variance(features)
+
+    def _reconstruction(self, decoded: Tensor, images: Tensor) -> Tensor:
+        """(B,): summed over the pixels."""
+        if self.reconstruction == "cross_entropy":
+            return F.binary_cross_entropy(decoded, images, reduction="none").flatten(1).sum(1)
+        return (decoded - images).square().flatten(1).sum(1)
 
     def _code(self, mean: Tensor, log_variance: Tensor) -> Tensor:
         return mean + (log_variance / 2).exp() * torch.randn_like(mean) if self.training else mean
@@ -106,14 +124,20 @@ def vae(
     channels: Annotated[tuple[int, ...], "[1, 1e6]"] = (16, 32),
     depth: Annotated[int, "[1, 100]"] = 1,
     trade_off: Annotated[float, "[0, inf)"] = 0.05,
+    batch_norm: bool = False,
+    classify: Annotated[str, "code | features"] = "code",
+    reconstruction: Annotated[str, "squares | cross_entropy"] = "squares",
 ) -> VAEClassifier:
-    """Convolutions as in ``networks.encoder.Encoder``, a decoder that is symmetric to them, and no BatchNorm.
+    """Convolutions as in ``networks.encoder.Encoder``, and a decoder that is symmetric to them.
 
     Args:
         latent: l, numbers in a code (the paper's: 32 for Fashion-MNIST, 128 for CIFAR)
         channels: channels of the blocks of convolutions, each of which halves the image (the paper's: 16,32; 32,64)
         depth: convolutions in a block (the paper's: 1 for Fashion-MNIST, 2 for CIFAR)
         trade_off: lambda, weight of the autoencoder's loss beside the classifier's
+        batch_norm: a BatchNorm after every convolution but the decoder's last (the authors' code; the paper: none)
+        classify: what is classified: the code (the paper), or the encoder's features (the authors' code)
+        reconstruction: squares of the pixels' errors (the paper), or their cross_entropy (the authors' code)
     """
     c, h, w = smallest_maps(shape, channels)
     layers: list[nn.Module] = [nn.Linear(latent, c * h * w), nn.ReLU(), nn.Unflatten(1, (c, h, w))]
@@ -121,10 +145,12 @@ def vae(
         layers.append(nn.Upsample(scale_factor=2))
         for inner in [c] * (depth - 1) + [out]:
             layers += [nn.ConvTranspose2d(c, inner, 3, padding=1), nn.ReLU()]
+            layers += [nn.BatchNorm2d(inner)] if batch_norm else []
         c = out
-    layers[-1] = nn.Sigmoid()
-    encoder = nn.Sequential(*convolutions(shape[0], channels, depth))
+    layers[-2 if batch_norm else -1 :] = [nn.Sigmoid()]
+    encoder = nn.Sequential(*convolutions(shape[0], channels, depth, batch_norm))
     return VAEClassifier(
         encoder, nn.Sequential(*layers), channels[-1] * h * w, latent, n_classes,
         trade_off=trade_off, lr=lr, momentum=momentum, weight_decay=weight_decay, optimizer=optimizer,
+        classify=classify, reconstruction=reconstruction,
     )  # fmt: skip

@@ -7,7 +7,6 @@ python sweeps/communication_saved.py --from runs/table1-small-digits --out DIR  
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fedcommons.accounting import communication
 from fedcommons.accounting.communication import UntilTarget
@@ -15,14 +14,11 @@ from fedcommons.config import cli
 from fedcommons.errors import UserError, unknown
 from fedcommons.files import write_text
 from fedcommons.reports import columns, tables
-from fedcommons.reports.cells import IDENTIFYING
+from fedcommons.reports.cells import IDENTIFYING, until_target
 from fedcommons.reports.frames import load_runs
 from fedcommons.reports.published import fedssyn_table1, fedssyn_table_a2, rounds_csv
 from fedcommons.reports.series import value
 from fedcommons.sweeping import folders
-
-if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
-    import pandas as pd
 
 MB, MIB = 10**6, 2**20
 TRAIN, SHAPE, CLASSES = 50_000, (3, 32, 32), {"cifar10": 10, "cifar100": 100}  # the paper's data sets
@@ -106,18 +102,9 @@ def from_sweep(folder: Path) -> list[dict[str, object]]:
             head = {name: fact for name, fact in zip(heads, known, strict=True) if name != "setting"}
             _, n, c, *_ = columns.key(cell)
             rounds = [tables.rounds(pool), tables.rounds(vanilla)]
-            found = line(head, n, c, _until_target(pool), _until_target(vanilla), rounds, MB)
+            found = line(head, n, c, until_target(pool), until_target(vanilla), rounds, MB)
             lines.append(found | {"seeds": len(seeds)})
     return lines
-
-
-def _until_target(runs: "pd.DataFrame") -> list[UntilTarget]:
-    per_round = (runs["bytes_down"] + runs["bytes_up"]) / runs["rounds"]
-    facts = zip(runs["bytes_once"], per_round, tables.reached(runs), runs["rounds"], strict=True)
-    return [
-        UntilTarget(once, each, most if needed is None else needed, needed is None)
-        for once, each, needed, most in facts
-    ]
 
 
 @lru_cache

@@ -1,5 +1,7 @@
 """What disclosed data buy: test accuracy after some rounds against the share of the clients' data that was given away.
 
+Where runs share something that an epsilon covers, a second picture has accuracy against this epsilon.
+
 python sweeps/disclosure.py                     # digits: raw copies, and synthetic images that were shuffled
 python sweeps/disclosure.py --shares 0.1,0.5 --rhos 0.25,0.75 --seeds 0,1,2
 python sweeps/disclosure.py --also runs/mine,runs/other       # points from any other run folders beside these
@@ -7,7 +9,9 @@ python sweeps/disclosure.py --also runs/mine,runs/other       # points from any 
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
+from math import inf
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -88,6 +92,8 @@ def points(folders: Sequence[Path], round: int, display: Display) -> "pd.DataFra
 def table(found: Sequence[Cell], round: int) -> str:
     """A line a cell, those that give away least first."""
     head = ["federation", "algorithm", "setting", "given away", f"accuracy after round {round}", "MB exchanged once"]
+    private = _private(found)
+    head += ["ε of the commons"] * private
     lines = []
     for cell in sorted(found, key=lambda c: (columns.place(c), columns.method(c), series.value(c, "disclosed"))):
         once = fmean(cell.values("bytes_once")) / 1e6
@@ -95,24 +101,42 @@ def table(found: Sequence[Cell], round: int) -> str:
             [
                 columns.place(cell), columns.method(cell), columns.setting(cell),
                 f"{100 * fmean(cell.values('disclosed')):.1f} %", tables.percent(cell, ACCURACY), f"{once:.3g}",
+                *[tables.commons_epsilon(cell)] * private,
             ]
         )  # fmt: skip
     return tables.markdown(head, lines)
 
 
-def draw(found: Sequence[Cell], path: Path, title: str, round: int, smoke: bool) -> None:
-    """A panel for each federation; a series for each algorithm and way of sharing."""
+def _private(found: Sequence[Cell]) -> bool:
+    """Whether some of them have an epsilon of what they shared."""
+    return any(series.value(cell, "pool_epsilon") is not None for cell in found)
+
+
+def draw(found: Sequence[Cell], path: Path, x: str, title: str, round: int, smoke: bool) -> None:
+    """A panel for each federation; a series for each algorithm and way of sharing.
+
+    x: disclosed, or pool_epsilon: then runs that shared nothing stand on the left, those without a guarantee on the
+    right.
+    """
     several = len({cell.runs["algorithm"].iloc[0] for cell in found}) > 1
     panels = []
     for place in dict.fromkeys(map(columns.place, found)):
         shown = []
-        for cell in (c for c in found if columns.place(c) == place):
+        for cell in sorted((c for c in found if columns.place(c) == place), key=lambda c: _epsilon(c)[0]):
             setting = str(cell.runs["sharing.setting"].iloc[0])
             name = f"{cell.runs['algorithm'].iloc[0]}, {setting}" if several else setting
             point = series.point(cell, "disclosed", ACCURACY, name)
-            shown += [point] if point else []
-        panels.append(series.Panel(place, words("disclosed"), shown))
+            if point:
+                shown.append(point if x == "disclosed" else replace(point, x=_epsilon(cell)[1]))
+        panels.append(series.Panel(place, words(x), shown))
     series.draw(path, panels, "test accuracy", "way of sharing", f"{title}, after round {round}", smoke)
+
+
+def _epsilon(cell: Cell) -> tuple[float, str]:
+    """Where a cell stands by the epsilon of what it shared, and the name of that place."""
+    epsilon = tables.commons_epsilon(cell)
+    ends = {"-": (0.0, "nothing shared"), "none": (inf, "no guarantee")}
+    return ends[epsilon] if epsilon in ends else (float(epsilon), epsilon)
 
 
 def report(cells_of_grid: Sequence[sweep.Cell], out: Path, options, display: Display) -> None:
@@ -130,16 +154,21 @@ def report(cells_of_grid: Sequence[sweep.Cell], out: Path, options, display: Dis
         "sends, do not count.",
         "A synthetic image is not its original: a percent by raw copies shows more than a percent by generators.",
         grids.work_note([cell.config for cell in cells_of_grid]),
+        *tables.private_notes(runs),
         f"Seeds: {options.seeds}; ± is the sample standard deviation.",
     ]
     markdown = grids.stamped(table(found, options.round) + tables.numbered(notes), options)
     write_text(out / "disclosure.md", markdown)
     varied = dict.fromkeys(name for cell in found for name in cell.fields)
-    records = tables.records(runs, (*varied, "seed", "disclosed", ACCURACY, "bytes_once"))
+    private = ("pool_epsilon",) * _private(found)
+    records = tables.records(runs, (*varied, "seed", "disclosed", *private, ACCURACY, "bytes_once"))
     write_text(out / "disclosure.csv", tables.to_csv(records))
     write_json(out / "summary.json", {"name": out.name, "round": options.round, "cells": records})
     datasets = ", ".join(map(str, runs["data.name"].unique()))
-    draw(found, out / "disclosure.png", datasets, options.round, grids.is_smoke(options))
+    smoke = grids.is_smoke(options)
+    draw(found, out / "disclosure.png", "disclosed", datasets, options.round, smoke)
+    if _private(found):
+        draw(found, out / "disclosure_epsilon.png", "pool_epsilon", datasets, options.round, smoke)
     display.say("\n" + markdown)
 
 

@@ -2,23 +2,28 @@
 
 python sweeps/feddm.py                     # digits, minutes on a laptop
 python sweeps/feddm.py --preset smoke      # the same code with smaller numbers
+python sweeps/feddm.py --dataset mnist --data-dir DIR      # an hour: 2,000 images
 python sweeps/feddm.py --preset paper --dataset cifar10 --data-dir DIR --partition.n_clients 50      # for GPUs
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from fedcommons.accounting import communication
 from fedcommons.config import cli, parts, presets
 from fedcommons.config.flat import SHORT_NAMES, choose
 from fedcommons.errors import UserError
 from fedcommons.files import write_json, write_text
+from fedcommons.reports import columns, series, tables
+from fedcommons.reports.cells import Cell, until_target
 from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
 
+MB = 10**6
 ALGORITHMS = "feddm,fedavg,fedprox,fednova,scaffold"
 _EVERY = {"partition.name": "dirichlet_niid", "federation.weighting": "samples", "model.name": "convnet",
           "measure.every": 0, "data.augment": False}  # fmt: skip
@@ -33,6 +38,9 @@ FIELDS: dict[str, dict[str, Any]] = {
               "data.validation": 0.0},
 }  # fmt: skip
 """What the presets set on top of the package's. The rates and sizes of small were chosen on seed 100."""
+_LARGE_IMAGES = {"data.limit": 2000, "client.lr": 0.1, "feddm.ipc": 5, "feddm.iterations": 30, "feddm.image_lr": 1.0,
+                 "feddm.match_batch": 64, "target": 0.8}  # fmt: skip
+"""What small has instead on images of 28x28 and more; chosen on MNIST, seed 100."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,8 @@ def arguments(argv: Sequence[str]):
     if preset not in FIELDS:
         raise UserError(f"--preset must be one of {', '.join(FIELDS)} for FedDM, whose code was not released.")
     fields = {**presets.preset(preset, dataset), **FIELDS[preset]}
+    if preset == "small" and dataset in presets.LARGE_IMAGES:
+        fields |= _LARGE_IMAGES
     if preset == "paper" and dataset == "cifar100":
         fields["feddm.ipc"] = 5
     title = (__doc__ or "").partition("\n")[0]
@@ -119,63 +129,66 @@ def _numbers(option: str, text: str, kind: type) -> Sequence[Any]:
     return cli.split(option, text, kind) if text else ()
 
 
-def rows(found: Sequence[Entry], out: Path) -> Any:
-    """A frame, a row for each entry whose run is finished: its table, method and alpha, then the columns of a run."""
+def rows(found: Sequence[Entry], out: Path, say: Callable[[str], None]) -> Any:
+    """A frame, a row for each entry whose run is finished: its table, method and alpha, then the columns of a run.
+
+    level: sigma of the noise, FedDM's own or that of DP-SGD.
+    """
     import pandas as pd
 
-    from fedcommons.reports.frames import load_rounds, load_runs
-
-    runs: Any = load_runs(out)
-    rounds: Any = load_rounds(out)  # pandas' types are too wide for a checker
-    per_round = rounds[rounds["round"] > 0].groupby("run")[["comm/up_bytes", "comm/down_bytes"]].mean() / 1e6
-    until = runs.set_index("run")["rounds_to_target"].fillna(runs.set_index("run")["rounds"])
-    runs = runs.set_index("run").join(per_round.set_axis(["up_MB", "down_MB"], axis=1))
-    runs["MB_to_target"] = until * (runs["up_MB"] + runs["down_MB"])
-    runs.index = [Path(run).name for run in runs.index]
-    runs = runs[runs["status"] == "finished"]
-    there = [e for e in found if e.cell.name in runs.index]
-    of_entries = pd.DataFrame({"table": e.table, "method": e.method, "at": e.alpha} for e in there)
-    return pd.concat([of_entries, runs.loc[[e.cell.name for e in there]].reset_index(names="cell")], axis=1)
+    runs: Any = grids.finished(grids.once(e.cell for e in found), out, say)  # pandas' types are too wide for a checker
+    if runs.empty:
+        return runs
+    own, private = (runs.get(name, pd.Series(index=runs.index, dtype=float)) for name in ("feddm.sigma", "sigma"))
+    runs = runs.assign(cell=[Path(run).name for run in runs["run"]], level=private.fillna(own).fillna(0.0))
+    there = [e for e in found if e.cell.name in set(runs["cell"])]
+    stands = [{"table": e.table, "method": e.method, "at": e.alpha, "cell": e.cell.name} for e in there]
+    return pd.DataFrame(stands).merge(runs, on="cell", how="left")
 
 
 def markdown(frame: Any, options) -> str:
     """The tables; a run that missed the target counts with all its rounds, and its cell has ``>``."""
-    lines = []
-    for table, of_table in frame.groupby("table", sort=False):
-        lines += [f"## By {table}" if table != "methods" else "## Methods", "", "| alpha | method | seeds | last "
-                  "accuracy, % | best, % | rounds to target | MB up a round | MB down a round | MB to target |",
-                  "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
-        for (alpha, method), of in of_table.groupby(["at", "method"], sort=False):
-            last, best, up, down = (of[n] for n in ("last_accuracy", "best_accuracy", "up_MB", "down_MB"))
-            missed = ">" * bool(of["rounds_to_target"].isna().any())
-            until = of["rounds_to_target"].fillna(of["rounds"]).mean()
-            spread = f" ± {100 * last.std():.1f}" if len(of) > 1 else ""
-            lines.append(
-                f"| {alpha:g} | {method} | {len(of)} | {100 * last.mean():.1f}{spread} | {100 * best.mean():.1f} | "
-                f"{missed}{until:.1f} | {up.mean():.3f} | {down.mean():.3f} | {missed}{of['MB_to_target'].mean():.2f} |"
-            )
-        lines.append("")
-    return grids.stamped("\n".join(lines), options)
+    head = ("alpha", "method", "seeds", "last accuracy, %", "best, %", "rounds to target", "MB up a round",
+            "MB down a round", "MB to target")  # fmt: skip
+    parts = []
+    for table, of_table in frame[frame["table"] != "round"].groupby("table", sort=False):  # that one is for a picture
+        lines = []
+        for (alpha, method), runs in of_table.groupby(["at", "method"], sort=False):
+            of, (total, missed) = Cell({}, runs), communication.sent(until_target(runs), MB, MB)
+            each = [f"{(runs[name] / runs['rounds']).mean() / MB:.3f}" for name in ("bytes_up", "bytes_down")]
+            accuracies = [tables.percent(of, name) for name in ("last_accuracy", "best_accuracy")]
+            known = [columns.text(alpha), method, len(runs), *accuracies, tables.rounds(runs)]
+            lines.append([*known, *each, f"{'>' * missed}{total:.2f}"])
+        title = "Methods" if table == "methods" else f"By {table}"
+        parts.append(f"## {title}\n\n{tables.markdown(head, lines)}")
+    notes = (
+        f"Rounds: the first whose server model has {100 * options.target:g} % test accuracy; >R: not within R rounds.",
+        "MB: 10^6 bytes over all clients; until the target a seed that missed it counts with all its rounds, and the "
+        "mean has >.",
+        f"Seeds: {options.seeds}; ± is the sample standard deviation.",
+        *tables.rejected_notes(frame.drop_duplicates("run")),
+    )
+    return grids.stamped("\n".join(parts) + tables.numbered(notes), options)
 
 
-def courses(found: Sequence[Entry], out: Path, path: Path, smoke: bool) -> None:
+def courses(frame: Any, path: Path, smoke: bool) -> None:
     """Figure 2: accuracy over rounds, over all MB and over MB sent up; a column for each alpha, means over seeds."""
     from fedcommons.reports import plots
     from fedcommons.reports.frames import load_rounds
-    from fedcommons.reports.series import COLOURS
 
-    rounds: Any = load_rounds(out)
-    rounds["up"] = rounds.groupby("run")["comm/up_bytes"].cumsum().fillna(0) / 1e6
-    rounds["total"] = rounds["comm/total_bytes"].fillna(0) / 1e6
-    rounds["cell"] = [Path(run).name for run in rounds["run"]]
-    main = [e for e in found if e.table == "methods"]
-    alphas, methods = (list(dict.fromkeys(getattr(e, n) for e in main)) for n in ("alpha", "method"))
+    main = frame.loc[frame["table"] == "methods", ["run", "method", "at"]]
+    if main.empty:
+        return
+    rounds: Any = load_rounds(*main["run"].unique()).merge(main, on="run")
+    rounds["up"] = rounds.groupby("run")["comm/up_bytes"].cumsum().fillna(0) / MB
+    rounds["total"] = rounds["comm/total_bytes"].fillna(0) / MB
+    alphas, methods = main["at"].unique(), main["method"].unique()
     axes_of = (("round", "rounds"), ("total", "MB up and down"), ("up", "MB up"))
     figure, grid = plots.panels(3, len(alphas), (2.6 * len(alphas) + 1, 7.5), sharey=True)
     for (i, (column, words)), (j, alpha) in product(enumerate(axes_of), enumerate(alphas)):
         axes = grid[i][j]
-        for method, colour in zip(methods, COLOURS, strict=False):
-            mine = rounds[rounds["cell"].isin([e.cell.name for e in main if (e.method, e.alpha) == (method, alpha)])]
+        for method, colour in zip(methods, series.COLOURS, strict=False):
+            mine = rounds[(rounds["method"] == method) & (rounds["at"] == alpha)]
             course = mine.groupby("round")[list({column, "test/accuracy"} - {"round"})].mean().reset_index()
             axes.plot(course[column], 100 * course["test/accuracy"], color=colour, label=method)
         axes.set(xlabel=words, title=f"alpha {alpha:g}" if i == 0 else None)
@@ -185,17 +198,25 @@ def courses(found: Sequence[Entry], out: Path, path: Path, smoke: bool) -> None:
     plots.save(figure, path, 110, smoke)
 
 
-def pictures(found: Sequence[Entry], out: Path, path: Path, smoke: bool) -> None:
+def noise(frame: Any, path: Path, smoke: bool) -> None:
+    """Figure 3: accuracy of the last round over the level of the noise, means over seeds."""
+    of_level = frame.loc[frame["table"] == "noise level", :].groupby(["algorithm", "level"], sort=False)
+    points = [series.point(Cell({}, runs), "level", "last_accuracy", name) for (name, _), runs in of_level]
+    panel = series.Panel("feddm: as printed, not certified; others: DP-SGD", r"$\sigma$", [p for p in points if p])
+    if panel.points:
+        series.draw(path, [panel], "last_accuracy", "algorithm", series.title(frame), smoke)
+
+
+def pictures(frame: Any, path: Path, smoke: bool) -> None:
     """Figures 14 to 17: the first image of each class, of round 1, and of the last round at each noise level."""
     from fedcommons.federation import checkpoint
     from fedcommons.reports import plots
     from fedcommons.tensors import data
 
-    shown = [e for e in found if e.table in ("round", "noise level") and e.cell.config.algorithm == "feddm"]
-    first = {e.method: e.cell.name for e in reversed(shown)}  # of the first seed
+    shown = frame[frame["table"].isin(("round", "noise level")) & (frame["algorithm"] == "feddm")]
     sets = {}
-    for method, name in reversed(first.items()):
-        standing = checkpoint.load_latest(out / name / "checkpoints")
+    for run, method in shown.drop_duplicates("method")[["run", "method"]].to_numpy():  # of the first seed
+        standing = checkpoint.load_latest(Path(run) / "checkpoints")
         if standing and "images" in standing.state:
             sets[method] = data(standing.state["images"]), data(standing.state["labels"])
     if not sets:
@@ -236,17 +257,19 @@ def figure1(path: Path, smoke: bool) -> None:
 
 def report(found: Sequence[Entry], out: Path, options, display: Display) -> None:
     """Write tables, curves and pictures from the run folders, and show the tables."""
-    frame = rows(found, out)
+    frame = rows(found, out, display.say)
     if frame.empty:
         return
-    text = markdown(frame, options)
+    text, smoke = markdown(frame, options), grids.is_smoke(options)
     stands = [{"table": e.table, "method": e.method, "alpha": e.alpha, "run_dir": e.cell.name} for e in found]
     write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "entries": stands})
     write_text(out / "feddm.md", text)
-    write_text(out / "feddm.csv", frame.to_csv(index=False))
-    courses(found, out, out / "feddm.png", grids.is_smoke(options))
-    pictures(found, out, out / "feddm_images.png", grids.is_smoke(options))
-    figure1(out / "feddm_figure1.png", grids.is_smoke(options))
+    names = ("table", "method", "at", "level", *tables.RUN)
+    write_text(out / "feddm.csv", tables.to_csv(tables.records(frame, names)))
+    courses(frame, out / "feddm.png", smoke)
+    noise(frame, out / "feddm_noise.png", smoke)
+    pictures(frame, out / "feddm_images.png", smoke)
+    figure1(out / "feddm_figure1.png", smoke)
     display.say("\n" + text)
 
 
@@ -258,7 +281,6 @@ def feddm(argv: Sequence[str]) -> int:
     with Display() as display:
         if options.dry_run:
             grids.dry_run(cells, out, display, options.on_cores)
-            display.say("These times and steps take FedDM's clients to train as FedAvg's do, which they do not.")
             return 0
         left = sweep.todo(cells, out, display)
         with sweep.open_sweep(out, options.resume):

@@ -1,229 +1,166 @@
-"""Tables 1, 5 and 6 of FedDPMS: what images decoded from other clients' noisy codes bring, and what they cost.
+"""FedDPMS's tables 1, 2, 5, 6 and figures 2, 3: what images decoded from others' noisy codes bring, and what they cost.
 
 python sweeps/feddpms.py                     # digits, some minutes on a laptop
 python sweeps/feddpms.py --preset smoke      # the same code with smaller numbers, under a minute
+python sweeps/feddpms.py --alphas 0.1,0.3,0.5 --clients 10:430,20:860,30:1290 --preliminary 0.3,0.4,0.5
 python sweeps/feddpms.py --dataset fmnist --data-dir DIR      # a part of Fashion-MNIST
 python sweeps/feddpms.py --preset paper --dataset fmnist --data-dir DIR      # the paper's numbers, for GPUs
+python sweeps/feddpms.py --preset authors --dataset cifar10 --data-dir DIR   # as the authors' released code runs it
 """
 
 import time
-from collections.abc import Mapping, Sequence
-from itertools import product
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
 
-from fedcommons.config import cli
-from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import flat_dict
-from fedcommons.errors import UserError
+from fedcommons.config import cli, feddpms_presets
+from fedcommons.config.flat import choose
+from fedcommons.errors import UserError, shown
 from fedcommons.files import write_json, write_text
-from fedcommons.reports import tables
+from fedcommons.reports import columns, tables
+from fedcommons.reports.cells import cells
 from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
-from fedcommons.tracking.run_folder import read_summary
 
 ALGORITHMS = "feddpms,fedvae,fedavg,fedprox,moon,fedmix"
 AUTOENCODERS = ("feddpms", "fedvae")
-
-ALL: dict[str, Any] = {
-    "partition.name": "dirichlet_niid", "federation.weighting": "samples", "client.optimizer": "adam",
-    "model.name": "vae", "fedprox.mu": 0.001, "measure.every": 0,
+CONSTANTS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    "sigmas": ("sigma", float), "quotas": ("quota", int), "privacies": ("privacy", str), "helpers": ("helpers", int),
+    "preliminary": ("preliminary_rounds", float),
 }  # fmt: skip
-DIGITS: dict[str, Any] = {  # chosen on seeds 100 and 101
-    "client.lr": 5e-3, "client.batch_size": 16, "client.epochs": 3, "federation.rounds": 16,
-    "model.latent": 16, "model.channels": (8, 16), "feddpms.quota": 5, "feddpms.sigma": 1.0,
-}  # fmt: skip
-FMNIST: dict[str, Any] = {"model.latent": 32, "model.channels": (16, 32), "feddpms.quota": 50, "feddpms.sigma": 3.0}
-CIFAR: dict[str, Any] = {"model.latent": 128, "model.channels": (32, 64), "model.depth": 2, "feddpms.sigma": 4.0}
-PAPERS: Mapping[str, dict[str, Any]] = {
-    "fmnist": FMNIST, "mnist": FMNIST, "cifar10": {**CIFAR, "feddpms.quota": 200},
-    "cifar100": {**CIFAR, "feddpms.quota": 50, "feddpms.classes": 10},
-}  # fmt: skip
-LAPTOP = {"client.lr": 2e-3, "client.batch_size": 32, "client.epochs": 2, "feddpms.quota": 10, "feddpms.sigma": 1.0}
-
-
-def fields(preset: str, dataset: str) -> dict[str, Any]:
-    """What this sweep sets on top of a preset; the paper's rate, batches, epochs and rounds in preset paper."""
-    large = PAPERS.get(dataset)
-    if preset == "paper":
-        rest = {"client.lr": 1e-3, "client.batch_size": 64, "client.epochs": 5, "federation.rounds": 50}
-        return {**ALL, **rest, **(large or {})}
-    if preset == "smoke" or large is None:
-        return {**ALL, **DIGITS, **({"federation.rounds": 4, "client.epochs": 1} if preset == "smoke" else {})}
-    return {**ALL, **large, **LAPTOP}
+"""Options that vary a constant of FedDPMS alone, one at a time: table 5 and figure 3."""
 
 
 def arguments(argv: Sequence[str]) -> Namespace:
     """Options of the tables on top of every field of the experiment."""
     preset, dataset = grids.preset_and_dataset(argv)
-    if preset == "authors":
-        raise UserError("--preset authors is of Fedssyn: use paper, small or smoke.")
-    few = preset == "smoke"
+    few, hundred = preset == "smoke", preset in ("paper", "authors") and dataset == "cifar100"
     more = (
-        ("sigmas", str, "1" if few else "0.5,1,2,4", "table 5: noise, with the default quota; empty for none"),
-        ("quotas", str, "2" if few else "2,5,10,20", "table 5: codes of a class, with the default noise; or empty"),
-    )
+        ("sigmas", str, "1" if few else "0.5,1,2,4", "table 5: noise; empty for none, like those that follow"),
+        ("quotas", str, "2" if few else "2,5,10,20", "table 5: codes of a class"),
+        ("preliminary", str, "", "figure 3: shares of the rounds that stage I takes, such as 0.3,0.4,0.5"),
+        ("privacies", str, "", "paper, sound, or both"),
+        ("helpers", str, "", "numbers of clients whose codes one client gets, at most"),
+        ("clients", str, ",".join(f"{n}:{500 * n}" for n in range(10, 60, 10)) if hundred else "",
+         "table 2: pairs N:images, N clients that share so many, at the first alpha"),
+    )  # fmt: skip
     title, defaults = (__doc__ or "").partition("\n")[0], {"algorithms": ALGORITHMS, "settings": "real"}
-    parser = grids.parser(title, argv, defaults, more, "feddpms", fields(preset, dataset))
+    parser = grids.parser(title, argv, defaults, more, "feddpms", feddpms_presets.fields(preset, dataset))
     parser.set_defaults(alphas="0.5")
     options = cli.parse(parser, argv)
     grids.refuse_fields(options, {})
     return options
 
 
-def grid(options: Namespace) -> list[sweep.Cell]:
-    """The cells of table 1, then those that only table 5 has."""
-    algorithms = cli.split("--algorithms", options.algorithms)
-    cells = [
-        _cell(options, algorithm, alpha, seed, {})
-        for alpha, algorithm, seed in product(_alphas(options), algorithms, cli.split("--seeds", options.seeds, int))
+def grid(options: Namespace) -> dict[str, list[sweep.Cell]]:
+    """The cells of each table; a cell may stand in several."""
+    algorithms, seeds = cli.split("--algorithms", options.algorithms), cli.split("--seeds", options.seeds, int)
+    alphas = cli.split("--alphas", options.alphas, float)
+    found = {"Table 1": [_cell(options, a, alpha, seed) for alpha, a, seed in product(alphas, algorithms, seeds)]}
+    found["Table 2"] = [
+        _cell(options, a, alphas[0], seed, {"partition.n_clients": n, "data.limit": images})
+        for (n, images), a, seed in product(_federations(options.clients), algorithms, seeds)
     ]
-    return grids.once([*cells, *(cell for _, _, line in table5(options) for cell in line)])
+    found |= {"Table 5": [], "Figure 3": []}
+    for option, (field, kind) in CONSTANTS.items():
+        for value in cli.split(f"--{option}", options[option], kind) if options[option] else ():
+            table = "Figure 3" if option == "preliminary" else "Table 5"
+            if option == "preliminary":
+                value = _preliminary(value, options.federation.rounds)
+            found[table] += [_cell(options, "feddpms", alphas[0], s, {f"feddpms.{field}": value}) for s in seeds]
+    return {table: grids.once(of) for table, of in found.items() if of}
 
 
-def table5(options: Namespace) -> list[tuple[str, float, list[sweep.Cell]]]:
-    """The lines of table 5: the field that is varied, its value, and a cell for each seed."""
-    lines = []
-    for field, text, kind in (("sigma", options.sigmas, float), ("quota", options.quotas, int)):
-        for value in cli.split(f"--{field}s", text, kind) if text else ():
-            seeds = cli.split("--seeds", options.seeds, int)
-            values = {f"feddpms.{field}": value}
-            lines.append((field, value, [_cell(options, "feddpms", _alphas(options)[0], s, values) for s in seeds]))
-    return lines
+def _federations(text: str) -> list[tuple[int, int]]:
+    """Pairs N:images.
+
+    Raises:
+        UserError: they are none.
+    """
+    pairs = [one.split(":") for one in cli.split("--clients", text)] if text else []
+    if not all(len(pair) == 2 and all(number.isdigit() for number in pair) for pair in pairs):
+        raise UserError(f"--clients takes pairs N:images such as 10:430,20:860, got {shown(text)}.")
+    return [(int(n), int(images)) for n, images in pairs]
 
 
-def _alphas(options: Namespace) -> tuple[float, ...]:
-    return cli.split("--alphas", options.alphas, float)
+def _preliminary(share: float, rounds: int) -> int | None:
+    """T_p; None where it is the default's, so that the run is the same.
+
+    Raises:
+        UserError: a share that leaves nothing for stage II.
+    """
+    if not 0 <= share < 1:
+        raise UserError(f"--preliminary takes shares in [0, 1), got {share:g}.")
+    last = round(share * rounds)
+    return None if last == round(0.4 * rounds) else last
 
 
-def _cell(options: Namespace, algorithm: str, alpha: float, seed: int, values: Mapping[str, Any]) -> sweep.Cell:
+def _cell(
+    options: Namespace, algorithm: str, alpha: float, seed: int, values: Mapping[str, Any] | None = None
+) -> sweep.Cell:
     """All train the same encoder and classifier; those of autoencoders have a decoder beside it."""
     model = "vae" if algorithm in AUTOENCODERS else "encoder"
     given = {} if "model.name" in options.asked else {"model.name": model}
     varied = {"seed": seed, "algorithm": algorithm, "partition.alpha": alpha, "sharing.setting": "real"}
-    return grids.cell(options, {**grids.base(options), **varied, **given, **values})
+    return sweep.cell(
+        choose({**grids.base(options), **varied, **given, **(values or {})}, options.fields), grids.VARIED
+    )
 
 
-def report(cells: Sequence[sweep.Cell], out: Path, options: Namespace) -> str:
+def report(of_tables: Mapping[str, Sequence[sweep.Cell]], out: Path, options: Namespace) -> str:
     """Write the tables, the pictures and the summary from the run folders that are done; the tables, if any is."""
-    from fedcommons.reports import exchange
+    from fedcommons.reports import exchange, feddpms_tables
 
-    found = {cell.name: s for cell in cells if (s := read_summary(out / cell.name))}
-    if not found:
+    every = grids.finished(_once(of_tables), out)
+    if every.empty:
         return ""
-    write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "cells": list(found.values())})
-    given = {name: e for name in found if (e := exchange.read(out / name))}
-    text = [_table1(cells, found, options), _table5(found, given, options), _table6(cells, found, given)]
-    markdown = grids.stamped("\n\n".join(filter(None, text)) + "\n", options)
+    records = tables.records(every, [*tables.RUN, *columns.others(cells(every)[0])])
+    write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "cells": records})
+    write_text(out / "feddpms.csv", tables.to_csv(records))
+    exchanges = {run: e for run in every["run"] if (e := exchange.read(Path(run)))}
+    compared = {}
+    for table, of in of_tables.items():
+        runs = grids.finished(of, out)
+        compared[table] = [] if runs.empty else tables.compared(feddpms_tables.with_kept(runs, exchanges))
+    configs = [cell.config for cell in _once(of_tables)]
+    notes = [*feddpms_tables.NOTES, grids.work_note(configs), grids.method_note(configs)]
+    text, smoke = [], grids.is_smoke(options)
+    for table, of in compared.items():
+        if of:
+            whole = table in ("Table 1", "Table 2")
+            said = feddpms_tables.methods(of, notes) if whole else feddpms_tables.constants(of, options.dp.delta)
+            text.append(f"{table}\n\n{said}")
+    if first := next((run for run in every.to_dict("records") if run["run"] in exchanges), None):
+        text.append(f"Table 6\n\n{feddpms_tables.sent(first, exchanges[first['run']])}")
+        exchange.picture(out / "feddpms.png", exchanges[first["run"]], smoke)
+    one, two, three = (compared.get(table, []) for table in ("Table 1", "Table 2", "Figure 3"))
+    feddpms_tables.over_rounds(out / "feddpms_rounds.png", [*one, *three], smoke)
+    feddpms_tables.over_federations(out / "feddpms_federations.png", [*one, *two], smoke)
+    markdown = grids.stamped("\n".join(text), options)
     write_text(out / "feddpms.md", markdown)
-    rows = [
-        {"run_dir": n, **{k: v for k, v in s.items() if isinstance(v, int | float | str)}} for n, s in found.items()
-    ]
-    write_text(out / "feddpms.csv", tables.to_csv([{k: r.get(k) for k in rows[0]} for r in rows]))
-    if first := next((name for name in found if name in given), None):
-        exchange.picture(out / "feddpms.png", given[first], grids.is_smoke(options))
     return markdown
 
 
-def _percent(found: Mapping[str, Any], cells: Sequence[sweep.Cell], name: str) -> list[float]:
-    return [100 * found[c.name][name] for c in cells if c.name in found]
-
-
-def _table1(cells: Sequence[sweep.Cell], found: Mapping[str, Any], options: Namespace) -> str:
-    head = ["alpha", "algorithm", "last acc.", "best acc.", "last - FedAvg's", "MB", "seeds"]
-    lines, defaults = [], {c.name: c for c in cells if not _only_table5(c, options)}
-    for alpha, algorithm in product(_alphas(options), cli.split("--algorithms", options.algorithms)):
-
-        def of(name: str, alpha: float = alpha) -> dict[int, sweep.Cell]:
-            fit = [c for c in defaults.values() if c.config.algorithm == name and c.name in found]
-            return {c.config.seed: c for c in fit if flat_dict(c.config).get("partition.alpha") == alpha}
-
-        mine, plain = of(algorithm), of("fedavg")
-        if not mine:
-            continue
-        both = [s for s in mine if s in plain]
-        gaps = [_percent(found, [mine[s]], "last_accuracy")[0] - _percent(found, [plain[s]], "last_accuracy")[0]
-                for s in both]  # fmt: skip
-        accuracies = (tables.mean_std(_percent(found, [*mine.values()], f"{k}_accuracy"), 1) for k in ("last", "best"))
-        sent = [(found[c.name]["bytes_down"] + found[c.name]["bytes_up"] + found[c.name]["bytes_once"]) / 1e6
-                for c in mine.values()]  # fmt: skip
-        gap = tables.mean_std(gaps, 1) if gaps and algorithm != "fedavg" else ""
-        lines.append([f"{alpha:g}", algorithm, *accuracies, gap, tables.mean_std(sent, 2), str(len(mine))])
-    configs = [c.config for c in defaults.values()]
-    notes = (
-        "Accuracy in %: top-1 of the server model on the whole test set; last: after the last round, best: of all. "
-        "± is the sample standard deviation over seeds; the gap to FedAvg is taken seed by seed.",
-        "FedDPMS and FedVAE train the autoencoder on pixels in [0, 1]; the others its encoder and classifier alone, "
-        "without a log-variance, on normalised pixels.",
-        grids.work_note(configs), grids.method_note(configs),
-    )  # fmt: skip
-    return "Table 1\n\n" + tables.markdown(head, lines) + "".join(f"\n{i}. {n}" for i, n in enumerate(notes, 1))
-
-
-def _only_table5(cell: sweep.Cell, options: Namespace) -> bool:
-    """Whether the cell has other noise or another quota than table 1's."""
-    constants = cell.config.constants
-    return cell.config.algorithm == "feddpms" and any(constants[n] != options.feddpms[n] for n in ("sigma", "quota"))
-
-
-def _table5(found: Mapping[str, Any], given: Mapping[str, Any], options: Namespace) -> str:
-    head = ["", "value", "last acc.", "best acc.", "codes kept, % of the quota", "seeds"]
-    lines = []
-    for field, value, cells in table5(options):
-        there = [c for c in cells if c.name in found]
-        if there:
-            kept = [100 * given[c.name].kept / _most(c.config) for c in there if c.name in given]
-            accuracies = (tables.mean_std(_percent(found, there, f"{k}_accuracy"), 1) for k in ("last", "best"))
-            lines.append([field, f"{value:g}", *accuracies, tables.mean_std(kept, 0), str(len(there))])
-    return "Table 5\n\n" + tables.markdown(head, lines) if lines else ""
-
-
-def _most(config: Experiment) -> int:
-    """How many codes all clients give at most."""
-    return config.partition.n_clients * config.constants["quota"] * config.constants["classes"]
-
-
-def _table6(cells: Sequence[sweep.Cell], found: Mapping[str, Any], given: Mapping[str, Any]) -> str:
-    """Bytes beyond the model's, counted against the closed forms of appendix A.9, for the first FedDPMS run."""
-    from fedcommons.studies import feddpms_costs as costs
-
-    first = next((c for c in cells if c.name in found and c.name in given), None)
-    if first is None:
-        return ""
-    c, e, s = first.config, given[first.name], found[first.name]
-    k = round(c.federation.participation * c.partition.n_clients)
-    model = 2 * k * c.federation.rounds * 4 * e.model
-    # a decoder goes up in the last round of stage I, and down at each client's first selection in stage II
-    downloads = costs.expected_downloads(c.federation.rounds, e.preliminary, c.partition.n_clients, k)
-    quota, classes = c.constants["quota"], c.constants["classes"]
-    codes = 2 * k * 4 * e.model * costs.of_codes(quota, classes, e.latent, e.model)
-    closed = {"model": model, "decoders": 4 * (k + downloads) * e.decoder, "codes, at most": codes}
-    counted = s["bytes_down"] + s["bytes_up"]
-    lines = [[name, f"{value:.0f}", f"{100 * value / model:.2f}"] for name, value in closed.items()]
-    lines.append(["sum", f"{sum(closed.values()):.0f}", f"{100 * sum(closed.values()) / model:.2f}"])
-    lines.append(["counted", str(counted), f"{100 * counted / model:.2f}"])
-    ratio = 100 * costs.of_decoder(c.federation.rounds, e.preliminary, c.partition.n_clients, k)
-    note = (
-        f"{first.name}; labels (8 bytes a code) and flags are counted besides. The paper's r_2, for a decoder as large "
-        f"as the model: {ratio:.2f} %. T_p / T = {e.preliminary} / {c.federation.rounds} more computation."
-    )
-    return "Table 6\n\n" + tables.markdown(["closed form", "bytes", "% of the model's"], lines) + f"\n{note}"
+def _once(of_tables: Mapping[str, Sequence[sweep.Cell]]) -> list[sweep.Cell]:
+    return grids.once(chain.from_iterable(of_tables.values()))
 
 
 def feddpms(argv: Sequence[str]) -> int:
     started = time.perf_counter()
     options = arguments(argv)
-    out, cells = Path(options.out), grid(options)
+    out, of_tables = Path(options.out), grid(options)
+    every = _once(of_tables)
     with Display() as display:
         if options.dry_run:
-            grids.dry_run(cells, out, display, options.on_cores)
+            grids.dry_run(every, out, display, options.on_cores)
             return 0
-        left = sweep.todo(cells, out, display)
+        left = sweep.todo(every, out, display)
         with sweep.open_sweep(out, options.resume):
             outcome = sweep.run_cells(left, out, display)
-            display.say("\n" + report(cells, out, options))
+            display.say("\n" + report(of_tables, out, options))
             return grids.conclude(outcome, started, out, "feddpms", display)
 
 

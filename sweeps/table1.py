@@ -138,7 +138,8 @@ def report(cells: Sequence[sweep.Cell], runs: "pd.DataFrame", out: Path, options
     names = [*tables.RUN, *columns.others(found[0])]
     write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "cells": tables.records(runs, names)})
     part = [f"So far: {len(runs)} of {len(cells)} runs."] if len(runs) < len(cells) else []
-    notes = [*footnotes(cells, options), *tables.rejected_notes(runs), *tables.lost_notes(runs), *part]
+    of_runs = [*tables.private_notes(runs), *tables.rejected_notes(runs), *tables.lost_notes(runs)]
+    notes = [*footnotes(cells, options), *of_runs, *part]
     table = tables.table1_markdown(found, published(cells, options), notes) + tables.spread(found)
     markdown = grids.stamped(table, options)
     write_text(out / "table1.md", markdown)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 import torch
 from diffusers.models.unets.unet_2d import UNet2DModel
 
+from fedcommons.algorithms import matching
+from fedcommons.algorithms.feddm import FedDM
 from fedcommons.artifacts import Store
 from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
@@ -19,14 +22,16 @@ from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
 from fedcommons.errors import UserError
 from fedcommons.federation import evaluation
-from fedcommons.runs import build, cost, experiment
+from fedcommons.runs import build, cost, experiment, matched
 from fedcommons.runs.cost import Prices
 from fedcommons.runs.counting import Counts, counted, generator_work, local_steps
+from fedcommons.runs.matched import Matched
 from fedcommons.sharing.synthetic_pool import missing
 from fedcommons.sweeping import planned
 from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.sweep import Cell
 from fedcommons.tensors import nbytes
+from lightning_modules import Classifier
 from lightning_modules.ddpm import DDPM
 
 TINY: dict[str, Any] = {
@@ -112,6 +117,62 @@ def test_what_is_counted_is_what_a_run_does(
     assert _counted(config)[1] == []  # what is in the store costs nothing
 
 
+FEDDM: dict[str, dict[str, Any]] = {
+    "feddm": {},
+    "noise level": {"feddm.sigma": 1.0},
+    "real images": {"feddm.iterations": 0},
+    "larger classes than a batch": {"feddm.match_batch": 4, "feddm.server_batch": 4},
+    "some clients, unequal": SETTINGS["some clients, unequal"],
+    "dp": {"dp.local": True, "feddm.init": "noise"},
+}
+
+
+@pytest.mark.parametrize("values", FEDDM.values(), ids=FEDDM)
+def test_what_is_counted_of_feddm_is_what_it_does(
+    values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = {"algorithm": "feddm", "feddm.ipc": 2, "feddm.least": 3, "feddm.iterations": 3, "feddm.server_epochs": 2}
+    config = _config(tmp_path, {"measure.every": 0, "data.limit": 120, **method, **values})
+    counts = _counted(config)[0]
+    seen: Counter[str] = Counter()
+
+    def around(*given: Any, find: Any = matching.around):
+        seen["steps"] += 1
+        return find(*given)
+
+    def features(module: Any, head: Any, x: torch.Tensor, find: Any = matching.features):
+        if not torch.is_grad_enabled():
+            seen["real"] += len(x)
+        elif not config.dp.local:
+            seen["synthetic"] += len(x)
+        return find(module, head, x)
+
+    def terms(images: torch.Tensor, *given: Any, find: Any = matching.terms):
+        for term in find(images, *given):
+            seen["synthetic"] += len(images)
+            yield term
+
+    def step(self: Classifier, batch: Any, *given: Any, find: Any = Classifier.training_step):
+        seen["server_steps"] += 1
+        seen["server_images"] += len(batch[1])
+        return find(self, batch, *given)
+
+    def client(self: FedDM, *given: Any, find: Any = FedDM.client):
+        seen["trainings"] += 1
+        return find(self, *given)
+
+    for place, name, spy in (
+        (matching, "around", around), (matching, "features", features), (matching, "terms", terms),
+        (Classifier, "training_step", step), (FedDM, "client", client),
+    ):  # fmt: skip
+        monkeypatch.setattr(place, name, spy)
+    experiment.run(config, tmp_path / "run", say=lambda _: None)
+    assert {f.name: seen[f.name] for f in fields(Matched)} == asdict(counts.matched)
+    assert (counts.trainings, counts.full, counts.rest) == (seen["trainings"], 0, 0)
+    assert seen["server_images"] > seen["server_steps"] > 0
+    assert (seen["real"] > seen["steps"] > 0) == (config.constants["iterations"] > 0)
+
+
 def test_local_steps_in_closed_form() -> None:
     loop = LocalSGD(epochs=10, batch_size=32)
     assert local_steps(loop, 100, 100) == (30, 10)
@@ -130,12 +191,28 @@ PRICES = Prices(step=2.0, half=1.5, training=5, round=7, checkpoint=11, example=
 
 def test_a_price_times_a_count() -> None:
     for name, price in (("full", 2.0), ("trainings", 5), ("checkpoints", 11), ("evaluated", 0.1), ("gradients", 13)):
-        assert PRICES.seconds(Counts(0, **{name: 10}), 8) == pytest.approx(10 * price)
+        work: dict[str, Any] = {name: 10}
+        assert PRICES.seconds(Counts(0, **work), 8) == pytest.approx(10 * price)
     assert PRICES.seconds(Counts(10), 8) == 70
     assert PRICES.seconds(Counts(0, products=2), 8) == 34
     for size, price in ((4, 1.5), (8, 2.0), (6, 1.75), (2, 1.25)):  # on the line through B/2 and B
         assert PRICES.seconds(Counts(0, rest=3, rest_examples=3 * size), 8) == pytest.approx(3 * price)
     assert PRICES.seconds(Counts(0, full=3), 1) == 6
+
+
+def test_prices_of_feddm_are_found_again_in_rounds_that_cost_what_they_say() -> None:
+    """Exactly, where a round is linear in its pieces."""
+    wanted = Matched(steps=0.5, real=0.25, synthetic=2.0, server_steps=0.125, server_images=1.0)
+
+    def seconds(iterations: int = 0, real: int = 1, ipc: int = 1, epochs: int = 1) -> float:
+        t = iterations
+        return 9.0 + Matched(t, t * real, t * ipc, epochs, epochs * ipc).seconds(wanted)
+
+    for times in (2, 17):
+        found = asdict(matched.prices(seconds, times))
+        assert found == pytest.approx(asdict(wanted))
+    assert replace(PRICES, matched=wanted).seconds(Counts(0, matched=Matched(2, 4, 1, 8, 3)), 8) == 8
+    assert matched.prices(lambda **_: 1.0, 2) == Matched()
 
 
 def test_places_are_filled_in_order() -> None:

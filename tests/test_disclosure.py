@@ -12,7 +12,10 @@ import pytest
 import fedcommons
 from fedcommons.config import presets
 from fedcommons.config.flat import flat_dict
+from fedcommons.core.accountants import composed
 from fedcommons.errors import UserError
+from fedcommons.reports.cells import cells
+from fedcommons.reports.frames import load_runs
 from fedcommons.sweeping.display import Display
 
 QUICK = {"federation.rounds": 2, "client.epochs": 1, "measure.every": 0, "tracking.wandb": "off"}
@@ -34,6 +37,58 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     _run(folder / "fedmix", algorithm="fedmix")
     _run(folder / "short", setting="shuffled_real", sharing__p=0.25, federation__rounds=1)
     return folder
+
+
+NOISE = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fedcommons.generators.generator import Receipt, Trained
+
+
+@dataclass(frozen=True)
+class Generator:
+    \"\"\"Noise, trained by a mechanism that is only stated.\"\"\"
+
+    sigma: float = 2.0
+    epochs: int = 1
+    sampling: ClassVar[tuple[str, ...]] = ()
+
+    def fit(self, examples, n_classes, seed, epochs, *, flip=False):
+        receipt = Receipt("sampled gaussian", q=0.1, sigma=self.sigma, sensitivity=1.0, steps=10)
+        return {e: Trained({"w": torch.zeros(1)}, receipt) for e in epochs}
+
+    def sample(self, weights, shape, n_classes, labels, seed):
+        return torch.randint(0, 256, (len(labels), *shape), dtype=torch.uint8)
+"""
+
+
+def test_where_an_epsilon_covers_what_was_shared_accuracy_stands_against_it_too(
+    tmp_path: Path, sweeps: Callable[[str], ModuleType]
+) -> None:
+    """On the left a run that shared nothing, then two pools by their epsilon, then one whose class counts are bare."""
+    (tmp_path / "mine.py").write_text(NOISE)
+    pool = {"setting": "shuffled_synthetic", "generator__name": f"{tmp_path}/mine.py:Generator"}
+    _run(tmp_path / "runs/real")
+    for sigma in (2.0, 4.0):
+        _run(tmp_path / f"runs/pool{sigma:g}", **pool, generator__label_noise=8.0, generator__sigma=sigma)
+    _run(tmp_path / "runs/bare", **pool)
+    disclosure, out = sweeps("disclosure"), tmp_path / "out"
+    options = disclosure.arguments(
+        ["--preset", "smoke", "--round", "2", "--also", str(tmp_path / "runs"), "--out", str(out)]
+    )
+    out.mkdir()
+    with Display() as display:
+        disclosure.report(disclosure.grid(options), out, options, display)
+    expected = [composed(((0.1, sigma, 10), (1.0, 8.0, 1)), 1e-5) for sigma in (2.0, 4.0)]
+    rows = [line.split("|") for line in (out / "disclosure.md").read_text().splitlines() if line.startswith("| d")]
+    assert {row[-2].strip() for row in rows} == {"-", "none", *(f"{e:.3g}" for e in expected)}
+    assert (out / "disclosure_epsilon.png").read_bytes().startswith(b"\x89PNG")
+    found = cells(load_runs(tmp_path / "runs"))
+    places = [name for _, name in sorted(disclosure._epsilon(cell) for cell in found)]
+    assert places == ["nothing shared", *(f"{e:.3g}" for e in reversed(expected)), "no guarantee"]
 
 
 def test_points_of_any_folders(runs: Path, tmp_path: Path, sweeps: Callable[[str], ModuleType]) -> None:
@@ -61,6 +116,7 @@ def test_points_of_any_folders(runs: Path, tmp_path: Path, sweeps: Callable[[str
         ["fedmix", "real", "100.0 %"],
     ]
     assert (out / "disclosure.png").read_bytes().startswith(b"\x89PNG")
+    assert not (out / "disclosure_epsilon.png").exists()
 
 
 def test_each_stage_is_varied_by_what_makes_it_give_more_away(sweeps: Callable[[str], ModuleType]) -> None:

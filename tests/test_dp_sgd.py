@@ -13,7 +13,6 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedcommons.accounting.privacy import epsilon
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddyn import FedDyn
 from fedcommons.algorithms.fedmix import FedMix, mean_images
@@ -24,6 +23,7 @@ from fedcommons.algorithms.moon import MOON
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import IGNORED_BY_RESULTS, override
+from fedcommons.core.accountants import epsilon
 from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD, Work

@@ -2,24 +2,29 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
 
-from fedcommons.accounting.privacy import composed
 from fedcommons.algorithms.feddm import FedDM
 from fedcommons.config import presets
+from fedcommons.core.accountants import composed
+from fedcommons.core.algorithm import Facts
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
+from fedcommons.runs import experiment
 from fedcommons.runs.build import prepare
-from fedcommons.tensors import data
+from fedcommons.tensors import data, flatten
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from fedcommons.testing.federations import Federation
 
     Digits = Callable[..., Federation]
@@ -31,7 +36,7 @@ def test_without_noise_and_at_the_papers_noise_level_nothing_is_covered_and_the_
     federation = digits(sizes=(30, 30))
     for sigma, why in ((0.0, "images"), (3.0, "images (noise level 3 as FedDM prints it, not certified: it clips")):
         ledger = federation.play(FedDM(sigma=sigma), federation.plan(2))[-1][0].ledger
-        assert not ledger.trained
+        assert not ledger.commons.covered
         assert sorted(ledger.uncovered.values()) == [4, 4]
         assert any(name.startswith(why) for name in ledger.uncovered)
         assert "labels" in ledger.uncovered
@@ -44,11 +49,11 @@ def test_per_example_noise_is_charged_the_steps_of_the_smallest_class(digits: "D
     method = FedDM(init="noise", iterations=3, match_batch=4, least=5)
     now = federation.play(method, federation.plan(2))[-1][0]
     smallest = [int(torch.bincount(rows.y)[rows.y.unique()].min()) for rows in federation.data.clients]
-    assert now.ledger.trained == {i: {(4 / n, 2.0): 6} for i, n in enumerate(smallest)}
+    assert now.ledger.commons.covered == {i: {(4 / n, 2.0): 6} for i, n in enumerate(smallest)}
     assert set(now.ledger.uncovered) == {"labels"}
-    assert now.ledger.of_training(0, 1e-5) == composed(((4 / smallest[0], 2.0, 6),), 1e-5)
+    assert now.ledger.commons.of(0, 1e-5) == composed(((4 / smallest[0], 2.0, 6),), 1e-5)
     bare = federation.play(replace(method, init="real"), federation.plan(1))[-1][0].ledger
-    assert not bare.trained  # it starts from real images
+    assert not bare.commons.covered  # it starts from real images
     assert "images" in bare.uncovered
 
 
@@ -59,6 +64,15 @@ def test_noise_has_the_experiments_key(digits: "Digits") -> None:
         sent.append(data(federation.play(method, federation.plan(1))[-1][0].state["images"]))
     assert torch.equal(sent[0], sent[1])
     assert not torch.equal(sent[0], sent[2])
+
+
+def test_no_client_gives_away_more_than_it_was_dealt(tmp_path: "Path") -> None:
+    """It also shows copies of others' images, which it holds."""
+    fields = {"algorithm": "feddm", "federation.rounds": 1, "measure.every": 0, "tracking.wandb": "off"}
+    copies = {"sharing.setting": "raw_copies", "sharing.c": 0.5}
+    for sharing in ({}, copies):
+        config = presets.experiment("smoke", "digits", {**fields, **sharing})
+        assert experiment.run(config, tmp_path / f"{len(sharing)}", say=lambda _: None)["disclosed"] == 1
 
 
 # What is refused
@@ -93,7 +107,9 @@ def test_any_number_of_images_can_start_from_noise() -> None:
 
 def test_a_class_that_no_client_sends_is_refused() -> None:
     store = Examples(torch.zeros(31, 4), torch.tensor([0] * 12 + [1] * 9 + [1] * 7 + [2] * 3))
-    two = Clients(store, [np.arange(21), np.arange(21, 31)])
-    FedDM().check_held(two, 3)  # the second has no class of ten, so it sends its seven and its three
-    with pytest.raises(UserError, match=r"no client holds feddm\.least = 7 images of class 2"):
-        FedDM(least=7).check_held(two, 3)
+    two, model = Clients(store, [np.arange(21), np.arange(21, 31)]), flatten({"w": torch.zeros(2)})
+    for n_classes in (3, 4):  # of the fourth there is nothing to be seen
+        facts = Facts(2, [21, 10], 1, counts=partial(two.counts, n_classes))
+        FedDM().start(model, facts, 0)  # the second has no class of ten, so it sends its seven and its three
+        with pytest.raises(UserError, match=r"no client holds feddm\.least = 7 images of class 2"):
+            FedDM(least=7).start(model, facts, 0)

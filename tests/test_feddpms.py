@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedcommons.accounting.privacy import epsilon, statement
+from fedcommons.accounting.statement import statement
 from fedcommons.algorithms import codes
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddpms import FedDPMS
 from fedcommons.config import presets
+from fedcommons.core.accountants import epsilon
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD, Work
 from fedcommons.errors import UserError
@@ -48,8 +49,9 @@ def _decoder(model: Flat) -> Flat:
 # The two stages
 
 
-def test_all_give_after_the_first_round_of_stage_two_and_receive_in_the_next(digits: "Digits") -> None:
-    played, spy, _ = _play(digits, NEAR, 6)
+@pytest.mark.parametrize("helpers", [1, 2])
+def test_all_give_after_the_first_round_of_stage_two_and_receive_in_the_next(helpers: int, digits: "Digits") -> None:
+    played, spy, _ = _play(digits, replace(NEAR, helpers=helpers), 6)
     calls = {(call.round, client): call for call, client in zip(spy.calls, 6 * [0, 1, 2, 3, 4], strict=False)}
     given = {client: data(calls[3, client].reply.each["labels"]).tolist() for client in range(5)}
     assert sum(map(bool, given.values())) >= 3
@@ -57,15 +59,16 @@ def test_all_give_after_the_first_round_of_stage_two_and_receive_in_the_next(dig
     for (round, client), call in calls.items():
         assert ("decoder" in call.message.own) == ("codes" in call.reply.each) == (round == 3)
         scarce = data(played[0].state["scarce"])[client].tolist()
-        j = codes.assistant(client, scarce, given)
-        assert ("codes" in call.message.own) == (round == 4 and j is not None)
+        from_whom = codes.assistants(client, scarce, given, helpers)
+        assert ("codes" in call.message.own) == (round == 4 and from_whom != [])
         if "codes" in call.message.own:
-            received += 1
-            assert torch.equal(data(call.message.own["codes"]), data(calls[3, j or 0].reply.each["codes"]))
+            received += len(from_whom)
+            theirs = torch.cat([data(calls[3, j].reply.each["codes"]) for j in from_whom])
+            assert torch.equal(data(call.message.own["codes"]), theirs)
             assert call.reply.memory is not None
-            assert len(data(call.reply.memory["images"])) == len(given[j or 0])
+            assert len(data(call.reply.memory["images"])) == len(theirs) == sum(len(given[j]) for j in from_whom)
             assert call.reply.weight == 1
-    assert received >= 3
+    assert received >= 3 * helpers  # some have two
     assert sorted(data(played[-1].state["received"]).tolist()) == sorted(
         client for client in range(5) if "codes" in calls[4, client].message.own
     )
@@ -91,8 +94,8 @@ def test_with_partial_participation_each_gives_at_its_first_selection_and_receiv
         before = dict(given)
         for client, call in calls.items():
             assert ("decoder" in call.message.own) == (client not in before)
-            j = codes.assistant(client, data(played[0].state["scarce"])[client].tolist(), before)
-            expected = client not in received and j is not None
+            scarce = data(played[0].state["scarce"])[client].tolist()
+            expected = client not in received and codes.assistants(client, scarce, before, 1) != []
             assert ("codes" in call.message.own) == expected
             if expected:
                 received.add(client)
@@ -197,16 +200,22 @@ def test_private_means_are_made_with_the_servers_encoder_which_has_not_seen_the_
     assert not torch.equal(data(replies[0].sums["delta"]), data(replies[1].sums["delta"]))
 
 
-def test_sound_charges_one_gaussian_release_beside_dp_sgd_and_nothing_is_uncovered(digits: "Digits") -> None:
+def test_sound_charges_one_gaussian_release_beside_dp_sgd_and_only_classes_are_uncovered(digits: "Digits") -> None:
     dp = LocalSGD(2, 5, dp=DPSGD(1.0, 1.0))
     federation = digits(method=SOUND).training(dp, "samples")
     spy = Spy(SOUND)
     ledger = federation.play(spy, federation.plan(3))[-1][0].ledger
     assert any("codes" in call.message.own for call in spy.calls)
-    assert ledger.uncovered == {}
     for client, n in enumerate((9, 16, 12, 20, 7)):
-        assert ledger.trained[client] == {(5 / n, 1.0): 6 * -(-n // 5), (1.0, 2.0): 1}
-    assert statement(ledger, 5, 1e-3, 0)["epsilon_of_messages"] > epsilon(5 / 7, 1.0, 12, 1e-3)
+        assert ledger.updates.covered[client] == {(5 / n, 1.0): 6 * -(-n // 5)}
+        assert ledger.commons.covered[client] == {(1.0, 2.0): 1}
+    assert not ledger.updates.uncovered
+    said = statement(ledger, 5, 1e-3, 0, local=True)
+    assert said["epsilon_local_training"]["largest"] == pytest.approx(epsilon(5 / 7, 1.0, 12, 1e-3))
+    (classes,) = ledger.commons.uncovered  # which classes a client has most of is not covered, so nothing is overall
+    assert classes.startswith("labels (abundant and scarce classes")
+    assert said["pool_epsilon_max"] is said["epsilon_of_messages"] is None
+    assert f"for codes alone epsilon = {epsilon(1.0, 2.0, 1, 1e-3):.4g}" in said["in_words"][0]
 
 
 def test_as_printed_nothing_is_certified_and_the_ledger_says_why(digits: "Digits") -> None:
@@ -216,27 +225,31 @@ def test_as_printed_nothing_is_certified_and_the_ledger_says_why(digits: "Digits
     assert {name.partition(" ")[0]: times for name, times in ledger.uncovered.items()} == {"codes": 5, "labels": 5}
     assert ledger.given_away  # the images of classes of which a code was recognised
     assert all(0 < n <= (9, 16, 12, 20, 7)[i] for i, n in ledger.given_away.items())
-    said = statement(ledger, 5, 1e-3, 0)
+    said = statement(ledger, 5, 1e-3, 0, local=True)
     assert said["epsilon_of_messages"] is None
     assert "not certified: codes are not bounded" in " ".join(said["uncovered"])
 
 
-def test_with_sound_the_receiver_keeps_what_the_servers_model_recognises(digits: "Digits") -> None:
-    method = replace(SOUND, sigma=0.1, preliminary_rounds=2)
+@pytest.mark.parametrize("helpers", [1, 3])
+def test_with_sound_the_receiver_keeps_what_the_servers_model_recognises(helpers: int, digits: "Digits") -> None:
+    """Of each mean at most the quota."""
+    method = replace(SOUND, sigma=0.1, preliminary_rounds=2, helpers=helpers)
     played, spy, _ = _play(digits, method, 4)
     module = digits(sizes=SIZES, method=method).module()
-    work, found = Work(module, torch.device("cpu")), 0
+    work, found, most = Work(module, torch.device("cpu")), 0, 0  # most: classes that one client got means of
     work.load(played[2].model)
     for call in (call for call in spy.calls if call.round == 4 and "codes" in call.message.own):
         kept = call.reply.memory or {}
         images, labels = data(kept["images"]), data(kept["labels"])
-        assert set(labels.tolist()) <= set(data(call.message.own["labels"]).tolist())
-        assert all(n <= 4 for n in labels.bincount())
+        means = data(call.message.own["labels"]).bincount(minlength=10)
+        assert (labels.bincount(minlength=10) <= 4 * means).all()
+        most = max(most, int(means.sum()))
         with codes.looking(work):
             agreed = (work.module(images).argmax(1) == labels).float().mean()
         assert agreed > 0.9 or not len(labels)  # pixels were rounded since
         found += len(labels)
     assert found
+    assert (most > 2) == (helpers > 1)  # each gives two
 
 
 # Costs

@@ -11,6 +11,8 @@ from fedcommons.config.flat import flat_dict
 from fedcommons.errors import UserError
 from fedcommons.reports import exchange
 from fedcommons.runs import experiment
+from fedcommons.sweeping import sweep
+from fedcommons.sweeping.display import Display
 from fedcommons.tracking.run_folder import read_summary
 
 SMOKE = ["--preset", "smoke", "--feddpms.sigma", "0.3", "--client.epochs", "3", "--tracking.wandb", "off"]
@@ -23,7 +25,9 @@ def feddpms(sweeps: Callable[[str], ModuleType]) -> ModuleType:
 
 def test_all_methods_train_the_same_encoder(feddpms: ModuleType) -> None:
     options = feddpms.arguments(["--seeds", "3,4", "--sigmas", "", "--quotas", ""])
-    cells = feddpms.grid(options)
+    of_tables = feddpms.grid(options)
+    cells = of_tables["Table 1"]
+    assert list(of_tables) == ["Table 1"]
     assert [(c.config.algorithm, c.config.seed) for c in cells] == [
         (name, seed) for name in feddpms.ALGORITHMS.split(",") for seed in (3, 4)
     ]
@@ -36,39 +40,90 @@ def test_all_methods_train_the_same_encoder(feddpms: ModuleType) -> None:
 
 
 def test_table_5_varies_one_constant_and_shares_the_cell_of_table_1(feddpms: ModuleType) -> None:
-    options = feddpms.arguments(["--algorithms", "feddpms", "--sigmas", "0.5,1", "--quotas", "5,7"])
-    cells = feddpms.grid(options)
-    found = [(c.config.constants["sigma"], c.config.constants["quota"]) for c in cells]
-    assert found == [(1.0, 5), (0.5, 5), (1.0, 7)]
-    assert [len(line) for _, _, line in feddpms.table5(options)] == [1, 1, 1, 1]
+    given = {"algorithms": "feddpms", "sigmas": "0.5,1", "quotas": "5,7", "privacies": "sound", "helpers": "2"}
+    of_tables = feddpms.grid(feddpms.arguments([word for n, v in given.items() for word in (f"--{n}", v)]))
+    names = ("sigma", "quota", "privacy", "helpers")
+    found = [tuple(c.config.constants[name] for name in names) for c in of_tables["Table 5"]]
+    plain = (1.0, 5, "paper", 1)
+    assert found == [
+        (0.5, 5, "paper", 1), plain, (1.0, 7, "paper", 1), (1.0, 5, "sound", 1), (1.0, 5, "paper", 2),
+    ]  # fmt: skip
+    assert of_tables["Table 1"][0] == of_tables["Table 5"][1]
+
+
+def test_clients_share_in_table_2_as_many_images_as_was_asked(feddpms: ModuleType) -> None:
+    of_tables = feddpms.grid(feddpms.arguments(["--algorithms", "feddpms,fedavg", "--clients", "10:430,20:860"]))
+    flats = [flat_dict(c.config) for c in of_tables["Table 2"]]
+    found = [(f["algorithm"], f["partition.n_clients"], f["data.limit"]) for f in flats]
+    assert found == [(a, n, 43 * n) for n in (10, 20) for a in ("feddpms", "fedavg")]
+
+
+def test_figure_3_varies_the_rounds_of_stage_one(feddpms: ModuleType) -> None:
+    """0.4 of them is the default: the run of table 1."""
+    of_tables = feddpms.grid(feddpms.arguments(["--preliminary", "0.3,0.4,0.5", "--federation.rounds", "50"]))
+    assert [c.config.constants["preliminary_rounds"] for c in of_tables["Figure 3"]] == [15, None, 25]
+    assert of_tables["Figure 3"][1] in of_tables["Table 1"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--clients", "10"], "--clients takes pairs N:images such as 10:430,20:860, got '10'."),
+        (["--preliminary", "1"], r"--preliminary takes shares in \[0, 1\), got 1."),
+    ],
+)
+def test_what_cannot_be_is_refused(given: list[str], said: str, feddpms: ModuleType) -> None:
+    with pytest.raises(UserError, match=said):
+        feddpms.grid(feddpms.arguments(given))
 
 
 def test_preset_paper_has_the_papers_numbers(feddpms: ModuleType) -> None:
     papers = ("fmnist", 3.0, 50, 3, 32), ("cifar10", 4.0, 200, 3, 128), ("cifar100", 4.0, 50, 10, 128)
     for dataset, *wanted in papers:
         options = feddpms.arguments(["--preset", "paper", "--dataset", dataset, "--algorithms", "feddpms"])
-        flat = flat_dict(feddpms.grid(options)[0].config)
+        flat = flat_dict(feddpms.grid(options)["Table 1"][0].config)
         names = ("feddpms.sigma", "feddpms.quota", "feddpms.classes", "model.latent")
         assert [flat[name] for name in names] == wanted
         assert (flat["federation.rounds"], flat["client.epochs"], flat["client.batch_size"]) == (50, 5, 64)
         assert flat["client.lr"] == 1e-3
-    with pytest.raises(UserError, match="--preset authors is of Fedssyn"):
-        feddpms.arguments(["--preset", "authors"])
+
+
+def test_preset_authors_is_the_released_code_as_far_as_fields_say_it(feddpms: ModuleType) -> None:
+    """Of the paper's cell it departs in what the docstring of ``feddpms_presets`` names, and is not Fedssyn's."""
+    papers, authors = (
+        {
+            c.config.algorithm: flat_dict(c.config)
+            for c in feddpms.grid(feddpms.arguments(["--preset", p, "--dataset", "cifar10"]))["Table 1"]
+        }
+        for p in ("paper", "authors")
+    )
+    common = {"federation.weighting": ("samples", "uniform"), "model.batch_norm": (False, True)}
+    of_vae = {"model.classify": ("code", "features"), "model.reconstruction": ("squares", "cross_entropy")}
+    expected = {
+        "feddpms": {**common, **of_vae, "feddpms.sigma": (4.0, 2.0)}, "fedvae": {**common, **of_vae}, "fedavg": common,
+        "fedprox": {**common, "fedprox.mu": (0.001, 1e-6)}, "moon": {**common, "moon.mu": (1.0, 5.0)}, "fedmix": common,
+    }  # fmt: skip
+    for name, flat in authors.items():
+        found = {n: (papers[name][n], value) for n, value in flat.items() if papers[name][n] != value}
+        assert {n: both for n, both in found.items() if n != "tracking.group"} == expected[name]
 
 
 def test_the_tables_say_what_the_runs_did(feddpms: ModuleType, tmp_path: Path) -> None:
     options = feddpms.arguments([*SMOKE, "--algorithms", "feddpms,fedavg", "--quotas", "", "--sigmas", "0.3"])
-    cells = feddpms.grid(options)
-    assert feddpms.report(cells, tmp_path, options) == ""
+    of_tables = feddpms.grid(options)
+    cells = of_tables["Table 1"]
+    assert feddpms.report(of_tables, tmp_path, options) == ""
     for cell in cells:
         experiment.run(cell.config, tmp_path / cell.name)
-    text = feddpms.report(cells, tmp_path, options)
-    rows = [[word.strip() for word in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| 0.5")]
+    text = feddpms.report(of_tables, tmp_path, options)
+    rows = [[word.strip() for word in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| dig")]
     found = [read_summary(tmp_path / cell.name) or {} for cell in cells]
     accuracies = [f"{100 * s['last_accuracy']:.1f}" for s in found]
-    assert [row[1:3] for row in rows] == [["feddpms", accuracies[0]], ["fedavg", accuracies[1]]]
-    assert rows[0][4] == f"{100 * (found[0]['last_accuracy'] - found[1]['last_accuracy']):.1f}"
-    assert (tmp_path / "feddpms.png").read_bytes().startswith(b"\x89PNG")
+    assert [(row[4], row[6]) for row in rows] == [("feddpms", accuracies[0]), ("fedavg", accuracies[1])]
+    gap = f"{100 * (found[0]['last_accuracy'] - found[1]['last_accuracy']):.1f}"
+    assert [row[8] for row in rows] == [gap, ""]
+    for name in ("feddpms", "feddpms_rounds"):
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     assert exchange.read(tmp_path / cells[1].name) is None
     e = exchange.read(tmp_path / cells[0].name)
     assert e is not None
@@ -81,3 +136,14 @@ def test_the_tables_say_what_the_runs_did(feddpms: ModuleType, tmp_path: Path) -
     down = 4 * (k * rounds * e.model + k * e.decoder) + received * (4 * 16 + 8) + k * 3
     assert (found[0]["bytes_up"], found[0]["bytes_down"]) == (up, down)
     assert f"| counted        | {up + down}" in text
+
+
+def test_in_fedssyns_table_it_asks_for_an_autoencoder_before_any_work(
+    sweeps: Callable[[str], ModuleType], tmp_path: Path
+) -> None:
+    table1, given = sweeps("table1"), ["--preset", "smoke", "--algorithms", "fedavg,feddpms,fedvae"]
+    with pytest.raises(UserError, match=r"FedDPMS needs a model with an attribute encode.* model.name vae has it"):
+        sweep.todo(table1.grid(table1.arguments(given)), tmp_path / "out", Display())
+    options = table1.arguments([*given, "--model.name", "vae"])
+    assert len(sweep.todo(table1.grid(options), tmp_path / "out", Display()).cells) == 2 * 3 * 2
+    assert not (tmp_path / "out").exists()

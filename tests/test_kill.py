@@ -20,10 +20,14 @@ from unittest import mock
 import pytest
 import torch
 
+from fedcommons.algorithms.feddpms import FedDPMS
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.config import presets
+from fedcommons.federation import checkpoint
+from fedcommons.federation.memory import ClientMemory
 from fedcommons.runs import experiment
 from fedcommons.seeds import seed_for
+from fedcommons.tensors import data
 
 pytestmark = pytest.mark.ray  # it needs none, but too long for the default run
 
@@ -33,41 +37,58 @@ if TYPE_CHECKING:
     Reader = Callable[[Path], WandbFile]
 
 FIELDS = {
-    "algorithm": "scaffold", "data.limit": 100, "client.epochs": 2, "client.batch_size": 5, "measure.every": 0,
+    "data.limit": 100, "client.epochs": 2, "client.batch_size": 5, "measure.every": 0,
     "federation.rounds": 6, "federation.checkpoint_every": 2, "federation.participation": 0.75,
     "tracking.wandb": "offline",
     "federation.memory_mb": 0.15,  # half of the clients' controls rest in files
 }  # fmt: skip
+METHODS = {
+    "scaffold": {},
+    "feddpms": {  # clients begin to give in round 3, and to receive in round 4
+        "model.name": "vae", "feddpms.preliminary_rounds": 2, "feddpms.quota": 3, "feddpms.sigma": 0.1,
+        "feddpms.tries": 3,
+    },
+}  # fmt: skip
+"""The methods that are killed, and their fields."""
 
 
 def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def in_a_client() -> None:
+def in_a_client(method: type[Any]) -> Callable[[], None]:
     """The third step of client 2 in round 3."""
-    fatal, client = seed_for(0, "client", 3, 2), SCAFFOLD.client
 
-    def dies(self: SCAFFOLD, work: Any, message: Any, memory: Any, data: Any, round: int, seed: int) -> Any:
-        step = work.module.training_step
-        if seed == fatal:
-            work.module.training_step = lambda batch, index: _die() if index == 2 else step(batch, index)
-        return client(self, work, message, memory, data, round, seed)
+    def arm() -> None:
+        fatal, client = seed_for(0, "client", 3, 2), method.client
 
-    mock.patch.object(SCAFFOLD, "client", dies).start()
+        def dies(self: Any, work: Any, message: Any, memory: Any, data: Any, round: int, seed: int) -> Any:
+            name = "cross_entropy" if method is FedDPMS else "training_step"
+            step = getattr(work.module, name)
+            if seed == fatal:
+                setattr(work.module, name, lambda batch, index: _die() if index == 2 else step(batch, index))
+            return client(self, work, message, memory, data, round, seed)
+
+        mock.patch.object(method, "client", dies).start()
+
+    return arm
 
 
-def in_a_merge() -> None:
+def in_a_merge(method: type[Any]) -> Callable[[], None]:
     """That of round 4, when it has made the next state."""
-    fatal, merge = seed_for(0, "merge", 4), SCAFFOLD.merge
 
-    def dies(self: SCAFFOLD, executor: Any, state: Any, total: Any, replies: Any, round: int, seed: int) -> Any:
-        after = merge(self, executor, state, total, replies, round, seed)
-        if seed == fatal:
-            _die()
-        return after
+    def arm() -> None:
+        fatal, merge = seed_for(0, "merge", 4), method.merge
 
-    mock.patch.object(SCAFFOLD, "merge", dies).start()
+        def dies(self: Any, executor: Any, state: Any, total: Any, replies: Any, round: int, seed: int) -> Any:
+            after = merge(self, executor, state, total, replies, round, seed)
+            if seed == fatal:
+                _die()
+            return after
+
+        mock.patch.object(method, "merge", dies).start()
+
+    return arm
 
 
 def half_way(name: str) -> Callable[[], None]:
@@ -93,12 +114,15 @@ class Moment(NamedTuple):
     arm: Callable[[], None]
     logged: int
     written: Collection[str]
+    method: str = "scaffold"
 
 
 TENSORS, FACTS = "round-000004.safetensors", "round-000004.safetensors.json"
 MOMENTS = {
-    "in a client": Moment(in_a_client, 2, set()),
-    "in a merge": Moment(in_a_merge, 3, set()),
+    "in a client": Moment(in_a_client(SCAFFOLD), 2, set()),
+    "in a merge": Moment(in_a_merge(SCAFFOLD), 3, set()),
+    "in a client that gives": Moment(in_a_client(FedDPMS), 2, set(), "feddpms"),
+    "in the merge when clients have received": Moment(in_a_merge(FedDPMS), 3, set(), "feddpms"),
     "in a checkpoint's tensors": Moment(half_way(TENSORS), 4, {f".{TENSORS}.PID.tmp"}),
     "in a checkpoint's facts": Moment(half_way(FACTS), 4, {TENSORS, f".{FACTS}.PID.tmp"}),
     "in the summary": Moment(half_way("summary.json"), 6, {TENSORS, FACTS}),
@@ -108,7 +132,7 @@ MOMENTS = {
 def main(folder: Path) -> None:
     """For each moment a run in ``folder/MOMENT``; a copy of it, as it was killed, in ``folder/killed/MOMENT``.
 
-    In ``folder/whole`` the same run, which nobody killed.
+    In ``folder/METHOD`` the same run, which nobody killed.
     """
     import sklearn.datasets  # noqa: F401  (what a run imports late: here once, not in every fork)
     import wandb.sdk.launch  # noqa: F401
@@ -117,24 +141,25 @@ def main(folder: Path) -> None:
     import fedcommons.tracking.wandb_tracker  # noqa: F401
 
     torch.set_num_threads(1)  # only the thread that forks lives on in a fork
-    forks = [_fork(partial(_run, folder / "whole")), *(_fork(partial(_kill_and_resume, folder, m)) for m in MOMENTS)]
-    sys.exit(any([_wait(process) for process in forks]))
+    whole = [_fork(partial(_run, folder / method, method)) for method in METHODS]
+    sys.exit(any([_wait(p) for p in (*whole, *(_fork(partial(_kill_and_resume, folder, m)) for m in MOMENTS))]))
 
 
 def _kill_and_resume(folder: Path, moment: str) -> None:
-    codes = [_wait(_fork(partial(_run, folder / moment, MOMENTS[moment].arm)))]
+    method = MOMENTS[moment].method
+    codes = [_wait(_fork(partial(_run, folder / moment, method, MOMENTS[moment].arm)))]
     shutil.copytree(folder / moment, folder / "killed" / moment)
-    codes.append(_wait(_fork(partial(_run, folder / moment))))
+    codes.append(_wait(_fork(partial(_run, folder / moment, method))))
     (folder / f"{moment}.json").write_text(json.dumps(codes))
 
 
-def _run(folder: Path, arm: Callable[[], None] | None = None) -> None:
+def _run(folder: Path, method: str, arm: Callable[[], None] | None = None) -> None:
     """Begin the experiment or go on with it."""
     import wandb
 
     if arm:
         arm()
-    config = presets.experiment("smoke", "digits", FIELDS)
+    config = presets.experiment("smoke", "digits", {"algorithm": method, **FIELDS, **METHODS[method]})
     experiment.run(config, folder, resume=folder.exists(), say=lambda _: None)
     wandb.teardown()  # at its end a process waits for W&B's
 
@@ -178,7 +203,7 @@ def outputs(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_run_killed_in_the_middle_of_anything_ends_as_if_it_never_was(moment: str, runs: Path) -> None:
     assert json.loads((runs / f"{moment}.json").read_text()) == [-signal.SIGKILL, 0]
-    assert outputs(runs / moment) == outputs(runs / "whole")
+    assert outputs(runs / moment) == outputs(runs / MOMENTS[moment].method)
 
 
 def test_what_was_half_written_is_gone_in_the_end(runs: Path) -> None:
@@ -195,9 +220,17 @@ def test_each_is_killed_at_the_moment_it_is_named_after(moment: str, runs: Path)
     assert not (killed / "summary.json").exists()
 
 
+def test_clients_had_given_codes_and_received_some_by_the_end(runs: Path) -> None:
+    """Else FedDPMS's moments would be no other than SCAFFOLD's."""
+    last = checkpoint.load_latest(runs / "feddpms" / "checkpoints", ClientMemory(folder=runs / "feddpms" / "memory"))
+    assert last
+    assert {name for name in last.state if name.startswith("codes/")}
+    assert len(data(last.state["received"]))
+
+
 def test_a_checkpoint_is_killed_with_half_of_its_bytes_written(runs: Path) -> None:
     (part,) = (runs / "killed" / "in a checkpoint's tensors").glob("checkpoints/.*.tmp")
-    whole = runs / "whole" / "checkpoints" / "round-000004.safetensors"
+    whole = runs / "scaffold" / "checkpoints" / "round-000004.safetensors"
     assert part.stat().st_size == whole.stat().st_size // 2 > 0
 
 

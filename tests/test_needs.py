@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, fields, make_dataclass, replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from fedcommons.data.partition import partition
 from fedcommons.errors import UserError
 from fedcommons.generators.ddpm import DDPM
 from fedcommons.runs import build
+from fedcommons.sharing import needs
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.needs import Need, contribution, largest_remainder
 from fedcommons.sharing.stage import Generating
@@ -127,6 +129,46 @@ def test_labels_follow_the_class_frequencies_of_what_the_generator_saw() -> None
         assert asked.sum() == 259  # n_total / N, however many the client owns
         assert np.abs(asked - seen * 259 / seen.sum()).max() < 1
         assert (asked[seen == 0] == 0).all()
+
+
+def test_with_noise_labels_follow_counts_of_which_each_has_its_own_gaussian_draw() -> None:
+    """Over clients and seeds the noise has the stated deviation; other noise, rho and seed share no draw."""
+    found, draws = [], []
+    for seed in range(40):
+        c = experiment(**FIVE, seed=seed, generator__label_noise=3.0)
+        for client, need in enumerate(needed(c)):
+            noisy = needs._counts(need.examples, client, dealt(c), build.recipe(c))
+            seen = np.bincount(need.examples.y.numpy(), minlength=10)
+            found.append(noisy - seen)
+            asked = np.bincount(need.labels.numpy(), minlength=10)
+            assert np.abs(asked - noisy * asked.sum() / noisy.sum()).max() < 1
+    for change in ({}, {"generator.label_noise": 3.1}, {"generator.rho": 0.7}, {"partition.n_clients": 4}):
+        c = override(experiment(**FIVE, generator__label_noise=3.0), change)
+        need = needed(c)[0]
+        seen = np.bincount(need.examples.y.numpy(), minlength=10)
+        draws.append((needs._counts(need.examples, 0, dealt(c), build.recipe(c)) - seen) / build.recipe(c).label_noise)
+    noise = np.concatenate(found)  # 2,000 draws; all counts are far above 0
+    assert abs(noise.mean()) < 4 * 3 / len(noise) ** 0.5
+    assert abs(noise.std() - 3) < 4 * 3 / (2 * len(noise)) ** 0.5
+    assert all(np.abs(a - b).min() > 1e-6 for a, b in combinations(draws, 2))
+
+
+def test_noise_on_labels_trains_no_generator_again() -> None:
+    c = experiment(**FIVE)
+    noisy = override(c, {"generator.label_noise": 1e5})
+    assert generator_keys(noisy) == generator_keys(c)
+    assert not set(image_keys(noisy)) & set(image_keys(c))
+    assert not build.recipe(c).of_counts.release(0).covered
+    assert build.recipe(noisy).of_counts.release(0).covered
+
+
+def test_where_noise_leaves_no_count_above_zero_all_classes_are_alike() -> None:
+    """Of one class without an image: half of the draws are below zero."""
+    c, nothing = experiment(**FIVE, generator__label_noise=3.0), DATASET.train[np.zeros(0, np.int64)]
+    one = replace(dealt(c), n_classes=1)
+    found = [needs._counts(nothing, 0, replace(one, seed=seed), build.recipe(c))[0] for seed in range(20)]
+    assert min(found) > 0
+    assert 0 < found.count(1) < 20
 
 
 def test_enough_images_are_drawn_for_a_large_p() -> None:

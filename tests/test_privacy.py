@@ -15,13 +15,15 @@ import torch
 from opacus.accountants import RDPAccountant
 from opacus.accountants.analysis.rdp import compute_rdp
 
-from fedcommons.accounting.privacy import Ledger, epsilon, read, statement
+from fedcommons.accounting.privacy import Ledger, read
+from fedcommons.accounting.statement import statement
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.config import parts, presets
 from fedcommons.config.flat import override
 from fedcommons.config.parts import KINDS
 from fedcommons.core import dp_sgd
+from fedcommons.core.accountants import epsilon
 from fedcommons.core.algorithm import Algorithm, Message, Reply
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD, Work
@@ -100,11 +102,11 @@ def _trained(client: int, steps: int = 8, q: float = 0.25, what: str = "delta") 
 
 def test_a_client_is_charged_for_what_it_released_and_no_other() -> None:
     ledger = Ledger().after([_trained(1), _trained(2)]).after([_trained(2, 3), _trained(4, 5, 0.5)])
-    spent = [ledger.of_training(i, 1e-5) for i in range(5)]
+    spent = [ledger.updates.of(i, 1e-5) for i in range(5)]
     assert spent == [0, epsilon(0.25, 1.0, 8, 1e-5), epsilon(0.25, 1.0, 11, 1e-5), 0, epsilon(0.5, 1.0, 5, 1e-5)]
-    assert ledger.largest_of_training(1e-5) == max(spent)
-    assert Ledger().largest_of_training(1e-5) == 0
-    said = statement(ledger, 5, 1e-5, rejected=0)
+    assert ledger.updates.largest(1e-5) == max(spent)
+    assert Ledger().updates.largest(1e-5) == 0
+    said = statement(ledger, 5, 1e-5, rejected=0, local=True)
     assert said["epsilon_local_training"] == {"largest": max(spent), "of_each_client": spent}
     assert said["epsilon_of_messages"] == max(spent)
     assert len(said["uncovered"]) == 3
@@ -116,15 +118,15 @@ def test_events_of_several_rates_add_up_as_opacus_adds_them() -> None:
         for _ in range(steps):
             accountant.step(noise_multiplier=sigma, sample_rate=q)
     ledger = Ledger().after([_trained(0), replace(_trained(0, 4, 0.5), sigma=2.0), _trained(0, 3)])
-    assert ledger.of_training(0, 1e-5) == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-9)
-    assert ledger.trained == {0: {(0.25, 1.0): 11, (0.5, 2.0): 4}}
+    assert ledger.updates.of(0, 1e-5) == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-9)
+    assert ledger.updates.covered == {0: {(0.25, 1.0): 11, (0.5, 2.0): 4}}
 
 
 def test_what_was_shared_before_counts_in_the_whole_and_not_in_training() -> None:
     ledger = Ledger.of([_trained(0, 4, what="images"), _trained(1, 4, what="images")]).after([_trained(0, 8)])
-    assert ledger.of_training(0, 1e-5) == epsilon(0.25, 1.0, 8, 1e-5)
+    assert ledger.updates.of(0, 1e-5) == epsilon(0.25, 1.0, 8, 1e-5)
     assert ledger.of_all(0, 1e-5) == epsilon(0.25, 1.0, 12, 1e-5)
-    said = statement(ledger, 2, 1e-5, rejected=0)
+    said = statement(ledger, 2, 1e-5, rejected=0, local=True)
     assert said["epsilon_local_training"]["of_each_client"] == [epsilon(0.25, 1.0, 8, 1e-5), 0]
     assert said["epsilon_of_messages"] == epsilon(0.25, 1.0, 12, 1e-5)
 
@@ -145,7 +147,7 @@ def test_what_was_shared_before_counts_in_the_whole_and_not_in_training() -> Non
 def test_one_event_of_one_client_that_is_not_covered_leaves_no_epsilon_of_all(bare: Release, before: bool) -> None:
     ledger = (Ledger.of([bare]) if before else Ledger().after([bare])).after([_trained(0), _trained(1)])
     assert sum(ledger.uncovered.values()) == 1
-    said = statement(ledger, 5, 1e-5, rejected=0)
+    said = statement(ledger, 5, 1e-5, rejected=0, local=True)
     assert said["epsilon_of_messages"] is None
     assert said["epsilon_local_training"]["largest"] == epsilon(0.25, 1.0, 8, 1e-5)
     assert len(said["uncovered"]) == 4
@@ -155,18 +157,18 @@ def test_one_event_of_one_client_that_is_not_covered_leaves_no_epsilon_of_all(ba
 def test_without_dp_sgd_there_is_no_epsilon(digits: "Digits") -> None:
     federation = digits()
     ledger = federation.play(FedAvg(), federation.plan(3))[-1][0].ledger
-    said = statement(ledger, 5, None, rejected=0)
+    said = statement(ledger, 5, 1e-5, rejected=0, local=False)
     assert said["epsilon_local_training"] is said["epsilon_of_messages"] is None
     assert ledger.uncovered == {"delta": 15}
-    assert said["uncovered"][-1].startswith("delta, released 15 times")
+    assert said["uncovered"][-1].startswith("model updates (delta), released 15 times")
 
 
 def test_it_is_said_that_runs_add_up_and_that_a_rejection_shows() -> None:
     ledger = Ledger().after([_trained(0)])
-    said = statement(ledger, 5, 1e-5, rejected=2)
+    said = statement(ledger, 5, 1e-5, rejected=2, local=True)
     assert said["epsilon_of_messages"] is None
     assert any("2 replies were rejected" in line for line in said["uncovered"])
-    quiet = " ".join(statement(ledger, 5, 1e-5, rejected=0)["uncovered"])
+    quiet = " ".join(statement(ledger, 5, 1e-5, rejected=0, local=True)["uncovered"])
     assert "rejected" not in quiet
     for text in ("their epsilons add up", "--lrs", "only this run is counted", "a blanked example", "seed"):
         assert text in quiet
@@ -207,7 +209,7 @@ def test_methods_under_dp_sgd_are_charged_their_steps_and_nothing_is_uncovered(n
     algorithm = parts.make("algorithm", name, {})
     ledger = _ledger(algorithm, digits(method=algorithm))
     assert ledger.uncovered == {}
-    assert ledger.trained == {i: {(5 / n, 1.0): 4 * -(-n // 5)} for i, n in enumerate((9, 16, 12, 20, 7))}
+    assert ledger.updates.covered == {i: {(5 / n, 1.0): 4 * -(-n // 5)} for i, n in enumerate((9, 16, 12, 20, 7))}
 
 
 class _SendsMore(FedAvg):
@@ -262,7 +264,7 @@ class _DeclaresStatistics(FedAvg):
 def test_what_no_covered_release_names_is_uncovered(algorithm: FedAvg, uncovered: str, digits: "Digits") -> None:
     ledger = _ledger(algorithm, digits())
     assert ledger.uncovered == {uncovered: 10}
-    assert statement(ledger, 5, 1e-5, rejected=0)["epsilon_of_messages"] is None
+    assert statement(ledger, 5, 1e-5, rejected=0, local=True)["epsilon_of_messages"] is None
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg(), _DeclaresStatistics()])

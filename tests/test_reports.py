@@ -179,3 +179,17 @@ def test_a_pair_in_a_line() -> None:
     line = "fedavg  alpha 0.01  N 10  C 1  real 24 rounds  shuffled_synthetic 3 rounds  8.0x"
     assert tables.effect(compared(pool, real)) == line
     assert tables.effect(compared(real)) == "fedavg  alpha 0.01  N 10  C 1  real 24 rounds"
+
+
+def test_the_epsilon_of_what_was_shared_has_a_column_only_where_one_can_be_stated() -> None:
+    """The largest over seeds. A pool without a guarantee has none; whoever shares nothing has a dash."""
+    pools: list[dict] = [{"generator.name": "private", "pool_epsilon": e, "commons": "covered"} for e in (3.0, 4.25)]
+    runs = [run("real", 0, 9, commons="nothing"), run("real", 1, 9, commons="nothing")]
+    bare = run("shuffled_synthetic", 0, 3, commons="uncovered") | {"generator.name": "ddpm"}
+    runs += [run("shuffled_synthetic", seed, 3) | one | {"dp.delta": 1e-5} for seed, one in enumerate(pools)]
+    lines = tables.table1_markdown(compared(*runs, bare), {}, []).splitlines()[2:5]
+    assert {line.split("|")[-2].strip() for line in lines} == {"-", "none", "4.25"}
+    (note,) = tables.private_notes(pd.DataFrame(runs))
+    assert note.startswith("ε of the commons, at δ = 1e-05: of what clients shared, the largest of all clients")
+    assert "ε" not in tables.table1_markdown(compared(*runs[:2], bare), {}, [])
+    assert tables.private_notes(pd.DataFrame(runs[:2])) == []

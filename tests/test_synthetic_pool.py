@@ -10,11 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedcommons.accounting.privacy import Ledger
+from fedcommons.accounting.statement import in_short, statement
 from fedcommons.artifacts import Store, key_of
 from fedcommons.config import experiment as config
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import override, part_of
-from fedcommons.core.release import SAMPLED_GAUSSIAN
+from fedcommons.core.accountants import composed
+from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.data import datasets
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
@@ -292,7 +295,31 @@ def test_a_pool_is_covered_as_its_generators_are_and_not_without_a_receipt(
     wanted = needed(c)
     make_all(store, wanted)
     shared = share(part_of(c, "sharing"), dealt(c), [read(store, need) for need in wanted])
-    assert [(release.client, release.covered) for release in shared.releases] == [(i, covered) for i in range(5)]
+    images = [release for release in shared.releases if release.what == ("synthetic images",)]
+    assert [(release.client, release.covered) for release in images] == [(i, covered) for i in range(5)]
+    counts = [release for release in shared.releases if release.what == ("class counts",)]
+    assert [(release.client, release.covered) for release in counts] == [(i, False) for i in range(5)]
+    assert len(shared.releases) == 10
+
+
+def test_a_private_generator_with_noisy_labels_covers_the_pool(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The epsilon of the pool is that of the generator's steps and of one Gaussian mechanism on the counts."""
+    monkeypatch.setattr(DDPM, "fit", fake_fit(PRIVATE))
+    c = experiment(**FIVE, generator__label_noise=4.0)
+    wanted = needed(c)
+    make_all(store, wanted)
+    ledger = Ledger.of(share(part_of(c, "sharing"), dealt(c), [read(store, need) for need in wanted]).releases)
+    said = statement(ledger, 5, 1e-5, rejected=0, local=False)
+    one = composed(((0.1, 1.5, 30), (1.0, 4.0, 1)), 1e-5)
+    assert said["pool_epsilon_max"] == one > composed(((0.1, 1.5, 30),), 1e-5)
+    assert said["pool_epsilon_of_each_client"] == [one] * 5
+    assert said["in_words"][0].startswith(
+        f"Commons (synthetic images, class counts): epsilon = {one:.4g} at delta = 1e-05"
+    )
+    assert in_short(said) == {"pool_epsilon_max": one, "overall": one}  # no update was sent yet
+    after = statement(ledger.after([Release(0, ("delta",))]), 5, 1e-5, rejected=0, local=False)
+    assert in_short(after) == {"pool_epsilon_max": one, "overall": "none"}
+    assert after["in_words"][1].startswith("Overall guarantee: none, because of model updates (delta), released 1 time")
 
 
 def test_flips_come_from_the_data_set() -> None:

@@ -68,6 +68,34 @@ def test_in_evaluation_the_code_is_its_mean_and_in_training_it_is_drawn() -> Non
     assert torch.equal(module(x), module.classifier(module.encode(x)[0]))
 
 
+def test_the_loss_as_in_the_authors_code() -> None:
+    """The features are classified, not the code; pixels have a cross entropy; BatchNorm after all but one convolution.
+
+    In evaluation mode, so that the code is its mean and BatchNorm has statistics of its own.
+    """
+    options = {"batch_norm": True, "classify": "features", "reconstruction": "cross_entropy"}
+    module = vae(DIGITS, 10, **RATE, latent=5, channels=(3, 4), depth=2, trade_off=0.3, **options).double()
+    x, y = _batch()
+    for _ in range(3):
+        module(x)
+    module.eval()
+    mu, v = module.encode(x)
+    features, decoded = module.encoder(x), module.decoder(mu)
+    torch.testing.assert_close(module(x), module.classifier(features))
+    ce = -torch.log_softmax(module.classifier(features), 1)[torch.arange(6), y]
+    kl = (mu * mu + torch.exp(v) - 1 - v).sum(1) / 10
+    of_pixels = -(x * decoded.log() + (1 - x) * (1 - decoded).log()).sum((1, 2, 3))
+    torch.testing.assert_close(module.training_step((x, y), 0), (ce + 0.3 * (kl + of_pixels)).mean())
+    for part, expected in ((module.encoder, 4), (module.decoder, 3)):
+        assert sum(isinstance(m, nn.BatchNorm2d) for m in part.modules()) == expected
+    *_, before, last = module.decoder.children()
+    assert isinstance(before, nn.ConvTranspose2d)  # else pixels would be in [1/2, 1]
+    assert isinstance(last, nn.Sigmoid)
+    base = Encoder(DIGITS, 10, latent=5, channels=(3, 4), depth=2, batch_norm=True)
+    of_codes = _size(module.mean) + _size(module.log_variance)
+    assert _size(base) == _size(module) - _size(module.decoder) - of_codes  # the same encoder and classifier
+
+
 def test_pixels_are_scaled_to_one_once() -> None:
     module = _vae().float().eval()
     x = torch.randint(256, (4, *DIGITS), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)

@@ -82,6 +82,7 @@ DRY = {
     "quadratics": ["--preset", "smoke"],
     "mnist_softmax": ["--preset", "smoke"],
     "feddpms": ["--preset", "smoke", "--algorithms", "fedvae"],
+    "private_fedssyn": ["--preset", "smoke", "--algorithms", "fedavg", "--epsilons", "30", "--checkpoints", "1"],
 }
 
 

@@ -110,7 +110,7 @@ def test_the_config_is_nested_and_has_the_chosen_parts_only(
     assert found == written
     assert {"client", "fedprox", "partition", "federation"} <= found.keys()
     assert not {"generator", "feddyn", "moon"} & found.keys()
-    assert found["sharing"] == {"setting": "real"}
+    assert found["sharing"] == {"setting": "real", "audit": False, "withhold": "none"}
     assert not [name for name in keys(found) if "." in name]
     assert effective == {"effective/alpha": 0.1, "effective/p": 0.0, "effective/lr": 0.1}
     assert set(run.tags) == {"digits", "fedprox", "real", "dirichlet_classes", "cnn"}
@@ -128,10 +128,13 @@ def test_effective_values_are_those_that_resulted(config: Experiment, tmp_path: 
     effective = {name: value for name, value in found.items() if "/" in name}
     assert effective == {"effective/p": summary["p"], "effective/rho": 0.5, "effective/lr": 0.1}
     private = override(config, {**one, "dp.local": True, "dp.noise_multiplier": 1.5, "client.lr": 0.01})
-    experiment.run(private, tmp_path / "private")
+    result = experiment.run(private, tmp_path / "private")
     effective = {n: v for n, v in wandb_file(tmp_path / "private").config.items() if "/" in n}
     assert effective == {"effective/alpha": 0.1, "effective/p": 0, "effective/sigma": 1.5, "effective/lr": 0.01}
     assert "dp" in wandb_file(tmp_path / "private").run.tags
+    assert wandb_file(tmp_path / "private").summary["privacy/overall"] == result["privacy"]["epsilon_of_messages"] > 0
+    assert wandb_file(tmp_path / "made").summary["privacy/overall"] == "none"
+    assert "privacy/pool_epsilon_max" not in wandb_file(tmp_path / "made").summary
 
 
 @pytest.mark.parametrize(("target", "reached"), [(0.01, True), (1.0, False)])

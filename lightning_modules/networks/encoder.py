@@ -5,12 +5,13 @@ from typing import Annotated
 from torch import Tensor, nn
 
 
-def convolutions(channels_in: int, channels: tuple[int, ...], depth: int) -> list[nn.Module]:
-    """For each of ``channels``: ``depth`` convolutions (3x3, ReLU) and a max-pool 2; then all in one row."""
+def convolutions(channels_in: int, channels: tuple[int, ...], depth: int, batch_norm: bool = False) -> list[nn.Module]:
+    """For each of ``channels``: ``depth`` convolutions (3x3, ReLU, BatchNorm) and a max-pool 2; then all in one row."""
     layers: list[nn.Module] = []
     for c in channels:
         for _ in range(depth):
             layers += [nn.Conv2d(channels_in, c, 3, padding=1), nn.ReLU()]
+            layers += [nn.BatchNorm2d(c)] if batch_norm else []
             channels_in = c
         layers.append(nn.MaxPool2d(2))
     return [*layers, nn.Flatten()]
@@ -41,6 +42,7 @@ class Encoder(nn.Module):
         latent: l, numbers in a code
         channels: channels of the blocks of convolutions, each of which halves the image
         depth: convolutions in a block
+        batch_norm: a BatchNorm after every convolution, as in the authors' released code
     """
 
     def __init__(
@@ -50,10 +52,11 @@ class Encoder(nn.Module):
         latent: Annotated[int, "[1, 1e6]"] = 32,
         channels: Annotated[tuple[int, ...], "[1, 1e6]"] = (16, 32),
         depth: Annotated[int, "[1, 100]"] = 1,
+        batch_norm: bool = False,
     ) -> None:
         super().__init__()
         c, h, w = smallest_maps(shape, channels)
-        self.encoder = nn.Sequential(*convolutions(shape[0], channels, depth))
+        self.encoder = nn.Sequential(*convolutions(shape[0], channels, depth, batch_norm))
         self.code = nn.Linear(c * h * w, latent)
         self.last = nn.Linear(latent, n_classes)
 

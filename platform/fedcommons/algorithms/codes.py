@@ -3,7 +3,7 @@
 The module, in evaluation mode, encodes and decodes with whatever weights it holds; nothing here trains.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -47,14 +47,15 @@ def scarce(counts: Tensor, n: int) -> Tensor:
     return counts.argsort(dim=1, stable=True)[:, :n].clone()
 
 
-def assistant(client: int, scarce: Sequence[int], given: Mapping[int, Sequence[int]]) -> int | None:
-    """argmax_j |scarce of the client, abundant of j| over those who have given; of equal ones the lowest number.
+def assistants(client: int, scarce: Sequence[int], given: Mapping[int, Sequence[int]], n: int) -> list[int]:
+    """Of those who have given, the n with the largest |scarce of the client, abundant of j|, the largest first.
 
-    given: the classes that each of them gave. None if no other's overlap.
+    given: the classes that each of them gave. Of equal ones the lowest numbers; fewer than n, or nobody, if only so
+    many others' classes overlap.
     """
     overlap = {j: len(set(scarce) & set(given[j])) for j in sorted(given) if j != client}
-    best = max(overlap, key=lambda j: overlap[j], default=None)
-    return best if best is not None and overlap[best] else None
+    best = sorted(overlap, key=lambda j: overlap[j], reverse=True)  # stable, so of equal ones the lowest first
+    return [j for j in best if overlap[j]][:n]
 
 
 @contextmanager
@@ -89,15 +90,15 @@ def noisy_mean(codes: Tensor, clip: float, sigma: float, draws: np.random.Genera
 
 
 def recognised(
-    work: Work, centres: Mapping[int, Tensor], sigma: float, quota: int, tries: int, draws: torch.Generator
+    work: Work, centres: Iterable[tuple[int, Tensor]], sigma: float, quota: int, tries: int, draws: torch.Generator
 ) -> tuple[Tensor, list[int]]:
     """Draws of N(centre, sigma^2 I) whose decoded images the module takes for the centre's class, and their classes.
 
-    Of each class at most ``quota``, of at most ``tries`` times ``quota`` draws.
+    Of each centre at most ``quota``, of at most ``tries`` times ``quota`` draws.
     """
     kept, labels = [], []
     with looking(work):
-        for c, centre in centres.items():
+        for c, centre in centres:
             found = centre.new_empty(0, len(centre))
             for _ in range(tries):
                 codes = centre + sigma * torch.randn(quota, len(centre), generator=draws).to(centre)

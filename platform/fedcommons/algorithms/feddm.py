@@ -23,25 +23,18 @@ examples count in the means that are matched; with ``dp.local`` they do not.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import ceil
 from typing import Annotated, Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from fedcommons.algorithms import matching
 from fedcommons.algorithms.surrogate import ServerSGD, Surrogate, minimise
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
-from fedcommons.core.ball import around
-from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.executor import Executor
-from fedcommons.core.features import Head
-from fedcommons.core.local import Work, onednn
+from fedcommons.core.local import Work
 from fedcommons.core.release import Release
-from fedcommons.data.clients import ClientData, Clients
+from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
-from fedcommons.seeds import generator
 from fedcommons.tensors import Flat, Payload, flat
 from fedcommons.tensors import data as data_of
 
@@ -58,6 +51,8 @@ class FedDM:
     Raises:
         ValueError: the module does not name its ``head``.
     """
+
+    watches_head = True
 
     radius: Annotated[float, "(0, inf)"] = 5.0
     """rho, radius of the ball around the server model"""
@@ -109,76 +104,36 @@ class FedDM:
         if self.sigma and not self.iterations:
             raise UserError("feddm.sigma must be 0 with feddm.iterations 0, which takes no noisy step.")
 
-    def check_held(self, clients: Clients, n_classes: int) -> None:
-        counts = clients.counts(n_classes).numpy()
-        enough = counts >= self.least
-        sent = np.where(enough.any(1, keepdims=True), enough, counts > 0).any(0)
-        if not sent.all():
+    def start(self, model: Flat, facts: Facts, seed: int) -> State:
+        counts = facts.counts() if facts.counts else torch.empty(0, 0)
+        unseen = (counts.sum(0) > 0) & ~matching.is_owned(counts, self.least).any(0)
+        if unseen.any():
             raise UserError(
-                f"feddm: no client holds feddm.least = {self.least} images of class {np.argmin(sent)}, so the server "
-                "would never see it; lower feddm.least (and feddm.ipc), or have fewer clients or a larger "
+                f"feddm: no client holds feddm.least = {self.least} images of class {unseen.nonzero()[0].item()}, so "
+                "the server would never see it; lower feddm.least (and feddm.ipc), or have fewer clients or a larger "
                 "partition.alpha."
             )
-
-    def start(self, model: Flat, facts: Facts, seed: int) -> State:
         return {"model": model}
 
     def down(self, state: State, round: int, client: int) -> Message:
         return Message({"model": state["model"]})
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        x, module, head, dp = flat(message.common, "model"), work.module, Head(work.module), work.loop.dp
-        real = data.x if data.x.is_floating_point() else module.normalise(data.x)  # pyright: ignore[reportCallIssue]
-        rows = matching.owned(data.y, self.least)
-        taken = [min(self.match_batch, len(of)) for of in rows.values()]
-        images = self._first(real, rows, seed).requires_grad_()
-        optimizer = torch.optim.SGD([images], self.image_lr, self.image_momentum)
-        weights, noise = generator(seed, "around the model"), generator(seed, "noise level")
-        steps = ceil(self.iterations * work.share - 1e-9)  # a late client's are fewer
-        batches, mine = matching.batches(rows, self.match_batch, steps, seed, real.device)
-        found, spent = [], set[Release]()
-        with onednn(work.loop.onednn), head.watched():
-            matching.see_statistics(work, x, real, self.match_batch, seed)
-            module.eval()
-            for step in range(steps):
-                work.load(around(x, self.radius, weights))
-                u = matching.features(module, head, images)
-                if dp is None:
-                    with torch.no_grad():
-                        weight = None if data.weight is None else data.weight[batches[step]]
-                        target = matching.means(matching.features(module, head, real[batches[step]]), mine, weight)
-                    loss = matching.losses(u, target).sum()
-                    found.append(loss.detach())
-                    (gradient,) = torch.autograd.grad(loss, images)
-                    if self.sigma:
-                        gradient = matching.with_level(gradient, taken, self.sigma, self.clip, noise)
-                else:
-                    drawn = matching.samples(rows, self.match_batch, dp, seed, step)
-                    with torch.no_grad():
-                        of_real = [matching.features(module, head, real[of.to(real.device)]) for of in drawn]
-                    gradient, protection = matching.private(images, u, of_real, taken, dp, seed, step)
-                    spent.add(protection)
-                images.grad = gradient
-                optimizer.step()
-        sent = {"images": images.detach().unflatten(0, (len(rows), -1)), "labels": torch.tensor(list(rows))}
-        metrics = {"loss": torch.stack(found).mean()} if found else {}
-        releases = [self._release(spent, rows, steps), Release(what=("labels",))]
-        return Reply(each=sent, weight=data.size, metrics=metrics, releases=releases)
-
-    def _first(self, real: Tensor, rows: Mapping[int, Tensor], seed: int) -> Tensor:
-        """(k ipc, ...) images to start from."""
-        if self.init == "real":
-            return real[matching.first(rows, self.ipc, seed).to(real.device)]
-        shape = (len(rows) * self.ipc, *real.shape[1:])
-        return torch.randn(shape, generator=generator(seed, "first images")).to(real)
-
-    def _release(self, spent: set[Release], rows: Mapping[int, Tensor], steps: int) -> Release:
-        """What protects the images: all steps of DP-SGD on the smallest class, a noise level, or nothing."""
-        if len(spent) == 1 and self.init == "noise":
-            q = max(DPSGD.sampling_rate(len(of), self.match_batch) for of in rows.values())
-            return replace(spent.pop(), what=("images",), q=q, steps=steps)
+        real = data.x if data.x.is_floating_point() else work.module.normalise(data.x)  # pyright: ignore[reportCallIssue]
+        rows, mine = matching.owned(data.y, self.least), replace(data, x=real)
+        first = matching.first(mine, rows, self.ipc, self.init == "real", seed)
+        how = matching.Steps(
+            self.iterations, self.radius, self.match_batch, self.image_lr, self.image_momentum, self.sigma, self.clip
+        )
+        images, losses, protection = matching.match(work, flat(message.common, "model"), mine, rows, first, how, seed)
+        sent = {"images": images.unflatten(0, (len(rows), -1)), "labels": torch.tensor(list(rows))}
         why = NOT_CERTIFIED.format(self.sigma) if self.sigma else ""
-        return Release(what=("images",), why=why, seen=sum(map(len, rows.values())))
+        spent = Release(what=("images",), why=why, seen=sum(map(len, rows.values())), commons=True)
+        if protection and self.init == "noise":
+            spent = replace(protection, what=("images",), commons=True)
+        metrics = {"loss": torch.stack(losses).mean()} if losses else {}
+        classes = Release(what=("labels",), commons=True)
+        return Reply(each=sent, weight=data.size, metrics=metrics, releases=[spent, classes])
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
         """The next state also has the round's synthetic set, ``images`` and ``labels``, so that it can be looked at."""

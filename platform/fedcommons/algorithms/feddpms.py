@@ -9,21 +9,22 @@ with its client until round T_p, when their mean becomes the global w_d.  Stage 
 entropy.  *Giving*, at a client's first selection in it, after training: of its n most abundant classes the mean code
 z of its images; codes z + N(0, sigma^2 I) whose image (decoded by w_d) its own model still recognises, until there are
 ``quota``.  *Receiving*, at its first selection at which others have given and a class overlaps: the codes of client
-argmax_j |scarce_i, abundant_j|; their images join D_i for good. It trains on |D_i| points drawn from the two.
+argmax_j |scarce_i, abundant_j|, or of the ``helpers`` best ones there are then; their images join D_i for good. It
+trains on |D_i| points drawn from the two.
 
 privacy paper: noise as printed. It is not certified, whatever sigma: codes are not bounded, ``quota`` codes of one mean
 compose, which codes are kept depends on the data, and the paper's sensitivity 1/m is that of one coordinate.
 privacy sound: of each class one mean of codes clipped to norm C leaves the client, with noise of sigma C/m (m, the
 count, is public; a client's classes are disjoint, so all its means cost one release). The codes are those of the
 *server's* encoder, as a client's own has seen all its data. The receiver draws around them and keeps what the server's
-model recognises, which costs nothing.
+model recognises, which costs nothing. Which classes are abundant and scarce follows the class counts: uncovered.
 
 Departs from the paper: clients weigh as ``federation.weighting`` says, samples meaning |D_i| with the images that
 joined; the server knows the scarce classes beforehand; a class of which no code was recognised does not count as given;
 stage I goes on until a decoder has arrived; as to the rate's decay see ``fedvae``.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import torch
@@ -43,6 +44,7 @@ from fedcommons.tensors import data as data_of
 NOT_CERTIFIED = (
     "not certified: codes are not bounded, many noisy codes of one mean compose, and which are kept depends on the data"
 )
+ABUNDANT = Release(what=("labels",), commons=True, why="abundant and scarce classes follow a client's class counts")
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ class FedDPMS:
     """with privacy sound: standard deviation of the receiver's draws around a mean"""
     decay: Annotated[float, "(0, 1]"] = 1.0
     """the learning rate is multiplied by this after every 10 local epochs (the paper's: 0.5)"""
+    helpers: Annotated[int, "[1, 1e9]"] = 1
+    """clients whose codes a client gets, at most"""
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         last = round(0.4 * facts.rounds) if self.preliminary_rounds is None else self.preliminary_rounds
@@ -105,8 +109,8 @@ class FedDPMS:
         own: dict[str, Flat | Tensor] = {}
         if f"codes/{client}" not in state:
             own["decoder"] = select(model, decoder)
-        if (j := self._assistant(state, client)) is not None:
-            own |= {"codes": state[f"codes/{j}"], "labels": state[f"labels/{j}"]}
+        if helpers := self._helpers(state, client):
+            own |= {n: torch.cat([data_of(state[f"{n}/{j}"]) for j in helpers]) for n in ("codes", "labels")}
         return Message({**common, "second": torch.ones(1, dtype=torch.uint8)}, own)
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
@@ -132,7 +136,7 @@ class FedDPMS:
         if gives and self.privacy == "sound":
             work.load(start)
             each, protection = self._private_means(work, data, seed)
-            releases.append(protection.of("codes", "labels"))
+            releases += [replace(protection, what=("codes",), commons=True), ABUNDANT]
         if "codes" in message.own:
             work.load(start)
             kept |= self._images(work, message.own, data, seed)
@@ -146,7 +150,7 @@ class FedDPMS:
             work.load(put(y, flat(message.own, "decoder")))  # under DP-SGD noise has moved the module's decoder
             each = self._codes(work, data, seed)
             seen = int(torch.isin(data.y, data_of(each["labels"])).sum())
-            releases.append(Release(what=("codes", "labels"), why=NOT_CERTIFIED, seen=seen))
+            releases.append(Release(what=("codes", "labels"), why=NOT_CERTIFIED, seen=seen, commons=True))
         made = ("delta",) if w in (1, data.size) else ("delta", "weight")  # of messages and n_i
         return Reply({"delta": scale(delta, w)}, each, w, kept, metrics, [spent.of(*made), *releases])
 
@@ -158,19 +162,19 @@ class FedDPMS:
             return {**after, "second": torch.tensor(round >= int(data_of(state["last"])))}
         for i, reply in replies.items():
             after |= {f"{name}/{i}": x for name, x in reply.each.items()}
-        received = torch.tensor([i for i in replies if self._assistant(state, i) is not None], dtype=torch.int64)
+        received = torch.tensor([i for i in replies if self._helpers(state, i)], dtype=torch.int64)
         return {**after, "received": torch.cat([data_of(state["received"]), received])}
 
-    def _assistant(self, state: State, client: int) -> int | None:
+    def _helpers(self, state: State, client: int) -> list[int]:
         """Whose codes the client gets in this round, if anybody's."""
         if (data_of(state["received"]) == client).any():
-            return None
+            return []
         given = {int(n.partition("/")[2]): data_of(x).tolist() for n, x in state.items() if n.startswith("labels/")}
-        return codes.assistant(client, data_of(state["scarce"])[client].tolist(), given)
+        return codes.assistants(client, data_of(state["scarce"])[client].tolist(), given, self.helpers)
 
     def _codes(self, work: Work, data: ClientData, seed: int) -> dict[str, Tensor]:
         """What a client gives as printed: codes that its own model, which the module holds, recognises."""
-        centres = {c: z.mean(0) for c, z in codes.codes_by_class(work, data, self.classes).items()}
+        centres = [(c, z.mean(0)) for c, z in codes.codes_by_class(work, data, self.classes).items()]
         draws = generator(seed, "noise of codes")
         found, labels = codes.recognised(work, centres, self.sigma, self.quota, self.tries, draws)
         return {"codes": found, "labels": torch.tensor(labels).to(data.y)}
@@ -183,10 +187,10 @@ class FedDPMS:
         return {"codes": torch.stack(means), "labels": torch.tensor(list(mine)).to(data.y)}, releases[0]
 
     def _images(self, work: Work, received: Payload, data: ClientData, seed: int) -> dict[str, Tensor]:
-        """The images of another client's codes, or of codes around its means, that join the client's own."""
+        """The images of others' codes, or of codes around their means, that join the client's own."""
         z, labels = data_of(received["codes"]), data_of(received["labels"])
         if self.privacy == "sound":
-            means, draws = dict(zip(labels.tolist(), z, strict=True)), generator(seed, "codes around means")
+            means, draws = zip(labels.tolist(), z, strict=True), generator(seed, "codes around means")
             z, around = codes.recognised(work, means, self.spread, self.quota, self.tries, draws)
             labels = torch.tensor(around).to(labels)
         return {"images": codes.decoded(work, z, data.x), "labels": labels}

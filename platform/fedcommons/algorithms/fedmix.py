@@ -43,6 +43,8 @@ class FedMix:
         ValueError: the clients hold no means.
     """
 
+    watches_head = True
+
     mix: Annotated[float, "[0, 1]"] = 0.05
     """lambda, share of the mean image in the mixture"""
     mean_size: Annotated[int, "[1, 1e9]"] = 64

@@ -8,30 +8,98 @@ evaluation mode, no image's features depend on the others, so the sum of all L_c
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
 
 import torch
 from torch import Tensor, nn
 
+from fedcommons.core.ball import around
 from fedcommons.core.dp_sgd import DPSGD, NoisySum, clipped
 from fedcommons.core.features import Head
-from fedcommons.core.local import Work
+from fedcommons.core.local import Work, onednn
 from fedcommons.core.release import Release
+from fedcommons.data.clients import ClientData
 from fedcommons.seeds import generator, set_default_generator
 from fedcommons.tensors import Flat
 
 
+@dataclass(frozen=True)
+class Steps:
+    """Constants of the steps on the pixels; see ``FedDM``."""
+
+    iterations: int
+    radius: float
+    batch_size: int  # most real images of a class
+    lr: float
+    momentum: float
+    sigma: float
+    clip: float
+
+
+def match(
+    work: Work, x: Flat, data: ClientData, rows: Mapping[int, Tensor], images: Tensor, how: Steps, seed: int
+) -> tuple[Tensor, list[Tensor], Release | None]:
+    """The images after all steps down the sum of L_c(w), w drawn around x for each; the losses on the way.
+
+    data: as the network sees them; rows: of each class; images: (k ipc, ...) to start from. Under DP-SGD there are no
+    losses, and the third is what protects the steps: all of them at the smallest class's q.
+    """
+    module, head, dp = work.module, Head(work.module), work.loop.dp
+    steps = ceil(how.iterations * work.share - 1e-9)  # a late client's are fewer
+    taken = [min(how.batch_size, len(of)) for of in rows.values()]
+    optimizer = torch.optim.SGD([images.requires_grad_()], how.lr, how.momentum)
+    weights, noise = generator(seed, "around the model"), generator(seed, "noise level")
+    drawn, mine = batches(rows, how.batch_size, steps, seed, data.x.device)
+    found, protection = [], None
+    with onednn(work.loop.onednn), head.watched():
+        see_statistics(work, x, data.x, how.batch_size, seed)
+        module.eval()
+        for step in range(steps):
+            work.load(around(x, how.radius, weights))
+            u = features(module, head, images)
+            if dp is None:
+                with torch.no_grad():
+                    weight = None if data.weight is None else data.weight[drawn[step]]
+                    target = means(features(module, head, data.x[drawn[step]]), mine, weight)
+                loss = losses(u, target).sum()
+                found.append(loss.detach())
+                (gradient,) = torch.autograd.grad(loss, images)
+                if how.sigma:
+                    gradient = with_level(gradient, taken, how.sigma, how.clip, noise)
+            else:
+                sampled = samples(rows, how.batch_size, dp, seed, step)
+                with torch.no_grad():
+                    of_real = [features(module, head, data.x[of.to(data.x.device)]) for of in sampled]
+                gradient, protection = private(images, u, of_real, taken, dp, seed, step)
+            images.grad = gradient
+            optimizer.step()
+    if protection:
+        q = max(DPSGD.sampling_rate(len(of), how.batch_size) for of in rows.values())
+        protection = replace(protection, q=q, steps=steps)
+    return images.detach(), found, protection
+
+
+def is_owned(counts: Tensor, least: int) -> Tensor:
+    """(N, classes) whether a client sends a class, from its ``counts``: those with ``least``, or all if none has."""
+    enough = counts >= least
+    return torch.where(enough.any(1, keepdim=True), enough, counts > 0)
+
+
 def owned(y: Tensor, least: int) -> dict[int, Tensor]:
-    """Rows of each class with at least ``least`` examples, by label; of all classes if there is none such."""
+    """Rows of each class that a client with these labels sends, by class."""
     labels = y.cpu()
-    counts = torch.bincount(labels).tolist()
-    found = [label for label, n in enumerate(counts) if n >= least] or [label for label, n in enumerate(counts) if n]
+    found = is_owned(torch.bincount(labels).unsqueeze(0), least)[0].nonzero()[:, 0].tolist()
     return {label: (labels == label).nonzero()[:, 0] for label in found}
 
 
-def first(rows: Mapping[int, Tensor], ipc: int, seed: int) -> Tensor:
-    """(k ipc,) rows from which the images start: ``ipc`` different ones a class; repeated where there are fewer."""
+def first(data: ClientData, rows: Mapping[int, Tensor], ipc: int, real: bool, seed: int) -> Tensor:
+    """(k ipc, ...) images to start from: noise, or different real ones of a class, repeated where there are fewer."""
     draws = generator(seed, "first images")
-    return torch.cat([of[_repeated(torch.randperm(len(of), generator=draws), ipc)] for of in rows.values()])
+    if real:
+        of = [of[_repeated(torch.randperm(len(of), generator=draws), ipc)] for of in rows.values()]
+        return data.x[torch.cat(of).to(data.x.device)]
+    return torch.randn((len(rows) * ipc, *data.x.shape[1:]), generator=draws).to(data.x)
 
 
 def _repeated(order: Tensor, n: int) -> Tensor:

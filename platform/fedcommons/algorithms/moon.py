@@ -31,6 +31,8 @@ from fedcommons.tensors import Flat, Payload, add, copy, flat, scale, sub
 class MOON:
     """Local loss CE + mu l_con;  l_con = -log(e^{s_glob/T} / (e^{s_glob/T} + e^{s_prev/T})), s cosine similarities."""
 
+    watches_head = True
+
     mu: Annotated[float, "[0, inf)"] = 1.0
     """weight of the contrastive loss, >= 0"""
     temperature: Annotated[float, "(0, inf)"] = 0.5

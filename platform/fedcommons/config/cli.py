@@ -156,7 +156,8 @@ def parse(parser: Parser, argv: Sequence[str]) -> Namespace:
     result.fields, result.chosen = parser.fields, parser.chosen
     result.asked = frozenset(one.name for one in asked) & parser.fields.keys()
     changed = sorted(n for n in result.asked if n.startswith("dp.") and result[n] != parser.fields[n].default)
-    if (idle := [n for n in changed if n != "dp.local"]) and not result.dp.local:
+    used = {"dp.local", "dp.delta"} if "generator.delta" in result.fields else {"dp.local"}
+    if (idle := [n for n in changed if n not in used]) and not result.dp.local:
         raise UserError(f"{idle[0]} changes nothing without --dp.local true.")
     return result
 

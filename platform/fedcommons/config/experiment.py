@@ -101,7 +101,10 @@ class Generator:
     """The generator that every client trains on part of its own data, if the sharing stage needs one."""
 
     name: str = "ddpm"
-    """ddpm (Ho et al. 2020), conditional on the class, or an import path"""
+    """ddpm (Ho et al. 2020), conditional on the class, private_ddpm (the same by DP-SGD), or an import path"""
+    label_noise: Annotated[float, "[0, inf)"] = 0.0
+    """standard deviation of the Gaussian noise on each class count that synthetic labels follow; 0: counts as they are,
+    which no epsilon covers"""
     rho: Annotated[float, "(0, 1]"] = 0.75
     """share of a client's images that its generator sees"""
     constants: Constants = UNSET
@@ -117,6 +120,10 @@ class Sharing:
 
     setting: str = "real"
     """real, local_synthetic, shuffled_synthetic (Fedssyn), shuffled_real (Fig. 1c), raw_copies, or an import path"""
+    audit: bool = False
+    """compare made images with those that generators saw and with held-out ones, before any is released: audit.json"""
+    withhold: Annotated[str, "none | near_copies"] = "none"
+    """near_copies: leave out made images that an audit finds too near to one that was seen; then no epsilon holds"""
     constants: Constants = UNSET
     __getattr__ = _constant
 

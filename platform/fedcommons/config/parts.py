@@ -42,7 +42,7 @@ class Kind:
 
 _DATA, _PARTITIONS = "fedcommons.data.datasets", "fedcommons.data.partition"
 _METHODS, _NETWORKS = "fedcommons.algorithms", "lightning_modules.networks"
-_STRAGGLERS = "fedcommons.federation.stragglers"
+_STRAGGLERS, _GENERATORS = "fedcommons.federation.stragglers", "fedcommons.generators"
 
 KINDS: Mapping[str, Kind] = {
     "algorithm": Kind(
@@ -92,7 +92,10 @@ KINDS: Mapping[str, Kind] = {
             "raw_copies": "fedcommons.sharing.raw_copies:RawCopies",
         },
     ),
-    "generator": Kind("generator.name", {"ddpm": "fedcommons.generators.ddpm:DDPM"}),
+    "generator": Kind(
+        "generator.name",
+        {"ddpm": f"{_GENERATORS}.ddpm:DDPM", "private_ddpm": f"{_GENERATORS}.private:PrivateDDPM"},
+    ),
     "straggler": Kind(
         "straggler.rule",
         {

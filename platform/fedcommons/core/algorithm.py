@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from fedcommons.core.executor import Executor
+from fedcommons.core.features import Head
 from fedcommons.core.local import Work
 from fedcommons.core.release import Release
 from fedcommons.core.weighting import total_weight
@@ -90,9 +91,10 @@ class Algorithm(Protocol):
     """A frozen dataclass of the algorithm's constants, with these functions. None changes its arguments.
 
     A constant is ``mu: Annotated[float, "[0, inf)"] = 0.01``: type, range, default, and a line of help below it.
-    Optional are ``ChoosesClients``, ``Shares``, ``sees_statistics``, ``takes_partial``, ``needs`` (see ``needed``), and
-    two that raise ``UserError`` where it is not defined: ``check(flat)`` for an experiment (its fields, such as
-    ``client.optimizer``) and ``check_held(clients, n_classes)`` for what clients hold.
+    Optional are ``ChoosesClients``, ``Shares``, ``sees_statistics``, ``takes_partial``, ``needs`` (see ``needed``),
+    ``watches_head = True`` for one that takes embeddings at the module's ``head`` (see ``features.Head``), and
+    ``check(flat)``, which raises ``UserError`` where it is not defined for an experiment (its fields, such as
+    ``client.optimizer``). What it is not defined for in the model or in what clients hold, ``start`` refuses.
     """
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
@@ -162,6 +164,11 @@ def require_attributes(algorithm: Algorithm, module: nn.Module) -> None:
                 f"{type(algorithm).__name__} needs a model with an attribute {name}, and {type(module).__name__} has "
                 f"none: {what}. model.name vae has it; a LightningModule of your own can."
             )
+    if getattr(algorithm, "watches_head", False):
+        try:
+            Head(module)
+        except ValueError as error:
+            raise UserError(f"{type(algorithm).__name__} takes embeddings at the model's head: {error}.") from None
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ class NoisySum:
         self.values, self.clip, self.bound, self.sigma = zero, clip, clip, 0.0
 
     def add(self, g: Tensor, norm: float = inf) -> None:
-        """Add g, whose norm is at most ``norm``."""
+        """Add g, the vector of an example, or the sum of several, whose norms are at most ``norm`` each."""
         self.values.add_(g)
         self.bound = max(self.bound, norm)
 
@@ -54,8 +54,9 @@ class NoisySum:
 
     @property
     def release(self) -> Release:
-        """What protects the sum, for a batch of all examples (q = 1)."""
-        return Release(mechanism=SAMPLED_GAUSSIAN, sigma=self.sigma, sensitivity=self.bound, steps=1)
+        """What protects the sum, for a batch of all examples (q = 1); a vector longer than C counts as less noise."""
+        sigma = self.sigma * (self.clip / self.bound)  # exact where no vector is longer
+        return Release(mechanism=SAMPLED_GAUSSIAN, sigma=sigma, sensitivity=self.bound, steps=1)
 
 
 @dataclass(frozen=True)

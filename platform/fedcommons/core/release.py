@@ -18,7 +18,8 @@ class Release:
     client: its number; for a reply's releases the engine fills it in. what: names of a reply's tensors, or of what a
     client contributes to a commons. mechanism: ``SAMPLED_GAUSSIAN``, or None for no protection. seen: how many of the
     client's examples were given away by it, as they are or in what was made from them; 0 for updates of a model, which
-    every run sends. why: of an uncovered one, why what was done to it does not count; the ledger says it.
+    every run sends. commons: whether it was put into a commons, and is no such update; so is all before round 1.
+    why: of an uncovered one, why what was done to it does not count; the ledger says it.
     """
 
     client: int = -1
@@ -29,6 +30,7 @@ class Release:
     sensitivity: float = inf
     steps: int = 0
     seen: int = 0
+    commons: bool = False
     why: str = ""
 
     def of(self, *what: str) -> "Release":

@@ -138,19 +138,21 @@ def _released(reply: Reply, client: int, rows: ClientData) -> list[Release]:
     The weights 1 and n_i (the client's size) are public. BatchNorm's statistics, which the engine sends, are never
     covered.
     """
+    covered = [event for event in reply.releases if event.covered]
+    others = [event for event in reply.releases if not event.covered]
     bare = {*reply.sums, *reply.each}
     if reply.weight != 1 and reply.weight != rows.size:
         bare.add("weight")
-    covered = [event for event in reply.releases if event.covered]
-    for event in covered:
-        bare.difference_update(name for name in event.what if name != BUFFERS)
     for event in reply.releases:
-        if not event.covered:
-            bare.difference_update(event.what)
-            bare.update(event.named)
+        bare.difference_update(name for name in event.what if not (event.covered and name == BUFFERS))
     events = [replace(event, client=client) for event in covered]
-    seen = max((event.seen for event in reply.releases if not event.covered), default=0)
-    return [*events, Release(client, tuple(sorted(bare)), seen=seen)] if bare else events
+    for commons in (False, True):
+        mine = [event for event in others if event.commons == commons]
+        names = {name for event in mine for name in event.named} | (set() if commons else bare)
+        if names:
+            seen = max((event.seen for event in mine), default=0)
+            events.append(Release(client, tuple(sorted(names)), seen=seen, commons=commons))
+    return events
 
 
 def _at_rest(reply: Reply) -> Reply:

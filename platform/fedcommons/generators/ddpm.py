@@ -78,7 +78,7 @@ class DDPM:
         from fedcommons.core import trainer
 
         set_default_generator(seed, "initial weights")
-        model = self._model(tuple(examples.x.shape[1:]), n_classes, seed, flip)
+        model = self.build(tuple(examples.x.shape[1:]), n_classes, seed, flip)
         loader = DataLoader(
             TensorDataset(examples.x, examples.y),
             batch_size=self.batch_size,
@@ -97,13 +97,21 @@ class DDPM:
 
     def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:
         """See ``Generator``."""
-        model = self._model(shape, n_classes, seed)
+        model = self.build(shape, n_classes, seed)
         model.unet.load_state_dict(dict(weights))
         model.to(default_device())
         draws = seed_for(seed, "samples")
         return model.sample(labels, draws, sampler=self.sampler, steps=self.sampling_steps).cpu()
 
-    def _model(self, shape: tuple[int, ...], n_classes: int, seed: int, flip: bool = False):
+    def losses(self, weights: Weights, examples: Examples, n_classes: int, seed: int) -> Tensor:
+        """The loss on each image, (n,), over the same draws of times and noise for all: what membership shows in."""
+        model = self.build(tuple(examples.x.shape[1:]), n_classes, seed)
+        model.unet.load_state_dict(dict(weights))
+        model.to(default_device())
+        return model.losses(examples.x, examples.y, seed_for(seed, "losses")).cpu()
+
+    def build(self, shape: tuple[int, ...], n_classes: int, seed: int, flip: bool = False):
+        """The LightningModule, with initial weights from torch's default generator; ``seed``: of its draws."""
         from lightning_modules import ddpm  # seconds to import, and most workers never need it
 
         return ddpm.DDPM(

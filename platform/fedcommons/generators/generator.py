@@ -42,9 +42,10 @@ class Trained:
 class Generator(Protocol):
     """Hyper-parameters in a frozen dataclass, and functions that draw from ``seed`` only.
 
-    sampling: names of the hyper-parameters that only ``sample`` uses; the others decide what is trained. Two functions
-    are optional and raise ``UserError``: ``check(flat)`` refuses an experiment by its fields (dotted names to values),
-    and ``check_shape(shape, data)`` refuses images of shape (C, H, W) of the data set of this name.
+    sampling: names of the hyper-parameters that only ``sample`` uses; the others decide what is trained. Optional
+    functions raise ``UserError``: ``check(flat)`` refuses an experiment by its fields (dotted names to values),
+    ``check_shape(shape, data)`` images of shape (C, H, W) of the data set of this name, and ``check_sizes(sizes)`` the
+    numbers of images that each client's generator would see.
     """
 
     sampling: ClassVar[tuple[str, ...]]

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fedcommons.accounting.communication import UntilTarget
 from fedcommons.config.flat import IGNORED_BY_RESULTS, own_fields
 
 if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
@@ -100,3 +101,18 @@ def counted(runs: "pd.DataFrame", metric: str) -> tuple[list[float], int]:
         most = runs["rounds"].tolist()
         return [float(m) if v is None else v for v, m in zip(found, most, strict=True)], found.count(None)
     return [v for v in found if v is not None], 0
+
+
+def reached(runs: "pd.DataFrame") -> list[float | None]:
+    """The first round of each run that has the target accuracy; None where there is none."""
+    return [None if found is None or found != found else found for found in runs["rounds_to_target"].tolist()]
+
+
+def until_target(runs: "pd.DataFrame") -> list[UntilTarget]:
+    """What each run sent until it had the target accuracy, its rounds taken to cost the same."""
+    per_round = (runs["bytes_down"] + runs["bytes_up"]) / runs["rounds"]
+    facts = zip(runs["bytes_once"], per_round, reached(runs), runs["rounds"], strict=True)
+    return [
+        UntilTarget(once, each, most if needed is None else needed, needed is None)
+        for once, each, needed, most in facts
+    ]

@@ -55,7 +55,8 @@ def load_runs(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
       generator only; sigma: with DP-SGD only.
     - Every number and text of the summary. ``rejections``: a sentence, where replies were rejected.
     - ``MB``: 10^6 bytes, all clients, both ways. ``epsilon``: of all messages, where it can be stated;
-      ``epsilon_local_training``.
+      ``pool_epsilon``: of what was put into a commons, the largest of all clients'; ``epsilon_local_training``.
+      ``commons``: nothing, covered or uncovered.
     - Every metric of the last round that has it. Convergence parameters have no prefix (``zeta_hat_sq``);
       ``zeta_hat_sq_mean`` is the mean over the rounds that have it.
 
@@ -201,6 +202,8 @@ def _row(run: _Run) -> dict[str, Any]:
         row["rejections"] = told(rejected)
     spent = {
         "epsilon": run.summary.get("privacy", {}).get("epsilon_of_messages"),
+        "pool_epsilon": run.summary.get("privacy", {}).get("pool_epsilon_max"),
+        "commons": run.summary.get("privacy", {}).get("commons"),
         "epsilon_local_training": run.lines[-1].get("privacy/epsilon_local_training"),
     }
     return row | {name: value for name, value in spent.items() if value is not None}

@@ -12,7 +12,7 @@ OF_TEST_DATA = ("rounds_to_target", "best_accuracy", "last_accuracy")
 
 KNOWN = (
     "validation_accuracy", *OF_TEST_DATA, "MB", "bytes_down", "bytes_up", "bytes_once", "disclosed",
-    "epsilon", "epsilon_local_training", *NAMES, *(f"{name}_mean" for name in NAMES),
+    "epsilon", "epsilon_local_training", "pool_epsilon", *NAMES, *(f"{name}_mean" for name in NAMES),
 )  # fmt: skip
 """Metrics that are known before a run. What its rounds log has a slash in its name and may be anything: train/loss."""
 
@@ -24,6 +24,7 @@ WORDS = {
     "MB": "MB exchanged by all clients", "bytes_down": "bytes to the clients", "bytes_up": "bytes from the clients",
     "bytes_once": "bytes of shared data", "epsilon": r"$\varepsilon$ of all messages",
     "epsilon_local_training": r"$\varepsilon$ of local training",
+    "pool_epsilon": r"$\varepsilon$ of what was shared, largest client's",
     "gradient_sq": r"$\|\nabla f\|^2$", "zeta_sq": r"client dissimilarity $\zeta^2$, own data",
     "zeta_hat_sq": r"client dissimilarity $\hat\zeta^2$, training data",
     "zeta_lemma1_sq": r"client dissimilarity $\zeta^2$ by Lemma 1", "sigma_sq": r"gradient noise $\sigma^2$, own data",

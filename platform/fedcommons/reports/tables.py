@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.errors import UserError
-from fedcommons.reports.cells import Cell, cells, counted, fields, varied
+from fedcommons.reports.cells import Cell, cells, counted, fields, reached, varied
 from fedcommons.reports.columns import identified, key, place, setting, text, variant, without_sharing
 from fedcommons.reports.series import value
 
@@ -49,11 +49,6 @@ def _at_best_rate(runs: "pd.DataFrame") -> "pd.DataFrame":
 def rounds(runs: "pd.DataFrame") -> str:
     """Rounds to the target over the seeds of a cell; see ``rounds_needed``."""
     return rounds_needed(reached(runs), max(runs["rounds"].tolist()))
-
-
-def reached(runs: "pd.DataFrame") -> list[float | None]:
-    """The first round of each run that has the target accuracy; None where there is none."""
-    return [None if found is None or found != found else found for found in runs["rounds_to_target"].tolist()]
 
 
 def rounds_needed(reached: Sequence[float | None], most: int) -> str:
@@ -111,12 +106,15 @@ def table1_markdown(of: Sequence[Cell], published: Mapping[tuple, str], footnote
     """The paper's Table 1, a line for each federation and setting; ``published``: the paper's rounds, if comparable."""
     head, known = identified(of)
     head += ["target", "rounds", "speed-up", "last acc.", "best acc.", "p", "lr", "MB exchanged"]
+    private = any(value(cell, "pool_epsilon") is not None for cell in of)
+    head += ["ε of the commons"] * private
     lines = []
     for cell, line, base in zip(of, known, without_sharing(of), strict=True):
         line += [
             f"{100 * value(cell, 'target'):g} %", rounds(cell.runs),
             speed_up(base, cell) if base and base is not cell else "", percent(cell, "last_accuracy"),
             percent(cell, "best_accuracy"), share(cell), text(value(cell, "lr")), f"{fmean(cell.values('MB')):.1f}",
+            *[commons_epsilon(cell)] * private,
         ]  # fmt: skip
         lines.append(line + ([published.get(key(cell), "")] if published else []))
     return markdown([*head, *(["paper"] if published else [])], lines) + numbered(footnotes)
@@ -133,6 +131,26 @@ def rejected_notes(runs: "pd.DataFrame") -> list[str]:
         return []
     told = runs.dropna(subset="rejections")
     return [f"{Path(run).name}: {said}." for run, said in zip(told["run"], told["rejections"], strict=True)]
+
+
+def commons_epsilon(cell: Cell) -> str:
+    """The largest epsilon of what was shared over clients and seeds; ``none`` without a guarantee, ``-`` of nothing."""
+    if "uncovered" in cell.values("commons"):
+        return "none"
+    found = cell.values("pool_epsilon")
+    return f"{max(found):.3g}" if found else "-"
+
+
+def private_notes(runs: "pd.DataFrame") -> list[str]:
+    """A footnote on the epsilon of what was shared, where one can be stated."""
+    if "pool_epsilon" not in runs or runs["pool_epsilon"].dropna().empty:
+        return []
+    deltas = ", ".join(f"{delta:g}" for delta in sorted(set(runs["dp.delta"].dropna())))
+    return [
+        f"ε of the commons, at δ = {deltas}: of what clients shared, the largest of all clients and seeds; none: no "
+        "guarantee. It is no guarantee of the whole run: without DP-SGD model updates leave clients unprotected in "
+        "every round."
+    ]
 
 
 def lost_notes(runs: "pd.DataFrame") -> list[str]:

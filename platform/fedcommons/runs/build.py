@@ -33,12 +33,13 @@ from fedcommons.federation.participation import joining
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.federation.serial import Serial
 from fedcommons.federation.stragglers import Independent, Rule, arrival
+from fedcommons.runs import audits
 from fedcommons.runs.checks import check, refuse, require_participants
 from fedcommons.seeds import set_default_generator, wide_key
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.dealt import Dealt
-from fedcommons.sharing.needs import Need, Recipe
-from fedcommons.sharing.stage import Contribution, Generating, Shared, Stage, share, share_by_method
+from fedcommons.sharing.needs import Need, Recipe, n_seen
+from fedcommons.sharing.stage import Contribution, Generating, Shared, Stage, share_by_method, share_contributed
 from fedcommons.tensors import EMPTY, flatten
 from lightning_modules import Classifier
 from lightning_modules.networks import Projected
@@ -72,7 +73,7 @@ def recipe(config: Experiment) -> Recipe:
     """What clients' generators are made with."""
     assert config.generator is not None
     name, digest = config.generator.name, config.source.get("generator")
-    return Recipe(name, part_of(config, "generator"), config.generator.rho, digest)
+    return Recipe(name, part_of(config, "generator"), config.generator.rho, digest, config.generator.label_noise)
 
 
 @lru_cache(maxsize=2)  # the cells of a sweep share their data
@@ -102,9 +103,12 @@ def prepare(config: Experiment) -> Prepared:
     rule = None if made["straggler"] == Independent() else made["straggler"]
     prepared = Prepared(config, dataset, dealt, made["algorithm"], made["sharing"], rule)
     refuse(prepared.stage, "check_dealt", prepared.dealt)
+    if config.generator is not None:
+        refuse(made["generator"], "check_sizes", [n_seen(config.generator.rho, n) for n in sizes])
     refuse(rule, "check_clients", len(sizes), _joining(prepared))
-    refuse(prepared.algorithm, "check_held", Clients(dataset.train, dealt.rows), dataset.n_classes)
     privacy.refuse_large_delta(config, sizes)
+    if audits.asked(config.sharing):
+        audits.subjects(prepared.dealt, prepared.needs, dataset.validation)
     # of a network of ours names and shapes without numbers; an algorithm that refuses them does so here
     own = parts.is_own(config.model.name) or parts.is_own(config.data.name)
     module = build_module(config, dataset, "cpu" if own else "meta")
@@ -248,6 +252,7 @@ class Assembled:
     shared: Shared
     data: RunData
     plan: Plan
+    audited: audits.Audited | None = None  # None: nobody asked, or no images were made
 
     @property
     def config(self) -> Experiment:
@@ -283,13 +288,20 @@ class Assembled:
 def assemble(prepared: Prepared, made: Sequence[Contribution] = ()) -> Assembled:
     """Share, and plan the rounds; ``made``: the clients' ``synthetic_images``."""
     c, dataset = prepared.config, prepared.dataset
-    shared = share(prepared.stage, prepared.dealt, made)
+    contributed, audited = prepared.stage.make(prepared.dealt, made), None
+    if audits.asked(c.sharing) and (needs := prepared.needs):
+        module = build_module(c, dataset)
+        audited = audits.audited(c.sharing, prepared.dealt, contributed, needs, dataset.validation, module)
+        contributed = audited.kept
+    shared = share_contributed(prepared.stage, prepared.dealt, contributed)
+    if audited and c.sharing.withhold != "none":
+        shared = audits.uncovered(shared)
     shared = share_by_method(shared, prepared.algorithm, dataset.n_classes, c.seed)
     sets = {"test": dataset.test, "validation": dataset.validation}
     data = RunData(shared.clients, shared.own, sets, shared.pool)
     f, facts, taken = c.federation, _facts(prepared, shared.clients), _takes_partial(prepared)
     plan = Plan(facts, f.participation, f.blocks, c.seed, prepared.late, f.buffers == "keep", f.max_norm, taken)
-    return Assembled(prepared, shared, data, plan)
+    return Assembled(prepared, shared, data, plan, audited)
 
 
 def local_loop(config: Experiment, augment: bool) -> LocalSGD:

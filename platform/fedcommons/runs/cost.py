@@ -21,10 +21,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedcommons.algorithms.feddm import FedDM
 from fedcommons.config import parts, presets
 from fedcommons.config.flat import flat_dict
 from fedcommons.convergence.estimators import BATCH, mean_gradient
 from fedcommons.convergence.smoothness import hessian_vector
+from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.local import Work
 from fedcommons.core.worker import RunData, Worker, default_device, fresh_torch, give_back_freed
 from fedcommons.data.clients import ClientData, Clients, Rows
@@ -34,9 +36,10 @@ from fedcommons.federation.evaluation import CHUNK, ModelTask, evaluate_chunk
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rounds import Standing
 from fedcommons.federation.serial import Serial
-from fedcommons.runs import central, experiment
+from fedcommons.runs import central, experiment, matched
 from fedcommons.runs.build import Assembled, build_module, build_worker, local_loop
 from fedcommons.runs.counting import Counts
+from fedcommons.runs.matched import MANY, NOTHING, Matched
 from fedcommons.sharing.needs import Need
 from fedcommons.tensors import nbytes
 
@@ -71,6 +74,7 @@ class Prices:
     memory: int  # peak of this process while all this was measured, with the data
     state: int  # what a checkpoint holds of the server,
     kept: int  # and of a client
+    matched: Matched = NOTHING
 
     def seconds(self, n: Counts, batch_size: int) -> float:
         """Of so much work."""
@@ -79,6 +83,7 @@ class Prices:
         rest = n.rest * self.half + slope * (n.rest_examples - n.rest * h)
         local = n.full * self.step + max(rest, 0.0) + n.trainings * self.training
         observed = n.evaluated * self.example + n.gradients * self.gradient + n.products * self.product
+        local += n.matched.seconds(self.matched)
         return local + n.rounds * self.round + n.checkpoints * self.checkpoint + observed
 
 
@@ -103,6 +108,8 @@ def shape_of(ready: Assembled) -> tuple:
     c = ready.config
     names = (*SHAPE, f"{parts.section('algorithm', c.algorithm)}.")
     chosen = tuple((n, v) for n, v in flat_dict(c).items() if n.startswith(names))
+    if isinstance(ready.algorithm, FedDM):  # whose constants say how much is done, and not what a piece costs
+        chosen = *((n, v) for n, v in chosen if not n.startswith("feddm.")), ready.algorithm.sigma > 0
     measured = bool(c.measure.every), c.measure.smoothness
     return (*chosen, measured, ready.data.clients.rows.weight is not None, ready.data.clients.commons is not None)
 
@@ -136,17 +143,14 @@ def _from_epochs(train: Callable[[int], Any], steps: int) -> tuple[float, float]
 @fresh_torch()
 def measure(ready: Assembled) -> Prices:
     """The prices of a run's shape."""
-    c, b = ready.config, ready.config.client.batch_size
+    c = ready.config
     reset_peak()
-    shortest, two = _round(ready, 1, 1, b), min(2, ready.plan.facts.n_clients)
-    _round(ready, 1, 1, 1)()  # what torch does once in a process, also where a step is so slow that it is not repeated
-    alone = seconds_of(shortest)
-    k = 17 if alone < SHORT else 2
-    several = seconds_of(_round(ready, 1, k, b))
-    step = max(several - alone, 0.0) / (k - 1)
-    smaller = max(0.0, step - max(several - seconds_of(_round(ready, 1, k, half(b))), 0.0) / k)
-    training = max(0.0, seconds_of(_round(ready, two, 1, b)) - alone - step) if two > 1 else 0.0
-    now = shortest()
+    if isinstance(ready.algorithm, FedDM):
+        of_rounds = _of_feddm(ready)
+        ready = _with(ready, replace(ready.algorithm, iterations=0, server_epochs=1))
+    else:
+        of_rounds = _of_local_training(ready)
+    now = _round(ready, 1, 1, c.client.batch_size)()
     with TemporaryDirectory() as folder:
         saving = seconds_of(lambda: checkpoint.save(Path(folder), now))
     worker = build_worker(c, ready.facts, str(parts.base()), ready.algorithm, ready.data)
@@ -162,20 +166,61 @@ def measure(ready: Assembled) -> Prices:
         product = seconds_of(lambda: hessian_vector(worker.work.module, [batch.columns], v))
     kept = [nbytes(payload) for payload in now.memory.in_ram.values()]
     return Prices(
-        step, smaller, training, max(0.0, alone - step - training), saving, example, gradient, product,
-        peak(), nbytes(now.state), max(kept, default=0),
+        **of_rounds, checkpoint=saving, example=example, gradient=gradient, product=product, memory=peak(),
+        state=nbytes(now.state), kept=max(kept, default=0),
     )  # fmt: skip
 
 
-def _round(ready: Assembled, joined: int, steps: int, batch: int) -> Callable[[], Standing]:
-    """Plays round 1 with so many clients, who make so many steps each."""
+def _of_local_training(ready: Assembled) -> dict[str, Any]:
+    """The prices of a round and of its clients' steps."""
+    b = ready.config.client.batch_size
+    shortest, two = _round(ready, 1, 1, b), min(2, ready.plan.facts.n_clients)
+    _round(ready, 1, 1, 1)()  # what torch does once in a process, also where a step is so slow that it is not repeated
+    alone = seconds_of(shortest)
+    k = 17 if alone < SHORT else 2
+    several = seconds_of(_round(ready, 1, k, b))
+    step = max(several - alone, 0.0) / (k - 1)
+    smaller = max(0.0, step - max(several - seconds_of(_round(ready, 1, k, half(b))), 0.0) / k)
+    training = max(0.0, seconds_of(_round(ready, two, 1, b)) - alone - step) if two > 1 else 0.0
+    return {"step": step, "half": smaller, "training": training, "round": max(0.0, alone - step - training)}
+
+
+def _of_feddm(ready: Assembled) -> dict[str, Any]:
+    """The same of FedDM, from rounds on one class; see ``matched.prices``."""
+    method, label, two = ready.algorithm, int(ready.data.clients.store.y[0]), min(2, ready.plan.facts.n_clients)
+    assert isinstance(method, FedDM)
+
+    def seconds(iterations: int = 0, real: int = 1, ipc: int = 1, epochs: int = 1, clients: int = 1) -> float:
+        one = replace(
+            method, iterations=iterations, match_batch=real, ipc=ipc, server_epochs=epochs, least=1, server_batch=MANY
+        )
+        return seconds_of(_round(_with(ready, one), clients, 1, real, label))
+
+    alone = seconds()
+    training = max(0.0, seconds(clients=two) - alone) if two > 1 else 0.0
+    match = matched.prices(seconds, 17 if alone < SHORT else 2)
+    first = match.server_steps + match.server_images
+    rest = max(0.0, alone - training - first)
+    return {"step": 0.0, "half": 0.0, "training": training, "round": rest, "matched": match}
+
+
+def _with(ready: Assembled, algorithm: Algorithm) -> Assembled:
+    return replace(ready, prepared=replace(ready.prepared, algorithm=algorithm))
+
+
+def _round(ready: Assembled, joined: int, steps: int, batch: int, label: int | None = None) -> Callable[[], Standing]:
+    """Plays round 1 with so many clients, who make so many steps each; ``label``: they hold this class only.
+
+    It is the first of as many rounds as the run has, as methods may begin otherwise where there are few.
+    """
     c, clients = ready.config, ready.data.clients
     n, size = len(clients), steps * batch
-    flat = torch.arange(size) % len(clients.store)
+    held = torch.arange(len(clients.store)) if label is None else (clients.store.y == label).nonzero()[:, 0]
+    flat = held[torch.arange(size) % len(held)]
     rows = Rows(flat, np.zeros(n, int), np.full(n, size), None if clients.rows.weight is None else torch.ones(size))
     data = RunData(Clients(clients.store, rows, commons=clients.commons), ready.data.own, {})
     loop = replace(local_loop(c, ready.facts.augment), epochs=1, batch_size=batch, equal_work=False)
-    facts = replace(ready.plan.facts, sizes=rows.totals.tolist(), rounds=1)
+    facts = replace(ready.plan.facts, sizes=rows.totals.tolist())
     plan = replace(ready.plan, facts=facts, participation=joined / n, late=None)
 
     def build(data: RunData) -> Worker:

@@ -7,13 +7,17 @@ work, and E' more of n mod B where B does not divide n (without ``client.drop_la
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 
+from fedcommons.algorithms.feddm import FedDM
 from fedcommons.convergence.estimators import BATCH, PARTS
 from fedcommons.core.local import LocalSGD
 from fedcommons.data.clients import Clients
 from fedcommons.federation import rounds
 from fedcommons.federation.memory import ClientMemory
+from fedcommons.runs import matched
 from fedcommons.runs.build import Assembled, local_loop
+from fedcommons.runs.matched import NOTHING, Matched
 from fedcommons.sharing.synthetic_pool import Job
 
 PRODUCTS = 40
@@ -36,6 +40,7 @@ class Counts:
     gradients: int = 0  # batches of BATCH examples whose per-sample gradients are measured
     products: int = 0  # batches of a Hessian-vector product
     checkpoints: int = 0
+    matched: Matched = NOTHING  # by FedDM's clients and its server, who make no local steps
 
 
 def local_steps(loop: LocalSGD, n: int, n_own: float) -> tuple[int, int]:
@@ -58,12 +63,15 @@ def counted(ready: Assembled) -> Counts:
     last = c.federation.rounds
     start = ready.start(ClientMemory())
     played = min(last, MOST_ROUNDS)
-    joins: Counter[int] = Counter()
-    for number in range(1, played + 1):
-        joins.update(rounds.answering(ready.algorithm, ready.plan, start.state, number)[1])
+    method, plan = ready.algorithm, ready.plan
+    replying = [rounds.answering(method, plan, start.state, number)[1] for number in range(1, played + 1)]
+    joins = Counter(chain.from_iterable(replying))
     loop, sizes, own = local_loop(c, ready.facts.augment), data.clients.rows.sizes, data.clients.n_own
-    each = {i: local_steps(loop, int(sizes[i]), float(own[i])) for i in joins}
     more, b = last / played, loop.batch_size
+    each, match = {i: local_steps(loop, int(sizes[i]), float(own[i])) for i in joins}, NOTHING
+    if isinstance(method, FedDM):
+        each = dict.fromkeys(joins, (0, 0))
+        match = matched.work(method, data.clients, ready.facts.n_classes, replying, loop.dp is not None).times(more)
     n_models = sum(name.startswith("model/") for name in start.state)
     n_test, n_validation = (len(data.sets[name]) for name in ("test", "validation"))
     measured = sum(r % c.measure.every == 0 or r == last for r in range(last + 1)) if c.measure.every else 0
@@ -78,6 +86,7 @@ def counted(ready: Assembled) -> Counts:
         gradients=measured * gradients,
         products=measured * products if c.measure.smoothness else 0,
         checkpoints=-(-last // c.federation.checkpoint_every),
+        matched=match,
     )
 
 

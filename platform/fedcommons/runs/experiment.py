@@ -7,7 +7,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from fedcommons.accounting import privacy
+from fedcommons.accounting.statement import statement
 from fedcommons.artifacts import Store
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import parts_of_own
@@ -19,7 +19,7 @@ from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rejections import records, told
 from fedcommons.federation.rounds import Standing
 from fedcommons.files import write_json
-from fedcommons.runs import measures
+from fedcommons.runs import audits, measures
 from fedcommons.runs.build import Assembled, Prepared, assemble, prepare, synthetic_images
 from fedcommons.sharing import synthetic_pool
 from fedcommons.tracking.run_folder import RunFolder, opened, read_finished
@@ -79,6 +79,11 @@ def _run(
         ready = assemble(prepared, synthetic_images(prepared, store, jobs, say))
         for note in ready.shared.notes:
             say(note)
+        if ready.audited:
+            ready.audited.write(folder)
+            say(ready.audited.told)
+        elif audits.asked(config.sharing):
+            say(f"audit: with sharing.setting {config.sharing.setting} no generator makes images, so there is none.")
         executor = ready.executor()
         trackers: list[Tracker] = []
         summary = None
@@ -90,7 +95,10 @@ def _run(
             dealt, p = prepared.partition, ready.shared.p
             summary = measures.summarise(config, dealt, record.rounds(), p, end) | ready.shared.facts
             rejected = sum(line.get("rejected", 0) for line in record.rounds())
-            summary["privacy"] = privacy.statement(end.ledger, ready.plan.facts.n_clients, _delta(config), rejected)
+            n, dp = ready.plan.facts.n_clients, config.dp
+            summary["privacy"] = statement(end.ledger, n, dp.delta, rejected, local=dp.local)
+            if ready.audited:
+                summary["audit"] = ready.audited.facts
             if summary["rejected"]:
                 say(f"{told(summary['rejected'])}, see rejected in {folder / 'summary.json'}")
             return summary
@@ -154,8 +162,8 @@ def _federate(
             if clients := measures.of_clients(config, executor, ready.data, now):
                 metrics |= measures.worst(clients)
                 record.log_clients(now.round, clients)
-            if delta := _delta(config):
-                metrics["privacy/epsilon_local_training"] = now.ledger.largest_of_training(delta)
+            if config.dp.local:
+                metrics["privacy/epsilon_local_training"] = now.ledger.updates.largest(config.dp.delta)
             for tracker in trackers:
                 tracker.log(now.round, {**metrics, **(_late(now) if "stragglers" in facts else {})})
             record.log_times(now.round, {"train": trained - clock, "observe": time.perf_counter() - trained})
@@ -178,11 +186,6 @@ def _federate(
 def _late(now: Standing) -> dict[str, list[int]]:
     """The clients that were late, and those among them whose partial work came."""
     return {"late": list(now.late), "partial": [i for i, share in now.late.items() if share]}
-
-
-def _delta(config: Experiment) -> float | None:
-    """delta of the guarantee; None where local training is not private."""
-    return config.dp.delta if config.dp.local else None
 
 
 def _write_partition(folder: Path, prepared: Prepared) -> None:

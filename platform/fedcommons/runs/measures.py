@@ -67,7 +67,8 @@ def summarise(
     stragglers: those among ``bytes_down`` for which no reply came back. ``config`` has the flat fields of what was
     chosen; ``rejected`` each client whose replies were: how many, and why the first was.
     """
-    c, flat = config, flat_dict(config)
+    c, flat, held = config, flat_dict(config), [len(rows) for rows in dealt.rows]
+    given_away = sum(min(n, held[i]) for i, n in end.ledger.given_away.items())  # who holds others' may show them too
     after = [(line["round"], line["test/accuracy"]) for line in lines if line["round"] >= 1]
     reached = [number for number, accuracy in after if accuracy >= c.target]
 
@@ -91,7 +92,7 @@ def summarise(
         "best_accuracy": max(accuracy for _, accuracy in after),
         "validation_accuracy": lines[-1].get("validation/accuracy"),
         "p": p,
-        "disclosed": sum(end.ledger.given_away.values()) / sum(map(len, dealt.rows)),
+        "disclosed": given_away / sum(held),
         "bytes_down": end.traffic.down,
         "bytes_up": end.traffic.up,
         "bytes_once": end.traffic.once,

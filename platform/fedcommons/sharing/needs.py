@@ -1,6 +1,11 @@
 """Which synthetic images clients need, and everything that these depend on.
 
-rho: share of a client's images that its generator is trained on;  n~: images that it contributes;  p = n~/(n_i + n~).
+Labels of synthetic images follow the class counts n_k of the images that the generator sees. With ``label_noise`` they
+follow n_k + N(0, s^2), those below zero counting as zero: a Gaussian mechanism, as blanking one image out changes one
+count by 1. Without it the counts leave the client as they are.
+
+s: ``label_noise``;  rho: share of a client's images that its generator is trained on;
+n~: images that it contributes;  p = n~/(n_i + n~).
 """
 
 from collections.abc import Sequence
@@ -13,11 +18,12 @@ from torch import Tensor
 
 from fedcommons import capacity
 from fedcommons.artifacts import constants, key_of
+from fedcommons.core.release import SAMPLED_GAUSSIAN
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from fedcommons.files import sha256
-from fedcommons.generators.generator import Generator
-from fedcommons.seeds import numpy_generator, seed_for
+from fedcommons.generators.generator import Generator, Receipt
+from fedcommons.seeds import numpy_generator, seed_for, wide_generator
 from fedcommons.sharing.dealt import Dealt
 
 VERSION = 1
@@ -29,12 +35,21 @@ class Recipe:
     """How clients' generators are made: the part, its name, and rho.
 
     digest: of the source file of a user's own part, which ``VERSION`` does not cover; None for one of ours.
+    label_noise: standard deviation of the noise on class counts.
     """
 
     name: str
     generator: Generator
     rho: float
     digest: str | None = None
+    label_noise: float = 0.0
+
+    @property
+    def of_counts(self) -> Receipt:
+        """What protects the class counts that labels follow."""
+        if not self.label_noise:
+            return Receipt()
+        return Receipt(SAMPLED_GAUSSIAN, q=1.0, sigma=self.label_noise, sensitivity=1.0, steps=1)
 
     def facts(self, less: Sequence[str] = ()) -> dict[str, Any]:
         """What identifies the part, without the constants in ``less``; rho is left out, as it shows in the images."""
@@ -93,6 +108,11 @@ class Need:
         }
 
 
+def n_seen(rho: float, n_own: int) -> int:
+    """Images that the generator of a client with ``n_own`` of them sees."""
+    return int(rho * n_own)
+
+
 def contribution(p: float | None, n_total: int, n_clients: int, n_own: int) -> int:
     """n~: n_total/N (the paper) if p is None, else p n_i/(1 - p)."""
     if p is None:
@@ -132,13 +152,13 @@ def needs(p: float | None, dealt: Dealt, recipe: Recipe) -> list[Need]:
     paper = -(-dealt.n_total // len(dealt.own))
     result = []
     for client, (rows, wanted) in enumerate(zip(dealt.own.rows, contributions(p, dealt), strict=True)):
-        n_seen = int(recipe.rho * len(rows))
-        if n_seen < 1:
+        seen = n_seen(recipe.rho, len(rows))
+        if seen < 1:
             raise UserError(f"generator.rho = {recipe.rho:g} of client {client}'s {len(rows)} images is not one image.")
         order = numpy_generator(dealt.seed, "generator subset", client).permutation(len(rows))
-        examples = dealt.own.store[rows[order[:n_seen]]]  # a prefix, so that a smaller rho sees a subset
+        examples = dealt.own.store[rows[order[:seen]]]  # a prefix, so that a smaller rho sees a subset
         n_drawn = paper * max(1, -(-wanted // paper))  # the same set for every p up to 1/2
-        counts = np.bincount(examples.y.numpy(), minlength=dealt.n_classes)
+        counts = _counts(examples, client, dealt, recipe)
         labels = np.repeat(np.arange(dealt.n_classes), largest_remainder(counts, n_drawn))
         result.append(
             Need(
@@ -153,6 +173,17 @@ def needs(p: float | None, dealt: Dealt, recipe: Recipe) -> list[Need]:
             )
         )
     return result
+
+
+def _counts(examples: Examples, client: int, dealt: Dealt, recipe: Recipe) -> np.ndarray:
+    """(classes,), what the labels of a client's synthetic images follow; all classes alike if noise left none."""
+    counts = np.bincount(examples.y.numpy(), minlength=dealt.n_classes)
+    if not recipe.label_noise:
+        return counts
+    differs = f"{recipe.rho} {recipe.label_noise} {dealt.own.sizes}"  # runs that differ in these share no noise
+    draws = wide_generator(dealt.seed, "class counts", client, differs)
+    noisy = np.maximum(counts + draws.normal(0, recipe.label_noise, len(counts)), 0)
+    return noisy if noisy.any() else np.ones(len(counts))
 
 
 def largest_remainder(weights: np.ndarray, total: int) -> np.ndarray:

@@ -8,7 +8,7 @@ The client that each row came from is known to the end. A stage is a frozen data
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -29,12 +29,14 @@ from fedcommons.sharing.needs import Need, Recipe
 class Contribution:
     """Examples that were made for a client, and what protects them; None: nothing.
 
-    seen: how many of the client's examples they were made from.
+    seen: how many of the client's examples they were made from. of_labels: what protects the class counts that labels
+    follow; None: labels are as well protected as the examples.
     """
 
     examples: Examples
     receipt: Receipt | None = None
     seen: int = 0
+    of_labels: Receipt | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +44,7 @@ class Contributions:
     """What the clients contribute: m rows of ``store``, which begins with the clients' real data.
 
     rows: (m,) int64; owners: (m,), the client that each row came from; receipts: by client, of made examples; seen: by
-    client, how many of its real examples these are or were made from.
+    client, how many of its real examples these are or were made from; of_labels: as receipts, of class counts.
     """
 
     store: Examples
@@ -50,6 +52,7 @@ class Contributions:
     owners: np.ndarray
     receipts: Mapping[int, Receipt | None]
     seen: Mapping[int, int]
+    of_labels: Mapping[int, Receipt | None] = field(default_factory=dict)
 
     @staticmethod
     def none(dealt: Dealt) -> "Contributions":
@@ -79,7 +82,8 @@ class Contributions:
         owners = np.repeat(np.arange(len(new)), [len(e) for e in new])
         receipts = {client: one.receipt for client, one in enumerate(made)}
         seen = {client: one.seen for client, one in enumerate(made)}
-        return Contributions(store, np.arange(len(real), len(store)), owners, receipts, seen)
+        of_labels = {client: one.of_labels for client, one in enumerate(made)}
+        return Contributions(store, np.arange(len(real), len(store)), owners, receipts, seen, of_labels)
 
     def of_each(self, n_clients: int) -> list[np.ndarray]:
         """The rows that each client contributes."""
@@ -91,11 +95,17 @@ class Contributions:
         return np.split(numpy_generator(seed, "pool").permutation(self.rows), np.cumsum(sizes)[:-1])
 
     def releases(self, *what: str) -> list[Release]:
-        """An event for each contributing client, with its receipt: these things (``what``) leave it."""
-        givers = np.unique(self.owners).tolist()
-        receipts = [self.receipts.get(client) or Receipt() for client in givers]
-        seen = [self.seen.get(client, 0) for client in givers]
-        return [r.release(i, *what, seen=n) for i, r, n in zip(givers, receipts, seen, strict=True)]
+        """An event for each contributing client, with its receipt: these things (``what``) leave it.
+
+        Class counts that labels follow are an event of their own.
+        """
+        events = []
+        for client in np.unique(self.owners).tolist():
+            receipt, of_labels = self.receipts.get(client) or Receipt(), self.of_labels.get(client)
+            events.append(receipt.release(client, *what, seen=self.seen.get(client, 0)))
+            if of_labels:
+                events.append(of_labels.release(client, "class counts"))
+        return events
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,7 +188,12 @@ class Generating(Protocol):
 
 def share(stage: Stage, dealt: Dealt, made: Sequence[Contribution] = ()) -> Shared:
     """Apply a stage; ``made``: the results for its ``needs``."""
-    contributed, releases = stage.release(dealt, stage.make(dealt, made))
+    return share_contributed(stage, dealt, stage.make(dealt, made))
+
+
+def share_contributed(stage: Stage, dealt: Dealt, contributed: Contributions) -> Shared:
+    """Apply the rest of a stage to what clients contribute."""
+    contributed, releases = stage.release(dealt, contributed)
     assigned, store = stage.assign(dealt, contributed), contributed.store
     own = Clients(store, dealt.own.rows)
     clients = own

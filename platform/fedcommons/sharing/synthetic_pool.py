@@ -133,4 +133,4 @@ def read(store: Store, need: Need) -> Contribution:
     counts = largest_remainder(available, need.n)
     starts = np.cumsum(available) - available
     some = np.concatenate([np.arange(s, s + k) for s, k in zip(starts, counts, strict=True)])
-    return Contribution(drawn.examples[some], drawn.receipt, len(need.examples))
+    return Contribution(drawn.examples[some], drawn.receipt, len(need.examples), need.recipe.of_counts)

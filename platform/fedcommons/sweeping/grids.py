@@ -48,11 +48,11 @@ def parser(
     """The options of a grid on top of every field of its parts.
 
     defaults: of ``algorithms`` and ``settings``; more: (name, type, default, help) of options of one sweep; stem: how
-    its default folder begins; fields: what the sweep sets on top of its preset.
+    its default folder begins; fields: what the sweep's presets set, where they are not those of ``presets``.
     """
     preset, dataset = preset_and_dataset(argv)
     lists = {"algorithms": "fedavg", **defaults}
-    result = cli.parser(title, argv, {**presets.preset(preset, dataset), **(fields or {})}, lists)
+    result = cli.parser(title, argv, fields or presets.preset(preset, dataset), lists)
     for name, kind, default, text in (
         ("preset", str, "small", f"{', '.join(presets.PRESETS)}: sets the defaults of all fields"),
         ("seeds", str, "0", "seeds, separated by commas"),

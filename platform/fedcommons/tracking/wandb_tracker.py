@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
+from fedcommons.accounting.statement import in_short
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import chosen, effective, flat_dict, to_dict
 from fedcommons.config.parts import label
@@ -23,8 +24,9 @@ class WandbTracker:
 
     config: nested as in config.yaml, of the chosen parts only, and ``effective/alpha``, ``effective/p`` and so on (see
     ``flat.effective``; ``p``: the share of shared data that resulted). tags: the chosen parts, and dp with DP-SGD.
-    summary: the numbers and texts of summary.json, and ``target_reached``. A run that ended without reaching its target
-    has ``target_reached`` false and no ``rounds_to_target``, so that this column holds numbers only.
+    summary: the numbers and texts of summary.json, ``target_reached``, ``privacy/overall`` (epsilon of all messages, or
+    none) and, where all of the commons is covered, ``privacy/pool_epsilon_max``. A run that ended without reaching
+    its target has ``target_reached`` false and no ``rounds_to_target``, so that this column holds numbers only.
     ``say`` is told in one sentence what W&B cannot do; after a failure nothing more is logged.
     """
 
@@ -69,7 +71,8 @@ class WandbTracker:
         try:
             if summary is not None:
                 kept = {k: _without_folders(v) for k, v in summary.items() if isinstance(v, int | float | str)}
-                self.run.summary.update({**kept, "target_reached": "rounds_to_target" in kept})
+                private = {f"privacy/{name}": value for name, value in in_short(summary["privacy"]).items()}
+                self.run.summary.update({**kept, **private, "target_reached": "rounds_to_target" in kept})
             self.run.finish(exit_code=0 if summary is not None else 1)
         except Exception as error:
             self._give_up(error)

@@ -1,0 +1,104 @@
+"""CPU seconds of a private DDPM step against a plain one with the same images, in turns; and of a ledger's epsilons.
+
+python benchmarks/private_step.py [--repeats 5]
+
+A private step draws a Poisson sample (here with q = 1: all images), clips each image's gradient, adds noise, and makes
+Adam's step and the average's. The plain step is the module's own loss, backward pass, Adam and average. Goal: 2.2. The
+ledger holds a client who made 10^5 private steps, alike or in ten ways (q, sigma); goal for its epsilon: 0.1 s.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from datetime import date
+
+import torch
+from round_time import cpu_name
+
+from fedcommons.accounting.privacy import Ledger
+from fedcommons.core import dp_vectorised
+from fedcommons.core.dp_sgd import DPSGD
+from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
+from fedcommons.core.worker import set_up_process
+from fedcommons.generators.ddpm import DDPM
+from fedcommons.generators.private import per_image
+from lightning_modules import ddpm
+
+SHAPES = ((8, (16, 32), 64, 1), (28, (8, 16), 64, 1), (28, (16, 32, 32), 32, 1), (28, (16, 32, 32), 16, 4))
+"""Side, channels, images of a physical batch, draws."""
+
+
+def plain_steps(model: ddpm.DDPM, x: torch.Tensor, y: torch.Tensor, draws: int) -> Iterator[None]:
+    """Steps on all images, each ``draws`` times."""
+    optimizer = model.configure_optimizers()
+    while True:
+        optimizer.zero_grad()
+        model.training_step((x.repeat(draws, 1, 1, 1), y.repeat(draws)), 0).backward()
+        optimizer.step()
+        model.on_train_batch_end()
+        yield
+
+
+def private_steps(model: ddpm.DDPM, x: torch.Tensor, y: torch.Tensor, draws: int) -> Iterator[None]:
+    """The same by DP-SGD."""
+    loss, draw = per_image(model, draws)
+    for _ in dp_vectorised.steps(
+        model, model.configure_optimizers(), loss, [x, y], draw, DPSGD(1.0, 1.0),
+        batch_size=len(x), epochs=1000, physical_batch=len(x), seed=0,
+    ):  # fmt: skip
+        model.on_train_batch_end()
+        yield
+
+
+def ratio(side: int, channels: tuple[int, ...], images: int, draws: int, repeats: int) -> tuple[float, float]:
+    """Seconds of a plain and of a private step, medians."""
+    seconds: dict[Callable[..., Iterator[None]], list[float]] = {plain_steps: [], private_steps: []}
+    x = torch.randint(256, (images, 1, side, side), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    running = {
+        steps: steps(DDPM(channels=channels).build((1, side, side), 10, 0), x, torch.arange(images) % 10, draws)
+        for steps in seconds
+    }
+    for repeat in range(repeats + 2):
+        for steps, of in running.items():
+            start = time.process_time()
+            next(of)
+            seconds[steps] += [time.process_time() - start] if repeat > 1 else []
+    plain, private = (statistics.median(seconds[steps]) for steps in seconds)
+    return plain, private
+
+
+def query(ways: int, steps: int) -> float:
+    """Seconds of an epsilon that was not asked for before."""
+    kind = SAMPLED_GAUSSIAN
+    events = [
+        Release(0, ("model",), kind, 0.01 * (k + 1), 1.0 + 0.1 * k + 0.01 * ways, 1.0, steps // ways)
+        for k in range(ways)
+    ]
+    ledger = Ledger.of(events)
+    start = time.process_time()
+    ledger.of_all(0, 1e-5)
+    return time.process_time() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5, help="timed steps of each")
+    options = parser.parse_args()
+    set_up_process()
+    print(f"{date.today()}, {cpu_name()}, one torch thread, torch {torch.__version__}")
+    print("\n| side | channels | images | draws | plain step, s | private step, s | ratio |")
+    print("|---|---|---|---|---|---|---|")
+    for side, channels, images, draws in SHAPES:
+        plain, private = ratio(side, channels, images, draws, options.repeats)
+        of = "-".join(map(str, channels))
+        print(
+            f"| {side} | {of} | {images} | {draws} | {plain:.4f} | {private:.4f} | {private / plain:.2f} |", flush=True
+        )
+    query(2, 2)  # imports Opacus
+    for ways in (1, 10):
+        print(f"\nA client's epsilon of 10^5 steps, {ways} (q, sigma): {query(ways, 100_000):.4f} s.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""A lower bound on epsilon from one run, by guessing which canaries were in it.
+
+Steinke, Nasr and Jagielski, "Privacy auditing with one (1) training run", NeurIPS 2023, arXiv:2305.08846, theorem 5.2.
+
+m: canaries, each of which a fair coin puts in or leaves out;  r: guesses, fixed before scores are seen, the others are
+abstained from;  v: correct ones.   If the run is (epsilon, delta)-DP for one canary, then with q = 1/(1 + e^-epsilon)
+
+    P[at least v of r right] <= f(v) + 2 m delta max_{1<=i<=v} (f(v - i) - f(v)) / i,    f(v) = P[Binomial(r, q) >= v].
+
+Why: for delta = 0 each guess is right with odds of at most e^epsilon whatever the other coins are, so the number of
+right ones is stochastically below a binomial. delta adds an F >= 0 with a mean of at most 2 m delta to that number; of
+these the worst jumps from v - i to v with probability 2 m delta / i.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+def p_value(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
+    """The largest probability, in [0, 1], with which an (epsilon, delta)-DP run lets v or more of r guesses be right.
+
+    Raises:
+        ValueError: not 0 <= v <= r <= m, epsilon < 0, or delta outside of [0, 1].
+    """
+    from scipy.special import expit
+    from scipy.stats import binom  # half a second to import
+
+    if not (0 <= v <= r <= m and epsilon >= 0 and 0 <= delta <= 1):
+        raise ValueError(
+            f"0 <= v <= r <= m, epsilon >= 0, 0 <= delta <= 1 must hold: {v}, {r}, {m}, {epsilon}, {delta}"
+        )
+    q = expit(epsilon)
+    below = np.cumsum(binom.pmf(np.arange(v - 1, -1, -1), r, q))  # P[v - i <= Binomial < v] for i = 1 .. v
+    jump = float(np.max(below / np.arange(1, v + 1), initial=0.0))
+    return min(1.0, float(binom.sf(v - 1, r, q)) + 2 * m * delta * jump)
+
+
+def lower_bound(m: int, r: int, v: int, delta: float, confidence: float = 0.95) -> float:
+    """The largest epsilon >= 0 that v right guesses of r refute, to 1e-6: the run is not (epsilon, delta)-DP.
+
+    A run that is (epsilon, delta)-DP gets a bound above its epsilon with probability 1 - ``confidence`` at most. The
+    bound is 0 where nothing is refuted.
+    """
+    level = 1 - confidence
+
+    def refuted(epsilon: float) -> bool:
+        return p_value(m, r, v, epsilon, delta) < level
+
+    if not refuted(0.0):
+        return 0.0
+    low, high = 0.0, 1.0
+    while refuted(high):  # ends: f(v) tends to 1
+        low, high = high, 2 * high
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        low, high = (middle, high) if refuted(middle) else (low, middle)
+    return low
+
+
+@dataclass(frozen=True)
+class Audited:
+    """A bound and what it rests on: m canaries, of which r were guessed, v rightly."""
+
+    bound: float
+    m: int
+    r: int
+    v: int
+
+
+def coins(m: int, draws: np.random.Generator) -> np.ndarray:
+    """(m,) bool: which canaries are in."""
+    return draws.random(m) < 0.5
+
+
+def by_scores(scores: np.ndarray, inside: np.ndarray, r: int, delta: float, confidence: float = 0.95) -> Audited:
+    """Guess that the canaries with the r highest scores are in, and bound epsilon; scores: (m,), high where it is in.
+
+    Ties at the last place are broken by the number of the canary, which its coin does not depend on.
+    """
+    top = np.argsort(-scores, kind="stable")[:r]
+    v, m = int(inside[top].sum()), len(scores)
+    return Audited(lower_bound(m, len(top), v, delta, confidence), m, len(top), v)

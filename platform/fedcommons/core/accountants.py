@@ -1,0 +1,88 @@
+"""Epsilon of DP-SGD with Poisson sampling, and the noise for a target, by Opacus' accountants.
+
+rdp: Renyi differential privacy (Mironov et al. 2019), as in the ledger;  prv: numerical composition of privacy losses
+(Gopi et al. 2021), tighter by some percent, and seconds for an answer.   q: sampling rate;  sigma: noise multiplier.
+"""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache, reduce
+
+import numpy as np
+
+from fedcommons.errors import UserError
+
+LARGEST_SIGMA = 100.0
+"""A target that needs more noise is refused: nothing would be learnt."""
+
+Spent = tuple[tuple[float, float, int], ...]
+"""(q, sigma, steps) of one client's events."""
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        # Opacus warns if the best order is the first or the last one: the bound holds, but might be tighter
+        warnings.filterwarnings("ignore", "Optimal order is the")
+        yield
+
+
+@lru_cache(maxsize=4096)
+def _renyi_of_a_step(q: float, sigma: float) -> np.ndarray:
+    from opacus.accountants import RDPAccountant
+    from opacus.accountants.analysis.rdp import compute_rdp
+
+    return np.asarray(compute_rdp(q=q, noise_multiplier=sigma, steps=1, orders=RDPAccountant.DEFAULT_ALPHAS))
+
+
+@lru_cache(maxsize=100_000)
+def composed(spent: Spent, delta: float) -> float:
+    """epsilon >= 0 of all these steps, by rdp: their Renyi divergences add up at each order; 0 for no step."""
+    from opacus.accountants import RDPAccountant
+    from opacus.accountants.analysis.rdp import get_privacy_spent
+
+    costs = [steps * _renyi_of_a_step(q, sigma) for q, sigma, steps in spent if steps]
+    if not costs:
+        return 0.0
+    with _quiet():
+        found = get_privacy_spent(orders=RDPAccountant.DEFAULT_ALPHAS, rdp=list(reduce(np.add, costs)), delta=delta)[0]
+    return max(0.0, float(found))  # the formula is negative if delta alone is more than enough
+
+
+@lru_cache(maxsize=4096)
+def epsilon(q: float, sigma: float, steps: int, delta: float, accountant: str = "rdp") -> float:
+    """epsilon >= 0 of so many steps; 0 for no step."""
+    from opacus.accountants import create_accountant
+
+    if accountant == "rdp" or steps == 0:
+        return composed(((q, sigma, steps),), delta)
+    found = create_accountant(accountant)
+    found.history = [(sigma, q, steps)]
+    return max(0.0, float(found.get_epsilon(delta)))
+
+
+def require_reachable(target: float, q: float, steps: int, delta: float, accountant: str = "rdp") -> None:
+    """Refuse a target epsilon that even much noise does not reach.
+
+    Raises:
+        UserError: it needs a sigma above ``LARGEST_SIGMA``.
+    """
+    if (least := epsilon(q, LARGEST_SIGMA, steps, delta, accountant)) > target:
+        raise UserError(
+            f"target_epsilon {target:g} would need a noise multiplier above {LARGEST_SIGMA:g}, at which epsilon "
+            f"is still {least:.3g} (q = {q:.3g}, {steps} steps); ask for a larger epsilon or fewer epochs."
+        )
+
+
+@lru_cache(maxsize=1024)
+def noise_for(target: float, q: float, steps: int, delta: float, accountant: str = "rdp") -> float:
+    """The smallest sigma whose epsilon is at most the target; epsilon falls short of it by 0.01 at most."""
+    from opacus.accountants.utils import get_noise_multiplier
+
+    with _quiet():
+        return float(
+            get_noise_multiplier(
+                target_epsilon=target, target_delta=delta, sample_rate=q, steps=steps, accountant=accountant
+            )
+        )

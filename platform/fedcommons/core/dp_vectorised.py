@@ -1,0 +1,105 @@
+"""DP-SGD steps whose gradients are computed for many examples at once, for networks that take long one by one.
+
+Noise multiplicity (De et al. 2022, arXiv:2204.13650; Dockhorn et al. 2023, arXiv:2210.09929): the loss of an example
+may be a mean over several random draws, before its gradient is clipped. So it costs computing time and no epsilon.
+
+Gradients come from ``torch.vmap``: the module sees one example, as in a loop, whatever it does with its rows. On
+a diffusion U-Net that is right where Opacus' hooks are not (behind attention, whose output is not contiguous), and on a
+CPU it is faster.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fedcommons.core.dp_sgd import DPSGD, NoisySum
+from fedcommons.core.release import Release
+from fedcommons.errors import UserError
+
+Loss = Callable[..., Tensor]
+"""(parameters by name, one example's row of each column) -> its loss; ``torch.func.functional_call`` helps."""
+
+Draw = Callable[[int], Sequence[Tensor]]
+"""Columns of random draws for so many examples, used up in one step."""
+
+
+def require_examples_apart(module: nn.Module) -> None:
+    """Refuse a module in which examples of a batch change each other's loss, so that none has a gradient of its own.
+
+    Raises:
+        UserError: it has such a layer.
+    """
+    for name, layer in module.named_modules():
+        tracks = isinstance(layer, nn.modules.instancenorm._InstanceNorm) and layer.track_running_stats
+        if tracks or isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            raise UserError(
+                f"{type(layer).__name__} ({name or 'the module itself'}) keeps statistics of whole batches, so that no "
+                "example has a gradient of its own, as DP-SGD needs; use GroupNorm in its place."
+            )
+
+
+def clipped_sum(gradients: Sequence[Tensor], clip: float) -> Tensor:
+    """sum_j g_j min(1, C/||g_j||) as one vector; rows j of ``gradients``, each (n, *shape of a parameter), make g_j.
+
+    A g_j that is not finite adds nothing, as no clipping bounds it.
+    """
+    flat = [g.reshape(len(g), -1) for g in gradients]
+    norms = torch.stack([torch.linalg.vector_norm(g, dim=1) for g in flat]).norm(dim=0)
+    if not (finite := norms.isfinite()).all():
+        flat, norms = [g[finite] for g in flat], norms[finite]
+    factors = (clip / norms).clamp(max=1)  # infinite for a zero gradient
+    return torch.cat([factors @ g for g in flat])
+
+
+def noisy_sum(
+    named: Mapping[str, Tensor], loss: Loss, columns: Sequence[Tensor], clip: float, physical_batch: int
+) -> NoisySum:
+    """The sum of the examples' clipped gradients, before noise; at most ``physical_batch`` of them at a time."""
+    values = {name: p.detach() for name, p in named.items()}
+    total = NoisySum(next(iter(values.values())).new_zeros(sum(p.numel() for p in values.values())), clip)
+    of_each = torch.vmap(grad(loss), in_dims=(None, *(0,) * len(columns)))
+    with sdpa_kernel(SDPBackend.MATH):  # vmap would take others example by example
+        for rows in zip(*(column.split(physical_batch) for column in columns), strict=True):
+            if len(rows[0]):  # the one piece of an empty batch is empty
+                total.add(clipped_sum(list(of_each(values, *rows).values()), clip), clip)
+    return total
+
+
+def steps(
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss: Loss,
+    columns: Sequence[Tensor],
+    draw: Draw,
+    dp: DPSGD,
+    *,
+    batch_size: int,
+    epochs: int,
+    physical_batch: int,
+    seed: int,
+) -> Iterator[Release]:
+    """Train ``module`` by DP-SGD; after every step yields what protects it.
+
+    columns: the examples, n rows each. Batches are Poisson samples with rate q = B/n, ceil(n/B) to an epoch. An empty
+    one makes a step of noise alone: it costs as much as any other, and leaving it out would tell of the data.
+
+    Raises:
+        UserError: no example has a gradient of its own.
+    """
+    require_examples_apart(module)
+    named, n = dict(module.named_parameters()), len(columns[0])
+    expected, q = min(batch_size, n), dp.sampling_rate(n, batch_size)
+    for step in range(epochs * dp.steps(n, batch_size)):
+        chosen = dp.sample(n, batch_size, dp.draws(seed, "batch", step)).to(columns[0].device)
+        batch = [column[chosen] for column in columns]
+        total = noisy_sum(named, loss, [*batch, *draw(len(chosen))], dp.clip, physical_batch)
+        total.blur(dp.noise_multiplier, dp.draws(seed, "noise", step))
+        mean = total.values.div_(expected)
+        for p, part in zip(named.values(), mean.split([p.numel() for p in named.values()]), strict=True):
+            p.grad = part.view_as(p)
+        optimizer.step()
+        yield replace(total.release, q=q)

@@ -1,0 +1,200 @@
+"""The DDPM of ``ddpm.py`` trained by DP-SGD, so that its images are differentially private (Dockhorn et al. 2023).
+
+Each image's loss is a mean over ``draws`` pairs (t, eps), its gradient is clipped, the sum over a Poisson sample gets
+noise, Adam makes a step, and then the moving average of the weights does. The guarantee is that of the weights after
+all steps, and of all images drawn from them; labels of drawn images come from elsewhere.
+
+Departs from Fedssyn, which prints a noise multiplier that gives its epsilon at one batch size only (see
+docs/results/epsilon_of_the_paper.md): here the target is given, and every client's noise is solved for.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from fedcommons import capacity
+from fedcommons.artifacts import constants
+from fedcommons.core import dp_vectorised
+from fedcommons.core.accountants import noise_for, require_reachable
+from fedcommons.core.dp_sgd import DPSGD
+from fedcommons.core.release import Release
+from fedcommons.core.worker import default_device
+from fedcommons.data.examples import Examples
+from fedcommons.errors import UserError
+from fedcommons.files import sha256
+from fedcommons.generators.ddpm import DDPM
+from fedcommons.generators.generator import Receipt, Trained, Weights
+from fedcommons.seeds import set_default_generator, wide_key
+
+if TYPE_CHECKING:  # it takes seconds to import, and most workers never need it
+    from lightning_modules import ddpm
+
+_NOT_IN_THE_NOISE = (*DDPM.sampling, "epochs", "physical_batch")
+"""Constants that change neither data nor noise of a step; two trainings that differ in another one share no noise."""
+
+
+@dataclass(frozen=True)
+class PrivateDDPM:
+    """private_ddpm: ddpm trained by DP-SGD with Opacus' accountants. n: images that a client's generator sees."""
+
+    epochs: Annotated[int, "[1, 1e9]"] = 500
+    """epochs of ceil(n/B) steps each"""
+    batch_size: Annotated[int, "[1, 1e9]"] = 256
+    """B, expected number of images per step; every image is in a batch with probability q = B/n"""
+    lr: Annotated[float, "(0, inf)"] = 1e-4
+    """learning rate of Adam"""
+    channels: Annotated[tuple[int, ...], "[1, 1e6]"] = (64, 128, 128)
+    """channels of the U-Net's levels; each level halves the image"""
+    ema_decay: Annotated[float, "[0, 1)"] = 0.9995
+    """decay of the weights' moving average, reached by warm-up"""
+    timesteps: Annotated[int, "[1, 1e6]"] = 1000
+    """T, steps of the diffusion in training"""
+    schedule: Annotated[str, "linear | squaredcos_cap_v2"] = "linear"
+    """noise schedule: linear (Ho et al.) or squaredcos_cap_v2 (cosine)"""
+    sampler: Annotated[str, "ddpm | ddim"] = "ddpm"
+    """ddpm (ancestral) or ddim (deterministic, for few steps)"""
+    sampling_steps: Annotated[int, "[1, 1e6]"] = 1000
+    """steps of the sampler, at most T"""
+    target_epsilon: Annotated[float | None, "(0, inf)"] = None
+    """epsilon of each client's generator; its noise is solved for. Either this or noise_multiplier"""
+    target_epochs: Annotated[int | None, "[1, 1e9]"] = None
+    """epochs after which target_epsilon is reached; default: generator.epochs"""
+    noise_multiplier: Annotated[float | None, "[0.001, inf)"] = None
+    """sigma, standard deviation of the noise divided by clip"""
+    delta: Annotated[float, "(0, 1)"] = 1e-5
+    """delta of target_epsilon; a run has one delta, so it must be dp.delta"""
+    clip: Annotated[float, "(0, inf)"] = 1.0
+    """clipping norm: largest L2 norm of an image's gradient"""
+    draws: Annotated[int, "[1, 1e6]"] = 1
+    """noise multiplicity: pairs (t, eps) over which an image's loss is a mean, before clipping"""
+    accountant: Annotated[str, "rdp | prv"] = "rdp"
+    """what solves for the noise: rdp, by which the ledger counts, or prv (less noise, and a larger epsilon there)"""
+    physical_batch: Annotated[int, "[1, 1e9]"] = 32
+    """images whose gradients are held at a time; it changes memory and rounding only"""
+
+    sampling: ClassVar[tuple[str, ...]] = DDPM.sampling
+
+    def __post_init__(self) -> None:
+        """The noise for a target depends on when it is reached, so that belongs to what identifies a training."""
+        if self.target_epsilon is not None and self.target_epochs is None:
+            object.__setattr__(self, "target_epochs", self.epochs)
+
+    @property
+    def plain(self) -> DDPM:
+        """The same generator without privacy."""
+        return DDPM(**{field.name: getattr(self, field.name) for field in fields(DDPM)})
+
+    def check(self, flat: Mapping[str, Any]) -> None:
+        """See ``Generator``."""
+        self.plain.check(flat)
+        if (self.target_epsilon is None) == (self.noise_multiplier is None):
+            given = "neither" if self.target_epsilon is None else "both"
+            raise UserError(f"give either generator.target_epsilon or generator.noise_multiplier, not {given}.")
+        if self.target_epochs is not None and self.target_epsilon is None:
+            raise UserError("generator.target_epochs is for generator.target_epsilon, which is not given.")
+        if self.target_epochs is not None and self.target_epochs < self.epochs:
+            raise UserError(
+                f"generator.target_epochs must be at least generator.epochs = {self.epochs}, got {self.target_epochs}: "
+                "more epochs spend more than generator.target_epsilon."
+            )
+        if flat.get("dp.delta", self.delta) != self.delta:
+            raise UserError(f"generator.delta must be dp.delta = {flat['dp.delta']:g}, got {self.delta:g}.")
+
+    def check_shape(self, shape: tuple[int, ...], data: str) -> None:
+        """See ``Generator``."""
+        self.plain.check_shape(shape, data)
+        held = 4 * self.physical_batch * sum(3 * 9 * n * n for n in self.channels)
+        capacity.require("the gradients of a physical batch", held, "generator.physical_batch")
+
+    def check_sizes(self, sizes: Sequence[int]) -> None:
+        """See ``Generator``."""
+        for client, n in enumerate(sizes):
+            if n < self.batch_size:
+                raise UserError(
+                    f"generator.batch_size must be at most the number of images that each client's generator sees, as "
+                    f"the sampling rate is their ratio, got {self.batch_size}: client {client}'s sees {n}."
+                )
+            if self.delta * n >= 1:
+                raise UserError(
+                    f"generator.delta must be below 1/n = {1 / n:.3g}, got {self.delta:g}: client {client}'s generator "
+                    f"sees {n} images, and at such a delta it could publish one of them."
+                )
+            if self.target_epsilon is not None:
+                try:
+                    require_reachable(self.target_epsilon, *self._course(n))
+                except UserError as error:
+                    raise UserError(f"client {client}: generator.{error}") from None
+
+    def _course(self, n: int) -> tuple[float, int, float, str]:
+        """(q, steps, delta, accountant) of the training of n images for which the noise is solved."""
+        q, steps = DPSGD.sampling_rate(n, self.batch_size), DPSGD.steps(n, self.batch_size)
+        return q, (self.target_epochs or self.epochs) * steps, self.delta, self.accountant
+
+    def sigma(self, n: int) -> float:
+        """The noise multiplier for n images."""
+        if self.noise_multiplier is not None:
+            return self.noise_multiplier
+        assert self.target_epsilon is not None
+        return noise_for(self.target_epsilon, *self._course(n))
+
+    def fit(
+        self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False
+    ) -> Mapping[int, Trained]:
+        """See ``Generator``; the receipts tell the q, sigma and steps that were used up to each epoch."""
+        set_default_generator(seed, "initial weights")
+        model = self.plain.build(tuple(examples.x.shape[1:]), n_classes, seed, flip).to(default_device())
+        model.on_fit_start()
+        n = len(examples)
+        loss, draw = per_image(model, self.draws)
+        steps = dp_vectorised.steps(
+            model,
+            torch.optim.Adam(model.parameters(), self.lr, fused=True),
+            loss,
+            [examples.x.to(model.device), examples.y.to(model.device)],
+            draw,
+            DPSGD(self.sigma(n), self.clip, self._key(examples, n_classes, flip)),
+            batch_size=self.batch_size,
+            epochs=max(epochs),
+            physical_batch=self.physical_batch,
+            seed=seed,
+        )
+        kept: dict[int, Trained] = {}
+        protections: set[Release] = set()
+        for step, protection in enumerate(steps, 1):
+            model.on_train_batch_end()
+            protections.add(protection)
+            epoch, rest = divmod(step, DPSGD.steps(n, self.batch_size))
+            if rest == 0 and epoch in epochs:
+                p = protection if len(protections) == 1 else Release()  # of two kinds of steps no receipt can tell
+                kept[epoch] = Trained(model.averaged(), Receipt(p.mechanism, p.q, p.sigma, p.sensitivity, step))
+        return kept
+
+    def _key(self, examples: Examples, n_classes: int, flip: bool) -> int:
+        """128 bits of all that decides a training: where one thing differs, so does all noise, and none cancels."""
+        content = sha256(examples.x.numpy().tobytes() + examples.y.numpy().tobytes())
+        return wide_key("private generator", content, repr(constants(self, _NOT_IN_THE_NOISE)), n_classes, str(flip))
+
+    def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:
+        """See ``Generator``."""
+        return self.plain.sample(weights, shape, n_classes, labels, seed)
+
+    def losses(self, weights: Weights, examples: Examples, n_classes: int, seed: int) -> Tensor:
+        """See ``DDPM``."""
+        return self.plain.losses(weights, examples, n_classes, seed)
+
+
+def per_image(model: "ddpm.DDPM", draws: int) -> tuple[dp_vectorised.Loss, dp_vectorised.Draw]:
+    """The loss of one image, mean over its draws, and what is drawn for so many images."""
+
+    def loss(named: dict[str, Tensor], image: Tensor, label: Tensor, *drawn: Tensor) -> Tensor:
+        rows = image.expand(draws, *image.shape), label.expand(draws)
+        return functional_call(model, named, (*rows, *drawn))
+
+    def draw(images: int) -> list[Tensor]:
+        return [part.unflatten(0, (images, draws)) for part in model.draw(images * draws)]
+
+    return loss, draw

@@ -1,0 +1,82 @@
+"""Tables and pictures of an audit of a pool."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcommons.reports import tables
+from fedcommons.reports.plots import panels, save
+from fedcommons.sharing.closeness import Compared
+from fedcommons.sharing.membership import Attack
+
+PAIRS = 12
+"""How many of the closest pairs are shown."""
+
+
+def table(record: Mapping[str, Any]) -> str:
+    """A line for all, for each client and for each class; ``record``: see ``Audit.record``."""
+    names = list(record)
+    head = ["", "images", *(f"{name}: {what}" for name in names for what in ("closer", "near (expected)", "copied"))]
+    first = record[names[0]]
+    groups = [("all", ("all",)), *((f"client {c}", ("clients", c)) for c in first["clients"]),
+              *((f"class {c}", ("classes", c)) for c in first["classes"])]  # fmt: skip
+    lines = []
+    for said, path in groups:
+        found = [_at(record[name], path) for name in names]
+        lines.append([said, str(found[0]["images"]), *(cell for of in found for cell in _cells(of))])
+    return tables.markdown(head, lines)
+
+
+def _at(record: Mapping[str, Any], path: Sequence[str]) -> Mapping[str, Any]:
+    for name in path:
+        record = record[name]
+    return record
+
+
+def _cells(found: Mapping[str, Any]) -> list[str]:
+    closer = f"{100 * found['closer']:.1f} [{100 * found['low']:.0f}, {100 * found['high']:.0f}] %"
+    mark = " **memorised**" if found["memorised"] else ""
+    return [
+        closer + mark,
+        f"{found['near_copies']} ({found['expected']:.1f})",
+        f"{found['copied']} : {found['control']}",
+    ]
+
+
+def roc(path: Path, attacks: Mapping[str, Attack], title: str, smoke: bool) -> None:
+    """The ROC of every kind of score, both axes linear and both logarithmic."""
+    figure, ((linear, logarithmic),) = panels(1, 2, (9, 4.2))
+    for axes in (linear, logarithmic):
+        for name, found in attacks.items():
+            low, high = found.auc_interval
+            label = f"{name}: AUC {found.auc:.3f} [{low:.3f}, {high:.3f}]"
+            axes.plot(found.fpr, found.tpr, drawstyle="steps-post", label=label)
+        axes.plot([1e-3, 1], [1e-3, 1], "--", color="0.6", linewidth=1, label="guessing")
+        axes.set(xlabel="false positive rate", ylabel="true positive rate")
+    logarithmic.set(xscale="log", yscale="log", xlim=(1e-3, 1), ylim=(1e-3, 1))
+    linear.legend(fontsize=8, loc="lower right")
+    figure.suptitle(title, fontsize=10)
+    save(figure, path, 120, smoke)
+
+
+def closest_pairs(path: Path, compared: Sequence[Compared], smoke: bool) -> None:
+    """The made images that are closest to one that was seen, by the limit; below each the one that was seen."""
+    near = [(c.to_seen[i] / c.limit, c, i) for c in compared for i in range(len(c.to_seen))]
+    shown = sorted(near, key=lambda found: float(found[0]))[:PAIRS]
+    figure, axes = panels(2, max(1, len(shown)), (1.1 * max(2, len(shown)), 2.9))
+    for column, (distance, c, i) in zip(axes.T, shown, strict=True):
+        column[0].set_title(f"{distance:.2f}\nclient {c.of.client}", fontsize=8)
+        for place, x in zip(column, (c.of.made.x[i], c.of.seen.x[int(c.closest_seen[i])]), strict=True):
+            place.imshow(_pixels(x.numpy()), cmap="gray", vmin=0, vmax=255)
+            place.set(xticks=[], yticks=[])
+    axes[0, 0].set_ylabel("made", fontsize=9)
+    axes[1, 0].set_ylabel("seen", fontsize=9)
+    figure.suptitle("closest pairs; the distance in units of that below which an image is a near-copy", fontsize=9)
+    save(figure, path, 120, smoke)
+
+
+def _pixels(x: np.ndarray) -> np.ndarray:
+    """An image (C, H, W) as matplotlib has it."""
+    return x[0] if len(x) == 1 else np.moveaxis(x, 0, -1)

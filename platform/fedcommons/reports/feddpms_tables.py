@@ -1,0 +1,136 @@
+"""Tables and pictures of sweeps/feddpms.py: methods beside FedAvg, FedDPMS by its constants, and what it sends."""
+
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from matplotlib.ticker import MaxNLocator
+
+from fedcommons.core.accountants import epsilon
+from fedcommons.reports import columns, courses, plots, series, tables
+from fedcommons.reports.cells import Cell
+from fedcommons.reports.exchange import Exchange
+from fedcommons.reports.frames import load_rounds
+from fedcommons.reports.metrics import words
+from fedcommons.studies import feddpms_costs as costs
+
+if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
+    import pandas as pd
+
+KEPT = "kept"
+"""Column of a run: how many of the codes that could be given were recognised, a share; none with privacy sound."""
+
+NOTES = (
+    "Accuracy in %: top-1 of the server model on the whole test set; last: after the last round, best: of all. "
+    "± is the sample standard deviation over seeds; the gap to FedAvg is taken seed by seed.",
+    "FedDPMS and FedVAE train the autoencoder on pixels in [0, 1]; the others its encoder and classifier alone, "
+    "without a log-variance, on normalised pixels.",
+)
+
+
+def methods(of: Sequence[Cell], notes: Sequence[str]) -> str:
+    """Tables 1 and 2, figure 2: a line for each federation and method."""
+    head, known = columns.identified(of)
+    lines = [
+        [*line, tables.percent(cell, "last_accuracy"), tables.percent(cell, "best_accuracy"), ahead(cell, of),
+         tables.mean_std(cell.values("MB"), 2), len(cell.runs)]
+        for cell, line in zip(of, known, strict=True)
+    ]  # fmt: skip
+    head += ["last acc.", "best acc.", "last - FedAvg's", "MB", "seeds"]
+    return tables.markdown(head, lines) + tables.numbered(notes)
+
+
+def ahead(cell: Cell, of: Sequence[Cell]) -> str:
+    """The last accuracy minus FedAvg's in the same federation, in points, seed by seed; empty where there is none."""
+    same = [o for o in of if columns.place(o) == columns.place(cell) and o.runs["algorithm"].iloc[0] == "fedavg"]
+    if not same or same[0] is cell:
+        return ""
+    both = cell.runs.merge(same[0].runs, on="seed")
+    gaps = [100 * gap for gap in both["last_accuracy_x"] - both["last_accuracy_y"]]
+    return tables.mean_std(gaps, 1) if gaps else ""
+
+
+def constants(of: Sequence[Cell], delta: float) -> str:
+    """Table 5 and figure 3: FedDPMS alone, a column for each constant that varies.
+
+    delta: of the epsilon of the codes with privacy sound, one Gaussian release a client.
+    """
+    names = columns.others(of[0])
+    head = [*names, "last acc.", "best acc.", "codes kept, % of the quota", "seeds"]
+    lines = []
+    for cell in of:
+        kept = cell.values(KEPT)
+        lines.append([
+            *(columns.text(series.value(cell, name)) for name in names), tables.percent(cell, "last_accuracy"),
+            tables.percent(cell, "best_accuracy"), tables.mean_std([100 * share for share in kept], 0) if kept else "-",
+            len(cell.runs),
+        ])  # fmt: skip
+    notes = []
+    if "feddpms.preliminary_rounds" in names:
+        notes.append("feddpms.preliminary_rounds: -: 0.4 of the rounds.")
+    sound = [series.value(c, "feddpms.sigma") for c in of if series.value(c, "feddpms.privacy") == "sound"]
+    if sound:
+        spent = "; ".join(f"sigma {s:g}: epsilon {epsilon(1, s, 1, delta):.2f}" for s in dict.fromkeys(sound))
+        notes.append(
+            f"privacy sound, the codes of a client at delta {delta:g}: {spent}. Nothing covers the models that clients "
+            "send. With privacy paper nothing at all is certified."
+        )
+    return tables.markdown(head, lines) + (tables.numbered(notes) if notes else "")
+
+
+def with_kept(runs: "pd.DataFrame", exchanges: Mapping[str, Exchange]) -> "pd.DataFrame":
+    """The runs with the column ``KEPT``. exchanges: by run folder."""
+    return runs.assign(**{KEPT: [_kept(run, exchanges.get(run["run"])) for run in runs.to_dict("records")]})
+
+
+def _kept(run: Mapping[Any, Any], e: Exchange | None) -> float | None:
+    if e is None or run["feddpms.privacy"] == "sound":  # which gives means instead
+        return None
+    return e.kept / (run["partition.n_clients"] * run["feddpms.quota"] * run["feddpms.classes"])
+
+
+def sent(run: Mapping[Any, Any], e: Exchange) -> str:
+    """Table 6: bytes of a run beyond the model's, counted against the closed forms of appendix A.9."""
+    clients, rounds = run["partition.n_clients"], run["federation.rounds"]
+    k = round(run["federation.participation"] * clients)
+    model = 2 * k * rounds * 4 * e.model
+    # a decoder goes up in the last round of stage I, and down at each client's first selection in stage II
+    downloads = costs.expected_downloads(rounds, e.preliminary, clients, k)
+    codes = 2 * k * 4 * e.model * costs.of_codes(run["feddpms.quota"], run["feddpms.classes"], e.latent, e.model)
+    closed = {"model": model, "decoders": 4 * (k + downloads) * e.decoder, "codes, at most": codes}
+    counted = run["bytes_down"] + run["bytes_up"]
+    every = {**closed, "sum": sum(closed.values()), "counted": counted}
+    lines = [[name, f"{value:.0f}", f"{100 * value / model:.2f}"] for name, value in every.items()]
+    ratio = 100 * costs.of_decoder(rounds, e.preliminary, clients, k)
+    note = (
+        f"{Path(run['run']).name}; labels (8 bytes a code) and flags are counted besides. The paper's r_2, for a "
+        f"decoder as large as the model: {ratio:.2f} %. T_p / T = {e.preliminary} / {rounds} more computation."
+    )
+    return tables.markdown(["closed form", "bytes", "% of the model's"], lines) + f"\n{note}\n"
+
+
+def over_rounds(path: Path, of: Sequence[Cell], smoke: bool) -> None:
+    """Figure 3: test accuracy over rounds, means over seeds, a line for each cell of the first federation."""
+    figure, ((axes,),) = plots.panels(1, 1, (7, 4.2))
+    first = [cell for cell in of if columns.place(cell) == columns.place(of[0])]
+    for i, (cell, colour) in enumerate(zip(first, cycle(series.COLOURS), strict=False)):
+        course = courses.curve("", cell.runs, load_rounds(*cell.runs["run"])).course("accuracy")
+        means, dash = [100 * mean for mean, _, _ in course.values()], "-" if i < len(series.COLOURS) else "--"
+        axes.plot(list(course), means, dash, color=colour, lw=1.3, label=columns.method(cell))
+    axes.set(xlabel="round", ylabel="test accuracy, %")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend(fontsize=8)
+    axes.grid(alpha=0.3)
+    plots.save(figure, path, 120, smoke)
+
+
+def over_federations(path: Path, of: Sequence[Cell], smoke: bool) -> None:
+    """Figure 2 and table 2: the last accuracy over each of alpha and N that varies, a panel each."""
+    panels = []
+    for name in ("partition.alpha", "partition.n_clients"):
+        inside = [cell for cell in of if name in cell.fields]
+        found = [series.point(cell, name, "last_accuracy", cell.runs["algorithm"].iloc[0]) for cell in inside]
+        panels += [series.Panel("", words(name), [p for p in found if p])] if inside else []
+    if panels:
+        series.draw(path, panels, "last_accuracy", "algorithm", "", smoke)

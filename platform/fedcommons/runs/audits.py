@@ -1,0 +1,121 @@
+"""The audit of what clients contribute, before it is released (``sharing.audit``), and what it withholds."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pytorch_lightning import LightningModule
+
+from fedcommons.config.experiment import Sharing
+from fedcommons.data.examples import Examples
+from fedcommons.files import write_json
+from fedcommons.sharing.audit import audit
+from fedcommons.sharing.closeness import Space, Subject, embedding, pixels, subject
+from fedcommons.sharing.dealt import Dealt
+from fedcommons.sharing.needs import Need
+from fedcommons.sharing.stage import Contributions, Shared
+
+WHY = "near-copies were withheld by a look at the data that it was made from"
+
+
+def asked(sharing: Sharing) -> bool:
+    """Whether contributions are audited: withholding needs an audit too."""
+    return sharing.audit or sharing.withhold != "none"
+
+
+def subjects(
+    dealt: Dealt, needs: Sequence[Need], others: Examples, made: Sequence[Examples] | None = None
+) -> list[Subject]:
+    """Each client beside held-out images: those of its own that its generator did not see, and ``others``.
+
+    made: what the clients contribute; nothing where that is not known yet.
+
+    Raises:
+        UserError: a client has no held-out images of its classes.
+    """
+    found = []
+    for i, need in enumerate(needs):
+        own = dealt.own.store[dealt.own.rows[need.client]]
+        mine = own[_unseen(own, need.examples)]
+        unseen = Examples(torch.cat([mine.x, others.x]), torch.cat([mine.y, others.y]))
+        images = need.examples[:0] if made is None else made[i]
+        found.append(subject(need.client, images, need.examples, unseen, dealt.seed))
+    return found
+
+
+def _unseen(own: Examples, seen: Examples) -> np.ndarray:
+    """Which of these examples are not among those that were seen; compared by content, as any stage may choose them."""
+    known = {x.numpy().tobytes() for x in seen.x}
+    return np.array([x.numpy().tobytes() not in known for x in own.x], bool)
+
+
+def spaces(module: LightningModule) -> dict[str, Space]:
+    """Pixels, and the embedding of a classifier that has one."""
+    return {"pixels": pixels, **({"features": embedding(module)} if hasattr(module, "head") else {})}
+
+
+@dataclass(frozen=True, eq=False)
+class Audited:
+    """What clients contribute after the audit; ``record``: its findings as plain values; withheld: by client."""
+
+    kept: Contributions
+    record: Mapping[str, Any]
+    withheld: Mapping[int, int]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For the summary: the findings for all clients together."""
+        return {**{name: found["all"] for name, found in self.record.items()}, "withheld": sum(self.withheld.values())}
+
+    @property
+    def told(self) -> str:
+        """One sentence for the screen."""
+        p = next(iter(self.record.values()))["all"]
+        verdict = [name for name, found in self.record.items() if found["all"] and found["all"]["memorised"]]
+        if p is None:
+            return "audit: no client contributes an image."
+        return (
+            f"audit: {100 * p['closer']:.1f} % of {p['images']:,} made images are closer to an image that their "
+            f"generator saw than to a held-out one (50 % if nothing was memorised; 95 % interval {100 * p['low']:.0f} "
+            f"to {100 * p['high']:.0f} %), {p['near_copies']} are near-copies ({p['expected']:.1f} of fresh images "
+            f"would be), {sum(self.withheld.values())} withheld"
+            + (f"; by {' and '.join(verdict)} more than chance explains." if verdict else ".")
+        )
+
+    def write(self, folder: Path) -> None:
+        """``audit.json``."""
+        withheld = {str(client): n for client, n in self.withheld.items()}
+        write_json(folder / "audit.json", {"spaces": dict(self.record), "withheld": withheld})
+
+
+def audited(
+    sharing: Sharing, dealt: Dealt, contributed: Contributions, needs: Sequence[Need], others: Examples,
+    module: LightningModule,
+) -> Audited:  # fmt: skip
+    """Compare what generators made with what they saw; with ``sharing.withhold near_copies`` leave near-copies out.
+
+    The module is the untrained one of the run, which has seen nothing.
+    """
+    mine = {need.client: np.flatnonzero((contributed.owners == need.client) & _made(dealt, contributed))
+            for need in needs}  # fmt: skip
+    made = [contributed.store[contributed.rows[at]] for at in mine.values()]
+    found = audit(subjects(dealt, needs, others, made), spaces(module), dealt.flip)
+    kept, withheld = np.full(len(contributed.rows), True), dict.fromkeys(mine, 0)
+    if sharing.withhold == "near_copies":
+        for client, near in found.near().items():
+            kept[mine[client][near]] = False
+            withheld[client] = int(near.sum())
+    rest = replace(contributed, rows=contributed.rows[kept], owners=contributed.owners[kept])
+    return Audited(rest, found.record(), withheld)
+
+
+def _made(dealt: Dealt, contributed: Contributions) -> np.ndarray:
+    return contributed.rows >= len(dealt.own.store)
+
+
+def uncovered(shared: Shared) -> Shared:
+    """Without protection: what is withheld depends on real images in a way that no receipt accounts for."""
+    return replace(shared, releases=[replace(r, mechanism=None, why=WHY) for r in shared.releases])

@@ -1,0 +1,141 @@
+"""A membership attack on a generator: was this image among those that it was trained on?
+
+Carlini et al., "Membership inference attacks from first principles", S&P 2022, arXiv:2112.03570: the online attack with
+Gaussian fits of one variance.   K: generators, trained on random halves of the same images;  n: images.
+
+A score is high for an image that looks trained on. Every generator is the target once, the K - 1 others its shadows:
+an image's score under the target is compared with its scores under shadows that saw it and under those that did not.
+
+Departs from the paper: a target's images are known to its shadows' owner but for membership, nothing is augmented, and
+an image that all shadows saw, or none did, takes the missing mean from all images.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from torch import Tensor
+
+from fedcommons.data.examples import Examples
+from fedcommons.generators.generator import Generator, Weights
+from fedcommons.seeds import numpy_generator, seed_for
+from fedcommons.sharing.audit import clopper_pearson
+from fedcommons.sharing.closeness import closest, pixels
+
+Score = Callable[[Generator, Weights, Examples, int, int], np.ndarray]
+"""(generator, weights, n images, number of classes, seed) to n numbers, high for images that were trained on."""
+
+
+@runtime_checkable
+class Losing(Protocol):
+    """A generator that tells its loss on single images, for whoever holds its weights."""
+
+    def losses(self, weights: Weights, examples: Examples, n_classes: int, seed: int) -> Tensor:
+        """(n,): the same draws (of times and noise) for every image and for all weights."""
+        ...
+
+
+def by_pool(generator: Generator, weights: Weights, images: Examples, n_classes: int, seed: int) -> np.ndarray:
+    """Minus the distance to the closest of as many drawn images of the same labels: the attack of who has the pool."""
+    made = generator.sample(weights, tuple(images.x.shape[1:]), n_classes, images.y, seed)
+    return -closest(pixels(images.x), pixels(made))[0].numpy()
+
+
+def by_loss(generator: Generator, weights: Weights, images: Examples, n_classes: int, seed: int) -> np.ndarray:
+    """Minus the generator's loss: the attack of who has its weights."""
+    assert isinstance(generator, Losing)
+    return -generator.losses(weights, images, n_classes, seed).double().numpy()
+
+
+def halves(labels: np.ndarray, generators: int, seed: int) -> np.ndarray:
+    """(K, n) bool: who is trained on what. A random half of each class, drawn for each generator by itself.
+
+    Of a class with an odd number of images the smaller half is trained on in turn with the larger one.
+    """
+    inside = np.zeros((generators, len(labels)), bool)
+    for k in range(generators):
+        draws = numpy_generator(seed, "shadow", k)
+        for label in np.unique(labels):
+            rows = draws.permutation(np.flatnonzero(labels == label))
+            inside[k, rows[: (len(rows) + k % 2) // 2]] = True
+    return inside
+
+
+def scores(
+    generator: Generator, images: Examples, inside: np.ndarray, n_classes: int, seed: int, by: Sequence[Score],
+    flip: bool = False, say: Callable[[str], None] = lambda _: None,
+) -> list[np.ndarray]:  # fmt: skip
+    """Train a generator on each half and score all images: (K, n) for each kind of score. ``seed``: of everything."""
+    found: list[list[np.ndarray]] = [[] for _ in by]
+    for k, mask in enumerate(inside):
+        say(f"shadow generator {k + 1}/{len(inside)}")
+        own, epochs = seed_for(seed, "shadow generator", k), generator.epochs
+        weights = generator.fit(images[mask], n_classes, own, {epochs}, flip=flip)[epochs].weights
+        for kind, score in zip(found, by, strict=True):
+            kind.append(score(generator, weights, images, n_classes, seed_for(seed, "score")))
+    return [np.stack(kind) for kind in found]
+
+
+def likelihood_ratios(scores: np.ndarray, inside: np.ndarray) -> np.ndarray:
+    """(K, n): log p(score | trained on) - log p(score | not) under each generator, fitted to the K - 1 others.
+
+    The densities are normal: means for each image, one variance for all images and both sides.
+    """
+    means = []
+    for side in (inside, ~inside):
+        counts, sums = side.sum(0) - side, np.where(side, scores, 0).sum(0) - np.where(side, scores, 0)
+        of_all = np.sum(np.where(side, scores, 0)) / side.sum()
+        means.append(np.where(counts > 0, sums / np.maximum(counts, 1), of_all))
+    residuals = scores - np.where(inside, *means)
+    variance = residuals.var() or 1.0
+    return ((scores - means[1]) ** 2 - (scores - means[0]) ** 2) / (2 * variance)
+
+
+@dataclass(frozen=True, eq=False)
+class Attack:
+    """How well the ratios tell members from others. fpr, tpr: the ROC curve, both from 0 to 1."""
+
+    fpr: np.ndarray
+    tpr: np.ndarray
+    auc: float
+    auc_interval: tuple[float, float]
+    tpr_at: float  # at 1 % false positives
+    tpr_interval: tuple[float, float]
+
+    def record(self) -> dict[str, Any]:
+        """Plain values, without the curve."""
+        return {
+            "auc": self.auc,
+            "auc_interval": list(self.auc_interval),
+            "tpr_at_1_percent_fpr": self.tpr_at,
+            "tpr_interval": list(self.tpr_interval),
+        }
+
+
+def attack(ratios: np.ndarray, inside: np.ndarray, seed: int, draws: int = 400) -> Attack:
+    """ROC over all K n pairs. The 95 % intervals draw images, not pairs, as an image's K ratios depend on each other.
+
+    Of the AUC by the bootstrap over images, of the TPR that of Clopper and Pearson with n/2 members.
+    """
+    fpr, tpr = roc(ratios.ravel(), inside.ravel())
+    n, again = ratios.shape[1], numpy_generator(seed, "bootstrap")
+    some = (again.integers(n, size=n) for _ in range(draws))
+    aucs = [auc(*roc(ratios[:, rows].ravel(), inside[:, rows].ravel())) for rows in some]
+    low, high = (float(q) for q in np.quantile(aucs, [0.025, 0.975]))
+    at = float(tpr[fpr <= 0.01].max())
+    return Attack(fpr, tpr, auc(fpr, tpr), (low, high), at, clopper_pearson(at, n / 2))
+
+
+def roc(values: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """False and true positive rates at every threshold, from (0, 0) to (1, 1); equal values are taken together."""
+    order = np.argsort(-values, kind="stable")
+    last = np.append(np.flatnonzero(np.diff(values[order])), len(values) - 1)
+    true = np.cumsum(positive[order])[last]
+    false = last + 1 - true
+    return np.append(0, false / max(false[-1], 1)), np.append(0, true / max(true[-1], 1))
+
+
+def auc(fpr: np.ndarray, tpr: np.ndarray) -> float:
+    """Area under the curve: the probability that a member has the larger value, ties counted half."""
+    return float(np.trapezoid(tpr, fpr))

@@ -1,0 +1,80 @@
+"""Epsilons and the noise for a target, against Opacus called directly, published numbers and dp-accounting's PLD."""
+
+import pytest
+from opacus.accountants import PRVAccountant, RDPAccountant
+
+from fedcommons.core.accountants import LARGEST_SIGMA, composed, epsilon, noise_for, require_reachable
+from fedcommons.errors import UserError
+
+Q = 256 / 3750
+"""Fedssyn's sampling rate: batches of 256, and three quarters of a client's 5,000 images."""
+
+COURSES = [(Q, 1.906, 7500), (Q, 3.19, 7500), (0.01, 1.1, 1000), (0.2, 4.0, 200), (1.0, 8.0, 30)]
+
+
+@pytest.mark.parametrize("course", COURSES)
+def test_epsilons_are_those_of_opacus_called_directly(course: tuple[float, float, int]) -> None:
+    q, sigma, steps = course
+    theirs = RDPAccountant()
+    theirs.history = [(sigma, q, steps)]
+    assert epsilon(q, sigma, steps, 1e-5) == pytest.approx(theirs.get_epsilon(1e-5), abs=1e-6)
+    parts = ((q, sigma, steps // 3), (q, sigma, steps - steps // 3))
+    assert composed(parts, 1e-5) == pytest.approx(theirs.get_epsilon(1e-5), abs=1e-6)
+
+
+def test_prv_is_that_of_opacus_called_directly() -> None:
+    theirs = PRVAccountant()
+    theirs.history = [(4.0, 0.2, 200)]
+    assert epsilon(0.2, 4.0, 200, 1e-5, "prv") == pytest.approx(theirs.get_epsilon(1e-5), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("q", "sigma", "steps", "accountant", "wanted"),
+    [  # worked out with Opacus' PrivacyEngine before there was any of our code (shared/spec/library_facts.md, 4.3)
+        (Q, 1.906, 7500, "rdp", 20.46),
+        (Q, 1.906, 7500, "prv", 19.15),
+        (Q, 1.906, 7324, "rdp", 20.14),
+        (Q, 1.906, 500, "rdp", 4.18),
+    ],
+)
+def test_numbers_that_were_worked_out_before(
+    q: float, sigma: float, steps: int, accountant: str, wanted: float
+) -> None:
+    assert epsilon(q, sigma, steps, 1e-5, accountant) == pytest.approx(wanted, abs=0.006)
+
+
+@pytest.mark.parametrize(("q", "sigma", "steps"), [(0.01, 1.1, 1000), (0.2, 4.0, 200), (Q, 1.906, 7500)])
+def test_numerical_composition_by_another_library_agrees_and_renyi_lies_above(
+    q: float, sigma: float, steps: int
+) -> None:
+    dp = pytest.importorskip("dp_accounting", reason="of the dev extra; `pip install dp-accounting`")
+    from dp_accounting.pld import PLDAccountant  # pyright: ignore[reportMissingImports]
+
+    event = dp.PoissonSampledDpEvent(q, dp.GaussianDpEvent(sigma))
+    tight = PLDAccountant(value_discretization_interval=1e-3).compose(event, steps).get_epsilon(1e-5)
+    assert tight <= epsilon(q, sigma, steps, 1e-5, "prv") <= tight + 0.02  # PRV's error bound of 0.01, both ways
+    assert tight < epsilon(q, sigma, steps, 1e-5) < 1.15 * tight
+
+
+def test_no_step_costs_nothing() -> None:
+    assert epsilon(0.1, 1.0, 0, 1e-5) == epsilon(0.1, 1.0, 0, 1e-5, "prv") == 0
+
+
+@pytest.mark.parametrize("target", [0.5, 3.0, 10.0])
+@pytest.mark.parametrize(("q", "steps"), [(Q, 7500), (0.2, 50), (1.0, 20)])
+def test_the_noise_for_a_target_just_reaches_it(target: float, q: float, steps: int) -> None:
+    found = epsilon(q, noise_for(target, q, steps, 1e-5), steps, 1e-5)
+    assert target - 0.01 <= found <= target
+
+
+def test_prv_needs_less_noise_than_rdp() -> None:
+    sigma, plain = (noise_for(3.0, 0.2, 200, 1e-5, accountant) for accountant in ("prv", "rdp"))
+    assert 0.8 * plain < sigma < plain
+    assert 3.0 - 0.01 <= epsilon(0.2, sigma, 200, 1e-5, "prv") <= 3.0
+
+
+def test_a_target_beyond_the_largest_noise_is_refused() -> None:
+    least = epsilon(1.0, LARGEST_SIGMA, 1000, 1e-5)
+    require_reachable(least, 1.0, 1000, 1e-5)
+    with pytest.raises(UserError, match=r"target_epsilon 0\.5 would need a noise multiplier above 100, at wh"):
+        require_reachable(0.5, 1.0, 1000, 1e-5)

@@ -1,0 +1,193 @@
+"""The audit of a pool: a copier is caught, and a fresh sample of the true distribution passes."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import binom
+
+from fedcommons.data.examples import Examples
+from fedcommons.errors import UserError
+from fedcommons.seeds import generator
+from fedcommons.sharing.audit import Audit, audit, clopper_pearson, facts
+from fedcommons.sharing.closeness import closest, compare, embedding, pixels, subject
+
+if TYPE_CHECKING:
+    from conftest import Federation
+
+    Digits = Callable[..., Federation]
+
+SEEDS = range(12)
+
+
+def drawn(n: int, *key: int | str, classes: int = 3, side: int = 6) -> Examples:
+    """n images of some classes: each the mean of its class under noise."""
+    draws = generator(*key)
+    y = torch.arange(n) % classes
+    centre = 60 + 120 * torch.rand(classes, 1, side, side, generator=generator("centres"))
+    x = centre[y] + 25 * torch.randn(n, 1, side, side, generator=draws)
+    return Examples(x.clamp(0, 255).round().to(torch.uint8), y)
+
+
+def copies(seen: Examples, noise: float, *key: int | str) -> Examples:
+    """What was seen, with a little noise."""
+    x = seen.x + noise * torch.randn(seen.x.shape, generator=generator(*key))
+    return Examples(x.clamp(0, 255).round().to(torch.uint8), seen.y)
+
+
+def audited(made: Examples, seen: Examples, seed: int, client: int = 0) -> Audit:
+    one = subject(client, made, seen, drawn(400, "unseen", seed), seed)
+    return audit([one], {"pixels": pixels}, flip=False)
+
+
+def verdict(made: Examples, seen: Examples, seed: int) -> dict:
+    return audited(made, seen, seed).record()["pixels"]["all"]
+
+
+def test_distances_are_exact() -> None:
+    a, b = drawn(70, "a").x, drawn(50, "b").x
+    whole = (a.flatten(1).long()[:, None] - b.flatten(1).long()[None]).square().sum(-1)
+    distance, row = closest(pixels(a), pixels(b), chunk=16)
+    assert torch.equal(distance.square().round().long(), whole.min(1).values)
+    assert torch.equal(whole[torch.arange(70), row], whole.min(1).values)
+    assert closest(pixels(a), pixels(a))[0].eq(0).all()
+
+
+@pytest.mark.parametrize("noise", [0.0, 3.0])
+def test_a_copier_is_caught(noise: float) -> None:
+    for seed in SEEDS:
+        seen = drawn(300, "seen", seed)
+        found = verdict(copies(seen, noise, "noise", seed), seen, seed)
+        assert found["memorised"]
+        assert found["low"] > 0.97
+        assert found["near_copies"] == 300 > 20 * found["expected"]
+        assert (found["copied"], found["control"] < 10) == (300, True)
+        assert (found["identical"] == 300) == (noise == 0)
+
+
+def test_a_fresh_sample_passes() -> None:
+    """The interval holds 1/2 for nearly every seed (95 %), and nobody is called a copier."""
+    found = [verdict(drawn(300, "fresh", seed), drawn(300, "seen", seed), seed) for seed in range(40)]
+    assert not any(f["memorised"] for f in found)
+    assert sum(f["low"] <= 0.5 <= f["high"] for f in found) >= 35
+    assert abs(np.mean([f["closer"] for f in found]) - 0.5) < 0.02
+    near = np.mean([f["near_copies"] for f in found])
+    assert near < found[0]["expected"] + 4 * np.sqrt(300 * 0.01 / 40 * 4)  # the limit is itself drawn
+    assert near > 0.5
+    assert {f["identical"] for f in found} == {0}
+
+
+def test_a_few_copies_among_fresh_images_are_caught_by_the_near_copies() -> None:
+    """A tenth: the share that is closer hardly moves, the number of images that are copied does."""
+    for seed in SEEDS:
+        seen, fresh = drawn(300, "seen", seed), drawn(270, "fresh", seed)
+        made = Examples(torch.cat([fresh.x, copies(seen[:30], 3, "noise", seed).x]), torch.cat([fresh.y, seen.y[:30]]))
+        found = verdict(made, seen, seed)
+        assert found["memorised"]
+        assert found["near_copies"] >= 30
+        near = audited(made, seen, seed).near()[0]
+        assert near[270:].all()
+        assert near[:270].mean() < 0.06
+
+
+def test_the_same_image_again_and_again_is_no_evidence() -> None:
+    """A fresh image that is drawn 300 times is closer to one side 300 times: it counts once."""
+    found = [
+        verdict(Examples(f.x[:1].repeat(300, 1, 1, 1), f.y[:1].repeat(300)), drawn(300, "seen", seed), seed)
+        for seed in range(20)
+        for f in [drawn(3, "fresh", seed)]
+    ]
+    assert {f["closer"] for f in found} == {0.0, 1.0}
+    assert not any(f["memorised"] for f in found)
+    assert all(f["low"] <= 0.5 <= f["high"] for f in found)
+
+
+def test_blurry_images_are_near_to_everything_and_no_copies() -> None:
+    """Means of classes are below the limit of near-copies, and as near to held-out images: the control says so."""
+    for seed in SEEDS:
+        seen = drawn(300, "seen", seed)
+        other = drawn(600, "others", seed)
+        means = torch.stack([other.x[other.y == k].float().mean(0) for k in range(3)]).round().to(torch.uint8)
+        found = verdict(Examples(means.repeat(100, 1, 1, 1), torch.arange(300) % 3), seen, seed)
+        assert found["near_copies"] > 100
+        assert not found["memorised"]
+
+
+def test_mirrored_copies_are_copies_where_images_may_be_mirrored() -> None:
+    seen = drawn(90, "seen")
+    one = subject(0, Examples(seen.x.flip(-1), seen.y), seen, drawn(400, "unseen"), 0)
+    assert compare(one, pixels, flip=True).to_seen.max() == 0
+    assert facts([compare(one, pixels, flip=True)])["copied"] == 90  # pyright: ignore[reportOptionalSubscript]
+    assert compare(one, pixels, flip=False).to_seen.min() > 0
+
+
+def test_held_out_images_have_the_classes_of_the_seen_ones_and_are_keyed() -> None:
+    seen, unseen = drawn(60, "seen", classes=3), drawn(45, "unseen", classes=5)
+    one, again, other = (subject(0, seen, seen, unseen, seed) for seed in (0, 0, 1))
+    assert np.bincount(one.held_out.y).tolist() == np.bincount(seen.y[one.matched]).tolist() == [9, 9, 9]
+    assert torch.equal(one.matched, again.matched)
+    assert torch.equal(one.held_out.x, again.held_out.x)
+    assert not torch.equal(one.matched, other.matched)
+    assert len(set(one.matched.tolist())) == 27
+
+
+def test_without_held_out_images_of_its_classes_there_is_no_audit() -> None:
+    seen = drawn(10, "seen", classes=1)
+    others = drawn(10, "others")
+    with pytest.raises(UserError, match="held-out images of client 3's classes"):
+        subject(3, seen, seen, others[others.y > 0], 0)
+
+
+def test_clients_and_classes_are_told_apart() -> None:
+    """Client 1 copies its class 2 and nothing else."""
+    subjects = []
+    for client in (0, 1):
+        seen, made = drawn(300, "seen", client), drawn(300, "fresh", client)
+        if client:
+            made.x[made.y == 2] = seen.x[seen.y == 2]
+        subjects.append(subject(client, made, seen, drawn(400, "unseen", client), 0))
+    record = audit(subjects, {"pixels": pixels, "halves": lambda x: pixels(x[..., :3])}, flip=False).record()
+    for space in record.values():
+        assert [space["clients"][c]["memorised"] for c in "01"] == [False, True]
+        assert [space["classes"][c]["memorised"] for c in "012"] == [False, False, True]
+        assert space["all"]["images"] == 600
+        assert sum(of["near_copies"] for of in space["clients"].values()) == space["all"]["near_copies"]
+        for name in ("copied", "control", "images"):
+            assert sum(of[name] for of in space["classes"].values()) == space["all"][name]
+
+
+def test_features_are_the_inputs_of_the_head_and_find_a_copier_too(digits: "Digits") -> None:
+    federation = digits()
+    module, x = federation.module(), federation.data.own.store.x
+    space = embedding(module)
+    layer = dict(module.named_modules())[str(module.head)]
+    assert torch.allclose(layer(space(x).float()), module.eval()(x), atol=1e-5)
+    assert torch.equal(space(x[:7]), space(x)[:7])
+    for seed in range(3):
+        seen, unseen = drawn(90, "seen", seed, side=8), drawn(400, "unseen", seed, side=8)
+        for made, copied in ((copies(seen, 3, "noise", seed), True), (drawn(90, "fresh", seed, side=8), False)):
+            one = subject(0, made, seen, unseen, seed)
+            assert audit([one], {"features": space}, flip=False).record()["features"]["all"]["memorised"] is copied
+
+
+@pytest.mark.parametrize(("k", "n"), [(0, 10), (3, 10), (10, 10), (50, 400)])
+def test_clopper_pearson_has_half_the_error_on_each_side(k: int, n: int) -> None:
+    low, high = clopper_pearson(k / n, n)
+    assert (binom.sf(k - 1, n, low) if k else 0.025) == pytest.approx(0.025)
+    assert (binom.cdf(k, n, high) if k < n else 0.025) == pytest.approx(0.025)
+    assert (k == 0) == (low == 0)
+    assert (k == n) == (high == 1)
+
+
+def test_a_fresh_image_is_below_the_limit_as_rarely_as_is_said() -> None:
+    """j/(m + 1), whatever the distribution: here j = 1, m = 30, in 600 draws of everything."""
+    below = []
+    for seed in range(600):
+        everything = drawn(91, "all", seed, classes=1)
+        one = subject(0, everything[:1], everything[1:31], everything[31:], seed)
+        found = compare(one, pixels)
+        below.append(bool(found.near[0]))
+    assert found.expected == pytest.approx(1 / 31)
+    assert abs(np.mean(below) - 1 / 31) < 4 * np.sqrt(1 / 31 / 600)

@@ -1,0 +1,183 @@
+"""The audit within a run: before the pool is released, with what it withholds."""
+
+import json
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedcommons.config import presets
+from fedcommons.config.experiment import Experiment
+from fedcommons.config.flat import deciding
+from fedcommons.core.release import SAMPLED_GAUSSIAN
+from fedcommons.data.examples import Examples
+from fedcommons.errors import UserError
+from fedcommons.generators import ddpm
+from fedcommons.generators.generator import Receipt, Trained, Weights
+from fedcommons.runs.audits import WHY
+from fedcommons.runs.build import Assembled, assemble, contributions, noise_key, prepare
+from fedcommons.runs.experiment import run
+from fedcommons.sharing import synthetic_pool
+from fedcommons.sharing.stage import Contribution
+
+QUICK = {
+    "setting": "shuffled_synthetic", "tracking.wandb": "off", "federation.rounds": 1, "client.epochs": 1,
+    "measure.every": 0, "data.limit": None,
+}  # fmt: skip
+
+
+def experiment(**fields: Any) -> Experiment:
+    return presets.experiment("smoke", "digits", QUICK | {k.replace("__", "."): v for k, v in fields.items()})
+
+
+def made_by(config: Experiment, make: Callable[[Examples], Tensor], receipt: Receipt | None = None) -> Assembled:
+    """The run's parts where every client contributes this function of what its generator saw."""
+    ready = prepare(config)
+    each = [Contribution(Examples(make(n.examples), n.examples.y), receipt, len(n.examples)) for n in ready.needs]
+    return assemble(ready, each)
+
+
+def same(examples: Examples) -> Tensor:
+    return examples.x
+
+
+def noise(examples: Examples) -> Tensor:
+    return torch.from_numpy(np.random.default_rng(0).integers(256, size=examples.x.shape).astype(np.uint8))
+
+
+def test_at_their_defaults_the_fields_change_no_name_no_noise_and_no_work() -> None:
+    plain, asked = experiment(), experiment(sharing__audit=True)
+    assert not {"sharing.audit", "sharing.withhold"} & deciding(plain).keys()
+    assert noise_key(plain) == noise_key(experiment(sharing__audit=False, sharing__withhold="none"))
+    assert noise_key(plain) != noise_key(asked)
+    assert made_by(plain, same).audited is None
+
+
+def test_an_audit_changes_nothing_that_clients_train_on() -> None:
+    plain, asked = made_by(experiment(), same), made_by(experiment(sharing__audit=True), same)
+    assert torch.equal(plain.shared.clients.rows.flat, asked.shared.clients.rows.flat)
+    assert plain.shared.releases == asked.shared.releases
+    assert asked.audited is not None
+    assert asked.audited.facts["withheld"] == 0
+    found = asked.audited.facts["pixels"]
+    assert found["identical"] == found["near_copies"] == found["images"] == len(asked.shared.pool.rows.flat)  # pyright: ignore
+    assert "; by pixels and features more than chance explains." in asked.audited.told
+
+
+def test_copies_are_withheld_and_so_is_every_epsilon() -> None:
+    """Also where a receipt covers the images: what is left out depends on the real ones."""
+    receipt = Receipt(SAMPLED_GAUSSIAN, 0.5, 1.0, 1.0, 10)
+    half = experiment(sharing__withhold="near_copies")
+
+    def mixed(examples: Examples) -> Tensor:
+        x = noise(examples)
+        x[::2] = examples.x[::2]
+        return x
+
+    found = made_by(half, mixed, receipt)
+    assert found.audited is not None
+    kept = found.shared.pool
+    assert kept is not None
+    store = kept.store
+    copies = {x.numpy().tobytes() for x in store.x[: len(found.prepared.dealt.own.store)]}
+    assert not any(store.x[row].numpy().tobytes() in copies for row in kept.rows.flat.tolist())
+    sizes = [len(n.examples) for n in found.prepared.needs]
+    assert found.audited.withheld == {i: -(-n // 2) for i, n in enumerate(sizes)}
+    assert found.audited.facts["withheld"] == sum(-(-n // 2) for n in sizes)
+    assert len(kept.rows.flat) == sum(n // 2 for n in sizes)
+    assert not any(event.covered for event in found.shared.releases)
+    assert {event.why for event in found.shared.releases} == {WHY}
+    assert all(event.covered for event in made_by(experiment(), mixed, receipt).shared.releases)
+
+
+def test_where_everything_is_withheld_clients_train_on_their_own() -> None:
+    found = made_by(experiment(sharing__withhold="near_copies"), same)
+    assert found.shared.p == 0
+    assert found.shared.pool is None
+    assert found.shared.clients.sizes == found.shared.own.sizes
+
+
+def test_held_out_images_are_what_generators_did_not_see() -> None:
+    """Of the client itself, and the validation set; test images take no part."""
+    found = made_by(experiment(sharing__audit=True), same)
+    assert found.audited is not None
+    data, prepared = found.prepared.dataset, found.prepared
+    from fedcommons.runs.audits import subjects
+
+    for one, need in zip(subjects(prepared.dealt, prepared.needs, data.validation), prepared.needs, strict=True):
+        seen = {x.numpy().tobytes() for x in need.examples.x}
+        own = {x.numpy().tobytes() for x in data.train.x[prepared.dealt.own.rows[need.client]]}
+        allowed = own - seen | {x.numpy().tobytes() for x in data.validation.x}
+        held = {x.numpy().tobytes() for x in one.held_out.x}
+        assert held <= allowed
+        assert held & own
+        assert held - own
+
+
+def test_an_audit_without_held_out_images_is_refused_before_any_work() -> None:
+    fields = {"data__validation": 0.0, "generator__rho": 1.0, "sharing__audit": True}
+    said = r"sharing.audit needs held-out images of client 0's classes, .* data.validation above 0, or generator.rho"
+    with pytest.raises(UserError, match=said):
+        prepare(experiment(**fields))
+    prepare(experiment(**{**fields, "sharing__audit": False}))
+    prepare(experiment(**{**fields, "data__validation": 0.1}))
+    prepare(experiment(**{**fields, "generator__rho": 0.5}))
+    with pytest.raises(UserError, match=r"sharing\.withhold"):
+        prepare(experiment(sharing__withhold="near_copys"))
+
+
+@dataclass(frozen=True)
+class Parrot:
+    """Draws what it was trained on."""
+
+    epochs: int = 1
+    sampling: ClassVar[tuple[str, ...]] = ()
+
+    def fit(self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False) -> Any:
+        return {e: Trained({"x": examples.x, "y": examples.y}) for e in epochs}
+
+    def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:
+        return torch.stack([weights["x"][weights["y"] == label][0] for label in labels])
+
+
+def test_a_run_writes_and_tells_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when it is resumed; and one where nobody makes images says so."""
+    parrot = Parrot()
+    monkeypatch.setattr(ddpm.DDPM, "fit", lambda self, *a, **k: parrot.fit(*a, **k))
+    monkeypatch.setattr(ddpm.DDPM, "sample", lambda self, *a: parrot.sample(*a))
+    said: list[str] = []
+    config = experiment(sharing__audit=True, artifacts=str(tmp_path / "artifacts"))
+    summary = run(config, tmp_path / "run", say=said.append)
+    (told,) = [line for line in said if line.startswith("audit:")]
+    assert "more than chance explains" in told
+    written = json.loads((tmp_path / "run" / "audit.json").read_text())
+    assert written["spaces"]["pixels"]["all"] == summary["audit"]["pixels"]
+    assert summary["audit"]["pixels"]["identical"] == summary["audit"]["pixels"]["images"]
+    assert set(written["spaces"]) == {"pixels", "features"}
+    assert set(written["withheld"]) == {"0", "1", "2", "3"}
+    (tmp_path / "run" / "summary.json").unlink()
+    assert run(config, tmp_path / "run", resume=True, say=said.append) == summary
+    said.clear()
+    nobody = experiment(setting="real", sharing__audit=True, artifacts=str(tmp_path / "artifacts"))
+    assert "audit" not in run(nobody, tmp_path / "real", say=said.append)
+    assert any("no generator makes images" in line for line in said)
+    assert not (tmp_path / "real" / "audit.json").exists()
+
+
+def test_the_images_of_the_pool_are_those_that_are_audited(tmp_path: Path) -> None:
+    """What the store holds, cut to the contribution, is what the audit counts."""
+    config = experiment(sharing__audit=True, sharing__p=0.25, artifacts=str(tmp_path), data__limit=120)
+    from fedcommons.artifacts import Store
+
+    ready, store = prepare(config), Store(tmp_path)
+    for job in synthetic_pool.missing(store, ready.needs):
+        synthetic_pool.keep(store, job, synthetic_pool.make(job))
+    found = assemble(ready, contributions(ready, store))
+    assert found.audited is not None
+    assert found.audited.facts["pixels"]["images"] == sum(need.n for need in ready.needs)
+    assert not found.audited.facts["pixels"]["identical"]

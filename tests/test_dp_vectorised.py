@@ -1,0 +1,195 @@
+"""Clipped gradients of many examples at once, against a loop that takes one at a time."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+import torch
+from diffusers.models.unets.unet_2d import UNet2DModel
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedcommons.core.dp_sgd import DPSGD, clipped
+from fedcommons.core.dp_vectorised import Loss, clipped_sum, noisy_sum, require_examples_apart, steps
+from fedcommons.errors import UserError
+
+N, D = 6, 2  # examples, and draws for each
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """More threads would round differently, and on so little are slower."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def unet() -> UNet2DModel:
+    """With attention in two blocks and in the middle, and convolutions behind each, whose input is not contiguous."""
+    torch.default_generator.manual_seed(0)
+    return UNet2DModel(
+        sample_size=8, in_channels=1, out_channels=1, block_out_channels=(8, 16), norm_num_groups=8,
+        down_block_types=("AttnDownBlock2D", "DownBlock2D"), up_block_types=("UpBlock2D", "AttnUpBlock2D"),
+        layers_per_block=1, num_class_embeds=10, attention_head_dim=4,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def problem() -> tuple[UNet2DModel, Loss, list[Tensor]]:
+    """A U-Net, its loss of one example (mean over draws), and columns: noisy images, labels, t, noise."""
+    network, draws = unet(), torch.Generator().manual_seed(1)
+    assert sum("attentions" in name and name.endswith("to_q.weight") for name, _ in network.named_parameters()) >= 3
+
+    def loss(named: dict[str, Tensor], x: Tensor, y: Tensor, t: Tensor, noise: Tensor) -> Tensor:
+        rows = x.expand(len(t), *x.shape) + 0.5 * noise
+        found = functional_call(network, named, (rows, t), {"class_labels": y.expand(len(t))}).sample
+        return (found - noise).square().mean()
+
+    columns = [
+        torch.randn(N, 1, 8, 8, generator=draws) * torch.linspace(0.1, 9, N).view(-1, 1, 1, 1),
+        torch.arange(N),
+        torch.randint(1000, (N, D), generator=draws),
+        torch.randn(N, D, 1, 8, 8, generator=draws),
+    ]
+    return network, loss, columns
+
+
+def one_by_one(network: nn.Module, columns: Sequence[Tensor]) -> list[Tensor]:
+    """Each example's gradient, from a backward pass of its own through the plain network, draw by draw."""
+    found = []
+    for x, y, t, noise in zip(*columns, strict=True):
+        total = torch.zeros(sum(p.numel() for p in network.parameters()))
+        for t_k, noise_k in zip(t, noise, strict=True):
+            out = network((x + 0.5 * noise_k)[None], t_k[None], class_labels=y[None]).sample
+            g = torch.autograd.grad((out - noise_k).square().mean(), list(network.parameters()))
+            total += torch.cat([part.reshape(-1) for part in g]) / len(t)
+        found.append(total)
+    return found
+
+
+def relative(a: Tensor, b: Tensor) -> float:
+    return float((a - b).norm() / b.norm())
+
+
+def test_each_gradient_is_that_of_a_loop_on_the_real_network_with_attention(
+    problem: tuple[UNet2DModel, Loss, list[Tensor]],
+) -> None:
+    network, loss, columns = problem
+    named = dict(network.named_parameters())
+    for j, wanted in enumerate(one_by_one(network, columns)):
+        alone = noisy_sum(named, loss, [column[j : j + 1] for column in columns], 1e9, 4).values
+        assert relative(alone, wanted) < 1e-5
+        start = 0
+        for name, p in named.items():  # a wrong layer must not hide behind a large one
+            mine, theirs = (g[start : start + p.numel()] for g in (alone, wanted))
+            start += p.numel()
+            # some are zero but for rounding: a bias before a norm, and to_k's, which softmax shifts away
+            assert (mine - theirs).norm() < 1e-4 * theirs.norm() + 1e-7 * wanted.norm(), name
+
+
+@pytest.mark.parametrize("physical_batch", [1, 4, N])
+def test_the_sum_of_clipped_gradients_is_that_of_a_loop_for_every_physical_batch(
+    physical_batch: int, problem: tuple[UNet2DModel, Loss, list[Tensor]]
+) -> None:
+    network, loss, columns = problem
+    each = one_by_one(network, columns)
+    norms = torch.stack([g.norm() for g in each])
+    clip = float(norms.median())
+    assert (norms > 1.1 * clip).any()
+    assert (norms < 0.9 * clip).any()
+    wanted = torch.stack([clipped(g, clip)[0] for g in each]).sum(0)
+    found = noisy_sum(dict(network.named_parameters()), loss, columns, clip, physical_batch)
+    assert relative(found.values, wanted) < 1e-5
+    assert found.bound == clip
+
+
+def test_draws_are_averaged_before_clipping() -> None:
+    """Clipped apart, two opposite gradients of unequal size would not leave the clipped mean."""
+
+    def loss(named: dict[str, Tensor], x: Tensor) -> Tensor:  # x (draws,): the gradient is the mean of x
+        return named["w"] * x.mean()
+
+    found = noisy_sum({"w": torch.zeros(())}, loss, [torch.tensor([[5.0, -3.0], [0.2, 0.4]])], 0.9, 8)
+    assert float(found.values) == pytest.approx(0.9 + 0.3)
+
+
+def test_what_is_not_finite_adds_nothing_and_zero_stays_zero() -> None:
+    rows = [torch.tensor([[3.0, 0.0], [float("nan"), 1.0], [0.0, 0.0], [1.0, 1.0]]),
+            torch.tensor([[4.0], [1.0], [0.0], [float("inf")]])]  # fmt: skip
+    assert torch.allclose(clipped_sum(rows, 1.0), torch.tensor([0.6, 0.0, 0.8]))
+    assert not clipped_sum([g[1:3] for g in rows], 1.0).any()
+
+
+class Zero(nn.Module):
+    """A loss that is zero everywhere: all that moves the weights is noise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.b = nn.Parameter(torch.zeros(200, 10)), nn.Parameter(torch.zeros(500))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 0 * (self.w.sum() + self.b.sum()) * x
+
+
+def play(n: int, batch_size: int, epochs: int, dp: DPSGD) -> tuple[list[Tensor], list, list[int]]:
+    """The change of the weights in each step of plain SGD, what the steps yield, and the sizes of the batches."""
+    module, sizes = Zero(), []
+
+    def draw(rows: int) -> list[Tensor]:
+        sizes.append(rows)
+        return []
+
+    def loss(named: dict[str, Tensor], x: Tensor) -> Tensor:
+        return functional_call(module, named, (x,))
+
+    optimizer, at, moved, told = torch.optim.SGD(module.parameters(), 1.0), torch.zeros(2500), [], []
+    for release in steps(
+        module, optimizer, loss, [torch.ones(n)], draw, dp,
+        batch_size=batch_size, epochs=epochs, physical_batch=4, seed=3,
+    ):  # fmt: skip
+        now = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+        moved.append(now - at)
+        told.append(release)
+        at = now
+    return moved, told, sizes
+
+
+def test_an_empty_batch_makes_a_step_of_noise_that_counts_like_any_other() -> None:
+    dp = DPSGD(noise_multiplier=1.5, clip=0.4, key=7)
+    moved, told, sizes = play(n=3, batch_size=1, epochs=10, dp=dp)
+    assert len(moved) == len(told) == 10 * 3
+    assert 0 in sizes
+    assert len(set(told)) == 1
+    assert told[0].covered
+    assert (told[0].q, told[0].sigma, told[0].sensitivity, told[0].steps) == (1 / 3, 1.5, 0.4, 1)
+    deviations = torch.stack(moved).std(dim=1)  # divided by the expected size B = 1, not by that of the batch
+    assert torch.allclose(deviations, torch.full((30,), 1.5 * 0.4), rtol=0.06)
+    drawn = [dp.draws(3, "noise", step).standard_normal(2500, dtype=np.float32) for step in range(30)]
+    assert torch.allclose(torch.stack(moved), -0.6 * torch.from_numpy(np.stack(drawn)), rtol=0, atol=1e-5)
+
+
+def test_batches_are_poisson_samples_with_rate_b_over_n() -> None:
+    n, b = 40, 10
+    _, told, sizes = play(n, b, epochs=60, dp=DPSGD(1.0, 1.0))
+    assert len(sizes) == 60 * n // b
+    assert told[0].q == b / n
+    mean, variance = np.mean(sizes), np.var(sizes)
+    assert abs(mean - b) < 4 * (b * (1 - b / n) / len(sizes)) ** 0.5
+    assert 0.7 < variance / (b * (1 - b / n)) < 1.3  # not batches of one size
+
+
+@pytest.mark.parametrize(
+    ("layer", "name"),
+    [(nn.BatchNorm2d(4), "BatchNorm2d"), (nn.InstanceNorm2d(4, track_running_stats=True), "InstanceNorm2d")],
+)
+def test_a_layer_that_mixes_examples_is_refused_by_name(layer: nn.Module, name: str) -> None:
+    module = nn.Sequential(nn.Conv2d(1, 4, 3), layer)
+    with pytest.raises(UserError, match=rf"{name} \(1\) keeps statistics of whole batches, .* use GroupNorm"):
+        next(
+            steps(
+                module, torch.optim.SGD(module.parameters(), 1.0), lambda *_: torch.zeros(()), [torch.ones(3)],
+                lambda _: [], DPSGD(1.0, 1.0), batch_size=1, epochs=1, physical_batch=1, seed=0,
+            )
+        )  # fmt: skip
+    require_examples_apart(nn.Sequential(nn.GroupNorm(2, 4), nn.InstanceNorm2d(4)))

@@ -1,0 +1,375 @@
+"""Faults in private training, generators and messages (24), planted one at a time: ledger or audit finds each.
+
+And what honest code does is never called a fault.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedcommons.accounting.canaries import audit, audit_method
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.fednova import FedNova
+from fedcommons.algorithms.fedprox import FedProx
+from fedcommons.core import dp_sgd
+from fedcommons.core.algorithm import Algorithm, Facts, Message, Replies, Reply, State
+from fedcommons.core.dp_sgd import DPSGD, NoisySum
+from fedcommons.core.executor import Executor
+from fedcommons.core.local import LocalSGD, Work, constant
+from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
+from fedcommons.data.clients import ClientData
+from fedcommons.data.examples import Examples
+from fedcommons.generators.generator import Receipt, Trained, Weights
+from fedcommons.seeds import wide_generator
+from fedcommons.sharing.dealt import Dealt
+from fedcommons.sharing.one_run import Bounded, bound
+from fedcommons.sharing.stage import Assigned, Contributions, share
+from fedcommons.tensors import Flat, Payload, add, flat, scale, sub
+
+if TYPE_CHECKING:
+    from conftest import Federation
+
+    Digits = Callable[..., Federation]
+
+LOOP = LocalSGD(1, 100, dp=DPSGD(noise_multiplier=2.0, clip=1.5, key=3))  # ten steps, q = 1/10: epsilon 0.94
+LONG = replace(LOOP, epochs=4)  # epsilon 1.9
+EVERYBODY = LocalSGD(1, 1000, dp=DPSGD(noise_multiplier=2.0, clip=1.5, key=3))  # one step of all: epsilon 2.17
+
+
+# --- in local training: the line that is wrong takes the place of the right one
+
+
+def no_noise(patch: pytest.MonkeyPatch) -> None:
+    def blur(self: NoisySum, sigma: float, noise: np.random.Generator) -> None:
+        self.sigma = sigma
+
+    patch.setattr(NoisySum, "blur", blur)
+
+
+def a_tenth_of_the_noise(patch: pytest.MonkeyPatch) -> None:
+    right = NoisySum.blur
+
+    def blur(self: NoisySum, sigma: float, noise: np.random.Generator) -> None:
+        right(self, sigma / 10, noise)
+        self.sigma = sigma
+
+    patch.setattr(NoisySum, "blur", blur)
+
+
+def the_same_noise_in_every_step(patch: pytest.MonkeyPatch) -> None:
+    def draws(self: DPSGD, seed: int, purpose: str, step: int) -> np.random.Generator:
+        return wide_generator(self.key, seed, purpose, 0 if purpose == "dp noise" else step)
+
+    patch.setattr(DPSGD, "draws", draws)
+
+
+def the_same_noise_for_every_client(patch: pytest.MonkeyPatch) -> None:
+    def draws(self: DPSGD, seed: int, purpose: str, step: int) -> np.random.Generator:
+        return wide_generator(self.key, 0 if purpose == "dp noise" else seed, purpose, step)
+
+    patch.setattr(DPSGD, "draws", draws)
+
+
+def noise_that_is_taken_back(patch: pytest.MonkeyPatch) -> None:
+    last: list[Tensor] = []
+    run = LocalSGD.run
+
+    def anew(*args: Any, **more: Any) -> Any:
+        last.clear()
+        return run(*args, **more)
+
+    def blur(self: NoisySum, sigma: float, noise: np.random.Generator) -> None:
+        new = sigma * self.clip * torch.from_numpy(noise.standard_normal(self.values.shape)).to(self.values)
+        self.values.add_(new - (last[-1] if last else 0))
+        last.append(new)
+        self.sigma = sigma
+
+    patch.setattr(LocalSGD, "run", anew)
+    patch.setattr(NoisySum, "blur", blur)
+
+
+def no_clipping(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(dp_sgd, "clipped", lambda g, clip: (g, clip))
+
+
+def sensitivity_understated(patch: pytest.MonkeyPatch) -> None:
+    right = dp_sgd.clipped
+    patch.setattr(dp_sgd, "clipped", lambda g, clip: (right(g, 4 * clip)[0], clip))
+
+
+def _of_the_batch(patch: pytest.MonkeyPatch, mean_first: bool) -> None:
+    """One gradient, of the batch's sum or mean, clipped, in the place of its examples' gradients."""
+
+    def gradients(
+        self: DPSGD, params: Sequence[nn.Parameter], loss: Callable[[tuple[Tensor, ...], int], Tensor],
+        batch: tuple[Tensor, ...], step: int, expected: int, noise: np.random.Generator,
+    ) -> tuple[Tensor, Release]:  # fmt: skip
+        value, n = loss(batch, step), len(batch[1])
+        g = torch.cat([part.reshape(-1) for part in torch.autograd.grad(value, params)])
+        total = NoisySum(torch.zeros_like(g), self.clip)
+        total.add(*dp_sgd.clipped(g if mean_first else g * n, self.clip))
+        if mean_first:
+            total.clip = self.clip / expected  # the noise of a mean
+        total.blur(self.noise_multiplier, noise)
+        params[0].grad = total.values.div_(1 if mean_first else expected).view_as(params[0])
+        return value.detach(), replace(total.release, sensitivity=self.clip, sigma=self.noise_multiplier)
+
+    patch.setattr(DPSGD, "gradients", gradients)
+
+
+def clipping_per_batch(patch: pytest.MonkeyPatch) -> None:
+    _of_the_batch(patch, mean_first=False)
+
+
+def clipping_after_the_mean(patch: pytest.MonkeyPatch) -> None:
+    _of_the_batch(patch, mean_first=True)
+
+
+def _spent(patch: pytest.MonkeyPatch, change: Callable[[Release], Release]) -> None:
+    right = LocalSGD._spent
+    patch.setattr(LocalSGD, "_spent", lambda self, protections, n, steps: change(right(self, protections, n, steps)))
+
+
+def q_understated(patch: pytest.MonkeyPatch) -> None:
+    _spent(patch, lambda r: replace(r, q=r.q / 2))
+
+
+def steps_undercounted(patch: pytest.MonkeyPatch) -> None:
+    _spent(patch, lambda r: replace(r, steps=1))
+
+
+def _batches(patch: pytest.MonkeyPatch, sample: Callable[[int, int, np.random.Generator], np.ndarray]) -> None:
+    patch.setattr(DPSGD, "sample", lambda self, n, b, draws: torch.from_numpy(sample(n, min(b, n), draws)))
+
+
+def batches_of_fixed_size(patch: pytest.MonkeyPatch) -> None:
+    _batches(patch, lambda n, b, draws: draws.permutation(n)[:b])
+
+
+def everybody_in_every_batch(patch: pytest.MonkeyPatch) -> None:
+    _batches(patch, lambda n, b, draws: np.arange(n))
+
+
+def every_example_twice_in_its_batch(patch: pytest.MonkeyPatch) -> None:
+    _batches(patch, lambda n, b, draws: np.repeat(np.flatnonzero(draws.random(n) < b / n / 2), 2))
+
+
+OF_TRAINING: Mapping[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
+    "no noise": (no_noise, "epsilon is above"),
+    "a tenth of the noise": (a_tenth_of_the_noise, "epsilon is above"),
+    "the same noise in every step": (the_same_noise_in_every_step, "epsilon is above"),
+    "the same noise for every client": (the_same_noise_for_every_client, "epsilon is above"),
+    "noise that is taken back": (noise_that_is_taken_back, "epsilon is above"),
+    "no clipping": (no_clipping, "epsilon is above"),
+    "clipping per batch": (clipping_per_batch, "one example changes a sum by"),
+    "clipping after the mean": (clipping_after_the_mean, "one example changes a sum by"),
+    "sensitivity understated": (sensitivity_understated, "one example changes a sum by 4 C"),
+    "q understated": (q_understated, "no independent draws"),
+    "steps undercounted": (steps_undercounted, "there are 10 steps, not 1"),
+    "batches of fixed size": (batches_of_fixed_size, "no independent draws"),
+    "everybody in every batch": (everybody_in_every_batch, "epsilon is above"),
+    "every example twice": (every_example_twice_in_its_batch, "one example changes a sum by 2 C"),
+}
+
+
+@pytest.mark.parametrize("name", OF_TRAINING)
+def test_the_audit_finds_faults_of_training(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant, said = OF_TRAINING[name]
+    plant(monkeypatch)
+    found = audit(LONG if plant is noise_that_is_taken_back else LOOP, seed=1)
+    assert found.reported is not None  # the ledger takes it for private
+    assert any(said in fault for fault in found.faults), (found.faults, found)
+
+
+# --- in messages: methods of one's own
+
+
+@dataclass(frozen=True)
+class _Sends:
+    """FedAvg that sends something more, and may say of it what is not so."""
+
+    def start(self, model: Flat, facts: Facts, seed: int) -> State:
+        return {"model": model}
+
+    def down(self, state: State, round: int, client: int) -> Message:
+        return Message({"model": state["model"]})
+
+    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
+        return {"model": add(flat(state, "model"), flat(total, "delta"), 1 / len(replies))}
+
+
+@dataclass(frozen=True)
+class Histogram(_Sends):
+    """It sends how often each input was there; ``said``: as if this were made from the noisy model."""
+
+    said: bool
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        x = flat(message.common, "model")
+        y, _, spent = work.local(x, data, seed)
+        counts = data.y.double()
+        names = ("delta", "counts") if self.said else ("delta",)
+        return Reply({"delta": sub(y, x)}, {"counts": counts}, releases=[spent.of(*names)])
+
+
+@dataclass(frozen=True)
+class Corrected(_Sends):
+    """It adds the mean gradient of its data to those that DP-SGD has noised, and calls the result covered."""
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        x = flat(message.common, "model")
+        y, _, spent = work.local(x, data, seed, add_to_grad=constant(work.gradient(x, data)))
+        return Reply({"delta": sub(y, x)}, releases=[spent.of("delta")])
+
+
+@dataclass(frozen=True)
+class Weighing(_Sends):
+    """Its weight is the share of examples that are there."""
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        x = flat(message.common, "model")
+        y, _, spent = work.local(x, data, seed)
+        w = 1 + float(data.y.double().mean())
+        return Reply({"delta": scale(sub(y, x), w)}, weight=w, releases=[spent.of("delta")])
+
+
+@pytest.mark.parametrize("method", [Histogram(said=True), Corrected()], ids=["named as covered", "added after noise"])
+def test_the_audit_finds_messages_that_are_called_covered(method: Algorithm) -> None:
+    reported, bounds = audit_method(method, LOOP, seed=1)
+    assert reported is not None
+    assert max(b.bound for b in bounds.values()) > reported
+
+
+@pytest.mark.parametrize("method", [FedAvg(), FedProx(mu=0.1), FedNova(), Histogram(said=False)], ids=type)
+def test_the_messages_of_honest_methods_stay_below_the_reported_epsilon(method: Algorithm) -> None:
+    for seed in (1, 2):
+        reported, bounds = audit_method(method, LOOP, seed)
+        assert reported is not None
+        assert bounds
+        assert max(b.bound for b in bounds.values()) < reported
+
+
+@pytest.mark.parametrize("name", ["no statement", "a weight of the data", "BatchNorm", "no noise added", "not clipped"])
+def test_the_ledger_finds_what_nobody_protects(name: str, digits: "Digits", monkeypatch: pytest.MonkeyPatch) -> None:
+    method, expected = FedAvg(), "delta"
+    if name == "no statement":
+        method, expected = Histogram(said=False), "counts"
+    elif name == "a weight of the data":
+        method, expected = Weighing(), "weight"
+    elif name == "BatchNorm":
+        expected = "buffers"
+    elif name == "no noise added":
+        monkeypatch.setattr(NoisySum, "blur", lambda *_: None)
+    else:
+        monkeypatch.setattr(dp_sgd, "clipped", lambda g, clip: (g,))
+    federation = digits(batch_norm=name == "BatchNorm").training(LocalSGD(1, 5, dp=DPSGD(1.0, 1.0)))
+    plan = federation.plan(1)
+    start = replace(federation.start(method, plan), buffers=federation.work().initial_buffers)
+    ledger = federation.play(method, plan, start=start)[-1][0].ledger
+    assert set(ledger.uncovered) == {expected}
+    assert ledger.of_all(0, 1e-5) is None
+
+
+# --- in generators and stages
+
+
+@dataclass(frozen=True)
+class Sums:
+    """The sum of its images, each of norm C at most, under noise in every epoch: the Gaussian mechanism on all.
+
+    lies: the receipt states this sigma instead. early: the receipt is that of the first epoch.
+    """
+
+    sigma: float = 4.0
+    epochs: int = 1
+    lies: float | None = None
+    early: bool = False
+    sampling: ClassVar[tuple[str, ...]] = ()
+
+    def fit(
+        self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False
+    ) -> dict[int, Trained]:
+        x = examples.x.flatten(1).double()
+        total = (x / x.norm(dim=1, keepdim=True).clamp(min=1)).sum(0)
+        noise = [self.sigma * torch.from_numpy(wide_generator(seed, e).standard_normal(len(total)))
+                 for e in range(max(epochs))]  # fmt: skip
+        return {
+            e: Trained({"sum": total + torch.stack(noise[:e]).mean(0)}, Receipt(
+                SAMPLED_GAUSSIAN, 1.0, self.lies or self.sigma, 1.0, 1 if self.early else e))
+            for e in epochs
+        }  # fmt: skip
+
+    def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:
+        raise NotImplementedError
+
+
+def _bounded(part: Sums) -> Bounded:
+    """Canary j is white in pixel j only; its score is what the trained sum has there."""
+    m = 1024
+    x = 255 * torch.eye(m, dtype=torch.uint8).view(m, 1, 32, 32)
+    none = Examples(x[:0], torch.zeros(0, dtype=torch.int64))
+
+    def at_its_pixel(generator: object, weights: Weights, images: Examples, n_classes: int, seed: int) -> np.ndarray:
+        return (images.x.flatten(1).double() / 255 @ weights["sum"]).numpy()
+
+    return bound(part, none, Examples(x, torch.zeros(m, dtype=torch.int64)), 1, 0, at_its_pixel, reference=False)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [Sums(sigma=1.0, lies=8.0), Sums(sigma=4.0, epochs=50, early=True)],
+    ids=["receipt of another client", "receipt of another epoch"],
+)
+def test_the_audit_finds_receipts_of_others(part: Sums) -> None:
+    found = _bounded(part)
+    assert found.reported is not None
+    assert found.audited.bound > found.reported
+    honest = _bounded(replace(part, lies=None, early=False))
+    assert honest.reported is not None
+    assert 0 < honest.audited.bound < honest.reported
+
+
+def test_the_ledger_counts_noise_over_the_longest_vector() -> None:
+    """A vector three times as long as C, truly stated: sigma is a third."""
+    total = NoisySum(torch.zeros(4), clip=0.5)
+    total.add(torch.ones(4), norm=1.5)
+    total.blur(6.0, wide_generator(0))
+    assert (total.release.sigma, total.release.sensitivity) == (2.0, 1.5)
+    assert total.release.covered
+    total.add(torch.ones(4))
+    assert not total.release.covered
+
+
+def test_the_ledger_finds_images_that_a_stage_gives_without_a_word(digits: "Digits") -> None:
+    @dataclass(frozen=True)
+    class Silent:
+        def make(self, dealt: Dealt, made: object) -> Contributions:
+            return Contributions.of_own(dealt, [rows[:2] for rows in dealt.own.rows])
+
+        def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, list[Release]]:
+            return contributed, []
+
+        def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
+            return Assigned(dealt.own.rows, released.shuffled(len(dealt.own), dealt.seed))
+
+    own = digits().data.own
+    releases = share(Silent(), Dealt(own, 10, False, 0)).releases
+    assert {r.client: (r.what, r.covered) for r in releases} == dict.fromkeys(range(len(own)), (("undeclared",), False))
+
+
+# --- and nothing else
+
+
+@pytest.mark.parametrize("loop", [LOOP, EVERYBODY], ids=["q 0.1", "q 1"])
+def test_honest_training_has_no_fault(loop: LocalSGD) -> None:
+    for seed in (1, 2) if loop is LOOP else (1,):
+        found = audit(loop, seed)
+        assert found.faults == []
+        assert found.reported is not None
+        assert found.bound < found.reported
+        assert found.sensitivity == pytest.approx(1, abs=1e-4)

@@ -1,0 +1,289 @@
+"""The private diffusion model: its receipts, its steps, what it shares with the plain one, and what is refused."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from fedcommons.accounting.privacy import Ledger
+from fedcommons.artifacts import Store
+from fedcommons.config import experiment as config
+from fedcommons.config.experiment import Experiment
+from fedcommons.config.flat import choose
+from fedcommons.core.accountants import epsilon
+from fedcommons.core.dp_sgd import NoisySum
+from fedcommons.core.dp_vectorised import noisy_sum
+from fedcommons.core.release import SAMPLED_GAUSSIAN
+from fedcommons.data import datasets
+from fedcommons.errors import UserError
+from fedcommons.generators.generator import Receipt
+from fedcommons.generators.private import PrivateDDPM
+from fedcommons.runs.build import prepare
+from fedcommons.sharing.stage import share
+from fedcommons.sharing.synthetic_pool import keep, make, missing, read
+from lightning_modules.ddpm import DDPM
+
+N_CLASSES = 10
+DIGITS = datasets.load(config.Data(limit=36)).train
+TINY = PrivateDDPM(
+    epochs=1, batch_size=12, lr=1e-3, channels=(8, 16), timesteps=20, sampler="ddim", sampling_steps=4,
+    noise_multiplier=1.5, draws=2,
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """More threads would round differently, and on so little are slower."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def fit(generator: PrivateDDPM = TINY, seed: int = 0, *, flip: bool = False) -> Mapping[str, Tensor]:
+    """The weights after the training."""
+    return generator.fit(DIGITS, N_CLASSES, seed, [1], flip=flip)[1].weights
+
+
+def flat(weights: Mapping[str, Tensor]) -> Tensor:
+    return torch.cat([t.reshape(-1) for t in weights.values()])
+
+
+@pytest.fixture(scope="module")
+def trained() -> Mapping[str, Tensor]:
+    return fit()
+
+
+def experiment(**values: Any) -> Experiment:
+    """Four clients with 359 digits each, and a pool of private images."""
+    named = {name.replace("__", "."): value for name, value in values.items()}
+    return choose(
+        {
+            "data.name": "digits", "partition.name": "iid", "partition.n_clients": 4, "data.validation": 0.0,
+            "sharing.setting": "shuffled_synthetic", "generator.name": "private_ddpm", "generator.batch_size": 60,
+            "generator.noise_multiplier": 2.0, "generator.channels": (8, 16), "generator.timesteps": 20,
+            "generator.sampling_steps": 4, "generator.sampler": "ddim", "generator.epochs": 1, **named,
+        }
+    )  # fmt: skip
+
+
+# --- receipts
+
+
+def test_a_receipt_tells_what_was_used_up_to_each_epoch() -> None:
+    found = TINY.fit(DIGITS, N_CLASSES, 0, [1, 2])
+    assert [found[e].receipt for e in (1, 2)] == [
+        Receipt(SAMPLED_GAUSSIAN, q=12 / 36, sigma=1.5, sensitivity=1.0, steps=3 * e) for e in (1, 2)
+    ]
+
+
+@pytest.mark.parametrize("target_epochs", [None, 5])
+def test_each_size_gets_the_noise_with_which_its_target_is_reached(target_epochs: int | None) -> None:
+    generator = replace(TINY, noise_multiplier=None, target_epsilon=4.0, target_epochs=target_epochs)
+    last, sigmas = target_epochs or 1, []
+    for n in (len(DIGITS), 120):
+        sigmas.append(generator.sigma(n))
+        steps = -(-n // 12)
+        assert 3.99 <= epsilon(12 / n, sigmas[-1], last * steps, 1e-5) <= 4.0
+    assert len(set(sigmas)) == 2
+    receipt = generator.fit(DIGITS, N_CLASSES, 0, [1])[1].receipt
+    assert receipt is not None
+    assert (receipt.sigma, receipt.steps) == (sigmas[0], 3)
+
+
+@pytest.mark.parametrize("levels", [[1.5, 1.5, 0.5], [0.0, 0.0, 0.0]])
+def test_steps_with_other_noise_than_the_rest_or_none_leave_no_receipt(
+    levels: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, blur = iter(levels), NoisySum.blur
+    monkeypatch.setattr(NoisySum, "blur", lambda self, sigma, noise: blur(self, next(left), noise))
+    receipt = TINY.fit(DIGITS, N_CLASSES, 0, [1])[1].receipt
+    assert receipt is not None
+    assert not receipt.release(0).covered
+
+
+# --- the training
+
+
+def test_one_seed_gives_the_same_weights_bit_for_bit(trained: Mapping[str, Tensor]) -> None:
+    torch.manual_seed(99)  # what was drawn before must not matter
+    assert torch.equal(flat(fit()), flat(trained))
+    assert not torch.equal(flat(fit(seed=1)), flat(trained))
+
+
+def test_a_training_is_the_beginning_of_a_longer_one(trained: Mapping[str, Tensor]) -> None:
+    both = TINY.fit(DIGITS, N_CLASSES, 0, [1, 2])
+    assert torch.equal(flat(both[1].weights), flat(trained))
+    assert not torch.equal(flat(both[2].weights), flat(trained))
+
+
+@pytest.mark.parametrize("physical_batch", [2, 5])
+def test_physical_batches_change_rounding_only(physical_batch: int, trained: Mapping[str, Tensor]) -> None:
+    found = flat(fit(replace(TINY, physical_batch=physical_batch)))
+    # Adam's first steps move every weight by lr, whatever its gradient: compare with that
+    assert (found - flat(trained)).abs().max() < 0.02 * TINY.lr
+    assert (flat(fit(seed=1)) - flat(trained)).abs().max() > TINY.lr
+
+
+def test_nothing_but_rounding_and_sampling_shares_noise_between_two_trainings() -> None:
+    """Else the noise of one would cancel that of the other."""
+    key = TINY._key(DIGITS, N_CLASSES, False)
+    for same in ({"physical_batch": 1}, {"epochs": 9}, {"sampler": "ddpm"}, {"sampling_steps": 3}):
+        assert replace(TINY, **same)._key(DIGITS, N_CLASSES, False) == key
+    for other in ({"noise_multiplier": 1.6}, {"lr": 2e-3}, {"clip": 2.0}, {"batch_size": 13}, {"draws": 1}):
+        assert replace(TINY, **other)._key(DIGITS, N_CLASSES, False) != key
+    assert TINY._key(DIGITS, N_CLASSES, True) != key
+    assert TINY._key(DIGITS[slice(0, 35)], N_CLASSES, False) != key
+
+
+def test_the_average_takes_every_step_also_those_of_noise_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    after, taken, sizes = DDPM.on_train_batch_end, [], []
+    draw = DDPM.draw
+    monkeypatch.setattr(DDPM, "on_train_batch_end", lambda self, *a: (taken.append(1), after(self, *a)))
+    monkeypatch.setattr(DDPM, "draw", lambda self, n: (sizes.append(n), draw(self, n))[1])
+    replace(TINY, batch_size=1, draws=1).fit(DIGITS[slice(0, 4)], N_CLASSES, 1, [3])
+    assert 0 in sizes
+    assert len(taken) == len(sizes) == 3 * 4
+
+
+def test_without_noise_and_clipping_the_loss_is_that_of_the_plain_training() -> None:
+    """Its gradient, with q = 1 and one draw an image: the plain module's with the same draws."""
+    everything = replace(TINY, batch_size=36, noise_multiplier=0.001, clip=1e9, draws=1)
+    model = everything.plain.build((1, 8, 8), N_CLASSES, 0)
+    state = {name: p.detach().clone() for name, p in model.named_parameters()}
+    model.training_step((DIGITS.x, DIGITS.y), 0).backward()
+    wanted = {name: p.grad for name, p in model.named_parameters()}
+    again = everything.plain.build((1, 8, 8), N_CLASSES, 0)
+    again.load_state_dict(state)
+    drawn = [part.unflatten(0, (36, 1)) for part in again.draw(36)]
+    named = dict(again.named_parameters())
+
+    def loss(named: dict[str, Tensor], x: Tensor, y: Tensor, *drawn: Tensor) -> Tensor:
+        return functional_call(again, named, (x[None], y[None], *drawn))
+
+    found = noisy_sum(named, loss, [DIGITS.x, DIGITS.y, *drawn], 1e9, 7).values / 36
+    theirs = torch.cat([g.reshape(-1) for g in wanted.values() if g is not None])
+    assert (found - theirs).norm() / theirs.norm() < 1e-5
+
+
+@pytest.mark.parametrize("change", [{"noise_multiplier": 3.0}, {"clip": 0.1}, {"draws": 1}, {"lr": 2e-3}])
+def test_each_constant_of_the_training_changes_the_weights(
+    change: dict[str, Any], trained: Mapping[str, Tensor]
+) -> None:
+    assert not torch.equal(flat(fit(replace(TINY, **change))), flat(trained))
+
+
+def test_mirroring_is_asked_for_and_changes_the_weights(trained: Mapping[str, Tensor]) -> None:
+    assert not torch.equal(flat(fit(flip=True)), flat(trained))
+
+
+def test_with_little_noise_it_learns() -> None:
+    easy = replace(TINY, noise_multiplier=0.01, clip=10.0, lr=5e-3, batch_size=36, timesteps=100)
+    weights = easy.fit(DIGITS, N_CLASSES, 0, [15])[15].weights
+    model = easy.plain.build((1, 8, 8), N_CLASSES, 5)
+    several = DIGITS[torch.arange(36).repeat(4)]
+    drawn = model.draw(len(several))
+
+    def loss() -> float:
+        with torch.no_grad():
+            return float(model(several.x, several.y, *drawn))
+
+    before = loss()
+    model.unet.load_state_dict(dict(weights))
+    assert before > 0.9
+    assert loss() < 0.8 * before
+
+
+# --- refusals, before any work
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        (
+            {"generator__noise_multiplier": None},
+            "give either generator.target_epsilon or generator.noise_mult",
+        ),
+        ({"generator__target_epsilon": 1.0}, "either generator.target_epsilon or generator.noise_multiplier, not both"),
+        ({"generator__target_epsilon": -1.0}, r"generator.target_epsilon must lie in \(0, inf\), got -1"),
+        ({"generator__target_epochs": 3}, "generator.target_epochs is for generator.target_epsilon, which is not"),
+        ({"generator__delta": 1e-6}, "generator.delta must be dp.delta = 1e-05, got 1e-06"),
+        ({"generator__delta": 0.01, "dp__delta": 0.01}, r"delta must be below 1/n = 0.00372, got 0.01: client 0.*269"),
+        ({"generator__batch_size": 400}, "batch_size must be at most the number of images .* client 0's sees 269"),
+        ({"generator__rho": 0.1}, "batch_size must be at most .* got 60: client 0's sees 35"),
+        ({"generator__channels": (8,)}, "generator.channels must be two or more multiples of 8"),
+        ({"generator__physical_batch": 10**8}, "the gradients of a physical batch .* smaller generator.physical_batch"),
+    ],
+)
+def test_a_run_is_refused_in_one_sentence(values: dict[str, Any], sentence: str) -> None:
+    prepare(experiment())
+    with pytest.raises(UserError, match=sentence):
+        prepare(experiment(**values))
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"target_epsilon": 0.05}, "client 0: generator.target_epsilon 0.05 would need a noise multiplier above 100"),
+        (
+            {"target_epsilon": 1.0, "epochs": 9, "target_epochs": 8},
+            "generator.target_epochs must be at least .* = 9",
+        ),
+    ],
+)
+def test_a_target_that_cannot_be_met_is_refused(values: dict[str, Any], sentence: str) -> None:
+    given = {f"generator__{name}": value for name, value in values.items()}
+    prepare(experiment(generator__noise_multiplier=None, generator__target_epsilon=3.0))
+    with pytest.raises(UserError, match=sentence):
+        prepare(experiment(generator__noise_multiplier=None, **given))
+
+
+# --- artifacts and the ledger
+
+
+def jobs(tmp_path: Path, *cells: Experiment) -> int:
+    return len(missing(Store(tmp_path), [need for c in cells for need in prepare(c).needs]))
+
+
+def test_a_sweep_trains_a_generator_once_for_what_does_not_change_it(tmp_path: Path) -> None:
+    one = jobs(tmp_path, experiment())
+    assert one == 4  # a client each
+    same = [
+        experiment(client__lr=0.5), experiment(sharing__p=0.3), experiment(algorithm="scaffold"),
+        experiment(generator__epochs=7), experiment(federation__rounds=3),
+    ]  # fmt: skip
+    assert jobs(tmp_path, experiment(), *same) == one
+    others = [
+        experiment(generator__noise_multiplier=3.0), experiment(generator__rho=0.5), experiment(generator__clip=2.0),
+        experiment(generator__noise_multiplier=None, generator__target_epsilon=3.0),
+    ]  # fmt: skip
+    assert jobs(tmp_path, experiment(), *others) == 5 * one
+
+
+def test_epochs_share_a_training_where_the_target_is_reached_after_the_same_epoch(tmp_path: Path) -> None:
+    target = {"generator__noise_multiplier": None, "generator__target_epsilon": 3.0}
+    early, late = (experiment(**target, generator__epochs=e) for e in (2, 6))
+    assert jobs(tmp_path, early, late) == 8  # their noise differs
+    shared = experiment(**target, generator__epochs=2, generator__target_epochs=6)
+    assert jobs(tmp_path, shared, late) == 4
+
+
+def test_the_receipt_rests_with_the_images_and_the_ledger_counts_it(tmp_path: Path) -> None:
+    prepared, store = prepare(experiment(partition__n_clients=2, generator__batch_size=300, data__limit=800)), None
+    store = Store(tmp_path)
+    for job in missing(store, prepared.needs):
+        keep(store, job, make(job))
+    made = [read(Store(tmp_path), need) for need in prepared.needs]
+    ledger = Ledger.of(share(prepared.stage, prepared.dealt, made).releases)
+    assert not any("examples" in name for name in ledger.uncovered)
+    for client, need in enumerate(prepared.needs):
+        n = len(need.examples)
+        spent = epsilon(300 / n, 2.0, -(-n // 300), 1e-5)
+        assert ledger.commons.covered[client] == {(300 / n, 2.0): -(-n // 300)}
+        assert spent > 0
+        assert ledger.given_away.get(client, 0) == 0

@@ -1,0 +1,93 @@
+"""The sweep of private pools: which runs it plays, what it refuses, and its table and pictures from real runs."""
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from fedcommons.config.flat import flat_dict
+from fedcommons.errors import UserError
+from fedcommons.runs.checks import check
+
+
+@pytest.fixture(scope="module")
+def private(sweeps: Callable[[str], ModuleType]) -> ModuleType:
+    return sweeps("private_fedssyn")
+
+
+def test_every_method_has_no_pool_the_plain_one_and_each_private_one(private: ModuleType) -> None:
+    argv = ["--epsilons", "1,10", "--sigmas", "1.906", "--seeds", "0,1", "--generator.epochs", "20"]
+    found = private.entries(private.arguments(argv))
+    last = [(e.cell.config.algorithm, e.cell.config.seed, e.pool) for e in found if e.last]
+    pools = ["none", "plain", "epsilon 1", "epsilon 10", "sigma 1.906"]
+    assert last == [(a, s, pool) for a in ("fedavg", "scaffold") for s in (0, 1) for pool in pools]
+    early = [(e.pool, flat_dict(e.cell.config)["generator.epochs"]) for e in found if not e.last]
+    assert early == [(pool, epochs) for pool in pools[2:] for epochs in (2, 10)]  # of the first seed's first method
+    fields = {e.pool: flat_dict(e.cell.config) for e in found if e.last}
+    assert fields["plain"]["generator.name"] == "ddpm"
+    assert fields["epsilon 10"]["generator.target_epsilon"] == 10
+    assert fields["sigma 1.906"]["generator.target_epsilon"] is None
+    assert {flat_dict(e.cell.config)["generator.target_epochs"] for e in found if e.pool == "epsilon 1"} == {20}
+
+
+def test_preset_paper_has_the_noise_of_the_paper_at_the_batch_where_it_gives_ten(private: ModuleType) -> None:
+    found = private.entries(private.arguments(["--preset", "paper", "--dataset", "cifar10"]))
+    one = next(flat_dict(e.cell.config) for e in found if e.pool == "sigma 1.906" and e.last)
+    assert (one["generator.noise_multiplier"], one["generator.batch_size"], one["generator.epochs"]) == (
+        1.906,
+        128,
+        500,
+    )
+    assert (one["generator.clip"], one["generator.rho"], one["dp.delta"]) == (1.0, 1.0, 1e-5)
+    assert sorted({flat_dict(e.cell.config)["generator.epochs"] for e in found if e.pool == "epsilon 10"}) == [
+        50,
+        250,
+        500,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("argv", "why"),
+    [
+        (["--generator.target_epsilon", "3"], "use --epsilons"),
+        (["--generator.noise_multiplier", "3"], "use --sigmas"),
+        (["--checkpoints", "0.5,2"], r"--checkpoints must lie in \(0, 1\], got 0.5,2"),
+        (["--preset", "authors"], "--preset must be one of smoke, small, paper"),
+        (["--epsilons", "0"], r"generator.target_epsilon must lie in \(0, inf\), got 0"),
+    ],
+)
+def test_bad_requests_are_refused(argv: list[str], why: str, private: ModuleType) -> None:
+    def ask() -> None:
+        for e in private.entries(private.arguments(argv)):
+            check(e.cell.config)
+
+    with pytest.raises(UserError, match=why):
+        ask()
+
+
+def test_a_run_has_one_delta_which_may_be_another_one(private: ModuleType) -> None:
+    """dp.delta is of use also where clients do not train by DP-SGD, if their generators do."""
+    found = private.entries(private.arguments(["--generator.delta", "1e-6", "--dp.delta", "1e-6"]))
+    assert {e.cell.config.dp.delta for e in found} == {1e-6}
+
+
+@pytest.mark.ray
+def test_the_table_tells_the_epsilon_of_each_pool_and_each_generator_is_trained_once(
+    private: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["--preset", "smoke", "--algorithms", "fedavg", "--partition.n_clients", "2", "--epsilons", "30"]
+    argv += ["--checkpoints", "0.34,1", "--tracking.wandb", "off", "--artifacts", str(tmp_path / "artifacts")]
+    out = tmp_path / "out"
+    assert private.private_fedssyn([*argv, "--out", str(out)]) == 0
+    assert "4 generators trained" in capsys.readouterr().out  # two clients' plain and private ones
+    with (out / "private_fedssyn.csv").open() as file:
+        rows = {(line["pool"], line["epochs"]): line for line in csv.DictReader(file)}
+    assert list(rows) == [("none", ""), ("plain", "2"), ("epsilon 30", "1"), ("epsilon 30", "3")]
+    assert rows["plain", "2"]["epsilon"] == ""
+    assert 29.98 < float(rows["epsilon 30", "3"]["epsilon"]) <= 30
+    assert 10 < float(rows["epsilon 30", "1"]["epsilon"]) < 25
+    assert (out / "private_fedssyn.md").read_text().startswith("**SMOKE")
+    for name in ("private_fedssyn.png", "private_fedssyn_images.png"):
+        assert (out / name).read_bytes().startswith(b"\x89PNG")
