@@ -73,8 +73,8 @@ def constants(of: Sequence[Cell], delta: float) -> str:
     if sound:
         spent = "; ".join(f"sigma {s:g}: epsilon {epsilon(1, s, 1, delta):.2f}" for s in dict.fromkeys(sound))
         notes.append(
-            f"privacy sound, the codes of a client at delta {delta:g}: {spent}. Nothing covers the models that clients "
-            "send. With privacy paper nothing at all is certified."
+            f"privacy sound, the codes of a client at delta {delta:g}: {spent}. Nothing covers which classes a "
+            "client has most of, nor the models that clients send. With privacy paper nothing at all is certified."
         )
     return tables.markdown(head, lines) + (tables.numbered(notes) if notes else "")
 
@@ -111,9 +111,12 @@ def sent(run: Mapping[Any, Any], e: Exchange) -> str:
 
 
 def over_rounds(path: Path, of: Sequence[Cell], smoke: bool) -> None:
-    """Figure 3: test accuracy over rounds, means over seeds, a line for each cell of the first federation."""
+    """Figure 3: test accuracy over rounds, means over seeds, a line for each cell of the first federation.
+
+    A cell may stand in ``of`` twice, once for each table that it is in.
+    """
     figure, ((axes,),) = plots.panels(1, 1, (7, 4.2))
-    first = [cell for cell in of if columns.place(cell) == columns.place(of[0])]
+    first = {tuple(cell.runs["run"]): cell for cell in of if columns.place(cell) == columns.place(of[0])}.values()
     for i, (cell, colour) in enumerate(zip(first, cycle(series.COLOURS), strict=False)):
         course = courses.curve("", cell.runs, load_rounds(*cell.runs["run"])).course("accuracy")
         means, dash = [100 * mean for mean, _, _ in course.values()], "-" if i < len(series.COLOURS) else "--"
