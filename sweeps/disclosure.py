@@ -135,7 +135,7 @@ def draw(found: Sequence[Cell], path: Path, x: str, title: str, round: int, smok
 def _epsilon(cell: Cell) -> tuple[float, str]:
     """Where a cell stands by the epsilon of what it shared, and the name of that place."""
     epsilon = tables.commons_epsilon(cell)
-    ends = {"-": (0.0, "nothing shared"), "none": (inf, "no guarantee")}
+    ends = {"-": (0.0, "nothing"), "none": (inf, "none")}
     return ends[epsilon] if epsilon in ends else (float(epsilon), epsilon)
 
 

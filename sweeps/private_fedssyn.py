@@ -28,10 +28,12 @@ if TYPE_CHECKING:  # torch and pandas take seconds to import, and --help needs n
     from fedcommons.sharing.synthetic_pool import Contribution
 
 PRIVATE: dict[str, dict[str, Any]] = {
-    "smoke": {"generator.epochs": 3, "generator.batch_size": 16, "generator.channels": (8, 16)},
-    "small": {"generator.epochs": 30, "generator.batch_size": 16, "generator.channels": (8, 16), "generator.lr": 2e-3},
+    "smoke": {"generator.epochs": 3, "generator.batch_size": 16, "generator.channels": (8, 16),
+              "generator.label_noise": 2.0},
+    "small": {"generator.epochs": 30, "generator.batch_size": 16, "generator.channels": (8, 16), "generator.lr": 2e-3,
+              "generator.label_noise": 2.0},
     "paper": {"generator.batch_size": 128},
-}
+}  # fmt: skip
 """What private generators have on top of the preset. paper: at this batch 1.906 gives 10 (epsilon_of_the_paper.md)."""
 
 _PLAIN = ("generator.epochs", "generator.batch_size", "generator.channels", "generator.lr")
@@ -136,7 +138,8 @@ def spent(cell: sweep.Cell) -> float | None:
 
 def table(found: Sequence[Entry], out: Path) -> tuple[str, list[dict[str, Any]]]:
     """A line for each federation, method and pool, over seeds; and its numbers."""
-    head = ["alpha", "algorithm", "pool", "epochs", "epsilon", "sigma", "rounds to target", "last accuracy", "best"]
+    head = ["alpha", "algorithm", "pool", "epochs", "epsilon of images", "with labels", "sigma", "rounds to target",
+            "last accuracy", "best"]  # fmt: skip
     lines, records = [], []
     runs = grids.finished([e.cell for e in found], out)
     names = {} if runs.empty else {Path(run).name: row for run, row in zip(runs["run"], range(len(runs)), strict=True)}
@@ -153,8 +156,8 @@ def table(found: Sequence[Entry], out: Path) -> tuple[str, list[dict[str, Any]]]
         said = "-" if pool == "none" else f"{max(known):.2f}" if len(known) == len(of) else "no guarantee"
         lines.append(
             [
-                f"{alpha:g}", algorithm, pool, str(epochs or "-"), said, _range(sigmas), tables.rounds(cell.runs),
-                tables.percent(cell, "last_accuracy"), tables.percent(cell, "best_accuracy"),
+                f"{alpha:g}", algorithm, pool, str(epochs or "-"), said, tables.commons_epsilon(cell), _range(sigmas),
+                tables.rounds(cell.runs), tables.percent(cell, "last_accuracy"), tables.percent(cell, "best_accuracy"),
             ]
         )  # fmt: skip
         records.append(
@@ -242,9 +245,9 @@ def report(found: Sequence[Entry], out: Path, options, display: Display) -> None
     private = [flat_dict(e.cell.config) for e in found if "generator.clip" in flat_dict(e.cell.config)]
     notes = [
         f"Epsilon is that of the largest client's pool at delta {found[0].cell.config.dp.delta:g} by Renyi accounting, "
-        "from what the generators' receipts say was used. It covers the images. It does not cover the labels, which "
-        "follow each client's classes, nor the updates of the model, which every run sends unprotected. So the "
-        "guarantee of the whole run is: none.",
+        "from what the generators' receipts say was used. With labels: of the whole pool, as labels follow each "
+        "client's class counts; none: these are not covered (generator.label_noise 0). Nothing covers the updates of "
+        "the model, which every run sends. So the guarantee of the whole run is: none.",
         *(
             f"Private generators: B = {g['generator.batch_size']}, draws an image: {g['generator.draws']}, clip "
             f"{g['generator.clip']:g}, rho = {g['generator.rho']:g}."

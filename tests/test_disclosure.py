@@ -88,7 +88,7 @@ def test_where_an_epsilon_covers_what_was_shared_accuracy_stands_against_it_too(
     assert (out / "disclosure_epsilon.png").read_bytes().startswith(b"\x89PNG")
     found = cells(load_runs(tmp_path / "runs"))
     places = [name for _, name in sorted(disclosure._epsilon(cell) for cell in found)]
-    assert places == ["nothing shared", *(f"{e:.3g}" for e in reversed(expected)), "no guarantee"]
+    assert places == ["nothing", *(f"{e:.3g}" for e in reversed(expected)), "none"]
 
 
 def test_points_of_any_folders(runs: Path, tmp_path: Path, sweeps: Callable[[str], ModuleType]) -> None:
