@@ -190,9 +190,6 @@ def test_what_was_given_away_is_the_most_of_one_event_and_nothing_that_noise_cov
     assert ledger.after([Release(1, ("all",), seen=8), Release(4, ("delta",))]).given_away == {1: 8, 4: 2}
 
 
-# What the engine makes of what methods say
-
-
 PRIVATE = LocalSGD(2, 5, dp=DPSGD(1.0, 1.0))
 
 
