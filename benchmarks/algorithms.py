@@ -4,7 +4,8 @@ python benchmarks/algorithms.py [W1 W2] [--json] [--repeats 7]
 
 W1: small CNN, 10 of 100 clients x 15 steps a round. W2: VGG-11, 10 clients x 2 steps of 64. No evaluation, no tracking
 in the timed part. Goals: fedprox, fednova 1.1; scaffold, fedpvr, feddyn 1.25; moon 2.2 (two more forward passes);
-fedmix 3.2; feddpms 1.1 of fedvae, which train an autoencoder (feddpms: its first stage).
+fedmix 3.2; feddpms 1.1 of fedvae, which train an autoencoder (feddpms: its first stage). FedDM does other work, which
+benchmarks/feddm.py times.
 """
 
 import argparse
@@ -41,18 +42,20 @@ def course(name: str, algorithm_name: str) -> Iterator:
     clients = clients.with_commons(mean_images(clients, 64, 10, 0))
     algorithm = parts.make("algorithm", algorithm_name, {})
     module = Classifier(network(name), lr=w.lr)
+    module.head = [layer for layer, of in module.named_modules() if isinstance(of, torch.nn.Linear)][-1]
     if needed(algorithm):  # of the same size, about: only their ratio to each other says something
         module = vae(tuple(clients.store.x.shape[1:]), 10, w.lr, 0.0, 0.0, "sgd", 64)
     work = Work(module, default_device(), LocalSGD(w.epochs, w.batch))
     executor = Serial(lambda data: Worker(work, algorithm, data), RunData(clients, clients, {}))
-    facts = Facts(w.clients, clients.sizes, 10**9, counts=partial(clients.counts, 10))
+    arrival = [w.per_round / w.clients] * w.clients
+    facts = Facts(w.clients, clients.sizes, 10**9, arrival=arrival, counts=partial(clients.counts, 10))
     start = Standing(0, algorithm.start(work.snapshot(), facts, 0))
     return rounds.run(algorithm, executor, Plan(facts, w.per_round / w.clients, 4, 0), start)
 
 
 def measure(name: str, repeats: int) -> dict[str, float]:
     """Median seconds of a round of each algorithm, in turns, after two rounds of warming up (memories exist then)."""
-    courses = {algorithm: course(name, algorithm) for algorithm in KINDS["algorithm"].known}
+    courses = {algorithm: course(name, algorithm) for algorithm in KINDS["algorithm"].known if algorithm != "feddm"}
     seconds: dict[str, list[float]] = {algorithm: [] for algorithm in courses}
     for repeat in range(repeats + 2):
         for algorithm, played in courses.items():
