@@ -3,18 +3,21 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
 
+from fedcommons.algorithms import matching
 from fedcommons.algorithms.feddm import FedDM
 from fedcommons.config import presets
 from fedcommons.core.accountants import composed
 from fedcommons.core.algorithm import Facts
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
+from fedcommons.core.release import Release
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
@@ -55,6 +58,24 @@ def test_per_example_noise_is_charged_the_steps_of_the_smallest_class(digits: "D
     bare = federation.play(replace(method, init="real"), federation.plan(1))[-1][0].ledger
     assert not bare.commons.covered  # it starts from real images
     assert "images" in bare.uncovered
+
+
+def test_a_step_on_the_pixels_without_noise_among_others_uncovers_the_images(
+    digits: "Digits", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one, so that it is not the last that decides."""
+    private, calls = matching.private, count()
+
+    def bare_at_first(*args: Any) -> tuple[torch.Tensor, Release]:
+        gradient, release = private(*args)
+        return gradient, replace(release, sigma=0.0) if next(calls) == 0 else release
+
+    monkeypatch.setattr(matching, "private", bare_at_first)
+    federation = digits(sizes=(40,)).training(LocalSGD(1, 5, dp=DPSGD(2.0, 1.0)))
+    method = FedDM(init="noise", iterations=3, match_batch=4, least=5)
+    ledger = federation.play(method, federation.plan(1))[-1][0].ledger
+    assert not ledger.commons.covered
+    assert "images" in ledger.commons.uncovered
 
 
 def test_noise_has_the_experiments_key(digits: "Digits") -> None:

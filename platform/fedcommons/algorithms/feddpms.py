@@ -184,7 +184,8 @@ class FedDPMS:
         draws = wide_generator(work.loop.dp.key if work.loop.dp else 0, seed, "noise of means")
         mine = codes.codes_by_class(work, data, self.classes)
         means, releases = zip(*(codes.noisy_mean(z, self.clip, self.sigma, draws) for z in mine.values()), strict=True)
-        return {"codes": torch.stack(means), "labels": torch.tensor(list(mine)).to(data.y)}, releases[0]
+        protection = releases[0] if len(set(releases)) == 1 else Release()  # of two kinds no epsilon can tell
+        return {"codes": torch.stack(means), "labels": torch.tensor(list(mine)).to(data.y)}, protection
 
     def _images(self, work: Work, received: Payload, data: ClientData, seed: int) -> dict[str, Tensor]:
         """The images of others' codes, or of codes around their means, that join the client's own."""

@@ -43,7 +43,7 @@ def match(
     """The images after all steps down the sum of L_c(w), w drawn around x for each; the losses on the way.
 
     data: as the network sees them; rows: of each class; images: (k ipc, ...) to start from. Under DP-SGD there are no
-    losses, and the third is what protects the steps: all of them at the smallest class's q.
+    losses, and the third is what protects the steps: all of them at the smallest class's q; None if two differ in it.
     """
     module, head, dp = work.module, Head(work.module), work.loop.dp
     steps = ceil(how.iterations * work.share - 1e-9)  # a late client's are fewer
@@ -51,7 +51,7 @@ def match(
     optimizer = torch.optim.SGD([images.requires_grad_()], how.lr, how.momentum)
     weights, noise = generator(seed, "around the model"), generator(seed, "noise level")
     drawn, mine = batches(rows, how.batch_size, steps, seed, data.x.device)
-    found, protection = [], None
+    found, protections = [], set[Release]()
     with onednn(work.loop.onednn), head.watched():
         see_statistics(work, x, data.x, how.batch_size, seed)
         module.eval()
@@ -72,12 +72,13 @@ def match(
                 with torch.no_grad():
                     of_real = [features(module, head, data.x[of.to(data.x.device)]) for of in sampled]
                 gradient, protection = private(images, u, of_real, taken, dp, seed, step)
+                protections.add(protection)
             images.grad = gradient
             optimizer.step()
-    if protection:
-        q = max(DPSGD.sampling_rate(len(of), how.batch_size) for of in rows.values())
-        protection = replace(protection, q=q, steps=steps)
-    return images.detach(), found, protection
+    if len(protections) != 1:
+        return images.detach(), found, None
+    q = max(DPSGD.sampling_rate(len(of), how.batch_size) for of in rows.values())
+    return images.detach(), found, replace(protections.pop(), q=q, steps=steps)
 
 
 def is_owned(counts: Tensor, least: int) -> Tensor:
