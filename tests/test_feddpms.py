@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from fedcommons.config import presets
 from fedcommons.core.accountants import epsilon
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.release import Release
 from fedcommons.errors import UserError
 from fedcommons.federation.participation import participants
 from fedcommons.federation.rounds import Plan, Standing
@@ -216,6 +218,24 @@ def test_sound_charges_one_gaussian_release_beside_dp_sgd_and_only_classes_are_u
     assert classes.startswith("labels (abundant and scarce classes")
     assert said["pool_epsilon_max"] is said["epsilon_of_messages"] is None
     assert f"for codes alone epsilon = {epsilon(1.0, 2.0, 1, 1e-3):.4g}" in said["in_words"][0]
+
+
+def test_a_mean_without_noise_among_others_uncovers_the_codes(
+    digits: "Digits", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last of a client's, so that it is not the first that decides."""
+    noisy, calls = codes.noisy_mean, count(1)
+
+    def bare_at_last(*args: Any) -> tuple[torch.Tensor, Release]:
+        mean, release = noisy(*args)
+        return mean, replace(release, sigma=0.0) if next(calls) % 2 == 0 else release  # of two classes
+
+    monkeypatch.setattr(codes, "noisy_mean", bare_at_last)
+    federation = digits(method=SOUND).training(LocalSGD(1, 5), "samples")
+    ledger = federation.play(SOUND, federation.plan(2))[-1][0].ledger
+    assert next(calls) == 11  # five clients gave
+    assert not ledger.commons.covered
+    assert ledger.commons.uncovered["codes"] == 5
 
 
 def test_as_printed_nothing_is_certified_and_the_ledger_says_why(digits: "Digits") -> None:
