@@ -37,7 +37,7 @@ def arguments(argv: Sequence[str]):
         ("preset", str, "small", ", ".join(presets.PRESETS)),
         ("attacked", int | None, None, "the client whose generator is attacked; default: whose sees most images"),
         ("shadows", int, 3 if few else 12, "shadow generators of the membership attack"),
-        ("canaries", int, 8 if few else 80, "mislabelled images for the bound on epsilon; half are trained on"),
+        ("canaries", int, 8 if few else 400, "test images at most for the bound on epsilon; half are trained on"),
         ("out", str, f"runs/audit-{preset}-{parts.label(dataset)}", "folder of the results"),
     ):
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
@@ -88,13 +88,14 @@ def attacked(prepared: "Prepared", one: "Subject", shadows: int, say: "Callable[
 def bounded(prepared: "Prepared", one: "Subject", canaries: int) -> "Bounded":
     """The lower bound on the epsilon of a generator like this client's."""
     from fedcommons.runs.build import recipe
+    from fedcommons.seeds import numpy_generator
     from fedcommons.sharing import membership, one_run
 
     generator, n_classes, seed = recipe(prepared.config).generator, prepared.dataset.n_classes, prepared.config.seed
     by = membership.by_loss if isinstance(generator, membership.Losing) else membership.by_pool
-    wrong = one_run.mislabelled(one.held_out, canaries, n_classes, seed)
-    delta = prepared.config.dp.delta
-    return one_run.bound(generator, one.seen, wrong, n_classes, seed, by, delta=delta)
+    test, delta = prepared.dataset.test, prepared.config.dp.delta
+    some = test[numpy_generator(seed, "canaries").permutation(len(test))[:canaries]]
+    return one_run.bound(generator, one.seen, some, n_classes, seed, by, delta=delta)
 
 
 def work(options, say: "Callable[[str], None]") -> None:
@@ -161,7 +162,7 @@ def _words(record: dict[str, Any], options) -> str:
         "features: the embedding of the model, trained on the validation set. Held-out: test images, and the client's "
         "own that its generator did not see.",
         f"Membership, generators like client {record['client']}'s, {options.shadows} of them: {'; '.join(attacks)}.",
-        f"One run with {e['canaries']} mislabelled canaries, {e['right']} of {e['guesses']} guesses right: epsilon is "
+        f"One run with {e['canaries']} test images as canaries, {e['right']} of {e['guesses']} guesses right: epsilon is "
         f"at least {e['at_least']:.3g} (95 %), reported: {reported}.",
     ]
     return tables.numbered(notes)
