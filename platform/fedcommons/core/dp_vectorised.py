@@ -45,7 +45,8 @@ def require_examples_apart(module: nn.Module) -> None:
 def clipped_sum(gradients: Sequence[Tensor], clip: float) -> tuple[Tensor, float]:
     """sum_j g_j min(1, C/||g_j||) as one vector, and the bound C on the norm of each of its terms.
 
-    Rows j of ``gradients``, each (n, *shape of a parameter), make g_j. A g_j that is not finite adds nothing, as no clipping bounds it.
+    Rows j of ``gradients``, each (n, *shape of a parameter), make g_j. A g_j that is not finite adds nothing, as no
+    clipping bounds it.
     """
     flat = [g.reshape(len(g), -1) for g in gradients]
     norms = torch.stack([torch.linalg.vector_norm(g, dim=1) for g in flat]).norm(dim=0)

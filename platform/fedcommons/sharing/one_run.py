@@ -19,7 +19,6 @@ from fedcommons.generators.generator import Generator, Receipt, Weights
 from fedcommons.seeds import numpy_generator, seed_for
 from fedcommons.sharing.membership import Score
 
-
 LOOKS = 4
 """Scores are means over so many draws of the times and noise, or of the pool, that they are measured with."""
 
