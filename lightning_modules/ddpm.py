@@ -1,9 +1,10 @@
 """Denoising diffusion model, conditional on the class (Ho et al., NeurIPS 2020, arXiv:2006.11239).
 
-Training minimises E ||eps - eps_theta(sqrt(abar_t) x + sqrt(1 - abar_t) eps, t, y)||^2 over t uniform in 0..T-1. Instead
-of eps the network may predict x, or v = sqrt(abar_t) eps - sqrt(1 - abar_t) x (Salimans and Ho, ICLR 2022,
-arXiv:2202.00512). In the first steps of sampling an error of eps is multiplied by 1/sqrt(abar_t) in the image, one of x or
-v by 1 at most. So with gradients as noisy as those of DP-SGD they make images long before eps does.
+Training minimises E ||eps - eps_theta(sqrt(abar_t) x + sqrt(1 - abar_t) eps, t, y)||^2 over t uniform in 0..T-1.
+
+Instead of eps the network may predict x, or v = sqrt(abar_t) eps - sqrt(1 - abar_t) x (Salimans and Ho, ICLR 2022,
+arXiv:2202.00512). In the first steps of sampling an error of eps is multiplied by 1/sqrt(abar_t) in the image, one of x
+or v by 1 at most. So with gradients as noisy as those of DP-SGD they make images long before eps does.
 """
 
 import torch
@@ -51,8 +52,11 @@ class DDPM(LightningModule):
             num_class_embeds=n_classes,
         )
         self.prediction = prediction
-        # pyright takes the names that diffusers knows for the only ones
-        self.schedule = DDPMScheduler(timesteps, beta_schedule=schedule, prediction_type=prediction)  # pyright: ignore
+        self.schedule = DDPMScheduler(  # by name: from_config forgets what was given by position
+            num_train_timesteps=timesteps,
+            beta_schedule=schedule,  # pyright: ignore[reportArgumentType]
+            prediction_type=prediction,  # pyright: ignore[reportArgumentType]
+        )
         # EMAModel copies the weights in the first step and then has the decay min(ema_decay, (1 + k)/(10 + k)), so that
         # initial weights do not dominate after few steps
         self.average = EMAModel(self.unet.parameters(), decay=ema_decay, foreach=True)
