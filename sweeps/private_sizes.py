@@ -149,6 +149,9 @@ def report(records: Sequence[dict[str, Any]], options, out: Path) -> str:
         of = [r for r in rows if r["pool"] == pool]
         axes.plot([r["n"] for r in of], [100 * r["accuracy"] for r in of], marker="o", label=pool)
     axes.set(xscale="log", xlabel="images that the generator saw", ylabel="accuracy that its images teach, %")
+    sizes = list(dict.fromkeys(r["n"] for r in rows))
+    axes.minorticks_off()
+    axes.set_xticks(sizes, list(map(str, sizes)))
     axes.legend(fontsize=8, title="trained on")
     drawing.suptitle(f"{g['data.name']}, seeds {options.seeds}", fontsize=10)
     plots.save(drawing, out / "private_sizes.png", 110, smoke)
