@@ -42,7 +42,7 @@ def arguments(argv: Sequence[str]):
         ("preset", str, "small", ", ".join(private_presets.PRIVATE)),
         ("sizes", str, "40,80" if few else "129,322,645,1290", "numbers of images n, separated by commas"),
         ("epsilons", str, "10", "target epsilons, separated by commas"),
-        ("seeds", str, "0" if few else "0,1,2", "seeds, separated by commas; another one draws other images too"),
+        ("seeds", str, "0" if few else "0,1,2", "seeds of the generators; the images that they see are the same"),
         ("out", str, f"runs/private_sizes-{preset}-{parts.label(dataset)}", "folder of the results"),
     ):
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
@@ -131,7 +131,7 @@ def report(records: Sequence[dict[str, Any]], options, out: Path) -> str:
     g = flat_dict(choose(cli.flat(options), options.fields))
     notes = [
         "Accuracy: of a logistic regression on pixels, trained on as many images of the pool as the generator saw, on "
-        "real test images, %. The images that generators see are drawn iid.",
+        "real test images, %. The images that generators see are drawn iid, and are the same for each seed.",
         f"Private generators: {g['generator.epochs']} epochs, B = {g['generator.batch_size']}, learning rate "
         f"{g['generator.lr']:g}, channels {shown(list(g['generator.channels']))}, prediction "
         f"{g['generator.prediction']}, clip {g['generator.clip']:g}, draws {g['generator.draws']}, delta "
