@@ -38,7 +38,7 @@ def bound(
     """Train on the examples and half of the canaries; guess of the m/4 with the highest scores that they were in.
 
     ``reference``: from each score that under a generator is subtracted that has seen no canary, as some images are
-    easier than others.
+    easier than others. Scores are compared within classes.
     """
     m = len(canaries)
     inside, epochs = coins(m, numpy_generator(seed, "coins")), generator.epochs
@@ -56,4 +56,10 @@ def bound(
         scores = scores - seen(other.weights)
     release = (trained.receipt or Receipt()).release(0)
     reported = composed(((release.q, release.sigma, release.steps),), delta) if release.covered else None
-    return Bounded(by_scores(scores, inside, m // 4, delta), reported)
+    return Bounded(by_scores(_centred(scores, canaries.y.numpy()), inside, m // 4, delta), reported)
+
+
+def _centred(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Scores minus the mean of their class: canaries make all of a class easier that the examples have little of."""
+    means = np.bincount(labels, scores) / np.maximum(np.bincount(labels), 1)
+    return scores - means[labels]
