@@ -97,11 +97,11 @@ def test_a_sum_that_says_it_is_not_clipped_is_not_covered(monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 def test_the_bound_finds_a_private_generator_without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At a reported epsilon of 0.1: about 0.4 without noise, and less than reported with it."""
+    """At a reported epsilon of 0.2: about 0.4 without noise, and less than reported with it."""
     digits = datasets.load(Data()).train
     some, canaries = digits[torch.arange(28)], digits[torch.arange(28, 228)]
     part = PrivateDDPM(
-        epochs=300, batch_size=28, lr=2e-3, channels=(16, 32), schedule="squaredcos_cap_v2", target_epsilon=0.1,
+        epochs=300, batch_size=28, lr=2e-3, channels=(16, 32), schedule="squaredcos_cap_v2", target_epsilon=0.2,
     )  # fmt: skip
     honest = bound(replace(part, epochs=5), some, canaries, 10, 0, by_loss)
     assert honest.reported is not None
@@ -109,4 +109,4 @@ def test_the_bound_finds_a_private_generator_without_noise(monkeypatch: pytest.M
     no_noise(monkeypatch)
     sabotaged = bound(part, some, canaries, 10, 0, by_loss)
     assert sabotaged.reported is not None
-    assert sabotaged.audited.bound > sabotaged.reported == pytest.approx(0.1, abs=0.01)
+    assert sabotaged.audited.bound > sabotaged.reported == pytest.approx(0.2, abs=0.01)
