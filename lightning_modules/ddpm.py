@@ -1,6 +1,10 @@
 """Denoising diffusion model, conditional on the class (Ho et al., NeurIPS 2020, arXiv:2006.11239).
 
 Training minimises E ||eps - eps_theta(sqrt(abar_t) x + sqrt(1 - abar_t) eps, t, y)||^2 over t uniform in 0..T-1.
+
+Instead of eps the network may predict x, or v = sqrt(abar_t) eps - sqrt(1 - abar_t) x (Salimans and Ho, ICLR 2022,
+arXiv:2202.00512). In the first steps of sampling an error of eps is multiplied by 1/sqrt(abar_t) in the image, one of x
+or v by 1 at most. So with gradients as noisy as those of DP-SGD they make images long before eps does.
 """
 
 import torch
@@ -14,7 +18,7 @@ from torch.nn import functional as F
 
 
 class DDPM(LightningModule):
-    """A U-Net that predicts the noise, and the moving average of its weights, with which samples are drawn.
+    """A U-Net that predicts the noise, x or v, and the moving average of its weights, with which samples are drawn.
 
     A batch is (x, y): x uint8 (B, C, H, W), y (B,) classes. All draws come from a generator seeded with ``seed``.
     """
@@ -28,6 +32,7 @@ class DDPM(LightningModule):
         lr: float,
         timesteps: int = 1000,
         schedule: str = "linear",
+        prediction: str = "epsilon",
         ema_decay: float = 0.9995,
         flip: bool = False,
         seed: int = 0,
@@ -46,14 +51,19 @@ class DDPM(LightningModule):
             norm_num_groups=8,
             num_class_embeds=n_classes,
         )
-        self.schedule = DDPMScheduler(timesteps, beta_schedule=schedule)  # pyright: ignore[reportArgumentType]
+        self.prediction = prediction
+        self.schedule = DDPMScheduler(  # by name: from_config forgets what was given by position
+            num_train_timesteps=timesteps,
+            beta_schedule=schedule,  # pyright: ignore[reportArgumentType]
+            prediction_type=prediction,  # pyright: ignore[reportArgumentType]
+        )
         # EMAModel copies the weights in the first step and then has the decay min(ema_decay, (1 + k)/(10 + k)), so that
         # initial weights do not dominate after few steps
         self.average = EMAModel(self.unet.parameters(), decay=ema_decay, foreach=True)
         self.generator = torch.Generator().manual_seed(seed)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """Mean squared error of the predicted noise."""
+        """Mean squared error of what is predicted."""
         return self(*batch, *self.draw(len(batch[0])))
 
     def draw(self, n: int) -> tuple[Tensor, ...]:
@@ -72,7 +82,13 @@ class DDPM(LightningModule):
         if mirrored is not None:
             x = torch.where(mirrored, x.flip(-1), x)
         noisy = self.schedule.add_noise(x, noise, t)  # pyright: ignore[reportArgumentType]  (annotated IntTensor)
-        return F.mse_loss(self.unet(noisy, t, class_labels=labels).sample, noise)
+        return F.mse_loss(self.unet(noisy, t, class_labels=labels).sample, self._target(x, noise, t))
+
+    def _target(self, x: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        """What the network shall predict, of the shape of x."""
+        if self.prediction != "v_prediction":
+            return {"epsilon": noise, "sample": x}[self.prediction]
+        return self.schedule.get_velocity(x, noise, t)  # pyright: ignore[reportArgumentType]
 
     @torch.no_grad()
     def losses(self, images: Tensor, labels: Tensor, seed: int, *, draws: int = 16) -> Tensor:
@@ -87,7 +103,7 @@ class DDPM(LightningModule):
                 there, eps = t.expand(len(y)), noise.expand(len(y), *self.shape)
                 noisy = self.schedule.add_noise(x, eps, there)  # pyright: ignore[reportArgumentType]
                 predicted = self.unet(noisy, there, class_labels=y).sample
-                of_batch += (predicted - eps).square().flatten(1).mean(1) / draws
+                of_batch += (predicted - self._target(x, eps, there)).square().flatten(1).mean(1) / draws
             found.append(of_batch)
         return torch.cat(found)
 
@@ -123,7 +139,7 @@ class DDPM(LightningModule):
         for y in labels.to(self.device).split(batch_size):
             x = torch.randn(len(y), *self.shape, generator=generator).to(self.device)
             for t, there in zip(schedule.timesteps, steps_there, strict=True):
-                noise = self.unet(x, there, class_labels=y).sample
-                x = schedule.step(noise, t, x, generator=generator).prev_sample
+                predicted = self.unet(x, there, class_labels=y).sample
+                x = schedule.step(predicted, t, x, generator=generator).prev_sample
             images.append(((x.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8))
         return torch.cat(images)

@@ -7,6 +7,7 @@ python sweeps/audit_pool.py --generator private_ddpm --generator.target_epsilon 
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +21,13 @@ if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
 
     from pytorch_lightning import LightningModule
 
+    from fedcommons.data.examples import Examples
     from fedcommons.runs.build import Prepared
     from fedcommons.sharing.closeness import Subject
     from fedcommons.sharing.membership import Attack
+    from fedcommons.sharing.needs import Need
     from fedcommons.sharing.one_run import Bounded
+    from fedcommons.sharing.synthetic_pool import Job
 
 
 def arguments(argv: Sequence[str]):
@@ -37,7 +41,7 @@ def arguments(argv: Sequence[str]):
         ("preset", str, "small", ", ".join(presets.PRESETS)),
         ("attacked", int | None, None, "the client whose generator is attacked; default: whose sees most images"),
         ("shadows", int, 3 if few else 12, "shadow generators of the membership attack"),
-        ("canaries", int, 8 if few else 80, "mislabelled images for the bound on epsilon; half are trained on"),
+        ("canaries", int, 8 if few else 400, "test images at most for the bound on epsilon; half are trained on"),
         ("out", str, f"runs/audit-{preset}-{parts.label(dataset)}", "folder of the results"),
     ):
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
@@ -88,13 +92,31 @@ def attacked(prepared: "Prepared", one: "Subject", shadows: int, say: "Callable[
 def bounded(prepared: "Prepared", one: "Subject", canaries: int) -> "Bounded":
     """The lower bound on the epsilon of a generator like this client's."""
     from fedcommons.runs.build import recipe
+    from fedcommons.seeds import numpy_generator
     from fedcommons.sharing import membership, one_run
 
     generator, n_classes, seed = recipe(prepared.config).generator, prepared.dataset.n_classes, prepared.config.seed
     by = membership.by_loss if isinstance(generator, membership.Losing) else membership.by_pool
-    wrong = one_run.mislabelled(one.held_out, canaries, n_classes, seed)
-    delta = prepared.config.dp.delta
-    return one_run.bound(generator, one.seen, wrong, n_classes, seed, by, delta=delta)
+    test, delta = prepared.dataset.test, prepared.config.dp.delta
+    some = test[numpy_generator(seed, "canaries").permutation(len(test))[:canaries]]
+    return one_run.bound(generator, one.seen, some, n_classes, seed, by, delta=delta)
+
+
+def attackers(of: "Need", test: "Examples", options) -> "list[Job]":
+    """What the attacks train and draw, for its price: shadows, and two with and without canaries."""
+    import torch
+
+    from fedcommons.data.examples import Examples
+    from fedcommons.sharing.membership import Losing
+    from fedcommons.sharing.one_run import LOOKS
+    from fedcommons.sharing.synthetic_pool import Job
+
+    own, some = of.examples, test[: min(options.canaries, len(test))]
+    inside = Examples(torch.cat([own.x, some.x[::2]]), torch.cat([own.y, some.y[::2]]))
+    drawn = some.y[:1] if isinstance(of.recipe.generator, Losing) else some.y.repeat(LOOKS)
+    shadow = Job([replace(of, labels=own.y.repeat(2))], {})
+    with_and_without = [Job([replace(of, examples=seen, labels=drawn)], {}) for seen in (inside, own)]
+    return [*[shadow] * options.shadows, *with_and_without]
 
 
 def work(options, say: "Callable[[str], None]") -> None:
@@ -116,6 +138,10 @@ def work(options, say: "Callable[[str], None]") -> None:
     audits.subjects(dealt, needs, held_out)  # refuses before any work
     say(f"{len(jobs)} generators to train, then {options.shadows} shadows and 2 with canaries, like client {one}'s.")
     if options.dry_run:
+        from fedcommons.sweeping import planned
+
+        seconds = planned.generators([*jobs, *attackers(needs[one], held_out, options)])
+        say(f"In all about {planned.duration(seconds)} here on one core, without the comparison of images.")
         return
     out, smoke = Path(options.out), options.preset == "smoke"
     with fresh_torch():
@@ -161,8 +187,8 @@ def _words(record: dict[str, Any], options) -> str:
         "features: the embedding of the model, trained on the validation set. Held-out: test images, and the client's "
         "own that its generator did not see.",
         f"Membership, generators like client {record['client']}'s, {options.shadows} of them: {'; '.join(attacks)}.",
-        f"One run with {e['canaries']} mislabelled canaries, {e['right']} of {e['guesses']} guesses right: epsilon is "
-        f"at least {e['at_least']:.3g} (95 %), reported: {reported}.",
+        f"One run with {e['canaries']} test images as canaries, {e['right']} of {e['guesses']} guesses right: epsilon "
+        f"is at least {e['at_least']:.3g} (95 %), reported: {reported}.",
     ]
     return tables.numbered(notes)
 

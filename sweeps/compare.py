@@ -15,7 +15,7 @@ from fedcommons.errors import UserError, unknown
 from fedcommons.files import write_text
 from fedcommons.paths import user_path
 from fedcommons.reports import series
-from fedcommons.reports.cells import Cell, cells, counted, varied
+from fedcommons.reports.cells import Cell, cells, counted, once, varied
 from fedcommons.reports.frames import load_runs
 from fedcommons.reports.metrics import words
 from fedcommons.sweeping import folders
@@ -122,6 +122,7 @@ def compare(argv: Sequence[str]) -> int:
         print(f"left out: {ended} of {len(every)} runs are not finished.")
     if runs.empty:
         raise UserError("no run is finished.")
+    runs = once(runs)
     names, out = columns(runs, options), Path(options.out)
     compared = cells(runs)
     table, drawn = rows(compared, names), panels(compared, names)

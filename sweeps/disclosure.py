@@ -21,7 +21,7 @@ from fedcommons.errors import UserError
 from fedcommons.files import write_json, write_text
 from fedcommons.paths import user_path
 from fedcommons.reports import columns, series, tables
-from fedcommons.reports.cells import Cell, cells
+from fedcommons.reports.cells import Cell, cells, once
 from fedcommons.reports.frames import load_rounds, load_runs
 from fedcommons.reports.metrics import words
 from fedcommons.sweeping import grids, sweep
@@ -79,9 +79,12 @@ def grid(options) -> list[sweep.Cell]:
 
 
 def points(folders: Sequence[Path], round: int, display: Display) -> "pd.DataFrame":
-    """The finished runs of these folders, with their accuracy after ``round``; shorter runs are left out, and named."""
+    """The finished runs of these folders, each once, with their accuracy after ``round``.
+
+    Shorter runs are left out, and named.
+    """
     runs, rounds = (load(*folders, say=display.say) for load in (load_runs, load_rounds))
-    runs = runs.loc[runs["status"] == "finished", :]
+    runs = once(runs.loc[runs["status"] == "finished", :], display.say)
     then = rounds.loc[rounds["round"] == round, :].set_index("run")["test/accuracy"]
     runs = runs.assign(**{ACCURACY: runs["run"].map(then)})
     for name in runs.loc[runs[ACCURACY].isna(), "run"]:

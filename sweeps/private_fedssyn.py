@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from fedcommons.config import cli, presets
+from fedcommons.config import cli, presets, private_presets
 from fedcommons.config.flat import flat_dict
 from fedcommons.errors import UserError
 from fedcommons.files import write_json, write_text
@@ -26,18 +26,6 @@ from fedcommons.sweeping.display import Display
 
 if TYPE_CHECKING:  # torch and pandas take seconds to import, and --help needs neither
     from fedcommons.sharing.synthetic_pool import Contribution
-
-PRIVATE: dict[str, dict[str, Any]] = {
-    "smoke": {"generator.epochs": 3, "generator.batch_size": 16, "generator.channels": (8, 16),
-              "generator.label_noise": 2.0},
-    "small": {"generator.epochs": 30, "generator.batch_size": 16, "generator.channels": (8, 16), "generator.lr": 2e-3,
-              "generator.label_noise": 2.0},
-    "paper": {"generator.batch_size": 128},
-}  # fmt: skip
-"""What private generators have on top of the preset. paper: at this batch 1.906 gives 10 (epsilon_of_the_paper.md)."""
-
-_PLAIN = ("generator.epochs", "generator.batch_size", "generator.channels", "generator.lr")
-"""What the plain generators have from the preset."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +40,11 @@ class Entry:
 def arguments(argv: Sequence[str]):
     """Options of the sweep on top of every field of the experiment; ``generator.`` is the private one."""
     preset, dataset = grids.preset_and_dataset(argv)
-    if preset not in PRIVATE:
-        raise UserError(f"--preset must be one of {', '.join(PRIVATE)}: no code of private generators was released.")
+    if preset not in private_presets.PRIVATE:
+        known = ", ".join(private_presets.PRIVATE)
+        raise UserError(f"--preset must be one of {known}: no code of private generators was released.")
     paper = preset == "paper"
-    private = {"generator.name": "private_ddpm", "generator.rho": 1.0, **PRIVATE[preset]}
-    fields = {**presets.preset(preset, dataset), **private}
+    fields = {**presets.preset(preset, dataset), **private_presets.fields(preset)}
     more = (
         ("epsilons", str, "10" if paper else "10,100", "target epsilons of private pools; empty for none"),
         ("sigmas", str, "1.906" if paper else "", "noise multipliers of further private pools; empty for none"),
@@ -93,8 +81,7 @@ def _levels(options) -> dict[str, dict[str, Any]]:
 def entries(options) -> list[Entry]:
     """No pool, the plain one, the private ones; of the first seed's first method private ones at checkpoints too."""
     base, found, epochs = grids.base(options), [], options["generator.epochs"]
-    plain = presets.preset(options.preset, base["data.name"])
-    plain = {"generator.name": "ddpm", **{name: plain[name] for name in _PLAIN if name in plain}}
+    plain = private_presets.plain(options.preset, base["data.name"])
     early = sorted({max(1, round(share * epochs)) for share in options.shares} - {epochs})
     seeds, algorithms = cli.split("--seeds", options.seeds, int), cli.split("--algorithms", options.algorithms)
     settings = cli.split("--settings", options.settings)

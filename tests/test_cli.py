@@ -93,7 +93,11 @@ def refused(argv: list[str]) -> str:
         (["--partition.alpha", "1e-301"], ["partition.alpha must lie in [1e-300, inf), got 1e-301."]),
         (["--seed", "9" * 4000], ["seed must lie in [0, 4611686018427387904], got 99", "..."]),
         (["--target", "9" * 4000], ["--target is nested too deeply or too large a number, got '99"]),
-        ([*SYNTHETIC, "--generator.channels", "[" * 3000], ["generator.channels takes tuple, got '[[[", "[..."]),
+        ([*SYNTHETIC, "--generator.channels", "8,16"], ["takes a list such as [16,32], got '8,16'."]),
+        (
+            [*SYNTHETIC, "--generator.channels", "[" * 3000],
+            ["generator.channels takes a list such as [16,32], got '[[[", "[..."],
+        ),
         (["--client.epochs", str(10**18)], ["client.epochs must lie in [1, 1e9]"]),
         (["--federation.blocks", str(10**12)], ["federation.blocks must lie in [1, 1e6]"]),
         ([*SYNTHETIC, "--generator.timesteps", str(10**12)], ["generator.timesteps must lie in [1, 1e6]"]),

@@ -1,5 +1,6 @@
 """Comparing run folders: means and deviations are those of the runs, whoever made them."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pytest
 from fedcommons import experiment, load_runs, run
 from fedcommons.errors import UserError
 from fedcommons.reports import series
-from fedcommons.reports.cells import Cell
+from fedcommons.reports.cells import Cell, cells, once
 
 FIELDS = {"wandb": "off", "federation.rounds": 1, "client.epochs": 1, "measure.every": 1, "data.limit": 80}
 
@@ -45,6 +46,15 @@ def test_a_row_is_a_cell_with_mean_and_deviation(compare: ModuleType, folder: Pa
         assert row["zeta_hat_sq"] == pytest.approx(fmean(own))
         assert row["zeta_hat_sq_sd"] == pytest.approx(stdev(own))
     assert (tmp_path / "c" / "compare.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_in_two_folders_is_one_seed(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "again")
+    runs, said = load_runs(folder, tmp_path / "again"), []
+    assert once(runs, said.append).equals(load_runs(folder))
+    assert [len(cell.runs) for cell in cells(once(runs, said.append))] == [2] * 4
+    assert len(said) == 16
+    assert all(str(tmp_path / "again") in line for line in said)
 
 
 def test_a_panel_for_each_facet_and_a_point_for_each_cell(compare: ModuleType, folder: Path) -> None:

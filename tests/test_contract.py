@@ -300,8 +300,7 @@ class _StartsFromTheLastClient(_Sound):
 
     def client(self, *args: Any) -> Reply:
         reply = super().client(*args)
-        step = add(flat(reply.sums, "step"), self.last["step"], 0.01)
-        self.last["step"] = step
+        self.last["step"] = step = add(flat(reply.sums, "step"), self.last["step"], 0.01)
         return replace(reply, sums={"step": step})
 
 

@@ -37,7 +37,7 @@ def _one_thread() -> Iterator[None]:
 
 def model(
     *, seed: int = 0, timesteps: int = 20, lr: float = 1e-3, schedule: str = "linear", ema_decay: float = 0.9995,
-    flip: bool = False,
+    flip: bool = False, prediction: str = "epsilon",
 ) -> DDPM:  # fmt: skip
     """A tiny model whose initial weights are the same whatever its seed."""
     set_default_generator(0, "weights")
@@ -48,6 +48,7 @@ def model(
         lr=lr,
         timesteps=timesteps,
         schedule=schedule,
+        prediction=prediction,
         ema_decay=ema_decay,
         flip=flip,
         seed=seed,
@@ -212,8 +213,10 @@ def test_samples_are_clipped_before_they_are_quantised(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("flip", [False, True])
 @pytest.mark.parametrize("schedule", ["linear", "squaredcos_cap_v2"])
-def test_a_training_step_equals_the_formula_with_the_same_draws(schedule: str, flip: bool) -> None:
-    ddpm, n, steps = model(seed=3, schedule=schedule, timesteps=1000, flip=flip), 16, 1000
+@pytest.mark.parametrize("prediction", ["epsilon", "sample", "v_prediction"])
+def test_a_training_step_equals_the_formula_with_the_same_draws(prediction: str, schedule: str, flip: bool) -> None:
+    n, steps = 16, 1000
+    ddpm = model(seed=3, schedule=schedule, timesteps=steps, flip=flip, prediction=prediction)
     images, y = DIGITS.x[:n], DIGITS.y[:n]
     draws = torch.Generator().manual_seed(3)
     t = torch.randint(steps, (n,), generator=draws)
@@ -230,10 +233,35 @@ def test_a_training_step_equals_the_formula_with_the_same_draws(schedule: str, f
         abar = torch.cumprod(1 - (1 - f[1:] / f[:-1]).clamp(max=0.999), 0)
     a = abar[t].view(-1, 1, 1, 1)
     noisy = (a.sqrt() * x + (1 - a).sqrt() * noise).float()
+    target = {"epsilon": noise, "sample": x, "v_prediction": a.sqrt() * noise - (1 - a).sqrt() * x}[prediction].float()
     with torch.no_grad():
-        wanted = (ddpm.unet(noisy, t, class_labels=y).sample - noise).square().mean()
+        wanted = (ddpm.unet(noisy, t, class_labels=y).sample - target).square().mean()
         loss = ddpm.training_step((images, y), 0)
     torch.testing.assert_close(loss, wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("sampler", ["ddpm", "ddim"])
+@pytest.mark.parametrize("prediction", ["epsilon", "sample", "v_prediction"])
+def test_a_perfect_prediction_of_each_kind_draws_the_image(
+    prediction: str, sampler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All data are one image, so what the network shall predict is known exactly; its loss is zero, too."""
+    ddpm, x = model(prediction=prediction, timesteps=100), DIGITS.x[:1] / 127.5 - 1
+    abar = ddpm.schedule.alphas_cumprod
+
+    class Perfect(torch.nn.Module):
+        def forward(self, noisy: Tensor, t: Tensor, class_labels: Tensor):
+            a = abar[t].view(-1, 1, 1, 1)
+            noise = (noisy - a.sqrt() * x) / (1 - a).sqrt()
+            found = {"epsilon": noise, "sample": x + 0 * noisy, "v_prediction": a.sqrt() * noise - (1 - a).sqrt() * x}
+            return type("Output", (), {"sample": found[prediction]})()
+
+    monkeypatch.setattr(ddpm, "unet", Perfect())
+    images = ddpm.sample(torch.zeros(3, dtype=torch.int64), 0, sampler=sampler, steps=20)
+    assert (images.int() - DIGITS.x[:1].int()).abs().max() <= 1  # of 255
+    rows = DIGITS.x[:1].expand(8, *SHAPE), torch.zeros(8, dtype=torch.int64)
+    assert ddpm.training_step(rows, 0) < 1e-8
+    assert ddpm.losses(*rows, seed=0).max() < 1e-8
 
 
 def test_steps_draw_fresh_noise_keyed_by_the_seed() -> None:

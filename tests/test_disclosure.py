@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -92,14 +93,18 @@ def test_where_an_epsilon_covers_what_was_shared_accuracy_stands_against_it_too(
 
 
 def test_points_of_any_folders(runs: Path, tmp_path: Path, sweeps: Callable[[str], ModuleType]) -> None:
+    """A run that is there twice is counted once."""
     disclosure, out = sweeps("disclosure"), tmp_path / "out"
-    options = disclosure.arguments(["--preset", "smoke", "--round", "2", "--also", str(runs), "--out", str(out)])
+    shutil.copytree(runs / "real0", tmp_path / "again" / "real0")
+    also = f"{runs},{tmp_path / 'again'}"
+    options = disclosure.arguments(["--preset", "smoke", "--round", "2", "--also", also, "--out", str(out)])
     out.mkdir()
     said: list[str] = []
     with Display() as display:
         display.say = said.append  # pyright: ignore[reportAttributeAccessIssue]
         disclosure.report(disclosure.grid(options), out, options, display)
     assert any("short has fewer than 2 rounds" in line for line in said)
+    assert f"left out: {tmp_path / 'again' / 'real0'} is the same experiment as {runs / 'real0'}." in said
     with (out / "disclosure.csv").open() as file:
         found = {line["run_dir"]: float(line["disclosed"]) for line in csv.DictReader(file)}
     expected = {f"copies{c}-{seed}": c for c in (0.25, 0.5) for seed in (0, 1)}

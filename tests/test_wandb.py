@@ -121,7 +121,7 @@ def test_effective_values_are_those_that_resulted(config: Experiment, tmp_path: 
     """p is null in the config here and 1/2 in fact; sigma is there with DP-SGD, alpha where the partition has one."""
     one = {"federation.rounds": 1, "measure.every": 0}
     made = {**one, "sharing.setting": "shuffled_synthetic", "generator.rho": 0.5, "partition.name": "iid"}
-    summary = experiment.run(override(config, made), tmp_path / "made")
+    summary = experiment.run(override(config, {**made, "sharing.audit": True}), tmp_path / "made")
     found = wandb_file(tmp_path / "made").config
     assert found["sharing"]["p"] is None
     assert summary["p"] == pytest.approx(0.5, abs=0.01)
@@ -134,7 +134,10 @@ def test_effective_values_are_those_that_resulted(config: Experiment, tmp_path: 
     assert "dp" in wandb_file(tmp_path / "private").run.tags
     assert wandb_file(tmp_path / "private").summary["privacy/overall"] == result["privacy"]["epsilon_of_messages"] > 0
     assert wandb_file(tmp_path / "made").summary["privacy/overall"] == "none"
-    assert "privacy/pool_epsilon_max" not in wandb_file(tmp_path / "made").summary
+    told = wandb_file(tmp_path / "made").summary
+    assert "privacy/pool_epsilon_max" not in told
+    assert told["audit/pixels/closer"] == summary["audit"]["pixels"]["closer"]
+    assert told["audit/withheld"] == 0
 
 
 @pytest.mark.parametrize(("target", "reached"), [(0.01, True), (1.0, False)])

@@ -295,5 +295,6 @@ def _one_sentence(message: str) -> str:
     ):
         if found := re.search(form, " ".join(message.split())):
             kind = re.sub(r"<class '(\w+)'>", r"\1", found["type"]).replace("typing.", "").replace("NoneType", "null")
+            kind = {"tuple": "a list such as [16,32]"}.get(kind, kind)
             return f"{found['key']} takes {kind.replace(', null', ' or null')}, got {shown(found['value'].strip())}."
     return " ".join(message.split())

@@ -42,17 +42,18 @@ def require_examples_apart(module: nn.Module) -> None:
             )
 
 
-def clipped_sum(gradients: Sequence[Tensor], clip: float) -> Tensor:
-    """sum_j g_j min(1, C/||g_j||) as one vector; rows j of ``gradients``, each (n, *shape of a parameter), make g_j.
+def clipped_sum(gradients: Sequence[Tensor], clip: float) -> tuple[Tensor, float]:
+    """sum_j g_j min(1, C/||g_j||) as one vector, and the bound C on the norm of each of its terms.
 
-    A g_j that is not finite adds nothing, as no clipping bounds it.
+    Rows j of ``gradients``, each (n, *shape of a parameter), make g_j. A g_j that is not finite adds nothing, as no
+    clipping bounds it.
     """
     flat = [g.reshape(len(g), -1) for g in gradients]
     norms = torch.stack([torch.linalg.vector_norm(g, dim=1) for g in flat]).norm(dim=0)
     if not (finite := norms.isfinite()).all():
         flat, norms = [g[finite] for g in flat], norms[finite]
     factors = (clip / norms).clamp(max=1)  # infinite for a zero gradient
-    return torch.cat([factors @ g for g in flat])
+    return torch.cat([factors @ g for g in flat]), clip
 
 
 def noisy_sum(
@@ -65,7 +66,7 @@ def noisy_sum(
     with sdpa_kernel(SDPBackend.MATH):  # vmap would take others example by example
         for rows in zip(*(column.split(physical_batch) for column in columns), strict=True):
             if len(rows[0]):  # the one piece of an empty batch is empty
-                total.add(clipped_sum(list(of_each(values, *rows).values()), clip), clip)
+                total.add(*clipped_sum(list(of_each(values, *rows).values()), clip))
     return total
 
 

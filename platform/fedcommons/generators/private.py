@@ -55,6 +55,9 @@ class PrivateDDPM:
     """T, steps of the diffusion in training"""
     schedule: Annotated[str, "linear | squaredcos_cap_v2"] = "linear"
     """noise schedule: linear (Ho et al.) or squaredcos_cap_v2 (cosine)"""
+    prediction: Annotated[str, "epsilon | v_prediction | sample"] = "epsilon"
+    """what the network predicts: epsilon (Ho et al.), the noise; sample, the image; or v_prediction (Salimans and Ho
+    2022), a mixture of both; the last two learn from far noisier gradients"""
     sampler: Annotated[str, "ddpm | ddim"] = "ddpm"
     """ddpm (ancestral) or ddim (deterministic, for few steps)"""
     sampling_steps: Annotated[int, "[1, 1e6]"] = 1000

@@ -1,6 +1,6 @@
 """Cells of a table: runs that differ in their seeds only, and their means over seeds."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +64,19 @@ def _follows(runs: "pd.DataFrame", name: str, others: Sequence[str]) -> bool:
 def _column(runs: "pd.DataFrame", name: str) -> list[Any]:
     """The values of a column, None where there is none: nan is not equal to itself."""
     return [None if value is None or value != value else value for value in runs[name].tolist()]
+
+
+def once(runs: "pd.DataFrame", say: Callable[[str], None] = print) -> "pd.DataFrame":
+    """Each experiment with each seed once: of runs in several folders the first; ``say`` is told of the others."""
+    seen: dict[tuple[Any, ...], str] = {}
+    kept = []
+    columns = (_column(runs, name) for name in ("run", "seed", *fields(runs)))
+    for run, *experiment in zip(*columns, strict=True):
+        first = seen.setdefault(tuple(experiment), run)
+        kept.append(first == run)
+        if first != run:
+            say(f"left out: {run} is the same experiment as {first}.")
+    return runs.loc[kept, :]
 
 
 def cells(runs: "pd.DataFrame") -> list[Cell]:

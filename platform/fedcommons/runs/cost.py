@@ -245,8 +245,7 @@ def measure_generator(need: Need) -> GeneratorPrices:
     def train(last: int):
         return generator.fit(some, need.n_classes, need.seed, [last], flip=need.flip)
 
-    one = need.examples[slice(0, 1)]
-    weights = generator.fit(one, need.n_classes, need.seed, [1], flip=need.flip)[1].weights  # imports diffusers, too
+    weights = train(1)[1].weights  # imports diffusers, too, and a private generator solves for its noise once
     start, step = _from_epochs(train, -(-len(some) // batch))
     labels, shape = need.labels[:256], tuple(some.x.shape[1:])
     has_steps = is_dataclass(generator) and "sampling_steps" in {f.name for f in fields(generator)}

@@ -6,7 +6,7 @@ W&B never asks for input here, and its failures do not stop a run. No path of th
 import netrc
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -25,7 +25,8 @@ class WandbTracker:
     config: nested as in config.yaml, of the chosen parts only, and ``effective/alpha``, ``effective/p`` and so on (see
     ``flat.effective``; ``p``: the share of shared data that resulted). tags: the chosen parts, and dp with DP-SGD.
     summary: the numbers and texts of summary.json, ``target_reached``, ``privacy/overall`` (epsilon of all messages, or
-    none) and, where all of the commons is covered, ``privacy/pool_epsilon_max``. A run that ended without reaching
+    none), where all of the commons is covered ``privacy/pool_epsilon_max``, and where the pool was audited the numbers
+    of all clients together, as ``audit/pixels/closer``. A run that ended without reaching
     its target has ``target_reached`` false and no ``rounds_to_target``, so that this column holds numbers only.
     ``say`` is told in one sentence what W&B cannot do; after a failure nothing more is logged.
     """
@@ -72,7 +73,9 @@ class WandbTracker:
             if summary is not None:
                 kept = {k: _without_folders(v) for k, v in summary.items() if isinstance(v, int | float | str)}
                 private = {f"privacy/{name}": value for name, value in in_short(summary["privacy"]).items()}
-                self.run.summary.update({**kept, **private, "target_reached": "rounds_to_target" in kept})
+                audit = {f"audit/{name}": value for name, value in _numbers(summary.get("audit", {}))}
+                reached = "rounds_to_target" in kept
+                self.run.summary.update({**kept, **private, **audit, "target_reached": reached})
             self.run.finish(exit_code=0 if summary is not None else 1)
         except Exception as error:
             self._give_up(error)
@@ -96,6 +99,15 @@ def _without_folders(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_folders(inner) for inner in value]
     return value.rstrip("/").rpartition("/")[2] if isinstance(value, str) else value
+
+
+def _numbers(found: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """The numbers of nested mappings, each with the names that lead to it, separated by slashes."""
+    for name, value in found.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name}/{rest}", number) for rest, number in _numbers(value))
+        elif isinstance(value, int | float):
+            yield name, value
 
 
 def _tags(config: Experiment) -> list[str]:

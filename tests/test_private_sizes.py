@@ -1,0 +1,70 @@
+"""The study of sizes at which private pools are useful: its table from real generators, and what it refuses."""
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from fedcommons.core.accountants import epsilon
+from fedcommons.data.examples import Examples
+from fedcommons.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def private(sweeps: Callable[[str], ModuleType]) -> ModuleType:
+    return sweeps("private_sizes")
+
+
+def test_each_size_has_real_images_the_plain_pool_and_each_private_one(
+    private: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A second call makes nothing again, and says the same."""
+    argv = ["--preset", "smoke", "--sizes", "36", "--epsilons", "5,50", "--generator.epochs", "1", "--artifacts",
+            str(tmp_path / "artifacts"), "--out", str(tmp_path / "out")]  # fmt: skip
+    assert private.private_sizes([*argv, "--dry-run"]) == 0
+    assert "3 generators to make" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
+    assert private.private_sizes(argv) == 0
+    with (tmp_path / "out" / "private_sizes.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["pool"] for row in rows] == ["real images", "plain", "epsilon 5", "epsilon 50"]
+    assert float(rows[0]["accuracy"]) > 0.3  # 36 real digits teach something
+    sigmas = [float(row["sigma"]) for row in rows[2:]]
+    found = [epsilon(16 / 36, sigma, 3, 1e-5) for sigma in sigmas]
+    assert found == [pytest.approx(5, abs=0.01), pytest.approx(50, abs=0.01)]
+    assert "± is the sample" in capsys.readouterr().out
+    for name in ("private_sizes.md", "private_sizes.png"):
+        assert (tmp_path / "out" / name).exists()
+    before = sorted((tmp_path / "artifacts").rglob("*"))
+    assert private.private_sizes([*argv[:-1], str(tmp_path / "again")]) == 0
+    assert sorted((tmp_path / "artifacts").rglob("*")) == before
+    names = [tmp_path / folder / "private_sizes.csv" for folder in ("out", "again")]
+    assert names[0].read_text() == names[1].read_text()
+
+
+def test_a_pool_that_is_the_data_teaches_all_and_one_with_turned_labels_nothing(private: ModuleType) -> None:
+    x = torch.zeros(40, 1, 4, 4, dtype=torch.uint8)
+    x[20:] = 255
+    y = torch.arange(40) // 20
+    assert private.taught(Examples(x, y), Examples(x, y)) == 1
+    assert private.taught(Examples(x, 1 - y), Examples(x, y)) == 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "why"),
+    [
+        (["--generator.target_epsilon", "3"], "use --epsilons"),
+        (["--data.limit", "3"], "use --sizes"),
+        (["--generator", "ddpm"], "generator.name must be private_ddpm here, got ddpm"),
+        (["--preset", "authors"], "--preset must be one of smoke, small, paper"),
+        (["--sizes", "8"], "generator.batch_size must be at most the number of images"),
+        (["--sizes", "many"], "--sizes takes int values"),
+    ],
+)
+def test_bad_requests_are_refused(argv: list[str], why: str, private: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=why):
+        private.private_sizes([*argv, "--out", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
