@@ -46,7 +46,7 @@ def arguments(argv: Sequence[str]):
         ("out", str, f"runs/private_sizes-{preset}-{parts.label(dataset)}", "folder of the results"),
     ):
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
-    cli.add_dry_run(parser)
+    parser.add_argument("--dry-run", action="store_true", help="say what would be trained, and how long, and stop")
     cli.hide(parser, TAKEN)
     options = cli.parse(parser, argv)
     cli.refuse_fields(options, TAKEN)

@@ -18,7 +18,6 @@ PRIVATE: Mapping[str, Mapping[str, Any]] = {
     "paper": {"generator.batch_size": 128},  # where 1.906 gives 10: see docs/results/epsilon_of_the_paper.md
 }
 
-
 _PLAIN = ("generator.epochs", "generator.batch_size", "generator.channels", "generator.lr")
 
 
