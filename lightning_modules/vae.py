@@ -5,6 +5,8 @@ table 4; Kingma and Welling, ICLR 2014, arXiv:1312.6114.
 
 x: an image with pixels in [0, 1];  mu, v: mean and log-variance of its code;  z ~ N(mu, e^v), in evaluation z = mu;
 F(z): logits;  x^: the image decoded from z;  lambda: ``trade_off``;  l: ``latent``, numbers in a code.
+With ``normalise`` the encoder sees (x - m) / s, with the data set's mean m and deviation s, as the networks of other
+methods do; decoder and reconstruction stay in [0, 1].
 
     loss = CE(F(z), y) + lambda (KL + MSE),   MSE = ||x^ - x||^2,   KL = mean over l of (mu^2 + e^v - 1 - v) / 2
 
@@ -29,10 +31,14 @@ class VAEClassifier(LightningModule):
     """Encoder, decoder and classifier with their joint loss (``training_step``) and the classifier's alone.
 
     encoder: images (B, C, H, W) to (B, features). decoder: codes (B, l) to images in [0, 1]. classify: what the
-    classifier maps to logits, ``code`` or ``features``. reconstruction: ``squares`` or ``cross_entropy``.
+    classifier maps to logits, ``code`` or ``features``. reconstruction: ``squares`` or ``cross_entropy``. normalised:
+    mean and standard deviation of each channel by which the encoder normalises images in [0, 1]; None: it does not.
     """
 
     head = "classifier"  # the layer that maps the code to the logits
+
+    centre: Tensor
+    spread: Tensor
 
     def __init__(
         self,
@@ -49,6 +55,7 @@ class VAEClassifier(LightningModule):
         optimizer: str = "adam",
         classify: str = "code",
         reconstruction: str = "squares",
+        normalised: tuple[tuple[float, ...], tuple[float, ...]] | None = None,
     ) -> None:
         super().__init__()
         self.encoder = encoder
@@ -58,9 +65,12 @@ class VAEClassifier(LightningModule):
         self.decoder = decoder
         self.trade_off, self.classify, self.reconstruction = trade_off, classify, reconstruction
         self.lr, self.momentum, self.weight_decay, self.optimizer = lr, momentum, weight_decay, optimizer
+        self.normalised = normalised is not None
+        for name, values in zip(("centre", "spread"), normalised or ((0.0,), (1.0,)), strict=True):
+            self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
 
     def normalise(self, x: Tensor) -> Tensor:
-        """The network's input, in [0, 1], for images with pixels in 0..255."""
+        """The module's input, in [0, 1], for images with pixels in 0..255."""
         return x / 255
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -94,7 +104,8 @@ class VAEClassifier(LightningModule):
         return optimizer_of(self.parameters(), self.optimizer, self.lr, self.momentum, self.weight_decay)
 
     def _features(self, x: Tensor) -> Tensor:
-        return self.encoder(self.normalise(x) if x.dtype == torch.uint8 else x)
+        images = self.normalise(x) if x.dtype == torch.uint8 else x
+        return self.encoder((images - self.centre) / self.spread if self.normalised else images)
 
     def _moments(self, features: Tensor) -> tuple[Tensor, Tensor]:
         return self.mean(features), self.log_variance(features)
@@ -120,6 +131,8 @@ def vae(
     momentum: float,
     weight_decay: float,
     optimizer: str,
+    mean: tuple[float, ...] = (0.0,),
+    std: tuple[float, ...] = (1.0,),
     latent: Annotated[int, "[1, 1e6]"] = 32,
     channels: Annotated[tuple[int, ...], "[1, 1e6]"] = (16, 32),
     depth: Annotated[int, "[1, 100]"] = 1,
@@ -127,6 +140,7 @@ def vae(
     batch_norm: bool = False,
     classify: Annotated[str, "code | features"] = "code",
     reconstruction: Annotated[str, "squares | cross_entropy"] = "squares",
+    normalise: bool = False,
 ) -> VAEClassifier:
     """Convolutions as in ``networks.encoder.Encoder``, and a decoder that is symmetric to them.
 
@@ -138,6 +152,7 @@ def vae(
         batch_norm: a BatchNorm after every convolution but the decoder's last (the authors' code; the paper: none)
         classify: what is classified: the code (the paper), or the encoder's features (the authors' code)
         reconstruction: squares of the pixels' errors (the paper), or their cross_entropy (the authors' code)
+        normalise: the encoder normalises its input by the data set's mean and deviation, as other models do
     """
     c, h, w = smallest_maps(shape, channels)
     layers: list[nn.Module] = [nn.Linear(latent, c * h * w), nn.ReLU(), nn.Unflatten(1, (c, h, w))]
@@ -152,5 +167,5 @@ def vae(
     return VAEClassifier(
         encoder, nn.Sequential(*layers), channels[-1] * h * w, latent, n_classes,
         trade_off=trade_off, lr=lr, momentum=momentum, weight_decay=weight_decay, optimizer=optimizer,
-        classify=classify, reconstruction=reconstruction,
+        classify=classify, reconstruction=reconstruction, normalised=(mean, std) if normalise else None,
     )  # fmt: skip

@@ -44,6 +44,9 @@ def arguments(argv: Sequence[str]) -> Namespace:
         ("preliminary", str, "", "figure 3: shares of the rounds that stage I takes, such as 0.3,0.4,0.5"),
         ("privacies", str, "", "paper, sound, or both"),
         ("helpers", str, "", "numbers of clients whose codes one client gets, at most"),
+        ("receives", str, "decoded,real,nothing" if preset == "small" else "",
+         "ablations at every alpha, beside FedAvg: decoded, real, nothing; empty for none"),
+        ("lrs", str | None, None, "learning rates to choose from by validation accuracy; default: client.lr alone"),
         ("clients", str, ",".join(f"{n}:{500 * n}" for n in range(10, 60, 10)) if hundred else "",
          "table 2: pairs N:images, N clients that share so many, at the first alpha"),
     )  # fmt: skip
@@ -51,26 +54,31 @@ def arguments(argv: Sequence[str]) -> Namespace:
     parser = grids.parser(title, argv, defaults, more, "feddpms", feddpms_presets.fields(preset, dataset))
     parser.set_defaults(alphas="0.5")
     options = cli.parse(parser, argv)
-    grids.refuse_fields(options, {})
+    grids.refuse_fields(options, {} if options.lrs is None else {"client.lr": "lrs"})
+    if options.lrs is not None and options.data.validation == 0:
+        raise UserError("--lrs chooses by validation accuracy: data.validation must be above 0.")
     return options
 
 
 def grid(options: Namespace) -> dict[str, list[sweep.Cell]]:
     """The cells of each table; a cell may stand in several."""
-    algorithms, seeds = cli.split("--algorithms", options.algorithms), cli.split("--seeds", options.seeds, int)
-    alphas = cli.split("--alphas", options.alphas, float)
-    found = {"Table 1": [_cell(options, a, alpha, seed) for alpha, a, seed in product(alphas, algorithms, seeds)]}
+    algorithms, alphas = cli.split("--algorithms", options.algorithms), cli.split("--alphas", options.alphas, float)
+    found = {"Table 1": [c for alpha, a in product(alphas, algorithms) for c in _cells(options, a, alpha)]}
     found["Table 2"] = [
-        _cell(options, a, alphas[0], seed, {"partition.n_clients": n, "data.limit": images})
-        for (n, images), a, seed in product(_federations(options.clients), algorithms, seeds)
+        cell
+        for (n, images), a in product(_federations(options.clients), algorithms)
+        for cell in _cells(options, a, alphas[0], {"partition.n_clients": n, "data.limit": images})
     ]
+    receives = cli.split("--receives", options.receives) if options.receives else []
+    ablated = [("fedavg", {}), *(("feddpms", {"feddpms.receive": name}) for name in receives)] if receives else []
+    found["Ablations"] = [c for alpha, (a, given) in product(alphas, ablated) for c in _cells(options, a, alpha, given)]
     found |= {"Table 5": [], "Figure 3": []}
     for option, (field, kind) in CONSTANTS.items():
         for value in cli.split(f"--{option}", options[option], kind) if options[option] else ():
             table = "Figure 3" if option == "preliminary" else "Table 5"
             if option == "preliminary":
                 value = _preliminary(value, options.federation.rounds)
-            found[table] += [_cell(options, "feddpms", alphas[0], s, {f"feddpms.{field}": value}) for s in seeds]
+            found[table] += _cells(options, "feddpms", alphas[0], {f"feddpms.{field}": value})
     return {table: grids.once(of) for table, of in found.items() if of}
 
 
@@ -98,16 +106,21 @@ def _preliminary(share: float, rounds: int) -> int | None:
     return None if last == round(0.4 * rounds) else last
 
 
-def _cell(
-    options: Namespace, algorithm: str, alpha: float, seed: int, values: Mapping[str, Any] | None = None
-) -> sweep.Cell:
-    """All train the same encoder and classifier; those of autoencoders have a decoder beside it."""
+def _cells(
+    options: Namespace, algorithm: str, alpha: float, values: Mapping[str, Any] | None = None
+) -> list[sweep.Cell]:
+    """One for each rate and seed. All train the same encoder and classifier; autoencoders have a decoder beside it."""
     model = "vae" if algorithm in AUTOENCODERS else "encoder"
     given = {} if "model.name" in options.asked else {"model.name": model}
-    varied = {"seed": seed, "algorithm": algorithm, "partition.alpha": alpha, "sharing.setting": "real"}
-    return sweep.cell(
-        choose({**grids.base(options), **varied, **given, **(values or {})}, options.fields), grids.VARIED
-    )
+    rates = [options.client.lr] if options.lrs is None else cli.split("--lrs", options.lrs, float)
+    fixed = {"algorithm": algorithm, "partition.alpha": alpha, "sharing.setting": "real", **given, **(values or {})}
+    seeds = cli.split("--seeds", options.seeds, int)
+    return [
+        sweep.cell(
+            choose({**grids.base(options), **fixed, "client.lr": rate, "seed": seed}, options.fields), grids.VARIED
+        )
+        for rate, seed in product(rates, seeds)
+    ]
 
 
 def report(of_tables: Mapping[str, Sequence[sweep.Cell]], out: Path, options: Namespace) -> str:
@@ -130,7 +143,7 @@ def report(of_tables: Mapping[str, Sequence[sweep.Cell]], out: Path, options: Na
     text, smoke = [], grids.is_smoke(options)
     for table, of in compared.items():
         if of:
-            whole = table in ("Table 1", "Table 2")
+            whole = table in ("Table 1", "Table 2", "Ablations")
             said = feddpms_tables.methods(of, notes) if whole else feddpms_tables.constants(of, options.dp.delta)
             text.append(f"{table}\n\n{said}")
     if first := next((run for run in every.to_dict("records") if run["run"] in exchanges), None):

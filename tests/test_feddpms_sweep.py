@@ -6,11 +6,14 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from fedcommons.config.flat import flat_dict
 from fedcommons.errors import UserError
 from fedcommons.reports import exchange
 from fedcommons.runs import experiment
+from fedcommons.runs.build import build_module, prepare
 from fedcommons.sweeping import sweep
 from fedcommons.sweeping.display import Display
 from fedcommons.tracking.run_folder import read_summary
@@ -24,7 +27,7 @@ def feddpms(sweeps: Callable[[str], ModuleType]) -> ModuleType:
 
 
 def test_all_methods_train_the_same_encoder(feddpms: ModuleType) -> None:
-    options = feddpms.arguments(["--seeds", "3,4", "--sigmas", "", "--quotas", ""])
+    options = feddpms.arguments(["--seeds", "3,4", "--sigmas", "", "--quotas", "", "--receives", ""])
     of_tables = feddpms.grid(options)
     cells = of_tables["Table 1"]
     assert list(of_tables) == ["Table 1"]
@@ -37,6 +40,35 @@ def test_all_methods_train_the_same_encoder(feddpms: ModuleType) -> None:
         assert (flat["model.latent"], flat["model.channels"]) == (16, (8, 16))
         assert (flat["partition.name"], flat["partition.alpha"]) == ("dirichlet_niid", 0.5)
         assert (flat["client.optimizer"], flat["federation.weighting"]) == ("adam", "samples")
+
+
+def test_all_methods_encoders_see_the_same_numbers(feddpms: ModuleType) -> None:
+    """Else the table compares scales of pixels, not methods."""
+    x, seen = torch.arange(64, dtype=torch.uint8).view(1, 1, 8, 8), []
+    for cell in feddpms.grid(feddpms.arguments(["--sigmas", "", "--quotas", ""]))["Table 1"]:
+        module = build_module(cell.config, prepare(cell.config).dataset)
+        convolution = next(layer for layer in module.modules() if isinstance(layer, nn.Conv2d))
+        convolution.register_forward_pre_hook(lambda layer, given: seen.append(given[0]))
+        module.training_step((x, torch.zeros(1, dtype=torch.int64)), 0)
+    assert len(seen) == 6
+    for of_method in seen:
+        torch.testing.assert_close(of_method, seen[0])
+
+
+def test_rates_are_chosen_by_validation_for_every_method(feddpms: ModuleType) -> None:
+    of_tables = feddpms.grid(feddpms.arguments(["--lrs", "0.01,0.001", "--seeds", "3", "--receives", "nothing"]))
+    for cells in of_tables.values():
+        found = {(c.config.algorithm, c.config.client.lr) for c in cells}
+        assert found == {(name, rate) for name, _ in found for rate in (0.01, 0.001)}
+    with pytest.raises(UserError, match="--lrs chooses by validation accuracy"):
+        feddpms.arguments(["--lrs", "0.01,0.001", "--data.validation", "0"])
+
+
+def test_ablations_stand_at_every_alpha_beside_fedavg(feddpms: ModuleType) -> None:
+    of_tables = feddpms.grid(feddpms.arguments(["--alphas", "0.5,0.1", "--receives", "decoded,real,nothing"]))
+    found = [(c.config.partition.alpha, c.config.constants.get("receive")) for c in of_tables["Ablations"]]
+    assert found == [(alpha, r) for alpha in (0.5, 0.1) for r in (None, "decoded", "real", "nothing")]
+    assert of_tables["Ablations"][1] in of_tables["Table 1"]
 
 
 def test_table_5_varies_one_constant_and_shares_the_cell_of_table_1(feddpms: ModuleType) -> None:

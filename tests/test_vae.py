@@ -102,6 +102,24 @@ def test_pixels_are_scaled_to_one_once() -> None:
     assert torch.equal(module(x), module(x / 255))
 
 
+def test_with_normalise_the_encoder_alone_sees_normalised_pixels() -> None:
+    """So do images that were decoded; what is reconstructed lies in [0, 1]; and no parameter comes or goes."""
+    plain = _vae().float().eval()
+    given = {"latent": 5, "channels": (3, 4), "mean": (0.3,), "std": (0.4,)}
+    module = vae(DIGITS, 10, **RATE, **given, normalise=True).eval()
+    module.load_state_dict(plain.state_dict())
+    x = torch.randint(256, (6, *DIGITS), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    moved = (x / 255 - 0.3) / 0.4
+    for images in (x, x / 255):
+        torch.testing.assert_close(module(images), plain(moved))
+        torch.testing.assert_close(module.encode(images), plain.encode(moved))
+    mu, v = plain.encode(moved)
+    kl, y = (mu * mu + torch.exp(v) - 1 - v).sum(1) / 10, torch.arange(6)
+    squares = (plain.decoder(mu) - x / 255).square().sum((1, 2, 3))
+    ce = -torch.log_softmax(plain.classifier(mu), 1)[y, y]
+    torch.testing.assert_close(module.training_step((x, y), 0), (ce + 0.05 * (kl + squares)).mean())
+
+
 @pytest.mark.parametrize(("shape", "channels", "depth"), [(DIGITS, (3, 4), 1), (FMNIST, (16, 32), 1), (CIFAR, (4,), 3)])
 def test_the_decoder_mirrors_the_encoder(shape: tuple[int, ...], channels: tuple[int, ...], depth: int) -> None:
     """As many convolutions with as many weights, and images in [0, 1] of the encoder's shape; nowhere a BatchNorm."""

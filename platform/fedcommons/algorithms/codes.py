@@ -76,6 +76,15 @@ def codes_by_class(work: Work, data: ClientData, n: int) -> dict[int, Tensor]:
         }
 
 
+def real_images(data: ClientData, n: int, most: int, seed: int) -> dict[str, Tensor]:
+    """At most ``most`` of the client's own images of each of its n most abundant classes, drawn at random, as codes."""
+    draws, rows = generator(seed, "real images"), []
+    for c in abundant(data.y.bincount(), n):
+        of_class = (data.y == c).nonzero()[:, 0]
+        rows.append(of_class[torch.randperm(len(of_class), generator=draws)[:most].to(of_class.device)])
+    return {"codes": data.x[torch.cat(rows)], "labels": data.y[torch.cat(rows)]}
+
+
 def noisy_mean(codes: Tensor, clip: float, sigma: float, draws: np.random.Generator) -> tuple[Tensor, Release]:
     """(1/m) (sum_j z_j min(1, C/||z_j||) + N(0, sigma^2 C^2 I)) of m codes, and what protects it.
 

@@ -17,15 +17,19 @@ compose, which codes are kept depends on the data, and the paper's sensitivity 1
 privacy sound: of each class one mean of codes clipped to norm C leaves the client, with noise of sigma C/m (m, the
 count, is public; a client's classes are disjoint, so all its means cost one release). The codes are those of the
 *server's* encoder, as a client's own has seen all its data. The receiver draws around them and keeps what the server's
-model recognises, which costs nothing. Which classes are abundant and scarce follows the class counts: uncovered.
+model recognises, which costs nothing; a client that keeps nothing is helped again in its next round. Which classes are
+abundant and scarce follows the class counts: uncovered.
+receive: for ablations. real: the giver sends at most ``quota`` real images of a class in the place of codes, so that
+only what the decoder loses is spared; nothing: nobody receives, so that stages and losses alone are compared.
 
 Departs from the paper: clients weigh as ``federation.weighting`` says, samples meaning |D_i| with the images that
 joined; the server knows the scarce classes beforehand; a class of which no code was recognised does not count as given;
 stage I goes on until a decoder has arrived; as to the rate's decay see ``fedvae``.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -77,6 +81,12 @@ class FedDPMS:
     """the learning rate is multiplied by this after every 10 local epochs (the paper's: 0.5)"""
     helpers: Annotated[int, "[1, 1e9]"] = 1
     """clients whose codes a client gets, at most"""
+    receive: Annotated[str, "decoded | real | nothing"] = "decoded"
+    """ablations: real images of the same classes instead of decoded ones, or nothing"""
+
+    def check(self, flat: Mapping[str, Any]) -> None:
+        if self.privacy == "sound" and self.receive == "real":
+            raise UserError("feddpms.receive must not be real with feddpms.privacy sound: real images hide nothing.")
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         last = round(0.4 * facts.rounds) if self.preliminary_rounds is None else self.preliminary_rounds
@@ -139,7 +149,9 @@ class FedDPMS:
             releases += [replace(protection, what=("codes",), commons=True), ABUNDANT]
         if "codes" in message.own:
             work.load(start)
-            kept |= self._images(work, message.own, data, seed)
+            joining = self._images(work, message.own, data, seed)
+            kept |= joining if len(joining["labels"]) else {}
+            each |= {"served": torch.tensor(len(joining["labels"]) > 0)} if self.privacy == "sound" else {}
         if "images" in kept:
             bar = codes.augmented(data, data_of(kept["images"]), data_of(kept["labels"]), seed)
             kept.pop("decoder", None)
@@ -150,8 +162,10 @@ class FedDPMS:
             work.load(put(y, flat(message.own, "decoder")))  # under DP-SGD noise has moved the module's decoder
             each = self._codes(work, data, seed)
             seen = int(torch.isin(data.y, data_of(each["labels"])).sum())
-            releases.append(Release(what=("codes", "labels"), why=NOT_CERTIFIED, seen=seen, commons=True))
-        made = ("delta",) if w in (1, data.size) else ("delta", "weight")  # of messages and n_i
+            why = "raw images" if self.receive == "real" else NOT_CERTIFIED
+            releases.append(Release(what=("codes", "labels"), why=why, seen=seen, commons=True))
+        bare = {"weight": w not in (1, data.size), "served": "served" in each}  # made of messages and n_i
+        made = ("delta", *(name for name, there in bare.items() if there))
         return Reply({"delta": scale(delta, w)}, each, w, kept, metrics, [spent.of(*made), *releases])
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
@@ -161,19 +175,22 @@ class FedDPMS:
         if not data_of(state["second"]):
             return {**after, "second": torch.tensor(round >= int(data_of(state["last"])))}
         for i, reply in replies.items():
-            after |= {f"{name}/{i}": x for name, x in reply.each.items()}
-        received = torch.tensor([i for i in replies if self._helpers(state, i)], dtype=torch.int64)
+            after |= {f"{name}/{i}": x for name, x in reply.each.items() if name != "served"}
+        served = {i: bool(data_of(reply.each.get("served", torch.tensor(True)))) for i, reply in replies.items()}
+        received = torch.tensor([i for i in replies if served[i] and self._helpers(state, i)], dtype=torch.int64)
         return {**after, "received": torch.cat([data_of(state["received"]), received])}
 
     def _helpers(self, state: State, client: int) -> list[int]:
         """Whose codes the client gets in this round, if anybody's."""
-        if (data_of(state["received"]) == client).any():
+        if self.receive == "nothing" or (data_of(state["received"]) == client).any():
             return []
         given = {int(n.partition("/")[2]): data_of(x).tolist() for n, x in state.items() if n.startswith("labels/")}
         return codes.assistants(client, data_of(state["scarce"])[client].tolist(), given, self.helpers)
 
     def _codes(self, work: Work, data: ClientData, seed: int) -> dict[str, Tensor]:
         """What a client gives as printed: codes that its own model, which the module holds, recognises."""
+        if self.receive == "real":
+            return codes.real_images(data, self.classes, self.quota, seed)
         centres = [(c, z.mean(0)) for c, z in codes.codes_by_class(work, data, self.classes).items()]
         draws = generator(seed, "noise of codes")
         found, labels = codes.recognised(work, centres, self.sigma, self.quota, self.tries, draws)
@@ -190,6 +207,8 @@ class FedDPMS:
     def _images(self, work: Work, received: Payload, data: ClientData, seed: int) -> dict[str, Tensor]:
         """The images of others' codes, or of codes around their means, that join the client's own."""
         z, labels = data_of(received["codes"]), data_of(received["labels"])
+        if self.receive == "real":
+            return {"images": z, "labels": labels}
         if self.privacy == "sound":
             means, draws = zip(labels.tolist(), z, strict=True), generator(seed, "codes around means")
             z, around = codes.recognised(work, means, self.spread, self.quota, self.tries, draws)

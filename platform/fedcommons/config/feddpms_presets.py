@@ -1,10 +1,12 @@
 """What the presets are in the experiments of FedDPMS: the paper's tables, and the authors' released code.
 
 Sources: Chen and Vikalo, arXiv:2206.00686, section 4 and appendix A.2; github.com/CityChan/Federated-DPMS at commit
-dd16e44. ``authors`` is the paper's experiment with what the released code sets otherwise: BatchNorm, a classifier on
-the encoder's features instead of the code, a cross entropy of pixels instead of the squared error, twice the channels
-for Fashion-MNIST, clients that weigh alike, other noise and quotas, 25 rounds of stage I where clients are many, and
-FedProx with its mu multiplied twice. Its learning rate never decays, as here by default.
+dd16e44. In every preset the encoder of the autoencoder normalises its input, as the networks of the other methods do:
+else the tables would compare scales of pixels. ``authors`` is the paper's experiment with what the released code sets
+otherwise: BatchNorm, a classifier on the encoder's features instead of the code, a cross entropy of pixels instead of
+the squared error, twice the channels for Fashion-MNIST, clients that weigh alike, other noise and quotas, 25 rounds of
+stage I where clients are many, and FedProx with its mu multiplied twice. Its learning rate never decays, as here by
+default.
 
 Not taken from the released code. Of the network: PReLU, dropout 0.2 for CIFAR, strided deconvolutions, Xavier's
 initial weights, float64, and pixels that are normalised and then squashed by a sigmoid. Of the data: bootstrap samples
@@ -20,14 +22,14 @@ from fedcommons.config import presets
 
 _ALL: dict[str, Any] = {
     "partition.name": "dirichlet_niid", "federation.weighting": "samples", "client.optimizer": "adam",
-    "model.name": "vae", "fedprox.mu": 0.001, "measure.every": 0,
+    "model.name": "vae", "model.normalise": True, "fedprox.mu": 0.001, "measure.every": 0,
 }  # fmt: skip
 _DIGITS: dict[str, Any] = {  # chosen on seeds 100 and 101
     "client.lr": 5e-3, "client.batch_size": 16, "client.epochs": 3, "federation.rounds": 16,
     "model.latent": 16, "model.channels": (8, 16), "feddpms.quota": 5, "feddpms.sigma": 1.0,
 }  # fmt: skip
 _LAPTOP: dict[str, Any] = {  # chosen on seed 100 of Fashion-MNIST, where the decoded images can be recognised
-    "data.limit": 1000, "data.validation": 0.0, "client.lr": 3e-3, "client.batch_size": 32, "client.epochs": 5,
+    "data.limit": 1000, "data.validation": 0.02, "client.lr": 3e-3, "client.batch_size": 32, "client.epochs": 5,
     "federation.rounds": 20, "feddpms.quota": 10, "feddpms.sigma": 1.0,
 }  # fmt: skip
 _LARGE: dict[str, Any] = {

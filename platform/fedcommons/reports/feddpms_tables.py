@@ -24,26 +24,32 @@ KEPT = "kept"
 NOTES = (
     "Accuracy in %: top-1 of the server model on the whole test set; last: after the last round, best: of all. "
     "± is the sample standard deviation over seeds; the gap to FedAvg is taken seed by seed.",
-    "FedDPMS and FedVAE train the autoencoder on pixels in [0, 1]; the others its encoder and classifier alone, "
-    "without a log-variance, on normalised pixels.",
+    "FedDPMS and FedVAE train the autoencoder, the others its encoder and classifier alone, without a log-variance.",
 )
 
 
 def methods(of: Sequence[Cell], notes: Sequence[str]) -> str:
-    """Tables 1 and 2, figure 2: a line for each federation and method."""
+    """Tables 1 and 2, figure 2, ablations: a line for each federation and method."""
     head, known = columns.identified(of)
+    baselines = {"last - FedAvg's": ("algorithm", "fedavg")}
+    if "feddpms.receive" in of[0].fields:
+        baselines["last - with nothing received"] = "feddpms.receive", "nothing"
     lines = [
-        [*line, tables.percent(cell, "last_accuracy"), tables.percent(cell, "best_accuracy"), ahead(cell, of),
+        [*line, tables.percent(cell, "last_accuracy"), tables.percent(cell, "best_accuracy"),
+         *(ahead(cell, of, *baseline) for baseline in baselines.values()),
          tables.mean_std(cell.values("MB"), 2), len(cell.runs)]
         for cell, line in zip(of, known, strict=True)
     ]  # fmt: skip
-    head += ["last acc.", "best acc.", "last - FedAvg's", "MB", "seeds"]
+    head += ["last acc.", "best acc.", *baselines, "MB", "seeds"]
     return tables.markdown(head, lines) + tables.numbered(notes)
 
 
-def ahead(cell: Cell, of: Sequence[Cell]) -> str:
-    """The last accuracy minus FedAvg's in the same federation, in points, seed by seed; empty where there is none."""
-    same = [o for o in of if columns.place(o) == columns.place(cell) and o.runs["algorithm"].iloc[0] == "fedavg"]
+def ahead(cell: Cell, of: Sequence[Cell], field: str, than: str) -> str:
+    """The last accuracy minus that of the cell with this value in the same federation, in points, seed by seed.
+
+    Empty where there is none, and for that cell itself.
+    """
+    same = [o for o in of if columns.place(o) == columns.place(cell) and series.value(o, field) == than]
     if not same or same[0] is cell:
         return ""
     both = cell.runs.merge(same[0].runs, on="seed")
