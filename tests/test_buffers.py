@@ -14,7 +14,7 @@ from fedcommons.core.algorithm import BUFFERS, Facts, Replies, State
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import LocalSGD, Work
 from fedcommons.federation import checkpoint, rounds
-from fedcommons.federation.evaluation import evaluate
+from fedcommons.federation.evaluation import ModelTask, evaluate
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.participation import participants
 from fedcommons.federation.rounds import Standing, answering
@@ -176,7 +176,7 @@ def test_evaluation_uses_the_averaged_statistics_or_those_of_what_it_sees(federa
         for layer in work.module.modules():
             layer.train(isinstance(layer, nn.BatchNorm2d))
 
-    found = [evaluate(executor, end.model, {"test": 100}, b)["test/loss"] for b in (end.buffers, None)]
+    found = [evaluate(executor, ModelTask(end.model, b), {"test": 100})["test/loss"] for b in (end.buffers, None)]
     assert found[0] == pytest.approx(loss(lambda work: work.load_buffers(end.buffers)), rel=1e-5)
     assert found[1] == pytest.approx(loss(train_norms), rel=1e-5)
     assert found[0] != pytest.approx(found[1], rel=1e-3)

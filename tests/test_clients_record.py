@@ -74,7 +74,7 @@ def test_how_clients_are_cut_into_jobs_changes_no_bit(monkeypatch: pytest.Monkey
     ready = build.assemble(build.prepare(experiment("smoke", values=FIELDS)))
     executor = ready.executor()
     try:
-        found = measures.of_clients(ready.config, executor, ready.data, ready.start(ClientMemory()))
+        found = measures.of_clients(ready, executor, ready.start(ClientMemory()))
         first = json.loads((folder / "clients.jsonl").read_text().splitlines()[0])
         assert {"round": 0, **found} == first
     finally:

@@ -360,7 +360,7 @@ def test_evaluation_in_chunks_is_evaluation_of_the_whole(
     executor = federation.serial(algorithm)
     model = federation.play(algorithm, federation.plan(2), executor)[-1][0].model
     monkeypatch.setattr(evaluation, "CHUNK", chunk)
-    found = evaluation.evaluate(executor, model, {"test": 100, "train": 64})
+    found = evaluation.evaluate(executor, evaluation.ModelTask(model), {"test": 100, "train": 64})
     work = federation.work()
     work.load(model)
     work.module.eval()
@@ -375,7 +375,7 @@ def test_evaluation_in_chunks_is_evaluation_of_the_whole(
 def test_an_empty_set_is_not_evaluated(digits: "Digits") -> None:
     federation = digits()
     executor = federation.serial(FedAvg())
-    assert evaluation.evaluate(executor, federation.model, {"validation": 0}) == {}
+    assert evaluation.evaluate(executor, evaluation.ModelTask(federation.model), {"validation": 0}) == {}
 
 
 # Checkpoints

@@ -1,6 +1,7 @@
 """What a module logs is collected, and a module with a validation_step of its own is judged by it."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,10 +10,16 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
 from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.config import presets
+from fedcommons.config.experiment import Experiment
 from fedcommons.core.logged import Logged
 from fedcommons.core.worker import RunData
 from fedcommons.data.examples import Examples
-from fedcommons.federation.evaluation import evaluate
+from fedcommons.errors import UserError
+from fedcommons.federation.evaluation import ModelTask, evaluate
+from fedcommons.reports.frames import load_runs
+from fedcommons.reports.tables import compared, percent
+from fedcommons.runs.experiment import run
 from fedcommons.testing.federations import Federation
 
 if TYPE_CHECKING:
@@ -49,11 +56,11 @@ class Plain(Module):
 SET = Examples(torch.linspace(-1, 1, 1300)[:, None], (torch.arange(1300) >= 650).long())
 
 
-def judged(module: LightningModule, digits: "Callable[..., Digits]") -> Mapping[str, float]:
+def judged(module: LightningModule, digits: "Callable[..., Digits]", n_classes: int = 2) -> Mapping[str, float]:
     """The metrics of a set of 1,300 examples, which are evaluated as 1,000 and 300."""
     clients = digits().data.clients
-    federation = Federation(RunData(clients, clients, {"test": SET}), lambda: module)
-    return evaluate(federation.serial(FedAvg()), federation.model, {"test": 1300})
+    federation = Federation(RunData(clients, clients, {"test": SET}, n_classes=n_classes), lambda: module)
+    return evaluate(federation.serial(FedAvg()), ModelTask(federation.model), {"test": 1300})
 
 
 def test_scalars_are_means_over_their_calls_and_dropped_at_other_times() -> None:
@@ -103,6 +110,80 @@ def test_accuracy_is_that_of_the_logits_where_the_step_has_none(digits: "Callabl
     assert 0 < plain["test/loss"] < 1
 
 
-def test_what_is_no_logits_needs_an_accuracy_of_its_own(digits: "Callable[..., Digits]") -> None:
-    with pytest.raises(ValueError, match="let its validation_step log accuracy"):
+def test_what_is_no_logits_needs_a_metric_of_its_own(digits: "Callable[..., Digits]") -> None:
+    with pytest.raises(
+        ValueError, match=r"returns \(\) for an example, no logits of 2 classes, and its validation_step"
+    ):
         judged(Plain(lambda *_: None, logits=False), digits)
+
+
+def test_what_is_two_dimensional_but_not_as_wide_as_the_classes_has_no_accuracy(
+    digits: "Callable[..., Digits]",
+) -> None:
+    """Codes of two numbers are no logits of three classes, though a largest one can be found among them."""
+    with pytest.raises(ValueError, match=r"returns \(2,\) for an example, no logits of 3 classes"):
+        judged(Plain(lambda *_: None), digits, n_classes=3)
+    found = judged(Module(lambda module, x, y: {"error": x.abs().mean()}), digits, n_classes=3)
+    assert list(found) == ["test/error"]
+
+
+class Coder(LightningModule):
+    """An autoencoder with a code of three numbers; it is judged by its error alone."""
+
+    def __init__(self, lr: float, code: int = 3, logs: bool = True) -> None:
+        super().__init__()
+        self.lr, self.logs = lr, logs
+        self.first, self.last = nn.Linear(64, code), nn.Linear(code, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.first(x.flatten(1) / 255)
+
+    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
+        return (self.last(self(batch[0])) - batch[0].flatten(1) / 255).square().mean()
+
+    def validation_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Any:
+        return {"error": self.training_step(batch, batch_idx)} if self.logs else None
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), self.lr)
+
+
+class Schedules(Coder):
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+
+
+def _experiment(name: str, **values: Any) -> Experiment:
+    here = {"model.name": f"{__file__}:{name}", "measure.clients": True, "tracking.wandb": "off"}
+    return presets.experiment("smoke", values={**here, **values})
+
+
+def test_a_run_may_be_judged_by_other_metrics_than_accuracy(tmp_path: Path) -> None:
+    summary = run(_experiment("Coder"), tmp_path / "run", say=lambda _: None)
+    assert summary["last_accuracy"] is summary["rounds_to_target"] is summary["validation_accuracy"] is None
+    (row,) = load_runs(tmp_path).to_dict("records")
+    assert 0 < row["test/error"] < 1
+    assert row["rounds"] == summary["rounds"]
+    assert "test/accuracy" not in row
+    (cell,) = compared(load_runs(tmp_path))
+    assert percent(cell, "last_accuracy") == "-"
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "said"),
+    [
+        (
+            "Coder",
+            {"coder.logs": False},
+            r"its forward returns \(3,\) for an example, no logits of 10 classes, and its",
+        ),
+        ("Schedules", {}, "configure_optimizers must return one torch optimizer"),
+    ],
+)
+def test_a_module_that_cannot_be_judged_or_stepped_is_refused_before_any_work(
+    name: str, values: Mapping[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=said):
+        run(_experiment(name, **values), tmp_path / "run", say=lambda _: None)
+    assert not (tmp_path / "run").exists()

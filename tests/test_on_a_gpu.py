@@ -200,7 +200,7 @@ def test_measuring_and_evaluating(clients: Federation) -> None:
             zeta_sq_of_each(executor, at, "own", whole, 1).tolist(),
             smoothness_of_each(executor, at, "own", 2, 1),
             smoothness(executor, at, "own", 2, 1),
-            evaluate(executor, at.model, {"test": 100}, at.buffers),
+            evaluate(executor, at, {"test": 100}),
         ]
 
     with PretendGPU() as gpu:

@@ -28,6 +28,7 @@ from fedcommons.federation.evaluation import ModelTask
 from fedcommons.federation.serial import Serial
 from fedcommons.tensors import Flat
 from fedcommons.testing import Federation
+from fedcommons.testing.federations import Noise
 from lightning_modules import Classifier
 from lightning_modules.networks import CNN
 
@@ -155,6 +156,19 @@ def test_products_are_with_the_hessian_of_the_mean_loss_over_all_batches() -> No
     single = hessian_vector(module.float(), [(x.float(), y)], torch.ones(size, dtype=torch.float64))
     assert single.dtype == torch.float64
     assert torch.allclose(single, dense.sum(1), rtol=1e-4, atol=1e-5)
+
+
+def test_a_module_that_draws_has_one_hessian() -> None:
+    """Its rows are products with different vectors, so they make a symmetric matrix only if all saw the same draws."""
+    torch.manual_seed(0)
+    module = Classifier(nn.Sequential(_Tiny(), Noise(0.5)), lr=0.1).double()
+    x, y = torch.randn(9, 3, dtype=torch.float64), torch.arange(9) % 3
+    batches = list(zip(x.split([5, 4]), y.split([5, 4]), strict=True))
+    size = sum(p.numel() for p in module.parameters())
+    rows = torch.stack([hessian_vector(module, batches, v, 7) for v in torch.eye(size, dtype=torch.float64)])
+    assert torch.allclose(rows, rows.T, rtol=1e-10, atol=1e-14)
+    other = hessian_vector(module, batches, torch.eye(size, dtype=torch.float64)[0], 8)
+    assert not torch.allclose(rows[0], other)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -147,5 +147,5 @@ class FedDM:
             weights = weights * len(weights) / weights.sum()
         radius = self.radius if self.project else None
         sgd = ServerSGD(self.server_epochs, self.server_batch, self.server_lr, self.server_momentum, self.server_decay)
-        after = executor.map(minimise, Surrogate(x, images, labels, weights, sgd, radius), [seed])[0]
+        after = executor.map(minimise, Surrogate(x, images, labels, weights, sgd, radius, round), [seed])[0]
         return {"model": after, "images": images, "labels": labels}

@@ -29,7 +29,10 @@ class ServerSGD:
 
 @dataclass(frozen=True)
 class Surrogate:
-    """What the server minimises, from ``model``. weights: of the images, of mean 1; radius: None for no projection."""
+    """What the server minimises, from ``model``, in ``round``.
+
+    weights: of the images, of mean 1; radius: None for no projection.
+    """
 
     model: Flat
     images: Tensor  # (n, ...), as the network sees them
@@ -37,6 +40,7 @@ class Surrogate:
     weights: Tensor | None
     sgd: ServerSGD
     radius: float | None
+    round: int = 1
 
     @property
     def nbytes(self) -> int:
@@ -55,8 +59,11 @@ def minimise(worker: Worker, task: Surrogate, seed: int) -> Flat:
     draws = generator(seed, "order")
     orders = torch.stack([torch.randperm(n, generator=draws) for _ in range(sgd.epochs)]).to(work.device)
     optimizer = torch.optim.SGD(work.named.values(), sgd.lr, sgd.momentum, weight_decay=sgd.weight_decay)
+    steps = -(-n // sgd.batch_size)
     with work.logged, onednn(work.loop.onednn):
-        for rows in (rows for order in orders for rows in order.split(sgd.batch_size)):
+        for number, rows in enumerate(rows for order in orders for rows in order.split(sgd.batch_size)):
+            done = (task.round - 1) * sgd.epochs * steps + number
+            work.clock.set(task.round, done // steps, done)
             loss = work.module.training_step(tuple(t[rows] for t in columns), 0)
             assert isinstance(loss, Tensor)
             optimizer.zero_grad()

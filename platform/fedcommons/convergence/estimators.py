@@ -32,7 +32,7 @@ from fedcommons.core.reduction import BlockSum, Total, add_blocks, cut
 from fedcommons.core.worker import RunData, Worker
 from fedcommons.data.clients import ClientData, Clients
 from fedcommons.federation.evaluation import ModelTask
-from fedcommons.seeds import numpy_generator
+from fedcommons.seeds import numpy_generator, seed_for, set_default_generator
 from fedcommons.tensors import data, sq_norm
 
 BATCH = 32
@@ -201,7 +201,8 @@ def along_of_block(worker: Worker, task: Direction, job: tuple[str, list[int]]) 
     which, ids = job
     clients, v = clients_of(worker.data, which), task.v.to(worker.work.device)
     task.at.load(worker.work)
-    return [float(mean_gradient(worker, clients[i])[0] @ v) for i in ids]
+    keys = [drawn(task.at, which, i, None) for i in ids]  # as in the first pass
+    return [float(mean_gradient(worker, clients[i], key)[0] @ v) for i, key in zip(ids, keys, strict=True)]
 
 
 def moments_of_block(
@@ -220,7 +221,7 @@ def moments_of_block(
     for i in ids:
         examples = part.of(which, i, clients[i]) if part else clients[i]
         n, m = int(sizes[i]), len(examples)
-        gradient, sq_mean = mean_gradient(worker, examples)
+        gradient, sq_mean = mean_gradient(worker, examples, drawn(task, which, i, part))
         sq = float(gradient @ gradient)
         v = (1 / m - 1 / n) * (sq_mean - sq) * m / (m - 1) if m < n else 0.0
         size = float(totals[i])
@@ -241,13 +242,22 @@ def clients_of(run: RunData, which: str) -> Clients:
     return found
 
 
-def mean_gradient(worker: Worker, examples: ClientData) -> tuple[Tensor, float]:
-    """Means over examples, at the loaded model: of their gradients (P,), float64, and of their squared norms."""
+def drawn(at: ModelTask, which: str, client: int, part: Part | None) -> int:
+    """Seed of what a module draws when it is measured on these examples, the same in every pass over them."""
+    return seed_for(at.seed, "measured", which, client, -1 if part is None or part.number is None else part.number)
+
+
+def mean_gradient(worker: Worker, examples: ClientData, seed: int = 0) -> tuple[Tensor, float]:
+    """Means over examples, at the loaded model: of their gradients (P,), float64, and of their squared norms.
+
+    seed: of what the module draws.
+    """
     work, n = worker.work, len(examples)
     total = torch.zeros(work.params.layout.size, dtype=torch.float64, device=work.device)
     total_sq = 0.0
     for first in range(0, n, BATCH):
         batch = [column[first : first + BATCH] for column in examples.columns]
+        set_default_generator(seed, first)
         mean, sq_norms = gradients(work.module, batch)
         for into, piece in zip(total.split(PIECE), mean.split(PIECE), strict=True):
             into.add_(piece, alpha=len(batch[1]))  # to float64, piece by piece

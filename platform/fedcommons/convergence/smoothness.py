@@ -20,13 +20,13 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor
 
-from fedcommons.convergence.estimators import BATCH, Direction, Part, clients_of
+from fedcommons.convergence.estimators import BATCH, Direction, Part, clients_of, drawn
 from fedcommons.convergence.per_sample import Batch, require_apart
 from fedcommons.core.executor import Executor
 from fedcommons.core.reduction import BlockSum, Total, add_blocks, cut
 from fedcommons.core.worker import Worker
 from fedcommons.federation.evaluation import ModelTask
-from fedcommons.seeds import generator
+from fedcommons.seeds import generator, set_default_generator
 from fedcommons.tensors import data
 
 TOLERANCE = 1e-5
@@ -96,9 +96,9 @@ def smoothness_of_block(worker: Worker, task: ModelTask, job: tuple[str, list[in
     task.load(worker.work)
     found = []
     for i in ids:
-        batches = _batches(worker, which, i, part)
+        batches, seed = _batches(worker, which, i, part), drawn(task, which, i, part)
         start = _start(task, i).to(worker.work.device)
-        found.append(spectral_norm(lambda v, b=batches: hessian_vector(worker.work.module, b, v), start))
+        found.append(spectral_norm(lambda v, b=batches, s=seed: hessian_vector(worker.work.module, b, v, s), start))
     return found
 
 
@@ -109,14 +109,17 @@ def products_of_block(worker: Worker, task: Direction, job: tuple[str, list[int]
     total, sizes, v = BlockSum(), clients_of(worker.data, which).rows.sizes, task.v.to(worker.work.device)
     examples = int(sizes.sum())
     for i in ids:
-        product = hessian_vector(worker.work.module, _batches(worker, which, i, part), v)
+        seed = drawn(task.at, which, i, part)
+        product = hessian_vector(worker.work.module, _batches(worker, which, i, part), v, seed)
         weight = float(sizes[i]) / examples if which == "pool" else 1 / len(sizes)
         total.add({"product": product * weight})
     return total.total
 
 
-def hessian_vector(module: LightningModule, batches: Iterable[Batch], v: Tensor) -> Tensor:
+def hessian_vector(module: LightningModule, batches: Iterable[Batch], v: Tensor, seed: int = 0) -> Tensor:
     """H v for the Hessian of the mean loss over all examples of the batches, (P,) float64, in evaluation mode.
+
+    seed: of what the module draws, the same for every v, else there is no one H.
 
     Raises:
         ValueError: the parameters are in half precision, or samples meet in a layer.
@@ -132,6 +135,7 @@ def hessian_vector(module: LightningModule, batches: Iterable[Batch], v: Tensor)
     parts = [piece.view_as(p).to(p.dtype) for piece, p in zip(pieces, parameters, strict=True)]
     total, n = torch.zeros_like(v), 0
     for batch in batches:
+        set_default_generator(seed, n)
         loss = module.training_step(tuple(batch), 0)
         assert isinstance(loss, Tensor)
         first = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True, materialize_grads=True)

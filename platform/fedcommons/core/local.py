@@ -11,6 +11,7 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
+from fedcommons.core.clock import Clock
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.logged import Logged
 from fedcommons.core.release import Release
@@ -67,6 +68,13 @@ class LocalSGD:
             epochs = max(1, int(self.epochs * n_own / n + 1e-9))
         return max(1, ceil(share * epochs - 1e-9))
 
+    def steps_for(self, n: int, n_own: float | None) -> int:
+        """K, steps of a round of a client with n examples; under DP-SGD of Poisson batches."""
+        if self.dp:
+            return self.epochs_for(n, n_own) * self.dp.steps(n, self.batch_size)
+        full, left = divmod(n, self.batch_size)
+        return self.epochs_for(n, n_own) * (full + (left > 0 and not (self.drop_last and full > 0)))
+
     def run(
         self,
         work: "Work",
@@ -91,10 +99,11 @@ class LocalSGD:
         losses: list[Tensor] = []
         protections: set[Release] = set()
         n = len(data)
-        epochs = self.epochs_for(n, data.n_own, work.share)
-        batches = (b for epoch in range(epochs) for b in self._batches(data, seed, epoch))
+        epochs, clock, (first_epoch, first_step) = self.epochs_for(n, data.n_own, work.share), work.clock, work.began
+        batches = ((epoch, b) for epoch in range(epochs) for b in self._batches(data, seed, epoch))
         with work.logged as logged, onednn(self.onednn):
-            for batch in batches:
+            for epoch, batch in batches:
+                clock.current_epoch, clock.global_step = first_epoch + epoch, first_step + len(losses)
                 try:
                     if self.dp:
                         expected, number = min(self.batch_size, n), len(losses)
@@ -169,6 +178,7 @@ class Work:
     ``buffers``: the floating buffers of the module's state (BatchNorm's statistics), views of a second flat buffer; the
     round engine loads the right client's. ``initial``, ``initial_buffers``: the values when the module was built.
     ``share``: of its work that a client does; the round engine sets it where a late client's partial work is taken.
+    ``clock``: how far the federation is, which the module reads as ``self.current_epoch`` and so on.
 
     Raises:
         ValueError: ``configure_optimizers`` does not return exactly one optimizer.
@@ -182,7 +192,8 @@ class Work:
         weighting: str = "uniform",
     ) -> None:
         self.module, self.device, self.loop, self.weighting = module.to(device), device, loop, weighting
-        self.share = 1.0
+        self.share, self.clock, self.began = 1.0, Clock(), (0, 0)
+        self.clock.attach(module)
         self.named = dict(module.named_parameters())
         self.params = _flat_views(self.named)
         for name, parameter in self.named.items():
@@ -198,6 +209,13 @@ class Work:
             raise ValueError("configure_optimizers must return one torch optimizer: the rate is constant in a round")
         self.optimizer, self.logged = optimizer, Logged(module)
         self.rates: list[Any] = [group["lr"] for group in optimizer.param_groups]
+
+    def begin(self, round: int, data: ClientData | None = None) -> None:
+        """Set the clock to the start of a client's round; ``data``: the client's. Round 0: of a job outside rounds."""
+        before = max(0, round - 1)
+        steps = self.loop.steps_for(len(data), data.n_own) if data is not None else 0
+        self.began = before * self.loop.epochs, before * steps
+        self.clock.set(round, *self.began)
 
     def local(
         self,

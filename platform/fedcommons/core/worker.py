@@ -1,13 +1,14 @@
 """What one process holds for a whole run, and how it is set up."""
 
 import ctypes
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
 
 from fedcommons.core.algorithm import Algorithm
+from fedcommons.core.executor import J, R, S
 from fedcommons.core.local import Work, onednn
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
@@ -72,13 +73,15 @@ class RunData:
 
     Clients, own and pool are rows of one store, so a process holds every example once.
 
-    pool: the shared examples, in the parts that clients got; None if nothing is shared.
+    pool: the shared examples, in the parts that clients got; None if nothing is shared. n_classes: the number of the
+    labels' classes, which is the width of logits; None: not known.
     """
 
     clients: Clients
     own: Clients
     sets: Mapping[str, Examples]
     pool: Clients | None = None
+    n_classes: int | None = None
 
     def to(self, device: torch.device) -> "RunData":
         """The same data on ``device``; parts that share a store still share it there."""
@@ -95,7 +98,7 @@ class RunData:
         clients = those(self.clients)
         own = clients if self.own is self.clients else those(self.own)
         sets = {name: move(examples) for name, examples in self.sets.items()}
-        return RunData(clients, own, sets, None if self.pool is None else those(self.pool))
+        return RunData(clients, own, sets, None if self.pool is None else those(self.pool), self.n_classes)
 
 
 @dataclass(frozen=True)
@@ -105,3 +108,8 @@ class Worker:
     work: Work
     algorithm: Algorithm
     data: RunData
+
+    def run(self, function: Callable[["Worker", S, J], R], shared: S, job: J) -> R:
+        """The job's result. What an earlier job has told the module of its round is forgotten."""
+        self.work.begin(0)
+        return function(self, shared, job)

@@ -15,7 +15,7 @@ from fedcommons.core.release import Release
 from fedcommons.core.worker import Worker
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError
-from fedcommons.seeds import seed_for
+from fedcommons.seeds import seed_for, set_default_generator
 from fedcommons.tensors import Flat, Payload, copy, data, flat, nbytes, norm, scale, to_device
 
 NOT_FINITE = "has values that are not finite"
@@ -91,6 +91,8 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
         rows = worker.data.clients[client]
         seed = seed_for(task.seed, "client", task.round, client)
         worker.work.share = share
+        worker.work.begin(task.round, rows)
+        set_default_generator(seed, "client")  # for what a module draws outside of local training
         try:
             message = Message(common, to_device(own, device))
             reply = _client(worker, task, message, to_device(memory, device), rows, seed)

@@ -1,6 +1,7 @@
 """Accuracy and loss of the server model, in fixed chunks, through the executor.
 
-If the module defines ``validation_step``, the metrics that it logs or returns are used.
+If the module defines ``validation_step``, the metrics that it logs or returns are used. What a module draws while it is
+evaluated is keyed by round, set (or client) and chunk.
 """
 
 from collections.abc import Mapping
@@ -9,12 +10,13 @@ from typing import Any
 
 import torch
 from pytorch_lightning import LightningModule
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import Work
 from fedcommons.core.worker import Worker
+from fedcommons.seeds import set_default_generator
 from fedcommons.tensors import EMPTY, Flat, data
 
 CHUNK = 1000  # images in a job: fixed, so that no sum depends on the number of workers
@@ -23,10 +25,17 @@ CLIENTS = 50  # in a job, where each is evaluated by itself
 
 @dataclass(frozen=True)
 class ModelTask:
-    """A model to evaluate, with the module's buffers; None: BatchNorm uses the statistics of the batch."""
+    """A model to evaluate, with the module's buffers; None: BatchNorm uses the statistics of the batch.
+
+    seed: of what the module draws (a VAE's codes, noise layers), so that these numbers depend on nothing else. round,
+    step: after which the model is evaluated, for modules with a schedule (``core.clock``); step: K of a mean client.
+    """
 
     model: Flat
     buffers: Flat | None = field(default_factory=lambda: EMPTY)
+    seed: int = 0
+    round: int = 0
+    step: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -36,6 +45,7 @@ class ModelTask:
         """Load this model into the worker's module, in evaluation mode."""
         work.load(self.model)
         work.load_buffers(self.buffers or work.initial_buffers)
+        work.clock.set(self.round, self.round * work.loop.epochs, self.round * self.step)
         work.module.eval()
         if self.buffers is None:
             for layer in work.module.modules():
@@ -43,31 +53,25 @@ class ModelTask:
                     layer.train()
 
 
-def evaluate(
-    executor: Executor, model: Flat, sizes: Mapping[str, int], buffers: Flat | None = EMPTY
-) -> dict[str, float]:
+def evaluate(executor: Executor, at: ModelTask, sizes: Mapping[str, int]) -> dict[str, float]:
     """``NAME/accuracy`` in [0, 1] and ``NAME/loss`` (mean cross entropy) for each named set of these sizes.
 
-    With a ``validation_step``: all its metrics, averaged over the examples, and ``accuracy`` if it has none.
-
-    ``buffers``: see ``ModelTask``; empty for the module's initial ones.
+    With a ``validation_step``: all its metrics, averaged over the examples, and ``accuracy`` if it has none and what
+    the module returns are logits, (B, classes).
     """
     jobs = [(name, first) for name, n in sizes.items() for first in range(0, n, CHUNK)]
     sums: dict[str, float] = {}
-    for (name, _), found in zip(jobs, executor.map(evaluate_chunk, ModelTask(model, buffers), jobs), strict=True):
+    for (name, _), found in zip(jobs, executor.map(evaluate_chunk, at, jobs), strict=True):
         for metric, total in found.items():
             key = f"{name}/{metric}"
             sums[key] = sums.get(key, 0.0) + total
     return {key: total / sizes[key.partition("/")[0]] for key, total in sums.items()}
 
 
-def evaluate_clients(
-    executor: Executor, model: Flat, n_clients: int, buffers: Flat | None = EMPTY
-) -> dict[str, list[float]]:
+def evaluate_clients(executor: Executor, at: ModelTask, n_clients: int) -> dict[str, list[float]]:
     """Each metric of ``evaluate`` on the own images of every client, a list by client; and ``n``, how many it holds."""
     jobs = [range(first, min(first + CLIENTS, n_clients)) for first in range(0, n_clients, CLIENTS)]
-    found = executor.map(evaluate_some_clients, ModelTask(model, buffers), jobs)
-    means = [of_client for some in found for of_client in some]
+    means = [of_client for some in executor.map(evaluate_some_clients, at, jobs) for of_client in some]
     return {metric: [of_client[metric] for of_client in means] for metric in means[0]}
 
 
@@ -79,9 +83,9 @@ def evaluate_some_clients(worker: Worker, task: ModelTask, clients: range) -> li
         own = worker.data.own[client]
         sums: dict[str, float] = {}
         for first in range(0, len(own), CHUNK):
-            for metric, total in _sums(
-                worker.work, own.x[first : first + CHUNK], own.y[first : first + CHUNK], 0
-            ).items():
+            set_default_generator(task.seed, "client", client, first)
+            x, y = own.x[first : first + CHUNK], own.y[first : first + CHUNK]
+            for metric, total in judged(worker.work, x, y, 0, worker.data.n_classes).items():
                 sums[metric] = sums.get(metric, 0.0) + total
         found.append({"n": len(own), **{metric: total / len(own) for metric, total in sums.items()}})
     return found
@@ -92,32 +96,46 @@ def evaluate_chunk(worker: Worker, task: ModelTask, job: tuple[str, int]) -> dic
     name, first = job
     part = worker.data.sets[name]
     task.load(worker.work)
-    return _sums(worker.work, part.x[first : first + CHUNK], part.y[first : first + CHUNK], first // CHUNK)
+    set_default_generator(task.seed, name, first)
+    x, y = part.x[first : first + CHUNK], part.y[first : first + CHUNK]
+    return judged(worker.work, x, y, first // CHUNK, worker.data.n_classes)
 
 
-def _sums(work: Work, x: torch.Tensor, y: torch.Tensor, number: int) -> dict[str, float]:
-    """Sums of the module's metrics over these examples."""
+def judged(work: Work, x: Tensor, y: Tensor, number: int, n_classes: int | None) -> dict[str, float]:
+    """Sums of the module's metrics over these examples; number: of the batch; n_classes: None where not known.
+
+    Raises:
+        ValueError: the module has neither metrics of its own nor logits.
+    """
     with torch.no_grad():
         own = _own_metrics(work, (x, y), number)
-        if own is not None and "accuracy" in own:
-            return {name: float(value) * len(y) for name, value in own.items()}
+        sums = {name: float(value) * len(y) for name, value in own.items()}
+        if "accuracy" in own:
+            return sums
         logits = work.module(x)
-        if not (isinstance(logits, torch.Tensor) and logits.dim() == 2):
-            raise ValueError("what the module returns is not (B, classes): let its validation_step log accuracy")
-        accuracy = {"accuracy": int((logits.argmax(1) == y).sum())}
-        if own is not None:
-            return accuracy | {name: float(value) * len(y) for name, value in own.items()}
-        return accuracy | {"loss": float(F.cross_entropy(logits, y, reduction="sum"))}
+        of_classes = (
+            isinstance(logits, Tensor) and logits.dim() == 2 and logits.shape[1] == (n_classes or logits.shape[1])
+        )
+        if of_classes:
+            loss = {} if own else {"loss": float(F.cross_entropy(logits, y, reduction="sum"))}
+            return {"accuracy": int((logits.argmax(1) == y).sum()), **loss, **sums}
+        if own:
+            return sums
+        shape = tuple(logits.shape[1:]) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ValueError(
+            f"its forward returns {shape} for an example, no logits of {n_classes or 'the'} classes, and its "
+            "validation_step logs no metric: let it log accuracy, or what else the module is judged by"
+        )
 
 
-def _own_metrics(work: Work, batch: tuple[torch.Tensor, ...], number: int) -> dict[str, Any] | None:
-    """What the module's ``validation_step`` logs, or returns as a mapping; None if it does not define one."""
+def _own_metrics(work: Work, batch: tuple[Tensor, ...], number: int) -> dict[str, Any]:
+    """What the module's ``validation_step`` logs, or returns as a mapping; nothing if it does not define one."""
     module = work.module
     if type(module).validation_step is LightningModule.validation_step:
-        return None
+        return {}
     with work.logged as logged:
         returned = module.validation_step(batch, number)
     found = dict(returned) if isinstance(returned, Mapping) else {}
-    if isinstance(returned, torch.Tensor):
+    if isinstance(returned, Tensor):
         found["loss"] = returned
     return {**found, **logged.means}

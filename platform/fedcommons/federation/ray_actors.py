@@ -41,8 +41,8 @@ class _Actor:
         # the data.
         self.worker = build(ray.get(data[0]))
 
-    def map(self, function: Callable, shared: object, jobs: Sequence) -> list:
-        return [function(self.worker, shared, job) for job in jobs]
+    def map(self, function: Callable, shared: Any, jobs: Sequence) -> list:
+        return [self.worker.run(function, shared, job) for job in jobs]
 
 
 def _ready(worker: Worker, shared: None, job: int) -> bool:

@@ -17,7 +17,7 @@ class Serial:
     @fresh_torch()
     def map(self, function: Callable[[Worker, S, J], R], shared: S, jobs: Sequence[J]) -> list[R]:
         """See ``Executor``."""
-        return [function(self.worker, shared, job) for job in jobs]
+        return [self.worker.run(function, shared, job) for job in jobs]
 
     def close(self) -> None:
         """See ``Executor``."""

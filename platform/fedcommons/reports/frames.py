@@ -211,16 +211,21 @@ def _row(run: _Run) -> dict[str, Any]:
 
 def _course(run: _Run) -> dict[str, Any]:
     """What the rounds that are there say; of a finished run the same as its summary."""
-    after = [(line["round"], line["test/accuracy"]) for line in run.lines if line["round"] >= 1]
+    after = accuracies(run.lines)
     reached = [number for number, accuracy in after if accuracy >= run.config["target"]]
-    accuracies = [accuracy for _, accuracy in after]
     return {
-        "rounds": len(after),
+        "rounds": sum(line["round"] >= 1 for line in run.lines),
         "rounds_to_target": reached[0] if reached else None,
-        "last_accuracy": accuracies[-1] if after else None,
-        "best_accuracy": max(accuracies, default=None),
+        "last_accuracy": after[-1][1] if after else None,
+        "best_accuracy": max((accuracy for _, accuracy in after), default=None),
         "validation_accuracy": run.lines[-1].get("validation/accuracy"),
     }
+
+
+def accuracies(lines: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
+    """(round, test accuracy) of the rounds from 1 on; empty where the model is judged by other metrics."""
+    played = [line for line in lines if line["round"] >= 1]
+    return [(line["round"], line["test/accuracy"]) for line in played if line.get("test/accuracy") is not None]
 
 
 def _status(run: _Run) -> str:

@@ -72,8 +72,9 @@ def mean_std(values: Sequence[float], digits: int | None) -> str:
 
 
 def percent(cell: Cell, accuracy: str) -> str:
-    """An accuracy in percent, mean and deviation over seeds."""
-    return mean_std([100 * found for found in cell.values(accuracy)], 1)
+    """An accuracy in percent, mean and deviation over seeds; ``-`` where the model is judged by other metrics."""
+    values = [100 * found for found in cell.values(accuracy)]
+    return mean_std(values, 1) if values else "-"
 
 
 def share(cell: Cell) -> str:

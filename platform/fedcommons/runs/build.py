@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
+import numpy as np
 import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
@@ -21,13 +22,13 @@ from fedcommons.core.algorithm import Algorithm, ChoosesClients, Facts, require_
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import LocalSGD, Work, floating_buffers
-from fedcommons.core.logged import Logged
 from fedcommons.core.worker import RunData, Worker, default_device, fresh_torch, set_up_process
 from fedcommons.data import datasets
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Dataset, without_images
 from fedcommons.data.partition import Partitioned, partition
 from fedcommons.errors import UserError
+from fedcommons.federation.evaluation import judged
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.participation import joining
 from fedcommons.federation.rounds import Plan, Standing
@@ -156,18 +157,22 @@ def _require_replies(config: Experiment, facts: Facts) -> None:
 
 
 def _try(module: LightningModule, name: str, dataset: Dataset) -> None:
-    """See that a module takes these examples and gives a loss.
+    """See that a module takes these examples, gives a loss, can be stepped and can be judged.
 
     Raises:
         UserError: it does not.
     """
-    Logged(module)
     x, y = dataset.train.x[:2], dataset.train.y[:2]
     what = f"model.name {name} on {x.dtype} examples {dataset.shape} of {dataset.name}"
     try:
+        work = Work(module, torch.device("cpu"))
         loss = module.training_step((x, y), 0)
+        module.eval()
+        judged(work, x, y, 0, dataset.n_classes)
+        module.train()
     except Exception as error:  # whatever somebody's module raises
-        raise UserError(f"{what}: {type(error).__name__}: {' '.join(str(error).split())}.") from error
+        why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise UserError(f"{what}: {' '.join(why.split())}.") from error
     if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
         raise UserError(f"{what}: training_step must return the loss, one number with a gradient.")
 
@@ -267,6 +272,12 @@ class Assembled:
         """The data set without its images."""
         return without_images(self.prepared.dataset)
 
+    @property
+    def steps(self) -> int:
+        """K, the local steps in a round of a client of mean size."""
+        clients, loop = self.data.clients, local_loop(self.config, self.facts.augment)
+        return loop.steps_for(round(clients.rows.sizes.mean()), float(np.mean(clients.n_own)))
+
     def executor(self) -> Executor:
         """The executor that ``config.federation`` names."""
         build, f = partial(build_worker, self.config, self.facts, str(parts.base())), self.config.federation
@@ -298,7 +309,7 @@ def assemble(prepared: Prepared, made: Sequence[Contribution] = ()) -> Assembled
         shared = audits.uncovered(shared)
     shared = share_by_method(shared, prepared.algorithm, dataset.n_classes, c.seed)
     sets = {"test": dataset.test, "validation": dataset.validation}
-    data = RunData(shared.clients, shared.own, sets, shared.pool)
+    data = RunData(shared.clients, shared.own, sets, shared.pool, dataset.n_classes)
     f, facts, taken = c.federation, _facts(prepared, shared.clients), _takes_partial(prepared)
     plan = Plan(facts, f.participation, f.blocks, c.seed, prepared.late, f.buffers == "keep", f.max_norm, taken)
     return Assembled(prepared, shared, data, plan, audited)

@@ -158,8 +158,8 @@ def _federate(
         for now, facts in courses:
             trained = time.perf_counter()
             metrics = {**facts, "comm/total_bytes": now.traffic.total}
-            metrics |= measures.observe(config, executor, ready.data, ready.shared.p, now)
-            if clients := measures.of_clients(config, executor, ready.data, now):
+            metrics |= measures.observe(ready, executor, now)
+            if clients := measures.of_clients(ready, executor, now):
                 metrics |= measures.worst(clients)
                 record.log_clients(now.round, clients)
             if config.dp.local:

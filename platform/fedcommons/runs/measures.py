@@ -1,6 +1,7 @@
 """What a run measures: the server model after every round, and the whole course in one record."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fedcommons.config.experiment import Experiment
@@ -8,30 +9,32 @@ from fedcommons.config.flat import IGNORED_BY_RESULTS, flat_dict
 from fedcommons.convergence.laboratory import Laboratory
 from fedcommons.convergence.names import NAMES
 from fedcommons.core.executor import Executor
-from fedcommons.core.worker import RunData
 from fedcommons.data.partition import Partitioned
 from fedcommons.federation import rejections
 from fedcommons.federation.evaluation import ModelTask, evaluate, evaluate_clients
 from fedcommons.federation.rounds import Standing
+from fedcommons.reports.frames import accuracies
+from fedcommons.runs.build import Assembled
+from fedcommons.seeds import seed_for
 from fedcommons.tensors import flat
 
 
-def observe(config: Experiment, executor: Executor, data: RunData, p: float, now: Standing) -> dict[str, float]:
-    """Accuracy of the server model (test accuracy of the others), every few rounds the convergence parameters at it.
+def observe(ready: Assembled, executor: Executor, now: Standing) -> dict[str, float]:
+    """Metrics of the server model (on the test data of the others), every few rounds the convergence parameters at it.
 
-    ``p``: the share of shared data.
+    What its module draws is keyed by round, set and chunk.
     """
-    buffers = None if config.federation.buffers == "keep" else now.buffers
+    config, data, at = ready.config, ready.data, _at(ready, now)
     sizes = {name: len(examples) for name, examples in data.sets.items()}
-    metrics = evaluate(executor, now.model, sizes, buffers)
+    metrics = evaluate(executor, at, sizes)
     for name in now.state:
         if name.startswith("model/"):
-            of_other = evaluate(executor, flat(now.state, name), {"test": sizes["test"]}, buffers)
+            of_other = evaluate(executor, replace(at, model=flat(now.state, name)), {"test": sizes["test"]})
             metrics |= {f"{name.removeprefix('model/')}/{key}": value for key, value in of_other.items()}
     m, f = config.measure, config.federation
     if m.every and (now.round % m.every == 0 or now.round == f.rounds):
-        laboratory = Laboratory(executor, data, p, f.blocks, m.samples, config.seed)
-        at = ModelTask(now.model, now.buffers)
+        laboratory = Laboratory(executor, data, ready.shared.p, f.blocks, m.samples, config.seed)
+        at = replace(at, buffers=now.buffers)
         for name, found in laboratory.measure(at, m.smoothness).items():
             metrics[f"convergence/{name}"] = found.value
             if found.standard_error:
@@ -40,17 +43,22 @@ def observe(config: Experiment, executor: Executor, data: RunData, p: float, now
     return metrics
 
 
-def of_clients(config: Experiment, executor: Executor, data: RunData, now: Standing) -> dict[str, list[float]]:
-    """Accuracy and loss of the server model on each client's own images, by client; nothing where nobody asks."""
-    if not config.measure.clients:
+def of_clients(ready: Assembled, executor: Executor, now: Standing) -> dict[str, list[float]]:
+    """Metrics of the server model on each client's own images, by client; nothing where nobody asks."""
+    if not ready.config.measure.clients:
         return {}
-    buffers = None if config.federation.buffers == "keep" else now.buffers
-    return evaluate_clients(executor, now.model, len(data.own), buffers)
+    return evaluate_clients(executor, _at(ready, now), len(ready.data.own))
+
+
+def _at(ready: Assembled, now: Standing) -> ModelTask:
+    """The server model as it is evaluated after a round."""
+    buffers = None if ready.config.federation.buffers == "keep" else now.buffers
+    return ModelTask(now.model, buffers, seed_for(ready.config.seed, "observed", now.round), now.round, ready.steps)
 
 
 def worst(clients: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """The client with the least accuracy, the first of several, and its accuracy."""
-    if not clients:
+    if "accuracy" not in clients:
         return {}
     accuracies = clients["accuracy"]
     return {"clients/worst": accuracies.index(min(accuracies)), "clients/worst_accuracy": min(accuracies)}
@@ -69,7 +77,7 @@ def summarise(
     """
     c, flat, held = config, flat_dict(config), [len(rows) for rows in dealt.rows]
     given_away = sum(min(n, held[i]) for i, n in end.ledger.given_away.items())  # who holds others' may show them too
-    after = [(line["round"], line["test/accuracy"]) for line in lines if line["round"] >= 1]
+    after = accuracies(lines)
     reached = [number for number, accuracy in after if accuracy >= c.target]
 
     def course(name: str) -> list[list[float]]:
@@ -88,8 +96,8 @@ def summarise(
         "target": c.target,
         "rounds_to_target": reached[0] if reached else None,
         "rounds": c.federation.rounds,
-        "last_accuracy": after[-1][1],
-        "best_accuracy": max(accuracy for _, accuracy in after),
+        "last_accuracy": after[-1][1] if after else None,
+        "best_accuracy": max((accuracy for _, accuracy in after), default=None),
         "validation_accuracy": lines[-1].get("validation/accuracy"),
         "p": p,
         "disclosed": given_away / sum(held),

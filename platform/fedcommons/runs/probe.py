@@ -13,6 +13,7 @@ from fedcommons.federation.evaluation import ModelTask, evaluate
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rejections import records, told
 from fedcommons.runs import build
+from fedcommons.seeds import seed_for
 from fedcommons.sharing.stage import Contribution, Generating
 
 Found = dict[str, Estimate]
@@ -43,10 +44,11 @@ def probe(
         laboratory = Laboratory(executor, ready.data, 0.0, c.federation.blocks, c.measure.samples, c.seed)
         start = ready.start(ClientMemory(cap_bytes=c.federation.memory_mb * 1e6))
         for now, _ in chain([(start, {})], rounds.run(ready.algorithm, executor, ready.plan, start)):
-            at = ModelTask(now.model, now.buffers)
+            seed = seed_for(c.seed, "observed", now.round)
+            at = ModelTask(now.model, now.buffers, seed, now.round, ready.steps)
             measured = laboratory.measure(at, hessians=True)
             sizes = {"test": len(ready.data.sets["test"])}
-            accuracy = evaluate(executor, now.model, sizes, now.buffers)["test/accuracy"]
+            accuracy = evaluate(executor, at, sizes)["test/accuracy"]
             say(f"probe, round {now.round}: test accuracy {accuracy:.3f}")
             found.append((accuracy, measured))
         if now.rejected:

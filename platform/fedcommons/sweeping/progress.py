@@ -26,7 +26,8 @@ class Progress(Callback):
         if "failed" in result or "cell" not in trial.config:
             return
         given = trial.config["cell"]
-        text = f"rounds, accuracy {result['test/accuracy']:.3f}"
+        accuracy = result.get("test/accuracy")
+        text = "rounds" if accuracy is None else f"rounds, accuracy {accuracy:.3f}"
         self.display.step(given["name"], result["round"], given["config"]["federation"]["rounds"], text)
 
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:

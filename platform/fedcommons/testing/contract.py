@@ -14,12 +14,14 @@ from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from fedcommons.convergence.laboratory import Laboratory
 from fedcommons.core.algorithm import BUFFERS, Algorithm
+from fedcommons.core.executor import Executor
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.worker import fresh_torch
 from fedcommons.errors import UserError
 from fedcommons.federation import checkpoint, rounds
-from fedcommons.federation.evaluation import evaluate
+from fedcommons.federation.evaluation import ModelTask, evaluate
 from fedcommons.federation.stragglers import Independent
 from fedcommons.tensors import EMPTY, Payload, data, flat
 from fedcommons.testing.absent import LATE, play_with_absent_clients, require_all_trained, rounds_of
@@ -101,7 +103,7 @@ def the_loss_falls(algorithm: Algorithm, local: LocalSGD) -> None:
     plan, executor = federation.plan(5), federation.serial(algorithm)
     sizes = {"train": len(federation.data.sets["train"])}
     models = federation.start(algorithm, plan).model, federation.play(algorithm, plan, executor)[-1][0].model
-    before, after = (evaluate(executor, model, sizes)["train/loss"] for model in models)
+    before, after = (evaluate(executor, ModelTask(model), sizes)["train/loss"] for model in models)
     require(
         after < 0.8 * before,
         f"in 5 rounds the training loss of the server model went from {before:.3f} to {after:.3f}, not below 80 %",
@@ -274,6 +276,22 @@ def neither_the_worker_nor_the_order_decides_a_bit(algorithm: Algorithm, local: 
     require_the_bits_of_one_process(algorithm, federation, Apart(federation, algorithm))
 
 
+def what_a_module_draws_is_keyed_in_every_mode(algorithm: Algorithm, local: LocalSGD) -> None:
+    """Training, evaluation and measurement of a module with a noise layer, by workers with another past."""
+    federation = digits(noise=0.5, method=algorithm).training(local)
+    require_the_bits_of_one_process(algorithm, federation, Apart(federation, algorithm))
+    at = ModelTask(federation.model, seed=1)
+    sizes = {name: len(examples) for name, examples in federation.data.sets.items()}
+    executors: tuple[Executor, ...] = (federation.serial(algorithm), Apart(federation, algorithm))
+    for what, look in (
+        ("evaluation", lambda executor: evaluate(executor, at, sizes)),
+        ("measurement", lambda executor: Laboratory(executor, federation.data, 0.0, 2).measure(at)),
+    ):
+        here, there, again = (look(executor) for executor in (*executors, executors[0]))
+        unequal = sorted({*differing(here, there), *differing(here, again)})
+        require(not unequal, f"the {what} of a module that draws gives other {listed(unequal)} in another process")
+
+
 def batch_norms_statistics_follow_the_policy(algorithm: Algorithm, local: LocalSGD) -> None:
     """Averaged buffers travel with the model; kept ones stay with their client. The algorithm never sees them."""
     federation = digits(batch_norm=True, method=algorithm).training(local)
@@ -343,6 +361,7 @@ CHECKS: dict[str, Check] = {
         late_clients_by_any_rule_break_no_promise,
         continuing_from_a_checkpoint_is_never_having_stopped,
         neither_the_worker_nor_the_order_decides_a_bit,
+        what_a_module_draws_is_keyed_in_every_mode,
         batch_norms_statistics_follow_the_policy,
         all_that_is_sent_is_named_by_a_release,
     )

@@ -42,7 +42,7 @@ class Apart:
 
     def map(self, function: Callable[[Any, Any, Any], Any], shared: Any, jobs: Sequence[Any]) -> list[Any]:
         """See ``Executor``."""
-        done = {j: function(self.workers[j % 2], shared, jobs[j]) for j in reversed(range(len(jobs)))}
+        done = {j: self.workers[j % 2].run(function, shared, jobs[j]) for j in reversed(range(len(jobs)))}
         return [done[j] for j in range(len(jobs))]
 
     def close(self) -> None:

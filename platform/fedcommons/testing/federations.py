@@ -158,12 +158,14 @@ def digits(
     linear: bool = False,
     batch_norm: bool = False,
     method: Algorithm | None = None,
+    noise: float = 0.0,
 ) -> Federation:
     """Handwritten digits and a tiny CNN; client i holds digits 2i and 2i + 1 (modulo ten) only.
 
     All clients share each client's mean image and the frequencies of its labels. ``linear``: softmax regression in
     place of the CNN (and no dropout), so that the loss is convex. ``batch_norm``: in the CNN. ``method``: if it needs
     more of a module than the CNN has, there is an autoencoder in its place (with ``linear``: of two linear layers).
+    ``noise``: standard deviation of what is added to the features in every mode, in evaluation too.
     """
     everything = _dataset()
     labels = everything.train.y.numpy()
@@ -186,17 +188,32 @@ def digits(
     def module() -> LightningModule:
         set_default_generator("initial weights of the tests")
         if autoencoder:
-            return _autoencoder(dropout, lr, momentum, linear, batch_norm)
+            return _autoencoder(dropout, lr, momentum, linear, batch_norm, noise)
         if linear:
             return Classifier(Linear((1, 8, 8), 10), lr=lr, momentum=momentum, mean=mean, std=std)
         network = CNN((1, 8, 8), 10, channels=(3, 4), hidden=16, batch_norm=batch_norm)
-        network.hidden = nn.Sequential(network.hidden, nn.Dropout(dropout))  # pyright: ignore[reportAttributeAccessIssue]
+        after = nn.Dropout(dropout) if not noise else nn.Sequential(nn.Dropout(dropout), Noise(noise))
+        network.hidden = nn.Sequential(network.hidden, after)  # pyright: ignore[reportAttributeAccessIssue]
         return Classifier(network, lr=lr, momentum=momentum, mean=mean, std=std)
 
-    return Federation(RunData(clients, clients, {"train": store, "test": everything.test[slice(0, 100)]}), module)
+    sets = {"train": store, "test": everything.test[slice(0, 100)]}
+    return Federation(RunData(clients, clients, sets, n_classes=everything.n_classes), module)
 
 
-def _autoencoder(dropout: float, lr: float, momentum: float, linear: bool, batch_norm: bool) -> VAEClassifier:
+class Noise(nn.Module):
+    """Adds N(0, sd^2) in every mode, as a VAE does that samples its codes in evaluation too."""
+
+    def __init__(self, sd: float) -> None:
+        super().__init__()
+        self.sd = sd
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.sd * torch.randn_like(x)
+
+
+def _autoencoder(
+    dropout: float, lr: float, momentum: float, linear: bool, batch_norm: bool, noise: float
+) -> VAEClassifier:
     """A tiny one for images of 8x8; see ``digits``."""
     if linear:
         decoder = nn.Sequential(nn.Linear(8, 64), nn.Sigmoid(), nn.Unflatten(1, (1, 8, 8)))
@@ -206,5 +223,5 @@ def _autoencoder(dropout: float, lr: float, momentum: float, linear: bool, batch
     made = vae((1, 8, 8), 10, lr, momentum, 0.0, "sgd", latent=8, channels=(3, 4))
     first, *rest = made.encoder.children()
     norm = nn.BatchNorm2d(3) if batch_norm else nn.Identity()
-    made.encoder = nn.Sequential(first, norm, *rest, nn.Dropout(dropout))
+    made.encoder = nn.Sequential(first, norm, *rest, nn.Dropout(dropout), *([Noise(noise)] if noise else []))
     return made

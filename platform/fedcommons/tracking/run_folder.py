@@ -42,7 +42,7 @@ _SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 STOPPED = "stopped-by-scheduler"
 """A file in the folder of a run that its sweep's scheduler stopped: resumption does not run it again."""
 
-_NEEDED = {"rounds.jsonl": "test/accuracy", "timing.jsonl": "train", "clients.jsonl": "accuracy"}
+_NEEDED = {"rounds.jsonl": "comm/total_bytes", "timing.jsonl": "train", "clients.jsonl": "n"}
 """A key that each line must have, besides ``round``; its value is a number or a list of numbers."""
 
 _BEFORE_CONFIG = ("environment.json", "messages.log")

@@ -1,0 +1,43 @@
+"""How far a federation is, as its module is told in the place of Lightning's Trainer.
+
+r: the round;  E, K: epochs and steps of a client's round;  e, k: those of this round that are done.
+
+In a client's round   current_epoch = (r - 1) E + e,  global_step = (r - 1) K + k:  as if the client had trained in all
+rounds before. After round r, when the server model is evaluated or measured,  r E  and  r K, K that of a client of mean
+size. In any other job all are 0. So a schedule (a weight that grows, say) moves, and no bit depends on the worker.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pytorch_lightning import LightningModule
+
+
+@dataclass
+class Clock:
+    """What ``self.current_epoch``, ``self.global_step`` and ``self.trainer.round`` say in a module."""
+
+    round: int = 0
+    current_epoch: int = 0
+    global_step: int = 0
+
+    # what a LightningModule asks its Trainer for by itself
+    global_rank: ClassVar[int] = 0
+    local_rank: ClassVar[int] = 0
+    is_global_zero: ClassVar[bool] = True
+    logger: ClassVar[None] = None
+    loggers: ClassVar[tuple[()]] = ()
+    lr_scheduler_configs: ClassVar[tuple[()]] = ()
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"self.trainer.{name}: clients have no Trainer here; self.trainer has round, current_epoch and global_step"
+        )
+
+    def attach(self, module: LightningModule) -> None:
+        """Let the module, and the LightningModules in it, read this clock."""
+        module.trainer = self  # pyright: ignore[reportAttributeAccessIssue]  (it has what is asked for)
+
+    def set(self, round: int, epoch: int, step: int) -> None:
+        """Say how far the federation is."""
+        self.round, self.current_epoch, self.global_step = round, epoch, step

@@ -1,0 +1,140 @@
+"""What a module is told of the round it is in: the schedule of a weight moves, and no worker's past is in it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor, nn
+
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.surrogate import ServerSGD, Surrogate, minimise
+from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.worker import RunData, Worker
+from fedcommons.data.clients import Clients
+from fedcommons.data.examples import Examples
+from fedcommons.federation.evaluation import ModelTask, evaluate
+from fedcommons.federation.participation import participants
+from fedcommons.testing.elsewhere import Apart
+from fedcommons.testing.federations import Federation
+
+if TYPE_CHECKING:
+    from conftest import Federation as Digits
+
+
+class Scheduled(LightningModule):
+    """Its loss has a weight that grows with the steps; it notes what it was told at each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(1, 2)
+        for p in self.last.parameters():
+            nn.init.zeros_(p)
+        self.told: list[tuple[int, int, int]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x)
+
+    def _note(self) -> None:
+        self.told.append((self.trainer.round, self.current_epoch, self.global_step))  # pyright: ignore
+
+    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
+        self._note()
+        return self.global_step * (self(batch[0]).square().mean() + self.last.weight.sum())
+
+    def validation_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> dict[str, float]:
+        self._note()
+        return {"epoch": float(self.current_epoch)}
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 1e-4)
+
+
+SIZES = (4, 10, 7)
+LOOP = LocalSGD(epochs=3, batch_size=4)
+
+
+@pytest.fixture
+def federation(digits: "Callable[..., Digits]") -> Federation:
+    store = Examples(torch.linspace(-1, 1, 21)[:, None], torch.arange(21) % 2)
+    rows = [torch.arange(a, b).numpy() for a, b in ((0, 4), (4, 14), (14, 21))]
+    clients = Clients(store, rows)
+    return Federation(RunData(clients, clients, {"test": store}), Scheduled, LOOP)
+
+
+def told(executor: Any) -> list[tuple[int, int, int]]:
+    return executor.worker.work.module.told
+
+
+def test_epochs_and_steps_go_on_from_round_to_round(federation: Federation) -> None:
+    """As if a client had trained in all rounds before, whoever takes part."""
+    executor = federation.serial(FedAvg())
+    federation.play(FedAvg(), federation.plan(3, participation=0.7, seed=3), executor)
+    expected = []
+    for round in (1, 2, 3):
+        for client in participants(3, 0.7, 3, round):
+            batches = -(-SIZES[client] // 4)
+            expected += [
+                (round, (round - 1) * 3 + e, ((round - 1) * 3 + e) * batches + k)
+                for e in range(3)
+                for k in range(batches)
+            ]
+    assert told(executor) == expected
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_the_steps_of_a_round_are_those_that_are_made(drop_last: bool, federation: Federation) -> None:
+    """With equal work, an own share of the examples, and full batches only."""
+    loop = replace(LOOP, epochs=5, drop_last=drop_last)
+    for n, own in ((4, None), (10, None), (7, 3.0), (3, None), (9, 9.0)):
+        data = replace(federation.data.clients[1], n_own=own)
+        data = replace(data, x=data.x[:n], y=data.y[:n])
+        work = federation.training(loop).work()
+        work.local(work.initial, data, 0)
+        assert loop.steps_for(n, own) == len(work.module.told)  # pyright: ignore
+
+
+def test_after_a_round_the_model_is_judged_as_at_its_end(federation: Federation) -> None:
+    executor = federation.serial(FedAvg())
+    found = evaluate(executor, ModelTask(federation.model, round=4, step=6), {"test": 21})
+    assert told(executor) == [(4, 12, 24)]
+    assert found == {"test/epoch": 12.0, "test/accuracy": pytest.approx(found["test/accuracy"])}
+
+
+def test_no_worker_and_no_stop_changes_what_a_schedule_makes(federation: Federation) -> None:
+    plan = federation.plan(4, participation=0.7, blocks=3)
+    played = federation.play(FedAvg(), plan)
+    apart = federation.play(FedAvg(), plan, Apart(federation, FedAvg()))
+    rest = federation.play(FedAvg(), plan, start=played[1][0])
+    for other in (apart, rest):
+        assert torch.equal(other[-1][0].model.buffer, played[-1][0].model.buffer)
+    moved = [(a.model.buffer - b.model.buffer).norm() for (a, _), (b, _) in zip(played[1:], played, strict=False)]
+    assert moved[2] > 1.5 * moved[0] > 0  # the weight has grown
+
+
+def test_a_job_outside_of_rounds_is_told_nothing_of_the_last_one(federation: Federation) -> None:
+    executor = federation.serial(FedAvg())
+    federation.play(FedAvg(), federation.plan(2), executor)
+    assert executor.map(_round, ModelTask(federation.model), [0]) == [(0, 0, 0)]
+
+
+def _round(worker: Worker, task: ModelTask, job: int) -> tuple[int, int, int]:
+    module = worker.work.module
+    return module.trainer.round, module.current_epoch, module.global_step  # pyright: ignore
+
+
+def test_a_server_that_trains_tells_the_round(federation: Federation) -> None:
+    executor, store = federation.serial(FedAvg()), federation.data.sets["test"]
+    task = Surrogate(federation.model, store.x, store.y, None, ServerSGD(2, 8, 0.1, 0.0, 0.0), None, 3)
+    executor.map(minimise, task, [0])
+    assert told(executor) == [(3, (12 + k) // 3, 12 + k) for k in range(6)]
+
+
+def test_what_a_module_may_not_ask_for_is_said() -> None:
+    work = Work(Scheduled(), torch.device("cpu"))
+    assert work.module.logger is None
+    assert work.module.global_rank == 0
+    with pytest.raises(AttributeError, match=r"self.trainer.max_epochs: clients have no Trainer here; .* has round"):
+        _ = work.module.trainer.max_epochs
