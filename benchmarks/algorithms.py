@@ -44,7 +44,7 @@ def course(name: str, algorithm_name: str) -> Iterator:
     module = Classifier(network(name), lr=w.lr)
     module.head = [layer for layer, of in module.named_modules() if isinstance(of, torch.nn.Linear)][-1]
     if needed(algorithm):  # of the same size, about: only their ratio to each other says something
-        module = vae(tuple(clients.store.x.shape[1:]), 10, w.lr, 0.0, 0.0, "sgd", 64)
+        module = vae(tuple(clients.store.x.shape[1:]), 10, w.lr, 0.0, 0.0, "sgd", latent=64)
     work = Work(module, default_device(), LocalSGD(w.epochs, w.batch))
     executor = Serial(lambda data: Worker(work, algorithm, data), RunData(clients, clients, {}))
     arrival = [w.per_round / w.clients] * w.clients

@@ -23,6 +23,7 @@ from fedcommons.config.flat import choose, flat_dict, override
 from fedcommons.convergence import advisor
 from fedcommons.convergence.advisor import LocalWork, Prediction
 from fedcommons.errors import UserError, unknown
+from fedcommons.federation.participation import joining
 from fedcommons.files import write_json, write_text
 from fedcommons.reports import tables
 from fedcommons.sweeping import grids, sweep
@@ -122,13 +123,13 @@ def local_work(config: Experiment, sizes: Sequence[int]) -> LocalWork:
     """What clients with so many examples do in a round."""
     c = config.client
     tau = fmean(c.epochs * (max(1, n // c.batch_size) if c.drop_last else ceil(n / c.batch_size)) for n in sizes)
-    return LocalWork(int(config.federation.participation * len(sizes) + 1e-9), tau, c.batch_size)
+    return LocalWork(joining(len(sizes), config.federation.participation), tau, c.batch_size)
 
 
 def costs(ready: "Prepared", p: float) -> tuple[float, float]:
     """Images a client hands over on average, and MB of all clients, both ways."""
     images = parts.make("sharing", ready.config.sharing.setting, {"p": p}).sizes(ready.dealt)
-    return fmean(images), 2 * images_nbytes(sum(images), ready.dataset.shape) / 1e6
+    return fmean(images), 2 * images_nbytes(sum(images), ready.dataset.shape, ready.dealt.itemsize) / 1e6
 
 
 def outcome(alpha: float, p: float, runs: Mapping[tuple[float, float], Sequence[sweep.Cell]], out: Path):

@@ -12,6 +12,7 @@ from fedcommons.accounting import communication
 from fedcommons.accounting.communication import UntilTarget
 from fedcommons.config import cli
 from fedcommons.errors import UserError, unknown
+from fedcommons.federation.participation import joining
 from fedcommons.files import write_text
 from fedcommons.reports import columns, tables
 from fedcommons.reports.cells import IDENTIFYING, until_target
@@ -118,13 +119,6 @@ def vgg11_nbytes(n_classes: int, beginnings: tuple[str, ...] = ("",)) -> int:
     with torch.device("meta"):  # shapes alone: no weights are drawn
         network = VGG11(SHAPE, n_classes)
     return nbytes({name: p for name, p in network.named_parameters() if name.startswith(beginnings)})
-
-
-def joining(n: int, c: float) -> int:
-    """Clients in a round, as the engine draws them."""
-    from fedcommons.federation.participation import participants
-
-    return len(participants(n, c, seed=0, round=0))
 
 
 def communication_saved(argv: Sequence[str]) -> int:

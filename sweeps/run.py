@@ -16,6 +16,7 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import SHORT_NAMES
 from fedcommons.config.parts import KINDS
 from fedcommons.errors import ClientError, UserError
+from fedcommons.tracking.run_folder import is_run
 
 
 def run(argv: Sequence[str]) -> int:
@@ -40,6 +41,8 @@ def run(argv: Sequence[str]) -> int:
         facts = "  ".join(f"{name} {value:.6g}" for name, value in metrics.items() if value is not None)
         print(f"round {number}  {facts}", flush=True)
 
+    if options.resume and not is_run(Path(options.out)):
+        print(f"{options.out} holds no run to resume: it starts from the beginning.")
     print("Loading torch and the data ...", flush=True)
     from fedcommons.runs import experiment  # torch takes seconds to import, and --help needs none
 

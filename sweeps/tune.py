@@ -57,7 +57,8 @@ def arguments(argv: Sequence[str]):
                         help="what is best: MB, epsilon, rounds_to_target, ..., a convergence parameter such as "
                         "zeta_hat_sq, or its mean over rounds, zeta_hat_sq_mean")  # fmt: skip
     parser.add_argument("--mode", type=str | None, default=None,
-                        help="max or min; default: max for accuracies, min for all else")  # fmt: skip
+                        help="max or min; default: max for accuracies, min for losses, bytes, epsilons and convergence "
+                        "parameters; needed for metrics of your own")  # fmt: skip
     parser.add_argument("--out", type=str, default="runs/tune", help="folder of the sweep")
     parser.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
     cli.add_dry_run(parser)

@@ -11,7 +11,9 @@ from torch import nn
 
 from fedcommons.config.flat import flat_dict
 from fedcommons.errors import UserError
-from fedcommons.reports import exchange
+from fedcommons.federation.participation import participants
+from fedcommons.reports import exchange, feddpms_tables
+from fedcommons.reports.exchange import Exchange
 from fedcommons.runs import experiment
 from fedcommons.runs.build import build_module, prepare
 from fedcommons.sweeping import sweep
@@ -168,6 +170,18 @@ def test_the_tables_say_what_the_runs_did(feddpms: ModuleType, tmp_path: Path) -
     down = 4 * (k * rounds * e.model + k * e.decoder) + received * (4 * 16 + 8) + k * 3
     assert (found[0]["bytes_up"], found[0]["bytes_down"]) == (up, down)
     assert f"| counted        | {up + down}" in text
+
+
+def test_table_6_counts_as_many_clients_as_the_engine_draws() -> None:
+    """Of ten clients and C = 0.26 two, not three."""
+    e = Exchange(np.zeros((10, 10)), np.zeros((10, 10)), {}, 0, model=100, decoder=30, latent=8, preliminary=4)
+    run = {
+        "run": "x", "partition.n_clients": 10, "federation.rounds": 10, "federation.participation": 0.26,
+        "feddpms.quota": 5, "feddpms.classes": 3, "bytes_up": 0, "bytes_down": 0,
+    }  # fmt: skip
+    assert len(participants(10, 0.26, 0, 1)) == 2
+    text = feddpms_tables.sent(run, e)
+    assert f"| {2 * 2 * 10 * 4 * 100} " in text.replace("model          |", "").replace("  ", " ")
 
 
 def test_in_fedssyns_table_it_asks_for_an_autoencoder_before_any_work(

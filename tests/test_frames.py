@@ -87,6 +87,42 @@ def test_a_row_a_round(folder: Path) -> None:
         assert set(of_run["algorithm"]) == {read_config(Path(str(path))).algorithm}
 
 
+def test_means_count_as_the_tables_do(folder: Path, tmp_path: Path) -> None:
+    """A seed that missed the target counts with its rounds and shows; what is unfinished or there twice is named."""
+    base = {**FIELDS, "alpha": 0.1, "target": 0.3}
+    for seed, target in ((0, 0.05), (1, 0.05), (2, 1.0)):
+        run(experiment("smoke", values={**base, "seed": seed, "target": target}), tmp_path / f"{seed}", say=quiet)
+    for path in (*tmp_path.glob("*/summary.json"), *tmp_path.glob("*/config.yaml")):  # one target, three outcomes
+        path.write_text(
+            path.read_text().replace('"target": 1.0', '"target": 0.05').replace("target: 1.0", "target: 0.05")
+        )
+    shutil.copytree(tmp_path / "0", tmp_path / "twice")
+    shutil.copytree(tmp_path / "1", tmp_path / "unfinished")
+    (tmp_path / "unfinished" / "summary.json").unlink()
+    runs = load_runs(tmp_path, say=silent)
+    runs.loc[runs["seed"] == 2, "rounds_to_target"] = float("nan")
+    said: list[str] = []
+    (row,) = means(runs, ["rounds_to_target", "last_accuracy"], say=said.append).to_dict("records")
+    whole = runs.iloc[:3]
+    reached = [*whole["rounds_to_target"].tolist()[:2], 2.0]
+    assert reached[:2] != [2.0, 2.0]
+    assert (row["seeds"], row["rounds_to_target_missed"]) == (3, 1)
+    assert (row["rounds_to_target"], row["rounds_to_target_sd"]) == (fmean(reached), stdev(reached))
+    assert row["rounds_to_target_shown"] == f">{fmean(reached):.4g}"
+    assert row["last_accuracy"] == pytest.approx(whole["last_accuracy"].mean())
+    assert said == [
+        f"left out: {tmp_path / 'unfinished'} is unfinished.",
+        f"left out: {tmp_path / 'twice'} is the same experiment as {tmp_path / '0'}.",
+    ]
+    said.clear()
+    runs.loc[runs["seed"] == 1, "zeta_sq"] = float("nan")
+    means(runs, ["zeta_sq"], say=said.append)
+    assert said[-1] == "left out: zeta_sq is missing in 1 of 3 seeds of the only cell."
+    with pytest.raises(UserError, match="unknown column 'last_acuracy'; did you mean 'last_accuracy'"):
+        means(runs, ["last_acuracy"])
+    assert means(runs.iloc[-1:], ["last_accuracy"], say=quiet).empty
+
+
 def test_cells_are_runs_that_differ_in_their_seeds_only(folder: Path) -> None:
     runs = load_runs(folder)
     assert varied(runs) == ["algorithm", "client.lr"]  # fedprox.mu follows from the algorithm

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import ModuleType
 
 import pytest
 
@@ -24,6 +25,7 @@ from fedcommons.errors import ClientError, UserError
 from fedcommons.federation import checkpoint
 from fedcommons.runs import experiment
 from fedcommons.seeds import seed_for
+from fedcommons.sweeping.sweep import open_sweep
 from fedcommons.tensors import Payload
 
 SHORT = {
@@ -66,6 +68,23 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 class PowerCut(Exception):
     pass
+
+
+def test_where_there_is_nothing_to_resume_it_is_said_before_any_training(
+    sweeps: Callable[[str], ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Somebody may have named the wrong folder."""
+    fields = ["--wandb", "off", "--data.limit", "80", "--federation.rounds", "1", "--client.epochs", "1"]
+    given = ["--preset", "smoke", *fields, "--out", str(tmp_path / "run"), "--resume"]
+    for expected in (True, False):
+        assert sweeps("run").run(given) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert (f"{tmp_path / 'run'} holds no run to resume: it starts from the beginning." in lines[:1]) == expected
+    said: list[str] = []
+    with open_sweep(tmp_path / "sweep", True, said.append):
+        assert said == [f"{tmp_path / 'sweep'} holds no run to resume: the sweep starts from its beginning."]
+    with open_sweep(tmp_path / "new", False, said.append):
+        assert len(said) == 1
 
 
 @pytest.mark.parametrize("cut_at", [0, 1, 2, 3, 5, 6])

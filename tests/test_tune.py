@@ -41,6 +41,7 @@ def tune(sweeps: Callable[[str], ModuleType]) -> ModuleType:
         ("--data.validation 0", "--metric validation_accuracy needs --data.validation above 0."),
         ("--metric MB --scheduler asha --data.validation 0", "--scheduler asha stops runs by validation accuracy"),
         ("--mode maximum", "unknown mode 'maximum'"),
+        ("--metric test/top3", "--metric test/top3 needs --mode max or --mode min: which way is better is not known."),
         ("--search optuna --scheduler asha", "--search optuna needs --scheduler fifo"),
         ("--scheduler asha --space alpha=uniform(0.1,1)", "partition.alpha needs a list of values with --scheduler"),
     ],
@@ -66,6 +67,8 @@ def test_every_metric_that_is_known_can_be_asked_for(tune: ModuleType) -> None:
         assert len(tune.cells(options)[0]) == 2
         assert options.mode == ("max" if "accuracy" in metric else "min")
     assert tune.arguments([*TINY, *able]).metric == "validation_accuracy"
+    own = tune.arguments([*TINY, *able, "--metric=test/top3", "--mode=max"])
+    assert (len(tune.cells(own)[0]), own.mode) == (2, "max")
     assert tune.arguments([*TINY, *able, "--mode=min"]).mode == "min"
     seen = [name for name in (*metrics.KNOWN, "test/loss", "validation/loss") if metrics.sees_test_data(name)]
     assert seen == ["rounds_to_target", "best_accuracy", "last_accuracy", "test/loss"]

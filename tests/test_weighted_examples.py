@@ -83,9 +83,11 @@ def test_closed_forms_with_weights(sizes: tuple[int, ...], least_squares: "Probl
     assert found.zeta_sq == pytest.approx(_sq_spread(means), rel=1e-12, abs=1e-12)
     assert found.sigma_sq == pytest.approx(np.mean([_sq_spread(g) for g in per_sample]), rel=1e-12)
     shares = totals / totals.sum()  # of all weight, not of all rows
-    sq_mean = sum(s * np.square(g).sum(1).mean() for s, g in zip(shares, per_sample, strict=True))
     assert found.sizes.tolist() == totals.tolist()
-    assert found.sigma_avg_sq == pytest.approx(sq_mean - np.square(shares @ means).sum(), rel=1e-12)
+    factor = shares * sum(sizes) / np.array(sizes)  # weights of mean 1 over all examples, not over each client's
+    together = np.concatenate([f * g for f, g in zip(factor, per_sample, strict=True)])
+    assert found.sigma_avg_sq == pytest.approx(_sq_spread(together), rel=1e-12)
+    assert found.pooled.numpy() == pytest.approx(shares @ means, rel=1e-12)
     each = zeta_sq_of_each(federation.serial(ALGORITHM), ModelTask(at), "own", found, 2)
     assert each == pytest.approx(np.square(means - means.mean(0)).sum(1), rel=1e-12)
     for client, mean in zip(federation.data.clients, means, strict=True):
@@ -97,6 +99,20 @@ def test_closed_forms_with_weights(sizes: tuple[int, ...], least_squares: "Probl
         -(a * (w * b)[:, None]).sum(0) / n for a, b, w, n in zip(problem.a, problem.b, scaled, sizes, strict=True)
     ]
     assert np.allclose(after.model.buffer.numpy(), -0.1 * np.mean(slopes, 0), rtol=0, atol=1e-12)
+
+
+def test_all_examples_together_are_one_client_that_holds_them(least_squares: "Problem") -> None:
+    """sigma_avg^2 of the clients is sigma^2 of that client, whoever holds the heavy examples."""
+    sizes, draw = (8, 3, 12), np.random.default_rng(1)
+    federation = least_squares(sizes=sizes).federation(0.1)
+    weights = [scale * draw.integers(1, 9, n) for n, scale in zip(sizes, (4, 1, 0.25), strict=True)]
+    store = federation.data.clients.store
+    alone = Clients(store, Rows.of([np.arange(sum(sizes))], [np.concatenate(weights)]))
+    at = _at(federation)
+    found = _measure(_weighted(federation, weights), model=at)
+    one = _measure(replace(federation, data=RunData(alone, alone, {})), model=at)
+    assert found.sigma_avg_sq == pytest.approx(one.sigma_sq, rel=1e-6)  # weights are float32
+    assert found.sigma_avg_sq == pytest.approx(one.sigma_avg_sq, rel=1e-6)
 
 
 def test_the_shift_of_a_pool_is_from_the_weighted_objective(least_squares: "Problem") -> None:

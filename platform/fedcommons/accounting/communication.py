@@ -7,6 +7,7 @@ and labels, Mc the model, R the rounds; the Fedssyn paper (arXiv:2306.13263, sec
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from statistics import fmean
 
 
@@ -32,12 +33,9 @@ class Traffic:
         return self.down + self.up + self.once
 
 
-def images_nbytes(n: int, shape: tuple[int, ...]) -> int:
-    """Bytes of n uint8 images of this shape with one byte of label each."""
-    size = 1
-    for side in shape:
-        size *= side
-    return n * (size + 1)
+def images_nbytes(n: int, shape: tuple[int, ...], itemsize: int = 1) -> int:
+    """Bytes of n examples of this shape, each with a byte of label; itemsize: of a number, 1 for uint8 images."""
+    return n * (prod(shape) * itemsize + 1)
 
 
 def pool_nbytes(n_clients: int, synthetic: int) -> int:

@@ -75,13 +75,14 @@ class Moments:
     """Moments of the per-sample gradients of N sets of examples at one model.
 
     mean, pooled: (P,) float64, mean of g_i over sets, and mean over all examples; sizes: (N,), n_i or the sum
-    of the set's weights;  sq: (N,) ||g_i||^2;  sq_mean: (N,) E||grad F||^2;  v: (N,) squared standard error of g_i, 0
-    if all was measured.
+    of the set's weights;  rows: (N,) n_i;  sq: (N,) ||g_i||^2;  sq_mean: (N,) E||grad F||^2;  v: (N,) squared standard
+    error of g_i, 0 if all was measured.
     """
 
     mean: Tensor
     pooled: Tensor
     sizes: np.ndarray
+    rows: np.ndarray
     sq: np.ndarray
     sq_mean: np.ndarray
     v: np.ndarray
@@ -103,8 +104,8 @@ class Moments:
 
     @property
     def sigma_avg_sq(self) -> float:
-        """sigma_avg^2: of all examples together, per sample."""
-        return self._rounded(float(self._shares @ self.sq_mean) - self.sq_of_pooled)
+        """sigma_avg^2: of all examples together, per sample: sigma^2 of one client that held them all."""
+        return self._rounded(self.sq_mean_of_pooled - self.sq_of_pooled)
 
     @property
     def mean_sq(self) -> float:
@@ -133,8 +134,13 @@ class Moments:
 
     @property
     def sq_mean_of_pooled(self) -> float:
-        """E||grad F||^2 over all examples."""
-        return float(self._shares @ self.sq_mean)
+        """E||grad F||^2 over all examples, whose weights w_j have mean 1 over all of them together.
+
+        Over client i alone they have mean 1 too. Its term  w_j n_i / W_i  becomes  w_j n / W,  W_i = sum_j w_j, n and W
+        the sums over clients; so it counts  (n_i / n) (W_i n / (n_i W))^2.
+        """
+        shares, of_rows = self._shares, self.rows / self.rows.sum()
+        return float((shares * (shares / of_rows)) @ self.sq_mean)
 
     @property
     def _shares(self) -> np.ndarray:
@@ -183,10 +189,10 @@ def moments(
     jobs = [(which, ids, part) for ids in cut(range(n_sets), blocks)]
     totals, scalars = zip(*executor.map(moments_of_block, at, jobs), strict=True)
     sums = {name: data(total) for name, total in add_blocks(totals).items()}
-    sizes, sq, sq_mean, v = np.concatenate(scalars).T
+    sizes, rows, sq, sq_mean, v = np.concatenate(scalars).T
     mean = sums["gradient"].div_(n_sets)
     pooled = sums["pooled"].div_(sizes.sum()) if "pooled" in sums else mean
-    return Moments(mean, pooled, sizes, sq, sq_mean, v)
+    return Moments(mean, pooled, sizes, rows, sq, sq_mean, v)
 
 
 def zeta_sq_of_each(executor: Executor, at: ModelTask, which: str, found: Moments, blocks: int) -> np.ndarray:
@@ -210,7 +216,7 @@ def moments_of_block(
 ) -> tuple[Total, list[list[float]]]:
     """Of the sets ``ids``: the sum of g_i, and that of n_i g_i where sizes differ; of each its scalars.
 
-    Scalars: (n_i, ||g_i||^2, E||grad F||^2, v_i).
+    Scalars: (n_i or the sum of its weights, n_i, ||g_i||^2, E||grad F||^2, v_i).
     """
     which, ids, part = job
     clients = clients_of(worker.data, which)
@@ -225,7 +231,7 @@ def moments_of_block(
         sq = float(gradient @ gradient)
         v = (1 / m - 1 / n) * (sq_mean - sq) * m / (m - 1) if m < n else 0.0
         size = float(totals[i])
-        scalars.append([size, sq, sq_mean, v])
+        scalars.append([size, n, sq, sq_mean, v])
         total.add({"gradient": gradient} | ({} if alike else {"pooled": gradient * size}))
     return total.total, scalars
 

@@ -60,12 +60,14 @@ class LocalSGD:
     def epochs_for(self, n: int, n_own: float | None, share: float = 1.0) -> int:
         """E' = max(1, floor(n_i E/(n_i + n~))), the authors' rule, where n~ of the n examples are not the client's.
 
+        It is never above E, also where ``n_own`` is more than n.
+
         Of a client that does only a share in (0, 1] of its work:  ceil(share E'),  so the epoch that it is in is played
         to its end, and a uniform share gives 1 .. E' epochs with equal probabilities.
         """
         epochs = self.epochs
         if self.equal_work and n_own is not None:
-            epochs = max(1, int(self.epochs * n_own / n + 1e-9))
+            epochs = max(1, min(epochs, int(epochs * n_own / n + 1e-9)))
         return max(1, ceil(share * epochs - 1e-9))
 
     def steps_for(self, n: int, n_own: float | None) -> int:

@@ -43,6 +43,20 @@ class ClientData:
         """The client's size in averages: sum_j w_j, the number of its examples if they have no weights."""
         return float(len(self)) if self.total is None else self.total
 
+    def subset(self, rows: Tensor) -> "ClientData":
+        """Some of the examples, by their numbers (m,) int64: their share of ``n_own`` and of the weights.
+
+        ``dataclasses.replace`` keeps both as they were, so that a part would train as if more of it were its own.
+        """
+        n, m = len(self), len(rows)
+        weight, ids, total = self.weight, None if self.ids is None else self.ids[rows], self.total
+        if weight is not None:
+            share = float(weight[rows].sum(dtype=torch.float64))
+            total = self.size * share / n
+            weight = weight[rows] * (m / share)
+        n_own = None if self.n_own is None else self.n_own * m / n
+        return ClientData(self.x[rows], self.y[rows], weight, ids, n_own, total, self.commons)
+
     @property
     def columns(self) -> tuple[Tensor, ...]:
         """(x, y), with weights (x, y, weight): the columns of a batch that the module's ``training_step`` gets."""

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
+import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -20,6 +21,19 @@ from fedcommons.seeds import generator, seed_for, set_default_generator
 
 COPIES = 5
 """Copies of the weights that a training holds: them, their gradient, Adam's two moments and the moving average."""
+
+
+def require_images(dtype: torch.dtype, data: str) -> None:
+    """Refuse examples that are no uint8 images, which is what a diffusion model of ours draws.
+
+    Raises:
+        UserError: the data set ``data`` has others.
+    """
+    if dtype != torch.uint8:
+        raise UserError(
+            f"generator.name ddpm and private_ddpm draw uint8 images, and {data} has {dtype} examples: name a "
+            "generator of your own that draws these."
+        )
 
 
 @dataclass(frozen=True)
@@ -61,6 +75,10 @@ class DDPM:
                 f"generator.sampling_steps must be at most generator.timesteps = {self.timesteps}, "
                 f"got {self.sampling_steps}."
             )
+
+    def check_type(self, dtype: torch.dtype, data: str) -> None:
+        """See ``Generator``."""
+        require_images(dtype, data)
 
     def check_shape(self, shape: tuple[int, ...], data: str) -> None:
         """See ``Generator``. The memory is a lower bound: every level has at least three 3x3 convolutions."""

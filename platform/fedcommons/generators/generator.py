@@ -44,8 +44,8 @@ class Generator(Protocol):
 
     sampling: names of the hyper-parameters that only ``sample`` uses; the others decide what is trained. Optional
     functions raise ``UserError``: ``check(flat)`` refuses an experiment by its fields (dotted names to values),
-    ``check_shape(shape, data)`` images of shape (C, H, W) of the data set of this name, and ``check_sizes(sizes)`` the
-    numbers of images that each client's generator would see.
+    ``check_type(dtype, data)`` and ``check_shape(shape, data)`` examples of this type or shape, (C, H, W) for images,
+    of the data set of this name, and ``check_sizes(sizes)`` the numbers of them that each client's generator would see.
     """
 
     sampling: ClassVar[tuple[str, ...]]
@@ -66,5 +66,5 @@ class Generator(Protocol):
         ...
 
     def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:
-        """One image for each label, uint8 (n, *shape)."""
+        """One example for each label, (n, *shape), of the type that ``fit`` saw: uint8 for images."""
         ...

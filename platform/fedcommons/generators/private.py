@@ -26,7 +26,7 @@ from fedcommons.core.worker import default_device
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from fedcommons.files import sha256
-from fedcommons.generators.ddpm import DDPM
+from fedcommons.generators.ddpm import DDPM, require_images
 from fedcommons.generators.generator import Receipt, Trained, Weights
 from fedcommons.seeds import set_default_generator, wide_key
 
@@ -106,6 +106,10 @@ class PrivateDDPM:
             )
         if flat.get("dp.delta", self.delta) != self.delta:
             raise UserError(f"generator.delta must be dp.delta = {flat['dp.delta']:g}, got {self.delta:g}.")
+
+    def check_type(self, dtype: torch.dtype, data: str) -> None:
+        """See ``Generator``."""
+        require_images(dtype, data)
 
     def check_shape(self, shape: tuple[int, ...], data: str) -> None:
         """See ``Generator``."""

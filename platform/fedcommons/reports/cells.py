@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedcommons.accounting.communication import UntilTarget
 from fedcommons.config.flat import IGNORED_BY_RESULTS, own_fields
+from fedcommons.errors import unknown
 
 if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
     import pandas as pd
@@ -90,18 +91,40 @@ def cells(runs: "pd.DataFrame") -> list[Cell]:
     ]
 
 
-def means(runs: "pd.DataFrame", columns: Sequence[str]) -> "pd.DataFrame":
-    """A row a cell: what varies, ``seeds``, and of each column mean and sample standard deviation (``NAME_sd``)."""
+def means(runs: "pd.DataFrame", columns: Sequence[str], say: Callable[[str], None] = print) -> "pd.DataFrame":
+    """A row a cell: what varies, ``seeds``, and of each column mean and sample standard deviation (``NAME_sd``).
+
+    As in the tables, only finished runs count, each once, and in ``rounds_to_target`` a seed that missed the target
+    counts with all its rounds: ``rounds_to_target_missed`` says how many did, and ``rounds_to_target_shown`` has the
+    mean with ``>`` then. ``say`` is told what is left out.
+
+    Raises:
+        UserError: the runs have no such column.
+    """
     import pandas as pd
 
-    rows = []
-    for cell in cells(runs):
-        row = {**cell.fields, "seeds": len(cell.runs)}
+    for name in columns:
+        if name not in runs:
+            raise unknown("column", name, runs.columns)
+    for run in runs.loc[runs["status"] != "finished", :].to_dict("records"):
+        say(f"left out: {run['run']} is {run['status']}.")
+    rows, finished = [], once(runs.loc[runs["status"] == "finished", :], say)
+    for cell in cells(finished) if len(finished) else ():
+        row, seeds = {**cell.fields, "seeds": len(cell.runs)}, len(cell.runs)
         for name in columns:
-            values = pd.Series(cell.values(name), dtype=float)
+            counts, missed = counted(cell.runs, name)
+            if len(counts) < seeds:
+                say(f"left out: {name} is missing in {seeds - len(counts)} of {seeds} seeds of {_words(cell)}.")
+            values = pd.Series(counts, dtype=float)
             row |= {name: values.mean(), f"{name}_sd": values.std()}
+            if name == "rounds_to_target":
+                row |= {f"{name}_missed": missed, f"{name}_shown": f"{'>' * (missed > 0)}{values.mean():.4g}"}
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def _words(cell: Cell) -> str:
+    return ", ".join(f"{name} {value}" for name, value in cell.fields.items()) or "the only cell"
 
 
 def counted(runs: "pd.DataFrame", metric: str) -> tuple[list[float], int]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from matplotlib.ticker import MaxNLocator
 
 from fedcommons.core.accountants import epsilon
+from fedcommons.federation.participation import joining
 from fedcommons.reports import columns, courses, plots, series, tables
 from fedcommons.reports.cells import Cell
 from fedcommons.reports.exchange import Exchange
@@ -99,7 +100,7 @@ def _kept(run: Mapping[Any, Any], e: Exchange | None) -> float | None:
 def sent(run: Mapping[Any, Any], e: Exchange) -> str:
     """Table 6: bytes of a run beyond the model's, counted against the closed forms of appendix A.9."""
     clients, rounds = run["partition.n_clients"], run["federation.rounds"]
-    k = round(run["federation.participation"] * clients)
+    k = joining(clients, run["federation.participation"])
     model = 2 * k * rounds * 4 * e.model
     # a decoder goes up in the last round of stage I, and down at each client's first selection in stage II
     downloads = costs.expected_downloads(rounds, e.preliminary, clients, k)

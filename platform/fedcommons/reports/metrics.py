@@ -49,9 +49,24 @@ def words(name: str) -> str:
     return WORDS.get(name, WORDS.get(SHORT_NAMES.get(name, ""), name))
 
 
+def is_accuracy(metric: str) -> bool:
+    """Whether it is an accuracy, in [0, 1]."""
+    return "accuracy" in metric
+
+
 def mode(metric: str) -> str:
-    """Which way is better: ``max`` for accuracies, ``min`` for everything else."""
-    return "max" if "accuracy" in metric else "min"
+    """Which way is better: ``max`` for accuracies, ``min`` for all else that is known, and for losses and bytes.
+
+    Raises:
+        UserError: it is no metric, or one that a module or method logs itself, of which nothing is known.
+    """
+    if metric not in KNOWN and "/" not in metric:
+        raise unknown("metric", metric, KNOWN)
+    if is_accuracy(metric):
+        return "max"
+    if metric in KNOWN or metric.partition("/")[0] in ("comm", "privacy", "convergence") or "loss" in metric:
+        return "min"
+    raise UserError(f"--metric {metric} needs --mode max or --mode min: which way is better is not known.")
 
 
 def sees_test_data(metric: str) -> bool:

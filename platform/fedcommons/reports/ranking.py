@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedcommons.reports import series
 from fedcommons.reports.cells import ENVIRONMENT, Cell, cells, counted, fields, varied
-from fedcommons.reports.metrics import mode, sees_test_data, words
+from fedcommons.reports.metrics import is_accuracy, sees_test_data, words
 from fedcommons.reports.tables import markdown, mean_std, rounds
 
 if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
@@ -58,7 +58,7 @@ def shown(runs: "pd.DataFrame", metric: str) -> str:
     if not values:
         return "-"
     some = f" ({len(values)} of {len(runs)} seeds)" if len(values) < len(runs) else ""
-    return (mean_std([100 * v for v in values], 1) if mode(metric) == "max" else mean_std(values, None)) + some
+    return (mean_std([100 * v for v in values], 1) if is_accuracy(metric) else mean_std(values, None)) + some
 
 
 def table(groups: Sequence[Group], swept: Sequence[str], metric: str, way: str) -> str:
@@ -66,7 +66,7 @@ def table(groups: Sequence[Group], swept: Sequence[str], metric: str, way: str) 
     every = [point for group in groups for point in group.points]
     known = [n for n in dict.fromkeys((metric, *SHOWN)) if any(counted(p.runs, n)[0] for p in every)]
     names = [n for n in swept if n != "seed" and n not in groups[0].environment]
-    head = [*names, *(f"{n}, %" if mode(n) == "max" else n for n in known), "seeds", "runs"]
+    head = [*names, *(f"{n}, %" if is_accuracy(n) else n for n in known), "seeds", "runs"]
     text = []
     for group in groups:
         lines = [

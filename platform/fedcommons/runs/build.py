@@ -96,6 +96,7 @@ def prepare(config: Experiment) -> Prepared:
         refuse(part, "check", flat_dict(config))
     dataset = _load(config.data)
     if "generator" in made:
+        refuse(made["generator"], "check_type", dataset.train.x.dtype, dataset.name)
         refuse(made["generator"], "check_shape", dataset.shape, dataset.name)
     labels = dataset.train.y.numpy()
     dealt = partition(config.partition, labels, dataset.n_classes, config.seed)

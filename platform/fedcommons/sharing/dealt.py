@@ -23,6 +23,11 @@ class Dealt:
         return tuple(self.own.store.x.shape[1:])
 
     @property
+    def itemsize(self) -> int:
+        """Bytes of a number of an example: 1 for uint8 images."""
+        return self.own.store.x.element_size()
+
+    @property
     def n_total(self) -> int:
         """Number of real examples of all clients."""
         return len(self.own.store)

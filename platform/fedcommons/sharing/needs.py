@@ -137,8 +137,8 @@ def check_contributions(p: float | None, dealt: Dealt) -> None:
         raise UserError(
             f"sharing.p = {p:g} of {largest} images is not one image; it must be 0 or more than {least:.2g}."
         )
-    n, pixels = sum(sizes), int(np.prod(dealt.shape))
-    capacity.require(f"{n:,} synthetic images", n * (pixels + 8), "sharing.p")  # a byte a pixel and 8 a label
+    n, numbers = sum(sizes), int(np.prod(dealt.shape))
+    capacity.require(f"{n:,} synthetic images", n * (numbers * dealt.itemsize + 8), "sharing.p")  # and 8 a label
 
 
 def needs(p: float | None, dealt: Dealt, recipe: Recipe) -> list[Need]:

@@ -89,7 +89,7 @@ class RawCopies:
             received.append(rows[new])
             weights.append(np.concatenate([weight[owners == client], weight[new]]))
         sent = len(released.rows) + sum(map(len, received))
-        once, notes = images_nbytes(sent, dealt.shape), self._notes(dealt)
+        once, notes = images_nbytes(sent, dealt.shape, dealt.itemsize), self._notes(dealt)
         return Assigned(dealt.own.rows, received, weights, once=once, notes=notes)
 
     def _notes(self, dealt: Dealt) -> list[str]:

@@ -57,7 +57,9 @@ class ShuffledReal:
         """Clients keep their other images; the pool is permuted and cut into parts as large as the contributions."""
         sizes, parts = self.sizes(dealt), released.shuffled(len(dealt.own), dealt.seed)
         kept = [rows[np.sort(_order(dealt, client)[sizes[client] :])] for client, rows in enumerate(dealt.own.rows)]
-        return Assigned(kept, parts, pool=parts, once=2 * images_nbytes(len(released.rows), dealt.shape))
+        return Assigned(
+            kept, parts, pool=parts, once=2 * images_nbytes(len(released.rows), dealt.shape, dealt.itemsize)
+        )
 
 
 def _order(dealt: Dealt, client: int) -> np.ndarray:

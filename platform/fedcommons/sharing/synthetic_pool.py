@@ -15,6 +15,7 @@ from torch import Tensor
 from fedcommons.artifacts import Store, constants, key_of
 from fedcommons.core.worker import fresh_torch
 from fedcommons.data.examples import Examples
+from fedcommons.errors import ClientError
 from fedcommons.generators.generator import Receipt, Trained
 from fedcommons.sharing.needs import Need, largest_remainder
 from fedcommons.sharing.stage import Contribution
@@ -46,7 +47,11 @@ class Made:
 
 @fresh_torch()
 def make(job: Job) -> Made:
-    """Train the generator if weights are missing, and draw the images."""
+    """Train the generator if weights are missing, and draw the images.
+
+    Raises:
+        ClientError: they are not of the type and shape of the real ones.
+    """
     first = job.needs[0]
     shape, new = tuple(first.examples.x.shape[1:]), {}
     if job.epochs:
@@ -57,7 +62,18 @@ def make(job: Job) -> Made:
         need.recipe.generator.sample(trained[need.epochs].weights, shape, need.n_classes, need.labels, need.seed)
         for need in job.needs
     ]
+    for need, drawn in zip(job.needs, images, strict=True):
+        _require_like(need, drawn)
     return Made(new, images)
+
+
+def _require_like(need: Need, drawn: Tensor) -> None:
+    x, n = need.examples.x, len(need.labels)
+    if drawn.dtype != x.dtype or drawn.shape != (n, *x.shape[1:]):
+        raise ClientError(
+            f"generator {need.recipe.name} drew {drawn.dtype} {tuple(drawn.shape)} for {n} labels, and examples are "
+            f"{x.dtype} {tuple(x.shape[1:])}: its sample must return these."
+        )
 
 
 def missing(store: Store, wanted: Iterable[Need]) -> list[Job]:
@@ -80,7 +96,7 @@ def _images(store: Store, need: Need) -> Contribution | None:
         return None
     images, labels = found.tensors.get("images"), found.tensors.get("labels")
     shape = (len(need.labels), *need.examples.x.shape[1:])
-    if images is None or images.shape != shape or images.dtype != torch.uint8:
+    if images is None or images.shape != shape or images.dtype != need.examples.x.dtype:
         images = None
     if images is None or labels is None or not torch.equal(labels, need.labels):
         store.say(f"the synthetic images of client {need.client} in {store.folder} are malformed; to be built again.")

@@ -26,7 +26,7 @@ def sweep(experiments: Iterable[Experiment], folder: str | Path) -> pd.DataFrame
     out, cells = Path(folder), named(list(experiments))
     with Display() as display:
         left = todo(cells, out, display)
-        with open_sweep(out, resume=True):
+        with open_sweep(out, resume=True, say=lambda text: None):
             failures = run_cells(left, out, display).failures
     if failures:
         raise ClientError("; ".join(f"{name}: {why}" for name, why in failures.items()))

@@ -102,8 +102,8 @@ def todo(cells: Sequence[Cell], out: Path, display: Display) -> Todo:
 
 
 @contextmanager
-def open_sweep(out: Path, resume: bool) -> Iterator[None]:
-    """Make the sweep's folder and hold it, until its tables are written.
+def open_sweep(out: Path, resume: bool, say: Callable[[str], None] = print) -> Iterator[None]:
+    """Make the sweep's folder and hold it, until its tables are written; ``say`` is told if there is none to resume.
 
     Raises:
         UserError: it cannot be written, another process holds it, it has what no sweep wrote, or it holds a sweep and
@@ -112,6 +112,8 @@ def open_sweep(out: Path, resume: bool) -> Iterator[None]:
     with open_folder(out):
         if holds_runs(out) and not resume:
             raise UserError(f"--out: {out} holds a sweep already; add --resume to continue it or name another folder.")
+        if resume and not holds_runs(out):
+            say(f"{out} holds no run to resume: the sweep starts from its beginning.")
         yield
 
 
@@ -133,6 +135,9 @@ def run_cells(
         cluster.connect()
         cluster.require_actors(left.cells[0].config)
         display.say(f"{len(left.cells)} cells to run on {cluster.describe()}.")
+        if left.lacking:
+            settings = ", ".join(dict.fromkeys(c.config.sharing.setting for c in left.cells if c.config.generator))
+            display.say(f"{len(left.lacking)} generators are trained first, for setting {settings}; real needs none.")
         if not left.lacking and any(c.config.generator for c in left.cells):
             display.say("All generators are in the store: none had to be trained.")
         from fedcommons.sweeping.progress import Progress
