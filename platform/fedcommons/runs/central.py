@@ -21,7 +21,8 @@ from fedcommons.core import trainer
 from fedcommons.core.local import onednn
 from fedcommons.core.worker import fresh_torch, set_up_process
 from fedcommons.data.augment import flip_and_crop
-from fedcommons.data.examples import Examples
+from fedcommons.data.examples import Dataset, Examples
+from fedcommons.errors import UserError
 from fedcommons.federation.evaluation import CHUNK
 from fedcommons.files import remove_unfinished, unfinished, write_json
 from fedcommons.runs.build import Prepared, build_module, contributions, prepare
@@ -143,9 +144,11 @@ def _train(central: Central) -> dict[str, Any]:
     c, prepared = central.config, prepare(central.config)
     synthetic = central.source == "central_synthetic"
     train = _union(prepared) if synthetic else prepared.dataset.train
+    module = build_module(c, prepared.dataset)
+    _require_logits(module, prepared.dataset)
     with onednn(c.client.onednn):
         accuracies = fit(
-            build_module(c, prepared.dataset),
+            module,
             train,
             prepared.dataset.test,
             epochs=central.epochs,
@@ -171,6 +174,22 @@ def _train(central: Central) -> dict[str, Any]:
         "partition": prepared.partition.fingerprint if synthetic else None,
         "facts": central.facts,
     }
+
+
+def _require_logits(module: LightningModule, dataset: Dataset) -> None:
+    """Refuse a module without logits of the classes, which has no accuracy.
+
+    Raises:
+        UserError: its forward returns anything else.
+    """
+    with torch.no_grad():
+        found = module.eval()(dataset.test.x[:1])
+    module.train()
+    if not (isinstance(found, Tensor) and found.shape == (1, dataset.n_classes)):
+        raise UserError(
+            f"a central model is judged by its accuracy, and the forward of {type(module).__name__} returns no logits "
+            f"of {dataset.n_classes} classes."
+        )
 
 
 def _union(prepared: Prepared) -> Examples:
