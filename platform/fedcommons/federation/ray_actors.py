@@ -41,7 +41,8 @@ class _Actor:
         # the data.
         self.worker = build(ray.get(data[0]))
 
-    def map(self, function: Callable, shared: Any, jobs: Sequence) -> list:
+    def map(self, shared: Any, work: tuple[Callable, Sequence]) -> list:
+        function, jobs = work  # every argument of a call costs Ray a tenth of a millisecond
         return [self.worker.run(function, shared, job) for job in jobs]
 
 
@@ -84,7 +85,7 @@ class RayActors:
         parts = cut(range(len(jobs)), len(self.actors))
         sent = ray.put(shared) if shared.nbytes > INLINE_BYTES and len(parts) > 1 else shared
         calls = [
-            actor.map.remote(function, sent, [jobs[j] for j in part])
+            actor.map.remote(sent, (function, [jobs[j] for j in part]))
             for actor, part in zip(self.actors, parts, strict=False)
         ]
         results: list[R] = []
@@ -100,7 +101,7 @@ class RayActors:
         """The result of a job whose actor died, from the actor that replaces it."""
         for _ in range(DEATHS - 1):
             try:
-                return ray.get(self.actors[number].map.remote(function, sent, [job]))[0]
+                return ray.get(self.actors[number].map.remote(sent, (function, [job])))[0]
             except LOST as error:
                 died = error
                 self._renew(number)
@@ -114,7 +115,7 @@ class RayActors:
 
     def _await(self, actors: Sequence[Any]) -> None:
         try:
-            ray.get([actor.map.remote(_ready, None, [0]) for actor in actors], timeout=START_S)
+            ray.get([actor.map.remote(None, (_ready, [0])) for actor in actors], timeout=START_S)
         except (GetTimeoutError, *LOST) as error:
             self.close()
             why = " ".join(str(error).split()) or f"{START_S} s were not enough"
