@@ -183,7 +183,7 @@ def nbytes(payload: Payload) -> int:
 
 def to_device(payload: Payload, device: torch.device) -> Payload:
     """The payload on ``device``; itself where it is there."""
-    if all(data(x).device == device for x in payload.values()):
+    if not payload or all(data(x).device == device for x in payload.values()):
         return payload
     return {
         name: Flat(x.layout, x.buffer.to(device)) if isinstance(x, Flat) else x.to(device)

@@ -1,7 +1,7 @@
 """The one local training loop: plain minibatch steps that drive the client's LightningModule."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import reduce
 from math import ceil
@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from fedcommons.core.clock import Clock
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.logged import Logged
-from fedcommons.core.release import Release
+from fedcommons.core.plain_step import plain_step
+from fedcommons.core.release import UNCOVERED, Release
 from fedcommons.core.weighting import weight
 from fedcommons.data.augment import flip_and_crop
 from fedcommons.data.clients import ClientData
@@ -103,7 +104,9 @@ class LocalSGD:
         n = len(data)
         epochs, clock, (first_epoch, first_step) = self.epochs_for(n, data.n_own, work.share), work.clock, work.began
         batches = ((epoch, b) for epoch in range(epochs) for b in self._batches(data, seed, epoch))
-        with work.logged as logged, onednn(self.onednn):
+        step = plain_step(optimizer)
+        kernels = nullcontext() if torch.backends.mkldnn.enabled == self.onednn else onednn(self.onednn)
+        with work.logged as logged, kernels:
             for epoch, batch in batches:
                 clock.current_epoch, clock.global_step = first_epoch + epoch, first_step + len(losses)
                 try:
@@ -119,24 +122,27 @@ class LocalSGD:
                         value.backward()
                     if add_to_grad:
                         add_to_grad(work.named)
-                    optimizer.step()
+                    step()
                 except Exception as error:
                     error.add_note(f"step {len(losses)}, batch {tuple(batch[0].shape)}")
                     raise
                 losses.append(value.detach())
-        metrics = {**logged.means, "loss": reduce(torch.add, losses) / len(losses), "steps": len(losses)}
+        mean = losses[0] if len(losses) == 1 else reduce(torch.add, losses) / len(losses)
+        metrics = {**logged.means, "loss": mean, "steps": len(losses)}
         return Trained(work.params, metrics, self._spent(protections, n, len(losses)))
 
     def _spent(self, protections: set[Release], n: int, steps: int) -> Release:
         """All steps as one event; unprotected without DP-SGD, or if two steps were protected differently."""
         if self.dp is None or len(protections) != 1:
-            return Release()
+            return UNCOVERED
         return replace(protections.pop(), q=self.dp.sampling_rate(n, self.batch_size), steps=steps)
 
     def _batches(self, data: ClientData, seed: int, epoch: int) -> Iterator[Batch]:
-        n, b, device = len(data), self.batch_size, data.y.device
+        n, b, device, columns = len(data), self.batch_size, data.y.device, data.columns
+        if n <= b and not (self.augment or self.dp):
+            yield columns  # one batch holds all, so its order does not matter
+            return
         draws = generator(seed, "order", epoch)
-        columns = [t for t in (data.x, data.y, data.weight) if t is not None]
         if self.dp:
             steps = self.dp.steps(n, b)
             for number in range(epoch * steps, (epoch + 1) * steps):
@@ -144,15 +150,12 @@ class LocalSGD:
                 batch = [t[chosen] for t in columns]
                 yield self._augmented(batch, draws) if len(chosen) else tuple(batch)
             return
-        if n <= b and not self.augment:
-            yield tuple(columns)  # one batch holds all, so its order does not matter
-            return
         order = torch.randperm(n, generator=draws).to(device)
-        columns = self._augmented([t.index_select(0, order) for t in columns], draws)  # one gather, then views
+        shuffled = self._augmented([t.index_select(0, order) for t in columns], draws)  # one gather, then views
         for first in range(0, n, b):
             if self.drop_last and 0 < first > n - b:
                 return
-            yield tuple(t[first : first + b] for t in columns)
+            yield tuple(t[first : first + b] for t in shuffled)
 
     def _augmented(self, columns: list[Tensor], draws: torch.Generator) -> Batch:
         return (flip_and_crop(columns[0], draws), *columns[1:]) if self.augment else tuple(columns)
@@ -162,10 +165,9 @@ class LocalSGD:
         work.load(at)
         work.module.eval()
         n, b = len(data), self.batch_size
-        columns = [t for t in (data.x, data.y, data.weight) if t is not None]
         total = torch.zeros_like(at.buffer)
         for first in range(0, n, b):
-            batch = tuple(t[first : first + b] for t in columns)
+            batch = tuple(t[first : first + b] for t in data.columns)
             value = work.module.training_step(batch, 0)
             assert isinstance(value, Tensor)
             parts = torch.autograd.grad(value, list(work.named.values()))
@@ -256,8 +258,7 @@ class Work:
         """
         if model.layout != self.params.layout:
             raise ValueError("the weights' names or shapes are not those of this process's module")
-        with torch.no_grad():
-            self.params.buffer.copy_(model.buffer)
+        self.params.buffer.copy_(model.buffer.detach())
 
     def load_buffers(self, buffers: Flat) -> None:
         """Copy these buffers into the module and reset its counters (batches seen) to their initial values."""

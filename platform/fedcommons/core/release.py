@@ -5,6 +5,7 @@ change, in L2 norm, that one example makes to the value before noise;  steps: ho
 """
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import inf, isfinite
 
 SAMPLED_GAUSSIAN = "sampled gaussian"
@@ -15,11 +16,12 @@ SAMPLED_GAUSSIAN = "sampled gaussian"
 class Release:
     """Something that left a client, and what protects it; by default nothing.
 
-    client: its number; for a reply's releases the engine fills it in. what: names of a reply's tensors, or of what a
-    client contributes to a commons. mechanism: ``SAMPLED_GAUSSIAN``, or None for no protection. seen: how many of the
-    client's examples were given away by it, as they are or in what was made from them; 0 for updates of a model, which
-    every run sends. commons: whether it was put into a commons, and is no such update; so is all before round 1.
-    why: of an uncovered one, why what was done to it does not count; the ledger says it.
+    client: its number; of a reply's releases the engine fills it in, unless only names are counted (``uncovered``).
+    what: names of a reply's tensors, or of what a client contributes to a commons. mechanism: ``SAMPLED_GAUSSIAN``, or
+    None for no protection. seen: how many of the client's examples were given away by it, as they are or in what was
+    made from them; 0 for updates of a model, which every run sends. commons: whether it was put into a commons, and is
+    no such update; so is all before round 1. why: of an uncovered one, why what was done to it does not count; the
+    ledger says it.
     """
 
     client: int = -1
@@ -35,15 +37,28 @@ class Release:
 
     def of(self, *what: str) -> "Release":
         """The same event for these names, which must be made from its result, messages and memory only."""
-        return replace(self, what=what)
+        return uncovered(what) if self is UNCOVERED else replace(self, what=what)
 
     @property
     def named(self) -> tuple[str, ...]:
         """The names as the ledger has them."""
-        return tuple(f"{name} ({self.why})" if self.why else name for name in self.what)
+        return tuple(f"{name} ({self.why})" for name in self.what) if self.why else self.what
 
     @property
     def covered(self) -> bool:
         """Whether an epsilon can be computed: the mechanism is known, has noise, and its sensitivity is bounded."""
         known = self.mechanism == SAMPLED_GAUSSIAN and 0 < self.q <= 1 and self.steps >= 0
         return known and isfinite(self.sigma) and self.sigma > 0 and isfinite(self.sensitivity) and self.sensitivity > 0
+
+
+UNCOVERED = Release()
+"""Nothing protects it."""
+
+
+@lru_cache(64)
+def uncovered(what: tuple[str, ...], commons: bool = False) -> Release:
+    """Nothing protects these names, and no examples were given away: then only names are counted, not clients.
+
+    The same object for all clients, as most events of a round are this one.
+    """
+    return Release(what=what, commons=commons)

@@ -11,7 +11,7 @@ import torch
 
 from fedcommons.core.algorithm import BUFFERS, Message, Reply
 from fedcommons.core.reduction import BlockSum, Total
-from fedcommons.core.release import Release
+from fedcommons.core.release import Release, uncovered
 from fedcommons.core.worker import Worker
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError
@@ -87,9 +87,10 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
     releases: list[Release] = []
     device = worker.work.device
     common = to_device(task.common, device)
-    for client, own, memory, share in zip(block.clients, block.own, block.memory, block.shares, strict=True):
+    seeds = [seed_for(task.seed, "client", task.round, client) for client in block.clients]
+    each = zip(block.clients, seeds, block.own, block.memory, block.shares, strict=True)
+    for client, seed, own, memory, share in each:
         rows = worker.data.clients[client]
-        seed = seed_for(task.seed, "client", task.round, client)
         worker.work.share = share
         worker.work.begin(task.round, rows)
         set_default_generator(seed, "client")  # for what a module draws outside of local training
@@ -140,20 +141,27 @@ def _released(reply: Reply, client: int, rows: ClientData) -> list[Release]:
     The weights 1 and n_i (the client's size) are public. BatchNorm's statistics, which the engine sends, are never
     covered.
     """
-    covered = [event for event in reply.releases if event.covered]
-    others = [event for event in reply.releases if not event.covered]
     bare = {*reply.sums, *reply.each}
     if reply.weight != 1 and reply.weight != rows.size:
         bare.add("weight")
+    events: list[Release] = []
+    others: list[Release] = []
     for event in reply.releases:
-        bare.difference_update(name for name in event.what if not (event.covered and name == BUFFERS))
-    events = [replace(event, client=client) for event in covered]
-    for commons in (False, True):
-        mine = [event for event in others if event.commons == commons]
-        names = {name for event in mine for name in event.named} | (set() if commons else bare)
-        if names:
-            seen = max((event.seen for event in mine), default=0)
-            events.append(Release(client, tuple(sorted(names)), seen=seen, commons=commons))
+        if event.covered:
+            bare.difference_update(name for name in event.what if name != BUFFERS)
+            events.append(replace(event, client=client))
+        else:
+            bare.difference_update(event.what)
+            others.append(event)
+    names, seen = {False: bare, True: set[str]()}, {False: 0, True: 0}  # by whether they are a commons
+    for event in others:
+        names[event.commons].update(event.named)
+        seen[event.commons] = max(event.seen, seen[event.commons])
+    for commons in names:
+        if names[commons]:
+            what = tuple(sorted(names[commons]))
+            alike = uncovered(what, commons)
+            events.append(replace(alike, client=client, seen=seen[commons]) if seen[commons] else alike)
     return events
 
 
@@ -182,11 +190,12 @@ def _norm(reply: Reply, max_norm: float | None) -> float | str:
     update, rest = [], []
     for part, over in ((reply.sums, weight), (reply.each, 1.0)):
         for name, x in part.items():
-            if not data(x).is_floating_point():
+            values = data(x)
+            if not values.is_floating_point():
                 continue
-            if not isfinite(found := norm(x)):
+            if not isfinite(found := norm(values)):
                 return f"{name} {NOT_FINITE}"
-            is_update = part is reply.sums and name != BUFFERS and data(x).dim() > 0
+            is_update = part is reply.sums and name != BUFFERS and values.dim() > 0
             (update if is_update else rest).append(found / over)
     size = hypot(*update)
     if max_norm is not None and size > max_norm:

@@ -29,7 +29,7 @@ from fedcommons.federation.participation import participants
 from fedcommons.federation.rejections import Largest, Rejected, counted, largest, unusable
 from fedcommons.federation.stragglers import Rule
 from fedcommons.seeds import seed_for
-from fedcommons.tensors import EMPTY, Flat, flat, scale
+from fedcommons.tensors import EMPTY, Flat, flat, nbytes, scale
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,8 @@ def call(algorithm: Algorithm, plan: Plan, now: Standing, number: int) -> Call:
         Block(ids, [messages[i].own for i in ids], [now.memory.get(i, {}) for i in ids], [shares[i] for i in ids])
         for ids in cut([i for i in joined if shares[i]], plan.blocks)
     ]
-    down = {i: m.nbytes + now.buffers.buffer.nbytes for i, m in messages.items()}
+    of_all = nbytes(common) + now.buffers.buffer.nbytes
+    down = {i: of_all + nbytes(m.own) for i, m in messages.items()}
     sent = Traffic(down=sum(down.values()), lost=sum(down[i] for i in joined if not shares[i]))
     return Call(joined, late, sent, task, blocks)
 
