@@ -28,11 +28,16 @@ HERE = "FEDCOMMONS_PARTS"
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of part: the field that names it, where the package's own are, and arguments that are always passed."""
+    """A kind of part: the field that names it, where the package's own are, and the arguments that are passed.
+
+    handed: always; required: to a parameter without a default; with one it is a constant, as it was before these were
+    passed.
+    """
 
     field: str
     known: Mapping[str, str]
     handed: frozenset[str] = frozenset()
+    required: frozenset[str] = frozenset()
 
     @property
     def section(self) -> str:
@@ -66,6 +71,7 @@ KINDS: Mapping[str, Kind] = {
         "data.name",
         {name: f"{_DATA}:{name}" for name in ("digits", "mnist", "fmnist", "cifar10", "cifar100")},
         frozenset({"dir", "download"}),
+        frozenset({"seed"}),
     ),
     "partition": Kind(
         "partition.name",
@@ -160,23 +166,23 @@ def section(kind: str, name: str) -> str:
     return label(name) if kind == "algorithm" else KINDS[kind].section
 
 
-def constants(kind: str, name: str) -> Mapping[str, Field]:
-    """Its fields by name.
+def constants(kind: str, name: str, reread: bool = True) -> Mapping[str, Field]:
+    """Its fields by name; ``reread``: see ``source``.
 
     Raises:
         UserError: there is no such part, or a parameter without a default is not passed by the platform.
     """
-    return read_constants(kind, name, source(name))
+    return read_constants(kind, name, source(name, reread))
 
 
 @lru_cache(maxsize=256)
 def read_constants(kind: str, name: str, digest: str | None) -> Mapping[str, Field]:
     """See ``constants``; the file's digest is a part of the cache key, as the file may change while we run."""
-    known, handed = KINDS[kind].known, KINDS[kind].handed
-    if name in known:
-        return fields_in(known[name], handed)
+    k = KINDS[kind]
+    if name in k.known:
+        return fields_in(k.known[name], k.handed)
     try:
-        return fields_of(find(kind, name), handed)
+        return fields_of(find(kind, name), k.handed, k.required)
     except ValueError as error:
         raise UserError(f"{KINDS[kind].field} {shown(name)}: {error}.") from None
 
@@ -199,16 +205,16 @@ def owners(field: str) -> tuple[str, list[str]] | None:
     return None
 
 
-def source(name: str) -> str | None:
-    """A digest of the code of a part of the user's own, as it is now; None for a part of the package.
+def source(name: str, reread: bool = True) -> str | None:
+    """A digest of the code of a part of the user's own: of its file and its ``neighbours``; None for all other parts.
 
-    It covers the part's file and the neighbours that it imports (``neighbours``). From here on ``find`` gives the part
-    as it was read here, whatever happens to its files, until this is called again.
+    reread: of the files as they are now, else as they were read last. ``find`` gives what was read last, whatever has
+    happened to the files since. They are read where an experiment is put together or checked.
     """
     if not is_own(name):
         return None
     where, what = name.rpartition(":")[0], shown(name)
-    if code := _read(where, what):
+    if code := _read(where, what) if reread else _code(where, what):
         return code.digest
     file = _module(where, what).__file__  # of a package that is installed
     return sha256(Path(file).read_bytes()).hexdigest()[:24] if file else None
@@ -254,8 +260,13 @@ def _read(where: str, what: str) -> Code | None:
     return code
 
 
+def _code(where: str, what: str) -> Code | None:
+    """As it was read last."""
+    return _codes[_key(where)] if _key(where) in _codes else _read(where, what)
+
+
 def _module(where: str, what: str) -> ModuleType:
-    code = _codes[_key(where)] if _key(where) in _codes else _read(where, what)
+    code = _code(where, what)
     for folder in ([code.file.parent] if code and where.endswith(".py") else []) + [base()]:
         imported.add_to_path(folder)  # `python sweeps/x.py` has sweeps/ there
     try:
