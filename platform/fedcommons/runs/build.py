@@ -35,7 +35,7 @@ from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.federation.serial import Serial
 from fedcommons.federation.stragglers import Independent, Rule, arrival
 from fedcommons.runs import audits
-from fedcommons.runs.checks import check, refuse, require_participants
+from fedcommons.runs.checks import check, refuse, require_participants, require_sources
 from fedcommons.seeds import set_default_generator, wide_key
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.dealt import Dealt
@@ -78,7 +78,7 @@ def recipe(config: Experiment) -> Recipe:
 
 
 @lru_cache(maxsize=2)  # the cells of a sweep share their data
-def _load(data: Data) -> Dataset:
+def _load(data: Data, source: str | None) -> Dataset:
     return datasets.load(data)
 
 
@@ -94,7 +94,7 @@ def prepare(config: Experiment) -> Prepared:
     made = {kind: part_of(config, kind) for kind in kinds if kind in chosen(config)}
     for part in made.values():
         refuse(part, "check", flat_dict(config))
-    dataset = _load(config.data)
+    dataset = _load(config.data, config.source.get("data"))
     if "generator" in made:
         refuse(made["generator"], "check_type", dataset.train.x.dtype, dataset.name)
         refuse(made["generator"], "check_shape", dataset.shape, dataset.name)
@@ -336,9 +336,13 @@ def build_worker(config: Experiment, facts: Dataset, here: str, algorithm: Algor
     """What a worker of this experiment holds; ``facts``: the data set without its images.
 
     here: the folder from which import paths start; algorithm: None in another process, which finds the part itself.
+
+    Raises:
+        UserError: in that process a part of somebody's own has other code.
     """
     if algorithm is None:
         os.environ[parts.HERE] = here
+        require_sources(config, ("model", "algorithm"))
     device = default_device()
     loop = local_loop(config, facts.augment)
     work = Work(build_module(config, facts), device, loop, config.federation.weighting)
