@@ -22,6 +22,7 @@ from fedcommons.core.algorithm import Algorithm, ChoosesClients, Facts, require_
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import LocalSGD, Work, floating_buffers
+from fedcommons.core.logged import Logged
 from fedcommons.core.worker import RunData, Worker, default_device, fresh_torch, set_up_process
 from fedcommons.data import datasets
 from fedcommons.data.clients import Clients
@@ -165,17 +166,18 @@ def _try(module: LightningModule, name: str, dataset: Dataset) -> None:
     """
     x, y = dataset.train.x[:2], dataset.train.y[:2]
     what = f"model.name {name} on {x.dtype} examples {dataset.shape} of {dataset.name}"
+    Logged(module)
     try:
-        work = Work(module, torch.device("cpu"))
         loss = module.training_step((x, y), 0)
+        if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
+            raise ValueError("training_step must return the loss, one number with a gradient")
+        work = Work(module, torch.device("cpu"))
         module.eval()
         judged(work, x, y, 0, dataset.n_classes)
         module.train()
     except Exception as error:  # whatever somebody's module raises
         why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise UserError(f"{what}: {' '.join(why.split())}.") from error
-    if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
-        raise UserError(f"{what}: training_step must return the loss, one number with a gradient.")
 
 
 def _require_statistics(config: Experiment, module: nn.Module) -> None:
