@@ -338,7 +338,47 @@ class _DeclaresWhatItDoesNotSend(_DeclaresNothing):
     names = ("step", "n", "delta")
 
 
+@dataclass(frozen=True)
+class _ServerTrains(_Sound):
+    """Tells of so many steps of its server."""
+
+    steps: int = 10
+
+    def pieces(self, *given: Any) -> Mapping[str, float]:
+        return {"steps": self.steps}
+
+    def smaller(self, times: int) -> Any:
+        return [(replace(self, steps=1), 4), (replace(self, steps=1 + times), 4)]
+
+
+class _TellsLessThanNothing(_ServerTrains):
+    def pieces(self, *given: Any) -> Mapping[str, float]:
+        return {"steps": -self.steps}
+
+
+class _VariantsAreAlike(_ServerTrains):
+    def smaller(self, times: int) -> Any:
+        return [(replace(self, steps=1), 4)] * 2
+
+
+class _VariantsLackAPiece(_ServerTrains):
+    def pieces(self, *given: Any) -> Mapping[str, float]:
+        return {"steps": self.steps, **({"epochs": 1} if self.steps == 10 else {})}
+
+
+class _VariantsAreOfAnotherMethod(_ServerTrains):
+    def smaller(self, times: int) -> Any:
+        return [(_Sound(), 4)]
+
+
+class _DeniesItsLocalSteps(_Sound):
+    trains_locally = False
+
+
 BROKEN: dict[str, tuple[type[_Sound], ...]] = {
+    "its_work_can_be_priced": (
+        _TellsLessThanNothing, _VariantsAreAlike, _VariantsLackAPiece, _VariantsAreOfAnotherMethod,
+        _DeniesItsLocalSteps),
     "batch_norms_statistics_follow_the_policy": (_ForgetsTheStatistics,),
     "all_that_is_sent_is_named_by_a_release": (_DeclaresNothing, _ForgetsATensor, _DeclaresWhatItDoesNotSend),
     "two_rounds_keep_names_shapes_and_types": (_WidensTheModel, _RenamesTheModel, _ReportsNoLoss),
@@ -370,6 +410,10 @@ def _named(error: AssertionError) -> list[str]:
 
 def test_a_sound_algorithm_passes() -> None:
     check_algorithm(_Sound())
+
+
+def test_what_a_sound_algorithm_tells_of_its_work_passes() -> None:
+    check_algorithm(_ServerTrains(), only=["its_work_can_be_priced"])
 
 
 @pytest.mark.parametrize(("check", "kind"), [(check, kind) for check, kinds in BROKEN.items() for kind in kinds])
