@@ -1,4 +1,4 @@
-"""What methods of somebody else's tell of their work, so that ``--dry-run`` prices them as it does ours."""
+"""What methods and stages of somebody else's tell of their work, so that ``--dry-run`` prices them as it does ours."""
 
 import sys
 from collections.abc import Callable
@@ -22,6 +22,10 @@ from fedcommons.errors import UserError
 from fedcommons.runs import build, cost, experiment
 from fedcommons.runs.build import Assembled
 from fedcommons.runs.counting import counted
+from fedcommons.sharing.real import Real
+from fedcommons.sharing.stage import shorter_of
+from fedcommons.sweeping import planned
+from fedcommons.sweeping.planned import Bill
 
 HOOK = "    def pieces("
 COPY = Path(feddm.__file__).read_text().replace("class FedDM:", "class Mine:").replace('"FedDM"', '"Mine"')
@@ -88,12 +92,40 @@ class Polish:
         return [(replace(self, epochs=e, lr=0.1), n) for e, n in ((1, 4), (1 + times, 4), (1 + times, 16))]
 '''
 
+MIXES = '''
+from dataclasses import dataclass, replace
+from fedcommons.sharing.stage import Assigned, Contributions
+
+PLAYED = []
+
+
+@dataclass(frozen=True)
+class Mixes:
+    """Every client gives its first examples, after a training of so many epochs."""
+
+    epochs: int = 500
+
+    def make(self, dealt, made):
+        PLAYED.extend(range(self.epochs))
+        return Contributions.of_own(dealt, [rows[:3] for rows in dealt.own.rows])
+
+    def release(self, dealt, contributed):
+        return contributed, contributed.releases("examples")
+
+    def assign(self, dealt, released):
+        given = released.of_each(len(dealt.own))
+        return Assigned(dealt.own.rows, [given[i - 1] for i in range(len(given))])
+
+    def shorter(self):
+        return replace(self, epochs=2), self.epochs / 2
+'''
+
 
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with somebody's parts, in which the command is given."""
     monkeypatch.chdir(tmp_path)
-    for name, text in {**COPIES, "Polish": POLISH}.items():
+    for name, text in {**COPIES, "Polish": POLISH, "Mixes": MIXES}.items():
         (tmp_path / f"{name.lower()}.py").write_text(text)
     return tmp_path
 
@@ -209,6 +241,42 @@ def test_a_prediction_is_exact_by_a_clock_that_only_the_method_moves(
     before = clock[0]
     experiment.run(_config(own), lab / "run", say=lambda _: None)
     assert prices.seconds(counted(mine), 8) == pytest.approx(clock[0] - before)
+
+
+def test_a_stage_that_takes_long_is_played_by_a_shorter_one(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = "mixes.py:Mixes"
+    prepared = build.prepare(_config({"sharing.setting": stage}))
+    monkeypatch.setattr(cost, "_once", lambda do: (do(), 3.0)[1])
+    contributed, seconds = cost.contribute(prepared, [])
+    assert seconds == 3 * 500 / 2
+    assert len(played("sharing", stage)) == 2
+    assert len(contributed.rows) == 4 * 3
+    bill = Bill()
+    for epochs in (500, 2):
+        planned._cell(build.prepare(_config({"sharing.setting": stage, "sharing.epochs": epochs})), bill)
+    assert len(bill.prices) == 1
+    assert bill.cells[0] - bill.cells[1] == pytest.approx(3 * (500 - 2) / 2)
+    assert len(played("sharing", stage)) == 2 + 2
+
+
+def test_a_stage_without_the_hook_is_its_own_stand_in() -> None:
+    assert shorter_of(Real()) == (Real(), 1.0)
+
+
+@dataclass(frozen=True)
+class Shortened(Real):
+    told: Any = None
+
+    def shorter(self) -> Any:
+        return self.told
+
+
+@pytest.mark.parametrize(
+    "told", [None, 3, Shortened(), (Shortened(), 0), (Shortened(), float("nan")), (Shortened(), -1.0), (Real(), 2.0)]
+)
+def test_a_stage_that_tells_nonsense_is_refused(told: Any) -> None:
+    with pytest.raises(UserError, match=r"^Shortened\.shorter must give a Shortened .* and a number above 0.*got "):
+        shorter_of(Shortened(told))
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,15 @@
 
 What is timed is what a worker does, by the same functions and with one thread: rounds of the engine whose clients have
 a few batches (by short variants of a method that tells its work), a chunk of the evaluation, epochs of a generator on
-two batches, steps of its sampler. The first call of each is not counted. Nothing is written but to a temporary folder.
+two batches, steps of its sampler, a sharing stage or its shorter variant. The first call of each is not counted, but of
+a stage. Nothing is written but to a temporary folder.
 """
 
 import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import lru_cache, partial
@@ -37,9 +38,10 @@ from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rounds import Standing
 from fedcommons.federation.serial import Serial
 from fedcommons.runs import central, experiment
-from fedcommons.runs.build import Assembled, build_module, build_worker, local_loop
+from fedcommons.runs.build import Assembled, Prepared, build_module, build_worker, local_loop
 from fedcommons.runs.counting import Counts
 from fedcommons.sharing.needs import Need
+from fedcommons.sharing.stage import Contribution, Contributions, shorter_of
 from fedcommons.tensors import nbytes
 
 ENOUGH = 0.3
@@ -243,6 +245,15 @@ def _round(ready: Assembled, joined: int, steps: int, batch: int) -> Small:
     held = replace(facts, counts=partial(few.counts, ready.facts.n_classes))
     pieces = pieces_of(method, held, loop, 1, rounds.answering(method, plan, start.state, 1)[1])
     return Small(lambda: next(rounds.run(method, executor, plan, start))[0], pieces)
+
+
+@fresh_torch()
+def contribute(ready: Prepared, made: Sequence[Contribution]) -> tuple[Contributions, float]:
+    """What clients contribute, and the seconds that it takes; a stage that takes long is played by a shorter one."""
+    stage, times = shorter_of(ready.stage)
+    found: list[Contributions] = []
+    seconds = _once(lambda: found.append(stage.make(ready.dealt, made)))
+    return found[0], times * seconds
 
 
 @fresh_torch()
