@@ -41,7 +41,15 @@ from fedcommons.seeds import set_default_generator, wide_key
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.needs import Need, Recipe, n_seen
-from fedcommons.sharing.stage import Contribution, Generating, Shared, Stage, share_by_method, share_contributed
+from fedcommons.sharing.stage import (
+    Contribution,
+    Contributions,
+    Generating,
+    Shared,
+    Stage,
+    share_by_method,
+    share_contributed,
+)
 from fedcommons.tensors import EMPTY, flatten
 from lightning_modules import Classifier
 from lightning_modules.networks import Projected
@@ -301,8 +309,13 @@ class Assembled:
 @fresh_torch()
 def assemble(prepared: Prepared, made: Sequence[Contribution] = ()) -> Assembled:
     """Share, and plan the rounds; ``made``: the clients' ``synthetic_images``."""
-    c, dataset = prepared.config, prepared.dataset
-    contributed, audited = prepared.stage.make(prepared.dealt, made), None
+    return assemble_contributed(prepared, prepared.stage.make(prepared.dealt, made))
+
+
+@fresh_torch()
+def assemble_contributed(prepared: Prepared, contributed: Contributions) -> Assembled:
+    """The same of what the stage's ``make`` has made."""
+    c, dataset, audited = prepared.config, prepared.dataset, None
     if audits.asked(c.sharing) and (needs := prepared.needs):
         module = build_module(c, dataset)
         audited = audits.audited(c.sharing, prepared.dealt, contributed, needs, dataset.validation, module)
