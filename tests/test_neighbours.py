@@ -312,11 +312,13 @@ def test_a_missing_neighbour_is_told_in_one_sentence(lab: Lab, name: str, text: 
         "from contextlib import suppress\nwith suppress(ImportError):\n    from pkg import subb",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from helpr import x",
         "from pkg import made",
+        "def never_called():\n    import modern.sub",
     ],
 )
 def test_what_need_not_be_there_is_not_missed(lab: Lab, text: str) -> None:
     lab.net("net.py", text)
     lab.write("helper.py", "VALUE = 1")
     lab.write("pkg/__init__.py", "made = 1")
+    lab.write("modern/__init__.py", "__path__.append('elsewhere')")
     lab.write("pkg/sub.py", "")
     assert values("net.py:Net") == ()

@@ -45,7 +45,7 @@ class _Loader(SourceFileLoader):
             raise
 
 
-@dataclass
+@dataclass(eq=False)
 class _Modules:
     """Where Python finds the modules of the parts that were loaded; those of the last one come first.
 

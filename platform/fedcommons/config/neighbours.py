@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from hashlib import sha256
@@ -17,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from traceback import walk_tb
 
-from fedcommons.config.imported import Import, Search, imports, inside, is_empty, is_installed
+from fedcommons.config.imported import Import, Place, Search, imports, inside, is_empty, is_installed
 from fedcommons.errors import UserError, nearest
 
 _IMPORTLIB = re.compile(r"^<frozen importlib|/importlib/__init__\.py$")
@@ -26,6 +27,9 @@ _RELATIVE = (
     "{} (line {}) imports relatively, which only a module in a package can: import the neighbour by its name, or name "
     "the part by its module, such as my_lab.methods:Name."
 )
+
+_MAKES_MODULES = re.compile(rb"__path__|sys\.modules")
+"""In a package that may have modules which are no files in its folder."""
 
 SURE = 0.8
 """How much the name of a module that is nowhere must resemble a neighbour's to be taken for a misspelt one."""
@@ -141,9 +145,10 @@ def _imported(name: str, file: Path, content: bytes, search: Search, what: str) 
     for line in imports(content):
         if module := line.module_from(package):
             yield from _files([module, *(f"{module}.{one}" for one in line.names)], search)
-        if line.sure and (
-            told := _lacking(module, line, file, search) if module else _RELATIVE.format(file, line.line)
-        ):
+            told = _lacking(module, line, file, search)
+        else:
+            told = _RELATIVE.format(file, line.line)
+        if told and line.sure:
             raise UserError(f"{what}: {told}")
 
 
@@ -163,20 +168,23 @@ def _lacking(module: str, line: Import, file: Path, search: Search) -> str | Non
     Of a module in no package nobody knows whether it should be a neighbour, unless it almost has the name of one: a
     function that is never called may import what is not installed.
     """
-    steps, folders, place = module.split("."), tuple(search.roots), None
+    steps, above = module.split("."), Place(None, tuple(search.roots))
     for end in range(1, len(steps) + 1):
         name = ".".join(steps[:end])
         if (place := search.place(name)) is None:
-            known = _beside(folders)
-            is_known = end > 1 or (get_close_matches(name, known, n=1, cutoff=SURE) and not _is_loadable(name))
-            return _told(file, line.line, name, known) if is_known else None
-        folders = place.folders
-    names = [f"{module}.{one}" for one in line.names if folders and not one.startswith("__")]
+            known = _beside(above.folders)
+            near = end > 1 or (get_close_matches(name, known, n=1, cutoff=SURE) and not _is_loadable(name))
+            return _told(file, line.line, name, known) if near and not _MAKES_MODULES.search(_content(above)) else None
+        above = place
+    names = [f"{module}.{one}" for one in line.names if above.folders and not one.startswith("__")]
     lost = [name for name in names if search.place(name) is None]
-    file_of_package = place.file if place else None
-    if lost and (not file_of_package or is_empty(file_of_package.read_bytes())):  # it has nothing but modules
-        return _told(file, line.line, lost[0], _beside(folders))
+    if lost and is_empty(_content(above)):  # so it has nothing but modules
+        return _told(file, line.line, lost[0], _beside(above.folders))
     return None
+
+
+def _content(place: Place) -> bytes:
+    return place.file.read_bytes() if place.file else b""
 
 
 def _is_loadable(name: str) -> bool:
@@ -192,5 +200,8 @@ def _told(file: Path, line: int, name: str, known: Sequence[str]) -> str:
 
 def _beside(folders: Iterable[Path]) -> list[str]:
     """The names of the modules in these folders."""
-    names = [name.removesuffix(".py") for folder in folders for name in os.listdir(folder)]
-    return sorted({name for name in names if name.isidentifier() and not name.startswith("__")})
+    names: set[str] = set()
+    for folder in folders:
+        with suppress(OSError):  # a folder that may be entered and not listed
+            names.update(name.removesuffix(".py") for name in os.listdir(folder))
+    return sorted(name for name in names if name.isidentifier() and not name.startswith("__"))
