@@ -233,7 +233,7 @@ def test_tables_curves_and_pictures_come_from_the_folders(feddm: ModuleType, tmp
     assert frame["method"].tolist() == ["feddm", "REAL", *noisy, "feddm, round 1"]
     assert frame["level"].tolist() == [0, 0, 0, 0, 2, 2, 0]
     assert len(set(frame["run_dir"])) == 6  # one stands in two tables
-    assert frame["rate"].isna().tolist() == [False, True, *[False] * 5]
+    assert pd.isna(frame["rate"]).tolist() == [False, True, *[False] * 5]
     first = frame.iloc[0]
     of_class = 4 * 64 * 3 + 8  # three images of 8x8 float32, and a label of 8 bytes
     sent = first["bytes_up"] / first["rounds"] / of_class
