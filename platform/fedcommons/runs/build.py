@@ -19,6 +19,7 @@ from fedcommons.config.experiment import Data, Experiment
 from fedcommons.config.fields import taken
 from fedcommons.config.flat import chosen, deciding, flat_dict, part_of
 from fedcommons.core.algorithm import Algorithm, ChoosesClients, Facts, require_attributes, takes_partial
+from fedcommons.core.clock import Clock
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import LocalSGD, Work, floating_buffers
@@ -175,6 +176,7 @@ def _try(module: LightningModule, name: str, dataset: Dataset) -> None:
     x, y = dataset.train.x[:2], dataset.train.y[:2]
     what = f"model.name {name} on {x.dtype} examples {dataset.shape} of {dataset.name}"
     Logged(module)
+    Clock().attach(module)
     try:
         loss = module.training_step((x, y), 0)
         if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
