@@ -245,7 +245,7 @@ def gradient_coding(argv: Sequence[str]) -> int:
             curves[name] = summed_up(left[name], played)
             write_json(files[name], {"facts": facts[name], "curve": curves[name]})
             display.step("curves", number, len(left), name)
-        write_all([curves[name] for name in wanted], problem, options, display)
+        write_all([{**curves[name], "lr": wanted[name].lr} for name in wanted], problem, options, display)
     return 0
 
 
@@ -260,7 +260,7 @@ def write_all(curves: Sequence[Curve], problem: "Problem", options: Namespace, d
     facts = {name: options[name] for name in ("preset", "dataset", "repetitions", "seed", "sharing")}
     write_json(out / "summary.json", {"name": out.name, **facts, "curves": grid, "scalar_products": figure3})
     write_text(out / "gradient_coding.md", text)
-    write_text(out / "gradient_coding.csv", tables.to_csv(coding.rows(grid)))
+    write_text(out / "gradient_coding.csv", tables.to_csv(coding.rows([*grid, *figure3], options.repetitions)))
     many = f"mean over {options.repetitions} repetitions, band: ± standard error"
     for file, partition in (("figure1", "dirichlet_plain"), ("figure2", "single_class"), ("iid", "iid")):
         title = f"{options.dataset} (preset {options.preset}), {coding.NAMES[partition]} clients: {many}"

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,14 +18,15 @@ from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import choose
 from fedcommons.convergence import estimators
+from fedcommons.core.algorithm import Facts
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
+from fedcommons.core.pieces import Timed, in_seconds, prices
 from fedcommons.errors import UserError
 from fedcommons.federation import evaluation
-from fedcommons.runs import build, cost, experiment, matched
+from fedcommons.runs import build, cost, experiment
 from fedcommons.runs.cost import Prices
 from fedcommons.runs.counting import Counts, counted, generator_work, local_steps
-from fedcommons.runs.matched import Matched
 from fedcommons.sharing.synthetic_pool import missing
 from fedcommons.sweeping import planned
 from fedcommons.sweeping.display import Display
@@ -167,7 +168,8 @@ def test_what_is_counted_of_feddm_is_what_it_does(
     ):  # fmt: skip
         monkeypatch.setattr(place, name, spy)
     experiment.run(config, tmp_path / "run", say=lambda _: None)
-    assert {f.name: seen[f.name] for f in fields(Matched)} == asdict(counts.matched)
+    names = ("steps", "real", "synthetic", "server_steps", "server_images")
+    assert {name: seen[name] for name in names} == counts.pieces
     assert (counts.trainings, counts.full, counts.rest) == (seen["trainings"], 0, 0)
     assert seen["server_images"] > seen["server_steps"] > 0
     assert (seen["real"] > seen["steps"] > 0) == (config.constants["iterations"] > 0)
@@ -200,19 +202,32 @@ def test_a_price_times_a_count() -> None:
     assert PRICES.seconds(Counts(0, full=3), 1) == 6
 
 
-def test_prices_of_feddm_are_found_again_in_rounds_that_cost_what_they_say() -> None:
+def test_pieces_cost_what_they_say() -> None:
+    assert replace(PRICES, pieces={"a": 0.5, "b": 2}).seconds(Counts(0, pieces={"a": 4, "b": 3}), 8) == 8
+    with pytest.raises(UserError, match="--dry-run has no price of b: no variant of smaller has any of it"):
+        replace(PRICES, pieces={"a": 0.5}).seconds(Counts(0, pieces={"b": 3}), 8)
+
+
+@pytest.mark.parametrize("dp", [None, DPSGD(1, 1)])
+@pytest.mark.parametrize("times", [2, 17])
+def test_prices_of_feddm_are_found_again_in_rounds_that_cost_what_they_say(times: int, dp: DPSGD | None) -> None:
     """Exactly, where a round is linear in its pieces."""
-    wanted = Matched(steps=0.5, real=0.25, synthetic=2.0, server_steps=0.125, server_images=1.0)
+    wanted = {"steps": 0.5, "real": 0.25, "synthetic": 2.0, "server_steps": 0.125, "server_images": 1.0}
+    timed = []
+    for variant, n in FedDM(iterations=1000).smaller(times):
+        facts = Facts(1, [n], 1, counts=lambda n=n: torch.tensor([[n - n // 2, n // 2]]))
+        pieces = variant.pieces(facts, LocalSGD(1, 8, dp=dp), 1, [0])
+        timed.append(Timed(0, pieces, 9.0 + in_seconds(pieces, wanted)))
+    assert prices("FedDM", timed) == pytest.approx(wanted)
+    assert prices("FedDM", [replace(one, seconds=1.0) for one in timed]) == pytest.approx(dict.fromkeys(wanted, 0.0))
 
-    def seconds(iterations: int = 0, real: int = 1, ipc: int = 1, epochs: int = 1) -> float:
-        t = iterations
-        return 9.0 + Matched(t, t * real, t * ipc, epochs, epochs * ipc).seconds(wanted)
 
-    for times in (2, 17):
-        found = asdict(matched.prices(seconds, times))
-        assert found == pytest.approx(asdict(wanted))
-    assert replace(PRICES, matched=wanted).seconds(Counts(0, matched=Matched(2, 4, 1, 8, 3)), 8) == 8
-    assert matched.prices(lambda **_: 1.0, 2) == Matched()
+def test_local_steps_of_rounds_with_other_clients_are_no_pieces() -> None:
+    """Rounds of 1 and of 32 examples differ in their local steps, too: only those of as many are compared."""
+    rounds = [Timed(1, {"a": 1}, 3.0), Timed(1, {"a": 5}, 11.0), Timed(32, {"a": 5}, 70.0)]
+    assert prices("Mine", rounds) == pytest.approx({"a": 2.0})
+    with pytest.raises(UserError, match=r"Mine\.smaller does not tell the prices of a apart"):
+        prices("Mine", rounds[1:])
 
 
 def test_places_are_filled_in_order() -> None:

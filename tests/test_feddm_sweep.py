@@ -1,15 +1,17 @@
 """FedDM's sweep: which runs it plays, and its tables, curves and pictures from their folders."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pandas as pd
 import pytest
 
 from fedcommons.config.flat import flat_dict
 from fedcommons.errors import UserError
+from fedcommons.reports import feddm_tables
 from fedcommons.runs import experiment
 from fedcommons.runs.build import prepare
 from fedcommons.runs.checks import check
@@ -28,6 +30,8 @@ def test_a_run_that_stands_in_several_tables_is_played_once(feddm: ModuleType) -
             ("noise level", "feddm, sigma 0")]  # fmt: skip
     assert len({names[each] for each in same}) == 1
     assert len(set(names.values())) == len(names) - 3
+    of_rows = {len([e for e in found if (e.table, e.method) == each and e.alpha == 0.1]) for each in same}
+    assert of_rows == {4 * 3}  # rates, seeds
     assert flat_dict(next(e for e in found if e.method == "REAL").cell.config)["feddm.iterations"] == 0
     assert {e.alpha for e in found} == {0.01, 0.1, 0.5, 50.0}
     assert {e.cell.config.model.name for e in found} == {"convnet"}
@@ -47,6 +51,98 @@ def test_preset_paper_has_the_papers_numbers(feddm: ModuleType) -> None:
     assert not noisy["scaffold, sigma 0"]["dp.local"]
 
 
+def test_each_method_runs_at_each_of_its_own_rates(feddm: ModuleType) -> None:
+    """FedDM's are the pixels', REAL has none; who asks for a field has that rate alone, and the run its name."""
+    words = ["--seeds=5", "--alphas=50", "--algorithms=feddm,scaffold", "--noisy=feddm,scaffold", "--sigmas=1"]
+    found = feddm.entries(feddm.arguments([*words, "--image-rates=1,0.03", "--rates=0.2,2,0.7"]))
+    tried: dict[str, list[float | None]] = {}
+    for e in found:
+        fields, name = flat_dict(e.cell.config), "client.lr" if "scaffold" in e.method else "feddm.image_lr"
+        tried.setdefault(e.method, []).append(e.rate)
+        assert e.rate == fields[name] or e.method == "REAL"
+        assert fields["client.lr"] == 1 or "scaffold" in e.method
+    others, own = [0.2, 2, 0.7], [1, 0.03]
+    assert tried == {
+        "feddm": own, "REAL": [None], "scaffold": others, "feddm, sigma 0": own, "scaffold, sigma 0": others,
+        "feddm, sigma 1": own, "scaffold, sigma 1": others, "feddm, round 1": own,
+        **{f"feddm, {study}": own for study in ("ipc 1", "ipc 3", "ipc 5", "radius 3", "radius 5", "radius 10")},
+    }  # fmt: skip
+    alone = feddm.entries(feddm.arguments([*words, "--rates=0.2,0.7", "--feddm.image_lr=0.03"]))
+    assert {e.rate for e in alone} == {0.2, 0.7, 0.03, None}
+    assert {e.cell.name for e in alone if e.rate} <= {e.cell.name for e in found}
+    assert {e.rate for e in feddm.entries(feddm.arguments([*words, "--lr=0.7", "--image-rates=1"]))} == {0.7, 1, None}
+    preset = feddm.entries(feddm.arguments([*words, "--rates=", "--image-rates="]))
+    assert {e.rate for e in preset} == {1.0, 0.3, None}
+
+
+def frame(*lines: tuple[str, str, float | None, int, float, float], at: float = 0.1) -> pd.DataFrame:
+    """Runs: table, method, rate, seed, validation and test accuracy; as the sweep's frame has them."""
+    same: dict[str, Any] = {"at": at, "level": 0.0, "rounds": 8, "bytes_once": 0, "bytes_up": 4e6, "bytes_down": 8e6}
+    names = ("table", "method", "rate", "seed", "validation_accuracy", "last_accuracy")
+    rows = [{**same, **dict(zip(names, line, strict=True)), "run": str(i)} for i, line in enumerate(lines)]
+    made = pd.DataFrame(rows).astype({"rate": float})
+    algorithm = made["method"].str.replace(r",.*|REAL", "", regex=True).replace("", "feddm")
+    return made.assign(algorithm=algorithm, best_accuracy=made["last_accuracy"], rounds_to_target=4)
+
+
+def kept(found: pd.DataFrame) -> list[str]:
+    return found.loc[feddm_tables.with_choice(found)["chosen"], "run"].tolist()
+
+
+def test_rates_are_chosen_by_validation_not_by_test_accuracy() -> None:
+    """By the mean over seeds, for each method, table and alpha alone; REAL keeps its only runs."""
+    one = frame(
+        ("methods", "feddm", 0.03, 0, 0.90, 0.50), ("methods", "feddm", 0.03, 1, 0.80, 0.50),
+        ("methods", "feddm", 0.3, 0, 0.70, 0.99), ("methods", "feddm", 0.3, 1, 0.99, 0.99),
+        ("methods", "REAL", None, 0, 0.1, 0.1), ("methods", "REAL", None, 1, 0.1, 0.1),
+        ("methods", "fedavg", 0.3, 0, 0.2, 0.9), ("methods", "fedavg", 1.0, 0, 0.3, 0.8),
+        ("radius", "feddm, radius 3", 0.03, 0, 0.2, 0.9), ("radius", "feddm, radius 3", 0.3, 0, 0.3, 0.1),
+    )  # fmt: skip
+    assert kept(one) == ["0", "1", "4", "5", "7", "9"]
+    other = frame(("methods", "feddm", 0.03, 0, 0.1, 0.1), ("methods", "feddm", 0.3, 0, 0.2, 0.1), at=50.0)
+    assert kept(pd.concat([one, other], ignore_index=True)) == ["0", "1", "4", "5", "7", "9", "1"]
+
+
+def test_ties_go_to_the_smaller_rate_and_a_rate_without_all_seeds_is_left_out() -> None:
+    lines = [("methods", "fedavg", rate, seed, 0.5, 0.5) for rate in (2.0, 0.3, 1.0) for seed in (0, 1)]
+    assert kept(frame(*lines)) == ["2", "3"]
+    best = ("methods", "fedavg", 0.1, 0, 0.9, 0.9)  # its seed 1 failed
+    assert kept(frame(*lines, best)) == ["2", "3"]
+
+
+def test_the_run_of_one_round_has_the_rate_of_the_longer_run_whose_images_it_shows() -> None:
+    found = frame(
+        ("noise level", "feddm, sigma 0", 0.03, 0, 0.6, 0.6), ("noise level", "feddm, sigma 0", 0.3, 0, 0.7, 0.5),
+        ("round", "feddm, round 1", 0.03, 0, 0.4, 0.4), ("round", "feddm, round 1", 0.3, 0, 0.2, 0.2),
+    )  # fmt: skip
+    assert kept(found) == ["1", "3"]
+
+
+def cells_of(text: str, title: str) -> list[list[str]]:
+    """The lines of the table below this heading, head and all."""
+    below = text.partition(f"## {title}\n\n")[2].partition("\n\n")[0]
+    lines = [line for line in below.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_tables_say_the_rate_what_was_tried_and_how_far_feddm_is_ahead() -> None:
+    lines: Sequence[tuple[str, str, float | None, int, float, float]] = (
+        *(("methods", "feddm", 0.03, seed, 0.90, 0.80 + seed / 100) for seed in (0, 1, 2)),
+        *(("methods", "feddm", 0.3, seed, 0.70, 0.99) for seed in (0, 1, 2)),
+        *(("methods", "REAL", None, seed, 0.6, 0.79) for seed in (0, 1, 2)),
+    )
+    text = feddm_tables.markdown(feddm_tables.with_choice(frame(*lines)), ["a note"])
+    _, one, real = cells_of(text, "Methods")
+    assert one[:5] == ["0.1", "feddm", "0.03", "3", "81.0 ± 1.0"]
+    assert real[:5] == ["0.1", "REAL", "-", "3", "79.0 ± 0.0"]
+    _, ahead = cells_of(text, "FedDM against each method")  # 2 ± 4.303 / sqrt(3)
+    assert ahead == ["0.1", "REAL", "+1.0, +2.0, +3.0", "+2.0", "[-0.5, +4.5]"]
+    head, tried = cells_of(text, "Rates that were tried")
+    assert (head, tried) == (["alpha", "method", "0.03", "0.3"], ["0.1", "feddm", "**90.0** (81.0)", "70.0 (99.0)"])
+    assert text.endswith("\n1. a note\n")
+    assert feddm_tables.interval([2.0]) == "-"
+
+
 def test_preset_small_has_other_numbers_on_large_images(feddm: ModuleType) -> None:
     """Network, rounds and server stay."""
     digits, mnist = (
@@ -64,6 +160,16 @@ def test_preset_small_has_other_numbers_on_large_images(feddm: ModuleType) -> No
         (["--preset", "authors"], "--preset must be one of smoke, small, paper for FedDM, whose code was not released"),
         (["--seed", "1", "--seeds", "1"], "seeds"),
         (["--radii", "3,0"], "feddm.radius must lie in (0, inf), got 0"),
+        (["--rates", "0.1,0"], "--rates takes positive numbers separated by commas, got 0."),
+        (["--image-rates", "-0.3"], "--image-rates takes positive numbers separated by commas, got -0.3."),
+        (["--rates", "0.1,fast"], "--rates takes finite float values separated by commas, got 'fast'."),
+        (["--image-rates", "inf"], "--image-rates takes finite float values separated by commas, got 'inf'."),
+        (["--rates", ","], "--rates takes finite float values separated by commas, got ''."),
+        (["--rates", "1,1.0"], "--rates takes different values separated by commas, got '1,1.0'."),
+        (["--rates", "1,2", "--client.lr", "1"], "client.lr is set by the sweep's own option: use --rates instead"),
+        (["--image-rates=1", "--feddm.image_lr=1"], "is set by the sweep's own option: use --image-rates instead"),
+        (["--data.validation", "0"], "--image-rates chooses by validation accuracy: data.validation must be above 0."),
+        (["--algorithms", "fedavg"], "--ipcs, --radii and --sigmas compare FedDM: add feddm to --algorithms or leave"),
     ],
 )
 def test_what_is_asked_for_in_vain_is_refused(options: list[str], words: str, feddm: ModuleType) -> None:
@@ -95,35 +201,39 @@ def test_table1_takes_feddm_and_refuses_a_model_without_an_embedding(
         prepare(feddm.config)
 
 
-def test_a_seed_that_missed_the_target_makes_a_bound(feddm: ModuleType) -> None:
-    row = {"table": "methods", "at": 0.1, "method": "feddm", "rounds": 8, "bytes_once": 0, "run": "a"}
-    sent = {"bytes_up": 4_000_000, "bytes_down": 8_000_000}
-    frame = pd.DataFrame(
-        [
-            {**row, **sent, "last_accuracy": 0.8, "best_accuracy": 0.8, "rounds_to_target": 4},
-            {**row, **sent, "last_accuracy": 0.6, "best_accuracy": 0.7, "rounds_to_target": None},
-        ]
-    )
-    line = feddm.markdown(frame, feddm.arguments([])).splitlines()[4]
-    cells = [cell.strip() for cell in line.strip("|").split("|")]
-    wanted = "0.1, feddm, 2, 70.0 ± 14.1, 75.0 ± 7.1, >8 (1 of 2 seeds), 0.500, 1.000, >9.00"
-    assert cells == wanted.split(", ")
+def test_a_seed_that_missed_the_target_makes_a_bound() -> None:
+    found = frame(("methods", "feddm", 0.3, 0, 0.5, 0.8), ("methods", "feddm", 0.3, 1, 0.5, 0.6))
+    found = found.assign(best_accuracy=[0.8, 0.7], rounds_to_target=[4, None])
+    text = feddm_tables.markdown(feddm_tables.with_choice(found), [])
+    wanted = "0.1, feddm, 0.3, 2, 70.0 ± 14.1, 75.0 ± 7.1, >8 (1 of 2 seeds), 0.500, 1.000, >9.00"
+    assert cells_of(text, "Methods")[1] == wanted.split(", ")
+    assert "Rates that were tried" not in text
+    assert "FedDM against" not in text
 
 
 def test_tables_curves_and_pictures_come_from_the_folders(feddm: ModuleType, tmp_path: Path) -> None:
     small = "--preset smoke --seeds 0 --alphas 0.5 --study-alpha 0.5 --algorithms feddm --sigmas 2 --tracking.wandb off"
-    small += " --noisy feddm,fedavg"
+    small += " --noisy feddm,fedavg --image-rates 0.1,0.3"
     options = feddm.arguments([*small.split(), "--ipcs", "", "--radii", "", "--out", str(tmp_path)])
     found = feddm.entries(options)
     for cell in {e.cell.name: e.cell for e in found}.values():
         experiment.run(cell.config, tmp_path / cell.name)
     with Display() as display:
         feddm.report(found, tmp_path, options, display)
-    frame = pd.read_csv(tmp_path / "feddm.csv")
+    every = pd.read_csv(tmp_path / "feddm.csv")
+    assert len(every) == len(found)
+    frame = every[every["chosen"]]
+    for _, tried in every[every["table"] != "round"].groupby("method"):
+        assert tried["validation_accuracy"].max() == tried.loc[tried["chosen"], "validation_accuracy"].item()
+    of_methods = frame[frame["table"] == "methods"]
+    lines = [line for line in (tmp_path / "feddm.md").read_text().splitlines() if line.startswith("| 0.5 ")][:2]
+    assert [line.split("|")[2].strip() for line in lines] == of_methods["method"].tolist() == ["feddm", "REAL"]
+    assert [line.split("|")[5].strip() for line in lines] == [f"{100 * a:.1f}" for a in of_methods["last_accuracy"]]
     noisy = ["feddm, sigma 0", "fedavg, sigma 0", "feddm, sigma 2", "fedavg, sigma 2"]
     assert frame["method"].tolist() == ["feddm", "REAL", *noisy, "feddm, round 1"]
     assert frame["level"].tolist() == [0, 0, 0, 0, 2, 2, 0]
     assert len(set(frame["run_dir"])) == 6  # one stands in two tables
+    assert pd.isna(frame["rate"]).tolist() == [False, True, *[False] * 5]
     first = frame.iloc[0]
     of_class = 4 * 64 * 3 + 8  # three images of 8x8 float32, and a label of 8 bytes
     sent = first["bytes_up"] / first["rounds"] / of_class

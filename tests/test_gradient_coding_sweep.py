@@ -64,12 +64,18 @@ def test_the_sweep_leaves_what_it_promises(script: ModuleType, out: Path) -> Non
 
 
 def test_table_and_csv_say_what_the_curves_say(script: ModuleType, out: Path) -> None:
-    curves = json.loads((out / "summary.json").read_text())["curves"]
+    summary = json.loads((out / "summary.json").read_text())
+    curves, products = summary["curves"], summary["scalar_products"]
     rows = list(csv.DictReader((out / "gradient_coding.csv").read_text().splitlines()))
-    assert len(rows) == 12 * 6
-    for row, (c, r) in zip(rows, [(c, r) for c in curves for r in range(6)], strict=True):
-        assert (row["partition"], float(row["c"]), int(row["round"])) == (c["partition"], c["c"], r)
-        assert float(row["second_moment"]) == c["second_moment"][r]
+    assert len(rows) == (12 + 2) * 6
+    for row, (c, r) in zip(rows, [(c, r) for c in [*curves, *products] for r in range(6)], strict=True):
+        fields = {name: c[name] for name in ("partition", "q", "d", "c", "lr")} | {"repetitions": 4, "round": r}
+        assert {name: row[name] for name in fields} == {name: str(value) for name, value in fields.items()}
+        for name in ("accuracy", "second_moment", "same_class", "cross_class", "norm_sq"):
+            for column in (name, f"{name}_se"):
+                assert row[column] == (f"{c[column][r]:.6g}" if column in c else "")
+    assert {row["lr"] for row in rows[:72]} == {"0.1"}
+    assert {(row["lr"], bool(row["same_class"])) for row in rows[72:]} == {("0.01", True)}
     text = (out / "gradient_coding.md").read_text()
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
     assert len(lines) == 2 + 12

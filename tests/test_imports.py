@@ -68,6 +68,18 @@ def test_no_import_points_up() -> None:
     assert not up
 
 
+def test_who_runs_and_prices_methods_knows_none() -> None:
+    """A method tells what is special about it; it is found by its name in config/parts.py, or by its path."""
+    knowing = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in FILES
+        if room(module_name(path)) in {"federation", "runs", "sweeping", "testing"}
+        for name in imported(path)
+        if room(name) == "algorithms"
+    ]
+    assert not knowing
+
+
 @pytest.mark.parametrize("path", FILES, ids=module_name)
 def test_every_module_can_be_imported(path: Path) -> None:
     assert importlib.import_module(module_name(path))

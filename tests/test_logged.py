@@ -139,6 +139,7 @@ class Coder(LightningModule):
         return self.first(x.flatten(1) / 255)
 
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
+        self.log("weight", float(self.trainer.round + self.current_epoch))  # pyright: ignore[reportAttributeAccessIssue]
         return (self.last(self(batch[0])) - batch[0].flatten(1) / 255).square().mean()
 
     def validation_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Any:
@@ -164,6 +165,7 @@ def test_a_run_may_be_judged_by_other_metrics_than_accuracy(tmp_path: Path) -> N
     assert summary["last_accuracy"] is summary["rounds_to_target"] is summary["validation_accuracy"] is None
     (row,) = load_runs(tmp_path).to_dict("records")
     assert 0 < row["test/error"] < 1
+    assert row["train/weight"] > summary["rounds"]  # epochs are counted on
     assert row["rounds"] == summary["rounds"]
     assert "test/accuracy" not in row
     (cell,) = compared(load_runs(tmp_path))

@@ -7,6 +7,9 @@ may share a stream on a CPU. Draws that must differ for all keys and be hard to 
 """
 
 import hashlib
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -57,3 +60,24 @@ def set_default_generator(*key: int | str) -> None:
     torch.default_generator.manual_seed(seed)  # cheaper than torch.manual_seed, which visits every backend
     if torch.cuda.is_initialized():  # not is_available: that looks for a driver each time
         torch.cuda.manual_seed_all(seed)
+
+
+@contextmanager
+def keyed_globals(*key: int | str) -> Iterator[None]:
+    """Seed what code draws from that takes no generator: torch's defaults, numpy's global and Python's ``random``.
+
+    Afterwards they are as they were.
+    """
+    import torch
+
+    gpus = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
+    of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  (it is the one that others use)
+    with torch.random.fork_rng(devices=gpus):
+        try:
+            random.seed(seed_for(*key, "python"))
+            np.random.seed(seed_for(*key, "numpy") % 2**32)  # noqa: NPY002
+            set_default_generator(*key, "torch")
+            yield
+        finally:
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)  # noqa: NPY002

@@ -21,7 +21,7 @@ augmentation. A class of fewer than ``least`` images is left out, unless a clien
 examples count in the means that are matched; with ``dp.local`` they do not.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -31,7 +31,7 @@ from fedcommons.algorithms import matching
 from fedcommons.algorithms.surrogate import ServerSGD, Surrogate, minimise
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import Work
+from fedcommons.core.local import LocalSGD, Work
 from fedcommons.core.release import Release
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
@@ -43,6 +43,9 @@ NOT_CERTIFIED = (
     "turn as a whole, and the images start from real ones"
 )
 
+MANY = 32
+"""Images in the larger of the two batches through which a price's line goes; the other has one."""
+
 
 @dataclass(frozen=True)
 class FedDM:
@@ -53,6 +56,7 @@ class FedDM:
     """
 
     watches_head = True
+    trains_locally = False
 
     radius: Annotated[float, "(0, inf)"] = 5.0
     """rho, radius of the ball around the server model"""
@@ -149,3 +153,34 @@ class FedDM:
         sgd = ServerSGD(self.server_epochs, self.server_batch, self.server_lr, self.server_momentum, self.server_decay)
         after = executor.map(minimise, Surrogate(x, images, labels, weights, sgd, radius, round), [seed])[0]
         return {"model": after, "images": images, "labels": labels}
+
+    def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
+        """Steps on the pixels and of the server, and the images that go through the network in them.
+
+        Real ones forward, synthetic ones and the server's forward and backward. Under DP-SGD synthetic ones do so as
+        often as the largest class has images in a batch; Poisson batches have their expected sizes.
+        """
+        assert facts.counts is not None
+        counts = facts.counts()[list(clients)]
+        owned = matching.is_owned(counts, self.least)
+        batch = torch.where(owned, counts.clamp(max=self.match_batch), 0)
+        sent = owned.sum(1) * self.ipc
+        passes = batch.max(1).values if loop.dp else torch.ones_like(sent)
+        images = int(sent.sum())
+        return {
+            "steps": self.iterations * len(clients),
+            "real": self.iterations * int(batch.sum()),
+            "synthetic": self.iterations * int((sent * passes).sum()),
+            "server_steps": self.server_epochs * -(-images // self.server_batch),
+            "server_images": self.server_epochs * images,
+        }
+
+    def smaller(self, times: int) -> Sequence[tuple["FedDM", int]]:
+        """One of everything and no step on the pixels; then more steps, of either kind, on one image and on many.
+
+        Of the other constants a price depends on whether there is a noise level.
+        """
+        least = type(self)(ipc=1, least=1, iterations=0, server_epochs=1, sigma=float(self.sigma > 0))
+        steps, epochs = replace(least, iterations=times), replace(least, server_epochs=1 + times)
+        many, large = replace(steps, ipc=MANY), replace(epochs, ipc=MANY)
+        return [(least, 1), (steps, 1), (steps, MANY), (many, 1), (epochs, 1), (large, 1)]

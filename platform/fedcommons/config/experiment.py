@@ -260,7 +260,7 @@ class Experiment:
     """One run: data -> partition -> sharing -> federation -> measures.
 
     generator: None if the sharing stage needs none. constants: the algorithm's. source: kind of part to a digest of its
-    file, for parts of one's own. beside: fields that were given for parts that are not chosen, by dotted name; they are
+    code, for parts of one's own. beside: fields that were given for parts that are not chosen, by dotted name; they are
     used once such a part is chosen, and are ignored when experiments are compared.
     """
 

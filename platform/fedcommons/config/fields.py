@@ -57,18 +57,24 @@ def _is_union(hint: Any) -> bool:
     return get_origin(hint) in (Union, UnionType)
 
 
-def fields_of(thing: Callable[..., Any], handed: Collection[str] = ()) -> dict[str, Field]:
-    """The fields of a dataclass, or the parameters of a class or function, without those in ``handed``.
+def fields_of(
+    thing: Callable[..., Any], handed: Collection[str] = (), required: Collection[str] = ()
+) -> dict[str, Field]:
+    """The fields of a dataclass, or the parameters of a class or function, without those that it is handed.
+
+    handed: names that it gets; required: names that it gets if they have no default.
 
     Raises:
-        ValueError: a parameter has no default and is not in ``handed``.
+        ValueError: a parameter has no default and it does not get it.
     """
     hints, helps, found = _hints(thing), _helps(thing), {}
     for name, parameter in inspect.signature(thing).parameters.items():
         if name in handed or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         if parameter.default is parameter.empty:
-            known = ", ".join(sorted(handed)) or "nothing"
+            if name in required:
+                continue
+            known = ", ".join(sorted({*handed, *required})) or "nothing"
             raise ValueError(f"it asks for {name}, which has no default and is not handed over (that is: {known})")
         hint, allowed = hints.get(name, Any if parameter.default is None else type(parameter.default)), ""
         if get_origin(hint) is Annotated:

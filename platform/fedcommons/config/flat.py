@@ -59,15 +59,18 @@ def own_fields() -> Mapping[str, Field]:
     return found
 
 
-def fields_for(chosen: Mapping[str, Sequence[str]]) -> dict[str, Field]:
-    """The fields of experiments with these parts (kind to names); without a generator, no field of generators."""
+def fields_for(chosen: Mapping[str, Sequence[str]], reread: bool = True) -> dict[str, Field]:
+    """The fields of experiments with these parts (kind to names); without a generator, no field of generators.
+
+    reread: see ``parts.source``.
+    """
     found = {n: f for n, f in own_fields().items() if chosen.get("generator") or not n.startswith("generator.")}
     for kind, names in chosen.items():
         for name in names:
             section = parts.section(kind, name)
             if kind == "algorithm" and section in SECTIONS:
                 raise UserError(f"algorithm {name} needs another name: {section} is a section of every experiment.")
-            found |= {f"{section}.{n}": f for n, f in parts.constants(kind, name).items()}
+            found |= {f"{section}.{n}": f for n, f in parts.constants(kind, name, reread).items()}
     return found
 
 
@@ -219,7 +222,7 @@ def deciding(config: Experiment) -> dict[str, Any]:
     Hashes are made of this, so a new field changes no old hash. Therefore a default must never change: add a new field
     instead.
     """
-    known = fields_for({kind: [name] for kind, name in chosen(config).items()})
+    known = fields_for({kind: [name] for kind, name in chosen(config).items()}, reread=False)
     flat = {n: v for n, v in flat_dict(config).items() if n not in IGNORED_BY_RESULTS}
     return {n: v for n, v in flat.items() if n not in known or v != known[n].default}
 

@@ -6,11 +6,9 @@ was given. Ray's workers find it by the same text.
 """
 
 import importlib
-import importlib.util
 import os
 import re
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -18,8 +16,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from fedcommons.config import as_read, imported, neighbours
 from fedcommons.config.declared import fields_in, has
 from fedcommons.config.fields import Field, fields_of
+from fedcommons.config.neighbours import Code
 from fedcommons.errors import UserError, nearest, shown, unknown
 
 HERE = "FEDCOMMONS_PARTS"
@@ -28,11 +28,16 @@ HERE = "FEDCOMMONS_PARTS"
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of part: the field that names it, where the package's own are, and arguments that are always passed."""
+    """A kind of part: the field that names it, where the package's own are, and the arguments that are passed.
+
+    handed: always; required: to a parameter without a default; with one it is a constant, as it was before these were
+    passed.
+    """
 
     field: str
     known: Mapping[str, str]
     handed: frozenset[str] = frozenset()
+    required: frozenset[str] = frozenset()
 
     @property
     def section(self) -> str:
@@ -66,6 +71,7 @@ KINDS: Mapping[str, Kind] = {
         "data.name",
         {name: f"{_DATA}:{name}" for name in ("digits", "mnist", "fmnist", "cifar10", "cifar100")},
         frozenset({"dir", "download"}),
+        frozenset({"seed"}),
     ),
     "partition": Kind(
         "partition.name",
@@ -160,23 +166,23 @@ def section(kind: str, name: str) -> str:
     return label(name) if kind == "algorithm" else KINDS[kind].section
 
 
-def constants(kind: str, name: str) -> Mapping[str, Field]:
-    """Its fields by name.
+def constants(kind: str, name: str, reread: bool = True) -> Mapping[str, Field]:
+    """Its fields by name; ``reread``: see ``source``.
 
     Raises:
         UserError: there is no such part, or a parameter without a default is not passed by the platform.
     """
-    return read_constants(kind, name, source(name))
+    return read_constants(kind, name, source(name, reread))
 
 
 @lru_cache(maxsize=256)
 def read_constants(kind: str, name: str, digest: str | None) -> Mapping[str, Field]:
     """See ``constants``; the file's digest is a part of the cache key, as the file may change while we run."""
-    known, handed = KINDS[kind].known, KINDS[kind].handed
-    if name in known:
-        return fields_in(known[name], handed)
+    k = KINDS[kind]
+    if name in k.known:
+        return fields_in(k.known[name], k.handed)
     try:
-        return fields_of(find(kind, name), handed)
+        return fields_of(find(kind, name), k.handed, k.required)
     except ValueError as error:
         raise UserError(f"{KINDS[kind].field} {shown(name)}: {error}.") from None
 
@@ -184,7 +190,10 @@ def read_constants(kind: str, name: str, digest: str | None) -> Mapping[str, Fie
 def defines(kind: str, name: str, method: str) -> bool:
     """Whether the part has this method."""
     known = KINDS[kind].known
-    return has(known[name], method) if name in known else hasattr(find(kind, name), method)
+    if name in known:
+        return has(known[name], method)
+    source(name)  # its file may have changed
+    return hasattr(find(kind, name), method)
 
 
 def owners(field: str) -> tuple[str, list[str]] | None:
@@ -196,12 +205,31 @@ def owners(field: str) -> tuple[str, list[str]] | None:
     return None
 
 
-def source(name: str) -> str | None:
-    """A digest of the file of a part of the user's own; None for a part of the package."""
+def source(name: str, reread: bool = True) -> str | None:
+    """A digest of the code of a part of the user's own: of its file and its ``neighbours``; None for all other parts.
+
+    reread: of the files as they are now, else as they were read last. ``find`` gives what was read last, whatever has
+    happened to the files since. They are read where an experiment is put together or checked.
+    """
     if not is_own(name):
         return None
-    file = _module(name.rpartition(":")[0], shown(name)).__file__
+    where, what = name.rpartition(":")[0], shown(name)
+    if code := _read(where, what) if reread else _code(where, what):
+        return code.digest
+    file = _module(where, what).__file__  # of a package that is installed
     return sha256(Path(file).read_bytes()).hexdigest()[:24] if file else None
+
+
+def files(name: str) -> Mapping[str, str]:
+    """The files of a part of the user's own and a digest of each, as it was read last; empty for all other parts."""
+    code = _codes.get(_key(name.rpartition(":")[0])) if is_own(name) else None
+    return code.files if code else {}
+
+
+def clash(names: Iterable[str]) -> str | None:
+    """Which two of these parts cannot be in one process, in words; see ``neighbours.clash``."""
+    codes = {name: code for name in names if (code := _codes.get(_key(name.rpartition(":")[0])))}
+    return neighbours.clash(codes)
 
 
 def base() -> Path:
@@ -209,35 +237,43 @@ def base() -> Path:
     return Path(os.environ.get(HERE) or os.getcwd())
 
 
-def _module(where: str, what: str) -> ModuleType:
+_codes: dict[tuple[str, str], Code | None] = {}
+"""The code of parts of one's own, as it was read last; None of what is no file of the user's."""
+
+
+def _key(where: str) -> tuple[str, str]:
+    return str(base()), where
+
+
+def _read(where: str, what: str) -> Code | None:
     try:
         if where.endswith(".py"):
-            return _file(base() / Path(where).expanduser(), what)
-        if str(base()) not in sys.path:  # `python sweeps/x.py` has sweeps/ there
-            sys.path.append(str(base()))
-        return importlib.import_module(where)
+            path = base() / Path(where).expanduser()
+            if not path.is_file():
+                raise UserError(f"{what}: there is no file {path}.")
+            code = neighbours.of_file(path, base(), what)
+        else:
+            code = neighbours.of_module(where, base(), what)
+    except OSError as error:
+        raise UserError(f"{what}: {error.filename} cannot be read ({error.strerror}).") from error
+    _codes[_key(where)] = code
+    return code
+
+
+def _code(where: str, what: str) -> Code | None:
+    """As it was read last."""
+    return _codes[_key(where)] if _key(where) in _codes else _read(where, what)
+
+
+def _module(where: str, what: str) -> ModuleType:
+    code = _code(where, what)
+    for folder in ([code.file.parent] if code and where.endswith(".py") else []) + [base()]:
+        imported.add_to_path(folder)  # `python sweeps/x.py` has sweeps/ there
+    try:
+        return as_read.load(code) if code else importlib.import_module(where)
     except UserError:
         raise
     except Exception as error:  # whatever somebody's file raises
+        if code and isinstance(error, ModuleNotFoundError) and (told := neighbours.missing(error, code)):
+            raise UserError(f"{what}: {told}") from error
         raise UserError(f"{what}: importing {where} failed: {type(error).__name__}: {error}.") from error
-
-
-def _file(path: Path, what: str) -> ModuleType:
-    """The module of a file; its name is the same in every process and changes with the file's content."""
-    if not path.is_file():
-        raise UserError(f"{what}: there is no file {path}.")
-    name = f"part_{path.stem}_{sha256(path.read_bytes()).hexdigest()[:8]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # it may import its neighbours
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise UserError(f"{what}: {path} is no Python file.")
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedcommons.core.executor import Executor
 from fedcommons.core.features import Head
-from fedcommons.core.local import Work
+from fedcommons.core.local import LocalSGD, Work
 from fedcommons.core.release import Release
 from fedcommons.core.weighting import total_weight
 from fedcommons.data.clients import ClientData, Clients
@@ -91,10 +91,11 @@ class Algorithm(Protocol):
     """A frozen dataclass of the algorithm's constants, with these functions. None changes its arguments.
 
     A constant is ``mu: Annotated[float, "[0, inf)"] = 0.01``: type, range, default, and a line of help below it.
-    Optional are ``ChoosesClients``, ``Shares``, ``sees_statistics``, ``takes_partial``, ``needs`` (see ``needed``),
-    ``watches_head = True`` for one that takes embeddings at the module's ``head`` (see ``features.Head``), and
-    ``check(flat)``, which raises ``UserError`` where it is not defined for an experiment (its fields, such as
-    ``client.optimizer``). What it is not defined for in the model or in what clients hold, ``start`` refuses.
+    Optional are ``ChoosesClients``, ``Shares``, ``TellsWork``, ``trains_locally``, ``sees_statistics``,
+    ``takes_partial``, ``needs`` (see ``needed``), ``watches_head = True`` for one that takes embeddings at the module's
+    ``head`` (see ``features.Head``), and ``check(flat)``, which raises ``UserError`` where it is not defined for an
+    experiment (its fields, such as ``client.optimizer``). What it is not defined for in the model or in what clients
+    hold, ``start`` refuses.
     """
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
@@ -190,4 +191,44 @@ class Shares(Protocol):
 
     def share(self, clients: Clients, n_classes: int, seed: int) -> Common:
         """What is shared, made from ``clients``, the clients' training data; every draw is keyed by ``seed``."""
+        ...
+
+
+def trains_locally(algorithm: Algorithm) -> bool:
+    """Whether its clients make local steps, by ``work.local``; not with its attribute ``trains_locally = False``.
+
+    It decides what ``--dry-run`` counts, and nothing else.
+    """
+    return getattr(algorithm, "trains_locally", True) is not False
+
+
+@runtime_checkable
+class TellsWork(Protocol):
+    """An algorithm that works beside its clients' local steps, and tells ``--dry-run`` how much.
+
+    A round takes  c + sum_k n_k s_k  seconds:  n_k pieces of kind k (``pieces``), of s_k seconds each, and c for local
+    steps and all else. The s_k are found from short rounds of variants that differ in their n_k (``smaller``). Of a
+    server that trains in ``merge``:
+
+        def pieces(self, facts, loop, round, clients):
+            return {"server_steps": self.epochs * 8}
+
+        def smaller(self, times):
+            return [(replace(self, epochs=epochs), 1) for epochs in (1, 1 + times)]
+    """
+
+    def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
+        """How many pieces of each kind, by names of its own, a round has in which these clients reply.
+
+        loop: how clients train locally; these steps are counted anyway, unless ``trains_locally`` is False.
+        """
+        ...
+
+    def smaller(self, times: int) -> "Sequence[tuple[Algorithm, int]]":
+        """Variants of itself that are timed, each in a round of one client with so many examples, of any classes.
+
+        The first has as little work as can be. There is one more than there are kinds, at least; where it is to stand
+        out, a kind has ``times`` pieces more. Runs whose variants are equal share prices, so a constant that changes no
+        price stands at its default in them.
+        """
         ...

@@ -18,7 +18,7 @@ from fedcommons.data import own
 from fedcommons.data.examples import Dataset, Examples, Source
 from fedcommons.errors import UserError
 from fedcommons.paths import user_path
-from fedcommons.seeds import numpy_generator
+from fedcommons.seeds import keyed_globals, numpy_generator, seed_for
 
 
 def data_folder(data: Data) -> Path:
@@ -31,14 +31,18 @@ def data_folder(data: Data) -> Path:
 def load(data: Data) -> Dataset:
     """Load a data set, split off its validation part and keep at most ``data.limit`` of its training images.
 
-    The splits depend on the data set's name only, so runs with different seeds are judged on the same images.
+    The splits depend on the data set's name only, so runs with different seeds are judged on the same images. So does
+    all that a data set draws: the ``seed`` that it may ask for, and the global generators while it is made and read.
 
     Raises:
         UserError: there is no such data set, it is not in the folder, is damaged or not as ``own.source`` needs it, or
             it has fewer training images than ``data.limit``.
     """
-    part, handed = parts.find("data", data.name), {"dir": data_folder(data), "download": data.download}
-    found = own.source(data.name, part(**taken(part, handed), **data.constants))
+    part = parts.find("data", data.name)
+    seed = seed_for("data set", data.name) % 2**32  # many libraries take no larger one
+    offered = {"dir": data_folder(data), "download": data.download, "seed": seed}
+    with keyed_globals("data set", data.name):
+        found = own.source(data.name, part(**{**taken(part, offered), **data.constants}))
     train = found.train
     order = numpy_generator("validation split", data.name).permutation(len(train))
     n_validation = int(data.validation * len(train))

@@ -1,6 +1,8 @@
 """Examples and labels in memory, and a data set of them with its held-out parts."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
+from hashlib import blake2b
 
 import numpy as np
 import torch
@@ -64,6 +66,16 @@ class Dataset:
     def shape(self) -> tuple[int, ...]:
         """(C, H, W)."""
         return tuple(self.train.x.shape[1:])
+
+    @cached_property
+    def digest(self) -> str:
+        """Of the content: names, shapes, types and bytes of x and y of the three parts."""
+        found = blake2b(digest_size=12)
+        for name in ("train", "validation", "test"):
+            for which, t in vars(getattr(self, name)).items():
+                found.update(f"{name}.{which} {tuple(t.shape)} {t.dtype}\n".encode())
+                found.update(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        return found.hexdigest()
 
 
 def without_images(dataset: Dataset) -> Dataset:

@@ -117,6 +117,8 @@ def _examples(name: str, part: Any) -> Examples:
 
 
 def _stacked(name: str, examples: list[Any]) -> Tensor:
+    if not examples:
+        raise UserError(f"data set {name} has no examples.")
     tensors = [x if isinstance(x, Tensor) else torch.as_tensor(np.array(x)) for x in examples]
     if shapes := sorted({tuple(t.shape) for t in tensors})[1:]:
         raise UserError(f"data set {name}: all examples must have one shape; one has {shapes[0]}.")

@@ -21,7 +21,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from fedcommons.core.executor import J, R, S, WorkerDied
 from fedcommons.core.reduction import cut
 from fedcommons.core.worker import RunData, Worker, set_up_process
-from fedcommons.errors import ClientError, UserError
+from fedcommons.errors import ClientError, UserError, sentence
 from fedcommons.federation.cluster import INLINE_BYTES, bundle
 
 DEATHS = 3
@@ -37,11 +37,17 @@ LOST = (RayActorError, ObjectLostError, NodeDiedError, OutOfMemoryError, WorkerC
 class _Actor:
     def __init__(self, build: Callable[[RunData], Worker], data: "list[ray.ObjectRef]") -> None:
         set_up_process()
-        # Ray does not resolve a reference inside a list. As a plain constructor argument Ray would keep another copy of
-        # the data.
-        self.worker = build(ray.get(data[0]))
+        self.refused: UserError | None = None
+        try:
+            # Ray does not resolve a reference inside a list. As a plain constructor argument Ray would keep another
+            # copy of the data.
+            self.worker = build(ray.get(data[0]))
+        except UserError as error:  # told when it is asked for: what stops a constructor reaches nobody but as text
+            self.refused = error
 
     def map(self, shared: Any, work: tuple[Callable, Sequence]) -> list:
+        if self.refused:
+            raise self.refused
         function, jobs = work  # every argument of a call costs Ray a tenth of a millisecond
         return [self.worker.run(function, shared, job) for job in jobs]
 
@@ -56,7 +62,7 @@ class RayActors:
     Each actor gets consecutive jobs, equally many up to one; a job's result does not depend on its actor.
 
     Raises:
-        UserError: the resources for the actors did not become free within ``wait_s`` seconds.
+        UserError: the resources for the actors did not become free within ``wait_s`` seconds, or ``build`` refuses.
     """
 
     def __init__(
@@ -116,6 +122,9 @@ class RayActors:
     def _await(self, actors: Sequence[Any]) -> None:
         try:
             ray.get([actor.map.remote(None, (_ready, [0])) for actor in actors], timeout=START_S)
+        except UserError as error:
+            self.close()
+            raise UserError(sentence(error)) from error
         except (GetTimeoutError, *LOST) as error:
             self.close()
             why = " ".join(str(error).split()) or f"{START_S} s were not enough"

@@ -42,10 +42,11 @@ class Trained:
 class Generator(Protocol):
     """Hyper-parameters in a frozen dataclass, and functions that draw from ``seed`` only.
 
-    sampling: names of the hyper-parameters that only ``sample`` uses; the others decide what is trained. Optional
-    functions raise ``UserError``: ``check(flat)`` refuses an experiment by its fields (dotted names to values),
-    ``check_type(dtype, data)`` and ``check_shape(shape, data)`` examples of this type or shape, (C, H, W) for images,
-    of the data set of this name, and ``check_sizes(sizes)`` the numbers of them that each client's generator would see.
+    sampling: names of the hyper-parameters that only ``sample`` uses; the others decide what is trained. By
+    ``batch_size`` and ``sampling_steps``, where it has them, ``--dry-run`` counts its steps. Optional functions raise
+    ``UserError``: ``check(flat)`` refuses an experiment by its fields (dotted names to values), ``check_type(dtype,
+    data)`` and ``check_shape(shape, data)`` examples of this type or shape, (C, H, W) for images, of the data set of
+    this name, and ``check_sizes(sizes)`` the numbers of them that each client's generator would see.
     """
 
     sampling: ClassVar[tuple[str, ...]]

@@ -42,13 +42,16 @@ def _line(curve: Curve, curves: Sequence[Curve], at: Sequence[int]) -> list[obje
             *(f"{curve['second_moment'][r]:.3g}" for r in (0, *at))]  # fmt: skip
 
 
-def rows(curves: Sequence[Curve]) -> list[dict[str, Any]]:
-    """A row for each curve and round."""
+def rows(curves: Sequence[Curve], repetitions: int) -> list[dict[str, Any]]:
+    """A row for each curve and round, with six digits: its fields, then all quantities, empty where it has them not."""
+    names = list(dict.fromkeys(name for c in curves for name in c))
+    fields = [name for name in names if not any(isinstance(c.get(name), list) for c in curves)]
     return [
-        {"round": r, **{name: value[r] if isinstance(value, list) else value for name, value in c.items()}}
+        {**{name: c[name] for name in fields}, "repetitions": repetitions, "round": r,
+         **{name: f"{c[name][r]:.6g}" if name in c else "" for name in names if name not in fields}}
         for c in curves
-        for r in range(len(c["accuracy"]))
-    ]
+        for r in range(len(c["norm_sq"] if "norm_sq" in c else c["accuracy"]))
+    ]  # fmt: skip
 
 
 def picture(curves: Sequence[Curve], partition: str, title: str) -> Figure:

@@ -5,6 +5,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from fedcommons.core.accountants import epsilon
@@ -118,7 +119,7 @@ def sent(run: Mapping[Any, Any], e: Exchange) -> str:
 
 
 def over_rounds(path: Path, of: Sequence[Cell], smoke: bool) -> None:
-    """Figure 3: test accuracy over rounds, means over seeds, a line for each cell of the first federation.
+    """Figure 3: test accuracy over rounds in the first federation: of each cell the mean, in a band of least and most.
 
     A cell may stand in ``of`` twice, once for each table that it is in.
     """
@@ -126,8 +127,9 @@ def over_rounds(path: Path, of: Sequence[Cell], smoke: bool) -> None:
     first = {tuple(cell.runs["run"]): cell for cell in of if columns.place(cell) == columns.place(of[0])}.values()
     for i, (cell, colour) in enumerate(zip(first, cycle(series.COLOURS), strict=False)):
         course = courses.curve("", cell.runs, load_rounds(*cell.runs["run"])).course("accuracy")
-        means, dash = [100 * mean for mean, _, _ in course.values()], "-" if i < len(series.COLOURS) else "--"
+        (means, low, high), dash = 100 * np.array(list(course.values())).T, "-" if i < len(series.COLOURS) else "--"
         axes.plot(list(course), means, dash, color=colour, lw=1.3, label=columns.method(cell))
+        axes.fill_between(list(course), low, high, color=colour, alpha=0.12, lw=0)
     axes.set(xlabel="round", ylabel="test accuracy, %")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(fontsize=8)

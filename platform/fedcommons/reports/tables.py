@@ -22,10 +22,7 @@ RUN = ("dataset", "algorithm", "setting", "alpha", "n_clients", "participation",
 
 
 def compared(runs: "pd.DataFrame") -> list[Cell]:
-    """The cells of a table. Of each only the runs at its best learning rate are kept.
-
-    Best is the highest validation accuracy of the last round, the mean over seeds; ties go to the smaller rate. Test
-    accuracy has no part in it.
+    """The cells of a table. Of each only the runs at its best learning rate are kept; see ``at_best_rate``.
 
     Raises:
         UserError: runs that should have the same partition do not.
@@ -35,15 +32,20 @@ def compared(runs: "pd.DataFrame") -> list[Cell]:
         if len(set(same["partition"].dropna())) > 1:
             one, *_, other = (Path(run).name for run in same["run"])
             raise UserError(f"runs on different partitions cannot be compared: {one} and {other}.")
-    return [Cell(cell.fields, _at_best_rate(cell.runs)) for cell in cells(runs.drop(columns="client.lr"))]
+    return [Cell(cell.fields, at_best_rate(cell.runs)) for cell in cells(runs.drop(columns="client.lr"))]
 
 
-def _at_best_rate(runs: "pd.DataFrame") -> "pd.DataFrame":
-    at = {rate: runs.loc[runs["lr"] == rate, :] for rate in sorted(set(runs["lr"]))}
-    if len(at) == 1:
+def at_best_rate(runs: "pd.DataFrame", rate: str = "lr") -> "pd.DataFrame":
+    """The runs at the rate (a column) of the highest validation accuracy of the last round, the mean over seeds.
+
+    Ties go to the smaller rate. Rates at which fewer seeds are finished are left out. Test accuracy has no part in it.
+    """
+    at = {value: runs.loc[runs[rate] == value, :] for value in sorted(set(runs[rate].dropna()))}
+    if len(at) < 2:
         return runs
-    scores = {rate: fmean(of["validation_accuracy"]) for rate, of in at.items()}
-    return at[max(scores, key=lambda rate: scores[rate])]
+    most = max(map(len, at.values()))
+    scores = {value: fmean(of["validation_accuracy"]) for value, of in at.items() if len(of) == most}
+    return at[max(scores, key=lambda value: scores[value])]
 
 
 def rounds(runs: "pd.DataFrame") -> str:

@@ -19,9 +19,11 @@ from fedcommons.config.experiment import Data, Experiment
 from fedcommons.config.fields import taken
 from fedcommons.config.flat import chosen, deciding, flat_dict, part_of
 from fedcommons.core.algorithm import Algorithm, ChoosesClients, Facts, require_attributes, takes_partial
+from fedcommons.core.clock import Clock
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import LocalSGD, Work, floating_buffers
+from fedcommons.core.logged import Logged
 from fedcommons.core.worker import RunData, Worker, default_device, fresh_torch, set_up_process
 from fedcommons.data import datasets
 from fedcommons.data.clients import Clients
@@ -35,12 +37,20 @@ from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.federation.serial import Serial
 from fedcommons.federation.stragglers import Independent, Rule, arrival
 from fedcommons.runs import audits
-from fedcommons.runs.checks import check, refuse, require_participants
+from fedcommons.runs.checks import check, refuse, require_participants, require_sources
 from fedcommons.seeds import set_default_generator, wide_key
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.needs import Need, Recipe, n_seen
-from fedcommons.sharing.stage import Contribution, Generating, Shared, Stage, share_by_method, share_contributed
+from fedcommons.sharing.stage import (
+    Contribution,
+    Contributions,
+    Generating,
+    Shared,
+    Stage,
+    share_by_method,
+    share_contributed,
+)
 from fedcommons.tensors import EMPTY, flatten
 from lightning_modules import Classifier
 from lightning_modules.networks import Projected
@@ -78,7 +88,7 @@ def recipe(config: Experiment) -> Recipe:
 
 
 @lru_cache(maxsize=2)  # the cells of a sweep share their data
-def _load(data: Data) -> Dataset:
+def _load(data: Data, source: str | None) -> Dataset:
     return datasets.load(data)
 
 
@@ -94,7 +104,7 @@ def prepare(config: Experiment) -> Prepared:
     made = {kind: part_of(config, kind) for kind in kinds if kind in chosen(config)}
     for part in made.values():
         refuse(part, "check", flat_dict(config))
-    dataset = _load(config.data)
+    dataset = _load(config.data, config.source.get("data"))
     if "generator" in made:
         refuse(made["generator"], "check_type", dataset.train.x.dtype, dataset.name)
         refuse(made["generator"], "check_shape", dataset.shape, dataset.name)
@@ -165,17 +175,19 @@ def _try(module: LightningModule, name: str, dataset: Dataset) -> None:
     """
     x, y = dataset.train.x[:2], dataset.train.y[:2]
     what = f"model.name {name} on {x.dtype} examples {dataset.shape} of {dataset.name}"
+    Logged(module)
+    Clock().attach(module)
     try:
-        work = Work(module, torch.device("cpu"))
         loss = module.training_step((x, y), 0)
+        if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
+            raise ValueError("training_step must return the loss, one number with a gradient")
+        work = Work(module, torch.device("cpu"))
         module.eval()
         judged(work, x, y, 0, dataset.n_classes)
         module.train()
     except Exception as error:  # whatever somebody's module raises
         why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise UserError(f"{what}: {' '.join(why.split())}.") from error
-    if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
-        raise UserError(f"{what}: training_step must return the loss, one number with a gradient.")
 
 
 def _require_statistics(config: Experiment, module: nn.Module) -> None:
@@ -299,8 +311,13 @@ class Assembled:
 @fresh_torch()
 def assemble(prepared: Prepared, made: Sequence[Contribution] = ()) -> Assembled:
     """Share, and plan the rounds; ``made``: the clients' ``synthetic_images``."""
-    c, dataset = prepared.config, prepared.dataset
-    contributed, audited = prepared.stage.make(prepared.dealt, made), None
+    return assemble_contributed(prepared, prepared.stage.make(prepared.dealt, made))
+
+
+@fresh_torch()
+def assemble_contributed(prepared: Prepared, contributed: Contributions) -> Assembled:
+    """The same of what the stage's ``make`` has made."""
+    c, dataset, audited = prepared.config, prepared.dataset, None
     if audits.asked(c.sharing) and (needs := prepared.needs):
         module = build_module(c, dataset)
         audited = audits.audited(c.sharing, prepared.dealt, contributed, needs, dataset.validation, module)
@@ -336,9 +353,13 @@ def build_worker(config: Experiment, facts: Dataset, here: str, algorithm: Algor
     """What a worker of this experiment holds; ``facts``: the data set without its images.
 
     here: the folder from which import paths start; algorithm: None in another process, which finds the part itself.
+
+    Raises:
+        UserError: in that process a part of somebody's own has other code.
     """
     if algorithm is None:
         os.environ[parts.HERE] = here
+        require_sources(config, ("model", "algorithm"))
     device = default_device()
     loop = local_loop(config, facts.augment)
     work = Work(build_module(config, facts), device, loop, config.federation.weighting)

@@ -4,6 +4,7 @@ A field's range stands where the field does, and a part refuses what it is not d
 part. What depends on the data is refused where they are loaded and dealt (``build.prepare``).
 """
 
+from collections.abc import Collection
 from typing import Any
 
 from fedcommons.config import parts
@@ -26,7 +27,7 @@ def check(config: Experiment) -> None:
     for name in flat:
         if name not in known and not name.startswith("source."):
             raise UserError(f"{name} is no field of the parts that are chosen.")
-    _require_sources(config)
+    require_sources(config)
     if not c.measure.every and (c.measure.samples is not None or c.measure.smoothness):
         raise UserError("measure.every must be at least 1 with measure.samples or measure.smoothness: 0 is never.")
     require_participants(c.federation.participation, c.partition.n_clients)
@@ -62,9 +63,18 @@ def refuse(part: Any, check: str, *given: Any) -> None:
         function(*given)
 
 
-def _require_sources(config: Experiment) -> None:
-    """See that somebody's own parts are in this process what they were where the experiment was put together."""
-    for kind, name in chosen(config).items():
+def require_sources(config: Experiment, kinds: Collection[str] = tuple(parts.KINDS)) -> None:
+    """See that somebody's own parts are in this process what they were where the experiment was put together.
+
+    Raises:
+        UserError: the code of one is another, or two of them need different modules of one name.
+    """
+    names = {kind: name for kind, name in chosen(config).items() if kind in kinds}
+    for kind, name in names.items():
         if parts.source(name) != config.source.get(kind):
-            where = name.rpartition(":")[0]
-            raise UserError(f"{kind} {shown(name)}: {where} is not the file it was when this experiment was written.")
+            where, *others = name.rpartition(":")[0], *list(parts.files(name))[1:]
+            what = f"{where} or what it imports ({', '.join(others)})" if others else where
+            is_not = "is not what it was" if others else "is not the file it was"
+            raise UserError(f"{kind} {shown(name)}: {what} {is_not} when this experiment was written.")
+    if told := parts.clash(names.values()):
+        raise UserError(f"{told}: one process has only one of that name, so rename one.")

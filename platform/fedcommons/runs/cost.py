@@ -1,18 +1,19 @@
 """What a run costs on this machine: a step of each shape is timed, and multiplied by how many ``counting`` finds.
 
 What is timed is what a worker does, by the same functions and with one thread: rounds of the engine whose clients have
-a few batches, a chunk of the evaluation, epochs of a generator on two batches, steps of its sampler. The first call of
-each is not counted. Nothing is written but to a temporary folder.
+a few batches (by short variants of a method that tells its work), a chunk of the evaluation, epochs of a generator on
+two batches, steps of its sampler, a sharing stage or its shorter variant. The first call of each is not counted, but of
+a stage. Nothing is written but to a temporary folder.
 """
 
 import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -21,13 +22,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedcommons.algorithms.feddm import FedDM
 from fedcommons.config import parts, presets
 from fedcommons.config.flat import flat_dict
 from fedcommons.convergence.estimators import BATCH, mean_gradient
 from fedcommons.convergence.smoothness import hessian_vector
-from fedcommons.core.algorithm import Algorithm
+from fedcommons.core.algorithm import Algorithm, TellsWork, trains_locally
 from fedcommons.core.local import Work
+from fedcommons.core.pieces import Timed, in_seconds, pieces_of, prices, smaller_of
 from fedcommons.core.worker import RunData, Worker, default_device, fresh_torch, give_back_freed
 from fedcommons.data.clients import ClientData, Clients, Rows
 from fedcommons.data.examples import Dataset, Examples
@@ -36,11 +37,11 @@ from fedcommons.federation.evaluation import CHUNK, ModelTask, evaluate_chunk
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rounds import Standing
 from fedcommons.federation.serial import Serial
-from fedcommons.runs import central, experiment, matched
-from fedcommons.runs.build import Assembled, build_module, build_worker, local_loop
+from fedcommons.runs import central, experiment
+from fedcommons.runs.build import Assembled, Prepared, build_module, build_worker, local_loop
 from fedcommons.runs.counting import Counts
-from fedcommons.runs.matched import MANY, NOTHING, Matched
 from fedcommons.sharing.needs import Need
+from fedcommons.sharing.stage import Contribution, Contributions, shorter_of
 from fedcommons.tensors import nbytes
 
 ENOUGH = 0.3
@@ -51,6 +52,9 @@ SLOW = 2.0
 
 SHORT = 0.05
 """Rounds below this many seconds are measured with more steps, as two of them do not stand out."""
+
+FEW, MORE = 2, 17
+"""So many steps."""
 
 SHAPE = (
     "algorithm", "model.", "data.name", "data.augment", "dp.local", "client.batch_size", "client.optimizer",
@@ -74,7 +78,7 @@ class Prices:
     memory: int  # peak of this process while all this was measured, with the data
     state: int  # what a checkpoint holds of the server,
     kept: int  # and of a client
-    matched: Matched = NOTHING
+    pieces: Mapping[str, float] = field(default_factory=dict)  # of what the method does besides, by its own names
 
     def seconds(self, n: Counts, batch_size: int) -> float:
         """Of so much work."""
@@ -83,7 +87,7 @@ class Prices:
         rest = n.rest * self.half + slope * (n.rest_examples - n.rest * h)
         local = n.full * self.step + max(rest, 0.0) + n.trainings * self.training
         observed = n.evaluated * self.example + n.gradients * self.gradient + n.products * self.product
-        local += n.matched.seconds(self.matched)
+        local += in_seconds(n.pieces, self.pieces)
         return local + n.rounds * self.round + n.checkpoints * self.checkpoint + observed
 
 
@@ -106,12 +110,15 @@ def half(batch_size: int) -> int:
 def shape_of(ready: Assembled) -> tuple:
     """What the prices of a run depend on: runs that share it share them."""
     c = ready.config
-    names = (*SHAPE, f"{parts.section('algorithm', c.algorithm)}.")
-    chosen = tuple((n, v) for n, v in flat_dict(c).items() if n.startswith(names))
-    if isinstance(ready.algorithm, FedDM):  # whose constants say how much is done, and not what a piece costs
-        chosen = *((n, v) for n, v in chosen if not n.startswith("feddm.")), ready.algorithm.sigma > 0
+    method, names, variants = ready.algorithm, SHAPE, ()
+    if isinstance(method, TellsWork):  # its variants say which constants a price depends on
+        variants = tuple(smaller_of(method, FEW))
+    else:
+        names = *SHAPE, f"{parts.section('algorithm', c.algorithm)}."
+    chosen = (pair for pair in flat_dict(c).items() if pair[0].startswith(names))
     measured = bool(c.measure.every), c.measure.smoothness
-    return (*chosen, measured, ready.data.clients.rows.weight is not None, ready.data.clients.commons is not None)
+    clients = ready.data.clients
+    return (*chosen, variants, measured, clients.rows.weight is not None, clients.commons is not None)
 
 
 def seconds_of(do: Callable[[], Any]) -> float:
@@ -145,12 +152,9 @@ def measure(ready: Assembled) -> Prices:
     """The prices of a run's shape."""
     c = ready.config
     reset_peak()
-    if isinstance(ready.algorithm, FedDM):
-        of_rounds = _of_feddm(ready)
-        ready = _with(ready, replace(ready.algorithm, iterations=0, server_epochs=1))
-    else:
-        of_rounds = _of_local_training(ready)
-    now = _round(ready, 1, 1, c.client.batch_size)()
+    ready, of_pieces = _of_pieces(ready)
+    of_rounds = _of_rounds(ready, of_pieces)
+    now = _round(ready, 1, 1, c.client.batch_size).play()
     with TemporaryDirectory() as folder:
         saving = seconds_of(lambda: checkpoint.save(Path(folder), now))
     worker = build_worker(c, ready.facts, str(parts.base()), ready.algorithm, ready.data)
@@ -167,58 +171,66 @@ def measure(ready: Assembled) -> Prices:
     kept = [nbytes(payload) for payload in now.memory.in_ram.values()]
     return Prices(
         **of_rounds, checkpoint=saving, example=example, gradient=gradient, product=product, memory=peak(),
-        state=nbytes(now.state), kept=max(kept, default=0),
+        state=nbytes(now.state), kept=max(kept, default=0), pieces=of_pieces,
     )  # fmt: skip
 
 
-def _of_local_training(ready: Assembled) -> dict[str, Any]:
-    """The prices of a round and of its clients' steps."""
-    b = ready.config.client.batch_size
-    shortest, two = _round(ready, 1, 1, b), min(2, ready.plan.facts.n_clients)
-    _round(ready, 1, 1, 1)()  # what torch does once in a process, also where a step is so slow that it is not repeated
-    alone = seconds_of(shortest)
-    k = 17 if alone < SHORT else 2
-    several = seconds_of(_round(ready, 1, k, b))
-    step = max(several - alone, 0.0) / (k - 1)
-    smaller = max(0.0, step - max(several - seconds_of(_round(ready, 1, k, half(b))), 0.0) / k)
-    training = max(0.0, seconds_of(_round(ready, two, 1, b)) - alone - step) if two > 1 else 0.0
+def _of_pieces(ready: Assembled) -> tuple[Assembled, dict[str, float]]:
+    """The run with as little of its method's own work as can be, and what that costs (``TellsWork``)."""
+    method = ready.algorithm
+    if not isinstance(method, TellsWork):
+        return ready, {}
+    local, timed = trains_locally(method), []
+    least, n = smaller_of(method, FEW)[0]
+    short = seconds_of(_round(_with(ready, least), 1, 1, n).play) < SHORT
+    for variant, n in smaller_of(method, MORE if short else FEW):
+        small = _round(_with(ready, variant), 1, 1, n)
+        timed.append(Timed(n if local else 0, small.pieces, seconds_of(small.play)))
+    return _with(ready, least), prices(type(method).__name__, timed)
+
+
+def _of_rounds(ready: Assembled, of_pieces: Mapping[str, float]) -> dict[str, float]:
+    """The prices of a round and of its clients' steps, without the pieces of its method's own work."""
+
+    def seconds(joined: int, steps: int, batch: int) -> float:
+        small = _round(ready, joined, steps, batch)
+        return max(0.0, seconds_of(small.play) - in_seconds(small.pieces, of_pieces))
+
+    b, two = ready.config.client.batch_size, min(2, ready.plan.facts.n_clients)
+    _round(ready, 1, 1, 1).play()  # what torch does once in a process, also where a step is not repeated as it is slow
+    alone, step, smaller = seconds(1, 1, b), 0.0, 0.0
+    if trains_locally(ready.algorithm):
+        k = MORE if alone < SHORT else FEW
+        several = seconds(1, k, b)
+        step = max(several - alone, 0.0) / (k - 1)
+        smaller = max(0.0, step - max(several - seconds(1, k, half(b)), 0.0) / k)
+    training = max(0.0, seconds(two, 1, b) - alone - step) if two > 1 else 0.0
     return {"step": step, "half": smaller, "training": training, "round": max(0.0, alone - step - training)}
-
-
-def _of_feddm(ready: Assembled) -> dict[str, Any]:
-    """The same of FedDM, from rounds on one class; see ``matched.prices``."""
-    method, label, two = ready.algorithm, int(ready.data.clients.store.y[0]), min(2, ready.plan.facts.n_clients)
-    assert isinstance(method, FedDM)
-
-    def seconds(iterations: int = 0, real: int = 1, ipc: int = 1, epochs: int = 1, clients: int = 1) -> float:
-        one = replace(
-            method, iterations=iterations, match_batch=real, ipc=ipc, server_epochs=epochs, least=1, server_batch=MANY
-        )
-        return seconds_of(_round(_with(ready, one), clients, 1, real, label))
-
-    alone = seconds()
-    training = max(0.0, seconds(clients=two) - alone) if two > 1 else 0.0
-    match = matched.prices(seconds, 17 if alone < SHORT else 2)
-    first = match.server_steps + match.server_images
-    rest = max(0.0, alone - training - first)
-    return {"step": 0.0, "half": 0.0, "training": training, "round": rest, "matched": match}
 
 
 def _with(ready: Assembled, algorithm: Algorithm) -> Assembled:
     return replace(ready, prepared=replace(ready.prepared, algorithm=algorithm))
 
 
-def _round(ready: Assembled, joined: int, steps: int, batch: int, label: int | None = None) -> Callable[[], Standing]:
-    """Plays round 1 with so many clients, who make so many steps each; ``label``: they hold this class only.
+@dataclass(frozen=True)
+class Small:
+    """A round that is short, and the pieces of its method's own work in it."""
+
+    play: Callable[[], Standing]
+    pieces: Mapping[str, float]
+
+
+def _round(ready: Assembled, joined: int, steps: int, batch: int) -> Small:
+    """Round 1 with so many clients, who make so many steps each.
 
     It is the first of as many rounds as the run has, as methods may begin otherwise where there are few.
     """
-    c, clients = ready.config, ready.data.clients
+    c, clients, method = ready.config, ready.data.clients, ready.algorithm
     n, size = len(clients), steps * batch
-    held = torch.arange(len(clients.store)) if label is None else (clients.store.y == label).nonzero()[:, 0]
-    flat = held[torch.arange(size) % len(held)]
+    flat = torch.arange(size) % len(clients.store)
     rows = Rows(flat, np.zeros(n, int), np.full(n, size), None if clients.rows.weight is None else torch.ones(size))
-    data = RunData(Clients(clients.store, rows, commons=clients.commons), ready.data.own, {})
+    few = Clients(clients.store, rows, commons=clients.commons)
+    data = RunData(few, ready.data.own, {})
     loop = replace(local_loop(c, ready.facts.augment), epochs=1, batch_size=batch, equal_work=False)
     facts = replace(ready.plan.facts, sizes=rows.totals.tolist())
     plan = replace(ready.plan, facts=facts, participation=joined / n, late=None)
@@ -226,11 +238,22 @@ def _round(ready: Assembled, joined: int, steps: int, batch: int, label: int | N
     def build(data: RunData) -> Worker:
         device = default_device()
         work = Work(build_module(c, ready.facts), device, loop, c.federation.weighting)
-        return Worker(work, ready.algorithm, data.to(device))
+        return Worker(work, method, data.to(device))
 
     executor = Serial(build, data)
     start = replace(ready, plan=plan, data=data).start(ClientMemory())
-    return lambda: next(rounds.run(ready.algorithm, executor, plan, start))[0]
+    held = replace(facts, counts=partial(few.counts, ready.facts.n_classes))
+    pieces = pieces_of(method, held, loop, 1, rounds.answering(method, plan, start.state, 1)[1])
+    return Small(lambda: next(rounds.run(method, executor, plan, start))[0], pieces)
+
+
+@fresh_torch()
+def contribute(ready: Prepared, made: Sequence[Contribution]) -> tuple[Contributions, float]:
+    """What clients contribute, and the seconds that it takes; a stage that takes long is played by a shorter one."""
+    stage, times = shorter_of(ready.stage)
+    found: list[Contributions] = []
+    seconds = _once(lambda: found.append(stage.make(ready.dealt, made)))
+    return found[0], times * seconds
 
 
 @fresh_torch()

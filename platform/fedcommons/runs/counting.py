@@ -5,19 +5,18 @@ work, and E' more of n mod B where B does not divide n (without ``client.drop_la
 """
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
 
-from fedcommons.algorithms.feddm import FedDM
 from fedcommons.convergence.estimators import BATCH, PARTS
+from fedcommons.core.algorithm import trains_locally
 from fedcommons.core.local import LocalSGD
+from fedcommons.core.pieces import pieces_of
 from fedcommons.data.clients import Clients
 from fedcommons.federation import rounds
 from fedcommons.federation.memory import ClientMemory
-from fedcommons.runs import matched
 from fedcommons.runs.build import Assembled, local_loop
-from fedcommons.runs.matched import NOTHING, Matched
 from fedcommons.sharing.synthetic_pool import Job
 
 PRODUCTS = 40
@@ -40,7 +39,7 @@ class Counts:
     gradients: int = 0  # batches of BATCH examples whose per-sample gradients are measured
     products: int = 0  # batches of a Hessian-vector product
     checkpoints: int = 0
-    matched: Matched = NOTHING  # by FedDM's clients and its server, who make no local steps
+    pieces: Mapping[str, float] = field(default_factory=dict)  # of what the method does besides, by its own names
 
 
 def local_steps(loop: LocalSGD, n: int, n_own: float) -> tuple[int, int]:
@@ -63,15 +62,20 @@ def counted(ready: Assembled) -> Counts:
     last = c.federation.rounds
     start = ready.start(ClientMemory())
     played = min(last, MOST_ROUNDS)
-    method, plan = ready.algorithm, ready.plan
-    replying = [rounds.answering(method, plan, start.state, number)[1] for number in range(1, played + 1)]
-    joins = Counter(chain.from_iterable(replying))
-    loop, sizes, own = local_loop(c, ready.facts.augment), data.clients.rows.sizes, data.clients.n_own
+    method, plan, loop = ready.algorithm, ready.plan, local_loop(c, ready.facts.augment)
+    facts = replace(plan.facts, counts=plan.facts.counts and cache(plan.facts.counts))  # asked for in every round
     more, b = last / played, loop.batch_size
-    each, match = {i: local_steps(loop, int(sizes[i]), float(own[i])) for i in joins}, NOTHING
-    if isinstance(method, FedDM):
+    joins, pieces = Counter[int](), dict[str, float]()
+    for number in range(1, played + 1):
+        joined, replying = rounds.answering(method, plan, start.state, number)
+        joins.update(replying)
+        if replying or not joined:  # a round that nobody answers changes nothing
+            for name, n in pieces_of(method, facts, loop, number, replying).items():
+                pieces[name] = pieces.get(name, 0) + more * n
+    sizes, own = data.clients.rows.sizes, data.clients.n_own
+    each = {i: local_steps(loop, int(sizes[i]), float(own[i])) for i in joins}
+    if not trains_locally(method):
         each = dict.fromkeys(joins, (0, 0))
-        match = matched.work(method, data.clients, ready.facts.n_classes, replying, loop.dp is not None).times(more)
     n_models = sum(name.startswith("model/") for name in start.state)
     n_test, n_validation = (len(data.sets[name]) for name in ("test", "validation"))
     measured = sum(r % c.measure.every == 0 or r == last for r in range(last + 1)) if c.measure.every else 0
@@ -86,7 +90,7 @@ def counted(ready: Assembled) -> Counts:
         gradients=measured * gradients,
         products=measured * products if c.measure.smoothness else 0,
         checkpoints=-(-last // c.federation.checkpoint_every),
-        matched=match,
+        pieces=pieces,
     )
 
 

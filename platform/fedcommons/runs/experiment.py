@@ -49,7 +49,8 @@ def run(
     What stops a run is left in ``folder/error.txt``; a client's failure leaves a checkpoint of the round before too.
     """
     prepared = prepare(config)
-    if resume and (finished := read_finished(folder, config)):
+    data = prepared.dataset.digest
+    if resume and (finished := read_finished(folder, config, data)):
         say(f"{folder} holds this run, finished: nothing is left to do.")
         return finished
     store = Store(Path(config.artifacts), say)
@@ -60,7 +61,7 @@ def run(
 
         cluster.connect()
         cluster.require_actors(config)
-    with opened(folder, config, resume, say, 0 if may_generate else PATIENCE) as record:
+    with opened(folder, config, resume, say, 0 if may_generate else PATIENCE, data) as record:
         return _run(prepared, store, jobs, record, resume, say, on_round)
 
 
@@ -193,6 +194,7 @@ def _write_partition(folder: Path, prepared: Prepared) -> None:
 
     counts = prepared.partition.class_counts
     facts = {
+        "data": prepared.dataset.digest,
         "fingerprint": prepared.partition.fingerprint,
         "sizes": [len(rows) for rows in prepared.partition.rows],
         "class_counts": counts.tolist(),

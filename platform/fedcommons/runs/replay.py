@@ -26,7 +26,7 @@ from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rounds import Standing
 from fedcommons.runs.build import Assembled, assemble, prepare, synthetic_images
 from fedcommons.tensors import Flat, data, nbytes
-from fedcommons.tracking.run_folder import read_config
+from fedcommons.tracking.run_folder import read_config, require_same_data
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,15 @@ def replay(
     named: import paths that may be run. What a file alone names is not executed.
 
     Raises:
-        UserError: there is no such run or round, the client does not train in it, or what it trained on is not there.
+        UserError: there is no such run or round, the client does not train in it, or what it trained on is not there or
+            not what it was.
         ClientError: the client fails; the cause is its own exception.
     """
     config = _config(folder)
     _require_within("--round", number, 1, config.federation.rounds)
     _require_named(config, named)
     prepared = prepare(config)
+    require_same_data(folder, config.data.name, prepared.dataset.digest)
     _require_within("--client", client, 0, len(prepared.partition.rows) - 1)
     try:
         images = synthetic_images(prepared, Store(Path(config.artifacts), say), (), say)

@@ -34,7 +34,7 @@ VERSION = 1
 class Recipe:
     """How clients' generators are made: the part, its name, and rho.
 
-    digest: of the source file of a user's own part, which ``VERSION`` does not cover; None for one of ours.
+    digest: of the code of a user's own part, which ``VERSION`` does not cover; None for one of ours.
     label_noise: standard deviation of the noise on class counts.
     """
 

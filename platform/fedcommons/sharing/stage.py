@@ -9,6 +9,8 @@ The client that each row came from is known to the end. A stage is a frozen data
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
+from numbers import Real
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -19,6 +21,7 @@ from fedcommons.core.algorithm import Shares
 from fedcommons.core.release import Release
 from fedcommons.data.clients import Clients, Rows
 from fedcommons.data.examples import Examples
+from fedcommons.errors import UserError, shown
 from fedcommons.generators.generator import Receipt
 from fedcommons.seeds import numpy_generator
 from fedcommons.sharing.dealt import Dealt
@@ -157,8 +160,9 @@ class Shared:
 class Stage(Protocol):
     """Constants in a frozen dataclass, and functions that do not change their arguments; every draw is keyed.
 
-    Optional: ``needs`` (``Generating``); ``check(flat)``, which refuses an experiment by its fields (dotted names to
-    values); ``check_dealt(dealt)``, which refuses data that the stage is not defined for. Both raise ``UserError``.
+    Optional: ``needs`` (``Generating``); ``shorter`` (``TakesLong``); ``check(flat)``, which refuses an experiment by
+    its fields (dotted names to values); ``check_dealt(dealt)``, which refuses data that the stage is not defined for.
+    Both raise ``UserError``.
     """
 
     def make(self, dealt: Dealt, made: Sequence[Contribution]) -> Contributions:
@@ -184,6 +188,34 @@ class Generating(Protocol):
     def needs(self, dealt: Dealt, recipe: Recipe) -> Sequence[Need]:
         """What must be made before ``make`` is called: one ``Need`` per client, in client order."""
         ...
+
+
+@runtime_checkable
+class TakesLong(Protocol):
+    """A stage whose ``make`` takes long, as it trains something; ``--dry-run`` plays a shorter one in its place."""
+
+    def shorter(self) -> tuple[Stage, float]:
+        """A variant that contributes as many examples after less work, and how many times as long its own takes."""
+        ...
+
+
+def shorter_of(stage: Stage) -> tuple[Stage, float]:
+    """A stage to play in a dry run, and how many times as long this one's ``make`` takes: itself, where it has none.
+
+    Raises:
+        UserError: what it gives is no such pair.
+    """
+    if not isinstance(stage, TakesLong):
+        return stage, 1.0
+    told: Any = stage.shorter()
+    match told:
+        case (variant, Real() as times) if type(variant) is type(stage) and 0 < float(times) < inf:
+            return variant, float(times)
+    kind = type(stage).__name__
+    raise UserError(
+        f"{kind}.shorter must give a {kind} that works less and a number above 0, how many times as long this one "
+        f"takes, got {shown(told)}."
+    )
 
 
 def share(stage: Stage, dealt: Dealt, made: Sequence[Contribution] = ()) -> Shared:

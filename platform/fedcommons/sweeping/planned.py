@@ -107,14 +107,15 @@ def dry_run(
 
 def _cell(ready: Prepared, bill: Bill) -> str:
     """Put a cell on the bill; its cost in words."""
-    assembled, c = build.assemble(ready, [_stand_in(need) for need in ready.needs]), ready.config
+    contributed, sharing = cost.contribute(ready, [_stand_in(need) for need in ready.needs])
+    assembled, c = build.assemble_contributed(ready, contributed), ready.config
     counts, shape = counted(assembled), cost.shape_of(assembled)
     if shape not in bill.prices:
         bill.prices[shape] = cost.measure(assembled)
     price = bill.prices[shape]
     first, later, size = cost.overhead("off" if c.tracking.wandb == "off" else "offline")
     own = price.seconds(counts, c.client.batch_size) / _actors(c)
-    seconds, bill.first = own + later, max(0.0, first - later)
+    seconds, bill.first = sharing + own + later, max(0.0, first - later)
     held = price.state + price.kept * len(assembled.data.clients)
     disk = size + 2 * held + LINE * c.federation.rounds
     bill.cells.append(seconds)

@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +19,14 @@ from fedcommons.federation import cluster
 from fedcommons.federation.rejections import told
 from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.folders import holds_runs, open_folder
-from fedcommons.tracking.run_folder import STOPPED, is_run, read_config, read_rounds, read_summary
+from fedcommons.tracking.run_folder import (
+    STOPPED,
+    is_run,
+    read_config,
+    read_rounds,
+    read_summary,
+    require_same_data,
+)
 
 if TYPE_CHECKING:  # torch and Ray take seconds to import, and --help needs neither
     from fedcommons.sweeping.order import Lacking
@@ -83,7 +90,14 @@ def todo(cells: Sequence[Cell], out: Path, display: Display) -> Todo:
     from fedcommons.sweeping.order import Lacking
 
     left = [c for c in cells if not is_done(c, out)]
-    wanted = [(c, need) for c in left for need in prepare(c.config).needs]
+    wanted, digests = [], {}
+    for c in left:
+        ready = prepare(c.config)
+        wanted += [(c, need) for need in ready.needs]
+        digests[c.config.data, c.config.source.get("data")] = ready.dataset.digest
+    for c in cells:  # those that are done too: the runs of a table are on the same data
+        if digest := digests.get((c.config.data, c.config.source.get("data"))):
+            require_same_data(out / c.name, c.config.data.name, digest)
     users: dict[str, list[str]] = {}
     for c, need in wanted:
         users.setdefault(key_of(need.images_facts), []).append(c.name)
@@ -224,7 +238,8 @@ def with_absolute_paths(config: Experiment) -> Experiment:
     from fedcommons.data.datasets import data_folder
 
     folders = {"artifacts": config.artifacts, "data.dir": data_folder(config.data)}
-    return flat.override(config, {name: str(Path(folder).resolve()) for name, folder in folders.items()})
+    found = flat.override(config, {name: str(Path(folder).resolve()) for name, folder in folders.items()})
+    return replace(found, source=config.source)  # what the cell is named after, though a file may have changed since
 
 
 def _resources(f: Federation, params: Mapping[str, Any]):

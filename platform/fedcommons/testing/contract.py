@@ -29,6 +29,7 @@ from fedcommons.testing.comparing import bits, differing, listed, raw, require
 from fedcommons.testing.elsewhere import Apart, require_the_bits_of_one_process, require_the_same_of_ray
 from fedcommons.testing.federations import Federation, digits
 from fedcommons.testing.on_device import check_on
+from fedcommons.testing.priced import its_work_can_be_priced
 from fedcommons.testing.spy import Call, Spy
 
 Check = Callable[[Algorithm, LocalSGD], None]
@@ -364,6 +365,7 @@ CHECKS: dict[str, Check] = {
         what_a_module_draws_is_keyed_in_every_mode,
         batch_norms_statistics_follow_the_policy,
         all_that_is_sent_is_named_by_a_release,
+        its_work_can_be_priced,
     )
 }
 """What ``check_algorithm`` checks, by name."""

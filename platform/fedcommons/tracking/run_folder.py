@@ -22,7 +22,7 @@ from typing import Any
 import yaml
 
 from fedcommons import locks
-from fedcommons.config import flat
+from fedcommons.config import flat, parts
 from fedcommons.config.experiment import Experiment
 from fedcommons.errors import ClientError, UserError
 from fedcommons.files import remove_unfinished, unfinished, write_json, write_text
@@ -51,17 +51,22 @@ _BEFORE_CONFIG = ("environment.json", "messages.log")
 
 @contextmanager
 def opened(
-    path: Path, config: Experiment, resume: bool, say: Callable[[str], None] = print, patience: float = 0
+    path: Path,
+    config: Experiment,
+    resume: bool,
+    say: Callable[[str], None] = print,
+    patience: float = 0,
+    data: str | None = None,
 ) -> Iterator["RunFolder"]:
     """The folder ``path`` for a run of ``config``, locked while it is open.
 
-    patience: seconds to wait for another process to release it.
+    patience: seconds to wait for another process to release it. data: see ``RunFolder``.
 
     Raises:
         UserError: another process holds it, it is neither empty nor a run folder, or see ``RunFolder``.
     """
     with locks.opened(path, _stranger, "run folder", say, patience):
-        yield RunFolder(path, config, resume)
+        yield RunFolder(path, config, resume, data)
 
 
 def is_run(path: Path) -> bool:
@@ -84,11 +89,13 @@ def _is_half_written(name: str) -> bool:
 class RunFolder:
     """The record of a run of ``config`` in ``path``: a new one, or with ``resume`` the one that is there.
 
+    data: the digest of the run's data set, if that is to be compared.
+
     Raises:
-        UserError: the folder cannot be written, holds a run already, or holds a run of another experiment.
+        UserError: the folder cannot be written, holds a run already, or a run of another experiment or on other data.
     """
 
-    def __init__(self, path: Path, config: Experiment, resume: bool) -> None:
+    def __init__(self, path: Path, config: Experiment, resume: bool, data: str | None = None) -> None:
         from fedcommons.federation import checkpoint, memory  # torch takes seconds to import, and who reads needs none
 
         self.path = path
@@ -98,12 +105,12 @@ class RunFolder:
             if is_run(path):
                 if not resume:
                     raise UserError(f"{path} holds a run already; add --resume to continue it or choose another --out.")
-                _require_same(path, config)
+                _require_same(path, config, data)
             remove_unfinished(path, _FILES)
             remove_unfinished(self.checkpoints, rf"{checkpoint.FILE}(\.json)?")
             remove_unfinished(path / "memory", rf"{memory.FILE}(\.json)?")
             (path / "summary.json").unlink(missing_ok=True)  # of a finished run whose rounds.jsonl was damaged later
-            write_json(path / "environment.json", environment())
+            write_json(path / "environment.json", {**environment(), **_sources(config)})
             write_text(path / "config.yaml", yaml.safe_dump(flat.to_dict(config), sort_keys=False))
         except OSError as error:
             raise UserError(f"--out: {path} cannot be written ({error.strerror}).") from error
@@ -179,9 +186,52 @@ def read_config(path: Path) -> Experiment:
         ) from None
 
 
-def _require_same(path: Path, config: Experiment) -> None:
+def _require_same(path: Path, config: Experiment, data: str | None) -> None:
     if differ := flat.same_results(read_config(path), config):
-        raise UserError(f"{path} holds a run with another {', '.join(differ)}; choose another --out.")
+        found, now = (kept.get("sources") for kept in (_read_json(path / "environment.json"), _sources(config)))
+        names = [name + _changed(found, now, name.removeprefix("source.")) for name in differ]
+        raise UserError(f"{path} holds a run with another {', '.join(names)}; choose another --out.")
+    if data is not None:
+        require_same_data(path, config.data.name, data)
+
+
+def require_same_data(path: Path, name: str, data: str) -> None:
+    """Check that the run in ``path`` began with this data set: its name and the digest of its content.
+
+    Raises:
+        UserError: it began with other examples. A run of an earlier version has no digest, and any are taken.
+    """
+    held = _read_json(path / "partition.json").get("data")
+    if isinstance(held, str) and held != data:
+        drawn = " (one that draws numbers asks for `seed`)" if parts.is_own(name) else ""
+        raise UserError(
+            f"{path} holds a run on other data: the examples of data.name {name} are not those that it began with"
+            f"{drawn}; bring them back or choose another --out."
+        )
+
+
+def _sources(config: Experiment) -> dict[str, Any]:
+    """The files of the chosen parts of somebody's own, by kind of part, with their digests."""
+    names = flat.chosen(config)
+    return {"sources": {kind: dict(parts.files(names[kind])) for kind in config.source}} if config.source else {}
+
+
+def _changed(found: Any, now: Any, kind: str) -> str:
+    """Which files of this kind of part differ, in words; nothing where that is not known."""
+    old, new = (of.get(kind) if isinstance(of, dict) else None for of in (found, now))
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return ""
+    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    return f" ({', '.join(names)} changed)" if names else ""
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    """What the file holds; nothing if it is not there or damaged."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):  # not JSON, not UTF-8, or JSON of very many brackets
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def read_rounds(path: Path) -> list[dict[str, Any]]:
@@ -216,15 +266,15 @@ def read_run(path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
     return None if is_damaged else summary, lines
 
 
-def read_finished(path: Path, config: Experiment) -> dict[str, Any] | None:
-    """The summary of the run if it is finished, else None.
+def read_finished(path: Path, config: Experiment, data: str | None = None) -> dict[str, Any] | None:
+    """The summary of the run if it is finished, else None; ``data``: see ``RunFolder``.
 
     Raises:
-        UserError: the run is of another experiment than ``config``, or its config.yaml is damaged.
+        UserError: the run is of another experiment, or on other data, or its config.yaml is damaged.
     """
     if not is_run(path) or (summary := read_summary(path)) is None:
         return None
-    _require_same(path, config)
+    _require_same(path, config, data)
     return summary
 
 

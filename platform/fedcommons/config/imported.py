@@ -1,0 +1,169 @@
+"""What a Python file imports, and where modules of the user's are: found without running any of them."""
+
+import ast
+import os
+import sys
+import sysconfig
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
+from pathlib import Path
+
+PLATFORM = frozenset(
+    {
+        "fedcommons", "lightning_modules", "diffusers", "docstring_parser", "jsonargparse", "lightning",
+        "lightning_fabric", "matplotlib", "numpy", "opacus", "optuna", "pandas", "pytorch_lightning", "ray", "rich",
+        "safetensors", "scipy", "sklearn", "torch", "torchmetrics", "torchvision", "wandb", "yaml",
+    }
+)  # fmt: skip
+"""What the platform itself uses is never a module of the user's, wherever it lies: no process can load it twice."""
+
+_NEVER = PLATFORM | sys.stdlib_module_names | {"__main__"}
+_PYTHON = sorted({os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")})
+
+_added: set[str] = set()
+
+
+@dataclass(frozen=True)
+class Import:
+    """``import module``, or ``from module import names`` after ``level`` dots; sure: it depends on no condition."""
+
+    module: str
+    names: tuple[str, ...]
+    level: int
+    line: int
+    sure: bool
+
+    def module_from(self, package: str) -> str | None:
+        """The full name of the module in a file of this package; None if there are more dots than packages."""
+        if not self.level:
+            return self.module
+        steps = package.split(".") if package else []
+        kept = steps[: max(0, len(steps) - self.level + 1)]
+        return ".".join([*kept, *filter(None, [self.module])]) if kept else None
+
+
+@lru_cache(maxsize=1024)
+def imports(content: bytes) -> tuple[Import, ...]:
+    """All imports of a file, wherever they stand; none of one that Python cannot read, as it will say so itself."""
+    if (tree := _parsed(content)) is None:
+        return ()
+    doubtful = (ast.If, ast.Match, ast.Try, ast.TryStar, ast.With)  # an import in one of these may well fail
+    unsure = {id(below) for node in ast.walk(tree) if isinstance(node, doubtful) for below in ast.walk(node)}
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [Import(alias.name, (), 0, node.lineno, id(node) not in unsure) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = tuple(alias.name for alias in node.names if alias.name != "*")
+            found.append(Import(node.module or "", names, node.level, node.lineno, id(node) not in unsure))
+    return tuple(found)
+
+
+@lru_cache(maxsize=1024)
+def is_empty(content: bytes) -> bool:
+    """Whether a file has no statement, only a docstring or comments."""
+    tree = _parsed(content)
+    return tree is not None and all(isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant) for s in tree.body)
+
+
+def _parsed(content: bytes) -> ast.Module | None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they come when the file is run
+        try:
+            return ast.parse(content)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a module is. file: None of a package without one; folders: where the modules of a package are."""
+
+    file: Path | None = None
+    folders: tuple[Path, ...] = ()
+
+
+ELSEWHERE = Place()
+"""Of a module that is not the user's, or is compiled."""
+
+
+@dataclass
+class Search:
+    """Finds modules of the user's: Python files that lie under ``roots``.
+
+    They are looked for as in a fresh process, where ``sys.path`` says and then in the roots, not in folders that other
+    parts have brought in. Only files of the names that are looked for are touched.
+    """
+
+    roots: Sequence[Path]
+    found: dict[str, Place | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        paths = [path for path in sys.path if isinstance(path, str) and path not in _added]
+        entries = dict.fromkeys(os.path.abspath(path) for path in [*paths, *map(str, self.roots)])
+        self.entries = {e: not is_installed(e) and any(_is_under(e, str(r)) for r in self.roots) for e in entries}
+
+    def place(self, name: str) -> Place | None:
+        """Where the module is; None if it is nowhere."""
+        if name not in self.found:
+            above, _, leaf = name.rpartition(".")
+            self.found[name] = self._below(above, leaf) if above else self._top(leaf)
+        return self.found[name]
+
+    def _top(self, name: str) -> Place | None:
+        if name in _NEVER:
+            return ELSEWHERE
+        portions: list[Path] = []
+        for entry, is_ours in self.entries.items():
+            if is_ours and (found := inside(Path(entry), name)):
+                if found.file or found == ELSEWHERE:
+                    return found
+                portions += found.folders
+            elif not is_ours and (spec := PathFinder.find_spec(name, [entry])) and spec.loader:
+                return ELSEWHERE
+        return Place(None, tuple(portions)) if portions else None
+
+    def _below(self, above: str, leaf: str) -> Place | None:
+        package = self.place(above)
+        if package is None or package == ELSEWHERE:
+            return package
+        places = [place for folder in package.folders if (place := inside(folder, leaf))]
+        whole = [place for place in places if place.file or place == ELSEWHERE]
+        portions = tuple(folder for place in places for folder in place.folders)
+        return whole[0] if whole else Place(None, portions) if portions else None
+
+
+def inside(folder: Path, name: str) -> Place | None:
+    """The module of this name in this folder."""
+    package = folder / name
+    if (file := package / "__init__.py").is_file():
+        return Place(file, (package,))
+    if any((folder / f"{name}{suffix}").is_file() for suffix in EXTENSION_SUFFIXES):
+        return ELSEWHERE
+    if (file := folder / f"{name}.py").is_file():
+        return Place(file)
+    return Place(None, (package,)) if package.is_dir() else None
+
+
+@lru_cache(maxsize=1024)
+def is_installed(folder: str) -> bool:
+    """Whether packages are installed in this folder, or it is of Python itself."""
+    is_of_packages = not {"site-packages", "dist-packages"}.isdisjoint(Path(folder).parts)
+    return is_of_packages or any(_is_under(folder, python) for python in _PYTHON)
+
+
+@lru_cache(maxsize=4096)
+def _is_under(path: str, folder: str) -> bool:
+    """Whether a path lies in a folder, as both are written or as they are without symbolic links."""
+    whole, above = os.path.realpath(path), os.path.realpath(folder)
+    return Path(path).is_relative_to(os.path.abspath(folder)) or Path(whole).is_relative_to(above)
+
+
+def add_to_path(folder: Path) -> None:
+    """Let Python find modules in this folder too, after all others: what is imported under a computed name."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+        _added.add(str(folder))

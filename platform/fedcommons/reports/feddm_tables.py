@@ -1,0 +1,191 @@
+"""Tables and pictures of sweeps/feddm.py: methods at their chosen rates, FedDM against each, what rates were tried.
+
+A frame here has a row for each run and table it stands in: ``table``, ``method``, ``at`` (alpha), ``level`` (sigma of
+the noise), ``rate`` (of FedDM the pixels', of REAL none, of others the clients'), and the columns of ``load_runs``.
+"""
+
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+
+from fedcommons.accounting import communication
+from fedcommons.federation import checkpoint
+from fedcommons.reports import columns, plots, series, tables
+from fedcommons.reports.cells import Cell, until_target
+from fedcommons.reports.frames import load_rounds
+from fedcommons.studies import surrogate
+from fedcommons.tensors import data
+
+MB = 10**6
+LEVEL = 0.95
+"""Of the intervals for a mean difference over seeds."""
+METHODS, ROUND, NOISE = "methods", "round", "noise level"
+"""Tables with a part of their own: table 2; one round, for its images; figure 3."""
+_ROW = ["table", "at", "method"]
+
+
+def with_choice(frame: Any) -> Any:
+    """The frame with ``chosen``: whether a run is at the rate of its row, a method at an alpha in a table.
+
+    It is chosen as in ``tables.at_best_rate``. A run of one round has the rate of the run whose first images it shows.
+    """
+    kept = [tables.at_best_rate(runs, "rate").index for _, runs in frame[frame["table"] != ROUND].groupby(_ROW)]
+    frame = frame.assign(chosen=frame.index.isin([i for index in kept for i in index]))
+    longer = frame[
+        frame["chosen"] & (frame["table"] == NOISE) & (frame["level"] == 0) & (frame["algorithm"] == "feddm")
+    ]
+    return frame.assign(chosen=frame["chosen"] | (frame["table"] == ROUND) & frame["rate"].isin(longer["rate"]))
+
+
+def markdown(frame: Any, notes: Sequence[str]) -> str:
+    """All tables, of ``with_choice``; a run that missed the target counts with all its rounds, its cell has ``>``."""
+    shown = frame[frame["table"] != ROUND]  # which is for a picture
+    parts = []
+    for table, runs in shown[shown["chosen"]].groupby("table", sort=False):
+        parts.append(f"## {'Methods' if table == METHODS else f'By {table}'}\n\n{_rows(runs)}")
+        if table == METHODS:
+            parts += [f"## FedDM against each method\n\n{found}" for found in [_ahead(runs)] if found]
+    parts += [f"## Rates that were tried\n\n{found}" for found in [_tried(shown)] if found]
+    return "\n".join(parts) + tables.numbered(notes)
+
+
+def _rows(frame: Any) -> str:
+    head = ("alpha", "method", "rate", "seeds", "last accuracy, %", "best, %", "rounds to target", "MB up a round",
+            "MB down a round", "MB to target")  # fmt: skip
+    lines = []
+    for (alpha, method), runs in frame.groupby(["at", "method"], sort=False):
+        of, (total, missed) = Cell({}, runs), communication.sent(until_target(runs), MB, MB)
+        each = [f"{(runs[name] / runs['rounds']).mean() / MB:.3f}" for name in ("bytes_up", "bytes_down")]
+        accuracies = [tables.percent(of, name) for name in ("last_accuracy", "best_accuracy")]
+        known = [columns.text(alpha), method, _rate(runs), len(runs), *accuracies, tables.rounds(runs)]
+        lines.append([*known, *each, f"{'>' * missed}{total:.2f}"])
+    return tables.markdown(head, lines)
+
+
+def _rate(runs: Any) -> str:
+    """The rate of a row; ``-`` for REAL, which has none."""
+    return columns.text(series.value(Cell({}, runs), "rate"))
+
+
+def _ahead(frame: Any) -> str:
+    """The last accuracy of FedDM minus each other method's, seed by seed; empty where there is nothing to compare."""
+    lines = []
+    for alpha, runs in frame.groupby("at", sort=False):
+        own = runs[runs["method"] == "feddm"]
+        for method, others in runs[runs["method"] != "feddm"].groupby("method", sort=False):
+            both = own.merge(others, on="seed").sort_values("seed")
+            gaps = [100 * gap for gap in both["last_accuracy_x"] - both["last_accuracy_y"]]
+            if gaps:
+                each = ", ".join(f"{gap:+.1f}" for gap in gaps)
+                lines.append([columns.text(alpha), method, each, f"{fmean(gaps):+.1f}", interval(gaps)])
+    head = ("alpha", "FedDM minus", "points, seed by seed", "mean", f"{LEVEL:.0%} interval")
+    return tables.markdown(head, lines) if lines else ""
+
+
+def interval(values: Sequence[float]) -> str:
+    """Student's interval for the mean of these, ``[low, high]``; ``-`` of one value."""
+    from scipy.stats import t  # half a second to import
+
+    if len(values) < 2:
+        return "-"
+    half = float(t.ppf((1 + LEVEL) / 2, len(values) - 1)) * stdev(values) / len(values) ** 0.5
+    return f"[{fmean(values) - half:+.1f}, {fmean(values) + half:+.1f}]"
+
+
+def _tried(frame: Any) -> str:
+    """Validation accuracy of the last round at each rate, test accuracy in brackets; empty where none was chosen."""
+    of_rows = {key[1:]: runs for key, runs in frame.groupby(_ROW, sort=False) if runs["rate"].nunique() > 1}
+    rates = sorted({rate for runs in of_rows.values() for rate in runs["rate"]})
+    lines = []
+    for (alpha, method), runs in of_rows.items():
+        at = {rate: _validated(of) for rate, of in runs.groupby("rate")}
+        lines.append([columns.text(alpha), method, *(at.get(rate, "") for rate in rates)])
+    return tables.markdown(["alpha", "method", *map(columns.text, rates)], lines) if lines else ""
+
+
+def _validated(runs: Any) -> str:
+    """Of one rate; in bold the chosen one."""
+    validation, test = (f"{100 * runs[name].mean():.1f}" for name in ("validation_accuracy", "last_accuracy"))
+    return f"**{validation}** ({test})" if runs["chosen"].all() else f"{validation} ({test})"
+
+
+def courses(frame: Any, path: Path, smoke: bool) -> None:
+    """Figure 2: accuracy over rounds, over all MB and over MB sent up; a column for each alpha.
+
+    Lines are means over seeds, bands go from the least seed to the best.
+    """
+    main = frame.loc[frame["chosen"] & (frame["table"] == METHODS), ["run", "method", "at"]]
+    if main.empty:
+        return
+    rounds: Any = load_rounds(*main["run"].unique()).merge(main, on="run")
+    rounds["up"] = rounds.groupby("run")["comm/up_bytes"].cumsum().fillna(0) / MB
+    rounds["total"] = rounds["comm/total_bytes"].fillna(0) / MB
+    rounds["percent"] = 100 * rounds["test/accuracy"]
+    alphas, methods = main["at"].unique(), main["method"].unique()
+    axes_of = (("round", "rounds"), ("total", "MB up and down"), ("up", "MB up"))
+    figure, grid = plots.panels(3, len(alphas), (2.6 * len(alphas) + 1, 7.5), sharey=True)
+    for (i, (column, words)), (j, alpha) in product(enumerate(axes_of), enumerate(alphas)):
+        axes = grid[i][j]
+        for method, colour in zip(methods, series.COLOURS, strict=False):
+            mine = rounds[(rounds["method"] == method) & (rounds["at"] == alpha)].groupby("round")
+            x = mine["round"].first() if column == "round" else mine[column].mean()
+            axes.plot(x, mine["percent"].mean(), color=colour, label=method)
+            axes.fill_between(x, mine["percent"].min(), mine["percent"].max(), color=colour, alpha=0.15, linewidth=0)
+        axes.set(xlabel=words, title=f"alpha {alpha:g}" if i == 0 else None)
+        if j == 0:
+            axes.set_ylabel("test accuracy, %")
+    grid[0][-1].legend(fontsize=7)
+    plots.save(figure, path, 110, smoke)
+
+
+def noise(frame: Any, path: Path, smoke: bool) -> None:
+    """Figure 3: accuracy of the last round over the level of the noise, means over seeds."""
+    at_rate = frame[frame["chosen"] & (frame["table"] == NOISE)]
+    of_level = at_rate.groupby(["algorithm", "level"], sort=False)
+    points = [series.point(Cell({}, runs), "level", "last_accuracy", name) for (name, _), runs in of_level]
+    panel = series.Panel("feddm: as printed, not certified; others: DP-SGD", r"$\sigma$", [p for p in points if p])
+    if panel.points:
+        series.draw(path, [panel], "last_accuracy", "algorithm", series.title(frame), smoke)
+
+
+def pictures(frame: Any, path: Path, smoke: bool) -> None:
+    """Figures 14 to 17: the first image of each class, of round 1, and of the last round at each noise level."""
+    shown = frame[frame["chosen"] & frame["table"].isin((ROUND, NOISE)) & (frame["algorithm"] == "feddm")]
+    sets = {}
+    for run, method in shown.drop_duplicates("method")[["run", "method"]].to_numpy():  # of the first seed
+        standing = checkpoint.load_latest(Path(run) / "checkpoints")
+        if standing and "images" in standing.state:
+            sets[method] = data(standing.state["images"]), data(standing.state["labels"])
+    if not sets:
+        return
+    labels = sorted({label for _, y in sets.values() for label in y.tolist()})[:20]
+    figure, grid = plots.panels(len(sets), len(labels), (0.8 * len(labels) + 1, len(sets) + 0.4))
+    for row, (method, (x, y)) in zip(grid, sets.items(), strict=True):
+        for axes, label in zip(row, labels, strict=True):
+            axes.set(xticks=[], yticks=[])
+            if (y == label).any():
+                image = x[y == label][0].movedim(0, -1).numpy()
+                low, high = image.min(), image.max()
+                axes.imshow(((image - low) / (high - low)).squeeze(), cmap="gray")
+        row[0].set_ylabel(method.removeprefix("feddm, "), fontsize=8)
+    plots.save(figure, path, 110, smoke)
+
+
+def figure1(path: Path, smoke: bool) -> None:
+    """The loss of one weight, its surrogate of 20 matched points, and its tangent; three seeds."""
+    w = np.linspace(-2, 10, 200)
+    figure, (row,) = plots.panels(1, 3, (9, 2.8), sharey=True)
+    for seed, axes in enumerate(row):
+        real = surrogate.draw(seed)
+        matched = surrogate.match(real, surrogate.first(real, seed), seed)
+        for points, name in ((real, "100 real points"), (matched, "20 matched points")):
+            axes.plot(w, surrogate.loss(w, points), label=name)
+        axes.plot(w, surrogate.tangent(w, real), ":", color="0.4", label="tangent at 0")
+        axes.set(xlabel="w", title=f"seed {seed}", ylim=(0, 2))
+    row[0].set_ylabel("loss")
+    row[0].legend(fontsize=7)
+    plots.save(figure, path, 110, smoke)

@@ -1,0 +1,61 @@
+"""What an algorithm tells of its work, for ``--dry-run``, beside what it does."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fedcommons.core.algorithm import Algorithm, TellsWork, trains_locally
+from fedcommons.core.local import LocalSGD
+from fedcommons.core.pieces import Timed, in_seconds, pieces_of, prices, smaller_of
+from fedcommons.core.worker import RunData, Worker
+from fedcommons.data.clients import Clients
+from fedcommons.errors import UserError
+from fedcommons.federation.serial import Serial
+from fedcommons.testing.comparing import require
+from fedcommons.testing.federations import Federation, digits
+
+
+def its_work_can_be_priced(algorithm: Algorithm, local: LocalSGD) -> None:
+    """Its pieces are numbers, and its variants play a round and tell all prices apart (``TellsWork``)."""
+    federation = digits(method=algorithm).training(local)
+    if not trains_locally(algorithm):
+        require(not _local_trainings(algorithm, federation), "trains_locally is False, and clients call work.local")
+    if not isinstance(algorithm, TellsWork):
+        return
+    try:
+        kinds, timed = _pieces(algorithm, federation), []
+        for variant, n in smaller_of(algorithm, 2):
+            data = federation.data
+            few = Clients(data.own.store, [np.arange(n) % len(data.own.store)], commons=data.own.commons)
+            small = replace(federation, data=RunData(few, few, data.sets))
+            small.play(variant, small.plan(1))
+            timed.append(Timed(n if trains_locally(algorithm) else 0, _pieces(variant, small), 1.0))
+        in_seconds(kinds, prices(type(algorithm).__name__, timed))
+    except UserError as error:  # which would else be taken for this machine's fault
+        raise AssertionError(str(error)) from error
+
+
+def _pieces(algorithm: Algorithm, federation: Federation) -> Mapping[str, float]:
+    """In a round to which all clients reply."""
+    return pieces_of(algorithm, federation.plan(1).facts, federation.loop, 1, range(len(federation.data.clients)))
+
+
+def _local_trainings(algorithm: Algorithm, federation: Federation) -> int:
+    """How often clients call ``work.local`` in two rounds."""
+    calls: list[int] = []
+
+    def build(data: RunData) -> Worker:
+        worker = federation.build(algorithm)(data)
+        inner = worker.work.local
+
+        def local(*given: Any, **named: Any):
+            calls.append(1)
+            return inner(*given, **named)
+
+        worker.work.local = local  # pyright: ignore[reportAttributeAccessIssue]
+        return worker
+
+    federation.play(algorithm, federation.plan(2), Serial(build, federation.data))
+    return len(calls)

@@ -1,0 +1,203 @@
+"""Data sets of somebody's own that draw numbers are the same in every process; their content has a digest."""
+
+import json
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedcommons.config import parts
+from fedcommons.config.experiment import Constants, Data, Experiment
+from fedcommons.config.flat import choose, flat_dict, override
+from fedcommons.data.datasets import load
+from fedcommons.data.examples import Dataset, Examples
+from fedcommons.errors import UserError
+from fedcommons.runs import build
+from fedcommons.runs.experiment import run
+from fedcommons.seeds import keyed_globals
+
+TURNED = '''
+"""The digits, turned at random and with noise, by each of the generators that transforms draw from."""
+
+import random
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from torch.utils.data import Dataset
+from torchvision.transforms import v2
+
+
+class Turned(Dataset):
+    def __init__(self, n: int = 60):
+        self.images, self.labels = load_digits(return_X_y=True)
+        self.n = n
+        self.turn = v2.Compose([v2.RandomRotation(20), v2.GaussianNoise(sigma=0.1), v2.RandomHorizontalFlip()])
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, i):
+        image = torch.tensor(self.images[i], dtype=torch.float32).view(1, 8, 8) / 16
+        turned = 255 * self.turn(image).clamp(0, 1) + random.random() + np.random.rand()
+        return turned.clamp(0, 255).to(torch.uint8), self.labels[i]
+
+
+class Drawn:
+    """What it draws, it draws from a seed that it is handed."""
+
+    def __init__(self, seed, n: int = 50):
+        draws = np.random.RandomState(seed)
+        x, y = draws.standard_normal((n, 5)), draws.randint(0, 3, n)
+        self.train, self.test, self.seed, self.normalised = (x[10:], y[10:]), (x[:10], y[:10]), seed, True
+
+
+def with_a_default(seed: int = 3, n: int = 50):
+    draws = np.random.default_rng(seed)
+    return draws.standard_normal((n, 5)) , draws.integers(0, 3, n)
+'''
+
+
+@pytest.fixture(autouse=True)
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with my_data.py in it, from which the command is given."""
+    (tmp_path / "my_data.py").write_text(TURNED)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def _elsewhere(name: str) -> str:
+    """The digest of the data set in a fresh process that has drawn numbers of its own."""
+    code = (
+        "import hashlib, random, numpy, torch\nfrom fedcommons.config.experiment import Data\n"
+        "from fedcommons.data.datasets import load\nfound = load(Data(name=%r))\n"
+        "print(hashlib.sha256(b''.join(e.x.numpy().tobytes() for e in (found.train, found.validation, found.test)))"
+        ".hexdigest())"
+    )
+    done = subprocess.run([sys.executable, "-c", code % name], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", ["my_data.py:Turned", "my_data:Drawn"])
+def test_what_a_data_set_draws_is_the_same_in_two_processes(name: str) -> None:
+    assert _elsewhere(name) == _elsewhere(name)
+
+
+def test_a_random_transform_is_drawn_once_by_the_name_of_the_data_set() -> None:
+    """Not by the run's seed, what was drawn before, or the constants that change nothing."""
+    first = load(Data(name="my_data.py:Turned"))
+    torch.manual_seed(1)
+    np.random.seed(1)  # noqa: NPY002  (the one that transforms draw from)
+    random.seed(1)
+    assert load(Data(name="my_data.py:Turned")).digest == first.digest
+    config = choose({"data.name": "my_data.py:Turned", "partition.n_clients": 2, "partition.name": "iid"})
+    seeds = {build.prepare(override(config, {"seed": seed})).dataset.digest for seed in (0, 1)}
+    assert seeds == {first.digest}
+    turned = parts.find("data", "my_data.py:Turned")()
+    assert not torch.equal(turned[0][0], turned[0][0])
+
+
+def _states() -> tuple:
+    _, keys, *rest = np.random.get_state()  # noqa: NPY002
+    return torch.get_rng_state().tolist(), list(keys), rest, random.getstate()
+
+
+def test_a_data_set_leaves_the_generators_as_they_were() -> None:
+    torch.manual_seed(1)
+    np.random.seed(1)  # noqa: NPY002
+    random.seed(1)
+    before = _states()
+    load(Data(name="my_data.py:Turned"))
+    with pytest.raises(UserError, match="has no examples"):
+        load(Data(name="my_data.py:Turned", constants=Constants({"n": 0})))
+    assert _states() == before
+
+
+def test_keyed_globals_differ_by_key_and_generator() -> None:
+    def draw(*key: int | str) -> tuple[float, ...]:
+        with keyed_globals(*key):
+            return float(torch.rand(())), float(np.random.rand()), random.random()  # noqa: NPY002
+
+    assert draw("a", 1) == draw("a", 1)
+    assert len({*draw("a", 1), *draw("a", 2), *draw("b", 1)}) == 9
+
+
+def test_a_seed_that_has_no_default_is_handed_over_and_is_the_same_in_all_runs() -> None:
+    assert set(parts.constants("data", "my_data.py:Drawn")) == {"n"}
+    part = parts.find("data", "my_data.py:Drawn")
+    seeds = set()
+    for seed in (0, 1):
+        config = choose(
+            {"data.name": "my_data.py:Drawn", "seed": seed, "partition.name": "iid", "model.name": "linear"}
+        )
+        dataset = build.prepare(override(config, {"partition.n_clients": 2})).dataset
+        assert "data.seed" not in flat_dict(config)
+        seeds.add(dataset.digest)
+    assert len(seeds) == 1
+    assert part(seed=4).seed == 4
+
+
+def test_a_seed_that_has_a_default_stays_a_constant() -> None:
+    """Such data sets were there before seeds were handed over: their runs keep values and names."""
+    assert flat_dict(choose({"data.name": "my_data.py:with_a_default"}))["data.seed"] == 3
+    one, other = (load(choose({"data.name": "my_data.py:with_a_default", "data.seed": s}).data) for s in (3, 4))
+    draws = np.random.default_rng(3)
+    rows = torch.from_numpy(draws.standard_normal((50, 5))).float()
+    assert all(any(torch.equal(x, row) for row in rows) for x in one.train.x)
+    assert one.digest != other.digest
+
+
+# --- the digest of the content
+
+
+def _dataset(x: torch.Tensor, y: torch.Tensor, validation: int = 2, test: int = 3) -> Dataset:
+    held = Examples(x[:validation], y[:validation]), Examples(x[:test], y[:test])
+    return Dataset("mine", 3, (0.0,), (1.0,), False, Examples(x[5:], y[5:]), *held)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16, torch.int64, torch.bool])
+def test_the_digest_is_of_names_shapes_types_and_bytes(dtype: torch.dtype) -> None:
+    x = (torch.arange(80).view(10, 2, 2, 2) % 2).to(dtype)
+    y = torch.arange(10) % 3
+    found = [_dataset(x, y).digest]
+    for part in ("train", "validation", "test"):
+        for row in (0, -1):
+            base = _dataset(x.clone(), y.clone())
+            changed = getattr(base, part)
+            other_x, other_y = changed.x.clone(), changed.y.clone()
+            other_x[row, -1, -1, -1] = 1 - other_x[row, -1, -1, -1].int()
+            other_y[row] += 1
+            found += [replace(base, **{part: Examples(other_x, changed.y)}).digest]
+            found += [replace(base, **{part: Examples(changed.x, other_y)}).digest]
+    found += [_dataset(x.flatten(2), y).digest, _dataset(x, y.int()).digest, _dataset(x, y, 2, 2).digest]
+    found += [_dataset(x, y, 0).digest]
+    assert len(set(found)) == len(found)
+    assert _dataset(x.clone(), y.clone()).digest == found[0]
+    assert _dataset(x.transpose(2, 3).contiguous().transpose(2, 3), y).digest == found[0]  # however they lie in memory
+
+
+def test_a_run_of_the_packages_data_records_their_digest(tmp_path: Path) -> None:
+    values = {"federation.rounds": 1, "client.epochs": 1, "data.limit": 40, "measure.every": 0, "tracking.wandb": "off"}
+    run(choose(values), tmp_path / "run", say=lambda _: None)
+    held = json.loads((tmp_path / "run" / "partition.json").read_text())
+    assert held["data"] == load(Data(limit=40)).digest != load(Data(limit=41)).digest
+
+
+def test_edited_data_code_is_not_served_from_memory(lab: Path) -> None:
+    """One process prepares, the file is edited, and it prepares again."""
+
+    def prepared() -> Dataset:
+        fields = {"data.name": "table.py:table", "partition.name": "iid", "partition.n_clients": 2}
+        return build.prepare(override(Experiment(), {**fields, "model.name": "linear"})).dataset
+
+    text = "import numpy as np\ndef table():\n    return np.eye(30)[:, :5] * 5 - 0.1, np.arange(30) % 3\n"
+    (lab / "table.py").write_text(text)
+    before = prepared()
+    (lab / "table.py").write_text(text.replace("0.1", "0.2"))
+    assert prepared().digest != before.digest

@@ -1,0 +1,327 @@
+"""What methods and stages of somebody else's tell of their work, so that ``--dry-run`` prices them as it does ours."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fedcommons.algorithms import feddm
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.feddm import FedDM
+from fedcommons.config import parts, presets
+from fedcommons.config.experiment import Experiment
+from fedcommons.config.flat import choose
+from fedcommons.core.algorithm import Facts
+from fedcommons.core.local import LocalSGD
+from fedcommons.core.pieces import pieces_of, smaller_of
+from fedcommons.errors import UserError
+from fedcommons.runs import build, cost, experiment
+from fedcommons.runs.build import Assembled
+from fedcommons.runs.counting import counted
+from fedcommons.sharing.real import Real
+from fedcommons.sharing.stage import shorter_of
+from fedcommons.sweeping import planned
+from fedcommons.sweeping.planned import Bill
+
+HOOK = "    def pieces("
+COPY = Path(feddm.__file__).read_text().replace("class FedDM:", "class Mine:").replace('"FedDM"', '"Mine"')
+COPIES = {
+    "Mine": COPY,
+    "Silent": COPY[: COPY.index(HOOK)]
+    .replace("    trains_locally = False\n", "")
+    .replace("class Mine", "class Silent"),
+}
+"""FedDM under other names, with and without the hook."""
+
+POLISH = '''
+from dataclasses import dataclass, replace
+
+from fedcommons.core.algorithm import Message, Reply
+from fedcommons.tensors import Flat, flat, scale
+
+PLAYED, SECONDS = [], [0.0]  # the second is a clock
+
+
+@dataclass(frozen=True)
+class Task:
+    model: Flat
+    steps: int
+
+    @property
+    def nbytes(self):
+        return self.model.buffer.nbytes
+
+
+def polish(worker, task, seed):
+    PLAYED.extend(range(task.steps))
+    SECONDS[0] += 2.0 * task.steps
+    return task.model
+
+
+@dataclass(frozen=True)
+class Polish:
+    """FedAvg whose server takes steps, more for more replies, and none where nobody replies."""
+
+    epochs: int = 50
+    lr: float = 0.1
+
+    def start(self, model, facts, seed):
+        return {"model": model}
+
+    def down(self, state, round, client):
+        return Message({"model": state["model"]})
+
+    def client(self, work, message, memory, data, round, seed):
+        y, metrics, spent = work.local(flat(message.common, "model"), data, seed)
+        SECONDS[0] += 1.0 + 0.5 * metrics["steps"] + 0.01 * work.loop.epochs * len(data)
+        return Reply({"model": scale(y, 1.0)}, metrics=metrics, releases=[spent.of("model")])
+
+    def merge(self, executor, state, total, replies, round, seed):
+        mean = scale(flat(total, "model"), 1 / len(replies))
+        mean = Flat(mean.layout, mean.buffer.float())
+        return {"model": executor.map(polish, Task(mean, self.epochs * (1 + len(replies))), [seed])[0]}
+
+    def pieces(self, facts, loop, round, clients):
+        return {"server_steps": self.epochs * (1 + len(clients))}
+
+    def smaller(self, times):
+        return [(replace(self, epochs=e, lr=0.1), n) for e, n in ((1, 4), (1 + times, 4), (1 + times, 16))]
+'''
+
+MIXES = '''
+from dataclasses import dataclass, replace
+from fedcommons.sharing.stage import Assigned, Contributions
+
+PLAYED = []
+
+
+@dataclass(frozen=True)
+class Mixes:
+    """Every client gives its first examples, after a training of so many epochs."""
+
+    epochs: int = 500
+
+    def make(self, dealt, made):
+        PLAYED.extend(range(self.epochs))
+        return Contributions.of_own(dealt, [rows[:3] for rows in dealt.own.rows])
+
+    def release(self, dealt, contributed):
+        return contributed, contributed.releases("examples")
+
+    def assign(self, dealt, released):
+        given = released.of_each(len(dealt.own))
+        return Assigned(dealt.own.rows, [given[i - 1] for i in range(len(given))])
+
+    def shorter(self):
+        return replace(self, epochs=2), self.epochs / 2
+'''
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with somebody's parts, in which the command is given."""
+    monkeypatch.chdir(tmp_path)
+    for name, text in {**COPIES, "Polish": POLISH, "Mixes": MIXES}.items():
+        (tmp_path / f"{name.lower()}.py").write_text(text)
+    return tmp_path
+
+
+def played(kind: str, name: str) -> list[int]:
+    """What a part of the lab has done, as it notes it itself; empty from now on."""
+    notes = sys.modules[parts.find(kind, name).__module__].PLAYED
+    found = list(notes)
+    notes.clear()
+    return found
+
+
+def _config(values: dict[str, Any]) -> Experiment:
+    tiny = {
+        "data.limit": 120, "partition.n_clients": 4, "federation.rounds": 3, "client.epochs": 3, "measure.every": 0,
+        "client.batch_size": 8, "tracking.wandb": "off",
+    }  # fmt: skip
+    return choose({**presets.preset("smoke", "digits"), **tiny, **values})
+
+
+def ready(values: dict[str, Any]) -> Assembled:
+    return build.assemble(build.prepare(_config(values)))
+
+
+UNEQUAL = {"federation.participation": 0.7, "partition.name": "dirichlet_niid", "straggler.q": 0.3}
+CONSTANTS = {"ipc": 2, "least": 3, "iterations": 3, "server_epochs": 2, "match_batch": 4, "server_batch": 4}
+CELLS: dict[str, dict[str, Any]] = {
+    "all reply": {},
+    "some reply": UNEQUAL,
+    "dp": {"dp.local": True, "init": "noise"},
+    "more rounds than are counted": {**UNEQUAL, "federation.rounds": 2345},
+    "REAL": {"iterations": 0},
+}
+
+
+def _of(name: str, values: dict[str, Any]) -> dict[str, Any]:
+    algorithm, section = ("feddm", "feddm") if name == "FedDM" else (f"{name.lower()}.py:{name}", name.lower())
+    of = {n if "." in n else f"{section}.{n}": value for n, value in {**CONSTANTS, **values}.items()}
+    return {"algorithm": algorithm, **of}
+
+
+@pytest.mark.parametrize("values", CELLS.values(), ids=CELLS)
+def test_feddm_by_another_name_is_counted_and_priced_as_feddm(values: dict[str, Any], lab: Path) -> None:
+    ours, theirs = ready(_of("FedDM", values)), ready(_of("Mine", values))
+    assert not isinstance(theirs.algorithm, FedDM)
+    assert counted(theirs) == counted(ours)
+    assert counted(theirs).full == counted(theirs).rest == 0 < counted(theirs).pieces["server_steps"]
+    for times in (cost.FEW, cost.MORE):
+        variants = [smaller_of(one.algorithm, times) for one in (ours, theirs)]  # pyright: ignore[reportArgumentType]
+        small = [
+            [cost._round(cost._with(one, variant), 1, 1, n).pieces for variant, n in of_one]
+            for one, of_one in zip((ours, theirs), variants, strict=True)
+        ]
+        assert small[0] == small[1]
+
+
+def test_prices_of_a_method_that_trains_not_by_local_steps(lab: Path) -> None:
+    found = cost.measure(ready(_of("Mine", {})))
+    assert (found.step, found.half) == (0, 0)
+    assert found.pieces.keys() == {"steps", "real", "synthetic", "server_steps", "server_images"}
+
+
+@pytest.mark.parametrize("name", ["FedDM", "Mine"])
+def test_cells_share_prices_where_the_smaller_variants_are_equal(name: str, lab: Path) -> None:
+    one = cost.shape_of(ready(_of(name, {})))
+    alike: dict[str, Any] = {"ipc": 3, "image_lr": 0.3, "iterations": 9, "server_epochs": 7, "radius": 2.0}
+    assert cost.shape_of(ready(_of(name, alike))) == one
+    other = [cost.shape_of(ready(_of(name, {"sigma": sigma}))) for sigma in (1.0, 3.0)]
+    assert other[0] == other[1] != one
+
+
+def test_a_method_that_tells_nothing_is_counted_as_local_steps(lab: Path) -> None:
+    """FedDM's copy without the hook: nobody can know better."""
+    silent, average = ready(_of("Silent", {})), ready({"algorithm": "fedavg"})
+    assert counted(silent) == counted(average)
+    assert counted(silent).full > 0
+    assert not counted(silent).pieces
+    assert cost.shape_of(silent) != cost.shape_of(ready(_of("Silent", {"image_lr": 0.3})))
+    assert cost.measure(silent).pieces == {}
+
+
+@pytest.mark.parametrize(
+    "values", [{}, UNEQUAL, {"straggler.q": 0.9}], ids=["all reply", "some reply", "nobody, in some rounds"]
+)
+def test_a_server_that_trains_is_counted_beside_its_clients(values: dict[str, Any], lab: Path) -> None:
+    algorithm = "polish.py:Polish"
+    own = {"algorithm": algorithm, "federation.rounds": 6, **values}
+    mine = ready(own)
+    counts, average = counted(mine), counted(ready({**own, "algorithm": "fedavg"}))
+    assert replace(counts, pieces={}) == average
+    experiment.run(_config(own), lab / "run", say=lambda _: None)
+    assert counts.pieces == {"server_steps": len(played("algorithm", algorithm))}
+
+    one = cost.shape_of(mine)
+    assert cost.shape_of(ready({**own, "polish.epochs": 7, "polish.lr": 0.2})) == one
+    prices = cost.measure(mine)
+    assert prices.pieces.keys() == {"server_steps"}
+    assert max(played("algorithm", algorithm)) < 2 * 2 * (1 + cost.MORE)  # the 50 epochs were not played
+
+
+def test_a_prediction_is_exact_by_a_clock_that_only_the_method_moves(
+    lab: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seconds: 2 of a step of the server, 1 of a training of a client, 0.5 + 0.01 B of a local step of B examples."""
+    own = {"algorithm": "polish.py:Polish", **UNEQUAL}
+    mine = ready(own)
+    clock = sys.modules[type(mine.algorithm).__module__].SECONDS
+    monkeypatch.setattr(cost, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    prices = cost.measure(mine)
+    assert prices.pieces == {"server_steps": pytest.approx(2.0)}
+    found = (prices.step, prices.half, prices.training, prices.round, prices.checkpoint)
+    assert found == pytest.approx((0.58, 0.54, 1.0, 0.0, 0.0))
+    before = clock[0]
+    experiment.run(_config(own), lab / "run", say=lambda _: None)
+    assert prices.seconds(counted(mine), 8) == pytest.approx(clock[0] - before)
+
+
+def test_a_stage_that_takes_long_is_played_by_a_shorter_one(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = "mixes.py:Mixes"
+    prepared = build.prepare(_config({"sharing.setting": stage}))
+    monkeypatch.setattr(cost, "_once", lambda do: (do(), 3.0)[1])
+    contributed, seconds = cost.contribute(prepared, [])
+    assert seconds == 3 * 500 / 2
+    assert len(played("sharing", stage)) == 2
+    assert len(contributed.rows) == 4 * 3
+    bill = Bill()
+    for epochs in (500, 2):
+        planned._cell(build.prepare(_config({"sharing.setting": stage, "sharing.epochs": epochs})), bill)
+    assert len(bill.prices) == 1
+    assert bill.cells[0] - bill.cells[1] == pytest.approx(3 * (500 - 2) / 2)
+    assert len(played("sharing", stage)) == 2 + 2
+
+
+def test_a_stage_without_the_hook_is_its_own_stand_in() -> None:
+    assert shorter_of(Real()) == (Real(), 1.0)
+
+
+@dataclass(frozen=True)
+class Shortened(Real):
+    told: Any = None
+
+    def shorter(self) -> Any:
+        return self.told
+
+
+@pytest.mark.parametrize(
+    "told", [None, 3, Shortened(), (Shortened(), 0), (Shortened(), float("nan")), (Shortened(), -1.0), (Real(), 2.0)]
+)
+def test_a_stage_that_tells_nonsense_is_refused(told: Any) -> None:
+    with pytest.raises(UserError, match=r"^Shortened\.shorter must give a Shortened .* and a number above 0.*got "):
+        shorter_of(Shortened(told))
+
+
+@dataclass(frozen=True)
+class Told(FedAvg):
+    """FedAvg that tells what it is given."""
+
+    of_round: Any = None
+    variants: Any = None
+
+    def pieces(self, *given: Any) -> Any:
+        return self.of_round
+
+    def smaller(self, times: int) -> Any:
+        return self.variants
+
+
+@pytest.mark.parametrize(
+    ("told", "got"),
+    [
+        (None, "got None"),
+        (3.0, "got 3"),
+        ({"a": -1}, "got -1 of 'a'"),
+        ({"a": float("nan")}, "got nan of 'a'"),
+        ({"a": float("inf")}, "got inf of 'a'"),
+        ({"a": "many"}, "got 'many' of 'a'"),
+        ({1: 2.0}, "got 2 of 1"),
+    ],
+)
+def test_pieces_that_are_nonsense_are_refused(told: Any, got: str) -> None:
+    with pytest.raises(UserError, match=rf"^Told\.pieces must give numbers of at least 0 by name, {got}\.$"):
+        pieces_of(Told(told), Facts(1, [1.0], 1), LocalSGD(1, 8), 1, [0])
+
+
+@pytest.mark.parametrize(
+    "told", [None, [], [Told()], [(Told(), 0)], [(Told(), 1.5)], [(FedAvg(), 4)], [(Told(), 4), (Told(), -1)], "ab"]
+)
+def test_variants_that_are_nonsense_are_refused(told: Any) -> None:
+    with pytest.raises(UserError, match=r"^Told\.smaller must give pairs of a variant.*, at least 1, got "):
+        smaller_of(Told({}, told), 2)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_dry_run_refuses_nonsense_in_one_sentence(
+    lab: Path, sweeps: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = POLISH.replace("self.epochs * (1 + len(clients))}", "-1}")
+    (lab / "polish.py").write_text(bad)
+    with pytest.raises(UserError, match=r"^Polish\.pieces must give numbers of at least 0 by name, got -1 of"):
+        sweeps("run").run(["--preset", "smoke", "--algorithm", "polish.py:Polish", "--dry-run"])
