@@ -42,8 +42,8 @@ FLOORS = (
     {"algorithms", "generators"},
     {"accounting"},
     {"federation", "sharing"},
-    {"convergence", "studies", "tracking", "testing"},
-    {"reports"},
+    {"convergence", "studies", "tracking"},
+    {"reports", "testing"},
     {"runs"},
     {"sweeping"},
 )
