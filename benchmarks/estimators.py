@@ -33,10 +33,10 @@ from fedcommons.convergence.smoothness import hessian_vector, spectral_norm
 from fedcommons.core.local import LocalSGD, Work
 from fedcommons.core.worker import RunData, Worker, set_up_process
 from fedcommons.data.clients import Clients
-from fedcommons.data.datasets import load
 from fedcommons.data.examples import Examples
 from fedcommons.federation.evaluation import ModelTask
 from fedcommons.federation.serial import Serial
+from fedcommons.runs.inputs import load
 from lightning_modules import Classifier
 from lightning_modules.networks import CNN, VGG11
 

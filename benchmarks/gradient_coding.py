@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from fedcommons.config.experiment import Data
 from fedcommons.core.worker import set_up_process
-from fedcommons.data.datasets import load
+from fedcommons.runs.inputs import load
 from fedcommons.studies.gradient_coding import Draws, Problem, Setting, chosen, draw, play
 
 GOAL = 6 * 60 * 2 / 9000  # processor seconds a repetition

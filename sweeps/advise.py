@@ -46,7 +46,7 @@ def arguments(argv: Sequence[str]):
     title = (__doc__ or "").partition("\n")[0]
     parser = grids.parser(title, argv, {"settings": POOLS[0]}, more, "advise")
     parser.add_argument("--check", action="store_true", help="run some p to their end and compare")
-    cli.hide(parser, {"sharing.p"})
+    parser.hide({"sharing.p"})
     options = cli.parse(parser, argv)
     grids.refuse_fields(options, {"sharing.p": "p"})
     for name in ("p", "check_p"):

@@ -21,12 +21,12 @@ if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
 
     from pytorch_lightning import LightningModule
 
+    from fedcommons.audits.closeness import Subject
+    from fedcommons.audits.membership import Attack
+    from fedcommons.audits.one_run import Bounded
     from fedcommons.data.examples import Examples
     from fedcommons.runs.build import Prepared
-    from fedcommons.sharing.closeness import Subject
-    from fedcommons.sharing.membership import Attack
     from fedcommons.sharing.needs import Need
-    from fedcommons.sharing.one_run import Bounded
     from fedcommons.sharing.synthetic_pool import Job
 
 
@@ -76,9 +76,9 @@ def attacked(prepared: "Prepared", one: "Subject", shadows: int, say: "Callable[
     """The membership attacks on generators like this client's."""
     import torch
 
+    from fedcommons.audits import membership as m
     from fedcommons.data.examples import Examples
     from fedcommons.runs.build import recipe
-    from fedcommons.sharing import membership as m
 
     generator, data, seed = recipe(prepared.config).generator, prepared.dataset, prepared.config.seed
     seen = one.seen[one.matched]
@@ -91,9 +91,9 @@ def attacked(prepared: "Prepared", one: "Subject", shadows: int, say: "Callable[
 
 def bounded(prepared: "Prepared", one: "Subject", canaries: int) -> "Bounded":
     """The lower bound on the epsilon of a generator like this client's."""
+    from fedcommons.audits import membership, one_run
     from fedcommons.runs.build import recipe
     from fedcommons.seeds import numpy_generator
-    from fedcommons.sharing import membership, one_run
 
     generator, n_classes, seed = recipe(prepared.config).generator, prepared.dataset.n_classes, prepared.config.seed
     by = membership.by_loss if isinstance(generator, membership.Losing) else membership.by_pool
@@ -106,9 +106,9 @@ def attackers(of: "Need", test: "Examples", options) -> "list[Job]":
     """What the attacks train and draw, for its price: shadows, and two with and without canaries."""
     import torch
 
+    from fedcommons.audits.membership import Losing
+    from fedcommons.audits.one_run import LOOKS
     from fedcommons.data.examples import Examples
-    from fedcommons.sharing.membership import Losing
-    from fedcommons.sharing.one_run import LOOKS
     from fedcommons.sharing.synthetic_pool import Job
 
     own, some = of.examples, test[: min(options.canaries, len(test))]
@@ -122,12 +122,12 @@ def attackers(of: "Need", test: "Examples", options) -> "list[Job]":
 def work(options, say: "Callable[[str], None]") -> None:
     """Everything, written into ``--out``."""
     from fedcommons.artifacts import Store
+    from fedcommons.audits import pool
+    from fedcommons.audits.copies import audit
     from fedcommons.core.worker import fresh_torch, set_up_process
     from fedcommons.reports import audits as pictures
-    from fedcommons.runs import audits
     from fedcommons.runs.build import prepare, synthetic_images
     from fedcommons.sharing import synthetic_pool
-    from fedcommons.sharing.audit import audit
 
     prepared, store = prepare(options.config), Store(Path(options.config.artifacts), say)
     needs, jobs = prepared.needs, synthetic_pool.missing(store, prepared.needs)
@@ -135,7 +135,7 @@ def work(options, say: "Callable[[str], None]") -> None:
     if not 0 <= one < len(needs):
         raise UserError(f"--attacked must be one of 0 ... {len(needs) - 1}, got {one}.")
     held_out, dealt = prepared.dataset.test, prepared.dealt
-    audits.subjects(dealt, needs, held_out)  # refuses before any work
+    pool.subjects(dealt, needs, held_out)  # refuses before any work
     say(f"{len(jobs)} generators to train, then {options.shadows} shadows and 2 with canaries, like client {one}'s.")
     if options.dry_run:
         from fedcommons.sweeping import planned
@@ -147,8 +147,8 @@ def work(options, say: "Callable[[str], None]") -> None:
     with fresh_torch():
         set_up_process()
         made = synthetic_images(prepared, store, jobs, say)
-        subjects = audits.subjects(dealt, needs, held_out, [contribution.examples for contribution in made])
-        found = audit(subjects, audits.spaces(classifier(prepared)), dealt.flip)
+        subjects = pool.subjects(dealt, needs, held_out, [contribution.examples for contribution in made])
+        found = audit(subjects, pool.spaces(classifier(prepared)), dealt.flip)
         attacks = attacked(prepared, subjects[one], options.shadows, say)
         say("two generators with and without canaries")
         bound = bounded(prepared, subjects[one], options.canaries)

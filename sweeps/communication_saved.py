@@ -122,7 +122,7 @@ def vgg11_nbytes(n_classes: int, beginnings: tuple[str, ...] = ("",)) -> int:
 
 
 def communication_saved(argv: Sequence[str]) -> int:
-    parser = cli.Parser(description=(__doc__ or "").partition("\n")[0], exit_on_error=False)
+    parser = cli.Parser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
         "--from", type=str | None, help="a CSV of rounds, or a folder with runs, such as a Table 1 sweep"
     )

@@ -35,7 +35,7 @@ def arguments(argv: Sequence[str]):
     """The folders, then the options."""
     named = list(takewhile(lambda word: not word.startswith("-"), argv))
     title = (__doc__ or "").partition("\n")[0]
-    parser = cli.Parser(description=title, usage="compare.py DIR [DIR ...] [options]", exit_on_error=False)
+    parser = cli.Parser(description=title, usage="compare.py DIR [DIR ...] [options]")
     for name, (default, text) in AXES.items():
         parser.add_argument(f"--{name}", type=str if default else str | None, default=default, help=text)
     parser.add_argument("--out", type=str, default="runs/compare", help="folder for compare.png and compare.csv")

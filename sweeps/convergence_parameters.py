@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import Namespace
-
 from fedcommons.config import cli, parts, presets
+from fedcommons.config.cli import Options
 from fedcommons.config.flat import choose
 from fedcommons.errors import UserError
 from fedcommons.files import write_json, write_text
@@ -55,7 +54,7 @@ L_NOTE = (
 )
 
 
-def arguments(argv: Sequence[str]) -> Namespace:
+def arguments(argv: Sequence[str]) -> Options:
     """Options of the figures on top of every field of the experiment."""
     preset, dataset = grids.preset_and_dataset(argv)
     if preset == "authors":
@@ -77,7 +76,7 @@ def arguments(argv: Sequence[str]) -> Namespace:
     parser.add_argument("--hessians", action="store_true", help="measure L_p too: hundreds of passes over the data")
     parser.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
     cli.add_dry_run(parser)
-    cli.hide(parser, TAKEN)
+    parser.hide(TAKEN)
     options = cli.parse(parser, argv)
     cli.refuse_fields(options, TAKEN)
     if options.measure.every < 1:
@@ -85,7 +84,7 @@ def arguments(argv: Sequence[str]) -> Namespace:
     return options
 
 
-def figure_a7(options: Namespace) -> Figure:
+def figure_a7(options: Options) -> Figure:
     """Figures 5 and A.7: a curve for each share p, and IID clients without a pool."""
     curves: dict[str, dict[str, Any]] = {"IID": {"partition.name": "iid"}}
     for p in sorted(cli.split("--p", options.p, float)):
@@ -96,7 +95,7 @@ def figure_a7(options: Namespace) -> Figure:
     return {label: _cells(options, fields) for label, fields in curves.items()}
 
 
-def figure_a8(options: Namespace) -> Figure:
+def figure_a8(options: Options) -> Figure:
     """Figure A.8: a curve for each number of epochs of the generators; none where it was not asked for."""
     given, p = options.generator_epochs, options.generator_p
     if given == "":
@@ -110,13 +109,13 @@ def figure_a8(options: Namespace) -> Figure:
     return {f"{n} epochs": _cells(options, {**fields, "generator.epochs": n}) for n in sorted(set(epochs))}
 
 
-def _cells(options: Namespace, fields: Mapping[str, Any]) -> list[sweep.Cell]:
+def _cells(options: Options, fields: Mapping[str, Any]) -> list[sweep.Cell]:
     base = {**grids.base(options), **fields, "measure.smoothness": options.hessians}
     seeds = cli.split("--seeds", options.seeds, int)
     return [sweep.cell(choose({**base, "seed": seed}, options.fields), NAMED) for seed in seeds]
 
 
-def footnotes(a7: Figure, a8: Figure, options: Namespace) -> list[str]:
+def footnotes(a7: Figure, a8: Figure, options: Options) -> list[str]:
     """What a reader must know to read the numbers."""
     configs, of_a8 = ([cell.config for cells in figure.values() for cell in cells] for figure in (a7, a8))
     c = configs[0]
@@ -140,7 +139,7 @@ def footnotes(a7: Figure, a8: Figure, options: Namespace) -> list[str]:
     return [*notes, f"Not as in the paper: {different}."] if different else notes
 
 
-def report(a7: Figure, a8: Figure, out: Path, options: Namespace, display: Display) -> None:
+def report(a7: Figure, a8: Figure, out: Path, options: Options, display: Display) -> None:
     """Write the tables, the pictures and the summary from the run folders, and show the tables."""
     from fedcommons.reports import courses
     from fedcommons.reports.plots import save

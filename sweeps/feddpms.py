@@ -14,9 +14,8 @@ from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import Namespace
-
 from fedcommons.config import cli, feddpms_presets
+from fedcommons.config.cli import Options
 from fedcommons.config.flat import choose
 from fedcommons.errors import UserError, shown
 from fedcommons.files import write_json, write_text
@@ -34,7 +33,7 @@ CONSTANTS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
 """Options that vary a constant of FedDPMS alone, one at a time: table 5 and figure 3."""
 
 
-def arguments(argv: Sequence[str]) -> Namespace:
+def arguments(argv: Sequence[str]) -> Options:
     """Options of the tables on top of every field of the experiment."""
     preset, dataset = grids.preset_and_dataset(argv)
     few, hundred = preset == "smoke", preset in ("paper", "authors") and dataset == "cifar100"
@@ -52,7 +51,7 @@ def arguments(argv: Sequence[str]) -> Namespace:
     )  # fmt: skip
     title, defaults = (__doc__ or "").partition("\n")[0], {"algorithms": ALGORITHMS, "settings": "real"}
     parser = grids.parser(title, argv, defaults, more, "feddpms", feddpms_presets.fields(preset, dataset))
-    parser.set_defaults(alphas="0.5")
+    parser.set_defaults({"alphas": "0.5"})
     options = cli.parse(parser, argv)
     grids.refuse_fields(options, {} if options.lrs is None else {"client.lr": "lrs"})
     if options.lrs is not None and options.data.validation == 0:
@@ -60,7 +59,7 @@ def arguments(argv: Sequence[str]) -> Namespace:
     return options
 
 
-def grid(options: Namespace) -> dict[str, list[sweep.Cell]]:
+def grid(options: Options) -> dict[str, list[sweep.Cell]]:
     """The cells of each table; a cell may stand in several."""
     algorithms, alphas = cli.split("--algorithms", options.algorithms), cli.split("--alphas", options.alphas, float)
     found = {"Table 1": [c for alpha, a in product(alphas, algorithms) for c in _cells(options, a, alpha)]}
@@ -106,9 +105,7 @@ def _preliminary(share: float, rounds: int) -> int | None:
     return None if last == round(0.4 * rounds) else last
 
 
-def _cells(
-    options: Namespace, algorithm: str, alpha: float, values: Mapping[str, Any] | None = None
-) -> list[sweep.Cell]:
+def _cells(options: Options, algorithm: str, alpha: float, values: Mapping[str, Any] | None = None) -> list[sweep.Cell]:
     """One for each rate and seed. All train the same encoder and classifier; autoencoders have a decoder beside it."""
     model = "vae" if algorithm in AUTOENCODERS else "encoder"
     given = {} if "model.name" in options.asked else {"model.name": model}
@@ -123,7 +120,7 @@ def _cells(
     ]
 
 
-def report(of_tables: Mapping[str, Sequence[sweep.Cell]], out: Path, options: Namespace) -> str:
+def report(of_tables: Mapping[str, Sequence[sweep.Cell]], out: Path, options: Options) -> str:
     """Write the tables, the pictures and the summary from the run folders that are done; the tables, if any is."""
     from fedcommons.reports import exchange, feddpms_tables
 

@@ -13,9 +13,8 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jsonargparse import Namespace
-
 from fedcommons.config import cli
+from fedcommons.config.cli import Options
 from fedcommons.config.experiment import Data
 from fedcommons.errors import UserError, unknown
 from fedcommons.files import write_json, write_text
@@ -55,13 +54,13 @@ PRESETS = {
 Curve = dict[str, Any]
 
 
-def arguments(argv: Sequence[str]) -> Namespace:
+def arguments(argv: Sequence[str]) -> Options:
     """The options, comma lists split; ``pairs``: (q, d); ``shares``: the c, with 0 among them."""
     preset = cli.early(argv, "preset", "small")
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
     chosen = PRESETS[preset]
-    parser = cli.Parser(description=(__doc__ or "").partition("\n")[0], exit_on_error=False)
+    parser = cli.Parser(description=(__doc__ or "").partition("\n")[0])
     for name, kind, default, text in (
         ("preset", str, preset, f"{', '.join(PRESETS)}: pixels, images, test images, and defaults of what follows"),
         ("dataset", str, chosen.dataset, "digits or mnist"),
@@ -98,7 +97,7 @@ def pair(text: str) -> tuple[float, int]:
         raise UserError(f"--pairs takes q:d, such as 0.5:3, separated by commas, got {text!r}.") from None
 
 
-def settings(options: Namespace) -> "dict[str, Setting]":
+def settings(options: Options) -> "dict[str, Setting]":
     """The curves of figures 1 and 2 and the two of figure 3, and the name of the file of each."""
     from fedcommons.studies.gradient_coding import PARTITIONS, Setting
 
@@ -116,9 +115,9 @@ def settings(options: Namespace) -> "dict[str, Setting]":
     }
 
 
-def load_problem(options: Namespace) -> "Problem":
+def load_problem(options: Options) -> "Problem":
     """The images of the preset."""
-    from fedcommons.data.datasets import load
+    from fedcommons.runs.inputs import load
     from fedcommons.studies.gradient_coding import Problem, chosen
 
     preset = PRESETS[options.preset]
@@ -136,7 +135,7 @@ def job(problem: "Problem", setting: "Setting", repetitions: range, seed: int) -
     return play(problem, setting, repetitions, seed)
 
 
-def play_all(problem: "Problem", wanted: "Mapping[str, Setting]", options: Namespace) -> "Iterator[tuple[str, Played]]":
+def play_all(problem: "Problem", wanted: "Mapping[str, Setting]", options: Options) -> "Iterator[tuple[str, Played]]":
     """The curves, each as soon as all its repetitions are there. The bits do not depend on the number of workers."""
     from fedcommons.studies.gradient_coding import joined
 
@@ -197,7 +196,7 @@ def only(curve: Curve, *quantities: str) -> Curve:
     }
 
 
-def report(curves: Sequence[Curve], problem: "Problem", options: Namespace) -> str:
+def report(curves: Sequence[Curve], problem: "Problem", options: Options) -> str:
     """The table, and what a reader must know."""
     from fedcommons.reports import coding
 
@@ -249,7 +248,7 @@ def gradient_coding(argv: Sequence[str]) -> int:
     return 0
 
 
-def write_all(curves: Sequence[Curve], problem: "Problem", options: Namespace, display: Display) -> None:
+def write_all(curves: Sequence[Curve], problem: "Problem", options: Options, display: Display) -> None:
     """The summary, the tables and the pictures; the last two curves are figure 3's."""
     from fedcommons.reports import coding, plots
 

@@ -15,9 +15,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jsonargparse import Namespace
 
 from fedcommons.config import cli
+from fedcommons.config.cli import Options
 from fedcommons.config.experiment import Data
 from fedcommons.errors import UserError, unknown
 from fedcommons.files import write_bytes, write_json, write_text
@@ -35,13 +35,13 @@ PRESETS = {"smoke": ("digits", 3), "small": ("digits", 150), "paper": ("mnist", 
 Cell = dict[str, Any]
 
 
-def arguments(argv: Sequence[str]) -> Namespace:
+def arguments(argv: Sequence[str]) -> Options:
     """The options, comma lists split and values checked."""
     preset = cli.early(argv, "preset", "small")
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
     dataset, rounds = PRESETS[preset]
-    parser = cli.Parser(description=(__doc__ or "").partition("\n")[0], exit_on_error=False)
+    parser = cli.Parser(description=(__doc__ or "").partition("\n")[0])
     for name, kind, default, text in (
         ("preset", str, preset, f"{', '.join(PRESETS)}: sets the defaults of dataset and rounds"),
         ("dataset", str, dataset, "digits or mnist"),
@@ -78,7 +78,7 @@ def arguments(argv: Sequence[str]) -> Namespace:
     return options
 
 
-def train_all(datasets: "Mapping[int, Dataset]", options: Namespace, display: Display) -> list[Cell]:
+def train_all(datasets: "Mapping[int, Dataset]", options: Options, display: Display) -> list[Cell]:
     """A cell for each curve and seed, in the order of the table; the noise levels are trained together."""
     from fedcommons.studies.softmax_regression import Labelled, clients, train, zeta_sq
 
@@ -114,7 +114,7 @@ def band(values: Sequence[float], form: str) -> str:
     return middle if least == most else f"{middle} [{least}, {most}]"
 
 
-def table(cells: Sequence[Cell], dataset: "Dataset", options: Namespace) -> str:
+def table(cells: Sequence[Cell], dataset: "Dataset", options: Options) -> str:
     """A line for each curve, and what a reader must know."""
     head = ["clients", "E", "noise s", "p", "swapped", "zeta^2 at the start", "last test loss", "rounds to target"]
     lines = [
@@ -137,12 +137,12 @@ all coordinates of a step's gradient, the same draws for every p and both kinds 
     return tables.markdown(head, lines) + notes
 
 
-def seeds(options: Namespace) -> str:
+def seeds(options: Options) -> str:
     some = ", ".join(map(str, options.seeds))
     return f"Seed {some}" if len(options.seeds) == 1 else f"Seeds {some}: median and range"
 
 
-def picture(cells: Sequence[Cell], options: Namespace) -> bytes:
+def picture(cells: Sequence[Cell], options: Options) -> bytes:
     """A PNG of test loss over rounds: a row for each kind of clients, a column for each E and s, a curve for each p.
 
     Curves are medians over seeds, and bands go from the least to the most.
@@ -187,7 +187,7 @@ def mnist_softmax(argv: Sequence[str]) -> int:
     options = arguments(argv)
     import torch
 
-    from fedcommons.data.datasets import load
+    from fedcommons.runs.inputs import load
     from fedcommons.studies.softmax_regression import balanced
 
     torch.set_num_threads(1)  # more threads would round differently

@@ -47,7 +47,7 @@ def arguments(argv: Sequence[str]):
     ):
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
     parser.add_argument("--dry-run", action="store_true", help="say what would be trained, and how long, and stop")
-    cli.hide(parser, TAKEN)
+    parser.hide(TAKEN)
     options = cli.parse(parser, argv)
     cli.refuse_fields(options, TAKEN)
     if options["generator.name"] != "private_ddpm":

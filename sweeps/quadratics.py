@@ -43,7 +43,7 @@ def arguments(argv: Sequence[str]):
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
     shares, rounds, seeds = PRESETS[preset]
-    parser = cli.Parser(description=(__doc__ or "").partition("\n")[0], exit_on_error=False)
+    parser = cli.Parser(description=(__doc__ or "").partition("\n")[0])
     for name, kind, default, text in (
         ("preset", str, "paper", f"{', '.join(PRESETS)}: sets p, rounds and seeds"),
         ("target", float, q.TARGET, "error eps to be reached"),

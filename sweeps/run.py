@@ -44,9 +44,11 @@ def run(argv: Sequence[str]) -> int:
     if options.resume and not is_run(Path(options.out)):
         print(f"{options.out} holds no run to resume: it starts from the beginning.")
     print("Loading torch and the data ...", flush=True)
-    from fedcommons.runs import experiment  # torch takes seconds to import, and --help needs none
+    from fedcommons.reports import plots  # these and torch take seconds to import, and --help needs none
+    from fedcommons.runs import experiment
 
     summary = experiment.run(config, Path(options.out), resume=options.resume, on_round=show)
+    plots.partition_of(Path(options.out))
     print(json.dumps({k: v for k, v in summary.items() if k != "config" and not isinstance(v, list)}, indent=1))
     print(f"run folder: {options.out}", file=sys.stderr)
     return 0
@@ -71,7 +73,7 @@ def play_again(argv: Sequence[str]) -> int:
     names = {SHORT_NAMES.get(name, name) for name in cli.named(argv)}
     if other := sorted(names - {"replay", "round", "client", "pdb", "help", *choosing}):
         raise UserError(f"--replay takes --round and --client only, all else is as in the run; got --{other[0]}.")
-    parser = cli.Parser(description="Run one client of one round of a run again.", exit_on_error=False)
+    parser = cli.Parser(description="Run one client of one round of a run again.")
     parser.add_argument("--replay", type=str, help="run folder")
     parser.add_argument("--round", type=int, help="R, counted from 1")
     parser.add_argument("--client", type=int, help="I, counted from 0")

@@ -48,7 +48,7 @@ def arguments(argv: Sequence[str]):
     algorithms = "fedavg,scaffold" if preset == "smoke" else ALGORITHMS
     defaults = {"algorithms": algorithms, "settings": "real,shuffled_synthetic"}
     parser = grids.parser(title, argv, defaults, more, "table1")
-    cli.hide(parser, _taken(parser.get_defaults()))
+    parser.hide(_taken(parser.get_defaults()))
     options = cli.parse(parser, argv)
     grids.refuse_fields(options, _taken(options))
     if options.lrs is not None and "," in options.lrs and options.data.validation == 0:

@@ -8,11 +8,11 @@ import pytest
 import torch
 from scipy.stats import binom
 
+from fedcommons.audits.closeness import closest, compare, embedding, pixels, subject
+from fedcommons.audits.copies import Audit, audit, clopper_pearson, facts
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from fedcommons.seeds import generator
-from fedcommons.sharing.audit import Audit, audit, clopper_pearson, facts
-from fedcommons.sharing.closeness import closest, compare, embedding, pixels, subject
 
 if TYPE_CHECKING:
     from conftest import Federation

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from fedcommons.accounting.audited import lower_bound
+from fedcommons.audits.lower_bound import lower_bound
 from fedcommons.errors import UserError
 
 PARROT = '''

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from fedcommons.accounting.audited import by_scores, coins, lower_bound, p_value
+from fedcommons.audits.lower_bound import by_scores, coins, lower_bound, p_value
 from fedcommons.seeds import numpy_generator
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedcommons.audits.pool import WHY
 from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import deciding
@@ -19,7 +20,6 @@ from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from fedcommons.generators import ddpm
 from fedcommons.generators.generator import Receipt, Trained, Weights
-from fedcommons.runs.audits import WHY
 from fedcommons.runs.build import Assembled, assemble, contributions, noise_key, prepare
 from fedcommons.runs.experiment import run
 from fedcommons.sharing import synthetic_pool
@@ -107,7 +107,7 @@ def test_held_out_images_are_what_generators_did_not_see() -> None:
     found = made_by(experiment(sharing__audit=True), same)
     assert found.audited is not None
     data, prepared = found.prepared.dataset, found.prepared
-    from fedcommons.runs.audits import subjects
+    from fedcommons.audits.pool import subjects
 
     for one, need in zip(subjects(prepared.dealt, prepared.needs, data.validation), prepared.needs, strict=True):
         seen = {x.numpy().tobytes() for x in need.examples.x}

@@ -8,9 +8,9 @@ from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.fedssyn_authors import authors
 from fedcommons.config.flat import flat_dict, get, override
-from fedcommons.data.datasets import load
 from fedcommons.errors import UserError
 from fedcommons.runs.checks import check
+from fedcommons.runs.inputs import load
 from fedcommons.sharing.needs import contribution
 
 

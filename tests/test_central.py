@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from fedcommons.artifacts import Store
 from fedcommons.config import presets
 from fedcommons.config.experiment import Data, Experiment
-from fedcommons.data.datasets import load
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.runs import central
 from fedcommons.runs.build import prepare
 from fedcommons.runs.central import Central
+from fedcommons.runs.inputs import load
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.synthetic_pool import Job, Made
 from lightning_modules import Classifier

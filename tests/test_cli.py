@@ -167,8 +167,8 @@ def test_every_field_has_a_line_of_help() -> None:
     assert {"fedmix.mean_size", "feddyn.alpha", "sharing.p", "generator.rho", "model.channels"} < parser.fields.keys()
     for name in parser.fields:
         assert f"--{name} " in text
-        # jsonargparse prints the type straight after the value's name where a field has no docstring
-        assert not re.search(rf"--{re.escape(name)} \S+ \(", text), name
+        # the type stands straight after the value's name where a field has no line of help
+        assert not re.search(rf"--{re.escape(name)} \S+ \(type", text), name
 
 
 def test_a_config_of_another_version_names_its_file_and_the_key(tmp_path: Path) -> None:

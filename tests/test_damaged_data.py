@@ -11,9 +11,9 @@ import pytest
 
 from fedcommons.config import presets
 from fedcommons.config.experiment import Data
-from fedcommons.data.datasets import load
 from fedcommons.errors import UserError
 from fedcommons.runs import build
+from fedcommons.runs.inputs import load
 
 FILES = {
     "train images": "train-images-idx3-ubyte", "train labels": "train-labels-idx1-ubyte",

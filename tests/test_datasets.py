@@ -13,9 +13,10 @@ from torch import Tensor
 from fedcommons.config.experiment import Data
 from fedcommons.data.augment import flip_and_crop
 from fedcommons.data.clients import Clients, Rows
-from fedcommons.data.datasets import data_folder, load
+from fedcommons.data.datasets import data_folder
 from fedcommons.data.examples import Dataset, Examples, without_images
 from fedcommons.errors import UserError
+from fedcommons.runs.inputs import load
 
 DIGITS = load(Data())
 FOLDERS = {"mnist": "MNIST/raw", "fmnist": "FashionMNIST/raw", "cifar10": "cifar-10-batches-py",
@@ -130,13 +131,13 @@ def test_digits_are_normalised_by_their_own_mean_and_std() -> None:
 
 def test_the_folder_is_the_one_named_else_the_variable_else_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDCOMMONS_DATA", "from/variable")
-    assert data_folder(Data(dir="named")) == Path("named")
-    assert data_folder(Data()) == Path("from/variable")
+    assert data_folder("named") == Path("named")
+    assert data_folder(None) == Path("from/variable")
     monkeypatch.setenv("FEDCOMMONS_DATA", "")
-    assert data_folder(Data()) == Path("data")
+    assert data_folder(None) == Path("data")
     monkeypatch.delenv("FEDCOMMONS_DATA")
-    assert data_folder(Data()) == Path("data")
-    assert data_folder(Data(dir="~/x")) == Path.home() / "x"
+    assert data_folder(None) == Path("data")
+    assert data_folder("~/x") == Path.home() / "x"
 
 
 @pytest.mark.parametrize("name", ["mnist", "fmnist", "cifar10", "cifar100"])

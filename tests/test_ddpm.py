@@ -11,16 +11,16 @@ from torch import Tensor
 
 from fedcommons.config import experiment as config
 from fedcommons.config.flat import override
-from fedcommons.data import datasets
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from fedcommons.generators.ddpm import DDPM as Generator
+from fedcommons.runs import inputs
 from fedcommons.runs.build import prepare
 from fedcommons.seeds import set_default_generator
 from lightning_modules.ddpm import DDPM
 
 SHAPE, N_CLASSES = (1, 8, 8), 10
-DIGITS = datasets.load(config.Data(limit=48)).train
+DIGITS = inputs.load(config.Data(limit=48)).train
 TINY = Generator(
     epochs=1, batch_size=16, lr=1e-3, channels=(8, 16), timesteps=20, sampler="ddim", sampling_steps=4
 )  # three steps

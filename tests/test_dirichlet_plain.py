@@ -7,9 +7,10 @@ from fedcommons.config import presets
 from fedcommons.config.flat import choose
 from fedcommons.data import dirichlet
 from fedcommons.data.dirichlet import plain_sizes
-from fedcommons.data.partition import dirichlet_plain, partition
+from fedcommons.data.partition import dirichlet_plain
 from fedcommons.errors import UserError
 from fedcommons.runs.build import assemble, prepare
+from fedcommons.runs.inputs import deal
 
 SEEDS = range(100)
 N_CLASSES = 10
@@ -47,7 +48,7 @@ def test_clients_that_are_left_with_nothing_are_dropped_and_nobody_elses_images_
     fields = {"partition.name": "dirichlet_plain", "partition.n_clients": 30, "partition.alpha": 0.05}
     recipe, dropped = choose(fields).partition, 0
     for seed in SEEDS:
-        dealt = partition(recipe, LABELS, N_CLASSES, seed)
+        dealt = deal(recipe, LABELS, N_CLASSES, seed)
         rng = np.random.default_rng(seed)
         sizes = plain_sizes(np.bincount(LABELS), 30, 0.05, rng)
         rows = dirichlet_plain(LABELS, 30, N_CLASSES, np.random.default_rng(seed), 0.05)

@@ -19,9 +19,9 @@ from fedcommons.core.algorithm import Facts, State
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.worker import RunData
 from fedcommons.data.clients import Clients, Rows
-from fedcommons.data.datasets import load
 from fedcommons.errors import UserError
 from fedcommons.federation.stragglers import Independent
+from fedcommons.runs.inputs import load
 from fedcommons.studies import gradient_coding as study
 from fedcommons.tensors import Flat, flat, scalar
 from fedcommons.testing.federations import Federation

@@ -11,9 +11,9 @@ from torch import Tensor, float64, nn
 from torch.nn import functional as F
 
 from fedcommons.config.experiment import Data
-from fedcommons.data.datasets import load
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.errors import UserError
+from fedcommons.runs.inputs import load
 from fedcommons.studies import gradient_coding as study
 from fedcommons.studies.gradient_coding import Draws, Problem, Setting, check, chosen, copies, draw, play, play_block
 

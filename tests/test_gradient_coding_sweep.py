@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from fedcommons.config.experiment import Data
-from fedcommons.data.datasets import load
 from fedcommons.errors import UserError
 from fedcommons.reports import coding
+from fedcommons.runs.inputs import load
 from fedcommons.studies.gradient_coding import Problem, Setting, chosen, play
 
 QUICK = ["--preset=smoke", "--workers=1", "--shares=0.2", "--pairs=0.5:3,0.7:4"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedcommons.config.experiment import Data
-from fedcommons.data import datasets
+from fedcommons.runs import inputs
 from fedcommons.sharing.placement import holdings, opened
 from fedcommons.studies.copies import (
     Pairs,
@@ -186,7 +186,7 @@ def courses() -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
 
     Softmax regression with a bias: the gradient of example j is (softmax_j - onehot_j) x_j^T.
     """
-    train = datasets.load(Data()).train
+    train = inputs.load(Data()).train
     y = train.y.numpy()
     rows = np.concatenate([np.flatnonzero(y == label)[:30] for label in range(10)])
     pixels, labels = train.x.numpy()[rows].reshape(300, -1) / 255, y[rows]

@@ -22,13 +22,12 @@ from fedcommons.convergence.estimators import Part
 from fedcommons.convergence.laboratory import Laboratory
 from fedcommons.convergence.names import NAMES
 from fedcommons.core.worker import RunData
-from fedcommons.data import datasets
 from fedcommons.data.clients import Clients
-from fedcommons.data.partition import partition
 from fedcommons.errors import UserError
 from fedcommons.federation import checkpoint
 from fedcommons.federation.evaluation import ModelTask
-from fedcommons.runs import build, experiment
+from fedcommons.runs import build, experiment, inputs
+from fedcommons.runs.inputs import deal
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.stage import Contribution, Shared, share, share_by_method
 from fedcommons.tensors import Flat
@@ -337,9 +336,9 @@ def test_too_few_samples_to_be_cut_are_refused(tmp_path: Path) -> None:
 
 def _share(setting: str, algorithm: str = "fedavg", p: float = 0.5) -> Shared:
     """Digits of five unequal clients, of whom the fourth gave nothing to the pool."""
-    dataset = datasets.load(configs.Data())
+    dataset = inputs.load(configs.Data())
     places = (slice(0, 30), slice(40, 49), slice(80, 84), slice(120, 120), slice(200, 217))
-    cut = partition(configs.Partition("dirichlet_niid", 5), dataset.train.y.numpy(), 10, 0)
+    cut = deal(configs.Partition("dirichlet_niid", 5), dataset.train.y.numpy(), 10, 0)
     config = override(Experiment(), {"sharing.setting": setting} | ({} if setting == "real" else {"sharing.p": p}))
     dealt, given = Dealt(Clients(dataset.train, cut.rows), 10, False, 0), [dataset.test[place] for place in places]
     shared = share(part_of(config, "sharing"), dealt, [Contribution(one) for one in given])

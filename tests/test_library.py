@@ -13,8 +13,8 @@ import torch
 
 import fedcommons
 from fedcommons import experiment, run, sweep
-from fedcommons.data import datasets
 from fedcommons.errors import UserError
+from fedcommons.runs import inputs
 
 FIELDS = {"wandb": "off", "federation.rounds": 2, "client.epochs": 1, "measure.every": 0, "data.limit": 80}
 
@@ -40,7 +40,7 @@ def test_every_name_of_the_package_is_there() -> None:
 def test_a_result_has_summary_rounds_and_the_model_that_was_evaluated(tmp_path: Path) -> None:
     wanted = experiment("smoke", values={**FIELDS, "model.batch_norm": True})
     result = run(wanted, str(tmp_path / "run"), say=quiet)
-    test = datasets.load(wanted.data).test
+    test = inputs.load(wanted.data).test
     with torch.no_grad():
         right = (result.model(test.x).argmax(1) == test.y).float().mean().item()
     assert right == pytest.approx(result.summary["last_accuracy"], abs=1e-6)

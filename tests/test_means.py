@@ -10,8 +10,7 @@ from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fedmix import FedMix, mean_images
 from fedcommons.config import experiment as config
 from fedcommons.data.clients import Clients
-from fedcommons.data.datasets import load
-from fedcommons.data.partition import partition
+from fedcommons.runs.inputs import deal, load
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.real import Real
 from fedcommons.sharing.shuffled_real import ShuffledReal
@@ -66,7 +65,7 @@ def test_what_leaves_every_client_is_an_event_that_nothing_covers(digits: "Digit
 @pytest.mark.parametrize("stage", [Real(), ShuffledReal(0.5)], ids=str)
 def test_they_are_of_what_clients_train_on_and_only_methods_that_share_get_any(stage: Real) -> None:
     dataset = load(replace(config.Data("digits"), limit=200))
-    rows = partition(config.Partition(), dataset.train.y.numpy(), 10, 0).rows
+    rows = deal(config.Partition(), dataset.train.y.numpy(), 10, 0).rows
     shared = share(stage, Dealt(Clients(dataset.train, rows), 10, False, 0))
     assert share_by_method(shared, FedAvg(), 10, 0) is shared
     ours = share_by_method(shared, FedMix(mean_size=7), 10, 0)

@@ -10,12 +10,7 @@ import torch
 from scipy.stats import mannwhitneyu
 from torch import Tensor
 
-from fedcommons.data.examples import Examples
-from fedcommons.generators.ddpm import DDPM
-from fedcommons.generators.generator import Generator, Trained, Weights
-from fedcommons.generators.private import PrivateDDPM
-from fedcommons.seeds import generator
-from fedcommons.sharing.membership import (
+from fedcommons.audits.membership import (
     Losing,
     attack,
     auc,
@@ -26,6 +21,11 @@ from fedcommons.sharing.membership import (
     roc,
     scores,
 )
+from fedcommons.data.examples import Examples
+from fedcommons.generators.ddpm import DDPM
+from fedcommons.generators.generator import Generator, Trained, Weights
+from fedcommons.generators.private import PrivateDDPM
+from fedcommons.seeds import generator
 
 
 def images(n: int, *key: int | str) -> Examples:

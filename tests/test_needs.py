@@ -14,19 +14,18 @@ from fedcommons.artifacts import key_of
 from fedcommons.config import experiment as config
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import override, part_of
-from fedcommons.data import datasets
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
-from fedcommons.data.partition import partition
 from fedcommons.errors import UserError
 from fedcommons.generators.ddpm import DDPM
-from fedcommons.runs import build
+from fedcommons.runs import build, inputs
+from fedcommons.runs.inputs import deal
 from fedcommons.sharing import needs
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.needs import Need, contribution, largest_remainder
 from fedcommons.sharing.stage import Generating
 
-DATASET = datasets.load(config.Data())
+DATASET = inputs.load(config.Data())
 N_TOTAL = len(DATASET.train)  # 1,295 = 5 * 259
 FIVE = {"partition.name": "iid", "partition.n_clients": 5}
 
@@ -39,7 +38,7 @@ def experiment(**values: object) -> Experiment:
 
 def dealt(c: Experiment) -> Dealt:
     """The digits as they are dealt."""
-    rows = partition(c.partition, DATASET.train.y.numpy(), DATASET.n_classes, c.seed).rows
+    rows = deal(c.partition, DATASET.train.y.numpy(), DATASET.n_classes, c.seed).rows
     return Dealt(Clients(DATASET.train, rows), DATASET.n_classes, DATASET.flip, c.seed)
 
 

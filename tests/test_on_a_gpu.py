@@ -23,11 +23,10 @@ from fedcommons.convergence.smoothness import smoothness, smoothness_of_each
 from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import AddToGrad, LocalSGD, floating_buffers
-from fedcommons.data import datasets
 from fedcommons.errors import ClientError, UserError
 from fedcommons.federation.evaluation import ModelTask, evaluate
 from fedcommons.generators import ddpm
-from fedcommons.runs import build, experiment
+from fedcommons.runs import build, experiment, inputs
 from fedcommons.runs.replay import replay
 from fedcommons.seeds import generator, set_default_generator
 from fedcommons.tensors import Flat, data
@@ -236,7 +235,7 @@ def test_a_run_and_one_client_of_it_again(tmp_path: Path, monkeypatch: pytest.Mo
 
 # The diffusion model
 
-IMAGES = datasets.load(Data(limit=48)).train
+IMAGES = inputs.load(Data(limit=48)).train
 
 
 def _trained(device: torch.device) -> dict[str, Tensor]:

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedcommons.accounting.audited import by_scores, coins
+from fedcommons.audits.lower_bound import by_scores, coins
+from fedcommons.audits.membership import by_loss
+from fedcommons.audits.one_run import bound
 from fedcommons.config.experiment import Data
 from fedcommons.core import dp_vectorised
 from fedcommons.core.accountants import composed
 from fedcommons.core.dp_sgd import DPSGD, NoisySum
-from fedcommons.data import datasets
 from fedcommons.generators.private import PrivateDDPM
+from fedcommons.runs import inputs
 from fedcommons.seeds import numpy_generator
-from fedcommons.sharing.membership import by_loss
-from fedcommons.sharing.one_run import bound
 
 M, STEEP = 1000, 10.0
 
@@ -98,7 +98,7 @@ def test_a_sum_that_says_it_is_not_clipped_is_not_covered(monkeypatch: pytest.Mo
 @pytest.mark.slow
 def test_the_bound_finds_a_private_generator_without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both report an epsilon of at most 0.2: without noise the bound is above it, with noise below."""
-    digits = datasets.load(Data()).train
+    digits = inputs.load(Data()).train
     some, canaries = digits[torch.arange(28)], digits[torch.arange(28, 228)]
     part = PrivateDDPM(
         epochs=300, batch_size=28, lr=2e-3, channels=(16, 32), schedule="squaredcos_cap_v2", target_epsilon=0.2,

@@ -14,11 +14,11 @@ import torch
 from fedcommons.config import parts
 from fedcommons.config.experiment import Constants, Data, Experiment
 from fedcommons.config.flat import choose, flat_dict, override
-from fedcommons.data.datasets import load
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.errors import UserError
 from fedcommons.runs import build
 from fedcommons.runs.experiment import run
+from fedcommons.runs.inputs import load
 from fedcommons.seeds import keyed_globals
 
 TURNED = '''
@@ -75,7 +75,7 @@ def _elsewhere(name: str) -> str:
     """The digest of the data set in a fresh process that has drawn numbers of its own."""
     code = (
         "import hashlib, random, numpy, torch\nfrom fedcommons.config.experiment import Data\n"
-        "from fedcommons.data.datasets import load\nfound = load(Data(name=%r))\n"
+        "from fedcommons.runs.inputs import load\nfound = load(Data(name=%r))\n"
         "print(hashlib.sha256(b''.join(e.x.numpy().tobytes() for e in (found.train, found.validation, found.test)))"
         ".hexdigest())"
     )

@@ -19,12 +19,12 @@ from fedcommons.core.algorithm import Common
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.core.worker import RunData
-from fedcommons.data import datasets
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
-from fedcommons.data.partition import partition
 from fedcommons.errors import UserError
+from fedcommons.runs import inputs
 from fedcommons.runs.experiment import run
+from fedcommons.runs.inputs import deal
 from fedcommons.seeds import numpy_generator, set_default_generator
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.real import Real
@@ -39,13 +39,13 @@ from fedcommons.testing import Federation
 from lightning_modules import Classifier
 from lightning_modules.networks import Linear
 
-DATASET = datasets.load(Data())
+DATASET = inputs.load(Data())
 N_TOTAL = len(DATASET.train)  # 1,295 = 5 * 259
 
 
 def dealt(name: str = "dirichlet_niid", seed: int = 0) -> Dealt:
     """The digits of five clients, unequal ones unless cut IID."""
-    cut = partition(Partition(name, n_clients=5), DATASET.train.y.numpy(), DATASET.n_classes, seed)
+    cut = deal(Partition(name, n_clients=5), DATASET.train.y.numpy(), DATASET.n_classes, seed)
     return Dealt(Clients(DATASET.train, cut.rows), DATASET.n_classes, DATASET.flip, seed)
 
 

@@ -12,8 +12,9 @@ from fedcommons.config.flat import choose
 from fedcommons.config.parts import KINDS
 from fedcommons.data import dirichlet
 from fedcommons.data.dirichlet import group_sizes, sizes_by_priors
-from fedcommons.data.partition import Partitioned, default_n_aux, partition
+from fedcommons.data.partition import Partitioned, default_n_aux
 from fedcommons.errors import UserError
+from fedcommons.runs import inputs
 
 SEEDS = range(100)
 N_CLASSES = 10
@@ -46,7 +47,7 @@ RECIPES = {
 
 def deal(recipe: Partition, seed: int = 0, labels: np.ndarray = LABELS) -> Partitioned:
     """The partition of LABELS."""
-    return partition(recipe, labels, N_CLASSES, seed)
+    return inputs.deal(recipe, labels, N_CLASSES, seed)
 
 
 def label_variance(dealt: Partitioned) -> float:

@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedcommons.accounting.canaries import audit, audit_method
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fednova import FedNova
 from fedcommons.algorithms.fedprox import FedProx
+from fedcommons.audits.canaries import audit, audit_method
+from fedcommons.audits.one_run import Bounded, bound
 from fedcommons.core import dp_sgd
 from fedcommons.core.algorithm import Algorithm, Facts, Message, Replies, Reply, State
 from fedcommons.core.dp_sgd import DPSGD, NoisySum
@@ -27,7 +28,6 @@ from fedcommons.data.examples import Examples
 from fedcommons.generators.generator import Receipt, Trained, Weights
 from fedcommons.seeds import wide_generator
 from fedcommons.sharing.dealt import Dealt
-from fedcommons.sharing.one_run import Bounded, bound
 from fedcommons.sharing.stage import Assigned, Contributions, share
 from fedcommons.tensors import Flat, Payload, add, flat, scale, sub
 

@@ -19,17 +19,17 @@ from fedcommons.core.accountants import epsilon
 from fedcommons.core.dp_sgd import NoisySum
 from fedcommons.core.dp_vectorised import noisy_sum
 from fedcommons.core.release import SAMPLED_GAUSSIAN
-from fedcommons.data import datasets
 from fedcommons.errors import UserError
 from fedcommons.generators.generator import Receipt
 from fedcommons.generators.private import PrivateDDPM
+from fedcommons.runs import inputs
 from fedcommons.runs.build import prepare
 from fedcommons.sharing.stage import share
 from fedcommons.sharing.synthetic_pool import keep, make, missing, read
 from lightning_modules.ddpm import DDPM
 
 N_CLASSES = 10
-DIGITS = datasets.load(config.Data(limit=36)).train
+DIGITS = inputs.load(config.Data(limit=36)).train
 TINY = PrivateDDPM(
     epochs=1, batch_size=12, lr=1e-3, channels=(8, 16), timesteps=20, sampler="ddim", sampling_steps=4,
     noise_multiplier=1.5, draws=2,

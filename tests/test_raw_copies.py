@@ -15,11 +15,11 @@ from fedcommons.config.parts import KINDS
 from fedcommons.core.algorithm import needed
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.worker import RunData
-from fedcommons.data import datasets
 from fedcommons.data.clients import Clients
-from fedcommons.data.partition import partition
 from fedcommons.errors import UserError
+from fedcommons.runs import inputs
 from fedcommons.runs.experiment import run
+from fedcommons.runs.inputs import deal
 from fedcommons.seeds import set_default_generator
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.optimal import evened
@@ -33,14 +33,14 @@ from fedcommons.tracking.run_folder import read_rounds
 from lightning_modules import Classifier
 from lightning_modules.networks import Linear
 
-DATASET = datasets.load(Data())
+DATASET = inputs.load(Data())
 N_TOTAL = len(DATASET.train)
 PLACEMENTS = ("exact", "binomial", "optimal")
 all_placements = pytest.mark.parametrize("placement", PLACEMENTS)
 
 
 def dealt(name: str = "dirichlet_niid", n_clients: int = 5, seed: int = 0) -> Dealt:
-    cut = partition(Partition(name, n_clients=n_clients), DATASET.train.y.numpy(), DATASET.n_classes, seed)
+    cut = deal(Partition(name, n_clients=n_clients), DATASET.train.y.numpy(), DATASET.n_classes, seed)
     return Dealt(Clients(DATASET.train, cut.rows), DATASET.n_classes, DATASET.flip, seed)
 
 

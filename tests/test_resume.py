@@ -283,7 +283,7 @@ def test_the_summary_holds_what_tables_need_and_no_times_or_paths(config: Experi
     assert str(tmp_path) not in text
     assert json.loads(text) == summary
     assert [r for r, _ in summary["zeta_sq"]] == [0, 3, 6]
-    for name in ("config.yaml", "environment.json", "partition.json", "partition.png", "timing.jsonl"):
+    for name in ("config.yaml", "environment.json", "partition.json", "timing.jsonl"):
         assert (tmp_path / "run" / name).stat().st_size > 0
     lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == list(range(7))

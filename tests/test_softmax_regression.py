@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedcommons.config.experiment import Data
-from fedcommons.data.datasets import load
 from fedcommons.data.examples import Dataset
 from fedcommons.errors import UserError
+from fedcommons.runs.inputs import load
 from fedcommons.studies.softmax_regression import Labelled, balanced, clients, gradient, loss, train, zeta_sq
 
 SWEEP = Path(__file__).parent.parent / "sweeps" / "mnist_softmax.py"

@@ -18,12 +18,12 @@ from fedcommons.config.experiment import Data, Partition
 from fedcommons.config.parts import KINDS
 from fedcommons.core.release import SAMPLED_GAUSSIAN
 from fedcommons.core.worker import RunData
-from fedcommons.data import datasets
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
-from fedcommons.data.partition import partition
 from fedcommons.errors import UserError
 from fedcommons.generators.generator import Receipt
+from fedcommons.runs import inputs
+from fedcommons.runs.inputs import deal
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.local_synthetic import LocalSynthetic
 from fedcommons.sharing.real import Real
@@ -38,14 +38,14 @@ from fedcommons.sharing.stage import (
     share_by_method,
 )
 
-DATASET = datasets.load(Data())
+DATASET = inputs.load(Data())
 N_TOTAL = len(DATASET.train)  # 1,295 = 5 * 259
 SYNTHETIC = [LocalSynthetic(), ShuffledSynthetic()]
 
 
 def dealt(name: str = "dirichlet_niid", seed: int = 0) -> Dealt:
     """The digits of five clients, unequal ones unless cut IID."""
-    cut = partition(Partition(name, n_clients=5), DATASET.train.y.numpy(), DATASET.n_classes, seed)
+    cut = deal(Partition(name, n_clients=5), DATASET.train.y.numpy(), DATASET.n_classes, seed)
     return Dealt(Clients(DATASET.train, cut.rows), DATASET.n_classes, DATASET.flip, seed)
 
 

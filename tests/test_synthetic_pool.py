@@ -18,13 +18,12 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import override, part_of
 from fedcommons.core.accountants import composed
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
-from fedcommons.data import datasets
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
-from fedcommons.data.partition import partition
 from fedcommons.generators.ddpm import DDPM
 from fedcommons.generators.generator import Receipt, Trained, Weights
-from fedcommons.runs import build
+from fedcommons.runs import build, inputs
+from fedcommons.runs.inputs import deal
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.needs import Need
 from fedcommons.sharing.stage import Generating, Shared, share
@@ -36,7 +35,7 @@ from fedcommons.sharing.synthetic_pool import (
     read,
 )
 
-DATASET = datasets.load(config.Data())
+DATASET = inputs.load(config.Data())
 N_TOTAL = len(DATASET.train)  # 1,295 = 5 * 259
 FIVE = {"partition.name": "iid", "partition.n_clients": 5}
 
@@ -49,7 +48,7 @@ def experiment(**values: object) -> Experiment:
 
 def dealt(c: Experiment) -> Dealt:
     """The digits as they are dealt."""
-    rows = partition(c.partition, DATASET.train.y.numpy(), DATASET.n_classes, c.seed).rows
+    rows = deal(c.partition, DATASET.train.y.numpy(), DATASET.n_classes, c.seed).rows
     return Dealt(Clients(DATASET.train, rows), DATASET.n_classes, DATASET.flip, c.seed)
 
 

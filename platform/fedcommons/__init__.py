@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from fedcommons.config.presets import experiment
     from fedcommons.reports.cells import means
     from fedcommons.reports.frames import load_clients, load_rounds, load_runs
-    from fedcommons.runs.result import Result, run
     from fedcommons.sweeping.many import sweep
+    from fedcommons.sweeping.one import Result, run
     from fedcommons.testing.contract import check_algorithm
 
 __version__ = "0.1.0"
@@ -21,7 +21,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Experiment": "config.experiment", "experiment": "config.presets", "means": "reports.cells",
     "load_clients": "reports.frames", "load_rounds": "reports.frames", "load_runs": "reports.frames",
-    "Result": "runs.result", "run": "runs.result", "sweep": "sweeping.many", "check_algorithm": "testing.contract",
+    "Result": "sweeping.one", "run": "sweeping.one", "sweep": "sweeping.many", "check_algorithm": "testing.contract",
 }  # fmt: skip
 """Where each name stands. It is imported when it is asked for, as torch alone takes seconds."""
 

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, get_args
 from unittest import mock
 
-from jsonargparse import ArgumentParser
-
 from fedcommons.config import cli, presets
+from fedcommons.config.cli import Line, Parser
 from fedcommons.config.flat import fields_for
 from fedcommons.config.parts import KINDS
 from fedcommons.core.weighting import WEIGHTINGS
@@ -69,19 +68,19 @@ def scripts() -> dict[str, Callable[[Sequence[str]], int]]:
 def of(script: Callable[[Sequence[str]], int], argv: Sequence[str] = ()) -> list[Option]:
     """The options of the parser that the script makes for ``argv``, sections left out."""
 
-    def keep(parser: ArgumentParser, argv: Sequence[str]) -> None:
+    def keep(parser: Parser, argv: Sequence[str] | Line) -> None:
         raise _Found(parser)
 
     with mock.patch.object(cli, "parse", keep):
         try:
             script(list(argv))
         except _Found as found:
-            actions = found.args[0]._actions
-            return [
-                Option(a.option_strings[0][2:], None if a.nargs == 0 else getattr(a, "_typehint", None) or a.type)
-                for a in actions
-                if a.option_strings and (a.nargs == 0 or getattr(a, "_typehint", None)) and a.dest != "help"
+            parser: Parser = found.args[0]
+            own = [
+                Option(parser.written[name].removeprefix("--"), None if one.is_flag else one.field.hint)
+                for name, one in parser.options.items()
             ]
+            return [*own, *([Option("config", str), Option("print_config", None)] if parser.fields else [])]
     raise AssertionError("the script parsed nothing")
 
 

@@ -21,7 +21,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from fedcommons.config.experiment import Experiment
 from fedcommons.core.accountants import Spent, composed
 from fedcommons.core.release import Release
 from fedcommons.errors import UserError
@@ -156,15 +155,15 @@ def _spent(events: Mapping[tuple[float, float], int]) -> Spent:
     return tuple((q, sigma, steps) for (q, sigma), steps in sorted(events.items()))
 
 
-def refuse_large_delta(config: Experiment, sizes: Sequence[int]) -> None:
+def refuse_large_delta(delta: float, sizes: Sequence[int]) -> None:
     """Refuse a delta so large that publishing one example would satisfy it; ``sizes``: the clients' n_i.
 
     Raises:
-        UserError: with DP-SGD, delta is 1/n_i or more for some client.
+        UserError: delta is 1/n_i or more for some client.
     """
     largest = max(range(len(sizes)), key=lambda i: sizes[i])
-    if config.dp.local and config.dp.delta * sizes[largest] >= 1:
+    if delta * sizes[largest] >= 1:
         raise UserError(
-            f"dp.delta must be below 1/n_i = {1 / sizes[largest]:.3g}, got {config.dp.delta:g}: client {largest} has "
+            f"dp.delta must be below 1/n_i = {1 / sizes[largest]:.3g}, got {delta:g}: client {largest} has "
             f"{sizes[largest]} examples, and at such a delta it could publish one of them."
         )

@@ -1,42 +1,29 @@
 """The command line: every field of the experiment as a dotted option or in a YAML file, and errors in one sentence."""
 
 import os
-import re
 import signal
 import sys
-from argparse import SUPPRESS
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import isfinite
 from typing import Any, NoReturn, TextIO
 
-from jsonargparse import ArgumentError, ArgumentParser, Namespace, set_parsing_settings
-
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.fields import Field
 from fedcommons.config.flat import SHORT_NAMES, choose, fields_for, full_name, generates, of_others, own_fields
-from fedcommons.config.given import Given, given
+from fedcommons.config.given import Given, Line, read
+from fedcommons.config.options import Option, Options, Parser
 from fedcommons.config.parts import KINDS
+from fedcommons.config.reading import value_of
 from fedcommons.errors import ClientError, UserError, sentence, shown, unknown
 from fedcommons.paths import user_path
-
-set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 PATHS = ("artifacts", "data.dir", "data_dir", "from", "out", "replay")
 """Options that name a file or folder."""
 
 
-class Parser(ArgumentParser):
-    """A parser that knows which options are fields of the experiment, and which parts were chosen."""
-
-    fields: Mapping[str, Field] = {}
-    chosen: Mapping[str, Sequence[str]] = {}
-    short: Mapping[str, str] = SHORT_NAMES
-
-
 def parser(
-    description: str, argv: Sequence[str], defaults: Mapping[str, Any], lists: Mapping[str, str] | None = None
+    description: str, argv: Sequence[str] | Line, defaults: Mapping[str, Any], lists: Mapping[str, str] | None = None
 ) -> Parser:
     """A parser with ``--config``, ``--print_config`` and every field of the parts that ``argv`` chooses.
 
@@ -46,15 +33,12 @@ def parser(
     Raises:
         UserError: a part that cannot be found.
     """
-    chosen = _chosen(given(argv), defaults, lists or {})
-    result = Parser(description=description, epilog=_epilog(), exit_on_error=False)
-    result.chosen, result.fields = chosen, fields_for(chosen)
-    result.add_argument("--config", action="config", help="YAML file with any of the options below")
+    chosen = _chosen(read(argv), defaults, lists or {})
+    result = Parser(description, epilog=_epilog(), chosen=chosen, fields=fields_for(chosen))
     for name, field in result.fields.items():
         within = f", in {field.allowed}" if field.allowed and "|" not in field.allowed else ""
-        result.add_argument(
-            f"--{name}", type=field.hint, default=defaults.get(name, field.default), help=field.help + within
-        )
+        default = defaults.get(name, field.default)
+        result.add_argument(f"--{name}", type=field.hint, default=default, help=field.help + within)
     return result
 
 
@@ -62,7 +46,7 @@ LISTS = {"algorithms": "algorithm", "settings": "sharing"}
 """Options of sweeps that name several parts of a kind."""
 
 
-def _chosen(asked: Sequence[Given], defaults: Mapping[str, Any], lists: Mapping[str, str]) -> dict[str, list[str]]:
+def _chosen(asked: Line, defaults: Mapping[str, Any], lists: Mapping[str, str]) -> dict[str, list[str]]:
     """The parts of each kind that some run may have."""
     last = {one.name: one for one in asked}
     found: dict[str, list[str]] = {}
@@ -98,14 +82,7 @@ def add_dry_run(parser: Parser) -> None:
     parser.add_argument("--on-cores", type=int | None, default=None, help=text)
 
 
-def hide(parser: ArgumentParser, fields: Collection[str]) -> None:
-    """Leave fields that a sweep sets itself out of ``--help`` and ``--print_config``, as they are refused there."""
-    for action in parser._actions:
-        if action.dest in fields:
-            action.help = SUPPRESS
-
-
-def refuse_fields(options: Namespace, taken: Mapping[str, str]) -> None:
+def refuse_fields(options: Options, taken: Mapping[str, str]) -> None:
     """Refuse fields on the command line that the script sets by an option of its own; ``taken``: field to option.
 
     Raises:
@@ -116,45 +93,36 @@ def refuse_fields(options: Namespace, taken: Mapping[str, str]) -> None:
             raise UserError(f"{name} is set by the sweep's own option: use --{option} instead of {options[name]}.")
 
 
-def parse(parser: Parser, argv: Sequence[str]) -> Namespace:
-    """The parsed options; added are ``fields``, ``asked`` (names of the given fields) and ``chosen`` (parts by kind).
+def parse(parser: Parser, argv: Sequence[str] | Line) -> Options:
+    """The values of the options; with ``--help`` or ``--print_config`` they are printed, and the script ends.
 
     If an option is given twice, the last one counts. In options of ``PATHS`` a leading ``~`` is replaced.
 
     Raises:
         UserError: an option or key that does not exist (the nearest is named), or a value of the wrong type.
     """
-    options = {o[2:].replace("-", "_"): (o, action) for o, action in parser._option_string_actions.items()}
-    known = {name for name in options if not any(other.startswith(f"{name}.") for other in options)} - {"h", "config"}
-    asked, words, flags = [replace(one, name=_full(parser, known, one.name)) for one in given(argv)], [], {}
+    known = {*parser.options, "help", *(["print_config"] if parser.fields else [])}
+    asked = [replace(one, name=_full(parser, known, one.name)) for one in read(argv)]
+    values, flags = dict(parser.get_defaults().items()), set()
     for one in asked:
         if one.file and one.name in ("help", "print_config"):
             raise UserError(f"{one} is no key of a config file, got {one.file}.")
         if one.name not in known:
-            raise _not_known(parser, one, known, [options[name][0] for name in known])
-        option, action = options[one.name]
-        if one.value is None and one.name in parser.fields and bool in parser.fields[one.name].kinds:
-            one = replace(one, value="true")
-        if one.name in PATHS:
-            one = replace(one, value=str(user_path(option, one.text)))
-        if action.nargs == 0:
-            flags[option] = _true(one)
-        elif action.default == [] and isinstance(one.value, list):
-            words += [f"{option}={value}" for value in one.value]
-        else:
-            words.append(option if one.value is None and one.name == "print_config" else f"{option}={one.text}")
-    try:
-        result = parser.parse_args([*words, *(option for option, wanted in flags.items() if wanted)])
-    except ArgumentError as error:
-        raise UserError(_one_sentence(str(error))) from error
-    except (RecursionError, OverflowError):
-        worst = max(asked, key=lambda one: len(one.value or ""))
-        said = f"{worst} is nested too deeply or too large a number, got {shown(worst.text)}."
-        raise UserError(said) from None
-    for one in {one.name: one for one in asked}.values():  # the last of each
-        _check_read(one, result.get(one.name))
-    result.fields, result.chosen = parser.fields, parser.chosen
-    result.asked = frozenset(one.name for one in asked) & parser.fields.keys()
+            raise _not_known(parser, one, known, ["--help", *parser.written.values()])
+        if one.name not in parser.options:
+            flags |= {one.name} if _true(one) else set()
+            continue
+        values[one.name] = _value(parser.options[one.name], one, values[one.name])
+    for name, option in parser.options.items():
+        if option.is_many:
+            values[name] = [text for one in asked if one.name == name for text in _texts(one)]
+    if "help" in flags:
+        print(parser.format_help(), end="")
+        sys.exit(0)
+    if "print_config" in flags:
+        print(parser.format_config(values), end="")
+        sys.exit(0)
+    result = Options(values, parser.fields, {one.name for one in asked} & parser.fields.keys(), parser.chosen)
     changed = sorted(n for n in result.asked if n.startswith("dp.") and result[n] != parser.fields[n].default)
     used = {"dp.local", "dp.delta"} if "generator.delta" in result.fields else {"dp.local"}
     if (idle := [n for n in changed if n not in used]) and not result.dp.local:
@@ -162,21 +130,26 @@ def parse(parser: Parser, argv: Sequence[str]) -> Namespace:
     return result
 
 
+def _value(option: Option, one: Given, before: Any) -> Any:
+    """The value that an option gets by what was given; before: what it had."""
+    if option.is_flag:
+        return _true(one)
+    if option.is_many:
+        return before
+    if one.value is None and bool in option.field.kinds and "." in one.name:
+        return True
+    if one.name in PATHS and not isinstance(one.value, list):
+        one = replace(one, value=str(user_path(f"--{one.name}", one.text)))
+    return value_of(one, option.field.hint)
+
+
+def _texts(one: Given) -> list[str]:
+    return one.value if isinstance(one.value, list) else [one.text]
+
+
 def _full(parser: Parser, known: Collection[str], name: str) -> str:
     full = full_name(name, known, parser.chosen, parser.short)
     return full if full in known else name
-
-
-def _check_read(one: Given, value: Any) -> None:
-    """Refuse values that YAML reads differently than they look: 1:30 as 90, or null as text for a text field."""
-    if one.file and isinstance(value, str) and (isinstance(one.value, list) or one.text == "null"):
-        raise UserError(f"{one} takes one text, got {shown(one.text)}.")
-    if type(value) is int or (type(value) is float and isfinite(value)):
-        try:
-            if type(value)(one.text) != value:
-                raise ValueError
-        except ValueError:
-            raise UserError(f"{one} takes decimal numbers, got {shown(one.text)}.") from None
 
 
 def _true(one: Given) -> bool:
@@ -195,26 +168,25 @@ def _not_known(parser: Parser, one: Given, known: Collection[str], options: Iter
     return unknown("config key", one.name, known) if one.file else unknown("option", str(one), options)
 
 
-def experiment(options: Namespace) -> Experiment:
+def experiment(options: Options) -> Experiment:
     """The experiment that the options describe."""
     return choose(flat(options))
 
 
-def flat(options: Namespace) -> dict[str, Any]:
+def flat(options: Options) -> dict[str, Any]:
     """The fields among the options: dotted names to values."""
-    found = {name: value for name, value in options.items(branches=False) if name in options.fields}
-    return {n: tuple(v) if isinstance(v, list) else v for n, v in found.items()}
+    return {name: options[name] for name in options if name in options.fields}
 
 
-def early(argv: Sequence[str], name: str, default: str) -> str:
+def early(argv: Sequence[str] | Line, name: str, default: str) -> str:
     """The value of an option that the defaults of others depend on, read before the parser is made."""
-    found = [one.text for one in given(argv) if name in (one.name, SHORT_NAMES.get(one.name))]
+    found = [one.text for one in read(argv) if name in (one.name, SHORT_NAMES.get(one.name))]
     return found[-1] if found else default  # the last one counts, as for the parser
 
 
-def named(argv: Sequence[str]) -> set[str]:
+def named(argv: Sequence[str] | Line) -> set[str]:
     """The options that are given, in config files too."""
-    return {one.name for one in given(argv)}
+    return {one.name for one in read(argv)}
 
 
 def split(option: str, text: str, kind: Callable[[str], Any] = str) -> tuple:
@@ -285,16 +257,3 @@ def _drop(stream: TextIO | None) -> None:
         stream.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def _one_sentence(message: str) -> str:
-    """jsonargparse's message for a value of the wrong type, as one short sentence."""
-    for form in (
-        r'key "(?P<key>[^"]+)":.*?Subtypes: \[(?P<type>.+?)\] .*Given value:(?P<value>.*)',
-        r'key "(?P<key>[^"]+)":.*?Expected a (?P<type>.+?)\. Got value:(?P<value>.*)',
-    ):
-        if found := re.search(form, " ".join(message.split())):
-            kind = re.sub(r"<class '(\w+)'>", r"\1", found["type"]).replace("typing.", "").replace("NoneType", "null")
-            kind = {"tuple": "a list such as [16,32]"}.get(kind, kind)
-            return f"{found['key']} takes {kind.replace(', null', ' or null')}, got {shown(found['value'].strip())}."
-    return " ".join(message.split())

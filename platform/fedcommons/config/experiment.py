@@ -127,6 +127,11 @@ class Sharing:
     constants: Constants = UNSET
     __getattr__ = _constant
 
+    @property
+    def is_audited(self) -> bool:
+        """Withholding needs an audit too."""
+        return self.audit or self.withhold != "none"
+
     def __post_init__(self) -> None:
         _complete(self, "sharing", self.setting)
 
@@ -197,6 +202,11 @@ class Federation:
     """most memory of clients held in RAM between rounds, in 10^6 bytes; the rest is kept in files of the run folder"""
     max_norm: Annotated[float | None, "(0, inf)"] = None
     """largest L2 norm of a client's update (all it sends to be summed); larger ones are rejected; default: none"""
+
+    @property
+    def processes(self) -> int:
+        """The number of processes that train a run's clients."""
+        return self.actors if self.executor == "ray_actors" else 1
 
 
 @dataclass(frozen=True)

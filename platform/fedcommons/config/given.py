@@ -53,12 +53,18 @@ class Given:
         return self.value if isinstance(self.value, str) else f"[{', '.join(self.value)}]"
 
 
-def given(argv: Sequence[str]) -> list[Given]:
-    """All options that ``argv`` sets, in order.
+class Line(tuple[Given, ...]):
+    """A command line that was read: its options in order, those of its config files in their place."""
+
+
+def read(argv: Sequence[str] | Line) -> Line:
+    """All options that ``argv`` sets, in order; a line that was read already is given back.
 
     Raises:
         UserError: a word is not an option, no field can have the value, or a config file cannot be read.
     """
+    if isinstance(argv, Line):
+        return argv
     found: list[Given] = []
     words = list(argv)
     while words:
@@ -72,7 +78,7 @@ def given(argv: Sequence[str]) -> list[Given]:
         one = Given(name.replace("-", "_"), (value if equals else words.pop(0)) if has_value else None)
         _check_text(one)
         found += _in_file(one.text) if one.name == "config" else [one]
-    return found
+    return Line(found)
 
 
 def _check_text(one: Given) -> None:

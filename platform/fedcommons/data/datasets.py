@@ -7,56 +7,60 @@ import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from fedcommons.config import parts
-from fedcommons.config.experiment import Data
-from fedcommons.config.fields import taken
 from fedcommons.data import own
 from fedcommons.data.examples import Dataset, Examples, Source
 from fedcommons.errors import UserError
 from fedcommons.paths import user_path
-from fedcommons.seeds import keyed_globals, numpy_generator, seed_for
+from fedcommons.seeds import keyed_globals, numpy_generator
 
 
-def data_folder(data: Data) -> Path:
-    """Where data sets are looked for: ``data.dir``, else FEDCOMMONS_DATA, else ./data."""
-    return user_path(
-        "data.dir" if data.dir else "FEDCOMMONS_DATA", data.dir or os.environ.get("FEDCOMMONS_DATA") or "data"
-    )
+def data_folder(dir: str | None) -> Path:
+    """Where data sets are looked for: ``dir`` (the field ``data.dir``), else FEDCOMMONS_DATA, else ./data."""
+    return user_path("data.dir" if dir else "FEDCOMMONS_DATA", dir or os.environ.get("FEDCOMMONS_DATA") or "data")
 
 
-def load(data: Data) -> Dataset:
-    """Load a data set, split off its validation part and keep at most ``data.limit`` of its training images.
+def load(
+    name: str,
+    make: Callable[[], Any],
+    *,
+    validation: float = 0.1,
+    validation_from: str = "random",
+    limit: int | None = None,
+    augment: bool | None = None,
+) -> Dataset:
+    """Make and read a data set, split off its validation part and keep at most ``limit`` of its training images.
 
     The splits depend on the data set's name only, so runs with different seeds are judged on the same images. So does
-    all that a data set draws: the ``seed`` that it may ask for, and the global generators while it is made and read.
+    what it draws from the global generators while it is made and read.
+
+    make: gives a ``Source``, or what ``own.source`` takes; validation: a share of the training images; validation_from:
+    ``random`` or ``last``; augment: None is as the data set says.
 
     Raises:
-        UserError: there is no such data set, it is not in the folder, is damaged or not as ``own.source`` needs it, or
-            it has fewer training images than ``data.limit``.
+        UserError: the data set is not in its folder, is damaged or not as ``own.source`` needs it, or it has fewer
+            training images than ``limit``.
     """
-    part = parts.find("data", data.name)
-    seed = seed_for("data set", data.name) % 2**32  # many libraries take no larger one
-    offered = {"dir": data_folder(data), "download": data.download, "seed": seed}
-    with keyed_globals("data set", data.name):
-        found = own.source(data.name, part(**{**taken(part, offered), **data.constants}))
-    train = found.train
-    order = numpy_generator("validation split", data.name).permutation(len(train))
-    n_validation = int(data.validation * len(train))
-    if data.validation_from == "last":
+    with keyed_globals("data set", name):
+        source = own.source(name, make())
+    train = source.train
+    order = numpy_generator("validation split", name).permutation(len(train))
+    n_validation = int(validation * len(train))
+    if validation_from == "last":
         held_out = order >= len(train) - n_validation
         order = np.concatenate([order[held_out], order[~held_out]])
-    validation, rest = train[np.sort(order[:n_validation])], order[n_validation:]
-    if data.limit is not None:
-        if data.limit > len(rest):
-            raise UserError(f"data.limit must be at most the {len(rest)} training images there are, got {data.limit}.")
-        rest = rest[: data.limit]
-    augment = found.augment if data.augment is None else data.augment
-    rest, flip = train[np.sort(rest)], augment and found.flip
-    return Dataset(data.name, found.n_classes, found.mean, found.std, augment, rest, validation, found.test, flip)
+    held, rest = train[np.sort(order[:n_validation])], order[n_validation:]
+    if limit is not None:
+        if limit > len(rest):
+            raise UserError(f"data.limit must be at most the {len(rest)} training images there are, got {limit}.")
+        rest = rest[:limit]
+    augmented = source.augment if augment is None else augment
+    rest, flip = train[np.sort(rest)], augmented and source.flip
+    return Dataset(name, source.n_classes, source.mean, source.std, augmented, rest, held, source.test, flip)
 
 
 def digits() -> Source:

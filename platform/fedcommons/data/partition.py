@@ -5,19 +5,15 @@ NeurIPS 2020, arXiv:2006.07242, as Fedssyn's released code has it, github.com/ly
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 
-from fedcommons.config import parts
-from fedcommons.config.experiment import Partition
-from fedcommons.config.fields import taken
 from fedcommons.data.dirichlet import group_sizes, plain_sizes, sizes_by_priors
 from fedcommons.errors import UserError, shown
-from fedcommons.seeds import numpy_generator, seed_for
 
 Rows = list[np.ndarray]
 Alpha = Annotated[float, "[1e-300, inf)"]  # with a smaller one, logarithms of draws overflow float64
@@ -39,28 +35,29 @@ class Partitioned:
         return digest.hexdigest()[:16]
 
 
-def partition(recipe: Partition, labels: np.ndarray, n_classes: int, seed: int) -> Partitioned:
-    """Deal the rows of ``labels`` (n,) to clients by ``recipe``.
+class Partition(Protocol):
+    """Deals the rows of the training data to clients: the rows of each, every row to one client at most.
 
-    A partition part is a function that returns the rows of each client. Its parameters are any of labels, n_clients,
-    n_classes, rng (a keyed numpy generator) and seed (keyed), and its constants. N is the length of what it returns.
+    A partition is a function whose parameters are any of labels (n,), n_clients, n_classes, rng (a keyed numpy
+    generator), seed (keyed), and constants with defaults. N is the length of what it returns.
+    """
+
+    def __call__(self, *args: Any, **constants: Any) -> Sequence[Any]: ...
+
+
+def partition(
+    name: str, deal: Callable[[], Sequence[Any]], labels: np.ndarray, n_clients: int, n_classes: int
+) -> Partitioned:
+    """The rows of ``labels`` (n,) as ``deal`` deals them; name: of the partition; n_clients: as many as were asked for.
 
     Raises:
         UserError: there are more clients than rows, a condition cannot be met, or rows do not exist or are dealt twice.
     """
-    name, part, n_clients = recipe.name, parts.find("partition", recipe.name), recipe.n_clients
     if n_clients > len(labels):
         raise UserError(
             f"partition.n_clients must be at most the number of training images, {len(labels)}, got {n_clients}."
         )
-    offered = {
-        "labels": labels,
-        "n_clients": n_clients,
-        "n_classes": n_classes,
-        "rng": numpy_generator(seed, "partition", name),
-        "seed": seed_for(seed, "partition", name),
-    }
-    rows = _whole_rows(name, part(**taken(part, offered), **recipe.constants), len(labels))
+    rows = _whole_rows(name, deal(), len(labels))
     if empty := [i for i, r in enumerate(rows) if len(r) == 0]:
         raise UserError(
             f"the partition cannot be met: {name} leaves client {empty[0]} without images; "

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from contextlib import suppress
 
-from fedcommons.config.experiment import Experiment
 from fedcommons.errors import UserError
 
 INLINE_BYTES = 4 * 2**20
@@ -128,17 +127,16 @@ def bundle(gpus_per_actor: float) -> dict[str, float]:
     return {"CPU": 1.0, "GPU": gpus} if gpus else {"CPU": 1.0}
 
 
-def require_actors(config: Experiment) -> None:
-    """Refuse a run whose actors can never all have their resources; Ray would wait forever.
+def require_actors(n: int, gpus_per_actor: float) -> None:
+    """Refuse a run whose ``n`` actors can never all have their resources; Ray would wait forever.
 
     Raises:
         UserError: the machine or cluster is too small for the run's actors.
     """
     import ray
 
-    n = config.federation.actors if config.federation.executor == "ray_actors" else 1
     resources = ray.cluster_resources()
-    for kind, each in bundle(config.federation.gpus_per_actor).items():
+    for kind, each in bundle(gpus_per_actor).items():
         has = resources.get(kind, 0)
         room = int(has / each + 1e-9) if each >= 1 else int(has) * int(1 / each + 1e-9)  # a share lies on one GPU
         if n > room:

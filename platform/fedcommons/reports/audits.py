@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from fedcommons.audits.closeness import Compared
+from fedcommons.audits.membership import Attack
 from fedcommons.reports import tables
 from fedcommons.reports.plots import panels, save
-from fedcommons.sharing.closeness import Compared
-from fedcommons.sharing.membership import Attack
 
 PAIRS = 12
 """How many of the closest pairs are shown."""

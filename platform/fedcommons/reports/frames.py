@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 from fedcommons.config.flat import effective, flat_dict
 from fedcommons.errors import UserError, shown
 from fedcommons.federation.rejections import told
-from fedcommons.tracking.run_folder import STOPPED, is_run, read_clients, read_config, read_run, read_summary
+from fedcommons.tracking.run_folder import (
+    STOPPED,
+    accuracies,
+    is_run,
+    read_clients,
+    read_config,
+    read_run,
+    read_summary,
+)
 
 if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
     import pandas as pd
@@ -220,12 +228,6 @@ def _course(run: _Run) -> dict[str, Any]:
         "best_accuracy": max((accuracy for _, accuracy in after), default=None),
         "validation_accuracy": run.lines[-1].get("validation/accuracy"),
     }
-
-
-def accuracies(lines: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
-    """(round, test accuracy) of the rounds from 1 on; empty where the model is judged by other metrics."""
-    played = [line for line in lines if line["round"] >= 1]
-    return [(line["round"], line["test/accuracy"]) for line in played if line.get("test/accuracy") is not None]
 
 
 def _status(run: _Run) -> str:

@@ -1,6 +1,7 @@
 """Pictures."""
 
 import io
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,12 @@ def png(figure: Figure, dpi: int, smoke: bool = False) -> bytes:
 def save(figure: Figure, path: Path, dpi: int, smoke: bool = False) -> None:
     """Write a PNG, whole or not at all."""
     write_bytes(path, png(figure, dpi, smoke))
+
+
+def partition_of(folder: Path) -> None:
+    """Draw ``partition.png`` in a run folder, from its ``partition.json``."""
+    counts = json.loads((folder / "partition.json").read_text())["class_counts"]
+    class_heatmap(np.array(counts), folder / "partition.png")
 
 
 def class_heatmap(counts: np.ndarray, path: Path) -> None:

@@ -14,6 +14,7 @@ from fedcommons import capacity
 from fedcommons.accounting import privacy
 from fedcommons.accounting.privacy import Ledger
 from fedcommons.artifacts import Store
+from fedcommons.audits import pool
 from fedcommons.config import parts
 from fedcommons.config.experiment import Data, Experiment
 from fedcommons.config.fields import taken
@@ -25,10 +26,9 @@ from fedcommons.core.executor import Executor
 from fedcommons.core.local import LocalSGD, Work, floating_buffers
 from fedcommons.core.logged import Logged
 from fedcommons.core.worker import RunData, Worker, default_device, fresh_torch, set_up_process
-from fedcommons.data import datasets
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Dataset, without_images
-from fedcommons.data.partition import Partitioned, partition
+from fedcommons.data.partition import Partitioned
 from fedcommons.errors import UserError
 from fedcommons.federation.evaluation import judged
 from fedcommons.federation.memory import ClientMemory
@@ -36,7 +36,7 @@ from fedcommons.federation.participation import joining
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.federation.serial import Serial
 from fedcommons.federation.stragglers import Independent, Rule, arrival
-from fedcommons.runs import audits
+from fedcommons.runs import inputs
 from fedcommons.runs.checks import check, refuse, require_participants, require_sources
 from fedcommons.seeds import set_default_generator, wide_key
 from fedcommons.sharing import synthetic_pool
@@ -89,7 +89,7 @@ def recipe(config: Experiment) -> Recipe:
 
 @lru_cache(maxsize=2)  # the cells of a sweep share their data
 def _load(data: Data, source: str | None) -> Dataset:
-    return datasets.load(data)
+    return inputs.load(data)
 
 
 @fresh_torch()
@@ -109,7 +109,7 @@ def prepare(config: Experiment) -> Prepared:
         refuse(made["generator"], "check_type", dataset.train.x.dtype, dataset.name)
         refuse(made["generator"], "check_shape", dataset.shape, dataset.name)
     labels = dataset.train.y.numpy()
-    dealt = partition(config.partition, labels, dataset.n_classes, config.seed)
+    dealt = inputs.deal(config.partition, labels, dataset.n_classes, config.seed)
     sizes = [len(rows) for rows in dealt.rows]
     require_participants(config.federation.participation, len(sizes))  # a partition may drop clients
     rule = None if made["straggler"] == Independent() else made["straggler"]
@@ -118,9 +118,10 @@ def prepare(config: Experiment) -> Prepared:
     if config.generator is not None:
         refuse(made["generator"], "check_sizes", [n_seen(config.generator.rho, n) for n in sizes])
     refuse(rule, "check_clients", len(sizes), _joining(prepared))
-    privacy.refuse_large_delta(config, sizes)
-    if audits.asked(config.sharing):
-        audits.subjects(prepared.dealt, prepared.needs, dataset.validation)
+    if config.dp.local:
+        privacy.refuse_large_delta(config.dp.delta, sizes)
+    if config.sharing.is_audited:
+        pool.subjects(prepared.dealt, prepared.needs, dataset.validation)
     # of a network of ours names and shapes without numbers; an algorithm that refuses them does so here
     own = parts.is_own(config.model.name) or parts.is_own(config.data.name)
     module = build_module(config, dataset, "cpu" if own else "meta")
@@ -270,7 +271,7 @@ class Assembled:
     shared: Shared
     data: RunData
     plan: Plan
-    audited: audits.Audited | None = None  # None: nobody asked, or no images were made
+    audited: pool.PoolAudit | None = None  # None: nobody asked, or no images were made
 
     @property
     def config(self) -> Experiment:
@@ -318,13 +319,14 @@ def assemble(prepared: Prepared, made: Sequence[Contribution] = ()) -> Assembled
 def assemble_contributed(prepared: Prepared, contributed: Contributions) -> Assembled:
     """The same of what the stage's ``make`` has made."""
     c, dataset, audited = prepared.config, prepared.dataset, None
-    if audits.asked(c.sharing) and (needs := prepared.needs):
+    if c.sharing.is_audited and (needs := prepared.needs):
         module = build_module(c, dataset)
-        audited = audits.audited(c.sharing, prepared.dealt, contributed, needs, dataset.validation, module)
+        withhold = c.sharing.withhold == "near_copies"
+        audited = pool.audited(prepared.dealt, contributed, needs, dataset.validation, module, withhold=withhold)
         contributed = audited.kept
     shared = share_contributed(prepared.stage, prepared.dealt, contributed)
     if audited and c.sharing.withhold != "none":
-        shared = audits.uncovered(shared)
+        shared = pool.uncovered(shared)
     shared = share_by_method(shared, prepared.algorithm, dataset.n_classes, c.seed)
     sets = {"test": dataset.test, "validation": dataset.validation}
     data = RunData(shared.clients, shared.own, sets, shared.pool, dataset.n_classes)

@@ -19,7 +19,7 @@ from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rejections import records, told
 from fedcommons.federation.rounds import Standing
 from fedcommons.files import write_json
-from fedcommons.runs import audits, measures
+from fedcommons.runs import measures
 from fedcommons.runs.build import Assembled, Prepared, assemble, prepare, synthetic_images
 from fedcommons.sharing import synthetic_pool
 from fedcommons.tracking.run_folder import RunFolder, opened, read_finished
@@ -60,7 +60,7 @@ def run(
         from fedcommons.federation import cluster
 
         cluster.connect()
-        cluster.require_actors(config)
+        cluster.require_actors(config.federation.processes, config.federation.gpus_per_actor)
     with opened(folder, config, resume, say, 0 if may_generate else PATIENCE, data) as record:
         return _run(prepared, store, jobs, record, resume, say, on_round)
 
@@ -83,7 +83,7 @@ def _run(
         if ready.audited:
             ready.audited.write(folder)
             say(ready.audited.told)
-        elif audits.asked(config.sharing):
+        elif config.sharing.is_audited:
             say(f"audit: with sharing.setting {config.sharing.setting} no generator makes images, so there is none.")
         executor = ready.executor()
         trackers: list[Tracker] = []
@@ -190,8 +190,6 @@ def _late(now: Standing) -> dict[str, list[int]]:
 
 
 def _write_partition(folder: Path, prepared: Prepared) -> None:
-    from fedcommons.reports.plots import class_heatmap
-
     counts = prepared.partition.class_counts
     facts = {
         "data": prepared.dataset.digest,
@@ -200,4 +198,3 @@ def _write_partition(folder: Path, prepared: Prepared) -> None:
         "class_counts": counts.tolist(),
     }
     write_json(folder / "partition.json", facts)
-    class_heatmap(counts, folder / "partition.png")

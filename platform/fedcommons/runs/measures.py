@@ -13,10 +13,10 @@ from fedcommons.data.partition import Partitioned
 from fedcommons.federation import rejections
 from fedcommons.federation.evaluation import ModelTask, evaluate, evaluate_clients
 from fedcommons.federation.rounds import Standing
-from fedcommons.reports.frames import accuracies
 from fedcommons.runs.build import Assembled
 from fedcommons.seeds import seed_for
 from fedcommons.tensors import flat
+from fedcommons.tracking.run_folder import accuracies
 
 
 def observe(ready: Assembled, executor: Executor, now: Standing) -> dict[str, float]:

@@ -37,7 +37,7 @@ def probe(
         ready = replace(ready, data=replace(ready.data, pool=ready.data.own))
     if config.federation.executor == "ray_actors":
         cluster.connect()
-        cluster.require_actors(config)
+        cluster.require_actors(config.federation.processes, config.federation.gpus_per_actor)
     executor, found = ready.executor(), []
     try:
         c = ready.config

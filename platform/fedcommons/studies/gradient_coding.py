@@ -38,8 +38,8 @@ from torch.nn import functional as F
 
 from fedcommons.config.experiment import Partition
 from fedcommons.data.examples import Dataset, Examples
-from fedcommons.data.partition import partition
 from fedcommons.errors import UserError, unknown
+from fedcommons.runs.inputs import deal
 from fedcommons.seeds import numpy_generator, seed_for, set_default_generator
 from fedcommons.sharing.swapped import n_swapped
 
@@ -180,7 +180,7 @@ def draw(problem: Problem, setting: Setting, repetition: int, seed: int) -> Draw
     """
     labels, n_classes, rounds = problem.y.numpy(), problem.n_classes, setting.rounds
     recipe = Partition(setting.partition, n_clients=n_classes, constants=PARTITIONS[setting.partition])
-    rows = partition(recipe, labels, n_classes, seed_for(seed, "repetition", repetition)).rows
+    rows = deal(recipe, labels, n_classes, seed_for(seed, "repetition", repetition)).rows
     owner = np.empty(len(labels), dtype=np.int64)
     for client, mine in enumerate(rows):
         owner[mine] = client

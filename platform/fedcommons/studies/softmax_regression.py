@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from fedcommons.config.experiment import Partition
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Dataset, Examples
-from fedcommons.data.partition import partition
+from fedcommons.runs.inputs import deal
 from fedcommons.seeds import generator, numpy_generator
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.shuffled_real import ShuffledReal
@@ -67,7 +67,7 @@ def clients(dataset: Dataset, name: str, p: float, seed: int) -> Labelled:
     ``dataset`` has as many images of every class. int(p n) images of each client are swapped.
     """
     cut = Partition(name, n_clients=dataset.n_classes)
-    before = partition(cut, dataset.train.y.numpy(), dataset.n_classes, seed)
+    before = deal(cut, dataset.train.y.numpy(), dataset.n_classes, seed)
     dealt = Dealt(Clients(dataset.train, before.rows), dataset.n_classes, dataset.flip, seed)
     rows = share(ShuffledReal(p), dealt).clients.rows
     return Labelled.of(dataset.train, dataset.n_classes, np.stack(list(rows)))

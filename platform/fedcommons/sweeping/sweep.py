@@ -147,7 +147,8 @@ def run_cells(
     if left.cells:
         display.say("Starting Ray ...")
         cluster.connect()
-        cluster.require_actors(left.cells[0].config)
+        f = left.cells[0].config.federation
+        cluster.require_actors(f.processes, f.gpus_per_actor)
         display.say(f"{len(left.cells)} cells to run on {cluster.describe()}.")
         if left.lacking:
             settings = ", ".join(dict.fromkeys(c.config.sharing.setting for c in left.cells if c.config.generator))
@@ -237,7 +238,7 @@ def with_absolute_paths(config: Experiment) -> Experiment:
     """A trial's working folder is not ours: Tune gives each its own."""
     from fedcommons.data.datasets import data_folder
 
-    folders = {"artifacts": config.artifacts, "data.dir": data_folder(config.data)}
+    folders = {"artifacts": config.artifacts, "data.dir": data_folder(config.data.dir)}
     found = flat.override(config, {name: str(Path(folder).resolve()) for name, folder in folders.items()})
     return replace(found, source=config.source)  # what the cell is named after, though a file may have changed since
 

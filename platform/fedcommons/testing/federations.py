@@ -12,13 +12,12 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedcommons.config.experiment import Data
 from fedcommons.core.algorithm import Algorithm, Facts, needed
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import LocalSGD, Work
 from fedcommons.core.worker import RunData, Worker
+from fedcommons.data import datasets
 from fedcommons.data.clients import Clients
-from fedcommons.data.datasets import load
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.federation import rounds
 from fedcommons.federation.participation import joining
@@ -147,7 +146,7 @@ def least_squares(sizes: Sequence[int] = (8, 8, 8, 8), dim: int = 3) -> LeastSqu
 
 @cache
 def _dataset() -> Dataset:
-    return load(Data("digits"))
+    return datasets.load("digits", datasets.digits)
 
 
 def digits(

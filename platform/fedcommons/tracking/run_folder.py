@@ -1,6 +1,6 @@
 """The run folder: the record from which tables are made.
 
-config.yaml (all fields), environment.json, partition.json and .png, rounds.jsonl (one line per round), timing.jsonl,
+config.yaml (all fields), environment.json, partition.json, rounds.jsonl (one line per round), timing.jsonl,
 clients.jsonl (with ``measure.clients``: one line per round, lists by client), audit.json (with ``sharing.audit``),
 summary.json (written last), messages.log (the run's messages), error.txt (what stopped it), checkpoints/ (the last one
 is the final model), memory/ (clients' memory), .lock (held by the process that writes). Other files in the folder are
@@ -264,6 +264,12 @@ def read_run(path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
         return None, lines
     is_damaged = is_run(path) and not (is_all and summary.get("rounds") == len(lines) - 1)
     return None if is_damaged else summary, lines
+
+
+def accuracies(lines: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
+    """(round, test accuracy) of the rounds from 1 on; empty where the model is judged by other metrics."""
+    played = [line for line in lines if line["round"] >= 1]
+    return [(line["round"], line["test/accuracy"]) for line in played if line.get("test/accuracy") is not None]
 
 
 def read_finished(path: Path, config: Experiment, data: str | None = None) -> dict[str, Any] | None:

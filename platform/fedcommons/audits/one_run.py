@@ -1,4 +1,4 @@
-"""A lower bound on a generator's epsilon from one training, with canaries among its images (``accounting.audited``).
+"""A lower bound on a generator's epsilon from one training, with canaries among its images (``lower_bound``).
 
 A coin decides whether a canary is trained on. Where it is not, n is one smaller; the bound takes n as public, as the
 ledger does, so it is off by what q = B/n changes from one image.
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedcommons.accounting.audited import Audited, by_scores, coins
+from fedcommons.audits.lower_bound import LowerBound, by_scores, coins
+from fedcommons.audits.membership import Score
 from fedcommons.core.accountants import composed
 from fedcommons.data.examples import Examples
 from fedcommons.generators.generator import Generator, Receipt, Weights
 from fedcommons.seeds import numpy_generator, seed_for
-from fedcommons.sharing.membership import Score
 
 LOOKS = 4
 """Scores are means over so many draws of the times and noise, or of the pool, that they are measured with."""
@@ -27,7 +27,7 @@ LOOKS = 4
 class Bounded:
     """The bound, and the epsilon that the receipt stands for; None: the receipt covers nothing."""
 
-    audited: Audited
+    audited: LowerBound
     reported: float | None
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcommons.sharing.closeness import Compared, Space, Subject, compare
+from fedcommons.audits.closeness import Compared, Space, Subject, compare
 
 ALARM = 0.001
 """Probability with which a generator that memorised nothing is said to have."""

@@ -19,7 +19,7 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
-from fedcommons.accounting.audited import Audited, by_scores, coins
+from fedcommons.audits.lower_bound import LowerBound, by_scores, coins
 from fedcommons.core.accountants import composed
 from fedcommons.core.algorithm import Algorithm, Facts, Reply
 from fedcommons.core.local import Batch, LocalSGD, Work
@@ -103,7 +103,7 @@ class Verdict:
     """
 
     reported: float | None
-    bounds: Mapping[str, Audited]
+    bounds: Mapping[str, LowerBound]
     sensitivity: float
     stated: float
     steps: tuple[int, int]
@@ -182,7 +182,7 @@ def _sizes(sizes: np.ndarray, n: int, q: float) -> float:
 
 
 def audit_method(algorithm: Algorithm, loop: LocalSGD, seed: int, m: int = 1000, delta: float = 1e-5) -> tuple[
-    float | None, dict[str, Audited]
+    float | None, dict[str, LowerBound]
 ]:  # fmt: skip
     """The epsilon of a client's first reply, None if nothing of it is covered, and bounds by each covered tensor.
 

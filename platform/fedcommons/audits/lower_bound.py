@@ -59,7 +59,7 @@ def lower_bound(m: int, r: int, v: int, delta: float, confidence: float = 0.95) 
 
 
 @dataclass(frozen=True)
-class Audited:
+class LowerBound:
     """A bound and what it rests on: m canaries, of which r were guessed, v rightly."""
 
     bound: float
@@ -73,11 +73,11 @@ def coins(m: int, draws: np.random.Generator) -> np.ndarray:
     return draws.random(m) < 0.5
 
 
-def by_scores(scores: np.ndarray, inside: np.ndarray, r: int, delta: float, confidence: float = 0.95) -> Audited:
+def by_scores(scores: np.ndarray, inside: np.ndarray, r: int, delta: float, confidence: float = 0.95) -> LowerBound:
     """Guess that the canaries with the r highest scores are in, and bound epsilon; scores: (m,), high where it is in.
 
     Ties at the last place are broken by the number of the canary, which its coin does not depend on.
     """
     top = np.argsort(-scores, kind="stable")[:r]
     v, m = int(inside[top].sum()), len(scores)
-    return Audited(lower_bound(m, len(top), v, delta, confidence), m, len(top), v)
+    return LowerBound(lower_bound(m, len(top), v, delta, confidence), m, len(top), v)

@@ -17,11 +17,11 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from torch import Tensor
 
+from fedcommons.audits.closeness import closest, pixels
+from fedcommons.audits.copies import clopper_pearson
 from fedcommons.data.examples import Examples
 from fedcommons.generators.generator import Generator, Weights
 from fedcommons.seeds import numpy_generator, seed_for
-from fedcommons.sharing.audit import clopper_pearson
-from fedcommons.sharing.closeness import closest, pixels
 
 Score = Callable[[Generator, Weights, Examples, int, int], np.ndarray]
 """(generator, weights, n images, number of classes, seed) to n numbers, high for images that were trained on."""

@@ -10,12 +10,11 @@ from pytorch_lightning import LightningModule
 
 from fedcommons.config.experiment import Experiment
 from fedcommons.core.local import module_with
-from fedcommons.data import datasets
 from fedcommons.errors import UserError
 from fedcommons.federation import checkpoint
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.reports.frames import load_rounds
-from fedcommons.runs import build
+from fedcommons.runs import build, inputs
 from fedcommons.runs import experiment as runs
 
 
@@ -42,7 +41,7 @@ class Result:
         end = checkpoint.load_latest(self.folder / "checkpoints", ClientMemory(folder=self.folder / "memory"))
         if end is None or end.round != self.summary["rounds"]:
             raise UserError(f"{self.folder} has no checkpoint of round {self.summary['rounds']}.")
-        module = build.build_module(self.experiment, datasets.load(self.experiment.data))
+        module = build.build_module(self.experiment, inputs.load(self.experiment.data))
         return module_with(module, end.model, end.buffers).eval()
 
 

@@ -9,21 +9,15 @@ import numpy as np
 import torch
 from pytorch_lightning import LightningModule
 
-from fedcommons.config.experiment import Sharing
+from fedcommons.audits.closeness import Space, Subject, embedding, pixels, subject
+from fedcommons.audits.copies import audit
 from fedcommons.data.examples import Examples
 from fedcommons.files import write_json
-from fedcommons.sharing.audit import audit
-from fedcommons.sharing.closeness import Space, Subject, embedding, pixels, subject
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.needs import Need
 from fedcommons.sharing.stage import Contributions, Shared
 
 WHY = "near-copies were withheld by a look at the data that it was made from"
-
-
-def asked(sharing: Sharing) -> bool:
-    """Whether contributions are audited: withholding needs an audit too."""
-    return sharing.audit or sharing.withhold != "none"
 
 
 def subjects(
@@ -58,7 +52,7 @@ def spaces(module: LightningModule) -> dict[str, Space]:
 
 
 @dataclass(frozen=True, eq=False)
-class Audited:
+class PoolAudit:
     """What clients contribute after the audit; ``record``: its findings as plain values; withheld: by client."""
 
     kept: Contributions
@@ -92,10 +86,10 @@ class Audited:
 
 
 def audited(
-    sharing: Sharing, dealt: Dealt, contributed: Contributions, needs: Sequence[Need], others: Examples,
-    module: LightningModule,
-) -> Audited:  # fmt: skip
-    """Compare what generators made with what they saw; with ``sharing.withhold near_copies`` leave near-copies out.
+    dealt: Dealt, contributed: Contributions, needs: Sequence[Need], others: Examples, module: LightningModule,
+    *, withhold: bool,
+) -> PoolAudit:  # fmt: skip
+    """Compare what generators made with what they saw; with ``withhold`` leave near-copies out.
 
     The module is the untrained one of the run, which has seen nothing.
     """
@@ -104,12 +98,12 @@ def audited(
     made = [contributed.store[contributed.rows[at]] for at in mine.values()]
     found = audit(subjects(dealt, needs, others, made), spaces(module), dealt.flip)
     kept, withheld = np.full(len(contributed.rows), True), dict.fromkeys(mine, 0)
-    if sharing.withhold == "near_copies":
+    if withhold:
         for client, near in found.near().items():
             kept[mine[client][near]] = False
             withheld[client] = int(near.sum())
     rest = replace(contributed, rows=contributed.rows[kept], owners=contributed.owners[kept])
-    return Audited(rest, found.record(), withheld)
+    return PoolAudit(rest, found.record(), withheld)
 
 
 def _made(dealt: Dealt, contributed: Contributions) -> np.ndarray:

@@ -1,0 +1,45 @@
+"""The data of an experiment: its data set, read and split, and dealt to clients by its partition."""
+
+from functools import partial
+
+import numpy as np
+
+from fedcommons.config import parts
+from fedcommons.config.experiment import Data, Partition
+from fedcommons.config.fields import taken
+from fedcommons.data import datasets
+from fedcommons.data import partition as partitions
+from fedcommons.data.examples import Dataset
+from fedcommons.data.partition import Partitioned
+from fedcommons.seeds import numpy_generator, seed_for
+
+
+def load(data: Data) -> Dataset:
+    """The data set, split; see ``datasets.load``. The seed that it may ask for is keyed by its name.
+
+    Raises:
+        UserError: there is no such data set, or see there.
+    """
+    part = parts.find("data", data.name)
+    seed = seed_for("data set", data.name) % 2**32  # many libraries take no larger one
+    offered = {"dir": datasets.data_folder(data.dir), "download": data.download, "seed": seed}
+    make = partial(part, **{**taken(part, offered), **data.constants})
+    return datasets.load(
+        data.name, make, validation=data.validation, validation_from=data.validation_from, limit=data.limit,
+        augment=data.augment,
+    )  # fmt: skip
+
+
+def deal(recipe: Partition, labels: np.ndarray, n_classes: int, seed: int) -> Partitioned:
+    """Deal the rows of ``labels`` (n,) to clients by ``recipe``; see ``data.partition.Partition``.
+
+    Raises:
+        UserError: there is no such partition, or see ``data.partition.partition``.
+    """
+    name, part = recipe.name, parts.find("partition", recipe.name)
+    offered = {
+        "labels": labels, "n_clients": recipe.n_clients, "n_classes": n_classes,
+        "rng": numpy_generator(seed, "partition", name), "seed": seed_for(seed, "partition", name),
+    }  # fmt: skip
+    rows = partial(part, **taken(part, offered), **recipe.constants)
+    return partitions.partition(name, rows, labels, recipe.n_clients, n_classes)
