@@ -1,7 +1,7 @@
 """What command lines say, through the scripts themselves: wrong ones word for word, and right ones that look odd.
 
-``refusals.json``: argv and all of stderr. ``accepted.json``: argv and what it means. ``{...}`` in a word stands for what
-is in ``WORDS``. Who makes a sentence better changes it there too.
+``refusals.json``: argv and all of stderr. ``accepted.json``: argv and what it means. ``{...}`` in a word stands for a
+value of ``WORDS``. Who makes a sentence better changes it there too.
 """
 
 import json
@@ -115,7 +115,7 @@ FILES: dict[str, str | bytes] = {
     "binary.yaml": "seed: !!binary aGk=\n",
     "set.yaml": "seed: !!set {a, b}\n",
     "replay.yaml": "replay: nowhere\nround: 1\n",
-    "sections.yaml": "preset: smoke\nclient:\n  lr: 1e-2\nrho: .5\nsharing: shuffled_synthetic\nddpm: {epochs: 7, channels: [8, 16]}\n",
+    "sections.yaml": "preset: smoke\nclient:\n  lr: 1e-2\np: .5\nsharing: shuffled_synthetic\nddpm: {channels: [8, 16]}\n",
     "short_names.yaml": "alpha: 0.3\np: 0.2\nsharing: local_synthetic\nmodel: linear\ndata-dir: somewhere\n",
     "anchors.yaml": "federation: {rounds: &r 7, checkpoint_every: *r}\n",
     "marked.yaml": b"\xef\xbb\xbfseed: 4\r\nclient:\r\n  lr: 0.1\r\ndata: {dir: }\r\n",
@@ -237,11 +237,11 @@ def test_help_tells_every_option_and_its_default(
 def defaults(text: str) -> dict[str, str]:
     """Each option of a help text and the last default that its entry tells, however the lines are wrapped.
 
-    An entry begins at a line whose first word is an option, after the usage.
+    An entry begins at a line whose first word is an option and that is hardly indented, after the usage.
     """
     _, _, listed = text.partition("\noptions:\n")
     found: dict[str, str] = {}
-    for entry in re.split(r"^ *(?=-)", re.split(r"\n\n(?=\S)", listed)[0], flags=re.M)[1:]:
+    for entry in re.split(r"^ {0,4}(?=-)", re.split(r"\n\n(?=\S)", listed)[0], flags=re.M)[1:]:
         joined = re.sub(r"(?<=[a-z\d],)\s+", "", " ".join(entry.split()))  # of a list, wherever its line was broken
         name = re.search(r"--[\w.-]+", joined)
         if name:
