@@ -115,7 +115,7 @@ FILES: dict[str, str | bytes] = {
     "binary.yaml": "seed: !!binary aGk=\n",
     "set.yaml": "seed: !!set {a, b}\n",
     "replay.yaml": "replay: nowhere\nround: 1\n",
-    "sections.yaml": "preset: smoke\nclient:\n  lr: 1e-2\np: .5\nsharing: shuffled_synthetic\nddpm: {channels: [8, 16]}\n",
+    "sections.yaml": "preset: smoke\np: .5\nsharing: shuffled_synthetic\nclient:\n  lr: 1e-2\nddpm: {epochs: 7}\n",
     "short_names.yaml": "alpha: 0.3\np: 0.2\nsharing: local_synthetic\nmodel: linear\ndata-dir: somewhere\n",
     "anchors.yaml": "federation: {rounds: &r 7, checkpoint_every: *r}\n",
     "marked.yaml": b"\xef\xbb\xbfseed: 4\r\nclient:\r\n  lr: 0.1\r\ndata: {dir: }\r\n",
