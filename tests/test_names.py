@@ -70,7 +70,7 @@ def facts(one: Cell) -> list[str]:
     return [one.name, sha256(written.encode()).hexdigest()[:12], f"{build.noise_key(one.config):032x}"[:12]]
 
 
-@pytest.mark.parametrize("line", NAMES["runs"])
+@pytest.mark.parametrize("line", NAMES["runs"], ids=str)
 def test_a_run_has_the_name_the_config_and_the_noise_that_it_had(
     script: Callable[[str], ModuleType], line: str
 ) -> None:
@@ -78,7 +78,7 @@ def test_a_run_has_the_name_the_config_and_the_noise_that_it_had(
     assert [facts(one) for one in cells(script(name), argv)] == NAMES["runs"][line]
 
 
-@pytest.mark.parametrize("line", NAMES["decide"])
+@pytest.mark.parametrize("line", NAMES["decide"], ids=str)
 def test_what_a_run_is_named_after(script: Callable[[str], ModuleType], line: str) -> None:
     """A run's name is a hash of these, so that they tell which field has changed it."""
     name, *argv = line.split()
@@ -99,14 +99,14 @@ def test_every_page_that_names_its_runs_is_looked_at() -> None:
     assert named == {*PUBLISHED, *EARLIER}
 
 
-@pytest.mark.parametrize("line", NAMES["centrals"])
+@pytest.mark.parametrize("line", NAMES["centrals"], ids=str)
 def test_a_central_model_has_the_name_that_it_had(script: Callable[[str], ModuleType], line: str) -> None:
     module = script("figure3")
     options = module.arguments(line.split()[1:])
     assert [one.name for one in module.central_lines(module.grid(options), options)] == NAMES["centrals"][line]
 
 
-@pytest.mark.parametrize("line", NAMES["artifacts"])
+@pytest.mark.parametrize("line", NAMES["artifacts"], ids=str)
 def test_generators_and_images_are_found_again(script: Callable[[str], ModuleType], line: str) -> None:
     """Of each run with one: the first client's training, its weights after these epochs, its images; and the noise."""
     name, *argv = line.split()
