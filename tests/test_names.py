@@ -1,0 +1,143 @@
+"""Names: of runs, central models, generators and images, and the noise of private training. They never change.
+
+``names.json`` holds them as they were; whoever has runs or generators in a folder finds them by these names. A new
+field, part or preset changes none of them.
+"""
+
+import csv
+import json
+from collections.abc import Callable, Sequence
+from functools import cache
+from hashlib import sha256
+from itertools import chain
+from pathlib import Path
+from types import ModuleType
+from typing import Any, get_args
+
+import pytest
+import yaml
+
+from fedcommons.artifacts import key_of
+from fedcommons.config import parts
+from fedcommons.config.fields import Field
+from fedcommons.config.flat import deciding, own_fields, part_of, to_dict
+from fedcommons.config.parts import KINDS
+from fedcommons.runs import build
+from fedcommons.sweeping.sweep import Cell, cell
+
+HERE = Path(__file__).parent
+NAMES = json.loads((HERE / "names.json").read_text())
+RESULTS = HERE.parent / "docs" / "results"
+PUBLISHED = {
+    "disclosure_digits": "disclosure --seeds 0,1,2",
+    "feddm_digits": "feddm",
+    "feddm_mnist": "feddm --dataset mnist --alphas 0.01,0.1 --ipcs= --radii= --sigmas 3 --rates= --image-rates=",
+    "feddpms_digits": "feddpms --seeds 0,1,2 --alphas 0.5,0.1 --lrs 0.005,0.01,0.02 --sigmas= --quotas=",
+    "feddpms_fmnist": "feddpms --dataset fmnist --seeds 0,1,2 --sigmas= --quotas=",
+}
+"""Pages of results whose CSV names its runs, and their commands."""
+EARLIER = {"figure3_small_digits"}
+"""A page whose runs were named when names were hashes of other facts."""
+
+
+@pytest.fixture(scope="module")
+def script(sweeps: Callable[[str], ModuleType]) -> Callable[[str], ModuleType]:
+    """The scripts, each loaded once."""
+    return cache(sweeps)
+
+
+def cells(module: ModuleType, argv: Sequence[str]) -> list[Cell]:
+    """The runs of a sweep; of one that has none, its experiments."""
+    name, options = module.__name__, module.arguments(argv)
+    if name == "tune":
+        return module.cells(options)[0]
+    if name in ("feddm", "private_fedssyn"):
+        return [entry.cell for entry in module.entries(options)]
+    if name == "feddpms":
+        return [*chain.from_iterable(module.grid(options).values())]
+    if name == "convergence_parameters":
+        return [*chain(*module.figure_a7(options).values(), *module.figure_a8(options).values())]
+    if name == "advise":
+        return [*chain.from_iterable(module.cells(options).values())]
+    if name == "private_sizes":
+        return [cell(config, {}) for config in module.configs(options, 129, 0).values()]
+    return [cell(options.config, {})] if name == "audit_pool" else module.grid(options)
+
+
+def facts(one: Cell) -> list[str]:
+    """A run's name, the digest of its config.yaml, the beginning of the key of its noise."""
+    written = yaml.safe_dump(to_dict(one.config), sort_keys=False)
+    return [one.name, sha256(written.encode()).hexdigest()[:12], f"{build.noise_key(one.config):032x}"[:12]]
+
+
+@pytest.mark.parametrize("line", NAMES["runs"], ids=str)
+def test_a_run_has_the_name_the_config_and_the_noise_that_it_had(
+    script: Callable[[str], ModuleType], line: str
+) -> None:
+    name, *argv = line.split()
+    assert [facts(one) for one in cells(script(name), argv)] == NAMES["runs"][line]
+
+
+@pytest.mark.parametrize("line", NAMES["decide"], ids=str)
+def test_what_a_run_is_named_after(script: Callable[[str], ModuleType], line: str) -> None:
+    """A run's name is a hash of these, so that they tell which field has changed it."""
+    name, *argv = line.split()
+    found = [deciding(one.config) for one in cells(script(name), argv)]
+    assert json.loads(json.dumps(found)) == NAMES["decide"][line]
+
+
+@pytest.mark.parametrize("page", PUBLISHED)
+def test_a_published_run_is_found_by_its_command(script: Callable[[str], ModuleType], page: str) -> None:
+    name, *argv = PUBLISHED[page].split()
+    found = {one.name for one in cells(script(name), argv)}
+    rows = csv.DictReader((RESULTS / f"{page}.csv").read_text().splitlines())
+    assert {row["run_dir"] for row in rows} - found == set()
+
+
+def test_every_page_that_names_its_runs_is_looked_at() -> None:
+    named = {path.stem for path in RESULTS.glob("*.csv") if "run_dir" in path.read_text().partition("\n")[0]}
+    assert named == {*PUBLISHED, *EARLIER}
+
+
+@pytest.mark.parametrize("line", NAMES["centrals"], ids=str)
+def test_a_central_model_has_the_name_that_it_had(script: Callable[[str], ModuleType], line: str) -> None:
+    module = script("figure3")
+    options = module.arguments(line.split()[1:])
+    assert [one.name for one in module.central_lines(module.grid(options), options)] == NAMES["centrals"][line]
+
+
+@pytest.mark.parametrize("line", NAMES["artifacts"], ids=str)
+def test_generators_and_images_are_found_again(script: Callable[[str], ModuleType], line: str) -> None:
+    """Of each run with one: the first client's training, its weights after these epochs, its images; and the noise."""
+    name, *argv = line.split()
+    assert [made(one) for one in cells(script(name), argv) if one.config.generator] == NAMES["artifacts"][line]
+
+
+def made(one: Cell) -> list[str]:
+    """Keys of the first and the last client's artifacts, and of the noise of a private generator."""
+    needs = build.prepare(one.config).needs
+    found = [
+        key_of(facts) for n in (needs[0], needs[-1]) for facts in (n.course_facts, n.generator_facts, n.images_facts)
+    ]
+    generator, first = part_of(one.config, "generator"), needs[0]
+    if one.config.generator and one.config.generator.name == "private_ddpm":
+        # nothing public tells this key, and images made with other noise would stand under the same name
+        found.append(f"{generator._key(first.examples, first.n_classes, first.flip):032x}")
+    return [key[:12] for key in found]
+
+
+def test_fields_types_ranges_and_defaults_are_what_they_were() -> None:
+    """A default that changes renames runs, and a field that goes makes their configs unreadable; new ones may come."""
+    now = {"": {name: told(field) for name, field in own_fields().items()}}
+    for kind, k in KINDS.items():
+        for name in k.known:
+            now[f"{kind} {name}"] = {n: told(field) for n, field in parts.constants(kind, name).items()}
+    now = json.loads(json.dumps(now))
+    kept = {part: {n: now.get(part, {}).get(n) for n in fields} for part, fields in NAMES["fields"].items()}
+    assert kept == NAMES["fields"]
+
+
+def told(field: Field) -> list[Any]:
+    """Default, range and types of a field; 1 is not 1.0 there."""
+    types = [getattr(one, "__name__", str(one)) for one in (get_args(field.hint) or (field.hint,))]
+    return [repr(field.default), field.allowed, types]
