@@ -108,7 +108,7 @@ def parse(parser: Parser, argv: Sequence[str] | Line) -> Options:
         if one.file and one.name in ("help", "print_config"):
             raise UserError(f"{one} is no key of a config file, got {one.file}.")
         if one.name not in known:
-            raise _not_known(parser, one, known, ["--help", *parser.written.values()])
+            raise _not_known(parser, one, known, ["-h", "--help", *parser.written.values()])
         if one.name not in parser.options:
             flags |= {one.name} if _true(one) else set()
             continue

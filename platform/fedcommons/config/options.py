@@ -121,7 +121,9 @@ class Parser:
             group.add_argument("--print_config", action="store_true", help="print all options as such a file, and exit")
         for name, one in self.options.items():
             if one.is_flag:
-                group.add_argument(self.written[name], action="store_true", help=_escaped(one.field.help))
+                group.add_argument(
+                    self.written[name], action="store_true", help=_escaped(f"{one.field.help} (default: false)")
+                )
                 continue
             told = f"{one.field.help} (type: {in_words(one.field.hint)}, default: {_text(one.field.default)})"
             group.add_argument(

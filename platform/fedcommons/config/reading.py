@@ -13,12 +13,12 @@ from fedcommons.errors import UserError, shown
 
 NULLS = ("null", "Null", "NULL", "~")
 _TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-_NOT_DECIMAL = re.compile(r"[+-]?(0[xb][0-9a-f_]+|\d[\d_]*(:[\d_]+)*)( *#.*)?", re.IGNORECASE)
-"""Numbers that YAML reads and this module does not: hexadecimal and binary ones, sixtieths, stray underscores."""
+_NOT_DECIMAL = re.compile(r"[+-]?(0[xb][0-9a-f_]+|\d[\d_]*(:[\d_]+)*)|[&!]\S+ +[\d.]+|[\d.]+ +#.*", re.IGNORECASE)
+"""Numbers that YAML reads and this module does not: of base 16, 2 or 60, with stray underscores, tags or comments."""
 
 
 class _Unreadable(Exception):
-    """The text is no value of the type; args: the type in words."""
+    """A text is no value of the type; args: the type in words, and the text."""
 
 
 def value_of(given: Given, hint: Any) -> Any:
@@ -33,23 +33,20 @@ def value_of(given: Given, hint: Any) -> Any:
     try:
         return _read(hint, given.text if given.value is None else given.value)
     except OverflowError:
-        raise UserError(
-            f"{given} is nested too deeply or too large a number, got {shown(given.text.strip())}."
-        ) from None
+        raise UserError(f"{given} is nested too deeply or too large a number, got {shown(given.text)}.") from None
     except _Unreadable as error:
-        (words,) = error.args
+        words, text = error.args
         if {int, float} & set(_members(hint)) and _NOT_DECIMAL.fullmatch(given.text.strip()):
             raise UserError(f"{given} takes decimal numbers, got {shown(given.text.strip())}.") from None
-        raise UserError(f"{given.name} takes {words}, got {shown(given.text.strip())}.") from None
+        raise UserError(f"{given.name} takes {words}, got {shown(text.strip())}.") from None
 
 
 def in_words(hint: Any) -> str:
     """The type as a reader sees it: ``int``, ``float or null``, ``a list such as [16,32]``."""
     if hint is Any:
         return "a value"
-    return " or ".join(
-        "null" if one is NoneType else _NAMES.get(_plain(one), _plain(one).__name__) for one in _members(hint)
-    )
+    names = [_NAMES.get(_plain(one)) or getattr(_plain(one), "__name__", str(one)) for one in _members(hint)]
+    return " or ".join(names)
 
 
 def is_list(hint: Any) -> bool:
@@ -57,7 +54,7 @@ def is_list(hint: Any) -> bool:
     return any(_plain(one) in (tuple, list) for one in _members(hint))
 
 
-_NAMES = {NoneType: "null", tuple: "a list such as [16,32]", list: "a list such as [16,32]"}
+_NAMES: dict[Any, str] = {NoneType: "null", tuple: "a list such as [16,32]", list: "a list such as [16,32]"}
 
 
 def _plain(hint: Any) -> Any:
@@ -71,16 +68,16 @@ def _members(hint: Any) -> tuple[Any, ...]:
 
 def _read(hint: Any, text: str | list[str]) -> Any:
     members = (NoneType, bool, int, float, tuple[Any, ...], str) if hint is Any else _members(hint)
-    words = in_words(hint)
+    wrong = in_words(hint), f"[{', '.join(text)}]" if isinstance(text, list) else text
     for one in sorted(members, key=lambda one: (one is str, one is not NoneType)):  # any text is a str
         try:
             return _one(one, text)
         except _Unreadable as error:
             if is_list(one) and error.args:  # a member of the list is wrong, not the list
-                (words,) = error.args
+                wrong = error.args
         except ValueError:
             pass
-    raise _Unreadable(words)
+    raise _Unreadable(*wrong)
 
 
 def _one(kind: Any, text: str | list[str]) -> Any:
@@ -116,7 +113,7 @@ def _list(kind: Any, text: str | list[str]) -> tuple[Any, ...]:
             raise ValueError
         parts: Sequence[str] = [part.strip() for part in inner[1].split(",")]
         parts = parts[:-1] if parts[-1] == "" else parts
-        if "" in parts:
+        if "" in parts or "[" in inner[1]:
             raise ValueError
         text = [re.sub(r"^(['\"])(.*)\1$", r"\2", part) for part in parts]
     hints = get_args(kind) or (Any, ...)
