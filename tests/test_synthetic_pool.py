@@ -222,7 +222,7 @@ def part(store: Store, need: Need, n: int) -> Examples:
 
 def extra(shared: Shared, client: int) -> Tensor:
     """Images the client trains on that are not its own."""
-    data = shared.clients[client]
+    data = shared.data.clients[client]
     assert data.n_own is not None
     return data.x[data.n_own :]
 

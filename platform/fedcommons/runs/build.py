@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 import numpy as np
@@ -269,7 +269,6 @@ class Assembled:
 
     prepared: Prepared
     shared: Shared
-    data: RunData
     plan: Plan
     audited: pool.PoolAudit | None = None  # None: nobody asked, or no images were made
 
@@ -278,8 +277,16 @@ class Assembled:
         return self.prepared.config
 
     @property
+    def data(self) -> RunData:
+        return self.shared.data
+
+    @property
     def algorithm(self) -> Algorithm:
         return self.prepared.algorithm
+
+    def on(self, data: RunData) -> "Assembled":
+        """The same federation on these data."""
+        return replace(self, shared=replace(self.shared, data=data))
 
     @property
     def facts(self) -> Dataset:
@@ -329,10 +336,10 @@ def assemble_contributed(prepared: Prepared, contributed: Contributions) -> Asse
         shared = pool.uncovered(shared)
     shared = share_by_method(shared, prepared.algorithm, dataset.n_classes, c.seed)
     sets = {"test": dataset.test, "validation": dataset.validation}
-    data = RunData(shared.clients, shared.own, sets, shared.pool, dataset.n_classes)
-    f, facts, taken = c.federation, _facts(prepared, shared.clients), _takes_partial(prepared)
+    data = replace(shared.data, sets=sets, n_classes=dataset.n_classes)
+    f, facts, taken = c.federation, _facts(prepared, data.clients), _takes_partial(prepared)
     plan = Plan(facts, f.participation, f.blocks, c.seed, prepared.late, f.buffers == "keep", f.max_norm, taken)
-    return Assembled(prepared, shared, data, plan, audited)
+    return Assembled(prepared, replace(shared, data=data), plan, audited)
 
 
 def local_loop(config: Experiment, augment: bool) -> LocalSGD:
