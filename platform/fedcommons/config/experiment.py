@@ -7,7 +7,8 @@ Where a paper has a symbol, the name follows it: alpha, p, rho, C (participation
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cached_property
 from typing import Annotated, Any
 
 from fedcommons.config import parts
@@ -17,22 +18,22 @@ class Constants(Mapping[str, Any]):
     """A part's constants by name; hashable, so that functions of them can be cached."""
 
     def __init__(self, values: Mapping[str, Any] | None = None) -> None:
-        self._items = tuple((values or {}).items())
+        self._values = dict(values or {})
 
     def __getitem__(self, name: str) -> Any:
-        return dict(self._items)[name]
+        return self._values[name]
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name, _ in self._items)
+        return iter(self._values)
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self._values)
 
     def __hash__(self) -> int:
-        return hash(frozenset(self._items))
+        return hash(frozenset(self._values.items()))
 
     def __repr__(self) -> str:
-        return f"Constants({dict(self._items)})"
+        return f"Constants({self._values})"
 
 
 def _constant(section: Any, name: str) -> Any:
@@ -301,8 +302,29 @@ class Experiment:
     def __post_init__(self) -> None:
         _complete(self, "algorithm", self.algorithm)
         if self.source is UNSET:
-            names = {"algorithm": self.algorithm, "data": self.data.name, "partition": self.partition.name}
-            names |= {"sharing": self.sharing.setting, "model": self.model.name, "straggler": self.straggler.rule}
-            names |= {"generator": self.generator.name} if self.generator else {}
-            digests = {kind: digest for kind, name in names.items() if (digest := parts.source(name))}
+            digests = {kind: digest for kind, name in self.chosen.items() if (digest := parts.source(name))}
             object.__setattr__(self, "source", Constants(digests))
+
+    @cached_property
+    def chosen(self) -> Mapping[str, str]:
+        """Kind of part to the name of the chosen part."""
+        names = {"algorithm": self.algorithm, "data": self.data.name, "partition": self.partition.name}
+        names |= {"sharing": self.sharing.setting}
+        names |= {"generator": self.generator.name} if self.generator else {}
+        return Constants({**names, "straggler": self.straggler.rule, "model": self.model.name})
+
+    @cached_property
+    def flat(self) -> Mapping[str, Any]:
+        """Dotted names to values, of the chosen parts only: ``partition.alpha``, ``fedprox.mu`` and so on."""
+        values: dict[str, Any] = {}
+        for field_ in fields(self):
+            value = getattr(self, field_.name)
+            if is_dataclass(value):
+                own = {g.name: getattr(value, g.name) for g in fields(value) if g.name != "constants"}
+                constants = getattr(value, "constants", {}) if "constants" in value.__dict__ else {}
+                values |= {f"{field_.name}.{n}": v for n, v in {**own, **constants}.items()}
+            elif field_.name not in ("constants", "source", "beside", "generator"):
+                values[field_.name] = value
+        section = parts.section("algorithm", self.algorithm)
+        values |= {f"{section}.{n}": v for n, v in self.constants.items()}
+        return Constants(values | {f"source.{kind}": digest for kind, digest in self.source.items()})

@@ -138,17 +138,7 @@ def get(config: Experiment, name: str) -> Any:
 
 def flat_dict(config: Experiment) -> dict[str, Any]:
     """Dotted names to values, of the chosen parts only."""
-    found: dict[str, Any] = {}
-    for f in fields(config):
-        value = getattr(config, f.name)
-        if f.name in SECTIONS and value is not None:
-            own = {g.name: getattr(value, g.name) for g in fields(value) if g.name != "constants"}
-            found |= {f"{f.name}.{n}": v for n, v in {**own, **getattr(value, "constants", {})}.items()}
-        elif f.name not in _HELD:
-            found[f.name] = value
-    section = parts.section("algorithm", config.algorithm)
-    found |= {f"{section}.{n}": v for n, v in config.constants.items()}
-    return found | {f"source.{kind}": digest for kind, digest in config.source.items()}
+    return dict(config.flat)
 
 
 def to_dict(config: Experiment) -> dict[str, Any]:
@@ -229,8 +219,7 @@ def deciding(config: Experiment) -> dict[str, Any]:
 
 def chosen(config: Experiment) -> dict[str, str]:
     """Kind of part to the name of the chosen part."""
-    flat = flat_dict(config)
-    return {kind: flat[k.field] for kind, k in KINDS.items() if k.field in flat}
+    return dict(config.chosen)
 
 
 def part_of(config: Experiment, kind: str) -> Any:
