@@ -28,6 +28,7 @@ from fedcommons.files import write_json, write_text
 from fedcommons.reports import tables
 from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
+from papers.fedssyn import authors
 
 if TYPE_CHECKING:
     from fedcommons.runs.build import Prepared
@@ -98,7 +99,7 @@ def cells(options) -> dict[tuple[float, float], list[sweep.Cell]]:
         if not options.measure.every:  # then samples are of the probe
             sharing |= {"measure.every": 0, "measure.samples": None}
         each = [{**flat_dict(c), **sharing, "seed": seed} for seed in cli.split("--seeds", options.seeds, int)]
-        runs[c.partition.alpha, p] = [grids.cell(options, one) for one in each]
+        runs[c.partition.alpha, p] = [authors.cell(options, one) for one in each]
     return runs
 
 
@@ -143,7 +144,7 @@ def outcome(alpha: float, p: float, runs: Mapping[tuple[float, float], Sequence[
 
 def report(found: Mapping[float, Any], runs, out: Path, options, display: Display) -> None:
     """Write the tables, the picture and the summary, and show them."""
-    from fedcommons.reports.advice import Advice, advice_panels, advice_table
+    from papers.fedssyn.advice import Advice, advice_panels, advice_table
 
     sections = []
     for alpha, (ready, predicted, pool) in found.items():

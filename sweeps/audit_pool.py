@@ -15,6 +15,7 @@ from fedcommons.config import cli, parts, presets
 from fedcommons.config.flat import generates
 from fedcommons.errors import UserError
 from fedcommons.files import write_json, write_text
+from papers.fedssyn import authors
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
     from collections.abc import Callable
@@ -47,7 +48,7 @@ def arguments(argv: Sequence[str]):
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
     parser.add_argument("--dry-run", action="store_true", help="say what would be trained, and stop")
     options = cli.parse(parser, argv)
-    options.config = presets.settled(options.preset, cli.experiment(options), options.asked)
+    options.config = authors.settled(options.preset, cli.experiment(options), options.asked)
     if not generates(options.config.sharing.setting):
         raise UserError(f"sharing.setting {options.config.sharing.setting} makes no images, so nothing can be audited.")
     for name, least in (("shadows", 2), ("canaries", 4)):
@@ -123,11 +124,11 @@ def work(options, say: "Callable[[str], None]") -> None:
     """Everything, written into ``--out``."""
     from fedcommons.artifacts import Store
     from fedcommons.core.worker import fresh_torch, set_up_process
-    from fedcommons.reports import audits as pictures
     from fedcommons.runs import audits
     from fedcommons.runs.build import prepare, synthetic_images
     from fedcommons.sharing import synthetic_pool
     from fedcommons.sharing.audit import audit
+    from papers.fedssyn import audits as pictures
 
     prepared, store = prepare(options.config), Store(Path(options.config.artifacts), say)
     needs, jobs = prepared.needs, synthetic_pool.missing(store, prepared.needs)

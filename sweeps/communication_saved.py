@@ -1,6 +1,6 @@
 """Table A.2 of Fedssyn: communication that the shuffled synthetic pool saves until a target accuracy, in percent.
 
-python sweeps/communication_saved.py --from platform/fedcommons/reports/published/fedssyn_table1_rounds.csv
+python sweeps/communication_saved.py --from sweeps/papers/fedssyn/published/fedssyn_table1_rounds.csv
 python sweeps/communication_saved.py --from runs/table1-small-digits --out DIR      # a Table 1 sweep of ours
 """
 
@@ -17,9 +17,9 @@ from fedcommons.files import write_text
 from fedcommons.reports import columns, tables
 from fedcommons.reports.cells import IDENTIFYING, until_target
 from fedcommons.reports.frames import load_runs
-from fedcommons.reports.published import fedssyn_table1, fedssyn_table_a2, rounds_csv
 from fedcommons.reports.series import value
 from fedcommons.sweeping import folders
+from papers.fedssyn.published import fedssyn_table1, fedssyn_table_a2, rounds_csv
 
 MB, MIB = 10**6, 2**20
 TRAIN, SHAPE, CLASSES = 50_000, (3, 32, 32), {"cifar10": 10, "cifar100": 100}  # the paper's data sets

@@ -26,6 +26,7 @@ from fedcommons.reports.frames import load_rounds, load_runs
 from fedcommons.reports.metrics import words
 from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
+from papers.fedssyn import authors
 
 if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
     import pandas as pd
@@ -68,11 +69,11 @@ def grid(options) -> list[sweep.Cell]:
         values: dict[str, Any] = {
             "seed": seed, "algorithm": algorithm, "partition.alpha": alpha, "sharing.setting": setting,
         }  # fmt: skip
-        plain = grids.cell(options, {**base, **values})
+        plain = authors.cell(options, {**base, **values})
         if "c" in plain.config.sharing.constants:
-            found += [grids.cell(options, {**base, **values, "sharing.c": c}) for c in shares]
+            found += [authors.cell(options, {**base, **values, "sharing.c": c}) for c in shares]
         elif plain.config.generator is not None:
-            found += [grids.cell(options, {**base, **values, "generator.rho": rho}) for rho in rhos]
+            found += [authors.cell(options, {**base, **values, "generator.rho": rho}) for rho in rhos]
         else:
             found.append(plain)
     return grids.once(found)

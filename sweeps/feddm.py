@@ -209,7 +209,7 @@ def notes(frame: Any, options) -> list[str]:
 
 def report(found: Sequence[Entry], out: Path, options, display: Display) -> None:
     """Write tables, curves and pictures from the run folders, and show the tables."""
-    from fedcommons.reports import feddm_tables
+    from papers.feddm import tables as feddm_tables
 
     frame = rows(found, out, display.say)
     if frame.empty:

@@ -16,7 +16,7 @@ from typing import Any
 
 from jsonargparse import Namespace
 
-from fedcommons.config import cli, feddpms_presets
+from fedcommons.config import cli
 from fedcommons.config.flat import choose
 from fedcommons.errors import UserError, shown
 from fedcommons.files import write_json, write_text
@@ -24,6 +24,7 @@ from fedcommons.reports import columns, tables
 from fedcommons.reports.cells import cells
 from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
+from papers.feddpms import presets
 
 ALGORITHMS = "feddpms,fedvae,fedavg,fedprox,moon,fedmix"
 AUTOENCODERS = ("feddpms", "fedvae")
@@ -51,7 +52,7 @@ def arguments(argv: Sequence[str]) -> Namespace:
          "table 2: pairs N:images, N clients that share so many, at the first alpha"),
     )  # fmt: skip
     title, defaults = (__doc__ or "").partition("\n")[0], {"algorithms": ALGORITHMS, "settings": "real"}
-    parser = grids.parser(title, argv, defaults, more, "feddpms", feddpms_presets.fields(preset, dataset))
+    parser = grids.parser(title, argv, defaults, more, "feddpms", presets.fields(preset, dataset))
     parser.set_defaults(alphas="0.5")
     options = cli.parse(parser, argv)
     grids.refuse_fields(options, {} if options.lrs is None else {"client.lr": "lrs"})
@@ -125,7 +126,8 @@ def _cells(
 
 def report(of_tables: Mapping[str, Sequence[sweep.Cell]], out: Path, options: Namespace) -> str:
     """Write the tables, the pictures and the summary from the run folders that are done; the tables, if any is."""
-    from fedcommons.reports import exchange, feddpms_tables
+    from papers.feddpms import exchange
+    from papers.feddpms import tables as feddpms_tables
 
     every = grids.finished(_once(of_tables), out)
     if every.empty:

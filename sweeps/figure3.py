@@ -109,7 +109,7 @@ def report(cells: Sequence[sweep.Cell], lines: "Sequence[Central]", out: Path, o
     """Write table, picture and summary from the folders, and show the table."""
     import pandas as pd
 
-    from fedcommons.reports.figures import accuracy_bars, accuracy_table, panels
+    from papers.fedssyn.figures import accuracy_bars, accuracy_table, panels
 
     runs = grids.finished(cells, out, display.say)
     central = load_central(*(out / line.name for line in sorted(lines, key=lambda line: line.source)))

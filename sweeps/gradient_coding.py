@@ -24,7 +24,7 @@ from fedcommons.sweeping import folders
 from fedcommons.sweeping.display import Display
 
 if TYPE_CHECKING:  # torch takes seconds to import
-    from fedcommons.studies.gradient_coding import Played, Problem, Setting
+    from papers.agc.gradient_coding import Played, Problem, Setting
 
 PER_CLASS = 30  # images, section IV-A
 CHUNK = 100  # repetitions of a job, a multiple of the study's BLOCK
@@ -100,7 +100,7 @@ def pair(text: str) -> tuple[float, int]:
 
 def settings(options: Namespace) -> "dict[str, Setting]":
     """The curves of figures 1 and 2 and the two of figure 3, and the name of the file of each."""
-    from fedcommons.studies.gradient_coding import PARTITIONS, Setting
+    from papers.agc.gradient_coding import PARTITIONS, Setting
 
     preset = PRESETS[options.preset]
     common = {"sharing": options.sharing, "per_class": preset.per_class, "rounds": preset.rounds}
@@ -119,7 +119,7 @@ def settings(options: Namespace) -> "dict[str, Setting]":
 def load_problem(options: Namespace) -> "Problem":
     """The images of the preset."""
     from fedcommons.data.datasets import load
-    from fedcommons.studies.gradient_coding import Problem, chosen
+    from papers.agc.gradient_coding import Problem, chosen
 
     preset = PRESETS[options.preset]
     dataset = load(Data(options.dataset, options.data_dir, options.download, validation=0))
@@ -130,7 +130,7 @@ def load_problem(options: Namespace) -> "Problem":
 def job(problem: "Problem", setting: "Setting", repetitions: range, seed: int) -> "Played":
     """Some repetitions of a curve, wherever it runs."""
     from fedcommons.core.worker import set_up_process
-    from fedcommons.studies.gradient_coding import play
+    from papers.agc.gradient_coding import play
 
     set_up_process()
     return play(problem, setting, repetitions, seed)
@@ -138,7 +138,7 @@ def job(problem: "Problem", setting: "Setting", repetitions: range, seed: int) -
 
 def play_all(problem: "Problem", wanted: "Mapping[str, Setting]", options: Namespace) -> "Iterator[tuple[str, Played]]":
     """The curves, each as soon as all its repetitions are there. The bits do not depend on the number of workers."""
-    from fedcommons.studies.gradient_coding import joined
+    from papers.agc.gradient_coding import joined
 
     chunks = [range(options.repetitions)[i : i + CHUNK] for i in range(0, options.repetitions, CHUNK)]
     if options.workers == 1:
@@ -199,7 +199,7 @@ def only(curve: Curve, *quantities: str) -> Curve:
 
 def report(curves: Sequence[Curve], problem: "Problem", options: Namespace) -> str:
     """The table, and what a reader must know."""
-    from fedcommons.reports import coding
+    from papers.agc import coding
 
     preset = PRESETS[options.preset]
     images = "the first" if preset.first else "random"
@@ -224,7 +224,7 @@ share nothing, at the same q.
 def gradient_coding(argv: Sequence[str]) -> int:
     options = arguments(argv)
     print("Loading torch and the data ...", flush=True)
-    from fedcommons.studies.gradient_coding import check
+    from papers.agc.gradient_coding import check
 
     problem, wanted, out = load_problem(options), settings(options), Path(options.out)
     for setting in wanted.values():
@@ -251,7 +251,8 @@ def gradient_coding(argv: Sequence[str]) -> int:
 
 def write_all(curves: Sequence[Curve], problem: "Problem", options: Namespace, display: Display) -> None:
     """The summary, the tables and the pictures; the last two curves are figure 3's."""
-    from fedcommons.reports import coding, plots
+    from fedcommons.reports import plots
+    from papers.agc import coding
 
     grid = [only(curve, "accuracy", "second_moment") for curve in curves[:-2]]
     figure3 = [only(curve, "same_class", "cross_class", "norm_sq") for curve in curves[-2:]]

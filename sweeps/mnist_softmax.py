@@ -80,7 +80,7 @@ def arguments(argv: Sequence[str]) -> Namespace:
 
 def train_all(datasets: "Mapping[int, Dataset]", options: Namespace, display: Display) -> list[Cell]:
     """A cell for each curve and seed, in the order of the table; the noise levels are trained together."""
-    from fedcommons.studies.softmax_regression import Labelled, clients, train, zeta_sq
+    from papers.fedssyn.softmax_regression import Labelled, clients, train, zeta_sq
 
     cells, settings = [], [(seed, name, p) for seed in datasets for name in PARTITIONS for p in options.p]
     for number, (seed, name, p) in enumerate(settings, 1):
@@ -188,7 +188,7 @@ def mnist_softmax(argv: Sequence[str]) -> int:
     import torch
 
     from fedcommons.data.datasets import load
-    from fedcommons.studies.softmax_regression import balanced
+    from papers.fedssyn.softmax_regression import balanced
 
     torch.set_num_threads(1)  # more threads would round differently
     loaded = load(Data(options.dataset, options.data_dir, options.download, validation=0))

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from fedcommons.config import cli, presets, private_presets
+from fedcommons.config import cli, presets
 from fedcommons.config.flat import flat_dict
 from fedcommons.errors import UserError
 from fedcommons.files import write_json, write_text
@@ -23,6 +23,7 @@ from fedcommons.reports import tables
 from fedcommons.reports.cells import Cell
 from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
+from papers.fedssyn import private_presets
 
 if TYPE_CHECKING:  # torch and pandas take seconds to import, and --help needs neither
     from fedcommons.sharing.synthetic_pool import Contribution

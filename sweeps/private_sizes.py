@@ -11,11 +11,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from fedcommons.config import cli, parts, presets, private_presets
+from fedcommons.config import cli, parts, presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import choose, flat_dict
 from fedcommons.errors import UserError, shown
 from fedcommons.files import write_text
+from papers.fedssyn import private_presets
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
     from collections.abc import Callable

@@ -18,10 +18,10 @@ from fedcommons.config import cli
 from fedcommons.errors import UserError, unknown
 from fedcommons.files import write_bytes, write_json, write_text
 from fedcommons.reports import tables
-from fedcommons.studies import fitted_lines as lines
-from fedcommons.studies import quadratics as q
 from fedcommons.sweeping import folders
 from fedcommons.sweeping.display import Display
+from papers.fedssyn import fitted_lines as lines
+from papers.fedssyn import quadratics as q
 
 if TYPE_CHECKING:  # matplotlib takes a second to import
     from matplotlib.figure import Figure

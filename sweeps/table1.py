@@ -20,9 +20,10 @@ from fedcommons.errors import UserError, shown
 from fedcommons.files import write_json, write_text
 from fedcommons.reports import columns, tables
 from fedcommons.reports.cells import counted
-from fedcommons.reports.published import fedssyn_table1
 from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
+from papers.fedssyn import authors
+from papers.fedssyn.published import fedssyn_table1
 
 if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
     import pandas as pd
@@ -89,7 +90,7 @@ def grid(options) -> list[sweep.Cell]:
             "partition.n_clients": n, "federation.participation": c, "client.lr": rate,
             "target": targets.get((options.data.name, n, c, alpha), options.target),
         }  # fmt: skip
-        cells.append(grids.cell(options, {**base, **values}, owned))
+        cells.append(authors.cell(options, {**base, **values}, owned))
     return grids.once(cells)
 
 
@@ -206,7 +207,7 @@ def published(cells: Sequence[sweep.Cell], options) -> Mapping[tuple, str]:
         return {}
     for cell in cells:
         fields = {**flat_dict(cell.config), **presets.preset(options.preset, options.data.name)}
-        expected = grids.cell(options, fields).config
+        expected = authors.cell(options, fields).config
         if set(same_results(expected, cell.config)) - VARIED:
             return {}
     return {key: rounds for key, (_, rounds) in fedssyn_table1().items()}

@@ -23,6 +23,7 @@ from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.search import Optuna, proposed, require_optuna
 from fedcommons.tracking.run_folder import is_run
+from papers.fedssyn import authors
 
 if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
     import pandas as pd
@@ -111,7 +112,7 @@ def made(points: Sequence[Mapping[str, Any]], options) -> list[sweep.Cell]:
     asked = {*options.asked, *points[0]}
     labels = {name: name.rpartition(".")[2] for name in points[0]}
     found = [choose({**options.base, **point}, options.fields) for point in points]
-    made = [sweep.cell(presets.settled(options.preset, one, asked), labels) for one in found]
+    made = [sweep.cell(authors.settled(options.preset, one, asked), labels) for one in found]
     return list({c.name: c for c in made}.values())
 
 

@@ -20,9 +20,9 @@ from fedcommons.convergence.advisor import LocalWork, Probed, predict, probed, r
 from fedcommons.convergence.laboratory import Estimate
 from fedcommons.errors import UserError
 from fedcommons.federation.participation import participants
-from fedcommons.reports.advice import Advice, advice_panels, advice_table
 from fedcommons.runs import build, experiment
 from fedcommons.runs.probe import probe
+from papers.fedssyn.advice import Advice, advice_panels, advice_table
 
 ROOT = Path(__file__).parent.parent
 

@@ -11,11 +11,11 @@ import pytest
 
 from fedcommons.config.flat import flat_dict
 from fedcommons.errors import UserError
-from fedcommons.reports import feddm_tables
 from fedcommons.runs import experiment
 from fedcommons.runs.build import prepare
 from fedcommons.runs.checks import check
 from fedcommons.sweeping.display import Display
+from papers.feddm import tables as feddm_tables
 
 
 @pytest.fixture(scope="module")

@@ -12,13 +12,14 @@ from torch import nn
 from fedcommons.config.flat import flat_dict
 from fedcommons.errors import UserError
 from fedcommons.federation.participation import participants
-from fedcommons.reports import exchange, feddpms_tables
-from fedcommons.reports.exchange import Exchange
 from fedcommons.runs import experiment
 from fedcommons.runs.build import build_module, prepare
 from fedcommons.sweeping import sweep
 from fedcommons.sweeping.display import Display
 from fedcommons.tracking.run_folder import read_summary
+from papers.feddpms import exchange
+from papers.feddpms import tables as feddpms_tables
+from papers.feddpms.exchange import Exchange
 
 SMOKE = ["--preset", "smoke", "--feddpms.sigma", "0.3", "--client.epochs", "3", "--tracking.wandb", "off"]
 
@@ -123,7 +124,7 @@ def test_preset_paper_has_the_papers_numbers(feddpms: ModuleType) -> None:
 
 
 def test_preset_authors_is_the_released_code_as_far_as_fields_say_it(feddpms: ModuleType) -> None:
-    """Of the paper's cell it departs in what the docstring of ``feddpms_presets`` names, and is not Fedssyn's."""
+    """Of the paper's cell it departs in what the docstring of its presets names, and is not Fedssyn's."""
     papers, authors = (
         {
             c.config.algorithm: flat_dict(c.config)

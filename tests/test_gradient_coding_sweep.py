@@ -14,8 +14,8 @@ import pytest
 from fedcommons.config.experiment import Data
 from fedcommons.data.datasets import load
 from fedcommons.errors import UserError
-from fedcommons.reports import coding
-from fedcommons.studies.gradient_coding import Problem, Setting, chosen, play
+from papers.agc import coding
+from papers.agc.gradient_coding import Problem, Setting, chosen, play
 
 QUICK = ["--preset=smoke", "--workers=1", "--shares=0.2", "--pairs=0.5:3,0.7:4"]
 KINDS = ("iid", "dirichlet_plain", "single_class")

@@ -15,6 +15,7 @@ from fedcommons.errors import UserError
 from fedcommons.sweeping import grids
 from fedcommons.sweeping import sweep as tuning
 from fedcommons.sweeping.display import Display
+from papers.fedssyn import authors
 
 
 @pytest.fixture(scope="module")
@@ -128,9 +129,9 @@ def test_one_experiment_and_tune_take_the_authors_values_too() -> None:
     base = presets.experiment("authors", "cifar10", {
         "algorithm": "feddyn", "partition.n_clients": 40, "federation.participation": 0.2,
     })  # fmt: skip
-    settled = presets.settled("authors", base, {"client.lr"})
+    settled = authors.settled("authors", base, {"client.lr"})
     assert (settled.client.lr, settled.client.epochs, get(settled, "feddyn.alpha")) == (base.client.lr, 30, 0.001)
-    assert presets.settled("paper", base, ()) == base
+    assert authors.settled("paper", base, ()) == base
 
 
 def test_table1_says_that_the_epsilons_of_its_runs_add_up(table1: ModuleType) -> None:

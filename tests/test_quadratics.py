@@ -16,9 +16,9 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from fedcommons.errors import UserError
-from fedcommons.studies import fitted_lines as lines
-from fedcommons.studies import quadratics as q
-from fedcommons.studies.quadratics import Quadratics
+from papers.fedssyn import fitted_lines as lines
+from papers.fedssyn import quadratics as q
+from papers.fedssyn.quadratics import Quadratics
 
 SWEEP = Path(__file__).parent.parent / "sweeps" / "quadratics.py"
 SMALL = (3, 7, 2)  # N, n, d

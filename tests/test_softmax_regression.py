@@ -24,7 +24,7 @@ from fedcommons.config.experiment import Data
 from fedcommons.data.datasets import load
 from fedcommons.data.examples import Dataset
 from fedcommons.errors import UserError
-from fedcommons.studies.softmax_regression import Labelled, balanced, clients, gradient, loss, train, zeta_sq
+from papers.fedssyn.softmax_regression import Labelled, balanced, clients, gradient, loss, train, zeta_sq
 
 SWEEP = Path(__file__).parent.parent / "sweeps" / "mnist_softmax.py"
 KINDS = [(name, p) for name in ("iid", "single_class") for p in (0.0, 0.3, 1.0)]

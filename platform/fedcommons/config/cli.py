@@ -21,6 +21,9 @@ from fedcommons.config.parts import KINDS
 from fedcommons.errors import ClientError, UserError, sentence, shown, unknown
 from fedcommons.paths import user_path
 
+Options = Namespace
+"""Parsed options: by attribute, or by name as in ``options["data.name"]``."""
+
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 PATHS = ("artifacts", "data.dir", "data_dir", "from", "out", "replay")

@@ -1,11 +1,9 @@
 """What the sweeps over a grid (table1, figure3) have in common: options, base experiment, dry run, last words."""
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from jsonargparse import Namespace
 
 from fedcommons.config import cli, parts, presets
 from fedcommons.config.experiment import Experiment
@@ -70,20 +68,19 @@ def parser(
     return result
 
 
-def refuse_fields(options: Namespace, more: Mapping[str, str]) -> None:
+def refuse_fields(options: cli.Options, more: Mapping[str, str]) -> None:
     """Refuse fields that were given though an option of the sweep sets them; ``more``: field to option."""
     cli.refuse_fields(options, {field: option for option, field in GRID.items()} | dict(more))
 
 
-def base(options: Namespace) -> dict[str, Any]:
+def base(options: cli.Options) -> dict[str, Any]:
     """The fields of every cell, those of parts that only some cells have included; see ``cell``."""
     return sweep.tracked(cli.flat(options), Path(options.out))
 
 
-def cell(options: Namespace, fields: Mapping[str, Any], owned: Collection[str] = ()) -> sweep.Cell:
-    """The cell of these fields; ``owned``: those that an option of the sweep sets: preset authors leaves them alone."""
-    experiment = choose(fields, options.fields)
-    return sweep.cell(presets.settled(options.preset, experiment, {*options.asked, *owned}), VARIED)
+def cell(options: cli.Options, fields: Mapping[str, Any]) -> sweep.Cell:
+    """The cell of these fields."""
+    return sweep.cell(choose(fields, options.fields), VARIED)
 
 
 def once(cells: Iterable[sweep.Cell]) -> list[sweep.Cell]:
@@ -164,12 +161,12 @@ def title(cells: Sequence[Experiment]) -> str:
     return f"{datasets}, target {target} test accuracy, {seeds} seed{'s' * (seeds > 1)}"
 
 
-def is_smoke(options: Namespace) -> bool:
+def is_smoke(options: cli.Options) -> bool:
     """Whether the runs are too small to say anything: their tables and pictures are stamped."""
     return options.preset == "smoke"
 
 
-def stamped(text: str, options: Namespace) -> str:
+def stamped(text: str, options: cli.Options) -> str:
     """A table, with the stamp above it if its runs are too small to say anything."""
     return f"**{presets.SMOKE}**\n\n{text}" if is_smoke(options) else text
 

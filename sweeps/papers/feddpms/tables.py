@@ -12,10 +12,10 @@ from fedcommons.core.accountants import epsilon
 from fedcommons.federation.participation import joining
 from fedcommons.reports import columns, courses, plots, series, tables
 from fedcommons.reports.cells import Cell
-from fedcommons.reports.exchange import Exchange
 from fedcommons.reports.frames import load_rounds
 from fedcommons.reports.metrics import words
-from fedcommons.studies import feddpms_costs as costs
+from papers.feddpms import costs
+from papers.feddpms.exchange import Exchange
 
 if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
     import pandas as pd
