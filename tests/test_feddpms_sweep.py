@@ -7,6 +7,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
 from fedcommons.config.flat import flat_dict
@@ -147,10 +148,13 @@ def test_the_tables_say_what_the_runs_did(feddpms: ModuleType, tmp_path: Path) -
     options = feddpms.arguments([*SMOKE, "--algorithms", "feddpms,fedavg", "--quotas", "", "--sigmas", "0.3"])
     of_tables = feddpms.grid(options)
     cells = of_tables["Table 1"]
-    assert feddpms.report(of_tables, tmp_path, options) == ""
+    display = Display(Console(quiet=True))
+    feddpms.report(of_tables, options, tmp_path, display)
+    assert not [*tmp_path.glob("feddpms.*")]
     for cell in cells:
         experiment.run(cell.config, tmp_path / cell.name)
-    text = feddpms.report(of_tables, tmp_path, options)
+    feddpms.report(of_tables, options, tmp_path, display)
+    text = (tmp_path / "feddpms.md").read_text()
     rows = [[word.strip() for word in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| dig")]
     found = [read_summary(tmp_path / cell.name) or {} for cell in cells]
     accuracies = [f"{100 * s['last_accuracy']:.1f}" for s in found]

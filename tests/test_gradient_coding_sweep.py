@@ -14,7 +14,8 @@ import pytest
 from fedcommons.config.experiment import Data
 from fedcommons.data.datasets import load
 from fedcommons.errors import UserError
-from papers.agc import coding
+from papers.agc import coding, curves
+from papers.agc.curves import load_problem
 from papers.agc.gradient_coding import Problem, Setting, chosen, play
 
 QUICK = ["--preset=smoke", "--workers=1", "--shares=0.2", "--pairs=0.5:3,0.7:4"]
@@ -138,7 +139,7 @@ def test_it_goes_on_where_it_stopped(
         return play(problem, setting, repetitions, seed)
 
     with monkeypatch.context() as patch:
-        patch.setattr(script, "job", killed)
+        patch.setattr(curves, "job", killed)
         with pytest.raises(KeyboardInterrupt):
             script.gradient_coding([*QUICK, f"--out={again}"])
     assert len(list((again / "curves").iterdir())) == 3
@@ -188,12 +189,12 @@ def test_presets(script: ModuleType) -> None:
     assert {s.per_class for s in script.settings(found["authors"]).values()} == {False}
     assert {s.rounds for s in script.settings(found["paper"]).values()} == {50}
     assert len(script.settings(script.arguments(["--shares=0"]))) == 9 + 2
-    problem = script.load_problem(script.arguments(["--preset=authors", "--dataset=digits"]))
+    problem = load_problem(script.arguments(["--preset=authors", "--dataset=digits"]))
     digits = load(Data(validation=0))
     first = chosen(digits, 30, first=True, seed=0).x.flatten(1)
     assert (problem.x[:, :-1] == first).all()
     assert (problem.x.max(), len(problem.test_y)) == (255, 359)
-    assert script.load_problem(script.arguments([])).x.max() == 1
+    assert load_problem(script.arguments([])).x.max() == 1
 
 
 BAD = [

@@ -1,6 +1,5 @@
-"""What the sweeps over a grid (table1, figure3) have in common: options, base experiment, dry run, last words."""
+"""What the sweeps have in common besides their main: options, cells, and what stands under their tables."""
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,13 +10,10 @@ from fedcommons.config.flat import SHORT_NAMES, choose, chosen, flat_dict, same_
 from fedcommons.config.parts import KINDS
 from fedcommons.reports.frames import load_runs
 from fedcommons.sweeping import sweep
-from fedcommons.sweeping.display import Display
 from fedcommons.tracking.run_folder import is_run
 
-if TYPE_CHECKING:  # pandas and torch take seconds to import, and --help needs neither
+if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
     import pandas as pd
-
-    from fedcommons.runs.central import Central
 
 GRID = {  # option: the field it varies
     "seeds": "seed", "algorithms": "algorithm", "alphas": "partition.alpha", "settings": "sharing.setting",
@@ -169,26 +165,3 @@ def is_smoke(options: cli.Options) -> bool:
 def stamped(text: str, options: cli.Options) -> str:
     """A table, with the stamp above it if its runs are too small to say anything."""
     return f"**{presets.SMOKE}**\n\n{text}" if is_smoke(options) else text
-
-
-def dry_run(
-    cells: Sequence[sweep.Cell], out: Path, display: Display, on_cores: int | None = None,
-    centrals: "Sequence[Central]" = (),
-) -> None:  # fmt: skip
-    """Print what would run, and what it would cost; see ``planned``."""
-    display.say("Loading torch and the data ...")
-    from fedcommons.sweeping import planned
-
-    planned.dry_run(cells, out, display, on_cores, centrals)
-
-
-def conclude(outcome: sweep.Outcome, started: float, out: Path, stem: str, display: Display) -> int:
-    """Say what failed, how long it took and where it all is; the exit code."""
-    for name, message in outcome.failures.items():
-        display.say(f"failed: {name}: {message}")
-    spent = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in outcome.seconds.items())
-    display.say(
-        f"Time: {time.perf_counter() - started:.0f} s ({spent}; {outcome.generators_trained} generators trained)."
-    )
-    display.say(f"All in {out}: {stem}.md, {stem}.csv, {stem}.png, summary.json, and a folder for each run.")
-    return 1 if outcome.failures else 0
