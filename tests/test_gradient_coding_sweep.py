@@ -151,7 +151,7 @@ def test_it_goes_on_where_it_stopped(
     found = [json.loads((folder / "summary.json").read_text()) for folder in (again, out)]
     assert found[0]["curves"] == found[1]["curves"]
     with monkeypatch.context() as patch:
-        patch.setattr(script, "job", None)  # nothing is left to compute
+        patch.setattr(curves, "job", None)  # nothing is left to compute
         assert script.gradient_coding([*QUICK, f"--out={again}", "--resume"]) == 0
     sentence = "iid_q0.5_d3_c0.json is of repetitions = 4, and now it is 5; name another --out."
     with pytest.raises(UserError, match=re.escape(sentence)):
