@@ -161,7 +161,7 @@ def test_it_goes_on_where_it_stopped(
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
 def test_workers_change_no_bit(script: ModuleType, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(script, "CHUNK", 50)
+    monkeypatch.setattr(curves, "CHUNK", 50)
     options = ["--preset=smoke", "--shares=0", "--pairs=0.5:3", "--repetitions=120"]
     for workers in (1, 2):
         assert script.gradient_coding([*options, f"--workers={workers}", f"--out={tmp_path / str(workers)}"]) == 0
