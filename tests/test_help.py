@@ -19,6 +19,7 @@ HEAVY = ("torch", "pytorch_lightning", "ray", "diffusers", "torchvision", "matpl
          "scipy", "wandb")  # fmt: skip
 PLAY = f"""
 import runpy, sys
+sys.path.insert(0, {str(SWEEPS)!r})  # as Python does for a script
 try:
     runpy.run_path(sys.argv[0], run_name="__main__")
 except SystemExit as ended:

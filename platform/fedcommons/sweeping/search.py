@@ -1,7 +1,8 @@
-"""Optuna, through Ray Tune: it proposes points from the results so far, in batches of a fixed size.
+"""Searches that look at results: ASHA, which stops runs, and Optuna, both through Ray Tune.
 
-It is keyed, asked and told in a fixed order, so the same results give the same points. A sweep that is resumed asks
-again from the beginning: points whose runs are finished are told at once, and the search goes on behind them.
+Optuna proposes points from the results so far, in batches of a fixed size. It is keyed, asked and told in
+a fixed order, so the same results give the same points. A sweep that is resumed asks again from the beginning: points
+whose runs are finished are told at once, and the search goes on behind them.
 """
 
 import warnings
@@ -15,6 +16,17 @@ from fedcommons.sweeping.sweep import Cell
 
 BATCH = 4
 """Points that are proposed before any of them is known; a constant, as it decides which points are tried."""
+
+
+def asha(cells: Sequence[Cell]) -> Any:
+    """A scheduler for these cells: asynchronous successive halving on the validation accuracy of each round."""
+    from ray.tune.schedulers import ASHAScheduler
+
+    rounds = max(c.config.federation.rounds for c in cells)
+    return ASHAScheduler(
+        time_attr="round", metric="validation/accuracy", mode="max", max_t=rounds, grace_period=max(1, rounds // 5),
+        reduction_factor=3, stop_last_trials=False,
+    )  # fmt: skip
 
 
 def require_optuna() -> None:
