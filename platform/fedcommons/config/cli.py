@@ -23,7 +23,7 @@ PATHS = ("artifacts", "data.dir", "data_dir", "from", "out", "replay")
 
 
 def parser(
-    description: str, argv: Sequence[str] | Line, defaults: Mapping[str, Any], lists: Mapping[str, str] | None = None
+    description: str, argv: Sequence[str], defaults: Mapping[str, Any], lists: Mapping[str, str] | None = None
 ) -> Parser:
     """A parser with ``--config``, ``--print_config`` and every field of the parts that ``argv`` chooses.
 
@@ -46,7 +46,7 @@ LISTS = {"algorithms": "algorithm", "settings": "sharing"}
 """Options of sweeps that name several parts of a kind."""
 
 
-def _chosen(asked: Line, defaults: Mapping[str, Any], lists: Mapping[str, str]) -> dict[str, list[str]]:
+def _chosen(asked: Sequence[Given], defaults: Mapping[str, Any], lists: Mapping[str, str]) -> dict[str, list[str]]:
     """The parts of each kind that some run may have."""
     last = {one.name: one for one in asked}
     found: dict[str, list[str]] = {}
@@ -93,7 +93,7 @@ def refuse_fields(options: Options, taken: Mapping[str, str]) -> None:
             raise UserError(f"{name} is set by the sweep's own option: use --{option} instead of {options[name]}.")
 
 
-def parse(parser: Parser, argv: Sequence[str] | Line) -> Options:
+def parse(parser: Parser, argv: Sequence[str]) -> Options:
     """The values of the options; with ``--help`` or ``--print_config`` they are printed, and the script ends.
 
     If an option is given twice, the last one counts. In options of ``PATHS`` a leading ``~`` is replaced.
@@ -178,13 +178,13 @@ def flat(options: Options) -> dict[str, Any]:
     return {name: options[name] for name in options if name in options.fields}
 
 
-def early(argv: Sequence[str] | Line, name: str, default: str) -> str:
+def early(argv: Sequence[str], name: str, default: str) -> str:
     """The value of an option that the defaults of others depend on, read before the parser is made."""
     found = [one.text for one in read(argv) if name in (one.name, SHORT_NAMES.get(one.name))]
     return found[-1] if found else default  # the last one counts, as for the parser
 
 
-def named(argv: Sequence[str] | Line) -> set[str]:
+def named(argv: Sequence[str]) -> set[str]:
     """The options that are given, in config files too."""
     return {one.name for one in read(argv)}
 
@@ -224,7 +224,7 @@ def main(function: Callable[[Sequence[str]], int]) -> NoReturn:
 def _run(function: Callable[[Sequence[str]], int]) -> int | str | None:
     try:
         try:
-            code = function(sys.argv[1:])
+            code = function(Line(sys.argv[1:]))
         except SystemExit as ended:  # --help and the like
             code = ended.code
         if sys.stdout is not None:
