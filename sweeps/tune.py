@@ -122,8 +122,8 @@ def tune(argv: Sequence[str]) -> int:
         outcomes = []
         for batch in batches(options, out):
             todo = left if batch == known else sweep.todo(batch, out, display)
-            rounds = asha(batch) if options.scheduler == "asha" else None
-            outcomes.append(sweep.run_cells(todo, out, display, scheduler=rounds))
+            scheduler = asha(batch) if options.scheduler == "asha" else None
+            outcomes.append(sweep.run_cells(todo, out, display, scheduler=scheduler))
             tried.extend(batch)
         return sweep.together(outcomes)
 

@@ -19,7 +19,7 @@ from fedcommons.runs import experiment
 from fedcommons.sweeping import tuned
 from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.search import BATCH, Optuna, proposed
-from fedcommons.sweeping.sweep import Cell
+from fedcommons.sweeping.sweep import Cell, Outcome, together
 from fedcommons.tracking.run_folder import read_summary
 
 TINY = ["--preset=smoke", "--setting=real", "--wandb=off", "--data.limit=80", "--client.epochs=1",
@@ -195,3 +195,8 @@ def test_optuna_proposes_the_same_points_for_the_same_results() -> None:
     assert all(1e-3 <= point["lr"] <= 1 and point["epochs"] in (1, 2, 3) for point in long)
     late = [point["p"] for point in long[14:]]
     assert late.count(0.0) > len(late) / 2  # it has learnt that p = 0.5 has no value
+
+
+def test_batches_of_a_sweep_are_one_outcome() -> None:
+    found = together([Outcome({"cells": 1.0}, 2, {"a": "why"}), Outcome({"generators": 3.0, "cells": 4.0}, 1, {})])
+    assert found == Outcome({"cells": 5.0, "generators": 3.0}, 3, {"a": "why"})
