@@ -37,8 +37,11 @@ def require_images(dtype: torch.dtype, data: str) -> None:
 
 
 @dataclass(frozen=True)
-class DDPM:
-    """ddpm (Ho et al. 2020), conditional on the class."""
+class Diffusion:
+    """The constants that a DDPM has however it is trained. It is no generator itself.
+
+    sampling: see ``Generator``.
+    """
 
     epochs: Annotated[int, "[1, 1e9]"] = 500
     """passes over the client's images (the share rho)"""
@@ -63,6 +66,11 @@ class DDPM:
     """steps of the sampler, at most T"""
 
     sampling: ClassVar[tuple[str, ...]] = ("sampler", "sampling_steps")
+
+
+@dataclass(frozen=True)
+class DDPM(Diffusion):
+    """A DDPM (Ho et al. 2020), conditional on the class."""
 
     def check(self, flat: Mapping[str, Any]) -> None:
         """See ``Generator``."""

@@ -10,7 +10,7 @@ docs/results/epsilon_of_the_paper.md): here the target is given, and every clien
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from torch import Tensor
@@ -26,42 +26,28 @@ from fedcommons.core.worker import default_device
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from fedcommons.files import sha256
-from fedcommons.generators.ddpm import DDPM, require_images
+from fedcommons.generators.ddpm import DDPM, Diffusion, require_images
 from fedcommons.generators.generator import Receipt, Trained, Weights
 from fedcommons.seeds import set_default_generator, wide_key
 
 if TYPE_CHECKING:  # it takes seconds to import, and most workers never need it
     from lightning_modules import ddpm
 
-_NOT_IN_THE_NOISE = (*DDPM.sampling, "epochs", "physical_batch")
+_NOT_IN_THE_NOISE = (*Diffusion.sampling, "epochs", "physical_batch")
 """Constants that change neither data nor noise of a step; two trainings that differ in another one share no noise."""
 
 
 @dataclass(frozen=True)
-class PrivateDDPM:
-    """private_ddpm: ddpm trained by DP-SGD with Opacus' accountants. n: images that a client's generator sees."""
+class PrivateDDPM(Diffusion):
+    """A DDPM by DP-SGD with Opacus' accountants. n: images that a client's generator sees.
+
+    ``epochs`` and ``batch_size`` mean something else here than in a DDPM, so they stand here too.
+    """
 
     epochs: Annotated[int, "[1, 1e9]"] = 500
     """epochs of ceil(n/B) steps each"""
     batch_size: Annotated[int, "[1, 1e9]"] = 256
     """B, expected number of images per step; every image is in a batch with probability q = B/n"""
-    lr: Annotated[float, "(0, inf)"] = 1e-4
-    """learning rate of Adam"""
-    channels: Annotated[tuple[int, ...], "[1, 1e6]"] = (64, 128, 128)
-    """channels of the U-Net's levels; each level halves the image"""
-    ema_decay: Annotated[float, "[0, 1)"] = 0.9995
-    """decay of the weights' moving average, reached by warm-up"""
-    timesteps: Annotated[int, "[1, 1e6]"] = 1000
-    """T, steps of the diffusion in training"""
-    schedule: Annotated[str, "linear | squaredcos_cap_v2"] = "linear"
-    """noise schedule: linear (Ho et al.) or squaredcos_cap_v2 (cosine)"""
-    prediction: Annotated[str, "epsilon | v_prediction | sample"] = "epsilon"
-    """what the network predicts: epsilon (Ho et al.), the noise; sample, the image; or v_prediction (Salimans and Ho
-    2022), a mixture of both; the last two learn from far noisier gradients"""
-    sampler: Annotated[str, "ddpm | ddim"] = "ddpm"
-    """ddpm (ancestral) or ddim (deterministic, for few steps)"""
-    sampling_steps: Annotated[int, "[1, 1e6]"] = 1000
-    """steps of the sampler, at most T"""
     target_epsilon: Annotated[float | None, "(0, inf)"] = None
     """epsilon of each client's generator; its noise is solved for. Either this or noise_multiplier"""
     target_epochs: Annotated[int | None, "[1, 1e9]"] = None
@@ -78,8 +64,6 @@ class PrivateDDPM:
     """what solves for the noise: rdp, by which the ledger counts, or prv (less noise, and a larger epsilon there)"""
     physical_batch: Annotated[int, "[1, 1e9]"] = 32
     """images whose gradients are held at a time; it changes memory and rounding only"""
-
-    sampling: ClassVar[tuple[str, ...]] = DDPM.sampling
 
     def __post_init__(self) -> None:
         """The noise for a target depends on when it is reached, so that belongs to what identifies a training."""

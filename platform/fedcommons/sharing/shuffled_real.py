@@ -20,7 +20,7 @@ from fedcommons.sharing.swapped import n_swapped
 
 @dataclass(frozen=True)
 class ShuffledReal:
-    """int(p n_i) of a client's images leave it, and it gets as many from all clients' pool."""
+    """Fedssyn, figure 1(c): int(p n_i) of a client's images leave it, and it gets as many from all clients' pool."""
 
     p: Annotated[float | None, "[0, 1)"] = None
     """share of a client's real images that is swapped; must be set"""

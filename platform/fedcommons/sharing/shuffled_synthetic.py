@@ -19,7 +19,7 @@ from fedcommons.sharing.stage import Assigned, Contribution, Contributions
 
 @dataclass(frozen=True)
 class ShuffledSynthetic:
-    """D_i and the client's part of the shuffled pool."""
+    """Fedssyn: D_i and the client's part of the shuffled pool."""
 
     p: Annotated[float | None, "[0, 1)"] = None
     """share of shared data in a client's training set; default: the paper's, n_total/N images a client"""
