@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
+from fedcommons.core.averaging import summed_weight
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import Work
 from fedcommons.data.clients import ClientData
@@ -44,7 +45,7 @@ class FedNova:
         return Reply(sums, weight=w, metrics=metrics, releases=[spent.of(*sums)])
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        weights = sum(r.weight for r in replies.values())
+        weights = summed_weight(replies)
         effective = scalar(total, "a") / weights
         return {"model": add(flat(state, "model"), flat(total, "d"), -effective / weights)}
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
+from fedcommons.core.averaging import weighted_mean
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import Work, constant
 from fedcommons.data.clients import ClientData
@@ -66,7 +67,7 @@ class FedPVR:
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
         return {
-            "model": add(flat(state, "model"), flat(total, "delta"), 1 / sum(r.weight for r in replies.values())),
+            "model": weighted_mean(flat(state, "model"), total, replies),
             "control": add(flat(state, "control"), flat(total, "control"), 1 / scalar(state, "everybody")),
             "everybody": state["everybody"],
         }
