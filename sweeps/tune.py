@@ -101,7 +101,7 @@ def space(options) -> dict[str, Any]:
     return found
 
 
-def around(space: search_space.Space) -> dict[str, Any]:
+def around(space: search_space.SearchSpace) -> dict[str, Any]:
     """Those of the space that describe the environment, seeds included: points are not compared across them."""
     return {n: values for n, values in space.items() if n == "seed" or n.startswith(ENVIRONMENT)}
 

@@ -85,7 +85,7 @@ class FedDPMS:
     receive: Annotated[str, "decoded | real | nothing"] = "decoded"
     """ablations: real images of the same classes instead of decoded ones, or nothing"""
 
-    def check(self, flat: Mapping[str, Any]) -> None:
+    def check(self, fields: Mapping[str, Any]) -> None:
         if self.privacy == "sound" and self.receive == "real":
             raise UserError("feddpms.receive must not be real with feddpms.privacy sound: real images hide nothing.")
 

@@ -26,8 +26,8 @@ from fedcommons.tensors import Flat, Payload, add, flat, scalar, scale, sub
 class FedNova:
     """d_i = (x - y_i)/a_i;  x <- x - (sum_i w_i a_i) (sum_i w_i d_i);  a_i: see ``normaliser``, K without momentum."""
 
-    def check(self, flat: Mapping[str, Any]) -> None:
-        if flat["client.optimizer"] != "sgd":
+    def check(self, fields: Mapping[str, Any]) -> None:
+        if fields["client.optimizer"] != "sgd":
             raise UserError("client.optimizer must be sgd for fednova, whose formulas count SGD steps.")
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:

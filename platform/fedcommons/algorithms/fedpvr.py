@@ -38,13 +38,13 @@ class FedPVR:
     layers: str | None = None
     """corrected layers: patterns such as network.head.*, separated by commas; default: all linear layers"""
 
-    def check(self, flat: Mapping[str, Any]) -> None:
-        if flat["client.optimizer"] != "sgd":
+    def check(self, fields: Mapping[str, Any]) -> None:
+        if fields["client.optimizer"] != "sgd":
             raise UserError("client.optimizer must be sgd for fedpvr, whose formulas count SGD steps.")
-        if flat["client.momentum"]:
+        if fields["client.momentum"]:
             raise UserError(
                 "client.momentum must be 0 for fedpvr, whose control (x - y_i)/(K eta) is a mean of gradients for "
-                f"plain SGD only, got {flat['client.momentum']:g}; use momentum 0."
+                f"plain SGD only, got {fields['client.momentum']:g}; use momentum 0."
             )
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:

@@ -39,8 +39,8 @@ class MOON:
     temperature: Annotated[float, "(0, inf)"] = 0.5
     """temperature of the contrastive loss, > 0"""
 
-    def check(self, flat: Mapping[str, Any]) -> None:
-        if flat.get("model.name") == "linear" and not flat.get("model.projection"):
+    def check(self, fields: Mapping[str, Any]) -> None:
+        if fields.get("model.name") == "linear" and not fields.get("model.projection"):
             raise UserError("model.name linear has no features for moon to compare; set model.projection or use cnn.")
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:

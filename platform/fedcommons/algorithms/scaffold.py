@@ -35,15 +35,15 @@ class SCAFFOLD:
     option: Annotated[int, "[1, 2]"] = 2
     """new control: 1 (gradient at the server model) or 2 (from the local steps)"""
 
-    def check(self, flat: Mapping[str, Any]) -> None:
-        if flat["client.optimizer"] != "sgd":
+    def check(self, fields: Mapping[str, Any]) -> None:
+        if fields["client.optimizer"] != "sgd":
             raise UserError("client.optimizer must be sgd for scaffold, whose formulas count SGD steps.")
-        if flat["client.momentum"] and self.option == 2:
+        if fields["client.momentum"] and self.option == 2:
             raise UserError(
                 "client.momentum must be 0 for scaffold, whose control (x - y_i)/(K eta) is a mean of gradients for "
-                f"plain SGD only, got {flat['client.momentum']:g}; use momentum 0 or scaffold.option 1."
+                f"plain SGD only, got {fields['client.momentum']:g}; use momentum 0 or scaffold.option 1."
             )
-        if flat["dp.local"] and self.option == 1:
+        if fields["dp.local"] and self.option == 1:
             raise UserError("scaffold.option must be 2 with dp.local: option 1 sends a gradient that has no noise.")
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:

@@ -27,7 +27,7 @@ from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from fedcommons.files import sha256
 from fedcommons.generators.ddpm import DDPM, Diffusion, require_images
-from fedcommons.generators.generator import Receipt, Trained, Weights
+from fedcommons.generators.generator import Receipt, TrainedGenerator, Weights
 from fedcommons.seeds import set_default_generator, wide_key
 
 if TYPE_CHECKING:  # it takes seconds to import, and most workers never need it
@@ -75,9 +75,9 @@ class PrivateDDPM(Diffusion):
         """The same generator without privacy."""
         return DDPM(**{field.name: getattr(self, field.name) for field in fields(DDPM)})
 
-    def check(self, flat: Mapping[str, Any]) -> None:
+    def check(self, fields: Mapping[str, Any]) -> None:
         """See ``Generator``."""
-        self.plain.check(flat)
+        self.plain.check(fields)
         if (self.target_epsilon is None) == (self.noise_multiplier is None):
             given = "neither" if self.target_epsilon is None else "both"
             raise UserError(f"give either generator.target_epsilon or generator.noise_multiplier, not {given}.")
@@ -88,8 +88,8 @@ class PrivateDDPM(Diffusion):
                 f"generator.target_epochs must be at least generator.epochs = {self.epochs}, got {self.target_epochs}: "
                 "more epochs spend more than generator.target_epsilon."
             )
-        if flat.get("dp.delta", self.delta) != self.delta:
-            raise UserError(f"generator.delta must be dp.delta = {flat['dp.delta']:g}, got {self.delta:g}.")
+        if fields.get("dp.delta", self.delta) != self.delta:
+            raise UserError(f"generator.delta must be dp.delta = {fields['dp.delta']:g}, got {self.delta:g}.")
 
     def check_type(self, dtype: torch.dtype, data: str) -> None:
         """See ``Generator``."""
@@ -134,7 +134,7 @@ class PrivateDDPM(Diffusion):
 
     def fit(
         self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False
-    ) -> Mapping[int, Trained]:
+    ) -> Mapping[int, TrainedGenerator]:
         """See ``Generator``; the receipts tell the q, sigma and steps that were used up to each epoch."""
         set_default_generator(seed, "initial weights")
         model = self.plain.build(tuple(examples.x.shape[1:]), n_classes, seed, flip).to(default_device())
@@ -153,7 +153,7 @@ class PrivateDDPM(Diffusion):
             physical_batch=self.physical_batch,
             seed=seed,
         )
-        kept: dict[int, Trained] = {}
+        kept: dict[int, TrainedGenerator] = {}
         protections: set[Release] = set()
         for step, protection in enumerate(steps, 1):
             model.on_train_batch_end()
@@ -161,7 +161,9 @@ class PrivateDDPM(Diffusion):
             epoch, rest = divmod(step, DPSGD.steps(n, self.batch_size))
             if rest == 0 and epoch in epochs:
                 p = protection if len(protections) == 1 else Release()  # of two kinds of steps no receipt can tell
-                kept[epoch] = Trained(model.averaged(), Receipt(p.mechanism, p.q, p.sigma, p.sensitivity, step))
+                kept[epoch] = TrainedGenerator(
+                    model.averaged(), Receipt(p.mechanism, p.q, p.sigma, p.sensitivity, step)
+                )
         return kept
 
     def _key(self, examples: Examples, n_classes: int, flip: bool) -> int:

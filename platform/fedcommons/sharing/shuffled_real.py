@@ -25,7 +25,7 @@ class ShuffledReal:
     p: Annotated[float | None, "[0, 1)"] = None
     """share of a client's real images that is swapped; must be set"""
 
-    def check(self, flat: Mapping[str, Any]) -> None:
+    def check(self, fields: Mapping[str, Any]) -> None:
         """See ``Stage``."""
         if self.p is None:
             raise UserError("sharing.p must be set for setting shuffled_real: the share of real data that is swapped.")
