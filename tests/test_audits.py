@@ -19,7 +19,7 @@ from fedcommons.core.release import SAMPLED_GAUSSIAN
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from fedcommons.generators import ddpm
-from fedcommons.generators.generator import Receipt, Trained, Weights
+from fedcommons.generators.generator import Receipt, TrainedGenerator, Weights
 from fedcommons.runs.build import Assembled, assemble, contributions, noise_key, prepare
 from fedcommons.runs.experiment import run
 from fedcommons.sharing import synthetic_pool
@@ -139,7 +139,7 @@ class Parrot:
     sampling: ClassVar[tuple[str, ...]] = ()
 
     def fit(self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False) -> Any:
-        return {e: Trained({"x": examples.x, "y": examples.y}) for e in epochs}
+        return {e: TrainedGenerator({"x": examples.x, "y": examples.y}) for e in epochs}
 
     def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:
         return torch.stack([weights["x"][weights["y"] == label][0] for label in labels])

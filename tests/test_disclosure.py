@@ -47,7 +47,7 @@ from typing import ClassVar
 
 import torch
 
-from fedcommons.generators.generator import Receipt, Trained
+from fedcommons.generators.generator import Receipt, TrainedGenerator
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Generator:
 
     def fit(self, examples, n_classes, seed, epochs, *, flip=False):
         receipt = Receipt("sampled gaussian", q=0.1, sigma=self.sigma, sensitivity=1.0, steps=10)
-        return {e: Trained({"w": torch.zeros(1)}, receipt) for e in epochs}
+        return {e: TrainedGenerator({"w": torch.zeros(1)}, receipt) for e in epochs}
 
     def sample(self, weights, shape, n_classes, labels, seed):
         return torch.randint(0, 256, (len(labels), *shape), dtype=torch.uint8)

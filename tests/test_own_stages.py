@@ -58,8 +58,8 @@ class NoisedMeans:
 
     sigma: float = 0.1
 
-    def check(self, flat: Mapping[str, Any]) -> None:
-        if flat["dp.local"]:
+    def check(self, fields: Mapping[str, Any]) -> None:
+        if fields["dp.local"]:
             raise UserError("dp.local must be false with noised means.")
 
     def check_dealt(self, dealt: Dealt) -> None:

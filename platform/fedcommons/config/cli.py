@@ -9,7 +9,9 @@ from dataclasses import replace
 from math import isfinite
 from typing import Any, NoReturn, TextIO
 
+from fedcommons.config.declared import summary
 from fedcommons.config.experiment import Experiment
+from fedcommons.config.fields import Field
 from fedcommons.config.flat import SHORT_NAMES, choose, fields_for, full_name, generates, of_others, own_fields
 from fedcommons.config.given import Given, Line, read
 from fedcommons.config.options import Option, Options, Parser
@@ -36,10 +38,18 @@ def parser(
     chosen = _chosen(read(argv), defaults, lists or {})
     result = Parser(description, epilog=_epilog(), chosen=chosen, fields=fields_for(chosen))
     for name, field in result.fields.items():
-        within = f", in {field.allowed}" if field.allowed and "|" not in field.allowed else ""
         default = defaults.get(name, field.default)
-        result.add_argument(f"--{name}", type=field.hint, default=default, help=field.help + within)
+        result.add_argument(f"--{name}", type=field.hint, default=default, help=_help(name, field, chosen))
     return result
+
+
+def _help(name: str, field: Field, chosen: Mapping[str, Sequence[str]]) -> str:
+    """The field's line of help with its range; of a field that names a part, with all names, and what is chosen."""
+    for kind, k in KINDS.items():
+        if k.field == name:
+            told = [f"{part}: {summary(k.known[part])}" for part in chosen.get(kind, ()) if part in k.known]
+            return "; ".join([f"{field.help}: {', '.join(k.known)}, or an import path", *told])
+    return f"{field.help}, in {field.allowed}" if field.allowed and "|" not in field.allowed else field.help
 
 
 LISTS = {"algorithms": "algorithm", "settings": "sharing"}

@@ -46,7 +46,7 @@ from fedcommons.runs.checks import (
 from fedcommons.seeds import set_default_generator, wide_key
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.dealt import Dealt
-from fedcommons.sharing.needs import Need, Recipe, n_seen
+from fedcommons.sharing.needs import GeneratorRecipe, Need, n_seen
 from fedcommons.sharing.stage import (
     Contribution,
     Contributions,
@@ -85,11 +85,13 @@ class Prepared:
         return stage.needs(self.dealt, recipe(self.config)) if isinstance(stage, Generating) else ()
 
 
-def recipe(config: Experiment) -> Recipe:
+def recipe(config: Experiment) -> GeneratorRecipe:
     """What clients' generators are made with."""
     assert config.generator is not None
     name, digest = config.generator.name, config.source.get("generator")
-    return Recipe(name, part_of(config, "generator"), config.generator.rho, digest, config.generator.label_noise)
+    return GeneratorRecipe(
+        name, part_of(config, "generator"), config.generator.rho, digest, config.generator.label_noise
+    )
 
 
 @lru_cache(maxsize=2)  # the cells of a sweep share their data

@@ -26,7 +26,7 @@ from fedcommons.errors import UserError, shown
 from fedcommons.generators.generator import Receipt
 from fedcommons.seeds import numpy_generator
 from fedcommons.sharing.dealt import Dealt
-from fedcommons.sharing.needs import Need, Recipe
+from fedcommons.sharing.needs import GeneratorRecipe, Need
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class Shared:
 class Stage(Protocol):
     """Constants in a frozen dataclass, and functions that do not change their arguments; every draw is keyed.
 
-    Optional: ``needs`` (``Generating``); ``shorter`` (``TakesLong``); ``check(flat)``, which refuses an experiment by
+    Optional: ``needs`` (``Generating``); ``shorter`` (``TakesLong``); ``check(fields)``, which refuses an experiment by
     its fields (dotted names to values); ``check_dealt(dealt)``, which refuses data that the stage is not defined for.
     Both raise ``UserError``.
     """
@@ -184,7 +184,7 @@ class Stage(Protocol):
 class Generating(Protocol):
     """A stage for which clients' generators are trained beforehand; a sweep trains them once for all its trials."""
 
-    def needs(self, dealt: Dealt, recipe: Recipe) -> Sequence[Need]:
+    def needs(self, dealt: Dealt, recipe: GeneratorRecipe) -> Sequence[Need]:
         """What must be made before ``make`` is called: one ``Need`` per client, in client order."""
         ...
 

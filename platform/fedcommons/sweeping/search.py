@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from fedcommons.config.search_space import Space
+from fedcommons.config.search_space import SearchSpace
 from fedcommons.errors import UserError
 from fedcommons.sweeping.sweep import Cell
 
@@ -45,7 +45,7 @@ class Optuna:
     way: ``min`` or ``max``. Bergstra et al., "Algorithms for hyper-parameter optimization", NeurIPS 2011.
     """
 
-    def __init__(self, space: Space, way: str, seed: int) -> None:
+    def __init__(self, space: SearchSpace, way: str, seed: int) -> None:
         import optuna  # pyright: ignore[reportMissingImports]  (no dependency of ours)
         from ray import tune
         from ray.tune.search.optuna import OptunaSearch

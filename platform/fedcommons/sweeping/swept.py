@@ -29,6 +29,6 @@ def space(options: cli.Options) -> dict[str, Any]:
     return found
 
 
-def around(space: search_space.Space) -> dict[str, Any]:
+def around(space: search_space.SearchSpace) -> dict[str, Any]:
     """Those of the space that describe the environment, seeds included: points are not compared across them."""
     return {n: values for n, values in space.items() if n == "seed" or n.startswith(ENVIRONMENT)}
