@@ -1,7 +1,7 @@
 """The description of one experiment: frozen dataclasses whose fields have a range and a line of help.
 
 Fields that every run has are defined here. A part (algorithm, data set, partition, sharing stage, generator, model,
-straggler rule) defines its own constants. An experiment holds the constants of its chosen parts only, and so do
+straggler rule, tracker, measure) defines its own constants. An experiment holds the constants of its chosen parts only, and so do
 config.yaml and hashes.
 Where a paper has a symbol, the name follows it: alpha, p, rho, C (participation), E (epochs), B (batch_size).
 """
@@ -48,10 +48,10 @@ NONE, UNSET = Constants(), Constants()
 """``NONE``: no constants. ``UNSET``: to be replaced by the part's defaults."""
 
 
-def _complete(section: Any, kind: str, name: str) -> None:
-    """Put in a part's defaults if no constants were given."""
+def _complete(section: Any, kind: str, name: str | None) -> None:
+    """Put in a part's defaults if no constants were given; None: there is no part."""
     if section.constants is UNSET:
-        values = {n: f.default for n, f in parts.constants(kind, name).items()}
+        values = {n: f.default for n, f in parts.constants(kind, name).items()} if name else {}
         object.__setattr__(section, "constants", Constants(values))
 
 
@@ -251,6 +251,13 @@ class Measure:
     """also measure L_max, L_p and the pool's L by Lanczos' iteration: hundreds of passes over the data"""
     clients: bool = False
     """evaluate the server model on each client's own images after every round: clients.jsonl, and the worst client"""
+    measure: str | None = None
+    """import path of a measure of your own, taken in the rounds of `every` besides; default: none"""
+    constants: Constants = UNSET
+    __getattr__ = _constant
+
+    def __post_init__(self) -> None:
+        _complete(self, "measure", self.measure)
 
 
 @dataclass(frozen=True)
@@ -263,6 +270,13 @@ class Tracking:
     """project of the W&B run"""
     group: str | None = None
     """group of the W&B run; a sweep sets its own name"""
+    tracker: str | None = None
+    """import path of a tracker of your own, told every round besides; default: none"""
+    constants: Constants = UNSET
+    __getattr__ = _constant
+
+    def __post_init__(self) -> None:
+        _complete(self, "tracker", self.tracker)
 
 
 @dataclass(frozen=True)
@@ -304,5 +318,7 @@ class Experiment:
             names = {"algorithm": self.algorithm, "data": self.data.name, "partition": self.partition.name}
             names |= {"sharing": self.sharing.setting, "model": self.model.name, "straggler": self.straggler.rule}
             names |= {"generator": self.generator.name} if self.generator else {}
+            names |= {"tracker": self.tracking.tracker} if self.tracking.tracker else {}
+            names |= {"measure": self.measure.measure} if self.measure.measure else {}
             digests = {kind: digest for kind, name in names.items() if (digest := parts.source(name))}
             object.__setattr__(self, "source", Constants(digests))

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import IGNORED_BY_RESULTS, flat_dict
+from fedcommons.config.flat import flat_dict, is_ignored
 from fedcommons.convergence.laboratory import Laboratory
 from fedcommons.convergence.names import NAMES
 from fedcommons.core.executor import Executor
@@ -107,6 +107,6 @@ def summarise(
         **({"bytes_lost": end.traffic.lost} if "stragglers" in lines[-1] else {}),
         "rejected": rejections.records(end.rejected),
         "partition": dealt.fingerprint,
-        "config": {n: list(v) if type(v) is tuple else v for n, v in flat.items() if n not in IGNORED_BY_RESULTS},
+        "config": {n: list(v) if type(v) is tuple else v for n, v in flat.items() if not is_ignored(n)},
         **{name: found for name in NAMES if (found := course(name))},
     }
