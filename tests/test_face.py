@@ -1,4 +1,4 @@
-"""What ``from fedcommons import ...`` gives: every name is there, typed and told of, and documented programs need no more."""
+"""``from fedcommons import ...``: every name is there, typed and told of, and documented programs need no more."""
 
 import ast
 import json

@@ -12,6 +12,7 @@ data        Examples, Source, Partition
 sharing     Stage, Generating, TakesLong, Dealt, Contribution, Contributions, Assigned, Need, Recipe
 generators  Generator, Trained, Receipt
 late ones   Rule
+watching    Tracker, Measure, RunData
 
 These names are stable, and so are the fields of an experiment with their defaults, and the files of a run folder.
 Everything else may change in any version. docs/own_parts.md, docs/notebook.ipynb and examples/ show how they are used.
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from fedcommons.core.executor import Executor
     from fedcommons.core.local import LocalSGD, Work
     from fedcommons.core.release import Release
+    from fedcommons.core.worker import RunData
     from fedcommons.data.clients import ClientData, Clients
     from fedcommons.data.examples import Examples, Source
     from fedcommons.data.partition import Partition
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from fedcommons.generators.generator import Generator, Receipt, Trained
     from fedcommons.reports.cells import means
     from fedcommons.reports.frames import load_clients, load_rounds, load_runs
+    from fedcommons.runs.own_measure import Measure
     from fedcommons.seeds import generator, numpy_generator, seed_for, set_default_generator
     from fedcommons.sharing.dealt import Dealt
     from fedcommons.sharing.needs import Need, Recipe
@@ -71,6 +74,7 @@ if TYPE_CHECKING:
     )
     from fedcommons.testing.contract import check_algorithm
     from fedcommons.testing.federations import least_squares
+    from fedcommons.tracking.tracker import Tracker
 
 __version__ = "0.2.0"
 
@@ -82,6 +86,7 @@ _HOMES = {
     "core.executor": "Executor",
     "core.local": "LocalSGD Work",
     "core.release": "Release",
+    "core.worker": "RunData",
     "data.clients": "ClientData Clients",
     "data.examples": "Examples Source",
     "data.partition": "Partition",
@@ -90,6 +95,7 @@ _HOMES = {
     "generators.generator": "Generator Receipt Trained",
     "reports.cells": "means",
     "reports.frames": "load_clients load_rounds load_runs",
+    "runs.own_measure": "Measure",
     "seeds": "generator numpy_generator seed_for set_default_generator",
     "sharing.dealt": "Dealt",
     "sharing.needs": "Need Recipe",
@@ -99,6 +105,7 @@ _HOMES = {
     "tensors": "Flat Payload add copy flat flatten norm put scalar scale select sq_norm sub zeros_like",
     "testing.contract": "check_algorithm",
     "testing.federations": "least_squares",
+    "tracking.tracker": "Tracker",
 }
 """Which names stand in which module. A module is imported when a name is asked for, as torch alone takes seconds."""
 
@@ -107,11 +114,11 @@ _MODULES = {name: module for module, names in _HOMES.items() for name in names.s
 __all__ = [
     "Algorithm", "Assigned", "ChoosesClients", "ClientData", "ClientError", "Clients", "Common", "Contribution",
     "Contributions", "Dealt", "Examples", "Executor", "Experiment", "Facts", "Flat", "Generating", "Generator",
-    "LocalSGD", "Message", "Need", "Partition", "Payload", "Receipt", "Recipe", "Release", "Replies", "Reply", "Result",
-    "Rule", "Shares", "Source", "Stage", "State", "TakesLong", "TellsWork", "Trained", "UserError", "Work", "add",
-    "audit_method", "check_algorithm", "copy", "experiment", "flat", "flatten", "generator", "least_squares",
-    "load_clients", "load_rounds", "load_runs", "means", "norm", "numpy_generator", "put", "run", "scalar", "scale",
-    "seed_for", "select", "set_default_generator", "sq_norm", "sub", "sweep", "zeros_like",
+    "LocalSGD", "Measure", "Message", "Need", "Partition", "Payload", "Receipt", "Recipe", "Release", "Replies",
+    "Reply", "Result", "Rule", "RunData", "Shares", "Source", "Stage", "State", "TakesLong", "TellsWork", "Tracker",
+    "Trained", "UserError", "Work", "add", "audit_method", "check_algorithm", "copy", "experiment", "flat", "flatten",
+    "generator", "least_squares", "load_clients", "load_rounds", "load_runs", "means", "norm", "numpy_generator", "put",
+    "run", "scalar", "scale", "seed_for", "select", "set_default_generator", "sq_norm", "sub", "sweep", "zeros_like",
 ]  # fmt: skip
 
 

@@ -144,7 +144,8 @@ def find(kind: str, name: str) -> Callable[..., Any]:
     known, field = KINDS[kind].known, KINDS[kind].field
     where, _, attribute = known.get(name, name).rpartition(":")
     if name not in known and not is_own(name):
-        raise unknown(field, name, known, f"or an import path of your own, such as my_{kind}.py:Name")
+        own = f"an import path of your own, such as my_{kind}.py:Name"
+        raise unknown(field, name, known, f"or {own}" if known else own)
     module = _module(where, f"{field} {shown(name)}")
     if not callable(found := getattr(module, attribute, None)):
         near = nearest(attribute, [n for n, thing in vars(module).items() if callable(thing)])

@@ -14,13 +14,15 @@ from fedcommons.federation import rejections
 from fedcommons.federation.evaluation import ModelTask, evaluate, evaluate_clients
 from fedcommons.federation.rounds import Standing
 from fedcommons.runs.build import Assembled
+from fedcommons.runs.own_measure import measured
 from fedcommons.seeds import seed_for
 from fedcommons.tensors import flat
 from fedcommons.tracking.run_folder import accuracies
 
 
 def observe(ready: Assembled, executor: Executor, now: Standing) -> dict[str, float]:
-    """Metrics of the server model (on the test data of the others), every few rounds the convergence parameters at it.
+    """Metrics of the server model (on the test data of the others), every few rounds the convergence parameters at it,
+    and what a measure of somebody's own says.
 
     What its module draws is keyed by round, set and chunk.
     """
@@ -40,6 +42,8 @@ def observe(ready: Assembled, executor: Executor, now: Standing) -> dict[str, fl
             if found.standard_error:
                 metrics[f"convergence/{name}_se"] = found.standard_error
         metrics["convergence/bytes"] = laboratory.nbytes(at, m.smoothness)
+        if m.measure:
+            metrics |= measured(executor, at, m.measure, m.constants)
     return metrics
 
 
