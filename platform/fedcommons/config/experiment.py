@@ -1,8 +1,8 @@
 """The description of one experiment: frozen dataclasses whose fields have a range and a line of help.
 
 Fields that every run has are defined here. A part (algorithm, data set, partition, sharing stage, generator, model,
-straggler rule, tracker, measure) defines its own constants. An experiment holds the constants of its chosen parts only, and so do
-config.yaml and hashes.
+straggler rule, tracker, measure) defines its own constants. An experiment holds the constants of its chosen parts only,
+and so do config.yaml and hashes.
 Where a paper has a symbol, the name follows it: alpha, p, rho, C (participation), E (epochs), B (batch_size).
 """
 
