@@ -11,6 +11,8 @@ from pathlib import Path
 
 import yaml
 
+import fedcommons
+
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 APACHE_2 = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
@@ -21,6 +23,7 @@ def test_wheel_and_source_hold_the_licences_exact_text(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", tmp_path], cwd=ROOT, check=True, timeout=100)
     (wheel,), (source,) = tmp_path.glob("*.whl"), tmp_path.glob("*.tar.gz")
     with zipfile.ZipFile(wheel) as files:
+        assert "fedcommons/py.typed" in files.namelist()
         (name,) = [name for name in files.namelist() if name.endswith("/LICENSE")]
         assert sha256(files.read(name)).hexdigest() == APACHE_2
         (name,) = [name for name in files.namelist() if name.endswith("/METADATA")]
@@ -40,7 +43,8 @@ def test_citation_and_changelog_are_of_this_version() -> None:
         assert {"type", "title", "authors"} <= reference.keys()
     sections = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
     assert sections[0] == "[Unreleased]"
-    assert PROJECT["version"] in (ROOT / "CHANGELOG.md").read_text()
+    assert re.fullmatch(rf"\[{PROJECT['version']}\] - \d{{4}}-\d\d-\d\d", sections[1])
+    assert fedcommons.__version__ == PROJECT["version"]
 
 
 def test_no_link_or_docstring_names_a_page_that_is_not_there() -> None:

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parent.parent
-PAGE, CONTRIBUTING = (ROOT / name for name in ("docs/own_parts.md", "CONTRIBUTING.md"))
+PAGE = ROOT / "docs" / "own_parts.md"
 COMMANDS = [
     line for block in re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.S) for line in block.strip().splitlines()
 ]
@@ -24,13 +24,13 @@ def _blocks(path: Path) -> list[str]:
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Path:
-    """A folder with the page's files, and CONTRIBUTING's method in my_lab.py."""
+    """A folder with the page's files, the method of examples/ in my_lab.py, and examples/ itself."""
     for text in _blocks(PAGE):
         name = re.match(r"# (\w+\.py)\n", text)
         assert name, text[:80]
         (tmp_path / name[1]).write_text(text)
-    (method,) = [text for text in _blocks(CONTRIBUTING) if "class FedAvgM" in text]
-    (tmp_path / "my_lab.py").write_text(method.partition("\ncheck_algorithm")[0])
+    (tmp_path / "my_lab.py").write_text((ROOT / "examples" / "own_method.py").read_text())
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     return tmp_path
 
 
@@ -75,6 +75,11 @@ def test_a_run_with_ones_own_parts(lab: Path, command: str) -> None:
         late = [line["late"] for line in rounds[1:]]
         assert any(late)
         assert all(i % 2 == number % 2 for number, ids in enumerate(late, 1) for i in ids)
+    if folder.name == "watched":
+        told = (folder / "metrics.csv").read_text().splitlines()
+        assert {line.split(",")[0] for line in told[1:]} == {"0", "1", "2", "3"}
+        assert [line["round"] for line in rounds if "measure/sharpness" in line] == [0, 2, 3]
+        assert config["source"].keys() == {"tracker", "measure"}
     if folder.name == "neighbours":
         assert summary["p"] > 0
         assert summary["privacy"]["epsilon_of_messages"] is None

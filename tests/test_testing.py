@@ -1,4 +1,4 @@
-"""``fedcommons.testing`` as others use it: for any object with the four functions, and as CONTRIBUTING.md shows."""
+"""``fedcommons.testing`` as others use it: for any object with the four functions, and for the method of examples/."""
 
 import ast
 import re
@@ -46,12 +46,8 @@ def test_no_check_rests_on_an_assert_statement_and_no_import_on_ray(path: Path) 
     assert not [line for line in at_import if re.search(r"\bray\b|ray_actors|cluster", line)]
 
 
-def test_contributings_example_keeps_the_contract_and_has_the_property_it_names(tmp_path: Path) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
-    assert example.rstrip().splitlines()[-1].startswith("check_algorithm(")
-    path = tmp_path / "fedavgm.py"
-    path.write_text(example)
-    kind = runpy.run_path(str(path), run_name="fedavgm")["FedAvgM"]
+def test_the_example_of_a_method_has_the_property_that_contributing_names() -> None:
+    kind = runpy.run_path(str(ROOT / "examples" / "own_method.py"), run_name="own_method")["FedAvgM"]
     federation = digits()
     without, fedavg, with_momentum = (
         federation.play(algorithm, federation.plan(3))[-1][0].model.buffer

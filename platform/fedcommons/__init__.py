@@ -1,40 +1,131 @@
 """fedcommons: federated learning when clients' data differ and clients may put something into a commons.
 
-From Python: ``experiment`` describes a run, ``run`` and ``sweep`` run one or many, ``load_runs`` and ``load_rounds``
-read what runs have left into frames, ``check_algorithm`` proves a method of your own. docs/notebook.ipynb shows all.
+``from fedcommons import ...`` gives all that experiments and parts of one's own need:
+
+runs        Experiment, experiment, run, Result, sweep, load_runs, load_rounds, load_clients, means, UserError,
+            ClientError
+methods     Algorithm, ChoosesClients, Shares, TellsWork, Facts, State, Message, Reply, Replies, Common, Release, Work,
+            LocalSGD, ClientData, Clients, Executor; check_algorithm, least_squares and audit_method test them
+arithmetic  Flat, Payload, flat, flatten, scalar, add, sub, scale, zeros_like, copy, select, put, norm, sq_norm
+draws       seed_for, generator, numpy_generator, set_default_generator
+data        Examples, Source, Partition
+sharing     Stage, Generating, TakesLong, Dealt, Contribution, Contributions, Assigned, Need, Recipe
+generators  Generator, TrainedGenerator, Receipt
+late ones   Rule
+watching    Tracker, Measure, RunData
+
+These names are stable, and so are the fields of an experiment with their defaults, and the files of a run folder.
+Everything else may change in any version. docs/own_parts.md, docs/notebook.ipynb and examples/ show how they are used.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedcommons.audits.canaries import audit_method
     from fedcommons.config.experiment import Experiment
     from fedcommons.config.presets import experiment
+    from fedcommons.core.algorithm import (
+        Algorithm,
+        ChoosesClients,
+        Common,
+        Facts,
+        Message,
+        Replies,
+        Reply,
+        Shares,
+        State,
+        TellsWork,
+    )
+    from fedcommons.core.executor import Executor
+    from fedcommons.core.local import LocalSGD, Work
+    from fedcommons.core.release import Release
+    from fedcommons.core.worker import RunData
+    from fedcommons.data.clients import ClientData, Clients
+    from fedcommons.data.examples import Examples, Source
+    from fedcommons.data.partition import Partition
+    from fedcommons.errors import ClientError, UserError
+    from fedcommons.federation.stragglers import Rule
+    from fedcommons.generators.generator import Generator, Receipt, TrainedGenerator
     from fedcommons.reports.cells import means
     from fedcommons.reports.frames import load_clients, load_rounds, load_runs
+    from fedcommons.runs.own_measure import Measure
+    from fedcommons.seeds import generator, numpy_generator, seed_for, set_default_generator
+    from fedcommons.sharing.dealt import Dealt
+    from fedcommons.sharing.needs import Need, Recipe
+    from fedcommons.sharing.stage import Assigned, Contribution, Contributions, Generating, Stage, TakesLong
     from fedcommons.sweeping.many import sweep
     from fedcommons.sweeping.one import Result, run
+    from fedcommons.tensors import (
+        Flat,
+        Payload,
+        add,
+        copy,
+        flat,
+        flatten,
+        norm,
+        put,
+        scalar,
+        scale,
+        select,
+        sq_norm,
+        sub,
+        zeros_like,
+    )
     from fedcommons.testing.contract import check_algorithm
+    from fedcommons.testing.federations import least_squares
+    from fedcommons.tracking.tracker import Tracker
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
-    "Experiment": "config.experiment", "experiment": "config.presets", "means": "reports.cells",
-    "load_clients": "reports.frames", "load_rounds": "reports.frames", "load_runs": "reports.frames",
-    "Result": "sweeping.one", "run": "sweeping.one", "sweep": "sweeping.many", "check_algorithm": "testing.contract",
-}  # fmt: skip
-"""Where each name stands. It is imported when it is asked for, as torch alone takes seconds."""
+    "audits.canaries": "audit_method",
+    "config.experiment": "Experiment",
+    "config.presets": "experiment",
+    "core.algorithm": "Algorithm ChoosesClients Common Facts Message Replies Reply Shares State TellsWork",
+    "core.executor": "Executor",
+    "core.local": "LocalSGD Work",
+    "core.release": "Release",
+    "core.worker": "RunData",
+    "data.clients": "ClientData Clients",
+    "data.examples": "Examples Source",
+    "data.partition": "Partition",
+    "errors": "ClientError UserError",
+    "federation.stragglers": "Rule",
+    "generators.generator": "Generator Receipt TrainedGenerator",
+    "reports.cells": "means",
+    "reports.frames": "load_clients load_rounds load_runs",
+    "runs.own_measure": "Measure",
+    "seeds": "generator numpy_generator seed_for set_default_generator",
+    "sharing.dealt": "Dealt",
+    "sharing.needs": "Need Recipe",
+    "sharing.stage": "Assigned Contribution Contributions Generating Stage TakesLong",
+    "sweeping.many": "sweep",
+    "sweeping.one": "Result run",
+    "tensors": "Flat Payload add copy flat flatten norm put scalar scale select sq_norm sub zeros_like",
+    "testing.contract": "check_algorithm",
+    "testing.federations": "least_squares",
+    "tracking.tracker": "Tracker",
+}
+"""Which names stand in which module. A module is imported when a name is asked for, as torch alone takes seconds."""
+
+_MODULES = {name: module for module, names in _HOMES.items() for name in names.split()}
 
 __all__ = [
-    "Experiment", "Result", "check_algorithm", "experiment", "load_clients", "load_rounds", "load_runs", "means", "run",
-    "sweep",
+    "Algorithm", "Assigned", "ChoosesClients", "ClientData", "ClientError", "Clients", "Common", "Contribution",
+    "Contributions", "Dealt", "Examples", "Executor", "Experiment", "Facts", "Flat", "Generating", "Generator",
+    "LocalSGD", "Measure", "Message", "Need", "Partition", "Payload", "Receipt", "Recipe", "Release", "Replies",
+    "Reply", "Result", "Rule", "RunData", "Shares", "Source", "Stage", "State", "TakesLong", "TellsWork", "Tracker",
+    "TrainedGenerator", "UserError", "Work", "add", "audit_method", "check_algorithm", "copy", "experiment", "flat",
+    "flatten", "generator", "least_squares", "load_clients", "load_rounds", "load_runs", "means", "norm",
+    "numpy_generator", "put", "run", "scalar", "scale", "seed_for", "select", "set_default_generator", "sq_norm", "sub", "sweep", "zeros_like",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -98,6 +98,7 @@ NAMES: Mapping[str, Sequence[str]] = {
     "seeds": ("0", "0,1", "3,1"), "alphas": ("0.1", "0.01,0.1", "1,10"), "federations": ("4:1", "4:1,4:0.5"),
     "lrs": ("0.1", "0.05,0.1"), "p": ("0,0.5", "0.25", "0,0.1,0.5"), "check-p": ("0.25", "0.1,0.5"),
     "epochs": ("1", "1,2"), "noise": ("0", "0,0.5"), "generator-epochs": ("1", "1,2", ""),
+    "tracking.tracker": ("null", "~"), "measure.measure": ("null", "~"),
     "space": ("alpha=0.01,0.1", "p=uniform(0,0.5)", "lr=loguniform(0.01,0.1)", "client.epochs=randint(1,3)"),
 }  # fmt: skip
 """Good values of the options that are names or lists in a text."""
@@ -203,4 +204,5 @@ def meaning(option: Option, text: str) -> Any:
     return [int(n) for n in found[1].split(",")] if found else UNSURE
 
 
-_NAMED = [name for name in NAMES if name.endswith((".name", ".setting", ".schedule", ".sampler", ".optimizer"))]
+_ENDS = (".name", ".setting", ".schedule", ".sampler", ".optimizer", ".tracker", ".measure")
+_NAMED = [name for name in NAMES if name.endswith(_ENDS)]

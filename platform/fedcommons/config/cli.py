@@ -16,7 +16,7 @@ from fedcommons.config.flat import SHORT_NAMES, choose, fields_for, full_name, g
 from fedcommons.config.given import Given, Line, read
 from fedcommons.config.options import Option, Options, Parser
 from fedcommons.config.parts import KINDS
-from fedcommons.config.reading import value_of
+from fedcommons.config.reading import NULLS, value_of
 from fedcommons.errors import ClientError, UserError, sentence, shown, unknown
 from fedcommons.paths import user_path
 
@@ -65,12 +65,14 @@ def _chosen(asked: Sequence[Given], defaults: Mapping[str, Any], lists: Mapping[
         options = [k.field, *(short for short, field in SHORT_NAMES.items() if field == k.field), *of_kind]
         texts = [text for o in options if o in last and isinstance(text := last[o].value, str)]
         if not texts:
-            texts = [lists[o] for o in of_kind] or [str(defaults.get(k.field, own_fields()[k.field].default))]
+            default = defaults.get(k.field, own_fields()[k.field].default)
+            texts = [lists[o] for o in of_kind] or ([] if default is None else [str(default)])
+        texts = [text for text in texts if not (k.is_optional and text.strip() in NULLS)]
         texts += [text for one in asked if one.name == "space" for text in _swept(one, k.field)]
         found[kind] = list(dict.fromkeys(name.strip() for text in texts for name in text.split(",") if name.strip()))
     if not any(generates(setting) for setting in found["sharing"]):
         del found["generator"]
-    return found
+    return {kind: names for kind, names in found.items() if names or not KINDS[kind].is_optional}
 
 
 def _swept(one: Given, field: str) -> list[str]:

@@ -1,8 +1,8 @@
 """The description of one experiment: frozen dataclasses whose fields have a range and a line of help.
 
 Fields that every run has are defined here. A part (algorithm, data set, partition, sharing stage, generator, model,
-straggler rule) defines its own constants. An experiment holds the constants of its chosen parts only, and so do
-config.yaml and hashes.
+straggler rule, tracker, measure) defines its own constants. An experiment holds the constants of its chosen parts only,
+and so do config.yaml and hashes.
 Where a paper has a symbol, the name follows it: alpha, p, rho, C (participation), E (epochs), B (batch_size).
 To the help of a field that names a part, ``cli`` adds the names that there are.
 """
@@ -50,10 +50,10 @@ NONE, UNSET = Constants(), Constants()
 """``NONE``: no constants. ``UNSET``: to be replaced by the part's defaults."""
 
 
-def _complete(section: Any, kind: str, name: str) -> None:
-    """Put in a part's defaults if no constants were given."""
+def _complete(section: Any, kind: str, name: str | None) -> None:
+    """Put in a part's defaults if no constants were given; None: there is no part."""
     if section.constants is UNSET:
-        values = {n: f.default for n, f in parts.constants(kind, name).items()}
+        values = {n: f.default for n, f in parts.constants(kind, name).items()} if name else {}
         object.__setattr__(section, "constants", Constants(values))
 
 
@@ -250,6 +250,13 @@ class Measure:
     """also measure L_max, L_p and the pool's L by Lanczos' iteration: hundreds of passes over the data"""
     clients: bool = False
     """evaluate the server model on each client's own images after every round: clients.jsonl, and the worst client"""
+    measure: str | None = None
+    """import path of a measure of your own, taken in the rounds of `every` besides; default: none"""
+    constants: Constants = UNSET
+    __getattr__ = _constant
+
+    def __post_init__(self) -> None:
+        _complete(self, "measure", self.measure)
 
 
 @dataclass(frozen=True)
@@ -262,6 +269,13 @@ class Tracking:
     """project of the W&B run"""
     group: str | None = None
     """group of the W&B run; a sweep sets its own name"""
+    tracker: str | None = None
+    """import path of a tracker of your own, told every round besides; default: none"""
+    constants: Constants = UNSET
+    __getattr__ = _constant
+
+    def __post_init__(self) -> None:
+        _complete(self, "tracker", self.tracker)
 
 
 @dataclass(frozen=True)
@@ -308,7 +322,9 @@ class Experiment:
         names = {"algorithm": self.algorithm, "data": self.data.name, "partition": self.partition.name}
         names |= {"sharing": self.sharing.setting}
         names |= {"generator": self.generator.name} if self.generator else {}
-        return Constants({**names, "straggler": self.straggler.rule, "model": self.model.name})
+        names |= {"straggler": self.straggler.rule, "model": self.model.name}
+        own = {"tracker": self.tracking.tracker, "measure": self.measure.measure}
+        return Constants({**names, **{kind: name for kind, name in own.items() if name}})
 
     @cached_property
     def flat(self) -> Mapping[str, Any]:
@@ -318,8 +334,9 @@ class Experiment:
             value = getattr(self, field_.name)
             if is_dataclass(value):
                 own = {g.name: getattr(value, g.name) for g in fields(value) if g.name != "constants"}
-                constants = getattr(value, "constants", {}) if "constants" in value.__dict__ else {}
-                values |= {f"{field_.name}.{n}": v for n, v in {**own, **constants}.items()}
+                constants = getattr(value, "constants", {})
+                held = {f"{field_.name}.{n}": v for n, v in {**own, **constants}.items()}
+                values |= {n: v for n, v in held.items() if v is not None or n not in parts.OPTIONAL}
             elif field_.name not in ("constants", "source", "beside", "generator"):
                 values[field_.name] = value
         section = parts.section("algorithm", self.algorithm)

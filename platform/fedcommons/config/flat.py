@@ -25,7 +25,7 @@ from fedcommons.config.experiment import (
     Tracking,
 )  # fmt: skip
 from fedcommons.config.fields import Field, fields_of
-from fedcommons.config.parts import KINDS
+from fedcommons.config.parts import KINDS, OPTIONAL
 from fedcommons.errors import UserError, shown, unknown
 
 SECTIONS = {
@@ -37,7 +37,7 @@ IGNORED_BY_RESULTS = (
     "artifacts", "data.dir", "data.download", "federation.executor", "federation.actors", "federation.gpus_per_actor",
     "federation.checkpoint_every", "federation.memory_mb", "tracking.wandb", "tracking.project", "tracking.group",
 )  # fmt: skip
-"""Fields that may change between a run and its resumption, because no result depends on them."""
+"""Fields of every run that may change between it and its resumption, because no result depends on them."""
 
 SHORT_NAMES = {
     "alpha": "partition.alpha", "p": "sharing.p", "rho": "generator.rho", "sigma": "dp.noise_multiplier",
@@ -50,12 +50,20 @@ SHORT_NAMES = {
 _HELD = {"constants", "source", "beside", *SECTIONS}
 
 
+def is_ignored(name: str) -> bool:
+    """Whether no result depends on a field: those of ``IGNORED_BY_RESULTS``, and a tracker, its constants and its code.
+
+    A measure is none of these: its numbers stand in the record, which is the same after a resumption.
+    """
+    return name in IGNORED_BY_RESULTS or name.startswith("tracking.") or name == "source.tracker"
+
+
 @cache
 def own_fields() -> Mapping[str, Field]:
     """The fields of every run, and those of the section ``generator``."""
     found = dict(fields_of(Experiment, _HELD))
     for section, kind in SECTIONS.items():
-        found |= {f"{section}.{n}": f for n, f in fields_of(kind, _HELD).items()}
+        found |= {f"{section}.{n}": f for n, f in fields_of(kind, ("constants",)).items()}
     return found
 
 
@@ -70,7 +78,13 @@ def fields_for(chosen: Mapping[str, Sequence[str]], reread: bool = True) -> dict
             section = parts.section(kind, name)
             if kind == "algorithm" and section in SECTIONS:
                 raise UserError(f"algorithm {name} needs another name: {section} is a section of every experiment.")
-            found |= {f"{section}.{n}": f for n, f in parts.constants(kind, name, reread).items()}
+            constants = parts.constants(kind, name, reread)
+            if parts.is_own(name) and (taken := [n for n in constants if f"{section}.{n}" in own_fields()]):
+                raise UserError(
+                    f"{KINDS[kind].field} {shown(name)}: its constant {taken[0]} needs another name, as every "
+                    f"experiment has a field {section}.{taken[0]}."
+                )
+            found |= {f"{section}.{n}": f for n, f in constants.items()}
     return found
 
 
@@ -125,8 +139,8 @@ def override(config: Experiment, values: Mapping[str, Any]) -> Experiment:
     old, now = flat_dict(config), _names({**flat_dict(config), **values})
     kept = {n: v for n, v in old.items() if not _replaced(n, config, now)}
     found = choose({**config.beside, **kept, **values}, config.beside)
-    for name in values:
-        if name not in flat_dict(found):
+    for name, value in values.items():
+        if name not in flat_dict(found) and not (name in OPTIONAL and value is None):
             raise not_chosen(name, found)
     return found
 
@@ -175,7 +189,8 @@ def from_dict(values: Mapping[str, Any]) -> Experiment:
     for name, value in values.items():
         inner = value.items() if isinstance(value, Mapping) else ()
         flat |= {f"{name}.{k}": tuple(v) if isinstance(v, list) else v for k, v in inner} or {name: value}
-    names = {kind: flat.get(k.field, own_fields()[k.field].default) for kind, k in KINDS.items()}
+    chosen: dict[str, Any] = {kind: flat.get(k.field, own_fields()[k.field].default) for kind, k in KINDS.items()}
+    names = {kind: name for kind, name in chosen.items() if name is not None or not KINDS[kind].is_optional}
     if wrong := [kind for kind, name in names.items() if not isinstance(name, str)]:
         raise ValueError(f"{KINDS[wrong[0]].field} is {shown(names[wrong[0]])} and no str")
     if not (generates(names["sharing"]) if not parts.is_own(names["sharing"]) else "generator" in values):
@@ -202,7 +217,7 @@ def same_results(a: Experiment, b: Experiment) -> list[str]:
     """Names of the fields that differ and on which results depend; empty if the results must be the same."""
     one, other = flat_dict(a), flat_dict(b)
     missing = object()
-    names = [n for n in {**one, **other} if n not in IGNORED_BY_RESULTS]
+    names = [n for n in {**one, **other} if not is_ignored(n)]
     return [n for n in names if one.get(n, missing) != other.get(n, missing)]
 
 
@@ -213,7 +228,7 @@ def deciding(config: Experiment) -> dict[str, Any]:
     instead.
     """
     known = fields_for({kind: [name] for kind, name in chosen(config).items()}, reread=False)
-    flat = {n: v for n, v in flat_dict(config).items() if n not in IGNORED_BY_RESULTS}
+    flat = {n: v for n, v in flat_dict(config).items() if not is_ignored(n)}
     return {n: v for n, v in flat.items() if n not in known or v != known[n].default}
 
 
@@ -253,8 +268,9 @@ def of_others(name: str, chosen: Mapping[str, Sequence[str]]) -> UserError | Non
 
 
 def _names(values: Mapping[str, Any]) -> dict[str, str]:
-    """The name of the part of each kind that these values choose."""
-    names = {kind: str(values.get(k.field, own_fields()[k.field].default)) for kind, k in KINDS.items()}
+    """The name of the part of each kind that these values choose; no kind that a run need not have and has not."""
+    found = {kind: values.get(k.field, own_fields()[k.field].default) for kind, k in KINDS.items()}
+    names = {kind: str(name) for kind, name in found.items() if name is not None or not KINDS[kind].is_optional}
     if not generates(names["sharing"]):
         del names["generator"]
     return names

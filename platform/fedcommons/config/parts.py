@@ -31,13 +31,14 @@ class Kind:
     """A kind of part: the field that names it, where the package's own are, and the arguments that are passed.
 
     handed: always; required: to a parameter without a default; with one it is a constant, as it was before these were
-    passed.
+    passed. is_optional: a run need not have one, and the field is None by default.
     """
 
     field: str
     known: Mapping[str, str]
     handed: frozenset[str] = frozenset()
     required: frozenset[str] = frozenset()
+    is_optional: bool = False
 
     @property
     def section(self) -> str:
@@ -126,7 +127,12 @@ KINDS: Mapping[str, Kind] = {
         },
         frozenset({"shape", "n_classes", "mean", "std", "lr", "momentum", "weight_decay", "optimizer"}),
     ),
+    "tracker": Kind("tracking.tracker", {}, frozenset({"folder", "config"}), is_optional=True),
+    "measure": Kind("measure.measure", {}, is_optional=True),
 }
+
+OPTIONAL = frozenset(kind.field for kind in KINDS.values() if kind.is_optional)
+"""Fields that an experiment has only where it has such a part."""
 
 
 def find(kind: str, name: str) -> Callable[..., Any]:
@@ -138,7 +144,8 @@ def find(kind: str, name: str) -> Callable[..., Any]:
     known, field = KINDS[kind].known, KINDS[kind].field
     where, _, attribute = known.get(name, name).rpartition(":")
     if name not in known and not is_own(name):
-        raise unknown(field, name, known, f"or an import path of your own, such as my_{kind}.py:Name")
+        own = f"an import path of your own, such as my_{kind}.py:Name"
+        raise unknown(field, name, known, f"or {own}" if known else own)
     module = _module(where, f"{field} {shown(name)}")
     if not callable(found := getattr(module, attribute, None)):
         near = nearest(attribute, [n for n, thing in vars(module).items() if callable(thing)])

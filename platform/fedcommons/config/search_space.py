@@ -9,7 +9,7 @@ import numpy as np
 
 from fedcommons.config import cli
 from fedcommons.config.fields import Field
-from fedcommons.config.flat import IGNORED_BY_RESULTS, SHORT_NAMES, full_name
+from fedcommons.config.flat import SHORT_NAMES, full_name, is_ignored
 from fedcommons.errors import UserError, shown, unknown
 from fedcommons.seeds import numpy_generator
 
@@ -38,7 +38,7 @@ def parse(texts: Sequence[str], fields: Mapping[str, Field], chosen: Mapping[str
             raise unknown("swept field", name, [*SHORT_NAMES, *fields])
         if not equals or not values.strip():
             raise UserError(f"--space takes NAME=VALUES such as alpha=0.01,0.1 or p=uniform(0,0.5), got {shown(text)}.")
-        if field in IGNORED_BY_RESULTS:
+        if is_ignored(field):
             raise UserError(f"--space: {field} changes no result and cannot be swept.")
         if field in space:
             raise UserError(f"--space: {field} is swept twice.")

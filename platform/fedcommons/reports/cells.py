@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.accounting.communication import UntilTarget
-from fedcommons.config.flat import IGNORED_BY_RESULTS, own_fields
+from fedcommons.config.flat import is_ignored, own_fields
 from fedcommons.errors import unknown
 
 if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
@@ -38,7 +38,7 @@ class Cell:
 def fields(runs: "pd.DataFrame") -> list[str]:
     """The columns of a frame of ``load_runs`` that are fields of the config and may tell cells apart."""
     own = [n for n in runs.columns if n in own_fields() or ("." in n and "/" not in n)]
-    return sorted((n for n in own if n != "seed" and n not in IGNORED_BY_RESULTS), key=_place)
+    return sorted((n for n in own if n != "seed" and not is_ignored(n)), key=_place)
 
 
 def _place(name: str) -> int:

@@ -329,7 +329,7 @@ def build_worker(config: Experiment, facts: Dataset, here: str, algorithm: Algor
     """
     if algorithm is None:
         os.environ[parts.HERE] = here
-        require_sources(config, ("model", "algorithm"))
+        require_sources(config, ("model", "algorithm", "measure"))
     device = default_device()
     loop = local_loop(config, facts.augment)
     work = Work(build_module(config, facts), device, loop, config.federation.weighting)

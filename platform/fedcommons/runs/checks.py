@@ -29,6 +29,8 @@ def check(config: Experiment) -> None:
     known = fields_for({kind: [name] for kind, name in names.items()})
     for name, field in known.items():
         if name not in flat:
+            if name in parts.OPTIONAL:
+                continue
             raise UserError(f"{name} is missing: the part it belongs to has got it since this experiment was written.")
         if type(flat[name]) not in field.kinds and Any not in field.kinds:
             kinds = " or ".join(kind.__name__ for kind in field.kinds)
@@ -40,6 +42,8 @@ def check(config: Experiment) -> None:
     require_sources(config)
     if not c.measure.every and (c.measure.samples is not None or c.measure.smoothness):
         raise UserError("measure.every must be at least 1 with measure.samples or measure.smoothness: 0 is never.")
+    if not c.measure.every and c.measure.measure:
+        raise UserError("measure.every must be at least 1 with measure.measure: 0 is never.")
     require_participants(c.federation.participation, c.partition.n_clients)
     if c.federation.executor == "ray_actors" and c.federation.actors > c.federation.blocks:
         raise UserError(

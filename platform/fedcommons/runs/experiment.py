@@ -22,6 +22,7 @@ from fedcommons.files import write_json
 from fedcommons.runs import measures
 from fedcommons.runs.build import Assembled, Prepared, assemble, prepare, synthetic_images
 from fedcommons.sharing import synthetic_pool
+from fedcommons.tracking.own_tracker import OwnTracker
 from fedcommons.tracking.run_folder import RunFolder, opened, read_finished
 from fedcommons.tracking.tracker import Tracker
 
@@ -126,18 +127,21 @@ def _left(ready: Assembled, record: RunFolder, resume: bool) -> Standing:
 
 
 def _trackers(config: Experiment, record: RunFolder, p: float, say: Callable[[str], None]) -> list[Tracker]:
-    """The run folder and, unless it is off, W&B, which a resumed run tells the earlier rounds again.
+    """The run folder and, unless it is off, W&B, and a tracker of somebody's own.
 
-    ``p``: the share of shared data.
+    A resumed run tells the earlier rounds again to all but the run folder. ``p``: the share of shared data.
     """
-    if config.tracking.wandb == "off":
-        return [record]
-    from fedcommons.tracking.wandb_tracker import WandbTracker
+    others: list[Tracker] = []
+    if config.tracking.wandb != "off":
+        from fedcommons.tracking.wandb_tracker import WandbTracker
 
-    wandb = WandbTracker(record.path, config, p, say)
-    for line in record.rounds():
-        wandb.log(line["round"], {name: value for name, value in line.items() if name != "round"})
-    return [record, wandb]
+        others.append(WandbTracker(record.path, config, p, say))
+    if config.tracking.tracker:
+        others.append(OwnTracker(record.path, config, say))
+    for line in record.rounds() if others else ():
+        for tracker in others:
+            tracker.log(line["round"], {name: value for name, value in line.items() if name != "round"})
+    return [record, *others]
 
 
 def _federate(

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import IGNORED_BY_RESULTS, flat_dict
+from fedcommons.config.flat import flat_dict, is_ignored
 from fedcommons.convergence.laboratory import Laboratory
 from fedcommons.convergence.names import NAMES
 from fedcommons.core.executor import Executor
@@ -14,13 +14,15 @@ from fedcommons.federation import rejections
 from fedcommons.federation.evaluation import ModelTask, evaluate, evaluate_clients
 from fedcommons.federation.rounds import Standing
 from fedcommons.runs.build import Assembled
+from fedcommons.runs.own_measure import measured
 from fedcommons.seeds import seed_for
 from fedcommons.tensors import flat
 from fedcommons.tracking.run_folder import accuracies
 
 
 def observe(ready: Assembled, executor: Executor, now: Standing) -> dict[str, float]:
-    """Metrics of the server model (on the test data of the others), every few rounds the convergence parameters at it.
+    """Metrics of the server model (on the test data of the others), every few rounds the convergence parameters at it,
+    and what a measure of somebody's own says.
 
     What its module draws is keyed by round, set and chunk.
     """
@@ -40,6 +42,8 @@ def observe(ready: Assembled, executor: Executor, now: Standing) -> dict[str, fl
             if found.standard_error:
                 metrics[f"convergence/{name}_se"] = found.standard_error
         metrics["convergence/bytes"] = laboratory.nbytes(at, m.smoothness)
+        if m.measure:
+            metrics |= measured(executor, at, m.measure, m.constants)
     return metrics
 
 
@@ -107,6 +111,6 @@ def summarise(
         **({"bytes_lost": end.traffic.lost} if "stragglers" in lines[-1] else {}),
         "rejected": rejections.records(end.rejected),
         "partition": dealt.fingerprint,
-        "config": {n: list(v) if type(v) is tuple else v for n, v in flat.items() if n not in IGNORED_BY_RESULTS},
+        "config": {n: list(v) if type(v) is tuple else v for n, v in flat.items() if not is_ignored(n)},
         **{name: found for name in NAMES if (found := course(name))},
     }

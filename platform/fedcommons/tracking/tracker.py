@@ -8,7 +8,12 @@ Metric = float | Sequence[int] | None
 
 
 class Tracker(Protocol):
-    """Gets each round's metrics in order, then the summary. Of a resumed run W&B gets the earlier rounds again."""
+    """Gets each round's metrics in order, then the summary. A resumed run tells it the earlier rounds again.
+
+    A tracker of somebody's own is a class, or a function that makes one. It gets what it asks for of ``folder``, that
+    of the run, and ``config``, dotted names to values. What it raises is told in one sentence, and the run goes on
+    without it.
+    """
 
     def log(self, round: int, metrics: Mapping[str, Metric]) -> None:
         """Record the metrics of one round."""

@@ -112,7 +112,8 @@ def _numbers(found: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 def _tags(config: Experiment) -> list[str]:
     """What runs are filtered by: data set, algorithm, sharing setting and the other parts."""
-    names = [label(name) for name in chosen(config).values() if name != "independent"]  # the rule of every run
+    found = {kind: name for kind, name in chosen(config).items() if kind != "tracker"}
+    names = [label(name) for name in found.values() if name != "independent"]  # the rule of every run
     return list(dict.fromkeys([*names, "dp"] if config.dp.local else names))
 
 

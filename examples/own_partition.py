@@ -1,0 +1,38 @@
+"""A partition of one's own: clients whose sizes fall off as a power of their number.
+
+python examples/own_partition.py      deals the digits to four clients, and trains for two rounds
+python sweeps/run.py --partition examples/own_partition.py:power_law --partition.power 2
+"""
+
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import numpy as np
+
+from fedcommons import experiment, run
+
+QUICK = {"federation.rounds": 2, "client.epochs": 1, "data.limit": 200, "measure.every": 0, "wandb": "off"}
+
+
+def power_law(
+    labels: np.ndarray, n_clients: int, rng: np.random.Generator, power: Annotated[float, "[0, 10]"] = 1.0
+) -> list[np.ndarray]:
+    """Client i has a share of the rows that is proportional to (i + 1)^-power; every client has one at least.
+
+    Args:
+        power: 0 gives all clients as many rows
+    """
+    shares = np.arange(1, n_clients + 1) ** -power
+    ends = np.cumsum(shares / shares.sum())[:-1] * (len(labels) - n_clients)
+    return np.split(rng.permutation(len(labels)), ends.astype(int) + np.arange(1, n_clients))
+
+
+if __name__ == "__main__":
+    chosen = {"partition": f"{__file__}:power_law", "partition.power": 2.0, "partition.n_clients": 4}
+    with TemporaryDirectory() as folder:
+        result = run(experiment("smoke", values={**QUICK, **chosen}), folder, say=lambda text: None)
+        sizes = json.loads((Path(folder) / "partition.json").read_text())["sizes"]
+        print("images of each client:", *sizes)
+        print("last accuracy:", round(result.summary["last_accuracy"], 2))

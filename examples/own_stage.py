@@ -1,0 +1,48 @@
+"""A sharing stage of one's own: every client gives the mean image of each of its classes to all.
+
+python examples/own_stage.py          trains with it for two rounds
+python sweeps/run.py --sharing examples/own_stage.py:MeanImages --meanimages.least 5
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import torch
+
+from fedcommons import Assigned, ClientData, Contribution, Contributions, Dealt, Examples, Release, experiment, run
+
+QUICK = {"federation.rounds": 2, "client.epochs": 1, "data.limit": 200, "measure.every": 0, "wandb": "off"}
+
+
+@dataclass(frozen=True)
+class MeanImages:
+    """Nothing protects the means, so they count as uncovered."""
+
+    least: Annotated[int, "[1, 1e6]"] = 2
+    """examples of a class that a client must hold to give their mean"""
+
+    def make(self, dealt: Dealt, made: Sequence[Contribution]) -> Contributions:
+        return Contributions.of_made(dealt, [self.means(client) for client in dealt.own])
+
+    def means(self, client: ClientData) -> Contribution:
+        labels, counts = client.y.unique(return_counts=True)
+        labels = labels[counts >= self.least]
+        means = [client.x[client.y == label].float().mean(0).round().to(client.x.dtype) for label in labels]
+        x = torch.stack(means) if means else client.x[:0]
+        return Contribution(Examples(x, labels), seen=len(client))
+
+    def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
+        return contributed, contributed.releases("mean images")
+
+    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
+        return Assigned(dealt.own.rows, [released.rows] * len(dealt.own))
+
+
+if __name__ == "__main__":
+    chosen = {"sharing": f"{__file__}:MeanImages", "sharing.least": 3}
+    with TemporaryDirectory() as folder:
+        summary = run(experiment("smoke", values={**QUICK, **chosen}), folder, say=lambda text: None).summary
+        print(f"{100 * summary['p']:.0f} % of what clients train on are mean images of others or of their own.")
+        print("epsilon of all messages:", summary["privacy"]["epsilon_of_messages"])

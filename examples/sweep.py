@@ -1,0 +1,27 @@
+"""A sweep without a notebook: two methods on unequal and on alike clients, two seeds each, side by side on Ray.
+
+python examples/sweep.py              runs the eight; given again, it reads them
+"""
+
+import sys
+from itertools import product
+
+from fedcommons import experiment, means, sweep
+
+QUICK = {"federation.rounds": 3, "data.limit": 200, "measure.every": 0, "wandb": "off"}
+METHODS, ALPHAS, SEEDS = ("fedavg", "scaffold"), (0.1, 10.0), (0, 1)
+
+
+def main(folder: str) -> None:
+    """Run the sweep in this folder and print the mean over the seeds."""
+    described = [
+        experiment("smoke", values={**QUICK, "algorithm": method, "alpha": alpha, "seed": seed})
+        for method, alpha, seed in product(METHODS, ALPHAS, SEEDS)
+    ]
+    frame = sweep(described, folder)
+    print(len(frame), "runs, in", folder)
+    print(means(frame, ["last_accuracy"]).to_string(index=False))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "runs/example_sweep")

@@ -1,0 +1,70 @@
+"""A measure of somebody's own: numbers of the server model, taken in the rounds of the convergence parameters."""
+
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from fedcommons.config import parts
+from fedcommons.core.executor import Executor
+from fedcommons.core.local import Work
+from fedcommons.core.worker import RunData, Worker
+from fedcommons.errors import ClientError, sentence
+from fedcommons.federation.evaluation import ModelTask
+from fedcommons.seeds import seed_for, set_default_generator
+
+
+class Measure(Protocol):
+    """A frozen dataclass of constants, called in round 0, every ``measure.every`` rounds and in the last one.
+
+    It is one job in a worker, so that no number depends on how many workers there are.
+    """
+
+    def __call__(self, work: Work, data: RunData, round: int, seed: int) -> Mapping[str, float]:
+        """Numbers by name; they are recorded as ``measure/NAME``.
+
+        work: its ``module`` is the server model after this round, in evaluation mode; it may be trained or changed, as
+        every job loads its own weights. data: on the device of the module; it must not be changed. seed: keyed by the
+        round; torch's default generator is keyed too.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class MeasureTask:
+    """A model, and the part that measures it, by its name and constants: a worker finds it itself."""
+
+    at: ModelTask
+    name: str
+    constants: Mapping[str, Any]
+
+    @property
+    def nbytes(self) -> int:
+        return self.at.nbytes
+
+
+def measured(executor: Executor, at: ModelTask, name: str, constants: Mapping[str, Any]) -> dict[str, float]:
+    """What the measure ``name`` says of the model, as ``measure/NAME``.
+
+    Raises:
+        ClientError: it raised something, or what it gave are no numbers by name.
+    """
+    (found,) = executor.map(measured_here, MeasureTask(at, name, constants), [0])
+    return {f"measure/{name}": value for name, value in found.items()}
+
+
+def measured_here(worker: Worker, task: MeasureTask, job: int) -> dict[str, float]:
+    """The measure's numbers, in a worker."""
+    task.at.load(worker.work)
+    seed = seed_for(task.at.seed, "measure")
+    set_default_generator(seed)
+    try:
+        found = parts.make("measure", task.name, task.constants)(worker.work, worker.data, task.at.round, seed)
+        if not isinstance(found, Mapping):
+            raise ValueError(f"it must give numbers by name, got {type(found).__name__}")
+        return {str(n): float(v.detach() if isinstance(v, Tensor) else v) for n, v in found.items()}
+    except Exception as error:  # whatever somebody's measure raises
+        text = f"measure.measure {task.name}, round {task.at.round}: {sentence(error)}"
+        raise ClientError(text, trace="".join(traceback.format_exception(error))) from error

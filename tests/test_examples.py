@@ -1,0 +1,75 @@
+"""examples/: every program runs alone, and what it defines is named on a command line as its docstring says."""
+
+import json
+import re
+import runpy
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+SAID = {
+    "own_method": "keeps every promise",
+    "own_model": "accuracy by round: 0.",
+    "own_partition": "images of each client: 138 36 16 10",
+    "own_stage": "mean images",
+    "own_tracker": "2,test/accuracy,0.",
+    "own_measure": "measure/sharpness",
+    "sweep": "8 runs",
+}
+"""Of what each program prints."""
+SMALL = ["--preset=smoke", "--federation.rounds=1", "--client.epochs=1", "--data.limit=100", "--wandb=off"]
+
+
+def play(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
+    """What the program prints."""
+    path = EXAMPLES / f"{name}.py"
+    monkeypatch.setattr("sys.argv", [str(path), *words])
+    runpy.run_path(str(path), run_name="__main__")
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", [name for name in SAID if name != "sweep"])
+def test_a_program_runs_alone(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert SAID[name] in play(name, capsys, monkeypatch)
+    assert not [path for path in tmp_path.iterdir() if path.name != "runs"]
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+def test_the_sweep_runs_and_is_read_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, again = (play("sweep", capsys, monkeypatch, str(tmp_path / "sweep")) for _ in range(2))
+    assert SAID["sweep"] in first
+    assert first.splitlines()[-5:] == again.splitlines()[-5:]
+
+
+def commands(path: Path) -> list[str]:
+    """The commands of its docstring that name what it defines."""
+    return re.findall(r"^python sweeps/run\.py (.*)$", path.read_text(), re.M)
+
+
+@pytest.mark.parametrize("name", [name for name in SAID if name != "sweep"])
+def test_the_command_of_a_docstring_runs(
+    sweeps: Callable[[str], ModuleType], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(EXAMPLES.parent)
+    (command,) = commands(EXAMPLES / f"{name}.py")
+    assert f"examples/{name}.py:" in command
+    every = [] if "measure.every" in command else ["--measure.every=0"]
+    assert not sweeps("run").run([*SMALL, *every, *shlex.split(command), f"--out={tmp_path / 'run'}"])
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["rounds"] == 1
+    kind = {"own_method": "algorithm", "own_stage": "sharing"}.get(name, name.removeprefix("own_"))
+    assert f"source.{kind}" in summary["config"] or kind == "tracker"
+
+
+def test_every_program_is_here() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == SAID.keys()
