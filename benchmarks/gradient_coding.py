@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from datetime import date
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -24,7 +25,10 @@ from torch.nn import functional as F
 from fedcommons.config.experiment import Data
 from fedcommons.core.worker import set_up_process
 from fedcommons.runs.inputs import load
-from fedcommons.studies.gradient_coding import Draws, Problem, Setting, chosen, draw, play
+
+sys.path.append(str(Path(__file__).parent.parent / "sweeps"))
+
+from papers.agc.gradient_coding import Draws, Problem, Setting, chosen, draw, play
 
 GOAL = 6 * 60 * 2 / 9000  # processor seconds a repetition
 

@@ -14,11 +14,14 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import date
+from pathlib import Path
 
 import numpy as np
 from round_time import cpu_name
 
-from fedcommons.studies import quadratics as q
+sys.path.append(str(Path(__file__).parent.parent / "sweeps"))
+
+from papers.fedssyn import quadratics as q
 
 SEED, P, ETA = 12988, 0.5, q.STEP_SIZES[6]
 

@@ -142,7 +142,7 @@ def vae(
     reconstruction: Annotated[str, "squares | cross_entropy"] = "squares",
     normalise: bool = False,
 ) -> VAEClassifier:
-    """Convolutions as in ``networks.encoder.Encoder``, and a decoder that is symmetric to them.
+    """The model of FedVAE and FedDPMS: convolutions as in ``Encoder``, and a decoder that is symmetric to them.
 
     Args:
         latent: l, numbers in a code (the paper's: 32 for Fashion-MNIST, 128 for CIFAR)

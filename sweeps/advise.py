@@ -7,27 +7,22 @@ python sweeps/advise.py --settings shuffled_real         # of swapping real imag
 """
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from itertools import product
-from math import ceil
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from fedcommons.accounting.communication import images_nbytes
 from fedcommons.artifacts import Store
-from fedcommons.config import cli, parts
+from fedcommons.config import cli
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import choose, flat_dict, override
 from fedcommons.convergence import advisor
-from fedcommons.convergence.advisor import LocalWork, Prediction
+from fedcommons.convergence.advisor import Prediction
 from fedcommons.errors import UserError, unknown
-from fedcommons.federation.participation import joining
-from fedcommons.files import write_json, write_text
-from fedcommons.reports import tables
-from fedcommons.sweeping import grids, sweep
+from fedcommons.sweeping import grids, runner, sweep
 from fedcommons.sweeping.display import Display
+from papers.fedssyn import authors
+from papers.fedssyn.advice_report import local_work, report
 
 if TYPE_CHECKING:
     from fedcommons.runs.build import Prepared
@@ -35,7 +30,7 @@ if TYPE_CHECKING:
 POOLS = ("shuffled_synthetic", "shuffled_real")
 
 
-def arguments(argv: Sequence[str]):
+def arguments(argv: Sequence[str]) -> cli.Options:
     """Options of the advisor on top of every field of the experiment."""
     more = (
         ("p", str, "0.05,0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9", "shares p to predict, in [0, 1), separated by commas"),
@@ -72,7 +67,7 @@ def arguments(argv: Sequence[str]):
     return options
 
 
-def configs(options) -> list[Experiment]:
+def configs(options: cli.Options) -> list[Experiment]:
     """For every alpha the experiment with its pool, of the first seed."""
     seed, base = cli.split("--seeds", options.seeds, int)[0], grids.base(options)
     pool = {"sharing.setting": options.settings, "sharing.p": 0.5 if options.settings == "shuffled_real" else None}
@@ -81,13 +76,13 @@ def configs(options) -> list[Experiment]:
     return [choose({**common, "partition.alpha": alpha}, options.fields) for alpha in alphas]
 
 
-def probed(config: Experiment, options) -> Experiment:
+def probed(config: Experiment, options: cli.Options) -> Experiment:
     """What the probe of this experiment plays."""
     rounds = {"federation.rounds": options.probe_rounds, "measure.every": 1, "measure.smoothness": True}
     return override(config, rounds)
 
 
-def cells(options) -> dict[tuple[float, float], list[sweep.Cell]]:
+def cells(options: cli.Options) -> dict[tuple[float, float], list[sweep.Cell]]:
     """The runs of ``--check``: (alpha, p) to one for each seed."""
     shares = dict.fromkeys((0.0, *cli.split("--check-p", options.check_p, float)))
     runs = {}
@@ -98,11 +93,11 @@ def cells(options) -> dict[tuple[float, float], list[sweep.Cell]]:
         if not options.measure.every:  # then samples are of the probe
             sharing |= {"measure.every": 0, "measure.samples": None}
         each = [{**flat_dict(c), **sharing, "seed": seed} for seed in cli.split("--seeds", options.seeds, int)]
-        runs[c.partition.alpha, p] = [grids.cell(options, one) for one in each]
+        runs[c.partition.alpha, p] = [authors.cell(options, one) for one in each]
     return runs
 
 
-def predictions(ready: "Prepared", options, display: Display) -> tuple[list[Prediction], str]:
+def predictions(ready: "Prepared", options: cli.Options, display: Display) -> tuple[list[Prediction], str]:
     """The predictions of one experiment, and of which pool they are."""
     from fedcommons.runs import build
     from fedcommons.runs.probe import probe
@@ -119,52 +114,6 @@ def predictions(ready: "Prepared", options, display: Display) -> tuple[list[Pred
     return advisor.predict([advisor.probed(f) for _, f in found], sorted({*shares, *checked}), work), pool
 
 
-def local_work(config: Experiment, sizes: Sequence[int]) -> LocalWork:
-    """What clients with so many examples do in a round."""
-    c = config.client
-    tau = fmean(c.epochs * (max(1, n // c.batch_size) if c.drop_last else ceil(n / c.batch_size)) for n in sizes)
-    return LocalWork(joining(len(sizes), config.federation.participation), tau, c.batch_size)
-
-
-def costs(ready: "Prepared", p: float) -> tuple[float, float]:
-    """Images a client hands over on average, and MB of all clients, both ways."""
-    images = parts.make("sharing", ready.config.sharing.setting, {"p": p}).sizes(ready.dealt)
-    return fmean(images), 2 * images_nbytes(sum(images), ready.dataset.shape, ready.dealt.itemsize) / 1e6
-
-
-def outcome(alpha: float, p: float, runs: Mapping[tuple[float, float], Sequence[sweep.Cell]], out: Path):
-    """(rounds to the target as printed, those over the rounds at p = 0 or None where one is not known)."""
-    sides = [grids.finished(runs.get((alpha, share), ()), out) for share in (p, 0.0)]
-    if any(side.empty for side in sides):
-        return "", None
-    (rounds, late), (base, censored) = map(tables.mean_rounds, sides)
-    return tables.rounds(sides[0]), None if late or censored else rounds / base
-
-
-def report(found: Mapping[float, Any], runs, out: Path, options, display: Display) -> None:
-    """Write the tables, the picture and the summary, and show them."""
-    from fedcommons.reports.advice import Advice, advice_panels, advice_table
-
-    sections = []
-    for alpha, (ready, predicted, pool) in found.items():
-        lines = []
-        for one in predicted:
-            images, mb = costs(ready, one.p)
-            rounds, ratio = outcome(alpha, one.p, runs, out)
-            lines.append(
-                {"alpha": alpha, **asdict(one), "images": images, "mb": mb, "rounds": rounds, "outcome": ratio}
-            )
-        sections.append(Advice(alpha, pool, lines, outcome(alpha, 0.0, runs, out)[0]))
-    records = [line for section in sections for line in section.lines]
-    text = grids.stamped(advice_table(sections, options.speed_up), options)
-    write_text(out / "advise.md", text)
-    write_text(out / "advise.csv", tables.to_csv(records))
-    write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "predictions": records})
-    title = grids.title([ready.config for ready, *_ in found.values()])
-    advice_panels(out / "advise.png", sections, title, grids.is_smoke(options))
-    display.say("\n" + text)
-
-
 def advise(argv: Sequence[str]) -> int:
     started = time.perf_counter()
     options = arguments(argv)
@@ -173,7 +122,7 @@ def advise(argv: Sequence[str]) -> int:
     with Display() as display:
         if options.dry_run:
             probes = [sweep.Cell(f"probe, alpha {c.partition.alpha:g}", probed(c, options)) for c in wanted]
-            grids.dry_run([*probes, *several], out, display, options.on_cores)
+            runner.dry_run([*probes, *several], out, display, options.on_cores)
             return 0
         left = sweep.todo(several, out, display)
         from fedcommons.runs.build import prepare
@@ -181,12 +130,12 @@ def advise(argv: Sequence[str]) -> int:
         ready = [prepare(c) for c in wanted]
         with sweep.open_sweep(out, options.resume):  # all that cannot be met has been refused
             found = {one.config.partition.alpha: (one, *predictions(one, options, display)) for one in ready}
-            report(found, {}, out, options, display)
+            report(found, {}, options, out, display)
             if not runs:
                 return 0
             ended = sweep.run_cells(left, out, display)
-            report(found, runs, out, options, display)
-            return grids.conclude(ended, started, out, "advise", display)
+            report(found, runs, options, out, display)
+            return runner.conclude(ended, started, out, "advise", display)
 
 
 if __name__ == "__main__":

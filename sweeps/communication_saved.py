@@ -1,6 +1,6 @@
 """Table A.2 of Fedssyn: communication that the shuffled synthetic pool saves until a target accuracy, in percent.
 
-python sweeps/communication_saved.py --from platform/fedcommons/reports/published/fedssyn_table1_rounds.csv
+python sweeps/communication_saved.py --from sweeps/papers/fedssyn/published/fedssyn_table1_rounds.csv
 python sweeps/communication_saved.py --from runs/table1-small-digits --out DIR      # a Table 1 sweep of ours
 """
 
@@ -17,34 +17,15 @@ from fedcommons.files import write_text
 from fedcommons.reports import columns, tables
 from fedcommons.reports.cells import IDENTIFYING, until_target
 from fedcommons.reports.frames import load_runs
-from fedcommons.reports.published import fedssyn_table1, fedssyn_table_a2, rounds_csv
 from fedcommons.reports.series import value
 from fedcommons.sweeping import folders
+from papers.fedssyn import saved
+from papers.fedssyn.published import fedssyn_table1, fedssyn_table_a2, rounds_csv
 
 MB, MIB = 10**6, 2**20
 TRAIN, SHAPE, CLASSES = 50_000, (3, 32, 32), {"cifar10": 10, "cifar100": 100}  # the paper's data sets
 CONTROL = {"fedavg": (), "fedprox": (), "feddyn": (), "scaffold": ("",), "fedpvr": ("head.", "last.")}
 """How the names of those parameters begin whose control variate travels beside the model, both ways."""
-NOTES = (
-    "Saved: 100 (1 - sent until the target with the pool / without it). > is a lower bound (without the pool the "
-    "target was not reached), < an upper bound (with it); -: nothing can be said.",
-    "Paper's formula: one client, as if C = 1: 2 Ms + 2 R Mc against 2 R0 Mc; Ms: its synthetic images, Mc: what it "
-    "gets or sends in a round. All clients: 2 N Ms + 2 R C N Mc against 2 R0 C N Mc. MB: 10^6 bytes, all clients.",
-)
-ROUNDS_NOTES = (
-    "Ms: 50000/N images of 3x32x32 bytes, each with a byte of label; Mc: VGG-11 in float32, with SCAFFOLD twice that, "
-    "with FedPVR also the control variate of its three linear layers.",
-    "The paper's formula stands in the paper's units, Ms in MB and Mc in MiB (37.2 MiB = 39.0 MB, printed as 37.2 MB). "
-    "In one unit throughout, MB or MiB, the paper's rounds give less than 0.1 more: for C = 1 what the column of all "
-    "clients says.",
-    "Table A.2 prints Ms ten times too small for N = 40 and 100 (0.39 and 0.16 MB instead of 3.84 and 1.54), and some "
-    "of its cells differ by up to 3 points from what the paper's own rounds give.",
-)
-SWEEP_NOTES = (
-    "Sent until the target: once + (down + up) R / rounds played, as every round of a model-averaging method costs the "
-    "same, stragglers aside; in the paper's formula once / N and (down + up) / (C N). Bytes: what the runs counted.",
-    "Means over the seeds that both settings have; a seed that never reached the target counts with all rounds played.",
-)
 
 
 def line(
@@ -139,7 +120,7 @@ def communication_saved(argv: Sequence[str]) -> int:
     if options.dry_run:
         print(f"{source}: {len(lines)} lines to print")
         return 0
-    notes = (*NOTES, *(SWEEP_NOTES if source.is_dir() else ROUNDS_NOTES))
+    notes = (*saved.NOTES, *(saved.SWEEP_NOTES if source.is_dir() else saved.ROUNDS_NOTES))
     table = tables.markdown(list(lines[0]), [list(found.values()) for found in lines])
     table += tables.numbered(notes)
     if options.out:

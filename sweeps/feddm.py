@@ -6,77 +6,31 @@ python sweeps/feddm.py --dataset mnist --data-dir DIR      # hours: 2,000 images
 python sweeps/feddm.py --preset paper --dataset cifar10 --data-dir DIR --partition.n_clients 50      # for GPUs
 """
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
-from fedcommons.config import cli, parts, presets
-from fedcommons.config.flat import SHORT_NAMES, choose
+from fedcommons.config import cli, parts
+from fedcommons.config.flat import SHORT_NAMES
 from fedcommons.errors import UserError
-from fedcommons.files import write_json, write_text
-from fedcommons.reports import tables
-from fedcommons.sweeping import grids, sweep
-from fedcommons.sweeping.display import Display
+from fedcommons.sweeping import grids, runner
+from papers.feddm import presets
+from papers.feddm.report import Entry, report
 
 ALGORITHMS = "feddm,fedavg,fedprox,fednova,scaffold"
-_EVERY = {"partition.name": "dirichlet_niid", "federation.weighting": "samples", "model.name": "convnet",
-          "measure.every": 0, "data.augment": False}  # fmt: skip
-_SMALL = {"model.width": 16, "federation.rounds": 8, "client.batch_size": 32, "client.epochs": 5, "client.lr": 1.0,
-          "feddm.ipc": 3, "feddm.least": 10, "feddm.iterations": 20, "feddm.image_lr": 0.3, "feddm.server_epochs": 30,
-          "feddm.server_batch": 64, "feddm.server_lr": 0.05, "target": 0.7}  # fmt: skip
-FIELDS: dict[str, dict[str, Any]] = {
-    "smoke": {**_EVERY, **_SMALL, "model.width": 4, "federation.rounds": 2, "client.epochs": 1, "feddm.iterations": 2,
-              "feddm.server_epochs": 2, "target": 0.2, "data.limit": 600},
-    "small": {**_EVERY, **_SMALL},
-    "paper": {**_EVERY, "federation.rounds": 20, "client.batch_size": 256, "client.epochs": 10, "client.lr": 0.01},
-}  # fmt: skip
-"""What the presets set on top of the package's. The sizes of small were chosen on seed 100."""
-_LARGE_IMAGES = {"data.limit": 2000, "client.lr": 0.1, "feddm.ipc": 5, "feddm.iterations": 30, "feddm.image_lr": 1.0,
-                 "feddm.match_batch": 64, "target": 0.8}  # fmt: skip
-"""What small has instead on images of 28x28 and more; chosen on MNIST, seed 100."""
-RATES = {
-    "smoke": ("", ""),
-    "small": ("0.03,0.1,0.3,1", "0.3,1,2,4"),
-    "paper": ("", "0.001,0.01,0.1"),  # the paper tries them for the others, and has 1 for the pixels
-}
-"""``--image-rates`` and ``--rates`` of the presets."""
-_LARGE_IMAGES_RATES = ("0.3,1,3", "0.03,0.1,0.3")
 OF_RATES = {"image_rates": "feddm.image_lr", "rates": "client.lr"}
 """The options that list rates to choose from, and the field of each."""
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A row of a table: a method at an alpha and a rate, with one seed's run. A run may stand in several tables.
-
-    rate: of FedDM the pixels', of REAL none, of others the clients'.
-    """
-
-    table: str
-    method: str
-    alpha: float
-    rate: float | None
-    cell: sweep.Cell
-
-
-def arguments(argv: Sequence[str]):
+def arguments(argv: Sequence[str]) -> cli.Options:
     """Options of the sweep on top of every field of the experiment."""
     preset, dataset = grids.preset_and_dataset(argv)
-    if preset not in FIELDS:
-        raise UserError(f"--preset must be one of {', '.join(FIELDS)} for FedDM, whose code was not released.")
-    fields = {**presets.preset(preset, dataset), **FIELDS[preset]}
-    if large := preset == "small" and dataset in presets.LARGE_IMAGES:
-        fields |= _LARGE_IMAGES
-    if preset == "paper" and dataset == "cifar100":
-        fields["feddm.ipc"] = 5
-    image_rates, rates = _LARGE_IMAGES_RATES if large else RATES[preset]
+    fields, (image_rates, rates) = presets.fields(preset, dataset), presets.rates(preset, dataset)
     title = (__doc__ or "").partition("\n")[0]
     result = cli.parser(title, argv, fields, {"algorithms": ALGORITHMS})
     for name, default, text in (
-        ("preset", "small", f"{', '.join(FIELDS)}: sets the defaults of all fields"),
+        ("preset", "small", f"{', '.join(presets.FIELDS)}: sets the defaults of all fields"),
         ("seeds", "0,1,2", "seeds, separated by commas"),
         ("algorithms", ALGORITHMS, "algorithms, separated by commas"),
         ("alphas", "0.01,0.1,0.5,50", "Dirichlet concentrations, separated by commas"),
@@ -115,7 +69,7 @@ def _option(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _rates(options, name: str) -> Sequence[float]:
+def _rates(options: cli.Options, name: str) -> Sequence[float]:
     """The rates that an option lists.
 
     Raises:
@@ -127,7 +81,7 @@ def _rates(options, name: str) -> Sequence[float]:
     return found
 
 
-def entries(options) -> list[Entry]:
+def entries(options: cli.Options) -> list[Entry]:
     """All rows with their runs, table by table."""
     base = grids.base(options)
     found: list[Entry] = []
@@ -140,8 +94,7 @@ def entries(options) -> list[Entry]:
         rates = [None] if real else listed[own] or [values[own]]
         for rate, seed in product(rates, cli.split("--seeds", options.seeds, int)):
             at = {"seed": seed} if rate is None else {"seed": seed, own: rate}
-            cell = sweep.cell(choose({**values, **at}, options.fields), grids.VARIED)
-            found.append(Entry(table, method, alpha, rate, cell))
+            found.append(Entry(table, method, alpha, rate, grids.cell(options, {**values, **at})))
 
     alpha = float(options.study_alpha)
     algorithms = cli.split("--algorithms", options.algorithms)
@@ -174,76 +127,10 @@ def _numbers(option: str, text: str, kind: type) -> Sequence[Any]:
     return cli.split(option, text, kind) if text else ()
 
 
-def rows(found: Sequence[Entry], out: Path, say: Callable[[str], None]) -> Any:
-    """A frame, a row for each entry whose run is finished: its table, method and alpha, then the columns of a run.
-
-    level: sigma of the noise, FedDM's own or that of DP-SGD.
-    """
-    import pandas as pd
-
-    runs: Any = grids.finished(grids.once(e.cell for e in found), out, say)  # pandas' types are too wide for a checker
-    if runs.empty:
-        return runs
-    own, private = (runs.get(name, pd.Series(index=runs.index, dtype=float)) for name in ("feddm.sigma", "sigma"))
-    runs = runs.assign(cell=[Path(run).name for run in runs["run"]], level=private.fillna(own).fillna(0.0))
-    there = [e for e in found if e.cell.name in set(runs["cell"])]
-    stands = [{"table": e.table, "method": e.method, "at": e.alpha, "rate": e.rate, "cell": e.cell.name} for e in there]
-    return pd.DataFrame(stands).astype({"rate": float}).merge(runs, on="cell", how="left")
-
-
-def notes(frame: Any, options) -> list[str]:
-    """What a reader must know to read the numbers."""
-    said = [
-        f"Rounds: the first whose server model has {100 * options.target:g} % test accuracy; >R: not within R rounds.",
-        "MB: 10^6 bytes over all clients; until the target a seed that missed it counts with all its rounds, and the "
-        "mean has >.",
-        f"Seeds: {options.seeds}; ± is the sample standard deviation; intervals: Student's, for the mean over seeds.",
-        "Rate: of feddm the pixels' (feddm.image_lr), of the others client.lr; REAL has none. Where several were "
-        "tried, that of each row has the highest validation accuracy after the last round, the mean over seeds, ties "
-        "to the smaller; test data had no part in it.",
-    ]
-    if (server := options.get("feddm.server_lr")) is not None:
-        said.append(f"The server of FedDM and REAL is the same: feddm.server_lr {server:g}, not chosen by row.")
-    return [*said, *tables.rejected_notes(frame.drop_duplicates("run"))]
-
-
-def report(found: Sequence[Entry], out: Path, options, display: Display) -> None:
-    """Write tables, curves and pictures from the run folders, and show the tables."""
-    from fedcommons.reports import feddm_tables
-
-    frame = rows(found, out, display.say)
-    if frame.empty:
-        return
-    frame, smoke = feddm_tables.with_choice(frame), grids.is_smoke(options)
-    text = grids.stamped(feddm_tables.markdown(frame, notes(frame, options)), options)
-    stands = [
-        {"table": e.table, "method": e.method, "alpha": e.alpha, "rate": e.rate, "run_dir": e.cell.name} for e in found
-    ]
-    write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "entries": stands})
-    write_text(out / "feddm.md", text)
-    names = ("table", "method", "at", "level", "rate", "chosen", *tables.RUN)
-    write_text(out / "feddm.csv", tables.to_csv(tables.records(frame, names)))
-    feddm_tables.courses(frame, out / "feddm.png", smoke)
-    feddm_tables.noise(frame, out / "feddm_noise.png", smoke)
-    feddm_tables.pictures(frame, out / "feddm_images.png", smoke)
-    feddm_tables.figure1(out / "feddm_figure1.png", smoke)
-    display.say("\n" + text)
-
-
 def feddm(argv: Sequence[str]) -> int:
-    started = time.perf_counter()
     options = arguments(argv)
     found = entries(options)
-    out, cells = Path(options.out), grids.once(e.cell for e in found)
-    with Display() as display:
-        if options.dry_run:
-            grids.dry_run(cells, out, display, options.on_cores)
-            return 0
-        left = sweep.todo(cells, out, display)
-        with sweep.open_sweep(out, options.resume):
-            outcome = sweep.run_cells(left, out, display)
-            report(found, out, options, display)
-            return grids.conclude(outcome, started, out, "feddm", display)
+    return runner.run(options, "feddm", grids.once(e.cell for e in found), partial(report, found, options))
 
 
 if __name__ == "__main__":

@@ -8,21 +8,16 @@ python sweeps/feddpms.py --preset paper --dataset fmnist --data-dir DIR      # t
 python sweeps/feddpms.py --preset authors --dataset cifar10 --data-dir DIR   # as the authors' released code runs it
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain, product
-from pathlib import Path
+from functools import partial
+from itertools import product
 from typing import Any
 
-from fedcommons.config import cli, feddpms_presets
-from fedcommons.config.cli import Options
-from fedcommons.config.flat import choose
+from fedcommons.config import cli
 from fedcommons.errors import UserError, shown
-from fedcommons.files import write_json, write_text
-from fedcommons.reports import columns, tables
-from fedcommons.reports.cells import cells
-from fedcommons.sweeping import grids, sweep
-from fedcommons.sweeping.display import Display
+from fedcommons.sweeping import grids, runner, sweep
+from papers.feddpms import presets
+from papers.feddpms.report import once, report
 
 ALGORITHMS = "feddpms,fedvae,fedavg,fedprox,moon,fedmix"
 AUTOENCODERS = ("feddpms", "fedvae")
@@ -33,7 +28,7 @@ CONSTANTS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
 """Options that vary a constant of FedDPMS alone, one at a time: table 5 and figure 3."""
 
 
-def arguments(argv: Sequence[str]) -> Options:
+def arguments(argv: Sequence[str]) -> cli.Options:
     """Options of the tables on top of every field of the experiment."""
     preset, dataset = grids.preset_and_dataset(argv)
     few, hundred = preset == "smoke", preset in ("paper", "authors") and dataset == "cifar100"
@@ -50,7 +45,7 @@ def arguments(argv: Sequence[str]) -> Options:
          "table 2: pairs N:images, N clients that share so many, at the first alpha"),
     )  # fmt: skip
     title, defaults = (__doc__ or "").partition("\n")[0], {"algorithms": ALGORITHMS, "settings": "real"}
-    parser = grids.parser(title, argv, defaults, more, "feddpms", feddpms_presets.fields(preset, dataset))
+    parser = grids.parser(title, argv, defaults, more, "feddpms", presets.fields(preset, dataset))
     parser.set_defaults({"alphas": "0.5"})
     options = cli.parse(parser, argv)
     grids.refuse_fields(options, {} if options.lrs is None else {"client.lr": "lrs"})
@@ -59,7 +54,7 @@ def arguments(argv: Sequence[str]) -> Options:
     return options
 
 
-def grid(options: Options) -> dict[str, list[sweep.Cell]]:
+def grid(options: cli.Options) -> dict[str, list[sweep.Cell]]:
     """The cells of each table; a cell may stand in several."""
     algorithms, alphas = cli.split("--algorithms", options.algorithms), cli.split("--alphas", options.alphas, float)
     found = {"Table 1": [c for alpha, a in product(alphas, algorithms) for c in _cells(options, a, alpha)]}
@@ -105,73 +100,23 @@ def _preliminary(share: float, rounds: int) -> int | None:
     return None if last == round(0.4 * rounds) else last
 
 
-def _cells(options: Options, algorithm: str, alpha: float, values: Mapping[str, Any] | None = None) -> list[sweep.Cell]:
+def _cells(
+    options: cli.Options, algorithm: str, alpha: float, values: Mapping[str, Any] | None = None
+) -> list[sweep.Cell]:
     """One for each rate and seed. All train the same encoder and classifier; autoencoders have a decoder beside it."""
     model = "vae" if algorithm in AUTOENCODERS else "encoder"
     given = {} if "model.name" in options.asked else {"model.name": model}
     rates = [options.client.lr] if options.lrs is None else cli.split("--lrs", options.lrs, float)
     fixed = {"algorithm": algorithm, "partition.alpha": alpha, "sharing.setting": "real", **given, **(values or {})}
     seeds = cli.split("--seeds", options.seeds, int)
-    return [
-        sweep.cell(
-            choose({**grids.base(options), **fixed, "client.lr": rate, "seed": seed}, options.fields), grids.VARIED
-        )
-        for rate, seed in product(rates, seeds)
-    ]
-
-
-def report(of_tables: Mapping[str, Sequence[sweep.Cell]], out: Path, options: Options) -> str:
-    """Write the tables, the pictures and the summary from the run folders that are done; the tables, if any is."""
-    from fedcommons.reports import exchange, feddpms_tables
-
-    every = grids.finished(_once(of_tables), out)
-    if every.empty:
-        return ""
-    records = tables.records(every, [*tables.RUN, *columns.others(cells(every)[0])])
-    write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "cells": records})
-    write_text(out / "feddpms.csv", tables.to_csv(records))
-    exchanges = {run: e for run in every["run"] if (e := exchange.read(Path(run)))}
-    compared = {}
-    for table, of in of_tables.items():
-        runs = grids.finished(of, out)
-        compared[table] = [] if runs.empty else tables.compared(feddpms_tables.with_kept(runs, exchanges))
-    configs = [cell.config for cell in _once(of_tables)]
-    notes = [*feddpms_tables.NOTES, grids.work_note(configs), grids.method_note(configs)]
-    text, smoke = [], grids.is_smoke(options)
-    for table, of in compared.items():
-        if of:
-            whole = table in ("Table 1", "Table 2", "Ablations")
-            said = feddpms_tables.methods(of, notes) if whole else feddpms_tables.constants(of, options.dp.delta)
-            text.append(f"{table}\n\n{said}")
-    if first := next((run for run in every.to_dict("records") if run["run"] in exchanges), None):
-        text.append(f"Table 6\n\n{feddpms_tables.sent(first, exchanges[first['run']])}")
-        exchange.picture(out / "feddpms.png", exchanges[first["run"]], smoke)
-    one, two, three = (compared.get(table, []) for table in ("Table 1", "Table 2", "Figure 3"))
-    feddpms_tables.over_rounds(out / "feddpms_rounds.png", [*one, *three], smoke)
-    feddpms_tables.over_federations(out / "feddpms_federations.png", [*one, *two], smoke)
-    markdown = grids.stamped("\n".join(text), options)
-    write_text(out / "feddpms.md", markdown)
-    return markdown
-
-
-def _once(of_tables: Mapping[str, Sequence[sweep.Cell]]) -> list[sweep.Cell]:
-    return grids.once(chain.from_iterable(of_tables.values()))
+    every = {**grids.base(options), **fixed}
+    return [grids.cell(options, {**every, "client.lr": rate, "seed": seed}) for rate, seed in product(rates, seeds)]
 
 
 def feddpms(argv: Sequence[str]) -> int:
-    started = time.perf_counter()
     options = arguments(argv)
-    out, of_tables = Path(options.out), grid(options)
-    every = _once(of_tables)
-    with Display() as display:
-        if options.dry_run:
-            grids.dry_run(every, out, display, options.on_cores)
-            return 0
-        left = sweep.todo(every, out, display)
-        with sweep.open_sweep(out, options.resume):
-            outcome = sweep.run_cells(left, out, display)
-            display.say("\n" + report(of_tables, out, options))
-            return grids.conclude(outcome, started, out, "feddpms", display)
+    of_tables = grid(options)
+    return runner.run(options, "feddpms", once(of_tables), partial(report, of_tables, options))
 
 
 if __name__ == "__main__":

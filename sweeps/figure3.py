@@ -8,6 +8,7 @@ python sweeps/figure3.py --preset paper --dataset cifar10 --data-dir DIR      # 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from fedcommons.files import write_json, write_text
 from fedcommons.reports import tables
 from fedcommons.reports.columns import others
 from fedcommons.reports.frames import load_central
-from fedcommons.sweeping import central_models, grids, sweep
+from fedcommons.sweeping import central_models, grids, runner, sweep
 from fedcommons.sweeping.display import Display
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ CSV = ("dataset", "n_clients", "participation", "alpha", "algorithm", "setting",
        "rounds", "epochs", "images", "last_accuracy", "best_accuracy")  # fmt: skip
 
 
-def arguments(argv: Sequence[str]):
+def arguments(argv: Sequence[str]) -> cli.Options:
     """Options of the figure on top of every field of the experiment."""
     if grids.preset_and_dataset(argv)[0] == "authors":
         raise UserError("--preset authors has no central models: use paper, small or smoke.")
@@ -49,7 +50,7 @@ def arguments(argv: Sequence[str]):
     return options
 
 
-def grid(options) -> list[sweep.Cell]:
+def grid(options: cli.Options) -> list[sweep.Cell]:
     """The federated runs, in the figure's order."""
     base = grids.base(options)
     asked = base.get("sharing.p")
@@ -68,7 +69,7 @@ def grid(options) -> list[sweep.Cell]:
     return grids.once(cells)
 
 
-def central_lines(cells: Sequence[sweep.Cell], options) -> "list[Central]":
+def central_lines(cells: Sequence[sweep.Cell], options: cli.Options) -> "list[Central]":
     """What the cells are compared with: a model on the real images for each seed, one on each of the cells' pools."""
     from fedcommons.runs.central import Central
 
@@ -82,7 +83,7 @@ def central_lines(cells: Sequence[sweep.Cell], options) -> "list[Central]":
     return list({line.name: line for line in lines}.values())  # many cells share a line
 
 
-def footnotes(cells: Sequence[sweep.Cell], lines: Sequence[Mapping[str, Any]], options) -> list[str]:
+def footnotes(cells: Sequence[sweep.Cell], lines: Sequence[Mapping[str, Any]], options: cli.Options) -> list[str]:
     """What a reader must know to read the numbers."""
     c = cells[0].config
     notes = [
@@ -105,13 +106,13 @@ def footnotes(cells: Sequence[sweep.Cell], lines: Sequence[Mapping[str, Any]], o
     return [*notes, f"Seeds: {options.seeds}; ± is the sample standard deviation."]
 
 
-def report(cells: Sequence[sweep.Cell], lines: "Sequence[Central]", out: Path, options, display: Display) -> None:
+def report(cells: Sequence[sweep.Cell], options: cli.Options, out: Path, display: Display) -> None:
     """Write table, picture and summary from the folders, and show the table."""
     import pandas as pd
 
-    from fedcommons.reports.figures import accuracy_bars, accuracy_table, panels
+    from papers.fedssyn.figures import accuracy_bars, accuracy_table, panels
 
-    runs = grids.finished(cells, out, display.say)
+    runs, lines = grids.finished(cells, out, display.say), central_lines(cells, options)
     central = load_central(*(out / line.name for line in sorted(lines, key=lambda line: line.source)))
     if runs.empty:
         return
@@ -126,24 +127,23 @@ def report(cells: Sequence[sweep.Cell], lines: "Sequence[Central]", out: Path, o
     display.say("\n" + markdown)
 
 
+def play(
+    cells: Sequence[sweep.Cell], options: cli.Options, left: sweep.Todo, out: Path, display: Display
+) -> sweep.Outcome:
+    """Run what is left, then train the central models."""
+    outcome, started = sweep.run_cells(left, out, display), time.perf_counter()
+    failures = {**outcome.failures, **central_models.train(central_lines(cells, options), out, display)}
+    seconds = {**outcome.seconds, "central models": time.perf_counter() - started}
+    return replace(outcome, seconds=seconds, failures=failures)
+
+
 def figure3(argv: Sequence[str]) -> int:
-    started = time.perf_counter()
     options = arguments(argv)
-    out, cells = Path(options.out), grid(options)
-    lines = central_lines(cells, options)
-    with Display() as display:
-        if options.dry_run:
-            grids.dry_run(cells, out, display, options.on_cores, lines)
-            return 0
-        left = sweep.todo(cells, out, display)
-        with sweep.open_sweep(out, options.resume):
-            outcome = sweep.run_cells(left, out, display)
-            before = time.perf_counter()
-            failures = {**outcome.failures, **central_models.train(lines, out, display)}
-            seconds = {**outcome.seconds, "central models": time.perf_counter() - before}
-            report(cells, lines, out, options, display)
-            outcome = replace(outcome, seconds=seconds, failures=failures)
-            return grids.conclude(outcome, started, out, "figure3", display)
+    cells = grid(options)
+    lines = partial(central_lines, cells, options)
+    return runner.run(
+        options, "figure3", cells, partial(report, cells, options), play=partial(play, cells, options), centrals=lines
+    )
 
 
 if __name__ == "__main__":

@@ -6,55 +6,24 @@ python sweeps/gradient_coding.py --preset authors --data-dir DIR        # MNIST 
 python sweeps/gradient_coding.py --preset authors --data-dir DIR --shares 0,0.2
 """
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedcommons.config import cli
-from fedcommons.config.cli import Options
-from fedcommons.config.experiment import Data
 from fedcommons.errors import UserError, unknown
-from fedcommons.files import write_json, write_text
-from fedcommons.reports import tables
+from fedcommons.files import write_json
 from fedcommons.sweeping import folders
 from fedcommons.sweeping.display import Display
+from papers.agc.presets import PRESETS
 
 if TYPE_CHECKING:  # torch takes seconds to import
-    from fedcommons.studies.gradient_coding import Played, Problem, Setting
-
-PER_CLASS = 30  # images, section IV-A
-CHUNK = 100  # repetitions of a job, a multiple of the study's BLOCK
+    from papers.agc.gradient_coding import Setting
 
 
-@dataclass(frozen=True)
-class Preset:
-    """white: value of a white pixel; first: the first images of each class, else random ones; n_test: None for all.
-
-    per_class: a share c of each class is not private, else of all images together.
-    """
-
-    dataset: str = "mnist"
-    white: float = 1.0
-    first: bool = False
-    n_test: int | None = None
-    per_class: bool = True
-    repetitions: int = 1000
-    rounds: int = 50
-
-
-PRESETS = {
-    "authors": Preset(white=255.0, first=True, n_test=500, per_class=False),  # the released code
-    "paper": Preset(),
-    "small": Preset("digits", repetitions=200),
-    "smoke": Preset("digits", repetitions=4, rounds=6),
-}
-Curve = dict[str, Any]
-
-
-def arguments(argv: Sequence[str]) -> Options:
+def arguments(argv: Sequence[str]) -> cli.Options:
     """The options, comma lists split; ``pairs``: (q, d); ``shares``: the c, with 0 among them."""
     preset = cli.early(argv, "preset", "small")
     if preset not in PRESETS:
@@ -97,9 +66,9 @@ def pair(text: str) -> tuple[float, int]:
         raise UserError(f"--pairs takes q:d, such as 0.5:3, separated by commas, got {text!r}.") from None
 
 
-def settings(options: Options) -> "dict[str, Setting]":
+def settings(options: cli.Options) -> "dict[str, Setting]":
     """The curves of figures 1 and 2 and the two of figure 3, and the name of the file of each."""
-    from fedcommons.studies.gradient_coding import PARTITIONS, Setting
+    from papers.agc.gradient_coding import PARTITIONS, Setting
 
     preset = PRESETS[options.preset]
     common = {"sharing": options.sharing, "per_class": preset.per_class, "rounds": preset.rounds}
@@ -115,115 +84,12 @@ def settings(options: Options) -> "dict[str, Setting]":
     }
 
 
-def load_problem(options: Options) -> "Problem":
-    """The images of the preset."""
-    from fedcommons.runs.inputs import load
-    from fedcommons.studies.gradient_coding import Problem, chosen
-
-    preset = PRESETS[options.preset]
-    dataset = load(Data(options.dataset, options.data_dir, options.download, validation=0))
-    train = chosen(dataset, PER_CLASS, preset.first, options.seed)
-    return Problem.of(train, dataset.test[slice(0, preset.n_test)], dataset.n_classes, preset.white)
-
-
-def job(problem: "Problem", setting: "Setting", repetitions: range, seed: int) -> "Played":
-    """Some repetitions of a curve, wherever it runs."""
-    from fedcommons.core.worker import set_up_process
-    from fedcommons.studies.gradient_coding import play
-
-    set_up_process()
-    return play(problem, setting, repetitions, seed)
-
-
-def play_all(problem: "Problem", wanted: "Mapping[str, Setting]", options: Options) -> "Iterator[tuple[str, Played]]":
-    """The curves, each as soon as all its repetitions are there. The bits do not depend on the number of workers."""
-    from fedcommons.studies.gradient_coding import joined
-
-    chunks = [range(options.repetitions)[i : i + CHUNK] for i in range(0, options.repetitions, CHUNK)]
-    if options.workers == 1:
-        for name, setting in wanted.items():
-            yield name, joined([job(problem, setting, chunk, options.seed) for chunk in chunks])
-        return
-    import ray
-
-    from fedcommons.federation import cluster
-
-    cluster.connect(options.workers)
-    data, remote = ray.put(problem), ray.remote(num_cpus=1)(job)
-    sent = {
-        name: [remote.remote(data, setting, chunk, options.seed) for chunk in chunks]
-        for name, setting in wanted.items()
-    }
-    for name, references in sent.items():
-        yield name, joined(ray.get(references))
-
-
-def summed_up(setting: "Setting", played: "Played") -> Curve:
-    """Means over repetitions and their standard errors."""
-    curve: Curve = {"partition": setting.partition, "q": setting.q, "d": setting.d, "c": setting.c}
-    for name, found in (
-        ("accuracy", played.accuracy),
-        ("second_moment", played.second_moment),
-        ("same_class", played.same_class),
-        ("cross_class", played.cross_class),
-        ("norm_sq", played.same_class + played.cross_class),
-    ):
-        curve[name] = found.mean(0).tolist()
-        curve[f"{name}_se"] = (found.std(0, ddof=1) / len(found) ** 0.5).tolist()
-    return curve
-
-
-def finished(file: Path, facts: Mapping[str, Any]) -> Curve | None:
-    """The curve in ``file``, None if there is none.
-
-    Raises:
-        UserError: it was computed with other options.
-    """
-    try:
-        found = json.loads(file.read_text())
-    except FileNotFoundError:
-        return None
-    for name, value in facts.items():
-        if (other := found["facts"][name]) != value:
-            raise UserError(f"--resume: {file} is of {name} = {other}, and now it is {value}; name another --out.")
-    return found["curve"]
-
-
-def only(curve: Curve, *quantities: str) -> Curve:
-    """The curve with these lists and their standard errors."""
-    return {
-        n: value for n, value in curve.items() if not isinstance(value, list) or n.removesuffix("_se") in quantities
-    }
-
-
-def report(curves: Sequence[Curve], problem: "Problem", options: Options) -> str:
-    """The table, and what a reader must know."""
-    from fedcommons.reports import coding
-
-    preset = PRESETS[options.preset]
-    images = "the first" if preset.first else "random"
-    share = f"int(c {PER_CLASS}) of each class" if preset.per_class else f"int(c {len(problem.y)}) of all"
-    copied = "to d other clients" if options.sharing == "exact" else "to each other client with probability d/(N-1)"
-    notes = f"""
-1. {options.dataset}, preset {options.preset}: {images} {PER_CLASS} training images of each class, \
-{len(problem.test_y)} test images, pixels in [0, {preset.white:g}]; {problem.n_classes} clients, of which \
-Dirichlet(0.1) drops those that get no image. Start: PyTorch's default, anew in each repetition.
-2. {options.repetitions} repetitions, seed {options.seed}; ± is the standard error of their mean. All curves use the \
-same random numbers.
-3. A client straggles in a round with probability q. Rate 0.1, times 0.97 after each round that somebody answers.
-4. {share} are not private, drawn at random, and each is copied {copied}.
-5. second moment after r rounds: E||g^||^2 of the estimate for the next one, over 15 draws of stragglers; 0 if nobody \
-answers. It is of the mean gradient; that of the sum is {len(problem.y)}^2 times as large.
-6. rounds to {coding.CLOSE:.0%} of iid: until the mean accuracy is that part of the last one of iid clients that \
-share nothing, at the same q.
-"""
-    return coding.table(curves) + notes
-
-
 def gradient_coding(argv: Sequence[str]) -> int:
     options = arguments(argv)
     print("Loading torch and the data ...", flush=True)
-    from fedcommons.studies.gradient_coding import check
+    from papers.agc.curves import finished, load_problem, play_all, summed_up
+    from papers.agc.gradient_coding import check
+    from papers.agc.report import write_all
 
     problem, wanted, out = load_problem(options), settings(options), Path(options.out)
     for setting in wanted.values():
@@ -246,27 +112,6 @@ def gradient_coding(argv: Sequence[str]) -> int:
             display.step("curves", number, len(left), name)
         write_all([{**curves[name], "lr": wanted[name].lr} for name in wanted], problem, options, display)
     return 0
-
-
-def write_all(curves: Sequence[Curve], problem: "Problem", options: Options, display: Display) -> None:
-    """The summary, the tables and the pictures; the last two curves are figure 3's."""
-    from fedcommons.reports import coding, plots
-
-    grid = [only(curve, "accuracy", "second_moment") for curve in curves[:-2]]
-    figure3 = [only(curve, "same_class", "cross_class", "norm_sq") for curve in curves[-2:]]
-    out, smoke = Path(options.out), options.preset == "smoke"
-    text = report(grid, problem, options)
-    facts = {name: options[name] for name in ("preset", "dataset", "repetitions", "seed", "sharing")}
-    write_json(out / "summary.json", {"name": out.name, **facts, "curves": grid, "scalar_products": figure3})
-    write_text(out / "gradient_coding.md", text)
-    write_text(out / "gradient_coding.csv", tables.to_csv(coding.rows([*grid, *figure3], options.repetitions)))
-    many = f"mean over {options.repetitions} repetitions, band: ± standard error"
-    for file, partition in (("figure1", "dirichlet_plain"), ("figure2", "single_class"), ("iid", "iid")):
-        title = f"{options.dataset} (preset {options.preset}), {coding.NAMES[partition]} clients: {many}"
-        plots.save(coding.picture(grid, partition, title), out / f"{file}.png", 110, smoke)
-    title = f"{options.dataset} (preset {options.preset}), single class, rate 0.01: {many}"
-    plots.save(coding.products_picture(figure3, title), out / "figure3.png", 110, smoke)
-    display.say(f"\n{text}\nAll in {out}: gradient_coding.md, .csv, figure1, 2, 3 and iid.png, summary.json.")
 
 
 if __name__ == "__main__":

@@ -8,14 +8,14 @@ python sweeps/private_sizes.py --dataset mnist --data-dir DIR --sizes 1000,6000 
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from fedcommons.config import cli, parts, presets, private_presets
+from fedcommons.config import cli, parts, presets
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import choose, flat_dict
-from fedcommons.errors import UserError, shown
-from fedcommons.files import write_text
+from fedcommons.config.flat import choose
+from fedcommons.errors import UserError
+from papers.fedssyn import private_presets
+from papers.fedssyn.sizes_report import report
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
     from collections.abc import Callable
@@ -28,7 +28,7 @@ TAKEN = {"data.limit": "sizes", "generator.target_epsilon": "epsilons", "seed": 
 """Fields that an option sets."""
 
 
-def arguments(argv: Sequence[str]):
+def arguments(argv: Sequence[str]) -> cli.Options:
     """Options on top of every field of the experiment."""
     preset, dataset = cli.early(argv, "preset", "small"), cli.early(argv, "data.name", "digits")
     if preset not in private_presets.PRIVATE:
@@ -55,7 +55,7 @@ def arguments(argv: Sequence[str]):
     return options
 
 
-def configs(options, n: int, seed: int) -> "dict[str, Experiment]":
+def configs(options: cli.Options, n: int, seed: int) -> "dict[str, Experiment]":
     """The plain generator of n images, and a private one for each epsilon."""
     at = {**cli.flat(options), "data.limit": n, "seed": seed}
     found = {"plain": choose({**at, **private_presets.plain(options.preset, at["data.name"])}, options.fields)}
@@ -64,7 +64,7 @@ def configs(options, n: int, seed: int) -> "dict[str, Experiment]":
     return found
 
 
-def jobs(options) -> "list[Job]":
+def jobs(options: cli.Options) -> "list[Job]":
     """The trainings that are not in the store yet."""
     from fedcommons.artifacts import Store
     from fedcommons.runs.build import prepare
@@ -96,7 +96,7 @@ def taught(examples: "Examples", test: "Examples") -> float:
     return float(found.score(tested, test.y.numpy()))
 
 
-def study(options, say: "Callable[[str], None]") -> list[dict[str, Any]]:
+def study(options: cli.Options, say: "Callable[[str], None]") -> list[dict[str, Any]]:
     """A record for each size and pool: accuracies by seed, and the noise multiplier."""
     from fedcommons.core.worker import fresh_torch
 
@@ -117,45 +117,6 @@ def study(options, say: "Callable[[str], None]") -> list[dict[str, Any]]:
                 say(f"{n} images, {pool}, seed {seed}: {100 * one['accuracy'][-1]:.1f} % of test images are right")
         records += found.values()
     return records
-
-
-def report(records: Sequence[dict[str, Any]], options, out: Path) -> str:
-    """Table, CSV and picture; the table is returned."""
-    from fedcommons.reports import plots, tables
-
-    lines = [
-        [str(r["n"]), r["pool"], "-" if r["sigma"] is None else f"{r['sigma']:.3g}",
-         tables.mean_std([100 * a for a in r["accuracy"]], 1)]
-        for r in records
-    ]  # fmt: skip
-    g = flat_dict(choose(cli.flat(options), options.fields))
-    notes = [
-        "Accuracy: of a logistic regression on pixels, trained on as many images of the pool as the generator saw, on "
-        "real test images, %. The images that generators see are drawn iid, and are the same for each seed.",
-        f"Private generators: {g['generator.epochs']} epochs, B = {g['generator.batch_size']}, learning rate "
-        f"{g['generator.lr']:g}, channels {shown(list(g['generator.channels']))}, prediction "
-        f"{g['generator.prediction']}, clip {g['generator.clip']:g}, draws {g['generator.draws']}, delta "
-        f"{g['generator.delta']:g}.",
-        f"Seeds: {options.seeds}; ± is the sample standard deviation.",
-    ]
-    text = tables.markdown(["images", "pool", "sigma", "accuracy, %"], lines) + tables.numbered(notes)
-    smoke = options.preset == "smoke"
-    text = f"**{presets.SMOKE}**\n\n{text}" if smoke else text
-    write_text(out / "private_sizes.md", text)
-    rows = [{**r, "accuracy": fmean(r["accuracy"]), "seeds": len(r["accuracy"])} for r in records]
-    write_text(out / "private_sizes.csv", tables.to_csv(rows))
-    drawing, ((axes,),) = plots.panels(1, 1, (5, 3.6))
-    for pool in dict.fromkeys(r["pool"] for r in records):
-        of = [r for r in rows if r["pool"] == pool]
-        axes.plot([r["n"] for r in of], [100 * r["accuracy"] for r in of], marker="o", label=pool)
-    axes.set(xscale="log", xlabel="images that the generator saw", ylabel="accuracy that its images teach, %")
-    sizes = list(dict.fromkeys(r["n"] for r in rows))
-    axes.minorticks_off()
-    axes.set_xticks(sizes, list(map(str, sizes)))
-    axes.legend(fontsize=8, title="trained on")
-    drawing.suptitle(f"{g['data.name']}, seeds {options.seeds}", fontsize=10)
-    plots.save(drawing, out / "private_sizes.png", 110, smoke)
-    return text
 
 
 def private_sizes(argv: Sequence[str]) -> int:

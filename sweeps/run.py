@@ -17,6 +17,7 @@ from fedcommons.config.flat import SHORT_NAMES
 from fedcommons.config.parts import KINDS
 from fedcommons.errors import ClientError, UserError
 from fedcommons.tracking.run_folder import is_run
+from papers.fedssyn import authors
 
 
 def run(argv: Sequence[str]) -> int:
@@ -33,7 +34,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--resume", action="store_true", help="continue the run in that folder")
     parser.add_argument("--dry-run", action="store_true", help="say what would run, and what it would cost, and stop")
     options = cli.parse(parser, argv)
-    config = presets.settled(options.preset, cli.experiment(options), options.asked)
+    config = authors.settled(options.preset, cli.experiment(options), options.asked)
     if options.dry_run:
         return dry_run(config, Path(options.out))
 

@@ -6,34 +6,23 @@ python sweeps/table1.py --preset paper --dataset cifar10 --data-dir DIR      # t
 python sweeps/table1.py --preset authors --dataset cifar10 --data-dir DIR    # as the authors' released code runs it
 """
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import product
-from pathlib import Path
-from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fedcommons.config import cli, presets
+from fedcommons.config import cli
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import flat_dict, same_results
 from fedcommons.errors import UserError, shown
-from fedcommons.files import write_json, write_text
-from fedcommons.reports import columns, tables
-from fedcommons.reports.cells import counted
-from fedcommons.reports.published import fedssyn_table1
-from fedcommons.sweeping import grids, sweep
-from fedcommons.sweeping.display import Display
-
-if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
-    import pandas as pd
+from fedcommons.sweeping import grids, runner, sweep
+from papers.fedssyn import authors
+from papers.fedssyn.published import fedssyn_table1
+from papers.fedssyn.table1 import Growing, pairs_first
 
 ALGORITHMS = "fedavg,scaffold,fedprox,feddyn,fedpvr"
 COLUMNS = "10:1,10:0.4,40:0.2,100:0.1"
-VARIED = {*grids.GRID.values(), "partition.n_clients", "federation.participation", "client.lr", "target"}
-"""Fields in which the cells of the table differ, or may."""
 
 
-def arguments(argv: Sequence[str]):
+def arguments(argv: Sequence[str]) -> cli.Options:
     """Options of the table on top of every field of the experiment."""
     preset, _ = grids.preset_and_dataset(argv)
     large = preset in ("paper", "authors")
@@ -56,7 +45,7 @@ def arguments(argv: Sequence[str]):
     return options
 
 
-def _taken(options) -> dict[str, str]:
+def _taken(options: cli.Options) -> dict[str, str]:
     """The fields that these options of the table set, and their options."""
     taken = {"client.lr": "lrs"} if options.lrs is not None else {}
     if options.federations is not None:
@@ -64,7 +53,7 @@ def _taken(options) -> dict[str, str]:
     return taken
 
 
-def grid(options) -> list[sweep.Cell]:
+def grid(options: cli.Options) -> list[sweep.Cell]:
     """The table's runs, in its order."""
     base = grids.base(options)
     pairs = [f"{options.partition.n_clients}:{options.federation.participation}"]
@@ -89,7 +78,7 @@ def grid(options) -> list[sweep.Cell]:
             "partition.n_clients": n, "federation.participation": c, "client.lr": rate,
             "target": targets.get((options.data.name, n, c, alpha), options.target),
         }  # fmt: skip
-        cells.append(grids.cell(options, {**base, **values}, owned))
+        cells.append(authors.cell(options, {**base, **values}, owned))
     return grids.once(cells)
 
 
@@ -102,129 +91,11 @@ def _federation(text: str) -> tuple[int, float]:
         raise UserError(f"--federations takes pairs N:C such as 10:0.4, got {shown(text)}.") from None
 
 
-def footnotes(cells: Sequence[sweep.Cell], options) -> list[str]:
-    """What a reader must know to read the numbers."""
-    configs = [cell.config for cell in cells]
-    rate = f"The learning rate was fixed at {configs[0].client.lr:g} for all cells, not chosen per cell."
-    if options.lrs is not None:
-        rate = "The learning rate was chosen per cell by validation accuracy of the last round, never by test data."
-    elif options.preset == "authors":
-        rate = f"Learning rates are those of the authors' scripts: {grids.several(configs, 'client.lr')}."
-    notes = [
-        "Rounds: the first whose server model has the target test accuracy, unsmoothed; >R: not within R rounds.",
-        grids.work_note(configs),
-        rate,
-        grids.method_note(configs),
-        f"Seeds: {options.seeds}; ± is the sample standard deviation. MB: all clients, both ways, pool included.",
-    ]
-    if any(config.dp.local for config in configs):
-        notes.append(
-            "DP-SGD: an epsilon in a run's summary is of that run alone; runs on the same data add up, those of "
-            "learning rates that were tried included."
-        )
-    different = grids.departures(configs, VARIED)
-    return [*notes, f"Not as in the paper: {different}."] if different else notes
-
-
-def report(cells: Sequence[sweep.Cell], runs: "pd.DataFrame", out: Path, options) -> str:
-    """Write the tables, the picture and the summary of these runs; the table, if there is any run."""
-    import pandas as pd
-
-    from fedcommons.reports.plots import RoundBar, round_bars
-
-    if runs.empty:
-        return ""
-    found = tables.compared(runs)
-    names = [*tables.RUN, *columns.others(found[0])]
-    write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "cells": tables.records(runs, names)})
-    part = [f"So far: {len(runs)} of {len(cells)} runs."] if len(runs) < len(cells) else []
-    of_runs = [*tables.private_notes(runs), *tables.rejected_notes(runs), *tables.lost_notes(runs)]
-    notes = [*footnotes(cells, options), *of_runs, *part]
-    table = tables.table1_markdown(found, published(cells, options), notes) + tables.spread(found)
-    markdown = grids.stamped(table, options)
-    write_text(out / "table1.md", markdown)
-    chosen = pd.concat([one.runs for one in found])
-    write_text(out / "table1.csv", tables.to_csv(tables.records(chosen, names)))
-    groups: dict[str, list[RoundBar]] = {}
-    for one in found:
-        _, n, c, alpha, *_ = columns.key(one)
-        label = f"{columns.method(one)}, α = {columns.text(alpha)}\nN = {n}, C = {c:g}"
-        needed, missed = counted(one.runs, "rounds_to_target")
-        bar = RoundBar(columns.setting(one), fmean(needed), stdev(needed) if len(needed) > 1 else None, not missed)
-        groups.setdefault(label, []).append(bar)
-    title = grids.title([c.config for c in cells])
-    round_bars(out / "table1.png", list(groups.items()), max(runs["rounds"].tolist()), title, grids.is_smoke(options))
-    return markdown
-
-
-def row(cell: sweep.Cell) -> tuple:
-    """What the cells have in common that are compared: those of other settings, seeds and learning rates."""
-    c = cell.config
-    alpha = flat_dict(c).get("partition.alpha")
-    return c.partition.n_clients, c.federation.participation, alpha, c.algorithm
-
-
-def pairs_first(cells: Sequence[sweep.Cell]) -> list[sweep.Cell]:
-    """The cells row by row, so that the table grows; in a row first those whose generators take time."""
-    rows = list(dict.fromkeys(map(row, cells)))
-    return sorted(cells, key=lambda cell: (rows.index(row(cell)), cell.config.generator is None))
-
-
-class Growing:
-    """The table while the cells run: it is written whenever one has ended, and every row that is complete is said."""
-
-    def __init__(self, cells: Sequence[sweep.Cell], out: Path, options, display: Display) -> None:
-        self.cells, self.out, self.options, self.display = cells, out, options, display
-        self.said: set[tuple] = set()
-        self.rows: dict[str, dict[str, Any]] = {}  # of the frame, by the cell's name: a finished run is read once
-
-    def grow(self) -> None:
-        """Write the table, and say the rows that have become complete."""
-        self.write(lambda text: None)
-        for key in dict.fromkeys(map(row, self.cells)):
-            group = [cell for cell in self.cells if row(cell) == key]
-            if key not in self.said and all(cell.name in self.rows for cell in group):
-                self.said.add(key)
-                self.display.say(tables.effect(tables.compared(self.frame(group))))
-
-    def write(self, say: Callable[[str], None]) -> str:
-        """Write the table of what is finished; ``say`` is told which runs cannot be read."""
-        new = grids.finished([cell for cell in self.cells if cell.name not in self.rows], self.out, say)
-        self.rows |= {Path(line["run"]).name: line for line in new.to_dict("records")}
-        return report(self.cells, self.frame(self.cells), self.out, self.options)
-
-    def frame(self, cells: Sequence[sweep.Cell]) -> "pd.DataFrame":
-        """The finished runs of these cells."""
-        import pandas as pd
-
-        return pd.DataFrame([self.rows[cell.name] for cell in cells if cell.name in self.rows])
-
-
-def published(cells: Sequence[sweep.Cell], options) -> Mapping[tuple, str]:
-    """The paper's rounds, only where every field but those of the grid is the preset's: the paper's or the authors'."""
-    if options.preset not in ("paper", "authors") or options.target != Experiment().target:
-        return {}
-    for cell in cells:
-        fields = {**flat_dict(cell.config), **presets.preset(options.preset, options.data.name)}
-        expected = grids.cell(options, fields).config
-        if set(same_results(expected, cell.config)) - VARIED:
-            return {}
-    return {key: rounds for key, (_, rounds) in fedssyn_table1().items()}
-
-
 def table1(argv: Sequence[str]) -> int:
-    started = time.perf_counter()
     options = arguments(argv)
-    out, cells = Path(options.out), grid(options)
-    with Display() as display:
-        if options.dry_run:
-            grids.dry_run(cells, out, display, options.on_cores)
-            return 0
-        left, growing = sweep.todo(pairs_first(cells), out, display), Growing(cells, out, options, display)
-        with sweep.open_sweep(out, options.resume):
-            outcome = sweep.run_cells(left, out, display, on_end=growing.grow)
-            display.say("\n" + growing.write(display.say))
-            return grids.conclude(outcome, started, out, "table1", display)
+    cells = grid(options)
+    growing, ordered = Growing(cells, options), cells if options.dry_run else pairs_first(cells)
+    return runner.run(options, "table1", ordered, growing.report, play=growing.play)
 
 
 if __name__ == "__main__":

@@ -5,35 +5,26 @@ python sweeps/tune.py --config FILE.yaml --space "lr=loguniform(0.01,0.1)" --sch
 python sweeps/tune.py --space "lr=loguniform(0.01,0.1)" --space p=0.1,0.5 --metric zeta_hat_sq --search optuna
 """
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedcommons.config import cli, presets, search_space
 from fedcommons.config.flat import SHORT_NAMES, choose, flat_dict
-from fedcommons.errors import UserError, nearest, unknown
-from fedcommons.files import write_json, write_text
-from fedcommons.reports import metrics, ranking, series
-from fedcommons.reports.cells import ENVIRONMENT, counted
-from fedcommons.reports.frames import load_runs
+from fedcommons.errors import UserError, unknown
+from fedcommons.reports import metrics
 from fedcommons.seeds import seed_for
-from fedcommons.sweeping import grids, sweep
+from fedcommons.sweeping import grids, runner, sweep, tuned
 from fedcommons.sweeping.display import Display
-from fedcommons.sweeping.search import Optuna, proposed, require_optuna
-from fedcommons.tracking.run_folder import is_run
-
-if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
-    import pandas as pd
+from fedcommons.sweeping.search import Optuna, asha, proposed, require_optuna
+from fedcommons.sweeping.swept import around, space
+from papers.fedssyn import authors
 
 MOST_SAMPLES = 10_000
 CHOICES = {"scheduler": ("fifo", "asha"), "search": ("random", "optuna"), "mode": ("min", "max")}
-CSV = ("status", "rounds", *metrics.KNOWN, "train/loss", "alpha", "p", "rho", "sigma", "lr")
-"""Columns of tune.csv behind the swept fields, where some run has them."""
 
 
-def arguments(argv: Sequence[str]):
+def arguments(argv: Sequence[str]) -> cli.Options:
     """Options of the sweep on top of every field of the experiment."""
     preset, dataset = cli.early(argv, "preset", "small"), cli.early(argv, "data.name", "digits")
     defaults = {**presets.preset(preset, dataset), "sharing.setting": "shuffled_synthetic"}
@@ -44,22 +35,20 @@ def arguments(argv: Sequence[str]):
         help="NAME=V1,V2,... or NAME=uniform(LOW,HIGH), loguniform, randint; may stand several times; "
         f"NAME: a field or {', '.join(SHORT_NAMES)}",
     )  # fmt: skip
-    parser.add_argument(
-        "--seeds", type=str | None, default=None, help="seeds, separated by commas: each point for each"
-    )
-    parser.add_argument("--samples", type=int, default=10, help="draws of the distributions for each grid point; with "
-                        "optuna: points in each environment")  # fmt: skip
-    parser.add_argument("--search", type=str, default="random",
-                        help="random: grids and draws; optuna: points that follow from the results so far")  # fmt: skip
-    parser.add_argument("--scheduler", type=str, default="fifo",
-                        help="fifo, or asha: stop the runs of low validation accuracy early")  # fmt: skip
-    parser.add_argument("--metric", type=str, default="validation_accuracy",
-                        help="what is best: MB, epsilon, rounds_to_target, ..., a convergence parameter such as "
-                        "zeta_hat_sq, or its mean over rounds, zeta_hat_sq_mean")  # fmt: skip
-    parser.add_argument("--mode", type=str | None, default=None,
-                        help="max or min; default: max for accuracies, min for losses, bytes, epsilons and convergence "
-                        "parameters; needed for metrics of your own")  # fmt: skip
-    parser.add_argument("--out", type=str, default="runs/tune", help="folder of the sweep")
+    for name, kind, default, text in (
+        ("seeds", str | None, None, "seeds, separated by commas: each point for each"),
+        ("samples", int, 10, "draws of the distributions for each grid point; with optuna: points in each environment"),
+        ("search", str, "random", "random: grids and draws; optuna: points that follow from the results so far"),
+        ("scheduler", str, "fifo", "fifo, or asha: stop the runs of low validation accuracy early"),
+        ("metric", str, "validation_accuracy",
+         "what is best: MB, epsilon, rounds_to_target, ..., a convergence parameter such as zeta_hat_sq, or its mean "
+         "over rounds, zeta_hat_sq_mean"),
+        ("mode", str | None, None,
+         "max or min; default: max for accuracies, min for losses, bytes, epsilons and convergence parameters; needed "
+         "for metrics of your own"),
+        ("out", str, "runs/tune", "folder of the sweep"),
+    ):  # fmt: skip
+        parser.add_argument(f"--{name}", type=kind, default=default, help=text)
     parser.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
     cli.add_dry_run(parser)
     options = cli.parse(parser, argv)
@@ -79,43 +68,16 @@ def arguments(argv: Sequence[str]):
     return options
 
 
-def space(options) -> dict[str, Any]:
-    """What is swept, seeds included.
-
-    Raises:
-        UserError: a field that cannot be swept.
-    """
-    found = dict(search_space.parse(options.space, options.fields, options.chosen))
-    cli.refuse_fields(options, dict.fromkeys(found, "space"))
-    if options.seeds is not None:
-        if "seed" in found:
-            raise UserError("--seeds and --space seed both name the seeds; use one of them.")
-        cli.refuse_fields(options, {"seed": "seeds"})
-        found = {**found, "seed": list(cli.split("--seeds", options.seeds, int))}
-    if not options.dp.local and any(name.startswith("dp.") for name in found):
-        raise UserError("sigma and the other dp fields change nothing without --dp.local true.")
-    drawn = [n for n, values in around(found).items() if not isinstance(values, list)]
-    if drawn and (options.search == "optuna" or options.scheduler == "asha"):
-        way = "--search optuna" if options.search == "optuna" else "--scheduler asha"
-        raise UserError(f"--space {drawn[0]} needs a list of values with {way}, which compares like with like.")
-    return found
-
-
-def around(space: search_space.Space) -> dict[str, Any]:
-    """Those of the space that describe the environment, seeds included: points are not compared across them."""
-    return {n: values for n, values in space.items() if n == "seed" or n.startswith(ENVIRONMENT)}
-
-
-def made(points: Sequence[Mapping[str, Any]], options) -> list[sweep.Cell]:
+def made(points: Sequence[Mapping[str, Any]], options: cli.Options) -> list[sweep.Cell]:
     """The cells of these points."""
     asked = {*options.asked, *points[0]}
     labels = {name: name.rpartition(".")[2] for name in points[0]}
     found = [choose({**options.base, **point}, options.fields) for point in points]
-    made = [sweep.cell(presets.settled(options.preset, one, asked), labels) for one in found]
+    made = [sweep.cell(authors.settled(options.preset, one, asked), labels) for one in found]
     return list({c.name: c for c in made}.values())
 
 
-def cells(options) -> tuple[list[sweep.Cell], list[str]]:
+def cells(options: cli.Options) -> tuple[list[sweep.Cell], list[str]]:
     """The runs of a random search, or the ends of Optuna's space; and the fields that vary.
 
     Raises:
@@ -130,7 +92,7 @@ def cells(options) -> tuple[list[sweep.Cell], list[str]]:
     return found, list(swept)
 
 
-def batches(options, out: Path) -> Iterator[list[sweep.Cell]]:
+def batches(options: cli.Options, out: Path) -> Iterator[list[sweep.Cell]]:
     """What runs side by side: all cells; with ASHA those of an environment; with Optuna its next points."""
     fixed = around(space(options))
     seeds = fixed.pop("seed", [options.seed])
@@ -140,7 +102,7 @@ def batches(options, out: Path) -> Iterator[list[sweep.Cell]]:
         searches = [(e, Optuna(searched, options.mode, seed_for(options.seed, str(e)))) for e in environments]
         yield from proposed(
             searches, options.samples, lambda point: made([{**point, "seed": seed} for seed in seeds], options),
-            lambda cells: mean(cells, out, options.metric),
+            lambda cells: tuned.mean(cells, out, options.metric),
         )  # fmt: skip
         return
     groups: dict[str, list[sweep.Cell]] = {}
@@ -151,98 +113,27 @@ def batches(options, out: Path) -> Iterator[list[sweep.Cell]]:
     yield from groups.values()
 
 
-def scheduler(options, cells: Sequence[sweep.Cell]):
-    """ASHA on the validation accuracy of each round, or None for first in, first out."""
-    if options.scheduler == "fifo":
-        return None
-    from ray.tune.schedulers import ASHAScheduler
-
-    rounds = max(c.config.federation.rounds for c in cells)
-    return ASHAScheduler(
-        time_attr="round", metric="validation/accuracy", mode="max", max_t=rounds, grace_period=max(1, rounds // 5),
-        reduction_factor=3, stop_last_trials=False,
-    )  # fmt: skip
-
-
-def frame(cells: Sequence[sweep.Cell], out: Path, metric: str, say: Callable[[str], None]) -> "pd.DataFrame":
-    """The runs of these cells that have rounds.
-
-    Raises:
-        UserError: none of them has the metric.
-    """
-    import pandas as pd
-
-    folders = [out / c.name for c in cells if is_run(out / c.name)]
-    runs = load_runs(*folders, say=say) if folders else pd.DataFrame()
-    if len(runs) and metric not in runs:
-        known = runs.select_dtypes("number").columns
-        raise UserError(f"no run has {metric}{nearest(metric, known)} Name another metric and add --resume.")
-    return runs
-
-
-def mean(cells: Sequence[sweep.Cell], out: Path, metric: str) -> float | None:
-    """The mean over the seeds of a point; None where a run is not finished or has no such number."""
-    runs = frame(cells, out, metric, lambda text: None)
-    if len(runs) < len(cells) or set(runs["status"]) != {"finished"}:
-        return None
-    values, _ = counted(runs, metric)
-    return fmean(values) if len(values) == len(cells) else None
-
-
-def report(
-    cells: Sequence[sweep.Cell], fields: Sequence[str], outcomes: Sequence[sweep.Outcome], started: float, out: Path,
-    options, display: Display,
-) -> int:  # fmt: skip
-    """Write the tables, the picture and the summary, and show them; the exit code."""
-    import pandas as pd
-
-    failures = {name: said for outcome in outcomes for name, said in outcome.failures.items()}
-    for name, message in failures.items():
-        display.say(f"failed: {name}: {message}")
-    runs, metric = frame(cells, out, options.metric, display.say), options.metric
-    if runs.empty:
-        return 1
-    groups = ranking.ranked(runs, metric, options.mode)
-    table = grids.stamped(ranking.table(groups, fields, metric, options.mode), options)
-    swept = [name for name in dict.fromkeys(("seed", *fields, metric, *CSV)) if name in runs]
-    ordered = pd.concat([point.runs for group in groups for point in group.points])
-    rows = ordered[swept].assign(run_dir=[Path(run).name for run in ordered["run"]])
-    write_text(out / "tune.md", table)
-    write_text(out / "tune.csv", rows.to_csv(index=False, lineterminator="\n"))
-    records = rows.astype(object).where(rows.notna(), None).to_dict("records")
-    write_json(out / "summary.json", {"name": out.name, "metric": metric, "mode": options.mode, "cells": records})
-    drawn, colours = ranking.panels(groups, fields, metric)
-    series.draw(out / "tune.png", drawn, metric, colours, series.title(runs), grids.is_smoke(options))
-    display.say(f"\n{table}")
-    for group in groups:
-        best = ", ".join(str(out / Path(run).name) for run in group.points[0].runs["run"])
-        where = ", ".join(f"{name} {series.label(value)}" for name, value in group.environment.items())
-        display.say(f"Best {metric}{where and f' with {where}'}: {best}")
-    trained = sum(outcome.generators_trained for outcome in outcomes)
-    display.say(f"Time: {time.perf_counter() - started:.0f} s ({trained} generators trained).")
-    display.say(f"All in {out}: tune.md, tune.csv, tune.png, summary.json, and a folder for each run.")
-    return 1 if failures else 0
-
-
 def tune(argv: Sequence[str]) -> int:
-    started = time.perf_counter()
     options = arguments(argv)
-    out, (known, fields) = Path(options.out), cells(options)
-    with Display() as display:
-        if options.dry_run:
-            grids.dry_run(known, out, display, options.on_cores)
-            if options.search == "optuna":
-                display.say(f"These are the ends of the space; {options.samples} points follow from the results.")
-            return 0
-        if options.search == "optuna" or options.scheduler == "asha":
-            sweep.todo(known, out, display)  # refuses now what later batches cannot meet
-        with sweep.open_sweep(out, options.resume):
-            outcomes, tried = [], {}
-            for batch in batches(options, out):
-                left = sweep.todo(batch, out, display)
-                outcomes.append(sweep.run_cells(left, out, display, scheduler=scheduler(options, batch)))
-                tried |= {c.name: c for c in batch}
-            return report(list(tried.values()), fields, outcomes, started, out, options, display)
+    known, fields = cells(options)
+    tried: list[sweep.Cell] = []
+
+    def play(left: sweep.Todo, out: Path, display: Display) -> sweep.Outcome:
+        outcomes = []
+        for batch in batches(options, out):
+            todo = left if batch == known else sweep.todo(batch, out, display)
+            scheduler = asha(batch) if options.scheduler == "asha" else None
+            outcomes.append(sweep.run_cells(todo, out, display, scheduler=scheduler))
+            tried.extend(batch)
+        return sweep.together(outcomes)
+
+    def report(out: Path, display: Display) -> None:
+        tuned.report(grids.once(tried), fields, options, out, display)
+
+    code = runner.run(options, "tune", known, report, play=play)
+    if options.dry_run and options.search == "optuna":
+        print(f"These are the ends of the space; {options.samples} points follow from the results.")
+    return code
 
 
 if __name__ == "__main__":

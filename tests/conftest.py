@@ -34,6 +34,8 @@ os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 torch.set_num_threads(1)  # as in a worker: more threads round differently
 
+SWEEPS = Path(__file__).parent.parent / "sweeps"
+
 
 @pytest.fixture(scope="session")
 def least_squares() -> Callable[..., LeastSquares]:
@@ -52,7 +54,7 @@ def sweeps() -> Callable[[str], ModuleType]:
     """A script of sweeps/ as a module, by its name."""
 
     def load(name: str) -> ModuleType:
-        spec = spec_from_file_location(name, Path(__file__).parent.parent / "sweeps" / f"{name}.py")
+        spec = spec_from_file_location(name, SWEEPS / f"{name}.py")
         assert spec is not None
         assert spec.loader is not None
         module = module_from_spec(spec)
@@ -197,10 +199,15 @@ def as_nobody() -> Callable[[Callable[[], None]], None]:
 
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
-    """A real Ray on this machine, for tests marked ``ray``."""
+    """A real Ray on this machine, for tests marked ``ray``; workers find what papers have beside their sweeps.
+
+    Ray hands the folder of a script on to its workers, and here the script is pytest.
+    """
     from fedcommons.federation import cluster
 
-    cluster.connect(num_cpus=4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(SWEEPS), prepend=os.pathsep)
+        cluster.connect(num_cpus=4)
     yield
     import ray
 

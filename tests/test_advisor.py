@@ -20,9 +20,10 @@ from fedcommons.convergence.advisor import LocalWork, Probed, predict, probed, r
 from fedcommons.convergence.laboratory import Estimate
 from fedcommons.errors import UserError
 from fedcommons.federation.participation import participants
-from fedcommons.reports.advice import Advice, advice_panels, advice_table
 from fedcommons.runs import build, experiment
 from fedcommons.runs.probe import probe
+from papers.fedssyn.advice import Advice, advice_panels, advice_table
+from papers.fedssyn.advice_report import local_work
 
 ROOT = Path(__file__).parent.parent
 
@@ -113,8 +114,8 @@ def test_an_interval_that_reaches_zero_gradient_leaves_the_band_finite() -> None
 def test_what_clients_do_in_a_round_is_counted_as_the_federation_does(sweep: ModuleType) -> None:
     asked = {"federation.participation": 0.35, "client.epochs": 3, "client.batch_size": 4}
     config, sizes = override(Experiment(), asked), [3, 9] * 5
-    assert sweep.local_work(config, sizes) == LocalWork(3, (3 * 1 + 3 * 3) / 2, 4)
-    assert sweep.local_work(override(config, {"client.drop_last": True}), sizes).tau == (3 * 1 + 3 * 2) / 2
+    assert local_work(config, sizes) == LocalWork(3, (3 * 1 + 3 * 3) / 2, 4)
+    assert local_work(override(config, {"client.drop_last": True}), sizes).tau == (3 * 1 + 3 * 2) / 2
     assert len(participants(10, 0.35, seed=0, round=1)) == 3
 
 

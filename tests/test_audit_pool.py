@@ -16,7 +16,7 @@ from typing import ClassVar
 
 import torch
 
-from fedcommons.generators.generator import Trained
+from fedcommons.generators.generator import TrainedGenerator
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Parrot:
     sampling: ClassVar[tuple[str, ...]] = ()
 
     def fit(self, examples, n_classes, seed, epochs, *, flip=False):
-        return {e: Trained({"x": examples.x, "y": examples.y}) for e in epochs}
+        return {e: TrainedGenerator({"x": examples.x, "y": examples.y}) for e in epochs}
 
     def sample(self, weights, shape, n_classes, labels, seed):
         of = [weights["x"][weights["y"] == label] for label in labels]

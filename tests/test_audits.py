@@ -19,7 +19,7 @@ from fedcommons.core.release import SAMPLED_GAUSSIAN
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from fedcommons.generators import ddpm
-from fedcommons.generators.generator import Receipt, Trained, Weights
+from fedcommons.generators.generator import Receipt, TrainedGenerator, Weights
 from fedcommons.runs.build import Assembled, assemble, contributions, noise_key, prepare
 from fedcommons.runs.experiment import run
 from fedcommons.sharing import synthetic_pool
@@ -60,12 +60,12 @@ def test_at_their_defaults_the_fields_change_no_name_no_noise_and_no_work() -> N
 
 def test_an_audit_changes_nothing_that_clients_train_on() -> None:
     plain, asked = made_by(experiment(), same), made_by(experiment(sharing__audit=True), same)
-    assert torch.equal(plain.shared.clients.rows.flat, asked.shared.clients.rows.flat)
+    assert torch.equal(plain.shared.data.clients.rows.flat, asked.shared.data.clients.rows.flat)
     assert plain.shared.releases == asked.shared.releases
     assert asked.audited is not None
     assert asked.audited.facts["withheld"] == 0
     found = asked.audited.facts["pixels"]
-    assert found["identical"] == found["near_copies"] == found["images"] == len(asked.shared.pool.rows.flat)  # pyright: ignore
+    assert found["identical"] == found["near_copies"] == found["images"] == len(asked.shared.data.pool.rows.flat)  # pyright: ignore
     assert "; by pixels and features more than chance explains." in asked.audited.told
 
 
@@ -81,7 +81,7 @@ def test_copies_are_withheld_and_so_is_every_epsilon() -> None:
 
     found = made_by(half, mixed, receipt)
     assert found.audited is not None
-    kept = found.shared.pool
+    kept = found.shared.data.pool
     assert kept is not None
     store = kept.store
     copies = {x.numpy().tobytes() for x in store.x[: len(found.prepared.dealt.own.store)]}
@@ -98,8 +98,8 @@ def test_copies_are_withheld_and_so_is_every_epsilon() -> None:
 def test_where_everything_is_withheld_clients_train_on_their_own() -> None:
     found = made_by(experiment(sharing__withhold="near_copies"), same)
     assert found.shared.p == 0
-    assert found.shared.pool is None
-    assert found.shared.clients.sizes == found.shared.own.sizes
+    assert found.shared.data.pool is None
+    assert found.shared.data.clients.sizes == found.shared.data.own.sizes
 
 
 def test_held_out_images_are_what_generators_did_not_see() -> None:
@@ -139,7 +139,7 @@ class Parrot:
     sampling: ClassVar[tuple[str, ...]] = ()
 
     def fit(self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False) -> Any:
-        return {e: Trained({"x": examples.x, "y": examples.y}) for e in epochs}
+        return {e: TrainedGenerator({"x": examples.x, "y": examples.y}) for e in epochs}
 
     def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:
         return torch.stack([weights["x"][weights["y"] == label][0] for label in labels])

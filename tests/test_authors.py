@@ -6,12 +6,12 @@ import pytest
 
 from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.fedssyn_authors import authors
 from fedcommons.config.flat import flat_dict, get, override
 from fedcommons.errors import UserError
 from fedcommons.runs.checks import check
 from fedcommons.runs.inputs import load
 from fedcommons.sharing.needs import contribution
+from papers.fedssyn.authors import authors, settled
 
 
 def _cell(data: str, algorithm: str, n: int, c: float, alpha: float, setting: str = "shuffled_synthetic") -> Experiment:
@@ -19,7 +19,7 @@ def _cell(data: str, algorithm: str, n: int, c: float, alpha: float, setting: st
         "algorithm": algorithm, "partition.n_clients": n, "federation.participation": c, "partition.alpha": alpha,
         "sharing.setting": setting,
     })  # fmt: skip
-    return presets.settled("authors", base, ())
+    return settled("authors", base, ())
 
 
 @pytest.mark.parametrize(

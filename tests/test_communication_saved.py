@@ -23,13 +23,13 @@ from fedcommons.accounting.communication import (
 from fedcommons.config import parts, presets
 from fedcommons.core.algorithm import Facts
 from fedcommons.errors import UserError
-from fedcommons.reports.published import fedssyn_table1, fedssyn_table_a2
 from fedcommons.tensors import flatten
 from lightning_modules.networks import VGG11
+from papers.fedssyn.published import fedssyn_table1, fedssyn_table_a2
 
 ROOT = Path(__file__).parent.parent
 SWEEP = ROOT / "sweeps" / "communication_saved.py"
-PAPER = ROOT / "platform" / "fedcommons" / "reports" / "published" / "fedssyn_table1_rounds.csv"
+PAPER = ROOT / "sweeps" / "papers" / "fedssyn" / "published" / "fedssyn_table1_rounds.csv"
 HEAD = "dataset,algorithm,n_clients,participation_rate,alpha,rounds_fedssyn,rounds_vanilla"
 FORMULA, TOTAL, PRINTED = "saved % (paper's formula)", "saved % (all clients)", "table A.2 prints"
 

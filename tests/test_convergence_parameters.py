@@ -19,11 +19,12 @@ from matplotlib.figure import Figure
 from fedcommons.config.flat import flat_dict
 from fedcommons.convergence.names import NAMES
 from fedcommons.errors import UserError
-from fedcommons.reports import courses, tables
-from fedcommons.reports.courses import Curve
+from fedcommons.reports import tables
 from fedcommons.reports.frames import load_rounds, load_runs
 from fedcommons.sweeping.display import Display
 from fedcommons.tracking.run_folder import read_rounds
+from papers.fedssyn import courses
+from papers.fedssyn.courses import Curve
 
 ROOT = Path(__file__).parent.parent
 
@@ -323,13 +324,13 @@ def test_a_report_is_made_of_the_runs_that_are_done(
     options = sweep.arguments(["--generator-epochs=9", f"--out={tmp_path}", "--measure.samples=64", "--hessians"])
     a7, a8 = sweep.figure_a7(options), sweep.figure_a8(options)
     with Display() as display:
-        sweep.report(a7, a8, tmp_path, options, display)
+        sweep.report(a7, a8, options, tmp_path, display)
         assert not list(tmp_path.iterdir())  # nothing is done
         for label, p in (("p = 0", 0), ("p = 0.06", 0.06)):
             (cell,) = a7[label]
             metrics = {f"convergence/{name}": found[0][1] for name, found in run(p).items() if name in NAMES}
             recorded(tmp_path / cell.name, cell.config, 1, metrics, p=p)
-        sweep.report(a7, a8, tmp_path, options, display)
+        sweep.report(a7, a8, options, tmp_path, display)
     text = (tmp_path / "convergence_parameters.md").read_text()
     assert [line["curve"] for line in table_of(text, "last acc., %")] == ["p = 0", "p = 0.06"]
     assert "Figure A.8" not in text

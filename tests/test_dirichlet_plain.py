@@ -65,7 +65,7 @@ def test_a_run_counts_the_clients_that_there_are_and_a_share_of_them_that_is_nob
     config = presets.experiment("smoke", "digits", values)
     ready = assemble(prepare(config))
     n = len(ready.prepared.partition.rows)
-    assert n == ready.plan.facts.n_clients == len(ready.shared.clients) == len(ready.plan.facts.sizes) < 20
+    assert n == ready.plan.facts.n_clients == len(ready.shared.data.clients) == len(ready.plan.facts.sizes) < 20
     least = presets.experiment("smoke", "digits", {**values, "federation.participation": 1 / n})
     assert prepare(least).partition.fingerprint == ready.prepared.partition.fingerprint
     less = presets.experiment("smoke", "digits", {**values, "federation.participation": 1 / 20})

@@ -16,6 +16,7 @@ from fedcommons.config.flat import flat_dict
 from fedcommons.core.accountants import composed
 from fedcommons.errors import UserError
 from fedcommons.reports.cells import cells
+from fedcommons.reports.disclosure import epsilon_place
 from fedcommons.reports.frames import load_runs
 from fedcommons.sweeping.display import Display
 
@@ -46,7 +47,7 @@ from typing import ClassVar
 
 import torch
 
-from fedcommons.generators.generator import Receipt, Trained
+from fedcommons.generators.generator import Receipt, TrainedGenerator
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Generator:
 
     def fit(self, examples, n_classes, seed, epochs, *, flip=False):
         receipt = Receipt("sampled gaussian", q=0.1, sigma=self.sigma, sensitivity=1.0, steps=10)
-        return {e: Trained({"w": torch.zeros(1)}, receipt) for e in epochs}
+        return {e: TrainedGenerator({"w": torch.zeros(1)}, receipt) for e in epochs}
 
     def sample(self, weights, shape, n_classes, labels, seed):
         return torch.randint(0, 256, (len(labels), *shape), dtype=torch.uint8)
@@ -82,13 +83,13 @@ def test_where_an_epsilon_covers_what_was_shared_accuracy_stands_against_it_too(
     )
     out.mkdir()
     with Display() as display:
-        disclosure.report(disclosure.grid(options), out, options, display)
+        disclosure.report(disclosure.grid(options), options, out, display)
     expected = [composed(((0.1, sigma, 10), (1.0, 8.0, 1)), 1e-5) for sigma in (2.0, 4.0)]
     rows = [line.split("|") for line in (out / "disclosure.md").read_text().splitlines() if line.startswith("| d")]
     assert {row[-2].strip() for row in rows} == {"-", "none", *(f"{e:.3g}" for e in expected)}
     assert (out / "disclosure_epsilon.png").read_bytes().startswith(b"\x89PNG")
     found = cells(load_runs(tmp_path / "runs"))
-    places = [name for _, name in sorted(disclosure._epsilon(cell) for cell in found)]
+    places = [name for _, name in sorted(epsilon_place(cell) for cell in found)]
     assert places == ["nothing", *(f"{e:.3g}" for e in reversed(expected)), "none"]
 
 
@@ -102,7 +103,7 @@ def test_points_of_any_folders(runs: Path, tmp_path: Path, sweeps: Callable[[str
     said: list[str] = []
     with Display() as display:
         display.say = said.append  # pyright: ignore[reportAttributeAccessIssue]
-        disclosure.report(disclosure.grid(options), out, options, display)
+        disclosure.report(disclosure.grid(options), options, out, display)
     assert any("short has fewer than 2 rounds" in line for line in said)
     assert f"left out: {tmp_path / 'again' / 'real0'} is the same experiment as {runs / 'real0'}." in said
     with (out / "disclosure.csv").open() as file:

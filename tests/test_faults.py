@@ -91,6 +91,7 @@ def main() -> int:
     parser.add_argument("--index", type=int, help="with --only: try this one alone, and show all of it")
     given = parser.parse_args()
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    sys.path.append(str(Path(__file__).parent.parent / "sweeps"))  # where papers have what the sweeps import
     import torch
 
     import fedcommons

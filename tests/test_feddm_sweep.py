@@ -11,11 +11,11 @@ import pytest
 
 from fedcommons.config.flat import flat_dict
 from fedcommons.errors import UserError
-from fedcommons.reports import feddm_tables
 from fedcommons.runs import experiment
 from fedcommons.runs.build import prepare
 from fedcommons.runs.checks import check
 from fedcommons.sweeping.display import Display
+from papers.feddm import tables as feddm_tables
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +219,7 @@ def test_tables_curves_and_pictures_come_from_the_folders(feddm: ModuleType, tmp
     for cell in {e.cell.name: e.cell for e in found}.values():
         experiment.run(cell.config, tmp_path / cell.name)
     with Display() as display:
-        feddm.report(found, tmp_path, options, display)
+        feddm.report(found, options, tmp_path, display)
     every = pd.read_csv(tmp_path / "feddm.csv")
     assert len(every) == len(found)
     frame = every[every["chosen"]]

@@ -23,10 +23,10 @@ from fedcommons.federation.participation import participants
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.federation.stragglers import Independent
 from fedcommons.runs.build import prepare
-from fedcommons.studies import feddpms_costs
 from fedcommons.tensors import Flat, data, flat, select
 from fedcommons.testing.spy import Spy
 from lightning_modules import VAEClassifier
+from papers.feddpms import costs as feddpms_costs
 
 if TYPE_CHECKING:
     from fedcommons.testing.federations import Federation

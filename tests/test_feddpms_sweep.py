@@ -7,18 +7,20 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
 from fedcommons.config.flat import flat_dict
 from fedcommons.errors import UserError
 from fedcommons.federation.participation import participants
-from fedcommons.reports import exchange, feddpms_tables
-from fedcommons.reports.exchange import Exchange
 from fedcommons.runs import experiment
 from fedcommons.runs.build import build_module, prepare
 from fedcommons.sweeping import sweep
 from fedcommons.sweeping.display import Display
 from fedcommons.tracking.run_folder import read_summary
+from papers.feddpms import exchange
+from papers.feddpms import tables as feddpms_tables
+from papers.feddpms.exchange import Exchange
 
 SMOKE = ["--preset", "smoke", "--feddpms.sigma", "0.3", "--client.epochs", "3", "--tracking.wandb", "off"]
 
@@ -123,7 +125,7 @@ def test_preset_paper_has_the_papers_numbers(feddpms: ModuleType) -> None:
 
 
 def test_preset_authors_is_the_released_code_as_far_as_fields_say_it(feddpms: ModuleType) -> None:
-    """Of the paper's cell it departs in what the docstring of ``feddpms_presets`` names, and is not Fedssyn's."""
+    """Of the paper's cell it departs in what the docstring of its presets names, and is not Fedssyn's."""
     papers, authors = (
         {
             c.config.algorithm: flat_dict(c.config)
@@ -146,10 +148,13 @@ def test_the_tables_say_what_the_runs_did(feddpms: ModuleType, tmp_path: Path) -
     options = feddpms.arguments([*SMOKE, "--algorithms", "feddpms,fedavg", "--quotas", "", "--sigmas", "0.3"])
     of_tables = feddpms.grid(options)
     cells = of_tables["Table 1"]
-    assert feddpms.report(of_tables, tmp_path, options) == ""
+    display = Display(Console(quiet=True))
+    feddpms.report(of_tables, options, tmp_path, display)
+    assert not [*tmp_path.glob("feddpms.*")]
     for cell in cells:
         experiment.run(cell.config, tmp_path / cell.name)
-    text = feddpms.report(of_tables, tmp_path, options)
+    feddpms.report(of_tables, options, tmp_path, display)
+    text = (tmp_path / "feddpms.md").read_text()
     rows = [[word.strip() for word in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| dig")]
     found = [read_summary(tmp_path / cell.name) or {} for cell in cells]
     accuracies = [f"{100 * s['last_accuracy']:.1f}" for s in found]

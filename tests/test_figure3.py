@@ -15,7 +15,7 @@ import pytest
 from fedcommons.config.flat import flat_dict
 from fedcommons.errors import UserError
 from fedcommons.reports import tables
-from fedcommons.reports.figures import Bar, Panel, accuracy_bars, accuracy_table, panels
+from papers.fedssyn.figures import Bar, Panel, accuracy_bars, accuracy_table, panels
 
 ROOT = Path(__file__).parent.parent
 

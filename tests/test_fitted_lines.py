@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.optimize import curve_fit
 
-from fedcommons.studies import fitted_lines as lines
-from fedcommons.studies import quadratics as q
+from papers.fedssyn import fitted_lines as lines
+from papers.fedssyn import quadratics as q
 
 
 def test_fewest_rounds_and_the_line_by_hand() -> None:

@@ -182,7 +182,7 @@ def test_output_that_has_no_room_ends_a_run_in_one_sentence(play: Play, tmp_path
     require_one_sentence(said, "No space left on device")
 
 
-TABLE = "communication_saved.py --from platform/fedcommons/reports/published/fedssyn_table1_rounds.csv"
+TABLE = "communication_saved.py --from sweeps/papers/fedssyn/published/fedssyn_table1_rounds.csv"
 SWEEP = "table1.py --preset=smoke --settings=real --algorithms=fedavg --alphas=0.1,0.2 --wandb=off"
 
 

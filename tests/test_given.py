@@ -1,5 +1,7 @@
 """What a command line sets: every word of it, and every key of its config files, is understood or refused."""
 
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -187,3 +189,17 @@ def test_no_more_of_a_value_is_echoed_than_80_characters(refused: Callable[..., 
             message = refused(f"{option}={value}")
         assert value[:20] in message
         assert value[:90] not in message
+
+
+def test_a_script_reads_its_config_file_once(tmp_path: Path) -> None:
+    file, root = tmp_path / "once.yaml", Path(__file__).parent.parent
+    file.write_text("seed: 4\n")
+    code = (
+        "import runpy, sys; opened = []; sys.path.insert(0, 'sweeps')\n"
+        "sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == 'open' else None)\n"
+        "try: runpy.run_path(sys.argv[0], run_name='__main__')\n"
+        f"except SystemExit: print(opened.count({str(file)!r}))"
+    )
+    play = f"import sys; sys.argv = ['sweeps/table1.py', '--config', {str(file)!r}, '--print_config']\n{code}"
+    done = subprocess.run([sys.executable, "-c", play], capture_output=True, text=True, cwd=root)
+    assert done.stdout.splitlines()[-1] == "1", done.stdout + done.stderr

@@ -22,9 +22,9 @@ from fedcommons.data.clients import Clients, Rows
 from fedcommons.errors import UserError
 from fedcommons.federation.stragglers import Independent
 from fedcommons.runs.inputs import load
-from fedcommons.studies import gradient_coding as study
 from fedcommons.tensors import Flat, flat, scalar
 from fedcommons.testing.federations import Federation
+from papers.agc import gradient_coding as study
 
 if TYPE_CHECKING:
     from fedcommons.testing.federations import LeastSquares

@@ -14,8 +14,8 @@ from fedcommons.config.experiment import Data
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.errors import UserError
 from fedcommons.runs.inputs import load
-from fedcommons.studies import gradient_coding as study
-from fedcommons.studies.gradient_coding import Draws, Problem, Setting, check, chosen, copies, draw, play, play_block
+from papers.agc import gradient_coding as study
+from papers.agc.gradient_coding import Draws, Problem, Setting, check, chosen, copies, draw, play, play_block
 
 
 @pytest.fixture(scope="module")

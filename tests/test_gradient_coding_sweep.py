@@ -13,9 +13,10 @@ import pytest
 
 from fedcommons.config.experiment import Data
 from fedcommons.errors import UserError
-from fedcommons.reports import coding
 from fedcommons.runs.inputs import load
-from fedcommons.studies.gradient_coding import Problem, Setting, chosen, play
+from papers.agc import coding, curves
+from papers.agc.curves import load_problem
+from papers.agc.gradient_coding import Problem, Setting, chosen, play
 
 QUICK = ["--preset=smoke", "--workers=1", "--shares=0.2", "--pairs=0.5:3,0.7:4"]
 KINDS = ("iid", "dirichlet_plain", "single_class")
@@ -138,7 +139,7 @@ def test_it_goes_on_where_it_stopped(
         return play(problem, setting, repetitions, seed)
 
     with monkeypatch.context() as patch:
-        patch.setattr(script, "job", killed)
+        patch.setattr(curves, "job", killed)
         with pytest.raises(KeyboardInterrupt):
             script.gradient_coding([*QUICK, f"--out={again}"])
     assert len(list((again / "curves").iterdir())) == 3
@@ -150,7 +151,7 @@ def test_it_goes_on_where_it_stopped(
     found = [json.loads((folder / "summary.json").read_text()) for folder in (again, out)]
     assert found[0]["curves"] == found[1]["curves"]
     with monkeypatch.context() as patch:
-        patch.setattr(script, "job", None)  # nothing is left to compute
+        patch.setattr(curves, "job", None)  # nothing is left to compute
         assert script.gradient_coding([*QUICK, f"--out={again}", "--resume"]) == 0
     sentence = "iid_q0.5_d3_c0.json is of repetitions = 4, and now it is 5; name another --out."
     with pytest.raises(UserError, match=re.escape(sentence)):
@@ -160,7 +161,7 @@ def test_it_goes_on_where_it_stopped(
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
 def test_workers_change_no_bit(script: ModuleType, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(script, "CHUNK", 50)
+    monkeypatch.setattr(curves, "CHUNK", 50)
     options = ["--preset=smoke", "--shares=0", "--pairs=0.5:3", "--repetitions=120"]
     for workers in (1, 2):
         assert script.gradient_coding([*options, f"--workers={workers}", f"--out={tmp_path / str(workers)}"]) == 0
@@ -188,12 +189,12 @@ def test_presets(script: ModuleType) -> None:
     assert {s.per_class for s in script.settings(found["authors"]).values()} == {False}
     assert {s.rounds for s in script.settings(found["paper"]).values()} == {50}
     assert len(script.settings(script.arguments(["--shares=0"]))) == 9 + 2
-    problem = script.load_problem(script.arguments(["--preset=authors", "--dataset=digits"]))
+    problem = load_problem(script.arguments(["--preset=authors", "--dataset=digits"]))
     digits = load(Data(validation=0))
     first = chosen(digits, 30, first=True, seed=0).x.flatten(1)
     assert (problem.x[:, :-1] == first).all()
     assert (problem.x.max(), len(problem.test_y)) == (255, 359)
-    assert script.load_problem(script.arguments([])).x.max() == 1
+    assert load_problem(script.arguments([])).x.max() == 1
 
 
 BAD = [

@@ -10,7 +10,7 @@ import pytest
 from fedcommons.config.experiment import Data
 from fedcommons.runs import inputs
 from fedcommons.sharing.placement import holdings, opened
-from fedcommons.studies.copies import (
+from papers.agc.copies import (
     Pairs,
     assumption,
     coefficients,

@@ -15,6 +15,8 @@ from fedcommons.errors import UserError
 from fedcommons.sweeping import grids
 from fedcommons.sweeping import sweep as tuning
 from fedcommons.sweeping.display import Display
+from papers.fedssyn import authors
+from papers.fedssyn import table1 as of_table1
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +79,7 @@ def test_published_values_stand_only_beside_the_papers_own_setting(
     table1: ModuleType, options: str, shown: bool
 ) -> None:
     given = table1.arguments(options.split())
-    assert bool(table1.published(table1.grid(given), given)) == shown
+    assert bool(of_table1.published(table1.grid(given), given)) == shown
 
 
 def test_departures_name_every_field_that_is_not_the_papers() -> None:
@@ -97,7 +99,7 @@ def test_departures_name_every_field_that_is_not_the_papers() -> None:
 def test_the_notes_name_every_value_that_cells_have(table1: ModuleType) -> None:
     """The released code's cells differ in epochs, rates and FedDyn's weight: none may stand for all."""
     given = table1.arguments(["--preset", "authors", "--algorithms", "feddyn,fedavg", "--federations", "10:1,40:0.2"])
-    notes = " ".join(table1.footnotes(table1.grid(given), given))
+    notes = " ".join(of_table1.footnotes(table1.grid(given), given))
     for part in ("E = 10, 30,", "alpha 0.001, 0.01,", "client.epochs 10, 30 (paper: 10)", "sharing.p 0.5263, 0.5",
                  "scripts: 0.01, 0.1, 0.05."):  # fmt: skip
         assert part in notes, notes
@@ -128,15 +130,15 @@ def test_one_experiment_and_tune_take_the_authors_values_too() -> None:
     base = presets.experiment("authors", "cifar10", {
         "algorithm": "feddyn", "partition.n_clients": 40, "federation.participation": 0.2,
     })  # fmt: skip
-    settled = presets.settled("authors", base, {"client.lr"})
+    settled = authors.settled("authors", base, {"client.lr"})
     assert (settled.client.lr, settled.client.epochs, get(settled, "feddyn.alpha")) == (base.client.lr, 30, 0.001)
-    assert presets.settled("paper", base, ()) == base
+    assert authors.settled("paper", base, ()) == base
 
 
 def test_table1_says_that_the_epsilons_of_its_runs_add_up(table1: ModuleType) -> None:
     for extra, said in (("--dp.local true", True), ("", False)):
         options = table1.arguments(f"--lrs 0.05,0.1 {extra}".split())
-        notes = table1.footnotes(table1.grid(options), options)
+        notes = of_table1.footnotes(table1.grid(options), options)
         assert any("add up" in note and "learning rates" in note for note in notes) == said
 
 
@@ -210,7 +212,7 @@ def test_a_preset_in_a_config_file_counts_and_a_later_one_more(table1: ModuleTyp
 
 def test_table1_runs_row_by_row_and_in_a_row_first_what_needs_generators(table1: ModuleType) -> None:
     cells = table1.grid(table1.arguments(["--algorithms", "fedavg,scaffold", "--seeds", "0,1"]))
-    ordered = table1.pairs_first(cells)
+    ordered = of_table1.pairs_first(cells)
     rows = [(c.config.partition.alpha, c.config.algorithm) for c in ordered]
     assert list(dict.fromkeys(rows)) == [(a, name) for a in (0.01, 0.1) for name in ("fedavg", "scaffold")]
     assert [c.config.sharing.setting for c in ordered] == [*["shuffled_synthetic"] * 2, *["real"] * 2] * 4
@@ -223,13 +225,13 @@ def test_table1_grows_as_runs_end(table1: ModuleType, recorded: Callable[..., No
     words = ["--preset", "smoke", "--algorithms", "fedavg,scaffold", "--alphas", "0.1", "--federation.rounds", "30"]
     options = table1.arguments([*words, "--out", str(tmp_path)])
     cells, said = table1.grid(options), io.StringIO()
-    growing = table1.Growing(cells, tmp_path, options, Display(Console(file=said, width=200)))
-    growing.grow()
+    growing, display = of_table1.Growing(cells, options), Display(Console(file=said, width=200))
+    growing.grow(tmp_path, display)
     assert not list(tmp_path.iterdir())
-    for number, cell in enumerate(table1.pairs_first(cells), 1):
+    for number, cell in enumerate(of_table1.pairs_first(cells), 1):
         recorded(tmp_path / cell.name, cell.config, 24 if cell.config.sharing.setting == "real" else 3)
-        growing.grow()
-        growing.grow()
+        growing.grow(tmp_path, display)
+        growing.grow(tmp_path, display)
         table = (tmp_path / "table1.md").read_text()
         assert table.count("| digits") == number
         assert ("So far: " in table) == (number < 4)
@@ -245,12 +247,12 @@ def test_table1_reads_a_run_once_and_names_those_it_cannot_read(
 ) -> None:
     options = table1.arguments(["--preset=smoke", "--algorithms=fedavg,scaffold", "--alphas=0.1", f"--out={tmp_path}"])
     cells, said = table1.grid(options), []
-    growing = table1.Growing(cells, tmp_path, options, Display(Console(file=io.StringIO())))
+    growing = of_table1.Growing(cells, options)
     good, changed, old, other = cells
     for cell, more in ((good, {}), (changed, {"bytes_up": "few"}), (old, {"config": None}), (other, {"p": -1})):
         recorded(tmp_path / cell.name, cell.config, 1, **more)
     for _ in range(2):
-        text = growing.write(said.append)
+        text = growing.write(tmp_path, said.append)
         (tmp_path / good.name / "rounds.jsonl").unlink(missing_ok=True)  # is not looked at again
     assert text.count("| digits") == 1
     assert "So far: 1 of 4 runs." in text

@@ -1,5 +1,6 @@
 """``--help`` and the refusal of a misspelt option import nothing that takes seconds."""
 
+import inspect
 import subprocess
 import sys
 from collections.abc import Callable
@@ -8,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from fedcommons.config import parts
+from fedcommons.config import cli, parts
 from fedcommons.config.fields import fields_of
 from fedcommons.config.parts import KINDS
 from fedcommons.errors import UserError
@@ -19,6 +20,7 @@ HEAVY = ("torch", "pytorch_lightning", "ray", "diffusers", "torchvision", "matpl
          "scipy", "wandb")  # fmt: skip
 PLAY = f"""
 import runpy, sys
+sys.path.insert(0, {str(SWEEPS)!r})  # as Python does for a script
 try:
     runpy.run_path(sys.argv[0], run_name="__main__")
 except SystemExit as ended:
@@ -60,3 +62,13 @@ def test_a_sweep_says_what_it_waits_for_before_it_loads_anything(
 
 def test_there_is_something_to_compare() -> None:
     assert sum(bool(parts.constants(kind, name)) for kind, name in PARTS) >= 10
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_help_of_a_field_that_names_a_part_lists_all_and_tells_of_what_is_chosen(kind: str) -> None:
+    k = KINDS[kind]
+    name = [*k.known][-1]
+    argv = [f"--{k.field}={name}", *(["--sharing.setting=shuffled_synthetic"] if kind == "generator" else [])]
+    told = cli.parser("", argv, {}).options[k.field].field.help
+    assert f"{', '.join(k.known)}, or an import path; {name}: " in told
+    assert (inspect.getdoc(parts.find(kind, name)) or "").startswith(told.rpartition(f"{name}: ")[2])

@@ -355,30 +355,30 @@ def _in_data(clients: Clients) -> list[bytes]:
 @pytest.mark.parametrize(("setting", "parts"), [("shuffled_synthetic", 4), ("shuffled_real", 5)])
 def test_the_pool_is_what_clients_got_from_the_commons(setting: str, parts: int, algorithm: str) -> None:
     shared = _share(setting, algorithm)
-    assert shared.pool is not None
-    assert shared.pool.store is shared.clients.store
-    assert len(shared.pool) == parts
+    assert shared.data.pool is not None
+    assert shared.data.pool.store is shared.data.clients.store
+    assert len(shared.data.pool) == parts
     receivers = [i for i, n in enumerate((30, 9, 4, 0, 17)) if n or setting == "shuffled_real"]
-    for client, part in zip(receivers, shared.pool, strict=True):
-        own = shared.clients[client]
+    for client, part in zip(receivers, shared.data.pool, strict=True):
+        own = shared.data.clients[client]
         assert torch.equal(own.x[-len(part) :], part.x)
         assert torch.equal(own.y[-len(part) :], part.y)
-    assert sum(shared.pool.sizes) == round(shared.p * sum(shared.clients.sizes))
+    assert sum(shared.data.pool.sizes) == round(shared.p * sum(shared.data.clients.sizes))
 
 
 @pytest.mark.parametrize(("setting", "p"), [("real", 0.5), ("local_synthetic", 0.5), ("shuffled_real", 0.0)])
 def test_there_is_no_pool_where_nothing_was_shared(setting: str, p: float) -> None:
-    assert _share(setting, p=p).pool is None
+    assert _share(setting, p=p).data.pool is None
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_a_pool_moves_with_the_clients_whose_store_it_is_in(device: str) -> None:
     shared = _share("shuffled_synthetic")
-    moved = RunData(shared.clients, shared.own, {}, shared.pool).to(torch.device(device))
+    moved = shared.data.to(torch.device(device))
     assert moved.pool is not None
     assert moved.pool.store is moved.clients.store
     assert moved.pool.store.x.device == moved.pool.rows.flat.device == torch.device(device)
     if device == "cpu":
-        assert shared.pool is not None
-        assert _in_data(moved.pool) == _in_data(shared.pool)
-    assert RunData(shared.clients, shared.own, {}).to(torch.device(device)).pool is None
+        assert shared.data.pool is not None
+        assert _in_data(moved.pool) == _in_data(shared.data.pool)
+    assert replace(shared.data, pool=None).to(torch.device(device)).pool is None

@@ -155,7 +155,7 @@ def test_a_finished_run_is_read_while_somebody_holds_its_folder(tmp_path: Path) 
 SWEEPS = {
     "table1": [], "figure3": [], "convergence_parameters": [], "advise": [], "tune": ["--space=lr=0.1,0.2"],
     "quadratics": [], "mnist_softmax": [],
-    "communication_saved": ["--from=platform/fedcommons/reports/published/fedssyn_table1_rounds.csv"],
+    "communication_saved": ["--from=sweeps/papers/fedssyn/published/fedssyn_table1_rounds.csv"],
 }  # fmt: skip
 
 

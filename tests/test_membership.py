@@ -23,7 +23,7 @@ from fedcommons.audits.membership import (
 )
 from fedcommons.data.examples import Examples
 from fedcommons.generators.ddpm import DDPM
-from fedcommons.generators.generator import Generator, Trained, Weights
+from fedcommons.generators.generator import Generator, TrainedGenerator, Weights
 from fedcommons.generators.private import PrivateDDPM
 from fedcommons.seeds import generator
 
@@ -45,8 +45,8 @@ class Parrot:
 
     def fit(
         self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False
-    ) -> dict[int, Trained]:
-        return {e: Trained({"x": examples.x, "seed": torch.tensor(seed)}) for e in epochs}
+    ) -> dict[int, TrainedGenerator]:
+        return {e: TrainedGenerator({"x": examples.x, "seed": torch.tensor(seed)}) for e in epochs}
 
     def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:
         draws = generator(seed, int(weights["seed"]))

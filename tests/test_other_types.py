@@ -25,7 +25,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from fedcommons.generators.generator import Trained
+from fedcommons.generators.generator import TrainedGenerator
 from fedcommons.seeds import generator, numpy_generator
 
 
@@ -63,7 +63,7 @@ class Repeats:
         of = [examples.x[examples.y == c] for c in range(n_classes)]
         x = examples.x
         means = torch.stack([(p.mean(0) if x.is_floating_point() else p[0]) if len(p) else x[0] for p in of])
-        return {epoch: Trained({"means": means}) for epoch in epochs}
+        return {epoch: TrainedGenerator({"means": means}) for epoch in epochs}
 
     def sample(self, weights, shape, n_classes, labels, seed):
         drawn = weights["means"][labels]

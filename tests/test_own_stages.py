@@ -58,8 +58,8 @@ class NoisedMeans:
 
     sigma: float = 0.1
 
-    def check(self, flat: Mapping[str, Any]) -> None:
-        if flat["dp.local"]:
+    def check(self, fields: Mapping[str, Any]) -> None:
+        if fields["dp.local"]:
             raise UserError("dp.local must be false with noised means.")
 
     def check_dealt(self, dealt: Dealt) -> None:
@@ -104,16 +104,16 @@ def test_somebody_elses_stage_has_owners_events_and_weights() -> None:
     assert shared.owners is not None
     assert shared.owners[N_TOTAL:].tolist() == list(range(5))
     assert shared.p == pytest.approx(25 / (N_TOTAL + 25))
-    assert shared.pool is not None
-    assert shared.pool.sizes == [5]
+    assert shared.data.pool is not None
+    assert shared.data.pool.sizes == [5]
     assert shared.traffic.once == 6 * 5 * 65
-    data, own = shared.clients[2], shared.own[2]
+    data, own = shared.data.clients[2], shared.data.own[2]
     assert data.weight is not None
     assert torch.allclose(data.weight, torch.cat([torch.ones(259), torch.full((5,), 0.2)]) * (264 / 260))  # mean 1
     assert data.size == pytest.approx(260)
     assert torch.equal(data.x[:259], own.x)
     assert own.weight is None
-    plain = share(NoisedMeans(0.0), given).clients[2].x[-3]
+    plain = share(NoisedMeans(0.0), given).data.clients[2].x[-3]
     assert torch.equal(plain, DATASET.train.x[given.own.rows[2]].float().mean(0).to(torch.uint8))
     assert not torch.equal(data.x[-3], plain)
 
@@ -188,18 +188,20 @@ def test_the_weights_of_a_stage_reach_the_loss() -> None:
         set_default_generator("weights of the tests")
         return Classifier(Linear((1, 8, 8), 10), lr=lr, mean=DATASET.mean, std=DATASET.std)
 
-    federation = Federation(RunData(shared.clients, shared.own, {}, shared.pool), module).training(LocalSGD(1, 1000))
+    federation = Federation(shared.data, module).training(LocalSGD(1, 1000))
     ((after, _),) = federation.play(FedAvg(), federation.plan(1))
     step = (federation.model.buffer - after.model.buffer) / lr
     expected, found = torch.zeros_like(step), module()
-    for data in shared.clients:
+    for data in shared.data.clients:
         assert data.weight is not None
         losses = torch.nn.functional.cross_entropy(found(data.x), data.y, reduction="none")
         value = sum(w * loss for w, loss in zip(data.weight.tolist(), losses, strict=True)) / len(data)
         assert isinstance(value, Tensor)
         expected += torch.cat([g.flatten() for g in torch.autograd.grad(value, list(found.parameters()))]) / 5
     assert torch.allclose(step, expected, rtol=0, atol=1e-5)
-    unweighted = Federation(RunData(Clients(shared.clients.store, list(shared.clients.rows)), shared.own, {}), module)
+    unweighted = Federation(
+        RunData(Clients(shared.data.clients.store, list(shared.data.clients.rows)), shared.data.own), module
+    )
     unweighted = unweighted.training(LocalSGD(1, 1000))
     ((other, _),) = unweighted.play(FedAvg(), unweighted.plan(1))
     assert (other.model.buffer - after.model.buffer).abs().max() > 1e-3

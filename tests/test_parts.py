@@ -75,6 +75,24 @@ broken = 3
 '''
 
 
+RULES = '''
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Rates:
+    q: float = 0.1
+    """how often"""
+    g: int = 2
+    """how many"""
+
+
+@dataclass(frozen=True)
+class Often(Rates):
+    q: float = 0.5
+'''
+
+
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with my_lab.py in it, from which the command is given."""
@@ -100,6 +118,12 @@ def test_a_part_of_ones_own_is_found_by_file_and_by_module(lab: Path) -> None:
     assert parts.constants("model", "my_lab.py:Small")["bias"].hint is bool
     assert set(parts.constants("partition", "my_lab.py:shards")) == {"per_client"}
     sys.modules.pop("my_lab", None)
+
+
+def test_a_part_of_ones_own_has_the_constants_of_its_base_class(lab: Path) -> None:
+    (lab / "my_rules.py").write_text(RULES)
+    fields = parts.constants("straggler", "my_rules.py:Often")
+    assert [(name, f.default, f.help) for name, f in fields.items()] == [("q", 0.5, "how often"), ("g", 2, "how many")]
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from fedcommons.core.local import LocalSGD, Work, constant
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.data.clients import ClientData
 from fedcommons.data.examples import Examples
-from fedcommons.generators.generator import Receipt, Trained, Weights
+from fedcommons.generators.generator import Receipt, TrainedGenerator, Weights
 from fedcommons.seeds import wide_generator
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.stage import Assigned, Contributions, share
@@ -293,13 +293,13 @@ class Sums:
 
     def fit(
         self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False
-    ) -> dict[int, Trained]:
+    ) -> dict[int, TrainedGenerator]:
         x = examples.x.flatten(1).double()
         total = (x / x.norm(dim=1, keepdim=True).clamp(min=1)).sum(0)
         noise = [self.sigma * torch.from_numpy(wide_generator(seed, e).standard_normal(len(total)))
                  for e in range(max(epochs))]  # fmt: skip
         return {
-            e: Trained({"sum": total + torch.stack(noise[:e]).mean(0)}, Receipt(
+            e: TrainedGenerator({"sum": total + torch.stack(noise[:e]).mean(0)}, Receipt(
                 SAMPLED_GAUSSIAN, 1.0, self.lies or self.sigma, 1.0, 1 if self.early else e))
             for e in epochs
         }  # fmt: skip

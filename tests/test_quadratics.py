@@ -16,9 +16,10 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from fedcommons.errors import UserError
-from fedcommons.studies import fitted_lines as lines
-from fedcommons.studies import quadratics as q
-from fedcommons.studies.quadratics import Quadratics
+from papers.fedssyn import fitted_lines as lines
+from papers.fedssyn import quadratics as q
+from papers.fedssyn.quadratics import Quadratics
+from papers.fedssyn.quadratics_tables import band, shown, table
 
 SWEEP = Path(__file__).parent.parent / "sweeps" / "quadratics.py"
 SMALL = (3, 7, 2)  # N, n, d
@@ -224,17 +225,17 @@ def test_a_problem_ends_when_an_error_is_reached(small: list[Quadratics]) -> Non
 
 def test_there_is_no_ratio_to_a_line_without_slope(script: dict[str, Any]) -> None:
     own = q.draw(0, 0, 0)
-    options = SimpleNamespace(shares=[0.0, 0.5], target=1e-6, fit=lines.FITS)
-    rows = script["table"]([own, q.swap(own, 0.5, 0)], np.zeros((2, 31, 3)), 7, options)
+    options: Any = SimpleNamespace(shares=[0.0, 0.5], target=1e-6, fit=lines.FITS)
+    rows = table([own, q.swap(own, 0.5, 0)], [*np.zeros((2, 31, 3))], 7, options)
     for kind in lines.FITS:
         assert [(r["rounds"], r[f"A_ratio_{kind}"], r[f"theory_rounds_{kind}"]) for r in rows] == [(0, None, None)] * 2
     assert rows[1]["theory_ratio"] > 0.3
 
 
 def test_a_band_is_median_least_and_most(script: dict[str, Any]) -> None:
-    assert script["band"]([3, None, 1, 7, 5]) == (4, 1, 7)
-    assert script["band"]([None, None]) is None
-    assert [script["shown"](value) for value in (None, 0.25, (4, 1, 7), (2, 2, 2))] == ["-", "0.25", "4 [1, 7]", "2"]
+    assert band([3, None, 1, 7, 5]) == (4, 1, 7)
+    assert band([None, None]) is None
+    assert [shown(value) for value in (None, 0.25, (4, 1, 7), (2, 2, 2))] == ["-", "0.25", "4 [1, 7]", "2"]
 
 
 def refused(script: dict[str, Any], *argv: str) -> str:
@@ -348,9 +349,10 @@ def test_the_sweep(script: dict[str, Any], tmp_path: Path, capsys: pytest.Captur
     text = (tmp_path / "quadratics.md").read_text()
     assert text in capsys.readouterr().out
     assert len([line for line in text.splitlines() if line.startswith("| 0.") or line.startswith("| 1 ")]) == 4
-    off = [np.mean([abs(r["A_ratio_plain"] - (1 - r["p"]) ** 2) for r in rows if r["seed"] == s and 0 < r["p"] <= 0.6])
-           for s in (0, 1, 4)]  # fmt: skip
-    assert f"and {script['shown'](script['band'](off))} from (1-p)^2, on" in text
+    near = [r for r in rows if 0 < r["p"] <= 0.6]
+    each = [[abs(r["A_ratio_plain"] - (1 - r["p"]) ** 2) for r in near if r["seed"] == seed] for seed in (0, 1, 4)]
+    off = [float(np.mean(some)) for some in each]
+    assert f"and {shown(band(off))} from (1-p)^2, on" in text
     curves: dict[tuple[str, str, str], list[float]] = {}
     for row in csv.DictReader((tmp_path / "figure2a.csv").read_text().splitlines()):
         curves.setdefault((row["sigma_sq"], row["seed"], row["p"]), []).append(float(row["error"]))
@@ -360,7 +362,7 @@ def test_the_sweep(script: dict[str, Any], tmp_path: Path, capsys: pytest.Captur
     last = {key: np.median(curve[-50:]) for key, curve in curves.items()}
     fall = {s2: [last[s2, s, "0.0"] / last[s2, s, "1.0"] for s in ("0", "1", "4")] for s2 in ("0.0", "1000.0")}
     assert min(fall["0.0"]) > 10 * max(fall["1000.0"]) > 100  # figure 2 (a): shuffling helps less under noise
-    less, more = (script["shown"](script["band"](fall[s2])) for s2 in ("0.0", "1000.0"))
+    less, more = (shown(band(fall[s2])) for s2 in ("0.0", "1000.0"))
     assert f"{less} times with sigma^2 = 0 and {more} times with 1000" in text
     pictures = sorted(tmp_path.glob("*.png"))
     assert [path.name for path in pictures] == ["figure2.png", "fitted_lines.png"]

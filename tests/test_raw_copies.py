@@ -169,7 +169,7 @@ def test_every_example_counts_once_over_all_clients(placement: str, name: str) -
     shared = share(RawCopies(0.3, 3, placement), given)
     totals = np.zeros(N_TOTAL)
     copies = np.zeros(N_TOTAL, dtype=int)
-    for client in shared.clients:
+    for client in shared.data.clients:
         assert client.ids is not None
         assert client.weight is not None
         assert len(set(client.ids.tolist())) == len(client)  # nobody holds an image twice
@@ -179,8 +179,8 @@ def test_every_example_counts_once_over_all_clients(placement: str, name: str) -
         copies[client.ids] += 1
         totals[client.ids] += client.weight.double().numpy() * client.size / len(client)
     assert totals == pytest.approx(np.ones(N_TOTAL), abs=1e-6)
-    assert sum(client.size for client in shared.clients) == pytest.approx(N_TOTAL)
-    for client, rows in zip(shared.clients, given.own.rows, strict=True):
+    assert sum(client.size for client in shared.data.clients) == pytest.approx(N_TOTAL)
+    for client, rows in zip(shared.data.clients, given.own.rows, strict=True):
         assert client.ids is not None
         assert client.ids[: len(rows)].tolist() == rows.tolist()
     others = copies.sum() - N_TOTAL
@@ -196,7 +196,7 @@ def test_every_example_counts_once_over_all_clients(placement: str, name: str) -
 
 
 def test_the_copies_are_keyed_by_the_seed() -> None:
-    first, again, other = (share(RawCopies(0.3, 2), dealt("iid", seed=s)).clients.rows.flat for s in (0, 0, 1))
+    first, again, other = (share(RawCopies(0.3, 2), dealt("iid", seed=s)).data.clients.rows.flat for s in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
@@ -212,7 +212,7 @@ def test_only_clients_that_give_something_release_something_and_it_is_uncovered(
 
 def _elsewhere(shared: Shared, client: int) -> set[int]:
     """Rows that the others hold."""
-    return {row for i, rows in enumerate(shared.clients.rows) if i != client for row in rows.tolist()}
+    return {row for i, rows in enumerate(shared.data.clients.rows) if i != client for row in rows.tolist()}
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,9 @@ def test_one_full_batch_step_of_fedavg_is_a_step_of_gradient_descent_on_all_data
         set_default_generator("weights of the tests")
         return Classifier(Linear((1, 8, 8), 10), lr=lr, mean=DATASET.mean, std=DATASET.std)
 
-    federation = Federation(RunData(shared.clients, shared.own, {}), module).training(LocalSGD(1, 10_000), "samples")
+    federation = Federation(RunData(shared.data.clients, shared.data.own), module).training(
+        LocalSGD(1, 10_000), "samples"
+    )
     played = federation.play(FedAvg(), federation.plan(5))
     found = module().double()
     for now, _ in played:

@@ -10,7 +10,7 @@ from fedcommons.errors import UserError
 from fedcommons.reports import columns, tables
 from fedcommons.reports.cells import Cell
 from fedcommons.reports.plots import RoundBar, class_heatmap, round_bars
-from fedcommons.reports.published import fedssyn_table1
+from papers.fedssyn.published import fedssyn_table1
 
 
 def run(setting: str, seed: int, reached: int | None, *, lr: float = 0.1, validation: float = 0.5, **more: Any) -> dict:

@@ -137,7 +137,7 @@ SWEEPS = {
     "convergence_parameters": ["--preset=smoke"], "advise": ["--preset=smoke"],
     "tune": ["--preset=smoke", "--space=lr=0.1,0.2"], "quadratics": ["--preset=smoke"],
     "mnist_softmax": ["--preset=smoke"],
-    "communication_saved": [f"--from={Path(__file__).parent.parent}/platform/fedcommons/reports/published/"
+    "communication_saved": [f"--from={Path(__file__).parent.parent}/sweeps/papers/fedssyn/published/"
                             "fedssyn_table1_rounds.csv"],
 }  # fmt: skip
 

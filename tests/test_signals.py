@@ -40,6 +40,7 @@ def main() -> None:
 
     mock.patch.object(DDPM, "training_step", telling).start()
     sys.argv = sys.argv[1:]
+    sys.path.insert(0, str(Path(sys.argv[0]).parent))  # as Python does for a script
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 

@@ -24,7 +24,8 @@ from fedcommons.config.experiment import Data
 from fedcommons.data.examples import Dataset
 from fedcommons.errors import UserError
 from fedcommons.runs.inputs import load
-from fedcommons.studies.softmax_regression import Labelled, balanced, clients, gradient, loss, train, zeta_sq
+from papers.fedssyn.softmax_regression import Labelled, balanced, clients, gradient, loss, train, zeta_sq
+from papers.fedssyn.softmax_report import band, picture
 
 SWEEP = Path(__file__).parent.parent / "sweeps" / "mnist_softmax.py"
 KINDS = [(name, p) for name in ("iid", "single_class") for p in (0.0, 0.3, 1.0)]
@@ -278,7 +279,7 @@ def test_the_table_says_what_the_cells_say(script: ModuleType, tmp_path: Path) -
     (line,) = [line for line in text.splitlines() if line.startswith("| one class per client | 5 | 0.5     | 0 ")]
     assert f"{middle:.4f} [{low:.4f}, {high:.4f}] | >3 " in line
     assert "Seeds 7, 8, 9: median and range." in text
-    assert script.band([1, float("inf"), 3], "g") == "3 [1, inf]"
+    assert band([1, float("inf"), 3], "g") == "3 [1, inf]"
     before = (out / "summary.json").read_bytes(), (out / "mnist_softmax.md").read_text()
     assert script.mnist_softmax(options) == 0
     assert ((out / "summary.json").read_bytes(), (out / "mnist_softmax.md").read_text()) == before
@@ -294,7 +295,7 @@ def test_panels_show_their_cells(script: ModuleType, monkeypatch: pytest.MonkeyP
         for p in (0.0, 0.5)
     ]
     monkeypatch.setattr(plt, "close", lambda figure: None)
-    assert script.picture(cells, options).startswith(b"\x89PNG")
+    assert picture(cells, options).startswith(b"\x89PNG")
     figure: Any = plt.gcf()
     monkeypatch.undo()
     assert len(figure.axes) == 12

@@ -17,7 +17,6 @@ from fedcommons.config import parts
 from fedcommons.config.experiment import Data, Partition
 from fedcommons.config.parts import KINDS
 from fedcommons.core.release import SAMPLED_GAUSSIAN
-from fedcommons.core.worker import RunData
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
@@ -74,7 +73,7 @@ def synthetic(sizes: Sequence[int], receipt: Receipt | None = None) -> list[Cont
 
 def extra(shared: Shared, client: int) -> Tensor:
     """Images the client trains on that are not its own."""
-    data = shared.clients[client]
+    data = shared.data.clients[client]
     assert data.n_own is not None
     return data.x[data.n_own :]
 
@@ -85,11 +84,11 @@ SIZES = (300, 10, 41, 0, 123)
 def test_real_is_the_clients_own_data_and_costs_nothing() -> None:
     given = dealt()
     shared = share(Real(), given)
-    assert shared.clients is shared.own
+    assert shared.data.clients is shared.data.own
     assert shared.p == 0
     assert (shared.traffic.once, shared.traffic.up, shared.traffic.down) == (0, 0, 0)
     assert list(shared.releases) == []
-    for client, rows in zip(shared.clients, given.own.rows, strict=True):
+    for client, rows in zip(shared.data.clients, given.own.rows, strict=True):
         assert torch.equal(client.x, DATASET.train.x[rows])
         assert torch.equal(client.y, DATASET.train.y[rows])
 
@@ -100,12 +99,12 @@ def test_synthetic_images_are_added_to_the_clients_own(stage: ShuffledSynthetic)
     shared = share(stage, given, synthetic(SIZES))
     for client, rows in enumerate(given.own.rows):
         n = len(rows)
-        data = shared.clients[client]
+        data = shared.data.clients[client]
         assert data.n_own == n
         assert len(data) == n + SIZES[client]
         assert torch.equal(data.x[:n], DATASET.train.x[rows])
         assert torch.equal(data.y[:n], DATASET.train.y[rows])
-        assert torch.equal(shared.own[client].x, DATASET.train.x[rows])
+        assert torch.equal(shared.data.own[client].x, DATASET.train.x[rows])
     assert shared.p == pytest.approx(sum(SIZES) / (N_TOTAL + sum(SIZES)))
 
 
@@ -130,7 +129,7 @@ def test_shuffled_synthetic_conserves_the_pool_and_mixes_it() -> None:
 
 def test_shuffled_images_keep_their_labels() -> None:
     shared = share(ShuffledSynthetic(), dealt(), synthetic(SIZES))
-    for data in shared.clients:
+    for data in shared.data.clients:
         x, y = data.x[data.n_own :], data.y[data.n_own :]
         assert torch.equal((x[:, 0, 0, 1].long() + 256 * x[:, 0, 0, 2].long()) % 10, y)
 
@@ -158,29 +157,29 @@ def test_shuffled_real_swaps_p_of_every_clients_rows_and_conserves_them(p: float
     given = dealt()
     shared = share(ShuffledReal(p), given)
     swapped = 0
-    for after, before in zip(shared.clients.rows, given.own.rows, strict=True):
+    for after, before in zip(shared.data.clients.rows, given.own.rows, strict=True):
         assert len(after) == len(before)  # n_i unchanged
         kept = len(before) - int(p * len(before))
         assert set(after[:kept]) <= set(before)
         swapped += len(before) - kept
-    assert sorted(np.concatenate(list(shared.clients.rows))) == sorted(np.concatenate(list(given.own.rows)))
+    assert sorted(np.concatenate(list(shared.data.clients.rows))) == sorted(np.concatenate(list(given.own.rows)))
     assert shared.p == pytest.approx(swapped / N_TOTAL)
     assert abs(shared.p - p) <= 5 / N_TOTAL  # within one image a client
     assert shared.traffic.once == 2 * swapped * (8 * 8 + 1)
-    assert [rows.tolist() for rows in shared.own.rows] == [rows.tolist() for rows in given.own.rows]
+    assert [rows.tolist() for rows in shared.data.own.rows] == [rows.tolist() for rows in given.own.rows]
 
 
 def test_shuffled_real_brings_clients_rows_of_others() -> None:
     given = dealt()
     shared = share(ShuffledReal(0.5), given)
-    for after, before in zip(shared.clients.rows, given.own.rows, strict=True):
+    for after, before in zip(shared.data.clients.rows, given.own.rows, strict=True):
         foreign = len(set(after) - set(before)) / len(after)
         assert 0.1 < foreign <= 0.5
 
 
 def test_shuffled_real_is_keyed_by_the_seed() -> None:
     given = dealt("iid")
-    first, again, other = (share(ShuffledReal(0.5), replace(given, seed=s)).clients.rows for s in (0, 0, 1))
+    first, again, other = (share(ShuffledReal(0.5), replace(given, seed=s)).data.clients.rows for s in (0, 0, 1))
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
 
@@ -220,7 +219,7 @@ def test_every_row_of_the_store_knows_the_client_it_came_from(stage: Real) -> No
     assert shared.owners is not None
     for client, rows in enumerate(given.own.rows):
         assert (shared.owners[rows] == client).all()
-    behind = shared.clients.store.x[N_TOTAL:]
+    behind = shared.data.clients.store.x[N_TOTAL:]
     assert len(shared.owners) == N_TOTAL + len(behind)
     assert shared.owners[N_TOTAL:].tolist() == behind[:, 0, 0, 0].tolist()  # which the images themselves say
 
@@ -260,17 +259,17 @@ def test_an_actor_holds_every_example_once(stage: Real, method: FedAvg) -> None:
     given = dealt()
     made = synthetic(SIZES) if isinstance(stage, Generating) else []
     shared = share_by_method(share(stage, given, made), method, 10, 0)
-    data = RunData(shared.clients, shared.own, {}, shared.pool)
+    data = shared.data
     n = N_TOTAL + sum(len(one.examples) for one in made)
-    sent = n * (64 + 8) + sum(len(part) * 8 for part in (shared.clients.rows.flat, shared.own.rows.flat))
-    common = shared.clients.commons
+    sent = n * (64 + 8) + sum(len(part) * 8 for part in (shared.data.clients.rows.flat, shared.data.own.rows.flat))
+    common = shared.data.clients.commons
     sent += common.x.nbytes + common.y.nbytes if common else 0
     assert (common is not None) == isinstance(method, FedMix)
     for held in (data, data.to(torch.device("cpu")), pickle.loads(pickle.dumps(data))):
         assert len(pickle.dumps(held)) < sent + 8 * n + 10_000  # the pool's rows, and names
         assert held.own.store is held.clients.store
         assert held.pool is None or held.pool.store is held.clients.store
-    assert made or shared.clients.store is given.own.store  # nothing is copied where nothing is made
+    assert made or shared.data.clients.store is given.own.store  # nothing is copied where nothing is made
     there = data.to(torch.device("meta"))
     assert there.own.store is there.clients.store
     assert there.pool is None or there.pool.store is there.clients.store

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedcommons.errors import UserError
-from fedcommons.studies.surrogate import Points, Recipe, draw, first, loss, match, minimiser, slope, tangent, weights
+from papers.feddm.surrogate import Points, Recipe, draw, first, loss, match, minimiser, slope, tangent, weights
 
 
 def _mean(points: Points, label: float) -> float:

@@ -21,7 +21,7 @@ from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.generators.ddpm import DDPM
-from fedcommons.generators.generator import Receipt, Trained, Weights
+from fedcommons.generators.generator import Receipt, TrainedGenerator, Weights
 from fedcommons.runs import build, inputs
 from fedcommons.runs.inputs import deal
 from fedcommons.sharing.dealt import Dealt
@@ -64,14 +64,14 @@ def images(x: Tensor) -> Counter[bytes]:
     return Counter(image.numpy().tobytes() for image in x)
 
 
-def fake_fit(receipt: Receipt | None) -> Callable[..., dict[int, Trained]]:
+def fake_fit(receipt: Receipt | None) -> Callable[..., dict[int, TrainedGenerator]]:
     """A training with this receipt: the weight is the mean of what it saw."""
 
     def fit(
         self: DDPM, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False
-    ) -> dict[int, Trained]:
+    ) -> dict[int, TrainedGenerator]:
         CALLS.append("fit")
-        return {e: Trained({"mean": examples.x.float().mean().view(1) + e % 2}, receipt) for e in epochs}
+        return {e: TrainedGenerator({"mean": examples.x.float().mean().view(1) + e % 2}, receipt) for e in epochs}
 
     return fit
 
@@ -222,7 +222,7 @@ def part(store: Store, need: Need, n: int) -> Examples:
 
 def extra(shared: Shared, client: int) -> Tensor:
     """Images the client trains on that are not its own."""
-    data = shared.clients[client]
+    data = shared.data.clients[client]
     assert data.n_own is not None
     return data.x[data.n_own :]
 

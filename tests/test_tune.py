@@ -16,9 +16,10 @@ from fedcommons.config.flat import flat_dict
 from fedcommons.errors import UserError
 from fedcommons.reports import metrics, ranking
 from fedcommons.runs import experiment
+from fedcommons.sweeping import tuned
 from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.search import BATCH, Optuna, proposed
-from fedcommons.sweeping.sweep import Cell, Outcome
+from fedcommons.sweeping.sweep import Cell, Outcome, together
 from fedcommons.tracking.run_folder import read_summary
 
 TINY = ["--preset=smoke", "--setting=real", "--wandb=off", "--data.limit=80", "--client.epochs=1",
@@ -135,7 +136,7 @@ def test_a_sweep_leaves_every_number_of_its_runs(tune: ModuleType, tmp_path: Pat
     for cell in found:
         experiment.run(cell.config, tmp_path / cell.name, say=lambda text: None)
     display = Display(Console(quiet=True))
-    assert tune.report(found, fields, [Outcome({}, 0, {})], 0.0, tmp_path, options, display) == 0
+    tuned.report(found, fields, options, tmp_path, display)
     rows = list(csv.DictReader((tmp_path / "tune.csv").read_text().splitlines()))
     cells = json.loads((tmp_path / "summary.json").read_text())["cells"]
     assert len(rows) == len(cells) == 8
@@ -194,3 +195,8 @@ def test_optuna_proposes_the_same_points_for_the_same_results() -> None:
     assert all(1e-3 <= point["lr"] <= 1 and point["epochs"] in (1, 2, 3) for point in long)
     late = [point["p"] for point in long[14:]]
     assert late.count(0.0) > len(late) / 2  # it has learnt that p = 0.5 has no value
+
+
+def test_batches_of_a_sweep_are_one_outcome() -> None:
+    found = together([Outcome({"cells": 1.0}, 2, {"a": "why"}), Outcome({"generators": 3.0, "cells": 4.0}, 1, {})])
+    assert found == Outcome({"cells": 5.0, "generators": 3.0}, 3, {"a": "why"})

@@ -33,7 +33,7 @@ def smallest_maps(shape: tuple[int, ...], channels: tuple[int, ...]) -> tuple[in
 
 
 class Encoder(nn.Module):
-    """Convolutions (3x3, ReLU, max-pool 2), a linear layer to the code, a linear layer to the logits.
+    """The vae without decoder: convolutions (3x3, ReLU, max-pool 2), a linear layer to the code, one to the logits.
 
     Table 3 of the paper of FedDPMS: ``latent=32`` for Fashion-MNIST; ``latent=128, channels=(32, 64), depth=2`` for
     CIFAR.  x: (B, C, H, W).

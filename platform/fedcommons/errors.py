@@ -105,10 +105,16 @@ def unknown(what: str, name: str, known: Iterable[str], besides: str = "") -> Us
 def nearest(name: str, known: Iterable[str]) -> str:
     """``; did you mean 'x'?``, or a full stop if no name is near.
 
-    Dotted names are compared by their last component first: ``--alpha`` is near ``--partition.alpha``.
+    A name that differs in its dots and dashes only, or the only one that begins so, is the nearest. Else dotted names
+    are compared by their last component first: ``--alpha`` is near ``--partition.alpha``.
     """
+    known, letters = sorted(known), re.sub(r"[-_.]", "", name)
+    same = [one for one in known if re.sub(r"[-_.]", "", one) == letters]
+    begun = [one for one in known if len(letters) > 2 and one.startswith(name)]
+    if same or len(begun) == 1:
+        return f"; did you mean {(same or begun)[0]!r}?"
     leaves: dict[str, list[str]] = {}
-    for one in sorted(known):
+    for one in known:
         leaves.setdefault(_leaf(one), []).append(one)
     if leaf := get_close_matches(_leaf(name), list(leaves), n=1, cutoff=0.6):
         return f"; did you mean {get_close_matches(name, leaves[leaf[0]], n=1, cutoff=0)[0]!r}?"

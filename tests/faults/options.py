@@ -11,7 +11,7 @@ from typing import Any, get_args
 from unittest import mock
 
 from fedcommons.config import cli, presets
-from fedcommons.config.cli import Line, Parser
+from fedcommons.config.cli import Parser
 from fedcommons.config.flat import fields_for
 from fedcommons.config.parts import KINDS
 from fedcommons.core.weighting import WEIGHTINGS
@@ -68,7 +68,7 @@ def scripts() -> dict[str, Callable[[Sequence[str]], int]]:
 def of(script: Callable[[Sequence[str]], int], argv: Sequence[str] = ()) -> list[Option]:
     """The options of the parser that the script makes for ``argv``, sections left out."""
 
-    def keep(parser: Parser, argv: Sequence[str] | Line) -> None:
+    def keep(parser: Parser, argv: Sequence[str]) -> None:
         raise _Found(parser)
 
     with mock.patch.object(cli, "parse", keep):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcommons.reports.published import fedssyn_table1
+from papers.fedssyn.published import fedssyn_table1
 
 TINY = {
     "preset": "smoke", "data.limit": "40", "client.epochs": "1", "federation.rounds": "2", "generator.epochs": "1",

@@ -9,10 +9,11 @@ Departs from the paper: every drawn client weighs the same by default (Fedssyn);
 from dataclasses import dataclass
 
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
+from fedcommons.core.averaging import weighted_mean, weighted_reply
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import Work
 from fedcommons.data.clients import ClientData
-from fedcommons.tensors import Flat, Payload, add, flat, scale, sub
+from fedcommons.tensors import Flat, Payload, flat
 
 
 @dataclass(frozen=True)
@@ -26,9 +27,8 @@ class FedAvg:
         return Message({"model": state["model"]})
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        x, w = flat(message.common, "model"), work.weight(data)
-        y, metrics, spent = work.local(x, data, seed)
-        return Reply({"delta": scale(sub(y, x), w)}, weight=w, metrics=metrics, releases=[spent.of("delta")])
+        x = flat(message.common, "model")
+        return weighted_reply(x, work.local(x, data, seed), work.weight(data))
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        return {"model": add(flat(state, "model"), flat(total, "delta"), 1 / sum(r.weight for r in replies.values()))}
+        return {"model": weighted_mean(flat(state, "model"), total, replies)}

@@ -93,14 +93,14 @@ class FedDM:
     loss: Annotated[str, "images | examples"] = "images"
     """the server's: every synthetic image weighs the same (equation 10), or every client n_k/n (the objective)"""
 
-    def check(self, flat: Mapping[str, Any]) -> None:
+    def check(self, fields: Mapping[str, Any]) -> None:
         real = self.init == "real"
         if real and self.ipc > self.least:
             raise UserError(
                 f"feddm.ipc must be at most feddm.least = {self.least} with feddm.init real, got {self.ipc}: a class "
                 f"of {self.least} images has no {self.ipc} to start from; raise feddm.least, or use feddm.init noise."
             )
-        if flat["dp.local"] and (real or self.sigma or not self.iterations):
+        if fields["dp.local"] and (real or self.sigma or not self.iterations):
             raise UserError(
                 "feddm with dp.local needs feddm.init noise, feddm.sigma 0 and feddm.iterations of at least 1: images "
                 "that start from real ones show them, and the noise is dp.noise_multiplier."

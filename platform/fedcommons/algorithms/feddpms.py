@@ -36,13 +36,14 @@ from torch import Tensor
 
 from fedcommons.algorithms import codes
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
+from fedcommons.core.averaging import weighted_mean
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import Work
 from fedcommons.core.release import Release
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
 from fedcommons.seeds import generator, wide_generator
-from fedcommons.tensors import Flat, Payload, add, flat, put, scale, select, sub
+from fedcommons.tensors import Flat, Payload, flat, put, scale, select, sub
 from fedcommons.tensors import data as data_of
 
 NOT_CERTIFIED = (
@@ -84,7 +85,7 @@ class FedDPMS:
     receive: Annotated[str, "decoded | real | nothing"] = "decoded"
     """ablations: real images of the same classes instead of decoded ones, or nothing"""
 
-    def check(self, flat: Mapping[str, Any]) -> None:
+    def check(self, fields: Mapping[str, Any]) -> None:
         if self.privacy == "sound" and self.receive == "real":
             raise UserError("feddpms.receive must not be real with feddpms.privacy sound: real images hide nothing.")
 
@@ -169,9 +170,9 @@ class FedDPMS:
         return Reply({"delta": scale(delta, w)}, each, w, kept, metrics, [spent.of(*made), *releases])
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        model, delta = flat(state, "model"), flat(total, "delta")
-        mean = add(select(model, delta.layout.names), delta, 1 / sum(r.weight for r in replies.values()))
-        after = {**state, "model": put(model, mean)}
+        model = flat(state, "model")
+        sent = select(model, flat(total, "delta").layout.names)
+        after = {**state, "model": put(model, weighted_mean(sent, total, replies))}
         if not data_of(state["second"]):
             return {**after, "second": torch.tensor(round >= int(data_of(state["last"])))}
         for i, reply in replies.items():

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
+from fedcommons.core.averaging import weighted_mean
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import AddToGrad, Work
 from fedcommons.data.clients import ClientData
@@ -71,7 +72,6 @@ class FedDyn:
         return add_to_grad
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        delta = flat(total, "delta")  # sum_S w_i (y_i - x), float64
-        mean = add(flat(state, "model"), delta, 1 / sum(r.weight for r in replies.values()))
-        h = add(flat(state, "h"), delta, -self.alpha / scalar(state, "everybody"))
+        mean = weighted_mean(flat(state, "model"), total, replies)
+        h = add(flat(state, "h"), flat(total, "delta"), -self.alpha / scalar(state, "everybody"))
         return {"model": add(mean, h, -1 / self.alpha), "model/mean": mean, "h": h, "everybody": state["everybody"]}

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedcommons.core.algorithm import Common, Facts, Message, Replies, Reply, State
+from fedcommons.core.averaging import weighted_mean, weighted_reply
 from fedcommons.core.executor import Executor
 from fedcommons.core.features import Head
 from fedcommons.core.local import Batch, Work
@@ -29,7 +30,7 @@ from fedcommons.core.release import Release
 from fedcommons.data.clients import ClientData, Clients
 from fedcommons.data.examples import Examples
 from fedcommons.seeds import generator, numpy_generator
-from fedcommons.tensors import Flat, Payload, add, flat, scale, sub
+from fedcommons.tensors import Flat, Payload, flat
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class FedMix:
         return Message({"model": state["model"]})
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        x, w, module = flat(message.common, "model"), work.weight(data), work.module
+        x, module = flat(message.common, "model"), work.module
         if data.commons is None:
             raise ValueError("FedMix needs the means that clients share before the federation (FedMix.share)")
         means, mix = data.commons, self.mix
@@ -92,11 +93,11 @@ class FedMix:
             return (1 - mix) * value + mix * of_mean + factor * (gradient * x_bar).sum()
 
         with head.watched():
-            y, metrics, spent = work.local(x, data, seed, loss=loss)
-        return Reply({"delta": scale(sub(y, x), w)}, weight=w, metrics=metrics, releases=[spent.of("delta")])
+            trained = work.local(x, data, seed, loss=loss)
+        return weighted_reply(x, trained, work.weight(data))
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        return {"model": add(flat(state, "model"), flat(total, "delta"), 1 / sum(r.weight for r in replies.values()))}
+        return {"model": weighted_mean(flat(state, "model"), total, replies)}
 
 
 def mean_images(clients: Clients, size: int, n_classes: int, seed: int) -> Examples:

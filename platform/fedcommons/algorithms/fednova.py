@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
+from fedcommons.core.averaging import summed_weight
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import Work
 from fedcommons.data.clients import ClientData
@@ -25,8 +26,8 @@ from fedcommons.tensors import Flat, Payload, add, flat, scalar, scale, sub
 class FedNova:
     """d_i = (x - y_i)/a_i;  x <- x - (sum_i w_i a_i) (sum_i w_i d_i);  a_i: see ``normaliser``, K without momentum."""
 
-    def check(self, flat: Mapping[str, Any]) -> None:
-        if flat["client.optimizer"] != "sgd":
+    def check(self, fields: Mapping[str, Any]) -> None:
+        if fields["client.optimizer"] != "sgd":
             raise UserError("client.optimizer must be sgd for fednova, whose formulas count SGD steps.")
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
@@ -44,7 +45,7 @@ class FedNova:
         return Reply(sums, weight=w, metrics=metrics, releases=[spent.of(*sums)])
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        weights = sum(r.weight for r in replies.values())
+        weights = summed_weight(replies)
         effective = scalar(total, "a") / weights
         return {"model": add(flat(state, "model"), flat(total, "d"), -effective / weights)}
 

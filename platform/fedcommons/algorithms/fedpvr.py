@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
+from fedcommons.core.averaging import weighted_mean
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import Work, constant
 from fedcommons.data.clients import ClientData
@@ -37,13 +38,13 @@ class FedPVR:
     layers: str | None = None
     """corrected layers: patterns such as network.head.*, separated by commas; default: all linear layers"""
 
-    def check(self, flat: Mapping[str, Any]) -> None:
-        if flat["client.optimizer"] != "sgd":
+    def check(self, fields: Mapping[str, Any]) -> None:
+        if fields["client.optimizer"] != "sgd":
             raise UserError("client.optimizer must be sgd for fedpvr, whose formulas count SGD steps.")
-        if flat["client.momentum"]:
+        if fields["client.momentum"]:
             raise UserError(
                 "client.momentum must be 0 for fedpvr, whose control (x - y_i)/(K eta) is a mean of gradients for "
-                f"plain SGD only, got {flat['client.momentum']:g}; use momentum 0."
+                f"plain SGD only, got {fields['client.momentum']:g}; use momentum 0."
             )
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
@@ -66,7 +67,7 @@ class FedPVR:
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
         return {
-            "model": add(flat(state, "model"), flat(total, "delta"), 1 / sum(r.weight for r in replies.values())),
+            "model": weighted_mean(flat(state, "model"), total, replies),
             "control": add(flat(state, "control"), flat(total, "control"), 1 / scalar(state, "everybody")),
             "everybody": state["everybody"],
         }

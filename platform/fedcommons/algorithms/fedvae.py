@@ -14,10 +14,11 @@ from typing import Annotated
 
 from fedcommons.algorithms.codes import AUTOENCODER, decayed
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
+from fedcommons.core.averaging import weighted_mean, weighted_reply
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import Work
 from fedcommons.data.clients import ClientData
-from fedcommons.tensors import Flat, Payload, add, flat, scale, sub
+from fedcommons.tensors import Flat, Payload, flat
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,9 @@ class FedVAE:
         return Message({"model": state["model"]})
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        x, w = flat(message.common, "model"), work.weight(data)
-        y, metrics, spent = work.local(x, data, seed, lr=decayed(work, self.decay, round))
-        return Reply({"delta": scale(sub(y, x), w)}, weight=w, metrics=metrics, releases=[spent.of("delta")])
+        x = flat(message.common, "model")
+        trained = work.local(x, data, seed, lr=decayed(work, self.decay, round))
+        return weighted_reply(x, trained, work.weight(data))
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        return {"model": add(flat(state, "model"), flat(total, "delta"), 1 / sum(r.weight for r in replies.values()))}
+        return {"model": weighted_mean(flat(state, "model"), total, replies)}

@@ -41,10 +41,10 @@ class GradientCoding:
     decay: Annotated[float, "(0, 1]"] = 1.0
     """the learning rate is multiplied by this after each round that somebody answered"""
 
-    def check(self, flat: Mapping[str, Any]) -> None:
-        if flat["client.optimizer"] != "sgd":
+    def check(self, fields: Mapping[str, Any]) -> None:
+        if fields["client.optimizer"] != "sgd":
             raise UserError("client.optimizer must be sgd for gradient_coding, whose step is eta times a gradient.")
-        if flat["straggler.partial"] == "take":
+        if fields["straggler.partial"] == "take":
             raise UserError("straggler.partial must not be take for gradient_coding, which waits for whole replies.")
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:

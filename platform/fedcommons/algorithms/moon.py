@@ -19,12 +19,13 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
+from fedcommons.core.averaging import weighted_mean, weighted_reply
 from fedcommons.core.executor import Executor
 from fedcommons.core.features import Head
 from fedcommons.core.local import Batch, Work
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
-from fedcommons.tensors import Flat, Payload, add, copy, flat, scale, sub
+from fedcommons.tensors import Flat, Payload, copy, flat
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,8 @@ class MOON:
     temperature: Annotated[float, "(0, inf)"] = 0.5
     """temperature of the contrastive loss, > 0"""
 
-    def check(self, flat: Mapping[str, Any]) -> None:
-        if flat.get("model.name") == "linear" and not flat.get("model.projection"):
+    def check(self, fields: Mapping[str, Any]) -> None:
+        if fields.get("model.name") == "linear" and not fields.get("model.projection"):
             raise UserError("model.name linear has no features for moon to compare; set model.projection or use cnn.")
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
@@ -49,7 +50,7 @@ class MOON:
         return Message({"model": state["model"]})
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        x, w, module = flat(message.common, "model"), work.weight(data), work.module
+        x, module = flat(message.common, "model"), work.module
         head = Head(module)
         buffers = copy(work.buffers)  # the server's, before training moves them
         server = {**x, **buffers}
@@ -75,10 +76,9 @@ class MOON:
             return value + self.mu * weighted.mean()
 
         with head.watched():
-            y, metrics, spent = work.local(x, data, seed, loss=loss)
+            trained = work.local(x, data, seed, loss=loss)
         kept = {"previous": work.snapshot(), "previous buffers": copy(work.buffers)}
-        delta = scale(sub(y, x), w)
-        return Reply({"delta": delta}, weight=w, memory=kept, metrics=metrics, releases=[spent.of("delta")])
+        return weighted_reply(x, trained, work.weight(data), memory=kept)
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        return {"model": add(flat(state, "model"), flat(total, "delta"), 1 / sum(r.weight for r in replies.values()))}
+        return {"model": weighted_mean(flat(state, "model"), total, replies)}

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import torch
 
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
+from fedcommons.core.averaging import weighted_mean
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import Work, constant
 from fedcommons.core.release import Release
@@ -34,15 +35,15 @@ class SCAFFOLD:
     option: Annotated[int, "[1, 2]"] = 2
     """new control: 1 (gradient at the server model) or 2 (from the local steps)"""
 
-    def check(self, flat: Mapping[str, Any]) -> None:
-        if flat["client.optimizer"] != "sgd":
+    def check(self, fields: Mapping[str, Any]) -> None:
+        if fields["client.optimizer"] != "sgd":
             raise UserError("client.optimizer must be sgd for scaffold, whose formulas count SGD steps.")
-        if flat["client.momentum"] and self.option == 2:
+        if fields["client.momentum"] and self.option == 2:
             raise UserError(
                 "client.momentum must be 0 for scaffold, whose control (x - y_i)/(K eta) is a mean of gradients for "
-                f"plain SGD only, got {flat['client.momentum']:g}; use momentum 0 or scaffold.option 1."
+                f"plain SGD only, got {fields['client.momentum']:g}; use momentum 0 or scaffold.option 1."
             )
-        if flat["dp.local"] and self.option == 1:
+        if fields["dp.local"] and self.option == 1:
             raise UserError("scaffold.option must be 2 with dp.local: option 1 sends a gradient that has no noise.")
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
@@ -66,7 +67,7 @@ class SCAFFOLD:
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
         return {
-            "model": add(flat(state, "model"), flat(total, "delta"), 1 / sum(r.weight for r in replies.values())),
+            "model": weighted_mean(flat(state, "model"), total, replies),
             "control": add(flat(state, "control"), flat(total, "control"), 1 / scalar(state, "everybody")),
             "everybody": state["everybody"],
         }

@@ -18,7 +18,7 @@ from fedcommons.seeds import numpy_generator
 NEAR = 0.01
 """Share of held-out images that are closer to a seen one than a near-copy is."""
 
-Space = Callable[[Tensor], Tensor]
+Embedding = Callable[[Tensor], Tensor]
 """Examples (n, ...) to points (n, d), float64."""
 
 
@@ -27,7 +27,7 @@ def pixels(x: Tensor) -> Tensor:
     return x.flatten(1).double()
 
 
-def embedding(module: nn.Module) -> Space:
+def embedding(module: nn.Module) -> Embedding:
     """The input of the module's head, in evaluation mode. The module must know neither seen nor held-out images.
 
     Raises:
@@ -119,7 +119,7 @@ class Compared:
         return (self.to_matched < self.to_held_out) + (self.to_matched == self.to_held_out) / 2
 
 
-def compare(one: Subject, space: Space, flip: bool = False) -> Compared:
+def compare(one: Subject, space: Embedding, flip: bool = False) -> Compared:
     """Measure one client's images in a space; ``flip``: a mirrored image is as near as the image.
 
     The limit is the j-th smallest of the m distances from held-out to seen images, j = max(1, floor(0.01 (m + 1))).

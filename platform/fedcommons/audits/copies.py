@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcommons.audits.closeness import Compared, Space, Subject, compare
+from fedcommons.audits.closeness import Compared, Embedding, Subject, compare
 
 ALARM = 0.001
 """Probability with which a generator that memorised nothing is said to have."""
@@ -80,7 +80,7 @@ def _hits(one: Compared, label: int | None) -> tuple[int, int]:
     return int(one.hit[:m][inside[0]].sum()), int(one.hit[m:][inside[1]].sum())
 
 
-def audit(subjects: Sequence[Subject], spaces: Mapping[str, Space], flip: bool) -> "Audit":
+def audit(subjects: Sequence[Subject], spaces: Mapping[str, Embedding], flip: bool) -> "Audit":
     """Compare every client's images in every space."""
     return Audit({name: [compare(one, space, flip) for one in subjects] for name, space in spaces.items()})
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from pytorch_lightning import LightningModule
 
-from fedcommons.audits.closeness import Space, Subject, embedding, pixels, subject
+from fedcommons.audits.closeness import Embedding, Subject, embedding, pixels, subject
 from fedcommons.audits.copies import audit
 from fedcommons.data.examples import Examples
 from fedcommons.files import write_json
@@ -46,7 +46,7 @@ def _unseen(own: Examples, seen: Examples) -> np.ndarray:
     return np.array([x.numpy().tobytes() not in known for x in own.x], bool)
 
 
-def spaces(module: LightningModule) -> dict[str, Space]:
+def spaces(module: LightningModule) -> dict[str, Embedding]:
     """Pixels, and the embedding of a classifier that has one."""
     return {"pixels": pixels, **({"features": embedding(module)} if hasattr(module, "head") else {})}
 

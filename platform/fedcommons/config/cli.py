@@ -9,7 +9,9 @@ from dataclasses import replace
 from math import isfinite
 from typing import Any, NoReturn, TextIO
 
+from fedcommons.config.declared import summary
 from fedcommons.config.experiment import Experiment
+from fedcommons.config.fields import Field
 from fedcommons.config.flat import SHORT_NAMES, choose, fields_for, full_name, generates, of_others, own_fields
 from fedcommons.config.given import Given, Line, read
 from fedcommons.config.options import Option, Options, Parser
@@ -23,7 +25,7 @@ PATHS = ("artifacts", "data.dir", "data_dir", "from", "out", "replay")
 
 
 def parser(
-    description: str, argv: Sequence[str] | Line, defaults: Mapping[str, Any], lists: Mapping[str, str] | None = None
+    description: str, argv: Sequence[str], defaults: Mapping[str, Any], lists: Mapping[str, str] | None = None
 ) -> Parser:
     """A parser with ``--config``, ``--print_config`` and every field of the parts that ``argv`` chooses.
 
@@ -36,17 +38,25 @@ def parser(
     chosen = _chosen(read(argv), defaults, lists or {})
     result = Parser(description, epilog=_epilog(), chosen=chosen, fields=fields_for(chosen))
     for name, field in result.fields.items():
-        within = f", in {field.allowed}" if field.allowed and "|" not in field.allowed else ""
         default = defaults.get(name, field.default)
-        result.add_argument(f"--{name}", type=field.hint, default=default, help=field.help + within)
+        result.add_argument(f"--{name}", type=field.hint, default=default, help=_help(name, field, chosen))
     return result
+
+
+def _help(name: str, field: Field, chosen: Mapping[str, Sequence[str]]) -> str:
+    """The field's line of help with its range; of a field that names a part, with all names, and what is chosen."""
+    for kind, k in KINDS.items():
+        if k.field == name and not k.is_optional:
+            told = [f"{part}: {summary(k.known[part])}" for part in chosen.get(kind, ()) if part in k.known]
+            return "; ".join([f"{field.help}: {', '.join(k.known)}, or an import path", *told])
+    return f"{field.help}, in {field.allowed}" if field.allowed and "|" not in field.allowed else field.help
 
 
 LISTS = {"algorithms": "algorithm", "settings": "sharing"}
 """Options of sweeps that name several parts of a kind."""
 
 
-def _chosen(asked: Line, defaults: Mapping[str, Any], lists: Mapping[str, str]) -> dict[str, list[str]]:
+def _chosen(asked: Sequence[Given], defaults: Mapping[str, Any], lists: Mapping[str, str]) -> dict[str, list[str]]:
     """The parts of each kind that some run may have."""
     last = {one.name: one for one in asked}
     found: dict[str, list[str]] = {}
@@ -95,7 +105,7 @@ def refuse_fields(options: Options, taken: Mapping[str, str]) -> None:
             raise UserError(f"{name} is set by the sweep's own option: use --{option} instead of {options[name]}.")
 
 
-def parse(parser: Parser, argv: Sequence[str] | Line) -> Options:
+def parse(parser: Parser, argv: Sequence[str]) -> Options:
     """The values of the options; with ``--help`` or ``--print_config`` they are printed, and the script ends.
 
     If an option is given twice, the last one counts. In options of ``PATHS`` a leading ``~`` is replaced.
@@ -180,13 +190,13 @@ def flat(options: Options) -> dict[str, Any]:
     return {name: options[name] for name in options if name in options.fields}
 
 
-def early(argv: Sequence[str] | Line, name: str, default: str) -> str:
+def early(argv: Sequence[str], name: str, default: str) -> str:
     """The value of an option that the defaults of others depend on, read before the parser is made."""
     found = [one.text for one in read(argv) if name in (one.name, SHORT_NAMES.get(one.name))]
     return found[-1] if found else default  # the last one counts, as for the parser
 
 
-def named(argv: Sequence[str] | Line) -> set[str]:
+def named(argv: Sequence[str]) -> set[str]:
     """The options that are given, in config files too."""
     return {one.name for one in read(argv)}
 
@@ -226,7 +236,7 @@ def main(function: Callable[[Sequence[str]], int]) -> NoReturn:
 def _run(function: Callable[[Sequence[str]], int]) -> int | str | None:
     try:
         try:
-            code = function(sys.argv[1:])
+            code = function(Line(sys.argv[1:]))
         except SystemExit as ended:  # --help and the like
             code = ended.code
         if sys.stdout is not None:

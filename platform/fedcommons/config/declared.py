@@ -16,28 +16,53 @@ from fedcommons.config.fields import Field
 
 Declared = ast.ClassDef | ast.FunctionDef
 
+PACKAGES = ("fedcommons", "lightning_modules")
+"""Packages whose sources are read."""
+
 
 def fields_in(where: str, handed: Collection[str]) -> dict[str, Field]:
-    """The fields of the class or function at ``package.module:Name``, but for those that it is ``handed``."""
+    """The fields of the class or function at ``package.module:Name``, but for those that it is ``handed``.
+
+    Those of its base classes in the package come first, as in a dataclass.
+    """
     tree, node = _find(where)
     names = {"Annotated": Annotated, "Any": Any}
     for line in tree.body:  # such as Alpha = Annotated[float, "(0, inf)"]
         if isinstance(line, ast.Assign) and ast.unparse(line.value).startswith("Annotated["):
             names |= {target.id: _value(line.value, names) for target in line.targets if isinstance(target, ast.Name)}
-    found = {}
+    fields: dict[str, Field] = {}
+    for base in reversed(_bases(where)):
+        fields |= fields_in(base, handed)
     for name, annotation, default, text in _declarations(node):
         if name in handed:
             continue
         hint, allowed = _value(annotation, names), ""
         if get_origin(hint) is Annotated:
             hint, allowed, *_ = get_args(hint)
-        found[name] = Field(hint, _value(default, names), " ".join(text.split()), str(allowed))
-    return found
+        fields[name] = Field(hint, _value(default, names), " ".join(text.split()), str(allowed))
+    return fields
 
 
 def has(where: str, method: str) -> bool:
-    """Whether the class at ``package.module:Name`` defines this method."""
-    return any(isinstance(line, ast.FunctionDef) and line.name == method for line in _find(where)[1].body)
+    """Whether the class at ``package.module:Name``, or a base class of it, defines this method."""
+    defined = (line.name for line in _find(where)[1].body if isinstance(line, ast.FunctionDef))
+    return method in defined or any(has(base, method) for base in _bases(where))
+
+
+def summary(where: str) -> str:
+    """The first line of the docstring of the class or function at ``package.module:Name``."""
+    return (ast.get_docstring(_find(where)[1]) or "").partition("\n")[0].rstrip(".")
+
+
+def _bases(where: str) -> list[str]:
+    """Where the base classes of a class stand; those outside of the package, such as torch's, are left out."""
+    (module, _, _), (tree, node) = where.rpartition(":"), _find(where)
+    homes = {line.name: f"{module}:{line.name}" for line in tree.body if isinstance(line, ast.ClassDef)}
+    for line in tree.body:
+        if isinstance(line, ast.ImportFrom) and (line.module or "").partition(".")[0] in PACKAGES:
+            homes |= {one.asname or one.name: f"{line.module}:{one.name}" for one in line.names}
+    bases = node.bases if isinstance(node, ast.ClassDef) else []
+    return [homes[base.id] for base in bases if isinstance(base, ast.Name) and base.id in homes]
 
 
 def _declarations(node: Declared) -> Iterator[tuple[str, ast.expr, ast.expr, str]]:

@@ -4,10 +4,12 @@ Fields that every run has are defined here. A part (algorithm, data set, partiti
 straggler rule, tracker, measure) defines its own constants. An experiment holds the constants of its chosen parts only,
 and so do config.yaml and hashes.
 Where a paper has a symbol, the name follows it: alpha, p, rho, C (participation), E (epochs), B (batch_size).
+To the help of a field that names a part, ``cli`` adds the names that there are.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cached_property
 from typing import Annotated, Any
 
 from fedcommons.config import parts
@@ -17,22 +19,22 @@ class Constants(Mapping[str, Any]):
     """A part's constants by name; hashable, so that functions of them can be cached."""
 
     def __init__(self, values: Mapping[str, Any] | None = None) -> None:
-        self._items = tuple((values or {}).items())
+        self._values = dict(values or {})
 
     def __getitem__(self, name: str) -> Any:
-        return dict(self._items)[name]
+        return self._values[name]
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name, _ in self._items)
+        return iter(self._values)
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self._values)
 
     def __hash__(self) -> int:
-        return hash(frozenset(self._items))
+        return hash(frozenset(self._values.items()))
 
     def __repr__(self) -> str:
-        return f"Constants({dict(self._items)})"
+        return f"Constants({self._values})"
 
 
 def _constant(section: Any, name: str) -> Any:
@@ -60,7 +62,7 @@ class Data:
     """The data set, and how much of it is held out for validation."""
 
     name: str = "digits"
-    """digits (in the package), mnist, fmnist, cifar10, cifar100, or an import path"""
+    """data set"""
     dir: str | None = None
     """folder with the data sets in torchvision's layout; default: the variable FEDCOMMONS_DATA, else ./data"""
     download: bool = False
@@ -85,8 +87,7 @@ class Partition:
     """Who holds which training images."""
 
     name: str = "dirichlet_classes"
-    """iid, dirichlet_classes (Fedssyn), dirichlet_niid (NIID-Bench), dirichlet_clients (FedDyn), dirichlet_plain
-    (gradient coding), single_class, or an import path"""
+    """how the training images are dealt to clients"""
     n_clients: Annotated[int, "[1, 1e9]"] = 10
     """N, the number of clients; dirichlet_plain drops those that it leaves without images"""
     constants: Constants = UNSET
@@ -101,7 +102,7 @@ class Generator:
     """The generator that every client trains on part of its own data, if the sharing stage needs one."""
 
     name: str = "ddpm"
-    """ddpm (Ho et al. 2020), conditional on the class, private_ddpm (the same by DP-SGD), or an import path"""
+    """what every client trains to draw images"""
     label_noise: Annotated[float, "[0, inf)"] = 0.0
     """standard deviation of the Gaussian noise on each class count that synthetic labels follow; 0: counts as they are,
     which no epsilon covers"""
@@ -119,7 +120,7 @@ class Sharing:
     """What clients train on besides their own data."""
 
     setting: str = "real"
-    """real, local_synthetic, shuffled_synthetic (Fedssyn), shuffled_real (Fig. 1c), raw_copies, or an import path"""
+    """sharing stage"""
     audit: bool = False
     """compare made images with those that generators saw and with held-out ones, before any is released: audit.json"""
     withhold: Annotated[str, "none | near_copies"] = "none"
@@ -141,8 +142,7 @@ class Model:
     """The model that is federated."""
 
     name: str = "cnn"
-    """cnn, vgg11, linear, convnet, resnet18 (both with instance norm), vae (FedVAE, FedDPMS), encoder (the vae
-    without its decoder), or an import path"""
+    """network or LightningModule"""
     projection: Annotated[int | None, "[1, 1e6]"] = None
     """outputs of a projection head before a network's last layer (MOON: 256); default: none"""
     constants: Constants = UNSET
@@ -214,8 +214,7 @@ class Straggler:
     """Clients that do not reply in time."""
 
     rule: str = "independent"
-    """who is late: independent (probability q), per_client (q_i), groups (that fail together), deadline, fastest (k of
-    them are waited for), slow (FedProx: a share does few epochs), or an import path"""
+    """who is late"""
     partial: Annotated[str, "method | take | drop"] = "method"
     """what late clients have done under deadline or slow: take, drop, or as the method asks for (FedProx: take)"""
     constants: Constants = UNSET
@@ -291,8 +290,7 @@ class Experiment:
     seed: Annotated[int, "[0, 4611686018427387904]"] = 0
     """seed of all random draws"""
     algorithm: str = "fedavg"
-    """fedavg, fedprox, scaffold, fedpvr, feddyn, fednova, moon, fedmix, fedvae, feddpms, gradient_coding, feddm, or an
-    import path"""
+    """federated method"""
     target: Annotated[float, "(0, 1]"] = 0.8
     """test accuracy to reach: rounds-to-target counts the rounds until it is"""
     artifacts: str = "runs/artifacts"
@@ -315,10 +313,32 @@ class Experiment:
     def __post_init__(self) -> None:
         _complete(self, "algorithm", self.algorithm)
         if self.source is UNSET:
-            names = {"algorithm": self.algorithm, "data": self.data.name, "partition": self.partition.name}
-            names |= {"sharing": self.sharing.setting, "model": self.model.name, "straggler": self.straggler.rule}
-            names |= {"generator": self.generator.name} if self.generator else {}
-            names |= {"tracker": self.tracking.tracker} if self.tracking.tracker else {}
-            names |= {"measure": self.measure.measure} if self.measure.measure else {}
-            digests = {kind: digest for kind, name in names.items() if (digest := parts.source(name))}
+            digests = {kind: digest for kind, name in self.chosen.items() if (digest := parts.source(name))}
             object.__setattr__(self, "source", Constants(digests))
+
+    @cached_property
+    def chosen(self) -> Mapping[str, str]:
+        """Kind of part to the name of the chosen part."""
+        names = {"algorithm": self.algorithm, "data": self.data.name, "partition": self.partition.name}
+        names |= {"sharing": self.sharing.setting}
+        names |= {"generator": self.generator.name} if self.generator else {}
+        names |= {"tracker": self.tracking.tracker} if self.tracking.tracker else {}
+        names |= {"measure": self.measure.measure} if self.measure.measure else {}
+        return Constants({**names, "straggler": self.straggler.rule, "model": self.model.name})
+
+    @cached_property
+    def flat(self) -> Mapping[str, Any]:
+        """Dotted names to values, of the chosen parts only: ``partition.alpha``, ``fedprox.mu`` and so on."""
+        values: dict[str, Any] = {}
+        for field_ in fields(self):
+            value = getattr(self, field_.name)
+            if is_dataclass(value):
+                own = {g.name: getattr(value, g.name) for g in fields(value) if g.name != "constants"}
+                constants = getattr(value, "constants", {}) if "constants" in value.__dict__ else {}
+                held = {f"{field_.name}.{n}": v for n, v in {**own, **constants}.items()}
+                values |= {n: v for n, v in held.items() if v is not None or n not in parts.OPTIONAL}
+            elif field_.name not in ("constants", "source", "beside", "generator"):
+                values[field_.name] = value
+        section = parts.section("algorithm", self.algorithm)
+        values |= {f"{section}.{n}": v for n, v in self.constants.items()}
+        return Constants(values | {f"source.{kind}": digest for kind, digest in self.source.items()})

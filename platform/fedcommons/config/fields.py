@@ -6,6 +6,7 @@
 import inspect
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, is_dataclass
 from functools import cached_property
 from types import UnionType
@@ -92,16 +93,18 @@ def _hints(thing: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def _helps(thing: Callable[..., Any]) -> Mapping[str, str]:
-    """The line under each field of a dataclass, or each line of a docstring's ``Args:``."""
+    """The line under each field of a dataclass and its base classes, or each line of a docstring's ``Args:``."""
     from docstring_parser import parse_from_object
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            parsed = parse_from_object(thing)
-        except (OSError, TypeError, SyntaxError):  # it has no source
-            return {}
-    return {p.arg_name: " ".join((p.description or "").split()) for p in parsed.params}
+    bases = [base for base in reversed(inspect.getmro(thing)) if is_dataclass(base)] if inspect.isclass(thing) else []
+    helps: dict[str, str] = {}
+    for one in bases or [thing]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with suppress(OSError, TypeError, SyntaxError):  # it has no source
+                parsed = parse_from_object(one)
+                helps |= {p.arg_name: " ".join((p.description or "").split()) for p in parsed.params}
+    return helps
 
 
 def taken(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:

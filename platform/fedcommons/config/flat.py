@@ -152,18 +152,7 @@ def get(config: Experiment, name: str) -> Any:
 
 def flat_dict(config: Experiment) -> dict[str, Any]:
     """Dotted names to values, of the chosen parts only."""
-    found: dict[str, Any] = {}
-    for f in fields(config):
-        value = getattr(config, f.name)
-        if f.name in SECTIONS and value is not None:
-            own = {g.name: getattr(value, g.name) for g in fields(value) if g.name != "constants"}
-            held = {f"{f.name}.{n}": v for n, v in {**own, **getattr(value, "constants", {})}.items()}
-            found |= {n: v for n, v in held.items() if v is not None or n not in OPTIONAL}
-        elif f.name not in _HELD:
-            found[f.name] = value
-    section = parts.section("algorithm", config.algorithm)
-    found |= {f"{section}.{n}": v for n, v in config.constants.items()}
-    return found | {f"source.{kind}": digest for kind, digest in config.source.items()}
+    return dict(config.flat)
 
 
 def to_dict(config: Experiment) -> dict[str, Any]:
@@ -200,8 +189,10 @@ def from_dict(values: Mapping[str, Any]) -> Experiment:
     for name, value in values.items():
         inner = value.items() if isinstance(value, Mapping) else ()
         flat |= {f"{name}.{k}": tuple(v) if isinstance(v, list) else v for k, v in inner} or {name: value}
-    names = {kind: flat.get(k.field, own_fields()[k.field].default) for kind, k in KINDS.items()}
-    names = {kind: name for kind, name in names.items() if name is not None or not KINDS[kind].is_optional}
+    named = {kind: flat.get(k.field, own_fields()[k.field].default) for kind, k in KINDS.items()}
+    names: dict[str, Any] = {
+        kind: name for kind, name in named.items() if name is not None or not KINDS[kind].is_optional
+    }
     if wrong := [kind for kind, name in names.items() if not isinstance(name, str)]:
         raise ValueError(f"{KINDS[wrong[0]].field} is {shown(names[wrong[0]])} and no str")
     if not (generates(names["sharing"]) if not parts.is_own(names["sharing"]) else "generator" in values):
@@ -245,8 +236,7 @@ def deciding(config: Experiment) -> dict[str, Any]:
 
 def chosen(config: Experiment) -> dict[str, str]:
     """Kind of part to the name of the chosen part."""
-    flat = flat_dict(config)
-    return {kind: flat[k.field] for kind, k in KINDS.items() if k.field in flat}
+    return dict(config.chosen)
 
 
 def part_of(config: Experiment, kind: str) -> Any:

@@ -3,6 +3,7 @@
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import yaml
@@ -53,18 +54,25 @@ class Given:
         return self.value if isinstance(self.value, str) else f"[{', '.join(self.value)}]"
 
 
-class Line(tuple[Given, ...]):
-    """A command line that was read: its options in order, those of its config files in their place."""
+class Line(tuple[str, ...]):
+    """The words of a command line."""
+
+    @cached_property
+    def options(self) -> tuple[Given, ...]:
+        """See ``read``; its words and its config files are read once."""
+        return _options_in(self)
 
 
-def read(argv: Sequence[str] | Line) -> Line:
-    """All options that ``argv`` sets, in order; a line that was read already is given back.
+def read(argv: Sequence[str]) -> tuple[Given, ...]:
+    """All options that ``argv`` sets, in order, those of a config file in its place; of a ``Line`` they are kept.
 
     Raises:
         UserError: a word is not an option, no field can have the value, or a config file cannot be read.
     """
-    if isinstance(argv, Line):
-        return argv
+    return argv.options if isinstance(argv, Line) else _options_in(argv)
+
+
+def _options_in(argv: Sequence[str]) -> tuple[Given, ...]:
     found: list[Given] = []
     words = list(argv)
     while words:
@@ -78,7 +86,7 @@ def read(argv: Sequence[str] | Line) -> Line:
         one = Given(name.replace("-", "_"), (value if equals else words.pop(0)) if has_value else None)
         _check_text(one)
         found += _in_file(one.text) if one.name == "config" else [one]
-    return Line(found)
+    return tuple(found)
 
 
 def _check_text(one: Given) -> None:

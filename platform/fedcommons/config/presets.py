@@ -1,12 +1,12 @@
 """Named settings: ``smoke`` (seconds, the same code with smaller numbers), ``small`` (a laptop), ``paper`` (GPUs).
 
-``authors``: the paper's experiment as the authors' released code runs it.
+``authors``: what Fedssyn's released code sets in every cell of its Table 1, on top of ``paper``; what it sets in single
+cells is added by the sweeps, where it stands (``sweeps/papers/fedssyn/authors.py``).
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from fedcommons.config import fedssyn_authors as authors
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import choose, flat_dict, full_names, not_chosen
 from fedcommons.config.parts import OPTIONAL
@@ -80,6 +80,17 @@ _PAPER: dict[str, Any] = {
     "feddm.server_epochs": 500,
 }
 
+AUTHORS: Mapping[str, Any] = {
+    "data.validation": 0.1,
+    "data.validation_from": "last",
+    "client.batch_size": 128,
+    "client.drop_last": True,
+    "generator.schedule": "squaredcos_cap_v2",
+    "generator.sampling_steps": 250,
+    "feddyn.squared": False,
+}
+"""What preset ``authors`` sets on top of ``paper``, in every cell."""
+
 SMOKE = "SMOKE: numbers mean nothing"
 """Stands in tables and pictures of preset smoke, whose runs are too small to say anything."""
 
@@ -95,21 +106,13 @@ def preset(name: str, dataset: str) -> Mapping[str, Any]:
     if name == "paper":
         return {"data.name": dataset, **_PAPER}
     if name == "authors":
-        return {"data.name": dataset, **_PAPER, **authors.FIELDS}  # ``settled`` adds the fields of each cell
+        return {"data.name": dataset, **_PAPER, **AUTHORS}
     fields = {"data.name": dataset, **(_SMOKE if name == "smoke" else _SMALL)}
     if dataset in LARGE_IMAGES and name == "small":
         fields |= _SMALL_LARGE_IMAGES
     if dataset == "digits":
         fields |= _FEW_PIXELS
     return fields
-
-
-def settled(name: str, config: Experiment, asked: Collection[str]) -> Experiment:
-    """For preset ``authors``, the config with what the released code sets in this cell, except fields in ``asked``."""
-    if name != "authors":
-        return config
-    fields = {name: value for name, value in authors.authors(config).items() if name not in asked}
-    return choose({**config.beside, **flat_dict(config), **fields}, config.beside)
 
 
 def experiment(name: str = "small", dataset: str = "digits", values: Mapping[str, Any] | None = None) -> Experiment:

@@ -20,11 +20,11 @@ LIMITS = {
 }
 """The smallest LOW and the largest HIGH of each distribution, and the condition in words."""
 
-Space = Mapping[str, "list[Any] | Any"]
+SearchSpace = Mapping[str, "list[Any] | Any"]
 """Dotted field to a list of values or one of Ray Tune's distributions."""
 
 
-def parse(texts: Sequence[str], fields: Mapping[str, Field], chosen: Mapping[str, Sequence[str]]) -> Space:
+def parse(texts: Sequence[str], fields: Mapping[str, Field], chosen: Mapping[str, Sequence[str]]) -> SearchSpace:
     """The space that ``NAME=VALUES`` texts describe; NAME is one of ``fields`` or a short name of one.
 
     Raises:
@@ -46,7 +46,7 @@ def parse(texts: Sequence[str], fields: Mapping[str, Field], chosen: Mapping[str
     return space
 
 
-def points(space: Space, samples: int, seed: int) -> list[dict[str, Any]]:
+def points(space: SearchSpace, samples: int, seed: int) -> list[dict[str, Any]]:
     """Every combination of the grids, each with ``samples`` draws of the distributions (one point if there are none).
 
     Draws are keyed by (seed, field, number), so raising ``samples`` keeps the earlier points and adds new ones.
@@ -60,7 +60,7 @@ def points(space: Space, samples: int, seed: int) -> list[dict[str, Any]]:
     ]
 
 
-def ends(space: Space) -> list[dict[str, Any]]:
+def ends(space: SearchSpace) -> list[dict[str, Any]]:
     """A point of the space, and that point with each field at each of its values, or at both ends of its distribution.
 
     What is allowed at the ends is allowed between them.

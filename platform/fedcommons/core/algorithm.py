@@ -93,7 +93,7 @@ class Algorithm(Protocol):
     A constant is ``mu: Annotated[float, "[0, inf)"] = 0.01``: type, range, default, and a line of help below it.
     Optional are ``ChoosesClients``, ``Shares``, ``TellsWork``, ``trains_locally``, ``sees_statistics``,
     ``takes_partial``, ``needs`` (see ``needed``), ``watches_head = True`` for one that takes embeddings at the module's
-    ``head`` (see ``features.Head``), and ``check(flat)``, which raises ``UserError`` where it is not defined for an
+    ``head`` (see ``features.Head``), and ``check(fields)``, which raises ``UserError`` where it is not defined for an
     experiment (its fields, such as ``client.optimizer``). What it is not defined for in the model or in what clients
     hold, ``start`` refuses.
     """

@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeVar
 from fedcommons.errors import ClientError
 
 
-class Shared(Protocol):
+class JobData(Protocol):
     """Data that all jobs of one call need; it is sent to each worker once."""
 
     @property
@@ -21,7 +21,7 @@ class WorkerDied(ClientError):
         self.job, self.times, self.why = job, times, why
 
 
-S = TypeVar("S", bound=Shared)
+S = TypeVar("S", bound=JobData)
 J = TypeVar("J")
 R = TypeVar("R")
 

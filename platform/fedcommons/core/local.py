@@ -35,7 +35,7 @@ AddToGrad = Callable[[Mapping[str, nn.Parameter]], None]
 """Changes the gradients of the named parameters, between the backward pass and the step."""
 
 
-class Trained(NamedTuple):
+class LocalResult(NamedTuple):
     """The result of a local training."""
 
     model: Flat  # the worker's own buffer, overwritten by the next training: copy it to keep it or send it in ``each``
@@ -88,7 +88,7 @@ class LocalSGD:
         loss: Loss | None = None,
         add_to_grad: AddToGrad | None = None,
         lr: float | None = None,
-    ) -> Trained:
+    ) -> LocalResult:
         """Train from ``start``; see ``Work.local``."""
         module, optimizer, parameters = work.module, work.optimizer, list(work.named.values())
         step_loss: Loss = loss or module.training_step  # pyright: ignore[reportAssignmentType]
@@ -129,7 +129,7 @@ class LocalSGD:
                 losses.append(value.detach())
         mean = losses[0] if len(losses) == 1 else reduce(torch.add, losses) / len(losses)
         metrics = {**logged.means, "loss": mean, "steps": len(losses)}
-        return Trained(work.params, metrics, self._spent(protections, n, len(losses)))
+        return LocalResult(work.params, metrics, self._spent(protections, n, len(losses)))
 
     def _spent(self, protections: set[Release], n: int, steps: int) -> Release:
         """All steps as one event; unprotected without DP-SGD, or if two steps were protected differently."""
@@ -230,7 +230,7 @@ class Work:
         loss: Loss | None = None,
         add_to_grad: AddToGrad | None = None,
         lr: float | None = None,
-    ) -> Trained:
+    ) -> LocalResult:
         """Train from ``start``. The trained weights are the worker's own buffer, overwritten by the next training.
 
         ``loss`` replaces the module's ``training_step``. ``add_to_grad`` may change the gradients before every step;

@@ -3,7 +3,7 @@
 import ctypes
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -79,7 +79,7 @@ class RunData:
 
     clients: Clients
     own: Clients
-    sets: Mapping[str, Examples]
+    sets: Mapping[str, Examples] = field(default_factory=dict)
     pool: Clients | None = None
     n_classes: int | None = None
 

@@ -19,6 +19,7 @@ from fedcommons.core.algorithm import (
     sees_statistics,
     takes_partial,
 )
+from fedcommons.core.averaging import summed_weight
 from fedcommons.core.executor import Executor, WorkerDied
 from fedcommons.core.reduction import add_blocks, cut
 from fedcommons.core.worker import give_back_freed
@@ -166,8 +167,7 @@ def _round(
     replies = {i: reply if reply.memory is None else replace(reply, memory=None) for i, reply in accepted.items()}
     state, buffers = now.state, now.buffers
     if BUFFERS in total:
-        weights = sum(r.weight for r in replies.values())
-        mean = scale(flat(total, BUFFERS), 1 / weights)
+        mean = scale(flat(total, BUFFERS), 1 / summed_weight(replies))
         kind = now.buffers.buffer.dtype if len(now.buffers) else torch.float32
         buffers = Flat(mean.layout, mean.buffer.to(kind))
         total = {n: x for n, x in total.items() if n != BUFFERS}

@@ -134,7 +134,7 @@ class Fastest:
 
 @dataclass(frozen=True)
 class Slow:
-    """A share of a round's clients does x ~ U{1 .. E} epochs only.
+    """FedProx: a share of a round's clients does x ~ U{1 .. E} epochs only.
 
     Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, arXiv:1812.06127, section 5.2.
     """

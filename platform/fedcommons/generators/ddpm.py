@@ -16,7 +16,7 @@ from fedcommons import capacity
 from fedcommons.core.worker import default_device
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError, shown
-from fedcommons.generators.generator import Receipt, Trained, Weights
+from fedcommons.generators.generator import Receipt, TrainedGenerator, Weights
 from fedcommons.seeds import generator, seed_for, set_default_generator
 
 COPIES = 5
@@ -37,8 +37,11 @@ def require_images(dtype: torch.dtype, data: str) -> None:
 
 
 @dataclass(frozen=True)
-class DDPM:
-    """ddpm (Ho et al. 2020), conditional on the class."""
+class Diffusion:
+    """The constants that a DDPM has however it is trained. It is no generator itself.
+
+    sampling: see ``Generator``.
+    """
 
     epochs: Annotated[int, "[1, 1e9]"] = 500
     """passes over the client's images (the share rho)"""
@@ -64,7 +67,12 @@ class DDPM:
 
     sampling: ClassVar[tuple[str, ...]] = ("sampler", "sampling_steps")
 
-    def check(self, flat: Mapping[str, Any]) -> None:
+
+@dataclass(frozen=True)
+class DDPM(Diffusion):
+    """A DDPM (Ho et al. 2020), conditional on the class."""
+
+    def check(self, fields: Mapping[str, Any]) -> None:
         """See ``Generator``."""
         if len(self.channels) < 2 or any(n % 8 for n in self.channels):
             raise UserError(
@@ -92,7 +100,7 @@ class DDPM:
 
     def fit(
         self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False
-    ) -> Mapping[int, Trained]:
+    ) -> Mapping[int, TrainedGenerator]:
         """See ``Generator``; fewer images than ``batch_size`` make one batch."""
         import pytorch_lightning as lightning
 
@@ -106,12 +114,14 @@ class DDPM:
             shuffle=True,
             generator=generator(seed, "order"),
         )
-        kept: dict[int, Trained] = {}
+        kept: dict[int, TrainedGenerator] = {}
 
         class Keep(lightning.Callback):
             def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
                 if trainer.current_epoch + 1 in epochs:
-                    kept[trainer.current_epoch + 1] = Trained(model.averaged(), Receipt())  # nothing protects it
+                    kept[trainer.current_epoch + 1] = TrainedGenerator(
+                        model.averaged(), Receipt()
+                    )  # nothing protects it
 
         trainer.fit(model, loader, max(epochs), [Keep()])
         return kept

@@ -32,7 +32,7 @@ class Receipt:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedGenerator:
     """A trained generator; without a receipt it counts as uncovered."""
 
     weights: Weights
@@ -44,7 +44,7 @@ class Generator(Protocol):
 
     sampling: names of the hyper-parameters that only ``sample`` uses; the others decide what is trained. By
     ``batch_size`` and ``sampling_steps``, where it has them, ``--dry-run`` counts its steps. Optional functions raise
-    ``UserError``: ``check(flat)`` refuses an experiment by its fields (dotted names to values), ``check_type(dtype,
+    ``UserError``: ``check(fields)`` refuses an experiment by its fields (dotted names to values), ``check_type(dtype,
     data)`` and ``check_shape(shape, data)`` examples of this type or shape, (C, H, W) for images, of the data set of
     this name, and ``check_sizes(sizes)`` the numbers of them that each client's generator would see.
     """
@@ -58,7 +58,7 @@ class Generator(Protocol):
 
     def fit(
         self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False
-    ) -> Mapping[int, Trained]:
+    ) -> Mapping[int, TrainedGenerator]:
         """Train on these images; return the generator after each of these numbers of epochs.
 
         Weights after epoch e do not depend on which other epochs were asked for. ``flip``: a mirrored image is as

@@ -10,7 +10,7 @@ docs/results/epsilon_of_the_paper.md): here the target is given, and every clien
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from torch import Tensor
@@ -26,42 +26,28 @@ from fedcommons.core.worker import default_device
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from fedcommons.files import sha256
-from fedcommons.generators.ddpm import DDPM, require_images
-from fedcommons.generators.generator import Receipt, Trained, Weights
+from fedcommons.generators.ddpm import DDPM, Diffusion, require_images
+from fedcommons.generators.generator import Receipt, TrainedGenerator, Weights
 from fedcommons.seeds import set_default_generator, wide_key
 
 if TYPE_CHECKING:  # it takes seconds to import, and most workers never need it
     from lightning_modules import ddpm
 
-_NOT_IN_THE_NOISE = (*DDPM.sampling, "epochs", "physical_batch")
+_NOT_IN_THE_NOISE = (*Diffusion.sampling, "epochs", "physical_batch")
 """Constants that change neither data nor noise of a step; two trainings that differ in another one share no noise."""
 
 
 @dataclass(frozen=True)
-class PrivateDDPM:
-    """private_ddpm: ddpm trained by DP-SGD with Opacus' accountants. n: images that a client's generator sees."""
+class PrivateDDPM(Diffusion):
+    """A DDPM by DP-SGD with Opacus' accountants. n: images that a client's generator sees.
+
+    ``epochs`` and ``batch_size`` mean something else here than in a DDPM, so they stand here too.
+    """
 
     epochs: Annotated[int, "[1, 1e9]"] = 500
     """epochs of ceil(n/B) steps each"""
     batch_size: Annotated[int, "[1, 1e9]"] = 256
     """B, expected number of images per step; every image is in a batch with probability q = B/n"""
-    lr: Annotated[float, "(0, inf)"] = 1e-4
-    """learning rate of Adam"""
-    channels: Annotated[tuple[int, ...], "[1, 1e6]"] = (64, 128, 128)
-    """channels of the U-Net's levels; each level halves the image"""
-    ema_decay: Annotated[float, "[0, 1)"] = 0.9995
-    """decay of the weights' moving average, reached by warm-up"""
-    timesteps: Annotated[int, "[1, 1e6]"] = 1000
-    """T, steps of the diffusion in training"""
-    schedule: Annotated[str, "linear | squaredcos_cap_v2"] = "linear"
-    """noise schedule: linear (Ho et al.) or squaredcos_cap_v2 (cosine)"""
-    prediction: Annotated[str, "epsilon | v_prediction | sample"] = "epsilon"
-    """what the network predicts: epsilon (Ho et al.), the noise; sample, the image; or v_prediction (Salimans and Ho
-    2022), a mixture of both; the last two learn from far noisier gradients"""
-    sampler: Annotated[str, "ddpm | ddim"] = "ddpm"
-    """ddpm (ancestral) or ddim (deterministic, for few steps)"""
-    sampling_steps: Annotated[int, "[1, 1e6]"] = 1000
-    """steps of the sampler, at most T"""
     target_epsilon: Annotated[float | None, "(0, inf)"] = None
     """epsilon of each client's generator; its noise is solved for. Either this or noise_multiplier"""
     target_epochs: Annotated[int | None, "[1, 1e9]"] = None
@@ -79,8 +65,6 @@ class PrivateDDPM:
     physical_batch: Annotated[int, "[1, 1e9]"] = 32
     """images whose gradients are held at a time; it changes memory and rounding only"""
 
-    sampling: ClassVar[tuple[str, ...]] = DDPM.sampling
-
     def __post_init__(self) -> None:
         """The noise for a target depends on when it is reached, so that belongs to what identifies a training."""
         if self.target_epsilon is not None and self.target_epochs is None:
@@ -91,9 +75,9 @@ class PrivateDDPM:
         """The same generator without privacy."""
         return DDPM(**{field.name: getattr(self, field.name) for field in fields(DDPM)})
 
-    def check(self, flat: Mapping[str, Any]) -> None:
+    def check(self, fields: Mapping[str, Any]) -> None:
         """See ``Generator``."""
-        self.plain.check(flat)
+        self.plain.check(fields)
         if (self.target_epsilon is None) == (self.noise_multiplier is None):
             given = "neither" if self.target_epsilon is None else "both"
             raise UserError(f"give either generator.target_epsilon or generator.noise_multiplier, not {given}.")
@@ -104,8 +88,8 @@ class PrivateDDPM:
                 f"generator.target_epochs must be at least generator.epochs = {self.epochs}, got {self.target_epochs}: "
                 "more epochs spend more than generator.target_epsilon."
             )
-        if flat.get("dp.delta", self.delta) != self.delta:
-            raise UserError(f"generator.delta must be dp.delta = {flat['dp.delta']:g}, got {self.delta:g}.")
+        if fields.get("dp.delta", self.delta) != self.delta:
+            raise UserError(f"generator.delta must be dp.delta = {fields['dp.delta']:g}, got {self.delta:g}.")
 
     def check_type(self, dtype: torch.dtype, data: str) -> None:
         """See ``Generator``."""
@@ -150,7 +134,7 @@ class PrivateDDPM:
 
     def fit(
         self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False
-    ) -> Mapping[int, Trained]:
+    ) -> Mapping[int, TrainedGenerator]:
         """See ``Generator``; the receipts tell the q, sigma and steps that were used up to each epoch."""
         set_default_generator(seed, "initial weights")
         model = self.plain.build(tuple(examples.x.shape[1:]), n_classes, seed, flip).to(default_device())
@@ -169,7 +153,7 @@ class PrivateDDPM:
             physical_batch=self.physical_batch,
             seed=seed,
         )
-        kept: dict[int, Trained] = {}
+        kept: dict[int, TrainedGenerator] = {}
         protections: set[Release] = set()
         for step, protection in enumerate(steps, 1):
             model.on_train_batch_end()
@@ -177,7 +161,9 @@ class PrivateDDPM:
             epoch, rest = divmod(step, DPSGD.steps(n, self.batch_size))
             if rest == 0 and epoch in epochs:
                 p = protection if len(protections) == 1 else Release()  # of two kinds of steps no receipt can tell
-                kept[epoch] = Trained(model.averaged(), Receipt(p.mechanism, p.q, p.sigma, p.sensitivity, step))
+                kept[epoch] = TrainedGenerator(
+                    model.averaged(), Receipt(p.mechanism, p.q, p.sigma, p.sensitivity, step)
+                )
         return kept
 
     def _key(self, examples: Examples, n_classes: int, flip: bool) -> int:

@@ -17,6 +17,9 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 MARKERS = ("o", "s", "^", "D", "v", "P", "*")
 """Of Okabe and Ito, which all can tell apart; series beyond the seventh have the next marker."""
 
+Spread = tuple[float, float, float]
+"""Mean, least and most over seeds."""
+
 BOUND = "hollow: a seed did not\nreach the target, counted\nwith all its rounds"
 
 
@@ -50,6 +53,14 @@ def value(cell: Cell, name: str) -> Any:
 def label(found: object) -> str:
     """A value as a legend has it."""
     return "none" if found is None else f"{found:.3g}" if isinstance(found, float) else str(found)
+
+
+def course(rounds: "pd.DataFrame", name: str) -> dict[int, Spread]:
+    """The spread of a column of ``load_rounds`` in each round for which all runs have it; empty where none has."""
+    if name not in rounds:
+        return {}
+    wide = rounds.pivot(index="round", columns="run", values=name).dropna()
+    return {r: (fmean(v), min(v), max(v)) for r, v in zip(wide.index.tolist(), wide.to_numpy().tolist(), strict=True)}
 
 
 def point(cell: Cell, x: str, y: str, series: str) -> Point | None:

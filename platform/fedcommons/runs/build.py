@@ -2,13 +2,13 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 import numpy as np
 import torch
 from pytorch_lightning import LightningModule
-from torch import Tensor, nn
+from torch import nn
 
 from fedcommons import capacity
 from fedcommons.accounting import privacy
@@ -20,28 +20,33 @@ from fedcommons.config.experiment import Data, Experiment
 from fedcommons.config.fields import taken
 from fedcommons.config.flat import chosen, deciding, flat_dict, part_of
 from fedcommons.core.algorithm import Algorithm, ChoosesClients, Facts, require_attributes, takes_partial
-from fedcommons.core.clock import Clock
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import LocalSGD, Work, floating_buffers
-from fedcommons.core.logged import Logged
 from fedcommons.core.worker import RunData, Worker, default_device, fresh_torch, set_up_process
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Dataset, without_images
 from fedcommons.data.partition import Partitioned
 from fedcommons.errors import UserError
-from fedcommons.federation.evaluation import judged
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.participation import joining
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.federation.serial import Serial
 from fedcommons.federation.stragglers import Independent, Rule, arrival
 from fedcommons.runs import inputs
-from fedcommons.runs.checks import check, refuse, require_participants, require_sources
+from fedcommons.runs.checks import (
+    check,
+    refuse,
+    require_participants,
+    require_replies,
+    require_sources,
+    require_statistics,
+    try_module,
+)
 from fedcommons.seeds import set_default_generator, wide_key
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.dealt import Dealt
-from fedcommons.sharing.needs import Need, Recipe, n_seen
+from fedcommons.sharing.needs import GeneratorRecipe, Need, n_seen
 from fedcommons.sharing.stage import (
     Contribution,
     Contributions,
@@ -80,11 +85,13 @@ class Prepared:
         return stage.needs(self.dealt, recipe(self.config)) if isinstance(stage, Generating) else ()
 
 
-def recipe(config: Experiment) -> Recipe:
+def recipe(config: Experiment) -> GeneratorRecipe:
     """What clients' generators are made with."""
     assert config.generator is not None
     name, digest = config.generator.name, config.source.get("generator")
-    return Recipe(name, part_of(config, "generator"), config.generator.rho, digest, config.generator.label_noise)
+    return GeneratorRecipe(
+        name, part_of(config, "generator"), config.generator.rho, digest, config.generator.label_noise
+    )
 
 
 @lru_cache(maxsize=2)  # the cells of a sweep share their data
@@ -117,7 +124,9 @@ def prepare(config: Experiment) -> Prepared:
     refuse(prepared.stage, "check_dealt", prepared.dealt)
     if config.generator is not None:
         refuse(made["generator"], "check_sizes", [n_seen(config.generator.rho, n) for n in sizes])
-    refuse(rule, "check_clients", len(sizes), _joining(prepared))
+    refuse(
+        rule, "check_clients", len(sizes), joining_of(prepared.algorithm, len(sizes), config.federation.participation)
+    )
     if config.dp.local:
         privacy.refuse_large_delta(config.dp.delta, sizes)
     if config.sharing.is_audited:
@@ -126,79 +135,32 @@ def prepare(config: Experiment) -> Prepared:
     own = parts.is_own(config.model.name) or parts.is_own(config.data.name)
     module = build_module(config, dataset, "cpu" if own else "meta")
     if own:
-        _try(module, config.model.name, dataset)
+        try_module(module, config.model.name, dataset)
     model = flatten(dict(module.named_parameters()))
     capacity.require_model(model)
-    _require_statistics(config, module)
+    keeps = config.federation.buffers == "keep"
+    require_statistics(module, private=config.dp.local, measured=keeps and config.measure.every > 0)
     require_attributes(prepared.algorithm, module)
-    facts = _facts(prepared, prepared.dealt.own)
-    _require_replies(config, facts)
+    facts = plan_of(config, prepared.algorithm, rule, prepared.dealt.own, dataset.n_classes).facts
+    require_replies(facts, config.straggler.rule, config.straggler.constants)
     prepared.algorithm.start(model, facts, config.seed)
     return prepared
 
 
-def _joining(prepared: Prepared) -> int | None:
+def plan_of(config: Experiment, algorithm: Algorithm, rule: Rule | None, clients: Clients, n_classes: int) -> Plan:
+    """Who is drawn, who is late and what is done with the rest, in every round."""
+    f, n, joins = config.federation, len(clients), joining_of(algorithm, len(clients), config.federation.participation)
+    taken = {"take": True, "drop": False, "method": takes_partial(algorithm)}[config.straggler.partial]
+    replies_all_the_same = taken and getattr(rule, "leaves_partial", False)
+    replied = arrival(None if replies_all_the_same else rule, n, joins, config.seed)
+    sizes, counts = clients.rows.totals.tolist(), partial(clients.counts, n_classes)
+    facts = Facts(n, sizes, f.rounds, f.weighting, replied, counts)
+    return Plan(facts, f.participation, f.blocks, config.seed, rule, f.buffers == "keep", f.max_norm, taken)
+
+
+def joining_of(algorithm: Algorithm, n: int, participation: float) -> int | None:
     """The number of clients in a round; None where the algorithm chooses them."""
-    c = prepared.config.federation.participation
-    return None if isinstance(prepared.algorithm, ChoosesClients) else joining(len(prepared.partition.rows), c)
-
-
-def _takes_partial(prepared: Prepared) -> bool:
-    """Whether what late clients have done is taken."""
-    of_field = {"take": True, "drop": False, "method": takes_partial(prepared.algorithm)}
-    return of_field[prepared.config.straggler.partial]
-
-
-def _facts(prepared: Prepared, clients: Clients) -> Facts:
-    c, n, rule = prepared.config, len(clients), prepared.late
-    if _takes_partial(prepared) and getattr(rule, "leaves_partial", False):
-        rule = None  # whoever is late replies all the same
-    found = arrival(rule, n, _joining(prepared), c.seed)
-    sizes, counts = clients.rows.totals.tolist(), partial(clients.counts, prepared.dataset.n_classes)
-    return Facts(n, sizes, c.federation.rounds, c.federation.weighting, found, counts)
-
-
-def _require_replies(config: Experiment, facts: Facts) -> None:
-    """Refuse a run in which practically no reply arrives."""
-    if facts.arrival is not None and (expected := facts.rounds * sum(facts.arrival)) < 1e-6:
-        values = ", ".join(f"{name} {value}" for name, value in config.straggler.constants.items())
-        raise UserError(
-            f"straggler.rule {config.straggler.rule} ({values}) lets nobody reply in time: "
-            f"the probability that any reply arrives in {facts.rounds} rounds is at most {expected:.2g}."
-        )
-
-
-def _try(module: LightningModule, name: str, dataset: Dataset) -> None:
-    """See that a module takes these examples, gives a loss, can be stepped and can be judged.
-
-    Raises:
-        UserError: it does not.
-    """
-    x, y = dataset.train.x[:2], dataset.train.y[:2]
-    what = f"model.name {name} on {x.dtype} examples {dataset.shape} of {dataset.name}"
-    Logged(module)
-    Clock().attach(module)
-    try:
-        loss = module.training_step((x, y), 0)
-        if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
-            raise ValueError("training_step must return the loss, one number with a gradient")
-        work = Work(module, torch.device("cpu"))
-        module.eval()
-        judged(work, x, y, 0, dataset.n_classes)
-        module.train()
-    except Exception as error:  # whatever somebody's module raises
-        why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise UserError(f"{what}: {' '.join(why.split())}.") from error
-
-
-def _require_statistics(config: Experiment, module: nn.Module) -> None:
-    """Refuse BatchNorm where its statistics are of no use."""
-    if not any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules()):
-        return
-    if config.dp.local:
-        raise UserError("dp.local is not for a model with BatchNorm: its statistics mix the examples of a batch.")
-    if config.federation.buffers == "keep" and config.measure.every:
-        raise UserError("measure.every must be 0 with federation.buffers keep: the server model has no statistics.")
+    return None if isinstance(algorithm, ChoosesClients) else joining(n, participation)
 
 
 @fresh_torch()
@@ -269,7 +231,6 @@ class Assembled:
 
     prepared: Prepared
     shared: Shared
-    data: RunData
     plan: Plan
     audited: pool.PoolAudit | None = None  # None: nobody asked, or no images were made
 
@@ -278,8 +239,16 @@ class Assembled:
         return self.prepared.config
 
     @property
+    def data(self) -> RunData:
+        return self.shared.data
+
+    @property
     def algorithm(self) -> Algorithm:
         return self.prepared.algorithm
+
+    def on(self, data: RunData) -> "Assembled":
+        """The same federation on these data."""
+        return replace(self, shared=replace(self.shared, data=data))
 
     @property
     def facts(self) -> Dataset:
@@ -329,10 +298,9 @@ def assemble_contributed(prepared: Prepared, contributed: Contributions) -> Asse
         shared = pool.uncovered(shared)
     shared = share_by_method(shared, prepared.algorithm, dataset.n_classes, c.seed)
     sets = {"test": dataset.test, "validation": dataset.validation}
-    data = RunData(shared.clients, shared.own, sets, shared.pool, dataset.n_classes)
-    f, facts, taken = c.federation, _facts(prepared, shared.clients), _takes_partial(prepared)
-    plan = Plan(facts, f.participation, f.blocks, c.seed, prepared.late, f.buffers == "keep", f.max_norm, taken)
-    return Assembled(prepared, shared, data, plan, audited)
+    data = replace(shared.data, sets=sets, n_classes=dataset.n_classes)
+    plan = plan_of(c, prepared.algorithm, prepared.late, data.clients, dataset.n_classes)
+    return Assembled(prepared, replace(shared, data=data), plan, audited)
 
 
 def local_loop(config: Experiment, augment: bool) -> LocalSGD:

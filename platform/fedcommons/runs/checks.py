@@ -4,13 +4,23 @@ A field's range stands where the field does, and a part refuses what it is not d
 part. What depends on the data is refused where they are loaded and dealt (``build.prepare``).
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
+
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor, nn
 
 from fedcommons.config import parts
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import chosen, fields_for, flat_dict
+from fedcommons.core.algorithm import Facts
+from fedcommons.core.clock import Clock
+from fedcommons.core.local import Work
+from fedcommons.core.logged import Logged
+from fedcommons.data.examples import Dataset
 from fedcommons.errors import UserError, shown
+from fedcommons.federation.evaluation import judged
 
 
 def check(config: Experiment) -> None:
@@ -82,3 +92,54 @@ def require_sources(config: Experiment, kinds: Collection[str] = tuple(parts.KIN
             raise UserError(f"{kind} {shown(name)}: {what} {is_not} when this experiment was written.")
     if told := parts.clash(names.values()):
         raise UserError(f"{told}: one process has only one of that name, so rename one.")
+
+
+def require_replies(facts: Facts, rule: str, constants: Mapping[str, Any]) -> None:
+    """Refuse a run in which practically no reply arrives; rule, constants: who is late.
+
+    Raises:
+        UserError: none does.
+    """
+    if facts.arrival is not None and (expected := facts.rounds * sum(facts.arrival)) < 1e-6:
+        values = ", ".join(f"{name} {value}" for name, value in constants.items())
+        raise UserError(
+            f"straggler.rule {rule} ({values}) lets nobody reply in time: "
+            f"the probability that any reply arrives in {facts.rounds} rounds is at most {expected:.2g}."
+        )
+
+
+def try_module(module: LightningModule, name: str, dataset: Dataset) -> None:
+    """See that a module takes these examples, gives a loss, can be stepped and can be judged.
+
+    Raises:
+        UserError: it does not.
+    """
+    x, y = dataset.train.x[:2], dataset.train.y[:2]
+    what = f"model.name {name} on {x.dtype} examples {dataset.shape} of {dataset.name}"
+    Logged(module)
+    Clock().attach(module)
+    try:
+        loss = module.training_step((x, y), 0)
+        if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
+            raise ValueError("training_step must return the loss, one number with a gradient")
+        work = Work(module, torch.device("cpu"))
+        module.eval()
+        judged(work, x, y, 0, dataset.n_classes)
+        module.train()
+    except Exception as error:  # whatever somebody's module raises
+        why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise UserError(f"{what}: {' '.join(why.split())}.") from error
+
+
+def require_statistics(module: nn.Module, *, private: bool, measured: bool) -> None:
+    """Refuse BatchNorm where its statistics are of no use: under DP-SGD, or measured at a server that has none.
+
+    Raises:
+        UserError: the module has it.
+    """
+    if not any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules()):
+        return
+    if private:
+        raise UserError("dp.local is not for a model with BatchNorm: its statistics mix the examples of a batch.")
+    if measured:
+        raise UserError("measure.every must be 0 with federation.buffers keep: the server model has no statistics.")

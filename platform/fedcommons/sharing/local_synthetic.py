@@ -9,7 +9,7 @@ from typing import Annotated
 
 from fedcommons.core.release import Release
 from fedcommons.sharing.dealt import Dealt
-from fedcommons.sharing.needs import Need, Recipe, check_contributions, contributions, needs
+from fedcommons.sharing.needs import GeneratorRecipe, Need, check_contributions, contributions, needs
 from fedcommons.sharing.stage import Assigned, Contribution, Contributions
 
 
@@ -28,7 +28,7 @@ class LocalSynthetic:
         """Images that each client contributes."""
         return contributions(self.p, dealt)
 
-    def needs(self, dealt: Dealt, recipe: Recipe) -> Sequence[Need]:
+    def needs(self, dealt: Dealt, recipe: GeneratorRecipe) -> Sequence[Need]:
         """See ``Generating``."""
         return needs(self.p, dealt, recipe)
 

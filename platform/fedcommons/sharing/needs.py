@@ -31,7 +31,7 @@ VERSION = 1
 
 
 @dataclass(frozen=True)
-class Recipe:
+class GeneratorRecipe:
     """How clients' generators are made: the part, its name, and rho.
 
     digest: of the code of a user's own part, which ``VERSION`` does not cover; None for one of ours.
@@ -62,7 +62,7 @@ class Need:
     """One client's synthetic images: all that they and their generator depend on."""
 
     client: int
-    recipe: Recipe
+    recipe: GeneratorRecipe
     flip: bool
     n_classes: int
     examples: Examples  # the rho n_i images the generator sees
@@ -141,7 +141,7 @@ def check_contributions(p: float | None, dealt: Dealt) -> None:
     capacity.require(f"{n:,} synthetic images", n * (numbers * dealt.itemsize + 8), "sharing.p")  # and 8 a label
 
 
-def needs(p: float | None, dealt: Dealt, recipe: Recipe) -> list[Need]:
+def needs(p: float | None, dealt: Dealt, recipe: GeneratorRecipe) -> list[Need]:
     """What must be made. It is the same for every learning rate, and for every p of up to n_total/N images a client.
 
     Labels have the class shares of the images that the generator sees.
@@ -175,7 +175,7 @@ def needs(p: float | None, dealt: Dealt, recipe: Recipe) -> list[Need]:
     return result
 
 
-def _counts(examples: Examples, client: int, dealt: Dealt, recipe: Recipe) -> np.ndarray:
+def _counts(examples: Examples, client: int, dealt: Dealt, recipe: GeneratorRecipe) -> np.ndarray:
     """(classes,), what the labels of a client's synthetic images follow; all classes alike if noise left none."""
     counts = np.bincount(examples.y.numpy(), minlength=dealt.n_classes)
     if not recipe.label_noise:

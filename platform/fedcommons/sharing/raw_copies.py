@@ -39,7 +39,7 @@ class RawCopies:
     placement: Annotated[str, "exact | binomial | optimal"] = "exact"
     """who they are: exact (d at random), binomial (d on average) or optimal (d that even out classes; counts known)"""
 
-    def check(self, flat: Mapping[str, Any]) -> None:
+    def check(self, fields: Mapping[str, Any]) -> None:
         """See ``Stage``."""
         if self.c is None:
             raise UserError("sharing.c must be set for setting raw_copies: the share of images that is not private.")

@@ -20,12 +20,12 @@ from fedcommons.sharing.swapped import n_swapped
 
 @dataclass(frozen=True)
 class ShuffledReal:
-    """int(p n_i) of a client's images leave it, and it gets as many from all clients' pool."""
+    """Fedssyn, figure 1(c): int(p n_i) of a client's images leave it, and it gets as many from all clients' pool."""
 
     p: Annotated[float | None, "[0, 1)"] = None
     """share of a client's real images that is swapped; must be set"""
 
-    def check(self, flat: Mapping[str, Any]) -> None:
+    def check(self, fields: Mapping[str, Any]) -> None:
         """See ``Stage``."""
         if self.p is None:
             raise UserError("sharing.p must be set for setting shuffled_real: the share of real data that is swapped.")

@@ -13,13 +13,13 @@ from typing import Annotated
 from fedcommons.accounting.communication import images_nbytes
 from fedcommons.core.release import Release
 from fedcommons.sharing.dealt import Dealt
-from fedcommons.sharing.needs import Need, Recipe, check_contributions, contributions, needs
+from fedcommons.sharing.needs import GeneratorRecipe, Need, check_contributions, contributions, needs
 from fedcommons.sharing.stage import Assigned, Contribution, Contributions
 
 
 @dataclass(frozen=True)
 class ShuffledSynthetic:
-    """D_i and the client's part of the shuffled pool."""
+    """Fedssyn: D_i and the client's part of the shuffled pool."""
 
     p: Annotated[float | None, "[0, 1)"] = None
     """share of shared data in a client's training set; default: the paper's, n_total/N images a client"""
@@ -32,7 +32,7 @@ class ShuffledSynthetic:
         """Images that each client contributes and receives."""
         return contributions(self.p, dealt)
 
-    def needs(self, dealt: Dealt, recipe: Recipe) -> Sequence[Need]:
+    def needs(self, dealt: Dealt, recipe: GeneratorRecipe) -> Sequence[Need]:
         """See ``Generating``."""
         return needs(self.p, dealt, recipe)
 

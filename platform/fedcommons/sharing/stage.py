@@ -19,13 +19,14 @@ import torch
 from fedcommons.accounting.communication import Traffic
 from fedcommons.core.algorithm import Shares
 from fedcommons.core.release import Release
+from fedcommons.core.worker import RunData
 from fedcommons.data.clients import Clients, Rows
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError, shown
 from fedcommons.generators.generator import Receipt
 from fedcommons.seeds import numpy_generator
 from fedcommons.sharing.dealt import Dealt
-from fedcommons.sharing.needs import Need, Recipe
+from fedcommons.sharing.needs import GeneratorRecipe, Need
 
 
 @dataclass(frozen=True)
@@ -133,18 +134,15 @@ class Assigned:
 
 @dataclass(frozen=True, eq=False)
 class Shared:
-    """What clients train on, the share p of it that came through sharing, and the cost and releases of the exchange.
+    """The data of a run, the share p of what clients train on that came through sharing, its cost and its releases.
 
-    clients, own, pool: rows of one store; own: the real data; pool: None where there is none.
     owners: (rows of the store,), the client that each came from, -1 where no client holds it.
     disclosed: number of real examples that left their clients as they are. notes: what the user is told.
     """
 
-    clients: Clients
-    own: Clients
+    data: RunData
     p: float
     traffic: Traffic
-    pool: Clients | None = None
     owners: np.ndarray | None = None
     releases: Sequence[Release] = ()
     disclosed: int = 0
@@ -153,14 +151,15 @@ class Shared:
     @property
     def facts(self) -> dict[str, Any]:
         """For the summary: real examples that were disclosed raw, and how many clients hold a real one on average."""
-        n, held = len(self.own.rows.flat), int(torch.isin(self.clients.rows.flat, self.own.rows.flat).sum())
+        rows, own = self.data.clients.rows.flat, self.data.own.rows.flat
+        n, held = len(own), int(torch.isin(rows, own).sum())
         return {"disclosed_raw": self.disclosed / n, "disclosed_examples": self.disclosed, "mean_copies": held / n}
 
 
 class Stage(Protocol):
     """Constants in a frozen dataclass, and functions that do not change their arguments; every draw is keyed.
 
-    Optional: ``needs`` (``Generating``); ``shorter`` (``TakesLong``); ``check(flat)``, which refuses an experiment by
+    Optional: ``needs`` (``Generating``); ``shorter`` (``TakesLong``); ``check(fields)``, which refuses an experiment by
     its fields (dotted names to values); ``check_dealt(dealt)``, which refuses data that the stage is not defined for.
     Both raise ``UserError``.
     """
@@ -185,7 +184,7 @@ class Stage(Protocol):
 class Generating(Protocol):
     """A stage for which clients' generators are trained beforehand; a sweep trains them once for all its trials."""
 
-    def needs(self, dealt: Dealt, recipe: Recipe) -> Sequence[Need]:
+    def needs(self, dealt: Dealt, recipe: GeneratorRecipe) -> Sequence[Need]:
         """What must be made before ``make`` is called: one ``Need`` per client, in client order."""
         ...
 
@@ -247,11 +246,9 @@ def share_contributed(stage: Stage, dealt: Dealt, contributed: Contributions) ->
         givers |= set(owners[elsewhere].tolist())
         left = np.concatenate([left, np.intersect1d(elsewhere, own.rows.flat.numpy())])
     return Shared(
-        clients,
-        own,
+        RunData(clients, own, pool=Clients(store, pool) if pool else None),
         sum(map(len, assigned.received)) / sum(clients.sizes),
         Traffic(once=assigned.once),
-        Clients(store, pool) if pool else None,
         owners,
         _with_undeclared(releases, givers, dealt.own.sizes),
         len(np.unique(left)),
@@ -269,12 +266,12 @@ def share_by_method(shared: Shared, algorithm: object, n_classes: int, seed: int
     """What clients hold after the algorithm has shared something before the federation, if it does (``Shares``)."""
     if not isinstance(algorithm, Shares):
         return shared
-    common = algorithm.share(shared.clients, n_classes, seed)
-    clients = shared.clients.with_commons(common.examples)
+    data = shared.data
+    common = algorithm.share(data.clients, n_classes, seed)
+    clients = data.clients.with_commons(common.examples)
     return replace(
         shared,
-        clients=clients,
-        own=clients if shared.own is shared.clients else shared.own,
+        data=replace(data, clients=clients, own=clients if data.own is data.clients else data.own),
         traffic=shared.traffic + Traffic(once=common.nbytes),
         releases=[*shared.releases, *_with_undeclared(common.releases, range(len(clients)), clients.sizes)],
     )

@@ -16,7 +16,7 @@ from fedcommons.artifacts import Store, constants, key_of
 from fedcommons.core.worker import fresh_torch
 from fedcommons.data.examples import Examples
 from fedcommons.errors import ClientError
-from fedcommons.generators.generator import Receipt, Trained
+from fedcommons.generators.generator import Receipt, TrainedGenerator
 from fedcommons.sharing.needs import Need, largest_remainder
 from fedcommons.sharing.stage import Contribution
 
@@ -29,7 +29,7 @@ class Job:
     """
 
     needs: list[Need]
-    trained: dict[int, Trained]
+    trained: dict[int, TrainedGenerator]
 
     @property
     def epochs(self) -> list[int]:
@@ -41,7 +41,7 @@ class Job:
 class Made:
     """The result of a job: the missing generators by number of epochs, and the images for each of its needs."""
 
-    trained: dict[int, Trained]
+    trained: dict[int, TrainedGenerator]
     images: list[Tensor]
 
 
@@ -104,10 +104,10 @@ def _images(store: Store, need: Need) -> Contribution | None:
     return Contribution(Examples(images, labels), _receipt(found.findings))
 
 
-def _stored(store: Store, needs: Sequence[Need]) -> dict[int, Trained]:
+def _stored(store: Store, needs: Sequence[Need]) -> dict[int, TrainedGenerator]:
     each = {need.epochs: key_of(need.generator_facts) for need in needs}
     found = {epochs: store.get("generators", key) for epochs, key in each.items()}
-    return {epochs: Trained(a.tensors, _receipt(a.findings)) for epochs, a in found.items() if a is not None}
+    return {epochs: TrainedGenerator(a.tensors, _receipt(a.findings)) for epochs, a in found.items() if a is not None}
 
 
 def keep(store: Store, job: Job, made: Made) -> None:
@@ -121,7 +121,7 @@ def keep(store: Store, job: Job, made: Made) -> None:
         store.put("images", tensors, need.images_facts, _findings(trained.get(need.epochs)))
 
 
-def _findings(trained: Trained | None) -> dict[str, Any]:
+def _findings(trained: TrainedGenerator | None) -> dict[str, Any]:
     """A receipt as plain values; an empty one for a receipt that covers nothing, whose numbers mean nothing."""
     if trained is None or trained.receipt is None:
         return {}

@@ -1,24 +1,19 @@
-"""What the sweeps over a grid (table1, figure3) have in common: options, base experiment, dry run, last words."""
+"""What the sweeps have in common besides their main: options, cells, and what stands under their tables."""
 
-import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.config import cli, parts, presets
-from fedcommons.config.cli import Options
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import SHORT_NAMES, choose, chosen, flat_dict, same_results
 from fedcommons.config.parts import KINDS
 from fedcommons.reports.frames import load_runs
 from fedcommons.sweeping import sweep
-from fedcommons.sweeping.display import Display
 from fedcommons.tracking.run_folder import is_run
 
-if TYPE_CHECKING:  # pandas and torch take seconds to import, and --help needs neither
+if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
     import pandas as pd
-
-    from fedcommons.runs.central import Central
 
 GRID = {  # option: the field it varies
     "seeds": "seed", "algorithms": "algorithm", "alphas": "partition.alpha", "settings": "sharing.setting",
@@ -69,20 +64,19 @@ def parser(
     return result
 
 
-def refuse_fields(options: Options, more: Mapping[str, str]) -> None:
+def refuse_fields(options: cli.Options, more: Mapping[str, str]) -> None:
     """Refuse fields that were given though an option of the sweep sets them; ``more``: field to option."""
     cli.refuse_fields(options, {field: option for option, field in GRID.items()} | dict(more))
 
 
-def base(options: Options) -> dict[str, Any]:
+def base(options: cli.Options) -> dict[str, Any]:
     """The fields of every cell, those of parts that only some cells have included; see ``cell``."""
     return sweep.tracked(cli.flat(options), Path(options.out))
 
 
-def cell(options: Options, fields: Mapping[str, Any], owned: Collection[str] = ()) -> sweep.Cell:
-    """The cell of these fields; ``owned``: those that an option of the sweep sets: preset authors leaves them alone."""
-    experiment = choose(fields, options.fields)
-    return sweep.cell(presets.settled(options.preset, experiment, {*options.asked, *owned}), VARIED)
+def cell(options: cli.Options, fields: Mapping[str, Any]) -> sweep.Cell:
+    """The cell of these fields."""
+    return sweep.cell(choose(fields, options.fields), VARIED)
 
 
 def once(cells: Iterable[sweep.Cell]) -> list[sweep.Cell]:
@@ -163,34 +157,11 @@ def title(cells: Sequence[Experiment]) -> str:
     return f"{datasets}, target {target} test accuracy, {seeds} seed{'s' * (seeds > 1)}"
 
 
-def is_smoke(options: Options) -> bool:
+def is_smoke(options: cli.Options) -> bool:
     """Whether the runs are too small to say anything: their tables and pictures are stamped."""
     return options.preset == "smoke"
 
 
-def stamped(text: str, options: Options) -> str:
+def stamped(text: str, options: cli.Options) -> str:
     """A table, with the stamp above it if its runs are too small to say anything."""
     return f"**{presets.SMOKE}**\n\n{text}" if is_smoke(options) else text
-
-
-def dry_run(
-    cells: Sequence[sweep.Cell], out: Path, display: Display, on_cores: int | None = None,
-    centrals: "Sequence[Central]" = (),
-) -> None:  # fmt: skip
-    """Print what would run, and what it would cost; see ``planned``."""
-    display.say("Loading torch and the data ...")
-    from fedcommons.sweeping import planned
-
-    planned.dry_run(cells, out, display, on_cores, centrals)
-
-
-def conclude(outcome: sweep.Outcome, started: float, out: Path, stem: str, display: Display) -> int:
-    """Say what failed, how long it took and where it all is; the exit code."""
-    for name, message in outcome.failures.items():
-        display.say(f"failed: {name}: {message}")
-    spent = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in outcome.seconds.items())
-    display.say(
-        f"Time: {time.perf_counter() - started:.0f} s ({spent}; {outcome.generators_trained} generators trained)."
-    )
-    display.say(f"All in {out}: {stem}.md, {stem}.csv, {stem}.png, summary.json, and a folder for each run.")
-    return 1 if outcome.failures else 0

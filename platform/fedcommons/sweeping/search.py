@@ -1,7 +1,8 @@
-"""Optuna, through Ray Tune: it proposes points from the results so far, in batches of a fixed size.
+"""Searches that look at results: ASHA, which stops runs, and Optuna, both through Ray Tune.
 
-It is keyed, asked and told in a fixed order, so the same results give the same points. A sweep that is resumed asks
-again from the beginning: points whose runs are finished are told at once, and the search goes on behind them.
+Optuna proposes points from the results so far, in batches of a fixed size. It is keyed, asked and told in
+a fixed order, so the same results give the same points. A sweep that is resumed asks again from the beginning: points
+whose runs are finished are told at once, and the search goes on behind them.
 """
 
 import warnings
@@ -9,12 +10,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from fedcommons.config.search_space import Space
+from fedcommons.config.search_space import SearchSpace
 from fedcommons.errors import UserError
 from fedcommons.sweeping.sweep import Cell
 
 BATCH = 4
 """Points that are proposed before any of them is known; a constant, as it decides which points are tried."""
+
+
+def asha(cells: Sequence[Cell]) -> Any:
+    """A scheduler for these cells: asynchronous successive halving on the validation accuracy of each round."""
+    from ray.tune.schedulers import ASHAScheduler
+
+    rounds = max(c.config.federation.rounds for c in cells)
+    return ASHAScheduler(
+        time_attr="round", metric="validation/accuracy", mode="max", max_t=rounds, grace_period=max(1, rounds // 5),
+        reduction_factor=3, stop_last_trials=False,
+    )  # fmt: skip
 
 
 def require_optuna() -> None:
@@ -33,7 +45,7 @@ class Optuna:
     way: ``min`` or ``max``. Bergstra et al., "Algorithms for hyper-parameter optimization", NeurIPS 2011.
     """
 
-    def __init__(self, space: Space, way: str, seed: int) -> None:
+    def __init__(self, space: SearchSpace, way: str, seed: int) -> None:
         import optuna  # pyright: ignore[reportMissingImports]  (no dependency of ours)
         from ray import tune
         from ray.tune.search.optuna import OptunaSearch

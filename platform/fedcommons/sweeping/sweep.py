@@ -50,6 +50,16 @@ class Outcome:
     failures: Mapping[str, str]
 
 
+def together(outcomes: Sequence[Outcome]) -> Outcome:
+    """How several batches of a sweep went, one after another."""
+    names = dict.fromkeys(name for outcome in outcomes for name in outcome.seconds)
+    return Outcome(
+        {name: sum(outcome.seconds.get(name, 0) for outcome in outcomes) for name in names},
+        sum(outcome.generators_trained for outcome in outcomes),
+        {name: said for outcome in outcomes for name, said in outcome.failures.items()},
+    )
+
+
 def cell(config: Experiment, varied: Mapping[str, str]) -> Cell:
     """A cell named after some fields (name to label) and a hash of all that decides its result."""
     fields = flat.flat_dict(config)

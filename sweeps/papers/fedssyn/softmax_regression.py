@@ -69,7 +69,7 @@ def clients(dataset: Dataset, name: str, p: float, seed: int) -> Labelled:
     cut = Partition(name, n_clients=dataset.n_classes)
     before = deal(cut, dataset.train.y.numpy(), dataset.n_classes, seed)
     dealt = Dealt(Clients(dataset.train, before.rows), dataset.n_classes, dataset.flip, seed)
-    rows = share(ShuffledReal(p), dealt).clients.rows
+    rows = share(ShuffledReal(p), dealt).data.clients.rows
     return Labelled.of(dataset.train, dataset.n_classes, np.stack(list(rows)))
 
 

@@ -8,23 +8,16 @@ counts 50000/N images, but trains on 45000/N), the partition (theirs is drawn ag
 number of rounds (theirs is 102). Our store samples whole multiples of n/N images, so more are sampled than are used.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
 
+from fedcommons.config import cli, presets
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import flat_dict
+from fedcommons.config.flat import choose, flat_dict
 from fedcommons.errors import UserError
 
-FIELDS: Mapping[str, Any] = {
-    "data.validation": 0.1,
-    "data.validation_from": "last",
-    "client.batch_size": 128,
-    "client.drop_last": True,
-    "generator.schedule": "squaredcos_cap_v2",
-    "generator.sampling_steps": 250,
-    "feddyn.squared": False,
-}
-"""What the authors set in every cell, on top of preset ``paper``."""
+if TYPE_CHECKING:  # a tenth of a second to import, and one experiment needs it not
+    from fedcommons.sweeping.sweep import Cell
 
 _N_SEEN = {10: 3375, 40: 845, 100: 385}  # images a generator is trained on
 
@@ -45,6 +38,26 @@ _FEDERATIONS = ((10, 1.0), (10, 0.4), (40, 0.2), (100, 0.1))
 _ALPHAS = (0.01, 0.1)
 
 
+def cell(options: cli.Options, fields: Mapping[str, Any], owned: Collection[str] = ()) -> "Cell":
+    """The cell of these fields in a grid, whatever its preset; ``owned``: those that an option of the sweep sets."""
+    from fedcommons.sweeping import grids, sweep
+
+    config = choose(fields, options.fields)
+    return sweep.cell(settled(options.preset, config, {*options.asked, *owned}), grids.VARIED)
+
+
+def settled(preset: str, config: Experiment, asked: Collection[str]) -> Experiment:
+    """For preset ``authors``, the config with what the released code sets in this cell, except fields in ``asked``.
+
+    Raises:
+        UserError: preset ``authors``, and the cell is not one of Table 1's.
+    """
+    if preset != "authors":
+        return config
+    fields = {name: value for name, value in authors(config).items() if name not in asked}
+    return choose({**config.beside, **flat_dict(config), **fields}, config.beside)
+
+
 def authors(config: Experiment) -> Mapping[str, Any]:
     """The fields that the released code sets in this cell, by its data set, algorithm, setting, N, C and alpha.
 
@@ -62,7 +75,7 @@ def authors(config: Experiment) -> Mapping[str, Any]:
     synthetic = config.sharing.setting in ("local_synthetic", "shuffled_synthetic")
     n_own = 45000 // n
     fields: dict[str, Any] = {
-        **FIELDS,
+        **presets.AUTHORS,
         "client.epochs": 10 if n == 10 else 30 if data == "cifar10" else 40,
         "client.lr": _rate(config),
         "feddyn.alpha": 0.001 if data == "cifar10" and not synthetic else 0.01,

@@ -1,13 +1,15 @@
 """Published numbers, to stand beside ours where data set and setting are the paper's own."""
 
 import csv
-from importlib.resources import files
+from pathlib import Path
+
+HERE = Path(__file__).parent
 
 
 def fedssyn_table1() -> dict[tuple, tuple[float, str]]:
     """Fedssyn, Table 1: (target accuracy, rounds) by the columns of reports.tables; ``>100`` was not reached."""
     found: dict[tuple, tuple[float, str]] = {}
-    with (files("fedcommons.reports.published") / "fedssyn_table1_rounds.csv").open() as file:
+    with (HERE / "fedssyn_table1_rounds.csv").open() as file:
         for row in csv.DictReader(file):
             federation = int(row["n_clients"]), float(row["participation_rate"]), float(row["alpha"])
             target = float(row["target_accuracy_percent"]) / 100
@@ -18,7 +20,7 @@ def fedssyn_table1() -> dict[tuple, tuple[float, str]]:
 
 def fedssyn_table_a2() -> dict[tuple, str]:
     """Fedssyn, Table A.2: communication saved in percent by the columns of reports.tables; ``>`` is a lower bound."""
-    with (files("fedcommons.reports.published") / "fedssyn_tableA2_saved_communication_percent.csv").open() as file:
+    with (HERE / "fedssyn_tableA2_saved_communication_percent.csv").open() as file:
         return {
             (r["dataset"], int(r["n_clients"]), float(r["participation_rate"]), float(r["alpha"]), "fedavg"):
             r["saved_percent"] for r in csv.DictReader(file)

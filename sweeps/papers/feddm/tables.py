@@ -17,8 +17,8 @@ from fedcommons.federation import checkpoint
 from fedcommons.reports import columns, plots, series, tables
 from fedcommons.reports.cells import Cell, until_target
 from fedcommons.reports.frames import load_rounds
-from fedcommons.studies import surrogate
 from fedcommons.tensors import data
+from papers.feddm import surrogate
 
 MB = 10**6
 LEVEL = 0.95

@@ -16,6 +16,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedcommons.convergence.names import NAMES
 from fedcommons.reports.plots import panels
+from fedcommons.reports.series import Spread, course
 from fedcommons.reports.tables import markdown, records
 
 LEMMA1 = {"zeta_hat_sq": "zeta_lemma1_sq", "sigma_hat_sq": "sigma_lemma1_sq", "L_p": "L_lemma1"}
@@ -63,9 +64,6 @@ TITLES = {
     "delta_sq": r"$\delta^2$", "sigma_pool_sq": r"$\tilde\sigma^2_{avg}$, per sample", ZETA: r"$\hat\zeta^2$ / Lemma 1",
 }  # fmt: skip
 
-Spread = tuple[float, float, float]
-"""Mean, least and most over seeds."""
-
 
 @dataclass(frozen=True)
 class Curve:
@@ -77,12 +75,7 @@ class Curve:
 
     def course(self, name: str) -> dict[int, Spread]:
         """The spread over seeds in each round that all have measured; empty where none has."""
-        if name not in self.rounds:
-            return {}
-        wide = self.rounds.pivot(index="round", columns="run", values=name).dropna()
-        return {
-            r: (fmean(v), min(v), max(v)) for r, v in zip(wide.index.tolist(), wide.to_numpy().tolist(), strict=True)
-        }
+        return course(self.rounds, name)
 
     def values(self, name: str) -> list[float]:
         """All that was measured, in any round and of any seed."""

@@ -10,12 +10,12 @@ from matplotlib.ticker import MaxNLocator
 
 from fedcommons.core.accountants import epsilon
 from fedcommons.federation.participation import joining
-from fedcommons.reports import columns, courses, plots, series, tables
+from fedcommons.reports import columns, plots, series, tables
 from fedcommons.reports.cells import Cell
-from fedcommons.reports.exchange import Exchange
 from fedcommons.reports.frames import load_rounds
 from fedcommons.reports.metrics import words
-from fedcommons.studies import feddpms_costs as costs
+from papers.feddpms import costs
+from papers.feddpms.exchange import Exchange
 
 if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
     import pandas as pd
@@ -126,7 +126,7 @@ def over_rounds(path: Path, of: Sequence[Cell], smoke: bool) -> None:
     figure, ((axes,),) = plots.panels(1, 1, (7, 4.2))
     first = {tuple(cell.runs["run"]): cell for cell in of if columns.place(cell) == columns.place(of[0])}.values()
     for i, (cell, colour) in enumerate(zip(first, cycle(series.COLOURS), strict=False)):
-        course = courses.curve("", cell.runs, load_rounds(*cell.runs["run"])).course("accuracy")
+        course = series.course(load_rounds(*cell.runs["run"]), "test/accuracy")
         (means, low, high), dash = 100 * np.array(list(course.values())).T, "-" if i < len(series.COLOURS) else "--"
         axes.plot(list(course), means, dash, color=colour, lw=1.3, label=columns.method(cell))
         axes.fill_between(list(course), low, high, color=colour, alpha=0.12, lw=0)

@@ -45,6 +45,30 @@ def _cells(found: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def words(record: Mapping[str, Any], shadows: int) -> str:
+    """What a reader must know to read the numbers, and what the attacks have found."""
+    e = record["epsilon"]
+    reported = "none, as nothing protects it" if e["reported"] is None else f"{e['reported']:.3g}"
+    attacks = [
+        f"{name}: AUC {a['auc']:.3f} [{a['auc_interval'][0]:.3f}, {a['auc_interval'][1]:.3f}], TPR "
+        f"{100 * a['tpr_at_1_percent_fpr']:.1f} % [{100 * a['tpr_interval'][0]:.1f}, "
+        f"{100 * a['tpr_interval'][1]:.1f}] at 1 % FPR"
+        for name, a in record["attacks"].items()
+    ]
+    notes = [
+        "closer: share of made images that are closer to an image their generator saw than to any of as many held-out "
+        "ones of the same classes, with a 95 % interval; 50 % if nothing was memorised. near: images below a distance "
+        "that at most the expected number of fresh images would be below. copied: seen images with a made one that "
+        "near, against held-out images with one.",
+        "features: the embedding of the model, trained on the validation set. Held-out: test images, and the client's "
+        "own that its generator did not see.",
+        f"Membership, generators like client {record['client']}'s, {shadows} of them: {'; '.join(attacks)}.",
+        f"One run with {e['canaries']} test images as canaries, {e['right']} of {e['guesses']} guesses right: epsilon "
+        f"is at least {e['at_least']:.3g} (95 %), reported: {reported}.",
+    ]
+    return tables.numbered(notes)
+
+
 def roc(path: Path, attacks: Mapping[str, Attack], title: str, smoke: bool) -> None:
     """The ROC of every kind of score, both axes linear and both logarithmic."""
     figure, ((linear, logarithmic),) = panels(1, 2, (9, 4.2))

@@ -1,1 +1,0 @@
-"""Programs of one figure, which play no federation."""

@@ -1,0 +1,67 @@
+"""The main of every sweep of runs: with ``--dry-run`` what it would cost, else its runs, its tables, its last words."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedcommons.config import cli
+from fedcommons.sweeping import sweep
+from fedcommons.sweeping.display import Display
+from fedcommons.sweeping.sweep import Cell, Outcome, Todo
+
+if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
+    from fedcommons.runs.central import Central
+
+
+def run(
+    options: cli.Options,
+    stem: str,
+    cells: Sequence[Cell],
+    report: Callable[[Path, Display], None],
+    *,
+    play: Callable[[Todo, Path, Display], Outcome] = sweep.run_cells,
+    centrals: Callable[[], "Sequence[Central]"] = tuple,
+) -> int:
+    """Run what is left of these cells in ``--out`` and report on all; the exit code.
+
+    stem: how the files begin that ``report`` writes into ``--out`` from the run folders; a cell that was done before
+    counts too. play: runs what is left, in the open folder, where a sweep does more than that. centrals: what makes the
+    list of the central models that ``play`` trains besides, for their price.
+
+    Raises:
+        UserError: something that cannot be met, before any work.
+    """
+    started, out = time.perf_counter(), Path(options.out)
+    with Display() as display:
+        if options.dry_run:
+            dry_run(cells, out, display, options.on_cores, centrals)
+            return 0
+        left = sweep.todo(cells, out, display)
+        with sweep.open_sweep(out, options.resume):
+            outcome = play(left, out, display)
+            report(out, display)
+            return conclude(outcome, started, out, stem, display)
+
+
+def dry_run(
+    cells: Sequence[Cell], out: Path, display: Display, on_cores: int | None = None,
+    centrals: Callable[[], "Sequence[Central]"] = tuple,
+) -> None:  # fmt: skip
+    """Print what would run, and what it would cost; see ``planned``."""
+    display.say("Loading torch and the data ...")
+    from fedcommons.sweeping import planned
+
+    planned.dry_run(cells, out, display, on_cores, centrals())
+
+
+def conclude(outcome: Outcome, started: float, out: Path, stem: str, display: Display) -> int:
+    """Say what failed, how long it took and where it all is; the exit code."""
+    for name, message in outcome.failures.items():
+        display.say(f"failed: {name}: {message}")
+    spent = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in outcome.seconds.items())
+    display.say(
+        f"Time: {time.perf_counter() - started:.0f} s ({spent}; {outcome.generators_trained} generators trained)."
+    )
+    display.say(f"All in {out}: {stem}.md, {stem}.csv, {stem}.png, summary.json, and a folder for each run.")
+    return 1 if outcome.failures else 0

@@ -1,0 +1,73 @@
+"""What came of a sweep over any fields: the mean of a point, ranked tables and a picture."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from fedcommons.config import cli
+from fedcommons.errors import UserError, nearest
+from fedcommons.files import write_json, write_text
+from fedcommons.reports import metrics, ranking, series
+from fedcommons.reports.cells import counted
+from fedcommons.reports.frames import load_runs
+from fedcommons.sweeping import grids
+from fedcommons.sweeping.display import Display
+from fedcommons.sweeping.sweep import Cell
+from fedcommons.tracking.run_folder import is_run
+
+if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
+    import pandas as pd
+
+CSV = ("status", "rounds", *metrics.KNOWN, "train/loss", "alpha", "p", "rho", "sigma", "lr")
+"""Columns of tune.csv behind the swept fields, where some run has them."""
+
+
+def frame(cells: Sequence[Cell], out: Path, metric: str, say: Callable[[str], None]) -> "pd.DataFrame":
+    """The runs of these cells that have rounds.
+
+    Raises:
+        UserError: none of them has the metric.
+    """
+    import pandas as pd
+
+    folders = [out / c.name for c in cells if is_run(out / c.name)]
+    runs = load_runs(*folders, say=say) if folders else pd.DataFrame()
+    if len(runs) and metric not in runs:
+        known = runs.select_dtypes("number").columns
+        raise UserError(f"no run has {metric}{nearest(metric, known)} Name another metric and add --resume.")
+    return runs
+
+
+def mean(cells: Sequence[Cell], out: Path, metric: str) -> float | None:
+    """The mean over the seeds of a point; None where a run is not finished or has no such number."""
+    runs = frame(cells, out, metric, lambda text: None)
+    if len(runs) < len(cells) or set(runs["status"]) != {"finished"}:
+        return None
+    values, _ = counted(runs, metric)
+    return fmean(values) if len(values) == len(cells) else None
+
+
+def report(cells: Sequence[Cell], fields: Sequence[str], options: cli.Options, out: Path, display: Display) -> None:
+    """Write the tables, the picture and the summary, and show them; fields: those that vary."""
+    import pandas as pd
+
+    runs, metric = frame(cells, out, options.metric, display.say), options.metric
+    if runs.empty:
+        return
+    groups = ranking.ranked(runs, metric, options.mode)
+    table = grids.stamped(ranking.table(groups, fields, metric, options.mode), options)
+    swept = [name for name in dict.fromkeys(("seed", *fields, metric, *CSV)) if name in runs]
+    ordered = pd.concat([point.runs for group in groups for point in group.points])
+    rows = ordered[swept].assign(run_dir=[Path(run).name for run in ordered["run"]])
+    write_text(out / "tune.md", table)
+    write_text(out / "tune.csv", rows.to_csv(index=False, lineterminator="\n"))
+    records = rows.astype(object).where(rows.notna(), None).to_dict("records")
+    write_json(out / "summary.json", {"name": out.name, "metric": metric, "mode": options.mode, "cells": records})
+    drawn, colours = ranking.panels(groups, fields, metric)
+    series.draw(out / "tune.png", drawn, metric, colours, series.title(runs), grids.is_smoke(options))
+    display.say(f"\n{table}")
+    for group in groups:
+        best = ", ".join(str(out / Path(run).name) for run in group.points[0].runs["run"])
+        where = ", ".join(f"{name} {series.label(value)}" for name, value in group.environment.items())
+        display.say(f"Best {metric}{where and f' with {where}'}: {best}")

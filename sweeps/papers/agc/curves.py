@@ -1,0 +1,82 @@
+"""The curves of figures 1 to 3: played, by Ray where there are several workers, summed up, and read again."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedcommons.config import cli
+from fedcommons.config.experiment import Data
+from fedcommons.core.worker import set_up_process
+from fedcommons.errors import UserError
+from fedcommons.federation import cluster
+from fedcommons.runs.inputs import load
+from papers.agc.gradient_coding import Played, Problem, Setting, chosen, joined, play
+from papers.agc.presets import PER_CLASS, PRESETS
+
+CHUNK = 100  # repetitions of a job, a multiple of the study's BLOCK
+Curve = dict[str, Any]
+
+
+def load_problem(options: cli.Options) -> Problem:
+    """The images of the preset."""
+    preset = PRESETS[options.preset]
+    dataset = load(Data(options.dataset, options.data_dir, options.download, validation=0))
+    train = chosen(dataset, PER_CLASS, preset.first, options.seed)
+    return Problem.of(train, dataset.test[slice(0, preset.n_test)], dataset.n_classes, preset.white)
+
+
+def job(problem: Problem, setting: Setting, repetitions: range, seed: int) -> Played:
+    """Some repetitions of a curve, wherever it runs."""
+    set_up_process()
+    return play(problem, setting, repetitions, seed)
+
+
+def play_all(problem: Problem, wanted: Mapping[str, Setting], options: cli.Options) -> Iterator[tuple[str, Played]]:
+    """The curves, each as soon as all its repetitions are there. The bits do not depend on the number of workers."""
+    chunks = [range(options.repetitions)[i : i + CHUNK] for i in range(0, options.repetitions, CHUNK)]
+    if options.workers == 1:
+        for name, setting in wanted.items():
+            yield name, joined([job(problem, setting, chunk, options.seed) for chunk in chunks])
+        return
+    import ray
+
+    cluster.connect(options.workers)
+    data, remote = ray.put(problem), ray.remote(num_cpus=1)(job)
+    sent = {
+        name: [remote.remote(data, setting, chunk, options.seed) for chunk in chunks]
+        for name, setting in wanted.items()
+    }
+    for name, references in sent.items():
+        yield name, joined(ray.get(references))
+
+
+def summed_up(setting: Setting, played: Played) -> Curve:
+    """Means over repetitions and their standard errors."""
+    curve: Curve = {"partition": setting.partition, "q": setting.q, "d": setting.d, "c": setting.c}
+    for name, found in (
+        ("accuracy", played.accuracy),
+        ("second_moment", played.second_moment),
+        ("same_class", played.same_class),
+        ("cross_class", played.cross_class),
+        ("norm_sq", played.same_class + played.cross_class),
+    ):
+        curve[name] = found.mean(0).tolist()
+        curve[f"{name}_se"] = (found.std(0, ddof=1) / len(found) ** 0.5).tolist()
+    return curve
+
+
+def finished(file: Path, facts: Mapping[str, Any]) -> Curve | None:
+    """The curve in ``file``, None if there is none.
+
+    Raises:
+        UserError: it was computed with other options.
+    """
+    try:
+        found = json.loads(file.read_text())
+    except FileNotFoundError:
+        return None
+    for name, value in facts.items():
+        if (other := found["facts"][name]) != value:
+            raise UserError(f"--resume: {file} is of {name} = {other}, and now it is {value}; name another --out.")
+    return found["curve"]

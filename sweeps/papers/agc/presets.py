@@ -1,0 +1,29 @@
+"""What the presets are in the study of gradient coding: the paper's images, or those of the released code."""
+
+from dataclasses import dataclass
+
+PER_CLASS = 30  # images, section IV-A
+
+
+@dataclass(frozen=True)
+class Preset:
+    """white: value of a white pixel; first: the first images of each class, else random ones; n_test: None for all.
+
+    per_class: a share c of each class is not private, else of all images together.
+    """
+
+    dataset: str = "mnist"
+    white: float = 1.0
+    first: bool = False
+    n_test: int | None = None
+    per_class: bool = True
+    repetitions: int = 1000
+    rounds: int = 50
+
+
+PRESETS = {
+    "authors": Preset(white=255.0, first=True, n_test=500, per_class=False),  # the released code
+    "paper": Preset(),
+    "small": Preset("digits", repetitions=200),
+    "smoke": Preset("digits", repetitions=4, rounds=6),
+}

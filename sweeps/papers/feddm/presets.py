@@ -1,0 +1,54 @@
+"""What the presets are in the experiments of FedDM, and the rates that are tried."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedcommons.config import presets
+from fedcommons.errors import UserError
+
+_EVERY = {"partition.name": "dirichlet_niid", "federation.weighting": "samples", "model.name": "convnet",
+          "measure.every": 0, "data.augment": False}  # fmt: skip
+_SMALL = {"model.width": 16, "federation.rounds": 8, "client.batch_size": 32, "client.epochs": 5, "client.lr": 1.0,
+          "feddm.ipc": 3, "feddm.least": 10, "feddm.iterations": 20, "feddm.image_lr": 0.3, "feddm.server_epochs": 30,
+          "feddm.server_batch": 64, "feddm.server_lr": 0.05, "target": 0.7}  # fmt: skip
+FIELDS: dict[str, dict[str, Any]] = {
+    "smoke": {**_EVERY, **_SMALL, "model.width": 4, "federation.rounds": 2, "client.epochs": 1, "feddm.iterations": 2,
+              "feddm.server_epochs": 2, "target": 0.2, "data.limit": 600},
+    "small": {**_EVERY, **_SMALL},
+    "paper": {**_EVERY, "federation.rounds": 20, "client.batch_size": 256, "client.epochs": 10, "client.lr": 0.01},
+}  # fmt: skip
+"""What the presets set on top of the package's. The sizes of small were chosen on seed 100."""
+_LARGE_IMAGES = {"data.limit": 2000, "client.lr": 0.1, "feddm.ipc": 5, "feddm.iterations": 30, "feddm.image_lr": 1.0,
+                 "feddm.match_batch": 64, "target": 0.8}  # fmt: skip
+"""What small has instead on images of 28x28 and more; chosen on MNIST, seed 100."""
+_RATES = {
+    "smoke": ("", ""),
+    "small": ("0.03,0.1,0.3,1", "0.3,1,2,4"),
+    "paper": ("", "0.001,0.01,0.1"),  # the paper tries them for the others, and has 1 for the pixels
+}
+_LARGE_IMAGES_RATES = ("0.3,1,3", "0.03,0.1,0.3")
+
+
+def fields(preset: str, dataset: str) -> Mapping[str, Any]:
+    """The dotted fields of a preset of this experiment.
+
+    Raises:
+        UserError: there is none of this name.
+    """
+    if preset not in FIELDS:
+        raise UserError(f"--preset must be one of {', '.join(FIELDS)} for FedDM, whose code was not released.")
+    found = {**presets.preset(preset, dataset), **FIELDS[preset]}
+    if _is_large(preset, dataset):
+        found |= _LARGE_IMAGES
+    if preset == "paper" and dataset == "cifar100":
+        found["feddm.ipc"] = 5
+    return found
+
+
+def rates(preset: str, dataset: str) -> tuple[str, str]:
+    """``--image-rates`` and ``--rates`` of a preset: those of FedDM's pixels, and those of the others' clients."""
+    return _LARGE_IMAGES_RATES if _is_large(preset, dataset) else _RATES[preset]
+
+
+def _is_large(preset: str, dataset: str) -> bool:
+    return preset == "small" and dataset in presets.LARGE_IMAGES

@@ -1,0 +1,82 @@
+"""The files of the sweep, from its run folders."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedcommons.config import cli
+from fedcommons.files import write_json, write_text
+from fedcommons.reports import tables
+from fedcommons.sweeping import grids, sweep
+from fedcommons.sweeping.display import Display
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row of a table: a method at an alpha and a rate, with one seed's run. A run may stand in several tables.
+
+    rate: of FedDM the pixels', of REAL none, of others the clients'.
+    """
+
+    table: str
+    method: str
+    alpha: float
+    rate: float | None
+    cell: sweep.Cell
+
+
+def rows(found: Sequence[Entry], out: Path, say: Callable[[str], None]) -> Any:
+    """A frame, a row for each entry whose run is finished: its table, method and alpha, then the columns of a run.
+
+    level: sigma of the noise, FedDM's own or that of DP-SGD.
+    """
+    import pandas as pd
+
+    runs: Any = grids.finished(grids.once(e.cell for e in found), out, say)  # pandas' types are too wide for a checker
+    if runs.empty:
+        return runs
+    own, private = (runs.get(name, pd.Series(index=runs.index, dtype=float)) for name in ("feddm.sigma", "sigma"))
+    runs = runs.assign(cell=[Path(run).name for run in runs["run"]], level=private.fillna(own).fillna(0.0))
+    there = [e for e in found if e.cell.name in set(runs["cell"])]
+    stands = [{"table": e.table, "method": e.method, "at": e.alpha, "rate": e.rate, "cell": e.cell.name} for e in there]
+    return pd.DataFrame(stands).astype({"rate": float}).merge(runs, on="cell", how="left")
+
+
+def notes(frame: Any, options: cli.Options) -> list[str]:
+    """What a reader must know to read the numbers."""
+    said = [
+        f"Rounds: the first whose server model has {100 * options.target:g} % test accuracy; >R: not within R rounds.",
+        "MB: 10^6 bytes over all clients; until the target a seed that missed it counts with all its rounds, and the "
+        "mean has >.",
+        f"Seeds: {options.seeds}; ± is the sample standard deviation; intervals: Student's, for the mean over seeds.",
+        "Rate: of feddm the pixels' (feddm.image_lr), of the others client.lr; REAL has none. Where several were "
+        "tried, that of each row has the highest validation accuracy after the last round, the mean over seeds, ties "
+        "to the smaller; test data had no part in it.",
+    ]
+    if (server := options.get("feddm.server_lr")) is not None:
+        said.append(f"The server of FedDM and REAL is the same: feddm.server_lr {server:g}, not chosen by row.")
+    return [*said, *tables.rejected_notes(frame.drop_duplicates("run"))]
+
+
+def report(found: Sequence[Entry], options: cli.Options, out: Path, display: Display) -> None:
+    """Write tables, curves and pictures from the run folders, and show the tables."""
+    from papers.feddm import tables as own
+
+    frame = rows(found, out, display.say)
+    if frame.empty:
+        return
+    frame, smoke = own.with_choice(frame), grids.is_smoke(options)
+    text = grids.stamped(own.markdown(frame, notes(frame, options)), options)
+    stands = [
+        {"table": e.table, "method": e.method, "alpha": e.alpha, "rate": e.rate, "run_dir": e.cell.name} for e in found
+    ]
+    write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "entries": stands})
+    write_text(out / "feddm.md", text)
+    names = ("table", "method", "at", "level", "rate", "chosen", *tables.RUN)
+    write_text(out / "feddm.csv", tables.to_csv(tables.records(frame, names)))
+    own.courses(frame, out / "feddm.png", smoke)
+    own.noise(frame, out / "feddm_noise.png", smoke)
+    own.pictures(frame, out / "feddm_images.png", smoke)
+    own.figure1(out / "feddm_figure1.png", smoke)
+    display.say("\n" + text)

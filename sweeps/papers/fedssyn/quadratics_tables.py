@@ -1,0 +1,115 @@
+"""Figure 2 in numbers: a row for each p and seed, bands over seeds, and how close theory comes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedcommons.config import cli
+from fedcommons.reports import tables
+from papers.fedssyn import fitted_lines as lines
+from papers.fedssyn import quadratics as q
+
+NOISES = (0.0, 1000.0)  # sigma^2 of figure 2 (a)
+FIXED = q.STEP_SIZES[[8]]  # its step size, 4.4e-5: every error is flat from round 100 on
+
+Rows = Sequence[Mapping[str, Any]]
+Band = tuple[float, float, float]  # median, least, most
+
+
+def table(
+    problems: Sequence[q.Quadratics], errors: Sequence[np.ndarray], seed: int, options: cli.Options
+) -> list[dict[str, Any]]:
+    """A row for each p of a seed: what the grid has shown, and what theory says."""
+    to = [lines.rounds_to(found) for found in errors]
+    fitted = {kind: lines.fit_all(kind, options.shares, to) for kind in options.fit}
+    at = [q.constants(problem, q.optimum(problem)) for problem in problems]
+    rows = []
+    for k, (p, here) in enumerate(zip(options.shares, at, strict=True)):
+        ratio = (1 - p) * (here.l_max / at[0].l_max) ** 0.5
+        rounds, step = lines.fewest_rounds(errors[k], options.target) or (None, None)
+        row = {
+            "seed": seed, "p": p, "swapped": q.n_swapped(p, q.SHAPE[1]), "rounds": rounds,
+            "step_size": None if step is None else float(q.STEP_SIZES[step]), "theory_ratio": ratio,
+            "(1-p)^2": (1 - p) ** 2, "L_p": here.l_max, "zeta_sq": here.zeta_sq, "sigma_sq": here.sigma_sq,
+        }  # fmt: skip
+        for kind, found in fitted.items():
+            (a, b), (a0, _) = found[k] or (None, None), found[0] or (None, None)
+            row |= {f"A_{kind}": a, f"B_{kind}": b, f"A_ratio_{kind}": None, f"theory_rounds_{kind}": None}
+            if a0 and a is not None and b is not None:
+                row[f"A_ratio_{kind}"] = a / a0
+                row[f"theory_rounds_{kind}"] = a0 * ratio / options.target**0.5 + b
+        rows.append(row)
+    return rows
+
+
+def band(values: Sequence[float | None]) -> Band | None:
+    """Median, least and most of those that are there."""
+    there = [value for value in values if value is not None]
+    return (float(np.median(there)), float(min(there)), float(max(there))) if there else None
+
+
+def over_seeds(rows: Rows) -> list[dict[str, Any]]:
+    """A row for each p: how many seeds reached the target, and a band of everything else."""
+    of_p = [[r for r in rows if r["p"] == p] for p in dict.fromkeys(r["p"] for r in rows)]
+    names = [name for name in rows[0] if name not in ("seed", "p", "swapped", "(1-p)^2")]
+    return [
+        {"p": some[0]["p"], "swapped": some[0]["swapped"], "(1-p)^2": some[0]["(1-p)^2"],
+         "reached": sum(r["rounds"] is not None for r in some), **{n: band([r[n] for r in some]) for n in names}}
+        for some in of_p
+    ]  # fmt: skip
+
+
+def shown(value: Any) -> str:
+    """``median [least, most]`` of a band, or the median alone where all are equal; ``-`` for None."""
+    if not isinstance(value, tuple):
+        return "-" if value is None else f"{value:.3g}"
+    middle, least, most = (f"{v:.3g}" for v in value)
+    return middle if least == most else f"{middle} [{least}, {most}]"
+
+
+def reading(kind: str, least: float, most: float, rows: Rows) -> str:
+    """How far a fit's A_p/A_0 lies from theory and from (1-p)^2 for ``least`` < p <= ``most``."""
+    key, some = f"A_ratio_{kind}", [r for r in rows if least < r["p"] <= most and r[f"A_ratio_{kind}"] is not None]
+    if not some:
+        return f"For {least:g} < p <= {most:g} the {kind} fit has nothing to compare."
+    seeds = dict.fromkeys(r["seed"] for r in some)
+    theory, square = (
+        shown(band([float(np.mean([abs(r[key] - r[other]) for r in some if r["seed"] == seed])) for seed in seeds]))
+        for other in ("theory_ratio", "(1-p)^2")
+    )
+    return (
+        f"For {least:g} < p <= {most:g}, A_p/A_0 of the {kind} fit is {theory} from theory_ratio and {square} from "
+        "(1-p)^2, on average over p."
+    )
+
+
+def report(rows: Rows, curves: Mapping[float, np.ndarray], options: cli.Options) -> str:
+    """The table, and what a reader must know; curves: sigma^2 -> errors (seeds, p, 1 + rounds)."""
+    bands = over_seeds(rows)
+    head = [name for name in bands[0] if name not in {f"{of}_{kind}" for of in "AB" for kind in options.fit}]
+    falls = [
+        shown(band((np.median(found[:, 0, -50:], axis=1) / np.median(found[:, -1, -50:], axis=1)).tolist()))
+        for found in curves.values()
+    ]
+    notes = (
+        f"Numbers are the median over {len(options.seeds)} seeds ({', '.join(map(str, options.seeds))}), with "
+        "[least, most] where they differ. reached: seeds that reach the target; rounds and step_size are of these.",
+        f"rounds: fewest over {len(q.STEP_SIZES)} step sizes until the error is {options.target}, within "
+        f"{options.rounds}. Models: {options.models}. zeta^2 = {options.zeta_sq:g}, sigma^2 = {options.sigma_sq:g}; "
+        "the columns of these names are measured at x*, after the swap. swapped: int(100 p) of 100 samples.",
+        f"R_p = A_p/sqrt(eps) + B_p is fitted to the fewest rounds to {len(lines.TARGETS)} eps in [1e-6, 5e-5]. plain: "
+        "least squares. authors: with A_p and B_p bounded by those of the p before, as in the released code. "
+        "theory_ratio: (1-p) sqrt(L_p/L_0). theory_rounds: A_0 theory_ratio / sqrt(target) + B_p.",
+        *(reading(kind, *bounds, rows) for kind in options.fit for bounds in ((0, 0.6), (0.6, 1))),
+        f"Figure 2 (a), step size {FIXED[0]:.3g}, median of the last 50 rounds: swapping "
+        f"p = {options.shares[-1]:g} lowers the error {falls[0]} times with sigma^2 = {NOISES[0]:g} and {falls[1]} "
+        f"times with {NOISES[1]:g}.",
+    )
+    text = tables.markdown(head, [[shown(row[name]) for name in head] for row in bands])
+    return text + tables.numbered(notes)
+
+
+def chosen(options: cli.Options, n: int) -> list[int]:
+    """Indices of up to ``n`` shares, evenly from the first to the last."""
+    return sorted({round(k) for k in np.linspace(0, len(options.shares) - 1, n)})
