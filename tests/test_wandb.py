@@ -218,7 +218,7 @@ def test_a_users_umask_decides_who_reads_a_run(umask: int, mode: int, config: Ex
     finally:
         os.umask(before)
     found = modes(tmp_path / "run")
-    assert {Path(name).suffix for name in found} >= {".json", ".jsonl", ".yaml", ".png", ".safetensors"}
+    assert {Path(name).suffix for name in found} >= {".json", ".jsonl", ".yaml", ".safetensors"}
     assert set(found.values()) == {mode}, found
 
 

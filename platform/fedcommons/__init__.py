@@ -9,7 +9,7 @@ methods     Algorithm, ChoosesClients, Shares, TellsWork, Facts, State, Message,
 arithmetic  Flat, Payload, flat, flatten, scalar, add, sub, scale, zeros_like, copy, select, put, norm, sq_norm
 draws       seed_for, generator, numpy_generator, set_default_generator
 data        Examples, Source, Partition
-sharing     Stage, Generating, TakesLong, Dealt, Contribution, Contributions, Assigned, Need, Recipe
+sharing     Stage, Generating, TakesLong, Dealt, Contribution, Contributions, Assigned, GeneratorRecipe, Need
 generators  Generator, TrainedGenerator, Receipt
 late ones   Rule
 watching    Tracker, Measure, RunData
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from fedcommons.runs.own_measure import Measure
     from fedcommons.seeds import generator, numpy_generator, seed_for, set_default_generator
     from fedcommons.sharing.dealt import Dealt
-    from fedcommons.sharing.needs import Need, Recipe
+    from fedcommons.sharing.needs import GeneratorRecipe, Need
     from fedcommons.sharing.stage import Assigned, Contribution, Contributions, Generating, Stage, TakesLong
     from fedcommons.sweeping.many import sweep
     from fedcommons.sweeping.one import Result, run
@@ -98,7 +98,7 @@ _HOMES = {
     "runs.own_measure": "Measure",
     "seeds": "generator numpy_generator seed_for set_default_generator",
     "sharing.dealt": "Dealt",
-    "sharing.needs": "Need Recipe",
+    "sharing.needs": "GeneratorRecipe Need",
     "sharing.stage": "Assigned Contribution Contributions Generating Stage TakesLong",
     "sweeping.many": "sweep",
     "sweeping.one": "Result run",
@@ -114,11 +114,12 @@ _MODULES = {name: module for module, names in _HOMES.items() for name in names.s
 __all__ = [
     "Algorithm", "Assigned", "ChoosesClients", "ClientData", "ClientError", "Clients", "Common", "Contribution",
     "Contributions", "Dealt", "Examples", "Executor", "Experiment", "Facts", "Flat", "Generating", "Generator",
-    "LocalSGD", "Measure", "Message", "Need", "Partition", "Payload", "Receipt", "Recipe", "Release", "Replies",
-    "Reply", "Result", "Rule", "RunData", "Shares", "Source", "Stage", "State", "TakesLong", "TellsWork", "Tracker",
-    "TrainedGenerator", "UserError", "Work", "add", "audit_method", "check_algorithm", "copy", "experiment", "flat",
-    "flatten", "generator", "least_squares", "load_clients", "load_rounds", "load_runs", "means", "norm",
-    "numpy_generator", "put", "run", "scalar", "scale", "seed_for", "select", "set_default_generator", "sq_norm", "sub", "sweep", "zeros_like",
+    "GeneratorRecipe", "LocalSGD", "Measure", "Message", "Need", "Partition", "Payload", "Receipt", "Release",
+    "Replies", "Reply", "Result", "Rule", "RunData", "Shares", "Source", "Stage", "State", "TakesLong", "TellsWork",
+    "Tracker", "TrainedGenerator", "UserError", "Work", "add", "audit_method", "check_algorithm", "copy", "experiment",
+    "flat", "flatten", "generator", "least_squares", "load_clients", "load_rounds", "load_runs", "means", "norm",
+    "numpy_generator", "put", "run", "scalar", "scale", "seed_for", "select", "set_default_generator", "sq_norm", "sub",
+    "sweep", "zeros_like",
 ]  # fmt: skip
 
 

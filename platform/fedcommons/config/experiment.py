@@ -322,9 +322,9 @@ class Experiment:
         names = {"algorithm": self.algorithm, "data": self.data.name, "partition": self.partition.name}
         names |= {"sharing": self.sharing.setting}
         names |= {"generator": self.generator.name} if self.generator else {}
-        names |= {"straggler": self.straggler.rule, "model": self.model.name}
-        own = {"tracker": self.tracking.tracker, "measure": self.measure.measure}
-        return Constants({**names, **{kind: name for kind, name in own.items() if name}})
+        names |= {"tracker": self.tracking.tracker} if self.tracking.tracker else {}
+        names |= {"measure": self.measure.measure} if self.measure.measure else {}
+        return Constants({**names, "straggler": self.straggler.rule, "model": self.model.name})
 
     @cached_property
     def flat(self) -> Mapping[str, Any]:
@@ -334,7 +334,7 @@ class Experiment:
             value = getattr(self, field_.name)
             if is_dataclass(value):
                 own = {g.name: getattr(value, g.name) for g in fields(value) if g.name != "constants"}
-                constants = getattr(value, "constants", {})
+                constants = getattr(value, "constants", {}) if "constants" in value.__dict__ else {}
                 held = {f"{field_.name}.{n}": v for n, v in {**own, **constants}.items()}
                 values |= {n: v for n, v in held.items() if v is not None or n not in parts.OPTIONAL}
             elif field_.name not in ("constants", "source", "beside", "generator"):

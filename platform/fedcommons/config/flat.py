@@ -189,8 +189,10 @@ def from_dict(values: Mapping[str, Any]) -> Experiment:
     for name, value in values.items():
         inner = value.items() if isinstance(value, Mapping) else ()
         flat |= {f"{name}.{k}": tuple(v) if isinstance(v, list) else v for k, v in inner} or {name: value}
-    chosen: dict[str, Any] = {kind: flat.get(k.field, own_fields()[k.field].default) for kind, k in KINDS.items()}
-    names = {kind: name for kind, name in chosen.items() if name is not None or not KINDS[kind].is_optional}
+    named = {kind: flat.get(k.field, own_fields()[k.field].default) for kind, k in KINDS.items()}
+    names: dict[str, Any] = {
+        kind: name for kind, name in named.items() if name is not None or not KINDS[kind].is_optional
+    }
     if wrong := [kind for kind, name in names.items() if not isinstance(name, str)]:
         raise ValueError(f"{KINDS[wrong[0]].field} is {shown(names[wrong[0]])} and no str")
     if not (generates(names["sharing"]) if not parts.is_own(names["sharing"]) else "generator" in values):

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from math import isfinite
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import Any
 
 from fedcommons.accounting.statement import statement
 from fedcommons.artifacts import Store
+from fedcommons.config import parts
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import parts_of_own
+from fedcommons.config.fields import taken
+from fedcommons.config.flat import flat_dict, parts_of_own
 from fedcommons.core.executor import Executor
 from fedcommons.core.worker import fresh_torch
 from fedcommons.errors import ClientError, leaving_errors
@@ -136,8 +139,10 @@ def _trackers(config: Experiment, record: RunFolder, p: float, say: Callable[[st
         from fedcommons.tracking.wandb_tracker import WandbTracker
 
         others.append(WandbTracker(record.path, config, p, say))
-    if config.tracking.tracker:
-        others.append(OwnTracker(record.path, config, say))
+    if name := config.tracking.tracker:
+        part = parts.find("tracker", name)
+        offered = {"folder": record.path, "config": flat_dict(config)}
+        others.append(OwnTracker(name, partial(part, **taken(part, offered), **config.tracking.constants), say))
     for line in record.rounds() if others else ():
         for tracker in others:
             tracker.log(line["round"], {name: value for name, value in line.items() if name != "round"})

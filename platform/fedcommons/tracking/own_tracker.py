@@ -2,28 +2,22 @@
 
 from collections.abc import Callable, Mapping
 from math import isfinite
-from pathlib import Path
 from typing import Any
 
-from fedcommons.config import parts
-from fedcommons.config.experiment import Experiment
-from fedcommons.config.fields import taken
-from fedcommons.config.flat import flat_dict
 from fedcommons.errors import sentence
 from fedcommons.tracking.tracker import Metric, Tracker
 
 
 class OwnTracker:
-    """The tracker that ``tracking.tracker`` names, made with what it asks for of ``folder`` and ``config``.
+    """The tracker ``name`` that ``make`` gives.
 
-    folder: that of the run. config: dotted names to values. ``say`` is told in one sentence what the tracker raises;
-    after that nothing more is told to it.
+    ``say`` is told in one sentence what it raises, also while it is made; after that nothing more is told to it.
     """
 
-    def __init__(self, folder: Path, config: Experiment, say: Callable[[str], None]) -> None:
-        self.name, self.say, self.tracker = str(config.tracking.tracker), say, None
+    def __init__(self, name: str, make: Callable[[], Tracker], say: Callable[[str], None]) -> None:
+        self.name, self.say, self.tracker = name, say, None
         try:
-            self.tracker = _made(folder, config)
+            self.tracker = make()
         except Exception as error:  # whatever somebody's tracker raises, here and below
             self._give_up(error)
 
@@ -49,9 +43,3 @@ class OwnTracker:
     def _give_up(self, error: Exception) -> None:
         self.tracker = None
         self.say(f"tracking.tracker {self.name}: {sentence(error)}; the run goes on without it.")
-
-
-def _made(folder: Path, config: Experiment) -> Tracker:
-    part = parts.find("tracker", str(config.tracking.tracker))
-    offered = {"folder": folder, "config": flat_dict(config)}
-    return part(**taken(part, offered), **config.tracking.constants)
