@@ -72,7 +72,15 @@ def query(ways: int, steps: int) -> float:
     """Seconds of an epsilon that was not asked for before."""
     kind = SAMPLED_GAUSSIAN
     events = [
-        Release(0, ("model",), kind, 0.01 * (k + 1), 1.0 + 0.1 * k + 0.01 * ways, 1.0, steps // ways)
+        Release(
+            0,
+            ("model",),
+            mechanism=kind,
+            q=0.01 * (k + 1),
+            sigma=1.0 + 0.1 * k + 0.01 * ways,
+            sensitivity=1.0,
+            steps=steps // ways,
+        )
         for k in range(ways)
     ]
     ledger = Ledger.of(events)

@@ -19,7 +19,7 @@ from fedcommons.runs.build import prepare
 from fedcommons.runs.central import Central
 from fedcommons.runs.inputs import load
 from fedcommons.sharing import synthetic_pool
-from fedcommons.sharing.synthetic_pool import Job, Made
+from fedcommons.sharing.synthetic_pool import Job, JobResult
 from lightning_modules import Classifier
 from lightning_modules.networks import CNN
 
@@ -140,7 +140,7 @@ def test_central_synthetic_trains_on_what_the_clients_contribute(tmp_path: Path)
     store = Store(tmp_path / "store")
     for need in prepare(config).needs:  # the generators' place is taken by grey images
         grey = torch.full((len(need.labels), 1, 8, 8), 128, dtype=torch.uint8)
-        synthetic_pool.keep(store, Job([need], {}), Made({}, [grey]))
+        synthetic_pool.keep(store, Job([need], {}), JobResult({}, [grey]))
     summary = central.run(line, tmp_path / "out")
     assert summary["images"] == pytest.approx(0.2 / 0.8 * 200, abs=2)
     assert summary["partition"] == prepare(config).partition.fingerprint

@@ -127,7 +127,10 @@ def _round(worker: Worker, task: ModelTask, job: int) -> tuple[int, int, int]:
 
 def test_a_server_that_trains_tells_the_round(federation: Federation) -> None:
     executor, store = federation.serial(FedAvg()), federation.data.sets["test"]
-    task = Surrogate(federation.model, store.x, store.y, None, ServerSGD(2, 8, 0.1, 0.0, 0.0), None, 3)
+    task = Surrogate(
+        model=federation.model, images=store.x, labels=store.y, weights=None, sgd=ServerSGD(2, 8, 0.1, 0.0, 0.0),
+        radius=None, round=3,
+    )  # fmt: skip
     executor.map(minimise, task, [0])
     assert told(executor) == [(3, (12 + k) // 3, 12 + k) for k in range(6)]
 

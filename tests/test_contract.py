@@ -41,7 +41,7 @@ class _Sound:
         if memory:
             moment = add(moment, flat(memory, "moment"), 0.5)
         each, released = {"n": torch.tensor(len(data))}, [spent.of("step", "n")]
-        return Reply({"step": moment}, each, 1.0, {"moment": moment}, metrics, released)
+        return Reply({"step": moment}, each, memory={"moment": moment}, metrics=metrics, releases=released)
 
     def merge(self, executor: Executor, state: State, total: Total, replies: Replies, round: int, seed: int) -> State:
         return {"model": add(flat(state, "model"), flat(total, "step"), 1 / len(replies))}
@@ -236,7 +236,7 @@ class _FreeReply(Reply):
 class _SaysItIsFree(_Sound):
     def client(self, *args: Any) -> Reply:
         reply = super().client(*args)
-        return _FreeReply(reply.sums, reply.each, reply.weight, reply.memory, reply.metrics)
+        return _FreeReply(reply.sums, reply.each, weight=reply.weight, memory=reply.memory, metrics=reply.metrics)
 
 
 class _DividesByNMinusOne(_Sound):

@@ -51,7 +51,7 @@ class _StandIn:
             moment = add(moment, old, 0.5)
         kept = {"moment": moment, "times": memory.get("times", torch.zeros(())) + 1}  # pyright: ignore[reportOperatorIssue]
         step, each = {"step": add(moment, control)}, {"share": share * len(data)}
-        return Reply(step, each, 1.0, kept, metrics, [spent.of("step", "share")])
+        return Reply(step, each, memory=kept, metrics=metrics, releases=[spent.of("step", "share")])
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
         step, shares = total["step"], [data(r.each["share"])[0] for r in replies.values()]

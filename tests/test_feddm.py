@@ -350,7 +350,14 @@ def test_the_order_of_the_servers_batches_is_keyed(digits: "Digits") -> None:
     federation = digits(linear=True)
     draws = torch.Generator().manual_seed(0)
     images, labels = torch.randn(12, 1, 8, 8, generator=draws), torch.arange(12) % 10
-    task = Surrogate(federation.model, images, labels, None, ServerSGD(2, 4, 0.1, 0.0, 0.0), None)
+    task = Surrogate(
+        model=federation.model,
+        images=images,
+        labels=labels,
+        weights=None,
+        sgd=ServerSGD(2, 4, 0.1, 0.0, 0.0),
+        radius=None,
+    )
     ends = [federation.serial(FedDM()).map(minimise, task, [seed])[0].buffer for seed in (0, 0, 1)]
     assert torch.equal(ends[0], ends[1])
     assert not torch.equal(ends[0], ends[2])

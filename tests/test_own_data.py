@@ -158,7 +158,10 @@ def test_a_seed_that_has_a_default_stays_a_constant() -> None:
 
 def _dataset(x: torch.Tensor, y: torch.Tensor, validation: int = 2, test: int = 3) -> Dataset:
     held = Examples(x[:validation], y[:validation]), Examples(x[:test], y[:test])
-    return Dataset("mine", 3, (0.0,), (1.0,), False, Examples(x[5:], y[5:]), *held)
+    return Dataset(
+        name="mine", n_classes=3, mean=(0.0,), std=(1.0,), augment=False, train=Examples(x[5:], y[5:]),
+        validation=held[0], test=held[1],
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16, torch.int64, torch.bool])

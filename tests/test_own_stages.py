@@ -66,8 +66,8 @@ class NoisedMeans:
         if min(dealt.own.sizes) < 2:
             raise UserError("every client needs two images.")
 
-    def make(self, dealt: Dealt, made: Sequence[Contribution]) -> Contributions:
-        assert not made
+    def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
+        assert not drawn
         means = []
         for client in dealt.own:
             x = client.x.float().mean(0, keepdim=True).to(client.x.dtype)
@@ -78,7 +78,16 @@ class NoisedMeans:
         store, releases, sd = contributed.store, [], []
         for client, n in zip(contributed.owners.tolist(), dealt.own.sizes, strict=True):
             sensitivity = 8 / n
-            releases.append(Release(client, ("mean image",), SAMPLED_GAUSSIAN, 1.0, self.sigma, sensitivity, 1))
+            releases.append(
+                Release(
+                    client,
+                    ("mean image",),
+                    mechanism=SAMPLED_GAUSSIAN,
+                    sigma=self.sigma,
+                    sensitivity=sensitivity,
+                    steps=1,
+                )
+            )
             sd.append(255 * self.sigma * sensitivity)
         noise = numpy_generator(dealt.seed, "noise").standard_normal((len(sd), 64)) * np.array(sd)[:, None]
         rows = torch.from_numpy(contributed.rows)
@@ -91,7 +100,7 @@ class NoisedMeans:
         weights = [np.concatenate([np.ones(n), np.full(m, 1 / m)]) for n in dealt.own.sizes]
         everybody = [released.rows] * len(dealt.own)
         once = (len(dealt.own) + 1) * m * 65
-        return Assigned(dealt.own.rows, everybody, weights, dealt.own.sizes, [released.rows], once)
+        return Assigned(dealt.own.rows, everybody, weights, n_own=dealt.own.sizes, pool=[released.rows], once=once)
 
 
 def test_somebody_elses_stage_has_owners_events_and_weights() -> None:

@@ -105,7 +105,7 @@ class Mixes:
 
     epochs: int = 500
 
-    def make(self, dealt, made):
+    def make(self, dealt, drawn):
         PLAYED.extend(range(self.epochs))
         return Contributions.of_own(dealt, [rows[:3] for rows in dealt.own.rows])
 

@@ -348,7 +348,7 @@ def test_the_ledger_counts_noise_over_the_longest_vector() -> None:
 def test_the_ledger_finds_images_that_a_stage_gives_without_a_word(digits: "Digits") -> None:
     @dataclass(frozen=True)
     class Silent:
-        def make(self, dealt: Dealt, made: object) -> Contributions:
+        def make(self, dealt: Dealt, drawn: object) -> Contributions:
             return Contributions.of_own(dealt, [rows[:2] for rows in dealt.own.rows])
 
         def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, list[Release]]:

@@ -97,7 +97,7 @@ def test_it_is_that_of_neighbours_with_one_example_blanked_out() -> None:
 
 
 def _trained(client: int, steps: int = 8, q: float = 0.25, what: str = "delta") -> Release:
-    return Release(client, (what,), SAMPLED_GAUSSIAN, q, 1.0, 5.0, steps)
+    return Release(client, (what,), mechanism=SAMPLED_GAUSSIAN, q=q, sigma=1.0, sensitivity=5.0, steps=steps)
 
 
 def test_a_client_is_charged_for_what_it_released_and_no_other() -> None:

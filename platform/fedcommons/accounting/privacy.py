@@ -105,22 +105,22 @@ class Ledger:
         return {"commons": self.commons.record(), "updates": self.updates.record(), "given_away": given_away}
 
 
-def read(found: Mapping[str, Any]) -> Ledger:
-    """The ledger of which ``found`` is the ``record``.
+def read(record: Mapping[str, Any]) -> Ledger:
+    """The ledger that wrote this ``record``.
 
     Raises:
         KeyError, TypeError, ValueError, AttributeError: it is not a ledger's record.
     """
-    given_away = {int(client): int(n) for client, n in found["given_away"]}
-    return Ledger(_read(found["commons"]), _read(found["updates"]), given_away)
+    given_away = {int(client): int(n) for client, n in record["given_away"]}
+    return Ledger(_read(record["commons"]), _read(record["updates"]), given_away)
 
 
-def _read(found: Mapping[str, Any]) -> Released:
+def _read(record: Mapping[str, Any]) -> Released:
     events: dict[int, dict[tuple[float, float], int]] = {}
-    for client, q, sigma, steps in found["covered"]:
+    for client, q, sigma, steps in record["covered"]:
         events.setdefault(int(client), {})[float(q), float(sigma)] = int(steps)
-    uncovered = {str(name): int(times) for name, times in found["uncovered"].items()}
-    return Released(events, tuple(map(str, found["names"])), uncovered)
+    uncovered = {str(name): int(times) for name, times in record["uncovered"].items()}
+    return Released(events, tuple(map(str, record["names"])), uncovered)
 
 
 def _with(events: Events, new: Iterable[Release]) -> Events:

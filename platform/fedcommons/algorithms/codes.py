@@ -47,13 +47,13 @@ def scarce(counts: Tensor, n: int) -> Tensor:
     return counts.argsort(dim=1, stable=True)[:, :n].clone()
 
 
-def assistants(client: int, scarce: Sequence[int], given: Mapping[int, Sequence[int]], n: int) -> list[int]:
-    """Of those who have given, the n with the largest |scarce of the client, abundant of j|, the largest first.
+def assistants(client: int, scarce: Sequence[int], abundant: Mapping[int, Sequence[int]], n: int) -> list[int]:
+    """The n other clients whose classes include the most of the client's scarce ones, those with the most first.
 
-    given: the classes that each of them gave. Of equal ones the lowest numbers; fewer than n, or nobody, if only so
-    many others' classes overlap.
+    abundant: the classes that each client gave, of those who have given. Of equal ones the lowest numbers come first.
+    They are fewer than n, or nobody, if only so many gave a scarce class.
     """
-    overlap = {j: len(set(scarce) & set(given[j])) for j in sorted(given) if j != client}
+    overlap = {j: len(set(scarce) & set(abundant[j])) for j in sorted(abundant) if j != client}
     best = sorted(overlap, key=lambda j: overlap[j], reverse=True)  # stable, so of equal ones the lowest first
     return [j for j in best if overlap[j]][:n]
 
@@ -108,15 +108,15 @@ def recognised(
     kept, labels = [], []
     with looking(work):
         for c, centre in centres:
-            found = centre.new_empty(0, len(centre))
+            recognisable = centre.new_empty(0, len(centre))
             for _ in range(tries):
                 codes = centre + sigma * torch.randn(quota, len(centre), generator=draws).to(centre)
                 taken_for = work.module(work.module.decoder(codes)).argmax(1)  # pyright: ignore[reportCallIssue]
-                found = torch.cat([found, codes[taken_for == c]])[:quota]
-                if len(found) == quota:
+                recognisable = torch.cat([recognisable, codes[taken_for == c]])[:quota]
+                if len(recognisable) == quota:
                     break
-            kept.append(found)
-            labels += [c] * len(found)
+            kept.append(recognisable)
+            labels += [c] * len(recognisable)
     return torch.cat(kept), labels
 
 
@@ -128,7 +128,7 @@ def decoded(work: Work, codes: Tensor, like: Tensor) -> Tensor:
 
 
 def augmented(data: ClientData, images: Tensor, labels: Tensor, seed: int) -> ClientData:
-    """n of the client's n examples and these m images, drawn without replacement; its size in averages is n + m."""
+    """n examples, drawn without replacement from the client's n and these m images; in averages it weighs n + m."""
     n, m = len(data), len(labels)
     rows = torch.randperm(n + m, generator=generator(seed, "augmented"))[:n].to(data.y.device)
     weight = data.weight

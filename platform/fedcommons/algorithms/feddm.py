@@ -8,17 +8,18 @@ Client: T times, draw w around x in the ball and take a step of SGD on the pixel
 L_c = ||mean h_w(D_c) - mean h_w(S_c)||^2 + ||mean z_w(D_c) - mean z_w(S_c)||^2. Only S_k goes up: owned classes * ipc *
 C H W numbers, and the classes' labels.  Server: train x on all S_k by SGD, projected to the ball after each step.
 
-Noise. As printed (``sigma`` > 0) a class's whole gradient is clipped to C before it is noised. One image may turn all
-of it, so this bounds nobody's influence by C/|B|, and S_k starts from real images: a noise level, and no epsilon.
-With ``dp.local`` (which asks for ``init`` noise) the terms of single images, equation 15, are clipped and noised by
-DP-SGD over Poisson batches; a class is then charged T steps a round at q = |B|/n_c, and a client, as its classes are
-disjoint, what its smallest class is. Which classes a client holds is charged to nobody, and is listed.
+Noise as printed (``sigma`` > 0): a class's whole gradient is clipped to C and then noised. This is a noise level and
+has no epsilon: one image may turn the whole gradient, so its influence is not bounded by C/|B|, and S_k starts from
+real images.
+Noise with ``dp.local``, which needs ``init`` noise: DP-SGD over Poisson batches clips and noises the terms of single
+images (equation 15). It spends on a class T steps a round at q = |B|/n_c. A client's classes are disjoint, so it spends
+what its smallest class does. No epsilon covers which classes a client holds; the ledger lists them as uncovered.
 
-Departs from the paper: what is not in it is as in dataset condensation, which it builds on: momentum 0.5, S_k started
-anew in each round, images of the network's input (normalised, not clipped), networks in evaluation mode, no
-augmentation. A class of fewer than ``least`` images is left out, unless a client has no other. REAL is ``iterations``
-0. BatchNorm, which the paper does not have, sees a client's images once a round, to learn their statistics. Weights of
-examples count in the means that are matched; with ``dp.local`` they do not.
+Departs from the paper: what it does not say is as in dataset condensation, on which it builds: momentum 0.5, S_k
+started anew in each round, images of the network's input (normalised, not clipped), networks in evaluation mode, no
+augmentation. A client leaves out a class of which it has fewer than ``least`` images, unless it has no other class.
+``iterations`` 0 is the paper's REAL. BatchNorm, which the paper does not have, sees a client's images once a round, to
+learn their statistics. Weights of examples count in the means that are matched, but not with ``dp.local``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -127,7 +128,13 @@ class FedDM:
         rows, mine = matching.owned(data.y, self.least), replace(data, x=real)
         first = matching.first(mine, rows, self.ipc, self.init == "real", seed)
         how = matching.Steps(
-            self.iterations, self.radius, self.match_batch, self.image_lr, self.image_momentum, self.sigma, self.clip
+            iterations=self.iterations,
+            radius=self.radius,
+            batch_size=self.match_batch,
+            lr=self.image_lr,
+            momentum=self.image_momentum,
+            sigma=self.sigma,
+            clip=self.clip,
         )
         images, losses, protection = matching.match(work, flat(message.common, "model"), mine, rows, first, how, seed)
         sent = {"images": images.unflatten(0, (len(rows), -1)), "labels": torch.tensor(list(rows))}
@@ -151,14 +158,15 @@ class FedDM:
             weights = weights * len(weights) / weights.sum()
         radius = self.radius if self.project else None
         sgd = ServerSGD(self.server_epochs, self.server_batch, self.server_lr, self.server_momentum, self.server_decay)
-        after = executor.map(minimise, Surrogate(x, images, labels, weights, sgd, radius, round), [seed])[0]
+        task = Surrogate(model=x, images=images, labels=labels, weights=weights, sgd=sgd, radius=radius, round=round)
+        after = executor.map(minimise, task, [seed])[0]
         return {"model": after, "images": images, "labels": labels}
 
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
         """Steps on the pixels and of the server, and the images that go through the network in them.
 
-        Real ones forward, synthetic ones and the server's forward and backward. Under DP-SGD synthetic ones do so as
-        often as the largest class has images in a batch; Poisson batches have their expected sizes.
+        Real images go forward; synthetic ones (also the server's) forward and backward. Under DP-SGD the synthetic
+        images do so once for each image of a client's largest class in a batch. Poisson batches have expected sizes.
         """
         assert facts.counts is not None
         counts = facts.counts()[list(clients)]
@@ -176,9 +184,9 @@ class FedDM:
         }
 
     def smaller(self, times: int) -> Sequence[tuple["FedDM", int]]:
-        """One of everything and no step on the pixels; then more steps, of either kind, on one image and on many.
+        """First one of everything and no step on the pixels; then more steps of each kind, on one image and on many.
 
-        Of the other constants a price depends on whether there is a noise level.
+        Of the other constants only ``sigma`` matters: whether there is a noise level changes the price of a step.
         """
         least = type(self)(ipc=1, least=1, iterations=0, server_epochs=1, sigma=float(self.sigma > 0))
         steps, epochs = replace(least, iterations=times), replace(least, server_epochs=1 + times)

@@ -166,8 +166,9 @@ class FedDPMS:
             why = "raw images" if self.receive == "real" else NOT_CERTIFIED
             releases.append(Release(what=("codes", "labels"), why=why, seen=seen, commons=True))
         bare = {"weight": w not in (1, data.size), "served": "served" in each}  # made of messages and n_i
-        made = ("delta", *(name for name, there in bare.items() if there))
-        return Reply({"delta": scale(delta, w)}, each, w, kept, metrics, [spent.of(*made), *releases])
+        covered = ("delta", *(name for name, there in bare.items() if there))
+        releases = [spent.of(*covered), *releases]
+        return Reply({"delta": scale(delta, w)}, each, weight=w, memory=kept, metrics=metrics, releases=releases)
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
         model = flat(state, "model")
@@ -185,8 +186,10 @@ class FedDPMS:
         """Whose codes the client gets in this round, if anybody's."""
         if self.receive == "nothing" or (data_of(state["received"]) == client).any():
             return []
-        given = {int(n.partition("/")[2]): data_of(x).tolist() for n, x in state.items() if n.startswith("labels/")}
-        return codes.assistants(client, data_of(state["scarce"])[client].tolist(), given, self.helpers)
+        classes_of = {
+            int(n.partition("/")[2]): data_of(x).tolist() for n, x in state.items() if n.startswith("labels/")
+        }
+        return codes.assistants(client, data_of(state["scarce"])[client].tolist(), classes_of, self.helpers)
 
     def _codes(self, work: Work, data: ClientData, seed: int) -> dict[str, Tensor]:
         """What a client gives as printed: codes that its own model, which the module holds, recognises."""
@@ -194,8 +197,8 @@ class FedDPMS:
             return codes.real_images(data, self.classes, self.quota, seed)
         centres = [(c, z.mean(0)) for c, z in codes.codes_by_class(work, data, self.classes).items()]
         draws = generator(seed, "noise of codes")
-        found, labels = codes.recognised(work, centres, self.sigma, self.quota, self.tries, draws)
-        return {"codes": found, "labels": torch.tensor(labels).to(data.y)}
+        kept, labels = codes.recognised(work, centres, self.sigma, self.quota, self.tries, draws)
+        return {"codes": kept, "labels": torch.tensor(labels).to(data.y)}
 
     def _private_means(self, work: Work, data: ClientData, seed: int) -> tuple[dict[str, Tensor], Release]:
         """What a client gives with privacy sound: one noisy mean of each class, by the server's encoder."""

@@ -24,7 +24,7 @@ from fedcommons.seeds import generator, set_default_generator
 from fedcommons.tensors import Flat
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Steps:
     """Constants of the steps on the pixels; see ``FedDM``."""
 
@@ -40,10 +40,11 @@ class Steps:
 def match(
     work: Work, x: Flat, data: ClientData, rows: Mapping[int, Tensor], images: Tensor, how: Steps, seed: int
 ) -> tuple[Tensor, list[Tensor], Release | None]:
-    """The images after all steps down the sum of L_c(w), w drawn around x for each; the losses on the way.
+    """Step down the sum of L_c(w) over the images' pixels, with a new w around x in each step.
 
-    data: as the network sees them; rows: of each class; images: (k ipc, ...) to start from. Under DP-SGD there are no
-    losses, and the third is what protects the steps: all of them at the smallest class's q; None if two differ in it.
+    data: examples as the network sees them; rows: of each class; images: (k ipc, ...) to start from.
+    Returns (images, losses, protection). losses: of each step; none under DP-SGD. protection: all steps as one release,
+    at the smallest class's q; None without DP-SGD, or if two steps were protected differently.
     """
     module, head, dp = work.module, Head(work.module), work.loop.dp
     steps = ceil(how.iterations * work.share - 1e-9)  # a late client's are fewer
@@ -51,7 +52,7 @@ def match(
     optimizer = torch.optim.SGD([images.requires_grad_()], how.lr, how.momentum)
     weights, noise = generator(seed, "around the model"), generator(seed, "noise level")
     drawn, mine = batches(rows, how.batch_size, steps, seed, data.x.device)
-    found, protections = [], set[Release]()
+    history, protections = [], set[Release]()
     with onednn(work.loop.onednn), head.watched():
         see_statistics(work, x, data.x, how.batch_size, seed)
         module.eval()
@@ -63,7 +64,7 @@ def match(
                     weight = None if data.weight is None else data.weight[drawn[step]]
                     target = means(features(module, head, data.x[drawn[step]]), mine, weight)
                 loss = losses(u, target).sum()
-                found.append(loss.detach())
+                history.append(loss.detach())
                 (gradient,) = torch.autograd.grad(loss, images)
                 if how.sigma:
                     gradient = with_level(gradient, taken, how.sigma, how.clip, noise)
@@ -76,9 +77,9 @@ def match(
             images.grad = gradient
             optimizer.step()
     if len(protections) != 1:
-        return images.detach(), found, None
+        return images.detach(), history, None
     q = max(DPSGD.sampling_rate(len(of), how.batch_size) for of in rows.values())
-    return images.detach(), found, replace(protections.pop(), q=q, steps=steps)
+    return images.detach(), history, replace(protections.pop(), q=q, steps=steps)
 
 
 def is_owned(counts: Tensor, least: int) -> Tensor:
@@ -90,8 +91,8 @@ def is_owned(counts: Tensor, least: int) -> Tensor:
 def owned(y: Tensor, least: int) -> dict[int, Tensor]:
     """Rows of each class that a client with these labels sends, by class."""
     labels = y.cpu()
-    found = is_owned(torch.bincount(labels).unsqueeze(0), least)[0].nonzero()[:, 0].tolist()
-    return {label: (labels == label).nonzero()[:, 0] for label in found}
+    classes = is_owned(torch.bincount(labels).unsqueeze(0), least)[0].nonzero()[:, 0].tolist()
+    return {label: (labels == label).nonzero()[:, 0] for label in classes}
 
 
 def first(data: ClientData, rows: Mapping[int, Tensor], ipc: int, real: bool, seed: int) -> Tensor:

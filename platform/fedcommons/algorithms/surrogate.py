@@ -27,7 +27,7 @@ class ServerSGD:
     weight_decay: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Surrogate:
     """What the server minimises, from ``model``, in ``round``.
 

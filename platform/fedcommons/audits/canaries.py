@@ -94,7 +94,7 @@ def _data(there: np.ndarray) -> ClientData:
     return ClientData(torch.arange(len(there)), torch.from_numpy(there).float())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Verdict:
     """What was found. reported: the release's epsilon, None where it is uncovered. bounds: by kind of score.
 
@@ -148,12 +148,12 @@ def audit(loop: LocalSGD, seed: int, m: int = 1000, delta: float = 1e-5) -> Verd
     level = 1 - (1 - CONFIDENCE) / len(scores)
     spent = one.spent
     return Verdict(
-        composed(((spent.q, spent.sigma, spent.steps),), delta) if spent.covered else None,
-        {kind: by_scores(score, inside, m // 4, delta, level) for kind, score in scores.items()},
-        _influence(loop, seed),
-        spent.sensitivity / loop.dp.clip,
-        (len(one.sums), spent.steps),
-        _sizes(np.concatenate([one.sizes, other.sizes]), m, spent.q),
+        reported=composed(((spent.q, spent.sigma, spent.steps),), delta) if spent.covered else None,
+        bounds={kind: by_scores(score, inside, m // 4, delta, level) for kind, score in scores.items()},
+        sensitivity=_influence(loop, seed),
+        stated=spent.sensitivity / loop.dp.clip,
+        steps=(len(one.sums), spent.steps),
+        batches=_sizes(np.concatenate([one.sizes, other.sizes]), m, spent.q),
     )
 
 
@@ -206,5 +206,5 @@ def audit_method(algorithm: Algorithm, loop: LocalSGD, seed: int, m: int = 1000,
 
 def _vector(reply: Reply, name: str) -> np.ndarray:
     """A tensor of a reply as one row of numbers; none where the reply has no such tensor."""
-    found = {**reply.sums, **reply.each}.get(name)
-    return np.zeros(0) if found is None else numbers(found).double().flatten().numpy()
+    tensor = {**reply.sums, **reply.each}.get(name)
+    return np.zeros(0) if tensor is None else numbers(tensor).double().flatten().numpy()

@@ -37,21 +37,22 @@ def embedding(module: nn.Module) -> Embedding:
 
     def points(x: Tensor) -> Tensor:
         module.eval()
-        found = []
+        parts = []
         with torch.no_grad(), head.watched():
             for part in x.split(256):
                 module(part)
-                found.append(head.inputs.flatten(1).double())
-        return torch.cat(found)
+                parts.append(head.inputs.flatten(1).double())
+        return torch.cat(parts)
 
     return points
 
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """What a client contributes (``made``), what that was made from (``seen``), and images of neither kind.
+    """What a client contributes (``made``), what that was made from (``seen``), and images that were not seen.
 
-    held_out: (m,) drawn of those that were not seen. matched: (m,) rows of ``seen``, as many of each class.
+    held_out: m images drawn from those that were not seen. matched: (m,) rows of ``seen``, of each class as many as
+    there are held-out images.
     """
 
     client: int
@@ -84,18 +85,20 @@ def subject(client: int, made: Examples, seen: Examples, unseen: Examples, seed:
 
 def closest(points: Tensor, records: Tensor, chunk: int = 512) -> tuple[Tensor, Tensor]:
     """Euclidean distance (n,) to the closest record, and its row, by matrix products of ``chunk`` points."""
-    found = [torch.cdist(p, records, compute_mode="use_mm_for_euclid_dist").min(1) for p in points.split(chunk)]
-    return torch.cat([f.values for f in found]), torch.cat([f.indices for f in found])
+    nearest = [torch.cdist(p, records, compute_mode="use_mm_for_euclid_dist").min(1) for p in points.split(chunk)]
+    return torch.cat([f.values for f in nearest]), torch.cat([f.indices for f in nearest])
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Compared:
     """The distances of one client's k made images in one space.
 
-    to_seen, closest_seen: (k,) to the closest of all seen images, and which that is; to_matched, to_held_out: (k,) to
-    the closest of both sets of m; record: (k,) number of the closest of both together; limit: below it an image is a
-    near-copy, as a fresh one of the true distribution is with probability ``expected`` at most; hit: (2m,) whether a
-    made image is that near to a matched or, from m on, to a held-out image.
+    to_seen: (k,) distance to the closest of all n seen images; closest_seen: (k,) the number of that image.
+    to_matched, to_held_out: (k,) distance to the closest of the m matched seen images, and of the m held-out ones.
+    record: (k,) the number of the closest of these 2m: 0 to m - 1 are matched, m to 2m - 1 held out.
+    limit: a made image is a near-copy if its distance to a seen one is below this.
+    expected: largest probability that a fresh image of the true distribution is below the limit.
+    hit: (2m,) whether some made image is nearer than the limit to this one of the 2m, numbered as in ``record``.
     """
 
     of: Subject
@@ -119,27 +122,37 @@ class Compared:
         return (self.to_matched < self.to_held_out) + (self.to_matched == self.to_held_out) / 2
 
 
-def compare(one: Subject, space: Embedding, flip: bool = False) -> Compared:
+def compare(one: Subject, embed: Embedding, flip: bool = False) -> Compared:
     """Measure one client's images in a space; ``flip``: a mirrored image is as near as the image.
 
     The limit is the j-th smallest of the m distances from held-out to seen images, j = max(1, floor(0.01 (m + 1))).
-    A fresh image of their distribution is below it with probability j/(m + 1) at most, whatever the distribution is.
+    A fresh image of the same distribution is nearer with probability j/(m + 1) at most, whatever the distribution is.
     """
 
     def records(x: Tensor) -> Tensor:
-        return space(torch.cat([x, x.flip(-1)]) if flip else x)
+        return embed(torch.cat([x, x.flip(-1)]) if flip else x)
 
-    made, held = space(one.made.x), space(one.held_out.x)
+    drawn, held = embed(one.made.x), embed(one.held_out.x)
     seen, fresh = records(one.seen.x), records(one.held_out.x)
     near, m = records(one.seen.x[one.matched]), len(one.held_out)
     j = max(1, int(NEAR * (m + 1)))
     limit = float(closest(held, seen)[0].sort().values[j - 1])
-    to_seen, of_seen = closest(made, seen)
-    (to_matched, first), (to_held_out, second) = closest(made, near), closest(made, fresh)
+    to_seen, of_seen = closest(drawn, seen)
+    (to_matched, first), (to_held_out, second) = closest(drawn, near), closest(drawn, fresh)
     record = torch.where(to_matched <= to_held_out, first % m, m + second % m)
-    hit = [closest(r, made)[0].view(-1, m).min(0).values < limit for r in (near, fresh)]
+    hit = [closest(r, drawn)[0].view(-1, m).min(0).values < limit for r in (near, fresh)]
     of_seen = of_seen % len(one.seen)
     to_seen, of_seen, to_matched, to_held_out, record = (
         t.numpy() for t in (to_seen, of_seen, to_matched, to_held_out, record)
     )
-    return Compared(one, to_seen, of_seen, to_matched, to_held_out, record, limit, j / (m + 1), torch.cat(hit).numpy())
+    return Compared(
+        of=one,
+        to_seen=to_seen,
+        closest_seen=of_seen,
+        to_matched=to_matched,
+        to_held_out=to_held_out,
+        record=record,
+        limit=limit,
+        expected=j / (m + 1),
+        hit=torch.cat(hit).numpy(),
+    )

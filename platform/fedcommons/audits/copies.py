@@ -2,8 +2,8 @@
 
 Each client's images are compared with those that its generator saw and with as many held-out ones of the same classes,
 in pixels and in a feature space (``closeness``). If nothing was memorised, seen and held-out images may be exchanged.
-Then a made image is closer to a seen one than to any held-out one with probability 1/2, and whether an image has a made
-one near to it does not depend on which of both it is.
+Then a made image is closer to a seen image than to any held-out one with probability 1/2, and a seen image has a made
+one near to it as probably as a held-out image has.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,18 +30,20 @@ def clopper_pearson(share: float, n: float, confidence: float = 0.95) -> tuple[f
     return low, float(beta.ppf(1 - tail, k + 1, n - k)) if k < n else 1.0
 
 
-def facts(found: Sequence[Compared], label: int | None = None) -> dict[str, Any] | None:
+def facts(compared: Sequence[Compared], label: int | None = None) -> dict[str, Any] | None:
     """What these comparisons say, of the made images of all classes or of one; None where there is no such image.
 
-    ``closer``: the share of images that are closer to a seen than to a held-out one; with ``low`` and ``high``, for
-    which images with the same closest record count together (k^2 / sum_r k_r^2 of them), as chance decides about them
-    together. ``near_copies``: images below the limit, ``expected`` of fresh ones at most; ``identical``: at distance 0.
-    ``copied`` and ``control``: seen and held-out images that some made image is as near to. ``memorised``: more
-    than chance explains.
+    ``images``: k, the number of made images. ``closer``: the share of them that is closer to a seen image than to any
+    held-out one; ``low``, ``high``: its 95 % interval. Chance decides at once about the k_r images whose closest record
+    is r, so the interval is that of k^2 / sum_r k_r^2 independent images.
+    ``near_copies``: made images below the limit; ``expected``: how many fresh images would be, at most; ``identical``:
+    made images at distance 0. ``copied``, ``control``: seen and held-out images to which a made image is nearer than
+    the limit. ``to_seen``, ``to_held_out``: medians of the distances to the closest matched and held-out image.
+    ``memorised``: whether this is more than chance explains.
     """
     from scipy.stats import binomtest
 
-    masks = [c.of.made.y.numpy() == label if label is not None else np.full(len(c.near), True) for c in found]
+    masks = [c.of.made.y.numpy() == label if label is not None else np.full(len(c.near), True) for c in compared]
     k = sum(int(mask.sum()) for mask in masks)
     if not k:
         return None
@@ -49,11 +51,11 @@ def facts(found: Sequence[Compared], label: int | None = None) -> dict[str, Any]
     def of(values: Sequence[np.ndarray]) -> np.ndarray:
         return np.concatenate([value[mask] for value, mask in zip(values, masks, strict=True)])
 
-    closer = float(of([c.closer for c in found]).mean())
-    together = np.concatenate([np.bincount(c.record[mask]) for c, mask in zip(found, masks, strict=True)])
+    closer = float(of([c.closer for c in compared]).mean())
+    together = np.concatenate([np.bincount(c.record[mask]) for c, mask in zip(compared, masks, strict=True)])
     independent = k**2 / float(np.sum(together.astype(float) ** 2))
     low, high = clopper_pearson(closer, independent)
-    sides = [_hits(c, label) for c in found]
+    sides = [_hits(c, label) for c in compared]
     copied, control = sum(s[0] for s in sides), sum(s[1] for s in sides)
     chance = binomtest(copied, copied + control, alternative="greater").pvalue if copied + control else 1.0
     return {
@@ -61,13 +63,13 @@ def facts(found: Sequence[Compared], label: int | None = None) -> dict[str, Any]
         "closer": closer,
         "low": low,
         "high": high,
-        "near_copies": int(of([c.near for c in found]).sum()),
-        "expected": sum(c.expected * int(mask.sum()) for c, mask in zip(found, masks, strict=True)),
-        "identical": int((of([c.to_seen for c in found]) == 0).sum()),
+        "near_copies": int(of([c.near for c in compared]).sum()),
+        "expected": sum(c.expected * int(mask.sum()) for c, mask in zip(compared, masks, strict=True)),
+        "identical": int((of([c.to_seen for c in compared]) == 0).sum()),
         "copied": copied,
         "control": control,
-        "to_seen": float(np.median(of([c.to_matched for c in found]))),
-        "to_held_out": float(np.median(of([c.to_held_out for c in found]))),
+        "to_seen": float(np.median(of([c.to_matched for c in compared]))),
+        "to_held_out": float(np.median(of([c.to_held_out for c in compared]))),
         "memorised": clopper_pearson(closer, independent, 1 - 2 * ALARM)[0] > 0.5 or float(chance) < ALARM,
     }
 
@@ -94,20 +96,20 @@ class Audit:
     def near(self) -> dict[int, np.ndarray]:
         """By client: which of its images are near-copies in any space."""
         masks: dict[int, np.ndarray] = {}
-        for found in self.compared.values():
-            for c in found:
+        for of_space in self.compared.values():
+            for c in of_space:
                 masks[c.of.client] = c.near | masks.get(c.of.client, np.full(len(c.near), False))
         return masks
 
     def record(self) -> dict[str, Any]:
         """Plain values: for each space the ``facts`` of all, of each client and of each class."""
-        return {name: _of_space(found) for name, found in self.compared.items()}
+        return {name: _of_space(of_space) for name, of_space in self.compared.items()}
 
 
-def _of_space(found: Sequence[Compared]) -> dict[str, Any]:
-    labels = sorted({int(y) for c in found for y in c.of.made.y.unique()})
+def _of_space(compared: Sequence[Compared]) -> dict[str, Any]:
+    labels = sorted({int(y) for c in compared for y in c.of.made.y.unique()})
     return {
-        "all": facts(found),
-        "clients": {str(c.of.client): facts([c]) for c in found if len(c.near)},
-        "classes": {str(label): facts(found, label) for label in labels},
+        "all": facts(compared),
+        "clients": {str(c.of.client): facts([c]) for c in compared if len(c.near)},
+        "classes": {str(label): facts(compared, label) for label in labels},
     }

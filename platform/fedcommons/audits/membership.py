@@ -38,8 +38,8 @@ class Losing(Protocol):
 
 def by_pool(generator: Generator, weights: Weights, images: Examples, n_classes: int, seed: int) -> np.ndarray:
     """Minus the distance to the closest of as many drawn images of the same labels: the attack of who has the pool."""
-    made = generator.sample(weights, tuple(images.x.shape[1:]), n_classes, images.y, seed)
-    return -closest(pixels(images.x), pixels(made))[0].numpy()
+    drawn = generator.sample(weights, tuple(images.x.shape[1:]), n_classes, images.y, seed)
+    return -closest(pixels(images.x), pixels(drawn))[0].numpy()
 
 
 def by_loss(generator: Generator, weights: Weights, images: Examples, n_classes: int, seed: int) -> np.ndarray:
@@ -67,14 +67,14 @@ def scores(
     flip: bool = False, say: Callable[[str], None] = lambda _: None,
 ) -> list[np.ndarray]:  # fmt: skip
     """Train a generator on each half and score all images: (K, n) for each kind of score. ``seed``: of everything."""
-    found: list[list[np.ndarray]] = [[] for _ in by]
+    by_kind: list[list[np.ndarray]] = [[] for _ in by]
     for k, mask in enumerate(inside):
         say(f"shadow generator {k + 1}/{len(inside)}")
         own, epochs = seed_for(seed, "shadow generator", k), generator.epochs
         weights = generator.fit(images[mask], n_classes, own, {epochs}, flip=flip)[epochs].weights
-        for kind, score in zip(found, by, strict=True):
+        for kind, score in zip(by_kind, by, strict=True):
             kind.append(score(generator, weights, images, n_classes, seed_for(seed, "score")))
-    return [np.stack(kind) for kind in found]
+    return [np.stack(kind) for kind in by_kind]
 
 
 def likelihood_ratios(scores: np.ndarray, inside: np.ndarray) -> np.ndarray:
@@ -92,7 +92,7 @@ def likelihood_ratios(scores: np.ndarray, inside: np.ndarray) -> np.ndarray:
     return ((scores - means[1]) ** 2 - (scores - means[0]) ** 2) / (2 * variance)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Attack:
     """How well the ratios tell members from others. fpr, tpr: the ROC curve, both from 0 to 1."""
 
@@ -124,7 +124,14 @@ def attack(ratios: np.ndarray, inside: np.ndarray, seed: int, draws: int = 400) 
     aucs = [auc(*roc(ratios[:, rows].ravel(), inside[:, rows].ravel())) for rows in some]
     low, high = (float(q) for q in np.quantile(aucs, [0.025, 0.975]))
     at = float(tpr[fpr <= 0.01].max())
-    return Attack(fpr, tpr, auc(fpr, tpr), (low, high), at, clopper_pearson(at, n / 2))
+    return Attack(
+        fpr=fpr,
+        tpr=tpr,
+        auc=auc(fpr, tpr),
+        auc_interval=(low, high),
+        tpr_at=at,
+        tpr_interval=clopper_pearson(at, n / 2),
+    )
 
 
 def roc(values: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,10 +1,11 @@
 """A lower bound on a generator's epsilon from one training, with canaries among its images (``lower_bound``).
 
-A coin decides whether a canary is trained on. Where it is not, n is one smaller; the bound takes n as public, as the
-ledger does, so it is off by what q = B/n changes from one image.
+A coin decides whether a canary is trained on. Without it there is one image less, n - 1. The bound takes n as public,
+as the ledger does; so it is off by as much as one image changes q = B/n.
 
-Canaries are unseen images as they are. On generators of digits they told more than mislabelled or inverted ones: a
-network hardly looks at the label while it removes noise, and it learns inverted images alike, seen or not.
+Canaries are images that the generator did not see, as they are. On generators of digits they told more than images with
+a wrong label or inverted ones: a network that removes noise hardly looks at the label, and it does not learn inverted
+images better for having seen them.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from fedcommons.generators.generator import Generator, Receipt, Weights
 from fedcommons.seeds import numpy_generator, seed_for
 
 LOOKS = 4
-"""Scores are means over so many draws of the times and noise, or of the pool, that they are measured with."""
+"""A canary's score is a mean over so many draws: of times and noise, or of the pool, whichever the score uses."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,10 @@ def bound(
     generator: Generator, examples: Examples, canaries: Examples, n_classes: int, seed: int, by: Score, *,
     delta: float = 1e-5, reference: bool = True,
 ) -> Bounded:  # fmt: skip
-    """Train on the examples and half of the canaries; guess of the m/4 with the highest scores that they were in.
+    """Train on the examples and half of the m canaries, and guess which ones: the m/4 with the highest scores.
 
-    ``reference``: from each score that under a generator is subtracted that has seen no canary, as some images are
-    easier than others. Scores are compared within classes.
+    Scores are compared within classes. ``reference``: a second generator is trained without canaries, and its scores
+    are subtracted, as some images are easier than others.
     """
     m = len(canaries)
     inside, epochs = coins(m, numpy_generator(seed, "coins")), generator.epochs

@@ -21,29 +21,29 @@ WHY = "near-copies were withheld by a look at the data that it was made from"
 
 
 def subjects(
-    dealt: Dealt, needs: Sequence[Need], others: Examples, made: Sequence[Examples] | None = None
+    dealt: Dealt, needs: Sequence[Need], others: Examples, contributed: Sequence[Examples] | None = None
 ) -> list[Subject]:
     """Each client beside held-out images: those of its own that its generator did not see, and ``others``.
 
-    made: what the clients contribute; nothing where that is not known yet.
+    contributed: what each client contributes; nothing where that is not known yet.
 
     Raises:
         UserError: a client has no held-out images of its classes.
     """
-    found = []
+    result = []
     for i, need in enumerate(needs):
         own = dealt.own.store[dealt.own.rows[need.client]]
         mine = own[_unseen(own, need.examples)]
         unseen = Examples(torch.cat([mine.x, others.x]), torch.cat([mine.y, others.y]))
-        images = need.examples[:0] if made is None else made[i]
-        found.append(subject(need.client, images, need.examples, unseen, dealt.seed))
-    return found
+        images = need.examples[:0] if contributed is None else contributed[i]
+        result.append(subject(need.client, images, need.examples, unseen, dealt.seed))
+    return result
 
 
 def _unseen(own: Examples, seen: Examples) -> np.ndarray:
     """Which of these examples are not among those that were seen; compared by content, as any stage may choose them."""
-    known = {x.numpy().tobytes() for x in seen.x}
-    return np.array([x.numpy().tobytes() not in known for x in own.x], bool)
+    contents = {x.numpy().tobytes() for x in seen.x}
+    return np.array([x.numpy().tobytes() not in contents for x in own.x], bool)
 
 
 def spaces(module: LightningModule) -> dict[str, Embedding]:
@@ -62,13 +62,16 @@ class PoolAudit:
     @property
     def facts(self) -> dict[str, Any]:
         """For the summary: the findings for all clients together."""
-        return {**{name: found["all"] for name, found in self.record.items()}, "withheld": sum(self.withheld.values())}
+        return {
+            **{name: of_space["all"] for name, of_space in self.record.items()},
+            "withheld": sum(self.withheld.values()),
+        }
 
     @property
     def told(self) -> str:
         """One sentence for the screen."""
         p = next(iter(self.record.values()))["all"]
-        verdict = [name for name, found in self.record.items() if found["all"] and found["all"]["memorised"]]
+        verdict = [name for name, of_space in self.record.items() if of_space["all"] and of_space["all"]["memorised"]]
         if p is None:
             return "audit: no client contributes an image."
         return (
@@ -95,15 +98,15 @@ def audited(
     """
     mine = {need.client: np.flatnonzero((contributed.owners == need.client) & _made(dealt, contributed))
             for need in needs}  # fmt: skip
-    made = [contributed.store[contributed.rows[at]] for at in mine.values()]
-    found = audit(subjects(dealt, needs, others, made), spaces(module), dealt.flip)
+    contributions = [contributed.store[contributed.rows[at]] for at in mine.values()]
+    compared = audit(subjects(dealt, needs, others, contributions), spaces(module), dealt.flip)
     kept, withheld = np.full(len(contributed.rows), True), dict.fromkeys(mine, 0)
     if withhold:
-        for client, near in found.near().items():
+        for client, near in compared.near().items():
             kept[mine[client][near]] = False
             withheld[client] = int(near.sum())
     rest = replace(contributed, rows=contributed.rows[kept], owners=contributed.owners[kept])
-    return PoolAudit(rest, found.record(), withheld)
+    return PoolAudit(rest, compared.record(), withheld)
 
 
 def _made(dealt: Dealt, contributed: Contributions) -> np.ndarray:

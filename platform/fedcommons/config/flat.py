@@ -108,14 +108,14 @@ def full_names(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def generates(setting: str) -> bool:
-    """Whether this sharing stage needs a generator from every client."""
+    """Whether every client trains a generator for this sharing stage."""
     return parts.defines("sharing", setting, "needs")
 
 
 def choose(values: Mapping[str, Any], beside: Collection[str] = ()) -> Experiment:
-    """The experiment that these dotted fields describe; fields of parts that are not chosen go to its ``beside``.
+    """The experiment that these dotted fields describe. Its ``beside`` gets the fields of parts that are not chosen.
 
-    beside: allowed names of fields of one's own parts that are not chosen.
+    beside: names that no part of the package has and that are allowed all the same: fields of the user's own parts.
 
     Raises:
         UserError: a part cannot be found, or no part has a field.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and a prediction needs none
     from fedcommons.convergence.laboratory import Estimate
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Probed:
     """The parameters at one model; ``gradient_sq``: ||grad f||^2; sigma^2 is per sample."""
 
@@ -53,12 +53,12 @@ class Prediction:
     high: float
 
 
-def probed(found: "Mapping[str, Estimate]") -> list[Probed]:
+def probed(estimates: "Mapping[str, Estimate]") -> list[Probed]:
     """The parameters as found, then variants with one parameter at an end of its interval; none is below zero."""
     names = Probed.__dataclass_fields__
-    central = Probed(**{name: max(found[name].value, 0.0) for name in names})
-    uncertain = [name for name in names if found[name].standard_error]
-    ends = [(name, end) for name in uncertain for end in found[name].interval]
+    central = Probed(**{name: max(estimates[name].value, 0.0) for name in names})
+    uncertain = [name for name in names if estimates[name].standard_error]
+    ends = [(name, end) for name in uncertain for end in estimates[name].interval]
     return [central, *(replace(central, **{name: max(end, 0.0)}) for name, end in ends)]
 
 

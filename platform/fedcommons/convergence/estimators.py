@@ -70,7 +70,7 @@ class Part:
         return ClientData(examples.x[rows], examples.y[rows], weight)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Moments:
     """Moments of the per-sample gradients of N sets of examples at one model.
 
@@ -165,8 +165,8 @@ class Direction:
 
 def delta_sq(own: Moments, pool: Moments) -> float:
     """delta^2 = ||g - g~||^2, the shift of the pool."""
-    found = sq_norm(own.mean - pool.pooled)
-    return found - own.v_of_mean - pool.v_of_pooled
+    shift = sq_norm(own.mean - pool.pooled)
+    return shift - own.v_of_mean - pool.v_of_pooled
 
 
 def mixed(own: Moments, pool: Moments, p: float) -> tuple[float, float]:
@@ -192,14 +192,14 @@ def moments(
     sizes, rows, sq, sq_mean, v = np.concatenate(scalars).T
     mean = sums["gradient"].div_(n_sets)
     pooled = sums["pooled"].div_(sizes.sum()) if "pooled" in sums else mean
-    return Moments(mean, pooled, sizes, rows, sq, sq_mean, v)
+    return Moments(mean=mean, pooled=pooled, sizes=sizes, rows=rows, sq=sq, sq_mean=sq_mean, v=v)
 
 
-def zeta_sq_of_each(executor: Executor, at: ModelTask, which: str, found: Moments, blocks: int) -> np.ndarray:
-    """(N,) ||g_i - g||^2, by a second pass in which clients get g; ``found``: the moments of all the data."""
-    jobs = [(which, ids) for ids in cut(range(len(found.sq)), blocks)]
-    along = np.concatenate(executor.map(along_of_block, Direction(at, found.mean), jobs))
-    return found.sq - 2 * along + sq_norm(found.mean)
+def zeta_sq_of_each(executor: Executor, at: ModelTask, which: str, moments: Moments, blocks: int) -> np.ndarray:
+    """(N,) ||g_i - g||^2, by a second pass in which clients get g; ``moments``: of all the data."""
+    jobs = [(which, ids) for ids in cut(range(len(moments.sq)), blocks)]
+    along = np.concatenate(executor.map(along_of_block, Direction(at, moments.mean), jobs))
+    return moments.sq - 2 * along + sq_norm(moments.mean)
 
 
 def along_of_block(worker: Worker, task: Direction, job: tuple[str, list[int]]) -> list[float]:
@@ -242,10 +242,10 @@ def clients_of(run: RunData, which: str) -> Clients:
     Raises:
         ValueError: the pool is asked for and there is none.
     """
-    found = {"own": run.own, "train": run.clients, "pool": run.pool}[which]
-    if found is None:
+    clients = {"own": run.own, "train": run.clients, "pool": run.pool}[which]
+    if clients is None:
         raise ValueError("nothing is in the commons: without a pool there is no delta^2, sigma~_avg^2 or mixture")
-    return found
+    return clients
 
 
 def drawn(at: ModelTask, which: str, client: int, part: Part | None) -> int:

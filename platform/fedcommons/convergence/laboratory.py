@@ -64,12 +64,12 @@ class Laboratory:
     def measure(self, at: ModelTask, hessians: bool = False) -> dict[str, Estimate]:
         """The parameters at this model; ``hessians``: also the values called L, which cost hundreds of passes."""
         if self.samples is None or not self.subsampled:
-            found = self._gradients(at, None) | (self._hessians(at, None) if hessians else {})
-            return {name: Estimate(value) for name, value in found.items()}
-        found = [self._gradients(at, Part(self.samples, k, self.seed)) for k in range(PARTS)]
+            values = self._gradients(at, None) | (self._hessians(at, None) if hessians else {})
+            return {name: Estimate(value) for name, value in values.items()}
+        values = [self._gradients(at, Part(self.samples, k, self.seed)) for k in range(PARTS)]
         means = {
-            name: Estimate(fmean(f[name] for f in found), stdev(f[name] for f in found) / PARTS**0.5)
-            for name in found[0]
+            name: Estimate(fmean(f[name] for f in values), stdev(f[name] for f in values) / PARTS**0.5)
+            for name in values[0]
         }
         every = self._hessians(at, Part(self.samples, None, self.seed)) if hessians else {}
         return means | {name: Estimate(value) for name, value in every.items()}
@@ -94,7 +94,7 @@ class Laboratory:
         own = self.moments(at, "own", part)
         same = self.data.clients is self.data.own
         train = own if same else self.moments(at, "train", part)
-        found = {
+        values = {
             "gradient_sq": own.sq_of_mean,
             "zeta_sq": own.zeta_sq,
             "zeta_hat_sq": train.zeta_sq,
@@ -105,23 +105,23 @@ class Laboratory:
         if self.data.pool is not None:
             pool, p = self.moments(at, "pool", part), self.p
             shift, noise = delta_sq(own, pool), pool.sigma_avg_sq
-            found["zeta_mix_sq"], found["sigma_mix_sq"] = mixed(own, pool, p)
-            found |= {
+            values["zeta_mix_sq"], values["sigma_mix_sq"] = mixed(own, pool, p)
+            values |= {
                 "sigma_pool_sq": noise,
                 "delta_sq": shift,
                 "zeta_lemma1_sq": lemma1.zeta_sq(p, own.zeta_sq),
                 "sigma_lemma1_sq": lemma1.sigma_sq(p, own.sigma_sq, noise, own.zeta_sq, shift),
             }
-        return found
+        return values
 
     def _hessians(self, at: ModelTask, part: Part | None) -> dict[str, float]:
-        found = {"L_max": max(self._each(at, "own", part))}
+        values = {"L_max": max(self._each(at, "own", part))}
         same = self.data.clients is self.data.own
-        found["L_p"] = found["L_max"] if same else max(self._each(at, "train", part))
+        values["L_p"] = values["L_max"] if same else max(self._each(at, "train", part))
         if self.data.pool is not None:
-            found["L_pool"] = smoothness(self.executor, at, "pool", self._sets("pool"), self.blocks, part)
-            found["L_lemma1"] = lemma1.smoothness(self.p, found["L_max"], found["L_pool"])
-        return found
+            values["L_pool"] = smoothness(self.executor, at, "pool", self._sets("pool"), self.blocks, part)
+            values["L_lemma1"] = lemma1.smoothness(self.p, values["L_max"], values["L_pool"])
+        return values
 
     def _each(self, at: ModelTask, which: str, part: Part | None) -> list[float]:
         return smoothness_of_each(self.executor, at, which, self._sets(which), self.blocks, part)

@@ -40,8 +40,8 @@ def gradients(module: LightningModule, batch: Batch) -> tuple[Tensor, Tensor]:
     """
     module.eval()
     require_apart(module)
-    if has_closed_forms(module) and (found := _all_at_once(module, batch)):
-        return found
+    if has_closed_forms(module) and (result := _all_at_once(module, batch)):
+        return result
     return _one_by_one(module, batch)
 
 
@@ -119,8 +119,8 @@ def _all_at_once(module: LightningModule, batch: Batch) -> tuple[Tensor, Tensor]
     uses = _uses(loss)
     if Counter(seen) != Counter(layers) or any(uses[id(p)] != 1 for p in parameters):
         return None  # a layer is called twice or never, or a parameter is used outside its layer
-    found = torch.autograd.grad(loss, [*parameters, *outputs], allow_unused=True)
-    of_parameters, of_outputs = found[: len(parameters)], found[len(parameters) :]
+    result = torch.autograd.grad(loss, [*parameters, *outputs], allow_unused=True)
+    of_parameters, of_outputs = result[: len(parameters)], result[len(parameters) :]
     sq_norms = torch.zeros_like(losses)
     for layer, a, g in zip(seen, inputs, of_outputs, strict=True):
         form = _form(layer)
@@ -133,17 +133,17 @@ def _all_at_once(module: LightningModule, batch: Batch) -> tuple[Tensor, Tensor]
 def _uses(loss: Tensor) -> Counter[int]:
     """How often each parameter, by its id, enters the graph of ``loss``."""
     uses: Counter[int] = Counter()
-    found = [loss.grad_fn]
-    seen = set(found)
-    while found:
-        node = found.pop()
+    left = [loss.grad_fn]
+    seen = set(left)
+    while left:
+        node = left.pop()
         for before, _ in node.next_functions if node else ():
             leaf = getattr(before, "variable", None)
             if leaf is not None:
                 uses[id(leaf)] += 1
             elif before not in seen:
                 seen.add(before)
-                found.append(before)
+                left.append(before)
     return uses
 
 

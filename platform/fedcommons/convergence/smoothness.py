@@ -46,7 +46,7 @@ def spectral_norm(
     vector u of H that belongs to it, ||H u - theta u|| = beta |s|, s the last element of theta's eigenvector: some
     eigenvalue of H is no further from theta than that. NaN where a product is not finite.
     """
-    v, before, beta, found = start / start.norm(), torch.zeros_like(start), 0.0, 0.0
+    v, before, beta, eigenvalue = start / start.norm(), torch.zeros_like(start), 0.0, 0.0
     diagonal: list[float] = []
     beside: list[float] = []
     for _ in range(most):
@@ -59,12 +59,12 @@ def spectral_norm(
             return nan
         values, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(beside, -1))  # which reads the lower half
         largest = int(np.abs(values).argmax())
-        found = abs(float(values[largest]))
-        if beta * abs(vectors[-1, largest]) <= tolerance * found:
-            return found
+        eigenvalue = abs(float(values[largest]))
+        if beta * abs(vectors[-1, largest]) <= tolerance * eigenvalue:
+            return eigenvalue
         beside.append(beta)
         v, before = product / beta, v
-    return found
+    return eigenvalue
 
 
 def smoothness(
@@ -94,12 +94,12 @@ def smoothness_of_block(worker: Worker, task: ModelTask, job: tuple[str, list[in
     """L_i of the clients ``ids``, each by an iteration of its own."""
     which, ids, part = job
     task.load(worker.work)
-    found = []
+    norms = []
     for i in ids:
         batches, seed = _batches(worker, which, i, part), drawn(task, which, i, part)
         start = _start(task, i).to(worker.work.device)
-        found.append(spectral_norm(lambda v, b=batches, s=seed: hessian_vector(worker.work.module, b, v, s), start))
-    return found
+        norms.append(spectral_norm(lambda v, b=batches, s=seed: hessian_vector(worker.work.module, b, v, s), start))
+    return norms
 
 
 def products_of_block(worker: Worker, task: Direction, job: tuple[str, list[int], Part | None]) -> Total:

@@ -46,8 +46,8 @@ def composed(spent: Spent, delta: float) -> float:
     if not costs:
         return 0.0
     with _quiet():
-        found = get_privacy_spent(orders=RDPAccountant.DEFAULT_ALPHAS, rdp=list(reduce(np.add, costs)), delta=delta)[0]
-    return max(0.0, float(found))  # the formula is negative if delta alone is more than enough
+        total = get_privacy_spent(orders=RDPAccountant.DEFAULT_ALPHAS, rdp=list(reduce(np.add, costs)), delta=delta)[0]
+    return max(0.0, float(total))  # the formula is negative if delta alone is more than enough
 
 
 @lru_cache(maxsize=4096)
@@ -57,9 +57,9 @@ def epsilon(q: float, sigma: float, steps: int, delta: float, accountant: str = 
 
     if accountant == "rdp" or steps == 0:
         return composed(((q, sigma, steps),), delta)
-    found = create_accountant(accountant)
-    found.history = [(sigma, q, steps)]
-    return max(0.0, float(found.get_epsilon(delta)))
+    counter = create_accountant(accountant)
+    counter.history = [(sigma, q, steps)]
+    return max(0.0, float(counter.get_epsilon(delta)))
 
 
 def require_reachable(target: float, q: float, steps: int, delta: float, accountant: str = "rdp") -> None:

@@ -5,7 +5,7 @@ stays on the server, and ``state["model"]`` is the server model.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
@@ -72,6 +72,7 @@ class Reply:
 
     sums: Payload = field(default_factory=dict)  # added over clients by the engine; ``total`` in merge
     each: Payload = field(default_factory=dict)  # travel singly; in merge's ``replies``
+    _: KW_ONLY
     weight: float = 1.0  # the client's weight in averages; its sums are already multiplied by it
     memory: Payload | None = None  # replaces the client's memory; None leaves it as it was
     metrics: Mapping[str, float | Tensor] = field(default_factory=dict)  # for the log only, not counted in bytes

@@ -302,9 +302,9 @@ def module_with(module: LightningModule, model: Flat, buffers: Flat) -> Lightnin
     if layout_of(own.items()) != model.layout or (inner and layout_of(inner.items()) != buffers.layout):
         raise ValueError("the weights' names or shapes are not the module's")
     with torch.no_grad():
-        for mine, given in ((own, model), (inner, buffers)):
+        for mine, values in ((own, model), (inner, buffers)):
             for name, tensor in mine.items():
-                tensor.copy_(given[name])
+                tensor.copy_(values[name])
     return module
 
 

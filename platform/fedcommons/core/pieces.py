@@ -82,8 +82,8 @@ def prices(algorithm: str, rounds: Sequence[Timed]) -> dict[str, float]:
             "variant more than there are kinds of pieces, and two that differ in each kind."
         )
     scale = 1 / seconds
-    found, _ = nnls(counts * scale[:, None] / largest, np.ones(len(rounds)))
-    return dict(zip(names, (found / largest)[len(groups) :].tolist(), strict=True))
+    scaled_prices, _ = nnls(counts * scale[:, None] / largest, np.ones(len(rounds)))
+    return dict(zip(names, (scaled_prices / largest)[len(groups) :].tolist(), strict=True))
 
 
 def in_seconds(pieces: Mapping[str, float], prices: Mapping[str, float]) -> float:

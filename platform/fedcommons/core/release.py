@@ -4,9 +4,9 @@ q: sampling rate;  sigma: noise multiplier, the noise's standard deviation over 
 change, in L2 norm, that one example makes to the value before noise;  steps: how often the mechanism ran.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import lru_cache
-from math import inf, isfinite
+from math import inf
 
 SAMPLED_GAUSSIAN = "sampled gaussian"
 """The mechanism of Mironov et al. (2019): a Poisson sample with rate q, a sum of bounded norm, Gaussian noise."""
@@ -16,16 +16,20 @@ SAMPLED_GAUSSIAN = "sampled gaussian"
 class Release:
     """Something that left a client, and what protects it; by default nothing.
 
-    client: its number; of a reply's releases the engine fills it in, unless only names are counted (``uncovered``).
-    what: names of a reply's tensors, or of what a client contributes to a commons. mechanism: ``SAMPLED_GAUSSIAN``, or
-    None for no protection. seen: how many of the client's examples were given away by it, as they are or in what was
-    made from them; 0 for updates of a model, which every run sends. commons: whether it was put into a commons, and is
-    no such update; so is all before round 1. why: of an uncovered one, why what was done to it does not count; the
-    ledger says it.
+    client: the client's number. A method leaves it out: the engine fills it in, unless only names are counted
+        (``uncovered``).
+    what: names of the tensors of a reply, or of what a client contributes to a commons.
+    mechanism: ``SAMPLED_GAUSSIAN``, or None for no protection.
+    seen: how many of the client's examples were given away, as they are or in what was made from them. It is 0 for an
+        update of the model, which every run sends.
+    commons: True for what clients put into a commons, as all that leaves them before round 1; False for updates.
+    why: the reason why an uncovered release is not covered although something was done to protect it; the ledger
+        says it.
     """
 
     client: int = -1
     what: tuple[str, ...] = ()
+    _: KW_ONLY
     mechanism: str | None = None
     q: float = 1.0
     sigma: float = 0.0
@@ -47,8 +51,8 @@ class Release:
     @property
     def covered(self) -> bool:
         """Whether an epsilon can be computed: the mechanism is known, has noise, and its sensitivity is bounded."""
-        known = self.mechanism == SAMPLED_GAUSSIAN and 0 < self.q <= 1 and self.steps >= 0
-        return known and isfinite(self.sigma) and self.sigma > 0 and isfinite(self.sensitivity) and self.sensitivity > 0
+        is_gaussian = self.mechanism == SAMPLED_GAUSSIAN and 0 < self.q <= 1 and self.steps >= 0
+        return is_gaussian and 0 < self.sigma < inf and 0 < self.sensitivity < inf
 
 
 UNCOVERED = Release()

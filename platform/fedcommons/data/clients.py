@@ -1,7 +1,7 @@
 """The clients' training data as a lazy sequence: the cost depends on a round's participants, not on all N clients."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import overload
 
 import numpy as np
@@ -30,6 +30,7 @@ class ClientData:
     x: Tensor
     y: Tensor
     weight: Tensor | None = None
+    _: KW_ONLY
     ids: Tensor | None = None
     n_own: float | None = None
     total: float | None = None
@@ -55,7 +56,7 @@ class ClientData:
             total = self.size * share / n
             weight = weight[rows] * (m / share)
         n_own = None if self.n_own is None else self.n_own * m / n
-        return ClientData(self.x[rows], self.y[rows], weight, ids, n_own, total, self.commons)
+        return ClientData(self.x[rows], self.y[rows], weight, ids=ids, n_own=n_own, total=total, commons=self.commons)
 
     @property
     def columns(self) -> tuple[Tensor, ...]:
@@ -169,7 +170,8 @@ class Clients(Sequence[ClientData]):
         ids, store = self.rows.ids(index), self.store
         x, y = store.x.index_select(0, ids), store.y.index_select(0, ids)  # twice as fast as x[ids]
         total = None if self.rows.weight is None else float(self.rows.totals.item(index))
-        return ClientData(x, y, self.rows.weights(index), ids, self.n_own.item(index), total, self.commons)
+        own, commons = self.n_own.item(index), self.commons
+        return ClientData(x, y, self.rows.weights(index), ids=ids, n_own=own, total=total, commons=commons)
 
     @property
     def sizes(self) -> list[int]:

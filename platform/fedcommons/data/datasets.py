@@ -60,7 +60,17 @@ def load(
         rest = rest[:limit]
     augmented = source.augment if augment is None else augment
     rest, flip = train[np.sort(rest)], augmented and source.flip
-    return Dataset(name, source.n_classes, source.mean, source.std, augmented, rest, held, source.test, flip)
+    return Dataset(
+        name=name,
+        n_classes=source.n_classes,
+        mean=source.mean,
+        std=source.std,
+        augment=augmented,
+        train=rest,
+        validation=held,
+        test=source.test,
+        flip=flip,
+    )
 
 
 def digits() -> Source:

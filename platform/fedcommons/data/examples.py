@@ -1,6 +1,6 @@
 """Examples and labels in memory, and a data set of them with its held-out parts."""
 
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
 
@@ -41,11 +41,12 @@ class Source:
     n_classes: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    _: KW_ONLY
     augment: bool = False
     flip: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Dataset:
     """Training, validation and test examples; mean and std per channel of pixels scaled to [0, 1].
 
@@ -70,12 +71,12 @@ class Dataset:
     @cached_property
     def digest(self) -> str:
         """Of the content: names, shapes, types and bytes of x and y of the three parts."""
-        found = blake2b(digest_size=12)
+        hashed = blake2b(digest_size=12)
         for name in ("train", "validation", "test"):
             for which, t in vars(getattr(self, name)).items():
-                found.update(f"{name}.{which} {tuple(t.shape)} {t.dtype}\n".encode())
-                found.update(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-        return found.hexdigest()
+                hashed.update(f"{name}.{which} {tuple(t.shape)} {t.dtype}\n".encode())
+                hashed.update(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        return hashed.hexdigest()
 
 
 def without_images(dataset: Dataset) -> Dataset:

@@ -19,19 +19,19 @@ TEST = 0.2
 """Share of the examples that become the test set if a data set has none."""
 
 
-def source(name: str, given: Any) -> Source:
+def source(name: str, returned: Any) -> Source:
     """What a data set part returned, as tensors.
 
-    given: a ``Source``, a pair (train, test), an object with ``train`` and ``test``, or one set. Of one set a fifth
+    returned: a ``Source``, a pair (train, test), an object with ``train`` and ``test``, or one set. Of one set a fifth
     becomes the test set, drawn with the data set's name as key. A set is (x, y) or a map-style Dataset of (x, y). The
     object may have the attributes n_classes, mean, std and ``normalised``.
 
     Raises:
         UserError: it is none of these, or its examples cannot be used.
     """
-    if isinstance(given, Source):
-        return given
-    sets = _sets(name, given)
+    if isinstance(returned, Source):
+        return returned
+    sets = _sets(name, returned)
     train, test = [_examples(name, part) for part in sets] if len(sets) == 2 else _split(name, sets[0])
     for which, part in (("training", train), ("test", test)):
         if not len(part):
@@ -44,14 +44,14 @@ def source(name: str, given: Any) -> Source:
             f"{tuple(test.x.shape[1:])} {test.x.dtype}."
         )
     highest = 1 + max(int(train.y.max()), int(test.y.max()))
-    n_classes = int(getattr(given, "n_classes", highest))
+    n_classes = int(getattr(returned, "n_classes", highest))
     if highest > n_classes:
         raise UserError(f"data set {name}: n_classes is {n_classes}, and it has label {highest - 1}.")
-    mean, std = getattr(given, "mean", None), getattr(given, "std", None)
+    mean, std = getattr(returned, "mean", None), getattr(returned, "std", None)
     if train.x.is_floating_point():
         if mean is not None and std is not None:
             train, test = (Examples(_normalised(part.x, mean, std), part.y) for part in (train, test))
-        elif not getattr(given, "normalised", False):
+        elif not getattr(returned, "normalised", False):
             _require_normalised(name, train.x)
         return Source(train, test, n_classes, (0.0,), (1.0,))
     if train.x.dtype != torch.uint8:
@@ -62,16 +62,16 @@ def source(name: str, given: Any) -> Source:
     return Source(train, test, n_classes, tuple(mean), tuple(std))
 
 
-def _sets(name: str, given: Any) -> list[Any]:
-    if hasattr(given, "train") and hasattr(given, "test"):
-        return [given.train, given.test]
-    if isinstance(given, tuple) and len(given) == 2 and all(_is_set(part) for part in given):
-        return list(given)
-    if _is_set(given):
-        return [given]
+def _sets(name: str, returned: Any) -> list[Any]:
+    if hasattr(returned, "train") and hasattr(returned, "test"):
+        return [returned.train, returned.test]
+    if isinstance(returned, tuple) and len(returned) == 2 and all(_is_set(part) for part in returned):
+        return list(returned)
+    if _is_set(returned):
+        return [returned]
     raise UserError(
         f"data set {name} must give (x, y), a map-style Dataset, a pair (train, test) of such, or an object with train "
-        f"and test; got {shown(type(given).__name__)}."
+        f"and test; got {shown(type(returned).__name__)}."
     )
 
 

@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 """Where the server's tensors are."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RoundTask:
     """What all blocks of a round have in common."""
 
@@ -65,7 +65,7 @@ Form = tuple[tuple[str, Hashable, torch.dtype], ...]
 """Names, shapes and types of a reply's ``sums``; its ``each`` may differ from client to client."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BlockResult:
     """What a block's clients sent: for each form of reply the float64 sums, and the replies without their sums.
 
@@ -103,17 +103,24 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
             worker.work.share = 1.0  # what the server trains is whole
         up_bytes += reply.nbytes
         releases += _released(reply, client, rows)
-        found = _norm(reply, task.max_norm)
-        if isinstance(found, str):
-            rejected[client] = found
+        size = _norm(reply, task.max_norm)
+        if isinstance(size, str):
+            rejected[client] = size
             continue
         if task.buffers_singly and BUFFERS in reply.each:  # they are sent once and also added to the sums here
             mine = scale(flat(reply.each, BUFFERS), reply.weight)
             reply = replace(reply, sums={**reply.sums, BUFFERS: mine})
-        norms[client], form = found, _form(reply)
+        norms[client], form = size, _form(reply)
         sums.setdefault(form, BlockSum()).add(reply.sums)
         replies[client] = form, _at_rest(reply)
-    return BlockResult({form: s.total for form, s in sums.items()}, replies, norms, rejected, up_bytes, releases)
+    return BlockResult(
+        sums={form: s.total for form, s in sums.items()},
+        replies=replies,
+        norms=norms,
+        rejected=rejected,
+        up_bytes=up_bytes,
+        releases=releases,
+    )
 
 
 def _client(worker: Worker, task: RoundTask, message: Message, memory: Payload, rows: ClientData, seed: int) -> Reply:
@@ -169,7 +176,7 @@ def _at_rest(reply: Reply) -> Reply:
     """The reply without its sums, on the CPU."""
     memory = None if reply.memory is None else to_device(reply.memory, CPU)
     metrics = {name: float(value) for name, value in reply.metrics.items()}
-    return Reply({}, to_device(reply.each, CPU), reply.weight, memory, metrics)
+    return Reply({}, to_device(reply.each, CPU), weight=reply.weight, memory=memory, metrics=metrics)
 
 
 def _form(reply: Reply) -> Form:
@@ -193,10 +200,10 @@ def _norm(reply: Reply, max_norm: float | None) -> float | str:
             values = data(x)
             if not values.is_floating_point():
                 continue
-            if not isfinite(found := norm(values)):
+            if not isfinite(length := norm(values)):
                 return f"{name} {NOT_FINITE}"
             is_update = part is reply.sums and name != BUFFERS and values.dim() > 0
-            (update if is_update else rest).append(found / over)
+            (update if is_update else rest).append(length / over)
     size = hypot(*update)
     if max_norm is not None and size > max_norm:
         return f"its update has norm {size:.4g}, above federation.max_norm {max_norm:g}"

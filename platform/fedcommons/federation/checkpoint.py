@@ -63,8 +63,8 @@ def remove_after(folder: Path, round: int) -> None:
 
 def _checkpoints(folder: Path) -> dict[int, Path]:
     """Round to checkpoint file; files with other names are not ours."""
-    found = {path: re.fullmatch(FILE, path.name) for path in folder.glob("round-*.safetensors")}
-    return {int(match[1]): path for path, match in found.items() if match}
+    matches = {path: re.fullmatch(FILE, path.name) for path in folder.glob("round-*.safetensors")}
+    return {int(match[1]): path for path, match in matches.items() if match}
 
 
 def _remove(checkpoint: Path) -> None:
@@ -91,9 +91,9 @@ def load_latest(
         if before is not None and number >= before:
             continue
         try:
-            found = read_tensors(path)
+            stored = read_tensors(path)
             standing = (
-                _standing(unpack(*found), found[1], ClientMemory() if memory is None else memory) if found else None
+                _standing(unpack(*stored), stored[1], ClientMemory() if memory is None else memory) if stored else None
             )
         except (ValueError, ClientError):
             continue  # cut off while it was written, or damaged; the one before it is whole
@@ -128,4 +128,7 @@ def _standing(payloads: dict[str, Payload], facts: dict[str, Any], memory: Clien
     if not all(type(n) is int and n >= 0 for n in (facts.get("round"), down, up, once, lost)):
         raise ValueError("the facts count rounds and bytes in other than whole numbers")
     traffic = Traffic(down, up, once, lost)
-    return Standing(facts["round"], state, memory.restored(ordered), traffic, buffers, rejected, largest, ledger)
+    return Standing(
+        facts["round"], state, memory.restored(ordered), traffic=traffic, buffers=buffers, rejected=rejected,
+        largest=largest, ledger=ledger,
+    )  # fmt: skip

@@ -61,8 +61,8 @@ def evaluate(executor: Executor, at: ModelTask, sizes: Mapping[str, int]) -> dic
     """
     jobs = [(name, first) for name, n in sizes.items() for first in range(0, n, CHUNK)]
     sums: dict[str, float] = {}
-    for (name, _), found in zip(jobs, executor.map(evaluate_chunk, at, jobs), strict=True):
-        for metric, total in found.items():
+    for (name, _), chunk in zip(jobs, executor.map(evaluate_chunk, at, jobs), strict=True):
+        for metric, total in chunk.items():
             key = f"{name}/{metric}"
             sums[key] = sums.get(key, 0.0) + total
     return {key: total / sizes[key.partition("/")[0]] for key, total in sums.items()}
@@ -78,7 +78,7 @@ def evaluate_clients(executor: Executor, at: ModelTask, n_clients: int) -> dict[
 def evaluate_some_clients(worker: Worker, task: ModelTask, clients: range) -> list[dict[str, float]]:
     """The metrics of these clients, means over each one's own images."""
     task.load(worker.work)
-    found = []
+    means = []
     for client in clients:
         own = worker.data.own[client]
         sums: dict[str, float] = {}
@@ -87,8 +87,8 @@ def evaluate_some_clients(worker: Worker, task: ModelTask, clients: range) -> li
             x, y = own.x[first : first + CHUNK], own.y[first : first + CHUNK]
             for metric, total in judged(worker.work, x, y, 0, worker.data.n_classes).items():
                 sums[metric] = sums.get(metric, 0.0) + total
-        found.append({"n": len(own), **{metric: total / len(own) for metric, total in sums.items()}})
-    return found
+        means.append({"n": len(own), **{metric: total / len(own) for metric, total in sums.items()}})
+    return means
 
 
 def evaluate_chunk(worker: Worker, task: ModelTask, job: tuple[str, int]) -> dict[str, float]:
@@ -135,7 +135,7 @@ def _own_metrics(work: Work, batch: tuple[Tensor, ...], number: int) -> dict[str
         return {}
     with work.logged as logged:
         returned = module.validation_step(batch, number)
-    found = dict(returned) if isinstance(returned, Mapping) else {}
+    metrics = dict(returned) if isinstance(returned, Mapping) else {}
     if isinstance(returned, Tensor):
-        found["loss"] = returned
-    return {**found, **logged.means}
+        metrics["loss"] = returned
+    return {**metrics, **logged.means}

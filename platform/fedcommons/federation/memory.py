@@ -92,8 +92,8 @@ class ClientMemory(Mapping[int, Payload]):
     def _read(self, client: int, name: str) -> Payload:
         assert self.folder is not None
         try:
-            found = read_tensors(self.folder / name)
-            payloads = unpack(*found) if found else None
+            stored = read_tensors(self.folder / name)
+            payloads = unpack(*stored) if stored else None
         except ValueError as error:
             raise ClientError(f"the memory of client {client} cannot be read: {error}") from error
         if not payloads or "memory" not in payloads:

@@ -28,25 +28,25 @@ def counted(before: Mapping[int, Rejected], reasons: Mapping[int, str]) -> dict[
     """``before`` and one more round's rejections; ``reasons``: client to reason."""
     after = dict(before)
     for client, why in reasons.items():
-        known = after.get(client, Rejected(0, why))
-        after[client] = Rejected(known.replies + 1, known.why)
+        earlier = after.get(client, Rejected(0, why))
+        after[client] = Rejected(earlier.replies + 1, earlier.why)
     return after
 
 
 def records(rejected: Mapping[int, Rejected]) -> list[dict[str, Any]]:
     """Plain values for summaries and checkpoints: ``client``, ``replies`` and ``why``, in client order."""
-    return [{"client": client, **asdict(found)} for client, found in sorted(rejected.items())]
+    return [{"client": client, **asdict(rejection)} for client, rejection in sorted(rejected.items())]
 
 
-def read(found: Sequence[Mapping[str, Any]]) -> dict[int, Rejected]:
+def read(records: Sequence[Mapping[str, Any]]) -> dict[int, Rejected]:
     """The inverse of ``records``."""
-    return {int(r["client"]): Rejected(int(r["replies"]), str(r["why"])) for r in found}
+    return {int(r["client"]): Rejected(int(r["replies"]), str(r["why"])) for r in records}
 
 
-def told(found: Sequence[Mapping[str, Any]]) -> str:
+def told(records: Sequence[Mapping[str, Any]]) -> str:
     """A sentence from ``records``: ``3 replies of 1 client were rejected (client 2: its weight is nan)``."""
-    replies, clients = sum(r["replies"] for r in found), len(found)
-    named = [f"client {r['client']}: {r['why']}" for r in found[:NAMED]]
+    replies, clients = sum(r["replies"] for r in records), len(records)
+    named = [f"client {r['client']}: {r['why']}" for r in records[:NAMED]]
     named += [f"and {clients - NAMED} more"] if clients > NAMED else []
     what = "1 reply was" if replies == 1 else f"{replies} replies of {clients} client{'s'[: clients > 1]} were"
     return f"{what} rejected ({'; '.join(named)})"
@@ -80,15 +80,15 @@ def largest(round: int, norms: Mapping[int, float]) -> Largest | None:
     return Largest(round, client, norms[client], median(others) if others else None)
 
 
-def read_largest(found: Sequence[Any] | None) -> Largest | None:
+def read_largest(values: Sequence[Any] | None) -> Largest | None:
     """A ``Largest`` from the list of its fields.
 
     Raises:
         TypeError, ValueError: the fields have other types.
     """
-    if found is None:
+    if values is None:
         return None
-    round, client, norm, others = found
+    round, client, norm, others = values
     return Largest(int(round), int(client), float(norm), None if others is None else float(others))
 
 
@@ -103,9 +103,9 @@ def unusable(payload: "Payload") -> str | None:
     for name, x in payload.items():
         if not data(x).is_floating_point():
             continue
-        found = norm(x)
-        if not isfinite(found):
+        size = norm(x)
+        if not isfinite(size):
             return f"{name} has values that are not finite"
-        if found > USABLE:
-            return f"{name} has a norm of {found:.3g}, whose square overflows"
+        if size > USABLE:
+            return f"{name} has a norm of {size:.3g}, whose square overflows"
     return None

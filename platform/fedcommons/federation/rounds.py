@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -63,6 +63,7 @@ class Standing:
     memory: ClientMemory = field(default_factory=ClientMemory)
     traffic: Traffic = field(default_factory=Traffic)  # totals since the start
     buffers: Flat = field(default_factory=lambda: EMPTY)
+    _: KW_ONLY
     rejected: Mapping[int, Rejected] = field(default_factory=dict)
     largest: Largest | None = None
     ledger: Ledger = field(default_factory=Ledger)
@@ -138,7 +139,14 @@ def call(algorithm: Algorithm, plan: Plan, now: Standing, number: int) -> Call:
     common = messages[joined[0]].common if joined else {}
     name = type(algorithm).__name__
     task = RoundTask(
-        name, number, common, plan.seed, now.buffers, plan.keep_buffers, sees_statistics(algorithm), plan.max_norm
+        algorithm=name,
+        round=number,
+        common=common,
+        seed=plan.seed,
+        buffers=now.buffers,
+        keep_buffers=plan.keep_buffers,
+        buffers_singly=sees_statistics(algorithm),
+        max_norm=plan.max_norm,
     )
     shares = {i: late.get(i, 1.0) for i in joined}
     blocks = [
@@ -182,7 +190,10 @@ def _round(
     traffic = called.sent + Traffic(up=sum(r.up_bytes for r in results))
     ledger = now.ledger.after([event for r in results for event in r.releases])
     totals, refused = now.traffic + traffic, counted(now.rejected, rejected)
-    after = Standing(number, state, memory, totals, buffers, refused, top, ledger, called.late)
+    after = Standing(
+        number, state, memory, traffic=totals, buffers=buffers, rejected=refused, largest=top, ledger=ledger,
+        late=called.late,
+    )  # fmt: skip
     facts = {"clients": len(joined), "rejected": len(rejected)} | _means(accepted) | traffic.metrics()
     if plan.late:
         facts |= {"stragglers": len(called.late), "comm/lost_bytes": traffic.lost}

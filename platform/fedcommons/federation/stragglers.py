@@ -163,8 +163,8 @@ def arrival(rule: Rule | None, n_clients: int, joining: int | None, seed: int) -
     """
     if joining is None:
         return None
-    known = getattr(rule, "arrival", None)
-    in_time = known(n_clients, joining, seed) if known else None if rule else [1.0] * n_clients
+    closed_form = getattr(rule, "arrival", None)
+    in_time = closed_form(n_clients, joining, seed) if closed_form else None if rule else [1.0] * n_clients
     return None if in_time is None else tuple(joining / n_clients * p for p in in_time)
 
 

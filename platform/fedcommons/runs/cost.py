@@ -65,20 +65,20 @@ SHAPE = (
 
 @dataclass(frozen=True)
 class Prices:
-    """Seconds of each piece of the work in ``Counts``, and bytes."""
+    """Seconds that each piece of the work in ``Counts`` takes, and bytes that are held."""
 
-    step: float  # of B examples
-    half: float  # of B/2 examples: steps of other sizes lie on the line through the two
-    training: float  # a client's round besides its steps
-    round: float  # besides its clients
+    step: float  # a local step on B examples
+    half: float  # one on B/2 examples; steps of other sizes lie on the line through these two
+    training: float  # a client's round, without its steps
+    round: float  # a round, without its clients
     checkpoint: float
-    example: float  # of the evaluation
-    gradient: float  # of BATCH examples
-    product: float
+    example: float  # to evaluate one example
+    gradient: float  # the per-sample gradients of BATCH examples
+    product: float  # a Hessian-vector product of BATCH examples
     memory: int  # peak of this process while all this was measured, with the data
-    state: int  # what a checkpoint holds of the server,
-    kept: int  # and of a client
-    pieces: Mapping[str, float] = field(default_factory=dict)  # of what the method does besides, by its own names
+    state: int  # what a checkpoint holds of the server
+    kept: int  # what a checkpoint holds of a client
+    pieces: Mapping[str, float] = field(default_factory=dict)  # what the method does besides, by names of its own
 
     def seconds(self, n: Counts, batch_size: int) -> float:
         """Of so much work."""

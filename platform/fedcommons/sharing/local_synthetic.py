@@ -32,9 +32,9 @@ class LocalSynthetic:
         """See ``Generating``."""
         return needs(self.p, dealt, recipe)
 
-    def make(self, dealt: Dealt, made: Sequence[Contribution]) -> Contributions:
+    def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
         """See ``Stage``."""
-        return Contributions.of_made(dealt, made)
+        return Contributions.of_made(dealt, drawn)
 
     def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
         """No image leaves a client, but the events are recorded as if it did.

@@ -57,7 +57,7 @@ class GeneratorRecipe:
         return {"name": self.name, **of_source, "constants": constants(self.generator, less)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Need:
     """One client's synthetic images: all that they and their generator depend on."""
 
@@ -162,14 +162,14 @@ def needs(p: float | None, dealt: Dealt, recipe: GeneratorRecipe) -> list[Need]:
         labels = np.repeat(np.arange(dealt.n_classes), largest_remainder(counts, n_drawn))
         result.append(
             Need(
-                client,
-                recipe,
-                dealt.flip,
-                dealt.n_classes,
-                examples,
-                torch.from_numpy(labels),
-                seed_for(dealt.seed, "generator", client),
-                wanted,
+                client=client,
+                recipe=recipe,
+                flip=dealt.flip,
+                n_classes=dealt.n_classes,
+                examples=examples,
+                labels=torch.from_numpy(labels),
+                seed=seed_for(dealt.seed, "generator", client),
+                n=wanted,
             )
         )
     return result

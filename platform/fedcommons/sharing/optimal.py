@@ -55,11 +55,11 @@ def evened(owned: tuple[int, ...], opened: tuple[int, ...], d: int) -> Even:
         # No integrality is asked for, which takes far longer: these are flows in a network, every vertex is whole, and
         # the relaxation's value is a bound in any case.
         limits = Bounds(0, np.concatenate([o[i], np.ones(len(k))]))  # pyright: ignore[reportArgumentType]  (arrays too)
-        found = milp(cost, bounds=limits, constraints=(sent, right, right))
-        if found.x is None or np.abs(found.x - np.rint(found.x)).max() > 1e-6:
-            raise RuntimeError(f"no optimal placement of copies was found: {found.message}")
-        copies[i, j] = np.rint(found.x[: len(i)])
-        least += found.fun
+        solution = milp(cost, bounds=limits, constraints=(sent, right, right))
+        if solution.x is None or np.abs(solution.x - np.rint(solution.x)).max() > 1e-6:
+            raise RuntimeError(f"no optimal placement of copies was found: {solution.message}")
+        copies[i, j] = np.rint(solution.x[: len(i)])
+        least += solution.fun
     reached = float(((h + copies.sum(0)) ** 2).sum())
     # sum_j T_j^2/(K + B)^2 - 1/N is ||Y - 1/N||^2
     return Even(copies, reached / total**2 - 1 / n, least / total**2 - 1 / n)

@@ -68,7 +68,7 @@ class RawCopies:
         labels, owners = self._labels(dealt), _owners(dealt)
         return holdings(labels, owners, len(dealt.own), self.c or 0.0, self.d, self.placement, _draws(dealt))
 
-    def make(self, dealt: Dealt, made: Sequence[Contribution]) -> Contributions:
+    def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
         """The images of which somebody gets a copy."""
         copied, ends = self.holdings(dealt).sum(1) > 1, np.cumsum(dealt.own.sizes)[:-1]
         parts = zip(dealt.own.rows, np.split(copied, ends), strict=True)
@@ -97,8 +97,8 @@ class RawCopies:
         if self.placement != "optimal":
             return []
         labels, owners = self._labels(dealt), _owners(dealt)
-        found = plans(labels, owners, len(dealt.own), opened(labels, owners, self.c or 0.0, _draws(dealt)), self.d)
-        reached, bound = (sum(getattr(plan, name) for plan in found.values()) for name in ("distance", "bound"))
+        by_class = plans(labels, owners, len(dealt.own), opened(labels, owners, self.c or 0.0, _draws(dealt)), self.d)
+        reached, bound = (sum(getattr(plan, name) for plan in by_class.values()) for name in ("distance", "bound"))
         return [
             f"optimal placement of copies: sum over classes of ||Y - 1/N||^2 = {reached:.6g}, at least {bound:.6g} for "
             f"any; gap {max(0.0, reached - bound):.2g}"

@@ -12,7 +12,7 @@ from fedcommons.sharing.stage import Assigned, Contribution, Contributions
 class Real:
     """Nothing is contributed, nothing leaves a client."""
 
-    def make(self, dealt: Dealt, made: Sequence[Contribution]) -> Contributions:
+    def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
         """See ``Stage``."""
         return Contributions.none(dealt)
 

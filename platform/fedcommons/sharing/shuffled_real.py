@@ -42,7 +42,7 @@ class ShuffledReal:
         """Images that each client gives and receives."""
         return [n_swapped(self.p or 0, n) for n in dealt.own.sizes]
 
-    def make(self, dealt: Dealt, made: Sequence[Contribution]) -> Contributions:
+    def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
         """See ``Stage``."""
         sizes = self.sizes(dealt)
         return Contributions.of_own(

@@ -36,9 +36,9 @@ class ShuffledSynthetic:
         """See ``Generating``."""
         return needs(self.p, dealt, recipe)
 
-    def make(self, dealt: Dealt, made: Sequence[Contribution]) -> Contributions:
+    def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
         """See ``Stage``."""
-        return Contributions.of_made(dealt, made)
+        return Contributions.of_made(dealt, drawn)
 
     def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
         """All images go to the pool; each is as well protected as the generator that drew it."""

@@ -8,7 +8,7 @@ The client that each row came from is known to the end. A stage is a frozen data
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from math import inf
 from numbers import Real
 from typing import Any, Protocol, runtime_checkable
@@ -56,6 +56,7 @@ class Contributions:
     owners: np.ndarray
     receipts: Mapping[int, Receipt | None]
     seen: Mapping[int, int]
+    _: KW_ONLY
     of_labels: Mapping[int, Receipt | None] = field(default_factory=dict)
 
     @staticmethod
@@ -64,30 +65,30 @@ class Contributions:
         return Contributions(dealt.own.store, np.zeros(0, np.int64), np.zeros(0, np.int64), {}, {})
 
     @staticmethod
-    def of_own(dealt: Dealt, given: Sequence[np.ndarray]) -> "Contributions":
-        """Client i contributes its real rows ``given[i]``; no example is copied."""
-        owners = np.repeat(np.arange(len(given)), [len(rows) for rows in given])
-        seen = {client: len(rows) for client, rows in enumerate(given)}
-        return Contributions(dealt.own.store, np.concatenate(given), owners, {}, seen)
+    def of_own(dealt: Dealt, rows_of_each: Sequence[np.ndarray]) -> "Contributions":
+        """Client i contributes its real rows ``rows_of_each[i]``; no example is copied."""
+        owners = np.repeat(np.arange(len(rows_of_each)), [len(rows) for rows in rows_of_each])
+        seen = {client: len(rows) for client, rows in enumerate(rows_of_each)}
+        return Contributions(dealt.own.store, np.concatenate(rows_of_each), owners, {}, seen)
 
     @staticmethod
-    def of_made(dealt: Dealt, made: Sequence[Contribution]) -> "Contributions":
-        """Client i contributes ``made[i]``; the store has these after the real data.
+    def of_made(dealt: Dealt, drawn: Sequence[Contribution]) -> "Contributions":
+        """Client i contributes ``drawn[i]``; the store has these after the real data.
 
         Raises:
             ValueError: they have another type or shape than the real examples.
         """
-        real, new = dealt.own.store, [one.examples for one in made]
+        real, new = dealt.own.store, [one.examples for one in drawn]
         for examples in new:
             if (examples.x.dtype, examples.x.shape[1:]) != (real.x.dtype, real.x.shape[1:]):
                 kind = f"{examples.x.dtype} {tuple(examples.x.shape[1:])}"
                 raise ValueError(f"contributions must be {real.x.dtype} {dealt.shape} like real examples, not {kind}")
         store = Examples(torch.cat([real.x, *(e.x for e in new)]), torch.cat([real.y, *(e.y for e in new)]))
         owners = np.repeat(np.arange(len(new)), [len(e) for e in new])
-        receipts = {client: one.receipt for client, one in enumerate(made)}
-        seen = {client: one.seen for client, one in enumerate(made)}
-        of_labels = {client: one.of_labels for client, one in enumerate(made)}
-        return Contributions(store, np.arange(len(real), len(store)), owners, receipts, seen, of_labels)
+        receipts = {client: one.receipt for client, one in enumerate(drawn)}
+        seen = {client: one.seen for client, one in enumerate(drawn)}
+        of_labels = {client: one.of_labels for client, one in enumerate(drawn)}
+        return Contributions(store, np.arange(len(real), len(store)), owners, receipts, seen, of_labels=of_labels)
 
     def of_each(self, n_clients: int) -> list[np.ndarray]:
         """The rows that each client contributes."""
@@ -126,13 +127,14 @@ class Assigned:
     kept: Sequence[np.ndarray]
     received: Sequence[np.ndarray] = ()
     weights: Sequence[np.ndarray] | None = None
+    _: KW_ONLY
     n_own: Sequence[int] | np.ndarray | None = None
     pool: Sequence[np.ndarray] = ()
     once: int = 0
     notes: Sequence[str] = ()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Shared:
     """The data of a run, the share p of what clients train on that came through sharing, its cost and its releases.
 
@@ -164,8 +166,8 @@ class Stage(Protocol):
     Both raise ``UserError``.
     """
 
-    def make(self, dealt: Dealt, made: Sequence[Contribution]) -> Contributions:
-        """What each client contributes; ``made``: the results for ``needs`` (see ``Generating``), in their order."""
+    def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
+        """What each client contributes; ``drawn``: the images for ``needs`` (see ``Generating``), in their order."""
         ...
 
     def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
@@ -217,9 +219,9 @@ def shorter_of(stage: Stage) -> tuple[Stage, float]:
     )
 
 
-def share(stage: Stage, dealt: Dealt, made: Sequence[Contribution] = ()) -> Shared:
-    """Apply a stage; ``made``: the results for its ``needs``."""
-    return share_contributed(stage, dealt, stage.make(dealt, made))
+def share(stage: Stage, dealt: Dealt, drawn: Sequence[Contribution] = ()) -> Shared:
+    """Apply a stage; ``drawn``: the images for its ``needs``."""
+    return share_contributed(stage, dealt, stage.make(dealt, drawn))
 
 
 def share_contributed(stage: Stage, dealt: Dealt, contributed: Contributions) -> Shared:
@@ -246,13 +248,13 @@ def share_contributed(stage: Stage, dealt: Dealt, contributed: Contributions) ->
         givers |= set(owners[elsewhere].tolist())
         left = np.concatenate([left, np.intersect1d(elsewhere, own.rows.flat.numpy())])
     return Shared(
-        RunData(clients, own, pool=Clients(store, pool) if pool else None),
-        sum(map(len, assigned.received)) / sum(clients.sizes),
-        Traffic(once=assigned.once),
-        owners,
-        _with_undeclared(releases, givers, dealt.own.sizes),
-        len(np.unique(left)),
-        assigned.notes,
+        data=RunData(clients, own, pool=Clients(store, pool) if pool else None),
+        p=sum(map(len, assigned.received)) / sum(clients.sizes),
+        traffic=Traffic(once=assigned.once),
+        owners=owners,
+        releases=_with_undeclared(releases, givers, dealt.own.sizes),
+        disclosed=len(np.unique(left)),
+        notes=assigned.notes,
     )
 
 

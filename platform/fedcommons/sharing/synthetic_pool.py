@@ -38,7 +38,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Made:
+class JobResult:
     """The result of a job: the missing generators by number of epochs, and the images for each of its needs."""
 
     trained: dict[int, TrainedGenerator]
@@ -46,7 +46,7 @@ class Made:
 
 
 @fresh_torch()
-def make(job: Job) -> Made:
+def make(job: Job) -> JobResult:
     """Train the generator if weights are missing, and draw the images.
 
     Raises:
@@ -64,7 +64,7 @@ def make(job: Job) -> Made:
     ]
     for need, drawn in zip(job.needs, images, strict=True):
         _require_like(need, drawn)
-    return Made(new, images)
+    return JobResult(new, images)
 
 
 def _require_like(need: Need, drawn: Tensor) -> None:
@@ -91,32 +91,34 @@ def missing(store: Store, wanted: Iterable[Need]) -> list[Job]:
 
 def _images(store: Store, need: Need) -> Contribution | None:
     """The images that the store has for this need, or None."""
-    found = store.get("images", key_of(need.images_facts))
-    if found is None:
+    artifact = store.get("images", key_of(need.images_facts))
+    if artifact is None:
         return None
-    images, labels = found.tensors.get("images"), found.tensors.get("labels")
+    images, labels = artifact.tensors.get("images"), artifact.tensors.get("labels")
     shape = (len(need.labels), *need.examples.x.shape[1:])
     if images is None or images.shape != shape or images.dtype != need.examples.x.dtype:
         images = None
     if images is None or labels is None or not torch.equal(labels, need.labels):
         store.say(f"the synthetic images of client {need.client} in {store.folder} are malformed; to be built again.")
         return None
-    return Contribution(Examples(images, labels), _receipt(found.findings))
+    return Contribution(Examples(images, labels), _receipt(artifact.findings))
 
 
 def _stored(store: Store, needs: Sequence[Need]) -> dict[int, TrainedGenerator]:
     each = {need.epochs: key_of(need.generator_facts) for need in needs}
-    found = {epochs: store.get("generators", key) for epochs, key in each.items()}
-    return {epochs: TrainedGenerator(a.tensors, _receipt(a.findings)) for epochs, a in found.items() if a is not None}
+    artifacts = {epochs: store.get("generators", key) for epochs, key in each.items()}
+    return {
+        epochs: TrainedGenerator(a.tensors, _receipt(a.findings)) for epochs, a in artifacts.items() if a is not None
+    }
 
 
-def keep(store: Store, job: Job, made: Made) -> None:
+def keep(store: Store, job: Job, result: JobResult) -> None:
     """Put a job's generators and images into the store, each with its receipt."""
-    for epochs, trained in made.trained.items():
+    for epochs, trained in result.trained.items():
         facts = next(need for need in job.needs if need.epochs == epochs).generator_facts
         store.put("generators", dict(trained.weights), facts, _findings(trained))
-    trained = {**job.trained, **made.trained}
-    for need, images in zip(job.needs, made.images, strict=True):
+    trained = {**job.trained, **result.trained}
+    for need, images in zip(job.needs, result.images, strict=True):
         tensors = {"images": images, "labels": need.labels}
         store.put("images", tensors, need.images_facts, _findings(trained.get(need.epochs)))
 
@@ -130,10 +132,10 @@ def _findings(trained: TrainedGenerator | None) -> dict[str, Any]:
 
 def _receipt(findings: Mapping[str, Any]) -> Receipt | None:
     """The receipt in stored findings; None where there is none, or one of another form."""
-    found = findings.get("receipt")
-    if not isinstance(found, dict) or not found.keys() <= {field.name for field in fields(Receipt)}:
+    receipt = findings.get("receipt")
+    if not isinstance(receipt, dict) or not receipt.keys() <= {field.name for field in fields(Receipt)}:
         return None
-    return Receipt(**found)
+    return Receipt(**receipt)
 
 
 def read(store: Store, need: Need) -> Contribution:

@@ -22,7 +22,8 @@ from fedcommons.sharing import synthetic_pool
 class Lacking:
     """What a store of artifacts lacks: a generator of this client, images drawn from it, or both.
 
-    images: their keys;  cells: the names of all that need them;  told_by: of some from which all the images follow.
+    images: the keys of the images. cells: the names of all cells that need some of them. told_by: the names of some of
+    these cells, such that each image is needed by one: their configs tell how all the images are made.
     """
 
     client: int
