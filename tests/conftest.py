@@ -16,34 +16,42 @@ from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
-import yaml
 
-from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import flat_dict, to_dict
-from fedcommons.files import write_json, write_text
-from fedcommons.testing import Federation, LeastSquares, federations
+if TYPE_CHECKING:  # the process that hands out the tests imports this file too, and no torch
+    from fedcommons.config.experiment import Experiment
+    from fedcommons.testing import Federation, LeastSquares
 
 # Ray reads these when it is first imported, which no test does before the fixture below. A test that starts nodes of
 # its own in another process hands them on; the token is nowhere else.
 os.environ["RAY_AUTH_MODE"] = "token"
 os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-torch.set_num_threads(1)  # as in a worker: more threads round differently
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """As in a worker: more threads round differently."""
+    import torch
+
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
-def least_squares() -> Callable[..., LeastSquares]:
+def least_squares() -> "Callable[..., LeastSquares]":
     """See ``federations.least_squares``."""
+    from fedcommons.testing import federations
+
     return federations.least_squares
 
 
 @pytest.fixture(scope="session")
-def digits() -> Callable[..., Federation]:
+def digits() -> "Callable[..., Federation]":
     """See ``federations.digits``."""
+    from fedcommons.testing import federations
+
     return federations.digits
 
 
@@ -68,10 +76,14 @@ def recorded() -> Callable[..., None]:
 
     reached: its first round with the target accuracy. metrics: in all its lines. summary: instead of what it has.
     """
+    import yaml
+
+    from fedcommons.config.flat import flat_dict, to_dict
+    from fedcommons.files import write_json, write_text
 
     def write(
         folder: Path,
-        config: Experiment,
+        config: "Experiment",
         reached: int | None,
         metrics: Mapping[str, Any] | None = None,
         /,
