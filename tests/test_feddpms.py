@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     Digits = Callable[..., Federation]
 
-LOCAL = LocalSGD(3, 5)
-NEAR = FedDPMS(preliminary_rounds=2, quota=4, sigma=0.1, tries=50)
+LOCAL = LocalSGD(4, 5)
+NEAR = FedDPMS(preliminary_rounds=2, quota=4, sigma=0.1, tries=100)
 SIZES = (30, 40, 36, 50, 28)
 
 
@@ -256,7 +256,7 @@ def test_as_printed_nothing_is_certified_and_the_ledger_says_why(digits: "Digits
 @pytest.mark.parametrize("helpers", [1, 3])
 def test_with_sound_the_receiver_keeps_what_the_servers_model_recognises(helpers: int, digits: "Digits") -> None:
     """Of each mean at most the quota."""
-    method = replace(SOUND, sigma=0.1, preliminary_rounds=2, helpers=helpers, tries=50)
+    method = replace(SOUND, sigma=0.1, preliminary_rounds=2, helpers=helpers)
     played, spy, _ = _play(digits, method, 4)
     module = digits(sizes=SIZES, method=method).module()
     work, found, most = Work(module, torch.device("cpu")), 0, 0  # most: classes that one client got means of
@@ -281,9 +281,9 @@ def test_with_sound_the_receiver_keeps_what_the_servers_model_recognises(helpers
 def test_with_sound_who_got_nothing_that_is_recognised_is_helped_again_until_it_does(digits: "Digits") -> None:
     """With this much noise some clients recognise nothing at first; nobody is helped after it was served."""
     method = replace(SOUND, sigma=2.0, spread=0.1, quota=1, tries=1)
-    played, spy, _ = _play(digits, method, 12)
+    played, spy, _ = _play(digits, method, 9)
     served: dict[int, list[bool]] = {}
-    for call, client in zip(spy.calls, 12 * [0, 1, 2, 3, 4], strict=False):
+    for call, client in zip(spy.calls, 9 * [0, 1, 2, 3, 4], strict=False):
         if "codes" in call.message.own:
             served.setdefault(client, []).append(bool(data(call.reply.each["served"])))
             assert served[client][-1] == ("images" in (call.reply.memory or {}))

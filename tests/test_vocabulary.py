@@ -85,6 +85,7 @@ DRY = {
     "feddpms": ["--preset", "smoke", "--algorithms", "fedvae", "--wandb", "off"],
     "private_fedssyn": [
         "--preset", "smoke", "--algorithms", "fedavg", "--epsilons", "30", "--checkpoints", "1", "--wandb", "off",
+        "--generator.batch_size", "50",
     ],
 }  # fmt: skip
 
