@@ -153,7 +153,8 @@ def make(quick: Callable[[str], Algorithm]) -> Callable[[str], Algorithm]:
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("name", CONTRACT)
 def test_contract(name: str, check: str, make: Callable[[str], Algorithm]) -> None:
-    CHECKS[check](make(name), LOCAL)
+    """With fewer steps than ``LOCAL``, which are enough for all but learning."""
+    CHECKS[check](make(name), LOCAL if check == "the_loss_falls" else LocalSGD(epochs=2, batch_size=8))
 
 
 @dataclass

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 PACKAGES = (ROOT / "platform" / "fedcommons", ROOT / "lightning_modules")
 FILES = sorted(path for folder in PACKAGES for path in folder.rglob("*.py"))
@@ -133,10 +135,40 @@ def test_no_sweep_hides_a_module() -> None:
         assert path.stem not in {"ray", "wandb", "torch", "diffusers", "opacus", "fedcommons", "pytest", "numpy"}
 
 
+HEAVY = ("diffusers", "opacus", "wandb")
+"""They cost every worker seconds of start-up."""
+
+
+def imported_at_once(path: Path) -> set[str]:
+    """Dotted names of what a file imports, or may import, when it is imported itself."""
+    names: set[str] = set()
+    left: list[ast.AST] = [ast.parse(path.read_text())]
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.ImportFrom):
+            names |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            left += node.orelse
+        elif not isinstance(node, ast.FunctionDef):
+            left += ast.iter_child_nodes(node)
+    return names
+
+
 def test_heavy_libraries_are_imported_only_where_they_are_used() -> None:
-    """diffusers, opacus and wandb cost every worker seconds of start-up."""
-    heavy = ("diffusers", "opacus", "wandb")
-    code = f"import sys, fedcommons.runs.experiment as _; print([m for m in {heavy} if m in sys.modules])"
+    ours, reached, left = {module_name(path): path for path in FILES}, set(), ["fedcommons.runs.experiment"]
+    while left:
+        new = imported_at_once(ours[left.pop()]) - reached
+        reached |= new
+        left += new & ours.keys()
+    assert "pytorch_lightning" in reached
+    assert not {name for name in reached if name.partition(".")[0] in HEAVY}
+
+
+@pytest.mark.ray  # it needs none, but seconds
+def test_no_library_brings_a_heavy_one_with_it() -> None:
+    code = f"import sys, fedcommons.runs.experiment as _; print([m for m in {HEAVY} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
