@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import Work
+from fedcommons.core.local import LocalSGD, Work
 from fedcommons.core.release import Release
 from fedcommons.data.clients import ClientData
 from fedcommons.tensors import Flat, Payload, add, copy, data, flat, scale, sub
@@ -370,7 +370,7 @@ def _named(error: AssertionError) -> list[str]:
 
 
 def test_a_sound_algorithm_passes() -> None:
-    check_algorithm(_Sound())
+    check_algorithm(_Sound(), local=LocalSGD(epochs=2, batch_size=8))
 
 
 @pytest.mark.parametrize(("check", "kind"), [(check, kind) for check, kinds in BROKEN.items() for kind in kinds])

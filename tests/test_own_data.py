@@ -71,6 +71,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.ray  # it needs none, but seconds
 def test_what_a_data_set_draws_is_the_same_in_two_processes() -> None:
     """In this one, which has drawn numbers of its own, and in a fresh one."""
     names = ["my_data.py:Turned", "my_data:Drawn"]
