@@ -15,7 +15,7 @@ from fedcommons.data.dirichlet import group_sizes, sizes_by_priors
 from fedcommons.data.partition import Partitioned, default_n_aux, partition
 from fedcommons.errors import UserError
 
-SEEDS = range(50)
+SEEDS = range(100)
 N_CLASSES = 10
 # 1,295 rows in classes of unequal size, as the digits have them; 1295 is no multiple of 8 clients
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(N_CLASSES), [*[129] * 5, *[130] * 5]))

@@ -271,7 +271,7 @@ def _module(name: str) -> Classifier:
     return module
 
 
-def _batch(n: int = 3, weighted: bool = False) -> list[Tensor]:
+def _batch(n: int = 5, weighted: bool = False) -> list[Tensor]:
     draw = torch.Generator().manual_seed(1)
     batch = [torch.randn(n, *SHAPE, generator=draw), torch.randint(0, 10, (n,), generator=draw)]
     return [*batch, torch.rand(n, generator=draw) + 0.5] if weighted else batch
