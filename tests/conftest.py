@@ -8,6 +8,8 @@ import json
 import os
 import secrets
 import struct
+import subprocess
+import sys
 import time
 import traceback
 import zlib
@@ -16,37 +18,72 @@ from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
-import yaml
 
-from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import flat_dict, to_dict
-from fedcommons.files import write_json, write_text
-from fedcommons.testing import Federation, LeastSquares, federations
+if TYPE_CHECKING:  # the process that hands out the tests imports this file too, and no torch
+    from fedcommons.config.experiment import Experiment
+    from fedcommons.core.algorithm import Algorithm
+    from fedcommons.testing import Federation, LeastSquares
 
 # Ray reads these when it is first imported, which no test does before the fixture below. A test that starts nodes of
 # its own in another process hands them on; the token is nowhere else.
 os.environ["RAY_AUTH_MODE"] = "token"
 os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-torch.set_num_threads(1)  # as in a worker: more threads round differently
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """As in a worker: more threads round differently."""
+    import torch
+
+    torch.set_num_threads(1)
+
 
 SWEEPS = Path(__file__).parent.parent / "sweeps"
 
 
 @pytest.fixture(scope="session")
-def least_squares() -> Callable[..., LeastSquares]:
+def least_squares() -> "Callable[..., LeastSquares]":
     """See ``federations.least_squares``."""
+    from fedcommons.testing import federations
+
     return federations.least_squares
 
 
 @pytest.fixture(scope="session")
-def digits() -> Callable[..., Federation]:
+def digits() -> "Callable[..., Federation]":
     """See ``federations.digits``."""
+    from fedcommons.testing import federations
+
     return federations.digits
+
+
+REPEATED = {"tries": 5, "iterations": 5, "server_epochs": 5}
+"""Constants that say how often something is done within a round, by whatever method, and a number that is soon done."""
+
+
+@pytest.fixture(scope="session")
+def quick() -> "Callable[[str], Algorithm]":
+    """A method of the package by its name, which does not repeat more than ``REPEATED`` within a round."""
+    from fedcommons.config import parts
+
+    def make(name: str) -> "Algorithm":
+        has = parts.constants("algorithm", name)
+        return parts.make("algorithm", name, {constant: n for constant, n in REPEATED.items() if constant in has})
+
+    return make
+
+
+@pytest.fixture
+def untimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dry run times a piece once and starts no process: what it says is looked at, and not its numbers."""
+    from fedcommons.runs import cost
+
+    monkeypatch.setattr(cost, "ENOUGH", 0.0)
+    monkeypatch.setattr(cost, "start_up", lambda: 1.0)
 
 
 @pytest.fixture(scope="session")
@@ -64,16 +101,56 @@ def sweeps() -> Callable[[str], ModuleType]:
     return load
 
 
+@pytest.fixture
+def command(
+    sweeps: Callable[[str], ModuleType], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Gives the command of a script of sweeps/, by its name, from ``cwd``: what it prints and its exit code.
+
+    It runs in a fork of this process, which has imported already what a new one takes seconds to import.
+    """
+
+    def give(name: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+        from fedcommons.config import cli
+
+        script, said = getattr(sweeps(name), name), tmp_path_factory.mktemp("said")
+        if not (process := os.fork()):
+            code: object = 70
+            try:
+                for number, stream in ((1, "out"), (2, "err")):
+                    os.dup2(os.open(said / stream, os.O_WRONLY | os.O_CREAT), number)
+                sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", 1, closefd=False)
+                os.environ.pop("FEDCOMMONS_PARTS", None)
+                os.chdir(cwd)
+                sys.argv = [f"{name}.py", *words]
+                cli.main(script)
+            except SystemExit as end:
+                code = end.code
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code if isinstance(code, int) else 70)
+        code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        out, err = ((said / stream).read_text() for stream in ("out", "err"))
+        return subprocess.CompletedProcess([name, *words], code, out, err)
+
+    return give
+
+
 @pytest.fixture(scope="session")
 def recorded() -> Callable[..., None]:
     """Writes the folder of a finished run that nobody played.
 
     reached: its first round with the target accuracy. metrics: in all its lines. summary: instead of what it has.
     """
+    import yaml
+
+    from fedcommons.config.flat import flat_dict, to_dict
+    from fedcommons.files import write_json, write_text
 
     def write(
         folder: Path,
-        config: Experiment,
+        config: "Experiment",
         reached: int | None,
         metrics: Mapping[str, Any] | None = None,
         /,

@@ -176,16 +176,17 @@ def test_the_probe_is_a_run_without_sharing(config: Experiment, tmp_path: Path) 
 
 
 def test_the_probe_measures_the_pool_that_is_there(config: Experiment, tmp_path: Path) -> None:
-    pool = override(
-        config, {"sharing.setting": "shuffled_synthetic", "federation.rounds": 1, "measure.smoothness": True}
-    )
+    small = {"data.limit": 60, "federation.rounds": 1}
+    generator = {"generator.epochs": 1, "generator.channels": (8, 8), "generator.sampling_steps": 2}
+    setting = {"sharing.setting": "shuffled_synthetic", "measure.smoothness": True}
+    pool = override(config, {**small, **setting, **generator})
     experiment.run(pool, tmp_path / "run")
     line = json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[0])  # the untrained model
     synthetic = build.contributions(build.prepare(pool), Store(tmp_path / "artifacts"))
     (_, found), _ = probe(pool, synthetic, lambda _: None)
     for name in ("zeta_sq", "sigma_pool_sq", "delta_sq", "L_pool"):
         assert found[name].value == line[f"convergence/{name}"]
-    swapped = override(config, {"sharing.setting": "shuffled_real", "sharing.p": 0.5, "federation.rounds": 1})
+    swapped = override(config, {"sharing.setting": "shuffled_real", "sharing.p": 0.5, **small})
     (_, real), _ = probe(swapped, None, lambda _: None)
     assert real["zeta_sq"] == found["zeta_sq"]
     assert 0 < real["delta_sq"].value != found["delta_sq"].value

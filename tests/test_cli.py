@@ -2,7 +2,7 @@
 
 import re
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,6 @@ from fedcommons.tracking.run_folder import read_config
 
 SYNTHETIC = ["--sharing.setting", "shuffled_synthetic"]
 FIELDS = cli.parser("a test", SYNTHETIC, {}).fields
-ROOT = Path(__file__).parent.parent
 
 
 def asked(argv: list[str]) -> Experiment:
@@ -232,7 +231,7 @@ def test_search_points_are_keyed_and_within_their_bounds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "part"),
+    ("line", "part"),
     [
         (["table1.py", "--partition.alpha", "0.3"], "use --alphas instead of 0.3"),
         (["run.py", "--out", "{file}/x", "--preset", "smoke"], "cannot be written"),
@@ -240,12 +239,12 @@ def test_search_points_are_keyed_and_within_their_bounds() -> None:
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
 )
-def test_scripts_exit_with_2_and_no_traceback(command: list[str], part: str, tmp_path: Path) -> None:
+def test_scripts_exit_with_2_and_no_traceback(
+    line: list[str], part: str, command: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
-    script, *rest = [word.replace("{file}", str(tmp_path / "file")) for word in command]
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "sweeps" / script), *rest], capture_output=True, text=True, cwd=tmp_path
-    )
+    script, *rest = [word.replace("{file}", str(tmp_path / "file")) for word in line]
+    done = command(script.removesuffix(".py"), *rest, cwd=tmp_path)
     assert done.returncode == 2
     assert part in done.stderr
     assert "Traceback" not in done.stderr

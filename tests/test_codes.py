@@ -64,7 +64,7 @@ def test_the_counts_are_those_of_the_clients(digits: "Digits") -> None:
 @pytest.fixture
 def work(digits: "Digits") -> Work:
     """A module that was trained on all clients' images, so that it takes decoded ones for several classes."""
-    federation = digits(SIZES, method=FedDPMS(), lr=0.2).training(LocalSGD(30, 5))
+    federation = digits(SIZES, method=FedDPMS(), lr=0.2).training(LocalSGD(4, 5))
     work, images = federation.work(), federation.data.sets["train"]
     work.local(work.snapshot(), ClientData(images.x, images.y), 0)
     return work

@@ -16,7 +16,7 @@ from fedcommons.errors import UserError
 from fedcommons.reports import series
 from fedcommons.reports.cells import Cell, cells, once
 
-FIELDS = {"wandb": "off", "federation.rounds": 1, "client.epochs": 1, "measure.every": 1, "data.limit": 80}
+FIELDS = {"wandb": "off", "federation.rounds": 1, "client.epochs": 1, "measure.every": 1, "data.limit": 40}
 
 
 @pytest.fixture(scope="module")

@@ -42,8 +42,8 @@ def config(tmp_path: Path) -> Experiment:
     (tmp_path / "samples.py").write_text(SAMPLES)
     values = {
         "model.name": f"{tmp_path / 'samples.py'}:Samples", "federation.rounds": 4, "federation.checkpoint_every": 1,
-        "client.epochs": 1, "measure.every": 2, "measure.clients": True, "measure.smoothness": True,
-        "data.limit": 80, "tracking.wandb": "off",
+        "client.epochs": 1, "measure.every": 3, "measure.clients": True, "measure.smoothness": True,
+        "data.limit": 60, "tracking.wandb": "off",
     }  # fmt: skip
     return presets.experiment("smoke", values=values)
 

@@ -114,7 +114,8 @@ def test_a_file_too_large_ends_a_run_in_one_sentence(
 
 def test_a_record_that_grows_too_large_ends_a_run_and_half_a_line_is_written_again(play: Play, tmp_path: Path) -> None:
     """rounds.jsonl alone is appended to."""
-    more = ["--algorithm=fedavg", "--federation.rounds=80", "--federation.checkpoint_every=20"]
+    more = ["--algorithm=fedavg", "--federation.rounds=80", "--federation.checkpoint_every=20", "--data.limit=20"]
+    more += ["--client.batch_size=20"]
     assert play(tmp_path / "whole", *more)[0] == 0
     code, said = play(tmp_path / "run", *more, first=at_most(20_500))
     assert code == 1

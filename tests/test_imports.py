@@ -78,27 +78,44 @@ def test_who_runs_and_prices_methods_knows_none() -> None:
     assert not knowing
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_name)
-def test_every_module_can_be_imported(path: Path) -> None:
-    assert importlib.import_module(module_name(path))
+def test_every_module_can_be_imported() -> None:
+    failed = {}
+    for path in FILES:
+        try:
+            importlib.import_module(module_name(path))
+        except Exception as error:
+            failed[module_name(path)] = repr(error)
+    assert not failed
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_name)
-def test_imports_point_one_way(path: Path) -> None:
-    tops = {name.partition(".")[0] for name in imported(path)}
-    assert not tops & {"sweeps", "papers"}
-    if "lightning_modules" in path.relative_to(ROOT).parts:
-        assert not tops & {"fedcommons", "ray", "wandb"}
-    relative = path.relative_to(ROOT).parts
-    if "algorithms" in relative:
-        assert {room(name) for name in imported(path)} <= {None, "algorithms", "core", "data", *FLOORS[0], *FLOORS[1]}
-    if any(part in relative for part in ("algorithms", "data", "convergence")):
-        assert not tops & {"ray", "wandb"}
-        assert "Trainer" not in path.read_text()
-    if "testing" in relative:
-        assert "pytest" not in tops  # whoever tests a method of their own may do so without it
-    elif module_name(path) != "fedcommons":  # which names what everybody may use
-        assert not {name for name in imported(path) if name.startswith("fedcommons.testing")}
+def allowed(path: Path, name: str) -> bool:
+    """Whether a file may import a module of this name."""
+    top, here, testing = name.partition(".")[0], path.relative_to(ROOT).parts, name.startswith("fedcommons.testing")
+    if top in {"sweeps", "papers"} or ("lightning_modules" in here and top in {"fedcommons", "ray", "wandb"}):
+        return False
+    if "algorithms" in here and room(name) not in {None, "algorithms", "core", "data", *FLOORS[0], *FLOORS[1]}:
+        return False
+    if {"algorithms", "data", "convergence"} & {*here} and top in {"ray", "wandb"}:
+        return False
+    if "testing" in here:
+        return top != "pytest"  # whoever tests a method of their own may do so without it
+    return not testing or module_name(path) == "fedcommons"  # which names what everybody may use
+
+
+def test_nobody_imports_what_is_not_for_it() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in FILES
+        for name in sorted(imported(path))
+        if not allowed(path, name)
+    ]
+    assert not wrong
+
+
+def test_methods_data_and_estimators_name_no_trainer() -> None:
+    rooms = {"algorithms", "data", "convergence"}
+    of_rooms = [path for path in FILES if rooms & {*path.relative_to(ROOT).parts}]
+    assert not [str(path.relative_to(ROOT)) for path in of_rooms if "Trainer" in path.read_text()]
 
 
 def test_platform_is_still_the_standard_library() -> None:
@@ -116,10 +133,40 @@ def test_no_sweep_hides_a_module() -> None:
         assert path.stem not in {"ray", "wandb", "torch", "diffusers", "opacus", "fedcommons", "pytest", "numpy"}
 
 
+HEAVY = ("diffusers", "opacus", "wandb")
+"""They cost every worker seconds of start-up."""
+
+
+def imported_at_once(path: Path) -> set[str]:
+    """Dotted names of what a file imports, or may import, when it is imported itself."""
+    names: set[str] = set()
+    left: list[ast.AST] = [ast.parse(path.read_text())]
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.ImportFrom):
+            names |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            left += node.orelse
+        elif not isinstance(node, ast.FunctionDef):
+            left += ast.iter_child_nodes(node)
+    return names
+
+
 def test_heavy_libraries_are_imported_only_where_they_are_used() -> None:
-    """diffusers, opacus and wandb cost every worker seconds of start-up."""
-    heavy = ("diffusers", "opacus", "wandb")
-    code = f"import sys, fedcommons.runs.experiment as _; print([m for m in {heavy} if m in sys.modules])"
+    ours, reached, left = {module_name(path): path for path in FILES}, set(), ["fedcommons.runs.experiment"]
+    while left:
+        new = imported_at_once(ours[left.pop()]) - reached
+        reached |= new
+        left += new & ours.keys()
+    assert "pytorch_lightning" in reached
+    assert not {name for name in reached if name.partition(".")[0] in HEAVY}
+
+
+@pytest.mark.ray  # it needs none, but seconds
+def test_no_library_brings_a_heavy_one_with_it() -> None:
+    code = f"import sys, fedcommons.runs.experiment as _; print([m for m in {HEAVY} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 

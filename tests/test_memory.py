@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedcommons.config import parts
 from fedcommons.config.parts import KINDS
+from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.worker import give_back_freed, set_up_process
 from fedcommons.errors import ClientError
@@ -153,9 +153,11 @@ def test_a_checkpoint_whose_memory_is_damaged_gives_way_to_the_one_before(tmp_pa
 
 
 @pytest.mark.parametrize("name", KINDS["algorithm"].known)
-def test_a_federation_is_the_same_wherever_its_memory_is(name: str, digits: "Digits", tmp_path: Path) -> None:
+def test_a_federation_is_the_same_wherever_its_memory_is(
+    name: str, quick: Callable[[str], Algorithm], digits: "Digits", tmp_path: Path
+) -> None:
     """With no RAM at all for it, broken off half-way and continued: the bits of one that kept all in RAM."""
-    algorithm = parts.make("algorithm", name, {})
+    algorithm = quick(name)
     federation = digits(dropout=0.3, method=algorithm).training(LocalSGD(1, 5))
 
     def play(memory: ClientMemory, upto: int, start: Standing | None = None) -> Standing:

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -246,7 +247,7 @@ def test_a_prediction_is_exact_by_a_clock_that_only_the_method_moves(
 def test_a_stage_that_takes_long_is_played_by_a_shorter_one(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stage = "mixes.py:Mixes"
     prepared = build.prepare(_config({"sharing.setting": stage}))
-    monkeypatch.setattr(cost, "_once", lambda do: (do(), 3.0)[1])
+    monkeypatch.setattr(cost, "time", SimpleNamespace(perf_counter=count(0.0, 3.0).__next__))  # all takes 3 seconds
     contributed, seconds = cost.contribute(prepared, [])
     assert seconds == 3 * 500 / 2
     assert len(played("sharing", stage)) == 2

@@ -332,6 +332,7 @@ def test_a_delta_at_which_an_example_could_be_published_is_refused() -> None:
 
 def test_a_run_logs_what_it_has_spent_also_after_a_resumption(tmp_path: Path) -> None:
     values = {"dp.local": True, "tracking.wandb": "off", "federation.participation": 0.5, "measure.every": 0}
+    values |= {"data.limit": 60, "client.epochs": 1}
     config = presets.experiment("smoke", "digits", values)
 
     def stop(number: int, metrics: object) -> None:
@@ -374,7 +375,12 @@ def test_a_run_with_a_rejected_reply_has_no_epsilon_of_all_messages(
 @pytest.mark.parametrize(
     "values",
     [
-        {"sharing.setting": "local_synthetic"},  # a real image has a part in all synthetic ones
+        {
+            "sharing.setting": "local_synthetic",  # a real image has a part in all synthetic ones
+            "generator.epochs": 1,
+            "generator.channels": (8, 8),
+            "generator.sampling_steps": 2,
+        },
         {"sharing.setting": "shuffled_real", "sharing.p": 0.5},
         {"algorithm": "fedmix"},
     ],

@@ -84,16 +84,16 @@ def test_a_receipt_tells_what_was_used_up_to_each_epoch() -> None:
 
 @pytest.mark.parametrize("target_epochs", [None, 5])
 def test_each_size_gets_the_noise_with_which_its_target_is_reached(target_epochs: int | None) -> None:
-    generator = replace(TINY, noise_multiplier=None, target_epsilon=4.0, target_epochs=target_epochs)
+    generator = replace(TINY, batch_size=36, noise_multiplier=None, target_epsilon=4.0, target_epochs=target_epochs)
     last, sigmas = target_epochs or 1, []
-    for n in (len(DIGITS), 120):
+    for n in (len(DIGITS), 200):
         sigmas.append(generator.sigma(n))
-        steps = -(-n // 12)
-        assert 3.99 <= epsilon(12 / n, sigmas[-1], last * steps, 1e-5) <= 4.0
+        steps = -(-n // 36)
+        assert 3.99 <= epsilon(36 / n, sigmas[-1], last * steps, 1e-5) <= 4.0
     assert len(set(sigmas)) == 2
     receipt = generator.fit(DIGITS, N_CLASSES, 0, [1])[1].receipt
     assert receipt is not None
-    assert (receipt.sigma, receipt.steps) == (sigmas[0], 3)
+    assert (receipt.sigma, receipt.steps) == (sigmas[0], 1)
 
 
 @pytest.mark.parametrize("levels", [[1.5, 1.5, 0.5], [0.0, 0.0, 0.0]])
@@ -183,8 +183,8 @@ def test_mirroring_is_asked_for_and_changes_the_weights(trained: Mapping[str, Te
 
 
 def test_with_little_noise_it_learns() -> None:
-    easy = replace(TINY, noise_multiplier=0.01, clip=10.0, lr=5e-3, batch_size=36, timesteps=100)
-    weights = easy.fit(DIGITS, N_CLASSES, 0, [15])[15].weights
+    easy = replace(TINY, noise_multiplier=0.01, clip=10.0, lr=1e-2, batch_size=36, timesteps=100, draws=1)
+    weights = easy.fit(DIGITS, N_CLASSES, 0, [10])[10].weights
     model = easy.plain.build((1, 8, 8), N_CLASSES, 5)
     several = DIGITS[torch.arange(36).repeat(4)]
     drawn = model.draw(len(several))
@@ -274,7 +274,7 @@ def test_epochs_share_a_training_where_the_target_is_reached_after_the_same_epoc
 
 
 def test_the_receipt_rests_with_the_images_and_the_ledger_counts_it(tmp_path: Path) -> None:
-    prepared, store = prepare(experiment(partition__n_clients=2, generator__batch_size=300, data__limit=800)), None
+    prepared, store = prepare(experiment(partition__n_clients=2, generator__batch_size=20, data__limit=80)), None
     store = Store(tmp_path)
     for job in missing(store, prepared.needs):
         keep(store, job, make(job))
@@ -283,7 +283,7 @@ def test_the_receipt_rests_with_the_images_and_the_ledger_counts_it(tmp_path: Pa
     assert not any("examples" in name for name in ledger.uncovered)
     for client, need in enumerate(prepared.needs):
         n = len(need.examples)
-        spent = epsilon(300 / n, 2.0, -(-n // 300), 1e-5)
-        assert ledger.commons.covered[client] == {(300 / n, 2.0): -(-n // 300)}
+        spent = epsilon(20 / n, 2.0, -(-n // 20), 1e-5)
+        assert ledger.commons.covered[client] == {(20 / n, 2.0): -(-n // 20)}
         assert spent > 0
         assert ledger.given_away.get(client, 0) == 0

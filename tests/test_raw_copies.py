@@ -1,5 +1,6 @@
 """Raw copies: who gets a copy of what, what it weighs, costs and discloses, and what is refused."""
 
+from collections.abc import Callable
 from itertools import combinations, pairwise, product
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config import parts, presets
 from fedcommons.config.experiment import Data, Partition
 from fedcommons.config.parts import KINDS
-from fedcommons.core.algorithm import needed
+from fedcommons.core.algorithm import Algorithm, needed
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.worker import RunData
 from fedcommons.data.clients import Clients
@@ -267,9 +268,13 @@ def played(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("algorithm", KINDS["algorithm"].known)
-def test_every_method_trains_on_raw_copies(algorithm: str, tmp_path: Path) -> None:
-    values = {"algorithm": algorithm, "federation.weighting": "samples", "federation.rounds": 4}
-    if needed(parts.make("algorithm", algorithm, {})):
+def test_every_method_trains_on_raw_copies(algorithm: str, quick: Callable[[str], Algorithm], tmp_path: Path) -> None:
+    method, slow = quick(algorithm), parts.make("algorithm", algorithm, {})
+    values = {"algorithm": algorithm, "federation.weighting": "samples", "federation.rounds": 3}
+    for name in parts.constants("algorithm", algorithm):
+        if getattr(method, name) != getattr(slow, name):
+            values[f"{algorithm}.{name}"] = getattr(method, name)
+    if needed(method):
         values["model.name"] = "vae"
     summary = played(tmp_path / "run", COPIED | values)
     assert summary["disclosed_raw"] == 0.3
@@ -284,7 +289,7 @@ def test_every_method_trains_on_raw_copies(algorithm: str, tmp_path: Path) -> No
     ("algorithm", "placement"), [("fedavg", "exact"), ("scaffold", "binomial"), ("fedavg", "optimal")]
 )
 def test_a_share_of_0_is_the_setting_real_bit_for_bit(algorithm: str, placement: str, tmp_path: Path) -> None:
-    given = PLAIN | {"algorithm": algorithm, "measure.every": 1}
+    given = PLAIN | {"algorithm": algorithm, "measure.every": 1, "data.limit": 80}
     real = played(tmp_path / "real", given)
     none = played(tmp_path / "none", COPIED | given | {"sharing.c": 0.0, "sharing.placement": placement})
     different = {name for name in real if real[name] != none[name]}

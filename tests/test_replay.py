@@ -84,9 +84,15 @@ def _contents(folder: Path) -> dict[Path, tuple[int, bytes]]:
     [
         {"algorithm": "scaffold", "federation.blocks": 1, "federation.memory_mb": 0.001},
         {"model.batch_norm": True, "federation.participation": 0.8, "straggler.q": 0.4},
-        {"model.batch_norm": True, "federation.buffers": "keep", "algorithm": "moon"},
-        {"sharing.setting": "shuffled_synthetic", "algorithm": "fedmix"},
-        {"dp.local": True, "data.limit": 60},
+        {"model.batch_norm": True, "federation.buffers": "keep", "algorithm": "moon", "data.limit": 100},
+        {
+            "sharing.setting": "shuffled_synthetic",
+            "algorithm": "fedmix",
+            "generator.epochs": 1,
+            "generator.channels": (8, 8),
+            "generator.sampling_steps": 2,
+        },
+        {"dp.local": True, "data.limit": 60, "client.epochs": 1},
         {"algorithm": "fedprox", "straggler.rule": "deadline", "straggler.deadline": 0.5},
     ],
     ids=["memory in files", "stragglers", "buffers kept", "pool and means", "noise", "partial work"],
@@ -301,7 +307,8 @@ def test_a_client_that_does_not_train_is_refused_with_those_that_do(drawn: Path,
 
 
 def test_images_that_are_gone_are_not_made_again(config: Experiment, tmp_path: Path, script: ModuleType) -> None:
-    shuffled = override(config, {"sharing.setting": "shuffled_synthetic", "federation.rounds": 1})
+    quick = {"generator.epochs": 1, "generator.channels": (8, 8), "generator.sampling_steps": 2}
+    shuffled = override(config, {"sharing.setting": "shuffled_synthetic", "federation.rounds": 1, **quick})
     experiment.run(shuffled, tmp_path / "run", say=lambda _: None)
     shutil.rmtree(tmp_path / "artifacts" / "images")
     said = _refused(script, f"--replay {tmp_path / 'run'} --round 1 --client 0")

@@ -35,6 +35,8 @@ SHORT = {
     "client.epochs": 2,
     "tracking.wandb": "off",
 }
+QUICK = {"generator.epochs": 1, "generator.channels": (8, 8), "generator.sampling_steps": 2}
+POOL = {"sharing.setting": "shuffled_synthetic", **QUICK}
 
 
 def as_fedavg(patch: pytest.MonkeyPatch, method: Callable[[], Algorithm]) -> None:
@@ -208,7 +210,7 @@ def test_a_folder_with_a_run_is_not_overwritten(config: Experiment, tmp_path: Pa
 
 
 def test_a_damaged_artifact_is_said_and_rebuilt_to_the_same_bits(config: Experiment, tmp_path: Path) -> None:
-    shuffled = override(config, {"sharing.setting": "shuffled_synthetic", "federation.rounds": 1})
+    shuffled = override(config, {**POOL, "federation.rounds": 1})
     experiment.run(shuffled, tmp_path / "whole", say=lambda _: None)
     artifact = max((tmp_path / "artifacts" / "images").glob("*.safetensors"))
     artifact.write_bytes(artifact.read_bytes()[:50])
@@ -232,7 +234,7 @@ def test_artifacts_need_be_writable_only_where_some_are_missing(
     with TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o777)
-        values = {"sharing.setting": "shuffled_synthetic", "federation.rounds": 1, "artifacts": f"{folder}/artifacts"}
+        values = {**POOL, "federation.rounds": 1, "artifacts": f"{folder}/artifacts"}
         shuffled = override(config, values)
         experiment.run(shuffled, folder / "first", say=lambda _: None)
         for path in (folder / "artifacts", *(folder / "artifacts").iterdir()):

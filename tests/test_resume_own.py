@@ -1,17 +1,15 @@
 """A run that was stopped does not go on with other code of somebody's own, or on other data."""
 
 import json
-import os
 import subprocess
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from fedcommons.config import parts, presets
+from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.errors import UserError
 from fedcommons.federation.serial import Serial
@@ -20,7 +18,6 @@ from fedcommons.runs.replay import replay
 from fedcommons.sweeping import sweep
 from fedcommons.sweeping.display import Display
 
-ROOT = Path(__file__).parent.parent
 NET = """
 from torch import nn
 
@@ -191,33 +188,34 @@ def test_a_sweep_does_not_go_on_on_changed_data(lab: Lab) -> None:
 
 # --- commands, each in a process of its own
 
-
-def command(*words: str) -> subprocess.CompletedProcess[str]:
-    script = [sys.executable, str(ROOT / "sweeps" / "run.py"), "--preset=smoke", "--wandb=off", "--client.epochs=1"]
-    fields = ["--model=net.py:Net", "--data=my_data.py:table", "--partition=iid", "--partition.n_clients=2"]
-    where = {k: v for k, v in os.environ.items() if k != parts.HERE}
-    short = ["--federation.rounds=1", "--measure.every=0", "--data.limit=70"]
-    return subprocess.run([*script, *fields, *short, *words], capture_output=True, text=True, env=where)
+COMMAND = [
+    "--preset=smoke", "--wandb=off", "--client.epochs=1", "--model=net.py:Net", "--data=my_data.py:table",
+    "--partition=iid", "--partition.n_clients=2", "--federation.rounds=1", "--measure.every=0", "--data.limit=70",
+]  # fmt: skip
 
 
-def test_a_command_is_not_resumed_with_other_code_or_data(lab: Lab) -> None:
-    first = command()
+def test_a_command_is_not_resumed_with_other_code_or_data(
+    lab: Lab, command: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    first = command("run", *COMMAND, cwd=lab.folder)
     assert first.returncode == 0, first.stderr
-    again = command("--resume")
+    again = command("run", *COMMAND, "--resume", cwd=lab.folder)
     assert "holds this run, finished" in again.stdout
     lab.scale(3)
-    again = command("--resume")
+    again = command("run", *COMMAND, "--resume", cwd=lab.folder)
     said = "error: runs/run holds a run with another source.model (deeper.py changed); choose another --out.\n"
     assert (again.returncode, again.stderr) == (2, said)
     lab.scale(2)
     lab.table(1)
-    again = command("--resume")
+    again = command("run", *COMMAND, "--resume", cwd=lab.folder)
     assert (again.returncode, again.stderr) == (2, f"error: runs/run {OTHER_DATA}\n")
 
 
-def test_a_command_with_a_missing_neighbour_does_nothing(lab: Lab) -> None:
+def test_a_command_with_a_missing_neighbour_does_nothing(
+    lab: Lab, command: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
     (lab.folder / "net.py").write_text(NET.replace("import helper", "import helpr"))
-    done = command()
+    done = command("run", *COMMAND, cwd=lab.folder)
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1
     assert "(line 4) imports helpr, and there is no such module; did you mean 'helper'?" in done.stderr

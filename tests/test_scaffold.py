@@ -166,7 +166,7 @@ def test_reaches_the_joint_optimum_of_different_clients(
     assert np.linalg.norm(found.model.buffer.numpy() - _optimum(problem, w)) < 1e-8
     for i in range(4):  # and there the controls are the clients' gradients
         assert np.allclose(_control(found, i), problem.gradients(_optimum(problem, w))[i], rtol=0, atol=1e-7)
-    stuck = _play(problem, FedAvg(), local, 60, 0.2, weighting=weighting)[-1].model.buffer.numpy()
+    stuck = _play(problem, FedAvg(), local, 20, 0.2, weighting=weighting)[-1].model.buffer.numpy()
     assert np.linalg.norm(stuck - _optimum(problem, w)) > 1e-2
     assert np.linalg.norm(_optimum(problem, np.ones(4)) - _optimum(problem, np.array([6, 9, 7, 17]))) > 1e-2
 

@@ -14,7 +14,7 @@ import torch
 
 from fedcommons.config import parts
 from fedcommons.config.parts import KINDS
-from fedcommons.core.algorithm import Facts
+from fedcommons.core.algorithm import Algorithm, Facts
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.worker import RunData
 from fedcommons.data.clients import ClientData, Clients, Rows
@@ -103,9 +103,9 @@ def test_every_example_needs_one_weight_and_every_client_some() -> None:
 
 @pytest.mark.parametrize("name", KINDS["algorithm"].known)
 def test_a_round_of_a_million_clients_costs_what_its_participants_cost(
-    name: str, digits: "Digits", monkeypatch: pytest.MonkeyPatch
+    name: str, quick: Callable[[str], Algorithm], digits: "Digits", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    algorithm = parts.make("algorithm", name, {})
+    algorithm = quick(name)
     small = digits(method=algorithm)
     clients = _million(small.data.sets["test"], small.data.clients.commons)
     federation = replace(small, data=RunData(clients, clients, {})).training(LocalSGD(1, 5))

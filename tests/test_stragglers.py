@@ -13,7 +13,7 @@ from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddm import FedDM
 from fedcommons.algorithms.fednova import FedNova
 from fedcommons.algorithms.fedprox import FedProx
-from fedcommons.config import parts, presets
+from fedcommons.config import presets
 from fedcommons.config.flat import choose
 from fedcommons.config.parts import KINDS
 from fedcommons.core.algorithm import Algorithm, Facts
@@ -162,18 +162,18 @@ def _end(federation: "Federation", algorithm: Algorithm, plan: Plan) -> dict[str
 
 
 @pytest.mark.parametrize("name", [name for name in KINDS["algorithm"].known if name != "feddm"])
-def test_half_the_work_is_half_the_epochs(name: str, digits: "Digits") -> None:
-    algorithm = parts.make("algorithm", name, {})
-    long, short = (digits(method=algorithm).training(LocalSGD(epochs, 5)) for epochs in (4, 2))
+def test_half_the_work_is_half_the_epochs(name: str, quick: Callable[[str], Algorithm], digits: "Digits") -> None:
+    algorithm = quick(name)
+    long, short = (digits(method=algorithm).training(LocalSGD(epochs, 10)) for epochs in (2, 1))
     half = _end(long, algorithm, _plan(long, dict.fromkeys(range(5), 0.5), take_partial=True))
     assert half == _end(short, algorithm, short.plan(3)) != _end(long, algorithm, long.plan(3))
 
 
 def test_half_the_work_of_feddm_is_half_the_steps_on_the_pixels(digits: "Digits") -> None:
-    federation = digits()
-    half = _end(federation, FedDM(), _plan(federation, dict.fromkeys(range(5), 0.5), take_partial=True))
-    assert half == _end(federation, FedDM(iterations=10), federation.plan(3))
-    assert half != _end(federation, FedDM(), federation.plan(3))
+    federation, method = digits(), FedDM(iterations=4, server_epochs=2)
+    half = _end(federation, method, _plan(federation, dict.fromkeys(range(5), 0.5), take_partial=True))
+    assert half == _end(federation, FedDM(iterations=2, server_epochs=2), federation.plan(3))
+    assert half != _end(federation, method, federation.plan(3))
 
 
 def test_fedavg_drops_late_clients_and_fedprox_takes_them(digits: "Digits") -> None:

@@ -3,6 +3,7 @@
 import ast
 import re
 import runpy
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,9 @@ import torch
 
 from fedcommons import testing
 from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.federation.rounds import drawn
 from fedcommons.testing import check_algorithm, digits
+from fedcommons.testing.absent import LATE
 
 ROOT = Path(__file__).parent.parent
 FEDAVG = FedAvg()
@@ -25,7 +28,15 @@ def _plain(**other: Any) -> Any:
 
 
 def test_an_algorithm_need_not_be_a_dataclass() -> None:
-    check_algorithm(_plain())
+    check_algorithm(
+        _plain(),
+        only=[
+            "two_rounds_keep_names_shapes_and_types",
+            "same_seed_same_bits_other_seed_other_bits",
+            "late_clients_by_any_rule_break_no_promise",
+            "its_work_can_be_priced",
+        ],
+    )
 
 
 def test_an_algorithm_that_raises_is_told_what() -> None:
@@ -37,13 +48,29 @@ def test_an_algorithm_that_raises_is_told_what() -> None:
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
-@pytest.mark.parametrize("path", sorted(Path(testing.__file__).parent.glob("*.py")), ids=lambda path: path.stem)
-def test_no_check_rests_on_an_assert_statement_and_no_import_on_ray(path: Path) -> None:
+def test_no_check_rests_on_an_assert_statement_and_no_import_on_ray() -> None:
     """pytest rewrites asserts in tests only, and ``python -O`` leaves them out; a check needs Ray if it is asked to."""
-    tree = ast.parse(path.read_text())
-    assert not [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Assert)]
-    at_import = [ast.unparse(node) for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-    assert not [line for line in at_import if re.search(r"\bray\b|ray_actors|cluster", line)]
+    wrong = []
+    for path in sorted(Path(testing.__file__).parent.glob("*.py")):
+        tree = ast.parse(path.read_text())
+        wrong += [f"{path.name}:{node.lineno} asserts" for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+        at_import = [ast.unparse(node) for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        wrong += [f"{path.name}: {line}" for line in at_import if re.search(r"\bray\b|ray_actors|cluster", line)]
+    assert not wrong
+
+
+def test_late_clients_are_those_of_another_rule_in_each_round() -> None:
+    """With the numbers of the check, each rule has its round and makes somebody late, wholly or in part."""
+    federation = digits()
+    plan = replace(federation.plan(10, participation=0.8, seed=8, late=LATE), take_partial=True)
+    late = [drawn(FEDAVG, plan, {}, number)[1] for number in range(1, 11)]
+    for number, (rule, found) in enumerate(zip(2 * LATE.rules, late, strict=True), 1):
+        joined = drawn(FEDAVG, replace(plan, late=None), {}, number)[0]
+        assert found == rule(joined, plan.facts, number, 8)
+    assert all(late[:5])
+    assert [any(found.values()) for found in late[:5]] == [False, False, True, False, True]
+    assert plan.facts.arrival is not None
+    assert len(set(plan.facts.arrival)) == 5  # no two clients are alike
 
 
 def test_the_example_of_a_method_has_the_property_that_contributing_names() -> None:

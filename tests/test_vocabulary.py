@@ -72,20 +72,25 @@ def test_a_field_of_a_method_that_no_cell_has_is_refused(sweeps: Sweeps, script:
         )
 
 
+FEW = ["--algorithms", "fedavg", "--alphas", "0.1", "--wandb", "off"]
 DRY = {
     "run": ["--preset", "smoke", "--sharing", "shuffled_synthetic"],
-    "tune": ["--preset", "smoke", "--space", "lr=0.1,0.2"],
-    "table1": ["--preset", "smoke"],
-    "figure3": ["--preset", "smoke"],
-    "convergence_parameters": ["--preset", "smoke"],
-    "advise": ["--preset", "smoke", "--check"],
+    "tune": ["--preset", "smoke", "--space", "lr=0.1,0.2", "--wandb", "off"],
+    "table1": ["--preset", "smoke", *FEW],
+    "figure3": ["--preset", "smoke", "--wandb", "off"],
+    "convergence_parameters": ["--preset", "smoke", "--p", "0", "--generator-epochs", "1", "--wandb", "off"],
+    "advise": ["--preset", "smoke", "--check", "--alphas", "0.1", "--wandb", "off"],
     "quadratics": ["--preset", "smoke"],
     "mnist_softmax": ["--preset", "smoke"],
-    "feddpms": ["--preset", "smoke", "--algorithms", "fedvae"],
-    "private_fedssyn": ["--preset", "smoke", "--algorithms", "fedavg", "--epsilons", "30", "--checkpoints", "1"],
-}
+    "feddpms": ["--preset", "smoke", "--algorithms", "fedvae", "--wandb", "off"],
+    "private_fedssyn": [
+        "--preset", "smoke", "--algorithms", "fedavg", "--epsilons", "30", "--checkpoints", "1", "--wandb", "off",
+        "--generator.batch_size", "50",
+    ],
+}  # fmt: skip
 
 
+@pytest.mark.usefixtures("untimed")
 @pytest.mark.parametrize("script", DRY)
 def test_a_dry_run_says_what_would_run_and_writes_nothing(
     sweeps: Sweeps, script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

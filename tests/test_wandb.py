@@ -121,13 +121,16 @@ def test_effective_values_are_those_that_resulted(config: Experiment, tmp_path: 
     """p is null in the config here and 1/2 in fact; sigma is there with DP-SGD, alpha where the partition has one."""
     one = {"federation.rounds": 1, "measure.every": 0}
     made = {**one, "sharing.setting": "shuffled_synthetic", "generator.rho": 0.5, "partition.name": "iid"}
+    made |= {"generator.epochs": 1, "generator.channels": (8, 8), "generator.sampling_steps": 2}
     summary = experiment.run(override(config, {**made, "sharing.audit": True}), tmp_path / "made")
     found = wandb_file(tmp_path / "made").config
     assert found["sharing"]["p"] is None
     assert summary["p"] == pytest.approx(0.5, abs=0.01)
     effective = {name: value for name, value in found.items() if "/" in name}
     assert effective == {"effective/p": summary["p"], "effective/rho": 0.5, "effective/lr": 0.1}
-    private = override(config, {**one, "dp.local": True, "dp.noise_multiplier": 1.5, "client.lr": 0.01})
+    private = override(
+        config, {**one, "dp.local": True, "dp.noise_multiplier": 1.5, "client.lr": 0.01, "data.limit": 80}
+    )
     result = experiment.run(private, tmp_path / "private")
     effective = {n: v for n, v in wandb_file(tmp_path / "private").config.items() if "/" in n}
     assert effective == {"effective/alpha": 0.1, "effective/p": 0, "effective/sigma": 1.5, "effective/lr": 0.01}

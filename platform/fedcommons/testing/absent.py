@@ -1,9 +1,10 @@
 """Clients that are not in a round, or late: what an algorithm owes to them and they to it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from fedcommons.core.algorithm import Algorithm
+from fedcommons.core.algorithm import Algorithm, Facts
 from fedcommons.federation import rounds
 from fedcommons.federation.rejections import records, told
 from fedcommons.federation.rounds import Standing, answering
@@ -12,14 +13,26 @@ from fedcommons.testing.comparing import differing, listed, raw, require
 from fedcommons.testing.federations import Federation
 from fedcommons.testing.spy import Spy
 
-LATE: Sequence[Rule] = (
-    PerClient((0.0, 0.2, 0.4, 0.6, 0.8)),
-    Groups(0.4, 2),
-    Deadline(1.0),
-    Fastest(2, client_spread=0.0),
-    Slow(0.5),
-)
-"""Rules for five clients under which some are late in three rounds."""
+
+@dataclass(frozen=True)
+class InTurn:
+    """Another rule in each round: the first of ``rules`` in round 1, and the first again after the last."""
+
+    rules: tuple[Rule, ...]
+
+    def __call__(self, joined: Sequence[int], facts: Facts, round: int, seed: int) -> Mapping[int, float]:
+        return self.rules[(round - 1) % len(self.rules)](joined, facts, round, seed)
+
+    def arrival(self, n_clients: int, joining: int, seed: int) -> list[float]:
+        """The mean over the rules."""
+        each = [rule.arrival(n_clients, joining, seed) for rule in self.rules]  # pyright: ignore
+        return [sum(of_one) / len(each) for of_one in zip(*each, strict=True)]
+
+
+LATE = InTurn((
+    PerClient((0.0, 0.2, 0.4, 0.6, 0.8)), Groups(0.4, 2), Deadline(1.0), Fastest(2, client_spread=0.0), Slow(0.5),
+))  # fmt: skip
+"""The rules for five clients, each of which has its round in five."""
 
 
 def rounds_of(
