@@ -75,7 +75,7 @@ def test_there_is_something_to_compare() -> None:
     assert sum(bool(parts.constants(kind, name)) for kind, name in PARTS) >= 10
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind, k in KINDS.items() if k.known])
 def test_the_help_of_a_field_that_names_a_part_lists_all_and_tells_of_what_is_chosen(kind: str) -> None:
     k = KINDS[kind]
     name = [*k.known][-1]
