@@ -10,22 +10,16 @@ import time
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fedcommons.artifacts import Store
 from fedcommons.config import cli
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import choose, flat_dict, override
-from fedcommons.convergence import advisor
-from fedcommons.convergence.advisor import Prediction
+from fedcommons.config.flat import choose, override
 from fedcommons.errors import UserError, unknown
 from fedcommons.sweeping import grids, runner, sweep
 from fedcommons.sweeping.display import Display
 from papers.fedssyn import authors
-from papers.fedssyn.advice_report import local_work, report
-
-if TYPE_CHECKING:
-    from fedcommons.runs.build import Prepared
+from papers.fedssyn.advice_report import report
 
 POOLS = ("shuffled_synthetic", "shuffled_real")
 
@@ -92,26 +86,9 @@ def cells(options: cli.Options) -> dict[tuple[float, float], list[sweep.Cell]]:
         )
         if not options.measure.every:  # then samples are of the probe
             sharing |= {"measure.every": 0, "measure.samples": None}
-        each = [{**flat_dict(c), **sharing, "seed": seed} for seed in cli.split("--seeds", options.seeds, int)]
+        each = [{**c.flat, **sharing, "seed": seed} for seed in cli.split("--seeds", options.seeds, int)]
         runs[c.partition.alpha, p] = [authors.cell(options, one) for one in each]
     return runs
-
-
-def predictions(ready: "Prepared", options: cli.Options, display: Display) -> tuple[list[Prediction], str]:
-    """The predictions of one experiment, and of which pool they are."""
-    from fedcommons.runs import build
-    from fedcommons.runs.probe import probe
-    from fedcommons.sharing import synthetic_pool
-
-    config, store = ready.config, Store(Path(ready.config.artifacts), display.say)
-    known = not synthetic_pool.missing(store, ready.needs)
-    synthetic = build.contributions(ready, store) if ready.needs and known else None
-    pool = "the pool" if known else "an ideal pool, of real data: no synthetic images are in the store yet"
-    found = probe(override(config, {"federation.rounds": options.probe_rounds}), synthetic, display.say)
-    work = local_work(config, [len(rows) for rows in ready.partition.rows])
-    shares = cli.split("--p", options.p, float)
-    checked = cli.split("--check-p", options.check_p, float) if options.check else ()
-    return advisor.predict([advisor.probed(f) for _, f in found], sorted({*shares, *checked}), work), pool
 
 
 def advise(argv: Sequence[str]) -> int:
@@ -126,6 +103,7 @@ def advise(argv: Sequence[str]) -> int:
             return 0
         left = sweep.todo(several, out, display)
         from fedcommons.runs.build import prepare
+        from papers.fedssyn.predicting import predictions
 
         ready = [prepare(c) for c in wanted]
         with sweep.open_sweep(out, options.resume):  # all that cannot be met has been refused

@@ -22,7 +22,7 @@ from fedcommons.sweeping.display import Display
 from papers.fedssyn.softmax_report import PARTITIONS, PER_CLASS, Cell, picture, table
 
 if TYPE_CHECKING:  # torch takes seconds to import
-    from fedcommons.data.examples import Dataset
+    from papers.fedssyn.softmax_regression import Dataset
 
 PRESETS = {"smoke": ("digits", 3), "small": ("digits", 150), "paper": ("mnist", 60)}  # the paper names no rounds
 

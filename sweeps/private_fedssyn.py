@@ -12,7 +12,6 @@ from itertools import product
 from typing import Any
 
 from fedcommons.config import cli, presets
-from fedcommons.config.flat import flat_dict
 from fedcommons.errors import UserError
 from fedcommons.sweeping import grids, runner
 from papers.fedssyn import private_presets
@@ -75,7 +74,7 @@ def entries(options: cli.Options) -> list[Entry]:
         at: dict[str, Any] = {"partition.alpha": alpha, "algorithm": algorithm, "seed": seed}
         for setting in settings:
             mine = {**at, "sharing.setting": setting}
-            if "generator.rho" not in flat_dict(grids.cell(options, {**base, **mine, **plain}).config):
+            if "generator.rho" not in grids.cell(options, {**base, **mine, **plain}).config.flat:
                 add("none", True, **mine)
                 continue
             add("plain", True, **mine, **plain)

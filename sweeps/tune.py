@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from fedcommons.config import cli, presets, search_space
-from fedcommons.config.flat import SHORT_NAMES, choose, flat_dict
+from fedcommons.config.flat import SHORT_NAMES, choose
 from fedcommons.errors import UserError, unknown
 from fedcommons.reports import metrics
-from fedcommons.seeds import seed_for
 from fedcommons.sweeping import grids, runner, sweep, tuned
 from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.search import Optuna, asha, proposed, require_optuna
@@ -99,7 +98,7 @@ def batches(options: cli.Options, out: Path) -> Iterator[list[sweep.Cell]]:
     if options.search == "optuna":
         searched = {n: values for n, values in space(options).items() if n not in (*fixed, "seed")}
         environments = search_space.points(fixed, 1, options.seed)
-        searches = [(e, Optuna(searched, options.mode, seed_for(options.seed, str(e)))) for e in environments]
+        searches = [(e, Optuna(searched, options.mode, options.seed, str(e))) for e in environments]
         yield from proposed(
             searches, options.samples, lambda point: made([{**point, "seed": seed} for seed in seeds], options),
             lambda cells: tuned.mean(cells, out, options.metric),
@@ -107,7 +106,7 @@ def batches(options: cli.Options, out: Path) -> Iterator[list[sweep.Cell]]:
         return
     groups: dict[str, list[sweep.Cell]] = {}
     for c in cells(options)[0]:
-        fields = flat_dict(c.config)
+        fields = c.config.flat
         key = str([fields.get(name) for name in fixed]) if options.scheduler == "asha" else ""
         groups.setdefault(key, []).append(c)
     yield from groups.values()

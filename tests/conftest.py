@@ -145,7 +145,7 @@ def recorded() -> Callable[..., None]:
     """
     import yaml
 
-    from fedcommons.config.flat import flat_dict, to_dict
+    from fedcommons.config.flat import to_dict
     from fedcommons.files import write_json, write_text
 
     def write(
@@ -156,7 +156,7 @@ def recorded() -> Callable[..., None]:
         /,
         **summary: Any,
     ) -> None:
-        flat, last = flat_dict(config), config.federation.rounds
+        flat, last = config.flat, config.federation.rounds
         accuracies = [0.9 if reached and r >= reached else 0.0 for r in range(last + 1)]
         found = {
             "dataset": config.data.name, "algorithm": config.algorithm, "setting": config.sharing.setting,

@@ -6,7 +6,7 @@ import pytest
 
 from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import flat_dict, get, override
+from fedcommons.config.flat import override
 from fedcommons.errors import UserError
 from fedcommons.runs.checks import check
 from fedcommons.runs.inputs import load
@@ -66,10 +66,10 @@ def test_learning_rates(cell: tuple[Any, ...], rate: float) -> None:
 
 
 def test_feddyns_weight_and_its_unsquared_term() -> None:
-    assert get(_cell("cifar10", "feddyn", 10, 1.0, 0.1, "real"), "feddyn.alpha") == 0.001
-    assert get(_cell("cifar10", "feddyn", 10, 1.0, 0.1), "feddyn.alpha") == 0.01
-    assert not get(_cell("cifar100", "feddyn", 10, 1.0, 0.1, "real"), "feddyn.squared")
-    assert get(presets.experiment("paper", "cifar10", {"algorithm": "feddyn"}), "feddyn.squared")
+    assert _cell("cifar10", "feddyn", 10, 1.0, 0.1, "real").flat["feddyn.alpha"] == 0.001
+    assert _cell("cifar10", "feddyn", 10, 1.0, 0.1).flat["feddyn.alpha"] == 0.01
+    assert not _cell("cifar100", "feddyn", 10, 1.0, 0.1, "real").flat["feddyn.squared"]
+    assert presets.experiment("paper", "cifar10", {"algorithm": "feddyn"}).flat["feddyn.squared"]
 
 
 def test_a_cell_outside_table_1_is_refused() -> None:
@@ -79,7 +79,7 @@ def test_a_cell_outside_table_1_is_refused() -> None:
 
 
 def test_the_real_settings_share_of_synthetic_data_is_not_set() -> None:
-    assert "sharing.p" not in flat_dict(_cell("cifar10", "fedavg", 10, 1.0, 0.1, "real"))
+    assert "sharing.p" not in _cell("cifar10", "fedavg", 10, 1.0, 0.1, "real").flat
 
 
 def test_the_last_images_are_held_out() -> None:

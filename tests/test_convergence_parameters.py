@@ -16,7 +16,6 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedcommons.config.flat import flat_dict
 from fedcommons.convergence.names import NAMES
 from fedcommons.errors import UserError
 from fedcommons.reports import tables
@@ -254,9 +253,7 @@ def cells(sweep: ModuleType, figure: str, *options: str) -> dict[str, list[Any]]
 def test_the_curves_of_a7_are_iid_clients_without_a_pool_and_every_share(sweep: ModuleType) -> None:
     found = cells(sweep, "figure_a7", "--seeds=0,1", "--p=0.5,0,0.06")
     assert list(found) == ["IID", "p = 0", "p = 0.06", "p = 0.5"]
-    facts = {
-        label: (c.partition.name, c.sharing.setting, flat_dict(c).get("sharing.p")) for label, (c, _) in found.items()
-    }
+    facts = {label: (c.partition.name, c.sharing.setting, c.flat.get("sharing.p")) for label, (c, _) in found.items()}
     assert facts == {
         "IID": ("iid", "real", None), "p = 0": ("dirichlet_classes", "real", None),
         "p = 0.06": ("dirichlet_classes", "shuffled_synthetic", 0.06),
@@ -264,7 +261,7 @@ def test_the_curves_of_a7_are_iid_clients_without_a_pool_and_every_share(sweep: 
     }  # fmt: skip
     every = [c for several in found.values() for c in several]
     assert {(c.algorithm, c.partition.n_clients, c.federation.participation) for c in every} == {("fedavg", 10, 1.0)}
-    assert {flat_dict(c).get("partition.alpha") for c in every} == {0.1, None}
+    assert {c.flat.get("partition.alpha") for c in every} == {0.1, None}
     assert [c.seed for c in every] == [0, 1] * 4
     assert {(c.measure.every, c.measure.smoothness) for c in every} == {(1, False)}
     (c, *_) = cells(sweep, "figure_a7", "--hessians", "--measure.every=3")["IID"]

@@ -12,7 +12,6 @@ import pytest
 
 import fedcommons
 from fedcommons.config import presets
-from fedcommons.config.flat import flat_dict
 from fedcommons.core.accountants import composed
 from fedcommons.errors import UserError
 from fedcommons.reports.cells import cells
@@ -128,7 +127,7 @@ def test_points_of_any_folders(runs: Path, tmp_path: Path, sweeps: Callable[[str
 def test_each_stage_is_varied_by_what_makes_it_give_more_away(sweeps: Callable[[str], ModuleType]) -> None:
     disclosure = sweeps("disclosure")
     argv = ["--shares", "0.1,0.4", "--rhos", "0.3", "--alphas", "0.01", "--seeds", "0,1"]
-    fields = [flat_dict(cell.config) for cell in disclosure.grid(disclosure.arguments(argv))]
+    fields = [cell.config.flat for cell in disclosure.grid(disclosure.arguments(argv))]
     found = [(f["sharing.setting"], f.get("sharing.c"), f.get("generator.rho"), f["seed"]) for f in fields]
     assert found == [
         ("real", None, None, 0),

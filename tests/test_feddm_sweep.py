@@ -9,7 +9,6 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fedcommons.config.flat import flat_dict
 from fedcommons.errors import UserError
 from fedcommons.runs import experiment
 from fedcommons.runs.build import prepare
@@ -32,7 +31,7 @@ def test_a_run_that_stands_in_several_tables_is_played_once(feddm: ModuleType) -
     assert len(set(names.values())) == len(names) - 3
     of_rows = {len([e for e in found if (e.table, e.method) == each and e.alpha == 0.1]) for each in same}
     assert of_rows == {4 * 3}  # rates, seeds
-    assert flat_dict(next(e for e in found if e.method == "REAL").cell.config)["feddm.iterations"] == 0
+    assert next(e for e in found if e.method == "REAL").cell.config.flat["feddm.iterations"] == 0
     assert {e.alpha for e in found} == {0.01, 0.1, 0.5, 50.0}
     assert {e.cell.config.model.name for e in found} == {"convnet"}
     assert {e.cell.config.partition.name for e in found} == {"dirichlet_niid"}
@@ -41,11 +40,11 @@ def test_a_run_that_stands_in_several_tables_is_played_once(feddm: ModuleType) -
 def test_preset_paper_has_the_papers_numbers(feddm: ModuleType) -> None:
     options = feddm.arguments(["--preset", "paper", "--dataset", "cifar100", "--noisy", "feddm,scaffold"])
     found = feddm.entries(options)
-    one = flat_dict(found[0].cell.config)
+    one = found[0].cell.config.flat
     wanted = {"iterations": 1000, "ipc": 5, "radius": 5.0, "server_epochs": 500, "image_lr": 1.0, "match_batch": 256}
     assert {name: one[f"feddm.{name}"] for name in wanted} == wanted
     assert (one["federation.rounds"], one["model.width"], one["client.batch_size"]) == (20, 128, 256)
-    noisy = {e.method: flat_dict(e.cell.config) for e in found if e.table == "noise level"}
+    noisy = {e.method: e.cell.config.flat for e in found if e.table == "noise level"}
     assert noisy["feddm, sigma 3"]["feddm.sigma"] == 3
     assert (noisy["scaffold, sigma 3"]["dp.local"], noisy["scaffold, sigma 3"]["dp.noise_multiplier"]) == (True, 3)
     assert not noisy["scaffold, sigma 0"]["dp.local"]
@@ -57,7 +56,7 @@ def test_each_method_runs_at_each_of_its_own_rates(feddm: ModuleType) -> None:
     found = feddm.entries(feddm.arguments([*words, "--image-rates=1,0.03", "--rates=0.2,2,0.7"]))
     tried: dict[str, list[float | None]] = {}
     for e in found:
-        fields, name = flat_dict(e.cell.config), "client.lr" if "scaffold" in e.method else "feddm.image_lr"
+        fields, name = e.cell.config.flat, "client.lr" if "scaffold" in e.method else "feddm.image_lr"
         tried.setdefault(e.method, []).append(e.rate)
         assert e.rate == fields[name] or e.method == "REAL"
         assert fields["client.lr"] == 1 or "scaffold" in e.method
@@ -146,7 +145,7 @@ def test_tables_say_the_rate_what_was_tried_and_how_far_feddm_is_ahead() -> None
 def test_preset_small_has_other_numbers_on_large_images(feddm: ModuleType) -> None:
     """Network, rounds and server stay."""
     digits, mnist = (
-        flat_dict(feddm.entries(feddm.arguments(["--dataset", name]))[0].cell.config) for name in ("digits", "mnist")
+        feddm.entries(feddm.arguments(["--dataset", name]))[0].cell.config.flat for name in ("digits", "mnist")
     )
     wanted = {"data.limit": 2000, "client.lr": 0.1, "feddm.ipc": 5, "feddm.iterations": 30, "target": 0.8}
     assert {name: mnist[name] for name in wanted} == wanted

@@ -10,7 +10,6 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from fedcommons.config.flat import flat_dict
 from fedcommons.errors import UserError
 from fedcommons.federation.participation import participants
 from fedcommons.runs import experiment
@@ -39,7 +38,7 @@ def test_all_methods_train_the_same_encoder(feddpms: ModuleType) -> None:
         (name, seed) for name in feddpms.ALGORITHMS.split(",") for seed in (3, 4)
     ]
     for cell in cells:
-        flat = flat_dict(cell.config)
+        flat = cell.config.flat
         assert flat["model.name"] == ("vae" if cell.config.algorithm in ("feddpms", "fedvae") else "encoder")
         assert (flat["model.latent"], flat["model.channels"]) == (16, (8, 16))
         assert (flat["partition.name"], flat["partition.alpha"]) == ("dirichlet_niid", 0.5)
@@ -89,7 +88,7 @@ def test_table_5_varies_one_constant_and_shares_the_cell_of_table_1(feddpms: Mod
 
 def test_clients_share_in_table_2_as_many_images_as_was_asked(feddpms: ModuleType) -> None:
     of_tables = feddpms.grid(feddpms.arguments(["--algorithms", "feddpms,fedavg", "--clients", "10:430,20:860"]))
-    flats = [flat_dict(c.config) for c in of_tables["Table 2"]]
+    flats = [c.config.flat for c in of_tables["Table 2"]]
     found = [(f["algorithm"], f["partition.n_clients"], f["data.limit"]) for f in flats]
     assert found == [(a, n, 43 * n) for n in (10, 20) for a in ("feddpms", "fedavg")]
 
@@ -117,7 +116,7 @@ def test_preset_paper_has_the_papers_numbers(feddpms: ModuleType) -> None:
     papers = ("fmnist", 3.0, 50, 3, 32), ("cifar10", 4.0, 200, 3, 128), ("cifar100", 4.0, 50, 10, 128)
     for dataset, *wanted in papers:
         options = feddpms.arguments(["--preset", "paper", "--dataset", dataset, "--algorithms", "feddpms"])
-        flat = flat_dict(feddpms.grid(options)["Table 1"][0].config)
+        flat = feddpms.grid(options)["Table 1"][0].config.flat
         names = ("feddpms.sigma", "feddpms.quota", "feddpms.classes", "model.latent")
         assert [flat[name] for name in names] == wanted
         assert (flat["federation.rounds"], flat["client.epochs"], flat["client.batch_size"]) == (50, 5, 64)
@@ -128,7 +127,7 @@ def test_preset_authors_is_the_released_code_as_far_as_fields_say_it(feddpms: Mo
     """Of the paper's cell it departs in what the docstring of its presets names, and is not Fedssyn's."""
     papers, authors = (
         {
-            c.config.algorithm: flat_dict(c.config)
+            c.config.algorithm: c.config.flat
             for c in feddpms.grid(feddpms.arguments(["--preset", p, "--dataset", "cifar10"]))["Table 1"]
         }
         for p in ("paper", "authors")

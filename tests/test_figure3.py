@@ -12,7 +12,6 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fedcommons.config.flat import flat_dict
 from fedcommons.errors import UserError
 from fedcommons.reports import tables
 from papers.fedssyn.figures import Bar, Panel, accuracy_bars, accuracy_table, panels
@@ -107,7 +106,7 @@ def test_shuffled_real_has_a_share_of_its_own(
     figure3: ModuleType, options: str, shares: tuple[float | None, float]
 ) -> None:
     cells = figure3.grid(figure3.arguments(options.split()))
-    found = {c.config.sharing.setting: flat_dict(c.config).get("sharing.p") for c in cells}
+    found = {c.config.sharing.setting: c.config.flat.get("sharing.p") for c in cells}
     assert (found["shuffled_synthetic"], found["shuffled_real"]) == shares
 
 

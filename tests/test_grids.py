@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import deciding, flat_dict, from_dict, get, override, same_results, to_dict
+from fedcommons.config.flat import deciding, from_dict, override, same_results, to_dict
 from fedcommons.errors import UserError
 from fedcommons.sweeping import grids
 from fedcommons.sweeping import sweep as tuning
@@ -131,7 +131,7 @@ def test_one_experiment_and_tune_take_the_authors_values_too() -> None:
         "algorithm": "feddyn", "partition.n_clients": 40, "federation.participation": 0.2,
     })  # fmt: skip
     settled = authors.settled("authors", base, {"client.lr"})
-    assert (settled.client.lr, settled.client.epochs, get(settled, "feddyn.alpha")) == (base.client.lr, 30, 0.001)
+    assert (settled.client.lr, settled.client.epochs, settled.flat["feddyn.alpha"]) == (base.client.lr, 30, 0.001)
     assert authors.settled("paper", base, ()) == base
 
 
@@ -157,7 +157,7 @@ def test_a_field_that_the_sweep_sets_is_refused_when_asked_for_with_its_default(
     sweeps: Callable[[str], ModuleType], tmp_path: Path, script: str, in_file: bool
 ) -> None:
     for field, option in OWNED[script].items():
-        value = flat_dict(Experiment()).get(field)
+        value = Experiment().flat.get(field)
         text = "null" if value is None else str(value)
         (tmp_path / "c.yaml").write_text(f"{field}: {text}\n")
         words = ["--config", str(tmp_path / "c.yaml")] if in_file else [f"--{field}={text}"]

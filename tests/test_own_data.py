@@ -13,7 +13,7 @@ import torch
 
 from fedcommons.config import parts
 from fedcommons.config.experiment import Constants, Data, Experiment
-from fedcommons.config.flat import choose, flat_dict, override
+from fedcommons.config.flat import choose, override
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.errors import UserError
 from fedcommons.runs import build
@@ -132,7 +132,7 @@ def test_a_seed_that_has_no_default_is_handed_over_and_is_the_same_in_all_runs()
             {"data.name": "my_data.py:Drawn", "seed": seed, "partition.name": "iid", "model.name": "linear"}
         )
         dataset = build.prepare(override(config, {"partition.n_clients": 2})).dataset
-        assert "data.seed" not in flat_dict(config)
+        assert "data.seed" not in config.flat
         seeds.add(dataset.digest)
     assert len(seeds) == 1
     assert part(seed=4).seed == 4
@@ -140,7 +140,7 @@ def test_a_seed_that_has_no_default_is_handed_over_and_is_the_same_in_all_runs()
 
 def test_a_seed_that_has_a_default_stays_a_constant() -> None:
     """Such data sets were there before seeds were handed over: their runs keep values and names."""
-    assert flat_dict(choose({"data.name": "my_data.py:with_a_default"}))["data.seed"] == 3
+    assert choose({"data.name": "my_data.py:with_a_default"}).flat["data.seed"] == 3
     one, other = (load(choose({"data.name": "my_data.py:with_a_default", "data.seed": s}).data) for s in (3, 4))
     draws = np.random.default_rng(3)
     rows = torch.from_numpy(draws.standard_normal((50, 5))).float()

@@ -19,9 +19,7 @@ from fedcommons.config.flat import (
     choose,
     deciding,
     fields_for,
-    flat_dict,
     from_dict,
-    get,
     override,
     same_results,
     to_dict,
@@ -169,11 +167,11 @@ def test_the_algorithm_is_built_once_a_run(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_only_what_was_chosen_is_there() -> None:
-    names = set(flat_dict(Experiment()))
+    names = set(Experiment().flat)
     assert not [n for n in names if n.startswith(("feddyn.", "generator.", "fedprox.")) or n == "sharing.p"]
     changed = override(Experiment(), {"algorithm": "fedprox", "fedprox.mu": 0.3, "model.name": "linear"})
-    assert get(changed, "fedprox.mu") == 0.3
-    assert set(flat_dict(changed)) == (names | {"fedprox.mu"}) - {"model.channels", "model.hidden", "model.batch_norm"}
+    assert changed.flat["fedprox.mu"] == 0.3
+    assert set(changed.flat) == (names | {"fedprox.mu"}) - {"model.channels", "model.hidden", "model.batch_norm"}
     back = override(changed, {"algorithm": "fedavg", "model.name": "cnn"})
     assert back == Experiment()
     assert override(back, {"algorithm": "fedprox"}) == choose({"algorithm": "fedprox", "feddyn.alpha": 3.0})
@@ -209,7 +207,7 @@ def test_a_field_or_method_that_is_added_renames_nothing(monkeypatch: pytest.Mon
         lambda k, name, digest: fields_of(Longer) if name == "feddyn" else read(k, name, digest),
     )
     again = override(Experiment(), {"algorithm": "feddyn", "feddyn.alpha": 0.5, "sharing.setting": "local_synthetic"})
-    assert get(again, "feddyn.strength") == 0.25
+    assert again.flat["feddyn.strength"] == 0.25
     assert key_of(deciding(again)) == before
     assert key_of(deciding(override(again, {"feddyn.strength": 0.5}))) != before
 
@@ -241,7 +239,7 @@ def test_a_config_that_rests_on_disk_executes_nothing(lab: Path) -> None:
     (lab / "evil.py").write_text("import pathlib\npathlib.Path('executed').touch()\nclass Net: pass\nclass Alg: pass\n")
     written = to_dict(Experiment()) | {"model": {"name": "evil.py:Net", "x": 3}, "algorithm": "evil.py:Alg"}
     read = from_dict({**written, "alg": {"y": 0.5}, "source": {"model": "0" * 24}})
-    assert (get(read, "model.x"), get(read, "alg.y")) == (3, 0.5)
+    assert (read.flat["model.x"], read.flat["alg.y"]) == (3, 0.5)
     assert same_results(read, Experiment())
     assert not (lab / "executed").exists()
 

@@ -18,7 +18,6 @@ import pytest
 import yaml
 
 from fedcommons.config import cli, presets
-from fedcommons.config.flat import flat_dict
 from papers.fedssyn import authors
 
 HERE = Path(__file__).parent
@@ -190,7 +189,7 @@ def fields(argv: Sequence[str]) -> dict[str, Any]:
     parser.add_argument("--preset", type=str, default="small")
     parser.add_argument("--resume", action="store_true")
     options = cli.parse(parser, argv)
-    return flat_dict(authors.settled(options.preset, cli.experiment(options), options.asked))
+    return dict(authors.settled(options.preset, cli.experiment(options), options.asked).flat)
 
 
 @pytest.mark.parametrize("one", ACCEPTED["lines"], ids=told)

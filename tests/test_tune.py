@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from fedcommons.config.flat import flat_dict
 from fedcommons.errors import UserError
 from fedcommons.reports import metrics, ranking
 from fedcommons.runs import experiment
@@ -162,7 +161,7 @@ def test_asha_compares_runs_of_one_environment(tune: ModuleType, tmp_path: Path)
     argv = [*TINY, "--space=alpha=0.1,1", "--space=lr=uniform(0.01,0.1)", "--samples=3"]
     whole = tune.cells(tune.arguments(argv))[0]
     groups = list(tune.batches(tune.arguments([*argv, "--scheduler=asha"]), tmp_path))
-    assert [{flat_dict(c.config)["partition.alpha"] for c in group} for group in groups] == [{0.1}, {1.0}]
+    assert [{c.config.flat["partition.alpha"] for c in group} for group in groups] == [{0.1}, {1.0}]
     assert {c.name for group in groups for c in group} == {c.name for c in whole}
 
 
@@ -184,7 +183,7 @@ def test_optuna_proposes_the_same_points_for_the_same_results() -> None:
             point = points[cells[0].name]
             return None if point["p"] else (point["lr"] - 0.1) ** 2
 
-        for batch in proposed([({"alpha": 0.1}, Optuna(space, "min", 7))], samples, make, value):
+        for batch in proposed([({"alpha": 0.1}, Optuna(space, "min", 7, "alpha 0.1"))], samples, make, value):
             assert len(batch) <= BATCH
         return list(points.values())
 

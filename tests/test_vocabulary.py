@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from fedcommons.config import cli
-from fedcommons.config.flat import SHORT_NAMES, flat_dict
+from fedcommons.config.flat import SHORT_NAMES
 from fedcommons.errors import UserError
 from fedcommons.sweeping import sweep as tuning
 
@@ -35,7 +35,7 @@ def test_short_names_are_the_fields_in_every_sweep(sweeps: Sweeps, script: str) 
     argv += ["--space", "seed=0"] if script == "tune" else []
     argv += ["--alpha", "0.7"] if script != "convergence_parameters" else ["--partition.alpha", "0.7"]
     for cell in _cells(script, sweeps(script), argv):
-        flat = flat_dict(cell.config)
+        flat = cell.config.flat
         assert flat["client.lr"] == 0.03
         assert flat["tracking.wandb"] == "off"
         assert flat["data.dir"] == "/x"
@@ -50,9 +50,7 @@ def test_p_is_the_share_wherever_something_is_shared(sweeps: Sweeps) -> None:
         ("figure3", ["--settings", "local_synthetic"]),
         ("tune", ["--space", "seed=0"]),
     ):
-        shares = {
-            flat_dict(c.config).get("sharing.p", 0.2) for c in _cells(script, sweeps(script), [*argv, "--p", "0.2"])
-        }
+        shares = {c.config.flat.get("sharing.p", 0.2) for c in _cells(script, sweeps(script), [*argv, "--p", "0.2"])}
         assert shares == {0.2}
     with pytest.raises(UserError, match=r"sharing\.p is of sharing\.setting .* and sharing\.setting is real"):
         sweeps("table1").arguments(["--settings", "real", "--p", "0.2"])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedcommons import ClientError, Experiment, UserError, experiment, load_rounds, load_runs
-from fedcommons.config.flat import chosen, deciding, flat_dict, from_dict, override, same_results, to_dict
+from fedcommons.config.flat import deciding, from_dict, override, same_results, to_dict
 from fedcommons.runs.build import noise_key
 from fedcommons.runs.experiment import run
 from fedcommons.sweeping.sweep import cell
@@ -225,10 +225,10 @@ def test_actors_give_the_numbers_of_one_process(lab: Path) -> None:
 
 def test_without_them_the_config_has_no_field_of_theirs() -> None:
     plain = described()
-    assert not {"tracking.tracker", "measure.measure"} & flat_dict(plain).keys()
+    assert not {"tracking.tracker", "measure.measure"} & plain.flat.keys()
     assert "tracker" not in to_dict(plain)["tracking"]
     assert "measure" not in to_dict(plain)["measure"]
-    assert not {"tracker", "measure"} & chosen(plain).keys()
+    assert not {"tracker", "measure"} & plain.chosen.keys()
     given_none = described(tracking__tracker=None, measure__measure=None)
     assert given_none == plain
 
@@ -251,8 +251,8 @@ def test_a_config_with_them_is_read_as_it_was_written(name: str) -> None:
     }[name]
     wanted = experiment("smoke", values={**FIELDS, "measure.every": 1, field: part, constant[0]: constant[1]})
     read = from_dict(to_dict(wanted))
-    assert flat_dict(read) == flat_dict(wanted)
-    assert flat_dict(override(wanted, {field: None})).keys() == flat_dict(described()).keys()
+    assert read.flat == wanted.flat
+    assert override(wanted, {field: None}).flat.keys() == described().flat.keys()
 
 
 @pytest.mark.parametrize(

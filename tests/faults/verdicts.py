@@ -15,7 +15,7 @@ from faults.options import COSTLY
 from faults.processes import TRACEBACK, Ended
 
 from fedcommons.config import presets
-from fedcommons.config.flat import IGNORED_BY_RESULTS, flat_dict, from_dict, get, same_results
+from fedcommons.config.flat import IGNORED_BY_RESULTS, from_dict, same_results
 from fedcommons.files import sha256
 
 LONGEST = 600  # characters of a sentence
@@ -152,14 +152,14 @@ def run(line: Line, out: Path, templates: Path, ended: Ended) -> list[Fault]:
     for name, value in line.asked.items():
         if read and name in IGNORED_BY_RESULTS:
             continue
-        if name in flat_dict(stands) and not same(has := get(stands, name), value):
+        if name in stands.flat and not same(has := stands.flat[name], value):
             what = f"run, {line.kind}: {name} is not as asked"
             faults.append(Fault("silent", what, f"{shown(repr(value))} became {shown(repr(has))}"))
     preset = line.asked.get("preset", "smoke")
     if preset in ("smoke", "small") and line.kind != "config":  # of a damaged file it is not known what it asks for
         given = {t.removeprefix("--").partition("=")[0] for t in line.argv}
         expected, known = presets.experiment(preset, stands.data.name), {*line.asked, *given}
-        has_all, meant_all = flat_dict(stands), flat_dict(expected)
+        has_all, meant_all = stands.flat, expected.flat
         for name in has_all.keys() & meant_all.keys():
             has, meant = has_all[name], meant_all[name]
             if name not in known and has != meant:
@@ -227,12 +227,12 @@ def cells(line: Line, folder: Path, ended: Ended) -> list[Fault]:
     faults = []
     for name, value in line.asked.items() if found else ():
         varied = line.script == "convergence_parameters" and name == "generator.epochs"  # figure A.8 has parts of it
-        has = [flat_dict(c)[name] for c in found if name in flat_dict(c)]
+        has = [c.flat[name] for c in found if name in c.flat]
         if not varied and any(not same(one, value) for one in has):
             others = sorted({str(one) for one in has})
             faults.append(Fault("silent", f"{line.script}: {name} is not as asked", f"{value!r} became {others}"))
         if (field := OPTIONS.get(name)) and line.script in ("table1", "figure3"):
-            have = {str(get(c, field)) for c in found}
+            have = {str(c.flat[field]) for c in found}
             kind = {"seed": int, "partition.alpha": float, "client.lr": float}.get(field, str)
             wanted = {str(kind(t.strip())) for t in str(value).split(",")}
             if have != wanted and value is not None:

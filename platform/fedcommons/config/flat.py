@@ -136,29 +136,19 @@ def override(config: Experiment, values: Mapping[str, Any]) -> Experiment:
     Raises:
         UserError: the experiment with these parts does not have a field.
     """
-    old, now = flat_dict(config), _names({**flat_dict(config), **values})
+    old, now = config.flat, _names({**config.flat, **values})
     kept = {n: v for n, v in old.items() if not _replaced(n, config, now)}
     found = choose({**config.beside, **kept, **values}, config.beside)
     for name, value in values.items():
-        if name not in flat_dict(found) and not (name in OPTIONAL and value is None):
+        if name not in found.flat and not (name in OPTIONAL and value is None):
             raise not_chosen(name, found)
     return found
-
-
-def get(config: Experiment, name: str) -> Any:
-    """The value of a dotted field."""
-    return flat_dict(config)[name]
-
-
-def flat_dict(config: Experiment) -> dict[str, Any]:
-    """Dotted names to values, of the chosen parts only."""
-    return dict(config.flat)
 
 
 def to_dict(config: Experiment) -> dict[str, Any]:
     """The fields as nested plain values, tuples as lists, as in config.yaml."""
     nested: dict[str, Any] = {}
-    for name, value in flat_dict(config).items():
+    for name, value in config.flat.items():
         section, _, leaf = name.rpartition(".")
         (nested.setdefault(section, {}) if section else nested)[leaf] = list(value) if type(value) is tuple else value
     return nested
@@ -217,7 +207,7 @@ def from_dict(values: Mapping[str, Any]) -> Experiment:
 
 def same_results(a: Experiment, b: Experiment) -> list[str]:
     """Names of the fields that differ and on which results depend; empty if the results must be the same."""
-    one, other = flat_dict(a), flat_dict(b)
+    one, other = a.flat, b.flat
     missing = object()
     names = [n for n in {**one, **other} if not is_ignored(n)]
     return [n for n in names if one.get(n, missing) != other.get(n, missing)]
@@ -229,32 +219,25 @@ def deciding(config: Experiment) -> dict[str, Any]:
     Hashes are made of this, so a new field changes no old hash. Therefore a default must never change: add a new field
     instead.
     """
-    known = fields_for({kind: [name] for kind, name in chosen(config).items()}, reread=False)
-    flat = {n: v for n, v in flat_dict(config).items() if not is_ignored(n)}
+    known = fields_for({kind: [name] for kind, name in config.chosen.items()}, reread=False)
+    flat = {n: v for n, v in config.flat.items() if not is_ignored(n)}
     return {n: v for n, v in flat.items() if n not in known or v != known[n].default}
-
-
-def chosen(config: Experiment) -> dict[str, str]:
-    """Kind of part to the name of the chosen part."""
-    return dict(config.chosen)
 
 
 def part_of(config: Experiment, kind: str) -> Any:
     """The chosen part of this kind, made with its constants: an algorithm, a sharing stage or a generator."""
     section = config if kind == "algorithm" else getattr(config, kind)
-    return parts.make(kind, chosen(config)[kind], section.constants)
+    return parts.make(kind, config.chosen[kind], section.constants)
 
 
 def parts_of_own(config: Experiment) -> list[str]:
     """The options that name the user's own parts of an experiment, such as ``--algorithm my_lab.py:FedAvgM``."""
-    return [f"--{KINDS[kind].field} {name}" for kind, name in chosen(config).items() if parts.is_own(name)]
+    return [f"--{KINDS[kind].field} {name}" for kind, name in config.chosen.items() if parts.is_own(name)]
 
 
 def not_chosen(name: str, config: Experiment) -> UserError:
     """The error that says why the experiment has no such field."""
-    return of_others(name, {k: [n] for k, n in chosen(config).items()}) or unknown(
-        "config key", name, flat_dict(config)
-    )
+    return of_others(name, {k: [n] for k, n in config.chosen.items()}) or unknown("config key", name, config.flat)
 
 
 def of_others(name: str, chosen: Mapping[str, Sequence[str]]) -> UserError | None:
@@ -290,7 +273,7 @@ def _replaced(name: str, config: Experiment, now: Mapping[str, str]) -> bool:
         name not in own_fields()
         and any(
             name.startswith(f"{parts.section(kind, old)}.") and now.get(kind) != old
-            for kind, old in chosen(config).items()
+            for kind, old in config.chosen.items()
         )
     ) or (name.startswith("generator.") and "generator" not in now)
 

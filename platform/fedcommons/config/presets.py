@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import choose, flat_dict, full_names, not_chosen
+from fedcommons.config.flat import choose, full_names, not_chosen
 from fedcommons.config.parts import OPTIONAL
 from fedcommons.errors import unknown
 
@@ -127,6 +127,6 @@ def experiment(name: str = "small", dataset: str = "digits", values: Mapping[str
     given = full_names(values or {})
     found = choose({**preset(name, dataset), **given})
     for field, value in given.items():
-        if field not in flat_dict(found) and not (field in OPTIONAL and value is None):
+        if field not in found.flat and not (field in OPTIONAL and value is None):
             raise not_chosen(field, found)
     return found

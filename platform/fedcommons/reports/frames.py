@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from fedcommons.config.flat import effective, flat_dict
+from fedcommons.config.flat import effective
 from fedcommons.errors import UserError, shown
 from fedcommons.federation.rejections import told
 from fedcommons.tracking.run_folder import (
@@ -169,7 +169,7 @@ def _run(folder: Path) -> _Run:
         raise UserError(f"{folder} is of an earlier version: its summary.json does not have the config.")
     if summary:
         _check(folder, summary)
-    config = summary["config"] if summary else flat_dict(read_config(folder))
+    config = summary["config"] if summary else read_config(folder).flat
     return _Run(folder, {n: tuple(v) if isinstance(v, list) else v for n, v in config.items()}, lines, summary or {})
 
 

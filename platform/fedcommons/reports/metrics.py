@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import SHORT_NAMES, get
+from fedcommons.config.flat import SHORT_NAMES
 from fedcommons.convergence.names import NAMES
 from fedcommons.errors import UserError, unknown
 
@@ -83,7 +83,7 @@ def require(metric: str, configs: Sequence[Experiment]) -> None:
     if metric not in KNOWN and "/" not in metric:
         raise unknown("metric", metric, KNOWN)
     for field, least, needed in _needs(metric.removesuffix("_mean")):
-        if any(get(config, field) <= least for config in configs):
+        if any(config.flat[field] <= least for config in configs):
             raise UserError(f"--metric {metric} needs --{field} {needed}.")
 
 

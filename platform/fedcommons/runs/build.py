@@ -18,7 +18,7 @@ from fedcommons.audits import pool
 from fedcommons.config import parts
 from fedcommons.config.experiment import Data, Experiment
 from fedcommons.config.fields import taken
-from fedcommons.config.flat import chosen, deciding, flat_dict, part_of
+from fedcommons.config.flat import deciding, part_of
 from fedcommons.core.algorithm import Algorithm, ChoosesClients, Facts, require_attributes, takes_partial
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.executor import Executor
@@ -108,9 +108,9 @@ def prepare(config: Experiment) -> Prepared:
     """
     check(config)
     kinds = ("algorithm", "sharing", "generator", "straggler")
-    made = {kind: part_of(config, kind) for kind in kinds if kind in chosen(config)}
+    made = {kind: part_of(config, kind) for kind in kinds if kind in config.chosen}
     for part in made.values():
-        refuse(part, "check", flat_dict(config))
+        refuse(part, "check", config.flat)
     dataset = _load(config.data, config.source.get("data"))
     if "generator" in made:
         refuse(made["generator"], "check_type", dataset.train.x.dtype, dataset.name)

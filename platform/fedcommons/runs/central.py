@@ -16,7 +16,7 @@ from torch import Tensor
 from fedcommons import locks
 from fedcommons.artifacts import Store, key_of
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import deciding, flat_dict
+from fedcommons.config.flat import deciding
 from fedcommons.core import trainer
 from fedcommons.core.local import onednn
 from fedcommons.core.worker import fresh_torch, set_up_process
@@ -54,7 +54,7 @@ class Central:
     @property
     def name(self) -> str:
         """Its folder in the sweep's."""
-        found = flat_dict(self.config).get("partition.alpha") if self.source == "central_synthetic" else None
+        found = self.config.flat.get("partition.alpha") if self.source == "central_synthetic" else None
         alpha = [] if found is None else [f"alpha{found:.4g}"]
         return "-".join([self.source, *alpha, f"seed{self.config.seed}", key_of(self.facts)[:6]])
 
@@ -161,7 +161,7 @@ def _train(central: Central) -> dict[str, Any]:
         "dataset": c.data.name,
         "algorithm": "central",
         "setting": central.source,
-        "alpha": flat_dict(c).get("partition.alpha") if synthetic else None,
+        "alpha": c.flat.get("partition.alpha") if synthetic else None,
         "n_clients": len(prepared.partition.rows) if synthetic else None,
         "participation": None,
         "seed": c.seed,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedcommons.config import parts
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import chosen, fields_for, flat_dict
+from fedcommons.config.flat import fields_for
 from fedcommons.core.algorithm import Facts
 from fedcommons.core.clock import Clock
 from fedcommons.core.local import Work
@@ -25,7 +25,7 @@ from fedcommons.federation.evaluation import judged
 
 def check(config: Experiment) -> None:
     """Raise ``UserError`` for what no data set could make right."""
-    c, flat, names = config, flat_dict(config), chosen(config)
+    c, flat, names = config, config.flat, config.chosen
     known = fields_for({kind: [name] for kind, name in names.items()})
     for name, field in known.items():
         if name not in flat:
@@ -83,7 +83,7 @@ def require_sources(config: Experiment, kinds: Collection[str] = tuple(parts.KIN
     Raises:
         UserError: the code of one is another, or two of them need different modules of one name.
     """
-    names = {kind: name for kind, name in chosen(config).items() if kind in kinds}
+    names = {kind: name for kind, name in config.chosen.items() if kind in kinds}
     for kind, name in names.items():
         if parts.source(name) != config.source.get(kind):
             where, *others = name.rpartition(":")[0], *list(parts.files(name))[1:]

@@ -23,7 +23,6 @@ import numpy as np
 import torch
 
 from fedcommons.config import parts, presets
-from fedcommons.config.flat import flat_dict
 from fedcommons.convergence.estimators import BATCH, mean_gradient
 from fedcommons.convergence.smoothness import hessian_vector
 from fedcommons.core.algorithm import Algorithm, TellsWork, trains_locally
@@ -115,7 +114,7 @@ def shape_of(ready: Assembled) -> tuple:
         variants = tuple(smaller_of(method, FEW))
     else:
         names = *SHAPE, f"{parts.section('algorithm', c.algorithm)}."
-    chosen = (pair for pair in flat_dict(c).items() if pair[0].startswith(names))
+    chosen = (pair for pair in c.flat.items() if pair[0].startswith(names))
     measured = bool(c.measure.every), c.measure.smoothness
     clients = ready.data.clients
     return (*chosen, variants, measured, clients.rows.weight is not None, clients.commons is not None)

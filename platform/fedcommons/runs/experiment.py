@@ -13,9 +13,10 @@ from fedcommons.artifacts import Store
 from fedcommons.config import parts
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import taken
-from fedcommons.config.flat import flat_dict, parts_of_own
+from fedcommons.config.flat import parts_of_own
 from fedcommons.core.executor import Executor
 from fedcommons.core.worker import fresh_torch
+from fedcommons.data.partition import Partitioned
 from fedcommons.errors import ClientError, leaving_errors
 from fedcommons.federation import checkpoint, rounds
 from fedcommons.federation.memory import ClientMemory
@@ -80,7 +81,7 @@ def _run(
 ) -> dict[str, Any]:
     config, folder = prepared.config, record.path
     with leaving_errors(folder, parts_of_own(config)):
-        _write_partition(folder, prepared)
+        _write_partition(folder, prepared.partition, prepared.dataset.digest)
         ready = assemble(prepared, synthetic_images(prepared, store, jobs, say))
         for note in ready.shared.notes:
             say(note)
@@ -141,7 +142,7 @@ def _trackers(config: Experiment, record: RunFolder, p: float, say: Callable[[st
         others.append(WandbTracker(record.path, config, p, say))
     if name := config.tracking.tracker:
         part = parts.find("tracker", name)
-        offered = {"folder": record.path, "config": flat_dict(config)}
+        offered = {"folder": record.path, "config": config.flat}
         others.append(OwnTracker(name, partial(part, **taken(part, offered), **config.tracking.constants), say))
     for line in record.rounds() if others else ():
         for tracker in others:
@@ -198,12 +199,12 @@ def _late(now: Standing) -> dict[str, list[int]]:
     return {"late": list(now.late), "partial": [i for i, share in now.late.items() if share]}
 
 
-def _write_partition(folder: Path, prepared: Prepared) -> None:
-    counts = prepared.partition.class_counts
+def _write_partition(folder: Path, dealt: Partitioned, data: str) -> None:
+    """``partition.json``; data: the digest of the data set."""
     facts = {
-        "data": prepared.dataset.digest,
-        "fingerprint": prepared.partition.fingerprint,
-        "sizes": [len(rows) for rows in prepared.partition.rows],
-        "class_counts": counts.tolist(),
+        "data": data,
+        "fingerprint": dealt.fingerprint,
+        "sizes": [len(rows) for rows in dealt.rows],
+        "class_counts": dealt.class_counts.tolist(),
     }
     write_json(folder / "partition.json", facts)

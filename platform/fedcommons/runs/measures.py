@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import flat_dict, is_ignored
+from fedcommons.config.flat import is_ignored
 from fedcommons.convergence.laboratory import Laboratory
 from fedcommons.convergence.names import NAMES
 from fedcommons.core.executor import Executor
@@ -79,7 +79,7 @@ def summarise(
     stragglers: those among ``bytes_down`` for which no reply came back. ``config`` has the flat fields of what was
     chosen; ``rejected`` each client whose replies were: how many, and why the first was.
     """
-    c, flat, held = config, flat_dict(config), [len(rows) for rows in dealt.rows]
+    c, flat, held = config, config.flat, [len(rows) for rows in dealt.rows]
     given_away = sum(min(n, held[i]) for i, n in end.ledger.given_away.items())  # who holds others' may show them too
     after = accuracies(lines)
     reached = [number for number, accuracy in after if accuracy >= c.target]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedcommons.config import cli, parts, presets
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import SHORT_NAMES, choose, chosen, flat_dict, same_results
+from fedcommons.config.flat import SHORT_NAMES, choose, same_results
 from fedcommons.config.parts import KINDS
 from fedcommons.reports.frames import load_runs
 from fedcommons.sweeping import sweep
@@ -118,9 +118,9 @@ def departures(cells: Sequence[Experiment], varied: Iterable[str]) -> str:
     }  # no more than rounding
     found: dict[str, str] = {}
     for c in cells:
-        names = {KINDS[kind].field: name for kind, name in chosen(c).items() if kind in ("algorithm", "sharing")}
+        names = {KINDS[kind].field: name for kind, name in c.chosen.items() if kind in ("algorithm", "sharing")}
         paper = choose({**presets.preset("paper", cells[0].data.name), **names})
-        has, wanted = flat_dict(c), flat_dict(paper)
+        has, wanted = c.flat, paper.flat
         for name in same_results(paper, c):
             if name not in hidden and name in has and name in wanted:
                 found[name] = _plain(wanted[name])
@@ -129,7 +129,7 @@ def departures(cells: Sequence[Experiment], varied: Iterable[str]) -> str:
 
 def several(cells: Sequence[Experiment], field: str) -> str:
     """The value of a field, or its values where cells differ."""
-    found = [flat_dict(c) for c in cells]
+    found = [c.flat for c in cells]
     return ", ".join(dict.fromkeys(_plain(flat[field]) for flat in found if field in flat))
 
 

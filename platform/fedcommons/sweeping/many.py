@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import flat_dict, is_ignored
+from fedcommons.config.flat import is_ignored
 from fedcommons.errors import ClientError, UserError
 from fedcommons.reports.frames import load_runs
 from fedcommons.sweeping.display import Display
@@ -41,7 +41,7 @@ def named(experiments: list[Experiment]) -> list[Cell]:
     """
     if not experiments:
         raise UserError("a sweep needs at least one experiment.")
-    flat = [flat_dict(one) for one in experiments]
+    flat = [one.flat for one in experiments]
     names = dict.fromkeys(n for f in flat for n in f if not is_ignored(n) and not n.startswith("source."))
     labels = {n: n.rpartition(".")[2] for n in names if len({repr(f[n]) for f in flat if n in f}) > 1}
     for name in ("algorithm", "sharing.setting"):  # every name begins with these

@@ -12,6 +12,7 @@ from typing import Any
 
 from fedcommons.config.search_space import SearchSpace
 from fedcommons.errors import UserError
+from fedcommons.seeds import seed_for
 from fedcommons.sweeping.sweep import Cell
 
 BATCH = 4
@@ -42,20 +43,23 @@ def require_optuna() -> None:
 class Optuna:
     """Points of a space, proposed by Optuna's tree-structured Parzen estimator.
 
-    way: ``min`` or ``max``. Bergstra et al., "Algorithms for hyper-parameter optimization", NeurIPS 2011.
+    way: ``min`` or ``max``. Draws are keyed by seed and environment.
+
+    Bergstra et al., "Algorithms for hyper-parameter optimization", NeurIPS 2011.
     """
 
-    def __init__(self, space: SearchSpace, way: str, seed: int) -> None:
+    def __init__(self, space: SearchSpace, way: str, seed: int, environment: str) -> None:
         import optuna  # pyright: ignore[reportMissingImports]  (no dependency of ours)
         from ray import tune
         from ray.tune.search.optuna import OptunaSearch
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
+        keyed = seed_for(seed, environment) % 2**32  # numpy takes no more
         domains = {n: tune.choice(one) if isinstance(one, list) else one for n, one in space.items()}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of Optuna's, about its own features
             found = OptunaSearch.convert_search_space(domains)
-            self._search = OptunaSearch(found, metric="value", mode=way, seed=seed % 2**32)  # numpy takes no more
+            self._search = OptunaSearch(found, metric="value", mode=way, seed=keyed)
 
     def ask(self, number: int) -> dict[str, Any]:
         """The point of this number, counted from 0."""

@@ -62,7 +62,7 @@ def together(outcomes: Sequence[Outcome]) -> Outcome:
 
 def cell(config: Experiment, varied: Mapping[str, str]) -> Cell:
     """A cell named after some fields (name to label) and a hash of all that decides its result."""
-    fields = flat.flat_dict(config)
+    fields = config.flat
     chosen = [parts.label(config.algorithm), parts.label(config.sharing.setting)]
     labels = [f"{label}{_short(fields[name])}" for name, label in varied.items() if name in fields]
     return Cell("-".join([*chosen, *labels, key_of(flat.deciding(config))[:6]]), config)

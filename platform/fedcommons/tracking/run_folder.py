@@ -212,7 +212,7 @@ def require_same_data(path: Path, name: str, data: str) -> None:
 
 def _sources(config: Experiment) -> dict[str, Any]:
     """The files of the chosen parts of somebody's own, by kind of part, with their digests."""
-    names = flat.chosen(config)
+    names = config.chosen
     return {"sources": {kind: dict(parts.files(names[kind])) for kind in config.source}} if config.source else {}
 
 

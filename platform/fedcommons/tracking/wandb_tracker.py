@@ -13,7 +13,7 @@ from urllib.parse import urlparse
 
 from fedcommons.accounting.statement import in_short
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import chosen, effective, flat_dict, to_dict
+from fedcommons.config.flat import effective, to_dict
 from fedcommons.config.parts import label
 from fedcommons.files import write_text
 from fedcommons.tracking.tracker import Metric
@@ -89,7 +89,7 @@ def _config(config: Experiment, p: float) -> dict[str, Any]:
     """What W&B is told of an experiment: nothing about this machine's folders, nor W&B's own settings."""
     fields = to_dict(config)
     del fields["artifacts"], fields["data"]["dir"], fields["tracking"]
-    return _without_folders(fields) | {f"effective/{n}": v for n, v in effective(flat_dict(config), p).items()}
+    return _without_folders(fields) | {f"effective/{n}": v for n, v in effective(config.flat, p).items()}
 
 
 def _without_folders(value: Any) -> Any:
@@ -112,7 +112,7 @@ def _numbers(found: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 def _tags(config: Experiment) -> list[str]:
     """What runs are filtered by: data set, algorithm, sharing setting and the other parts."""
-    found = {kind: name for kind, name in chosen(config).items() if kind != "tracker"}
+    found = {kind: name for kind, name in config.chosen.items() if kind != "tracker"}
     names = [label(name) for name in found.values() if name != "independent"]  # the rule of every run
     return list(dict.fromkeys([*names, "dp"] if config.dp.local else names))
 

@@ -2,21 +2,32 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from pytorch_lightning import LightningModule
 
-from fedcommons.audits import membership, one_run
+from fedcommons.artifacts import Store
+from fedcommons.audits import membership, one_run, pool
 from fedcommons.audits.closeness import Subject
+from fedcommons.audits.copies import audit
 from fedcommons.audits.membership import Attack, Losing
 from fedcommons.audits.one_run import LOOKS, Bounded
+from fedcommons.config import cli, presets
 from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.worker import fresh_torch, set_up_process
 from fedcommons.data.clients import ClientData
 from fedcommons.data.examples import Examples
-from fedcommons.runs.build import Prepared, build_module, recipe
+from fedcommons.errors import UserError
+from fedcommons.files import write_json, write_text
+from fedcommons.runs.build import Prepared, build_module, prepare, recipe, synthetic_images
 from fedcommons.seeds import numpy_generator, seed_for
+from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.needs import Need
 from fedcommons.sharing.synthetic_pool import Job
+from fedcommons.sweeping import planned
+from papers.fedssyn import audits as pictures
 
 
 def classifier(prepared: Prepared) -> LightningModule:
@@ -57,3 +68,43 @@ def generators(of: Need, test: Examples, shadows: int, canaries: int) -> list[Jo
     shadow = Job([replace(of, labels=own.y.repeat(2))], {})
     with_and_without = [Job([replace(of, examples=seen, labels=drawn)], {}) for seen in (inside, own)]
     return [*[shadow] * shadows, *with_and_without]
+
+
+def work(options: cli.Options, say: Callable[[str], None]) -> None:
+    """The whole audit, written into ``--out``; with ``--dry-run`` only what it would take."""
+    prepared, store = prepare(options.config), Store(Path(options.config.artifacts), say)
+    needs, jobs = prepared.needs, synthetic_pool.missing(store, prepared.needs)
+    one = max(range(len(needs)), key=lambda i: len(needs[i].examples)) if options.attacked is None else options.attacked
+    if not 0 <= one < len(needs):
+        raise UserError(f"--attacked must be one of 0 ... {len(needs) - 1}, got {one}.")
+    held_out, dealt = prepared.dataset.test, prepared.dealt
+    pool.subjects(dealt, needs, held_out)  # refuses before any work
+    say(f"{len(jobs)} generators to train, then {options.shadows} shadows and 2 with canaries, like client {one}'s.")
+    if options.dry_run:
+        attackers = generators(needs[one], held_out, options.shadows, options.canaries)
+        seconds = planned.generators([*jobs, *attackers])
+        say(f"In all about {planned.duration(seconds)} here on one core, without the comparison of images.")
+        return
+    out, smoke = Path(options.out), options.preset == "smoke"
+    with fresh_torch():
+        set_up_process()
+        made = synthetic_images(prepared, store, jobs, say)
+        subjects = pool.subjects(dealt, needs, held_out, [contribution.examples for contribution in made])
+        found = audit(subjects, pool.spaces(classifier(prepared)), dealt.flip)
+        found_out = attacked(prepared, subjects[one], options.shadows, say)
+        say("two generators with and without canaries")
+        bound = bounded(prepared, subjects[one], options.canaries)
+    record: dict[str, Any] = {
+        "spaces": found.record(),
+        "client": one,
+        "attacks": {name: attack.record() for name, attack in found_out.items()},
+        "epsilon": {"at_least": bound.audited.bound, "guesses": bound.audited.r, "right": bound.audited.v,
+                    "canaries": bound.audited.m, "reported": bound.reported},
+    }  # fmt: skip
+    text = pictures.table(record["spaces"]) + "\n\n" + pictures.words(record, options.shadows)
+    write_text(out / "audit_pool.md", f"**{presets.SMOKE}**\n\n{text}" if smoke else text)
+    write_json(out / "audit_pool.json", record)
+    title = f"membership in the training of a generator like client {one}'s, {options.shadows} generators"
+    pictures.roc(out / "audit_pool_roc.png", found_out, title, smoke)
+    pictures.closest_pairs(out / "audit_pool_pairs.png", found.compared["pixels"], smoke)
+    say("\n" + text)

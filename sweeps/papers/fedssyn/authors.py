@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedcommons.config import cli, presets
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import choose, flat_dict
+from fedcommons.config.flat import choose
 from fedcommons.errors import UserError
 
 if TYPE_CHECKING:  # a tenth of a second to import, and one experiment needs it not
@@ -55,7 +55,7 @@ def settled(preset: str, config: Experiment, asked: Collection[str]) -> Experime
     if preset != "authors":
         return config
     fields = {name: value for name, value in authors(config).items() if name not in asked}
-    return choose({**config.beside, **flat_dict(config), **fields}, config.beside)
+    return choose({**config.beside, **config.flat, **fields}, config.beside)
 
 
 def authors(config: Experiment) -> Mapping[str, Any]:
@@ -65,7 +65,7 @@ def authors(config: Experiment) -> Mapping[str, Any]:
         UserError: the cell is not one of Table 1's.
     """
     data, algorithm = config.data.name, config.algorithm
-    n, c, alpha = config.partition.n_clients, config.federation.participation, flat_dict(config).get("partition.alpha")
+    n, c, alpha = config.partition.n_clients, config.federation.participation, config.flat.get("partition.alpha")
     if (data, algorithm) not in _RATES or (n, c) not in _FEDERATIONS or alpha not in _ALPHAS:
         raise UserError(
             f"preset authors knows the cells of Table 1 only: cifar10 or cifar100; fedavg, scaffold, fedpvr, fedprox "

@@ -8,7 +8,6 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.config import cli
-from fedcommons.config.flat import flat_dict
 from fedcommons.files import write_json, write_text
 from fedcommons.reports import tables
 from fedcommons.reports.cells import Cell
@@ -57,7 +56,7 @@ def table(found: Sequence[Entry], out: Path) -> tuple[str, list[dict[str, Any]]]
     names = {} if runs.empty else {Path(run).name: row for run, row in zip(runs["run"], range(len(runs)), strict=True)}
     groups: dict[tuple, list[Entry]] = {}
     for e in found:
-        c, fields = e.cell.config, flat_dict(e.cell.config)
+        c, fields = e.cell.config, e.cell.config.flat
         if e.cell.name in names:
             groups.setdefault((c.partition.alpha, c.algorithm, e.pool, fields.get("generator.epochs")), []).append(e)
     for (alpha, algorithm, pool, epochs), of in groups.items():
@@ -101,8 +100,8 @@ def figure(found: Sequence[Entry], out: Path, path: Path, title: str, smoke: boo
     drawing, (row,) = plots.panels(1, 1 + len(panels), (3.8 * (1 + len(panels)), 3.4))
     for pool in pools:
         of = next(e for e in last if e.pool == pool)
-        if "generator.clip" in flat_dict(of.cell.config):
-            epochs, delta = flat_dict(of.cell.config)["generator.epochs"], of.cell.config.dp.delta
+        if "generator.clip" in of.cell.config.flat:
+            epochs, delta = of.cell.config.flat["generator.epochs"], of.cell.config.dp.delta
             shown = sorted({max(1, round(epochs * k / 20)) for k in range(1, 21)})
             receipts = [r for made in images(of.cell) if (r := made.receipt)]
             largest = [max(epsilon(r.q, r.sigma, r.steps * e // epochs, delta) for r in receipts) for e in shown]
@@ -141,7 +140,7 @@ def pictures(found: Sequence[Entry], path: Path, smoke: bool) -> None:
             if of_class:
                 x = of_class[(place % 2) * (len(of_class) - 1)]
                 axes.imshow(x.movedim(0, -1).squeeze().numpy(), cmap="gray", vmin=0, vmax=255)
-        epochs = flat_dict(e.cell.config)["generator.epochs"]
+        epochs = e.cell.config.flat["generator.epochs"]
         row[0].set_ylabel(f"{e.pool}\n{epochs} epochs", fontsize=7, rotation=0, ha="right", va="center")
     plots.save(drawing, path, 110, smoke)
 
@@ -154,7 +153,7 @@ def report(found: Sequence[Entry], options: cli.Options, out: Path, display: Dis
     if not (found := done):
         return
     text, records = table(found, out)
-    private = [flat_dict(e.cell.config) for e in found if "generator.clip" in flat_dict(e.cell.config)]
+    private = [e.cell.config.flat for e in found if "generator.clip" in e.cell.config.flat]
     notes = [
         f"Epsilon is that of the largest client's pool at delta {found[0].cell.config.dp.delta:g} by Renyi accounting, "
         "from what the generators' receipts say was used. With labels: of the whole pool, as labels follow each "

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from fedcommons.config import cli, presets
-from fedcommons.config.flat import choose, flat_dict
+from fedcommons.config.flat import choose
 from fedcommons.errors import shown
 from fedcommons.files import write_text
 
@@ -20,7 +20,7 @@ def report(records: Sequence[dict[str, Any]], options: cli.Options, out: Path) -
          tables.mean_std([100 * a for a in r["accuracy"]], 1)]
         for r in records
     ]  # fmt: skip
-    g = flat_dict(choose(cli.flat(options), options.fields))
+    g = choose(cli.flat(options), options.fields).flat
     notes = [
         "Accuracy: of a logistic regression on pixels, trained on as many images of the pool as the generator saw, on "
         "real test images, %. The images that generators see are drawn iid, and are the same for each seed.",

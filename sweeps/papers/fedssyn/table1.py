@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedcommons.config import cli, presets
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import flat_dict, same_results
+from fedcommons.config.flat import same_results
 from fedcommons.files import write_json, write_text
 from fedcommons.reports import columns, tables
 from fedcommons.reports.cells import counted
@@ -81,7 +81,7 @@ def written(cells: Sequence[sweep.Cell], runs: "pd.DataFrame", out: Path, option
 def row(cell: sweep.Cell) -> tuple:
     """What the cells have in common that are compared: those of other settings, seeds and learning rates."""
     c = cell.config
-    alpha = flat_dict(c).get("partition.alpha")
+    alpha = c.flat.get("partition.alpha")
     return c.partition.n_clients, c.federation.participation, alpha, c.algorithm
 
 
@@ -134,7 +134,7 @@ def published(cells: Sequence[sweep.Cell], options: cli.Options) -> Mapping[tupl
     if options.preset not in ("paper", "authors") or options.target != Experiment().target:
         return {}
     for cell in cells:
-        fields = {**flat_dict(cell.config), **presets.preset(options.preset, options.data.name)}
+        fields = {**cell.config.flat, **presets.preset(options.preset, options.data.name)}
         expected = authors.cell(options, fields).config
         if set(same_results(expected, cell.config)) - VARIED:
             return {}

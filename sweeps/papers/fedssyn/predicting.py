@@ -1,0 +1,27 @@
+"""What Corollary I predicts of an experiment with a pool, from a short probe of its federation."""
+
+from pathlib import Path
+
+from fedcommons.artifacts import Store
+from fedcommons.config import cli
+from fedcommons.config.flat import override
+from fedcommons.convergence import advisor
+from fedcommons.convergence.advisor import Prediction
+from fedcommons.runs import build
+from fedcommons.runs.probe import probe
+from fedcommons.sharing import synthetic_pool
+from fedcommons.sweeping.display import Display
+from papers.fedssyn.advice_report import local_work
+
+
+def predictions(ready: build.Prepared, options: cli.Options, display: Display) -> tuple[list[Prediction], str]:
+    """The predictions of one experiment, and of which pool they are."""
+    config, store = ready.config, Store(Path(ready.config.artifacts), display.say)
+    known = not synthetic_pool.missing(store, ready.needs)
+    synthetic = build.contributions(ready, store) if ready.needs and known else None
+    pool = "the pool" if known else "an ideal pool, of real data: no synthetic images are in the store yet"
+    found = probe(override(config, {"federation.rounds": options.probe_rounds}), synthetic, display.say)
+    work = local_work(config, [len(rows) for rows in ready.partition.rows])
+    shares = cli.split("--p", options.p, float)
+    checked = cli.split("--check-p", options.check_p, float) if options.check else ()
+    return advisor.predict([advisor.probed(f) for _, f in found], sorted({*shares, *checked}), work), pool

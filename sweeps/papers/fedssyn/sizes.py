@@ -1,0 +1,70 @@
+"""What one private generator of n images teaches: the trainings of a study over n, and its records."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedcommons.artifacts import Store
+from fedcommons.config import cli
+from fedcommons.config.experiment import Experiment
+from fedcommons.config.flat import choose
+from fedcommons.core.worker import fresh_torch
+from fedcommons.data.examples import Dataset, Examples
+from fedcommons.runs.build import prepare, synthetic_images
+from fedcommons.sharing.stage import Contribution
+from fedcommons.sharing.synthetic_pool import Job, missing
+from papers.fedssyn import private_presets
+
+
+def configs(options: cli.Options, n: int, seed: int) -> dict[str, Experiment]:
+    """The plain generator of n images, and a private one for each epsilon."""
+    at = {**cli.flat(options), "data.limit": n, "seed": seed}
+    found = {"plain": choose({**at, **private_presets.plain(options.preset, at["data.name"])}, options.fields)}
+    for epsilon in cli.split("--epsilons", options.epsilons, float):
+        found[f"epsilon {epsilon:g}"] = choose({**at, "generator.target_epsilon": epsilon}, options.fields)
+    return found
+
+
+def jobs(options: cli.Options) -> list[Job]:
+    """The trainings that are not in the store yet."""
+    sizes, seeds = (cli.split(f"--{name}", options[name], int) for name in ("sizes", "seeds"))
+    every = [config for n in sizes for seed in seeds for config in configs(options, n, seed).values()]
+    store = Store(Path(every[0].artifacts))
+    return missing(store, [need for config in every for need in prepare(config).needs])
+
+
+def made(config: Experiment, say: Callable[[str], None]) -> tuple[Contribution, Dataset]:
+    """The images of a generator, from the store if they are there, and the data."""
+    prepared, store = prepare(config), Store(Path(config.artifacts), say)
+    (found,) = synthetic_images(prepared, store, missing(store, prepared.needs), lambda _: None)
+    return found, prepared.dataset
+
+
+def taught(examples: Examples, test: Examples) -> float:
+    """Accuracy, in [0, 1], on test images of a logistic regression on pixels that these examples have trained."""
+    from sklearn.linear_model import LogisticRegression
+
+    pixels, tested = ((e.x.flatten(1) / 255).numpy() for e in (examples, test))
+    found = LogisticRegression(max_iter=1000).fit(pixels, examples.y.numpy())
+    return float(found.score(tested, test.y.numpy()))
+
+
+def study(options: cli.Options, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """A record for each size and pool: accuracies by seed, and the noise multiplier."""
+    sizes, seeds = (cli.split(f"--{name}", options[name], int) for name in ("sizes", "seeds"))
+    records = []
+    for n in sizes:
+        found: dict[str, dict[str, Any]] = {}
+        for seed in seeds:
+            for pool, config in configs(options, n, seed).items():
+                with fresh_torch():
+                    images, data = made(config, say)
+                real = found.setdefault("real images", {"n": n, "pool": "real images", "sigma": None, "accuracy": []})
+                if pool == "plain":
+                    real["accuracy"].append(taught(data.train, data.test))
+                sigma = images.receipt.sigma if images.receipt and images.receipt.sigma else None
+                one = found.setdefault(pool, {"n": n, "pool": pool, "sigma": sigma, "accuracy": []})
+                one["accuracy"].append(taught(images.examples, data.test))
+                say(f"{n} images, {pool}, seed {seed}: {100 * one['accuracy'][-1]:.1f} % of test images are right")
+        records += found.values()
+    return records
