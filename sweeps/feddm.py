@@ -13,7 +13,7 @@ from typing import Any
 
 from fedcommons.config import cli, parts
 from fedcommons.config.flat import SHORT_NAMES
-from fedcommons.errors import UserError
+from fedcommons.errors import UserError, shown
 from fedcommons.sweeping import grids, runner
 from papers.feddm import presets
 from papers.feddm.report import Entry, report
@@ -81,6 +81,18 @@ def _rates(options: cli.Options, name: str) -> Sequence[float]:
     return found
 
 
+def _alpha(options: cli.Options) -> float:
+    """The alpha of the studies.
+
+    Raises:
+        UserError: it is not one number.
+    """
+    alphas = cli.split("--study-alpha", options.study_alpha, float)
+    if len(alphas) > 1:
+        raise UserError(f"--study-alpha takes one number, got {shown(options.study_alpha)}.")
+    return alphas[0]
+
+
 def entries(options: cli.Options) -> list[Entry]:
     """All rows with their runs, table by table."""
     base = grids.base(options)
@@ -96,7 +108,7 @@ def entries(options: cli.Options) -> list[Entry]:
             at = {"seed": seed} if rate is None else {"seed": seed, own: rate}
             found.append(Entry(table, method, alpha, rate, grids.cell(options, {**values, **at})))
 
-    alpha = float(options.study_alpha)
+    alpha = _alpha(options)
     algorithms = cli.split("--algorithms", options.algorithms)
     for at, algorithm in product(cli.split("--alphas", options.alphas, float), algorithms):
         add("methods", algorithm, at, algorithm=algorithm)

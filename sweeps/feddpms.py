@@ -83,7 +83,7 @@ def _federations(text: str) -> list[tuple[int, int]]:
         UserError: they are none.
     """
     pairs = [one.split(":") for one in cli.split("--clients", text)] if text else []
-    if not all(len(pair) == 2 and all(number.isdigit() for number in pair) for pair in pairs):
+    if not all(len(pair) == 2 and all(number.isascii() and number.isdigit() for number in pair) for pair in pairs):
         raise UserError(f"--clients takes pairs N:images such as 10:430,20:860, got {shown(text)}.")
     return [(int(n), int(images)) for n, images in pairs]
 

@@ -36,6 +36,10 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     parser = grids.parser(title, argv, lists, more, "private_fedssyn", fields)
     parser.set_defaults({"alphas": "0.1"})
     options = cli.parse(parser, argv)
+    if "generator.epochs" not in options.fields:
+        raise UserError(
+            f"--settings must name one with generators, such as shuffled_synthetic, got {options.settings}."
+        )
     owners = {"generator.target_epsilon": "epsilons", "generator.noise_multiplier": "sigmas",
               "generator.target_epochs": "checkpoints"}  # fmt: skip
     grids.refuse_fields(options, owners)

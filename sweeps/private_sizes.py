@@ -40,6 +40,9 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     parser.hide(TAKEN)
     options = cli.parse(parser, argv)
     cli.refuse_fields(options, TAKEN)
+    if "generator.name" not in options:
+        setting = options.sharing.setting
+        raise UserError(f"sharing.setting must be one with generators, such as shuffled_synthetic, got {setting}.")
     if options["generator.name"] != "private_ddpm":
         raise UserError(f"generator.name must be private_ddpm here, got {options['generator.name']}.")
     return options

@@ -156,7 +156,7 @@ def recorded() -> Callable[..., None]:
         /,
         **summary: Any,
     ) -> None:
-        flat, last = config.flat, config.federation.rounds
+        flat, last = dict(config.flat), config.federation.rounds
         accuracies = [0.9 if reached and r >= reached else 0.0 for r in range(last + 1)]
         found = {
             "dataset": config.data.name, "algorithm": config.algorithm, "setting": config.sharing.setting,

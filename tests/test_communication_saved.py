@@ -25,6 +25,7 @@ from fedcommons.core.algorithm import Facts
 from fedcommons.errors import UserError
 from fedcommons.tensors import flatten
 from lightning_modules.networks import VGG11
+from papers.fedssyn import saved
 from papers.fedssyn.published import fedssyn_table1, fedssyn_table_a2
 
 ROOT = Path(__file__).parent.parent
@@ -136,18 +137,18 @@ def test_control_variates_travel_both_ways(table: Callable[[Path], Lines], tmp_p
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "feddyn", "scaffold", "fedpvr"])
-def test_closed_forms_are_the_algorithms_messages(script: dict[str, Any], name: str) -> None:
+def test_closed_forms_are_the_algorithms_messages(name: str) -> None:
     model = flatten(dict(VGG11((3, 32, 32), 10).named_parameters()))
     algorithm = parts.make("algorithm", name, {})
     message = algorithm.down(algorithm.start(model, Facts(1, [1], 1), 0), 1, 0)
-    size = script["vgg11_nbytes"]
-    assert message.nbytes == size(10) + size(10, script["CONTROL"][name])
+    size = saved.vgg11_nbytes
+    assert message.nbytes == size(10) + size(10, saved.CONTROL[name])
 
 
-def test_model_sizes_draw_no_weights(script: dict[str, Any]) -> None:
-    script["vgg11_nbytes"].cache_clear()
+def test_model_sizes_draw_no_weights() -> None:
+    saved.vgg11_nbytes.cache_clear()
     before = torch.get_rng_state()
-    assert script["vgg11_nbytes"](10) == 4 * 9_750_922
+    assert saved.vgg11_nbytes(10) == 4 * 9_750_922
     assert torch.equal(before, torch.get_rng_state())
 
 

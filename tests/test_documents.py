@@ -54,5 +54,5 @@ def test_no_link_or_docstring_names_a_page_that_is_not_there() -> None:
             assert "://" in link or (page.parent / link).exists(), f"{page.name}: {link}"
     for folder in ("platform", "lightning_modules"):
         for path in (ROOT / folder).rglob("*.py"):
-            named = set(re.findall(r"\b\w+\.md\b", path.read_text()))
+            named = set(re.findall(r'(?<!/ ")\b\w+\.md\b', path.read_text()))  # what a sweep writes is no page of ours
             assert named <= {page.name for page in pages}, path

@@ -24,6 +24,7 @@ from fedcommons.config.flat import deciding, own_fields, part_of, to_dict
 from fedcommons.config.parts import KINDS
 from fedcommons.runs import build
 from fedcommons.sweeping.sweep import Cell, cell
+from papers.fedssyn import sizes
 
 HERE = Path(__file__).parent
 NAMES = json.loads((HERE / "names.json").read_text())
@@ -60,7 +61,7 @@ def cells(module: ModuleType, argv: Sequence[str]) -> list[Cell]:
     if name == "advise":
         return [*chain.from_iterable(module.cells(options).values())]
     if name == "private_sizes":
-        return [cell(config, {}) for config in module.configs(options, 129, 0).values()]
+        return [cell(config, {}) for config in sizes.configs(options, 129, 0).values()]
     return [cell(options.config, {})] if name == "audit_pool" else module.grid(options)
 
 

@@ -11,6 +11,7 @@ import torch
 from fedcommons.core.accountants import epsilon
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
+from papers.fedssyn.sizes import taught
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +48,12 @@ def test_each_size_has_real_images_the_plain_pool_and_each_private_one(
     assert names[0].read_text() == names[1].read_text()
 
 
-def test_a_pool_that_is_the_data_teaches_all_and_one_with_turned_labels_nothing(private: ModuleType) -> None:
+def test_a_pool_that_is_the_data_teaches_all_and_one_with_turned_labels_nothing() -> None:
     x = torch.zeros(40, 1, 4, 4, dtype=torch.uint8)
     x[20:] = 255
     y = torch.arange(40) // 20
-    assert private.taught(Examples(x, y), Examples(x, y)) == 1
-    assert private.taught(Examples(x, 1 - y), Examples(x, y)) == 0
+    assert taught(Examples(x, y), Examples(x, y)) == 1
+    assert taught(Examples(x, 1 - y), Examples(x, y)) == 0
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def _values(field: str, kind: type, text: str) -> Any:
     if kind is tuple:
         raise UserError(f"--space: {field} is a list and cannot be swept.")
     if not call:
-        return list(cli.split(f"--space {field}", text, kind if kind is not bool else _true_or_false))
+        return list(cli.split(f"--space {field}", text, kind if kind is not bool else truth))
     name, arguments = call.groups()
     if name not in LIMITS:
         raise unknown("distribution", name, LIMITS)
@@ -105,7 +105,12 @@ def _values(field: str, kind: type, text: str) -> Any:
     return {"uniform": tune.uniform, "loguniform": tune.loguniform, "randint": tune.randint}[name](low, high)
 
 
-def _true_or_false(text: str) -> bool:
+def truth(text: str) -> bool:
+    """A truth value, which is true or false.
+
+    Raises:
+        ValueError: it is neither.
+    """
     if text.lower() not in ("true", "false"):
         raise ValueError
     return text.lower() == "true"

@@ -240,7 +240,7 @@ def _round(ready: Assembled, joined: int, steps: int, batch: int) -> Small:
         return Worker(work, method, data.to(device))
 
     executor = Serial(build, data)
-    start = replace(ready, plan=plan, data=data).start(ClientMemory())
+    start = replace(ready.on(data), plan=plan).start(ClientMemory())
     held = replace(facts, counts=partial(few.counts, ready.facts.n_classes))
     pieces = pieces_of(method, held, loop, 1, rounds.answering(method, plan, start.state, 1)[1])
     return Small(lambda: next(rounds.run(method, executor, plan, start))[0], pieces)
