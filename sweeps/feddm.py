@@ -87,10 +87,10 @@ def _alpha(options: cli.Options) -> float:
     Raises:
         UserError: it is not one number.
     """
-    alphas = cli.split("--study-alpha", options.study_alpha, float)
-    if len(alphas) > 1:
+    alpha, *others = cli.split("--study-alpha", options.study_alpha, float)
+    if others:
         raise UserError(f"--study-alpha takes one number, got {shown(options.study_alpha)}.")
-    return alphas[0]
+    return alpha
 
 
 def entries(options: cli.Options) -> list[Entry]:
