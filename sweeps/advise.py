@@ -76,7 +76,7 @@ def probed(config: Experiment, options: cli.Options) -> Experiment:
     return override(config, rounds)
 
 
-def cells(options: cli.Options) -> dict[tuple[float, float], list[sweep.Cell]]:
+def cells(options: cli.Options) -> dict[tuple[float, float], list[sweep.Trial]]:
     """The runs of ``--check``: (alpha, p) to one for each seed."""
     shares = dict.fromkeys((0.0, *cli.split("--check-p", options.check_p, float)))
     runs = {}
@@ -98,7 +98,7 @@ def advise(argv: Sequence[str]) -> int:
     several = [one for each in runs.values() for one in each]
     with Display() as display:
         if options.dry_run:
-            probes = [sweep.Cell(f"probe, alpha {c.partition.alpha:g}", probed(c, options)) for c in wanted]
+            probes = [sweep.Trial(f"probe, alpha {c.partition.alpha:g}", probed(c, options)) for c in wanted]
             runner.dry_run([*probes, *several], out, display, options.on_cores)
             return 0
         left = sweep.todo(several, out, display)

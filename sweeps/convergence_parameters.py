@@ -79,7 +79,7 @@ def figure_a8(options: cli.Options) -> Figure:
     return {f"{n} epochs": _cells(options, {**fields, "generator.epochs": n}) for n in sorted(set(epochs))}
 
 
-def _cells(options: cli.Options, fields: Mapping[str, Any]) -> list[sweep.Cell]:
+def _cells(options: cli.Options, fields: Mapping[str, Any]) -> list[sweep.Trial]:
     base = {**grids.base(options), **fields, "measure.smoothness": options.hessians}
     seeds = cli.split("--seeds", options.seeds, int)
     return [sweep.cell(choose({**base, "seed": seed}, options.fields), NAMED) for seed in seeds]

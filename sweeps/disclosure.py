@@ -48,7 +48,7 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     return options
 
 
-def grid(options: cli.Options) -> list[sweep.Cell]:
+def grid(options: cli.Options) -> list[sweep.Trial]:
     """A cell for every value of the field by which its stage gives more or less away."""
     base, found = grids.base(options), []
     shares, rhos = cli.split("--shares", options.shares, float), cli.split("--rhos", options.rhos, float)
@@ -69,7 +69,7 @@ def grid(options: cli.Options) -> list[sweep.Cell]:
     return grids.once(found)
 
 
-def report(cells_of_grid: Sequence[sweep.Cell], options: cli.Options, out: Path, display: Display) -> None:
+def report(cells_of_grid: Sequence[sweep.Trial], options: cli.Options, out: Path, display: Display) -> None:
     """Write table, CSV and picture from the run folders, and show the table."""
     own = [folder for cell in cells_of_grid if (folder := out / cell.name).is_dir()]
     if not own and not options.folders:

@@ -54,7 +54,7 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     return options
 
 
-def grid(options: cli.Options) -> dict[str, list[sweep.Cell]]:
+def grid(options: cli.Options) -> dict[str, list[sweep.Trial]]:
     """The cells of each table; a cell may stand in several."""
     algorithms, alphas = cli.split("--algorithms", options.algorithms), cli.split("--alphas", options.alphas, float)
     found = {"Table 1": [c for alpha, a in product(alphas, algorithms) for c in _cells(options, a, alpha)]}
@@ -102,7 +102,7 @@ def _preliminary(share: float, rounds: int) -> int | None:
 
 def _cells(
     options: cli.Options, algorithm: str, alpha: float, values: Mapping[str, Any] | None = None
-) -> list[sweep.Cell]:
+) -> list[sweep.Trial]:
     """One for each rate and seed. All train the same encoder and classifier; autoencoders have a decoder beside it."""
     model = "vae" if algorithm in AUTOENCODERS else "encoder"
     given = {} if "model.name" in options.asked else {"model.name": model}

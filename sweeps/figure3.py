@@ -50,7 +50,7 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     return options
 
 
-def grid(options: cli.Options) -> list[sweep.Cell]:
+def grid(options: cli.Options) -> list[sweep.Trial]:
     """The federated runs, in the figure's order."""
     base = grids.base(options)
     asked = base.get("sharing.p")
@@ -69,7 +69,7 @@ def grid(options: cli.Options) -> list[sweep.Cell]:
     return grids.once(cells)
 
 
-def central_lines(cells: Sequence[sweep.Cell], options: cli.Options) -> "list[Central]":
+def central_lines(cells: Sequence[sweep.Trial], options: cli.Options) -> "list[Central]":
     """What the cells are compared with: a model on the real images for each seed, one on each of the cells' pools."""
     from fedcommons.runs.central import Central
 
@@ -83,7 +83,7 @@ def central_lines(cells: Sequence[sweep.Cell], options: cli.Options) -> "list[Ce
     return list({line.name: line for line in lines}.values())  # many cells share a line
 
 
-def footnotes(cells: Sequence[sweep.Cell], lines: Sequence[Mapping[str, Any]], options: cli.Options) -> list[str]:
+def footnotes(cells: Sequence[sweep.Trial], lines: Sequence[Mapping[str, Any]], options: cli.Options) -> list[str]:
     """What a reader must know to read the numbers."""
     c = cells[0].config
     notes = [
@@ -106,7 +106,7 @@ def footnotes(cells: Sequence[sweep.Cell], lines: Sequence[Mapping[str, Any]], o
     return [*notes, f"Seeds: {options.seeds}; ± is the sample standard deviation."]
 
 
-def report(cells: Sequence[sweep.Cell], options: cli.Options, out: Path, display: Display) -> None:
+def report(cells: Sequence[sweep.Trial], options: cli.Options, out: Path, display: Display) -> None:
     """Write table, picture and summary from the folders, and show the table."""
     import pandas as pd
 
@@ -128,7 +128,7 @@ def report(cells: Sequence[sweep.Cell], options: cli.Options, out: Path, display
 
 
 def play(
-    cells: Sequence[sweep.Cell], options: cli.Options, left: sweep.Todo, out: Path, display: Display
+    cells: Sequence[sweep.Trial], options: cli.Options, left: sweep.Todo, out: Path, display: Display
 ) -> sweep.Outcome:
     """Run what is left, then train the central models."""
     outcome, started = sweep.run_cells(left, out, display), time.perf_counter()

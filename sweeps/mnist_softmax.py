@@ -19,7 +19,7 @@ from fedcommons.reports import tables
 from fedcommons.sharing.swapped import n_swapped
 from fedcommons.sweeping import folders
 from fedcommons.sweeping.display import Display
-from papers.fedssyn.softmax_report import PARTITIONS, PER_CLASS, Cell, picture, table
+from papers.fedssyn.softmax_report import PARTITIONS, PER_CLASS, Curve, picture, table
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from papers.fedssyn.softmax_regression import Dataset
@@ -70,7 +70,7 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     return options
 
 
-def train_all(datasets: "Mapping[int, Dataset]", options: cli.Options, display: Display) -> list[Cell]:
+def train_all(datasets: "Mapping[int, Dataset]", options: cli.Options, display: Display) -> list[Curve]:
     """A cell for each curve and seed, in the order of the table; the noise levels are trained together."""
     from papers.fedssyn.softmax_regression import Labelled, clients, train, zeta_sq
 

@@ -60,12 +60,12 @@ def dry_run(config: Experiment, out: Path) -> int:
     print("Loading torch and the data ...", flush=True)
     from fedcommons.sweeping import planned
     from fedcommons.sweeping.display import Display
-    from fedcommons.sweeping.sweep import Cell
+    from fedcommons.sweeping.sweep import Trial
 
     rounds, clients = config.federation.rounds, config.partition.n_clients
     print(f"{out}: {rounds} rounds of {clients} clients")
     with Display() as display:
-        planned.dry_run([Cell(out.name, config)], out.parent, display, in_ray=False)
+        planned.dry_run([Trial(out.name, config)], out.parent, display, in_ray=False)
     return 0
 
 

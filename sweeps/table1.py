@@ -53,7 +53,7 @@ def _taken(options: cli.Options) -> dict[str, str]:
     return taken
 
 
-def grid(options: cli.Options) -> list[sweep.Cell]:
+def grid(options: cli.Options) -> list[sweep.Trial]:
     """The table's runs, in its order."""
     base = grids.base(options)
     pairs = [f"{options.partition.n_clients}:{options.federation.participation}"]

@@ -67,7 +67,7 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     return options
 
 
-def made(points: Sequence[Mapping[str, Any]], options: cli.Options) -> list[sweep.Cell]:
+def made(points: Sequence[Mapping[str, Any]], options: cli.Options) -> list[sweep.Trial]:
     """The cells of these points."""
     asked = {*options.asked, *points[0]}
     labels = {name: name.rpartition(".")[2] for name in points[0]}
@@ -76,7 +76,7 @@ def made(points: Sequence[Mapping[str, Any]], options: cli.Options) -> list[swee
     return list({c.name: c for c in made}.values())
 
 
-def cells(options: cli.Options) -> tuple[list[sweep.Cell], list[str]]:
+def cells(options: cli.Options) -> tuple[list[sweep.Trial], list[str]]:
     """The runs of a random search, or the ends of Optuna's space; and the fields that vary.
 
     Raises:
@@ -91,7 +91,7 @@ def cells(options: cli.Options) -> tuple[list[sweep.Cell], list[str]]:
     return found, list(swept)
 
 
-def batches(options: cli.Options, out: Path) -> Iterator[list[sweep.Cell]]:
+def batches(options: cli.Options, out: Path) -> Iterator[list[sweep.Trial]]:
     """What runs side by side: all cells; with ASHA those of an environment; with Optuna its next points."""
     fixed = around(space(options))
     seeds = fixed.pop("seed", [options.seed])
@@ -104,7 +104,7 @@ def batches(options: cli.Options, out: Path) -> Iterator[list[sweep.Cell]]:
             lambda cells: tuned.mean(cells, out, options.metric),
         )  # fmt: skip
         return
-    groups: dict[str, list[sweep.Cell]] = {}
+    groups: dict[str, list[sweep.Trial]] = {}
     for c in cells(options)[0]:
         fields = c.config.flat
         key = str([fields.get(name) for name in fixed]) if options.scheduler == "asha" else ""
@@ -115,7 +115,7 @@ def batches(options: cli.Options, out: Path) -> Iterator[list[sweep.Cell]]:
 def tune(argv: Sequence[str]) -> int:
     options = arguments(argv)
     known, fields = cells(options)
-    tried: list[sweep.Cell] = []
+    tried: list[sweep.Trial] = []
 
     def play(left: sweep.Todo, out: Path, display: Display) -> sweep.Outcome:
         outcomes = []

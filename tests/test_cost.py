@@ -30,7 +30,7 @@ from fedcommons.runs.counting import Counts, counted, generator_work, local_step
 from fedcommons.sharing.synthetic_pool import missing
 from fedcommons.sweeping import planned
 from fedcommons.sweeping.display import Display
-from fedcommons.sweeping.sweep import Cell
+from fedcommons.sweeping.sweep import Trial
 from fedcommons.tensors import nbytes
 from lightning_modules import Classifier
 from lightning_modules.ddpm import DDPM
@@ -274,7 +274,7 @@ def test_all_that_is_done_costs_nothing(tmp_path: Path, capsys: pytest.CaptureFi
     config = _config(tmp_path, {"federation.rounds": 1})
     experiment.run(config, tmp_path / "one", say=lambda _: None)
     with Display() as display:
-        planned.dry_run([Cell("one", config)], tmp_path, display)
+        planned.dry_run([Trial("one", config)], tmp_path, display)
     assert capsys.readouterr().out.splitlines()[1:] == ["one: done", "1 cells. All are done."]
 
 

@@ -23,7 +23,7 @@ from fedcommons.config.fields import Field
 from fedcommons.config.flat import deciding, own_fields, part_of, to_dict
 from fedcommons.config.parts import KINDS
 from fedcommons.runs import build
-from fedcommons.sweeping.sweep import Cell, cell
+from fedcommons.sweeping.sweep import Trial, cell
 from papers.fedssyn import sizes
 
 HERE = Path(__file__).parent
@@ -47,7 +47,7 @@ def script(sweeps: Callable[[str], ModuleType]) -> Callable[[str], ModuleType]:
     return cache(sweeps)
 
 
-def cells(module: ModuleType, argv: Sequence[str]) -> list[Cell]:
+def cells(module: ModuleType, argv: Sequence[str]) -> list[Trial]:
     """The runs of a sweep; of one that has none, its experiments."""
     name, options = module.__name__, module.arguments(argv)
     if name == "tune":
@@ -65,7 +65,7 @@ def cells(module: ModuleType, argv: Sequence[str]) -> list[Cell]:
     return [cell(options.config, {})] if name == "audit_pool" else module.grid(options)
 
 
-def facts(one: Cell) -> list[str]:
+def facts(one: Trial) -> list[str]:
     """A run's name, the digest of its config.yaml, the beginning of the key of its noise."""
     written = yaml.safe_dump(to_dict(one.config), sort_keys=False)
     return [one.name, sha256(written.encode()).hexdigest()[:12], f"{build.noise_key(one.config):032x}"[:12]]
@@ -114,7 +114,7 @@ def test_generators_and_images_are_found_again(script: Callable[[str], ModuleTyp
     assert [made(one) for one in cells(script(name), argv) if one.config.generator] == NAMES["artifacts"][line]
 
 
-def made(one: Cell) -> list[str]:
+def made(one: Trial) -> list[str]:
     """Keys of the first and the last client's artifacts, and of the noise of a private generator."""
     needs = build.prepare(one.config).needs
     found = [

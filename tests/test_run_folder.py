@@ -217,7 +217,7 @@ def test_a_run_with_a_damaged_line_falls_back_to_the_last_checkpoint_that_fits(
 
 @pytest.mark.parametrize("line", [6, 2])
 def test_a_finished_run_whose_lines_are_not_its_rounds_is_not_finished(line: int, runs: Path, tmp_path: Path) -> None:
-    cell = tuning.Cell("run", TINY)
+    cell = tuning.Trial("run", TINY)
     shutil.copytree(runs / "whole", tmp_path / "run")
     assert tuning.is_done(cell, tmp_path)
     lines = (tmp_path / "run" / "rounds.jsonl").read_bytes().splitlines(keepends=True)

@@ -18,7 +18,7 @@ from fedcommons.runs import experiment
 from fedcommons.sweeping import tuned
 from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.search import BATCH, Optuna, proposed
-from fedcommons.sweeping.sweep import Cell, Outcome, together
+from fedcommons.sweeping.sweep import Outcome, Trial, together
 from fedcommons.tracking.run_folder import read_summary
 
 TINY = ["--preset=smoke", "--setting=real", "--wandb=off", "--data.limit=80", "--client.epochs=1",
@@ -175,9 +175,9 @@ def test_optuna_proposes_the_same_points_for_the_same_results() -> None:
     def search(samples: int) -> list[dict]:
         points: dict[str, dict] = {}
 
-        def make(point: Any) -> list[Cell]:
+        def make(point: Any) -> list[Trial]:
             points[f"{len(points)}"] = dict(point)
-            return [Cell(f"{len(points) - 1}", None)]  # pyright: ignore[reportArgumentType]  (is not looked at)
+            return [Trial(f"{len(points) - 1}", None)]  # pyright: ignore[reportArgumentType]  (is not looked at)
 
         def value(cells: Any) -> float | None:
             point = points[cells[0].name]

@@ -46,9 +46,9 @@ def test_a_trial_is_tried_again_where_its_process_died_and_not_where_its_request
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the trials cannot import a test
     monkeypatch.setattr(tuning, "_trial", counted)
-    killed = tuning.Cell("killed", smoke)
-    refused = tuning.Cell("refused", override(smoke, {"seed": 1}))
-    missing = tuning.Cell("missing", override(smoke, {"sharing.setting": "local_synthetic"}))
+    killed = tuning.Trial("killed", smoke)
+    refused = tuning.Trial("refused", override(smoke, {"seed": 1}))
+    missing = tuning.Trial("missing", override(smoke, {"sharing.setting": "local_synthetic"}))
     out = tmp_path / "out"
     (out / "refused").mkdir(parents=True)  # in its folder lies a run of another seed, and what an old one had to say
     (out / "refused" / "config.yaml").write_text(yaml.safe_dump(to_dict(smoke)))

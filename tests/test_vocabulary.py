@@ -17,7 +17,7 @@ GRIDS = ("table1", "figure3", "convergence_parameters", "advise")
 SHORT = {"--rho": "0.5", "--sigma": "2", "--lr": "0.03", "--wandb": "off", "--dataset": "digits", "--data-dir": "/x"}
 
 
-def _cells(script: str, module: ModuleType, argv: list[str]) -> list[tuning.Cell]:
+def _cells(script: str, module: ModuleType, argv: list[str]) -> list[tuning.Trial]:
     options = module.arguments(["--preset", "smoke", *argv])
     if script == "convergence_parameters":
         return [c for several in module.figure_a7(options).values() for c in several]

@@ -125,7 +125,7 @@ def _call(script: Callable[[Sequence[str]], int], argv: Sequence[str], cells: Pa
     """The script's process; where it would start Ray it ends, and the cells of a sweep are noted."""
     make_cell = tuning.cell
 
-    def note(*given: Any) -> tuning.Cell:
+    def note(*given: Any) -> tuning.Trial:
         cell = make_cell(*given)
         with open(cells, "a") as file:
             file.write(json.dumps(to_dict(cell.config)) + "\n")

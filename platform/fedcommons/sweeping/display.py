@@ -60,7 +60,7 @@ class Display:
         self._refresh()
 
     def step(self, name: str, number: int, of: int, text: str) -> None:
-        """Cell ``name`` has done ``number`` of ``of`` steps."""
+        """Trial ``name`` has done ``number`` of ``of`` steps."""
         before = self._rows.get(name)
         self._rows[name] = replace(before, number=number, text=text) if before else _Row(text, number, of, number)
         if self.console.is_terminal:
@@ -69,7 +69,7 @@ class Display:
             self.say(f"{name}: {number}/{of} {text}{self._rows[name].left}")
 
     def drop(self, name: str) -> None:
-        """Cell ``name`` has ended."""
+        """Trial ``name`` has ended."""
         self._rows.pop(name, None)
         self._refresh()
 

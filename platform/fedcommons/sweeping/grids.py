@@ -74,17 +74,17 @@ def base(options: cli.Options) -> dict[str, Any]:
     return sweep.tracked(cli.flat(options), Path(options.out))
 
 
-def cell(options: cli.Options, fields: Mapping[str, Any]) -> sweep.Cell:
+def cell(options: cli.Options, fields: Mapping[str, Any]) -> sweep.Trial:
     """The cell of these fields."""
     return sweep.cell(choose(fields, options.fields), VARIED)
 
 
-def once(cells: Iterable[sweep.Cell]) -> list[sweep.Cell]:
+def once(cells: Iterable[sweep.Trial]) -> list[sweep.Trial]:
     """Each cell once: where a partition knows no alpha, those of all alphas are one."""
     return list({cell.name: cell for cell in cells}.values())
 
 
-def finished(cells: Iterable[sweep.Cell], out: Path, say: Callable[[str], None] = print) -> "pd.DataFrame":
+def finished(cells: Iterable[sweep.Trial], out: Path, say: Callable[[str], None] = print) -> "pd.DataFrame":
     """The finished runs of these cells, in their order; ``say`` is told which cannot be read. See ``load_runs``."""
     import pandas as pd
 

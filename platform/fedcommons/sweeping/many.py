@@ -10,7 +10,7 @@ from fedcommons.config.flat import is_ignored
 from fedcommons.errors import ClientError, UserError
 from fedcommons.reports.frames import load_runs
 from fedcommons.sweeping.display import Display
-from fedcommons.sweeping.sweep import Cell, cell, open_sweep, run_cells, todo
+from fedcommons.sweeping.sweep import Trial, cell, open_sweep, run_cells, todo
 
 
 def sweep(experiments: Iterable[Experiment], folder: str | Path) -> pd.DataFrame:
@@ -33,7 +33,7 @@ def sweep(experiments: Iterable[Experiment], folder: str | Path) -> pd.DataFrame
     return load_runs(*(out / c.name for c in cells))
 
 
-def named(experiments: list[Experiment]) -> list[Cell]:
+def named(experiments: list[Experiment]) -> list[Trial]:
     """A cell for each experiment, each once, named after the fields in which they differ.
 
     Raises:

@@ -70,7 +70,7 @@ def makespan(seconds: Iterable[float], places: int) -> float:
 
 
 def dry_run(
-    cells: Sequence[sweep.Cell], out: Path, display: Display, on_cores: int | None = None,
+    cells: Sequence[sweep.Trial], out: Path, display: Display, on_cores: int | None = None,
     centrals: Sequence[Central] = (), in_ray: bool = True,
 ) -> None:  # fmt: skip
     """Print what would run and what it would cost; ``on_cores``: on another machine besides, with so many cores.

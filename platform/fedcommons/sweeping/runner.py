@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fedcommons.config import cli
 from fedcommons.sweeping import sweep
 from fedcommons.sweeping.display import Display
-from fedcommons.sweeping.sweep import Cell, Outcome, Todo
+from fedcommons.sweeping.sweep import Outcome, Todo, Trial
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
     from fedcommons.runs.central import Central
@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
 def run(
     options: cli.Options,
     stem: str,
-    cells: Sequence[Cell],
+    cells: Sequence[Trial],
     report: Callable[[Path, Display], None],
     *,
     play: Callable[[Todo, Path, Display], Outcome] = sweep.run_cells,
@@ -45,7 +45,7 @@ def run(
 
 
 def dry_run(
-    cells: Sequence[Cell], out: Path, display: Display, on_cores: int | None = None,
+    cells: Sequence[Trial], out: Path, display: Display, on_cores: int | None = None,
     centrals: Callable[[], "Sequence[Central]"] = tuple,
 ) -> None:  # fmt: skip
     """Print what would run, and what it would cost; see ``planned``."""

@@ -13,13 +13,13 @@ from typing import Any
 from fedcommons.config.search_space import SearchSpace
 from fedcommons.errors import UserError
 from fedcommons.seeds import seed_for
-from fedcommons.sweeping.sweep import Cell
+from fedcommons.sweeping.sweep import Trial
 
 BATCH = 4
 """Points that are proposed before any of them is known; a constant, as it decides which points are tried."""
 
 
-def asha(cells: Sequence[Cell]) -> Any:
+def asha(cells: Sequence[Trial]) -> Any:
     """A scheduler for these cells: asynchronous successive halving on the validation accuracy of each round."""
     from ray.tune.schedulers import ASHAScheduler
 
@@ -76,9 +76,9 @@ class Optuna:
 def proposed(
     searches: Sequence[tuple[Mapping[str, Any], Optuna]],
     samples: int,
-    make: Callable[[Mapping[str, Any]], Sequence[Cell]],
-    value: Callable[[Sequence[Cell]], float | None],
-) -> Iterator[list[Cell]]:
+    make: Callable[[Mapping[str, Any]], Sequence[Trial]],
+    value: Callable[[Sequence[Trial]], float | None],
+) -> Iterator[list[Trial]]:
     """Batches of cells to run, of ``samples`` points in each environment; each batch is to be run before the next.
 
     searches: an environment's fields and its own search. make: the cells of a point. value: what came of them.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # torch and Ray take seconds to import, and --help needs neit
 
 
 @dataclass(frozen=True)
-class Cell:
+class Trial:
     """One run of a sweep; ``name`` is its folder in the sweep's."""
 
     name: str
@@ -60,19 +60,19 @@ def together(outcomes: Sequence[Outcome]) -> Outcome:
     )
 
 
-def cell(config: Experiment, varied: Mapping[str, str]) -> Cell:
+def cell(config: Experiment, varied: Mapping[str, str]) -> Trial:
     """A cell named after some fields (name to label) and a hash of all that decides its result."""
     fields = config.flat
     chosen = [parts.label(config.algorithm), parts.label(config.sharing.setting)]
     labels = [f"{label}{_short(fields[name])}" for name, label in varied.items() if name in fields]
-    return Cell("-".join([*chosen, *labels, key_of(flat.deciding(config))[:6]]), config)
+    return Trial("-".join([*chosen, *labels, key_of(flat.deciding(config))[:6]]), config)
 
 
 def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value).replace("/", "_")
 
 
-def is_done(cell: Cell, out: Path) -> bool:
+def is_done(cell: Trial, out: Path) -> bool:
     """Whether the cell's folder holds its finished run, or one that a scheduler stopped."""
     folder = out / cell.name
     ended = read_summary(folder) is not None or (is_run(folder) and (folder / STOPPED).exists())
@@ -84,11 +84,11 @@ class Todo:
     """What is left to do of a sweep: its cells that are not done, prepared, and what the stores of artifacts lack."""
 
     n_cells: int  # of the whole sweep
-    cells: Sequence[Cell]
+    cells: Sequence[Trial]
     lacking: "Sequence[Lacking]"
 
 
-def todo(cells: Sequence[Cell], out: Path, display: Display) -> Todo:
+def todo(cells: Sequence[Trial], out: Path, display: Display) -> Todo:
     """What is left to do of these cells.
 
     Raises:

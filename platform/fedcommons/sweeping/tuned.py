@@ -13,7 +13,7 @@ from fedcommons.reports.cells import counted
 from fedcommons.reports.frames import load_runs
 from fedcommons.sweeping import grids
 from fedcommons.sweeping.display import Display
-from fedcommons.sweeping.sweep import Cell
+from fedcommons.sweeping.sweep import Trial
 from fedcommons.tracking.run_folder import is_run
 
 if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
@@ -23,7 +23,7 @@ CSV = ("status", "rounds", *metrics.KNOWN, "train/loss", "alpha", "p", "rho", "s
 """Columns of tune.csv behind the swept fields, where some run has them."""
 
 
-def frame(cells: Sequence[Cell], out: Path, metric: str, say: Callable[[str], None]) -> "pd.DataFrame":
+def frame(cells: Sequence[Trial], out: Path, metric: str, say: Callable[[str], None]) -> "pd.DataFrame":
     """The runs of these cells that have rounds.
 
     Raises:
@@ -39,7 +39,7 @@ def frame(cells: Sequence[Cell], out: Path, metric: str, say: Callable[[str], No
     return runs
 
 
-def mean(cells: Sequence[Cell], out: Path, metric: str) -> float | None:
+def mean(cells: Sequence[Trial], out: Path, metric: str) -> float | None:
     """The mean over the seeds of a point; None where a run is not finished or has no such number."""
     runs = frame(cells, out, metric, lambda text: None)
     if len(runs) < len(cells) or set(runs["status"]) != {"finished"}:
@@ -48,7 +48,7 @@ def mean(cells: Sequence[Cell], out: Path, metric: str) -> float | None:
     return fmean(values) if len(values) == len(cells) else None
 
 
-def report(cells: Sequence[Cell], fields: Sequence[str], options: cli.Options, out: Path, display: Display) -> None:
+def report(cells: Sequence[Trial], fields: Sequence[str], options: cli.Options, out: Path, display: Display) -> None:
     """Write the tables, the picture and the summary, and show them; fields: those that vary."""
     import pandas as pd
 

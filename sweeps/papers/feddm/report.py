@@ -23,7 +23,7 @@ class Entry:
     method: str
     alpha: float
     rate: float | None
-    cell: sweep.Cell
+    cell: sweep.Trial
 
 
 def rows(found: Sequence[Entry], out: Path, say: Callable[[str], None]) -> Any:

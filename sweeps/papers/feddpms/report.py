@@ -12,7 +12,7 @@ from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
 
 
-def report(of_tables: Mapping[str, Sequence[sweep.Cell]], options: cli.Options, out: Path, display: Display) -> None:
+def report(of_tables: Mapping[str, Sequence[sweep.Trial]], options: cli.Options, out: Path, display: Display) -> None:
     """Write the tables, the pictures and the summary from the run folders that are done, and show the tables."""
     from papers.feddpms import exchange
     from papers.feddpms import tables as own
@@ -48,6 +48,6 @@ def report(of_tables: Mapping[str, Sequence[sweep.Cell]], options: cli.Options, 
     display.say("\n" + markdown)
 
 
-def once(of_tables: Mapping[str, Sequence[sweep.Cell]]) -> list[sweep.Cell]:
+def once(of_tables: Mapping[str, Sequence[sweep.Trial]]) -> list[sweep.Trial]:
     """The cells of all tables, each once."""
     return grids.once(chain.from_iterable(of_tables.values()))

@@ -20,7 +20,7 @@ from fedcommons.sweeping.display import Display
 if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
     from fedcommons.runs.build import Prepared
 
-Runs = Mapping[tuple[float, float], Sequence[sweep.Cell]]
+Runs = Mapping[tuple[float, float], Sequence[sweep.Trial]]
 """(alpha, p) to a cell for each seed."""
 
 

@@ -17,7 +17,7 @@ from fedcommons.config.flat import choose
 from fedcommons.errors import UserError
 
 if TYPE_CHECKING:  # a tenth of a second to import, and one experiment needs it not
-    from fedcommons.sweeping.sweep import Cell
+    from fedcommons.sweeping.sweep import Trial
 
 _N_SEEN = {10: 3375, 40: 845, 100: 385}  # images a generator is trained on
 
@@ -38,7 +38,7 @@ _FEDERATIONS = ((10, 1.0), (10, 0.4), (40, 0.2), (100, 0.1))
 _ALPHAS = (0.01, 0.1)
 
 
-def cell(options: cli.Options, fields: Mapping[str, Any], owned: Collection[str] = ()) -> "Cell":
+def cell(options: cli.Options, fields: Mapping[str, Any], owned: Collection[str] = ()) -> "Trial":
     """The cell of these fields in a grid, whatever its preset; ``owned``: those that an option of the sweep sets."""
     from fedcommons.sweeping import grids, sweep
 

@@ -10,7 +10,7 @@ from fedcommons.reports.frames import load_rounds
 from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
 
-Figure = Mapping[str, Sequence[sweep.Cell]]
+Figure = Mapping[str, Sequence[sweep.Trial]]
 """The curves of a figure, each with a cell for every seed."""
 
 NAMED = {"partition.name": "", "partition.alpha": "alpha", "partition.n_clients": "N", "sharing.p": "p",

@@ -24,11 +24,11 @@ class Entry:
 
     pool: str
     last: bool
-    cell: sweep.Cell
+    cell: sweep.Trial
 
 
 @lru_cache(maxsize=256)
-def images(cell: sweep.Cell) -> "Sequence[Contribution]":
+def images(cell: sweep.Trial) -> "Sequence[Contribution]":
     """The images that the clients of this cell contribute, and their receipts."""
     from fedcommons.artifacts import Store
     from fedcommons.runs.build import contributions, prepare
@@ -36,7 +36,7 @@ def images(cell: sweep.Cell) -> "Sequence[Contribution]":
     return contributions(prepare(cell.config), Store(Path(cell.config.artifacts)))
 
 
-def spent(cell: sweep.Cell) -> float | None:
+def spent(cell: sweep.Trial) -> float | None:
     """The largest epsilon of the clients' pools by Renyi accounting; None where nothing protects one."""
     from fedcommons.core.accountants import epsilon
 

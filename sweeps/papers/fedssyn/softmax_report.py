@@ -17,12 +17,12 @@ if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
 
 PER_CLASS = 1024  # images, Fedssyn A.3.1
 PARTITIONS = {"iid": "iid clients", "single_class": "one class per client"}
-Cell = dict[str, Any]
+Curve = dict[str, Any]
 
 
-def curves(cells: Sequence[Cell]) -> list[list[Cell]]:
+def curves(cells: Sequence[Curve]) -> list[list[Curve]]:
     """The cells of each curve, which differ in their seeds."""
-    groups: dict[tuple, list[Cell]] = {}
+    groups: dict[tuple, list[Curve]] = {}
     for c in cells:
         groups.setdefault((c["partition"], c["epochs"], c["noise"], c["p"]), []).append(c)
     return list(groups.values())
@@ -34,7 +34,7 @@ def band(values: Sequence[float], form: str) -> str:
     return middle if least == most else f"{middle} [{least}, {most}]"
 
 
-def table(cells: Sequence[Cell], dataset: "Dataset", options: cli.Options) -> str:
+def table(cells: Sequence[Curve], dataset: "Dataset", options: cli.Options) -> str:
     """A line for each curve, and what a reader must know."""
     head = ["clients", "E", "noise s", "p", "swapped", "zeta^2 at the start", "last test loss", "rounds to target"]
     lines = [
@@ -62,7 +62,7 @@ def seeds(options: cli.Options) -> str:
     return f"Seed {some}" if len(options.seeds) == 1 else f"Seeds {some}: median and range"
 
 
-def picture(cells: Sequence[Cell], options: cli.Options) -> bytes:
+def picture(cells: Sequence[Curve], options: cli.Options) -> bytes:
     """A PNG of test loss over rounds: a row for each kind of clients, a column for each E and s, a curve for each p.
 
     Curves are medians over seeds, and bands go from the least to the most.

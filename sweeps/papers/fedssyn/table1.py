@@ -23,7 +23,7 @@ VARIED = {*grids.GRID.values(), "partition.n_clients", "federation.participation
 """Fields in which the cells of the table differ, or may."""
 
 
-def footnotes(cells: Sequence[sweep.Cell], options: cli.Options) -> list[str]:
+def footnotes(cells: Sequence[sweep.Trial], options: cli.Options) -> list[str]:
     """What a reader must know to read the numbers."""
     configs = [cell.config for cell in cells]
     rate = f"The learning rate was fixed at {configs[0].client.lr:g} for all cells, not chosen per cell."
@@ -47,7 +47,7 @@ def footnotes(cells: Sequence[sweep.Cell], options: cli.Options) -> list[str]:
     return [*notes, f"Not as in the paper: {different}."] if different else notes
 
 
-def written(cells: Sequence[sweep.Cell], runs: "pd.DataFrame", out: Path, options: cli.Options) -> str:
+def written(cells: Sequence[sweep.Trial], runs: "pd.DataFrame", out: Path, options: cli.Options) -> str:
     """Write the tables, the picture and the summary of these runs; the table, if there is any run."""
     import pandas as pd
 
@@ -78,14 +78,14 @@ def written(cells: Sequence[sweep.Cell], runs: "pd.DataFrame", out: Path, option
     return markdown
 
 
-def row(cell: sweep.Cell) -> tuple:
+def row(cell: sweep.Trial) -> tuple:
     """What the cells have in common that are compared: those of other settings, seeds and learning rates."""
     c = cell.config
     alpha = c.flat.get("partition.alpha")
     return c.partition.n_clients, c.federation.participation, alpha, c.algorithm
 
 
-def pairs_first(cells: Sequence[sweep.Cell]) -> list[sweep.Cell]:
+def pairs_first(cells: Sequence[sweep.Trial]) -> list[sweep.Trial]:
     """The cells row by row, so that the table grows; in a row first those whose generators take time."""
     rows = list(dict.fromkeys(map(row, cells)))
     return sorted(cells, key=lambda cell: (rows.index(row(cell)), cell.config.generator is None))
@@ -94,7 +94,7 @@ def pairs_first(cells: Sequence[sweep.Cell]) -> list[sweep.Cell]:
 class Growing:
     """The table while the cells run: it is written whenever one has ended, and every row that is complete is said."""
 
-    def __init__(self, cells: Sequence[sweep.Cell], options: cli.Options) -> None:
+    def __init__(self, cells: Sequence[sweep.Trial], options: cli.Options) -> None:
         self.cells, self.options = cells, options
         self.said: set[tuple] = set()
         self.rows: dict[str, dict[str, Any]] = {}  # of the frame, by the cell's name: a finished run is read once
@@ -122,14 +122,14 @@ class Growing:
         self.rows |= {Path(line["run"]).name: line for line in new.to_dict("records")}
         return written(self.cells, self.frame(self.cells), out, self.options)
 
-    def frame(self, cells: Sequence[sweep.Cell]) -> "pd.DataFrame":
+    def frame(self, cells: Sequence[sweep.Trial]) -> "pd.DataFrame":
         """The finished runs of these cells."""
         import pandas as pd
 
         return pd.DataFrame([self.rows[cell.name] for cell in cells if cell.name in self.rows])
 
 
-def published(cells: Sequence[sweep.Cell], options: cli.Options) -> Mapping[tuple, str]:
+def published(cells: Sequence[sweep.Trial], options: cli.Options) -> Mapping[tuple, str]:
     """The paper's rounds, only where every field but those of the grid is the preset's: the paper's or the authors'."""
     if options.preset not in ("paper", "authors") or options.target != Experiment().target:
         return {}
