@@ -1,9 +1,12 @@
 """Epsilons and the noise for a target, against Opacus called directly, published numbers and dp-accounting's PLD."""
 
+import numpy as np
 import pytest
 from opacus.accountants import PRVAccountant, RDPAccountant
+from opacus.accountants.analysis.rdp import compute_rdp
 
 from fedcommons.core.accountants import LARGEST_SIGMA, composed, epsilon, noise_for, require_reachable
+from fedcommons.core.renyi import divergences
 from fedcommons.errors import UserError
 
 Q = 256 / 3750
@@ -20,6 +23,19 @@ def test_epsilons_are_those_of_opacus_called_directly(course: tuple[float, float
     assert epsilon(q, sigma, steps, 1e-5) == pytest.approx(theirs.get_epsilon(1e-5), abs=1e-6)
     parts = ((q, sigma, steps // 3), (q, sigma, steps - steps // 3))
     assert composed(parts, 1e-5) == pytest.approx(theirs.get_epsilon(1e-5), abs=1e-6)
+
+
+@pytest.mark.parametrize("q", [1e-6, 0.01, 0.2, 0.49, 0.9, 1 - 1e-6, 1.0])
+@pytest.mark.parametrize("sigma", [0.001, 0.3, 0.8, 2.0, 50.0])
+def test_divergences_are_those_of_opacus_at_every_order(q: float, sigma: float) -> None:
+    """In a step, to 1e-11 or 15 digits; at sigma 0.001 they are near 10^7, and e to that is no float."""
+    orders = RDPAccountant.DEFAULT_ALPHAS
+    theirs = np.asarray(compute_rdp(q=q, noise_multiplier=sigma, steps=1, orders=orders))
+    assert divergences(q, sigma, np.asarray(orders, float)) == pytest.approx(theirs, abs=1e-11, rel=1e-15)
+
+
+def test_no_sampling_costs_nothing() -> None:
+    assert not divergences(0.0, 1.0, np.array([1.5, 2.0])).any()
 
 
 def test_prv_is_that_of_opacus_called_directly() -> None:

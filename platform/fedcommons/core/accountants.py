@@ -1,7 +1,8 @@
 """Epsilon of DP-SGD with Poisson sampling, and the noise for a target, by Opacus' accountants.
 
-rdp: Renyi differential privacy (Mironov et al. 2019), as in the ledger;  prv: numerical composition of privacy losses
-(Gopi et al. 2021), tighter by some percent, and seconds for an answer.   q: sampling rate;  sigma: noise multiplier.
+rdp: Renyi differential privacy (Mironov et al. 2019), as in the ledger, with its divergences from ``renyi``;  prv:
+numerical composition of privacy losses (Gopi et al. 2021), tighter by some percent, and seconds for an answer.
+q: sampling rate;  sigma: noise multiplier.
 """
 
 import warnings
@@ -11,6 +12,7 @@ from functools import lru_cache, reduce
 
 import numpy as np
 
+from fedcommons.core.renyi import divergences
 from fedcommons.errors import UserError
 
 LARGEST_SIGMA = 100.0
@@ -31,9 +33,8 @@ def _quiet() -> Iterator[None]:
 @lru_cache(maxsize=4096)
 def _renyi_of_a_step(q: float, sigma: float) -> np.ndarray:
     from opacus.accountants import RDPAccountant
-    from opacus.accountants.analysis.rdp import compute_rdp
 
-    return np.asarray(compute_rdp(q=q, noise_multiplier=sigma, steps=1, orders=RDPAccountant.DEFAULT_ALPHAS))
+    return divergences(q, sigma, np.asarray(RDPAccountant.DEFAULT_ALPHAS, dtype=float))
 
 
 @lru_cache(maxsize=100_000)

@@ -1,0 +1,57 @@
+"""Renyi divergences of a step of DP-SGD at many orders at once, as one table: Opacus works out number by number.
+
+Mironov, Talwar and Zhang, "Renyi differential privacy of the sampled Gaussian mechanism", arXiv:1908.10530, section
+3.3. q: sampling rate;  sigma: noise multiplier;  a: order;  N: normal with mean 0 and variance sigma^2.
+
+The divergence is log(A) / (a - 1), where with j = a - i and z = sigma^2 log(1/q - 1) + 1/2
+
+    A = sum_{i >= 0} binom(a, i) [ q^i (1-q)^j e^{(i^2 - i) / (2 sigma^2)} P(N < z - i)
+                                 + q^j (1-q)^i e^{(j^2 - j) / (2 sigma^2)} P(N < j - z) ]
+
+For a whole order the terms end at i = a: the paper's binomial sum in two parts.
+"""
+
+import numpy as np
+
+BLOCK = 64
+"""Terms that are worked out together at first, more than the largest order; each further block is twice as long."""
+
+SMALL = -30.0
+"""A sum ends where both parts of its last term are below e^-30, as in Opacus."""
+
+
+def divergences(q: float, sigma: float, orders: np.ndarray) -> np.ndarray:
+    """(n,): at each of n orders in (1, 64), for q in [0, 1] and sigma > 0."""
+    if q in (0, 1):
+        return q * orders / (2 * sigma**2)
+    signs, logs, last = _terms(q, sigma, orders, np.arange(BLOCK))
+    peak = logs.max((0, 2))  # without it e^(a^2 / (2 sigma^2)) overflows
+    sums = _sum(signs, logs, peak)
+    first, size, left = BLOCK, 2 * BLOCK, np.flatnonzero(last >= SMALL)
+    while len(left):
+        signs, logs, last = _terms(q, sigma, orders[left], np.arange(first, first + size))
+        sums[left] += _sum(signs, logs, peak[left])
+        first, size, left = first + size, 2 * size, left[last >= SMALL]
+    return (peak + np.log(sums)) / (orders - 1)
+
+
+def _terms(q: float, sigma: float, orders: np.ndarray, i: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Signs (n, terms) of these terms, logarithms (2, n, terms) of their parts, and the larger last one (n,)."""
+    from scipy.special import binom, log_ndtr  # half a second to import
+
+    j = orders[:, None] - i
+    z, coefficient = sigma**2 * np.log(1 / q - 1) + 0.5, binom(orders[:, None], i)
+    with np.errstate(divide="ignore"):  # it is zero beyond a whole order
+        size = np.log(np.abs(coefficient))
+    logs = np.stack(
+        [
+            size + k * np.log(q) + m * np.log1p(-q) + (k * k - k) / (2 * sigma**2) + log_ndtr(to_edge / sigma)
+            for k, m, to_edge in ((i, j, z - i), (j, i, j - z))
+        ]
+    )
+    return np.sign(coefficient), logs, logs[:, :, -1].max(0)
+
+
+def _sum(signs: np.ndarray, logs: np.ndarray, peak: np.ndarray) -> np.ndarray:
+    """(n,): the sum of these terms over e^peak."""
+    return (signs * np.exp(logs - peak[:, None])).sum((0, 2))
