@@ -3,7 +3,9 @@
 Example j of m is a canary: its gradient is a multiple of the j-th unit vector, and zero where a coin left it out. The
 training goes through the one local loop, as a client's does. Of what it does this is held against its ``Release``:
 
-epsilon       a lower bound by guessing the coins from all noisy gradients (``audited``), against the ledger's epsilon
+epsilon       against the ledger's: a lower bound by guessing the coins from all noisy gradients (``lower_bound``), and
+              an estimate by how far canaries that are in lie from the others (``directions``), which sees more
+noise         its deviation, by the canaries that are out
 sensitivity   by how much one example changes a sum: noise is keyed, so the same key with and without it tells
 batches       their sizes, against n independent draws with probability q
 steps         their number
@@ -19,7 +21,9 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
-from fedcommons.audits.lower_bound import LowerBound, by_scores, coins
+from fedcommons.audits.directed import STEEP
+from fedcommons.audits.directions import Estimate, estimate
+from fedcommons.audits.lower_bound import LowerBound, by_scores, coins, verdict
 from fedcommons.core.accountants import composed
 from fedcommons.core.algorithm import Algorithm, Facts, Reply
 from fedcommons.core.local import Batch, LocalSGD, Work
@@ -27,9 +31,6 @@ from fedcommons.core.release import Release
 from fedcommons.data.clients import ClientData
 from fedcommons.seeds import numpy_generator, seed_for
 from fedcommons.tensors import data as numbers
-
-STEEP = 10.0
-"""Norm of a canary's gradient over C, so that it matters whether it is clipped."""
 
 LOUD = 1000.0
 """How much larger the gradient of the example is whose influence is measured: it decides where a whole batch points."""
@@ -98,12 +99,14 @@ def _data(there: np.ndarray) -> ClientData:
 class Verdict:
     """What was found. reported: the release's epsilon, None where it is uncovered. bounds: by kind of score.
 
+    estimate: by the canaries as directions, which the axes are; None where the release is uncovered.
     sensitivity: of one example, over C. steps: that were made. batches: how probable sizes as far off are at the q of
     the release.
     """
 
     reported: float | None
     bounds: Mapping[str, LowerBound]
+    estimate: Estimate | None
     sensitivity: float
     stated: float
     steps: tuple[int, int]
@@ -115,13 +118,19 @@ class Verdict:
         return max(audited.bound for audited in self.bounds.values())
 
     @property
+    def verdict(self) -> str:
+        """What the bound says of the reported epsilon: above it, not above it, or that it cannot tell."""
+        return verdict(self.bound, max(audited.ceiling for audited in self.bounds.values()), self.reported)
+
+    @property
     def faults(self) -> list[str]:
         """What the release does not keep, in words; none where it is uncovered, as it promises nothing then."""
-        if self.reported is None:
+        if self.reported is None or self.estimate is None:
             return []
         steps, counted = self.steps
         return [
             *([f"epsilon is above {self.bound:.3g}, not {self.reported:.3g}"] * (self.bound > self.reported)),
+            *self.estimate.faults,
             *([f"one example changes a sum by {self.sensitivity:.3g} C"] * (self.sensitivity > self.stated * 1.001)),
             *([f"there are {steps} steps, not {counted}"] * (steps != counted)),
             *(["batches are no independent draws with probability q"] * (self.batches < ALARM)),
@@ -150,6 +159,7 @@ def audit(loop: LocalSGD, seed: int, m: int = 1000, delta: float = 1e-5) -> Verd
     return Verdict(
         reported=composed(((spent.q, spent.sigma, spent.steps),), delta) if spent.covered else None,
         bounds={kind: by_scores(score, inside, m // 4, delta, level) for kind, score in scores.items()},
+        estimate=estimate(scores["sum"], inside, spent, delta) if spent.covered else None,
         sensitivity=_influence(loop, seed),
         stated=spent.sensitivity / loop.dp.clip,
         steps=(len(one.sums), spent.steps),

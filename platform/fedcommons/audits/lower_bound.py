@@ -58,14 +58,36 @@ def lower_bound(m: int, r: int, v: int, delta: float, confidence: float = 0.95) 
     return low
 
 
+def ceiling(m: int, r: int, delta: float, confidence: float = 0.95) -> float:
+    """The largest bound that any outcome can give, that of r right guesses of r; 0 where r is too small for any.
+
+    At delta = 0 it is log(t / (1 - t)) with t = (1 - confidence)^(1/r): 3.37 for 89 guesses.
+    """
+    return lower_bound(m, r, r, delta, confidence)
+
+
+def verdict(found: float, most: float, reported: float | None) -> str:
+    """What a lower bound that is at most ``most`` says of a reported epsilon, None: of none, as nothing is covered."""
+    if reported is None:
+        return "no epsilon is reported"
+    if found > reported:
+        return "above the reported one"
+    return "not above the reported one" if most > reported else "cannot tell"
+
+
 @dataclass(frozen=True)
 class LowerBound:
-    """A bound and what it rests on: m canaries, of which r were guessed, v rightly."""
+    """A bound and what it rests on: m canaries, of which r were guessed, v rightly; ceiling: the largest possible."""
 
     bound: float
+    ceiling: float
     m: int
     r: int
     v: int
+
+    def verdict(self, reported: float | None) -> str:
+        """What the bound says of a reported epsilon: above it, not above it, or that it cannot tell."""
+        return verdict(self.bound, self.ceiling, reported)
 
 
 def coins(m: int, draws: np.random.Generator) -> np.ndarray:
@@ -80,4 +102,5 @@ def by_scores(scores: np.ndarray, inside: np.ndarray, r: int, delta: float, conf
     """
     top = np.argsort(-scores, kind="stable")[:r]
     v, m = int(inside[top].sum()), len(scores)
-    return LowerBound(lower_bound(m, len(top), v, delta, confidence), m, len(top), v)
+    found, most = lower_bound(m, len(top), v, delta, confidence), ceiling(m, len(top), delta, confidence)
+    return LowerBound(found, most, m, len(top), v)

@@ -20,6 +20,9 @@ from fedcommons.data.examples import Examples
 from fedcommons.generators.generator import Generator, Receipt, Weights
 from fedcommons.seeds import numpy_generator, seed_for
 
+FEWEST = 4
+"""Canaries of a bound, at least: of so many one is guessed."""
+
 LOOKS = 4
 """A canary's score is a mean over so many draws: of times and noise, or of the pool, whichever the score uses."""
 
@@ -31,6 +34,11 @@ class Bounded:
     audited: LowerBound
     reported: float | None
 
+    @property
+    def verdict(self) -> str:
+        """See ``LowerBound.verdict``."""
+        return self.audited.verdict(self.reported)
+
 
 def bound(
     generator: Generator, examples: Examples, canaries: Examples, n_classes: int, seed: int, by: Score, *,
@@ -40,8 +48,12 @@ def bound(
 
     Scores are compared within classes. ``reference``: a second generator is trained without canaries, and its scores
     are subtracted, as some images are easier than others.
+
+    Raises:
+        ValueError: there are fewer than four canaries, so that none would be guessed.
     """
-    m = len(canaries)
+    if (m := len(canaries)) < FEWEST:
+        raise ValueError(f"at least {FEWEST} canaries are needed, of which one is guessed, got {m}")
     inside, epochs = coins(m, numpy_generator(seed, "coins")), generator.epochs
 
     def seen(weights: Weights) -> np.ndarray:

@@ -13,7 +13,7 @@ from fedcommons.audits import membership, one_run, pool
 from fedcommons.audits.closeness import Subject
 from fedcommons.audits.copies import audit
 from fedcommons.audits.membership import Attack, Losing
-from fedcommons.audits.one_run import LOOKS, Bounded
+from fedcommons.audits.one_run import FEWEST, LOOKS, Bounded
 from fedcommons.config import cli, presets
 from fedcommons.core.local import LocalSGD, Work
 from fedcommons.core.worker import fresh_torch, set_up_process
@@ -78,6 +78,11 @@ def work(options: cli.Options, say: Callable[[str], None]) -> None:
     if not 0 <= one < len(needs):
         raise UserError(f"--attacked must be one of 0 ... {len(needs) - 1}, got {one}.")
     held_out, dealt = prepared.dataset.test, prepared.dealt
+    if len(held_out) < FEWEST:
+        raise UserError(
+            f"an audit needs at least {FEWEST} test images, which are held out, and data set "
+            f"{prepared.config.data.name} has {len(held_out)}."
+        )
     pool.subjects(dealt, needs, held_out)  # refuses before any work
     say(f"{len(jobs)} generators to train, then {options.shadows} shadows and 2 with canaries, like client {one}'s.")
     if options.dry_run:
@@ -98,8 +103,9 @@ def work(options: cli.Options, say: Callable[[str], None]) -> None:
         "spaces": found.record(),
         "client": one,
         "attacks": {name: attack.record() for name, attack in found_out.items()},
-        "epsilon": {"at_least": bound.audited.bound, "guesses": bound.audited.r, "right": bound.audited.v,
-                    "canaries": bound.audited.m, "reported": bound.reported},
+        "epsilon": {"at_least": bound.audited.bound, "ceiling": bound.audited.ceiling, "guesses": bound.audited.r,
+                    "right": bound.audited.v, "canaries": bound.audited.m, "reported": bound.reported,
+                    "verdict": bound.verdict},
     }  # fmt: skip
     text = pictures.table(record["spaces"]) + "\n\n" + pictures.words(record, options.shadows)
     write_text(out / "audit_pool.md", f"**{presets.SMOKE}**\n\n{text}" if smoke else text)

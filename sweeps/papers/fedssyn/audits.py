@@ -48,7 +48,8 @@ def _cells(found: Mapping[str, Any]) -> list[str]:
 def words(record: Mapping[str, Any], shadows: int) -> str:
     """What a reader must know to read the numbers, and what the attacks have found."""
     e = record["epsilon"]
-    reported = "none, as nothing protects it" if e["reported"] is None else f"{e['reported']:.3g}"
+    reported = "none, as nothing protects it" if e["reported"] is None else f"{e['reported']:.3g}: {e['verdict']}"
+    most = f"were all right, it would be {e['ceiling']:.3g}"
     attacks = [
         f"{name}: AUC {a['auc']:.3f} [{a['auc_interval'][0]:.3f}, {a['auc_interval'][1]:.3f}], TPR "
         f"{100 * a['tpr_at_1_percent_fpr']:.1f} % [{100 * a['tpr_interval'][0]:.1f}, "
@@ -64,7 +65,7 @@ def words(record: Mapping[str, Any], shadows: int) -> str:
         "own that its generator did not see.",
         f"Membership, generators like client {record['client']}'s, {shadows} of them: {'; '.join(attacks)}.",
         f"One run with {e['canaries']} test images as canaries, {e['right']} of {e['guesses']} guesses right: epsilon "
-        f"is at least {e['at_least']:.3g} (95 %), reported: {reported}.",
+        f"is at least {e['at_least']:.3g} (95 %; {most}), reported: {reported}.",
     ]
     return tables.numbered(notes)
 

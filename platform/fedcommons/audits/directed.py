@@ -1,0 +1,100 @@
+"""Private training on canary directions (``directions``): by the local loop, and by the steps that train generators.
+
+An example's gradient is a direction in the parameters of a module, of any shapes. An auditor sees every noisy sum.
+"""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import replace
+
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedcommons.audits.directions import Estimate, estimate
+from fedcommons.audits.lower_bound import coins
+from fedcommons.core import dp_vectorised
+from fedcommons.core.dp_sgd import DPSGD
+from fedcommons.core.local import LocalSGD, Work
+from fedcommons.data.clients import ClientData
+from fedcommons.seeds import numpy_generator
+
+STEEP = 10.0
+"""Norm of a canary's gradient over C, so that it matters whether it is clipped."""
+
+
+def directions(k: int, d: int, seed: int) -> Tensor:
+    """(k, d) orthogonal rows of length 1, at random.
+
+    Raises:
+        ValueError: k > d.
+    """
+    if k > d:
+        raise ValueError(f"at most {d} directions are orthogonal in {d} parameters, got {k}")
+    return torch.linalg.qr(torch.from_numpy(numpy_generator(seed, "directions").standard_normal((d, k)))).Q.T.float()
+
+
+class Directed(LightningModule):
+    """Example (j, there) has the gradient  steepness there u_j  in the module's parameters, whatever they are."""
+
+    def __init__(self, module: nn.Module, u: Tensor, steepness: float) -> None:
+        super().__init__()
+        self.module, self.u, self.steepness = module, u, steepness
+
+    def forward(self, j: Tensor, there: Tensor) -> Tensor:
+        at = torch.cat([p.reshape(-1) for p in self.module.parameters()])
+        return (self.steepness * there * (self.u.index_select(0, j.view(-1)) @ at)).mean()
+
+    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
+        return self(*batch)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+
+def of_local_steps(loop: LocalSGD, module: nn.Module, k: int, seed: int, delta: float = 1e-5) -> Estimate:
+    """Train a copy of the module on k directions in its parameters, by the one local loop with its ``dp``.
+
+    Raises:
+        ValueError: the module has fewer than k parameters, or fewer than two directions are in or out.
+    """
+    assert loop.dp is not None
+    inside, directed = coins(k, numpy_generator(seed, "coins")), _directed(module, k, loop.dp.clip, seed)
+    total = torch.zeros(directed.u.shape[1])
+
+    def watch(params: Mapping[str, nn.Parameter]) -> None:
+        total.add_(_gradient(directed))
+
+    work, there = Work(directed, torch.device("cpu"), loop), torch.from_numpy(inside).float()
+    data = ClientData(torch.arange(k), there)
+    spent = work.local(work.initial, data, seed, add_to_grad=watch).spent
+    scores = directed.u @ total * (min(loop.batch_size, k) / loop.dp.clip)
+    return estimate(scores.double().numpy(), inside, spent, delta)
+
+
+def of_vectorised_steps(
+    dp: DPSGD, module: nn.Module, k: int, batch_size: int, epochs: int, seed: int, delta: float = 1e-5
+) -> Estimate:
+    """The same by the steps that train generators."""
+    inside, directed = coins(k, numpy_generator(seed, "coins")), _directed(module, k, dp.clip, seed)
+    total, releases = torch.zeros(directed.u.shape[1]), []
+    for release in dp_vectorised.steps(
+        directed, directed.configure_optimizers(), lambda named, *row: functional_call(directed, named, row),
+        [torch.arange(k), torch.from_numpy(inside).float()], lambda _: [], dp,
+        batch_size=batch_size, epochs=epochs, physical_batch=k, seed=seed,
+    ):  # fmt: skip
+        total.add_(_gradient(directed))
+        releases.append(release)
+    (one,) = set(releases)
+    scores = directed.u @ total * (min(batch_size, k) / dp.clip)
+    return estimate(scores.double().numpy(), inside, replace(one, steps=len(releases)), delta)
+
+
+def _directed(module: nn.Module, k: int, clip: float, seed: int) -> Directed:
+    d = sum(p.numel() for p in module.parameters())
+    return Directed(deepcopy(module), directions(k, d, seed), STEEP * clip)
+
+
+def _gradient(module: nn.Module) -> Tensor:
+    return torch.cat([p.grad.reshape(-1) for p in module.parameters() if p.grad is not None])

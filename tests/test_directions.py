@@ -1,0 +1,334 @@
+"""The estimate by canary directions: in simulated sums, in the private steps of both loops, and for single releases."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from math import exp, inf, sqrt
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import norm
+from torch import Tensor, nn
+
+from fedcommons.algorithms.codes import noisy_mean
+from fedcommons.audits.directed import Directed, directions, of_local_steps, of_vectorised_steps
+from fedcommons.audits.directions import Estimate, estimate, gaussian_epsilon, of_release
+from fedcommons.core import dp_sgd, dp_vectorised
+from fedcommons.core.dp_sgd import DPSGD, NoisySum
+from fedcommons.core.local import LocalSGD
+from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
+from fedcommons.data.clients import Clients
+from fedcommons.data.examples import Examples
+from fedcommons.generators.ddpm import DDPM
+from fedcommons.sharing.dealt import Dealt
+from fedcommons.sharing.needs import GeneratorRecipe, _counts
+
+DELTA = 1e-5
+ABOVE, NOT_ABOVE = "above the reported one", "not above the reported one"
+
+
+def gaussian(q: float, sigma: float, steps: int) -> Release:
+    return Release(mechanism=SAMPLED_GAUSSIAN, q=q, sigma=sigma, sensitivity=1.0, steps=steps)
+
+
+# --- the curve
+
+
+@pytest.mark.parametrize("mu", [0.1, 0.5, 1.0, 3.0, 12.0])
+def test_the_curve_is_that_of_two_normal_distributions(mu: float) -> None:
+    """delta(epsilon) is the largest P(S) - e^epsilon Q(S), taken where the densities' ratio is above e^epsilon."""
+    e = gaussian_epsilon(mu, DELTA)
+    edge = e / mu + mu / 2
+    assert norm.sf(edge - mu) - exp(e + norm.logsf(edge)) == pytest.approx(DELTA, rel=1e-5)
+
+
+def test_the_curve_ends_where_it_must() -> None:
+    assert gaussian_epsilon(0.0, DELTA) == gaussian_epsilon(-1.0, DELTA) == gaussian_epsilon(1e-9, DELTA) == 0
+    assert gaussian_epsilon(1.0, 0.9) == 0
+    assert gaussian_epsilon(inf, DELTA) == inf
+    assert gaussian_epsilon(1000.0, DELTA) == pytest.approx(500_000, rel=0.01)
+
+
+def test_the_accountant_counts_a_little_more_than_the_curve() -> None:
+    """A single Gaussian: Renyi divergences lose some percent, never the other way."""
+    for sigma in (0.5, 1.0, 4.0):
+        e = estimate(np.arange(8.0), np.arange(8) > 3, gaussian(1.0, sigma, 1), DELTA)
+        assert 0.9 < e.ceiling / e.reported < 1
+
+
+# --- simulated sums
+
+
+def simulated(
+    seed: int, k: int = 400, q: float = 0.25, sigma: float = 2.0, steps: int = 100, *,
+    noise: float = 1.0, rate: float | None = None, length: float = 1.0,
+) -> Estimate:  # fmt: skip
+    """Scores of orthogonal directions, whose noise is independent. noise: of what is stated, the share there is."""
+    draws = np.random.default_rng(seed)
+    inside = draws.random(k) < 0.5
+    often = draws.binomial(steps, q if rate is None else rate, k)
+    scores = length * often * inside + noise * sigma * sqrt(steps) * draws.standard_normal(k)
+    return estimate(scores, inside, gaussian(q, sigma, steps), DELTA)
+
+
+def test_of_what_is_right_the_interval_holds_mu_and_the_ceiling_lies_below_what_is_reported() -> None:
+    found = [simulated(seed) for seed in range(100)]
+    honest = 0.25 * sqrt(100) / 2
+    assert 90 <= sum(e.low <= honest <= e.high for e in found) <= 99
+    assert np.mean([e.mu for e in found]) == pytest.approx(honest, abs=0.04)
+    assert found[0].ceiling == gaussian_epsilon(honest, DELTA) < found[0].reported
+    assert np.mean([e.noise[0] for e in found]) == pytest.approx(2.0, abs=0.02)
+
+
+@pytest.mark.parametrize(("q", "sigma", "steps"), [(0.25, 2.0, 100), (1.0, 2.0, 4), (1.0, 2.0, 1), (0.1, 2.0, 10)])
+def test_honest_sums_are_accused_in_at_most_5_of_100(q: float, sigma: float, steps: int) -> None:
+    assert sum(bool(simulated(seed, 1000, q, sigma, steps).faults) for seed in range(100)) <= 5
+
+
+def test_of_what_is_right_the_estimate_is_above_half_of_what_is_reported() -> None:
+    for q, sigma, steps, k in ((0.25, 2.0, 100, 1000), (1.0, 2.0, 1, 4000), (0.33, 2.0, 240, 400)):
+        shares = [(e := simulated(seed, k, q, sigma, steps)).epsilon / e.reported for seed in range(100)]
+        assert np.quantile(shares, 0.05) > 0.5
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [{"noise": 0.0}, {"noise": 0.5}, {"length": 10.0}, {"rate": 0.5}, {"rate": 1.0}],
+    ids=["no noise", "half of the noise", "no clipping", "twice the rate", "batches of everybody"],
+)
+def test_simulated_faults_are_found_in_20_of_20_seeds(fault: dict[str, float]) -> None:
+    for seed in range(20):
+        found = simulated(seed, **fault)  # pyright: ignore[reportArgumentType]
+        assert found.verdict == ABOVE
+        assert f"epsilon is about {found.epsilon:.3g}, not {found.reported:.3g}" in found.faults
+        assert ("the noise multiplier is about" in str(found.faults)) == (fault.get("noise", 1.0) < 1)
+
+
+def test_where_half_of_the_noise_would_not_show_in_epsilon_it_cannot_tell_and_measures_the_noise() -> None:
+    for seed in range(20):
+        honest, half = (simulated(seed, 1000, 0.1, 2.0, 10, noise=noise) for noise in (1.0, 0.5))
+        assert honest.verdict == "cannot tell"
+        assert any(fault.startswith("the noise multiplier is about") for fault in half.faults)
+    assert simulated(0, 100_000, 0.1, 2.0, 10).verdict == NOT_ABOVE  # more directions can
+
+
+def test_directions_that_are_only_nearly_orthogonal_hide_what_is_wrong() -> None:
+    """Random ones without any noise: mu is sqrt(2 d / k), as if there were noise. Orthogonal ones see that none is."""
+    draws, (k, d) = np.random.default_rng(0), (200, 2000)
+    u = draws.standard_normal((k, d))
+    u /= np.linalg.norm(u, axis=1, keepdims=True)
+    inside = draws.random(k) < 0.5
+    scores = u @ (100.0 * inside @ u)
+    assert estimate(scores, inside, gaussian(1.0, 1.0, 100), DELTA).mu == pytest.approx(sqrt(2 * d / k), rel=0.15)
+    v = directions(k, d, 0).numpy()
+    assert estimate(v @ (100.0 * inside @ v), inside, gaussian(1.0, 1.0, 100), DELTA).mu > 1e5
+
+
+def test_directions_are_orthogonal_and_keyed() -> None:
+    u = directions(30, 50, 1)
+    assert torch.allclose(u @ u.T, torch.eye(30), atol=1e-6)
+    assert torch.equal(u, directions(30, 50, 1))
+    assert not torch.equal(u, directions(30, 50, 2))
+    with pytest.raises(ValueError, match="at most 50 directions are orthogonal in 50 parameters, got 51"):
+        directions(51, 50, 1)
+
+
+@pytest.mark.parametrize(
+    ("inside", "release"),
+    [
+        ([True, False, False, False], gaussian(1.0, 1.0, 1)),
+        ([True, True, True, False], gaussian(1.0, 1.0, 1)),
+        ([True, True, False, False], Release()),
+        ([True, True, False, False], gaussian(1.0, 1.0, 0)),
+    ],
+)
+def test_what_cannot_be_estimated_is_refused(inside: list[bool], release: Release) -> None:
+    with pytest.raises(ValueError, match="two directions in, two out and a covered release"):
+        estimate(np.arange(4.0), np.array(inside), release, DELTA)
+
+
+# --- the private steps of both loops, in the parameters of a small network
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(10, 40), nn.ReLU(), nn.Linear(40, 2))  # 522 parameters in four tensors
+
+
+def local(seed: int, k: int = 400, q: float = 1.0, epochs: int = 4) -> Estimate:
+    """An example after another: small, so that it does not take long. Epochs of 1/q steps."""
+    loop = LocalSGD(epochs, round(q * k), dp=DPSGD(noise_multiplier=2.0, clip=1.5))
+    return of_local_steps(loop, network(), k, seed)
+
+
+def vectorised(seed: int, k: int = 400, q: float = 0.25, epochs: int = 15) -> Estimate:
+    return of_vectorised_steps(DPSGD(noise_multiplier=2.0, clip=1.5), network(), k, round(q * k), epochs, seed)
+
+
+STEPS = pytest.mark.parametrize("trained", [local, vectorised])
+
+
+def scaled_noise(patch: pytest.MonkeyPatch, share: float) -> None:
+    right = NoisySum.blur
+
+    def blur(self: NoisySum, sigma: float, noise: np.random.Generator) -> None:
+        right(self, share * sigma, noise)
+        self.sigma = sigma
+
+    patch.setattr(NoisySum, "blur", blur)
+
+
+def no_noise(patch: pytest.MonkeyPatch) -> None:
+    scaled_noise(patch, 0.0)
+
+
+def half_of_the_noise(patch: pytest.MonkeyPatch) -> None:
+    scaled_noise(patch, 0.5)
+
+
+def no_clipping(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(dp_sgd, "clipped", lambda g, clip: (g, clip))
+
+    def unclipped(gradients: list[Tensor], clip: float) -> tuple[Tensor, float]:
+        return torch.cat([g.flatten(1).sum(0) for g in gradients]), clip
+
+    patch.setattr(dp_vectorised, "clipped_sum", unclipped)
+
+
+def twice_the_rate(patch: pytest.MonkeyPatch) -> None:
+    right = DPSGD.sample
+    patch.setattr(DPSGD, "sample", lambda self, n, b, draws: right(self, n, 2 * b, draws))
+
+
+def everybody(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(DPSGD, "sample", lambda self, n, b, draws: torch.arange(n))
+
+
+def is_right(found: Estimate) -> bool:
+    """Neither accused nor without an answer, and not less than half of what is reported."""
+    return not found.faults and found.verdict == NOT_ABOVE and 0.5 * found.reported < found.epsilon < found.reported
+
+
+@STEPS
+def test_honest_steps_are_not_accused_and_say_half_of_what_is_reported(trained: Callable[..., Estimate]) -> None:
+    found = trained(1)
+    assert is_right(found)
+    assert gaussian_epsilon(found.low, DELTA) < found.ceiling < gaussian_epsilon(found.high, DELTA)
+    assert found.noise[0] == pytest.approx(2.0, rel=0.15)
+
+
+@STEPS
+@pytest.mark.parametrize("plant", [no_noise, half_of_the_noise, no_clipping])
+def test_faults_of_sums_are_found(
+    plant: Callable[[pytest.MonkeyPatch], None], trained: Callable[..., Estimate], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    assert trained(1).verdict == ABOVE
+
+
+@pytest.mark.parametrize("plant", [twice_the_rate, everybody])
+def test_faults_of_batches_are_found(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    assert vectorised(1).verdict == ABOVE
+
+
+@pytest.mark.slow
+def test_poisson_batches_of_the_local_loop_are_as_right_and_as_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert is_right(local(1, k=400, q=0.25, epochs=15))
+    twice_the_rate(monkeypatch)
+    assert local(1, k=400, q=0.25, epochs=15).verdict == ABOVE
+
+
+@pytest.mark.slow
+@STEPS
+def test_half_of_the_noise_of_steps_is_found_in_20_of_20_seeds(
+    trained: Callable[..., Estimate], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert sum(is_right(trained(seed)) for seed in range(20)) >= 17
+    half_of_the_noise(monkeypatch)
+    assert [trained(seed).verdict for seed in range(20)] == [ABOVE] * 20
+
+
+@pytest.mark.slow
+@STEPS
+def test_honest_steps_are_accused_in_at_most_5_of_100(trained: Callable[..., Estimate]) -> None:
+    assert sum(bool(trained(seed, k=100).faults) for seed in range(100)) <= 5
+
+
+def test_the_module_that_is_handed_in_stays_as_it_is() -> None:
+    module = network()
+    before = [p.clone() for p in module.parameters()]
+    of_vectorised_steps(DPSGD(1.0, 1.0), module, 10, 5, 1, 0)
+    assert all(torch.equal(p, b) and p.grad is None for p, b in zip(module.parameters(), before, strict=True))
+
+
+def test_an_examples_gradient_is_its_direction() -> None:
+    module, u = network(), directions(5, 522, 0)
+    directed = Directed(module, u, 3.0)
+    directed(torch.tensor([2]), torch.tensor([1.0])).backward()
+    assert torch.allclose(torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None]), 3 * u[2])
+
+
+# --- single releases
+
+
+def of_means(seed: int, sigma: float, draws: int) -> Estimate:
+    """The noisy mean of two codes, of which the worst one is far out along an axis; times two, as a sum."""
+    noise, axis, clip = np.random.default_rng(seed), np.array([0.6, 0.8, 0.0]), 5.0
+
+    def released(there: bool) -> tuple[np.ndarray, Release]:
+        codes = torch.from_numpy(np.stack([100.0 * there * axis, [0.0, 0.0, 3.0]]))
+        mean, release = noisy_mean(codes, clip, sigma, noise)
+        return len(codes) * mean.numpy(), release
+
+    return of_release(lambda there: released(there)[0], axis, released(True)[1], DELTA, draws)
+
+
+def of_counts(seed: int, sigma: float, draws: int, share: float = 1.0) -> Estimate:
+    """Noisy class counts of examples of two classes, of which one of the second class is there or not.
+
+    share: of the stated noise that there is.
+    """
+    recipe = GeneratorRecipe("of nobody", DDPM(), 1.0, label_noise=share * sigma)
+    store = Examples(torch.zeros(200, 1), torch.arange(200) % 2)
+    runs = count(seed * 2 * draws)
+
+    def draw(there: bool) -> np.ndarray:
+        examples = store if there else store[np.arange(199)]
+        return _counts(examples, 0, Dealt(Clients(store, [np.arange(200)]), 2, False, next(runs)), recipe)
+
+    stated = replace(recipe, label_noise=sigma).of_counts.release(0)
+    return of_release(draw, np.array([0.0, 1.0]), stated, DELTA, draws)
+
+
+RELEASES = pytest.mark.parametrize("released", [of_means, of_counts])
+
+
+@RELEASES
+def test_a_single_release_says_four_fifths_of_what_is_reported(released: Callable[..., Estimate]) -> None:
+    found = released(1, 1.0, 2000)
+    assert found.faults == []
+    assert 0.8 * found.reported < found.epsilon < found.reported
+    assert found.noise[0] == pytest.approx(1.0, rel=0.05)
+
+
+@pytest.mark.slow
+@RELEASES
+@pytest.mark.parametrize("sigma", [0.5, 3.0])
+def test_of_10_000_draws_it_says_four_fifths_also_where_noise_is_large(
+    released: Callable[..., Estimate], sigma: float
+) -> None:
+    found = released(1, sigma, 10_000)
+    assert found.faults == []
+    assert 0.8 * found.reported < found.epsilon < found.reported
+
+
+def test_half_of_the_noise_of_a_mean_is_found_in_20_of_20_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    half_of_the_noise(monkeypatch)
+    assert [of_means(seed, 2.0, 200).verdict for seed in range(20)] == [ABOVE] * 20
+
+
+def test_half_of_the_noise_of_counts_is_found_in_20_of_20_seeds() -> None:
+    assert [of_counts(seed, 2.0, 200, share=0.5).verdict for seed in range(20)] == [ABOVE] * 20
