@@ -65,11 +65,13 @@ def test_a_pool_of_copies_is_told_to_be_one(
     assert (e["canaries"], e["guesses"]) == (40, 10)
     assert e["right"] >= 8
     assert e["at_least"] == lower_bound(40, 10, e["right"], 1e-5) > 0
-    assert record["epsilon"]["reported"] is None
+    assert e["ceiling"] == lower_bound(40, 10, 10, 1e-5) >= e["at_least"]
+    assert (e["reported"], e["verdict"]) == (None, "no epsilon is reported")
     table = (here / "out" / "audit_pool.md").read_text()
     assert table.startswith("**SMOKE")
     assert "**memorised**" in table
     assert "reported: none, as nothing protects it" in table
+    assert f"were all right, it would be {e['ceiling']:.3g}" in " ".join(table.split())
     for name in ("roc", "pairs"):
         assert (here / "out" / f"audit_pool_{name}.png").read_bytes().startswith(b"\x89PNG")
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from fedcommons.audits.lower_bound import by_scores, coins, lower_bound, p_value
+from fedcommons.audits.lower_bound import LowerBound, by_scores, ceiling, coins, lower_bound, p_value
 from fedcommons.seeds import numpy_generator
 
 
@@ -47,6 +47,32 @@ def test_of_m_right_guesses_it_is_the_closed_form() -> None:
     assert lower_bound(5, 5, 5, 0.0) > 0  # 1/32
     assert lower_bound(100, 0, 0, 0.0) == 0
     assert lower_bound(100, 50, 25, 1e-5) == 0
+
+
+@pytest.mark.parametrize(("r", "confidence", "most"), [(89, 0.95, 3.37), (250, 1 - 0.05 / 3, 4.10), (4, 0.95, 0.0)])
+def test_the_ceiling_is_the_closed_form_that_no_outcome_exceeds(r: int, confidence: float, most: float) -> None:
+    t = (1 - confidence) ** (1 / r)
+    found = ceiling(4 * r, r, 0.0, confidence)
+    assert found == pytest.approx(max(0.0, log(t / (1 - t))), abs=2e-6)
+    assert found == pytest.approx(most, abs=0.006)
+    assert all(lower_bound(4 * r, r, v, 0.0, confidence) <= found for v in range(r + 1))
+
+
+def test_delta_lowers_the_ceiling_a_little() -> None:
+    assert ceiling(1000, 250, 1e-5, 1 - 0.05 / 3) == pytest.approx(4.06, abs=0.005)
+    assert ceiling(359, 89, 1e-5) == pytest.approx(3.36, abs=0.006)
+
+
+def test_a_bound_whose_ceiling_is_not_above_what_is_reported_cannot_tell() -> None:
+    """40 of 89 right, as of a private pool at epsilon 9.99: no outcome could have been above it."""
+    inside = np.arange(359) % 2 == 0
+    found = by_scores(inside.astype(float), inside, 89, 1e-5)
+    assert found.bound == found.ceiling == ceiling(359, 89, 1e-5)
+    assert found.verdict(9.99) == found.verdict(found.ceiling) == "cannot tell"
+    assert found.verdict(found.ceiling - 0.01) == "above the reported one"
+    assert found.verdict(None) == "no epsilon is reported"
+    low = LowerBound(0.0, 3.36, 359, 89, 40)
+    assert (low.verdict(9.99), low.verdict(3.0)) == ("cannot tell", "not above the reported one")
 
 
 def test_without_delta_it_is_the_binomial_tail() -> None:

@@ -1,4 +1,4 @@
-"""Faults in private training, generators and messages (24), planted one at a time: ledger or audit finds each.
+"""Faults in private training, generators and messages (25), planted one at a time: ledger or audit finds each.
 
 And what honest code does is never called a fault.
 """
@@ -56,6 +56,16 @@ def a_tenth_of_the_noise(patch: pytest.MonkeyPatch) -> None:
 
     def blur(self: NoisySum, sigma: float, noise: np.random.Generator) -> None:
         right(self, sigma / 10, noise)
+        self.sigma = sigma
+
+    patch.setattr(NoisySum, "blur", blur)
+
+
+def half_of_the_noise(patch: pytest.MonkeyPatch) -> None:
+    right = NoisySum.blur
+
+    def blur(self: NoisySum, sigma: float, noise: np.random.Generator) -> None:
+        right(self, sigma / 2, noise)
         self.sigma = sigma
 
     patch.setattr(NoisySum, "blur", blur)
@@ -162,6 +172,7 @@ def every_example_twice_in_its_batch(patch: pytest.MonkeyPatch) -> None:
 OF_TRAINING: Mapping[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
     "no noise": (no_noise, "epsilon is above"),
     "a tenth of the noise": (a_tenth_of_the_noise, "epsilon is above"),
+    "half of the noise": (half_of_the_noise, "the noise multiplier is about"),
     "the same noise in every step": (the_same_noise_in_every_step, "epsilon is above"),
     "the same noise for every client": (the_same_noise_for_every_client, "epsilon is above"),
     "noise that is taken back": (noise_that_is_taken_back, "epsilon is above"),
@@ -243,6 +254,7 @@ def test_the_audit_finds_messages_that_are_called_covered(method: Algorithm) -> 
     reported, bounds = audit_method(method, LOOP, seed=1)
     assert reported is not None
     assert max(b.bound for b in bounds.values()) > reported
+    assert "above the reported one" in {b.verdict(reported) for b in bounds.values()}
 
 
 @pytest.mark.parametrize("method", [FedAvg(), FedProx(mu=0.1), FedNova(), Histogram(said=False)], ids=type)
@@ -250,8 +262,7 @@ def test_the_messages_of_honest_methods_stay_below_the_reported_epsilon(method: 
     for seed in (1, 2):
         reported, bounds = audit_method(method, LOOP, seed)
         assert reported is not None
-        assert bounds
-        assert max(b.bound for b in bounds.values()) < reported
+        assert {b.verdict(reported) for b in bounds.values()} == {"not above the reported one"}
 
 
 @pytest.mark.parametrize("name", ["no statement", "a weight of the data", "BatchNorm", "no noise added", "not clipped"])
@@ -362,6 +373,17 @@ def test_the_ledger_finds_images_that_a_stage_gives_without_a_word(digits: "Digi
     assert {r.client: (r.what, r.covered) for r in releases} == dict.fromkeys(range(len(own)), (("undeclared",), False))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", [LOOP, EVERYBODY], ids=["q 0.1", "q 1"])
+def test_half_of_the_noise_is_found_in_20_of_20_seeds(loop: LocalSGD, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bound misses it each time, though it could be above what is reported."""
+    half_of_the_noise(monkeypatch)
+    for seed in range(20):
+        found = audit(loop, seed, m=500)
+        assert found.verdict == "not above the reported one"
+        assert any(fault.startswith("the noise multiplier is about") for fault in found.faults)
+
+
 # --- and nothing else
 
 
@@ -370,6 +392,7 @@ def test_honest_training_has_no_fault(loop: LocalSGD) -> None:
     for seed in (1, 2) if loop is LOOP else (1,):
         found = audit(loop, seed)
         assert found.faults == []
-        assert found.reported is not None
-        assert found.bound < found.reported
+        assert found.verdict == "not above the reported one"
+        assert found.estimate is not None
+        assert found.estimate.epsilon < found.estimate.ceiling
         assert found.sensitivity == pytest.approx(1, abs=1e-4)

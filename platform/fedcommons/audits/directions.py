@@ -143,6 +143,9 @@ def of_release(
     draw(there): what is released, with new noise, where an example is there or blanked out, and before the mechanism
     divides it by anything. The example should be the worst one, which adds ``release.sensitivity`` times ``axis``, a
     vector of length 1: then the likelihood ratio of the worlds grows with what is released, along ``axis``.
+
+    The error of mu is about sqrt(2 / draws): 10^4 draws tell 0.8 of what is reported up to a sigma of 2, and four times
+    as many up to 3.
     """
     inside = np.arange(2 * draws) < draws
     scores = np.array([draw(bool(there)) @ axis for there in inside]) / release.sensitivity
