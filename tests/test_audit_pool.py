@@ -93,3 +93,36 @@ def test_what_cannot_be_audited_is_refused(
 ) -> None:
     with pytest.raises(UserError, match=said):
         sweeps("audit_pool").audit_pool(["--preset", "smoke", *more])
+
+
+HELD_OUT = """
+import torch
+
+def of(label, n):
+    x = torch.randint(0, 256, (200 + n, 1, 8, 8), dtype=torch.uint8)
+    y = torch.arange(200 + n) % 2
+    return (x[:200], y[:200]), (x[200:], y[200:] if label is None else torch.full((n,), label))
+
+def few():
+    return of(None, 3)
+
+def others():
+    return of(2, 10)
+"""
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ("few", "an audit needs at least 4 test images, which are held out, and data set theirs.py:few has 3"),
+        ("others", "needs held-out images of client 0's classes, and there are none"),
+    ],
+)
+def test_an_audit_without_held_out_data_is_refused_before_any_work(
+    data: str, said: str, here: Path, sweeps: Callable[[str], ModuleType]
+) -> None:
+    (here / "theirs.py").write_text(HELD_OUT)
+    argv = ["--preset", "smoke", "--data.name", f"theirs.py:{data}", "--data.validation", "0", "--generator.rho", "1"]
+    with pytest.raises(UserError, match=said):
+        sweeps("audit_pool").audit_pool([*argv, "--out", "out"])
+    assert [path.name for path in (here / "out").glob("*") if not path.name.startswith(".")] == []
