@@ -71,7 +71,7 @@ def test_a_pool_of_copies_is_told_to_be_one(
     assert table.startswith("**SMOKE")
     assert "**memorised**" in table
     assert "reported: none, as nothing protects it" in table
-    assert f"were all right, it would be {e['ceiling']:.3g}" in " ".join(table.split())
+    assert f"were all right, {e['ceiling']:.3g})" in " ".join(table.split())
     for name in ("roc", "pairs"):
         assert (here / "out" / f"audit_pool_{name}.png").read_bytes().startswith(b"\x89PNG")
 

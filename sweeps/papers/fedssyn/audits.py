@@ -48,8 +48,7 @@ def _cells(found: Mapping[str, Any]) -> list[str]:
 def words(record: Mapping[str, Any], shadows: int) -> str:
     """What a reader must know to read the numbers, and what the attacks have found."""
     e = record["epsilon"]
-    reported = "none, as nothing protects it" if e["reported"] is None else f"{e['reported']:.3g}: {e['verdict']}"
-    most = f"were all right, it would be {e['ceiling']:.3g}"
+    reported = "none, as nothing protects it" if e["reported"] is None else f"{e['reported']:.3g}"
     attacks = [
         f"{name}: AUC {a['auc']:.3f} [{a['auc_interval'][0]:.3f}, {a['auc_interval'][1]:.3f}], TPR "
         f"{100 * a['tpr_at_1_percent_fpr']:.1f} % [{100 * a['tpr_interval'][0]:.1f}, "
@@ -65,7 +64,7 @@ def words(record: Mapping[str, Any], shadows: int) -> str:
         "own that its generator did not see.",
         f"Membership, generators like client {record['client']}'s, {shadows} of them: {'; '.join(attacks)}.",
         f"One run with {e['canaries']} test images as canaries, {e['right']} of {e['guesses']} guesses right: epsilon "
-        f"is at least {e['at_least']:.3g} (95 %; {most}), reported: {reported}.",
+        f"is at least {e['at_least']:.3g} (95 %; were all right, {e['ceiling']:.3g}), reported: {reported}{_verdict(e)}.",
     ]
     return tables.numbered(notes)
 
@@ -100,6 +99,11 @@ def closest_pairs(path: Path, compared: Sequence[Compared], smoke: bool) -> None
     axes[1, 0].set_ylabel("seen", fontsize=9)
     figure.suptitle("closest pairs; the distance in units of that below which an image is a near-copy", fontsize=9)
     save(figure, path, 120, smoke)
+
+
+def _verdict(epsilon: Mapping[str, Any]) -> str:
+    """What the bound says of the reported epsilon, where there is one."""
+    return "" if epsilon["reported"] is None else f"; verdict: {epsilon['verdict']}"
 
 
 def _pixels(x: np.ndarray) -> np.ndarray:
