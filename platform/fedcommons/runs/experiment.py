@@ -15,6 +15,7 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import taken
 from fedcommons.config.flat import parts_of_own
 from fedcommons.core.executor import Executor
+from fedcommons.core.noise import SECRET
 from fedcommons.core.worker import fresh_torch
 from fedcommons.data.partition import Partitioned
 from fedcommons.errors import ClientError, leaving_errors
@@ -23,7 +24,7 @@ from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rejections import records, told
 from fedcommons.federation.rounds import Standing
 from fedcommons.files import write_json
-from fedcommons.runs import measures
+from fedcommons.runs import measures, secret
 from fedcommons.runs.build import Assembled, Prepared, assemble, prepare, synthetic_images
 from fedcommons.sharing import synthetic_pool
 from fedcommons.tracking.own_tracker import OwnTracker
@@ -81,6 +82,7 @@ def _run(
 ) -> dict[str, Any]:
     config, folder = prepared.config, record.path
     with leaving_errors(folder, parts_of_own(config)):
+        salt = secret.begun(config, folder, prepared.needs if config.dp.noise == SECRET else (), record.whole() > 0)
         _write_partition(folder, prepared.partition, prepared.dataset.digest)
         ready = assemble(prepared, synthetic_images(prepared, store, jobs, say))
         for note in ready.shared.notes:
@@ -90,7 +92,7 @@ def _run(
             say(ready.audited.told)
         elif config.sharing.is_audited:
             say(f"audit: with sharing.setting {config.sharing.setting} no generator makes images, so there is none.")
-        executor = ready.executor()
+        executor = ready.executor(salt)
         trackers: list[Tracker] = []
         summary = None
         try:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedcommons.artifacts import Store, constants, key_of
+from fedcommons.config.fields import taken
 from fedcommons.core.worker import fresh_torch
 from fedcommons.data.examples import Examples
 from fedcommons.errors import ClientError
@@ -56,7 +57,8 @@ def make(job: Job) -> JobResult:
     shape, new = tuple(first.examples.x.shape[1:]), {}
     if job.epochs:
         fit = first.recipe.generator.fit
-        new = dict(fit(first.examples, first.n_classes, first.seed, job.epochs, flip=first.flip))
+        noise = taken(fit, {"noise": first.noise})  # a private generator asks for it
+        new = dict(fit(first.examples, first.n_classes, first.seed, job.epochs, flip=first.flip, **noise))
     trained = {**job.trained, **new}
     images = [
         need.recipe.generator.sample(trained[need.epochs].weights, shape, need.n_classes, need.labels, need.seed)

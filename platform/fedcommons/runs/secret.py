@@ -1,0 +1,54 @@
+"""The salt of a run whose noise is secret: drawn as it begins, found again when it goes on; see ``salts``.
+
+``noise.json`` in the run folder holds the names (hashes) of the run's salt and of its generators', never a salt.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedcommons import salts
+from fedcommons.config.experiment import Experiment
+from fedcommons.core.noise import SECRET
+from fedcommons.errors import UserError
+from fedcommons.files import write_json
+from fedcommons.sharing.needs import Need, salts_told
+
+FILE = "noise.json"
+
+
+def begun(config: Experiment, folder: Path, needs: Sequence[Need], has_begun: bool) -> bytes:
+    """The salt of the run in ``folder``, a new one if it has not begun; empty if its noise is seeded.
+
+    Raises:
+        UserError: a salt is lost, or cannot be kept.
+    """
+    if config.dp.noise != SECRET:
+        return b""
+    if (folder / FILE).exists() or has_begun:
+        return kept(config, folder, needs)
+    salt = salts.new()
+    write_json(folder / FILE, {"salt": salts.name_of(salt), "generators": salts_told(needs)})
+    return salt
+
+
+def kept(config: Experiment, folder: Path, needs: Sequence[Need]) -> bytes:
+    """The salt that the run in ``folder`` began with; empty if its noise is seeded.
+
+    Raises:
+        UserError: it is lost, or that of a generator is.
+    """
+    if config.dp.noise != SECRET:
+        return b""
+    try:
+        told = json.loads((folder / FILE).read_bytes())
+        name, generators = str(told["salt"]), list(told["generators"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        raise UserError(f"{folder / FILE}, which names its secret salt, is lost or damaged; start anew.") from None
+    salt = salts.of_run(name, folder)
+    if generators != salts_told(needs):
+        raise UserError(
+            f"the noise of the generators of {folder} is secret, and their salts are lost: with new ones they would "
+            "release twice, so start anew (or FEDCOMMONS_STATE names the wrong folder)."
+        )
+    return salt
