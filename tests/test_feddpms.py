@@ -215,7 +215,7 @@ def test_sound_charges_one_gaussian_release_beside_dp_sgd_and_only_classes_are_u
         assert ledger.updates.covered[client] == {(5 / n, 1.0): 6 * -(-n // 5)}
         assert ledger.commons.covered[client] == {(1.0, 2.0): 1}
     assert not ledger.updates.uncovered
-    said = statement(ledger, 5, 1e-3, 0, local=True)
+    said = statement(ledger, 5, 1e-3, 0, local=True, secret=True)
     assert said["epsilon_local_training"]["largest"] == pytest.approx(epsilon(5 / 7, 1.0, 12, 1e-3))
     (classes,) = ledger.commons.uncovered  # which classes a client has most of is not covered, so nothing is overall
     assert classes.startswith("labels (abundant and scarce classes")
@@ -248,7 +248,7 @@ def test_as_printed_nothing_is_certified_and_the_ledger_says_why(digits: "Digits
     assert {name.partition(" ")[0]: times for name, times in ledger.uncovered.items()} == {"codes": 5, "labels": 5}
     assert ledger.given_away  # the images of classes of which a code was recognised
     assert all(0 < n <= (9, 16, 12, 20, 7)[i] for i, n in ledger.given_away.items())
-    said = statement(ledger, 5, 1e-3, 0, local=True)
+    said = statement(ledger, 5, 1e-3, 0, local=True, secret=True)
     assert said["epsilon_of_messages"] is None
     assert "not certified: codes are not bounded" in " ".join(said["uncovered"])
 

@@ -308,7 +308,7 @@ def test_a_private_generator_with_noisy_labels_covers_the_pool(store: Store, mon
     wanted = needed(c)
     make_all(store, wanted)
     ledger = Ledger.of(share(part_of(c, "sharing"), dealt(c), [read(store, need) for need in wanted]).releases)
-    said = statement(ledger, 5, 1e-5, rejected=0, local=False)
+    said = statement(ledger, 5, 1e-5, rejected=0, local=False, secret=True)
     one = composed(((0.1, 1.5, 30), (1.0, 4.0, 1)), 1e-5)
     assert said["pool_epsilon_max"] == one > composed(((0.1, 1.5, 30),), 1e-5)
     assert said["pool_epsilon_of_each_client"] == [one] * 5
@@ -316,7 +316,7 @@ def test_a_private_generator_with_noisy_labels_covers_the_pool(store: Store, mon
         f"Commons (synthetic images, class counts): epsilon = {one:.4g} at delta = 1e-05"
     )
     assert in_short(said) == {"pool_epsilon_max": one, "overall": one}  # no update was sent yet
-    after = statement(ledger.after([Release(0, ("delta",))]), 5, 1e-5, rejected=0, local=False)
+    after = statement(ledger.after([Release(0, ("delta",))]), 5, 1e-5, rejected=0, local=False, secret=True)
     assert in_short(after) == {"pool_epsilon_max": one, "overall": "none"}
     assert after["in_words"][1].startswith("Overall guarantee: none, because of model updates (delta), released 1 time")
 

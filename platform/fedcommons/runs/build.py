@@ -23,7 +23,8 @@ from fedcommons.core.algorithm import Algorithm, ChoosesClients, Facts, require_
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import LocalSGD, Work, floating_buffers
-from fedcommons.core.noise import SECRET, Source
+from fedcommons.core.noise import Source
+from fedcommons.core.salts import SECRET
 from fedcommons.core.worker import RunData, Worker, default_device, fresh_torch, set_up_process
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Dataset, without_images

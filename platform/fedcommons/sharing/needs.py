@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcommons import capacity, salts
+from fedcommons import capacity
 from fedcommons.artifacts import constants, key_of
+from fedcommons.core import salts
 from fedcommons.core.noise import Noise, Source
 from fedcommons.core.release import SAMPLED_GAUSSIAN
 from fedcommons.data.examples import Examples

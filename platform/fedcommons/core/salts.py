@@ -13,6 +13,12 @@ from pathlib import Path
 from fedcommons.errors import UserError
 from fedcommons.paths import user_path
 
+SEEDED, SECRET = "seeded", "secret"
+"""Values of ``dp.noise``."""
+
+IF_SECRET = "_if_secret"
+"""The end of the name of an epsilon that was not earned, as the noise is seeded."""
+
 SIZE = 32
 
 
