@@ -11,7 +11,6 @@ import stat
 from pathlib import Path
 
 from fedcommons.errors import UserError
-from fedcommons.paths import user_path
 
 SEEDED, SECRET = "seeded", "secret"
 """Values of ``dp.noise``."""
@@ -25,10 +24,10 @@ SIZE = 32
 def folder() -> Path:
     """The state directory, which may not exist yet."""
     if own := os.environ.get("FEDCOMMONS_STATE"):
-        return user_path("FEDCOMMONS_STATE", own) / "salts"
+        return Path(os.path.expanduser(own)) / "salts"
     base = os.environ.get("XDG_STATE_HOME")
-    home = Path(base) if base and os.path.isabs(base) else user_path("the home folder", "~") / ".local" / "state"
-    return home / "fedcommons" / "salts"
+    home = base if base and os.path.isabs(base) else os.path.expanduser("~/.local/state")
+    return Path(home) / "fedcommons" / "salts"
 
 
 def name_of(salt: bytes) -> str:

@@ -6,6 +6,7 @@ of its data and draws labelled images from it.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,6 @@ import torch
 from torch import Tensor
 
 from fedcommons.artifacts import Store, constants, key_of
-from fedcommons.config.fields import taken
 from fedcommons.core.worker import fresh_torch
 from fedcommons.data.examples import Examples
 from fedcommons.errors import ClientError
@@ -57,7 +57,7 @@ def make(job: Job) -> JobResult:
     shape, new = tuple(first.examples.x.shape[1:]), {}
     if job.epochs:
         fit = first.recipe.generator.fit
-        noise = taken(fit, {"noise": first.noise})  # a private generator asks for it
+        noise = {"noise": first.noise} if "noise" in signature(fit).parameters else {}  # a private one takes it
         new = dict(fit(first.examples, first.n_classes, first.seed, job.epochs, flip=first.flip, **noise))
     trained = {**job.trained, **new}
     images = [
