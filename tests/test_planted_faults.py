@@ -64,7 +64,9 @@ def a_tenth_of_the_noise(patch: pytest.MonkeyPatch) -> None:
 
 def the_same_noise_in_every_step(patch: pytest.MonkeyPatch) -> None:
     right = Draws.stream
-    patch.setattr(Draws, "stream", lambda self, purpose, *key: right(self, purpose, *([] if purpose == "noise" else key)))
+    patch.setattr(
+        Draws, "stream", lambda self, purpose, *key: right(self, purpose, *([] if purpose == "noise" else key))
+    )
 
 
 def the_same_noise_for_every_client(patch: pytest.MonkeyPatch) -> None:
