@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn

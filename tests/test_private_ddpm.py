@@ -152,8 +152,15 @@ def test_nothing_but_rounding_and_sampling_shares_noise_between_two_trainings(mo
         need = replace(prepared.needs[0], flip=flip)
         return need.noise.call("any", need.examples.x).stream("noise", 0).random(4).tolist()
 
-    same = [{"epochs": 9}, {"sampler": "ddpm"}, {"sampling_steps": 3}]
-    others = ({"noise_multiplier": 1.6}, {"lr": 3e-3}, {"clip": 2.0}, {"draws": 3}, {"seed": 1}, {"flip": True})
+    same: list[dict[str, Any]] = [{"epochs": 9}, {"sampler": "ddpm"}, {"sampling_steps": 3}]
+    others: tuple[dict[str, Any], ...] = (
+        {"noise_multiplier": 1.6},
+        {"lr": 3e-3},
+        {"clip": 2.0},
+        {"draws": 3},
+        {"seed": 1},
+        {"flip": True},
+    )
     for training in (alone, in_a_run):
         first = training()
         assert [training(**change) for change in same] == [first] * 3
