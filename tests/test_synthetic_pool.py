@@ -315,10 +315,14 @@ def test_a_private_generator_with_noisy_labels_covers_the_pool(store: Store, mon
     assert said["in_words"][0].startswith(
         f"Commons (synthetic images, class counts): epsilon = {one:.4g} at delta = 1e-05"
     )
-    assert in_short(said) == {"pool_epsilon_max": one, "overall": one}  # no update was sent yet
+    assert _numbers(in_short(said)) == {"pool_epsilon_max": one, "overall": one}  # no update was sent yet
     after = statement(ledger.after([Release(0, ("delta",))]), 5, 1e-5, rejected=0, local=False, secret=True)
-    assert in_short(after) == {"pool_epsilon_max": one, "overall": "none"}
+    assert _numbers(in_short(after)) == {"pool_epsilon_max": one, "overall": "none"}
     assert after["in_words"][1].startswith("Overall guarantee: none, because of model updates (delta), released 1 time")
+
+
+def _numbers(short: dict[str, float | str]) -> dict[str, float | str]:
+    return {name: value for name, value in short.items() if name not in ("in_words", "uncovered", "trusted")}
 
 
 def test_flips_come_from_the_data_set() -> None:

@@ -36,8 +36,8 @@ NOTES = (
 TRUSTED = {
     "algorithm": "what its releases say they were made from, data in the start, rate, loss and hooks of work.local, "
     "how often it trains, what shapes tell, and what its clients remember",
-    "sharing": "what protects the examples that its clients made",
-    "generator": "the receipt of what protects its images",
+    "sharing": "what protects the examples that its clients made, and that its noise is secret",
+    "generator": "the receipt of what protects its images, and that its noise is secret",
     "model": "hooks, and what it keeps outside of tensors and numbers",
     "straggler": "that who is late does not depend on the data",
     "data": "that an example is one person's",
@@ -100,9 +100,11 @@ def statement(
 
 
 def in_short(said: Mapping[str, Any]) -> dict[str, float | str]:
-    """The two lines as values, for W&B: ``overall``, and the other epsilons of both lines that can be stated."""
+    """For W&B: ``overall``, the other epsilons of both lines that can be stated, and the notes that belong to them."""
     names = ("pool_epsilon_max", f"pool_epsilon_max{IF_SECRET}", f"epsilon_of_messages{IF_SECRET}")
-    return {**{name: said[name] for name in names if said.get(name) is not None}, "overall": said["overall"]}
+    epsilons = {name: said[name] for name in names if said.get(name) is not None}
+    notes = {name: "; ".join(said[name]) for name in ("uncovered", "trusted")}
+    return {**epsilons, "overall": said["overall"], "in_words": " ".join(said["in_words"]), **notes}
 
 
 def _epsilon(value: float, delta: float, secret: bool) -> str:

@@ -8,6 +8,7 @@ import hashlib
 import os
 import secrets
 import stat
+import tempfile
 from pathlib import Path
 
 from fedcommons.errors import UserError
@@ -74,6 +75,28 @@ def of_run(name: str, run: Path) -> bytes:
     )
 
 
+def require_writable() -> None:
+    """Check that salts can be kept, before any work; the folder is made.
+
+    Raises:
+        UserError: they cannot.
+    """
+    where = folder()
+    try:
+        where.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=where):
+            pass
+    except OSError as error:
+        raise _not_writable(where, error) from None
+
+
+def _not_writable(where: Path, error: OSError) -> UserError:
+    return UserError(
+        f"dp.noise secret keeps its salt in {where}, which cannot be written ({error.strerror}); name another "
+        "folder in FEDCOMMONS_STATE."
+    )
+
+
 def _keep(name: str, salt: bytes) -> bytes:
     """Write the salt, whole or not at all; of two processes the first one's stands."""
     where = folder()
@@ -92,10 +115,7 @@ def _keep(name: str, salt: bytes) -> bytes:
     except FileExistsError:
         return _read(path)
     except OSError as error:
-        raise UserError(
-            f"dp.noise secret keeps its salt in {where}, which cannot be written ({error.strerror}); name another "
-            "folder in FEDCOMMONS_STATE."
-        ) from None
+        raise _not_writable(where, error) from None
     return salt
 
 

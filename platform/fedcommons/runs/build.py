@@ -19,6 +19,7 @@ from fedcommons.config import parts
 from fedcommons.config.experiment import Data, Experiment
 from fedcommons.config.fields import taken
 from fedcommons.config.flat import deciding, part_of
+from fedcommons.core import salts
 from fedcommons.core.algorithm import Algorithm, ChoosesClients, Facts, require_attributes, takes_partial
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.executor import Executor
@@ -114,6 +115,8 @@ def prepare(config: Experiment) -> Prepared:
         UserError: something about the request cannot be met.
     """
     check(config)
+    if config.dp.noise == SECRET:
+        salts.require_writable()
     kinds = ("algorithm", "sharing", "generator", "straggler")
     made = {kind: part_of(config, kind) for kind in kinds if kind in config.chosen}
     for part in made.values():

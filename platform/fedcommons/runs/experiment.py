@@ -108,7 +108,7 @@ def _run(
             summary = measures.summarise(config, dealt, record.rounds(), p, end) | ready.shared.facts
             rejected = sum(line.get("rejected", 0) for line in record.rounds())
             n, dp = ready.plan.facts.n_clients, config.dp
-            own = {kind: name for kind, name in config.chosen.items() if parts.is_own(name)}
+            own = {kind: name.rpartition("/")[2] for kind, name in config.chosen.items() if parts.is_own(name)}
             said = partial(statement, local=dp.local, secret=bool(salt), own=own)
             summary["privacy"] = said(end.ledger, n, dp.delta, rejected)
             if ready.audited:
