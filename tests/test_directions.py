@@ -17,6 +17,7 @@ from fedcommons.audits.directions import Estimate, estimate, gaussian_epsilon, o
 from fedcommons.core import dp_sgd, dp_vectorised
 from fedcommons.core.dp_sgd import DPSGD, NoisySum
 from fedcommons.core.local import LocalSGD
+from fedcommons.core.noise import Stream
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
@@ -171,7 +172,7 @@ STEPS = pytest.mark.parametrize("trained", [local, vectorised])
 def scaled_noise(patch: pytest.MonkeyPatch, share: float) -> None:
     right = NoisySum.blur
 
-    def blur(self: NoisySum, sigma: float, noise: np.random.Generator) -> None:
+    def blur(self: NoisySum, sigma: float, noise: Stream) -> None:
         right(self, share * sigma, noise)
         self.sigma = sigma
 
@@ -327,8 +328,8 @@ def test_of_10_000_draws_it_says_four_fifths_and_where_noise_is_large_of_more(
 
 def test_half_of_the_noise_of_a_mean_is_found_in_20_of_20_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     half_of_the_noise(monkeypatch)
-    assert [of_means(seed, 2.0, 200).verdict for seed in range(20)] == [ABOVE] * 20
+    assert [of_means(seed, 1.0, 100).verdict for seed in range(20)] == [ABOVE] * 20
 
 
 def test_half_of_the_noise_of_counts_is_found_in_20_of_20_seeds() -> None:
-    assert [of_counts(seed, 2.0, 200, share=0.5).verdict for seed in range(20)] == [ABOVE] * 20
+    assert [of_counts(seed, 1.0, 100, share=0.5).verdict for seed in range(20)] == [ABOVE] * 20

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedcommons.core.dp_sgd import NoisySum, clipped
 from fedcommons.core.local import Work
+from fedcommons.core.noise import Stream
 from fedcommons.core.release import Release
 from fedcommons.data.clients import ClientData
 from fedcommons.seeds import generator
@@ -85,7 +85,7 @@ def real_images(data: ClientData, n: int, most: int, seed: int) -> dict[str, Ten
     return {"codes": data.x[torch.cat(rows)], "labels": data.y[torch.cat(rows)]}
 
 
-def noisy_mean(codes: Tensor, clip: float, sigma: float, draws: np.random.Generator) -> tuple[Tensor, Release]:
+def noisy_mean(codes: Tensor, clip: float, sigma: float, draws: Stream) -> tuple[Tensor, Release]:
     """(1/m) (sum_j z_j min(1, C/||z_j||) + N(0, sigma^2 C^2 I)) of m codes, and what protects it.
 
     Neighbours: one image is blanked out, so that its code counts as zero; it stays in m, which is public. That changes

@@ -42,7 +42,7 @@ from fedcommons.core.local import Work
 from fedcommons.core.release import Release
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
-from fedcommons.seeds import generator, wide_generator
+from fedcommons.seeds import generator
 from fedcommons.tensors import Flat, Payload, flat, put, scale, select, sub
 from fedcommons.tensors import data as data_of
 
@@ -146,7 +146,7 @@ class FedDPMS:
         each, releases, bar = {}, [], data
         if gives and self.privacy == "sound":
             work.load(start)
-            each, protection = self._private_means(work, data, seed)
+            each, protection = self._private_means(work, data)
             releases += [replace(protection, what=("codes",), commons=True), ABUNDANT]
         if "codes" in message.own:
             work.load(start)
@@ -200,9 +200,9 @@ class FedDPMS:
         kept, labels = codes.recognised(work, centres, self.sigma, self.quota, self.tries, draws)
         return {"codes": kept, "labels": torch.tensor(labels).to(data.y)}
 
-    def _private_means(self, work: Work, data: ClientData, seed: int) -> tuple[dict[str, Tensor], Release]:
+    def _private_means(self, work: Work, data: ClientData) -> tuple[dict[str, Tensor], Release]:
         """What a client gives with privacy sound: one noisy mean of each class, by the server's encoder."""
-        draws = wide_generator(work.loop.dp.key if work.loop.dp else 0, seed, "noise of means")
+        draws = work.noise.call("means", *data.columns).stream()
         mine = codes.codes_by_class(work, data, self.classes)
         means, releases = zip(*(codes.noisy_mean(z, self.clip, self.sigma, draws) for z in mine.values()), strict=True)
         protection = releases[0] if len(set(releases)) == 1 else Release()  # of two kinds no epsilon can tell

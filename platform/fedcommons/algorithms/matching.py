@@ -18,6 +18,7 @@ from fedcommons.core.ball import around
 from fedcommons.core.dp_sgd import DPSGD, NoisySum, clipped
 from fedcommons.core.features import Head
 from fedcommons.core.local import Work, onednn
+from fedcommons.core.noise import Draws
 from fedcommons.core.release import Release
 from fedcommons.data.clients import ClientData
 from fedcommons.seeds import generator, set_default_generator
@@ -52,6 +53,7 @@ def match(
     optimizer = torch.optim.SGD([images.requires_grad_()], how.lr, how.momentum)
     weights, noise = generator(seed, "around the model"), generator(seed, "noise level")
     drawn, mine = batches(rows, how.batch_size, steps, seed, data.x.device)
+    secret = work.noise.call("images", *data.columns) if dp else None
     history, protections = [], set[Release]()
     with onednn(work.loop.onednn), head.watched():
         see_statistics(work, x, data.x, how.batch_size, seed)
@@ -59,7 +61,7 @@ def match(
         for step in range(steps):
             work.load(around(x, how.radius, weights))
             u = features(module, head, images)
-            if dp is None:
+            if dp is None or secret is None:
                 with torch.no_grad():
                     weight = None if data.weight is None else data.weight[drawn[step]]
                     target = means(features(module, head, data.x[drawn[step]]), mine, weight)
@@ -69,10 +71,10 @@ def match(
                 if how.sigma:
                     gradient = with_level(gradient, taken, how.sigma, how.clip, noise)
             else:
-                sampled = samples(rows, how.batch_size, dp, seed, step)
+                sampled = samples(rows, how.batch_size, dp, secret, step)
                 with torch.no_grad():
                     of_real = [features(module, head, data.x[of.to(data.x.device)]) for of in sampled]
-                gradient, protection = private(images, u, of_real, taken, dp, seed, step)
+                gradient, protection = private(images, u, of_real, taken, dp, secret, step)
                 protections.add(protection)
             images.grad = gradient
             optimizer.step()
@@ -122,10 +124,10 @@ def batches(
     return drawn.to(device), mine.to(device)
 
 
-def samples(rows: Mapping[int, Tensor], size: int, dp: DPSGD, seed: int, step: int) -> list[Tensor]:
+def samples(rows: Mapping[int, Tensor], size: int, dp: DPSGD, secret: Draws, step: int) -> list[Tensor]:
     """Rows of each class's Poisson sample, of ``size`` expected."""
     return [
-        of[dp.sample(len(of), size, dp.draws(seed, f"batch of class {c}", step))] for c, of in enumerate(rows.values())
+        of[dp.sample(len(of), size, secret.stream(f"batch of class {c}", step))] for c, of in enumerate(rows.values())
     ]
 
 
@@ -185,7 +187,7 @@ def terms(images: Tensor, u: Tensor, real: Sequence[Tensor]) -> Iterator[Tensor]
 
 
 def private(
-    images: Tensor, u: Tensor, real: Sequence[Tensor], expected: Sequence[int], dp: DPSGD, seed: int, step: int
+    images: Tensor, u: Tensor, real: Sequence[Tensor], expected: Sequence[int], dp: DPSGD, secret: Draws, step: int
 ) -> tuple[Tensor, Release]:
     """The gradients (k ipc, ...) as noisy means of clipped terms, and what protects them, for batches of all (q = 1).
 
@@ -197,6 +199,6 @@ def private(
             if j < len(of):
                 total.add(*clipped(g, dp.clip))
     for c, total in enumerate(totals):
-        total.blur(dp.noise_multiplier, dp.draws(seed, f"noise of class {c}", step))
+        total.blur(dp.noise_multiplier, secret.stream(f"noise of class {c}", step))
     (release,) = {total.release for total in totals}
     return torch.cat([total.values / n for total, n in zip(totals, expected, strict=True)]), release

@@ -17,6 +17,7 @@ from fedcommons.audits.lower_bound import coins
 from fedcommons.core import dp_vectorised
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.noise import SEED_ALONE, Draws, Noise
 from fedcommons.data.clients import ClientData
 from fedcommons.seeds import numpy_generator
 
@@ -67,6 +68,7 @@ def of_local_steps(loop: LocalSGD, module: nn.Module, k: int, seed: int, delta: 
         total.add_(_gradient(directed))
 
     work, there = Work(directed, torch.device("cpu"), loop), torch.from_numpy(inside).float()
+    work.noise = Noise(SEED_ALONE, seed)
     data = ClientData(torch.arange(k), there)
     spent = work.local(work.initial, data, seed, add_to_grad=watch).spent
     scores = directed.u @ total * (min(loop.batch_size, k) / loop.dp.clip)
@@ -82,7 +84,7 @@ def of_vectorised_steps(
     for release in dp_vectorised.steps(
         directed, directed.configure_optimizers(), lambda named, *row: functional_call(directed, named, row),
         [torch.arange(k), torch.from_numpy(inside).float()], lambda _: [], dp,
-        batch_size=batch_size, epochs=epochs, physical_batch=k, seed=seed,
+        batch_size=batch_size, epochs=epochs, physical_batch=k, noise=Draws(SEED_ALONE, (seed,)),
     ):  # fmt: skip
         total.add_(_gradient(directed))
         releases.append(release)

@@ -236,6 +236,9 @@ class DP:
     """clipping norm: largest L2 norm of an example's gradient"""
     delta: Annotated[float, "(0, 1)"] = 1e-5
     """delta of the (epsilon, delta) guarantee"""
+    noise: Annotated[str, "seeded | secret"] = "seeded"
+    """seeded: reproducible, so that whoever knows the seed can subtract it and no epsilon is earned; secret: from the
+    system's randomness, whose salt stays in your state directory"""
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ Departs from the paper: an example whose gradient is not finite adds nothing, as
 made of floating point numbers, which the proofs of privacy do not cover.
 
 Gradients are computed one example at a time. This is exact for every module and loss, and on a CPU it was faster than
-vectorised ways; on a GPU it is slow. Noise and batches are drawn on the CPU, from 128 bits of key, and copied, so they
-are the same on every device.
+vectorised ways; on a GPU it is slow. Noise and batches are drawn on the CPU, by ``noise.py``, and copied, so they are
+the same on every device.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedcommons.core.noise import Stream
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
-from fedcommons.seeds import wide_generator
 
 
 def clipped(g: Tensor, clip: float) -> tuple[Tensor, float]:
@@ -45,11 +45,14 @@ class NoisySum:
         self.values.add_(g)
         self.bound = max(self.bound, norm)
 
-    def blur(self, sigma: float, noise: np.random.Generator) -> None:
-        """Add N(0, sigma^2 C^2 I)."""
+    def blur(self, sigma: float, noise: Stream) -> None:
+        """Add N(0, sigma^2 C^2 I). Noise of a finer type is added in that type, and the sum is rounded once."""
         kind = np.float64 if self.values.dtype == torch.float64 else np.float32
-        normal = torch.from_numpy(noise.standard_normal(self.values.shape, dtype=kind)).to(self.values)
-        self.values.add_(normal, alpha=sigma * self.clip)
+        normal = torch.from_numpy(noise.standard_normal(tuple(self.values.shape), dtype=kind)).to(self.values.device)
+        if normal.dtype == self.values.dtype:
+            self.values.add_(normal, alpha=sigma * self.clip)
+        else:
+            self.values.copy_(self.values + normal.mul_(sigma * self.clip))
         self.sigma = sigma
 
     @property
@@ -65,11 +68,6 @@ class DPSGD:
 
     noise_multiplier: float  # sigma
     clip: float  # C
-    key: int = 0  # of the experiment: others with the same seed draw different noise, so none cancels
-
-    def draws(self, seed: int, purpose: str, step: int) -> np.random.Generator:
-        """The random generator of one step of a client, for one purpose."""
-        return wide_generator(self.key, seed, purpose, step)
 
     @staticmethod
     def steps(n: int, batch_size: int) -> int:
@@ -81,7 +79,7 @@ class DPSGD:
         """q, in (0, 1]."""
         return min(1.0, batch_size / n)
 
-    def sample(self, n: int, batch_size: int, draws: np.random.Generator) -> Tensor:
+    def sample(self, n: int, batch_size: int, draws: Stream) -> Tensor:
         """Rows of a batch: each of the n with probability q, independently; it may be empty."""
         return torch.from_numpy(np.flatnonzero(draws.random(n) < self.sampling_rate(n, batch_size)))
 
@@ -92,7 +90,7 @@ class DPSGD:
         batch: tuple[Tensor, ...],
         step: int,
         expected: int,
-        noise: np.random.Generator,
+        noise: Stream,
     ) -> tuple[Tensor, Release]:
         """Set the parameters' gradients for this batch, noise included; ``expected``: B, the batch's expected size.
 

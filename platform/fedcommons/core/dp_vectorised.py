@@ -17,6 +17,7 @@ from torch.func import grad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedcommons.core.dp_sgd import DPSGD, NoisySum
+from fedcommons.core.noise import Draws
 from fedcommons.core.release import Release
 from fedcommons.errors import UserError
 
@@ -81,7 +82,7 @@ def steps(
     batch_size: int,
     epochs: int,
     physical_batch: int,
-    seed: int,
+    noise: Draws,
 ) -> Iterator[Release]:
     """Train ``module`` by DP-SGD; after every step yields what protects it.
 
@@ -95,10 +96,10 @@ def steps(
     named, n = dict(module.named_parameters()), len(columns[0])
     expected, q = min(batch_size, n), dp.sampling_rate(n, batch_size)
     for step in range(epochs * dp.steps(n, batch_size)):
-        chosen = dp.sample(n, batch_size, dp.draws(seed, "batch", step)).to(columns[0].device)
+        chosen = dp.sample(n, batch_size, noise.stream("batch", step)).to(columns[0].device)
         batch = [column[chosen] for column in columns]
         total = noisy_sum(named, loss, [*batch, *draw(len(chosen))], dp.clip, physical_batch)
-        total.blur(dp.noise_multiplier, dp.draws(seed, "noise", step))
+        total.blur(dp.noise_multiplier, noise.stream("noise", step))
         mean = total.values.div_(expected)
         for p, part in zip(named.values(), mean.split([p.numel() for p in named.values()]), strict=True):
             p.grad = part.view_as(p)

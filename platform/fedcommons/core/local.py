@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fedcommons.core.clock import Clock
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.logged import Logged
+from fedcommons.core.noise import SEED_ALONE, Draws, Noise, Source
 from fedcommons.core.plain_step import plain_step
 from fedcommons.core.release import UNCOVERED, Release
 from fedcommons.core.weighting import weight
@@ -103,16 +104,17 @@ class LocalSGD:
         protections: set[Release] = set()
         n = len(data)
         epochs, clock, (first_epoch, first_step) = self.epochs_for(n, data.n_own, work.share), work.clock, work.began
-        batches = ((epoch, b) for epoch in range(epochs) for b in self._batches(data, seed, epoch))
+        private = work.noise.call("local training", *data.columns) if self.dp else None
+        batches = ((epoch, b) for epoch in range(epochs) for b in self._batches(data, seed, epoch, private))
         step = plain_step(optimizer)
         kernels = nullcontext() if torch.backends.mkldnn.enabled == self.onednn else onednn(self.onednn)
         with work.logged as logged, kernels:
             for epoch, batch in batches:
                 clock.current_epoch, clock.global_step = first_epoch + epoch, first_step + len(losses)
                 try:
-                    if self.dp:
+                    if self.dp and private:
                         expected, number = min(self.batch_size, n), len(losses)
-                        noise = self.dp.draws(seed, "dp noise", number)
+                        noise = private.stream("noise", number)
                         value, protection = self.dp.gradients(parameters, step_loss, batch, number, expected, noise)
                         protections.add(protection)
                     else:
@@ -137,16 +139,16 @@ class LocalSGD:
             return UNCOVERED
         return replace(protections.pop(), q=self.dp.sampling_rate(n, self.batch_size), steps=steps)
 
-    def _batches(self, data: ClientData, seed: int, epoch: int) -> Iterator[Batch]:
+    def _batches(self, data: ClientData, seed: int, epoch: int, private: Draws | None) -> Iterator[Batch]:
         n, b, device, columns = len(data), self.batch_size, data.y.device, data.columns
         if n <= b and not (self.augment or self.dp):
             yield columns  # one batch holds all, so its order does not matter
             return
         draws = generator(seed, "order", epoch)
-        if self.dp:
+        if self.dp and private:
             steps = self.dp.steps(n, b)
             for number in range(epoch * steps, (epoch + 1) * steps):
-                chosen = self.dp.sample(n, b, self.dp.draws(seed, "dp batch", number)).to(device)
+                chosen = self.dp.sample(n, b, private.stream("batch", number)).to(device)
                 batch = [t[chosen] for t in columns]
                 yield self._augmented(batch, draws) if len(chosen) else tuple(batch)
             return
@@ -183,6 +185,8 @@ class Work:
     round engine loads the right client's. ``initial``, ``initial_buffers``: the values when the module was built.
     ``share``: of its work that a client does; the round engine sets it where a late client's partial work is taken.
     ``clock``: how far the federation is, which the module reads as ``self.current_epoch`` and so on.
+    ``noise``: of the client's round, which the round engine sets, from ``source``; all that protects a release is drawn
+    from it (``noise.call``).
 
     Raises:
         ValueError: ``configure_optimizers`` does not return exactly one optimizer.
@@ -194,9 +198,11 @@ class Work:
         device: torch.device,
         loop: LocalSGD = LocalSGD(epochs=1, batch_size=32),
         weighting: str = "uniform",
+        source: Source = SEED_ALONE,
     ) -> None:
         self.module, self.device, self.loop, self.weighting = module.to(device), device, loop, weighting
         self.share, self.clock, self.began = 1.0, Clock(), (0, 0)
+        self.source, self.noise = source, Noise(source)
         self.clock.attach(module)
         self.named = dict(module.named_parameters())
         self.params = _flat_views(self.named)

@@ -10,6 +10,7 @@ from math import hypot, isfinite
 import torch
 
 from fedcommons.core.algorithm import BUFFERS, Message, Reply
+from fedcommons.core.noise import Noise
 from fedcommons.core.reduction import BlockSum, Total
 from fedcommons.core.release import Release, uncovered
 from fedcommons.core.worker import Worker
@@ -95,8 +96,10 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
         worker.work.begin(task.round, rows)
         set_default_generator(seed, "client")  # for what a module draws outside of local training
         try:
-            message = Message(common, to_device(own, device))
-            reply = _client(worker, task, message, to_device(memory, device), rows, seed)
+            message, memory = Message(common, to_device(own, device)), to_device(memory, device)
+            received = (common, message.own, memory)
+            worker.work.noise = Noise(worker.work.source, task.round, client, received=received)
+            reply = _client(worker, task, message, memory, rows, seed)
         except Exception as error:
             raise ClientError.of(error, client, task.round, task.algorithm, rows.x.shape) from error
         finally:

@@ -62,7 +62,8 @@ class Generator(Protocol):
         """Train on these images; return the generator after each of these numbers of epochs.
 
         Weights after epoch e do not depend on which other epochs were asked for. ``flip``: a mirrored image is as
-        likely as the image, and may be trained on in its place.
+        likely as the image, and may be trained on in its place. A private generator has one more parameter, ``noise``
+        (see ``core.noise.Noise``), from which it draws all that its receipt tells of.
         """
         ...
 

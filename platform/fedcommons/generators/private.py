@@ -21,11 +21,11 @@ from fedcommons.artifacts import constants
 from fedcommons.core import dp_vectorised
 from fedcommons.core.accountants import noise_for, require_reachable
 from fedcommons.core.dp_sgd import DPSGD
+from fedcommons.core.noise import Noise, Source
 from fedcommons.core.release import Release
 from fedcommons.core.worker import default_device
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
-from fedcommons.files import sha256
 from fedcommons.generators.ddpm import DDPM, Diffusion, require_images
 from fedcommons.generators.generator import Receipt, TrainedGenerator, Weights
 from fedcommons.seeds import set_default_generator, wide_key
@@ -133,9 +133,18 @@ class PrivateDDPM(Diffusion):
         return noise_for(self.target_epsilon, *self._course(n))
 
     def fit(
-        self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False
+        self,
+        examples: Examples,
+        n_classes: int,
+        seed: int,
+        epochs: Collection[int],
+        *,
+        flip: bool = False,
+        noise: Noise | None = None,
     ) -> Mapping[int, TrainedGenerator]:
         """See ``Generator``; the receipts tell the q, sigma and steps that were used up to each epoch."""
+        alone = wide_key("generator", repr(constants(self, _NOT_IN_THE_NOISE)), n_classes, str(flip), seed)
+        noise = noise or Noise(Source(alone))
         set_default_generator(seed, "initial weights")
         model = self.plain.build(tuple(examples.x.shape[1:]), n_classes, seed, flip).to(default_device())
         model.on_fit_start()
@@ -147,11 +156,11 @@ class PrivateDDPM(Diffusion):
             loss,
             [examples.x.to(model.device), examples.y.to(model.device)],
             draw,
-            DPSGD(self.sigma(n), self.clip, self._key(examples, n_classes, flip)),
+            DPSGD(self.sigma(n), self.clip),
             batch_size=self.batch_size,
             epochs=max(epochs),
             physical_batch=self.physical_batch,
-            seed=seed,
+            noise=noise.call("private generator", examples.x, examples.y),
         )
         kept: dict[int, TrainedGenerator] = {}
         protections: set[Release] = set()
@@ -165,11 +174,6 @@ class PrivateDDPM(Diffusion):
                     model.averaged(), Receipt(p.mechanism, p.q, p.sigma, p.sensitivity, step)
                 )
         return kept
-
-    def _key(self, examples: Examples, n_classes: int, flip: bool) -> int:
-        """128 bits of all that decides a training: where one thing differs, so does all noise, and none cancels."""
-        content = sha256(examples.x.numpy().tobytes() + examples.y.numpy().tobytes())
-        return wide_key("private generator", content, repr(constants(self, _NOT_IN_THE_NOISE)), n_classes, str(flip))
 
     def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:
         """See ``Generator``."""

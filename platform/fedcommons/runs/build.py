@@ -19,10 +19,13 @@ from fedcommons.config import parts
 from fedcommons.config.experiment import Data, Experiment
 from fedcommons.config.fields import taken
 from fedcommons.config.flat import deciding, part_of
+from fedcommons.core import salts
 from fedcommons.core.algorithm import Algorithm, ChoosesClients, Facts, require_attributes, takes_partial
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import LocalSGD, Work, floating_buffers
+from fedcommons.core.noise import Source
+from fedcommons.core.salts import SECRET
 from fedcommons.core.worker import RunData, Worker, default_device, fresh_torch, set_up_process
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Dataset, without_images
@@ -90,7 +93,12 @@ def recipe(config: Experiment) -> GeneratorRecipe:
     assert config.generator is not None
     name, digest = config.generator.name, config.source.get("generator")
     return GeneratorRecipe(
-        name, part_of(config, "generator"), config.generator.rho, digest, config.generator.label_noise
+        name,
+        part_of(config, "generator"),
+        config.generator.rho,
+        digest,
+        config.generator.label_noise,
+        config.dp.noise == SECRET,
     )
 
 
@@ -107,6 +115,8 @@ def prepare(config: Experiment) -> Prepared:
         UserError: something about the request cannot be met.
     """
     check(config)
+    if config.dp.noise == SECRET:
+        salts.require_writable()
     kinds = ("algorithm", "sharing", "generator", "straggler")
     made = {kind: part_of(config, kind) for kind in kinds if kind in config.chosen}
     for part in made.values():
@@ -261,9 +271,10 @@ class Assembled:
         clients, loop = self.data.clients, local_loop(self.config, self.facts.augment)
         return loop.steps_for(round(clients.rows.sizes.mean()), float(np.mean(clients.n_own)))
 
-    def executor(self) -> Executor:
-        """The executor that ``config.federation`` names."""
-        build, f = partial(build_worker, self.config, self.facts, str(parts.base())), self.config.federation
+    def executor(self, salt: bytes = b"") -> Executor:
+        """The executor that ``config.federation`` names; ``salt``: of secret noise."""
+        source, f = Source(noise_key(self.config), salt), self.config.federation
+        build = partial(build_worker, self.config, self.facts, str(parts.base()), source)
         if f.executor == "serial":
             return Serial(partial(build, self.prepared.algorithm), self.data)
         from fedcommons.federation.ray_actors import RayActors
@@ -306,21 +317,25 @@ def assemble_contributed(prepared: Prepared, contributed: Contributions) -> Asse
 def local_loop(config: Experiment, augment: bool) -> LocalSGD:
     """The local training of ``config``."""
     c = config.client
-    dp = DPSGD(config.dp.noise_multiplier, config.dp.clip, noise_key(config)) if config.dp.local else None
+    dp = DPSGD(config.dp.noise_multiplier, config.dp.clip) if config.dp.local else None
     return LocalSGD(c.epochs, c.batch_size, c.drop_last, c.equal_work, augment, dp, c.onednn)
 
 
 def noise_key(config: Experiment) -> int:
     """128 bits of all that decides the results of ``config``: no two experiments share their noise.
 
-    What may change between a run and its resumption has no part in it, nor has 1 against 1.0.
+    What may change between a run and its resumption has no part in it, nor has 1 against 1.0; nor has the number of
+    rounds, as a run with more of them begins like one with fewer.
     """
-    facts = {n: int(v) if isinstance(v, float) and v.is_integer() else v for n, v in deciding(config).items()}
+    decided = {n: v for n, v in deciding(config).items() if n != "federation.rounds"}
+    facts = {n: int(v) if isinstance(v, float) and v.is_integer() else v for n, v in decided.items()}
     return wide_key("experiment", repr(sorted(facts.items())))
 
 
-def build_worker(config: Experiment, facts: Dataset, here: str, algorithm: Algorithm | None, data: RunData) -> Worker:
-    """What a worker of this experiment holds; ``facts``: the data set without its images.
+def build_worker(
+    config: Experiment, facts: Dataset, here: str, source: Source, algorithm: Algorithm | None, data: RunData
+) -> Worker:
+    """What a worker of this experiment holds; ``facts``: the data set without its images; ``source``: of its noise.
 
     here: the folder from which import paths start; algorithm: None in another process, which finds the part itself.
 
@@ -332,5 +347,5 @@ def build_worker(config: Experiment, facts: Dataset, here: str, algorithm: Algor
         require_sources(config, ("model", "algorithm", "measure"))
     device = default_device()
     loop = local_loop(config, facts.augment)
-    work = Work(build_module(config, facts), device, loop, config.federation.weighting)
+    work = Work(build_module(config, facts), device, loop, config.federation.weighting, source)
     return Worker(work, algorithm or part_of(config, "algorithm"), data.to(device))

@@ -27,6 +27,7 @@ from fedcommons.convergence.estimators import BATCH, mean_gradient
 from fedcommons.convergence.smoothness import hessian_vector
 from fedcommons.core.algorithm import Algorithm, TellsWork, trains_locally
 from fedcommons.core.local import Work
+from fedcommons.core.noise import SEED_ALONE
 from fedcommons.core.pieces import Timed, in_seconds, pieces_of, prices, smaller_of
 from fedcommons.core.worker import RunData, Worker, default_device, fresh_torch, give_back_freed
 from fedcommons.data.clients import ClientData, Clients, Rows
@@ -156,7 +157,7 @@ def measure(ready: Assembled) -> Prices:
     now = _round(ready, 1, 1, c.client.batch_size).play()
     with TemporaryDirectory() as folder:
         saving = seconds_of(lambda: checkpoint.save(Path(folder), now))
-    worker = build_worker(c, ready.facts, str(parts.base()), ready.algorithm, ready.data)
+    worker = build_worker(c, ready.facts, str(parts.base()), SEED_ALONE, ready.algorithm, ready.data)
     task, test = ModelTask(now.model, now.buffers), len(ready.data.sets["test"])
     example = seconds_of(lambda: evaluate_chunk(worker, task, ("test", 0))) / min(CHUNK, test)
     some = worker.data.own[0]

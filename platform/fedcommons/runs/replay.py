@@ -18,12 +18,14 @@ from fedcommons.config.flat import override, parts_of_own
 from fedcommons.core.algorithm import ChoosesClients, State
 from fedcommons.core.executor import Executor
 from fedcommons.core.reduction import add_blocks
+from fedcommons.core.salts import SECRET
 from fedcommons.core.worker import fresh_torch
 from fedcommons.errors import UserError
 from fedcommons.federation import checkpoint, rounds
 from fedcommons.federation.blocks import train_block
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rounds import Standing
+from fedcommons.runs import secret
 from fedcommons.runs.build import Assembled, assemble, prepare, synthetic_images
 from fedcommons.tensors import Flat, data, nbytes
 from fedcommons.tracking.run_folder import read_config, require_same_data
@@ -79,7 +81,7 @@ def replay(
     ready = assemble(prepared, images)
     if not isinstance(ready.algorithm, ChoosesClients):  # known before any round is played again
         _require_training(ready, {}, number, client)
-    executor = ready.executor()
+    executor = ready.executor(secret.kept(folder, prepared.needs) if config.dp.noise == SECRET else b"")
     before = _standing_before(number, ready, executor, folder, say)
     _require_training(ready, before.state, number, client)
     called = rounds.call(ready.algorithm, ready.plan, before, number)

@@ -9,7 +9,7 @@ n~: images that it contributes;  p = n~/(n_i + n~).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,14 @@ from torch import Tensor
 
 from fedcommons import capacity
 from fedcommons.artifacts import constants, key_of
+from fedcommons.core import salts
+from fedcommons.core.noise import Noise, Source
 from fedcommons.core.release import SAMPLED_GAUSSIAN
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from fedcommons.files import sha256
 from fedcommons.generators.generator import Generator, Receipt
-from fedcommons.seeds import numpy_generator, seed_for, wide_generator
+from fedcommons.seeds import numpy_generator, seed_for, wide_key
 from fedcommons.sharing.dealt import Dealt
 
 VERSION = 1
@@ -35,7 +37,7 @@ class GeneratorRecipe:
     """How clients' generators are made: the part, its name, and rho.
 
     digest: of the code of a user's own part, which ``VERSION`` does not cover; None for one of ours.
-    label_noise: standard deviation of the noise on class counts.
+    label_noise: standard deviation of the noise on class counts. is_secret: nobody can draw any of the noise again.
     """
 
     name: str
@@ -43,6 +45,7 @@ class GeneratorRecipe:
     rho: float
     digest: str | None = None
     label_noise: float = 0.0
+    is_secret: bool = False
 
     @property
     def of_counts(self) -> Receipt:
@@ -69,6 +72,7 @@ class Need:
     labels: Tensor  # of the images to draw
     seed: int
     n: int  # how many of the drawn images are contributed
+    salt: bytes = field(default=b"", repr=False)  # of the generator's noise; empty: it is seeded
 
     @property
     def epochs(self) -> int:
@@ -84,6 +88,11 @@ class Need:
     def generator_facts(self) -> dict[str, Any]:
         """What the trained weights depend on: the whole part, without what only sampling uses."""
         return self._training()
+
+    @property
+    def noise(self) -> Noise:
+        """The noise of the training, which does not depend on its length."""
+        return Noise(Source(wide_key("generator", key_of(self.course_facts)), self.salt))
 
     @property
     def images_facts(self) -> dict[str, Any]:
@@ -105,7 +114,17 @@ class Need:
             "n_classes": self.n_classes,
             "examples": sha256(content),
             "seed": self.seed,
+            **_told(self.salt),
         }
+
+
+def salts_told(needs: Sequence[Need]) -> list[str]:
+    """The names of the secret salts of these generators."""
+    return [salts.name_of(need.salt) for need in needs if need.salt]
+
+
+def _told(salt: bytes) -> dict[str, str]:
+    return {"salt": salts.name_of(salt)} if salt else {}
 
 
 def n_seen(rho: float, n_own: int) -> int:
@@ -160,18 +179,17 @@ def needs(p: float | None, dealt: Dealt, recipe: GeneratorRecipe) -> list[Need]:
         n_drawn = paper * max(1, -(-wanted // paper))  # the same set for every p up to 1/2
         counts = _counts(examples, client, dealt, recipe)
         labels = np.repeat(np.arange(dealt.n_classes), largest_remainder(counts, n_drawn))
-        result.append(
-            Need(
-                client=client,
-                recipe=recipe,
-                flip=dealt.flip,
-                n_classes=dealt.n_classes,
-                examples=examples,
-                labels=torch.from_numpy(labels),
-                seed=seed_for(dealt.seed, "generator", client),
-                n=wanted,
-            )
+        need = Need(
+            client=client,
+            recipe=recipe,
+            flip=dealt.flip,
+            n_classes=dealt.n_classes,
+            examples=examples,
+            labels=torch.from_numpy(labels),
+            seed=seed_for(dealt.seed, "generator", client),
+            n=wanted,
         )
+        result.append(replace(need, salt=salts.of_artifact(key_of(need.course_facts))) if recipe.is_secret else need)
     return result
 
 
@@ -180,9 +198,11 @@ def _counts(examples: Examples, client: int, dealt: Dealt, recipe: GeneratorReci
     counts = np.bincount(examples.y.numpy(), minlength=dealt.n_classes)
     if not recipe.label_noise:
         return counts
-    differs = f"{recipe.rho} {recipe.label_noise} {dealt.own.sizes}"  # runs that differ in these share no noise
-    draws = wide_generator(dealt.seed, "class counts", client, differs)
-    noisy = np.maximum(counts + draws.normal(0, recipe.label_noise, len(counts)), 0)
+    facts = {"seed": dealt.seed, "client": client, "rho": recipe.rho, "label_noise": recipe.label_noise}
+    key = key_of({**facts, "sizes": list(map(int, dealt.own.sizes))})
+    salt = salts.of_artifact(f"{key}-{sha256(examples.x.numpy().tobytes())[:24]}") if recipe.is_secret else b""
+    draws = Noise(Source(wide_key("class counts", key), salt)).call("class counts", examples.x, examples.y).stream()
+    noisy = np.maximum(counts + recipe.label_noise * draws.standard_normal(len(counts)), 0)
     return noisy if noisy.any() else np.ones(len(counts))
 
 

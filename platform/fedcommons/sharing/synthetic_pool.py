@@ -6,6 +6,7 @@ of its data and draws labelled images from it.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,8 @@ def make(job: Job) -> JobResult:
     shape, new = tuple(first.examples.x.shape[1:]), {}
     if job.epochs:
         fit = first.recipe.generator.fit
-        new = dict(fit(first.examples, first.n_classes, first.seed, job.epochs, flip=first.flip))
+        noise = {"noise": first.noise} if "noise" in signature(fit).parameters else {}  # a private one takes it
+        new = dict(fit(first.examples, first.n_classes, first.seed, job.epochs, flip=first.flip, **noise))
     trained = {**job.trained, **new}
     images = [
         need.recipe.generator.sample(trained[need.epochs].weights, shape, need.n_classes, need.labels, need.seed)

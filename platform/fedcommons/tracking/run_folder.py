@@ -2,6 +2,7 @@
 
 config.yaml (all fields), environment.json, partition.json, rounds.jsonl (one line per round), timing.jsonl,
 clients.jsonl (with ``measure.clients``: one line per round, lists by client), audit.json (with ``sharing.audit``),
+noise.json (with ``dp.noise`` secret: the names of its salts, not these),
 summary.json (written last), messages.log (the run's messages), error.txt (what stopped it), checkpoints/ (the last one
 is the final model), memory/ (clients' memory), .lock (held by the process that writes). Other files in the folder are
 never changed or removed.
@@ -32,7 +33,7 @@ PACKAGES = ("fedcommons", "torch", "torchvision", "pytorch-lightning", "ray", "d
 
 _FILES = (
     r"(config\.yaml|wandb-id\.txt|error\.txt|partition\.png|(rounds|timing|clients)\.jsonl"
-    r"|(environment|partition|summary|audit)\.json)"
+    r"|(environment|partition|summary|audit|noise)\.json)"
 )
 """Files that are first written under a temporary name."""
 

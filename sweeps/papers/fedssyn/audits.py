@@ -64,7 +64,8 @@ def words(record: Mapping[str, Any], shadows: int) -> str:
         "own that its generator did not see.",
         f"Membership, generators like client {record['client']}'s, {shadows} of them: {'; '.join(attacks)}.",
         f"One run with {e['canaries']} test images as canaries, {e['right']} of {e['guesses']} guesses right: epsilon "
-        f"is at least {e['at_least']:.3g} (95 %; were all right, {e['ceiling']:.3g}), reported: {reported}{_verdict(e)}.",
+        f"is at least {e['at_least']:.3g} (95 %; were all right, {e['ceiling']:.3g}), reported: {reported}"
+        f"{_verdict(e)}.",
     ]
     return tables.numbered(notes)
 
