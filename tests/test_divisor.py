@@ -1,0 +1,133 @@
+"""A noisy sum is divided by a constant: by how many examples a batch has on average, never by how many it has.
+
+The number in a Poisson batch is secret. Divided by it, noise and sum shrink and grow with who was drawn, which the
+accountant does not count (arXiv:2605.15648). Here all examples have the same clipped gradient, of norm C, and there is
+no noise, so that what a sum was divided by is read off it.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor, nn
+
+from fedcommons.algorithms import matching
+from fedcommons.core import dp_vectorised
+from fedcommons.core.dp_sgd import DPSGD, NoisySum
+from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.noise import SEED_ALONE, Draws, Noise
+from fedcommons.data.clients import ClientData
+from lightning_modules import Classifier
+
+N, EXPECTED, CLIP = 40, 5, 0.25
+DP = DPSGD(noise_multiplier=0.0, clip=CLIP)
+
+Divided = list[tuple[int, float]]
+"""Of each step: how many examples the batch has, and C over the norm of an example's share of the result."""
+
+
+class Pull(LightningModule):
+    """Every example has the gradient (3, 4), whatever it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (0 * x.mean() + self.w @ torch.tensor([3.0, 4.0])).mean()
+
+    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
+        return self(batch[0])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+
+def divided(size: int, result: Tensor) -> tuple[int, float]:
+    return size, size * CLIP / float(result.norm())
+
+
+def local(sizes: list[int], seed: int) -> Divided:
+    results: list[Tensor] = []
+
+    def watch(params: Mapping[str, nn.Parameter]) -> None:
+        grad = params["w"].grad
+        assert grad is not None
+        results.append(grad.clone())
+
+    work = Work(Pull(), torch.device("cpu"), LocalSGD(2, EXPECTED, dp=DP))
+    work.noise = Noise(SEED_ALONE, seed)
+    work.local(work.initial, ClientData(torch.zeros(N, 1), torch.arange(N)), seed, add_to_grad=watch)
+    return [divided(n, result) for n, result in zip(sizes, results, strict=True) if n]
+
+
+def vectorised(sizes: list[int], seed: int) -> Divided:
+    module, results = Pull(), []
+    for _ in dp_vectorised.steps(
+        module, module.configure_optimizers(), lambda named, x: torch.func.functional_call(module, named, x),
+        [torch.zeros(N, 1)], lambda _: [], DP, batch_size=EXPECTED, epochs=2, physical_batch=3,
+        noise=Draws(SEED_ALONE, (seed,)),
+    ):  # fmt: skip
+        assert module.w.grad is not None
+        results.append(module.w.grad.clone())
+    return [divided(n, result) for n, result in zip(sizes, results, strict=True) if n]
+
+
+def feddm(sizes: list[int], seed: int) -> Divided:
+    """The images of one class, which all its real images pull the same way: each step moves them by lr = 1 times it."""
+    module = Classifier(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), lr=0.1)
+    module.head = "network.2"
+    work, found = Work(module, torch.device("cpu"), LocalSGD(1, EXPECTED, dp=DP)), []
+    data = ClientData(torch.ones(N, 4), torch.zeros(N, dtype=torch.int64))
+    how = matching.Steps(iterations=1, radius=0.0, batch_size=EXPECTED, lr=1.0, momentum=0.0, sigma=0.0, clip=1.0)
+    for step in range(16):
+        work.noise, before = Noise(SEED_ALONE, seed, step), -torch.ones(1, 4)
+        after = matching.match(work, work.initial, data, {0: torch.arange(N)}, before.clone(), how, seed)[0]
+        found += [divided(sizes[-1], after - before)] if sizes[-1] else []
+    return found
+
+
+WAYS = pytest.mark.parametrize("way", [local, vectorised, feddm])
+
+
+@pytest.fixture
+def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many examples were drawn, step by step."""
+    seen: list[int] = []
+    right = DPSGD.sample
+
+    def sample(self: DPSGD, *args: Any) -> Tensor:
+        rows = right(self, *args)
+        seen.append(len(rows))
+        return rows
+
+    monkeypatch.setattr(DPSGD, "sample", sample)
+    return seen
+
+
+@WAYS
+def test_whatever_batch_is_drawn_the_divisor_is_its_expected_size(
+    way: Callable[[list[int], int], Divided], sizes: list[int]
+) -> None:
+    for seed in (0, 1):
+        sizes.clear()
+        found = way(sizes, seed)
+        assert len({n for n, _ in found}) >= 4
+        assert [by for _, by in found] == pytest.approx([EXPECTED] * len(found), rel=1e-4)
+
+
+@WAYS
+def test_a_divisor_that_follows_the_batch_is_found(
+    way: Callable[[list[int], int], Divided], sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blur = NoisySum.blur
+
+    def by_the_realised_size(self: NoisySum, *args: Any) -> None:
+        blur(self, *args)
+        self.values.mul_(EXPECTED / max(1, sizes[-1]))
+
+    monkeypatch.setattr(NoisySum, "blur", by_the_realised_size)
+    found = way(sizes, 0)
+    assert [by for _, by in found] == pytest.approx([n for n, _ in found], rel=1e-4)
