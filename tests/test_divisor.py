@@ -1,8 +1,9 @@
 """A noisy sum is divided by a constant: by how many examples a batch has on average, never by how many it has.
 
-The number in a Poisson batch is secret. Divided by it, noise and sum shrink and grow with who was drawn, which the
-accountant does not count (arXiv:2605.15648). Here all examples have the same clipped gradient, of norm C, and there is
-no noise, so that what a sum was divided by is read off it.
+The number in a Poisson batch is secret, and so is a data set's size where neighbours differ in it. Divided by either,
+sum and noise shrink and grow with who is there, which the accountant does not count (arXiv:2605.15648). Here B is of
+the config and n is public. All examples have the same clipped gradient, of norm C, and there is no noise, so that what
+a sum was divided by is read off it.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,14 +30,14 @@ Divided = list[tuple[int, float]]
 
 
 class Pull(LightningModule):
-    """Every example has the gradient (3, 4), whatever it is."""
+    """Every example x has the gradient (1 - x) (3, 4): one that is 1 is blanked out."""
 
     def __init__(self) -> None:
         super().__init__()
         self.w = nn.Parameter(torch.zeros(2))
 
     def forward(self, x: Tensor) -> Tensor:
-        return (0 * x.mean() + self.w @ torch.tensor([3.0, 4.0])).mean()
+        return (1 - x.mean()) * (self.w @ torch.tensor([3.0, 4.0]))
 
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
         return self(batch[0])
@@ -45,11 +46,16 @@ class Pull(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1e-3)
 
 
+def examples(blank: int) -> Tensor:
+    """(N, 1) examples, of which the first ones are blanked out."""
+    return (torch.arange(N) < blank).float().unsqueeze(1)
+
+
 def divided(size: int, result: Tensor) -> tuple[int, float]:
     return size, size * CLIP / float(result.norm())
 
 
-def local(sizes: list[int], seed: int) -> Divided:
+def local(sizes: list[int], seed: int, batch_size: int = EXPECTED, blank: int = 0) -> Divided:
     results: list[Tensor] = []
 
     def watch(params: Mapping[str, nn.Parameter]) -> None:
@@ -57,17 +63,17 @@ def local(sizes: list[int], seed: int) -> Divided:
         assert grad is not None
         results.append(grad.clone())
 
-    work = Work(Pull(), torch.device("cpu"), LocalSGD(2, EXPECTED, dp=DP))
+    work = Work(Pull(), torch.device("cpu"), LocalSGD(2, batch_size, dp=DP))
     work.noise = Noise(SEED_ALONE, seed)
-    work.local(work.initial, ClientData(torch.zeros(N, 1), torch.arange(N)), seed, add_to_grad=watch)
+    work.local(work.initial, ClientData(examples(blank), torch.arange(N)), seed, add_to_grad=watch)
     return [divided(n, result) for n, result in zip(sizes, results, strict=True) if n]
 
 
-def vectorised(sizes: list[int], seed: int) -> Divided:
+def vectorised(sizes: list[int], seed: int, batch_size: int = EXPECTED, blank: int = 0) -> Divided:
     module, results = Pull(), []
     for _ in dp_vectorised.steps(
         module, module.configure_optimizers(), lambda named, x: torch.func.functional_call(module, named, x),
-        [torch.zeros(N, 1)], lambda _: [], DP, batch_size=EXPECTED, epochs=2, physical_batch=3,
+        [examples(blank)], lambda _: [], DP, batch_size=batch_size, epochs=2, physical_batch=3,
         noise=Draws(SEED_ALONE, (seed,)),
     ):  # fmt: skip
         assert module.w.grad is not None
@@ -116,6 +122,14 @@ def test_whatever_batch_is_drawn_the_divisor_is_its_expected_size(
         found = way(sizes, seed)
         assert len({n for n, _ in found}) >= 4
         assert [by for _, by in found] == pytest.approx([EXPECTED] * len(found), rel=1e-4)
+
+
+@pytest.mark.parametrize("way", [local, vectorised])
+def test_the_divisor_is_the_same_for_neighbours(way: Callable[..., Divided], sizes: list[int]) -> None:
+    """One of 40 is blanked out, all are in each batch: 39/40 of the gradient is left, as if 40 x 40/39 divided it."""
+    assert [by for _, by in way(sizes, 0, N)] == pytest.approx([N] * 2)
+    sizes.clear()
+    assert [by for _, by in way(sizes, 0, N, 1)] == pytest.approx([N * N / (N - 1)] * 2)
 
 
 @WAYS

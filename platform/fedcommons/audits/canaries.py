@@ -205,6 +205,7 @@ def audit_method(algorithm: Algorithm, loop: LocalSGD, seed: int, m: int = 1000,
 ]:  # fmt: skip
     """The epsilon of a client's first reply, None if nothing of it is covered, and bounds by each covered tensor.
 
+    ``bound.verdict(epsilon)`` is "cannot tell" where a bound could not have been above that epsilon.
     Only tensors of m numbers are looked at, for canaries that raise them and for some that lower them.
     """
     inside, work = coins(m, numpy_generator(seed, "coins")), _work(loop, m)
