@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
@@ -26,6 +27,7 @@ from fedcommons.federation.rounds import Standing
 from fedcommons.runs import build
 from fedcommons.runs.experiment import run
 from fedcommons.runs.replay import replay
+from fedcommons.sharing import synthetic_pool
 from fedcommons.tensors import data
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -273,3 +275,23 @@ def test_cells_of_a_sweep_share_what_does_not_depend_on_their_difference(tmp_pat
     seeded = needs(**{"dp.noise": "seeded"})
     assert {salt for salt, *_ in seeded} == {b""}
     assert [facts for _, facts, _ in seeded] != [facts for _, facts, _ in first]
+
+
+def test_generators_and_class_counts_are_drawn_anew_with_other_salts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one seed, by two users; seeded ones are the same. A generator made again with its salt has the same bits."""
+    found = {}
+    for noise in ("secret", "seeded"):
+        pooled = config(tmp_path, **POOL, dp__noise=noise)
+        for user in ("one", "one", "other"):
+            monkeypatch.setenv("FEDCOMMONS_STATE", str(tmp_path / user))
+            needs = build.prepare(pooled).needs
+            made = synthetic_pool.make(synthetic_pool.Job([needs[0]], {})).trained[1]
+            weights = torch.cat([tensor.flatten() for tensor in made.weights.values()])
+            found.setdefault((noise, user), []).append((weights, torch.cat([need.labels for need in needs])))
+    assert all(a.equal(b) for a, b in zip(*found["secret", "one"], strict=True))
+    ((weights, labels), _), ((others_weights, others_labels),) = found["secret", "one"], found["secret", "other"]
+    assert (weights != others_weights).double().mean() > 0.9
+    assert not labels.equal(others_labels)
+    assert all(a.equal(b) for a, b in zip(found["seeded", "one"][0], found["seeded", "other"][0], strict=True))
