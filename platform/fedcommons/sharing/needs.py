@@ -130,8 +130,8 @@ def takes_noise(generator: Generator) -> bool:
 
 
 def salts_told(needs: Sequence[Need]) -> list[str]:
-    """The names of the secret salts of these generators."""
-    return [salts.name_of(need.salt) for need in needs if need.salt]
+    """What tells the secret salts of these generators and of their class counts: names, and keys of their images."""
+    return [told for need in needs if need.salt for told in (salts.name_of(need.salt), key_of(need.images_facts))]
 
 
 def n_seen(rho: float, n_own: int) -> int:
