@@ -19,7 +19,7 @@ from functools import partial
 import torch
 from round_time import cpu_name
 
-from fedcommons import salts
+from fedcommons.core import salts
 from fedcommons.accounting.privacy import Ledger
 from fedcommons.core import dp_vectorised
 from fedcommons.core.dp_sgd import DPSGD
