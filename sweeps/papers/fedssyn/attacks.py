@@ -90,7 +90,7 @@ def work(options: cli.Options, say: Callable[[str], None]) -> None:
         set_up_process()
         made = synthetic_images(prepared, store, jobs, say)
         subjects = pool.subjects(dealt, needs, held_out, [contribution.examples for contribution in made])
-        found = audit(subjects, pool.spaces(classifier(prepared)), dealt.flip)
+        found = audit(subjects, pool.spaces(classifier(prepared)), dealt.seed)
         found_out = attacked(prepared, subjects[one], options.shadows, say)
         say("two generators with and without canaries")
         bound = bounded(prepared, subjects[one], options.canaries)
