@@ -14,7 +14,7 @@ from fedcommons.audits.closeness import Compared
 from fedcommons.audits.verdict import Planted, counts, memorised
 from fedcommons.seeds import numpy_generator
 
-SHARES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+SHARES = (0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Of a pool that are copies."""
 DRAWS, ENOUGH = 100, 96
 """Pools that are drawn for each share, and how many of them must be found.

@@ -96,6 +96,7 @@ def work(options: cli.Options, say: Callable[[str], None]) -> None:
         bound = bounded(prepared, subjects[one], options.canaries)
     record: dict[str, Any] = {
         "spaces": found.record(),
+        "validation": len(prepared.dataset.validation),
         "client": one,
         "attacks": {name: attack.record() for name, attack in found_out.items()},
         "epsilon": {"at_least": bound.audited.bound, "guesses": bound.audited.r, "right": bound.audited.v,

@@ -49,7 +49,8 @@ def _cells(found: Mapping[str, Any]) -> list[str]:
 
 def words(record: Mapping[str, Any], shadows: int) -> str:
     """What a reader must know to read the numbers, and what the attacks have found."""
-    e = record["epsilon"]
+    e, n = record["epsilon"], record["validation"]
+    trained = f"trained on {n:,} validation images" if n else "untrained, as there are no validation images"
     reported = "none, as nothing protects it" if e["reported"] is None else f"{e['reported']:.3g}"
     attacks = [
         f"{name}: AUC {a['auc']:.3f} [{a['auc_interval'][0]:.3f}, {a['auc_interval'][1]:.3f}], TPR "
@@ -61,11 +62,11 @@ def words(record: Mapping[str, Any], shadows: int) -> str:
         "closer: share of made images that are closer to an image their generator saw than to any of as many held-out "
         "ones of the same classes, with a 95 % interval; 50 % if nothing was memorised. near: images below a distance "
         "that at most the expected number of fresh images would be below. copied: seen images with a made one that "
-        "near, against held-out images with one. An image that is moved by a pixel or mirrored is the same image. finds: "
-        "the smallest share of copies (exact, moved by a pixel or mirrored) among the made images that the verdict finds "
-        "with probability 0.9, by planting them; none: not even if all are copies.",
-        "features: the embedding of the model, trained on the validation set. Held-out: test images, and the client's "
-        "own that its generator did not see.",
+        "near, against held-out images with one. An image that is moved by a pixel or mirrored is the same image. "
+        "finds: the smallest share of copies (exact, moved by a pixel or mirrored) among the made images that the "
+        "verdict finds with probability 0.9, by planting them; none: not even if all are copies.",
+        f"features: the embedding of the model, {trained}. Held-out: test images, and the client's own that its "
+        "generator did not see.",
         f"Membership, generators like client {record['client']}'s, {shadows} of them: {'; '.join(attacks)}.",
         f"One run with {e['canaries']} test images as canaries, {e['right']} of {e['guesses']} guesses right: epsilon "
         f"is at least {e['at_least']:.3g} (95 %), reported: {reported}.",
