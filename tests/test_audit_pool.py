@@ -58,6 +58,7 @@ def test_a_pool_of_copies_is_told_to_be_one(
         found = record["spaces"][space]["all"]
         assert found["memorised"]
         assert found["near_copies"] == found["images"] == 200
+        assert found["finds"] is None
     assert record["spaces"]["pixels"]["all"]["identical"] == 200
     assert set(record["attacks"]) == {"pool"}
     assert record["attacks"]["pool"]["auc"] > 0.8
@@ -69,6 +70,7 @@ def test_a_pool_of_copies_is_told_to_be_one(
     table = (here / "out" / "audit_pool.md").read_text()
     assert table.startswith("**SMOKE")
     assert "**memorised**" in table
+    assert "pixels: finds" in table
     assert "reported: none, as nothing protects it" in table
     for name in ("roc", "pairs"):
         assert (here / "out" / f"audit_pool_{name}.png").read_bytes().startswith(b"\x89PNG")

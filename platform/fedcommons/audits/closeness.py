@@ -78,7 +78,8 @@ class Nearest:
     to_seen: (k,) distance to the closest of all n seen images; closest_seen: (k,) the number of that image.
     to_matched, to_held_out: (k,) distance to the closest of the m matched seen images, and of the m held-out ones.
     record: (k,) the number of the closest of these 2m: 0 to m - 1 are matched, m to 2m - 1 held out.
-    below: (k, ceil(2m/8)) bits, ``numpy.packbits`` along the rows of whether each of the 2m is nearer than the limit.
+    below: (k, 2, ceil(2m/8)) bits, ``numpy.packbits`` of whether each of the 2m is nearer than the limit, and than half
+    of it.
     """
 
     to_seen: np.ndarray
@@ -148,7 +149,7 @@ def _nearest(rows: Iterable[Tensor], n: int, records: Tensor, limit: float) -> N
         pairs = chunk[:, records]
         (to_matched, first), (to_held_out, second) = pairs[:, :m].min(1), pairs[:, m:].min(1)
         record = torch.where(to_matched <= to_held_out, first, m + second)
-        below = np.packbits((pairs < limit).numpy(), axis=1)
+        below = np.packbits(torch.stack([pairs < limit, pairs < limit / 2], 1).numpy(), axis=2)
         parts.append((*(t.numpy() for t in (to_seen, seen, to_matched, to_held_out, record)), below))
     whole = [np.concatenate(column) for column in zip(*parts, strict=True)]
     return Nearest(**{f.name: values for f, values in zip(fields(Nearest), whole, strict=True)})

@@ -39,8 +39,9 @@ def facts(compared: Sequence[Compared], label: int | None = None) -> dict[str, A
     is r, so the interval is that of k^2 / sum_r k_r^2 independent images.
     ``near_copies``: made images below the limit; ``expected``: how many fresh images would be, at most; ``identical``:
     made images at distance 0, so exact, moved or mirrored copies. ``copied``, ``control``: seen and held-out images to
-    which a made image is nearer than the limit. ``to_seen``, ``to_held_out``: medians of the distances to the closest
-    matched and held-out image. ``memorised``: whether this is more than chance explains.
+    which a made image is nearer than the limit; ``copied_half``, ``control_half``: than half of it.
+    ``to_seen``, ``to_held_out``: medians of the distances to the closest matched and held-out image.
+    ``memorised``: whether this is more than chance explains.
     """
     masks = [c.of.made.y.numpy() == label if label is not None else np.full(len(c.near), True) for c in compared]
     k = sum(int(mask.sum()) for mask in masks)
@@ -52,7 +53,7 @@ def facts(compared: Sequence[Compared], label: int | None = None) -> dict[str, A
 
     total = np.sum([counts(c, label) for c in compared], 0)
     closer = float(total[1]) / k
-    low, high = clopper_pearson(closer, float(independent(total)))
+    low, high = clopper_pearson(closer, independent(total))
     return {
         "images": k,
         "closer": closer,
@@ -63,9 +64,11 @@ def facts(compared: Sequence[Compared], label: int | None = None) -> dict[str, A
         "identical": int(of([c.identical for c in compared]).sum()),
         "copied": int(total[3]),
         "control": int(total[4]),
+        "copied_half": int(total[5]),
+        "control_half": int(total[6]),
         "to_seen": float(np.median(of([c.made.to_matched for c in compared]))),
         "to_held_out": float(np.median(of([c.made.to_held_out for c in compared]))),
-        "memorised": bool(memorised(total)),
+        "memorised": memorised(total),
     }
 
 

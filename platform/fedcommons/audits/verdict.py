@@ -1,8 +1,9 @@
 """When an audit says that generators have memorised, from five counts that add up over clients.
 
 If nothing was memorised, seen and held-out images may be exchanged, so each record of the 2m is a seen one as by a
-fair coin. Two tests, each at half of ``ALARM``: are more made images closer to seen ones than coins explain, and are
-more seen images than held-out ones near to a made one?
+fair coin. Three tests share ``ALARM``: are more made images closer to seen ones than coins explain, are more seen
+images than held-out ones near to a made one, and are more twice as near? Exact copies are found by the last one: chance
+leaves few images so near, so a dozen of them are enough.
 """
 
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from fedcommons.audits.closeness import Compared
 
 ALARM = 0.001
 """Probability with which a generator that memorised nothing is said to have, at most."""
+PARTS = np.array([0.25, 0.25, 0.5])
+"""What each test has of it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,9 +31,9 @@ NOTHING = Planted(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 def counts(one: Compared, label: int | None = None, planted: Planted = NOTHING) -> np.ndarray:
-    """(5,) of a client's made images, of all classes or of one: k; how many are closer to a matched seen image than to
+    """(7,) of a client's made images, of all classes or of one: k; how many are closer to a matched seen image than to
     any held-out one; sum over records r of k_r^2, for the k_r images whose closest record is r; how many matched seen
-    images and how many held-out ones some made image is nearer to than the limit.
+    images, and how many held-out ones, some made image is nearer to than the limit; the same for half of the limit.
 
     planted: as if these copies were among them. Their rows must be of the class.
     """
@@ -39,18 +42,19 @@ def counts(one: Compared, label: int | None = None, planted: Planted = NOTHING) 
     inside = kept if label is None else kept & (one.of.made.y.numpy() == label)
     closer = one.made.closer[inside].sum() + one.copies.closer[planted.copies].sum()
     records = np.concatenate([one.made.record[inside], one.copies.record[planted.copies]])
-    near = kept & one.made.below.any(1)
+    near = kept & one.made.below.any((1, 2))
     bits = np.concatenate([one.made.below[near], one.copies.below[planted.copies]])
     m = len(one.of.held_out)
-    hit = np.unpackbits(np.bitwise_or.reduce(bits, axis=0), count=2 * m).astype(bool)
+    hit = np.unpackbits(np.bitwise_or.reduce(bits, axis=0), axis=1, count=2 * m)
     if label is not None:
         hit &= torch.cat([one.of.seen.y[one.of.matched], one.of.held_out.y]).numpy() == label
-    return np.array([len(records), closer, np.square(np.bincount(records)).sum(), hit[:m].sum(), hit[m:].sum()], float)
+    hits = hit.reshape(4, m).sum(1)  # near to seen, to held-out; twice as near to seen, to held-out
+    return np.array([len(records), closer, np.square(np.bincount(records)).sum(), *hits], float)
 
 
-def independent(total: np.ndarray) -> np.ndarray:
+def independent(total: np.ndarray) -> float:
     """The number of independent images: chance decides at once about those whose closest record is the same."""
-    return total[..., 0] ** 2 / total[..., 2]
+    return float(total[0] ** 2 / total[2])
 
 
 def chance(heads: np.ndarray, coins: np.ndarray) -> np.ndarray:
@@ -60,7 +64,9 @@ def chance(heads: np.ndarray, coins: np.ndarray) -> np.ndarray:
     return np.where(heads > 0, betainc(np.maximum(heads, 1e-9), coins - heads + 1, 0.5), 1.0)
 
 
-def memorised(total: np.ndarray) -> np.ndarray:
-    """Of (..., 5) ``counts``, added over clients: whether they are more than chance explains."""
-    n, (k, closer, _, copied, control) = independent(total), np.moveaxis(total, -1, 0)
-    return np.minimum(chance(closer / k * n, n), chance(copied, copied + control)) < ALARM / 2
+def memorised(total: np.ndarray) -> bool:
+    """Of (7,) ``counts``, added over clients: whether they are more than chance explains."""
+    k, closer, _, near, control, half, half_control = total
+    n = independent(total)
+    heads, coins = np.array([closer / k * n, near, half]), np.array([n, near + control, half + half_control])
+    return bool(np.any(chance(heads, coins) < PARTS * ALARM))

@@ -42,7 +42,7 @@ def _cells(found: Mapping[str, Any]) -> list[str]:
     return [
         closer + mark,
         f"{found['near_copies']} ({found['expected']:.1f})",
-        f"{found['copied']} : {found['control']}",
+        f"{found['copied']} : {found['control']}, {found['copied_half']} : {found['control_half']}",
         "" if found["memorised"] else "none" if found["finds"] is None else f"{100 * found['finds']:.2g} %",
     ]
 
@@ -62,7 +62,8 @@ def words(record: Mapping[str, Any], shadows: int) -> str:
         "closer: share of made images that are closer to an image their generator saw than to any of as many held-out "
         "ones of the same classes, with a 95 % interval; 50 % if nothing was memorised. near: images below a distance "
         "that at most the expected number of fresh images would be below. copied: seen images with a made one that "
-        "near, against held-out images with one. An image that is moved by a pixel or mirrored is the same image. "
+        "near, against held-out images with one; then the same at half of that distance. An image that is moved by a "
+        "pixel or mirrored is the same image. "
         "finds: the smallest share of copies (exact, moved by a pixel or mirrored) among the made images that the "
         "verdict finds with probability 0.9, by planting them; none: not even if all are copies.",
         f"features: the embedding of the model, {trained}. Held-out: test images, and the client's own that its "
