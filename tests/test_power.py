@@ -81,17 +81,22 @@ def test_copies_are_exact_moved_and_mirrored_in_equal_parts() -> None:
 
 
 def test_the_power_is_that_of_pools_with_copies() -> None:
-    """Another pool, other seen images and other copies each time, measured from the start."""
+    """Another pool, other seen images and other copies each time, measured from the start.
+
+    Three quarters of the seen images are matched, and eleven copies of such are enough: of 15 there are about 11.
+    """
     told, found = [], []
-    for seed in range(60):
-        one = honest(seed, 60)
-        told.append(np.mean([*islice(verdicts([one], 12, seed), 25)]))
+    for seed in range(40):
+        of = honest(seed, 60).of
+        of = subject(0, of.made, of.seen, of.held_out[torch.arange(45)], seed)
+        one = compare(of, pixel_space, seed)
+        told.append(np.mean([*islice(verdicts([one], 15, seed), 20)]))
         draws = numpy_generator("direct", seed)
-        planted = Planted(draws.permutation(60)[:12], draws.permutation(60)[:12])
+        planted = Planted(draws.permutation(60)[:15], draws.permutation(60)[:15])
         pool = with_copies(one, planted, seed + 1000)
         found.append(memorised(counts(compare(replace(one.of, made=pool), pixel_space, seed))))
     assert 0.1 < np.mean(told) < 0.9
-    assert abs(np.mean(told) - np.mean(found)) < 3 * np.sqrt((np.var(told) + np.var(found)) / 60)
+    assert abs(np.mean(told) - np.mean(found)) < 3 * np.sqrt((np.var(told) + np.var(found)) / 40)
 
 
 def test_the_smallest_share_is_found_and_the_one_before_it_is_not() -> None:
