@@ -64,9 +64,16 @@ def chance(heads: np.ndarray, coins: np.ndarray) -> np.ndarray:
     return np.where(heads > 0, betainc(np.maximum(heads, 1e-9), coins - heads + 1, 0.5), 1.0)
 
 
-def memorised(total: np.ndarray) -> bool:
-    """Of (7,) ``counts``, added over clients: whether they are more than chance explains."""
+def chances(total: np.ndarray) -> np.ndarray:
+    """(3,), one for each test: the probability of counts like these, or larger ones, if nothing was memorised.
+
+    total: (7,) ``counts``, added over clients.
+    """
     k, closer, _, near, control, half, half_control = total
     n = independent(total)
-    heads, coins = np.array([closer / k * n, near, half]), np.array([n, near + control, half + half_control])
-    return bool(np.any(chance(heads, coins) < PARTS * ALARM))
+    return chance(np.array([closer / k * n, near, half]), np.array([n, near + control, half + half_control]))
+
+
+def memorised(total: np.ndarray) -> bool:
+    """Whether these ``counts``, added over clients, are more than chance explains."""
+    return bool(np.any(chances(total) < PARTS * ALARM))
