@@ -9,6 +9,7 @@ import pytest
 
 from fedcommons.audits.lower_bound import lower_bound
 from fedcommons.errors import UserError
+from papers.fedssyn.audits import words
 
 PARROT = '''
 from dataclasses import dataclass
@@ -71,6 +72,8 @@ def test_a_pool_of_copies_is_told_to_be_one(
     assert table.startswith("**SMOKE")
     assert "**memorised**" in table
     assert "pixels: finds" in table
+    assert f"trained on {record['validation']} validation images" in table
+    assert "untrained, as there are no validation images" in words({**record, "validation": 0}, 4)
     assert "reported: none, as nothing protects it" in table
     for name in ("roc", "pairs"):
         assert (here / "out" / f"audit_pool_{name}.png").read_bytes().startswith(b"\x89PNG")
