@@ -9,6 +9,7 @@ import pytest
 
 from fedcommons.audits.lower_bound import lower_bound
 from fedcommons.errors import UserError
+from papers.fedssyn.audits import words
 
 PARROT = '''
 from dataclasses import dataclass
@@ -58,6 +59,7 @@ def test_a_pool_of_copies_is_told_to_be_one(
         found = record["spaces"][space]["all"]
         assert found["memorised"]
         assert found["near_copies"] == found["images"] == 200
+        assert found["finds"] is None
     assert record["spaces"]["pixels"]["all"]["identical"] == 200
     assert set(record["attacks"]) == {"pool"}
     assert record["attacks"]["pool"]["auc"] > 0.8
@@ -70,6 +72,9 @@ def test_a_pool_of_copies_is_told_to_be_one(
     table = (here / "out" / "audit_pool.md").read_text()
     assert table.startswith("**SMOKE")
     assert "**memorised**" in table
+    assert "pixels: finds" in table
+    assert f"trained on {record['validation']} validation images" in table
+    assert "untrained, as there are no validation images" in words({**record, "validation": 0}, 4)
     assert "reported: none, as nothing protects it" in table
     assert f"were all right, {e['ceiling']:.3g})" in " ".join(table.split())
     for name in ("roc", "pairs"):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedcommons.audits.distances import Look
 from fedcommons.audits.pool import WHY
 from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
@@ -66,7 +67,7 @@ def test_an_audit_changes_nothing_that_clients_train_on() -> None:
     assert asked.audited.facts["withheld"] == 0
     found = asked.audited.facts["pixels"]
     assert found["identical"] == found["near_copies"] == found["images"] == len(asked.shared.data.pool.rows.flat)  # pyright: ignore
-    assert "; by pixels and features more than chance explains." in asked.audited.told
+    assert asked.audited.told.endswith("; by pixels and features more than chance explains.")
 
 
 def test_copies_are_withheld_and_so_is_every_epsilon() -> None:
@@ -93,6 +94,15 @@ def test_copies_are_withheld_and_so_is_every_epsilon() -> None:
     assert not any(event.covered for event in found.shared.releases)
     assert {event.why for event in found.shared.releases} == {WHY}
     assert all(event.covered for event in made_by(experiment(), mixed, receipt).shared.releases)
+
+
+@pytest.mark.parametrize("look", [Look(down=1), Look(right=-1), Look(mirrored=True), Look(-1, 1, True)])
+def test_copies_that_are_moved_or_mirrored_are_found_and_withheld(look: Look) -> None:
+    found = made_by(experiment(sharing__withhold="near_copies"), lambda examples: look.of(examples.x))
+    assert found.audited is not None
+    pixels = found.audited.facts["pixels"]
+    assert pixels["memorised"]
+    assert pixels["identical"] == pixels["near_copies"] == pixels["images"] == found.audited.facts["withheld"]
 
 
 def test_where_everything_is_withheld_clients_train_on_their_own() -> None:
@@ -181,3 +191,8 @@ def test_the_images_of_the_pool_are_those_that_are_audited(tmp_path: Path) -> No
     assert found.audited is not None
     assert found.audited.facts["pixels"]["images"] == sum(need.n for need in ready.needs)
     assert not found.audited.facts["pixels"]["identical"]
+    for space in ("pixels", "features"):
+        verdict = found.audited.facts[space]
+        assert not verdict["memorised"]
+        assert verdict["finds"] == verdict["finds_images"] / verdict["images"]
+        assert f"The look at {space} would have found {verdict['finds_images']} copies" in found.audited.told

@@ -3,14 +3,14 @@
 m: held-out images of a client;  n: images that its generator saw;  k: images that were made.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedcommons.core.features import Head
+from fedcommons.audits.distances import Look, Space, chunks, looks
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from fedcommons.seeds import numpy_generator
@@ -18,33 +18,15 @@ from fedcommons.seeds import numpy_generator
 NEAR = 0.01
 """Share of held-out images that are closer to a seen one than a near-copy is."""
 
-Embedding = Callable[[Tensor], Tensor]
-"""Examples (n, ...) to points (n, d), float64."""
+COPIES = 1000
+"""Copies of a client's seen images, at most, of which ``power`` plants some."""
+ROUNDING = 1e-6
+"""Share of the limit that the distance of equal examples may be, as floats round."""
 
 
 def pixels(x: Tensor) -> Tensor:
     """Examples as they are, as rows. Of uint8 images all distances are exact: sums of whole numbers below 2^53."""
     return x.flatten(1).double()
-
-
-def embedding(module: nn.Module) -> Embedding:
-    """The input of the module's head, in evaluation mode. The module must know neither seen nor held-out images.
-
-    Raises:
-        ValueError: the module has no head; see ``Head``.
-    """
-    head = Head(module)
-
-    def points(x: Tensor) -> Tensor:
-        module.eval()
-        parts = []
-        with torch.no_grad(), head.watched():
-            for part in x.split(256):
-                module(part)
-                parts.append(head.inputs.flatten(1).double())
-        return torch.cat(parts)
-
-    return points
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,31 +72,22 @@ def closest(points: Tensor, records: Tensor, chunk: int = 512) -> tuple[Tensor, 
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Compared:
-    """The distances of one client's k made images in one space.
+class Nearest:
+    """What is closest to each of k images.
 
     to_seen: (k,) distance to the closest of all n seen images; closest_seen: (k,) the number of that image.
     to_matched, to_held_out: (k,) distance to the closest of the m matched seen images, and of the m held-out ones.
     record: (k,) the number of the closest of these 2m: 0 to m - 1 are matched, m to 2m - 1 held out.
-    limit: a made image is a near-copy if its distance to a seen one is below this.
-    expected: largest probability that a fresh image of the true distribution is below the limit.
-    hit: (2m,) whether some made image is nearer than the limit to this one of the 2m, numbered as in ``record``.
+    below: (k, 2, ceil(2m/8)) bits, ``numpy.packbits`` of whether each of the 2m is nearer than the limit, and than half
+    of it.
     """
 
-    of: Subject
     to_seen: np.ndarray
     closest_seen: np.ndarray
     to_matched: np.ndarray
     to_held_out: np.ndarray
     record: np.ndarray
-    limit: float
-    expected: float
-    hit: np.ndarray
-
-    @property
-    def near(self) -> np.ndarray:
-        """(k,) whether an image is a near-copy."""
-        return self.to_seen < self.limit
+    below: np.ndarray
 
     @property
     def closer(self) -> np.ndarray:
@@ -122,37 +95,76 @@ class Compared:
         return (self.to_matched < self.to_held_out) + (self.to_matched == self.to_held_out) / 2
 
 
-def compare(one: Subject, embed: Embedding, flip: bool = False) -> Compared:
-    """Measure one client's images in a space; ``flip``: a mirrored image is as near as the image.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Compared:
+    """One client's images in one space.
+
+    made: what is closest to its k made images. copies, copied: the same of the copies of seen images that ``power``
+    plants, and (b,) their labels. limit: a made image is a near-copy if its distance to a seen one is below this.
+    expected: largest probability that a fresh image of the true distribution is below the limit.
+    """
+
+    of: Subject
+    made: Nearest
+    copies: Nearest
+    copied: np.ndarray
+    limit: float
+    expected: float
+
+    @property
+    def near(self) -> np.ndarray:
+        """(k,) whether a made image is a near-copy."""
+        return self.made.to_seen < self.limit
+
+    @property
+    def identical(self) -> np.ndarray:
+        """(k,) whether a made image is a seen one, up to what the looks of ``distances`` change and to rounding."""
+        return self.made.to_seen <= ROUNDING * self.limit
+
+
+def compare(one: Subject, space: Space, seed: int) -> Compared:
+    """Measure one client's images in a space; ``seed``: of the copies that are planted.
 
     The limit is the j-th smallest of the m distances from held-out to seen images, j = max(1, floor(0.01 (m + 1))).
     A fresh image of the same distribution is nearer with probability j/(m + 1) at most, whatever the distribution is.
+
+    It takes (m + k + b) (n + m) distances, b <= ``COPIES``, of which ``CHUNK`` (n + m) are held at once.
     """
-
-    def records(x: Tensor) -> Tensor:
-        return embed(torch.cat([x, x.flip(-1)]) if flip else x)
-
-    drawn, held = embed(one.made.x), embed(one.held_out.x)
-    seen, fresh = records(one.seen.x), records(one.held_out.x)
-    near, m = records(one.seen.x[one.matched]), len(one.held_out)
+    n, m = len(one.seen), len(one.held_out)
+    distances = space(torch.cat([one.seen.x, one.held_out.x]))
     j = max(1, int(NEAR * (m + 1)))
-    limit = float(closest(held, seen)[0].sort().values[j - 1])
-    to_seen, of_seen = closest(drawn, seen)
-    (to_matched, first), (to_held_out, second) = closest(drawn, near), closest(drawn, fresh)
-    record = torch.where(to_matched <= to_held_out, first % m, m + second % m)
-    hit = [closest(r, drawn)[0].view(-1, m).min(0).values < limit for r in (near, fresh)]
-    of_seen = of_seen % len(one.seen)
-    to_seen, of_seen, to_matched, to_held_out, record = (
-        t.numpy() for t in (to_seen, of_seen, to_matched, to_held_out, record)
-    )
-    return Compared(
-        of=one,
-        to_seen=to_seen,
-        closest_seen=of_seen,
-        to_matched=to_matched,
-        to_held_out=to_held_out,
-        record=record,
-        limit=limit,
-        expected=j / (m + 1),
-        hit=torch.cat(hit).numpy(),
-    )
+    held = torch.cat([rows[:, :n].min(1).values for rows in chunks(one.held_out.x, distances)])
+    limit = float(held.sort().values[j - 1])
+    records = torch.cat([one.matched, n + torch.arange(m)])
+    copies = copies_of(one.seen, numpy_generator(seed, "copies", one.client))
+    made, planted = (_nearest(chunks(x, distances), n, records, limit) for x in (one.made.x, copies.x))
+    return Compared(of=one, made=made, copies=planted, copied=copies.y.numpy(), limit=limit, expected=j / (m + 1))
+
+
+def _nearest(rows: Iterable[Tensor], n: int, records: Tensor, limit: float) -> Nearest:
+    """Of distances to n seen and m held-out images; records: (2m,) the columns of those that are compared."""
+    parts, m = [], len(records) // 2
+    for chunk in rows:
+        to_seen, seen = chunk[:, :n].min(1)
+        pairs = chunk[:, records]
+        (to_matched, first), (to_held_out, second) = pairs[:, :m].min(1), pairs[:, m:].min(1)
+        record = torch.where(to_matched <= to_held_out, first, m + second)
+        below = np.packbits(torch.stack([pairs < limit, pairs < limit / 2], 1).numpy(), axis=2)
+        parts.append((*(t.numpy() for t in (to_seen, seen, to_matched, to_held_out, record)), below))
+    whole = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    return Nearest(**{f.name: values for f, values in zip(fields(Nearest), whole, strict=True)})
+
+
+def copies_of(seen: Examples, draws: np.random.Generator) -> Examples:
+    """Copies of seen images in random order, ``COPIES`` at most; of examples that are no images all are exact.
+
+    Of images each is exact, moved by a pixel or mirrored, with the same probability.
+    """
+    chosen, ways = seen[draws.permutation(len(seen))[:COPIES]], looks(seen.x)
+    kinds = [[Look()], [w for w in ways if (w.down or w.right) and not w.mirrored], [w for w in ways if w.mirrored][:1]]
+    kinds = [kind for kind in kinds if kind]
+    x = chosen.x.clone()
+    for row in range(len(chosen)):
+        kind = kinds[draws.integers(len(kinds))]
+        x[row] = kind[draws.integers(len(kind))].of(x[row : row + 1])[0]
+    return Examples(x, chosen.y)

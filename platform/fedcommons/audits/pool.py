@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from pytorch_lightning import LightningModule
 
-from fedcommons.audits.closeness import Embedding, Subject, embedding, pixels, subject
+from fedcommons.audits.closeness import Subject, subject
 from fedcommons.audits.copies import audit
+from fedcommons.audits.distances import Space, feature_space, pixel_space
 from fedcommons.data.examples import Examples
 from fedcommons.files import write_json
 from fedcommons.sharing.dealt import Dealt
@@ -46,9 +47,9 @@ def _unseen(own: Examples, seen: Examples) -> np.ndarray:
     return np.array([x.numpy().tobytes() not in contents for x in own.x], bool)
 
 
-def spaces(module: LightningModule) -> dict[str, Embedding]:
+def spaces(module: LightningModule) -> dict[str, Space]:
     """Pixels, and the embedding of a classifier that has one."""
-    return {"pixels": pixels, **({"features": embedding(module)} if hasattr(module, "head") else {})}
+    return {"pixels": pixel_space, **({"features": feature_space(module)} if hasattr(module, "head") else {})}
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,23 +70,35 @@ class PoolAudit:
 
     @property
     def told(self) -> str:
-        """One sentence for the screen."""
-        p = next(iter(self.record.values()))["all"]
-        verdict = [name for name, of_space in self.record.items() if of_space["all"] and of_space["all"]["memorised"]]
-        if p is None:
+        """What the screen says."""
+        found = {name: of_space["all"] for name, of_space in self.record.items() if of_space["all"]}
+        if not found:
             return "audit: no client contributes an image."
+        p = next(iter(found.values()))
+        verdict = [name for name, of_space in found.items() if of_space["memorised"]]
         return (
             f"audit: {100 * p['closer']:.1f} % of {p['images']:,} made images are closer to an image that their "
             f"generator saw than to a held-out one (50 % if nothing was memorised; 95 % interval {100 * p['low']:.0f} "
             f"to {100 * p['high']:.0f} %), {p['near_copies']} are near-copies ({p['expected']:.1f} of fresh images "
             f"would be), {sum(self.withheld.values())} withheld"
             + (f"; by {' and '.join(verdict)} more than chance explains." if verdict else ".")
+            + "".join(f" {power(name, of_space)}" for name, of_space in found.items() if not of_space["memorised"])
         )
 
     def write(self, folder: Path) -> None:
         """``audit.json``."""
         withheld = {str(client): n for client, n in self.withheld.items()}
         write_json(folder / "audit.json", {"spaces": dict(self.record), "withheld": withheld})
+
+
+def power(space: str, found: Mapping[str, Any]) -> str:
+    """A sentence on the copies that a verdict of no memory would have found; ``found``: see ``copies.facts``."""
+    if found["finds"] is None:
+        return f"The look at {space} would not have found copies, however many: images are too few, or too much alike."
+    return (
+        f"The look at {space} would have found {found['finds_images']:,} copies among them "
+        f"({100 * found['finds']:.2g} %; exact, moved by a pixel or mirrored) with probability 0.9."
+    )
 
 
 def audited(
@@ -99,7 +112,7 @@ def audited(
     mine = {need.client: np.flatnonzero((contributed.owners == need.client) & _made(dealt, contributed))
             for need in needs}  # fmt: skip
     contributions = [contributed.store[contributed.rows[at]] for at in mine.values()]
-    compared = audit(subjects(dealt, needs, others, contributions), spaces(module), dealt.flip)
+    compared = audit(subjects(dealt, needs, others, contributions), spaces(module), dealt.seed)
     kept, withheld = np.full(len(contributed.rows), True), dict.fromkeys(mine, 0)
     if withhold:
         for client, near in compared.near().items():

@@ -95,12 +95,13 @@ def work(options: cli.Options, say: Callable[[str], None]) -> None:
         set_up_process()
         made = synthetic_images(prepared, store, jobs, say)
         subjects = pool.subjects(dealt, needs, held_out, [contribution.examples for contribution in made])
-        found = audit(subjects, pool.spaces(classifier(prepared)), dealt.flip)
+        found = audit(subjects, pool.spaces(classifier(prepared)), dealt.seed)
         found_out = attacked(prepared, subjects[one], options.shadows, say)
         say("two generators with and without canaries")
         bound = bounded(prepared, subjects[one], options.canaries)
     record: dict[str, Any] = {
         "spaces": found.record(),
+        "validation": len(prepared.dataset.validation),
         "client": one,
         "attacks": {name: attack.record() for name, attack in found_out.items()},
         "epsilon": {"at_least": bound.audited.bound, "ceiling": bound.audited.ceiling, "guesses": bound.audited.r,

@@ -11,6 +11,7 @@ from fedcommons.audits.membership import Attack
 from fedcommons.reports import tables
 from fedcommons.reports.plots import panels, save
 
+COLUMNS = ("closer", "near (expected)", "copied", "finds")
 PAIRS = 12
 """How many of the closest pairs are shown."""
 
@@ -18,7 +19,7 @@ PAIRS = 12
 def table(record: Mapping[str, Any]) -> str:
     """A line for all, for each client and for each class; ``record``: see ``Audit.record``."""
     names = list(record)
-    head = ["", "images", *(f"{name}: {what}" for name in names for what in ("closer", "near (expected)", "copied"))]
+    head = ["", "images", *(f"{name}: {what}" for name in names for what in COLUMNS)]
     first = record[names[0]]
     groups = [("all", ("all",)), *((f"client {c}", ("clients", c)) for c in first["clients"]),
               *((f"class {c}", ("classes", c)) for c in first["classes"])]  # fmt: skip
@@ -41,13 +42,15 @@ def _cells(found: Mapping[str, Any]) -> list[str]:
     return [
         closer + mark,
         f"{found['near_copies']} ({found['expected']:.1f})",
-        f"{found['copied']} : {found['control']}",
+        f"{found['copied']} : {found['control']}, {found['copied_half']} : {found['control_half']}",
+        "" if found["memorised"] else "none" if found["finds"] is None else f"{100 * found['finds']:.2g} %",
     ]
 
 
 def words(record: Mapping[str, Any], shadows: int) -> str:
     """What a reader must know to read the numbers, and what the attacks have found."""
-    e = record["epsilon"]
+    e, n = record["epsilon"], record["validation"]
+    trained = f"trained on {n:,} validation images" if n else "untrained, as there are no validation images"
     reported = "none, as nothing protects it" if e["reported"] is None else f"{e['reported']:.3g}"
     attacks = [
         f"{name}: AUC {a['auc']:.3f} [{a['auc_interval'][0]:.3f}, {a['auc_interval'][1]:.3f}], TPR "
@@ -59,9 +62,12 @@ def words(record: Mapping[str, Any], shadows: int) -> str:
         "closer: share of made images that are closer to an image their generator saw than to any of as many held-out "
         "ones of the same classes, with a 95 % interval; 50 % if nothing was memorised. near: images below a distance "
         "that at most the expected number of fresh images would be below. copied: seen images with a made one that "
-        "near, against held-out images with one.",
-        "features: the embedding of the model, trained on the validation set. Held-out: test images, and the client's "
-        "own that its generator did not see.",
+        "near, against held-out images with one; then the same at half of that distance. An image that is moved by a "
+        "pixel or mirrored is the same image. "
+        "finds: the smallest share of copies (exact, moved by a pixel or mirrored) among the made images that the "
+        "verdict finds with probability 0.9, by planting them; none: not even if all are copies.",
+        f"features: the embedding of the model, {trained}. Held-out: test images, and the client's own that its "
+        "generator did not see.",
         f"Membership, generators like client {record['client']}'s, {shadows} of them: {'; '.join(attacks)}.",
         f"One run with {e['canaries']} test images as canaries, {e['right']} of {e['guesses']} guesses right: epsilon "
         f"is at least {e['at_least']:.3g} (95 %; were all right, {e['ceiling']:.3g}), reported: {reported}"
@@ -88,12 +94,12 @@ def roc(path: Path, attacks: Mapping[str, Attack], title: str, smoke: bool) -> N
 
 def closest_pairs(path: Path, compared: Sequence[Compared], smoke: bool) -> None:
     """The made images that are closest to one that was seen, by the limit; below each the one that was seen."""
-    near = [(c.to_seen[i] / c.limit, c, i) for c in compared for i in range(len(c.to_seen))]
+    near = [(c.made.to_seen[i] / max(c.limit, 1e-9), c, i) for c in compared for i in range(len(c.near))]
     shown = sorted(near, key=lambda found: float(found[0]))[:PAIRS]
     figure, axes = panels(2, max(1, len(shown)), (1.1 * max(2, len(shown)), 2.9))
     for column, (distance, c, i) in zip(axes.T, shown, strict=True):
         column[0].set_title(f"{distance:.2f}\nclient {c.of.client}", fontsize=8)
-        for place, x in zip(column, (c.of.made.x[i], c.of.seen.x[int(c.closest_seen[i])]), strict=True):
+        for place, x in zip(column, (c.of.made.x[i], c.of.seen.x[int(c.made.closest_seen[i])]), strict=True):
             place.imshow(_pixels(x.numpy()), cmap="gray", vmin=0, vmax=255)
             place.set(xticks=[], yticks=[])
     axes[0, 0].set_ylabel("made", fontsize=9)

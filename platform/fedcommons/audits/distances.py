@@ -1,0 +1,150 @@
+"""How far two images lie apart, where one may be the other moved by a pixel, mirrored, or both.
+
+The distance is the smallest over 18 looks at the second image: as it is or mirrored, and moved by -1, 0 or 1 pixels
+down and right. In pixels the two are compared where both have some, and the square is scaled up to a whole image, so a
+copy is at distance 0 whatever fills its edge. In features the second image is changed, its edge repeated, and embedded.
+
+Images are (n, C, H, W) with H and W of at least ``LEAST``. All other examples have one look: as they are.
+Of n images and r records of d pixels 18 looks take 18 products of (n, d) and (d, r), and in features 18 r embeddings.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedcommons.core.features import Head
+
+LEAST = 4
+"""Pixels of a side below which a shift leaves too little to compare."""
+CHUNK = 512
+"""Images that are compared at once, with four times as many records."""
+EXACT = 1024
+"""Products of numbers from -128 to 127 whose sum is at most 2^24."""
+
+Distances = Callable[[Tensor], Tensor]
+"""Examples (n, ...) to their distances (n, r) to r records, float64. One example's row depends on no other example."""
+Space = Callable[[Tensor], Distances]
+"""Records (r, ...) to the function that tells distances to them."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """A change of images (n, C, H, W): mirrored or not, then moved."""
+
+    down: int = 0
+    right: int = 0
+    mirrored: bool = False
+
+    def of(self, x: Tensor) -> Tensor:
+        """The changed images. Pixels that come into sight repeat the edge."""
+        rows = (torch.arange(x.shape[-2]) - self.down).clamp(0, x.shape[-2] - 1)
+        columns = (torch.arange(x.shape[-1]) - self.right).clamp(0, x.shape[-1] - 1)
+        return self._mirrored(x)[..., rows, :][..., columns] if self.down or self.right else self._mirrored(x)
+
+    def overlap(self, x: Tensor, records: Tensor) -> tuple[Tensor, Tensor]:
+        """The pixels of x that a changed record has too, and the record's at the same places."""
+        return _window(x, self.down, self.right), _window(self._mirrored(records), -self.down, -self.right)
+
+    def _mirrored(self, x: Tensor) -> Tensor:
+        return x.flip(-1) if self.mirrored else x
+
+
+def _window(x: Tensor, down: int, right: int) -> Tensor:
+    """x without its ``down`` highest rows and ``right`` leftmost columns; of negative numbers the lowest, rightmost."""
+    if not (down or right):
+        return x
+    height, width = x.shape[-2:]
+    return x[..., max(down, 0) : height + min(down, 0), max(right, 0) : width + min(right, 0)]
+
+
+def looks(x: Tensor) -> list[Look]:
+    """The changes that make no other image of one, the identity first. Of examples that are no images: only this."""
+    if x.dim() != 4 or min(x.shape[-2:]) < LEAST:
+        return [Look()]
+    steps = (0, -1, 1)
+    return [Look(down, right, mirrored) for mirrored in (False, True) for down in steps for right in steps]
+
+
+def pixel_space(records: Tensor) -> Distances:
+    """Distances in pixels. Of uint8 images a copy is at 0 exactly: sums of whole numbers below 2^53."""
+
+    def distances(x: Tensor) -> Tensor:
+        parts, whole = records.split(4 * CHUNK), records[0].numel()
+        return torch.cat([_smallest((*look.overlap(x, r), whole) for look in looks(r)) for r in parts], 1)
+
+    return distances
+
+
+def feature_space(module: nn.Module) -> Space:
+    """Distances between inputs of the module's head, in evaluation mode.
+
+    The module must know neither seen nor held-out images. 18 embeddings of each record are kept.
+
+    Raises:
+        ValueError: the module has no head; see ``Head``.
+    """
+    embed = embedding(module)
+
+    def space(records: Tensor) -> Distances:
+        changed = [embed(look.of(records)) for look in looks(records)]
+
+        def distances(x: Tensor) -> Tensor:
+            points = embed(x)
+            return _smallest((points, each, each.shape[1]) for each in changed)
+
+        return distances
+
+    return space
+
+
+def embedding(module: nn.Module) -> Callable[[Tensor], Tensor]:
+    """Examples (n, ...) to the inputs (n, d) of the module's head, in evaluation mode.
+
+    Raises:
+        ValueError: the module has no head; see ``Head``.
+    """
+    head = Head(module)
+
+    def points(x: Tensor) -> Tensor:
+        module.eval()
+        parts = []
+        with torch.no_grad(), head.watched():
+            for part in x.split(256):
+                module(part)
+                parts.append(head.inputs.flatten(1))
+        return torch.cat(parts)
+
+    return points
+
+
+def _smallest(sides: Iterator[tuple[Tensor, Tensor, int]]) -> Tensor:
+    """(n, r): Euclidean distances, the smallest over pairs of n and r points, scaled up to so many coordinates."""
+    best = None
+    for left, right, whole in sides:
+        a, b = left.flatten(1), right.flatten(1)
+        square = _squares(a, b).mul_(whole / a.shape[1])
+        best = square if best is None else torch.minimum(best, square, out=best)
+    assert best is not None
+    return best.sqrt_()
+
+
+def _squares(a: Tensor, b: Tensor) -> Tensor:
+    """(n, r) float64: squared distances of n and r points.
+
+    Those of uint8 points are exact, and half as dear: less 128, sums over ``EXACT`` products are whole numbers that
+    float32 holds.
+    """
+    whole = a.dtype == torch.uint8 and b.dtype == torch.uint8
+    a, b = (x.float() - 128 if whole else x.double() for x in (a, b))
+    norms = (x.square().sum(1, dtype=torch.float64) for x in (a, b))
+    square = next(norms)[:, None] + next(norms)
+    for left, right in zip(a.split(EXACT, 1), b.split(EXACT, 1), strict=True):
+        square.sub_(left @ right.T, alpha=2)
+    return square.clamp_(min=0)
+
+
+def chunks(x: Tensor, distances: Distances) -> Iterator[Tensor]:
+    """The rows of ``distances(x)``, ``CHUNK`` at a time."""
+    return (distances(part) for part in x.split(CHUNK))
