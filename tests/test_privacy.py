@@ -329,7 +329,9 @@ def test_a_delta_at_which_an_example_could_be_published_is_refused() -> None:
     with pytest.raises(UserError, match=re.escape(said)):
         prepare(override(config, {"dp.delta": 1 / n}))
     prepare(override(config, {"dp.delta": 0.999 / n}))
-    prepare(override(config, {"dp.delta": 1 / n, "dp.local": False}))  # it is not used
+    with pytest.raises(UserError, match=re.escape(said)):  # whoever gives one means to use it
+        prepare(override(config, {"dp.delta": 1 / n, "dp.local": False}))
+    prepare(override(config, {"dp.local": False}))
 
 
 def test_a_run_logs_what_it_has_spent_also_after_a_resumption(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from fedcommons.accounting.privacy import require_small_delta
 from fedcommons.accounting.statement import statement
 from fedcommons.artifacts import Store
 from fedcommons.config import parts
@@ -26,6 +27,7 @@ from fedcommons.files import write_json
 from fedcommons.runs import measures
 from fedcommons.runs.build import Assembled, Prepared, assemble, prepare, synthetic_images
 from fedcommons.sharing import synthetic_pool
+from fedcommons.sharing.stage import require_own
 from fedcommons.tracking.own_tracker import OwnTracker
 from fedcommons.tracking.run_folder import RunFolder, opened, read_finished
 from fedcommons.tracking.tracker import Tracker
@@ -82,7 +84,9 @@ def _run(
     config, folder = prepared.config, record.path
     with leaving_errors(folder, parts_of_own(config)):
         _write_partition(folder, prepared.partition, prepared.dataset.digest)
-        ready = assemble(prepared, synthetic_images(prepared, store, jobs, say))
+        made = synthetic_images(prepared, store, jobs, say)
+        require_own(prepared.stage, prepared.dealt, prepared.needs, made)
+        ready = assemble(prepared, made)
         for note in ready.shared.notes:
             say(note)
         if ready.audited:
@@ -168,6 +172,7 @@ def _federate(
     try:
         for now, facts in courses:
             trained = time.perf_counter()
+            require_small_delta(now.ledger, config.dp.delta, [len(rows) for rows in ready.prepared.partition.rows])
             metrics = {**facts, "comm/total_bytes": now.traffic.total}
             metrics |= measures.observe(ready, executor, now)
             if clients := measures.of_clients(ready, executor, now):
