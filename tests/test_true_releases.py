@@ -135,12 +135,13 @@ class Sure(Release):
         ((*EVENTS[:4], replace(EVENTS[4], client=-1)), "a release of client -1, and clients are 0"),
         ((*EVENTS[:4], replace(EVENTS[4], client=4.0)), "a release of client 4, and clients are 0"),
         ((*EVENTS[:4], Sure(4, ("synthetic images",))), "must declare what leaves as Release"),
+        ((*EVENTS[:4], replace(EVENTS[4], what="images")), "must name what leaves as a tuple of names, got 'images'"),
         ((*EVENTS[:4], RECEIPT), "must declare what leaves as Release"),
         ((*EVENTS[:4], Release(4, ("images",), seen=-5)), "-5 examples were seen"),
         ((*EVENTS[:4], Release(4, ("images",), seen=nan)), "nan examples were seen"),  # pyright: ignore[reportArgumentType]
     ],
-    ids=["a client too many", "nobody", "a client that is a float", "a class of its own", "a receipt", "less than none",
-         "as many as nan"],
+    ids=["a client too many", "nobody", "a client that is a float", "a class of its own", "a text", "a receipt",
+         "less than none", "as many as nan"],
 )  # fmt: skip
 def test_events_of_nobody_or_of_another_class_are_refused(events: tuple[Any, ...], why: str) -> None:
     with pytest.raises(UserError, match=rf"sharing stage Declares .*{why}"):
@@ -174,7 +175,7 @@ def test_names_without_a_client_may_be_counted() -> None:
 
 @dataclass(frozen=True)
 class Peeks(ShuffledSynthetic):
-    """Trains client 0's generator on others' examples, or on one of its own many times."""
+    """Trains client 0's generator on others' examples, or on one of its own many times, or two of them."""
 
     sees: str = "its own"
 
@@ -184,7 +185,7 @@ class Peeks(ShuffledSynthetic):
             first = replace(first, examples=rest[0].examples)
         if self.sees == "one eight times":
             first = replace(first, examples=first.examples[np.arange(len(first.examples)).clip(7) - 7])
-        return [first, *rest]
+        return [first, *rest, *[first] * (self.sees == "two generators")]
 
 
 @dataclass(frozen=True)
@@ -214,11 +215,12 @@ def _run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **values: Any) -> dict
     return run(config, tmp_path / "run", say=lambda text: None)
 
 
-@pytest.mark.parametrize("sees", ["another's", "one eight times"])
+@pytest.mark.parametrize("sees", ["another's", "one eight times", "two generators"])
 def test_a_private_generator_sees_its_clients_own_examples_once(
     sees: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UserError, match=r"stage Peeks must train client 0's private generator on examples of its own"):
+    why = r"stage Peeks must (train client 0's private generator on examples of its own|need one private generator a)"
+    with pytest.raises(UserError, match=why):
         _run(tmp_path, monkeypatch, sharing__setting="test_true_releases:Peeks", sharing__sees=sees)
 
 

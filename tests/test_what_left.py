@@ -12,10 +12,12 @@ import torch
 
 from fedcommons.accounting.privacy import Ledger
 from fedcommons.accounting.statement import statement
+from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fedmix import FedMix
 from fedcommons.config import presets
 from fedcommons.config.experiment import Data, Partition
 from fedcommons.core.accountants import epsilon
+from fedcommons.core.algorithm import Message, Reply
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD, Work
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
@@ -34,6 +36,7 @@ from fedcommons.sharing.real import Real
 from fedcommons.sharing.shuffled_real import ShuffledReal
 from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
 from fedcommons.sharing.stage import Assigned, Contribution, Contributions, require_once, share, share_by_method
+from fedcommons.tensors import Payload
 from lightning_modules import Classifier
 from lightning_modules.networks import Linear
 
@@ -176,7 +179,9 @@ class Repeats(ShuffledSynthetic):
 def test_a_row_that_is_listed_eight_times_is_refused_under_dp_sgd(where: str) -> None:
     stage = Repeats(where=where)
     shared = share(stage, dealt(), images())
-    with pytest.raises(UserError, match=r"stage Repeats lists 1 real rows of client 2 more than once, up to 8 times"):
+    with pytest.raises(
+        UserError, match=r"stage Repeats must list no real row twice .* 1 rows of client 2 up to 8 times"
+    ):
         require_once(stage, shared)
 
 
@@ -196,9 +201,33 @@ def test_a_run_with_repeated_rows_stops_before_its_first_round_only_under_dp_sgd
               "measure.every": 0, "data.limit": 60, "client.epochs": 1}  # fmt: skip
     assert run(presets.experiment("smoke", "digits", values), tmp_path / "plain", say=lambda text: None)["p"] > 0
     private = presets.experiment("smoke", "digits", values | {"dp.local": True})
-    with pytest.raises(UserError, match=r"stage ManyTimes lists 1 real rows of client 0 more than once, up to 2 times"):
+    with pytest.raises(UserError, match=r"stage ManyTimes must list no real row .* 1 rows of client 0 up to 2 times"):
         run(private, tmp_path / "private", say=lambda text: None)
     assert not list((tmp_path / "private").glob("checkpoints/*"))
+
+
+@dataclass(frozen=True)
+class Hints(FedAvg):
+    """Publishes a number in every round with a covered release, without DP-SGD; which method will is not known."""
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        reply = super().client(work, message, memory, data, round, seed)
+        hint = RECEIPT.release(-1, "hint")
+        return replace(reply, each={"hint": torch.zeros(1)}, releases=[*reply.releases, replace(hint, commons=True)])
+
+
+def test_a_run_with_repeated_rows_stops_where_rounds_release_something_private(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As FedDPMS does with its noisy means: whether a method will is seen after its round."""
+    monkeypatch.setitem(sys.modules, "test_what_left", sys.modules[__name__])
+    values = {"algorithm": "test_what_left:Hints", "federation.rounds": 1, "tracking.wandb": "off", "measure.every": 0,
+              "data.limit": 60, "client.epochs": 1}  # fmt: skip
+    told = run(presets.experiment("smoke", "digits", values), tmp_path / "once", say=lambda text: None)["privacy"]
+    assert told["pool_epsilon_max"] == pytest.approx(epsilon(0.1, 1.5, 20, 1e-5))
+    many = presets.experiment("smoke", "digits", values | {"sharing.setting": "test_what_left:ManyTimes"})
+    with pytest.raises(UserError, match=r"stage ManyTimes must list no real row twice where something is private"):
+        run(many, tmp_path / "many", say=lambda text: None)
 
 
 def test_made_rows_may_repeat_as_their_receipt_covers_all_that_is_made_of_them() -> None:

@@ -15,14 +15,14 @@ from fedcommons.errors import shown
 SAMPLED_GAUSSIAN = "sampled gaussian"
 """The mechanism of Mironov et al. (2019): a Poisson sample with rate q, a sum of bounded norm, Gaussian noise."""
 
-SIGMAS = (1e-6, 1e6)
+SIGMAS = (1e-4, 1e6)
 MOST_STEPS = 10**12
 """What the accountant can take: outside of these it overflows, or rounds the cost of a step to nothing."""
 
 
 @dataclass(frozen=True)
 class Release:
-    """Something that left a client, and what protects it; by default nothing.
+    """Something that left a client, and what protects it: by default nothing, nor where a number has a ``flaw``.
 
     client: the client's number. A method leaves it out: the engine fills it in, unless only names are counted
         (``uncovered``).

@@ -30,8 +30,8 @@ def require_unchanged(stage: str, dealt: Dealt, store: Examples) -> None:
     """
     if dealt.now != dealt.before:
         raise UserError(
-            f"sharing stage {stage} must not change the clients' real examples or rows, and they are not what they "
-            "were when they were dealt: contribute changed copies instead."
+            f"sharing stage {stage} must not change the clients' real examples or rows, and it did, or a part that ran "
+            "before it in this process: contribute changed copies instead."
         )
     real = dealt.own.store
     if store is not real and store[slice(0, len(real))].digest != real.digest:
@@ -107,6 +107,8 @@ def events(what: str, releases: Iterable[Any], n_clients: int) -> list[Release]:
     for event in declared:
         if type(event) is not Release:
             raise UserError(f"{what} must declare what leaves as Release, got {shown(event)}.")
+        if not (isinstance(event.what, tuple) and all(isinstance(name, str) for name in event.what)):
+            raise UserError(f"{what} must name what leaves as a tuple of names, got {shown(event.what)}.")
         if not (isinstance(event.seen, Integral) and event.seen >= 0):
             raise UserError(f"{what} declares that {shown(event.seen)} examples were seen: it must be a whole number.")
         nobody = event.client == -1 and not event.covered and not event.seen
@@ -139,22 +141,22 @@ def with_raw(releases: Sequence[Release], left: np.ndarray, n_clients: int) -> l
 def require_once(stage: str, rows: Rows, own: Rows) -> None:
     """Refuse real rows that a client trains on several times; ``own``: the rows as they were dealt.
 
-    DP-SGD bounds what each listed row does to a step, so a row that is listed k times may do k times as much. Weights
-    do no harm: the gradient of a weighted loss is clipped all the same.
+    DP-SGD bounds what each listed row does to a step, and a noisy mean what it adds, so a row that is listed k times
+    may do k times as much. Weights do no harm: the gradient of a weighted loss is clipped all the same.
 
     Raises:
         UserError: a client does.
     """
-    held = rows.flat.numpy()
-    places = np.column_stack([np.repeat(np.arange(len(rows)), rows.sizes), held])[np.isin(held, own.flat.numpy())]
-    listed, times = np.unique(places, axis=0, return_counts=True)
-    repeated = listed[times > 1]
-    if len(repeated):
-        client = repeated[0, 0]
+    held, store = rows.flat.numpy(), int(max(rows.flat.max(), own.flat.max())) + 1
+    places = np.repeat(np.arange(len(rows)), rows.sizes) * store + held
+    listed, times = np.unique(places[np.isin(held, own.flat.numpy())], return_counts=True)
+    if (times > 1).any():
+        client = listed[times > 1][0] // store
+        mine = times[listed // store == client]
         raise UserError(
-            f"dp.local is not for rows that repeat, and sharing stage {stage} lists "
-            f"{int((repeated[:, 0] == client).sum()):,} real rows of client {client} more than once, up to "
-            f"{times[listed[:, 0] == client].max()} times: each listing would add to what an example reveals."
+            f"sharing stage {stage} must list no real row twice where something is private, and lists "
+            f"{int((mine > 1).sum()):,} rows of client {client} up to {mine.max()} times: each time adds to what an "
+            "example reveals."
         )
 
 
@@ -167,11 +169,19 @@ def require_own(stage: str, dealt: Dealt, needs: Sequence[Need], private: Sequen
     Raises:
         UserError: one saw others.
     """
-    for client, (need, is_private) in enumerate(zip(needs, private, strict=True)):
-        if is_private and not (_contents(need.examples) <= _contents(dealt.own.store[dealt.own.rows[client]])):
+    clients = [need.client for need in needs]
+    if any(private) and clients != list(range(len(dealt.own))):
+        raise UserError(
+            f"sharing stage {stage} must need one private generator a client, in the order of the clients, as the "
+            f"ledger charges each once, and needs those of clients {shown(clients)}."
+        )
+    for need, is_private in zip(needs, private, strict=True):
+        if not is_private:
+            continue
+        if not _contents(need.examples) <= _contents(dealt.own.store[dealt.own.rows[need.client]]):
             raise UserError(
-                f"sharing stage {stage} must train client {client}'s private generator on examples of its own, each at "
-                "most once, as its receipt speaks of no others."
+                f"sharing stage {stage} must train client {need.client}'s private generator on examples of its own, "
+                "each at most once, as its receipt speaks of no others."
             )
 
 

@@ -174,7 +174,8 @@ class Stage(Protocol):
     def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
         """The contributions that leave the clients, and the events that state what protects them.
 
-        A client whose data are contributed or go to another client without an event counts as uncovered.
+        A client without an event whose made examples are contributed counts as uncovered. Real rows that are
+        contributed, pooled or held by another client are uncovered whatever is stated.
         """
         ...
 
@@ -272,8 +273,9 @@ def _checked(stage: str, what: str, each: Sequence[np.ndarray], n: int) -> list[
 
 
 def require_once(stage: Stage, shared: Shared) -> None:
-    """Refuse a stage by which a client trains on a real row several times; for DP-SGD (see ``leaving``)."""
-    leaving.require_once(type(stage).__name__, shared.data.clients.rows, shared.data.own.rows)
+    """Refuse a stage by which a client trains on a real row several times, where that is private (see ``leaving``)."""
+    if shared.data.clients is not shared.data.own:
+        leaving.require_once(type(stage).__name__, shared.data.clients.rows, shared.data.own.rows)
 
 
 def require_own(stage: Stage, dealt: Dealt, needs: Sequence[Need], drawn: Sequence[Contribution]) -> None:
