@@ -1,5 +1,6 @@
 """Releases, receipts and deltas that cannot be true, and generators whose receipts are about others' data."""
 
+import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedcommons.accounting.privacy import Ledger, require_small_delta
+from fedcommons.accounting.privacy import Ledger, read, require_small_delta
 from fedcommons.accounting.statement import statement
 from fedcommons.config import presets
 from fedcommons.config.experiment import Data, Partition
@@ -114,9 +115,12 @@ def test_no_noise_and_no_bound_are_true_statements_that_need_no_reason(values: d
 def test_numbers_of_other_libraries_are_numbers() -> None:
     of_numpy = {"q": np.float32(0.25), "sigma": np.float64(1.0), "steps": np.int64(3)}
     for values in (of_numpy, {"q": Fraction(1, 4), "sigma": 1, "steps": 3}):
-        ledger = Ledger.of([replace(RECEIPT, **values).release(0, "images")])
+        event = replace(RECEIPT, **values).release(0, "images")
+        ledger = Ledger.of([replace(event, client=np.int64(0))])
         assert ledger.of_all(0, 1e-5) == epsilon(0.25, 1.0, 3, 1e-5)
-        assert all(type(value) in (int, float) for value in ledger.record()["commons"]["covered"][0])
+        seen = Ledger.of([Release(np.int64(1), ("images",), seen=np.int32(4))])  # pyright: ignore[reportArgumentType]
+        for one in (ledger, seen):
+            assert read(json.loads(json.dumps(one.record()))) == one  # as in checkpoints
 
 
 EVENTS = tuple(RECEIPT.release(client, "synthetic images") for client in range(N))

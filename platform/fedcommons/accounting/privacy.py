@@ -128,7 +128,7 @@ def _with(events: Events, new: Iterable[Release]) -> Events:
     after, own = dict(events), {}
     for event in new:
         if event.covered:
-            mine = own.setdefault(event.client, dict(events.get(event.client, {})))
+            mine = own.setdefault(int(event.client), dict(events.get(event.client, {})))
             how = float(event.q), float(event.sigma)  # plain numbers, which checkpoints can hold
             mine[how] = mine.get(how, 0) + int(event.steps)
     return after | own
@@ -148,7 +148,7 @@ def _most(given_away: Mapping[int, int], new: Iterable[Release]) -> Mapping[int,
     after = dict(given_away)
     for event in new:
         if event.seen and not event.covered:
-            after[event.client] = max(int(event.seen), after.get(event.client, 0))
+            after[int(event.client)] = max(int(event.seen), after.get(event.client, 0))
     return after
 
 
