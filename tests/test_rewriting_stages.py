@@ -1,13 +1,16 @@
 """Stages and methods that rewrite the clients' data, or give out rows that nobody can follow."""
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from fedcommons.config import presets
 from fedcommons.config.experiment import Data, Partition
 from fedcommons.core.algorithm import Common
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
@@ -16,6 +19,7 @@ from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from fedcommons.generators.generator import Receipt
 from fedcommons.runs import inputs
+from fedcommons.runs.experiment import run
 from fedcommons.runs.inputs import deal
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.real import Real
@@ -96,6 +100,20 @@ class RewritesEarly(Real):
 def test_also_what_is_rewritten_before_anything_is_released_is_found() -> None:
     with pytest.raises(UserError, match=r"stage RewritesEarly must not change"):
         share(RewritesEarly(), dealt())
+
+
+def test_a_run_whose_stage_rewrites_its_data_stops_and_so_do_others_in_that_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The data set is read once for all runs of a process, so a later one must not train on what was changed."""
+    monkeypatch.setitem(sys.modules, "test_rewriting_stages", sys.modules[__name__])
+    values = {"data.limit": 57, "federation.rounds": 1, "client.epochs": 1, "tracking.wandb": "off", "measure.every": 0}
+    for number, stage in enumerate(("test_rewriting_stages:RewritesEarly", "real")):
+        config = presets.experiment("smoke", "digits", values | {"sharing.setting": stage})
+        with pytest.raises(UserError, match=r"must not change the clients' real .* or a part that ran before it"):
+            run(config, tmp_path / str(number), say=lambda text: None)
+    quiet = presets.experiment("smoke", "digits", values | {"data.limit": 58})
+    run(quiet, tmp_path / "other data", say=lambda text: None)
 
 
 @dataclass(frozen=True)
