@@ -1,5 +1,6 @@
 """Files that are never half-written, and the store of artifacts built on them."""
 
+import json
 import os
 import traceback
 from collections.abc import Callable
@@ -194,6 +195,41 @@ def test_findings_that_were_altered_are_damage(tmp_path: Path) -> None:
     assert "truncated or altered" in said[0]
 
 
+@pytest.mark.parametrize("line", ["sha256", "facts_sha256"])
+def test_an_artifact_without_a_checksum_is_damaged_also_if_nothing_else_is(line: str, tmp_path: Path) -> None:
+    """Who deletes the line may have changed the receipt: nobody can tell."""
+    said: list[str] = []
+    store = Store(tmp_path, said.append)
+    store.put("images", TENSORS, {}, {"receipt": {"sigma": 1.1}})
+    path = tmp_path / "images" / f"{KEY}.safetensors.json"
+    facts = json.loads(path.read_text())
+    del facts[line]
+    path.write_text(json.dumps(facts))
+    assert store.get("images", KEY) is None
+    where = path.with_name(f"{KEY}.safetensors")
+    assert said == [f"{where} is incomplete: its checksum {line!r} is missing; it will be built again."]
+    store.put("images", TENSORS, {}, {"receipt": {"sigma": 1.1}})
+    assert_same(tensors(store), TENSORS)
+
+
+@pytest.mark.parametrize("parts", [("tensors",), ("facts",), ("findings",), ("facts", "findings")], ids="+".join)
+def test_parts_of_two_artifacts_make_none(parts: tuple[str, ...], tmp_path: Path) -> None:
+    """The images of a generator without noise under the receipt of one with it, however they are put together."""
+    said: list[str] = []
+    store = Store(tmp_path, said.append)
+    keys = [key_of({"sigma": sigma}) for sigma in (0, 5)]
+    for sigma in (0, 5):
+        store.put("images", {"images": torch.full((3,), sigma)}, {"sigma": sigma}, {"receipt": {"sigma": sigma}})
+    plain, private = (tmp_path / "images" / f"{key}.safetensors" for key in keys)
+    if parts == ("tensors",):
+        private.write_bytes(plain.read_bytes())
+    else:
+        here, there = json.loads(sidecar(plain).read_text()), json.loads(sidecar(private).read_text())
+        sidecar(plain).write_text(json.dumps(here | {part: there[part] for part in parts}))
+    assert [store.get("images", key) is None for key in keys] == [parts != ("tensors",), parts == ("tensors",)]
+    assert len(said) == 1
+
+
 @dataclass(frozen=True)
 class _Part:
     needed: int
@@ -316,7 +352,7 @@ def test_an_artifact_whose_facts_are_malformed_is_none(facts: Any, tmp_path: Pat
 def test_what_has_the_right_checksum_but_is_no_safetensors_file_is_damage(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(b"not tensors")
-    write_json(sidecar(path), {"sha256": sha256(b"not tensors")})
+    write_json(sidecar(path), {"sha256": sha256(b"not tensors"), "facts_sha256": sha256(b"{}")})
     with pytest.raises(ValueError, match="cannot be read"):
         read_tensors(path)
 

@@ -20,6 +20,7 @@ from fedcommons.errors import ClientError
 from fedcommons.federation import checkpoint, rounds
 from fedcommons.federation.memory import ClientMemory, remove_files
 from fedcommons.federation.rounds import Standing
+from fedcommons.files import checksum_of
 from fedcommons.tensors import Flat, Layout, Payload, data, nbytes
 
 if TYPE_CHECKING:
@@ -107,8 +108,11 @@ def test_a_file_whose_facts_are_malformed_is_named(facts: str, tmp_path: Path) -
     memory = ClientMemory(cap_bytes=0, folder=tmp_path).updated(1, {5: _payload(5)})
     path = tmp_path / f"{memory.in_files[5]}.json"
     old = json.loads(path.read_text())
-    del old["facts_sha256"]  # as earlier versions wrote them
-    path.write_text(json.dumps({**old, **new} if (new := json.loads(facts)) else new))
+    new = {**old, **new} if (new := json.loads(facts)) else new
+    if new:  # as if another version had written them
+        own = {name: fact for name, fact in new.items() if name not in ("sha256", "facts_sha256")}
+        new["facts_sha256"] = checksum_of(own)
+    path.write_text(json.dumps(new))
     with pytest.raises(ClientError, match="memory of client 5 cannot be read"):
         memory[5]
 

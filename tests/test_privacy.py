@@ -31,6 +31,7 @@ from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
 from fedcommons.federation import checkpoint
+from fedcommons.files import checksum_of
 from fedcommons.runs.build import prepare
 from fedcommons.runs.experiment import run
 from fedcommons.seeds import seed_for
@@ -303,8 +304,9 @@ def test_the_ledger_rests_in_checkpoints(digits: "Digits", tmp_path: Path) -> No
     assert rest.ledger.uncovered == {"images": 1}
     path = tmp_path / "round-000002.safetensors.json"
     facts = json.loads(path.read_text())
-    del facts["facts_sha256"], facts["ledger"]
-    path.write_text(json.dumps(facts))
+    del facts["ledger"]
+    own = {name: fact for name, fact in facts.items() if name not in ("sha256", "facts_sha256")}
+    path.write_text(json.dumps(facts | {"facts_sha256": checksum_of(own)}))
     assert checkpoint.load_latest(tmp_path) is None  # else it would be as if nothing had been released
 
 
@@ -316,7 +318,9 @@ def test_a_delta_at_which_an_example_could_be_published_is_refused() -> None:
     with pytest.raises(UserError, match=re.escape(said)):
         prepare(override(config, {"dp.delta": 1 / n}))
     prepare(override(config, {"dp.delta": 0.999 / n}))
-    prepare(override(config, {"dp.delta": 1 / n, "dp.local": False}))  # it is not used
+    with pytest.raises(UserError, match=re.escape(said)):  # whoever gives one means to use it
+        prepare(override(config, {"dp.delta": 1 / n, "dp.local": False}))
+    prepare(override(config, {"dp.local": False}))
 
 
 def test_a_run_logs_what_it_has_spent_also_after_a_resumption(tmp_path: Path) -> None:

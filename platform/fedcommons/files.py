@@ -66,11 +66,12 @@ def write_tensors(path: Path, tensors: "Mapping[str, Tensor]", facts: Mapping[st
     # cloned, because safetensors refuses tensors that share their numbers
     content = save({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()})
     write_bytes(path, content)
-    checksums = {"sha256": sha256(content), "facts_sha256": _sha256_of(facts)}
+    checksums = {"sha256": sha256(content), "facts_sha256": checksum_of(facts)}
     write_json(path.with_name(path.name + ".json"), {**checksums, **facts})
 
 
-def _sha256_of(facts: Mapping[str, Any]) -> str:
+def checksum_of(facts: Mapping[str, Any]) -> str:
+    """Hexadecimal checksum of facts, plain values."""
     return sha256(json.dumps(facts, sort_keys=True).encode())
 
 
@@ -78,7 +79,8 @@ def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, Any]] | None
     """What ``write_tensors`` wrote; None if neither file exists.
 
     Raises:
-        ValueError: one of the two files is missing, or one is not what was written.
+        ValueError: one of the two files is missing, or one is not what was written, or one of the two checksums is
+            missing, so that nobody can tell.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -88,12 +90,14 @@ def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, Any]] | None
         return None
     try:
         facts = json.loads(facts_path.read_text())
-        intact = sha256(path.read_bytes()) == facts["sha256"]
+        stated = facts["sha256"], facts["facts_sha256"]
         plain = {name: fact for name, fact in facts.items() if name not in ("sha256", "facts_sha256")}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:  # JSON of any kind
+        intact = (sha256(path.read_bytes()), checksum_of(plain)) == stated
+    except KeyError as error:
+        raise ValueError(f"{path} is incomplete: its checksum {error} is missing") from error
+    except (OSError, ValueError, TypeError, RecursionError) as error:  # JSON of any kind
         raise ValueError(f"{path} is incomplete: {error}") from error
-    # files of earlier versions have no checksum of their facts
-    if not intact or facts.get("facts_sha256", _sha256_of(plain)) != _sha256_of(plain):
+    if not intact:
         raise ValueError(f"{path} was truncated or altered: its checksum is not the one it was written with")
     try:
         tensors = load_file(path)

@@ -128,8 +128,9 @@ def _with(events: Events, new: Iterable[Release]) -> Events:
     after, own = dict(events), {}
     for event in new:
         if event.covered:
-            mine = own.setdefault(event.client, dict(events.get(event.client, {})))
-            mine[event.q, event.sigma] = mine.get((event.q, event.sigma), 0) + event.steps
+            mine = own.setdefault(int(event.client), dict(events.get(event.client, {})))
+            how = float(event.q), float(event.sigma)  # plain numbers, which checkpoints can hold
+            mine[how] = mine.get(how, 0) + int(event.steps)
     return after | own
 
 
@@ -147,7 +148,7 @@ def _most(given_away: Mapping[int, int], new: Iterable[Release]) -> Mapping[int,
     after = dict(given_away)
     for event in new:
         if event.seen and not event.covered:
-            after[event.client] = max(event.seen, after.get(event.client, 0))
+            after[int(event.client)] = max(int(event.seen), after.get(event.client, 0))
     return after
 
 
@@ -167,3 +168,13 @@ def refuse_large_delta(delta: float, sizes: Sequence[int]) -> None:
             f"dp.delta must be below 1/n_i = {1 / sizes[largest]:.3g}, got {delta:g}: client {largest} has "
             f"{sizes[largest]} examples, and at such a delta it could publish one of them."
         )
+
+
+def require_small_delta(ledger: Ledger, delta: float, sizes: Sequence[int]) -> None:
+    """The same of a ledger in which something is covered, so that an epsilon may be printed at this delta.
+
+    Raises:
+        UserError: see ``refuse_large_delta``.
+    """
+    if ledger.commons.covered or ledger.updates.covered:
+        refuse_large_delta(delta, sizes)

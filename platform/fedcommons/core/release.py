@@ -6,15 +6,23 @@ change, in L2 norm, that one example makes to the value before noise;  steps: ho
 
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import lru_cache
-from math import inf
+from math import inf, nan
+from numbers import Integral, Real
+from typing import Any
+
+from fedcommons.errors import shown
 
 SAMPLED_GAUSSIAN = "sampled gaussian"
 """The mechanism of Mironov et al. (2019): a Poisson sample with rate q, a sum of bounded norm, Gaussian noise."""
 
+SIGMAS = (1e-4, 1e6)
+MOST_STEPS = 10**12
+"""What the accountant can take: outside of these it overflows, or rounds the cost of a step to nothing."""
+
 
 @dataclass(frozen=True)
 class Release:
-    """Something that left a client, and what protects it; by default nothing.
+    """Something that left a client, and what protects it: by default nothing, nor where a number has a ``flaw``.
 
     client: the client's number. A method leaves it out: the engine fills it in, unless only names are counted
         (``uncovered``).
@@ -46,13 +54,39 @@ class Release:
     @property
     def named(self) -> tuple[str, ...]:
         """The names as the ledger has them."""
-        return tuple(f"{name} ({self.why})" for name in self.what) if self.why else self.what
+        why = self.why or self.flaw
+        return tuple(f"{name} ({why})" for name in self.what) if why else self.what
 
     @property
     def covered(self) -> bool:
-        """Whether an epsilon can be computed: the mechanism is known, has noise, and its sensitivity is bounded."""
-        is_gaussian = self.mechanism == SAMPLED_GAUSSIAN and 0 < self.q <= 1 and self.steps >= 0
-        return is_gaussian and 0 < self.sigma < inf and 0 < self.sensitivity < inf
+        """Whether an epsilon can be computed: the mechanism is known, has noise and a bound, and no ``flaw``."""
+        stated = self.mechanism == SAMPLED_GAUSSIAN and not self.flaw
+        return stated and self.sigma > 0 and self.sensitivity < inf
+
+    @property
+    def flaw(self) -> str:
+        """The first of a stated mechanism's numbers that cannot be true; empty if there is none.
+
+        No noise (sigma 0) and no bound (sensitivity inf) are statements, and true: such a release is uncovered.
+        """
+        if self.mechanism != SAMPLED_GAUSSIAN:
+            return ""
+        q, sigma, bound, steps = (_number(x) for x in (self.q, self.sigma, self.sensitivity, self.steps))
+        least, most = SIGMAS
+        if not 0 < q <= 1:
+            return f"its q must be in (0, 1], got {shown(self.q)}"
+        if not (sigma == 0 or least <= sigma <= most):
+            return f"its sigma must be 0 or in [{least:g}, {most:g}], got {shown(self.sigma)}"
+        if not bound > 0:
+            return f"its sensitivity must be above 0, got {shown(self.sensitivity)}"
+        if not (0 < steps <= MOST_STEPS and isinstance(steps, Integral)):
+            return f"its steps must be a whole number in [1, {MOST_STEPS:g}], got {shown(self.steps)}"
+        return ""
+
+
+def _number(value: Any) -> Any:
+    """One real number as it is, else nan: neither a bool nor a tensor is one."""
+    return value if isinstance(value, Real) and not isinstance(value, bool) else nan
 
 
 UNCOVERED = Release()

@@ -23,6 +23,14 @@ class Examples:
         index = torch.tensor(index) if isinstance(index, np.ndarray) else index
         return Examples(self.x[index], self.y[index])
 
+    @cached_property
+    def digest(self) -> str:
+        """Of shapes, types and bytes of x and y, as they are when it is first asked for."""
+        hashed = blake2b(digest_size=12)
+        for t in (self.x, self.y):
+            _add(hashed, "", t)
+        return hashed.hexdigest()
+
     def to(self, device: torch.device) -> "Examples":
         """The same examples on ``device``."""
         return Examples(self.x.to(device), self.y.to(device))
@@ -73,10 +81,16 @@ class Dataset:
         """Of the content: names, shapes, types and bytes of x and y of the three parts."""
         hashed = blake2b(digest_size=12)
         for name in ("train", "validation", "test"):
-            for which, t in vars(getattr(self, name)).items():
-                hashed.update(f"{name}.{which} {tuple(t.shape)} {t.dtype}\n".encode())
-                hashed.update(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+            examples: Examples = getattr(self, name)
+            for which, t in (("x", examples.x), ("y", examples.y)):
+                _add(hashed, f"{name}.{which}", t)
         return hashed.hexdigest()
+
+
+def _add(hashed: blake2b, name: str, t: Tensor) -> None:
+    """Add a tensor's name, shape, type and bytes."""
+    hashed.update(f"{name} {tuple(t.shape)} {t.dtype}\n".encode())
+    hashed.update(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
 
 
 def without_images(dataset: Dataset) -> Dataset:

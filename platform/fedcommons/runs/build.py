@@ -56,6 +56,7 @@ from fedcommons.sharing.stage import (
     Generating,
     Shared,
     Stage,
+    require_once,
     share_by_method,
     share_contributed,
 )
@@ -137,7 +138,7 @@ def prepare(config: Experiment) -> Prepared:
     refuse(
         rule, "check_clients", len(sizes), joining_of(prepared.algorithm, len(sizes), config.federation.participation)
     )
-    if config.dp.local:
+    if config.dp.local or config.dp.delta != type(config.dp).delta:  # one that is given is taken to be used
         privacy.refuse_large_delta(config.dp.delta, sizes)
     if config.sharing.is_audited:
         pool.subjects(prepared.dealt, prepared.needs, dataset.validation)
@@ -307,6 +308,8 @@ def assemble_contributed(prepared: Prepared, contributed: Contributions) -> Asse
     shared = share_contributed(prepared.stage, prepared.dealt, contributed)
     if audited and c.sharing.withhold != "none":
         shared = pool.uncovered(shared)
+    if c.dp.local:
+        require_once(prepared.stage, shared)
     shared = share_by_method(shared, prepared.algorithm, dataset.n_classes, c.seed)
     sets = {"test": dataset.test, "validation": dataset.validation}
     data = replace(shared.data, sets=sets, n_classes=dataset.n_classes)

@@ -8,6 +8,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from fedcommons.accounting.privacy import Ledger, require_small_delta
 from fedcommons.accounting.statement import statement
 from fedcommons.artifacts import Store
 from fedcommons.config import parts
@@ -27,6 +28,7 @@ from fedcommons.files import write_json
 from fedcommons.runs import measures, secret
 from fedcommons.runs.build import Assembled, Prepared, assemble, prepare, synthetic_images
 from fedcommons.sharing import synthetic_pool
+from fedcommons.sharing.stage import Shared, Stage, require_once, require_own
 from fedcommons.tracking.own_tracker import OwnTracker
 from fedcommons.tracking.run_folder import RunFolder, opened, read_finished
 from fedcommons.tracking.tracker import Tracker
@@ -88,7 +90,9 @@ def _run(
         if config.dp.noise == SECRET:
             salt = secret.begun(folder, prepared.needs, record.whole() > 0)
         _write_partition(folder, prepared.partition, prepared.dataset.digest)
-        ready = assemble(prepared, synthetic_images(prepared, store, jobs, say))
+        made = synthetic_images(prepared, store, jobs, say)
+        require_own(prepared.stage, prepared.dealt, prepared.needs, made)
+        ready = assemble(prepared, made)
         for note in ready.shared.notes:
             say(note)
         if ready.audited:
@@ -158,6 +162,19 @@ def _trackers(config: Experiment, record: RunFolder, p: float, say: Callable[[st
     return [record, *others]
 
 
+def _require_earned(stage: Stage, shared: Shared, delta: float, before: Ledger, now: Ledger) -> None:
+    """Refuse an epsilon that means nothing, as soon as something is accounted: what rounds will release is not known.
+
+    before: the ledger before these rounds.
+
+    Raises:
+        UserError: delta is too large, or what was released in rounds was made from rows that repeat.
+    """
+    require_small_delta(now, delta, shared.data.own.sizes)
+    if now.updates.covered or now.commons.covered != before.commons.covered:
+        require_once(stage, shared)
+
+
 def _federate(
     ready: Assembled,
     executor: Executor,
@@ -176,6 +193,7 @@ def _federate(
     try:
         for now, facts in courses:
             trained = time.perf_counter()
+            _require_earned(ready.prepared.stage, ready.shared, config.dp.delta, start.ledger, now.ledger)
             metrics = {**facts, "comm/total_bytes": now.traffic.total}
             metrics |= measures.observe(ready, executor, now)
             if clients := measures.of_clients(ready, executor, now):

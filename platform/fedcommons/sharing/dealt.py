@@ -1,6 +1,7 @@
 """What a sharing stage starts from."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from hashlib import blake2b
 
 from fedcommons.data.clients import Clients
 
@@ -9,13 +10,28 @@ from fedcommons.data.clients import Clients
 class Dealt:
     """The clients' real data as the partition dealt them, and public facts.
 
-    own: the clients' rows of all training images. flip: mirrored images are as likely. seed: the run's.
+    own: the clients' rows of all training images. flip: mirrored images are as likely. seed: the run's. before: digest
+    of examples and rows, the examples as they were when a digest of them was first asked for.
     """
 
     own: Clients
     n_classes: int
     flip: bool
     seed: int
+    before: str = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "before", self._with_rows(self.own.store.digest))
+
+    @property
+    def now(self) -> str:
+        """As ``before``, of examples and rows as they are now."""
+        return self._with_rows(self.own.store[slice(None)].digest)
+
+    def _with_rows(self, examples: str) -> str:
+        rows = self.own.rows
+        parts = (part.astype("<i8").tobytes() for part in (rows.flat.numpy(), rows.starts, rows.sizes))
+        return f"{examples} {blake2b(b''.join(parts), digest_size=12).hexdigest()}"
 
     @property
     def shape(self) -> tuple[int, ...]:

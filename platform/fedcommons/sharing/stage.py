@@ -7,7 +7,7 @@ assign    who gets what, as rows of one store, with weights where rows do not co
 The client that each row came from is known to the end. A stage is a frozen dataclass of its constants, in its own file.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from math import inf
 from numbers import Real
@@ -25,6 +25,7 @@ from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError, shown
 from fedcommons.generators.generator import Receipt
 from fedcommons.seeds import numpy_generator
+from fedcommons.sharing import leaving
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.needs import GeneratorRecipe, Need
 
@@ -173,7 +174,8 @@ class Stage(Protocol):
     def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
         """The contributions that leave the clients, and the events that state what protects them.
 
-        A client whose data are contributed or go to another client without an event counts as uncovered.
+        A client without an event whose made examples are contributed counts as uncovered. Real rows that are
+        contributed, pooled or held by another client are uncovered whatever is stated.
         """
         ...
 
@@ -225,55 +227,81 @@ def share(stage: Stage, dealt: Dealt, drawn: Sequence[Contribution] = ()) -> Sha
 
 
 def share_contributed(stage: Stage, dealt: Dealt, contributed: Contributions) -> Shared:
-    """Apply the rest of a stage to what clients contribute."""
+    """Apply the rest of a stage to what clients contribute.
+
+    What its rows show does not depend on what it declares: real rows that leave a client are uncovered (``leaving``).
+
+    Raises:
+        UserError: it changes the clients' real data, or gives out rows or events of nobody.
+    """
+    name = type(stage).__name__
     contributed, releases = stage.release(dealt, contributed)
+    releases = leaving.events(f"sharing stage {name}", releases, len(dealt.own))
     assigned, store = stage.assign(dealt, contributed), contributed.store
     own = Clients(store, dealt.own.rows)
     clients = own
-    if len(assigned.received) or assigned.weights is not None:
-        rows = assigned.kept
-        if len(assigned.received):
-            rows = [np.concatenate(both) for both in zip(rows, assigned.received, strict=True)]
+    received, parts = (_checked(name, what, getattr(assigned, what), len(store)) for what in ("received", "pool"))
+    if received or assigned.weights is not None:
+        kept = _checked(name, "kept", assigned.kept, len(store))
+        rows = [np.concatenate(both) for both in zip(kept, received, strict=True)] if received else kept
+        if len(rows) != len(own):
+            raise UserError(f"sharing stage {name} must give rows to each of {len(own)} clients, got {len(rows)}.")
         clients = Clients(store, Rows.of(rows, assigned.weights), assigned.n_own)
-    pool = [part for part in assigned.pool if len(part)]
-    owners = np.full(len(store), -1)
-    for client, rows in enumerate(dealt.own.rows):
-        owners[rows] = client
-    left = contributed.rows[owners[contributed.rows] >= 0]  # real rows, as only these have owners so far
-    owners[contributed.rows] = contributed.owners
-    givers = set(contributed.owners.tolist())
-    if clients is not own:
-        holders, held = np.repeat(np.arange(len(clients)), clients.rows.sizes), clients.rows.flat.numpy()
-        elsewhere = held[owners[held] != holders]
-        givers |= set(owners[elsewhere].tolist())
-        left = np.concatenate([left, np.intersect1d(elsewhere, own.rows.flat.numpy())])
+    pool = Clients(store, parts) if (parts := [part for part in parts if len(part)]) else None
+    leaving.require_unchanged(name, dealt, store)
+    rows = leaving.numbers(name, "contributed rows", contributed.rows, len(store))
+    owners = leaving.owners_of(name, dealt, store, rows, contributed.owners)
+    given = np.concatenate([leaving.elsewhere(clients, owners), *parts])
+    leaving.require_known(name, dealt, given, owners)
+    given = np.union1d(rows, given)
+    is_real = given < len(dealt.own.store)
+    left = given[is_real & (owners[given] >= 0)]
+    releases = leaving.with_undeclared(releases, owners[given[~is_real]].tolist(), dealt.own.sizes)
     return Shared(
-        data=RunData(clients, own, pool=Clients(store, pool) if pool else None),
-        p=sum(map(len, assigned.received)) / sum(clients.sizes),
+        data=RunData(clients, own, pool=pool),
+        p=sum(map(len, received)) / sum(clients.sizes),
         traffic=Traffic(once=assigned.once),
         owners=owners,
-        releases=_with_undeclared(releases, givers, dealt.own.sizes),
-        disclosed=len(np.unique(left)),
+        releases=leaving.with_raw(releases, owners[left], len(dealt.own)),
+        disclosed=len(left),
         notes=assigned.notes,
     )
 
 
-def _with_undeclared(releases: Sequence[Release], givers: Iterable[int], sizes: Sequence[int]) -> list[Release]:
-    """These events, and an uncovered one, of all its examples, for every giver without an event."""
-    silent = sorted(set(givers) - {release.client for release in releases})
-    return [*releases, *(Release(client, ("undeclared",), seen=sizes[client]) for client in silent)]
+def _checked(stage: str, what: str, each: Sequence[np.ndarray], n: int) -> list[np.ndarray]:
+    return [leaving.numbers(stage, what, rows, n) for rows in each]
+
+
+def require_once(stage: Stage, shared: Shared) -> None:
+    """Refuse a stage by which a client trains on a real row several times, where that is private (see ``leaving``)."""
+    if shared.data.clients is not shared.data.own:
+        leaving.require_once(type(stage).__name__, shared.data.clients.rows, shared.data.own.rows)
+
+
+def require_own(stage: Stage, dealt: Dealt, needs: Sequence[Need], drawn: Sequence[Contribution]) -> None:
+    """Refuse a stage whose private generators saw other examples than their client's own (see ``leaving``)."""
+    private = [any(r and r.release(0).covered for r in (one.receipt, one.of_labels)) for one in drawn]
+    leaving.require_own(type(stage).__name__, dealt, needs, private)
 
 
 def share_by_method(shared: Shared, algorithm: object, n_classes: int, seed: int) -> Shared:
-    """What clients hold after the algorithm has shared something before the federation, if it does (``Shares``)."""
+    """What clients hold after the algorithm has shared something before the federation, if it does (``Shares``).
+
+    Raises:
+        UserError: it changes the clients' examples, or declares releases of nobody.
+    """
     if not isinstance(algorithm, Shares):
         return shared
-    data = shared.data
+    data, name = shared.data, type(algorithm).__name__
+    before = data.clients.store[slice(None)].digest
     common = algorithm.share(data.clients, n_classes, seed)
+    if data.clients.store[slice(None)].digest != before:
+        raise UserError(f"{name}.share must not change the clients' examples, and it does.")
     clients = data.clients.with_commons(common.examples)
+    releases = leaving.events(f"{name}.share", common.releases, len(clients))
     return replace(
         shared,
         data=replace(data, clients=clients, own=clients if data.own is data.clients else data.own),
         traffic=shared.traffic + Traffic(once=common.nbytes),
-        releases=[*shared.releases, *_with_undeclared(common.releases, range(len(clients)), clients.sizes)],
+        releases=[*shared.releases, *leaving.with_undeclared(releases, range(len(clients)), clients.sizes)],
     )

@@ -6,6 +6,7 @@ of its data and draws labelled images from it.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -128,7 +129,16 @@ def _findings(trained: TrainedGenerator | None) -> dict[str, Any]:
     """A receipt as plain values; an empty one for a receipt that covers nothing, whose numbers mean nothing."""
     if trained is None or trained.receipt is None:
         return {}
-    return {"receipt": constants(trained.receipt) if trained.receipt.release(0).covered else {}}
+    if not trained.receipt.release(0).covered:
+        return {"receipt": {}}
+    return {"receipt": {name: _plain(value) for name, value in constants(trained.receipt).items()}}
+
+
+def _plain(value: Any) -> Any:
+    """A number of any library as one that JSON has."""
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else value
 
 
 def _receipt(findings: Mapping[str, Any]) -> Receipt | None:

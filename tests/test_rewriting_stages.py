@@ -1,0 +1,209 @@
+"""Stages and methods that rewrite the clients' data, or give out rows that nobody can follow."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedcommons.config import presets
+from fedcommons.config.experiment import Data, Partition
+from fedcommons.core.algorithm import Common
+from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
+from fedcommons.data.clients import Clients
+from fedcommons.data.examples import Examples
+from fedcommons.errors import UserError
+from fedcommons.generators.generator import Receipt
+from fedcommons.runs import inputs
+from fedcommons.runs.experiment import run
+from fedcommons.runs.inputs import deal
+from fedcommons.sharing.dealt import Dealt
+from fedcommons.sharing.real import Real
+from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
+from fedcommons.sharing.stage import Assigned, Contribution, Contributions, share, share_by_method
+
+DATASET = inputs.load(Data())
+N = 5
+RECEIPT = Receipt(SAMPLED_GAUSSIAN, q=0.1, sigma=1.5, sensitivity=1.0, steps=20)
+
+
+def dealt() -> Dealt:
+    """The digits of five clients, in memory of their own, so that nothing here harms the other tests."""
+    rows = deal(Partition("iid", n_clients=N), DATASET.train.y.numpy(), DATASET.n_classes, 0).rows
+    train = Examples(DATASET.train.x.clone(), DATASET.train.y.clone())
+    return Dealt(Clients(train, rows), DATASET.n_classes, DATASET.flip, 0)
+
+
+def images(receipt: Receipt | None = RECEIPT) -> list[Contribution]:
+    """Two images a client."""
+    x = torch.zeros(2, *DATASET.shape, dtype=torch.uint8)
+    return [Contribution(Examples(x + client, torch.arange(2)), receipt, seen=10) for client in range(N)]
+
+
+# --- what a stage must leave as it was
+
+
+@dataclass(frozen=True)
+class Rewrites(ShuffledSynthetic):
+    """Changes the real data, in place or in the store that it returns."""
+
+    how: str = ""
+
+    def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
+        store, n = contributed.store, len(dealt.own.store)
+        if self.how == "in place":
+            dealt.own.store.x[7, 0, 0, 0] ^= 1
+        elif self.how == "through numpy":
+            dealt.own.store.x.numpy()[7, 0, 0, 0] ^= 1
+        elif self.how == "labels":
+            dealt.own.store.y[7] = (dealt.own.store.y[7] + 1) % 10
+        elif self.how == "the owners of rows":
+            mine, theirs = dealt.own.rows[0], dealt.own.rows[1]
+            mine[0], theirs[0] = theirs[0], mine[0]
+        elif self.how == "another store":
+            contributed = replace(contributed, store=Examples(store.x.flip(0), store.y.flip(0)))
+        elif self.how == "a shorter store":
+            contributed = replace(contributed, store=store[slice(0, n - 1)], rows=contributed.rows[:0],
+                                  owners=contributed.owners[:0])  # fmt: skip
+        elif self.how == "its first rows":
+            store.x[0] += 1
+        elif self.how == "another type":
+            contributed = replace(contributed, store=Examples(store.x.int(), store.y))
+        return contributed, contributed.releases("synthetic images")
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["in place", "through numpy", "labels", "the owners of rows", "another store", "a shorter store", "its first rows",
+     "another type"],
+)  # fmt: skip
+def test_a_stage_that_changes_the_clients_data_is_refused_by_name(how: str) -> None:
+    why = r"stage Rewrites (must not change|must give a store that begins with|gives kept outside of 0)"
+    with pytest.raises(UserError, match=why):
+        share(Rewrites(how=how), dealt(), images())
+    share(Rewrites(), dealt(), images())
+
+
+@dataclass(frozen=True)
+class RewritesEarly(Real):
+    """Averages its clients' images in ``make``, so that every one has a part in all."""
+
+    def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
+        dealt.own.store.x[:] = dealt.own.store.x.float().mean(0).to(torch.uint8)
+        return Contributions.none(dealt)
+
+
+def test_also_what_is_rewritten_before_anything_is_released_is_found() -> None:
+    with pytest.raises(UserError, match=r"stage RewritesEarly must not change"):
+        share(RewritesEarly(), dealt())
+
+
+def test_a_run_whose_stage_rewrites_its_data_stops_and_so_do_others_in_that_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The data set is read once for all runs of a process, so a later one must not train on what was changed."""
+    monkeypatch.setitem(sys.modules, "test_rewriting_stages", sys.modules[__name__])
+    values = {"data.limit": 57, "federation.rounds": 1, "client.epochs": 1, "tracking.wandb": "off", "measure.every": 0}
+    for number, stage in enumerate(("test_rewriting_stages:RewritesEarly", "real")):
+        config = presets.experiment("smoke", "digits", values | {"sharing.setting": stage})
+        with pytest.raises(UserError, match=r"must not change the clients' real .* or a part that ran before it"):
+            run(config, tmp_path / str(number), say=lambda text: None)
+    quiet = presets.experiment("smoke", "digits", values | {"data.limit": 58})
+    run(quiet, tmp_path / "other data", say=lambda text: None)
+
+
+@dataclass(frozen=True)
+class RewritingMethod:
+    def share(self, clients: Clients, n_classes: int, seed: int) -> Common:
+        clients.store.y.zero_()
+        return Common(clients.store[slice(0, 1)], 0)
+
+
+def test_a_method_that_rewrites_what_clients_hold_is_refused_by_name() -> None:
+    with pytest.raises(UserError, match=r"RewritingMethod\.share must not change the clients' examples"):
+        share_by_method(share(Real(), dealt()), RewritingMethod(), 10, 0)
+
+
+# --- rows that are not what they seem
+
+
+@dataclass(frozen=True)
+class Assigns(ShuffledSynthetic):
+    """Changes what it contributes and assigns; each client gets the images of its own generator."""
+
+    contribution: Callable[[Contributions], Contributions] = lambda c: c
+    change: Callable[[Assigned, Contributions], Assigned] = lambda assigned, c: assigned
+
+    def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
+        return self.contribution(contributed), contributed.releases("synthetic images")
+
+    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
+        parts = np.split(np.arange(len(dealt.own.store), len(released.store)), N)
+        return self.change(Assigned(dealt.own.rows, parts, n_own=dealt.own.sizes, pool=parts), released)
+
+
+def _nobodys(c: Contributions) -> Contributions:
+    """Client 4's images stay in the store and are no contribution."""
+    return replace(c, rows=c.rows[:-2], owners=c.owners[:-2])
+
+
+PLANTS: dict[str, tuple[dict[str, Any], str]] = {
+    "made rows of nobody to a client": (
+        {"contribution": _nobodys, "change": lambda a, c: replace(a, pool=())},
+        "gives out 2 made rows that no client contributed",
+    ),
+    "made rows of nobody to the pool": (
+        {"contribution": _nobodys, "change": lambda a, c: replace(a, received=(), pool=[a.pool[4][:1]])},
+        "gives out 1 made rows that no client contributed",
+    ),
+    "a mask": (
+        {"change": lambda a, c: replace(a, received=[np.ones(3, bool), *a.received[1:]])},
+        "received as a vector of whole numbers",
+    ),
+    "a mask that is contributed": (
+        {"contribution": lambda c: replace(c, rows=np.ones(len(c.rows), bool)),
+         "change": lambda a, c: replace(a, received=(), pool=())},
+        "contributed rows as a vector of whole numbers",
+    ),
+    "floats": (
+        {"change": lambda a, c: replace(a, kept=[a.kept[0] + 0.9, *a.kept[1:]])},
+        "kept as a vector of whole numbers",
+    ),
+    "rows from the end": (
+        {"change": lambda a, c: replace(a, received=[a.received[0] - len(c.store), *a.received[1:]])},
+        "received outside of 0",
+    ),
+    "rows behind the end": (
+        {"change": lambda a, c: replace(a, pool=[a.pool[0] + len(c.store)])},
+        "pool outside of 0",
+    ),
+    "owners who are not there": (
+        {"contribution": lambda c: replace(c, owners=c.owners - 1)},
+        "owners outside of 0 ... 4",
+    ),
+    "fewer owners than rows": (
+        {"contribution": lambda c: replace(c, owners=c.owners[1:]),
+         "change": lambda a, c: replace(a, received=(), pool=())},
+        "10 contributed rows and 9 owners",
+    ),
+    "a client left out": (
+        {"change": lambda a, c: replace(a, kept=list(a.kept)[:4], received=a.received[:4], n_own=None)},
+        "rows to each of 5 clients, got 4",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("plant", "why"), PLANTS.values(), ids=PLANTS)
+def test_rows_that_nobody_can_follow_are_refused(plant: dict[str, Any], why: str) -> None:
+    with pytest.raises(UserError, match=f"sharing stage Assigns .*{why}"):
+        share(Assigns(**plant), dealt(), images())
+
+
+def test_clients_that_get_nothing_may_be_given_an_empty_list() -> None:
+    nothing: Any = [np.array([])] * (N - 1)
+    shared = share(Assigns(change=lambda a, c: replace(a, received=[c.rows[:2], *nothing])), dealt(), images())
+    assert [len(data) for data in shared.data.clients] == [261, 259, 259, 259, 259]

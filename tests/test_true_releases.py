@@ -1,0 +1,301 @@
+"""Releases, receipts and deltas that cannot be true, and generators whose receipts are about others' data."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import inf, nan
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from fedcommons.accounting.privacy import Ledger, read, require_small_delta
+from fedcommons.accounting.statement import statement
+from fedcommons.config import presets
+from fedcommons.config.experiment import Data, Partition
+from fedcommons.config.flat import override
+from fedcommons.core.accountants import epsilon
+from fedcommons.core.algorithm import Common
+from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
+from fedcommons.data.clients import Clients
+from fedcommons.data.examples import Examples
+from fedcommons.errors import UserError
+from fedcommons.generators.generator import Receipt, TrainedGenerator
+from fedcommons.runs import inputs
+from fedcommons.runs.build import prepare
+from fedcommons.runs.experiment import run
+from fedcommons.runs.inputs import deal
+from fedcommons.sharing.dealt import Dealt
+from fedcommons.sharing.needs import GeneratorRecipe, Need
+from fedcommons.sharing.real import Real
+from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
+from fedcommons.sharing.stage import Contribution, Contributions, share, share_by_method
+
+DATASET = inputs.load(Data())
+N = 5
+RECEIPT = Receipt(SAMPLED_GAUSSIAN, q=0.1, sigma=1.5, sensitivity=1.0, steps=20)
+
+
+def dealt() -> Dealt:
+    """The digits of five clients, in memory of their own, so that nothing here harms the other tests."""
+    rows = deal(Partition("iid", n_clients=N), DATASET.train.y.numpy(), DATASET.n_classes, 0).rows
+    train = Examples(DATASET.train.x.clone(), DATASET.train.y.clone())
+    return Dealt(Clients(train, rows), DATASET.n_classes, DATASET.flip, 0)
+
+
+def images(receipt: Receipt | None = RECEIPT) -> list[Contribution]:
+    """Two images a client."""
+    x = torch.zeros(2, *DATASET.shape, dtype=torch.uint8)
+    return [Contribution(Examples(x + client, torch.arange(2)), receipt, seen=10) for client in range(N)]
+
+
+def said(releases: Sequence[Release]) -> dict[str, Any]:
+    return statement(Ledger.of(releases), N, 1e-5, rejected=0, local=False)
+
+
+# --- what cannot be a release
+
+
+FLAWS: dict[str, tuple[dict[str, Any], str]] = {
+    "no steps": ({"steps": 0}, "steps"),
+    "steps below zero": ({"steps": -3}, "steps"),
+    "half a step": ({"steps": 0.5}, "steps"),
+    "steps that are a float": ({"steps": 3.0}, "steps"),
+    "steps that are true": ({"steps": True}, "steps"),
+    "steps in words": ({"steps": "many"}, "steps"),
+    "steps as a tensor": ({"steps": torch.tensor(3)}, "steps"),
+    "more steps than can be counted": ({"steps": 10**400}, "steps"),
+    "infinite noise": ({"sigma": inf}, "sigma"),
+    "noise that is nan": ({"sigma": nan}, "sigma"),
+    "negative noise": ({"sigma": -1.0}, "sigma"),
+    "noise that hangs the accountant": ({"sigma": 1e-160}, "sigma"),
+    "noise at which steps round to nothing": ({"sigma": 1e9, "steps": 10**9}, "sigma"),
+    "a rate below zero": ({"q": -0.1}, "q"),
+    "a rate of zero": ({"q": 0.0}, "q"),
+    "a rate that is nan": ({"q": nan}, "q"),
+    "a rate above one": ({"q": 1.5}, "q"),
+    "a rate in words": ({"q": "0.1"}, "q"),
+    "a sensitivity that is nan": ({"sensitivity": nan}, "sensitivity"),
+    "no sensitivity": ({"sensitivity": 0.0}, "sensitivity"),
+}
+
+
+@dataclass(frozen=True)
+class Declares(ShuffledSynthetic):
+    """Declares what it is told to."""
+
+    events: tuple[Any, ...] | Callable[[], Iterator[Any]] = ()
+
+    def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Any]:
+        return contributed, self.events if isinstance(self.events, tuple) else self.events()
+
+
+@pytest.mark.parametrize(("values", "name"), FLAWS.values(), ids=FLAWS)
+def test_a_release_whose_numbers_cannot_be_true_is_uncovered_and_says_why(values: dict[str, Any], name: str) -> None:
+    receipt = replace(RECEIPT, **values)
+    event = receipt.release(0, "delta")
+    assert not event.covered
+    assert event.named == (f"delta ({event.flaw})",)
+    told = said([event, *(RECEIPT.release(i, "delta") for i in range(1, N))])
+    assert told["overall"] == "none"
+    assert f"(its {name} must be" in told["uncovered"][-1]
+    assert said(share(ShuffledSynthetic(), dealt(), images(receipt)).releases)["overall"] == "none"
+
+
+@pytest.mark.parametrize("values", [{"sigma": 0.0}, {"sensitivity": inf}, {"mechanism": None}])
+def test_no_noise_and_no_bound_are_true_statements_that_need_no_reason(values: dict[str, Any]) -> None:
+    event = replace(RECEIPT, **values).release(0, "delta")
+    assert (event.covered, event.flaw, event.named) == (False, "", ("delta",))
+
+
+def test_numbers_of_other_libraries_are_numbers() -> None:
+    of_numpy = {"q": np.float32(0.25), "sigma": np.float64(1.0), "steps": np.int64(3)}
+    for values in (of_numpy, {"q": Fraction(1, 4), "sigma": 1, "steps": 3}):
+        event = replace(RECEIPT, **values).release(0, "images")
+        ledger = Ledger.of([replace(event, client=np.int64(0))])
+        assert ledger.of_all(0, 1e-5) == epsilon(0.25, 1.0, 3, 1e-5)
+        seen = Ledger.of([Release(np.int64(1), ("images",), seen=np.int32(4))])  # pyright: ignore[reportArgumentType]
+        for one in (ledger, seen):
+            assert read(json.loads(json.dumps(one.record()))) == one  # as in checkpoints
+
+
+EVENTS = tuple(RECEIPT.release(client, "synthetic images") for client in range(N))
+
+
+class Sure(Release):
+    """Is covered whatever its numbers are."""
+
+    covered: ClassVar[bool] = True  # pyright: ignore[reportIncompatibleMethodOverride, reportIncompatibleVariableOverride]
+
+
+@pytest.mark.parametrize(
+    ("events", "why"),
+    [
+        ((*EVENTS[:4], replace(EVENTS[4], client=99)), "a release of client 99, and clients are 0"),
+        ((*EVENTS[:4], replace(EVENTS[4], client=-1)), "a release of client -1, and clients are 0"),
+        ((*EVENTS[:4], replace(EVENTS[4], client=4.0)), "a release of client 4, and clients are 0"),
+        ((*EVENTS[:4], Sure(4, ("synthetic images",))), "must declare what leaves as Release"),
+        ((*EVENTS[:4], replace(EVENTS[4], what="images")), "must name what leaves as a tuple of names, got 'images'"),
+        ((*EVENTS[:4], RECEIPT), "must declare what leaves as Release"),
+        ((*EVENTS[:4], Release(4, ("images",), seen=-5)), "-5 examples were seen"),
+        ((*EVENTS[:4], Release(4, ("images",), seen=nan)), "nan examples were seen"),  # pyright: ignore[reportArgumentType]
+    ],
+    ids=["a client too many", "nobody", "a client that is a float", "a class of its own", "a text", "a receipt",
+         "less than none", "as many as nan"],
+)  # fmt: skip
+def test_events_of_nobody_or_of_another_class_are_refused(events: tuple[Any, ...], why: str) -> None:
+    with pytest.raises(UserError, match=rf"sharing stage Declares .*{why}"):
+        share(Declares(events=events), dealt(), images())
+    with pytest.raises(UserError, match=rf"Sharing\.share .*{why}"):
+        share_by_method(share(Real(), dealt()), Sharing(events), 10, 0)
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """A method that shares one image and declares what it is told to."""
+
+    events: tuple[Any, ...]
+
+    def share(self, clients: Clients, n_classes: int, seed: int) -> Common:
+        return Common(clients.store[slice(0, 1)], 0, self.events)
+
+
+def test_events_that_can_be_read_once_are_read_once() -> None:
+    """Read twice, they would cover the clients first and cost nothing afterwards."""
+    assert list(share(Declares(events=lambda: iter(EVENTS)), dealt(), images()).releases) == list(EVENTS)
+
+
+def test_names_without_a_client_may_be_counted() -> None:
+    releases = share(Declares(events=(*EVENTS, Release(what=("a hint",)))), dealt(), images()).releases
+    assert said(releases)["overall"] == "none"
+
+
+# --- private generators that see the data of others
+
+
+@dataclass(frozen=True)
+class Peeks(ShuffledSynthetic):
+    """Trains client 0's generator on others' examples, or on one of its own many times, or two of them."""
+
+    sees: str = "its own"
+
+    def needs(self, dealt: Dealt, recipe: GeneratorRecipe) -> Sequence[Need]:
+        first, *rest = super().needs(dealt, recipe)
+        if self.sees == "another's":
+            first = replace(first, examples=rest[0].examples)
+        if self.sees == "one eight times":
+            first = replace(first, examples=first.examples[np.arange(len(first.examples)).clip(7) - 7])
+        return [first, *rest, *[first] * (self.sees == "two generators")]
+
+
+@dataclass(frozen=True)
+class SaysPrivate:
+    """A generator with a receipt, which a test can afford; nothing of it is private."""
+
+    epochs: int = 1
+    steps: int = 20
+    sampling: ClassVar[tuple[str, ...]] = ()
+
+    def fit(
+        self, examples: Examples, n_classes: int, seed: int, epochs: Sequence[int], *, flip: bool = False
+    ) -> Mapping[int, TrainedGenerator]:
+        receipt = replace(RECEIPT, sigma=np.float32(1.5), steps=np.int64(self.steps))
+        return {epoch: TrainedGenerator({"w": torch.zeros(1)}, receipt) for epoch in epochs}
+
+    def sample(self, weights: Any, shape: tuple[int, ...], n_classes: int, labels: torch.Tensor, seed: int) -> Any:
+        return torch.zeros(len(labels), *shape, dtype=torch.uint8)
+
+
+def _run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **values: Any) -> dict[str, Any]:
+    monkeypatch.setitem(sys.modules, "test_true_releases", sys.modules[__name__])
+    plain = {"generator.name": "test_true_releases:SaysPrivate", "generator.label_noise": 5.0, "federation.rounds": 1,
+             "tracking.wandb": "off", "measure.every": 0, "data.limit": 60, "client.epochs": 1,
+             "artifacts": str(tmp_path / "store")}  # fmt: skip
+    config = presets.experiment("smoke", "digits", plain | {n.replace("__", "."): v for n, v in values.items()})
+    return run(config, tmp_path / "run", say=lambda text: None)
+
+
+@pytest.mark.parametrize("sees", ["another's", "one eight times", "two generators"])
+def test_a_private_generator_sees_its_clients_own_examples_once(
+    sees: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    why = r"stage Peeks must (train client 0's private generator on examples of its own|need one private generator a)"
+    with pytest.raises(UserError, match=why):
+        _run(tmp_path, monkeypatch, sharing__setting="test_true_releases:Peeks", sharing__sees=sees)
+
+
+@pytest.mark.parametrize(("steps", "pool"), [(20, "covered"), (0, "uncovered")])
+def test_a_receipt_is_stored_and_read_and_one_of_no_steps_covers_nothing(
+    steps: int, pool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {"sharing__setting": "test_true_releases:Peeks", "generator__steps": steps}
+    told = _run(tmp_path, monkeypatch, **values)["privacy"]
+    assert told["commons"] == pool
+    assert (told["pool_epsilon_max"] is None) == (steps == 0)
+
+
+# --- delta
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"algorithm": "feddpms", "feddpms.privacy": "sound", "model.name": "vae", "federation.rounds": 5},
+        {"sharing.setting": "shuffled_synthetic", "generator.label_noise": 5.0},
+    ],
+    ids=["nothing", "feddpms", "class counts"],
+)
+def test_a_delta_that_allows_to_publish_an_example_is_refused_also_without_dp_sgd(values: dict[str, Any]) -> None:
+    """Whatever is accounted: which part will release something is not known before."""
+    config = presets.experiment("smoke", "digits", values)
+    prepare(config)
+    with pytest.raises(UserError, match=r"dp\.delta must be below 1/n_i = .*, got 0\.5"):
+        prepare(override(config, {"dp.delta": 0.5}))
+
+
+def test_the_default_delta_is_refused_to_many_examples_only_where_something_is_covered() -> None:
+    many = [150_000, 10]
+    for quiet in (Ledger(), Ledger.of([Release(0, ("images",), seen=3)])):
+        require_small_delta(quiet, 1e-5, many)
+    for ledger in (Ledger.of(EVENTS), Ledger().after([RECEIPT.release(1, "delta")])):
+        require_small_delta(ledger, 1e-5, [50_000, 10])
+        with pytest.raises(UserError, match=r"dp\.delta must be below 1/n_i = 6\.67e-06, got 1e-05: client 0"):
+            require_small_delta(ledger, 1e-5, many)
+
+
+def thousands() -> tuple[np.ndarray, np.ndarray]:
+    """More examples than 1/delta."""
+    x = np.random.default_rng(0).standard_normal((170_000, 1)).astype(np.float32)
+    return x, (x[:, 0] > 0).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Hint(Real):
+    """Contributes nothing, and declares a covered release of client 0."""
+
+    covered: bool = True
+
+    def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
+        return contributed, [RECEIPT.release(0, "a hint")] if self.covered else []
+
+
+@pytest.mark.parametrize("covered", [False, True])
+def test_a_run_of_many_examples_is_refused_its_epsilon_and_nothing_without_one(
+    covered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "test_true_releases", sys.modules[__name__])
+    values = {"data.name": "test_true_releases:thousands", "data.limit": None, "partition.name": "iid",
+              "partition.n_clients": 1, "model.name": "linear", "sharing.setting": "test_true_releases:Hint",
+              "sharing.covered": covered, "client.batch_size": 50_000, "client.epochs": 1, "federation.rounds": 1,
+              "tracking.wandb": "off", "measure.every": 0}  # fmt: skip
+    config = presets.experiment("smoke", "test_true_releases:thousands", values)
+    if covered:
+        with pytest.raises(UserError, match=r"dp\.delta must be below 1/n_i"):
+            run(config, tmp_path / "run", say=lambda text: None)
+    else:
+        assert run(config, tmp_path / "run", say=lambda text: None)["privacy"]["delta"] is None
