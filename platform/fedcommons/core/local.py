@@ -17,6 +17,7 @@ from fedcommons.core.logged import Logged
 from fedcommons.core.plain_step import plain_step
 from fedcommons.core.release import UNCOVERED, Release
 from fedcommons.core.weighting import weight
+from fedcommons.core.written import WRITTEN, Written
 from fedcommons.data.augment import flip_and_crop
 from fedcommons.data.clients import ClientData
 from fedcommons.seeds import generator, set_default_generator
@@ -104,7 +105,7 @@ class LocalSGD:
         n = len(data)
         epochs, clock, (first_epoch, first_step) = self.epochs_for(n, data.n_own, work.share), work.clock, work.began
         batches = ((epoch, b) for epoch in range(epochs) for b in self._batches(data, seed, epoch))
-        step = plain_step(optimizer)
+        step, written = plain_step(optimizer), Written(work.params.buffer) if self.dp else None
         kernels = nullcontext() if torch.backends.mkldnn.enabled == self.onednn else onednn(self.onednn)
         with work.logged as logged, kernels:
             for epoch, batch in batches:
@@ -122,14 +123,20 @@ class LocalSGD:
                         value.backward()
                     if add_to_grad:
                         add_to_grad(work.named)
+                    if written:
+                        written.look()
                     step()
+                    if written:
+                        written.keep()
                 except Exception as error:
                     error.add_note(f"step {len(losses)}, batch {tuple(batch[0].shape)}")
                     raise
                 losses.append(value.detach())
         mean = losses[0] if len(losses) == 1 else reduce(torch.add, losses) / len(losses)
         metrics = {**logged.means, "loss": mean, "steps": len(losses)}
-        return LocalResult(work.params, metrics, self._spent(protections, n, len(losses)))
+        spent = WRITTEN if written and written.found else self._spent(protections, n, len(losses))
+        work.trained.append(spent)
+        return LocalResult(work.params, metrics, spent)
 
     def _spent(self, protections: set[Release], n: int, steps: int) -> Release:
         """All steps as one event; unprotected without DP-SGD, or if two steps were protected differently."""
@@ -183,6 +190,7 @@ class Work:
     round engine loads the right client's. ``initial``, ``initial_buffers``: the values when the module was built.
     ``share``: of its work that a client does; the round engine sets it where a late client's partial work is taken.
     ``clock``: how far the federation is, which the module reads as ``self.current_epoch`` and so on.
+    ``trained``: what protects each local training since the round engine emptied it, before a client.
 
     Raises:
         ValueError: ``configure_optimizers`` does not return exactly one optimizer.
@@ -197,6 +205,7 @@ class Work:
     ) -> None:
         self.module, self.device, self.loop, self.weighting = module.to(device), device, loop, weighting
         self.share, self.clock, self.began = 1.0, Clock(), (0, 0)
+        self.trained: list[Release] = []
         self.clock.attach(module)
         self.named = dict(module.named_parameters())
         self.params = _flat_views(self.named)

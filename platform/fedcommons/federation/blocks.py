@@ -3,12 +3,14 @@
 The result is a pure function of (message, memory, data, seed), so a block may run on any worker and be repeated.
 """
 
-from collections.abc import Hashable
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from math import hypot, isfinite
 
 import torch
 
+from fedcommons.core import watched
 from fedcommons.core.algorithm import BUFFERS, Message, Reply
 from fedcommons.core.reduction import BlockSum, Total
 from fedcommons.core.release import Release, uncovered
@@ -78,6 +80,7 @@ class BlockResult:
     rejected: dict[int, str]  # client: why
     up_bytes: int
     releases: list[Release]  # of all that was sent, covered or not
+    outlived: set[str]  # under DP, names of what outlived a client beside messages and memory
 
 
 def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
@@ -85,7 +88,8 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
     sums: dict[Form, BlockSum] = {}
     replies, norms, rejected, up_bytes = {}, {}, {}, 0
     releases: list[Release] = []
-    device = worker.work.device
+    outlived: set[str] = set()
+    device, private = worker.work.device, worker.work.loop.dp is not None
     common = to_device(task.common, device)
     seeds = [seed_for(task.seed, "client", task.round, client) for client in block.clients]
     each = zip(block.clients, seeds, block.own, block.memory, block.shares, strict=True)
@@ -93,16 +97,27 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
         rows = worker.data.clients[client]
         worker.work.share = share
         worker.work.begin(task.round, rows)
+        worker.work.trained.clear()
+        before = watched.state(worker.work, worker.algorithm, {"commons": rows.commons}) if private else {}
         set_default_generator(seed, "client")  # for what a module draws outside of local training
         try:
             message = Message(common, to_device(own, device))
+            if private:  # what a client does to its message reaches nobody else
+                message = Message(_cloned(message.common), _cloned(message.own))
             reply = _client(worker, task, message, to_device(memory, device), rows, seed)
         except Exception as error:
             raise ClientError.of(error, client, task.round, task.algorithm, rows.x.shape) from error
         finally:
             worker.work.share = 1.0  # what the server trains is whole
+        if private:
+            watched.put_back(worker.work)
+            outlived |= watched.differing(
+                before, watched.state(worker.work, worker.algorithm, {"commons": rows.commons})
+            )
         up_bytes += reply.nbytes
         releases += _released(reply, client, rows)
+        if private:
+            releases += _unnamed(worker.work.trained, reply.releases, client)
         size = _norm(reply, task.max_norm)
         if isinstance(size, str):
             rejected[client] = size
@@ -120,6 +135,7 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
         rejected=rejected,
         up_bytes=up_bytes,
         releases=releases,
+        outlived=outlived,
     )
 
 
@@ -172,11 +188,34 @@ def _released(reply: Reply, client: int, rows: ClientData) -> list[Release]:
     return events
 
 
+def _unnamed(trained: Sequence[Release], named: Sequence[Release], client: int) -> list[Release]:
+    """An event for every local training that no release of the reply names: it took place all the same.
+
+    A later training may go on from its result, so that what is sent was made from both.
+    """
+    left = Counter(map(_protection, trained)) - Counter(map(_protection, named))
+    return [replace(event, client=client, what=("local training",)) for event in left.elements()]
+
+
+def _protection(event: Release) -> Release:
+    return replace(event, client=-1, what=(), seen=0, commons=False)
+
+
+def _cloned(payload: Payload) -> Payload:
+    return {name: copy(x) if isinstance(x, Flat) else x.clone() for name, x in payload.items()}
+
+
+def _whole(payload: Payload) -> Payload:
+    """The payload, in which no tensor is a part of a larger one: that would go with it."""
+    parts = {name for name, x in payload.items() if data(x).untyped_storage().nbytes() > data(x).nbytes}
+    return {**payload, **_cloned({name: payload[name] for name in parts})} if parts else payload
+
+
 def _at_rest(reply: Reply) -> Reply:
     """The reply without its sums, on the CPU."""
     memory = None if reply.memory is None else to_device(reply.memory, CPU)
     metrics = {name: float(value) for name, value in reply.metrics.items()}
-    return Reply({}, to_device(reply.each, CPU), weight=reply.weight, memory=memory, metrics=metrics)
+    return Reply({}, _whole(to_device(reply.each, CPU)), weight=reply.weight, memory=memory, metrics=metrics)
 
 
 def _form(reply: Reply) -> Form:
