@@ -217,7 +217,7 @@ def test_sound_charges_one_gaussian_release_beside_dp_sgd_and_only_classes_are_u
     assert not ledger.updates.uncovered
     said = statement(ledger, 5, 1e-3, 0, local=True)
     assert said["epsilon_local_training"]["largest"] == pytest.approx(epsilon(5 / 7, 1.0, 12, 1e-3))
-    classes, counts = ledger.commons.uncovered  # which classes a client has most of, so nothing is overall
+    counts, classes = ledger.commons.uncovered  # which classes a client has most of, so nothing is overall
     assert classes.startswith("labels (abundant and scarce classes")
     assert counts.startswith("class counts (read by the method")
     assert said["pool_epsilon_max"] is said["epsilon_of_messages"] is None

@@ -119,12 +119,13 @@ def _digest(value: object, seen: dict[int, object]) -> bytes:
         if id(x) in seen:
             continue
         seen[id(x)] = x  # held, so that its id stays its own
-        whole.update(f"{type(x).__name__};".encode())
+        parts = _parts(x)
+        whole.update(f"{type(x).__name__} {len(parts)};".encode())
         if isinstance(x, Tensor):
             _add(whole, x.detach())
         elif isinstance(x, np.ndarray) and x.dtype != object:
             _add(whole, torch.from_numpy(np.ascontiguousarray(x).view(np.uint8).reshape(-1)))
-        left += reversed(_parts(x))
+        left += reversed(parts)
     return whole.digest()
 
 

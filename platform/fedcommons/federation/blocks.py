@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from math import hypot, isfinite
 
 import torch
+from torch import Tensor
 
 from fedcommons.core import watched
 from fedcommons.core.algorithm import BUFFERS, Message, Reply
@@ -18,7 +19,7 @@ from fedcommons.core.worker import Worker
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError
 from fedcommons.seeds import seed_for, set_default_generator
-from fedcommons.tensors import Flat, Payload, copy, data, flat, nbytes, norm, scale, to_device
+from fedcommons.tensors import Flat, Payload, copy, data, flat, like, nbytes, norm, scale, to_device
 
 NOT_FINITE = "has values that are not finite"
 """The end of the reason for rejecting a reply that holds nan or infinity."""
@@ -205,17 +206,18 @@ def _cloned(payload: Payload) -> Payload:
     return {name: copy(x) if isinstance(x, Flat) else x.clone() for name, x in payload.items()}
 
 
-def _whole(payload: Payload) -> Payload:
-    """The payload, in which no tensor is a part of a larger one: that would go with it."""
-    parts = {name for name, x in payload.items() if data(x).untyped_storage().nbytes() > data(x).nbytes}
-    return {**payload, **_cloned({name: payload[name] for name in parts})} if parts else payload
+def _bare(x: Flat | Tensor) -> Flat | Tensor:
+    """Its numbers alone: without a larger tensor that it is a part of, a graph, or attributes."""
+    values = data(x).detach()
+    return like(x, values.clone() if values.untyped_storage().nbytes() > values.nbytes else values)
 
 
 def _at_rest(reply: Reply) -> Reply:
     """The reply without its sums, on the CPU."""
     memory = None if reply.memory is None else to_device(reply.memory, CPU)
     metrics = {name: float(value) for name, value in reply.metrics.items()}
-    return Reply({}, _whole(to_device(reply.each, CPU)), weight=reply.weight, memory=memory, metrics=metrics)
+    each = {name: _bare(x) for name, x in to_device(reply.each, CPU).items()}
+    return Reply({}, each, weight=reply.weight, memory=memory, metrics=metrics)
 
 
 def _form(reply: Reply) -> Form:
