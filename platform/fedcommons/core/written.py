@@ -8,6 +8,9 @@ from fedcommons.core.release import Release
 WRITTEN = Release(why="the loss or add_to_grad writes the weights")
 """Of a training in which not only the optimizer has changed the weights: nothing protects it."""
 
+BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Whole numbers of so many bytes."""
+
 
 class Written:
     """Whether anything but the optimizer's step has changed the weights, a vector.
@@ -16,7 +19,7 @@ class Written:
     """
 
     def __init__(self, weights: Tensor) -> None:
-        self._now = weights.detach().view(torch.uint8)
+        self._now = weights.detach().view(BITS[weights.element_size()])
         self._kept, self._any = self._now.clone(), self._now.new_zeros((), dtype=torch.bool)
 
     def keep(self) -> None:
