@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.core.algorithm import Message, Replies, Reply, State
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.local import LocalSGD, Work, constant
 from fedcommons.core.worker import Worker
 from fedcommons.data.clients import ClientData
 from fedcommons.tensors import Payload, data, flat, sub
@@ -186,6 +187,30 @@ def test_a_training_that_nothing_protects_is_not_hidden_behind_a_later_one(digit
     ledger = federation.play(Twice(1, bare=True), federation.plan(1))[-1][0].ledger
     assert ledger.uncovered == {"local training (the loss or add_to_grad writes the weights)": 5}
     assert ledger.of_all(0, 1e-5) is None
+
+
+@dataclass(frozen=True)
+class Corrected(FedAvg):
+    """It adds the gradient of its data to those that DP-SGD has noised, and calls the result covered."""
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        x = flat(message.common, "model")
+        y, _, spent = work.local(x, data, seed, add_to_grad=constant(work.gradient(x, data)))
+        return Reply({"delta": sub(y, x)}, releases=[spent.of("delta")])
+
+
+def test_a_gradient_without_noise_is_seen_beside_a_covered_training(digits: "Digits") -> None:
+    federation = digits().training(PRIVATE)
+    ledger = federation.play(Corrected(), federation.plan(1))[-1][0].ledger
+    assert ledger.uncovered == {"local training (work.gradient has no noise)": 5}
+
+
+def test_where_nothing_is_said_to_be_covered_no_training_is_charged(digits: "Digits") -> None:
+    federation = digits().training(PRIVATE)
+    for method in (SCAFFOLD(option=1), client_of(lambda self, reply, *_: replace(reply, releases=()))()):
+        ledger = federation.play(method, federation.plan(1))[-1][0].ledger
+        assert not ledger.updates.covered
+        assert set(ledger.uncovered) <= {"delta", "control"}
 
 
 # Replies that say more than they are

@@ -36,6 +36,10 @@ AddToGrad = Callable[[Mapping[str, nn.Parameter]], None]
 """Changes the gradients of the named parameters, between the backward pass and the step."""
 
 
+BARE_GRADIENT = Release(why="work.gradient has no noise")
+"""Of a gradient of all examples."""
+
+
 class LocalResult(NamedTuple):
     """The result of a local training."""
 
@@ -190,7 +194,7 @@ class Work:
     round engine loads the right client's. ``initial``, ``initial_buffers``: the values when the module was built.
     ``share``: of its work that a client does; the round engine sets it where a late client's partial work is taken.
     ``clock``: how far the federation is, which the module reads as ``self.current_epoch`` and so on.
-    ``trained``: what protects each local training since the round engine emptied it, before a client.
+    ``trained``: what protects each local training and gradient since the round engine emptied it, before a client.
 
     Raises:
         ValueError: ``configure_optimizers`` does not return exactly one optimizer.
@@ -251,8 +255,9 @@ class Work:
     def gradient(self, at: Flat, data: ClientData) -> Flat:
         """The gradient of the mean loss over the client's data at ``at``, in evaluation mode, without augmentation.
 
-        No DP-SGD protects it.
+        No DP-SGD protects it, so nothing is covered of a reply that was made with it, whatever it declares.
         """
+        self.trained.append(BARE_GRADIENT)
         return self.loop.gradient(self, at, data)
 
     def weight(self, data: ClientData) -> float:

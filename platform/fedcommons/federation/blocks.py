@@ -190,10 +190,13 @@ def _released(reply: Reply, client: int, rows: ClientData) -> list[Release]:
 
 
 def _unnamed(trained: Sequence[Release], named: Sequence[Release], client: int) -> list[Release]:
-    """An event for every local training that no release of the reply names: it took place all the same.
+    """An event for every local training or gradient that no release of the reply names: it took place all the same.
 
-    A later training may go on from its result, so that what is sent was made from both.
+    A later training may go on from its result, so that what is sent was made from both. Where nothing that is sent
+    counts as covered, nothing need be charged.
     """
+    if not any(event.covered for event in named):
+        return []
     left = Counter(map(_protection, trained)) - Counter(map(_protection, named))
     return [replace(event, client=client, what=("local training",)) for event in left.elements()]
 
