@@ -23,6 +23,7 @@ from fedcommons.core.local import LocalSGD
 from fedcommons.errors import UserError
 from fedcommons.runs.experiment import run
 from fedcommons.seeds import set_default_generator
+from fedcommons.testing.elsewhere import Apart
 from lightning_modules import Classifier
 from lightning_modules.networks import Linear
 
@@ -165,6 +166,19 @@ class InTheOptimizer(Plain):
         self.groups()[0]["weight_decay"] = float(x)
 
 
+class OfItsOwn(torch.optim.SGD):
+    last = 0.0
+
+    def step(self, closure: Any = None) -> Any:
+        self.last = float(self.param_groups[0]["params"][0].detach().sum())
+        return super().step(closure)
+
+
+class WithAnOptimizer(Plain):
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return OfItsOwn(self.parameters(), 0.1)
+
+
 PLANTS: dict[str, type[Plain]] = {
     "module state (queue)": Queue,
     "module state (queue), in place": InPlace,
@@ -179,6 +193,7 @@ PLANTS: dict[str, type[Plain]] = {
     "module state (network.last.weight)": Elsewhere,
     "module state (network.last.weight), an attribute": OnAWeight,
     "optimizer state (0.weight_decay)": InTheOptimizer,
+    "optimizer state (last)": WithAnOptimizer,
 }
 
 
@@ -210,6 +225,24 @@ class Honest(Plain):
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
         self.log("pixels", batch[0].float().mean())
         return self.drop(super().training_step(batch, batch_idx))
+
+
+class Lazy(Plain):
+    """It makes a table when it first needs it, so that each worker does so in its first client."""
+
+    def see(self, x: Tensor) -> None:
+        if not hasattr(self, "table"):
+            self.table = torch.arange(8)
+
+
+@pytest.mark.parametrize("module", [Lazy, Queue])
+def test_the_ledger_does_not_depend_on_the_workers(module: Callable[[], LightningModule], digits: "Digits") -> None:
+    federation = replace(digits().training(PRIVATE), module=module)
+    plan = federation.plan(3, participation=0.6, blocks=3)
+    executors = (federation.serial(FedAvg()), Apart(federation, FedAvg()))
+    one, two = (federation.play(FedAvg(), plan, executor)[-1][0].ledger for executor in executors)
+    assert one == two
+    assert not one.updates.covered
 
 
 def test_an_honest_module_is_not_blamed(digits: "Digits") -> None:

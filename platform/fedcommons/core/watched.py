@@ -48,7 +48,7 @@ def state(work: Work, algorithm: object, others: Mapping[str, object] | None = N
     modules = dict(work.module.named_modules())
     seen |= {id(module): module for module in modules.values()}
     found = {"work (initial)": work.initial, "work (rates)": work.rates, "work (names)": sorted(vars(work))}
-    found |= {f"optimizer state ({name})": value for name, value in _rates(work)}
+    found |= {f"optimizer state ({name})": value for name, value in _of_optimizer(work.optimizer)}
     found |= dict(others or {})
     for path, module in modules.items():
         found |= {f"module state ({path}{'.' * bool(path)}{name})": x for name, x in _attributes(module, sent)}
@@ -74,9 +74,10 @@ def _sent(work: Work) -> Iterator[Tensor]:
         yield from (buffer for name, buffer in work.module.named_buffers() if name in saved)
 
 
-def _rates(work: Work) -> Iterator[tuple[str, object]]:
-    for number, group in enumerate(work.optimizer.param_groups):
+def _of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, object]]:
+    for number, group in enumerate(optimizer.param_groups):
         yield from ((f"{number}.{name}", value) for name, value in group.items() if name != "params")
+    yield from ((name, x) for name, x in vars(optimizer).items() if name not in ("param_groups", "state"))
 
 
 def _attributes(module: nn.Module, sent: set[int]) -> Iterator[tuple[str, object]]:
