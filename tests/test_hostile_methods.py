@@ -19,7 +19,7 @@ from fedcommons.core.executor import Executor
 from fedcommons.core.local import LocalSGD, Work, constant
 from fedcommons.core.worker import Worker
 from fedcommons.data.clients import ClientData
-from fedcommons.tensors import Payload, data, flat, sub
+from fedcommons.tensors import Payload, copy, data, flat, sub
 
 if TYPE_CHECKING:
     from conftest import Federation
@@ -163,14 +163,10 @@ class Twice(FedAvg):
             next(iter(params.values())).data.add_(float(data.x.float().mean()))
 
         first = work.local(x, data, seed, add_to_grad=write if self.bare else None)
-        spent, start = first.spent, replace_buffer(first.model)
+        spent, start = first.spent, copy(first.model)
         second = work.local(start, data, seed + 1)
         named = [second.spent.of("delta"), spent.of("delta")][: self.names]
         return Reply({"delta": sub(second.model, x)}, weight=work.weight(data), releases=named)
-
-
-def replace_buffer(model: Any) -> Any:
-    return type(model)(model.layout, model.buffer.clone())
 
 
 @pytest.mark.parametrize("names", [1, 2])
