@@ -231,8 +231,9 @@ def test_sound_charges_one_gaussian_release_beside_dp_sgd_and_only_classes_are_u
     assert not ledger.updates.uncovered
     said = statement(ledger, 5, 1e-3, 0, local=True, secret=True)
     assert said["epsilon_local_training"]["largest"] == pytest.approx(epsilon(5 / 7, 1.0, 12, 1e-3))
-    (classes,) = ledger.commons.uncovered  # which classes a client has most of is not covered, so nothing is overall
+    counts, classes = ledger.commons.uncovered  # which classes a client has most of, so nothing is overall
     assert classes.startswith("labels (abundant and scarce classes")
+    assert counts.startswith("class counts (read by the method")
     assert said["pool_epsilon_max"] is said["epsilon_of_messages"] is None
     assert f"for codes alone epsilon = {epsilon(1.0, 2.0, 1, 1e-3):.4g}" in said["in_words"][0]
 
@@ -259,7 +260,8 @@ def test_as_printed_nothing_is_certified_and_the_ledger_says_why(digits: "Digits
     dp = LocalSGD(2, 5, dp=DPSGD(1.0, 1.0))
     federation = digits(method=NEAR).training(dp)
     ledger = federation.play(replace(NEAR, tries=20), federation.plan(3))[-1][0].ledger
-    assert {name.partition(" ")[0]: times for name, times in ledger.uncovered.items()} == {"codes": 5, "labels": 5}
+    uncovered = {name.partition(" (")[0]: times for name, times in ledger.uncovered.items()}
+    assert uncovered == {"codes": 5, "labels": 5, "class counts": 5}
     assert ledger.given_away  # the images of classes of which a code was recognised
     assert all(0 < n <= (9, 16, 12, 20, 7)[i] for i, n in ledger.given_away.items())
     said = statement(ledger, 5, 1e-3, 0, local=True, secret=True)

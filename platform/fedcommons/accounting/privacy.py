@@ -17,13 +17,16 @@ steps (blank it out, fill it again) and costs more epsilon than is printed.
 The clients' data are disjoint, so the guarantee of all is the largest of theirs (parallel composition).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from fedcommons.core.accountants import Spent, composed
 from fedcommons.core.release import Release
 from fedcommons.errors import UserError
+
+OUTLIVED = "something beside messages and memory outlived a client"
+"""Why events that would be covered are not."""
 
 Events = Mapping[int, Mapping[tuple[float, float], int]]
 """client -> (q, sigma) -> steps."""
@@ -66,31 +69,52 @@ class Ledger:
     """What clients have released: into a commons, which is all before round 1 and some in rounds, and as updates.
 
     given_away: of each client, the most of its examples that one uncovered event gave away (``Release.seen``).
+    before: the covered events of what was shared before round 1; they are among those of ``commons``.
+    outlived: names of what outlived a client beside messages and memory (``core.watched``). Noise is no protection
+    where later steps and clients see the data otherwise, so of these rounds nothing is covered.
     """
 
     commons: Released = field(default_factory=Released)
     updates: Released = field(default_factory=Released)
     given_away: Mapping[int, int] = field(default_factory=dict)
+    before: Events = field(default_factory=dict)
+    outlived: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, shared: Iterable[Release]) -> Self:
         """The ledger before round 1, with what was shared before; all of it is a commons."""
         events = list(shared)
-        return cls(Released().and_also(events), Released(), _most({}, events))
+        commons = Released().and_also(events)
+        return cls(commons, Released(), _most({}, events), commons.covered)
 
-    def after(self, round: Sequence[Release]) -> "Ledger":
-        """This ledger and the releases of one more round."""
-        if not round:
+    def after(self, round: Sequence[Release], outlived: Collection[str] = ()) -> "Ledger":
+        """This ledger and the releases of one more round; ``outlived``: what outlived a client in it, by name."""
+        if not round and not outlived:
             return self
+        outlived = tuple(sorted({*self.outlived, *outlived}))
+        if outlived:
+            round = [replace(event, mechanism=None, why=OUTLIVED) if event.covered else event for event in round]
         commons = self.commons.and_also([event for event in round if event.commons])
         updates = self.updates.and_also([event for event in round if not event.commons])
-        return Ledger(commons, updates, _most(self.given_away, round))
+        return Ledger(commons, updates, _most(self.given_away, round), self.before, outlived)
 
     @property
     def uncovered(self) -> Mapping[str, int]:
         """Name -> how often it left a client without protection."""
-        shared, sent = self.commons.uncovered, self.updates.uncovered
+        shared, sent = self.commons.uncovered, {**self.updates.uncovered, **dict.fromkeys(self.outlived, 1)}
         return {name: shared.get(name, 0) + sent.get(name, 0) for name in (*shared, *sent)}
+
+    def of_rounds(self, client: int, delta: float) -> float:
+        """The epsilon of the covered events of a client's rounds: updates and what it put into a commons in them."""
+        before, spent = self.before.get(client, {}), dict(self.updates.covered.get(client, {}))
+        for event, steps in self.commons.covered.get(client, {}).items():
+            spent[event] = spent.get(event, 0) + steps - before.get(event, 0)
+        return composed(_spent({event: steps for event, steps in spent.items() if steps}), delta)
+
+    def largest_of_rounds(self, delta: float) -> float:
+        """The largest ``of_rounds`` of all clients; 0 if no round has a covered event."""
+        clients = {**self.commons.covered, **self.updates.covered}
+        return max((self.of_rounds(client, delta) for client in clients), default=0.0)
 
     def of_all(self, client: int, delta: float) -> float | None:
         """The epsilon of all that a client has released; None if any release of any client is uncovered."""
@@ -102,7 +126,10 @@ class Ledger:
     def record(self) -> dict[str, Any]:
         """The ledger as plain values, for checkpoints."""
         given_away = [[i, n] for i, n in self.given_away.items()]
-        return {"commons": self.commons.record(), "updates": self.updates.record(), "given_away": given_away}
+        before = Released(self.before).record()["covered"]
+        shared, sent = self.commons.record(), self.updates.record()
+        lasting = {"before": before, "outlived": list(self.outlived)}
+        return {"commons": shared, "updates": sent, "given_away": given_away, **lasting}
 
 
 def read(record: Mapping[str, Any]) -> Ledger:
@@ -112,13 +139,20 @@ def read(record: Mapping[str, Any]) -> Ledger:
         KeyError, TypeError, ValueError, AttributeError: it is not a ledger's record.
     """
     given_away = {int(client): int(n) for client, n in record["given_away"]}
-    return Ledger(_read(record["commons"]), _read(record["updates"]), given_away)
+    before = _events(record.get("before", ()))  # earlier versions did not write these two
+    outlived = tuple(map(str, record.get("outlived", ())))
+    return Ledger(_read(record["commons"]), _read(record["updates"]), given_away, before, outlived)
+
+
+def _events(covered: Iterable[Sequence[float]]) -> Events:
+    events: dict[int, dict[tuple[float, float], int]] = {}
+    for client, q, sigma, steps in covered:
+        events.setdefault(int(client), {})[float(q), float(sigma)] = int(steps)
+    return events
 
 
 def _read(record: Mapping[str, Any]) -> Released:
-    events: dict[int, dict[tuple[float, float], int]] = {}
-    for client, q, sigma, steps in record["covered"]:
-        events.setdefault(int(client), {})[float(q), float(sigma)] = int(steps)
+    events = _events(record["covered"])
     uncovered = {str(name): int(times) for name, times in record["uncovered"].items()}
     return Released(events, tuple(map(str, record["names"])), uncovered)
 

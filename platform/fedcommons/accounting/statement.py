@@ -77,7 +77,7 @@ def statement(
     pool = ledger.commons.largest(delta) if shared == "covered" else None
     largest = max((e for i in range(clients) if (e := ledger.of_all(i, delta)) is not None), default=0.0)
     overall = largest if dp and not leaks else None
-    spent = [ledger.updates.of(client, delta) for client in range(clients)]
+    spent = [ledger.of_rounds(client, delta) for client in range(clients)]
     earned: dict[str, Any] = {
         "pool_epsilon_max": pool,
         "pool_epsilon_of_each_client": None if pool is None else [ledger.commons.of(i, delta) for i in range(clients)],

@@ -27,13 +27,30 @@ State = Payload
 """
 
 
+@dataclass(eq=False)
+class Counts:
+    """Class counts of all clients, (N, classes), computed when they are asked for.
+
+    Whoever asks has them sent by every client, so it is kept how many bytes that takes; 0: nobody has asked.
+    """
+
+    compute: Callable[[], Tensor]
+    nbytes: int = 0
+
+    def __call__(self) -> Tensor:
+        counts = self.compute()
+        self.nbytes = counts.nbytes
+        return counts
+
+
 @dataclass(frozen=True)
 class Facts:
-    """Public facts of a federation.
+    """Public facts of a federation, and class counts, which are not.
 
     arrival: per client, the probability that it takes part in a round and its whole reply arrives; None where it is not
     known in closed form. counts: how many examples of each class every client has, (N, classes), computed when it
-    is called.
+    is called. Who calls it in a run, a method or a straggler rule, makes every client send its counts: their bytes are
+    counted, and the ledger lists them as uncovered, once.
     """
 
     n_clients: int
@@ -42,6 +59,15 @@ class Facts:
     weighting: str = "uniform"  # of clients in averages
     arrival: Sequence[float] | None = None
     counts: Callable[[], Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        if self.counts is not None and not isinstance(self.counts, Counts):
+            object.__setattr__(self, "counts", Counts(self.counts))
+
+    @property
+    def counts_nbytes(self) -> int:
+        """Bytes of the class counts that clients have sent; 0 where nobody has called ``counts``."""
+        return self.counts.nbytes if isinstance(self.counts, Counts) else 0
 
     @property
     def total_weight(self) -> float:
@@ -66,8 +92,10 @@ class Message:
 class Reply:
     """Client to server, and what the client keeps.
 
+    metrics: what the experimenter sees of the client, as if looking over its shoulder. They are no message: they cost
+        no bytes, have no epsilon, and reach neither ``merge`` nor a client.
     releases: what protects the tensors, by name. A tensor that no release names counts as unprotected (uncovered). Name
-    a tensor that was made from memory only if the memory itself was made from protected results.
+        a tensor that was made from memory only if the memory itself was made from protected results.
     """
 
     sums: Payload = field(default_factory=dict)  # added over clients by the engine; ``total`` in merge
@@ -75,7 +103,7 @@ class Reply:
     _: KW_ONLY
     weight: float = 1.0  # the client's weight in averages; its sums are already multiplied by it
     memory: Payload | None = None  # replaces the client's memory; None leaves it as it was
-    metrics: Mapping[str, float | Tensor] = field(default_factory=dict)  # for the log only, not counted in bytes
+    metrics: Mapping[str, float | Tensor] = field(default_factory=dict)  # for the experimenter's record alone
     releases: Sequence[Release] = ()
 
     @property
@@ -85,7 +113,7 @@ class Reply:
 
 
 Replies = Mapping[int, Reply]
-"""A round's replies by client, in client order, without their sums and memory."""
+"""A round's replies by client, in client order, without their sums, memory and metrics."""
 
 
 class Algorithm(Protocol):
@@ -114,6 +142,7 @@ class Algorithm(Protocol):
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
         """The next state, from the float64 sums over clients (``total``) and the rest of their replies.
 
+        ``replies`` has no metrics: these are the experimenter's, and what the server is to know is sent.
         An algorithm that trains on the server runs that training as one job of ``executor``.
         """
         ...

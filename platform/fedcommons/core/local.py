@@ -18,6 +18,7 @@ from fedcommons.core.noise import SEED_ALONE, Draws, Noise, Source
 from fedcommons.core.plain_step import plain_step
 from fedcommons.core.release import UNCOVERED, Release
 from fedcommons.core.weighting import weight
+from fedcommons.core.written import WRITTEN, Written
 from fedcommons.data.augment import flip_and_crop
 from fedcommons.data.clients import ClientData
 from fedcommons.seeds import generator, set_default_generator
@@ -34,6 +35,10 @@ Extra forward passes must run in evaluation mode: then they draw no random numbe
 
 AddToGrad = Callable[[Mapping[str, nn.Parameter]], None]
 """Changes the gradients of the named parameters, between the backward pass and the step."""
+
+
+BARE_GRADIENT = Release(why="work.gradient has no noise")
+"""Of a gradient of all examples."""
 
 
 class LocalResult(NamedTuple):
@@ -106,7 +111,7 @@ class LocalSGD:
         epochs, clock, (first_epoch, first_step) = self.epochs_for(n, data.n_own, work.share), work.clock, work.began
         private = work.noise.call("local training", *data.columns) if self.dp else None
         batches = ((epoch, b) for epoch in range(epochs) for b in self._batches(data, seed, epoch, private))
-        step = plain_step(optimizer)
+        step, written = plain_step(optimizer), Written(work.params.buffer) if self.dp else None
         kernels = nullcontext() if torch.backends.mkldnn.enabled == self.onednn else onednn(self.onednn)
         with work.logged as logged, kernels:
             for epoch, batch in batches:
@@ -124,14 +129,20 @@ class LocalSGD:
                         value.backward()
                     if add_to_grad:
                         add_to_grad(work.named)
+                    if written:
+                        written.look()
                     step()
+                    if written:
+                        written.keep()
                 except Exception as error:
                     error.add_note(f"step {len(losses)}, batch {tuple(batch[0].shape)}")
                     raise
                 losses.append(value.detach())
         mean = losses[0] if len(losses) == 1 else reduce(torch.add, losses) / len(losses)
         metrics = {**logged.means, "loss": mean, "steps": len(losses)}
-        return LocalResult(work.params, metrics, self._spent(protections, n, len(losses)))
+        spent = WRITTEN if written and written.found else self._spent(protections, n, len(losses))
+        work.trained.append(spent)
+        return LocalResult(work.params, metrics, spent)
 
     def _spent(self, protections: set[Release], n: int, steps: int) -> Release:
         """All steps as one event; unprotected without DP-SGD, or if two steps were protected differently."""
@@ -187,6 +198,7 @@ class Work:
     ``clock``: how far the federation is, which the module reads as ``self.current_epoch`` and so on.
     ``noise``: of the client's round, which the round engine sets, from ``source``; all that protects a release is drawn
     from it (``noise.call``).
+    ``trained``: what protects each local training and gradient since the round engine emptied it, before a client.
 
     Raises:
         ValueError: ``configure_optimizers`` does not return exactly one optimizer.
@@ -203,6 +215,7 @@ class Work:
         self.module, self.device, self.loop, self.weighting = module.to(device), device, loop, weighting
         self.share, self.clock, self.began = 1.0, Clock(), (0, 0)
         self.source, self.noise = source, Noise(source)
+        self.trained: list[Release] = []
         self.clock.attach(module)
         self.named = dict(module.named_parameters())
         self.params = _flat_views(self.named)
@@ -248,8 +261,9 @@ class Work:
     def gradient(self, at: Flat, data: ClientData) -> Flat:
         """The gradient of the mean loss over the client's data at ``at``, in evaluation mode, without augmentation.
 
-        No DP-SGD protects it.
+        No DP-SGD protects it, so nothing is covered of a reply that was made with it, whatever it declares.
         """
+        self.trained.append(BARE_GRADIENT)
         return self.loop.gradient(self, at, data)
 
     def weight(self, data: ClientData) -> float:

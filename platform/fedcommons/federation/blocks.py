@@ -3,12 +3,15 @@
 The result is a pure function of (message, memory, data, seed), so a block may run on any worker and be repeated.
 """
 
-from collections.abc import Hashable
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from math import hypot, isfinite
 
 import torch
+from torch import Tensor
 
+from fedcommons.core import watched
 from fedcommons.core.algorithm import BUFFERS, Message, Reply
 from fedcommons.core.noise import Noise
 from fedcommons.core.reduction import BlockSum, Total
@@ -17,7 +20,7 @@ from fedcommons.core.worker import Worker
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError
 from fedcommons.seeds import seed_for, set_default_generator
-from fedcommons.tensors import Flat, Payload, copy, data, flat, nbytes, norm, scale, to_device
+from fedcommons.tensors import Flat, Payload, copy, data, flat, like, nbytes, norm, scale, to_device
 
 NOT_FINITE = "has values that are not finite"
 """The end of the reason for rejecting a reply that holds nan or infinity."""
@@ -79,6 +82,7 @@ class BlockResult:
     rejected: dict[int, str]  # client: why
     up_bytes: int
     releases: list[Release]  # of all that was sent, covered or not
+    outlived: set[str]  # under DP, names of what outlived a client beside messages and memory
 
 
 def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
@@ -86,7 +90,8 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
     sums: dict[Form, BlockSum] = {}
     replies, norms, rejected, up_bytes = {}, {}, {}, 0
     releases: list[Release] = []
-    device = worker.work.device
+    outlived: set[str] = set()
+    device, private = worker.work.device, worker.work.loop.dp is not None
     common = to_device(task.common, device)
     seeds = [seed_for(task.seed, "client", task.round, client) for client in block.clients]
     each = zip(block.clients, seeds, block.own, block.memory, block.shares, strict=True)
@@ -94,18 +99,29 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
         rows = worker.data.clients[client]
         worker.work.share = share
         worker.work.begin(task.round, rows)
+        worker.work.trained.clear()
+        before = watched.state(worker.work, worker.algorithm, {"commons": rows.commons}) if private else {}
         set_default_generator(seed, "client")  # for what a module draws outside of local training
         try:
             message, memory = Message(common, to_device(own, device)), to_device(memory, device)
             received = (common, message.own, memory)
             worker.work.noise = Noise(worker.work.source, task.round, client, received=received)
+            if private:  # what a client does to its message reaches nobody else
+                message = Message(_cloned(message.common), _cloned(message.own))
             reply = _client(worker, task, message, memory, rows, seed)
         except Exception as error:
             raise ClientError.of(error, client, task.round, task.algorithm, rows.x.shape) from error
         finally:
             worker.work.share = 1.0  # what the server trains is whole
+        if private:
+            watched.put_back(worker.work)
+            outlived |= watched.differing(
+                before, watched.state(worker.work, worker.algorithm, {"commons": rows.commons})
+            )
         up_bytes += reply.nbytes
         releases += _released(reply, client, rows)
+        if private:
+            releases += _unnamed(worker.work.trained, reply.releases, client)
         size = _norm(reply, task.max_norm)
         if isinstance(size, str):
             rejected[client] = size
@@ -123,6 +139,7 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
         rejected=rejected,
         up_bytes=up_bytes,
         releases=releases,
+        outlived=outlived,
     )
 
 
@@ -175,11 +192,38 @@ def _released(reply: Reply, client: int, rows: ClientData) -> list[Release]:
     return events
 
 
+def _unnamed(trained: Sequence[Release], named: Sequence[Release], client: int) -> list[Release]:
+    """An event for every local training or gradient that no release of the reply names: it took place all the same.
+
+    A later training may go on from its result, so that what is sent was made from both. Where nothing that is sent
+    counts as covered, nothing need be charged.
+    """
+    if not any(event.covered for event in named):
+        return []
+    left = Counter(map(_protection, trained)) - Counter(map(_protection, named))
+    return [replace(event, client=client, what=("local training",)) for event in left.elements()]
+
+
+def _protection(event: Release) -> Release:
+    return replace(event, client=-1, what=(), seen=0, commons=False)
+
+
+def _cloned(payload: Payload) -> Payload:
+    return {name: copy(x) if isinstance(x, Flat) else x.clone() for name, x in payload.items()}
+
+
+def _bare(x: Flat | Tensor) -> Flat | Tensor:
+    """Its numbers alone: without a larger tensor that it is a part of, a graph, or attributes."""
+    values = data(x).detach()
+    return like(x, values.clone() if values.untyped_storage().nbytes() > values.nbytes else values)
+
+
 def _at_rest(reply: Reply) -> Reply:
     """The reply without its sums, on the CPU."""
     memory = None if reply.memory is None else to_device(reply.memory, CPU)
     metrics = {name: float(value) for name, value in reply.metrics.items()}
-    return Reply({}, to_device(reply.each, CPU), weight=reply.weight, memory=memory, metrics=metrics)
+    each = {name: _bare(x) for name, x in to_device(reply.each, CPU).items()}
+    return Reply({}, each, weight=reply.weight, memory=memory, metrics=metrics)
 
 
 def _form(reply: Reply) -> Form:

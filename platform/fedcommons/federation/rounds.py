@@ -22,8 +22,10 @@ from fedcommons.core.algorithm import (
 from fedcommons.core.averaging import summed_weight
 from fedcommons.core.executor import Executor, WorkerDied
 from fedcommons.core.reduction import add_blocks, cut
+from fedcommons.core.release import Release
 from fedcommons.core.worker import give_back_freed
 from fedcommons.errors import ClientError
+from fedcommons.federation.at_server import AtServer
 from fedcommons.federation.blocks import NOT_FINITE, Block, BlockResult, Form, RoundTask, train_block
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.participation import participants
@@ -121,6 +123,18 @@ def answering(algorithm: Algorithm, plan: Plan, state: State, number: int) -> tu
     return joined, [i for i in joined if late.get(i, 1.0)]
 
 
+CLASS_COUNTS = Release(what=("class counts",), commons=True, why="read by the method or the straggler rule")
+"""What every client sends once as soon as somebody reads ``Facts.counts``."""
+
+
+def with_counts(now: Standing, facts: Facts) -> Standing:
+    """The same state in which the clients have sent their class counts, if these were read and are not sent yet."""
+    if not facts.counts_nbytes or not now.ledger.uncovered.keys().isdisjoint(CLASS_COUNTS.named):
+        return now
+    ledger = now.ledger.after([CLASS_COUNTS] * facts.n_clients)
+    return replace(now, ledger=ledger, traffic=now.traffic + Traffic(once=facts.counts_nbytes))
+
+
 @dataclass(frozen=True)
 class Call:
     """A round before training: the participants, the late ones, their download, and the jobs of those who reply."""
@@ -171,8 +185,8 @@ def _round(
         raise _all_rejected(name, number, rejected, now.largest)
     norms = {client: norm for r in results for client, norm in r.norms.items() if client in accepted}
     top = largest(number, norms) or now.largest
-    # memory is the client's: the server does not see it
-    replies = {i: reply if reply.memory is None else replace(reply, memory=None) for i, reply in accepted.items()}
+    # memory is the client's and metrics are the experimenter's: the server sees neither
+    replies = {i: replace(reply, memory=None, metrics={}) for i, reply in accepted.items()}
     state, buffers = now.state, now.buffers
     if BUFFERS in total:
         mean = scale(flat(total, BUFFERS), 1 / summed_weight(replies))
@@ -180,7 +194,9 @@ def _round(
         buffers = Flat(mean.layout, mean.buffer.to(kind))
         total = {n: x for n, x in total.items() if n != BUFFERS}
     if accepted or not joined:  # a round without a reply changes nothing
-        state = algorithm.merge(executor, now.state, total, replies, number, seed_for(plan.seed, "merge", number))
+        state = algorithm.merge(
+            AtServer(executor), now.state, total, replies, number, seed_for(plan.seed, "merge", number)
+        )
         if why := unusable(state) or unusable({"buffers": buffers}):
             text = f"round {number}, {name}: the merged {why}"
             if top is None:  # no reply has come yet
@@ -188,12 +204,14 @@ def _round(
             raise ClientError(f"{text}; of the replies {top} (see federation.max_norm)", top.client, top.round)
     memory = now.memory.updated(number, {i: r.memory for i, r in accepted.items() if r.memory is not None})
     traffic = called.sent + Traffic(up=sum(r.up_bytes for r in results))
-    ledger = now.ledger.after([event for r in results for event in r.releases])
+    outlived = {name for r in results for name in r.outlived}
+    ledger = now.ledger.after([event for r in results for event in r.releases], outlived)
     totals, refused = now.traffic + traffic, counted(now.rejected, rejected)
     after = Standing(
         number, state, memory, traffic=totals, buffers=buffers, rejected=refused, largest=top, ledger=ledger,
         late=called.late,
     )  # fmt: skip
+    after = with_counts(after, plan.facts)
     facts = {"clients": len(joined), "rejected": len(rejected)} | _means(accepted) | traffic.metrics()
     if plan.late:
         facts |= {"stragglers": len(called.late), "comm/lost_bytes": traffic.lost}

@@ -5,6 +5,7 @@ federation's public facts, the round and the run's seed. It gives each late clie
 done when the server goes on, in [0, 1]. What it has done comes as its reply if the share is above 0 and partial work is
 taken (the method's ``takes_partial``, or ``straggler.partial``); else nothing comes. Each draw is keyed by (seed,
 round, client), or by (seed, client) for what a client is throughout, so none depends on the worker or on other draws.
+A rule that reads class counts (``facts.counts``) makes clients send them: the ledger lists them as uncovered.
 
 Optional are ``arrival(n_clients, joining, seed)``, per client the probability that its whole reply arrives, given that
 ``joining`` clients take part, drawn uniformly (None: no closed form); ``check_clients(n_clients, joining)``, which

@@ -132,7 +132,7 @@ def _left(ready: Assembled, record: RunFolder, resume: bool) -> Standing:
     What there is of later rounds is dropped, as they are played again.
     """
     memory = ClientMemory(cap_bytes=ready.config.federation.memory_mb * 1e6, folder=record.path / "memory")
-    start = ready.start(memory)
+    start = rounds.with_counts(ready.start(memory), ready.plan.facts)
     found = checkpoint.load_latest(record.checkpoints, memory, record.whole(), start.model.layout) if resume else None
     last = found.round if found else -1
     record.rewind(last)
@@ -200,7 +200,8 @@ def _federate(
                 metrics |= measures.worst(clients)
                 record.log_clients(now.round, clients)
             if config.dp.local:
-                metrics[EPSILON + IF_SECRET * (config.dp.noise != SECRET)] = now.ledger.updates.largest(config.dp.delta)
+                spent = now.ledger.largest_of_rounds(config.dp.delta)
+                metrics[EPSILON + IF_SECRET * (config.dp.noise != SECRET)] = spent
             for tracker in trackers:
                 tracker.log(now.round, {**metrics, **(_late(now) if "stragglers" in facts else {})})
             record.log_times(now.round, {"train": trained - clock, "observe": time.perf_counter() - trained})

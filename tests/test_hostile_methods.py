@@ -1,0 +1,237 @@
+"""Methods that carry a client's data past the ledger: what the engine takes from them, charges or names.
+
+What it cannot see (a false ``spent.of``, data in ``start=``, in memory, in shapes) is tried by the sensitivity test.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.scaffold import SCAFFOLD
+from fedcommons.core.algorithm import Message, Replies, Reply, State
+from fedcommons.core.dp_sgd import DPSGD
+from fedcommons.core.executor import Executor
+from fedcommons.core.local import LocalSGD, Work, constant
+from fedcommons.core.worker import Worker
+from fedcommons.data.clients import ClientData
+from fedcommons.tensors import Payload, copy, data, flat, sub
+
+if TYPE_CHECKING:
+    from conftest import Federation
+
+    Digits = Callable[..., Federation]
+
+PRIVATE = LocalSGD(1, 5, dp=DPSGD(2.0, 1.0))
+
+
+def client_of(act: Callable[..., Reply]) -> type[FedAvg]:
+    """FedAvg whose client does this with (method, reply, work, message, data) after it has trained."""
+
+    class Hostile(FedAvg):
+        def client(
+            self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int
+        ) -> Reply:
+            reply = super().client(work, message, memory, data, round, seed)
+            return act(self, reply, work, message, data)
+
+    return Hostile
+
+
+def _in_the_method(self: Any, reply: Reply, work: Work, message: Message, data: ClientData) -> Reply:
+    object.__setattr__(self, "stolen", data.x.clone())
+    return reply
+
+
+def _in_the_worker(self: Any, reply: Reply, work: Work, message: Message, data: ClientData) -> Reply:
+    work.stolen = data.x.clone()  # pyright: ignore[reportAttributeAccessIssue]
+    return reply
+
+
+def _in_the_initial_weights(self: Any, reply: Reply, work: Work, message: Message, data: ClientData) -> Reply:
+    work.initial.buffer[0] = float(data.x[0].float().mean())
+    return reply
+
+
+def _in_what_all_hold(self: Any, reply: Reply, work: Work, message: Message, data: ClientData) -> Reply:
+    assert data.commons is not None
+    data.commons.x[0] = data.x[0].float()
+    return reply
+
+
+def _on_the_class(self: Any, reply: Reply, work: Work, message: Message, data: ClientData) -> Reply:
+    type(self).stolen = data.x.clone()
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("act", "name"),
+    [
+        (_in_the_method, "method state (stolen)"),
+        (_in_the_worker, "work (names)"),
+        (_in_the_initial_weights, "work (initial)"),
+        (_in_what_all_hold, "commons"),
+        (_on_the_class, "class state (Hostile.stolen)"),
+    ],
+)
+def test_what_a_method_keeps_of_a_client_is_named(act: Callable[..., Reply], name: str, digits: "Digits") -> None:
+    federation = digits().training(PRIVATE)
+    ledger = federation.play(client_of(act)(), federation.plan(1))[-1][0].ledger
+    assert name in ledger.uncovered, ledger.uncovered
+    assert ledger.of_all(0, 1e-5) is None
+
+
+def test_what_a_client_does_to_its_message_reaches_nobody(digits: "Digits") -> None:
+    def act(self: Any, reply: Reply, work: Work, message: Message, data: ClientData) -> Reply:
+        flat(message.common, "model").buffer.fill_(float(data.x.float().mean()))
+        return reply
+
+    federation = digits().training(PRIVATE)
+    honest, hostile = (federation.play(m, federation.plan(2))[-1][0] for m in (FedAvg(), client_of(act)()))
+    assert torch.equal(honest.model.buffer, hostile.model.buffer)
+    assert not hostile.ledger.uncovered
+
+
+def test_a_part_of_a_tensor_travels_without_the_rest(digits: "Digits") -> None:
+    """A view has its whole storage behind it, of which no byte would be counted."""
+
+    class Views(client_of(lambda self, reply, work, message, data: replace(reply, each={"x": data.x[:1, :1, :1, :1]}))):
+        def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, *rest: Any) -> State:
+            found = torch.tensor([data(r.each["x"]).untyped_storage().nbytes() for r in replies.values()])
+            return {**super().merge(executor, state, total, replies, *rest), "bytes": found}
+
+    federation, method = digits(), cast("Any", Views())
+    assert data(federation.play(method, federation.plan(1))[-1][0].state["bytes"]).tolist() == [1] * 5
+
+
+@dataclass(frozen=True)
+class _Looks:
+    nbytes: int = 0
+
+
+def _rows(worker: Worker, shared: _Looks, job: int) -> int:
+    clients = worker.data.clients
+    return len(clients) + len(clients.store) + clients.store.x.untyped_storage().nbytes() + len(worker.data.own)
+
+
+def test_a_job_of_the_server_has_no_clients(digits: "Digits") -> None:
+    class Reads(FedAvg):
+        def merge(self, executor: Executor, state: State, *rest: Any) -> State:
+            return {**super().merge(executor, state, *rest), "seen": torch.tensor(executor.map(_rows, _Looks(), [0]))}
+
+    federation, method = digits(), cast("Any", Reads())
+    assert data(federation.play(method, federation.plan(1))[-1][0].state["seen"]).tolist() == [0]
+
+
+def test_a_client_finds_nothing_of_the_one_before(digits: "Digits") -> None:
+    """Neither weights nor gradients nor momentum; and its rates are the module's."""
+
+    class Looks(FedAvg):
+        def client(self, work: Work, *rest: Any) -> Reply:
+            gradients = sum(p.grad is not None for p in work.named.values())
+            (group,) = work.optimizer.param_groups
+            moved = float((work.params.buffer - work.initial.buffer).norm())
+            found = {"moved": moved, "gradients": gradients, "state": len(work.optimizer.state), "rate": group["lr"]}
+            reply = super().client(work, *rest)
+            group["lr"] = 3.0
+            return replace(reply, metrics=found)
+
+    federation = digits(momentum=0.9).training(PRIVATE)
+    for now, facts in federation.play(cast("Any", Looks()), federation.plan(2)):
+        assert [facts[f"train/{name}"] for name in ("moved", "gradients", "state", "rate")] == [0, 0, 0, 0.1]
+        assert not now.ledger.uncovered
+
+
+# Trainings
+
+
+@dataclass(frozen=True)
+class Twice(FedAvg):
+    """It trains twice, the second time from the first result; ``names``: how many of the two it names."""
+
+    names: int = 1
+    bare: bool = False
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        x = flat(message.common, "model")
+
+        def write(params: Any) -> None:
+            next(iter(params.values())).data.add_(float(data.x.float().mean()))
+
+        first = work.local(x, data, seed, add_to_grad=write if self.bare else None)
+        spent, start = first.spent, copy(first.model)
+        second = work.local(start, data, seed + 1)
+        named = [second.spent.of("delta"), spent.of("delta")][: self.names]
+        return Reply({"delta": sub(second.model, x)}, weight=work.weight(data), releases=named)
+
+
+@pytest.mark.parametrize("names", [1, 2])
+def test_every_training_is_charged_whether_it_is_named_or_not(names: int, digits: "Digits") -> None:
+    federation = digits().training(PRIVATE)
+    ledger = federation.play(Twice(names), federation.plan(1))[-1][0].ledger
+    assert ledger.updates.covered == {i: {(5 / n, 2.0): 2 * -(-n // 5)} for i, n in enumerate((9, 16, 12, 20, 7))}
+    assert not ledger.uncovered
+    assert ledger.updates.names == (("delta", "local training") if names == 1 else ("delta",))
+
+
+def test_a_training_that_nothing_protects_is_not_hidden_behind_a_later_one(digits: "Digits") -> None:
+    federation = digits().training(PRIVATE)
+    ledger = federation.play(Twice(1, bare=True), federation.plan(1))[-1][0].ledger
+    assert ledger.uncovered == {"local training (the loss or add_to_grad writes the weights)": 5}
+    assert ledger.of_all(0, 1e-5) is None
+
+
+@dataclass(frozen=True)
+class Corrected(FedAvg):
+    """It adds the gradient of its data to those that DP-SGD has noised, and calls the result covered."""
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        x = flat(message.common, "model")
+        y, _, spent = work.local(x, data, seed, add_to_grad=constant(work.gradient(x, data)))
+        return Reply({"delta": sub(y, x)}, releases=[spent.of("delta")])
+
+
+def test_a_gradient_without_noise_is_seen_beside_a_covered_training(digits: "Digits") -> None:
+    federation = digits().training(PRIVATE)
+    ledger = federation.play(Corrected(), federation.plan(1))[-1][0].ledger
+    assert ledger.uncovered == {"local training (work.gradient has no noise)": 5}
+
+
+def test_where_nothing_is_said_to_be_covered_no_training_is_charged(digits: "Digits") -> None:
+    federation = digits().training(PRIVATE)
+    for method in (SCAFFOLD(option=1), client_of(lambda self, reply, *_: replace(reply, releases=()))()):
+        ledger = federation.play(method, federation.plan(1))[-1][0].ledger
+        assert not ledger.updates.covered
+        assert set(ledger.uncovered) <= {"delta", "control"}
+
+
+# Replies that say more than they are
+
+
+def test_a_reply_is_its_tensors_and_nothing_else(digits: "Digits") -> None:
+    """Neither what somebody's own kind of reply holds besides, nor metrics, nor attributes of a tensor."""
+
+    @dataclass(frozen=True)
+    class More(Reply):
+        stolen: Tensor | None = None
+
+    def act(self: Any, reply: Reply, work: Work, message: Message, data: ClientData) -> Reply:
+        part = data.x[:1].clone()
+        vars(part)["stolen"] = data.x
+        return More(reply.sums, {"part": part}, metrics={"pixel": float(data.x[0, 0, 0, 0])}, stolen=data.x)
+
+    class Takes(client_of(act)):
+        def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, *rest: Any) -> State:
+            found = [
+                hasattr(r, "stolen") + hasattr(r.each["part"], "stolen") + len(r.metrics) for r in replies.values()
+            ]
+            return {**super().merge(executor, state, total, replies, *rest), "found": torch.tensor(found)}
+
+    federation = digits().training(PRIVATE)
+    now = federation.play(cast("Any", Takes()), federation.plan(1))[-1][0]
+    assert data(now.state["found"]).tolist() == [0] * 5
+    assert now.ledger.uncovered == {"delta": 5, "part": 5}
