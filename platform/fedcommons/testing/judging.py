@@ -1,0 +1,154 @@
+"""What left on two sides of a play, against what is declared of it.
+
+    sqrt( sum over noisy sums and tensors of (moved / sd)^2 )  <=  times sqrt( sum over releases of steps / sigma^2 )
+
+moved: ||difference||, of a sum before its noise;  sd: standard deviation of its noise, as it was drawn;  times: see
+``neighbours.Kind``. At q = 1 both sides of it are what Gaussian noise hides in all. With q < 1 an example is in fewer
+sums, and the left side is smaller.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from math import inf, sqrt
+
+import torch
+from torch import Tensor
+
+from fedcommons.core.release import Release
+from fedcommons.tensors import Flat, Payload, data
+from fedcommons.testing.comparing import listed
+from fedcommons.testing.neighbours import Kind
+from fedcommons.testing.sides import ROUNDING, Side, Sum
+
+Spread = Callable[[], Mapping[str, Tensor]]
+"""The standard deviation of the noise in each number of each tensor."""
+
+
+@dataclass(frozen=True)
+class Left:
+    """What left a client: tensors by name, its weight, and what is declared of them."""
+
+    tensors: Payload
+    releases: Sequence[Release]
+    weight: float = 1.0
+
+    @property
+    def free(self) -> set[str]:
+        """Names that are declared as protected by nothing."""
+        return {name for event in self.releases if not event.covered for name in event.what}
+
+    @property
+    def covered(self) -> list[Release]:
+        return [event for event in self.releases if event.covered]
+
+    def told(self, name: str) -> str:
+        """What is declared of a tensor that no noise hides, in words."""
+        of = [event for event in self.covered if name in event.what]
+        declared = " and ".join(f"noise multiplier {e.sigma:g} with sensitivity {e.sensitivity:g}" for e in of)
+        return f"declared is {declared}, and no noise of its own hides it" if of else "no release names it"
+
+
+def faults(
+    first: Left, second: Left, sides: tuple[Side, Side], kind: Kind, spread: Spread, slack: float = ROUNDING
+) -> list[str]:
+    """A sentence for each thing that moved further than is declared; empty if nothing did."""
+    if told := _of_draws(*sides):
+        return [f"{told} {kind.said}"]
+    found, differing = _of_forms(first, second, kind), _differing(first, second)
+    pairs = list(zip(sides[0].sums, sides[1].sums, strict=True))
+    if differing and (told := _of_sums(pairs, kind)):
+        return [told, *found]
+    spreads, noisy = spread() if differing and sides[0].loose else {}, 0
+    spent = sum((one.moved(two) / one.sd) ** 2 for one, two in pairs if one.keeps(two, kind.times))
+    for name, moved in differing:
+        units = in_units(moved, spreads.get(name, torch.zeros_like(moved)))
+        if units == inf or not any(name in event.what for event in first.covered):
+            found.append(f"{name} moves by {float(moved.norm()):.3g} {kind.said}: {first.told(name)}")
+        noisy, spent = noisy + moved.numel(), spent + units**2
+    if not found and noisy > sides[0].loose:
+        names = listed([name for name, _ in differing])
+        return [f"{names}: {noisy} numbers move {kind.said}, and only {sides[0].loose} of noise were drawn for them"]
+    return found if found or _gives_away(first) else _of_all(sqrt(spent), first, kind, slack)
+
+
+def in_units(moved: Tensor, sd: Tensor) -> float:
+    """||moved|| over the standard deviation of the noise where it moved; infinite without noise."""
+    there = moved != 0
+    of_noise = float(sd[there].square().mean().sqrt())
+    return float(moved.norm()) / of_noise if 0 < of_noise < inf else inf
+
+
+def difference(a: Tensor, b: Tensor) -> Tensor:
+    """b - a; of whole numbers what is left beyond rounding."""
+    moved = b.detach().double() - a.detach().double()
+    return moved if a.is_floating_point() else moved.sign() * (moved.abs() - 1).clamp(min=0)
+
+
+def _of_draws(one: Side, two: Side) -> str:
+    for number, (a, b) in enumerate(zip_longest(one.drawn, two.drawn), 1):
+        if a != b:
+            return f"of what it draws the {number}th is {a or 'nothing'}, and it is {b or 'nothing'}"
+    if any(not each.what for each in one.sums):
+        return "the noise of a sum does not come from noise.call(...).stream(...), on both sides:"
+    if len(one.sums) != len(two.sums):
+        return f"it makes {len(one.sums)} noisy sums, and {len(two.sums)}"
+    return ""
+
+
+def _of_sums(pairs: Sequence[tuple[Sum, Sum]], kind: Kind) -> str:
+    """Of the first covered sum that moves too far; those after it follow from it."""
+    for one, two in pairs:
+        if one.release.covered and not one.keeps(two, kind.times):
+            if one.release != two.release:
+                return f"the noisy sum of {one.what} has other clipping or noise {kind.said}"
+            most = kind.times * one.release.sensitivity
+            return f"the noisy sum of {one.what} moves by {one.moved(two):.3g} {kind.said}: declared is {most:.3g}"
+    return ""
+
+
+def _of_forms(first: Left, second: Left, kind: Kind) -> list[str]:
+    """Names, shapes, types, weights and the releases themselves."""
+    free, found = first.free | second.free, []
+    if first.covered != second.covered:
+        found.append(f"it declares other releases {kind.said}: {second.covered} instead of {first.covered}")
+    if first.weight != second.weight and "weight" not in free:
+        found.append(f"its weight is {first.weight:g}, and {second.weight:g} {kind.said}")
+    for name in sorted({*first.tensors, *second.tensors} - free):
+        forms = [_form(left.tensors.get(name)) for left in (first, second)]
+        if forms[0] != forms[1]:
+            found.append(f"{name} is {forms[0]}, and {forms[1]} {kind.said}")
+    return found
+
+
+def _form(x: Flat | Tensor | None) -> str:
+    if x is None:
+        return "not there"
+    parts = f" of {', '.join(x.layout.names)}" if isinstance(x, Flat) else ""
+    return f"{data(x).dtype} {tuple(data(x).shape)}{parts}"
+
+
+def _differing(first: Left, second: Left) -> list[tuple[str, Tensor]]:
+    """The tensors whose bits differ, and by how much each number does; not those that are declared as bare."""
+    found, free = [], first.free | second.free
+    for name, x in first.tensors.items():
+        a, b = data(x), data(second.tensors[name]) if name in second.tensors else data(x)
+        if name not in free and not torch.equal(a, b):
+            found.append((name, difference(a, b)))
+    return [(name, moved) for name, moved in found if moved.any()]
+
+
+def _gives_away(left: Left) -> bool:
+    """Whether floating numbers are declared as bare: noisy sums may have gone into these."""
+    return any(name in left.free and data(x).is_floating_point() for name, x in left.tensors.items())
+
+
+def _of_all(spent: float, left: Left, kind: Kind, slack: float) -> list[str]:
+    most = kind.times * sqrt(sum(event.steps / event.sigma**2 for event in left.covered))
+    if spent <= most * (1 + slack):
+        return []
+    names = listed([name for event in left.covered for name in event.what]) or "nothing"
+    return [
+        f"what left moves by {spent:.3g} standard deviations of its noise {kind.said}, and what is declared of {names} "
+        f"lets it move by {most:.3g}"
+    ]
