@@ -8,7 +8,7 @@ sums, and the left side is smaller.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from math import inf, sqrt
 
@@ -20,6 +20,12 @@ from fedcommons.tensors import Flat, Payload, data
 from fedcommons.testing.comparing import listed
 from fedcommons.testing.neighbours import Kind
 from fedcommons.testing.sides import ROUNDING, Side, Sum
+
+SEEDS = 12
+"""Plays with other seeds, which tell how much noise is in what draws it from its seed."""
+
+SLACK = 0.25
+"""Relative: of a standard deviation from so many plays."""
 
 Spread = Callable[[], Mapping[str, Tensor]]
 """The standard deviation of the noise in each number of each tensor."""
@@ -59,30 +65,57 @@ def faults(
     pairs = list(zip(sides[0].sums, sides[1].sums, strict=True))
     if differing and (told := _of_sums(pairs, kind)):
         return [told, *found]
-    spreads, noisy = spread() if differing and sides[0].loose else {}, 0
+    spreads = spread() if differing else {}
     spent = sum((one.moved(two) / one.sd) ** 2 for one, two in pairs if one.keeps(two, kind.times))
     for name, moved in differing:
-        units = in_units(moved, spreads.get(name, torch.zeros_like(moved)))
+        rounded = not data(first.tensors[name]).is_floating_point()
+        units = in_units(moved, spreads.get(name, torch.zeros_like(moved)), rounded)
         if units == inf or not any(name in event.what for event in first.covered):
             found.append(f"{name} moves by {float(moved.norm()):.3g} {kind.said}: {first.told(name)}")
-        noisy, spent = noisy + moved.numel(), spent + units**2
-    if not found and noisy > sides[0].loose:
-        names = listed([name for name, _ in differing])
-        return [f"{names}: {noisy} numbers move {kind.said}, and only {sides[0].loose} of noise were drawn for them"]
+        spent += units**2
     return found if found or _gives_away(first) else _of_all(sqrt(spent), first, kind, slack)
 
 
-def in_units(moved: Tensor, sd: Tensor) -> float:
-    """||moved|| over the standard deviation of the noise where it moved; infinite without noise."""
+def too_few(first: Left, second: Left, side: Side, kind: Kind) -> list[str]:
+    """A sentence if fewer normal numbers were drawn outside of sums than there are numbers that need them."""
+    differing = _differing(first, second)
+    if (n := sum(moved.numel() for _, moved in differing)) <= side.loose:
+        return []
+    names = listed([name for name, _ in differing])
+    return [f"{names}: {n} numbers move {kind.said}, and only {side.loose} of noise were drawn for them"]
+
+
+def spread_of(play: Callable[[int], Left], like: Left) -> Spread:
+    """From plays with other seeds, which ``play`` is given the numbers of."""
+
+    def spread() -> Mapping[str, Tensor]:
+        plays = [play(number).tensors for number in range(1, 1 + SEEDS)]
+        same = [name for name, x in like.tensors.items() if all(data(p[name]).shape == data(x).shape for p in plays)]
+        return {name: torch.stack([data(p[name]).double() for p in plays]).std(0) for name in same}
+
+    return spread
+
+
+def renamed(events: Sequence[Release], tensors: Payload) -> list[Release]:
+    """The events for these tensors, all of them; only ``labels`` follow class counts."""
+    return [replace(event, what=("labels",) if event.what == ("class counts",) else tuple(tensors)) for event in events]
+
+
+def in_units(moved: Tensor, sd: Tensor, rounded: bool) -> float:
+    """||moved|| over the standard deviation of the noise where it moved; infinite without noise.
+
+    rounded: to whole numbers after noise, so that each may be off by 1.
+    """
     there = moved != 0
     of_noise = float(sd[there].square().mean().sqrt())
-    return float(moved.norm()) / of_noise if 0 < of_noise < inf else inf
+    if not 0 < of_noise < inf:
+        return inf
+    return float((moved.abs() - int(rounded)).clamp(min=0).norm()) / of_noise
 
 
 def difference(a: Tensor, b: Tensor) -> Tensor:
-    """b - a; of whole numbers what is left beyond rounding."""
-    moved = b.detach().double() - a.detach().double()
-    return moved if a.is_floating_point() else moved.sign() * (moved.abs() - 1).clamp(min=0)
+    """b - a."""
+    return b.detach().double() - a.detach().double()
 
 
 def _of_draws(one: Side, two: Side) -> str:
@@ -130,12 +163,10 @@ def _form(x: Flat | Tensor | None) -> str:
 
 def _differing(first: Left, second: Left) -> list[tuple[str, Tensor]]:
     """The tensors whose bits differ, and by how much each number does; not those that are declared as bare."""
-    found, free = [], first.free | second.free
-    for name, x in first.tensors.items():
-        a, b = data(x), data(second.tensors[name]) if name in second.tensors else data(x)
-        if name not in free and not torch.equal(a, b):
-            found.append((name, difference(a, b)))
-    return [(name, moved) for name, moved in found if moved.any()]
+    same = [name for name, x in first.tensors.items() if _form(x) == _form(second.tensors.get(name))]
+    pairs = [(name, data(first.tensors[name]), data(second.tensors[name])) for name in same]
+    free = first.free | second.free
+    return [(name, difference(a, b)) for name, a, b in pairs if name not in free and not torch.equal(a, b)]
 
 
 def _gives_away(left: Left) -> bool:

@@ -3,6 +3,7 @@
 blanked: the example is nan. Clipping takes what is not finite for zero (``dp_sgd.clipped``), so the example keeps its
 place and adds nothing, as in ``accounting/privacy.py``; and whatever else reads it shows. A release moves by at most
 its sensitivity. Floating examples only.
+zeroed: the image is black, which is as good as nan where pixels are summed up. uint8 images only.
 replaced: another example stands there, with another label where ``labels`` says so. It is blanked out and filled
 again, so a release moves by at most twice its sensitivity.
 
@@ -14,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
@@ -36,9 +36,12 @@ class Kind:
 BLANKED = Kind("with an example blanked out", 1.0)
 REPLACED = Kind("with an example replaced", 2.0)
 RELABELLED = Kind("with an example and its label replaced", 2.0, labels=True)
+ZEROED = Kind("with an image blanked out (all pixels zero)", 1.0)
 
 
-def neighbouring(examples: Examples, rows: Sequence[int], others: Sequence[int], kind: Kind) -> tuple[Examples, Examples]:
+def neighbouring(
+    examples: Examples, rows: Sequence[int], others: Sequence[int], kind: Kind
+) -> tuple[Examples, Examples]:
     """Both sides' examples, which differ in ``rows``; others: the new labels there, if labels are replaced."""
     at = torch.tensor(rows)
     first, second, y = examples.x.clone(), examples.x.clone(), examples.y.clone()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from fedcommons.core.algorithm import Algorithm, Message, Reply
+from fedcommons.core.algorithm import Algorithm, Message, Reply, Shares
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.noise import SEED_ALONE, Noise
@@ -27,8 +27,9 @@ from fedcommons.seeds import keyed_globals, seed_for
 from fedcommons.tensors import Payload, data, like
 from fedcommons.testing.comparing import differing, listed, raw, require
 from fedcommons.testing.federations import Federation, digits
-from fedcommons.testing.judging import Left, difference, faults
+from fedcommons.testing.judging import Left, difference, faults, too_few
 from fedcommons.testing.neighbours import BLANKED, RELABELLED, REPLACED, Kind, apart
+from fedcommons.testing.sensitivity_of_generators import shared_faults
 from fedcommons.testing.sides import Side, playing
 
 SIZES = (6, 10, 4)
@@ -91,6 +92,8 @@ class Play:
             return [f"the server's {listed(unequal)} before round 1 follows the clients' class counts"]
         players = [Players(side.build(deepcopy(algorithm))(side.data)) for side in self.sides]
         executor = self.sides[0].serial(algorithm)
+        if isinstance(algorithm, Shares) and (found := shared_faults(algorithm, self.kind, self.seed)):
+            return found
         for number in range(1, ROUNDS + 1):
             called, found, replies = rounds.call(algorithm, plans[0], now, number), [], {}
             for block in called.blocks:
@@ -105,9 +108,7 @@ class Play:
             now = rounds.Standing(number, state)
         return [said for client in self.sampled if (said := self._of_sampling(client))]
 
-    def _compared(
-        self, players: list[Players], task: RoundTask, own: Payload, client: int
-    ) -> tuple[Reply, list[str]]:
+    def _compared(self, players: list[Players], task: RoundTask, own: Payload, client: int) -> tuple[Reply, list[str]]:
         """The first side's reply, and the faults of both."""
         first, before = Side(self.seed), dict(players[0].memory)
         second = Side(self.seed, follows=first, times=self.kind.times)
@@ -118,17 +119,19 @@ class Play:
             return reply, [f"{self.kind.said} it raises {type(error).__name__}: {error}"]
 
         def spread() -> dict[str, Tensor]:
+            if not first.loose:
+                return {}
             alone = Players(self.sides[0].build(self.algorithm)(self.sides[0].data), before)
             raised = alone.reply(task, own, client, Side(self.seed, follows=first, times=1.0, raised=1.0))
             sent, there = {**reply.sums, **reply.each}, {**raised.sums, **raised.each}
             same = [name for name in sent if name in there and data(sent[name]).shape == data(there[name]).shape]
             return {name: difference(data(sent[name]), data(there[name])) for name in same}
 
-        left = [Left({**r.sums, **r.each}, r.releases, r.weight) for r in (reply, other)]
-        found = faults(left[0], left[1], (first, second), self.kind, spread)
+        here, there = (Left({**r.sums, **r.each}, r.releases, r.weight) for r in (reply, other))
+        found = faults(here, there, (first, second), self.kind, spread) or too_few(here, there, first, self.kind)
         self.is_bare |= any(not event.covered for event in reply.releases)
         pairs = zip(first.sums, second.sums, strict=False)
-        steps = [(event.steps, event.q) for event in left[0].covered]
+        steps = [(event.steps, event.q) for event in here.covered]
         moved = sum(one.release.covered and one.moved(two) > 0 for one, two in pairs)
         counted = moved, sum(n for n, _ in steps), max((q for _, q in steps), default=1.0)
         self.sampled.setdefault(client, []).append(counted)
@@ -145,7 +148,9 @@ class Play:
         moved, steps, q = sum(m for m, _, _ in of_round), sum(n for _, n, _ in of_round), max(q for _, _, q in of_round)
         if moved == 0 or binom.sf(moved - 1, max(moved, steps), q) >= UNLIKELY:
             return ""
-        return f"an example of client {client} is in {moved} noisy sums of {steps} steps, and the rate declared is {q:g}"
+        return (
+            f"an example of client {client} is in {moved} noisy sums of {steps} steps, and the rate declared is {q:g}"
+        )
 
 
 def _copied(payload: Payload) -> Payload:
