@@ -1,6 +1,5 @@
 """The sensitivity test of methods: each false claim is told in a sentence, and no method of the package is blamed."""
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -11,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.config.parts import KINDS, make
 from fedcommons.core.algorithm import Algorithm, Common, Facts, Message, Reply, State
 from fedcommons.core.dp_sgd import NoisySum, clipped
-from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.local import Work
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.data.clients import ClientData, Clients
 from fedcommons.data.examples import Examples
@@ -282,15 +280,15 @@ class StartsWithTheCounts(Honest):
 
 
 TOLD = {
-    SendsTheMean: "mean moves by .* declared is noise multiplier 1 with sensitivity 1, and no noise of its own hides it",
+    SendsTheMean: "mean moves by .* noise multiplier 1 with sensitivity 1, and no noise of its own hides it",
     SendsTheSigns: "signs moves by",
     SendsTheLabels: "counts moves by .* label replaced",
     SendsWithoutARelease: "mean moves by .*: no release names it",
     WeighsByTheData: "its weight is",
     StartsAtTheData: "the noisy sum of local training .* moves by|delta moves by",
-    RateOfTheData: "delta moves by",
-    LossOfAllData: "the noisy sum of local training 1 noise 0 moves by .*: declared is 1",
-    GradientOfTheData: "delta moves by|the noisy sum of local training 1 noise 1",
+    RateOfTheData: "the noisy sum of local training, call 1, noise 1 moves by",
+    LossOfAllData: "the noisy sum of local training, call 1, noise 0 moves by .*, and declared is 1",
+    GradientOfTheData: "delta moves by|the noisy sum of local training, call 1, noise 1",
     CarriesItInMemory: "round 3, .*: delta moves by",
     CarriesItInTheModule: "seen moves by",
     CarriesItInTheClass: "seen moves by",
@@ -309,8 +307,8 @@ TOLD = {
     OneNumberOfNoise: "mean: 64 numbers move .* only 1 of noise were drawn",
     NoiseOfItsOwn: "mean moves by .* no noise of its own hides it",
     SumWithLessNoise: "what left moves by",
-    SumThatIsNotClipped: "the noisy sum of mean 1 moves by .*: declared is 1",
-    SumsEachTwice: "the noisy sum of mean 1 moves by 2 .*: declared is 1",
+    SumThatIsNotClipped: "the noisy sum of mean, call 1 moves by .*, and declared is 1",
+    SumsEachTwice: "the noisy sum of mean, call 1 moves by 2 .*, and declared is 1",
     SharesLongMeans: "before round 1: what left moves by",
     StartsWithTheCounts: "the server's counts before round 1 follows",
 }  # fmt: skip

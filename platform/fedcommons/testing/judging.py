@@ -90,7 +90,8 @@ def spread_of(play: Callable[[int], Left], like: Left) -> Spread:
 
     def spread() -> Mapping[str, Tensor]:
         plays = [play(number).tensors for number in range(1, 1 + SEEDS)]
-        same = [name for name, x in like.tensors.items() if all(data(p[name]).shape == data(x).shape for p in plays)]
+        shapes = {name: data(x).shape for name, x in like.tensors.items() if data(x).numel()}
+        same = [name for name, shape in shapes.items() if all(data(p[name]).shape == shape for p in plays)]
         return {name: torch.stack([data(p[name]).double() for p in plays]).std(0) for name in same}
 
     return spread
@@ -136,7 +137,8 @@ def _of_sums(pairs: Sequence[tuple[Sum, Sum]], kind: Kind) -> str:
             if one.release != two.release:
                 return f"the noisy sum of {one.what} has other clipping or noise {kind.said}"
             most = kind.times * one.release.sensitivity
-            return f"the noisy sum of {one.what} moves by {one.moved(two):.3g} {kind.said}: declared is {most:.3g}"
+            moved = f"the noisy sum of {one.what} moves by {one.moved(two):.3g} {kind.said}"
+            return f"{moved}, and declared is {most:.3g} (it moves too where data are in start=, lr= or a hook)"
     return ""
 
 

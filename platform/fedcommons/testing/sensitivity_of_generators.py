@@ -1,6 +1,10 @@
 """The sensitivity test of generators, and of what methods share before round 1."""
 
 import inspect
+from collections.abc import Mapping
+
+import numpy as np
+from torch import Tensor
 
 from fedcommons.core.algorithm import Shares
 from fedcommons.core.noise import SEED_ALONE, Noise
@@ -10,10 +14,11 @@ from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.generators.generator import Generator, Receipt
 from fedcommons.seeds import keyed_globals
+from fedcommons.tensors import data
 from fedcommons.testing.comparing import require
 from fedcommons.testing.federations import digits
-from fedcommons.testing.judging import SLACK, Left, faults, renamed, spread_of
-from fedcommons.testing.neighbours import BLANKED, RELABELLED, Kind, apart, neighbouring
+from fedcommons.testing.judging import SLACK, Left, difference, faults, renamed, spread_of, too_few
+from fedcommons.testing.neighbours import BLANKED, RELABELLED, Kind, apart
 from fedcommons.testing.sides import Side, playing
 
 SIZES = (12, 9)
@@ -34,17 +39,27 @@ def check_generator(generator: Generator, examples: Examples | None = None, *, s
     given = examples or digits((24,)).data.clients.store
     floating = Examples(given.x.float(), given.y)  # nan is a floating number
     for kind, those in ((BLANKED, floating), (RELABELLED, given)):
-        both = neighbouring(those, [0], [int(given.y[given.y != given.y[0]][0])], kind)
-        first = Side(seed)
-        second = Side(seed, follows=first, times=kind.times)
         try:
-            left = [_fitted(generator, each, seed, side) for each, side in zip(both, (first, second), strict=True)]
+            found = _faults(generator, those, kind, seed)
         except (TypeError, ValueError, RuntimeError):
-            if kind is BLANKED and not given.x.is_floating_point():
-                continue  # it takes no floating images
-            raise
-        found = faults(left[0], left[1], (first, second), kind, dict)
+            if kind is RELABELLED or given.x.is_floating_point():
+                raise
+            continue  # it takes no floating images
         require(not found, f"{type(generator).__name__}: {'; '.join(found[:3])}")
+
+
+def _faults(generator: Generator, examples: Examples, kind: Kind, seed: int) -> list[str]:
+    clients = Clients(examples, [np.arange(len(examples))])
+    both = [each.store for each in apart(clients, [0], kind, seed)]
+    first = Side(seed)
+    second = Side(seed, follows=first, times=kind.times)
+    one, two = (_fitted(generator, each, seed, side) for each, side in zip(both, (first, second), strict=True))
+
+    def spread() -> Mapping[str, Tensor]:
+        raised = _fitted(generator, both[0], seed, Side(seed, follows=first, times=1.0, raised=1.0)).tensors
+        return {name: difference(data(x), data(raised[name])) for name, x in one.tensors.items()} if first.loose else {}
+
+    return faults(one, two, (first, second), kind, spread) or too_few(one, two, first, kind)
 
 
 def _fitted(generator: Generator, examples: Examples, seed: int, side: Side) -> Left:

@@ -98,7 +98,7 @@ class PlayedDraws:
 
     def stream(self, *key: int | str) -> Stream:
         """See ``Draws``."""
-        return PlayedStream(self.side, " ".join(map(str, (self.what, *key))))
+        return PlayedStream(self.side, f"{self.what}, {' '.join(map(str, key))}" if key else self.what)
 
 
 @contextmanager
@@ -109,8 +109,8 @@ def playing(side: Side) -> Iterator[None]:
     def played_call(noise: Noise, purpose: str, *data: Tensor) -> Any:
         noise.calls += 1
         side.calls += 1
-        side.drawn.append(f"call {side.calls} for {purpose}")
-        return PlayedDraws(side, f"{purpose} {side.calls}")
+        side.drawn.append(f"call {side.calls}, for {purpose}")
+        return PlayedDraws(side, f"{purpose}, call {side.calls}")
 
     def played_blur(total: NoisySum, sigma: float, noise: Stream) -> None:
         before, number = total.values.detach().clone(), len(side.sums)
