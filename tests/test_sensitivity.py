@@ -1,7 +1,9 @@
 """The sensitivity test of methods: each false claim is told in a sentence, and no method of the package is blamed."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -239,6 +241,33 @@ class NoiseOfItsOwn(NoisyMean):
         return np.random.default_rng(seed).standard_normal(64)
 
 
+class DrawsItsNoiseAgain(NoisySumOfItsOwn):
+    """And subtracts it."""
+
+    def reply(self, work: Work, x: Flat, memory: Payload, rows: ClientData, round: int, seed: int, **_: Any) -> Reply:
+        draws = work.noise.call("mean", *rows.columns)
+        total = NoisySum(torch.zeros(64), 1.0)
+        for example in rows.x.flatten(1):
+            total.add(self.part(example), 1.0)
+        total.blur(2.0, draws.stream())
+        bare = total.values - 2.0 * torch.from_numpy(draws.stream().standard_normal(64)).float()
+        event = replace(total.release, what=("mean",))
+        return also(Honest.reply(self, work, x, memory, rows, round, seed), "mean", bare, event)
+
+
+class ClipsByTheData(NoisySumOfItsOwn):
+    """At the largest norm that there is."""
+
+    def reply(self, work: Work, x: Flat, memory: Payload, rows: ClientData, round: int, seed: int, **_: Any) -> Reply:
+        largest = float(rows.x.flatten(1).nan_to_num().norm(dim=1).max())
+        total = NoisySum(torch.zeros(64), largest)
+        for example in rows.x.flatten(1):
+            total.add(*clipped(example.clone(), largest))
+        total.blur(2.0, work.noise.call("mean", *rows.columns).stream())
+        event = replace(total.release, what=("mean",))
+        return also(Honest.reply(self, work, x, memory, rows, round, seed), "mean", total.values / len(rows), event)
+
+
 class SumWithLessNoise(NoisySumOfItsOwn):
     noise = 1.9
 
@@ -293,7 +322,7 @@ TOLD = {
     CarriesItInTheModule: "seen moves by",
     CarriesItInTheClass: "seen moves by",
     ShapeOfTheData: "zeros is torch.float32",
-    TrainsByTheData: "of what it draws the",
+    TrainsByTheData: "draw .* is .*, and .* with an example blanked out",
     DividesByTheData: "delta moves by",
     RaisesByTheData: "it raises ValueError",
     ReleaseOfTheData: "it declares other releases",
@@ -306,6 +335,8 @@ TOLD = {
     ClipsHalves: "what left moves by",
     OneNumberOfNoise: "mean: 64 numbers move .* only 1 of noise were drawn",
     NoiseOfItsOwn: "mean moves by .* no noise of its own hides it",
+    DrawsItsNoiseAgain: "the stream of mean, call 1 is opened twice",
+    ClipsByTheData: "the noisy sum of mean, call 1 has other clipping or noise",
     SumWithLessNoise: "what left moves by",
     SumThatIsNotClipped: "the noisy sum of mean, call 1 moves by .*, and declared is 1",
     SumsEachTwice: "the noisy sum of mean, call 1 moves by 2 .*, and declared is 1",
@@ -331,3 +362,11 @@ def test_the_contract_has_it_where_asked_for() -> None:
 @pytest.mark.parametrize("honest", [Honest, NoisyMean, NoisySumOfItsOwn, SharesMeans])
 def test_what_is_true_is_not_blamed(honest: Callable[[], Algorithm]) -> None:
     what_leaves_a_client_moves_as_declared(honest(), LOCAL)
+
+
+def test_the_documented_method_keeps_its_promises_and_with_less_noise_does_not() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "own_parts.md").read_text()
+    (text,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.S) if block.startswith("# my_private.py")]
+    exec(text, {"__name__": "__main__"})
+    with pytest.raises(AssertionError, match="what left moves by .* and what is declared of delta, mean lets it move"):
+        exec(text.replace("2.0 * torch", "1.9 * torch"), {"__name__": "__main__"})

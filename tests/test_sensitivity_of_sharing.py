@@ -88,7 +88,7 @@ class MoreSteps(MeanImage):
 
 class StepsOfTheData(MeanImage):
     def steps(self, examples: Examples) -> int:
-        return 3 + int(examples.y[0])
+        return 2 + int(examples.y.sum()) % 2
 
 
 class KeepsAFrequency(MeanImage):
@@ -129,7 +129,7 @@ GENERATORS = {
     DoesNotClip: "the noisy sum of means, call 1, noise 0 moves by",
     ClipsHalves: "the noisy sum of means, call 1, noise 0 moves by 1.41",
     MoreSteps: "what left moves by 1.12 standard deviations .* lets it move by 0.866",
-    StepsOfTheData: "of what it draws the .*th is",
+    StepsOfTheData: "draw .* is none, and ",
     KeepsAFrequency: "labels moves by .* label replaced",
     HalfTheNoise: "what left moves by 1 standard deviations .* lets it move by 0.5",
     NoiseOfItsOwn: "mean moves by .* no noise of its own hides it",
@@ -208,10 +208,10 @@ class AlsoRealOnes(Means):
 
 
 class DarkestFirst(Means):
-    """Clients get the means in the order of the first client's pixels."""
+    """Who gets which mean first follows from the first client's pixels."""
 
     def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
-        dark = np.roll(released.rows, int(dealt.own[0].x.sum()) % 5)
+        dark = np.roll(released.rows, int(dealt.own[0].x.float().nan_to_num().sum() / 255) % 5)
         return replace(super().assign(dealt, released), received=[dark] * len(dealt.own))
 
 

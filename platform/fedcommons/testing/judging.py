@@ -59,8 +59,8 @@ def faults(
     first: Left, second: Left, sides: tuple[Side, Side], kind: Kind, spread: Spread, slack: float = ROUNDING
 ) -> list[str]:
     """A sentence for each thing that moved further than is declared; empty if nothing did."""
-    if told := _of_draws(*sides):
-        return [f"{told} {kind.said}"]
+    if told := _of_noise(*sides, kind):
+        return [told]
     found, differing = _of_forms(first, second, kind), _differing(first, second)
     pairs = list(zip(sides[0].sums, sides[1].sums, strict=True))
     if differing and (told := _of_sums(pairs, kind)):
@@ -71,7 +71,8 @@ def faults(
         rounded = not data(first.tensors[name]).is_floating_point()
         units = in_units(moved, spreads.get(name, torch.zeros_like(moved)), rounded)
         if units == inf or not any(name in event.what for event in first.covered):
-            found.append(f"{name} moves by {float(moved.norm()):.3g} {kind.said}: {first.told(name)}")
+            by = f"moves by {float(moved.norm()):.3g}" if moved.isfinite().all() else "is not finite"
+            found.append(f"{name} {by} {kind.said}: {first.told(name)}")
         spent += units**2
     return found if found or _gives_away(first) else _of_all(sqrt(spent), first, kind, slack)
 
@@ -119,14 +120,17 @@ def difference(a: Tensor, b: Tensor) -> Tensor:
     return b.detach().double() - a.detach().double()
 
 
-def _of_draws(one: Side, two: Side) -> str:
+def _of_noise(one: Side, two: Side, kind: Kind) -> str:
+    """What is wrong with what was drawn, whatever it hides."""
     for number, (a, b) in enumerate(zip_longest(one.drawn, two.drawn), 1):
         if a != b:
-            return f"of what it draws the {number}th is {a or 'nothing'}, and it is {b or 'nothing'}"
+            return f"draw {number} is {a or 'none'}, and {b or 'none'} {kind.said}"
+    if one.again:
+        return f"the stream of {one.again[0]} is opened twice, and gives the same noise again"
     if any(not each.what for each in one.sums):
-        return "the noise of a sum does not come from noise.call(...).stream(...), on both sides:"
+        return "the noise of a sum does not come from a stream of noise.call(...)"
     if len(one.sums) != len(two.sums):
-        return f"it makes {len(one.sums)} noisy sums, and {len(two.sums)}"
+        return f"it makes {len(one.sums)} noisy sums, and {len(two.sums)} {kind.said}"
     return ""
 
 
@@ -134,7 +138,7 @@ def _of_sums(pairs: Sequence[tuple[Sum, Sum]], kind: Kind) -> str:
     """Of the first covered sum that moves too far; those after it follow from it."""
     for one, two in pairs:
         if one.release.covered and not one.keeps(two, kind.times):
-            if one.release != two.release:
+            if not one.is_like(two):
                 return f"the noisy sum of {one.what} has other clipping or noise {kind.said}"
             most = kind.times * one.release.sensitivity
             moved = f"the noisy sum of {one.what} moves by {one.moved(two):.3g} {kind.said}"

@@ -8,7 +8,7 @@ both sides, bit for bit.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from math import inf, prod
+from math import inf, isclose, prod
 from typing import Any
 from unittest.mock import patch
 
@@ -45,7 +45,13 @@ class Sum:
     def keeps(self, other: "Sum", times: float) -> bool:
         """Whether it is covered, and the other one is like it and at most so many sensitivities away."""
         most = times * self.release.sensitivity * (1 + ROUNDING)
-        return self.release.covered and self.release == other.release and self.moved(other) <= most
+        return self.release.covered and self.is_like(other) and self.moved(other) <= most
+
+    def is_like(self, other: "Sum") -> bool:
+        """Whether its clipping and noise are the other's, up to the rounding of norms."""
+        mine, theirs = self.release, other.release
+        bounds = isclose(mine.sensitivity, theirs.sensitivity, rel_tol=ROUNDING)
+        return bounds and isclose(mine.sigma, theirs.sigma, rel_tol=ROUNDING)
 
 
 @dataclass
@@ -65,6 +71,8 @@ class Side:
     sums: list[Sum] = field(default_factory=list)
     loose: int = 0  # normal numbers outside of sums
     calls: int = 0
+    opened: set[str] = field(default_factory=set)  # streams
+    again: list[str] = field(default_factory=list)  # streams that were opened before: they begin anew
     in_sum: bool = False
 
 
@@ -98,7 +106,9 @@ class PlayedDraws:
 
     def stream(self, *key: int | str) -> Stream:
         """See ``Draws``."""
-        return PlayedStream(self.side, f"{self.what}, {' '.join(map(str, key))}" if key else self.what)
+        what = f"{self.what}, {' '.join(map(str, key))}" if key else self.what
+        (self.side.again.append if what in self.side.opened else self.side.opened.add)(what)
+        return PlayedStream(self.side, what)
 
 
 @contextmanager
