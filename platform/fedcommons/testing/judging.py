@@ -27,6 +27,12 @@ SEEDS = 12
 SLACK = 0.25
 """Relative: of a standard deviation from so many plays."""
 
+
+def told(found: Sequence[str]) -> str:
+    """The first of these sentences, and how many more there are."""
+    return found[0] + (f" ({len(found) - 1} more)" if found[1:] else "") if found else ""
+
+
 Spread = Callable[[], Mapping[str, Tensor]]
 """The standard deviation of the noise in each number of each tensor."""
 
@@ -149,8 +155,9 @@ def _of_sums(pairs: Sequence[tuple[Sum, Sum]], kind: Kind) -> str:
 def _of_forms(first: Left, second: Left, kind: Kind) -> list[str]:
     """Names, shapes, types, weights and the releases themselves."""
     free, found = first.free | second.free, []
-    if first.covered != second.covered:
-        found.append(f"it declares other releases {kind.said}: {second.covered} instead of {first.covered}")
+    for one, two in zip_longest(first.covered, second.covered):
+        if one != two:
+            found.append(f"it declares {_said(two)} {kind.said}, instead of {_said(one)}")
     if first.weight != second.weight and "weight" not in free:
         found.append(f"its weight is {first.weight:g}, and {second.weight:g} {kind.said}")
     for name in sorted({*first.tensors, *second.tensors} - free):
@@ -158,6 +165,13 @@ def _of_forms(first: Left, second: Left, kind: Kind) -> list[str]:
         if forms[0] != forms[1]:
             found.append(f"{name} is {forms[0]}, and {forms[1]} {kind.said}")
     return found
+
+
+def _said(event: Release | None) -> str:
+    if event is None:
+        return "nothing"
+    facts = f"q {event.q:g}, noise multiplier {event.sigma:g}, sensitivity {event.sensitivity:g}, steps {event.steps}"
+    return f"{listed(event.what)} with {facts}"
 
 
 def _form(x: Flat | Tensor | None) -> str:

@@ -27,7 +27,7 @@ from fedcommons.seeds import keyed_globals, seed_for
 from fedcommons.tensors import Payload, data, like
 from fedcommons.testing.comparing import differing, listed, raw, require
 from fedcommons.testing.federations import Federation, digits
-from fedcommons.testing.judging import Left, difference, faults, too_few
+from fedcommons.testing.judging import Left, difference, faults, told, too_few
 from fedcommons.testing.neighbours import BLANKED, RELABELLED, REPLACED, Kind, apart
 from fedcommons.testing.sensitivity_of_generators import shared_faults
 from fedcommons.testing.sides import Side, playing
@@ -50,7 +50,7 @@ def what_leaves_a_client_moves_as_declared(algorithm: Algorithm, local: LocalSGD
     found = blanked.faults()
     if not found:
         found = Play(algorithm, federation, REPLACED if blanked.is_bare else RELABELLED, seed).faults()
-    require(not found, "; ".join(found[:3]))
+    require(not found, told(found))
 
 
 @dataclass

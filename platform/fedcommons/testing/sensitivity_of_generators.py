@@ -17,7 +17,7 @@ from fedcommons.seeds import keyed_globals
 from fedcommons.tensors import data
 from fedcommons.testing.comparing import require
 from fedcommons.testing.federations import digits
-from fedcommons.testing.judging import SLACK, Left, difference, faults, renamed, spread_of, too_few
+from fedcommons.testing.judging import SLACK, Left, difference, faults, renamed, spread_of, told, too_few
 from fedcommons.testing.neighbours import BLANKED, RELABELLED, Kind, apart
 from fedcommons.testing.sides import Side, playing
 
@@ -45,7 +45,7 @@ def check_generator(generator: Generator, examples: Examples | None = None, *, s
             if kind is RELABELLED or given.x.is_floating_point():
                 raise
             continue  # it takes no floating images
-        require(not found, f"{type(generator).__name__}: {'; '.join(found[:3])}")
+        require(not found, f"{type(generator).__name__}: {told(found)}")
 
 
 def _faults(generator: Generator, examples: Examples, kind: Kind, seed: int) -> list[str]:

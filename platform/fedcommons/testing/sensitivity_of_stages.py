@@ -18,7 +18,7 @@ from fedcommons.sharing.needs import GeneratorRecipe, Need
 from fedcommons.sharing.stage import Contribution, Generating, Stage
 from fedcommons.testing.comparing import require
 from fedcommons.testing.federations import digits
-from fedcommons.testing.judging import SLACK, Left, faults, renamed, spread_of
+from fedcommons.testing.judging import SLACK, Left, faults, renamed, spread_of, told
 from fedcommons.testing.neighbours import BLANKED, RELABELLED, REPLACED, ZEROED, Kind, apart
 from fedcommons.testing.sides import Side, playing
 
@@ -47,7 +47,7 @@ def check_stage(stage: Stage, *, seed: int = 0) -> None:
         if found and not _raises_or_finds(StagePlay(stage, BLANKED, label_noise, seed)):
             found = []  # nan is a blank image for it, and a black one is not
         found = found or StagePlay(stage, REPLACED if zeroed.is_bare else RELABELLED, label_noise, seed).faults()
-        require(not found, f"{type(stage).__name__}: {'; '.join(found[:3])}")
+        require(not found, f"{type(stage).__name__}: {told(found)}")
 
 
 def _raises_or_finds(play: "StagePlay") -> bool:
