@@ -45,4 +45,4 @@ if __name__ == "__main__":
     with TemporaryDirectory() as folder:
         summary = run(experiment("smoke", values={**QUICK, **chosen}), folder, say=lambda text: None).summary
         print(f"{100 * summary['p']:.0f} % of what clients train on are mean images of others or of their own.")
-        print("epsilon of all messages:", summary["privacy"]["epsilon_of_messages"])
+        print(summary["privacy"]["in_words"][1])

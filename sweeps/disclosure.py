@@ -19,7 +19,7 @@ from fedcommons.files import write_json, write_text
 from fedcommons.paths import user_path
 from fedcommons.reports import tables
 from fedcommons.reports.cells import cells
-from fedcommons.reports.disclosure import ACCURACY, draw, points, private, table
+from fedcommons.reports.disclosure import ACCURACY, draw, points, table
 from fedcommons.sweeping import grids, runner, sweep
 from fedcommons.sweeping.display import Display
 from papers.fedssyn import authors
@@ -90,7 +90,7 @@ def report(cells_of_grid: Sequence[sweep.Trial], options: cli.Options, out: Path
     markdown = grids.stamped(table(found, options.round) + tables.numbered(notes), options)
     write_text(out / "disclosure.md", markdown)
     varied = dict.fromkeys(name for cell in found for name in cell.fields)
-    epsilon = ("pool_epsilon",) * private(found)
+    epsilon = tuple(name for name in tables.POOL_EPSILON if name in runs)
     records = tables.records(runs, (*varied, "seed", "disclosed", *epsilon, ACCURACY, "bytes_once"))
     write_text(out / "disclosure.csv", tables.to_csv(records))
     write_json(out / "summary.json", {"name": out.name, "round": options.round, "cells": records})
@@ -98,7 +98,7 @@ def report(cells_of_grid: Sequence[sweep.Trial], options: cli.Options, out: Path
     smoke = grids.is_smoke(options)
     draw(found, out / "disclosure.png", "disclosed", datasets, options.round, smoke)
     if epsilon:
-        draw(found, out / "disclosure_epsilon.png", "pool_epsilon", datasets, options.round, smoke)
+        draw(found, out / "disclosure_epsilon.png", epsilon[-1], datasets, options.round, smoke)
     display.say("\n" + markdown)
 
 

@@ -42,6 +42,14 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test reads or writes the salts of whoever runs it; of the session, as a module's fixtures play runs too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDCOMMONS_STATE", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 SWEEPS = Path(__file__).parent.parent / "sweeps"
 
 

@@ -130,6 +130,6 @@ def test_a_run_that_was_cut_is_as_if_it_had_not_been(config: Experiment, tmp_pat
         experiment.run(config, tmp_path / "cut", on_round=stop, say=lambda _: None)
     assert experiment.run(config, tmp_path / "cut", resume=True, say=lambda _: None) == whole
     assert read_rounds(tmp_path / "cut") == read_rounds(tmp_path / "whole")
-    spent = whole["privacy"]["epsilon_local_training"]["of_each_client"]
+    spent = whole["privacy"]["epsilon_local_training_if_secret"]["of_each_client"]
     assert [s > 0 for s in spent] == [True, True, True, False]
-    assert whole["privacy"]["epsilon_of_messages"] == max(spent)
+    assert whole["privacy"]["epsilon_of_messages_if_secret"] == max(spent)

@@ -85,11 +85,11 @@ def test_where_an_epsilon_covers_what_was_shared_accuracy_stands_against_it_too(
         disclosure.report(disclosure.grid(options), options, out, display)
     expected = [composed(((0.1, sigma, 10), (1.0, 8.0, 1)), 1e-5) for sigma in (2.0, 4.0)]
     rows = [line.split("|") for line in (out / "disclosure.md").read_text().splitlines() if line.startswith("| d")]
-    assert {row[-2].strip() for row in rows} == {"-", "none", *(f"{e:.3g}" for e in expected)}
+    assert {row[-2].strip() for row in rows} == {"-", "none", *(f"{e:.3g} if secret" for e in expected)}
     assert (out / "disclosure_epsilon.png").read_bytes().startswith(b"\x89PNG")
     found = cells(load_runs(tmp_path / "runs"))
     places = [name for _, name in sorted(epsilon_place(cell) for cell in found)]
-    assert places == ["nothing", *(f"{e:.3g}" for e in reversed(expected)), "none"]
+    assert places == ["nothing", *(f"{e:.3g} if secret" for e in reversed(expected)), "none"]
 
 
 def test_points_of_any_folders(runs: Path, tmp_path: Path, sweeps: Callable[[str], ModuleType]) -> None:

@@ -1,6 +1,6 @@
 """DP-SGD: clipping, noise and Poisson batches as the accountant (test_privacy.py) supposes them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import sqrt
 from typing import TYPE_CHECKING
@@ -27,9 +27,10 @@ from fedcommons.core.accountants import epsilon
 from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.noise import Noise, Source
 from fedcommons.data.clients import ClientData
 from fedcommons.federation.rounds import Standing
-from fedcommons.runs.build import local_loop
+from fedcommons.runs.build import local_loop, noise_key
 from fedcommons.seeds import seed_for, wide_generator
 from fedcommons.tensors import flatten
 from lightning_modules import Classifier
@@ -65,7 +66,8 @@ def _rows(n: int) -> ClientData:
 
 
 def _moved(local: LocalSGD, work: Work, rows: ClientData, seed: int = 0) -> Tensor:
-    """y - x after the local steps from the initial model."""
+    """y - x after the local steps from the initial model, with the noise of the client of this seed."""
+    work.noise = Noise(work.source, seed)
     y, _, _ = local.run(work, work.initial, rows, seed)
     return y.buffer - work.initial.buffer
 
@@ -171,7 +173,7 @@ def test_noise_is_added_once_to_the_sum_and_not_to_each_example() -> None:
     assert float(found[0].std()) == pytest.approx(1 / 4, rel=0.4)  # an empty batch is pure noise, not nan
 
 
-def test_noise_is_keyed_by_the_seed(digits: "Digits") -> None:
+def test_noise_is_keyed_by_the_client(digits: "Digits") -> None:
     federation = digits(dropout=0.3)
     local, rows = LocalSGD(2, 5, augment=True, dp=DPSGD(1.0, 1.0)), federation.data.clients[1]
     work = federation.work()
@@ -185,8 +187,8 @@ def test_noise_is_keyed_by_the_seed(digits: "Digits") -> None:
     assert not torch.equal(quiet, louder)
 
 
-def test_the_noise_of_two_seeds_is_independent() -> None:
-    """Seeds are those of (round, client): one noise for all of them would cancel when models are subtracted."""
+def test_the_noise_of_two_clients_is_independent() -> None:
+    """One noise for all of them would cancel when models are subtracted."""
     local, work = LocalSGD(1, FULL, dp=DPSGD(1.0, 1.0)), Work(_Flat(10_000), torch.device("cpu"))
     a, b = (_moved(local, work, _rows(1), seed).numpy() for seed in (1, 2))
     assert abs(a @ b) / (np.linalg.norm(a) * np.linalg.norm(b)) < 4 / sqrt(10_000)
@@ -202,9 +204,11 @@ def test_clients_whose_seeds_agree_in_32_bits_have_noise_and_batches_of_their_ow
     """(round, client) of 300 rounds of 1,000 clients: torch's generator on a CPU gives these two one stream."""
     seeds = [seed_for(0, "client", *pair) for pair in (one, other)]
     assert len({seed_for(seed, "dp noise") % 2**32 for seed in seeds}) == 1
-    local, work = LocalSGD(1, FULL, dp=DPSGD(1.0, 1.0)), Work(_Flat(10), torch.device("cpu"))
-    a, b = (_moved(local, work, _rows(1), seed) for seed in seeds)
-    assert not torch.isclose(a, b, rtol=0, atol=1e-6).any()
+    local, work, found = LocalSGD(1, FULL, dp=DPSGD(1.0, 1.0)), Work(_Flat(10), torch.device("cpu")), []
+    for pair, seed in zip((one, other), seeds, strict=True):
+        work.noise = Noise(work.source, *pair)  # as the round engine does
+        found.append(local.run(work, work.initial, _rows(1), seed).model.buffer.clone())
+    assert not torch.isclose(*found, rtol=0, atol=1e-6).any()
 
 
 def test_two_experiments_of_one_seed_share_no_noise(digits: "Digits") -> None:
@@ -212,12 +216,14 @@ def test_two_experiments_of_one_seed_share_no_noise(digits: "Digits") -> None:
     base = override(Experiment(), {"dp.local": True, "client.batch_size": FULL, "client.epochs": 1})
 
     def noise(**values: object) -> Tensor:
-        local = local_loop(override(base, {k.replace("__", "."): v for k, v in values.items()}), augment=False)
-        return _moved(local, Work(_Flat(2000), torch.device("cpu")), _rows(1), seed=5)
+        config = override(base, {k.replace("__", "."): v for k, v in values.items()})
+        work = Work(_Flat(2000), torch.device("cpu"), source=Source(noise_key(config)))
+        return _moved(local_loop(config, augment=False), work, _rows(1), seed=5)
 
     first = noise()
     for value in (
-        noise(client__lr=0.1), noise(dp__delta=1e-6), noise(seed=1), noise(algorithm="scaffold"), noise(target=0.5)
+        noise(client__lr=0.1), noise(dp__delta=1e-6), noise(seed=1), noise(algorithm="scaffold"), noise(target=0.5),
+        noise(dp__noise_multiplier=2.0),
     ):  # fmt: skip
         assert abs(float(F.cosine_similarity(first, value, dim=0))) < 4 / sqrt(2000)
     ignored: dict[str, object] = {
@@ -225,15 +231,30 @@ def test_two_experiments_of_one_seed_share_no_noise(digits: "Digits") -> None:
         "federation__actors": 1, "federation__checkpoint_every": 1, "federation__memory_mb": 2.0,
         "federation__gpus_per_actor": 0.5, "tracking__wandb": "off", "tracking__project": "x", "tracking__group": "y",
         "client__momentum": 0, "dp__clip": 5,  # numbers that are equal to the defaults, as integers
+        "federation__rounds": 7,  # a longer run begins as a shorter one
     }  # fmt: skip
     assert {name.replace("__", ".") for name in ignored} >= set(IGNORED_BY_RESULTS)
     assert torch.equal(first, noise(**ignored))
 
 
 def test_the_noise_and_the_batches_of_two_steps_are_other_ones() -> None:
-    dp = DPSGD(1.0, 1.0)
-    drawn = [dp.draws(5, purpose, step).random() for purpose in ("dp noise", "dp batch") for step in range(3)]
-    assert len(set(drawn)) == 6
+    """Of two epochs of five steps."""
+    work, rows = Work(_Flat(2000), torch.device("cpu")), replace(_rows(20), x=torch.arange(20.0)[:, None])
+    noise: list[np.ndarray] = []
+    batches: list[set[float]] = [set() for _ in range(10)]
+
+    def loss(batch: tuple[Tensor, ...], step: int) -> Tensor:
+        batches[step].add(batch[0].item())
+        return (0 * work.named["w"]).sum()
+
+    def add_to_grad(params: Mapping[str, nn.Parameter]) -> None:
+        assert params["w"].grad is not None
+        noise.append(params["w"].grad.numpy().copy())
+
+    local = LocalSGD(2, 4, dp=DPSGD(1.0, 1.0))
+    local.run(work, work.initial, rows, 0, loss=loss, add_to_grad=add_to_grad)
+    assert np.abs(np.corrcoef(np.stack(noise)) - np.eye(10)).max() < 5 / sqrt(2000)
+    assert len({frozenset(batch) for batch in batches}) == 10
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16])

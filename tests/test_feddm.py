@@ -16,6 +16,7 @@ from fedcommons.core.ball import around, project
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.features import Head
 from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.noise import SEED_ALONE, Draws
 from fedcommons.data.clients import ClientData
 from fedcommons.federation import checkpoint, rounds
 from fedcommons.seeds import generator, set_default_generator
@@ -169,7 +170,7 @@ def test_a_term_is_two_times_the_jacobian_times_the_gap() -> None:
 
 
 def _private(module: Classifier, of_class: Sequence[Tensor], images: Tensor, dp: DPSGD) -> Tensor:
-    return matching.private(images, _u(module, images), of_class, COUNTS, dp, 0, 0)[0]
+    return matching.private(images, _u(module, images), of_class, COUNTS, dp, Draws(SEED_ALONE), 0)[0]
 
 
 def test_one_image_moves_the_private_gradient_by_c_over_b_at_most() -> None:

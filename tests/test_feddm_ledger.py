@@ -16,11 +16,14 @@ from fedcommons.config import presets
 from fedcommons.core.accountants import composed
 from fedcommons.core.algorithm import Facts
 from fedcommons.core.dp_sgd import DPSGD
-from fedcommons.core.local import LocalSGD
+from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.noise import Source
 from fedcommons.core.release import Release
+from fedcommons.core.worker import RunData, Worker
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
+from fedcommons.federation.serial import Serial
 from fedcommons.runs import experiment
 from fedcommons.runs.build import prepare
 from fedcommons.tensors import data, flatten
@@ -80,11 +83,18 @@ def test_a_step_on_the_pixels_without_noise_among_others_uncovers_the_images(
 
 def test_noise_has_the_experiments_key(digits: "Digits") -> None:
     method, sent = FedDM(init="noise", iterations=2), []
+    federation = digits(sizes=(30,)).training(LocalSGD(1, 5, dp=DPSGD(2.0, 1.0)))
     for key in (0, 0, 1):
-        federation = digits(sizes=(30,)).training(LocalSGD(1, 5, dp=DPSGD(2.0, 1.0, key)))
-        sent.append(data(federation.play(method, federation.plan(1))[-1][0].state["images"]))
+        build = partial(_worker, federation, method, Source(key))
+        played = federation.play(method, federation.plan(1), Serial(build, federation.data))
+        sent.append(data(played[-1][0].state["images"]))
     assert torch.equal(sent[0], sent[1])
     assert not torch.equal(sent[0], sent[2])
+
+
+def _worker(federation: "Federation", method: FedDM, source: Source, clients: RunData) -> Worker:
+    work = Work(federation.module(), torch.device("cpu"), federation.loop, source=source)
+    return Worker(work, method, clients)
 
 
 def test_no_client_gives_away_more_than_it_was_dealt(tmp_path: "Path") -> None:

@@ -18,6 +18,7 @@ from fedcommons.config import presets
 from fedcommons.core.accountants import epsilon
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.noise import Draws, Noise
 from fedcommons.core.release import Release
 from fedcommons.errors import UserError
 from fedcommons.federation.participation import participants
@@ -188,16 +189,29 @@ def test_clients_weigh_by_their_data_with_the_images_that_joined(digits: "Digits
 SOUND = FedDPMS(preliminary_rounds=1, quota=4, privacy="sound", sigma=2.0, clip=3.0, spread=0.5)
 
 
+class OfNoData(Noise):
+    """The same noise for any data."""
+
+    def call(self, purpose: str, *data: torch.Tensor) -> Draws:
+        return super().call(purpose)
+
+
 def test_private_means_are_made_with_the_servers_encoder_which_has_not_seen_the_clients_data(
     digits: "Digits",
 ) -> None:
-    """Another image of one class changes that class's mean alone: not the others', through the trained encoder."""
+    """Another image of one class changes that class's mean alone: not the others', through the trained encoder.
+
+    Other data have other noise, so both are played with the noise of neither.
+    """
     federation = digits(SIZES, method=SOUND, lr=0.2).training(LOCAL)
     work, own = federation.work(), federation.data.clients[0]
     state = {**SOUND.start(federation.model, federation.plan(2).facts, 0), "second": torch.tensor(True)}
     first = int(own.y[0])
     other = replace(own, x=torch.cat([255 - own.x[:1], own.x[1:]]))
-    replies = [SOUND.client(work, SOUND.down(state, 2, 0), {}, rows, 2, 7) for rows in (own, other)]
+    replies = []
+    for rows in (own, other):
+        work.noise = OfNoData(work.source)
+        replies.append(SOUND.client(work, SOUND.down(state, 2, 0), {}, rows, 2, 7))
     labels = data(replies[0].each["labels"])
     assert sorted(labels.tolist()) == [0, 1]
     same = (data(replies[0].each["codes"]) == data(replies[1].each["codes"])).all(1)
@@ -215,7 +229,7 @@ def test_sound_charges_one_gaussian_release_beside_dp_sgd_and_only_classes_are_u
         assert ledger.updates.covered[client] == {(5 / n, 1.0): 6 * -(-n // 5)}
         assert ledger.commons.covered[client] == {(1.0, 2.0): 1}
     assert not ledger.updates.uncovered
-    said = statement(ledger, 5, 1e-3, 0, local=True)
+    said = statement(ledger, 5, 1e-3, 0, local=True, secret=True)
     assert said["epsilon_local_training"]["largest"] == pytest.approx(epsilon(5 / 7, 1.0, 12, 1e-3))
     (classes,) = ledger.commons.uncovered  # which classes a client has most of is not covered, so nothing is overall
     assert classes.startswith("labels (abundant and scarce classes")
@@ -248,7 +262,7 @@ def test_as_printed_nothing_is_certified_and_the_ledger_says_why(digits: "Digits
     assert {name.partition(" ")[0]: times for name, times in ledger.uncovered.items()} == {"codes": 5, "labels": 5}
     assert ledger.given_away  # the images of classes of which a code was recognised
     assert all(0 < n <= (9, 16, 12, 20, 7)[i] for i, n in ledger.given_away.items())
-    said = statement(ledger, 5, 1e-3, 0, local=True)
+    said = statement(ledger, 5, 1e-3, 0, local=True, secret=True)
     assert said["epsilon_of_messages"] is None
     assert "not certified: codes are not bounded" in " ".join(said["uncovered"])
 

@@ -67,13 +67,31 @@ def test_what_took_effect_stands_under_its_symbol(folder: Path, tmp_path: Path) 
     runs = load_runs(folder / "slow")
     assert runs[["alpha", "p", "lr"]].iloc[0].to_list() == [0.1, 0.0, 0.02]
     assert not {"rho", "sigma", "generator.rho", "fedprox.mu", "epsilon"} & set(runs.columns)  # nothing used them
-    private = {**FIELDS, "dp.local": True, "sigma": 3.0, "federation.rounds": 1}
+
+
+@pytest.mark.parametrize(("noise", "end"), [("seeded", "_if_secret"), ("secret", "")])
+def test_an_epsilon_has_a_column_that_says_whether_it_was_earned(noise: str, end: str, tmp_path: Path) -> None:
+    private = {**FIELDS, "dp.local": True, "sigma": 3.0, "federation.rounds": 1, "dp.noise": noise}
     result = run(experiment("smoke", values=private), tmp_path / "private", say=quiet)
     row = load_runs(tmp_path).iloc[0]
     spent = result.summary["privacy"]
     assert row["sigma"] == 3.0
-    assert row["epsilon"] == spent["epsilon_of_messages"] > 0
-    assert row["epsilon_local_training"] == spent["epsilon_local_training"]["largest"]
+    assert row[f"epsilon{end}"] == spent[f"epsilon_of_messages{end}"] > 0
+    assert row[f"epsilon_local_training{end}"] == spent[f"epsilon_local_training{end}"]["largest"]
+    assert {name for name in row.index if name.startswith("epsilon")} == {
+        f"epsilon{end}",
+        f"epsilon_local_training{end}",
+    }
+
+
+def test_the_epsilon_of_an_earlier_version_was_of_seeded_noise(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "slow", tmp_path / "old")
+    summary = json.loads((tmp_path / "old" / "summary.json").read_text())
+    old = {"epsilon_of_messages": 2.5, "pool_epsilon_max": 1.5, "commons": "covered"}
+    (tmp_path / "old" / "summary.json").write_text(json.dumps(summary | {"privacy": old}))
+    row = load_runs(tmp_path).iloc[0]
+    assert (row["epsilon_if_secret"], row["pool_epsilon_if_secret"]) == (2.5, 1.5)
+    assert not {"epsilon", "pool_epsilon"} & set(row.index)
 
 
 def test_a_row_a_round(folder: Path) -> None:

@@ -20,7 +20,7 @@ import yaml
 from fedcommons.artifacts import key_of
 from fedcommons.config import parts
 from fedcommons.config.fields import Field
-from fedcommons.config.flat import deciding, own_fields, part_of, to_dict
+from fedcommons.config.flat import deciding, own_fields, to_dict
 from fedcommons.config.parts import KINDS
 from fedcommons.runs import build
 from fedcommons.sweeping.sweep import Trial, cell
@@ -120,10 +120,9 @@ def made(one: Trial) -> list[str]:
     found = [
         key_of(facts) for n in (needs[0], needs[-1]) for facts in (n.course_facts, n.generator_facts, n.images_facts)
     ]
-    generator, first = part_of(one.config, "generator"), needs[0]
     if one.config.generator and one.config.generator.name == "private_ddpm":
         # nothing public tells this key, and images made with other noise would stand under the same name
-        found.append(f"{generator._key(first.examples, first.n_classes, first.flip):032x}")
+        found.append(f"{needs[0].noise.source.facts:032x}")
     return [key[:12] for key in found]
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from fedcommons.config.experiment import Data
 from fedcommons.core import dp_vectorised
 from fedcommons.core.accountants import composed
 from fedcommons.core.dp_sgd import DPSGD, NoisySum
+from fedcommons.core.noise import SEED_ALONE, Draws, Stream
 from fedcommons.generators.private import PrivateDDPM
 from fedcommons.runs import inputs
 from fedcommons.seeds import numpy_generator
@@ -40,8 +40,8 @@ def audited(seed: int, batch_size: int = 100) -> tuple[float, float | None]:
     released = list(
         dp_vectorised.steps(
             module, torch.optim.SGD(module.parameters(), 1.0), lambda named, *row: functional_call(module, named, row),
-            [torch.arange(M), torch.from_numpy(inside).float()], lambda _: [], DPSGD(2.0, 1.5, key=3),
-            batch_size=batch_size, epochs=1, physical_batch=250, seed=seed,
+            [torch.arange(M), torch.from_numpy(inside).float()], lambda _: [], DPSGD(2.0, 1.5),
+            batch_size=batch_size, epochs=1, physical_batch=250, noise=Draws(SEED_ALONE, (seed,)),
         )
     )  # fmt: skip
     spent = tuple((r.q, r.sigma, r.steps) for r in released)
@@ -50,7 +50,7 @@ def audited(seed: int, batch_size: int = 100) -> tuple[float, float | None]:
 
 
 def no_noise(patch: pytest.MonkeyPatch) -> None:
-    def blur(self: NoisySum, sigma: float, noise: np.random.Generator) -> None:
+    def blur(self: NoisySum, sigma: float, noise: Stream) -> None:
         self.sigma = sigma
 
     patch.setattr(NoisySum, "blur", blur)

@@ -22,6 +22,7 @@ from fedcommons.core.algorithm import Algorithm, Facts, Message, Replies, Reply,
 from fedcommons.core.dp_sgd import DPSGD, NoisySum
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import LocalSGD, Work, constant
+from fedcommons.core.noise import Draws, Stream
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.data.clients import ClientData
 from fedcommons.data.examples import Examples
@@ -36,16 +37,16 @@ if TYPE_CHECKING:
 
     Digits = Callable[..., Federation]
 
-LOOP = LocalSGD(1, 100, dp=DPSGD(noise_multiplier=2.0, clip=1.5, key=3))  # ten steps, q = 1/10: epsilon 0.94
+LOOP = LocalSGD(1, 100, dp=DPSGD(noise_multiplier=2.0, clip=1.5))  # ten steps, q = 1/10: epsilon 0.94
 LONG = replace(LOOP, epochs=4)  # epsilon 1.9
-EVERYBODY = LocalSGD(1, 1000, dp=DPSGD(noise_multiplier=2.0, clip=1.5, key=3))  # one step of all: epsilon 2.17
+EVERYBODY = LocalSGD(1, 1000, dp=DPSGD(noise_multiplier=2.0, clip=1.5))  # one step of all: epsilon 2.17
 
 
 # --- in local training: the line that is wrong takes the place of the right one
 
 
 def no_noise(patch: pytest.MonkeyPatch) -> None:
-    def blur(self: NoisySum, sigma: float, noise: np.random.Generator) -> None:
+    def blur(self: NoisySum, sigma: float, noise: Stream) -> None:
         self.sigma = sigma
 
     patch.setattr(NoisySum, "blur", blur)
@@ -54,7 +55,7 @@ def no_noise(patch: pytest.MonkeyPatch) -> None:
 def a_tenth_of_the_noise(patch: pytest.MonkeyPatch) -> None:
     right = NoisySum.blur
 
-    def blur(self: NoisySum, sigma: float, noise: np.random.Generator) -> None:
+    def blur(self: NoisySum, sigma: float, noise: Stream) -> None:
         right(self, sigma / 10, noise)
         self.sigma = sigma
 
@@ -62,17 +63,19 @@ def a_tenth_of_the_noise(patch: pytest.MonkeyPatch) -> None:
 
 
 def the_same_noise_in_every_step(patch: pytest.MonkeyPatch) -> None:
-    def draws(self: DPSGD, seed: int, purpose: str, step: int) -> np.random.Generator:
-        return wide_generator(self.key, seed, purpose, 0 if purpose == "dp noise" else step)
-
-    patch.setattr(DPSGD, "draws", draws)
+    right = Draws.stream
+    patch.setattr(
+        Draws, "stream", lambda self, purpose, *key: right(self, purpose, *([] if purpose == "noise" else key))
+    )
 
 
 def the_same_noise_for_every_client(patch: pytest.MonkeyPatch) -> None:
-    def draws(self: DPSGD, seed: int, purpose: str, step: int) -> np.random.Generator:
-        return wide_generator(self.key, 0 if purpose == "dp noise" else seed, purpose, step)
+    right = Draws.stream
 
-    patch.setattr(DPSGD, "draws", draws)
+    def stream(self: Draws, purpose: str, *key: int) -> Stream:
+        return right(Draws(self.source) if purpose == "noise" else self, purpose, *key)
+
+    patch.setattr(Draws, "stream", stream)
 
 
 def noise_that_is_taken_back(patch: pytest.MonkeyPatch) -> None:
@@ -83,7 +86,7 @@ def noise_that_is_taken_back(patch: pytest.MonkeyPatch) -> None:
         last.clear()
         return run(*args, **more)
 
-    def blur(self: NoisySum, sigma: float, noise: np.random.Generator) -> None:
+    def blur(self: NoisySum, sigma: float, noise: Stream) -> None:
         new = sigma * self.clip * torch.from_numpy(noise.standard_normal(self.values.shape)).to(self.values)
         self.values.add_(new - (last[-1] if last else 0))
         last.append(new)
@@ -107,7 +110,7 @@ def _of_the_batch(patch: pytest.MonkeyPatch, mean_first: bool) -> None:
 
     def gradients(
         self: DPSGD, params: Sequence[nn.Parameter], loss: Callable[[tuple[Tensor, ...], int], Tensor],
-        batch: tuple[Tensor, ...], step: int, expected: int, noise: np.random.Generator,
+        batch: tuple[Tensor, ...], step: int, expected: int, noise: Stream,
     ) -> tuple[Tensor, Release]:  # fmt: skip
         value, n = loss(batch, step), len(batch[1])
         g = torch.cat([part.reshape(-1) for part in torch.autograd.grad(value, params)])
@@ -143,12 +146,12 @@ def steps_undercounted(patch: pytest.MonkeyPatch) -> None:
     _spent(patch, lambda r: replace(r, steps=1))
 
 
-def _batches(patch: pytest.MonkeyPatch, sample: Callable[[int, int, np.random.Generator], np.ndarray]) -> None:
+def _batches(patch: pytest.MonkeyPatch, sample: Callable[[int, int, Stream], np.ndarray]) -> None:
     patch.setattr(DPSGD, "sample", lambda self, n, b, draws: torch.from_numpy(sample(n, min(b, n), draws)))
 
 
 def batches_of_fixed_size(patch: pytest.MonkeyPatch) -> None:
-    _batches(patch, lambda n, b, draws: draws.permutation(n)[:b])
+    _batches(patch, lambda n, b, draws: np.argsort(draws.random(n))[:b])
 
 
 def everybody_in_every_batch(patch: pytest.MonkeyPatch) -> None:

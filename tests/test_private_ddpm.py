@@ -18,6 +18,7 @@ from fedcommons.config.flat import choose
 from fedcommons.core.accountants import epsilon
 from fedcommons.core.dp_sgd import NoisySum
 from fedcommons.core.dp_vectorised import noisy_sum
+from fedcommons.core.noise import Stream
 from fedcommons.core.release import SAMPLED_GAUSSIAN
 from fedcommons.errors import UserError
 from fedcommons.generators.generator import Receipt
@@ -130,15 +131,44 @@ def test_physical_batches_change_rounding_only(physical_batch: int, trained: Map
     assert (flat(fit(seed=1)) - flat(trained)).abs().max() > TINY.lr
 
 
-def test_nothing_but_rounding_and_sampling_shares_noise_between_two_trainings() -> None:
-    """Else the noise of one would cancel that of the other."""
-    key = TINY._key(DIGITS, N_CLASSES, False)
-    for same in ({"physical_batch": 1}, {"epochs": 9}, {"sampler": "ddpm"}, {"sampling_steps": 3}):
-        assert replace(TINY, **same)._key(DIGITS, N_CLASSES, False) == key
-    for other in ({"noise_multiplier": 1.6}, {"lr": 2e-3}, {"clip": 2.0}, {"batch_size": 13}, {"draws": 1}):
-        assert replace(TINY, **other)._key(DIGITS, N_CLASSES, False) != key
-    assert TINY._key(DIGITS, N_CLASSES, True) != key
-    assert TINY._key(DIGITS[slice(0, 35)], N_CLASSES, False) != key
+def test_nothing_but_rounding_and_sampling_shares_noise_between_two_trainings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the noise of one would cancel that of the other. What a training alone and what a run's job draws from."""
+    blur, drawn = NoisySum.blur, []
+
+    def spy(self: NoisySum, sigma: float, noise: Stream) -> None:
+        drawn.append(noise.random(4).tolist())
+        blur(self, sigma, noise)
+
+    monkeypatch.setattr(NoisySum, "blur", spy)
+
+    def alone(n: int = 36, seed: int = 0, *, flip: bool = False, **change: Any) -> list[float]:
+        drawn.clear()
+        replace(TINY, batch_size=n, **change).fit(DIGITS[slice(0, n)], N_CLASSES, seed, [1], flip=flip)
+        return drawn[0]
+
+    def in_a_run(flip: bool = False, seed: int = 0, **change: Any) -> list[float]:
+        changed = {f"generator__{name}": value for name, value in change.items()}
+        prepared = prepare(experiment(seed=seed, data__limit=40, generator__batch_size=5, **changed))
+        need = replace(prepared.needs[0], flip=flip)
+        return need.noise.call("any", need.examples.x).stream("noise", 0).random(4).tolist()
+
+    same: list[dict[str, Any]] = [{"epochs": 9}, {"sampler": "ddpm"}, {"sampling_steps": 3}]
+    others: tuple[dict[str, Any], ...] = (
+        {"noise_multiplier": 1.6},
+        {"lr": 3e-3},
+        {"clip": 2.0},
+        {"draws": 3},
+        {"seed": 1},
+        {"flip": True},
+    )
+    for training in (alone, in_a_run):
+        first = training()
+        assert [training(**change) for change in same] == [first] * 3
+        found = [first, *(training(**change) for change in others)]
+        assert not set(found[0]).intersection(*map(set, found[1:]))
+        assert len({tuple(numbers) for numbers in found}) == len(found)
+    assert alone(physical_batch=1) == alone()
+    assert alone(35) != alone(36)
 
 
 def test_the_average_takes_every_step_also_those_of_noise_alone(monkeypatch: pytest.MonkeyPatch) -> None:

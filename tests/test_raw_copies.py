@@ -301,8 +301,8 @@ def test_a_share_of_0_is_the_setting_real_bit_for_bit(algorithm: str, placement:
 
 def test_dp_sgd_beside_raw_copies_is_allowed_and_the_summary_says_what_it_does_not_cover(tmp_path: Path) -> None:
     said = played(tmp_path / "run", COPIED | {"dp.local": True, "data.limit": 60})["privacy"]
-    assert said["epsilon_local_training"]["largest"] > 0
-    assert said["epsilon_of_messages"] is None
+    assert said["epsilon_local_training_if_secret"]["largest"] > 0
+    assert said["epsilon_of_messages_if_secret"] is None
     assert any(line.startswith("raw examples (for each of them epsilon is infinite)") for line in said["uncovered"])
 
 

@@ -308,17 +308,21 @@ def test_a_private_generator_with_noisy_labels_covers_the_pool(store: Store, mon
     wanted = needed(c)
     make_all(store, wanted)
     ledger = Ledger.of(share(part_of(c, "sharing"), dealt(c), [read(store, need) for need in wanted]).releases)
-    said = statement(ledger, 5, 1e-5, rejected=0, local=False)
+    said = statement(ledger, 5, 1e-5, rejected=0, local=False, secret=True)
     one = composed(((0.1, 1.5, 30), (1.0, 4.0, 1)), 1e-5)
     assert said["pool_epsilon_max"] == one > composed(((0.1, 1.5, 30),), 1e-5)
     assert said["pool_epsilon_of_each_client"] == [one] * 5
     assert said["in_words"][0].startswith(
         f"Commons (synthetic images, class counts): epsilon = {one:.4g} at delta = 1e-05"
     )
-    assert in_short(said) == {"pool_epsilon_max": one, "overall": one}  # no update was sent yet
-    after = statement(ledger.after([Release(0, ("delta",))]), 5, 1e-5, rejected=0, local=False)
-    assert in_short(after) == {"pool_epsilon_max": one, "overall": "none"}
+    assert _numbers(in_short(said)) == {"pool_epsilon_max": one, "overall": one}  # no update was sent yet
+    after = statement(ledger.after([Release(0, ("delta",))]), 5, 1e-5, rejected=0, local=False, secret=True)
+    assert _numbers(in_short(after)) == {"pool_epsilon_max": one, "overall": "none"}
     assert after["in_words"][1].startswith("Overall guarantee: none, because of model updates (delta), released 1 time")
+
+
+def _numbers(short: dict[str, float | str]) -> dict[str, float | str]:
+    return {name: value for name, value in short.items() if name not in ("in_words", "uncovered", "trusted")}
 
 
 def test_flips_come_from_the_data_set() -> None:

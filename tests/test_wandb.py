@@ -135,7 +135,9 @@ def test_effective_values_are_those_that_resulted(config: Experiment, tmp_path: 
     effective = {n: v for n, v in wandb_file(tmp_path / "private").config.items() if "/" in n}
     assert effective == {"effective/alpha": 0.1, "effective/p": 0, "effective/sigma": 1.5, "effective/lr": 0.01}
     assert "dp" in wandb_file(tmp_path / "private").run.tags
-    assert wandb_file(tmp_path / "private").summary["privacy/overall"] == result["privacy"]["epsilon_of_messages"] > 0
+    private = wandb_file(tmp_path / "private").summary
+    name = "epsilon_of_messages_if_secret"
+    assert (private["privacy/overall"], private[f"privacy/{name}"]) == ("none", result["privacy"][name])
     assert wandb_file(tmp_path / "made").summary["privacy/overall"] == "none"
     told = wandb_file(tmp_path / "made").summary
     assert "privacy/pool_epsilon_max" not in told

@@ -1,9 +1,14 @@
-"""What a run's ledger says, for the summary: two lines, what covers the commons and the overall guarantee."""
+"""What a run's ledger says, for the summary: two lines, what covers the commons and the overall guarantee.
+
+An epsilon is a guarantee only where nobody can draw the noise again (``dp.noise`` secret). Else it is named
+``..._if_secret``: what it would be. See docs/privacy.md.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedcommons.accounting.privacy import Ledger, Released
+from fedcommons.core.salts import IF_SECRET, SECRET, SEEDED
 
 WORDS = {
     "delta": "model updates (delta)", "control": "control variates (control)", "buffers": "BatchNorm's statistics",
@@ -20,21 +25,48 @@ WHY = {
 
 NOTES = (
     "each client's number of examples, which counts as public: neighbouring data sets differ in a blanked example",
-    "what the run folder holds: training loss, class counts, convergence parameters, audits, and the seed, from which "
-    "the noise can be drawn again; keep the folder secret, and choose a seed that is hard to guess",
-    "other runs on the same data: their epsilons add up, also those of runs that only served to choose a learning "
-    "rate (--lrs, cells of a sweep); only this run is counted here",
+    "the experimenter's record (run folder, screen, W&B and other trackers): losses and all that modules and methods "
+    "log, notes, exception texts, class counts, zeta^2, sigma^2 and the other convergence parameters, accuracies of "
+    "each client, audits",
+    "other runs on the same data: their epsilons add up, also those of other seeds and of runs that only served to "
+    "choose a learning rate (--lrs, cells of a sweep); only this run is counted here",
 )
 """What no ledger covers."""
 
+TRUSTED = {
+    "algorithm": "what its releases say they were made from, data in the start, rate, loss and hooks of work.local, "
+    "how often it trains, what shapes tell, and what its clients remember",
+    "sharing": "what protects the examples that its clients made, and that its noise is secret",
+    "generator": "the receipt of what protects its images, and that its noise is secret",
+    "model": "hooks, and what it keeps outside of tensors and numbers",
+    "straggler": "that who is late does not depend on the data",
+    "data": "that an example is one person's",
+    "partition": "that who holds what does not depend on what examples show",
+}
+"""What is taken at a part's word, by kind of part."""
 
-def statement(ledger: Ledger, clients: int, delta: float, rejected: int, *, local: bool) -> dict[str, Any]:
+DRAWN_AGAIN = "whoever knows --seed can draw the noise again (dp.noise seeded)"
+
+
+def statement(
+    ledger: Ledger,
+    clients: int,
+    delta: float,
+    rejected: int,
+    *,
+    local: bool,
+    secret: bool,
+    own: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """What is protected and what is not. A number is there only where everything that it speaks of is covered.
 
-    ``clients``: N. ``local``: local training is DP-SGD. ``rejected``: number of rejected replies in the run.
+    clients: N. rejected: number of rejected replies in the run. local: local training is DP-SGD. secret: nobody can
+    draw the noise again. own: kind to name of the parts that are not ours.
 
     commons: nothing, covered or uncovered. pool_epsilon_max: of a covered commons, the largest of all clients' (their
     data are disjoint), else None. overall: the epsilon of all messages, or ``none``. in_words: a sentence for each.
+    trusted: what is taken at the word of parts that are not ours. Without ``secret`` all epsilons are None or none, and
+    those that secret noise would earn have names that end in ``_if_secret``.
     """
     dp = local or bool(ledger.commons.covered or ledger.updates.covered)
     leaks = [_leak(name, times) for name, times in ledger.uncovered.items()]
@@ -46,41 +78,58 @@ def statement(ledger: Ledger, clients: int, delta: float, rejected: int, *, loca
     largest = max((e for i in range(clients) if (e := ledger.of_all(i, delta)) is not None), default=0.0)
     overall = largest if dp and not leaks else None
     spent = [ledger.updates.of(client, delta) for client in range(clients)]
-    return {
-        "delta": delta if dp else None,
-        "commons": shared,
+    earned: dict[str, Any] = {
         "pool_epsilon_max": pool,
         "pool_epsilon_of_each_client": None if pool is None else [ledger.commons.of(i, delta) for i in range(clients)],
         "overall": "none" if overall is None else overall,
         "epsilon_of_messages": overall,
         "epsilon_local_training": {"largest": max(spent), "of_each_client": spent} if local else None,
+    }
+    if dp and not secret:
+        nothing = dict.fromkeys(earned) | {"overall": "none"}
+        earned = nothing | {f"{name}{IF_SECRET}": value for name, value in earned.items() if name != "overall"}
+    return {
+        "noise": None if not dp else SECRET if secret else SEEDED,
+        "delta": delta if dp else None,
+        "commons": shared,
+        **earned,
         "uncovered": [*NOTES, *leaks],
-        "in_words": [_of_commons(ledger.commons, delta), _overall(leaks, overall, delta)],
+        "trusted": [f"{kind} {name}: {TRUSTED[kind]}" for kind, name in (own or {}).items() if kind in TRUSTED],
+        "in_words": [_of_commons(ledger.commons, delta, secret), _overall(leaks, overall, delta, secret)],
     }
 
 
 def in_short(said: Mapping[str, Any]) -> dict[str, float | str]:
-    """The two lines as values, for W&B: ``overall``, and ``pool_epsilon_max`` where it can be stated."""
-    pool = said["pool_epsilon_max"]
-    return {**({} if pool is None else {"pool_epsilon_max": pool}), "overall": said["overall"]}
+    """For W&B: ``overall``, the other epsilons of both lines that can be stated, and the notes that belong to them."""
+    names = ("pool_epsilon_max", f"pool_epsilon_max{IF_SECRET}", f"epsilon_of_messages{IF_SECRET}")
+    epsilons = {name: said[name] for name in names if said.get(name) is not None}
+    notes = {name: "; ".join(said[name]) for name in ("uncovered", "trusted")}
+    return {**epsilons, "overall": said["overall"], "in_words": " ".join(said["in_words"]), **notes}
 
 
-def _of_commons(commons: Released, delta: float) -> str:
+def _epsilon(value: float, delta: float, secret: bool) -> str:
+    number = f"{value:.4g} at delta = {delta:g}"
+    return f"epsilon = {number}" if secret else f"epsilon would be {number} if the noise were secret"
+
+
+def _of_commons(commons: Released, delta: float, secret: bool) -> str:
     if not commons.covered and not commons.uncovered:
         return "Commons: nothing was shared but updates of the model."
-    kept = f"epsilon = {commons.largest(delta):.4g} at delta = {delta:g}, the largest of all clients'"
+    kept = f"{_epsilon(commons.largest(delta), delta, secret)}, the largest of all clients'"
     names = _list(commons.names)
     if not commons.uncovered:
-        return f"Commons ({names}): {kept}."
+        return f"Commons ({names}): {kept}{'' if secret else f'; as run: none, {DRAWN_AGAIN}'}."
     covered = f", for {names} alone {kept};" if commons.covered else ","
     return f"Commons: no guarantee{covered} as nothing covers {_list(commons.uncovered)}."
 
 
-def _overall(leaks: Sequence[str], overall: float | None, delta: float) -> str:
+def _overall(leaks: Sequence[str], overall: float | None, delta: float, secret: bool) -> str:
     if overall is None:
         more = f" and {len(leaks) - 1} more" if len(leaks) > 1 else ""
         return f"Overall guarantee: none, because of {leaks[0]}{more}." if leaks else "Overall guarantee: none."
-    return f"Overall guarantee: epsilon = {overall:.4g} at delta = {delta:g}, of all that left a client in this run."
+    if not secret:
+        return f"Overall guarantee: none as run: {DRAWN_AGAIN}; {_epsilon(overall, delta, secret)}, of all messages."
+    return f"Overall guarantee: {_epsilon(overall, delta, secret)}, of all messages in this run."
 
 
 def _leak(name: str, times: int) -> str:

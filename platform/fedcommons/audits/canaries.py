@@ -23,6 +23,7 @@ from fedcommons.audits.lower_bound import LowerBound, by_scores, coins
 from fedcommons.core.accountants import composed
 from fedcommons.core.algorithm import Algorithm, Facts, Reply
 from fedcommons.core.local import Batch, LocalSGD, Work
+from fedcommons.core.noise import Draws, Noise
 from fedcommons.core.release import Release
 from fedcommons.data.clients import ClientData
 from fedcommons.seeds import numpy_generator, seed_for
@@ -56,6 +57,13 @@ class Canaries(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1e-3)
 
 
+class _OfSeed(Noise):
+    """The noise of a seed, whatever the data are, so that two trainings differ by their data alone."""
+
+    def call(self, purpose: str, *data: Tensor) -> Draws:
+        return super().call(purpose)
+
+
 @dataclass(frozen=True, eq=False)
 class Watched:
     """A training: its sums (T, m) as they left the clipping and the noise, in units of C; batch sizes (T,); release."""
@@ -69,6 +77,7 @@ def watch(loop: LocalSGD, there: np.ndarray, seed: int) -> Watched:
     """Train on m canaries; there: (m,) factor of each one's gradient, 0 where it is left out."""
     assert loop.dp is not None
     work, data, clip = _work(loop, len(there)), _data(there), loop.dp.clip
+    work.noise = _OfSeed(work.source, seed)
     sums: list[np.ndarray] = []
     seen: list[int] = []
 

@@ -26,9 +26,6 @@ from fedcommons.seeds import wide_generator
 from fedcommons.tensors import Payload
 from fedcommons.tensors import data as data_of
 
-SEEDED, SECRET = "seeded", "secret"
-"""Values of ``dp.noise``."""
-
 Size = int | tuple[int, ...]
 
 

@@ -53,7 +53,7 @@ def table(found: Sequence[Cell], round: int) -> str:
 
 def private(found: Sequence[Cell]) -> bool:
     """Whether some of them have an epsilon of what they shared."""
-    return any(series.value(cell, "pool_epsilon") is not None for cell in found)
+    return any(map(tables.has_epsilon, found))
 
 
 def draw(found: Sequence[Cell], path: Path, x: str, title: str, round: int, smoke: bool) -> None:
@@ -80,4 +80,4 @@ def epsilon_place(cell: Cell) -> tuple[float, str]:
     """Where a cell stands by the epsilon of what it shared, and the name of that place."""
     epsilon = tables.commons_epsilon(cell)
     ends = {"-": (0.0, "nothing"), "none": (inf, "none")}
-    return ends[epsilon] if epsilon in ends else (float(epsilon), epsilon)
+    return ends[epsilon] if epsilon in ends else (tables.largest_epsilon(cell) or 0.0, epsilon)

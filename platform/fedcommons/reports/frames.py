@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.config.flat import effective
+from fedcommons.core.salts import IF_SECRET
 from fedcommons.errors import UserError, shown
 from fedcommons.federation.rejections import told
 from fedcommons.tracking.run_folder import (
@@ -62,9 +63,10 @@ def load_runs(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
     - ``alpha``, ``p``, ``rho``, ``sigma``, ``lr`` that took effect. p: the share that the clients got; rho: with a
       generator only; sigma: with DP-SGD only.
     - Every number and text of the summary. ``rejections``: a sentence, where replies were rejected.
-    - ``MB``: 10^6 bytes, all clients, both ways. ``epsilon``: of all messages, where it can be stated;
-      ``pool_epsilon``: of what was put into a commons, the largest of all clients'; ``epsilon_local_training``.
-      ``commons``: nothing, covered or uncovered.
+    - ``MB``: 10^6 bytes, all clients, both ways. ``epsilon``: of all messages, where it was earned;
+      ``pool_epsilon``: of what was put into a commons, the largest of all clients'; ``epsilon_local_training``. With
+      seeded noise these are missing, and ``epsilon_if_secret`` and so on are there. ``commons``: nothing, covered or
+      uncovered.
     - Every metric of the last round that has it. Convergence parameters have no prefix (``zeta_hat_sq``);
       ``zeta_hat_sq_mean`` is the mean over the rounds that have it.
 
@@ -208,13 +210,22 @@ def _row(run: _Run) -> dict[str, Any]:
     row["MB"] = run.lines[-1].get("comm/total_bytes", float("nan")) / 1e6
     if rejected := run.summary.get("rejected"):
         row["rejections"] = told(rejected)
-    spent = {
-        "epsilon": run.summary.get("privacy", {}).get("epsilon_of_messages"),
-        "pool_epsilon": run.summary.get("privacy", {}).get("pool_epsilon_max"),
-        "commons": run.summary.get("privacy", {}).get("commons"),
-        "epsilon_local_training": run.lines[-1].get("privacy/epsilon_local_training"),
-    }
-    return row | {name: value for name, value in spent.items() if value is not None}
+    row |= _spent(run)
+    return row
+
+
+def _spent(run: _Run) -> dict[str, Any]:
+    """The epsilons of a run. Those of earlier versions, which said nothing of the noise, were all of seeded noise."""
+    said, last = run.summary.get("privacy", {}), run.lines[-1]
+    old = IF_SECRET if said and "noise" not in said else ""
+    found = {"commons": said.get("commons")}
+    for end in ("", IF_SECRET):
+        found[f"epsilon{end or old}"] = said.get(f"epsilon_of_messages{end}")
+        found[f"pool_epsilon{end or old}"] = said.get(f"pool_epsilon_max{end}")
+        found[f"epsilon_local_training{end or old}"] = last.get(f"privacy/epsilon_local_training{end}")
+        if old:
+            break
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _course(run: _Run) -> dict[str, Any]:

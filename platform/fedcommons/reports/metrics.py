@@ -6,13 +6,16 @@ from typing import Any
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import SHORT_NAMES
 from fedcommons.convergence.names import NAMES
+from fedcommons.core.salts import IF_SECRET
 from fedcommons.errors import UserError, unknown
 
 OF_TEST_DATA = ("rounds_to_target", "best_accuracy", "last_accuracy")
 
+EPSILONS = ("epsilon", "epsilon_local_training", "pool_epsilon")
+
 KNOWN = (
     "validation_accuracy", *OF_TEST_DATA, "MB", "bytes_down", "bytes_up", "bytes_once", "disclosed",
-    "epsilon", "epsilon_local_training", "pool_epsilon", *NAMES, *(f"{name}_mean" for name in NAMES),
+    *EPSILONS, *(f"{name}{IF_SECRET}" for name in EPSILONS), *NAMES, *(f"{name}_mean" for name in NAMES),
 )  # fmt: skip
 """Metrics that are known before a run. What its rounds log has a slash in its name and may be anything: train/loss."""
 
@@ -25,6 +28,9 @@ WORDS = {
     "bytes_once": "bytes of shared data", "epsilon": r"$\varepsilon$ of all messages",
     "epsilon_local_training": r"$\varepsilon$ of local training",
     "pool_epsilon": r"$\varepsilon$ of what was shared, largest client's",
+    "epsilon_if_secret": r"$\varepsilon$ of all messages, were the noise secret",
+    "epsilon_local_training_if_secret": r"$\varepsilon$ of local training, were the noise secret",
+    "pool_epsilon_if_secret": r"$\varepsilon$ of what was shared, were the noise secret",
     "gradient_sq": r"$\|\nabla f\|^2$", "zeta_sq": r"client dissimilarity $\zeta^2$, own data",
     "zeta_hat_sq": r"client dissimilarity $\hat\zeta^2$, training data",
     "zeta_lemma1_sq": r"client dissimilarity $\zeta^2$ by Lemma 1", "sigma_sq": r"gradient noise $\sigma^2$, own data",

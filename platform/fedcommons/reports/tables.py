@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
+from fedcommons.core.salts import IF_SECRET
 from fedcommons.errors import UserError
 from fedcommons.reports.cells import Cell, cells, counted, fields, reached, varied
 from fedcommons.reports.columns import identified, key, place, setting, text, variant, without_sharing
@@ -109,7 +110,7 @@ def table1_markdown(of: Sequence[Cell], published: Mapping[tuple, str], footnote
     """The paper's Table 1, a line for each federation and setting; ``published``: the paper's rounds, if comparable."""
     head, known = identified(of)
     head += ["target", "rounds", "speed-up", "last acc.", "best acc.", "p", "lr", "MB exchanged"]
-    private = any(value(cell, "pool_epsilon") is not None for cell in of)
+    private = any(map(has_epsilon, of))
     head += ["ε of the commons"] * private
     lines = []
     for cell, line, base in zip(of, known, without_sharing(of), strict=True):
@@ -136,23 +137,39 @@ def rejected_notes(runs: "pd.DataFrame") -> list[str]:
     return [f"{Path(run).name}: {said}." for run, said in zip(told["run"], told["rejections"], strict=True)]
 
 
+POOL_EPSILON = ("pool_epsilon", f"pool_epsilon{IF_SECRET}")
+"""Columns of the epsilon of what was shared, earned and not."""
+
+
+def has_epsilon(cell: Cell) -> bool:
+    """Whether there is an epsilon of what its runs shared, earned or not."""
+    return any(cell.values(name) for name in POOL_EPSILON)
+
+
+def largest_epsilon(cell: Cell) -> float | None:
+    """Of what was shared, over clients and seeds, earned or not; None without one."""
+    return max((e for name in POOL_EPSILON for e in cell.values(name)), default=None)
+
+
 def commons_epsilon(cell: Cell) -> str:
-    """The largest epsilon of what was shared over clients and seeds; ``none`` without a guarantee, ``-`` of nothing."""
+    """``largest_epsilon`` in words: ``if secret``, if it was not earned; ``none`` without one, ``-`` of nothing."""
     if "uncovered" in cell.values("commons"):
         return "none"
-    found = cell.values("pool_epsilon")
-    return f"{max(found):.3g}" if found else "-"
+    found = largest_epsilon(cell)
+    earned = not cell.values(f"pool_epsilon{IF_SECRET}")
+    return "-" if found is None else f"{found:.3g}" if earned else f"{found:.3g} if secret"
 
 
 def private_notes(runs: "pd.DataFrame") -> list[str]:
     """A footnote on the epsilon of what was shared, where one can be stated."""
-    if "pool_epsilon" not in runs or runs["pool_epsilon"].dropna().empty:
+    if all(name not in runs or runs[name].dropna().empty for name in POOL_EPSILON):
         return []
     deltas = ", ".join(f"{delta:g}" for delta in sorted(set(runs["dp.delta"].dropna())))
     return [
         f"ε of the commons, at δ = {deltas}: of what clients shared, the largest of all clients and seeds; none: no "
-        "guarantee. It is no guarantee of the whole run: without DP-SGD model updates leave clients unprotected in "
-        "every round."
+        "guarantee; if secret: what it would be if the noise were secret, while as run whoever knows the seed can draw "
+        "it again (dp.noise seeded). It is no guarantee of the whole run: without DP-SGD model updates leave clients "
+        "unprotected in every round."
     ]
 
 

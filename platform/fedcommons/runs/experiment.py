@@ -15,7 +15,7 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import taken
 from fedcommons.config.flat import parts_of_own
 from fedcommons.core.executor import Executor
-from fedcommons.core.noise import SECRET
+from fedcommons.core.salts import IF_SECRET, SECRET
 from fedcommons.core.worker import fresh_torch
 from fedcommons.data.partition import Partitioned
 from fedcommons.errors import ClientError, leaving_errors
@@ -32,6 +32,8 @@ from fedcommons.tracking.run_folder import RunFolder, opened, read_finished
 from fedcommons.tracking.tracker import Tracker
 
 OnRound = Callable[[int, Mapping[str, float | None]], None]
+
+EPSILON = "privacy/epsilon_local_training"
 
 PATIENCE = 60
 """Seconds that a sweep's trial waits for its folder: the trials of a sweep that was killed outlive it by some."""
@@ -82,7 +84,9 @@ def _run(
 ) -> dict[str, Any]:
     config, folder = prepared.config, record.path
     with leaving_errors(folder, parts_of_own(config)):
-        salt = secret.begun(config, folder, prepared.needs if config.dp.noise == SECRET else (), record.whole() > 0)
+        salt = b""
+        if config.dp.noise == SECRET:
+            salt = secret.begun(folder, prepared.needs, record.whole() > 0)
         _write_partition(folder, prepared.partition, prepared.dataset.digest)
         ready = assemble(prepared, synthetic_images(prepared, store, jobs, say))
         for note in ready.shared.notes:
@@ -104,7 +108,9 @@ def _run(
             summary = measures.summarise(config, dealt, record.rounds(), p, end) | ready.shared.facts
             rejected = sum(line.get("rejected", 0) for line in record.rounds())
             n, dp = ready.plan.facts.n_clients, config.dp
-            summary["privacy"] = statement(end.ledger, n, dp.delta, rejected, local=dp.local)
+            own = {kind: name.rpartition("/")[2] for kind, name in config.chosen.items() if parts.is_own(name)}
+            said = partial(statement, local=dp.local, secret=bool(salt), own=own)
+            summary["privacy"] = said(end.ledger, n, dp.delta, rejected)
             if ready.audited:
                 summary["audit"] = ready.audited.facts
             if summary["rejected"]:
@@ -176,7 +182,7 @@ def _federate(
                 metrics |= measures.worst(clients)
                 record.log_clients(now.round, clients)
             if config.dp.local:
-                metrics["privacy/epsilon_local_training"] = now.ledger.updates.largest(config.dp.delta)
+                metrics[EPSILON + IF_SECRET * (config.dp.noise != SECRET)] = now.ledger.updates.largest(config.dp.delta)
             for tracker in trackers:
                 tracker.log(now.round, {**metrics, **(_late(now) if "stragglers" in facts else {})})
             record.log_times(now.round, {"train": trained - clock, "observe": time.perf_counter() - trained})

@@ -17,8 +17,8 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import override, parts_of_own
 from fedcommons.core.algorithm import ChoosesClients, State
 from fedcommons.core.executor import Executor
-from fedcommons.core.noise import SECRET
 from fedcommons.core.reduction import add_blocks
+from fedcommons.core.salts import SECRET
 from fedcommons.core.worker import fresh_torch
 from fedcommons.errors import UserError
 from fedcommons.federation import checkpoint, rounds
@@ -81,7 +81,7 @@ def replay(
     ready = assemble(prepared, images)
     if not isinstance(ready.algorithm, ChoosesClients):  # known before any round is played again
         _require_training(ready, {}, number, client)
-    executor = ready.executor(secret.kept(config, folder, prepared.needs if config.dp.noise == SECRET else ()))
+    executor = ready.executor(secret.kept(folder, prepared.needs) if config.dp.noise == SECRET else b"")
     before = _standing_before(number, ready, executor, folder, say)
     _require_training(ready, before.state, number, client)
     called = rounds.call(ready.algorithm, ready.plan, before, number)

@@ -7,9 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedcommons import salts
-from fedcommons.config.experiment import Experiment
-from fedcommons.core.noise import SECRET
+from fedcommons.core import salts
 from fedcommons.errors import UserError
 from fedcommons.files import write_json
 from fedcommons.sharing.needs import Need, salts_told
@@ -17,29 +15,25 @@ from fedcommons.sharing.needs import Need, salts_told
 FILE = "noise.json"
 
 
-def begun(config: Experiment, folder: Path, needs: Sequence[Need], has_begun: bool) -> bytes:
-    """The salt of the run in ``folder``, a new one if it has not begun; empty if its noise is seeded.
+def begun(folder: Path, needs: Sequence[Need], has_begun: bool) -> bytes:
+    """The salt of the run in ``folder``, a new one if it has not begun; needs: its generators.
 
     Raises:
         UserError: a salt is lost, or cannot be kept.
     """
-    if config.dp.noise != SECRET:
-        return b""
     if (folder / FILE).exists() or has_begun:
-        return kept(config, folder, needs)
+        return kept(folder, needs)
     salt = salts.new()
     write_json(folder / FILE, {"salt": salts.name_of(salt), "generators": salts_told(needs)})
     return salt
 
 
-def kept(config: Experiment, folder: Path, needs: Sequence[Need]) -> bytes:
-    """The salt that the run in ``folder`` began with; empty if its noise is seeded.
+def kept(folder: Path, needs: Sequence[Need]) -> bytes:
+    """The salt that the run in ``folder`` began with; needs: its generators.
 
     Raises:
         UserError: it is lost, or that of a generator is.
     """
-    if config.dp.noise != SECRET:
-        return b""
     try:
         told = json.loads((folder / FILE).read_bytes())
         name, generators = str(told["salt"]), list(told["generators"])

@@ -10,14 +10,16 @@ n~: images that it contributes;  p = n~/(n_i + n~).
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedcommons import capacity, salts
+from fedcommons import capacity
 from fedcommons.artifacts import constants, key_of
+from fedcommons.core import salts
 from fedcommons.core.noise import Noise, Source
 from fedcommons.core.release import SAMPLED_GAUSSIAN
 from fedcommons.data.examples import Examples
@@ -29,6 +31,10 @@ from fedcommons.sharing.dealt import Dealt
 
 VERSION = 1
 """Version of the code that trains and samples: raise it when a change of code or defaults changes the images."""
+
+
+NOISE = 2
+"""Version of how private generators draw noise: one trained before was hidden by other noise."""
 
 
 @dataclass(frozen=True)
@@ -113,17 +119,19 @@ class Need:
             "n_classes": self.n_classes,
             "examples": sha256(content),
             "seed": self.seed,
-            **_told(self.salt),
+            **({"noise": NOISE} if takes_noise(self.recipe.generator) else {}),
+            **({"salt": salts.name_of(self.salt)} if self.salt else {}),
         }
 
 
+def takes_noise(generator: Generator) -> bool:
+    """Whether its ``fit`` asks for noise, as that of a private generator does."""
+    return "noise" in signature(generator.fit).parameters
+
+
 def salts_told(needs: Sequence[Need]) -> list[str]:
-    """The names of the secret salts of these generators."""
-    return [salts.name_of(need.salt) for need in needs if need.salt]
-
-
-def _told(salt: bytes) -> dict[str, str]:
-    return {"salt": salts.name_of(salt)} if salt else {}
+    """What tells the secret salts of these generators and of their class counts: names, and keys of their images."""
+    return [told for need in needs if need.salt for told in (salts.name_of(need.salt), key_of(need.images_facts))]
 
 
 def n_seen(rho: float, n_own: int) -> int:

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from fedcommons.artifacts import Store, constants, key_of
-from fedcommons.config.fields import taken
 from fedcommons.core.worker import fresh_torch
 from fedcommons.data.examples import Examples
 from fedcommons.errors import ClientError
 from fedcommons.generators.generator import Receipt, TrainedGenerator
-from fedcommons.sharing.needs import Need, largest_remainder
+from fedcommons.sharing.needs import Need, largest_remainder, takes_noise
 from fedcommons.sharing.stage import Contribution
 
 
@@ -57,7 +56,7 @@ def make(job: Job) -> JobResult:
     shape, new = tuple(first.examples.x.shape[1:]), {}
     if job.epochs:
         fit = first.recipe.generator.fit
-        noise = taken(fit, {"noise": first.noise})  # a private generator asks for it
+        noise = {"noise": first.noise} if takes_noise(first.recipe.generator) else {}
         new = dict(fit(first.examples, first.n_classes, first.seed, job.epochs, flip=first.flip, **noise))
     trained = {**job.trained, **new}
     images = [

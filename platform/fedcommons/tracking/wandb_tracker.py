@@ -25,7 +25,7 @@ class WandbTracker:
     config: nested as in config.yaml, of the chosen parts only, and ``effective/alpha``, ``effective/p`` and so on (see
     ``flat.effective``; ``p``: the share of shared data that resulted). tags: the chosen parts, and dp with DP-SGD.
     summary: the numbers and texts of summary.json, ``target_reached``, ``privacy/overall`` (epsilon of all messages, or
-    none), where all of the commons is covered ``privacy/pool_epsilon_max``, and where the pool was audited the numbers
+    none) and the other values and notes of ``statement.in_short``, and where the pool was audited the numbers
     of all clients together, as ``audit/pixels/closer``. A run that ended without reaching
     its target has ``target_reached`` false and no ``rounds_to_target``, so that this column holds numbers only.
     ``say`` is told in one sentence what W&B cannot do; after a failure nothing more is logged.

@@ -79,10 +79,11 @@ def constants(of: Sequence[Cell], delta: float) -> str:
         notes.append("feddpms.preliminary_rounds: -: 0.4 of the rounds.")
     sound = [series.value(c, "feddpms.sigma") for c in of if series.value(c, "feddpms.privacy") == "sound"]
     if sound:
-        spent = "; ".join(f"sigma {s:g}: epsilon {epsilon(1, s, 1, delta):.2f}" for s in dict.fromkeys(sound))
+        spent = "; ".join(f"sigma {s:g}: {epsilon(1, s, 1, delta):.2f}" for s in dict.fromkeys(sound))
         notes.append(
-            f"privacy sound, the codes of a client at delta {delta:g}: {spent}. Nothing covers which classes a "
-            "client has most of, nor the models that clients send. With privacy paper nothing at all is certified."
+            f"privacy sound, epsilon of a client's codes at delta {delta:g} if their noise is secret: {spent}. With "
+            "seeded noise (dp.noise) there is none, as whoever knows the seed can draw it again. Nothing covers which "
+            "classes a client has most of, nor the models that clients send. With privacy paper nothing is certified."
         )
     return tables.markdown(head, lines) + (tables.numbered(notes) if notes else "")
 

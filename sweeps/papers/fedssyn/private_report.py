@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.config import cli
+from fedcommons.core.salts import IF_SECRET, SECRET
 from fedcommons.files import write_json, write_text
 from fedcommons.reports import tables
 from fedcommons.reports.cells import Cell
@@ -61,10 +62,12 @@ def table(found: Sequence[Entry], out: Path) -> tuple[str, list[dict[str, Any]]]
             groups.setdefault((c.partition.alpha, c.algorithm, e.pool, fields.get("generator.epochs")), []).append(e)
     for (alpha, algorithm, pool, epochs), of in groups.items():
         cell = Cell({}, runs.iloc[[names[e.cell.name] for e in of]])
+        secret = of[0].cell.config.dp.noise == SECRET
         epsilons = [spent(e.cell) for e in of] if epochs else [None]
         known = [e for e in epsilons if e is not None]
         sigmas = [r.sigma for e in of for made in images(e.cell) if (r := made.receipt)] if known else []
         said = "-" if pool == "none" else f"{max(known):.2f}" if len(known) == len(of) else "no guarantee"
+        said += " if secret" if known and not secret else ""
         lines.append(
             [
                 f"{alpha:g}", algorithm, pool, str(epochs or "-"), said, tables.commons_epsilon(cell), _range(sigmas),
@@ -73,7 +76,7 @@ def table(found: Sequence[Entry], out: Path) -> tuple[str, list[dict[str, Any]]]
         )  # fmt: skip
         records.append(
             {"alpha": alpha, "algorithm": algorithm, "pool": pool, "epochs": epochs, "seeds": len(of),
-             "epsilon": max(known, default=None), "sigma": fmean(sigmas) if sigmas else None,
+             "epsilon" + IF_SECRET * (not secret): max(known, default=None), "sigma": fmean(sigmas) if sigmas else None,
              "last_accuracy": fmean(cell.values("last_accuracy"))}
         )  # fmt: skip
     return tables.markdown(head, lines), records

@@ -8,10 +8,16 @@ import hashlib
 import os
 import secrets
 import stat
+import tempfile
 from pathlib import Path
 
 from fedcommons.errors import UserError
-from fedcommons.paths import user_path
+
+SEEDED, SECRET = "seeded", "secret"
+"""Values of ``dp.noise``."""
+
+IF_SECRET = "_if_secret"
+"""The end of the name of an epsilon that was not earned, as the noise is seeded."""
 
 SIZE = 32
 
@@ -19,10 +25,10 @@ SIZE = 32
 def folder() -> Path:
     """The state directory, which may not exist yet."""
     if own := os.environ.get("FEDCOMMONS_STATE"):
-        return user_path("FEDCOMMONS_STATE", own) / "salts"
+        return Path(os.path.expanduser(own)) / "salts"
     base = os.environ.get("XDG_STATE_HOME")
-    home = Path(base) if base and os.path.isabs(base) else user_path("the home folder", "~") / ".local" / "state"
-    return home / "fedcommons" / "salts"
+    home = base if base and os.path.isabs(base) else os.path.expanduser("~/.local/state")
+    return Path(home) / "fedcommons" / "salts"
 
 
 def name_of(salt: bytes) -> str:
@@ -69,6 +75,28 @@ def of_run(name: str, run: Path) -> bytes:
     )
 
 
+def require_writable() -> None:
+    """Check that salts can be kept, before any work; the folder is made.
+
+    Raises:
+        UserError: they cannot.
+    """
+    where = folder()
+    try:
+        where.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=where):
+            pass
+    except OSError as error:
+        raise _not_writable(where, error) from None
+
+
+def _not_writable(where: Path, error: OSError) -> UserError:
+    return UserError(
+        f"dp.noise secret keeps its salt in {where}, which cannot be written ({error.strerror}); name another "
+        "folder in FEDCOMMONS_STATE."
+    )
+
+
 def _keep(name: str, salt: bytes) -> bytes:
     """Write the salt, whole or not at all; of two processes the first one's stands."""
     where = folder()
@@ -87,16 +115,13 @@ def _keep(name: str, salt: bytes) -> bytes:
     except FileExistsError:
         return _read(path)
     except OSError as error:
-        raise UserError(
-            f"dp.noise secret keeps its salt in {where}, which cannot be written ({error.strerror}); name another "
-            "folder in FEDCOMMONS_STATE."
-        ) from None
+        raise _not_writable(where, error) from None
     return salt
 
 
 def _read(path: Path) -> bytes:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe would wait for a writer
         with os.fdopen(descriptor, "rb") as file:
             status, salt = os.fstat(descriptor), file.read(SIZE + 1)
     except OSError as error:

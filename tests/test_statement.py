@@ -1,0 +1,58 @@
+"""The words of the privacy statement: what was earned, what would be, what is taken at a part's word."""
+
+from fedcommons.accounting.privacy import Ledger
+from fedcommons.accounting.statement import in_short, statement
+from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
+
+
+def _trained(client: int, steps: int = 8, what: str = "delta") -> Release:
+    return Release(client, (what,), mechanism=SAMPLED_GAUSSIAN, q=0.25, sigma=1.0, sensitivity=5.0, steps=steps)
+
+
+def test_seeded_noise_earns_nothing_and_the_names_say_so() -> None:
+    """The numbers are those of secret noise, under names that cannot be taken for a guarantee."""
+    ledger = Ledger.of([_trained(0, 4, "images")]).after([_trained(0)])
+    earned, seeded = (statement(ledger, 1, 1e-5, rejected=0, local=True, secret=secret) for secret in (True, False))
+    assert (earned["noise"], seeded["noise"]) == ("secret", "seeded")
+    names = [name for name in earned if "epsilon" in name]
+    assert len(names) == 4
+    assert not any(name.endswith("_if_secret") for name in names)
+    for name in names:
+        assert seeded[name] is None
+        assert seeded[f"{name}_if_secret"] == earned[name] != 0
+    assert (earned["overall"], seeded["overall"]) == (earned["epsilon_of_messages"], "none")
+    shared, whole = earned["pool_epsilon_max"], earned["overall"]
+    assert seeded["in_words"] == [
+        f"Commons (images): epsilon would be {shared:.4g} at delta = 1e-05 if the noise were secret, the largest of "
+        "all clients'; as run: none, whoever knows --seed can draw the noise again (dp.noise seeded).",
+        "Overall guarantee: none as run: whoever knows --seed can draw the noise again (dp.noise seeded); epsilon "
+        f"would be {whole:.4g} at delta = 1e-05 if the noise were secret, of all messages.",
+    ]
+    assert (
+        earned["in_words"][1]
+        == f"Overall guarantee: epsilon = {whole:.4g} at delta = 1e-05, of all messages in this run."
+    )
+    short = in_short(seeded)
+    assert short.pop("in_words") == " ".join(seeded["in_words"])
+    assert short.pop("uncovered") == "; ".join(seeded["uncovered"])
+    assert short == {
+        "pool_epsilon_max_if_secret": shared, "epsilon_of_messages_if_secret": whole, "overall": "none", "trusted": ""
+    }  # fmt: skip
+
+
+def test_parts_that_are_not_ours_are_named_as_trusted() -> None:
+    own = {"algorithm": "my.py:Mine", "generator": "my.py:Draws", "tracker": "my.py:Tells"}
+    said = statement(Ledger(), 1, 1e-5, rejected=0, local=True, secret=True, own=own)["trusted"]
+    assert [line.partition(":")[0] for line in said] == ["algorithm my.py", "generator my.py"]
+    assert statement(Ledger(), 1, 1e-5, rejected=0, local=True, secret=True)["trusted"] == []
+
+
+def test_it_is_said_that_runs_add_up_and_that_a_rejection_shows() -> None:
+    ledger = Ledger().after([_trained(0)])
+    said = statement(ledger, 5, 1e-5, rejected=2, local=True, secret=True)
+    assert said["epsilon_of_messages"] is None
+    assert any("2 replies were rejected" in line for line in said["uncovered"])
+    quiet = " ".join(statement(ledger, 5, 1e-5, rejected=0, local=True, secret=True)["uncovered"])
+    assert "rejected" not in quiet
+    for text in ("their epsilons add up", "--lrs", "only this run is counted", "a blanked example", "other seeds"):
+        assert text in quiet
