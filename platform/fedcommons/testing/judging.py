@@ -65,12 +65,12 @@ def faults(
     first: Left, second: Left, sides: tuple[Side, Side], kind: Kind, spread: Spread, slack: float = ROUNDING
 ) -> list[str]:
     """A sentence for each thing that moved further than is declared; empty if nothing did."""
-    if told := _of_noise(*sides, kind):
-        return [told]
+    if wrong := _of_noise(*sides, kind):
+        return [wrong]
     found, differing = _of_forms(first, second, kind), _differing(first, second)
     pairs = list(zip(sides[0].sums, sides[1].sums, strict=True))
-    if differing and (told := _of_sums(pairs, kind)):
-        return [told, *found]
+    if differing and (wrong := _of_sums(pairs, kind)):
+        return [wrong, *found]
     spreads = spread() if differing else {}
     spent = sum((one.moved(two) / one.sd) ** 2 for one, two in pairs if one.keeps(two, kind.times))
     for name, moved in differing:

@@ -5,7 +5,9 @@ every message from the server of the first, and its noisy sums in the place of i
 may move by its sensitivity, and all else not at all, unless noise of its own is in it (``judging``). Most of it is a
 comparison of bits, so it needs no luck. From round to round each side keeps its own memory and its own module.
 
-Not compared are metrics, which are the experimenter's record, and the time that a client takes.
+Not found is what these neighbours do not set off: a threshold that they do not cross, a later round, another client.
+Nor what goes other ways: metrics, which are the experimenter's record, files, the time that a client takes. The module
+is one of ours, so what a module of one's own keeps is not seen.
 """
 
 from copy import deepcopy
@@ -18,7 +20,7 @@ from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.noise import SEED_ALONE, Noise
 from fedcommons.core.reduction import BlockSum, add_blocks
-from fedcommons.core.worker import RunData, Worker
+from fedcommons.core.worker import Worker
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.federation import rounds
@@ -80,7 +82,7 @@ class Play:
         own = federation.data.clients
         scaled = Clients(Examples(own.store.x / 255, own.store.y), own.rows, commons=own.commons)
         both = apart(scaled, range(len(own)), kind, seed)
-        self.sides = [replace(federation, data=RunData(each, each, n_classes=10)) for each in both]
+        self.sides = [replace(federation, data=replace(federation.data, clients=each, own=each)) for each in both]
         self.algorithm, self.kind, self.seed, self.is_bare = algorithm, kind, seed, False
         self.sampled: dict[int, list[tuple[int, int, float]]] = {}  # of each client: sums it is in, steps, q
 

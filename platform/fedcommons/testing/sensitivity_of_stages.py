@@ -35,8 +35,8 @@ COVERED = Receipt(SAMPLED_GAUSSIAN, q=0.5, sigma=2.0, sensitivity=1.0, steps=10)
 def check_stage(stage: Stage, *, seed: int = 0) -> None:
     """Play ``stage`` on five clients, of whom one has a neighbour: does what leaves it keep what its releases say?
 
-    A release may move by its noise multiplier's share of the noise, which is found by playing with other seeds. A stage
-    that declares nothing, or that nothing protects what leaves, has nothing to keep.
+    What leaves may move by 1/sigma standard deviations of its noise, which are found, to a quarter, by playing with
+    other seeds. A stage that declares nothing, or that nothing protects what leaves, has nothing to keep.
 
     Raises:
         AssertionError: a sentence says what moved, by how much, and what was declared.
@@ -106,7 +106,6 @@ class StagePlay:
                 return left_of(number, side.seed)
 
         one, two = played(0, first), played(1, second)
-
         self.is_bare |= bool(one.free)
         spread = spread_of(lambda other: played(0, Side(self.seed + other)), one)
         return faults(one, two, (first, second), self.kind, spread, SLACK)
