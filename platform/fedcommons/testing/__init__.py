@@ -1,8 +1,11 @@
-"""For tests of your own methods: the contract that every algorithm keeps, tiny federations, a pretended GPU."""
+"""For tests of your own methods: the contract that every algorithm keeps, tiny federations, a pretended GPU,
+and the sensitivity test of what claims to be private."""
 
 from fedcommons.testing.contract import CHECKS, check_algorithm
 from fedcommons.testing.federations import Federation, LeastSquares, Regression, digits, least_squares
 from fedcommons.testing.pretend_gpu import GPU, PretendGPU
+from fedcommons.testing.sensitivity_of_generators import check_generator
+from fedcommons.testing.sensitivity_of_stages import check_stage
 
 __all__ = [
     "CHECKS",
@@ -12,6 +15,8 @@ __all__ = [
     "PretendGPU",
     "Regression",
     "check_algorithm",
+    "check_generator",
+    "check_stage",
     "digits",
     "least_squares",
 ]

@@ -30,6 +30,7 @@ from fedcommons.testing.elsewhere import Apart, require_the_bits_of_one_process,
 from fedcommons.testing.federations import Federation, digits
 from fedcommons.testing.on_device import check_on
 from fedcommons.testing.priced import its_work_can_be_priced
+from fedcommons.testing.sensitivity import what_leaves_a_client_moves_as_declared
 from fedcommons.testing.spy import Call, Spy
 
 Check = Callable[[Algorithm, LocalSGD], None]
@@ -45,6 +46,7 @@ def check_algorithm(
     local: LocalSGD = LOCAL,
     actors: int | None = None,
     device: str | None = None,
+    private: bool = False,
     only: Collection[str] = (),
 ) -> None:
     """Play ``algorithm`` on a tiny federation for some seconds and check every promise in ``CHECKS``.
@@ -52,6 +54,8 @@ def check_algorithm(
     ``only``: run the checks of these names only, for example while fixing one.
     ``actors``: compare with so many real Ray actors too, bit for bit; seconds more. ``local``: how clients train.
     ``device``: train there too: "pretend", a GPU that is not there (see ``on_device``), or torch's name of a real one.
+    ``private``: play it with DP-SGD on neighbouring data too. With the same noise its noisy sums may move by their
+    sensitivities and all else not at all, so false releases show (see ``sensitivity``).
 
     Raises:
         UserError: there is no such device, or no room for the actors.
@@ -65,6 +69,8 @@ def check_algorithm(
     if device:
         there, federation = check_on(device), digits(batch_norm=True, method=algorithm)
         checks[there.__name__] = lambda a, loop: there(a, federation.training(replace(loop, augment=True)))
+    if private:
+        checks[what_leaves_a_client_moves_as_declared.__name__] = what_leaves_a_client_moves_as_declared
     violations: list[str] = []
     errors: list[Exception] = []
     for name, check in checks.items():

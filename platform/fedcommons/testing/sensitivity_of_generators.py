@@ -1,0 +1,90 @@
+"""The sensitivity test of generators, and of what methods share before round 1."""
+
+import inspect
+from collections.abc import Mapping
+
+import numpy as np
+from torch import Tensor
+
+from fedcommons.core.algorithm import Shares
+from fedcommons.core.noise import SEED_ALONE, Noise
+from fedcommons.core.release import Release
+from fedcommons.core.worker import fresh_torch
+from fedcommons.data.clients import Clients
+from fedcommons.data.examples import Examples
+from fedcommons.generators.generator import Generator, Receipt
+from fedcommons.seeds import keyed_globals
+from fedcommons.tensors import data
+from fedcommons.testing.comparing import require
+from fedcommons.testing.federations import digits
+from fedcommons.testing.judging import SLACK, Left, difference, faults, renamed, spread_of, told, too_few
+from fedcommons.testing.neighbours import BLANKED, RELABELLED, Kind, apart
+from fedcommons.testing.sides import Side, playing
+
+SIZES = (12, 9)
+"""Examples of the clients of a method that shares."""
+
+N_CLASSES = 10
+
+
+@fresh_torch()
+def check_generator(generator: Generator, examples: Examples | None = None, *, seed: int = 0) -> None:
+    """Train ``generator`` on neighbouring examples with the same noise: do the weights keep what their receipt says?
+
+    examples: default: 24 handwritten digits. A generator whose receipt covers nothing has nothing to keep.
+
+    Raises:
+        AssertionError: a sentence says what moved, by how much, and what was declared.
+    """
+    given = examples or digits((24,)).data.clients.store
+    floating = Examples(given.x.float(), given.y)  # nan is a floating number
+    for kind, those in ((BLANKED, floating), (RELABELLED, given)):
+        try:
+            found = _faults(generator, those, kind, seed)
+        except (TypeError, ValueError, RuntimeError):
+            if kind is RELABELLED or given.x.is_floating_point():
+                raise
+            continue  # it takes no floating images
+        require(not found, f"{type(generator).__name__}: {told(found)}")
+
+
+def _faults(generator: Generator, examples: Examples, kind: Kind, seed: int) -> list[str]:
+    clients = Clients(examples, [np.arange(len(examples))])
+    both = [each.store for each in apart(clients, [0], kind, seed)]
+    first = Side(seed)
+    second = Side(seed, follows=first, times=kind.times)
+    one, two = (_fitted(generator, each, seed, side) for each, side in zip(both, (first, second), strict=True))
+
+    def spread() -> Mapping[str, Tensor]:
+        raised = _fitted(generator, both[0], seed, Side(seed, follows=first, times=1.0, raised=1.0)).tensors
+        return {name: difference(data(x), data(raised[name])) for name, x in one.tensors.items()} if first.loose else {}
+
+    return faults(one, two, (first, second), kind, spread) or too_few(one, two, first, kind)
+
+
+def _fitted(generator: Generator, examples: Examples, seed: int, side: Side) -> Left:
+    """Weights and receipt."""
+    fit, epochs = generator.fit, generator.epochs
+    noise = {"noise": Noise(SEED_ALONE)} if "noise" in inspect.signature(fit).parameters else {}
+    with keyed_globals(seed, "generator"), playing(side):
+        trained = fit(examples, N_CLASSES, seed, [epochs], flip=False, **noise)[epochs]
+    weights = {name: t.detach().clone() for name, t in trained.weights.items()}
+    return Left(weights, [(trained.receipt or Receipt()).release(0, *weights)])
+
+
+def shared_faults(algorithm: Shares, kind: Kind, seed: int) -> list[str]:
+    """Of what a method's clients share before round 1; one of them has a neighbour."""
+    own, first = digits(SIZES).data.clients, Side(seed)
+    second = Side(seed, follows=first, times=kind.times)
+    both = apart(Clients(Examples(own.store.x / 255, own.store.y), own.rows), [0], kind, seed)
+
+    def played(number: int, side: Side) -> Left:
+        with keyed_globals(side.seed, "share"), playing(side):
+            common = algorithm.share(both[number], N_CLASSES, side.seed)
+        tensors = {"shared examples": common.examples.x, "shared labels": common.examples.y}
+        mine = [event for event in common.releases if event.client == 0] or [Release(0)]
+        return Left(tensors, renamed(mine, tensors))
+
+    one, two = played(0, first), played(1, second)
+    spread = spread_of(lambda other: played(0, Side(seed + other)), one)
+    return [f"before round 1: {said}" for said in faults(one, two, (first, second), kind, spread, SLACK)]

@@ -1,0 +1,137 @@
+"""Two sides of a play, on data that differ in one example, that draw the same noise.
+
+Noise is keyed by the order of its calls here, and by no data. A side that follows another one is given that one's
+noisy sums: then each sum is compared as a step of its own, and all that is made from noisy sums alone is the same on
+both sides, bit for bit.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import inf, isclose, prod
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcommons.core.dp_sgd import NoisySum
+from fedcommons.core.noise import Noise, Size, Stream
+from fedcommons.core.release import Release
+from fedcommons.seeds import wide_generator
+
+ROUNDING = 1e-3
+"""Relative: of sums of floating point numbers."""
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A ``NoisySum``: its values before and after its noise, and what it states of itself. what: purpose and number."""
+
+    what: str
+    before: Tensor
+    after: Tensor
+    release: Release
+    sd: float  # standard deviation of its noise
+
+    def moved(self, other: "Sum") -> float:
+        """||before - other's before||; infinite if one is not finite, or of another shape."""
+        if self.before.shape != other.before.shape:
+            return inf
+        distance = float(torch.linalg.vector_norm(self.before.double() - other.before.double()))
+        return distance if distance < inf else inf
+
+    def keeps(self, other: "Sum", times: float) -> bool:
+        """Whether it is covered, and the other one is like it and at most so many sensitivities away."""
+        most = times * self.release.sensitivity * (1 + ROUNDING)
+        return self.release.covered and self.is_like(other) and self.moved(other) <= most
+
+    def is_like(self, other: "Sum") -> bool:
+        """Whether its clipping and noise are the other's, up to the rounding of norms."""
+        mine, theirs = self.release, other.release
+        bounds = isclose(mine.sensitivity, theirs.sensitivity, rel_tol=ROUNDING)
+        return bounds and isclose(mine.sigma, theirs.sigma, rel_tol=ROUNDING)
+
+
+@dataclass
+class Side:
+    """What one side drew and summed up, in order.
+
+    seed: of its noise. follows: the side whose noisy sums it is given where its own are at most ``times`` sensitivities
+    away. raised: standard deviations that are added to every normal number outside of sums, which shows how much noise
+    is in what they are added to.
+    """
+
+    seed: int
+    follows: "Side | None" = None
+    times: float = 0.0
+    raised: float = 0.0
+    drawn: list[str] = field(default_factory=list)
+    sums: list[Sum] = field(default_factory=list)
+    loose: int = 0  # normal numbers outside of sums
+    calls: int = 0
+    opened: set[str] = field(default_factory=set)  # streams
+    again: list[str] = field(default_factory=list)  # streams that were opened before: they begin anew
+    in_sum: bool = False
+
+
+class PlayedStream:
+    """The stream of a side for one key; see ``Stream``."""
+
+    def __init__(self, side: Side, what: str) -> None:
+        self.side, self.what, self._draws = side, what, wide_generator(side.seed, what)
+
+    def standard_normal(self, size: Size, dtype: type = np.float64) -> np.ndarray:
+        """See ``Stream``."""
+        self.side.drawn.append(f"{self.what}: {size} normal numbers")
+        normal = self._draws.standard_normal(size)
+        if self.side.in_sum:
+            return normal.astype(dtype)
+        self.side.loose += prod(size) if isinstance(size, tuple) else size
+        return (normal + self.side.raised).astype(dtype)
+
+    def random(self, size: Size) -> np.ndarray:
+        """See ``Stream``."""
+        self.side.drawn.append(f"{self.what}: {size} uniform numbers")
+        return self._draws.random(size)
+
+
+@dataclass(frozen=True)
+class PlayedDraws:
+    """The streams of one call; see ``Draws``."""
+
+    side: Side
+    what: str
+
+    def stream(self, *key: int | str) -> Stream:
+        """See ``Draws``."""
+        what = f"{self.what}, {' '.join(map(str, key))}" if key else self.what
+        (self.side.again.append if what in self.side.opened else self.side.opened.add)(what)
+        return PlayedStream(self.side, what)
+
+
+@contextmanager
+def playing(side: Side) -> Iterator[None]:
+    """Until the end, ``Noise`` and ``NoisySum`` are this side's."""
+    blur = NoisySum.blur
+
+    def played_call(noise: Noise, purpose: str, *data: Tensor) -> Any:
+        noise.calls += 1
+        side.calls += 1
+        side.drawn.append(f"call {side.calls}, for {purpose}")
+        return PlayedDraws(side, f"{purpose}, call {side.calls}")
+
+    def played_blur(total: NoisySum, sigma: float, noise: Stream) -> None:
+        before, number = total.values.detach().clone(), len(side.sums)
+        side.in_sum = True
+        blur(total, sigma, noise)
+        side.in_sum = False
+        what = noise.what if isinstance(noise, PlayedStream) else ""
+        side.sums.append(Sum(what, before, total.values.detach().clone(), total.release, sigma * total.clip))
+        for led in side.follows.sums[number : number + 1] if side.follows else []:
+            if led.keeps(side.sums[-1], side.times):
+                total.values.copy_(led.after)
+
+    with patch.object(Noise, "call", played_call), patch.object(NoisySum, "blur", played_blur):
+        yield

@@ -1,0 +1,63 @@
+"""The sensitivity test blames no method, generator or stage of the package, whatever the seed."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fedcommons.config.parts import KINDS, make
+from fedcommons.core.algorithm import Algorithm
+from fedcommons.core.dp_sgd import DPSGD
+from fedcommons.core.local import LocalSGD
+from fedcommons.generators.private import PrivateDDPM
+from fedcommons.testing import check_generator, check_stage, digits
+from fedcommons.testing.contract import LOCAL
+from fedcommons.testing.sensitivity import what_leaves_a_client_moves_as_declared
+
+OTHERWISE: dict[str, dict[str, Any]] = {
+    "feddm": {"init": "noise"},
+    "feddpms": {"privacy": "sound"},
+    "shuffled_real": {"p": 0.3},
+    "raw_copies": {"c": 0.3},
+}
+"""Constants that make a part private, or that it must be given."""
+
+PRIVATE = PrivateDDPM(
+    epochs=1, batch_size=8, lr=1e-3, channels=(8, 16), timesteps=20, sampler="ddim", sampling_steps=4,
+    noise_multiplier=1.5, draws=2,
+)  # fmt: skip
+
+SMALL_CLIP = LocalSGD(epochs=1, batch_size=3, dp=DPSGD(noise_multiplier=0.5, clip=0.1))
+
+SEEDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 20))]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", KINDS["algorithm"].known)
+def test_no_method_is_blamed(name: str, seed: int, quick: Callable[[str], Algorithm]) -> None:
+    method: Any = quick(name)
+    for local in (LOCAL, SMALL_CLIP)[: 1 + seed % 2]:
+        what_leaves_a_client_moves_as_declared(replace(method, **OTHERWISE.get(name, {})), local, seed)
+
+
+@pytest.mark.parametrize("seed", SEEDS[:1] + SEEDS[2:])
+def test_methods_that_declare_that_nothing_protects_something_are_not_blamed(
+    seed: int, quick: Callable[[str], Algorithm]
+) -> None:
+    """Images that start from real ones, codes as printed, a plain gradient."""
+    for name, constants in (("feddm", {}), ("feddpms", {}), ("scaffold", {"option": 1})):
+        method: Any = quick(name)
+        what_leaves_a_client_moves_as_declared(replace(method, **constants), LOCAL, seed)
+
+
+@pytest.mark.parametrize("seed", SEEDS[:1] + SEEDS[2:])
+def test_the_private_generator_is_not_blamed(seed: int) -> None:
+    check_generator(PRIVATE, digits((12,)).data.clients.store, seed=seed)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", KINDS["sharing"].known)
+def test_no_stage_is_blamed(name: str, seed: int) -> None:
+    """Those with synthetic images are played with noisy class counts too."""
+    check_stage(make("sharing", name, OTHERWISE.get(name, {})), seed=seed)
