@@ -10,6 +10,7 @@ n~: images that it contributes;  p = n~/(n_i + n~).
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,10 @@ from fedcommons.sharing.dealt import Dealt
 
 VERSION = 1
 """Version of the code that trains and samples: raise it when a change of code or defaults changes the images."""
+
+
+NOISE = 2
+"""Version of how private generators draw noise: one trained before was hidden by other noise."""
 
 
 @dataclass(frozen=True)
@@ -114,17 +119,19 @@ class Need:
             "n_classes": self.n_classes,
             "examples": sha256(content),
             "seed": self.seed,
-            **_told(self.salt),
+            **({"noise": NOISE} if takes_noise(self.recipe.generator) else {}),
+            **({"salt": salts.name_of(self.salt)} if self.salt else {}),
         }
+
+
+def takes_noise(generator: Generator) -> bool:
+    """Whether its ``fit`` asks for noise, as that of a private generator does."""
+    return "noise" in signature(generator.fit).parameters
 
 
 def salts_told(needs: Sequence[Need]) -> list[str]:
     """What tells the secret salts of these generators and of their class counts: names, and keys of their images."""
     return [told for need in needs if need.salt for told in (salts.name_of(need.salt), key_of(need.images_facts))]
-
-
-def _told(salt: bytes) -> dict[str, str]:
-    return {"salt": salts.name_of(salt)} if salt else {}
 
 
 def n_seen(rho: float, n_own: int) -> int:

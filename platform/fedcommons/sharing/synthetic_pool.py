@@ -6,7 +6,6 @@ of its data and draws labelled images from it.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from fedcommons.core.worker import fresh_torch
 from fedcommons.data.examples import Examples
 from fedcommons.errors import ClientError
 from fedcommons.generators.generator import Receipt, TrainedGenerator
-from fedcommons.sharing.needs import Need, largest_remainder
+from fedcommons.sharing.needs import Need, largest_remainder, takes_noise
 from fedcommons.sharing.stage import Contribution
 
 
@@ -57,7 +56,7 @@ def make(job: Job) -> JobResult:
     shape, new = tuple(first.examples.x.shape[1:]), {}
     if job.epochs:
         fit = first.recipe.generator.fit
-        noise = {"noise": first.noise} if "noise" in signature(fit).parameters else {}  # a private one takes it
+        noise = {"noise": first.noise} if takes_noise(first.recipe.generator) else {}
         new = dict(fit(first.examples, first.n_classes, first.seed, job.epochs, flip=first.flip, **noise))
     trained = {**job.trained, **new}
     images = [
