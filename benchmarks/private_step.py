@@ -19,9 +19,8 @@ from functools import partial
 import torch
 from round_time import cpu_name
 
-from fedcommons.core import salts
 from fedcommons.accounting.privacy import Ledger
-from fedcommons.core import dp_vectorised
+from fedcommons.core import dp_vectorised, salts
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.noise import Noise, Source
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
