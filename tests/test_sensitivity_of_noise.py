@@ -91,6 +91,26 @@ class DrawsItsNoiseAgain(NoisyMean):
         return total.values - 2.0 * torch.from_numpy(draws.stream().standard_normal(64)).float(), total.release
 
 
+class SendsItBeforeTheNoise(NoisyMean):
+    def mean(self, work: Work, rows: ClientData, seed: int) -> tuple[Tensor, Release]:
+        total = NoisySum(torch.zeros(64), 1.0)
+        for example in rows.x.flatten(1):
+            total.add(self.part(example), 1.0)
+        bare = total.values.clone()
+        total.blur(2.0, work.noise.call("mean", *rows.columns).stream())
+        return bare, total.release
+
+
+class OneDrawForTwo(NoisyMean):
+    """The same noise on the sum and on its half: together they tell the noise."""
+
+    def mean(self, work: Work, rows: ClientData, seed: int) -> tuple[Tensor, Release]:
+        total = torch.stack([self.part(example) for example in rows.x.flatten(1)]).sum(0)
+        noise = torch.from_numpy(self.normal(work, rows, seed)).float()
+        both = torch.stack([total + 2 * noise, total / 2 + 2 * noise])
+        return both, Release(mechanism=SAMPLED_GAUSSIAN, sigma=1.5, sensitivity=1.0, steps=1)
+
+
 class ClipsByTheData(NoisySumOfItsOwn):
     """At the largest norm that there is."""
 
@@ -144,6 +164,8 @@ TOLD = {
     OneNumberOfNoise: "mean: 64 numbers move .* only 1 of noise were drawn",
     NoiseOfItsOwn: "mean moves by .* no noise of its own hides it",
     DrawsItsNoiseAgain: "the stream of mean, call 2 is opened twice",
+    SendsItBeforeTheNoise: "mean moves by .* no noise of its own hides it",
+    OneDrawForTwo: "mean: 128 numbers move .* only 64 of noise were drawn",
     ClipsByTheData: "the noisy sum of mean, call 2 has other clipping or noise",
     SumWithLessNoise: "what left moves by",
     SumThatIsNotClipped: "the noisy sum of mean, call 2 moves by .*, and declared is 1",

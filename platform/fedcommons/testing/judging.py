@@ -7,7 +7,7 @@ moved: ||difference||, of a sum before its noise;  sd: standard deviation of its
 sums, and the left side is smaller.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from math import inf, sqrt
@@ -20,21 +20,12 @@ from fedcommons.tensors import Flat, Payload, data
 from fedcommons.testing.comparing import listed
 from fedcommons.testing.neighbours import Kind
 from fedcommons.testing.sides import ROUNDING, Side, Sum
-
-SEEDS = 12
-"""Plays with other seeds, which tell how much noise is in what draws it from its seed."""
-
-SLACK = 0.25
-"""Relative: of a standard deviation from so many plays."""
+from fedcommons.testing.spreads import Spread, difference, in_units
 
 
 def told(found: Sequence[str]) -> str:
     """The first of these sentences, and how many more there are."""
     return found[0] + (f" ({len(found) - 1} more)" if found[1:] else "") if found else ""
-
-
-Spread = Callable[[], Mapping[str, Tensor]]
-"""The standard deviation of the noise in each number of each tensor."""
 
 
 @dataclass(frozen=True)
@@ -92,38 +83,9 @@ def too_few(first: Left, second: Left, side: Side, kind: Kind) -> list[str]:
     return [f"{names}: {n} numbers move {kind.said}, and only {side.loose} of noise were drawn for them"]
 
 
-def spread_of(play: Callable[[int], Left], like: Left) -> Spread:
-    """From plays with other seeds, which ``play`` is given the numbers of."""
-
-    def spread() -> Mapping[str, Tensor]:
-        plays = [play(number).tensors for number in range(1, 1 + SEEDS)]
-        shapes = {name: data(x).shape for name, x in like.tensors.items() if data(x).numel()}
-        same = [name for name, shape in shapes.items() if all(data(p[name]).shape == shape for p in plays)]
-        return {name: torch.stack([data(p[name]).double() for p in plays]).std(0) for name in same}
-
-    return spread
-
-
 def renamed(events: Sequence[Release], tensors: Payload) -> list[Release]:
     """The events for these tensors, all of them; only ``labels`` follow class counts."""
     return [replace(event, what=("labels",) if event.what == ("class counts",) else tuple(tensors)) for event in events]
-
-
-def in_units(moved: Tensor, sd: Tensor, rounded: bool) -> float:
-    """||moved|| over the standard deviation of the noise where it moved; infinite without noise.
-
-    rounded: to whole numbers after noise, so that each may be off by 1.
-    """
-    there = moved != 0
-    of_noise = float(sd[there].square().mean().sqrt())
-    if not 0 < of_noise < inf:
-        return inf
-    return float((moved.abs() - int(rounded)).clamp(min=0).norm()) / of_noise
-
-
-def difference(a: Tensor, b: Tensor) -> Tensor:
-    """b - a."""
-    return b.detach().double() - a.detach().double()
 
 
 def _of_noise(one: Side, two: Side, kind: Kind) -> str:

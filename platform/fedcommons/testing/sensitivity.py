@@ -29,10 +29,11 @@ from fedcommons.seeds import keyed_globals, seed_for
 from fedcommons.tensors import Payload, data, like
 from fedcommons.testing.comparing import differing, listed, raw, require
 from fedcommons.testing.federations import Federation, digits
-from fedcommons.testing.judging import Left, difference, faults, told, too_few
+from fedcommons.testing.judging import Left, faults, told, too_few
 from fedcommons.testing.neighbours import BLANKED, RELABELLED, REPLACED, Kind, apart
 from fedcommons.testing.sensitivity_of_generators import shared_faults
 from fedcommons.testing.sides import Side, playing
+from fedcommons.testing.spreads import difference
 
 SIZES = (6, 10, 4)
 """Examples of the clients; all of the last one's are in each of its batches, as these are of 5."""

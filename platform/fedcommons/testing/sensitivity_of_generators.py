@@ -17,9 +17,10 @@ from fedcommons.seeds import keyed_globals
 from fedcommons.tensors import data
 from fedcommons.testing.comparing import require
 from fedcommons.testing.federations import digits
-from fedcommons.testing.judging import SLACK, Left, difference, faults, renamed, spread_of, told, too_few
+from fedcommons.testing.judging import Left, faults, renamed, told, too_few
 from fedcommons.testing.neighbours import BLANKED, RELABELLED, Kind, apart
 from fedcommons.testing.sides import Side, playing
+from fedcommons.testing.spreads import SLACK, difference, spread_of
 
 SIZES = (12, 9)
 """Examples of the clients of a method that shares."""
@@ -86,5 +87,5 @@ def shared_faults(algorithm: Shares, kind: Kind, seed: int) -> list[str]:
         return Left(tensors, renamed(mine, tensors))
 
     one, two = played(0, first), played(1, second)
-    spread = spread_of(lambda other: played(0, Side(seed + other)), one)
+    spread = spread_of(lambda other: played(0, Side(seed + other)).tensors, one.tensors)
     return [f"before round 1: {said}" for said in faults(one, two, (first, second), kind, spread, SLACK)]

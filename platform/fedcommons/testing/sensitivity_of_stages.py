@@ -18,9 +18,10 @@ from fedcommons.sharing.needs import GeneratorRecipe, Need
 from fedcommons.sharing.stage import Contribution, Generating, Stage
 from fedcommons.testing.comparing import require
 from fedcommons.testing.federations import digits
-from fedcommons.testing.judging import SLACK, Left, faults, renamed, spread_of, told
+from fedcommons.testing.judging import Left, faults, renamed, told
 from fedcommons.testing.neighbours import BLANKED, RELABELLED, REPLACED, ZEROED, Kind, apart
 from fedcommons.testing.sides import Side, playing
+from fedcommons.testing.spreads import SLACK, spread_of
 
 SIZES = (30, 40, 35, 45, 50)
 """Examples of the clients."""
@@ -107,7 +108,7 @@ class StagePlay:
 
         one, two = played(0, first), played(1, second)
         self.is_bare |= bool(one.free)
-        spread = spread_of(lambda other: played(0, Side(self.seed + other)), one)
+        spread = spread_of(lambda other: played(0, Side(self.seed + other)).tensors, one.tensors)
         return faults(one, two, (first, second), self.kind, spread, SLACK)
 
     def _left(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Left:
