@@ -69,7 +69,7 @@ def statement(
     those that secret noise would earn have names that end in ``_if_secret``.
     """
     dp = local or bool(ledger.commons.covered or ledger.updates.covered)
-    leaks = [_leak(name, times) for name, times in ledger.uncovered.items()]
+    leaks = [_leak(name, times, name in ledger.outlived) for name, times in ledger.uncovered.items()]
     if rejected and dp:
         leaks.append(f"the fact that {rejected} replies were rejected, as it depends on the data")
     shared = "covered" if ledger.commons.covered else "nothing"
@@ -132,7 +132,9 @@ def _overall(leaks: Sequence[str], overall: float | None, delta: float, secret: 
     return f"Overall guarantee: {_epsilon(overall, delta, secret)}, of all messages in this run."
 
 
-def _leak(name: str, times: int) -> str:
+def _leak(name: str, times: int, has_outlived: bool) -> str:
+    if has_outlived:
+        return f"{name}, which outlived a client: later steps and clients saw it without noise"
     why = f" ({WHY[name]})" if name in WHY else ""
     often = f"{times} time{'s'[: times > 1]}"
     return f"{WORDS.get(name, name)}{why}, released {often} with nothing that an epsilon can be computed from"

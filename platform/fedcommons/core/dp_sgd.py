@@ -100,7 +100,7 @@ class DPSGD:
         losses = params[0].new_zeros(())
         n = len(batch[1])
         for j in range(n):
-            value = loss(tuple(t[j : j + 1] for t in batch), step)
+            value = loss(tuple(t[j : j + 1].clone() for t in batch), step)
             g = torch.cat([part.reshape(-1) for part in torch.autograd.grad(value, params, materialize_grads=True)])
             total.add(*clipped(g, self.clip))
             losses += value.detach()

@@ -23,9 +23,16 @@ SIZE = 32
 
 
 def folder() -> Path:
-    """The state directory, which may not exist yet."""
+    """The state directory, which may not exist yet.
+
+    Raises:
+        UserError: FEDCOMMONS_STATE is a relative path.
+    """
     if own := os.environ.get("FEDCOMMONS_STATE"):
-        return Path(os.path.expanduser(own)) / "salts"
+        path = Path(os.path.expanduser(own))
+        if not path.is_absolute():  # workers stand in other folders
+            raise UserError(f"FEDCOMMONS_STATE must be an absolute path, got {own}.")
+        return path / "salts"
     base = os.environ.get("XDG_STATE_HOME")
     home = base if base and os.path.isabs(base) else os.path.expanduser("~/.local/state")
     return Path(home) / "fedcommons" / "salts"

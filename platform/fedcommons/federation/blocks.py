@@ -25,6 +25,9 @@ from fedcommons.tensors import Flat, Payload, copy, data, flat, like, nbytes, no
 NOT_FINITE = "has values that are not finite"
 """The end of the reason for rejecting a reply that holds nan or infinity."""
 
+NO_NOISE = "it is said to be protected, and its client drew no noise from work.noise"
+"""Why a release that says it is covered is not."""
+
 CPU = torch.device("cpu")
 """Where the server's tensors are."""
 
@@ -119,7 +122,7 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
                 before, watched.state(worker.work, worker.algorithm, {"commons": rows.commons})
             )
         up_bytes += reply.nbytes
-        releases += _released(reply, client, rows)
+        releases += _released(reply, client, rows, has_drawn=worker.work.noise.calls > 0)
         if private:
             releases += _unnamed(worker.work.trained, reply.releases, client)
         size = _norm(reply, task.max_norm)
@@ -162,11 +165,11 @@ def _client(worker: Worker, task: RoundTask, message: Message, memory: Payload, 
     return replace(reply, sums={**reply.sums, BUFFERS: scale(buffers, reply.weight)})
 
 
-def _released(reply: Reply, client: int, rows: ClientData) -> list[Release]:
+def _released(reply: Reply, client: int, rows: ClientData, *, has_drawn: bool) -> list[Release]:
     """The events of a reply that are covered or say why not, and an uncovered one for all other tensors.
 
     The weights 1 and n_i (the client's size) are public. BatchNorm's statistics, which the engine sends, are never
-    covered.
+    covered; nor is anything if the client has not drawn from ``work.noise``.
     """
     bare = {*reply.sums, *reply.each}
     if reply.weight != 1 and reply.weight != rows.size:
@@ -174,6 +177,8 @@ def _released(reply: Reply, client: int, rows: ClientData) -> list[Release]:
     events: list[Release] = []
     others: list[Release] = []
     for event in reply.releases:
+        if event.covered and not has_drawn:
+            event = replace(event, mechanism=None, why=NO_NOISE)
         if event.covered:
             bare.difference_update(name for name in event.what if name != BUFFERS)
             events.append(replace(event, client=client))
