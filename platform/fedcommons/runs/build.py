@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -116,7 +117,7 @@ def prepare(config: Experiment) -> Prepared:
     """
     check(config)
     if config.dp.noise == SECRET:
-        salts.require_writable()
+        salts.require_writable(Path(config.artifacts))
     kinds = ("algorithm", "sharing", "generator", "straggler")
     made = {kind: part_of(config, kind) for kind in kinds if kind in config.chosen}
     for part in made.values():

@@ -86,7 +86,7 @@ def _run(
     with leaving_errors(folder, parts_of_own(config)):
         salt = b""
         if config.dp.noise == SECRET:
-            salt = secret.begun(folder, prepared.needs, record.whole() > 0)
+            salt = secret.begun(folder, prepared.needs)
         _write_partition(folder, prepared.partition, prepared.dataset.digest)
         ready = assemble(prepared, synthetic_images(prepared, store, jobs, say))
         for note in ready.shared.notes:

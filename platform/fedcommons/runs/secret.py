@@ -4,8 +4,11 @@
 """
 
 import json
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from fedcommons.core import salts
 from fedcommons.errors import UserError
@@ -15,13 +18,14 @@ from fedcommons.sharing.needs import Need, salts_told
 FILE = "noise.json"
 
 
-def begun(folder: Path, needs: Sequence[Need], has_begun: bool) -> bytes:
+def begun(folder: Path, needs: Sequence[Need]) -> bytes:
     """The salt of the run in ``folder``, a new one if it has not begun; needs: its generators.
 
     Raises:
         UserError: a salt is lost, or cannot be kept.
     """
-    if (folder / FILE).exists() or has_begun:
+    salts.require_outside(folder)
+    if any((folder / name).exists() for name in (FILE, "partition.json", "checkpoints")):  # it is written first
         return kept(folder, needs)
     salt = salts.new()
     write_json(folder / FILE, {"salt": salts.name_of(salt), "generators": salts_told(needs)})
@@ -34,11 +38,7 @@ def kept(folder: Path, needs: Sequence[Need]) -> bytes:
     Raises:
         UserError: it is lost, or that of a generator is.
     """
-    try:
-        told = json.loads((folder / FILE).read_bytes())
-        name, generators = str(told["salt"]), list(told["generators"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise UserError(f"{folder / FILE}, which names its secret salt, is lost or damaged; start anew.") from None
+    name, generators = _told(folder / FILE)
     salt = salts.of_run(name, folder)
     if generators != salts_told(needs):
         raise UserError(
@@ -46,3 +46,13 @@ def kept(folder: Path, needs: Sequence[Need]) -> bytes:
             "release twice, so start anew (or FEDCOMMONS_STATE names the wrong folder)."
         )
     return salt
+
+
+def _told(path: Path) -> tuple[str, Any]:
+    """The names of the salts of a run and of its generators."""
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        told = json.loads(path.read_bytes())
+        name, generators = told["salt"], told["generators"]
+        if re.fullmatch("[0-9a-f]{24}", name):
+            return name, generators
+    raise UserError(f"{path}, which names its secret salt, is lost or damaged; start anew.")
