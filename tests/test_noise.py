@@ -1,0 +1,388 @@
+"""The one place that makes noise: no two messages share any, what is secret is a cipher's, and all comes from there.
+
+Two messages that share noise can be subtracted, which leaves what it was to hide. The first tests do just that.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import combinations
+from math import cos, log, pi, sin, sqrt
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import kstest
+from torch import Tensor
+from torch.nn import functional as F
+
+import fedcommons
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.feddm import FedDM
+from fedcommons.algorithms.feddpms import FedDPMS
+from fedcommons.config import parts, presets
+from fedcommons.config.experiment import Data
+from fedcommons.config.parts import KINDS
+from fedcommons.core.algorithm import Algorithm, Message, Replies, Reply, State
+from fedcommons.core.dp_sgd import DPSGD, NoisySum
+from fedcommons.core.executor import Executor
+from fedcommons.core.local import Batch, LocalSGD, Work
+from fedcommons.core.noise import CipherStream, Noise, Source
+from fedcommons.core.worker import RunData, Worker
+from fedcommons.data.clients import ClientData
+from fedcommons.data.examples import Examples
+from fedcommons.federation import rounds
+from fedcommons.federation.memory import ClientMemory
+from fedcommons.federation.serial import Serial
+from fedcommons.generators.private import PrivateDDPM
+from fedcommons.runs import build, inputs
+from fedcommons.sharing import needs
+from fedcommons.tensors import Payload, flat, flatten, sub
+from fedcommons.tensors import data as numbers_of
+from fedcommons.testing.spy import Call, Spy
+
+if TYPE_CHECKING:
+    from fedcommons.testing.federations import Federation, LeastSquares
+
+    Digits = Callable[..., Federation]
+    Problem = Callable[..., LeastSquares]
+
+FULL = 1000
+"""A batch size above every client's number of examples."""
+
+
+# --- what could be subtracted before
+
+
+def played(values: Mapping[str, Any]) -> list[Call]:
+    """What the clients of a run of these fields got and sent."""
+    prepared = build.prepare(presets.experiment("smoke", "digits", {"measure.every": 0, **values}))
+    spy = Spy(prepared.algorithm)
+    ready = build.assemble(replace(prepared, algorithm=spy))
+    list(rounds.run(spy, ready.executor(), ready.plan, ready.start(ClientMemory())))
+    return spy.calls
+
+
+def test_private_means_of_two_levels_of_noise_do_not_give_the_mean() -> None:
+    """With the same z in both,  2 (mean + 3 z) - (mean + 6 z)  is the mean, whatever the printed epsilon."""
+    fields = {
+        "algorithm": "feddpms", "model.name": "vae", "feddpms.privacy": "sound", "feddpms.preliminary_rounds": 1,
+        "federation.rounds": 2, "data.limit": 60, "client.epochs": 1, "feddpms.tries": 1,
+    }  # fmt: skip
+    given = []
+    for sigma in (1e-4, 3.0, 6.0):
+        calls = played({**fields, "feddpms.sigma": sigma})
+        given.append(torch.cat([numbers_of(call.reply.each["codes"]).flatten() for call in calls if call.reply.each]))
+    mean, of_3, of_6 = given
+    assert len(mean) > 100
+    assert (2 * of_3 - of_6 - mean).norm() > (of_3 - mean).norm()
+    assert abs(float(F.cosine_similarity(of_3 - mean, of_6 - mean, dim=0))) < 5 / sqrt(len(mean))
+
+
+def test_class_counts_of_two_partitions_of_equal_sizes_have_other_noise() -> None:
+    fields = {"partition.name": "dirichlet_clients", "sharing.setting": "shuffled_synthetic"}
+    noise, sizes = [], []
+    for alpha in (0.1, 0.5):
+        config = presets.experiment("smoke", "digits", {**fields, "alpha": alpha, "generator.label_noise": 2.0})
+        prepared = build.prepare(config)
+        need = prepared.needs[0]
+        sizes.append([len(rows) for rows in prepared.partition.rows])
+        seen = np.bincount(need.examples.y.numpy(), minlength=10)
+        noisy = needs._counts(need.examples, 0, prepared.dealt, build.recipe(config))
+        noise.append(np.where(noisy > 0, noisy - seen, np.nan))
+    assert sizes[0] == sizes[1]
+    assert np.isfinite(noise[0] - noise[1]).sum() >= 5
+    assert not np.isclose(*noise, rtol=0, atol=1e-6).any()
+
+
+def sent_by(problem: "LeastSquares") -> np.ndarray:
+    """The first client's update after one private step on all of its data; no gradient is as long as C."""
+    federation = problem.federation(1.0).training(LocalSGD(1, FULL, dp=DPSGD(1.0, 10.0)))
+    spy = Spy(FedAvg())
+    federation.play(spy, federation.plan(1))
+    return flat(spy.calls[0].reply.sums, "delta").buffer.numpy()
+
+
+def test_what_one_example_changes_is_not_its_gradient(least_squares: "Problem") -> None:
+    """With the same noise the two messages would differ by just that, to rounding."""
+    problem = least_squares(sizes=(20,))
+    (a,), (b,) = problem.a, problem.b
+    blanked = replace(problem, a=[a * (np.arange(20) > 0)[:, None]])
+    assert np.linalg.norm(a * b[:, None], axis=1).max() < 10
+    with_it, without = sent_by(problem), sent_by(blanked)
+    assert np.array_equal(with_it, sent_by(problem))
+    assert np.linalg.norm(20 * (with_it - without) - a[0] * b[0]) > np.linalg.norm(a[0] * b[0])
+
+
+@dataclass(frozen=True)
+class Twice(FedAvg):
+    """A client trains twice with the same seed, on a loss that is zero: what it sends is noise."""
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        x, sent, batches = flat(message.common, "model"), {}, {}
+        for name in ("one", "other"):
+            batches[name] = []
+            loss = partial(self._loss, work, batches[name])
+            y, _, spent = work.local(x, data, seed, loss=loss)
+            sent[name] = numbers_of(sub(y, x))
+        each = {f"batches {name}": torch.tensor(seen) for name, seen in batches.items()}
+        return Reply({}, {**sent, **each}, releases=[spent.of("one", "other")])
+
+    @staticmethod
+    def _loss(work: Work, seen: list[float], batch: Batch, step: int) -> Tensor:
+        seen.append(float(batch[0].sum()))
+        return 0 * next(iter(work.named.values())).sum()
+
+    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
+        return state
+
+
+def test_two_trainings_of_one_client_share_neither_noise_nor_batches(digits: "Digits") -> None:
+    federation = digits(sizes=(40,)).training(LocalSGD(1, 10, dp=DPSGD(1.0, 1.0)))
+    spy = Spy(Twice())
+    federation.play(spy, federation.plan(1))
+    each = {name: numbers_of(tensor) for name, tensor in spy.calls[0].reply.each.items()}
+    noise = each["one"], each["other"]
+    assert not torch.isclose(*noise, rtol=0, atol=1e-7).any()
+    assert abs(float(F.cosine_similarity(*noise, dim=0))) < 5 / sqrt(len(noise[0]))
+    assert each["batches one"].tolist() != each["batches other"].tolist()
+
+
+def numbers(noise: Noise, *columns: Tensor, purpose: str = "any") -> tuple[float, ...]:
+    """Some draws of this noise's next call."""
+    return tuple(noise.call(purpose, *columns).stream("step", 3).random(4).tolist())
+
+
+@pytest.mark.parametrize("salt", [b"", bytes(range(32))], ids=["seeded", "secret"])
+def test_whatever_differs_has_draws_of_its_own_and_nothing_else(salt: bytes) -> None:
+    x, y = torch.arange(6.0).view(2, 3), torch.tensor([3, 4])
+    model: Payload = {"model": flatten({"w": torch.ones(2)}), "t": torch.tensor(5)}
+    memory: Payload = {"control": torch.zeros(2)}
+
+    def first(
+        facts: int = 1, salt: bytes = salt, round: int = 1, client: int = 2, purpose: str = "any",
+        x: Tensor = x, y: Tensor = y, model: Payload = model, memory: Payload = memory,
+    ) -> tuple[float, ...]:  # fmt: skip
+        noise = Noise(Source(facts, salt), round, client, received=(model, memory))
+        return numbers(noise, x, y, purpose=purpose)
+
+    blanked, moved = x.clone(), {**model, "model": flatten({"w": torch.tensor([1.0, 1.0000001])})}
+    blanked[1] = 0
+    others = [
+        first(facts=2), first(salt=bytes(31) + b"1"), first(round=2), first(client=1), first(purpose="other"),
+        first(round=12, client=0), first(round=1, client=20), first(x=blanked), first(x=x.double()),
+        first(x=x.view(3, 2)), first(x=x[:0]), first(y=y + 1), first(x=y, y=x), first(model=moved),
+        first(model={**model, "t": torch.tensor(6)}), first(memory={}),
+        first(memory={"control": torch.tensor([0.0, 1e-30])}),
+    ]  # fmt: skip
+    twice = Noise(Source(1, salt), 1, 2, received=(model, memory))
+    assert numbers(twice, x, y) == first()
+    calls = [numbers(twice, x, y) for _ in range(3)]
+    draws = twice.call("any", x, y)
+    steps = [
+        tuple(draws.stream(*key).random(4).tolist()) for key in (("a", 1), ("a", 2), ("b", 1), ("a1", 1), ("a", 11))
+    ]
+    found = [first(), *others, *calls, *steps]
+    assert len({number for each in found for number in each}) == 4 * len(found)
+    assert first(x=x.t().contiguous().t(), memory=dict(memory)) == first()  # where they lie decides nothing
+
+
+def test_a_clients_noise_is_of_its_round_and_of_what_it_received(least_squares: "Problem") -> None:
+    """Clients with the same data, and the same round with another model."""
+    (a, *_), (b, *_) = least_squares().a, least_squares().b
+    alike = replace(least_squares(), a=[0 * a, 0 * a], b=[b, b]).federation(0.1)  # all gradients are zero
+    alike = alike.training(LocalSGD(1, FULL, dp=DPSGD(1.0, 1.0)))
+    plan, sent = alike.plan(2), []
+    start = alike.start(FedAvg(), plan)
+    for state in (start.state, {"model": flatten({"w": torch.ones(3, dtype=torch.float64)})}):
+        spy = Spy(FedAvg())
+        alike.play(spy, plan, start=replace(start, state=state))
+        sent += [flat(call.reply.sums, "delta").buffer for call in spy.calls]
+    assert len(sent) == 8
+    assert not any(torch.isclose(p, q, rtol=0, atol=1e-6).any() for p, q in combinations(sent, 2))
+
+
+# --- the cipher's stream
+
+BLOCKS = (
+    "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7"
+    "da41597c5157488d7724e03fb8d84a376a43b8f41518a11cc387b669b2ee6586"
+    "9f07e7be5551387a98ba977c732d080dcb0f29a048e3656912c6533e32ee7aed"
+    "29b721769ce64e43d57133b074d839d531ed1f28510afb45ace10a1f4b794d6f"
+)
+"""RFC 8439, appendix A.1, test vectors 1 and 2: ChaCha20's first two blocks for a key and a nonce of zeros."""
+KEY = bytes(range(32))
+MANY = 200_000
+
+
+def slowly(stream: bytes, n: int) -> list[float]:
+    """n numbers as they are defined, from 32 n bytes: of four words each, i, n + i, 2 n + i and 3 n + i."""
+    words = [int.from_bytes(stream[8 * k : 8 * k + 8], "little") >> 11 for k in range(4 * n)]
+    found = []
+    for i in range(n):
+        total = 0.0
+        for of_radius, of_angle in ((words[i], words[2 * n + i]), (words[n + i], words[3 * n + i])):
+            radius, angle = sqrt(-2 * log((of_radius + 1) / 2**53)), 2 * pi * of_angle / 2**53
+            total += radius * cos(angle) + radius * sin(angle)
+        found.append(total / 2)
+    return found
+
+
+def test_the_stream_is_chacha20() -> None:
+    stream = bytes.fromhex(BLOCKS)
+    words = [int.from_bytes(stream[k : k + 8], "little") >> 11 for k in range(0, 128, 8)]
+    assert CipherStream(bytes(32)).random(16).tolist() == [word / 2**53 for word in words]
+    assert CipherStream(bytes(32)).standard_normal(4).tolist() == pytest.approx(slowly(stream, 4), abs=1e-13)
+
+
+def test_normal_numbers_are_those_of_a_slow_loop_in_any_shape() -> None:
+    stream = (CipherStream(KEY).random(4 * 30) * 2**53).astype(np.uint64) << np.uint64(11)
+    wanted = slowly(stream.astype("<u8").tobytes(), 30)
+    for size in (30, (5, 6), (30, 1)):
+        found = CipherStream(KEY).standard_normal(size, dtype=np.float32)
+        assert found.dtype == np.float64  # or better than asked for
+        assert found.shape == (size if isinstance(size, tuple) else (size,))
+        assert found.ravel().tolist() == pytest.approx(wanted, abs=1e-13)
+
+
+def test_a_stream_is_read_on_and_a_key_decides_it() -> None:
+    stream = CipherStream(KEY)
+    parts = [stream.random(3), stream.random(5)]
+    assert np.concatenate(parts).tolist() == CipherStream(KEY).random(8).tolist()
+    assert not set(stream.standard_normal(8)) & set(stream.standard_normal(8))
+    flipped = bytes([KEY[0] ^ 1, *KEY[1:]])
+    assert not set(CipherStream(flipped).random(1000)) & set(CipherStream(KEY).random(1000))
+
+
+@pytest.mark.parametrize("kind", ["random", "standard_normal"])
+def test_draws_have_their_law_and_are_independent(kind: str) -> None:
+    """200,000 draws: the first four moments within 4 standard errors, and the Kolmogorov-Smirnov test at 1 %."""
+    x, other = (getattr(CipherStream(key), kind)(MANY) for key in (KEY, bytes(32)))
+    normal = kind == "standard_normal"
+    moments = (0, 1, 0, 3, 15, 105) if normal else tuple(1 / (k + 1) for k in range(1, 9))
+    eight = (0, 1, 0, 3, 0, 15, 0, 105) if normal else moments
+    for k in range(1, 5):
+        error = sqrt((eight[2 * k - 1] - eight[k - 1] ** 2) / MANY)
+        assert abs(float(np.mean(x**k)) - eight[k - 1]) < 4 * error
+    assert kstest(x, "norm" if normal else "uniform").pvalue > 0.01
+    assert normal or (x.min() >= 0 and x.max() < 1)
+    for shifted in (other, np.roll(x, 1), np.roll(x, 2), np.roll(x, MANY // 2)):
+        assert abs(np.corrcoef(x, shifted)[0, 1]) < 4 / sqrt(MANY)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_a_sum_is_rounded_once_after_secret_noise(kind: torch.dtype) -> None:
+    values = torch.linspace(-3, 3, 500, dtype=kind)
+    total = NoisySum(values.clone(), clip=0.7)
+    total.blur(1.3, CipherStream(KEY))
+    noise = torch.from_numpy(CipherStream(KEY).standard_normal(500))
+    wanted = (values.double() + noise * (1.3 * 0.7)).to(kind)
+    assert torch.allclose(total.values, wanted, rtol=0, atol=0 if kind == torch.float32 else 1e-15)
+    assert total.values.dtype == kind
+
+
+def test_no_salt_is_shown() -> None:
+    salt = b"a salt of thirty-two bytes......"
+    source = Source(3, salt)
+    for text in (repr(source), repr(Noise(source, 1).call("any")), f"{source}"):
+        assert "a salt" not in text
+        assert salt.hex() not in text
+
+
+# --- all that stands behind a release comes from there
+
+METHODS: dict[str, Algorithm] = {
+    **{
+        name: parts.make("algorithm", name, {}) for name in KINDS["algorithm"].known if name not in ("feddm", "feddpms")
+    },
+    "feddm": FedDM(init="noise", iterations=2, match_batch=4, least=5),
+    "feddpms": FedDPMS(preliminary_rounds=1, quota=4, privacy="sound", sigma=2.0, clip=3.0, spread=0.5, tries=2),
+}
+
+
+def first_sent(federation: "Federation", method: Algorithm, source: Source) -> list[Reply]:
+    """What the clients send in two rounds, of which the first has no noise before it."""
+    spy = Spy(method)
+
+    def worker(clients: RunData) -> Worker:
+        work = Work(federation.module(), federation.device, federation.loop, source=source)
+        return Worker(work, spy, clients)
+
+    federation.play(spy, federation.plan(2), Serial(worker, federation.data))
+    return [call.reply for call in spy.calls]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_covered_release_is_drawn_from_the_clients_noise(
+    name: str, digits: "Digits", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With another source all that is covered changes, every number of it; and no sum is blurred by anything else."""
+    streams, blurred, stream, blur = [], [], Source.stream, NoisySum.blur
+
+    def issue(self: Source, *key: int | str) -> Any:
+        streams.append(stream(self, *key))
+        return streams[-1]
+
+    def blur_it(self: NoisySum, sigma: float, noise: Any) -> None:
+        blurred.append(any(noise is one for one in streams))
+        blur(self, sigma, noise)
+
+    monkeypatch.setattr(Source, "stream", issue)
+    monkeypatch.setattr(NoisySum, "blur", blur_it)
+    method = METHODS[name]
+    federation = digits(sizes=(40, 30), method=method).training(LocalSGD(1, 10, dp=DPSGD(1.0, 1.0)))
+    a, b, again = (first_sent(federation, method, Source(source)) for source in (1, 2, 1))
+    covered = 0
+    for mine, theirs, same in zip(a, b, again, strict=True):
+        for what in {what for release in mine.releases if release.covered for what in release.what}:
+            of_mine, of_theirs, of_same = (numbers_of({**r.sums, **r.each}[what]) for r in (mine, theirs, same))
+            if not of_mine.dim():  # a number of steps, which is public
+                continue
+            covered += 1
+            assert torch.equal(of_mine, of_same)
+            assert (of_mine != of_theirs).double().mean() > 0.99, what
+    assert covered >= 4
+    assert blurred
+    assert all(blurred)
+
+
+def test_poisson_batches_are_drawn_from_it(least_squares: "Problem") -> None:
+    """Noise of 1e-9 is too little to tell two sources apart; other batches are not."""
+    federation = least_squares(sizes=(50,)).federation(0.1).training(LocalSGD(1, 5, dp=DPSGD(1e-9, 10.0)))
+    one, other = (first_sent(federation, FedAvg(), Source(key))[0] for key in (1, 2))
+    assert (flat(one.sums, "delta").buffer - flat(other.sums, "delta").buffer).abs().max() > 1e-3
+
+
+def test_a_private_generator_and_class_counts_are_drawn_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    part = PrivateDDPM(epochs=1, batch_size=12, channels=(8, 16), timesteps=20, noise_multiplier=1.5)
+    examples: Examples = inputs.load(Data(limit=36)).train
+
+    def weights(source: Source) -> Tensor:
+        return flatten(dict(part.fit(examples, 10, 0, [1], noise=Noise(source))[1].weights)).buffer
+
+    one, same, other, secret = (weights(source) for source in (Source(1), Source(1), Source(2), Source(1, KEY)))
+    assert torch.equal(one, same)
+    for found in (other, secret):
+        assert (one != found).double().mean() > 0.9
+    made, stream = [], Source.stream
+
+    def issue(self: Source, *key: int | str) -> Any:
+        made.append(key[0])
+        return stream(self, *key)
+
+    monkeypatch.setattr(Source, "stream", issue)
+    fields = {"sharing.setting": "shuffled_synthetic", "generator.label_noise": 2.0}
+    clients = build.prepare(presets.experiment("smoke", "digits", fields)).needs
+    assert made == ["class counts"] * len(clients)
+
+
+def test_nobody_else_draws_what_hides() -> None:
+    """``wide_generator`` is for draws that hide something, and one file has it besides its own."""
+    root = Path(fedcommons.__file__).parent
+    found = {path.relative_to(root).as_posix() for path in root.rglob("*.py") if "wide_generator" in path.read_text()}
+    assert found == {"seeds.py", "core/noise.py"}
+    blurs = [path for path in root.rglob("*.py") if re.search(r"\.(blur|noisy_mean)\(", path.read_text())]
+    assert {path.name for path in blurs} == {"dp_sgd.py", "dp_vectorised.py", "codes.py", "matching.py", "feddpms.py"}
