@@ -22,6 +22,9 @@ from fedcommons.tensors import Flat, Payload, copy, data, flat, nbytes, norm, sc
 NOT_FINITE = "has values that are not finite"
 """The end of the reason for rejecting a reply that holds nan or infinity."""
 
+NOT_DRAWN = "no noise was drawn for it"
+"""Why a release does not count that says it is covered."""
+
 CPU = torch.device("cpu")
 """Where the server's tensors are."""
 
@@ -105,7 +108,7 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
         finally:
             worker.work.share = 1.0  # what the server trains is whole
         up_bytes += reply.nbytes
-        releases += _released(reply, client, rows)
+        releases += _released(reply, client, rows, bool(worker.work.noise.calls))
         size = _norm(reply, task.max_norm)
         if isinstance(size, str):
             rejected[client] = size
@@ -145,11 +148,12 @@ def _client(worker: Worker, task: RoundTask, message: Message, memory: Payload, 
     return replace(reply, sums={**reply.sums, BUFFERS: scale(buffers, reply.weight)})
 
 
-def _released(reply: Reply, client: int, rows: ClientData) -> list[Release]:
+def _released(reply: Reply, client: int, rows: ClientData, drew: bool) -> list[Release]:
     """The events of a reply that are covered or say why not, and an uncovered one for all other tensors.
 
-    The weights 1 and n_i (the client's size) are public. BatchNorm's statistics, which the engine sends, are never
-    covered.
+    drew: whether the client has called for noise; else none of its events is covered, as noise from elsewhere follows
+    from the run's seed. The weights 1 and n_i (the client's size) are public. BatchNorm's statistics, which the engine
+    sends, are never covered.
     """
     bare = {*reply.sums, *reply.each}
     if reply.weight != 1 and reply.weight != rows.size:
@@ -157,6 +161,8 @@ def _released(reply: Reply, client: int, rows: ClientData) -> list[Release]:
     events: list[Release] = []
     others: list[Release] = []
     for event in reply.releases:
+        if event.covered and not drew:
+            event = Release(what=event.what, seen=event.seen, commons=event.commons, why=NOT_DRAWN)
         if event.covered:
             bare.difference_update(name for name in event.what if name != BUFFERS)
             events.append(replace(event, client=client))
