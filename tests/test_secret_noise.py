@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.artifacts import Store
+from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import override, part_of
 from fedcommons.core import salts
@@ -148,6 +149,15 @@ def test_salts_in_the_store_or_the_run_folder_are_refused(
         with pytest.raises(UserError, match="which must not be in"):
             refuse()
     assert list(place.iterdir()) == []
+
+
+def test_no_federation_is_played_with_seeded_noise_where_it_is_to_be_secret() -> None:
+    """Nothing that it sends could be told from what secret noise hides."""
+    config = presets.experiment("smoke", "digits", {"dp.noise": "secret", "dp.local": True, "dp.noise_multiplier": 1.0})
+    ready = build.assemble(build.prepare(config))
+    with pytest.raises(ValueError, match="needs the run's salt"):
+        ready.executor()
+    ready.executor(salts.new()).close()
 
 
 def test_a_stream_is_drawn_once() -> None:

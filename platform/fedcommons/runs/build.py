@@ -273,7 +273,13 @@ class Assembled:
         return loop.steps_for(round(clients.rows.sizes.mean()), float(np.mean(clients.n_own)))
 
     def executor(self, salt: bytes = b"") -> Executor:
-        """The executor that ``config.federation`` names; ``salt``: of secret noise."""
+        """The executor that ``config.federation`` names; ``salt``: of secret noise.
+
+        Raises:
+            ValueError: noise is to be secret and there is no salt.
+        """
+        if self.config.dp.noise == SECRET and not salt:
+            raise ValueError("dp.noise is secret: the executor needs the run's salt")
         source, f = Source(noise_key(self.config), salt), self.config.federation
         build = partial(build_worker, self.config, self.facts, str(parts.base()), source)
         if f.executor == "serial":
