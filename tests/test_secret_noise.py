@@ -1,5 +1,6 @@
 """Secret noise in the hands of a careless user: what would release twice, share noise or lose a salt is refused."""
 
+import json
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -110,6 +111,18 @@ def test_a_run_that_has_lost_the_name_of_its_salt_does_not_go_on(tmp_path: Path,
     (tmp_path / left).mkdir()
     (tmp_path / secret.FILE).unlink()
     with pytest.raises(UserError, match="lost or damaged"):
+        secret.begun(tmp_path, [])
+
+
+def test_the_salt_of_another_run_is_not_taken_for_its_own(tmp_path: Path) -> None:
+    """Its rounds since the last checkpoint would leave with other noise, a second time."""
+    secret.begun(tmp_path, [])
+    other = salts.name_of(salts.new())
+    told = json.loads((tmp_path / secret.FILE).read_text())
+    (tmp_path / "partition.json").write_text(json.dumps({"noise": told["salt"]}))
+    secret.begun(tmp_path, [])
+    (tmp_path / secret.FILE).write_text(json.dumps({**told, "salt": other}))
+    with pytest.raises(UserError, match="salt of another run"):
         secret.begun(tmp_path, [])
 
 

@@ -14,6 +14,7 @@ from fedcommons.config import parts
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import taken
 from fedcommons.config.flat import parts_of_own
+from fedcommons.core import salts
 from fedcommons.core.executor import Executor
 from fedcommons.core.salts import IF_SECRET, SECRET
 from fedcommons.core.worker import fresh_torch
@@ -87,7 +88,7 @@ def _run(
         salt = b""
         if config.dp.noise == SECRET:
             salt = secret.begun(folder, prepared.needs)
-        _write_partition(folder, prepared.partition, prepared.dataset.digest)
+        _write_partition(folder, prepared.partition, prepared.dataset.digest, salt)
         ready = assemble(prepared, synthetic_images(prepared, store, jobs, say))
         for note in ready.shared.notes:
             say(note)
@@ -207,12 +208,13 @@ def _late(now: Standing) -> dict[str, list[int]]:
     return {"late": list(now.late), "partial": [i for i, share in now.late.items() if share]}
 
 
-def _write_partition(folder: Path, dealt: Partitioned, data: str) -> None:
-    """``partition.json``; data: the digest of the data set."""
+def _write_partition(folder: Path, dealt: Partitioned, data: str, salt: bytes) -> None:
+    """``partition.json``; data: the digest of the data set; salt: of secret noise, of which it has the name."""
     facts = {
         "data": data,
         "fingerprint": dealt.fingerprint,
         "sizes": [len(rows) for rows in dealt.rows],
         "class_counts": dealt.class_counts.tolist(),
+        **({"noise": salts.name_of(salt)} if salt else {}),
     }
     write_json(folder / "partition.json", facts)

@@ -1,6 +1,7 @@
 """The salt of a run whose noise is secret: drawn as it begins, found again when it goes on; see ``salts``.
 
 ``noise.json`` in the run folder holds the names (hashes) of the run's salt and of its generators', never a salt.
+``partition.json`` has the first of them too, so that another run's ``noise.json`` is not taken for its own.
 """
 
 import json
@@ -15,7 +16,7 @@ from fedcommons.errors import UserError
 from fedcommons.files import write_json
 from fedcommons.sharing.needs import Need, salts_told
 
-FILE = "noise.json"
+FILE, PARTITION = "noise.json", "partition.json"
 
 
 def begun(folder: Path, needs: Sequence[Need]) -> bytes:
@@ -25,7 +26,7 @@ def begun(folder: Path, needs: Sequence[Need]) -> bytes:
         UserError: a salt is lost, or cannot be kept.
     """
     salts.require_outside(folder)
-    if any((folder / name).exists() for name in (FILE, "partition.json", "checkpoints")):  # it is written first
+    if any((folder / name).exists() for name in (FILE, PARTITION, "checkpoints")):  # it is written first
         return kept(folder, needs)
     salt = salts.new()
     write_json(folder / FILE, {"salt": salts.name_of(salt), "generators": salts_told(needs)})
@@ -39,6 +40,9 @@ def kept(folder: Path, needs: Sequence[Need]) -> bytes:
         UserError: it is lost, or that of a generator is.
     """
     name, generators = _told(folder / FILE)
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # a run broken off before has none
+        if json.loads((folder / PARTITION).read_bytes())["noise"] != name:
+            raise UserError(f"{folder / FILE} names the secret salt of another run; bring its own back or start anew.")
     salt = salts.of_run(name, folder)
     if generators != salts_told(needs):
         raise UserError(
