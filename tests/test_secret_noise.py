@@ -184,11 +184,11 @@ def test_a_stream_is_drawn_once() -> None:
     assert (noise.call("means", torch.ones(2)).stream("a").random(4) != first).all()
 
 
-def _noise_of_the_server(worker: Worker, shared: int, job: int) -> list[float]:
+def _noise_of_the_server(worker: Worker, shared: Tensor, job: int) -> list[float]:
     return worker.work.noise.call("server").stream().random(2).tolist()
 
 
 def test_what_the_server_runs_on_a_worker_draws_no_noise(digits: "Callable[..., Federation]") -> None:
     """It would be that of the client before: another one for each number of workers, or the same in two rounds."""
     with pytest.raises(ValueError, match="in a client's round alone"):
-        digits().serial(FedAvg()).map(_noise_of_the_server, 0, [0])
+        digits().serial(FedAvg()).map(_noise_of_the_server, torch.zeros(1), [0])

@@ -235,7 +235,9 @@ class Split:
 
 @pytest.mark.parametrize("salt", [b"", bytes(range(32))], ids=["seeded", "secret"])
 def test_any_number_of_workers_draws_the_same_noise(salt: bytes, tmp_path: Path) -> None:
-    ready = build.assemble(build.prepare(config(tmp_path, federation__blocks=3, algorithm="scaffold")))
+    noise = "secret" if salt else "seeded"
+    c = config(tmp_path, federation__blocks=3, algorithm="scaffold", dp__noise=noise)
+    ready = build.assemble(build.prepare(c))
 
     def end(workers: int) -> Standing:
         executor = Split([ready.executor(salt) for _ in range(workers)])
