@@ -15,7 +15,11 @@ from fedcommons.core.noise import SEED_ALONE, Draws
 from fedcommons.errors import UserError
 
 N, D = 6, 2  # examples, and draws for each
-DRAWS = Draws(SEED_ALONE, ("tests",))
+
+
+def draws() -> Draws:
+    """The same ones every time; each stream of a call is drawn once."""
+    return Draws(SEED_ALONE, ("tests",))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -148,7 +152,7 @@ def play(n: int, batch_size: int, epochs: int, dp: DPSGD) -> tuple[list[Tensor],
     optimizer, at, moved, told = torch.optim.SGD(module.parameters(), 1.0), torch.zeros(2500), [], []
     for release in steps(
         module, optimizer, loss, [torch.ones(n)], draw, dp,
-        batch_size=batch_size, epochs=epochs, physical_batch=4, noise=DRAWS,
+        batch_size=batch_size, epochs=epochs, physical_batch=4, noise=draws(),
     ):  # fmt: skip
         now = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
         moved.append(now - at)
@@ -167,7 +171,7 @@ def test_an_empty_batch_makes_a_step_of_noise_that_counts_like_any_other() -> No
     assert (told[0].q, told[0].sigma, told[0].sensitivity, told[0].steps) == (1 / 3, 1.5, 0.4, 1)
     deviations = torch.stack(moved).std(dim=1)  # divided by the expected size B = 1, not by that of the batch
     assert torch.allclose(deviations, torch.full((30,), 1.5 * 0.4), rtol=0.06)
-    drawn = [DRAWS.stream("noise", step).standard_normal(2500, dtype=np.float32) for step in range(30)]
+    drawn = [draws().stream("noise", step).standard_normal(2500, dtype=np.float32) for step in range(30)]
     assert torch.allclose(torch.stack(moved), -0.6 * torch.from_numpy(np.stack(drawn)), rtol=0, atol=1e-5)
 
 
@@ -191,7 +195,7 @@ def test_a_layer_that_mixes_examples_is_refused_by_name(layer: nn.Module, name: 
         next(
             steps(
                 module, torch.optim.SGD(module.parameters(), 1.0), lambda *_: torch.zeros(()), [torch.ones(3)],
-                lambda _: [], DPSGD(1.0, 1.0), batch_size=1, epochs=1, physical_batch=1, noise=DRAWS,
+                lambda _: [], DPSGD(1.0, 1.0), batch_size=1, epochs=1, physical_batch=1, noise=draws(),
             )
         )  # fmt: skip
     require_examples_apart(nn.Sequential(nn.GroupNorm(2, 4), nn.InstanceNorm2d(4)))

@@ -15,7 +15,7 @@ from fedcommons.algorithms import codes
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddpms import FedDPMS
 from fedcommons.config import presets
-from fedcommons.core.accountants import epsilon
+from fedcommons.core.accountants import composed, epsilon
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD, Work
 from fedcommons.core.noise import Draws, Noise
@@ -230,7 +230,7 @@ def test_sound_charges_one_gaussian_release_beside_dp_sgd_and_only_classes_are_u
         assert ledger.commons.covered[client] == {(1.0, 2.0): 1}
     assert not ledger.updates.uncovered
     said = statement(ledger, 5, 1e-3, 0, local=True, secret=True)
-    assert said["epsilon_local_training"]["largest"] == pytest.approx(epsilon(5 / 7, 1.0, 12, 1e-3))
+    assert said["epsilon_local_training"]["largest"] == pytest.approx(composed(((5 / 7, 1.0, 12), (1.0, 2.0, 1)), 1e-3))
     counts, classes = ledger.commons.uncovered  # which classes a client has most of, so nothing is overall
     assert classes.startswith("labels (abundant and scarce classes")
     assert counts.startswith("class counts (read by the method")

@@ -166,5 +166,5 @@ def test_feddm_logs_what_its_images_spend(tmp_path: Path) -> None:
     fields = {"algorithm": "feddm", "federation.rounds": 2, "measure.every": 0, "tracking.wandb": "off"}
     fields |= {"dp.local": True, "feddm.init": "noise", "feddm.iterations": 2}
     run(presets.experiment("smoke", "digits", fields), tmp_path / "run", say=lambda _: None)
-    spent = [line["privacy/epsilon_local_training"] for line in read_rounds(tmp_path / "run")]
+    spent = [line["privacy/epsilon_local_training_if_secret"] for line in read_rounds(tmp_path / "run")]
     assert spent[0] == 0 < spent[1] < spent[2]

@@ -74,9 +74,13 @@ def half_of_the_noise(patch: pytest.MonkeyPatch) -> None:
 
 def the_same_noise_in_every_step(patch: pytest.MonkeyPatch) -> None:
     right = Draws.stream
-    patch.setattr(
-        Draws, "stream", lambda self, purpose, *key: right(self, purpose, *([] if purpose == "noise" else key))
-    )
+
+    def stream(self: Draws, purpose: str, *key: int) -> Stream:
+        if purpose != "noise":
+            return right(self, purpose, *key)
+        return right(replace(self, given=set()), purpose)  # else it is refused as a stream that has been drawn
+
+    patch.setattr(Draws, "stream", stream)
 
 
 def the_same_noise_for_every_client(patch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from fedcommons.config.flat import override
 from fedcommons.config.parts import KINDS
 from fedcommons.core import dp_sgd
 from fedcommons.core.accountants import epsilon
-from fedcommons.core.algorithm import Algorithm, Message, Reply
+from fedcommons.core.algorithm import Algorithm, Message, Reply, State
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD, Work
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
@@ -224,6 +224,18 @@ class _DeclaresTwice(FedAvg):
         return replace(reply, releases=[*reply.releases, Release(what=("delta",))])
 
 
+class _DrawsElsewhere(FedAvg):
+    """Its noise follows from the seed of the run, which everybody knows."""
+
+    def client(self, *args: Any) -> Reply:
+        delta = {"delta": torch.randn(4, generator=torch.Generator().manual_seed(args[-1]))}
+        said = Release(what=("delta",), mechanism=SAMPLED_GAUSSIAN, sigma=1.0, sensitivity=1.0, steps=1)
+        return Reply(each=delta, releases=[said])
+
+    def merge(self, executor: Any, state: State, *args: Any) -> State:
+        return state
+
+
 class _WeighsByItsData(FedAvg):
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         reply = super().client(work, message, memory, data, round, seed)
@@ -245,6 +257,7 @@ class _DeclaresStatistics(FedAvg):
         (_SendsMoreSingly(), "secret"),
         (_DeclaresNothing(), "delta"),
         (_DeclaresTwice(), "delta"),
+        (_DrawsElsewhere(), "delta (no noise was drawn for it)"),
         (_WeighsByItsData(), "weight"),
     ],
 )

@@ -92,7 +92,7 @@ def test_real_rows_among_what_generators_made_are_raw_whatever_the_receipt(of: i
     assert shared.disclosed == 6
     assert Ledger.of(shared.releases).given_away == {1: 3, 3: 3}
     told = said(shared.releases)
-    assert (told["overall"], told["pool_epsilon_max"]) == ("none", None)
+    assert (told["overall"], told.get("pool_epsilon_max_if_secret")) == ("none", None)
     assert "raw examples (for each of them epsilon is infinite)" in told["in_words"][1]
     assert shared.owners is not None
     assert (shared.owners[given.own.rows[3]] == 3).all()
@@ -224,7 +224,7 @@ def test_a_run_with_repeated_rows_stops_where_rounds_release_something_private(
     values = {"algorithm": "test_what_left:Hints", "federation.rounds": 1, "tracking.wandb": "off", "measure.every": 0,
               "data.limit": 60, "client.epochs": 1}  # fmt: skip
     told = run(presets.experiment("smoke", "digits", values), tmp_path / "once", say=lambda text: None)["privacy"]
-    assert told["pool_epsilon_max"] == pytest.approx(epsilon(0.1, 1.5, 20, 1e-5))
+    assert told["pool_epsilon_max_if_secret"] == pytest.approx(epsilon(0.1, 1.5, 20, 1e-5))
     many = presets.experiment("smoke", "digits", values | {"sharing.setting": "test_what_left:ManyTimes"})
     with pytest.raises(UserError, match=r"stage ManyTimes must list no real row twice where something is private"):
         run(many, tmp_path / "many", say=lambda text: None)

@@ -35,7 +35,7 @@ NOTES = (
 
 TRUSTED = {
     "algorithm": "what its releases say they were made from, data in the start, rate, loss and hooks of work.local, "
-    "how often it trains, what shapes tell, and what its clients remember",
+    "how often it trains, what shapes tell, what its clients remember, and that its noise is secret",
     "sharing": "what protects the examples that its clients made, and that its noise is secret",
     "generator": "the receipt of what protects its images, and that its noise is secret",
     "model": "hooks, and what it keeps outside of tensors and numbers",

@@ -7,9 +7,9 @@ rate.
 Departs from the paper: an example whose gradient is not finite adds nothing, as no clipping bounds it; and the noise is
 made of floating point numbers, which the proofs of privacy do not cover.
 
-The noisy sum is divided by min(B, n), which the config and the public n decide: the same constant for neighbours and for
-every batch drawn. Divided by the batch's own size, or by one that follows a secret n, it would leak more than is counted
-(arXiv:2605.15648).
+The noisy sum is divided by min(B, n), which the config and the public n decide: the same constant for neighbours and
+for every batch drawn. Divided by the batch's own size, or by one that follows a secret n, it would leak more than is
+counted (arXiv:2605.15648).
 
 Gradients are computed one example at a time. This is exact for every module and loss, and on a CPU it was faster than
 vectorised ways; on a GPU it is slow. Noise and batches are drawn on the CPU, by ``noise.py``, and copied, so they are

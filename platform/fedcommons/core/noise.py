@@ -98,9 +98,17 @@ class Draws:
 
     source: Source
     key: tuple[int | str, ...] = ()
+    given: set[tuple[int | str, ...]] = field(default_factory=set, repr=False, compare=False)
 
     def stream(self, *key: int | str) -> Stream:
-        """The stream of one step, for one purpose."""
+        """The stream of one step, for one purpose.
+
+        Raises:
+            ValueError: it has been asked for before: what two values share cancels in their difference.
+        """
+        if key in self.given:
+            raise ValueError(f"the stream {key} of this call has been drawn; read on in it, or call for noise again")
+        self.given.add(key)
         return self.source.stream(*self.key, *key)
 
 
@@ -111,10 +119,20 @@ class Noise:
     """
 
     def __init__(self, source: Source, *key: int | str, received: Iterable[Payload] = ()) -> None:
-        self.source, self.key, self.received, self.calls = source, key, received, 0
+        self.source, self.key, self.received, self.calls, self.is_closed = source, key, received, 0, False
+
+    def close(self) -> None:
+        """End the round: what a server's job would draw depended on what its worker did before."""
+        self.is_closed = True
 
     def call(self, purpose: str, *data: Tensor) -> Draws:
-        """Draws that no other call has; ``data``: columns of the examples that the noise is to hide."""
+        """Draws that no other call has; ``data``: columns of the examples that the noise is to hide.
+
+        Raises:
+            ValueError: the client's round is over.
+        """
+        if self.is_closed:
+            raise ValueError("noise is drawn in a client's round alone, not in what the server runs on a worker")
         self.calls += 1
         of_received = [tensor for part in self.received for tensor in _tensors(part)]
         return Draws(self.source, (purpose, *self.key, self.calls, _digest([*of_received, *data])))

@@ -26,16 +26,15 @@ def folder() -> Path:
     """The state directory, which may not exist yet.
 
     Raises:
-        UserError: FEDCOMMONS_STATE is a relative path.
+        UserError: it depends on the working folder, which is another one in the processes of a sweep.
     """
-    if own := os.environ.get("FEDCOMMONS_STATE"):
-        path = Path(os.path.expanduser(own))
-        if not path.is_absolute():  # workers stand in other folders
-            raise UserError(f"FEDCOMMONS_STATE must be an absolute path, got {own}.")
-        return path / "salts"
     base = os.environ.get("XDG_STATE_HOME")
     home = base if base and os.path.isabs(base) else os.path.expanduser("~/.local/state")
-    return Path(home) / "fedcommons" / "salts"
+    own = os.environ.get("FEDCOMMONS_STATE")
+    state = Path(os.path.expanduser(own) if own else os.path.join(home, "fedcommons"))
+    if not state.is_absolute():
+        raise UserError(f"dp.noise secret keeps its salt in {state}; FEDCOMMONS_STATE must be an absolute path.")
+    return state / "salts"
 
 
 def name_of(salt: bytes) -> str:
@@ -82,12 +81,13 @@ def of_run(name: str, run: Path) -> bytes:
     )
 
 
-def require_writable() -> None:
+def require_writable(store: Path) -> None:
     """Check that salts can be kept, before any work; the folder is made.
 
     Raises:
-        UserError: they cannot.
+        UserError: they cannot, or would stand in the ``store`` of artifacts.
     """
+    require_outside(store)
     where = folder()
     try:
         where.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -95,6 +95,20 @@ def require_writable() -> None:
             pass
     except OSError as error:
         raise _not_writable(where, error) from None
+
+
+def require_outside(place: Path) -> None:
+    """Check that salts do not stand in a run folder or store of artifacts, which others may read.
+
+    Raises:
+        UserError: they would.
+    """
+    where = folder()
+    if where.resolve().is_relative_to(place.resolve()):
+        raise UserError(
+            f"dp.noise secret keeps its salt in {where}, which must not be in {place}, as others may read that; name "
+            "another folder in FEDCOMMONS_STATE."
+        )
 
 
 def _not_writable(where: Path, error: OSError) -> UserError:

@@ -110,6 +110,7 @@ class Worker:
     data: RunData
 
     def run(self, function: Callable[["Worker", S, J], R], shared: S, job: J) -> R:
-        """The job's result. What an earlier job has told the module of its round is forgotten."""
+        """The job's result. What an earlier job has told the module of its round is forgotten, and so is its noise."""
         self.work.begin(0)
+        self.work.noise.close()
         return function(self, shared, job)

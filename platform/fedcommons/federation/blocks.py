@@ -25,8 +25,8 @@ from fedcommons.tensors import Flat, Payload, copy, data, flat, like, nbytes, no
 NOT_FINITE = "has values that are not finite"
 """The end of the reason for rejecting a reply that holds nan or infinity."""
 
-NO_NOISE = "it is said to be protected, and its client drew no noise from work.noise"
-"""Why a release that says it is covered is not."""
+NOT_DRAWN = "no noise was drawn for it"
+"""Why a release does not count that says it is covered."""
 
 CPU = torch.device("cpu")
 """Where the server's tensors are."""
@@ -178,7 +178,7 @@ def _released(reply: Reply, client: int, rows: ClientData, *, has_drawn: bool) -
     others: list[Release] = []
     for event in reply.releases:
         if event.covered and not has_drawn:
-            event = replace(event, mechanism=None, why=NO_NOISE)
+            event = replace(event, mechanism=None, why=NOT_DRAWN)
         if event.covered:
             bare.difference_update(name for name in event.what if name != BUFFERS)
             events.append(replace(event, client=client))

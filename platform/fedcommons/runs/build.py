@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -117,7 +118,7 @@ def prepare(config: Experiment) -> Prepared:
     """
     check(config)
     if config.dp.noise == SECRET:
-        salts.require_writable()
+        salts.require_writable(Path(config.artifacts))
     kinds = ("algorithm", "sharing", "generator", "straggler")
     made = {kind: part_of(config, kind) for kind in kinds if kind in config.chosen}
     for part in made.values():
@@ -273,7 +274,13 @@ class Assembled:
         return loop.steps_for(round(clients.rows.sizes.mean()), float(np.mean(clients.n_own)))
 
     def executor(self, salt: bytes = b"") -> Executor:
-        """The executor that ``config.federation`` names; ``salt``: of secret noise."""
+        """The executor that ``config.federation`` names; ``salt``: of secret noise.
+
+        Raises:
+            ValueError: noise is to be secret and there is no salt.
+        """
+        if self.config.dp.noise == SECRET and not salt:
+            raise ValueError("dp.noise is secret: the executor needs the run's salt")
         source, f = Source(noise_key(self.config), salt), self.config.federation
         build = partial(build_worker, self.config, self.facts, str(parts.base()), source)
         if f.executor == "serial":

@@ -15,6 +15,7 @@ from fedcommons.config import parts
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import taken
 from fedcommons.config.flat import parts_of_own
+from fedcommons.core import salts
 from fedcommons.core.executor import Executor
 from fedcommons.core.salts import IF_SECRET, SECRET
 from fedcommons.core.worker import fresh_torch
@@ -88,8 +89,8 @@ def _run(
     with leaving_errors(folder, parts_of_own(config)):
         salt = b""
         if config.dp.noise == SECRET:
-            salt = secret.begun(folder, prepared.needs, record.whole() > 0)
-        _write_partition(folder, prepared.partition, prepared.dataset.digest)
+            salt = secret.begun(folder, prepared.needs)
+        _write_partition(folder, prepared.partition, prepared.dataset.digest, salt)
         made = synthetic_images(prepared, store, jobs, say)
         require_own(prepared.stage, prepared.dealt, prepared.needs, made)
         ready = assemble(prepared, made)
@@ -226,12 +227,13 @@ def _late(now: Standing) -> dict[str, list[int]]:
     return {"late": list(now.late), "partial": [i for i, share in now.late.items() if share]}
 
 
-def _write_partition(folder: Path, dealt: Partitioned, data: str) -> None:
-    """``partition.json``; data: the digest of the data set."""
+def _write_partition(folder: Path, dealt: Partitioned, data: str, salt: bytes) -> None:
+    """``partition.json``; data: the digest of the data set; salt: of secret noise, of which it has the name."""
     facts = {
         "data": data,
         "fingerprint": dealt.fingerprint,
         "sizes": [len(rows) for rows in dealt.rows],
         "class_counts": dealt.class_counts.tolist(),
+        **({"noise": salts.name_of(salt)} if salt else {}),
     }
     write_json(folder / "partition.json", facts)

@@ -7,6 +7,7 @@ from itertools import chain
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import override, part_of
 from fedcommons.convergence.laboratory import Estimate, Laboratory
+from fedcommons.core.salts import SEEDED
 from fedcommons.core.worker import fresh_torch
 from fedcommons.federation import cluster, rounds
 from fedcommons.federation.evaluation import ModelTask, evaluate
@@ -28,7 +29,7 @@ def probe(
     ``config``: the experiment with sharing, whose pool is measured and not trained on; without it the parameters of the
     pool are those of all clients' real data together, of which an ideal generator would draw.
     """
-    prepared = build.prepare(override(config, {"sharing.setting": "real", "measure.every": 1}))
+    prepared = build.prepare(override(config, {"sharing.setting": "real", "measure.every": 1, "dp.noise": SEEDED}))
     ready = build.assemble(prepared)
     if synthetic is not None or not isinstance(part_of(config, "sharing"), Generating):
         shared = build.assemble(build.prepare(config), synthetic or ()).data

@@ -74,6 +74,7 @@ def replay(
     prepared = prepare(config)
     require_same_data(folder, config.data.name, prepared.dataset.digest)
     _require_within("--client", client, 0, len(prepared.partition.rows) - 1)
+    salt = secret.kept(folder, prepared.needs) if config.dp.noise == SECRET else b""  # without it images are not found
     try:
         images = synthetic_images(prepared, Store(Path(config.artifacts), say), (), say)
     except LookupError as error:
@@ -81,7 +82,7 @@ def replay(
     ready = assemble(prepared, images)
     if not isinstance(ready.algorithm, ChoosesClients):  # known before any round is played again
         _require_training(ready, {}, number, client)
-    executor = ready.executor(secret.kept(folder, prepared.needs) if config.dp.noise == SECRET else b"")
+    executor = ready.executor(salt)
     before = _standing_before(number, ready, executor, folder, say)
     _require_training(ready, before.state, number, client)
     called = rounds.call(ready.algorithm, ready.plan, before, number)

@@ -1,27 +1,32 @@
 """The salt of a run whose noise is secret: drawn as it begins, found again when it goes on; see ``salts``.
 
 ``noise.json`` in the run folder holds the names (hashes) of the run's salt and of its generators', never a salt.
+``partition.json`` has the first of them too, so that another run's ``noise.json`` is not taken for its own.
 """
 
 import json
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from fedcommons.core import salts
 from fedcommons.errors import UserError
 from fedcommons.files import write_json
 from fedcommons.sharing.needs import Need, salts_told
 
-FILE = "noise.json"
+FILE, PARTITION = "noise.json", "partition.json"
 
 
-def begun(folder: Path, needs: Sequence[Need], has_begun: bool) -> bytes:
+def begun(folder: Path, needs: Sequence[Need]) -> bytes:
     """The salt of the run in ``folder``, a new one if it has not begun; needs: its generators.
 
     Raises:
         UserError: a salt is lost, or cannot be kept.
     """
-    if (folder / FILE).exists() or has_begun:
+    salts.require_outside(folder)
+    if any((folder / name).exists() for name in (FILE, PARTITION, "checkpoints")):  # it is written first
         return kept(folder, needs)
     salt = salts.new()
     write_json(folder / FILE, {"salt": salts.name_of(salt), "generators": salts_told(needs)})
@@ -34,11 +39,10 @@ def kept(folder: Path, needs: Sequence[Need]) -> bytes:
     Raises:
         UserError: it is lost, or that of a generator is.
     """
-    try:
-        told = json.loads((folder / FILE).read_bytes())
-        name, generators = str(told["salt"]), list(told["generators"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise UserError(f"{folder / FILE}, which names its secret salt, is lost or damaged; start anew.") from None
+    name, generators = _told(folder / FILE)
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # a run broken off before has none
+        if json.loads((folder / PARTITION).read_bytes())["noise"] != name:
+            raise UserError(f"{folder / FILE} names the secret salt of another run; bring its own back or start anew.")
     salt = salts.of_run(name, folder)
     if generators != salts_told(needs):
         raise UserError(
@@ -46,3 +50,13 @@ def kept(folder: Path, needs: Sequence[Need]) -> bytes:
             "release twice, so start anew (or FEDCOMMONS_STATE names the wrong folder)."
         )
     return salt
+
+
+def _told(path: Path) -> tuple[str, Any]:
+    """The names of the salts of a run and of its generators."""
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        told = json.loads(path.read_bytes())
+        name, generators = told["salt"], told["generators"]
+        if re.fullmatch("[0-9a-f]{24}", name):
+            return name, generators
+    raise UserError(f"{path}, which names its secret salt, is lost or damaged; start anew.")

@@ -77,7 +77,7 @@ class Need:
     labels: Tensor  # of the images to draw
     seed: int
     n: int  # how many of the drawn images are contributed
-    salt: bytes = field(default=b"", repr=False)  # of the generator's noise; empty: it is seeded
+    salt: bytes = field(default=b"", repr=False)  # of the generator's noise; empty: it is seeded, or there is none
 
     @property
     def epochs(self) -> int:
@@ -131,7 +131,8 @@ def takes_noise(generator: Generator) -> bool:
 
 def salts_told(needs: Sequence[Need]) -> list[str]:
     """What tells the secret salts of these generators and of their class counts: names, and keys of their images."""
-    return [told for need in needs if need.salt for told in (salts.name_of(need.salt), key_of(need.images_facts))]
+    names = ([salts.name_of(need.salt)] if need.salt else [] for need in needs)
+    return [told for name, need in zip(names, needs, strict=True) for told in (*name, key_of(need.images_facts))]
 
 
 def n_seen(rho: float, n_own: int) -> int:
@@ -196,7 +197,9 @@ def needs(p: float | None, dealt: Dealt, recipe: GeneratorRecipe) -> list[Need]:
             seed=seed_for(dealt.seed, "generator", client),
             n=wanted,
         )
-        result.append(replace(need, salt=salts.of_artifact(key_of(need.course_facts))) if recipe.is_secret else need)
+        if recipe.is_secret and takes_noise(recipe.generator):
+            need = replace(need, salt=salts.of_artifact(key_of(need.course_facts)))
+        result.append(need)
     return result
 
 

@@ -162,4 +162,7 @@ def read(store: Store, need: Need) -> Contribution:
     counts = largest_remainder(available, need.n)
     starts = np.cumsum(available) - available
     some = np.concatenate([np.arange(s, s + k) for s, k in zip(starts, counts, strict=True)])
-    return Contribution(drawn.examples[some], drawn.receipt, len(need.examples), need.recipe.of_counts)
+    receipt = drawn.receipt
+    if need.recipe.is_secret and not takes_noise(need.recipe.generator):
+        receipt = None  # its noise, if it has any, follows from its seed
+    return Contribution(drawn.examples[some], receipt, len(need.examples), need.recipe.of_counts)

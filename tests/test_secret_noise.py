@@ -1,0 +1,194 @@
+"""Secret noise in the hands of a careless user: what would release twice, share noise or lose a salt is refused."""
+
+import json
+import os
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.artifacts import Store
+from fedcommons.config import presets
+from fedcommons.config.experiment import Experiment
+from fedcommons.config.flat import override, part_of
+from fedcommons.core import salts
+from fedcommons.core.noise import Noise, Source
+from fedcommons.core.worker import Worker
+from fedcommons.data.clients import Clients
+from fedcommons.data.examples import Examples
+from fedcommons.errors import UserError
+from fedcommons.generators.generator import Receipt, TrainedGenerator
+from fedcommons.runs import build, inputs, secret
+from fedcommons.sharing import needs, synthetic_pool
+from fedcommons.sharing.dealt import Dealt
+from fedcommons.sharing.needs import GeneratorRecipe, Need
+from fedcommons.testing import Federation
+
+SECRET: dict[str, Any] = {
+    "sharing.setting": "shuffled_synthetic", "generator.name": "private_ddpm", "generator.noise_multiplier": 1.0,
+    "generator.label_noise": 1.0, "dp.noise": "secret", "partition.name": "iid", "partition.n_clients": 2,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the salts of the test stand."""
+    folder = tmp_path_factory.mktemp("state")
+    monkeypatch.setenv("FEDCOMMONS_STATE", str(folder))
+    return folder / "salts"
+
+
+def _dealt(c: Experiment) -> Dealt:
+    dataset = inputs.load(c.data)
+    rows = inputs.deal(c.partition, dataset.train.y.numpy(), dataset.n_classes, c.seed).rows
+    return Dealt(Clients(dataset.train, rows), dataset.n_classes, dataset.flip, c.seed)
+
+
+def _needed(fields: Mapping[str, object]) -> list[Need]:
+    """What must be made for the pool of an experiment with these fields."""
+    c = override(Experiment(), fields)
+    return needs.needs(part_of(c, "sharing").p, _dealt(c), build.recipe(c))
+
+
+@dataclass(frozen=True)
+class Own:
+    """A generator that asks for no noise and says that it is protected."""
+
+    sampling: ClassVar[tuple[str, ...]] = ()
+    epochs: int = 1
+
+    def fit(
+        self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False
+    ) -> Mapping[int, TrainedGenerator]:
+        receipt = Receipt("sampled_gaussian", 1.0, 5.0, 1.0, 1)
+        return {epoch: TrainedGenerator({"mean": examples.x.float().mean(0)}, receipt) for epoch in epochs}
+
+    def sample(
+        self, weights: Mapping[str, Tensor], shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int
+    ) -> Tensor:
+        return torch.zeros(len(labels), *shape, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("is_secret", [False, True])
+def test_a_generator_that_asks_for_no_noise_earns_nothing_in_a_secret_run(tmp_path: Path, is_secret: bool) -> None:
+    """Its noise can only follow from its seed; ``PrivateDDPM.fit``, called without noise, is such a one."""
+    c, store = override(Experiment(), SECRET), Store(tmp_path)
+    recipe = GeneratorRecipe("own.py:Own", Own(), 1.0, "digest", is_secret=is_secret)
+    (need, *_) = needs.needs(part_of(c, "sharing").p, _dealt(c), recipe)
+    (job,) = synthetic_pool.missing(store, [need])
+    synthetic_pool.keep(store, job, synthetic_pool.make(job))
+    assert (synthetic_pool.read(store, need).receipt is None) == is_secret
+    assert not need.salt
+
+
+def test_the_images_of_a_generator_without_noise_are_those_of_every_run() -> None:
+    """Secret noise would not change them: they are neither trained again nor lost with a salt."""
+    plain = {"sharing.setting": "shuffled_synthetic", "partition.name": "iid", "partition.n_clients": 2}
+    facts = [
+        [need.images_facts for need in _needed({**plain, "dp.noise": noise})] for noise in (salts.SECRET, salts.SEEDED)
+    ]
+    assert facts[0] == facts[1]
+
+
+def test_a_run_whose_class_counts_would_get_new_noise_does_not_go_on(tmp_path: Path, state: Path) -> None:
+    salt = secret.begun(tmp_path, _needed(SECRET))
+    assert secret.begun(tmp_path, _needed(SECRET)) == salt
+    for path in state.glob("artifact-*-*"):
+        path.unlink()
+    with pytest.raises(UserError, match="their salts are lost"):
+        secret.begun(tmp_path, _needed(SECRET))
+
+
+@pytest.mark.parametrize("left", ["partition.json", "checkpoints"])
+def test_a_run_that_has_lost_the_name_of_its_salt_does_not_go_on(tmp_path: Path, left: str) -> None:
+    """Also where its rounds are damaged: a checkpoint or the partition shows that it has begun."""
+    secret.begun(tmp_path, [])
+    (tmp_path / left).mkdir()
+    (tmp_path / secret.FILE).unlink()
+    with pytest.raises(UserError, match="lost or damaged"):
+        secret.begun(tmp_path, [])
+
+
+def test_the_salt_of_another_run_is_not_taken_for_its_own(tmp_path: Path) -> None:
+    """Its rounds since the last checkpoint would leave with other noise, a second time."""
+    secret.begun(tmp_path, [])
+    other = salts.name_of(salts.new())
+    told = json.loads((tmp_path / secret.FILE).read_text())
+    (tmp_path / "partition.json").write_text(json.dumps({"noise": told["salt"]}))
+    secret.begun(tmp_path, [])
+    (tmp_path / secret.FILE).write_text(json.dumps({**told, "salt": other}))
+    with pytest.raises(UserError, match="salt of another run"):
+        secret.begun(tmp_path, [])
+
+
+@pytest.mark.parametrize("name", ['"\\ud800"', '"../x"', '"a\\u0000b"', "null", "7"])
+def test_a_damaged_name_of_a_salt_is_refused_in_a_sentence_that_can_be_written(tmp_path: Path, name: str) -> None:
+    (tmp_path / secret.FILE).write_text(f'{{"salt": {name}, "generators": []}}')
+    with pytest.raises(UserError, match="lost or damaged") as refused:
+        secret.begun(tmp_path, [])
+    str(refused.value).encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("FEDCOMMONS_STATE", "here"), ("FEDCOMMONS_STATE", "~nobody-x/s"), ("HOME", ".")]
+)
+def test_a_state_folder_that_depends_on_the_working_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    """A trial of a sweep works in a folder of Ray Tune's, which is removed: the salt would stand in it and be lost."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FEDCOMMONS_STATE")
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="must be an absolute path"):
+        salts.require_writable(tmp_path / "artifacts")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("inside", [".", "deeper/folder"])
+def test_salts_in_the_store_or_the_run_folder_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: str
+) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    (tmp_path / "link").symlink_to(place)
+    monkeypatch.setenv("FEDCOMMONS_STATE", str(tmp_path / "link" / inside))
+    for refuse in (lambda: salts.require_writable(place), lambda: secret.begun(place, [])):
+        with pytest.raises(UserError, match="which must not be in"):
+            refuse()
+    assert list(place.iterdir()) == []
+
+
+def test_no_federation_is_played_with_seeded_noise_where_it_is_to_be_secret() -> None:
+    """Nothing that it sends could be told from what secret noise hides."""
+    config = presets.experiment("smoke", "digits", {"dp.noise": "secret", "dp.local": True, "dp.noise_multiplier": 1.0})
+    ready = build.assemble(build.prepare(config))
+    with pytest.raises(ValueError, match="needs the run's salt"):
+        ready.executor()
+    ready.executor(salts.new()).close()
+
+
+def test_a_stream_is_drawn_once() -> None:
+    """Two values with the same noise tell their difference."""
+    noise = Noise(Source(1, bytes(range(32))), 1, 0)
+    draws = noise.call("means", torch.ones(2))
+    first = draws.stream("a").random(4)
+    with pytest.raises(ValueError, match="has been drawn"):
+        draws.stream("a")
+    assert (draws.stream("b").random(4) != first).all()
+    assert (noise.call("means", torch.ones(2)).stream("a").random(4) != first).all()
+
+
+def _noise_of_the_server(worker: Worker, shared: Tensor, job: int) -> list[float]:
+    return worker.work.noise.call("server").stream().random(2).tolist()
+
+
+def test_what_the_server_runs_on_a_worker_draws_no_noise(digits: "Callable[..., Federation]") -> None:
+    """It would be that of the client before: another one for each number of workers, or the same in two rounds."""
+    with pytest.raises(ValueError, match="in a client's round alone"):
+        digits().serial(FedAvg()).map(_noise_of_the_server, torch.zeros(1), [0])
