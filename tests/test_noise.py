@@ -380,7 +380,7 @@ def test_a_private_generator_and_class_counts_are_drawn_from_it(monkeypatch: pyt
 
 
 def test_nobody_else_draws_what_hides() -> None:
-    """``wide_generator`` is for draws that hide something: one file has it besides its own, and one plays neighbours."""
+    """``wide_generator`` is for draws that hide something: one file has it, and one that plays neighbours."""
     root = Path(fedcommons.__file__).parent
     found = {path.relative_to(root).as_posix() for path in root.rglob("*.py") if "wide_generator" in path.read_text()}
     assert found == {"seeds.py", "core/noise.py", "testing/sides.py"}
