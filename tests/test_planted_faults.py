@@ -377,7 +377,9 @@ def test_the_ledger_finds_images_that_a_stage_gives_without_a_word(digits: "Digi
 
     own = digits().data.own
     releases = share(Silent(), Dealt(own, 10, False, 0)).releases
-    assert {r.client: (r.what, r.covered) for r in releases} == dict.fromkeys(range(len(own)), (("undeclared",), False))
+    assert {r.client: (r.what, r.covered) for r in releases} == dict.fromkeys(
+        range(len(own)), (("raw examples",), False)
+    )
 
 
 @pytest.mark.slow

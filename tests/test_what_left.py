@@ -212,6 +212,7 @@ class Hints(FedAvg):
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         reply = super().client(work, message, memory, data, round, seed)
+        work.noise.call("hint", *data.columns)
         hint = RECEIPT.release(-1, "hint")
         return replace(reply, each={"hint": torch.zeros(1)}, releases=[*reply.releases, replace(hint, commons=True)])
 

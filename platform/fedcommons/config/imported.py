@@ -13,7 +13,7 @@ from pathlib import Path
 
 PLATFORM = frozenset(
     {
-        "fedcommons", "lightning_modules", "diffusers", "docstring_parser", "lightning",
+        "fedcommons", "lightning_modules", "cryptography", "diffusers", "docstring_parser", "lightning",
         "lightning_fabric", "matplotlib", "numpy", "opacus", "optuna", "pandas", "pytorch_lightning", "ray", "rich",
         "safetensors", "scipy", "sklearn", "torch", "torchmetrics", "torchvision", "wandb", "yaml",
     }
