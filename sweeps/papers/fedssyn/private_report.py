@@ -109,13 +109,16 @@ def figure(found: Sequence[Entry], out: Path, path: Path, title: str, smoke: boo
             receipts = [r for made in images(of.cell) if (r := made.receipt)]
             largest = [max(epsilon(r.q, r.sigma, r.steps * e // epochs, delta) for r in receipts) for e in shown]
             row[0].plot(shown, largest, color=colours[pool], label=pool)
-    row[0].set(xlabel="epochs of the generator", ylabel="epsilon", yscale="log", title="privacy spent by generators")
+    said = "epsilon" if found[0].cell.config.dp.noise == SECRET else "epsilon, were the noise secret"
+    row[0].set(xlabel="epochs of the generator", ylabel=said, yscale="log", title="privacy spent by generators")
     for axes, (alpha, algorithm) in zip(row[1:], panels, strict=True):
         for pool in pools:
             mine = [e.cell.name for e in last if (e.cell.config.partition.alpha, e.cell.config.algorithm, e.pool) ==
                     (alpha, algorithm, pool)]  # fmt: skip
-            course = rounds[rounds["cell"].isin(mine)].groupby("round")["test/accuracy"].mean()
-            axes.plot(course.index, 100 * course.to_numpy(), color=colours[pool], label=pool)
+            course = 100 * rounds[rounds["cell"].isin(mine)].groupby("round")["test/accuracy"].agg(["mean", "std"])
+            axes.plot(course.index, course["mean"], color=colours[pool], label=pool)
+            low, high = course["mean"] - course["std"].fillna(0), course["mean"] + course["std"].fillna(0)
+            axes.fill_between(course.index, low, high, color=colours[pool], alpha=0.2, linewidth=0)
         axes.set(xlabel="rounds", ylabel="test accuracy, %", title=f"{algorithm}, alpha {alpha:g}")
     row[-1].legend(fontsize=7, title="pool")
     drawing.suptitle(title, fontsize=10)
