@@ -97,7 +97,8 @@ class Need:
     @property
     def noise(self) -> Noise:
         """The noise of the training, which does not depend on its length."""
-        return Noise(Source(wide_key("generator", key_of(self.course_facts)), self.salt))
+        facts = {name: value for name, value in self.course_facts.items() if name not in ("noise", "salt")}
+        return Noise(Source(wide_key("generator", key_of(facts)), self.salt))
 
     @property
     def images_facts(self) -> dict[str, Any]:
