@@ -27,7 +27,7 @@ from fedcommons.audits.lower_bound import LowerBound, by_scores, coins, verdict
 from fedcommons.core.accountants import composed
 from fedcommons.core.algorithm import Algorithm, Facts, Reply
 from fedcommons.core.local import Batch, LocalSGD, Work
-from fedcommons.core.noise import Draws, Noise
+from fedcommons.core.noise import Draws, Source
 from fedcommons.core.release import Release
 from fedcommons.data.clients import ClientData
 from fedcommons.seeds import numpy_generator, seed_for
@@ -58,11 +58,16 @@ class Canaries(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1e-3)
 
 
-class _OfSeed(Noise):
+class _OfSeed:
     """The noise of a seed, whatever the data are, so that two trainings differ by their data alone."""
 
+    def __init__(self, source: Source, seed: int) -> None:
+        self.source, self.seed, self.calls = source, seed, 0
+
     def call(self, purpose: str, *data: Tensor) -> Draws:
-        return super().call(purpose)
+        """See ``Noise``."""
+        self.calls += 1
+        return Draws(self.source, (purpose, self.seed, self.calls))
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +83,7 @@ def watch(loop: LocalSGD, there: np.ndarray, seed: int) -> Watched:
     """Train on m canaries; there: (m,) factor of each one's gradient, 0 where it is left out."""
     assert loop.dp is not None
     work, data, clip = _work(loop, len(there)), _data(there), loop.dp.clip
-    work.noise = _OfSeed(work.source, seed)
+    work.noise = _OfSeed(work.source, seed)  # pyright: ignore[reportAttributeAccessIssue]
     sums: list[np.ndarray] = []
     seen: list[int] = []
 
