@@ -380,28 +380,6 @@ def test_a_run_with_a_rejected_reply_has_no_epsilon_of_all_messages(
     )  # what was rejected was sent all the same
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {
-            "sharing.setting": "local_synthetic",  # a real image has a part in all synthetic ones
-            "generator.epochs": 1,
-            "generator.channels": (8, 8),
-            "generator.sampling_steps": 2,
-        },
-        {"sharing.setting": "shuffled_real", "sharing.p": 0.5},
-        {"algorithm": "fedmix"},
-    ],
-    ids=["local_synthetic", "shuffled_real", "fedmix"],
-)
-def test_a_run_that_shares_something_has_no_epsilon_of_all_messages(values: dict[str, Any], tmp_path: Path) -> None:
-    plain = {"dp.local": True, "tracking.wandb": "off", "measure.every": 0, "data.limit": 60, "client.epochs": 1}
-    config = presets.experiment("smoke", "digits", plain | values | {"artifacts": str(tmp_path / "store")})
-    said = run(config, tmp_path / "run", say=lambda text: None)["privacy"]
-    assert said["epsilon_of_messages_if_secret"] is None
-    assert said["epsilon_local_training_if_secret"]["largest"] > 0
-
-
 @pytest.mark.ray
 def test_actors_draw_the_noise_of_one_process(tmp_path: Path, ray_session: None) -> None:
     values = {"dp.local": True, "tracking.wandb": "off", "measure.every": 0, "data.limit": 60, "client.epochs": 1}

@@ -1,8 +1,15 @@
 """The words of the privacy statement: what was earned, what would be, what is taken at a part's word."""
 
+from pathlib import Path
+from typing import Any
+
+import pytest
+
 from fedcommons.accounting.privacy import Ledger
 from fedcommons.accounting.statement import in_short, statement
+from fedcommons.config import presets
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
+from fedcommons.runs.experiment import run
 
 
 def _trained(client: int, steps: int = 8, what: str = "delta") -> Release:
@@ -56,3 +63,25 @@ def test_it_is_said_that_runs_add_up_and_that_a_rejection_shows() -> None:
     assert "rejected" not in quiet
     for text in ("their epsilons add up", "--lrs", "only this run is counted", "a blanked example", "other seeds"):
         assert text in quiet
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {
+            "sharing.setting": "local_synthetic",  # a real image has a part in all synthetic ones
+            "generator.epochs": 1,
+            "generator.channels": (8, 8),
+            "generator.sampling_steps": 2,
+        },
+        {"sharing.setting": "shuffled_real", "sharing.p": 0.5},
+        {"algorithm": "fedmix"},
+    ],
+    ids=["local_synthetic", "shuffled_real", "fedmix"],
+)
+def test_a_run_that_shares_something_has_no_epsilon_of_all_messages(values: dict[str, Any], tmp_path: Path) -> None:
+    plain = {"dp.local": True, "tracking.wandb": "off", "measure.every": 0, "data.limit": 60, "client.epochs": 1}
+    config = presets.experiment("smoke", "digits", plain | values | {"artifacts": str(tmp_path / "store")})
+    said = run(config, tmp_path / "run", say=lambda text: None)["privacy"]
+    assert said["epsilon_of_messages_if_secret"] is None
+    assert said["epsilon_local_training_if_secret"]["largest"] > 0

@@ -77,10 +77,6 @@ class Source:
     facts: int = 0
     salt: bytes = field(default=b"", repr=False)
 
-    @property
-    def is_secret(self) -> bool:
-        return bool(self.salt)
-
     def stream(self, *key: int | str) -> Stream:
         """The stream of this key."""
         if not self.salt:
