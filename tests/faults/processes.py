@@ -21,8 +21,8 @@ from typing import TypeVar
 TRACEBACK = 70
 """Exit code of a process that ended with an exception which nobody caught; a user would see 1."""
 
-MEMORY = 8 * 2**30
-"""Bytes that a process may take beyond what it was born with."""
+GIGABYTES = 8.0
+"""That a process may take beyond what it was born with."""
 
 PIPE = 2**20  # bytes of output that are kept
 
@@ -31,12 +31,16 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended; code: its exit code, or minus the signal that killed it; late: it had to be ended."""
+    """How a process ended.
+
+    code: its exit code, or minus the signal that killed it; late: it had to be ended; left: what it started still ran.
+    """
 
     code: int
     out: str
     err: str
     late: bool = False
+    left: bool = False
 
 
 @dataclass
@@ -124,10 +128,10 @@ def _status(action: Callable[[], object]) -> int:
     return code
 
 
-def memory() -> dict[int, int]:
+def memory(gigabytes: float = GIGABYTES) -> dict[int, int]:
     """The limit of memory, for ``begin``."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    return {resource.RLIMIT_AS: pages * os.sysconf("SC_PAGE_SIZE") + MEMORY}
+    return {resource.RLIMIT_AS: pages * os.sysconf("SC_PAGE_SIZE") + int(gigabytes * 2**30)}
 
 
 def has_ended(begun: Begun) -> bool:
@@ -148,11 +152,13 @@ def end(begun: Begun) -> Ended:
             os.kill(begun.pid, signal.SIGKILL)
             begun.deadline = float("inf")
         time.sleep(0.005)
+    left = False
     with suppress(ProcessLookupError):  # it may have left nobody behind
         os.killpg(begun.pid, signal.SIGKILL)
+        left = not late
     out, err = _read(begun.out), _read(begun.err)
     code = os.waitstatus_to_exitcode(begun.status or 0)
-    return Ended(code, out, err, late or code == -signal.SIGXCPU)
+    return Ended(code, out, err, late or code == -signal.SIGXCPU, left)
 
 
 def _read(pipe: int) -> str:
