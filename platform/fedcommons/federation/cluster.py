@@ -74,11 +74,11 @@ def _start(num_cpus: int | None) -> None:
             _temp_dir=str(folder),
             _system_config={"max_direct_call_object_size": INLINE_BYTES},
         )
-    if (at := ray.util.get_node_ip_address()) not in ("127.0.0.1", "::1"):
-        warnings.warn(f"Ray {ray.__version__} listens at {at}: other machines can reach it.", stacklevel=3)
     if not mode and os.environ.get("RAY_AUTH_MODE") != "token":
         ray.shutdown()
         raise UserError(f"Ray {ray.__version__} starts without authentication; fedcommons needs Ray 2.60 or newer.")
+    if (at := ray.util.get_node_ip_address()) not in ("127.0.0.1", "::1"):
+        warnings.warn(f"Ray {ray.__version__} listens at {at}: other machines can reach it.", stacklevel=3)
 
 
 def _base() -> str:
