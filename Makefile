@@ -29,13 +29,14 @@ lint: $(VENV)/.installed
 	$(RUN) -m pyright
 
 # Keeps the versions of constraints.txt where they still fit; ARGS=--upgrade takes the newest.
-COMPILE := $(VENV)/lock/bin/uv pip compile --quiet --universal --fork-strategy fewest --extra dev --no-annotate \
+COMPILE := $(VENV)/lock/bin/uv pip compile --quiet --universal --fork-strategy fewest --no-annotate \
   --custom-compile-command "make lock"
 lock:
 	$(PYTHON) -m venv $(VENV)/lock
 	$(VENV)/lock/bin/pip install --quiet --disable-pip-version-check uv
-	$(COMPILE) $(ARGS) --output-file constraints.txt pyproject.toml
-	$(COMPILE) --generate-hashes --constraint constraints.txt --output-file requirements.lock pyproject.toml
+	$(COMPILE) --extra dev $(ARGS) --output-file constraints.txt pyproject.toml
+	$(COMPILE) --extra dev --generate-hashes --constraint constraints.txt --output-file requirements.lock pyproject.toml
+	$(COMPILE) --constraint constraints.txt pyproject.toml | $(PYTHON) .ci/sbom.py
 
 $(VENV)/.installed: pyproject.toml $(if $(LOCKED),requirements.lock)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

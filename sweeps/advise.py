@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from fedcommons.config import cli
 from fedcommons.config.experiment import Experiment
@@ -28,8 +28,8 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     """Options of the advisor on top of every field of the experiment."""
     more = (
         ("p", str, "0.05,0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9", "shares p to predict, in [0, 1), separated by commas"),
-        ("speed-up", float, 2.0, "wanted: so many times fewer rounds, > 1"),
-        ("probe-rounds", int, 3, "rounds of the probe, which share nothing"),
+        ("speed-up", Annotated[float, "(1, inf)"], 2.0, "wanted: so many times fewer rounds, > 1"),
+        ("probe-rounds", Annotated[int, "[1, 1e9]"], 3, "rounds of the probe, which share nothing"),
         ("check-p", str, "0.1,0.25,0.5", "with --check: shares that are run besides p = 0"),
     )
     title = (__doc__ or "").partition("\n")[0]
@@ -39,9 +39,7 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     options = cli.parse(parser, argv)
     grids.refuse_fields(options, {"sharing.p": "p"})
     for name in ("p", "check_p"):
-        shares = cli.split(f"--{name.replace('_', '-')}", options[name], float)
-        if outside := [p for p in shares if not 0 <= p < 1]:
-            raise UserError(f"--{name.replace('_', '-')} must lie in [0, 1), got {outside[0]:g}.")
+        cli.split(f"--{name.replace('_', '-')}", options[name], float, "[0, 1)")
     if "partition.alpha" not in options.fields:
         raise UserError(f"partition.name {options.partition.name} has no alpha, for which the advice is given.")
     if options.settings not in POOLS:
@@ -54,10 +52,6 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     ):  # fmt: skip
         if value != needed:
             raise UserError(f"{name} must be {needed} here, as Corollary I has it, got {value}.")
-    if not options.speed_up > 1:
-        raise UserError(f"--speed-up must be greater than 1, got {options.speed_up:g}.")
-    if not 1 <= options.probe_rounds <= 10**9:
-        raise UserError(f"--probe-rounds must lie in [1, 1e9], got {options.probe_rounds}.")
     return options
 
 

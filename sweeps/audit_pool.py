@@ -8,6 +8,7 @@ python sweeps/audit_pool.py --generator private_ddpm --generator.target_epsilon 
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 from fedcommons.config import cli, parts, presets
 from fedcommons.config.flat import generates
@@ -24,9 +25,19 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     few = preset == "smoke"
     for name, kind, default, text in (
         ("preset", str, "small", ", ".join(presets.PRESETS)),
-        ("attacked", int | None, None, "the client whose generator is attacked; default: whose sees most images"),
-        ("shadows", int, 3 if few else 12, "shadow generators of the membership attack"),
-        ("canaries", int, 8 if few else 400, "test images at most for the bound on epsilon; half are trained on"),
+        (
+            "attacked",
+            Annotated[int | None, "[0, 1e9]"],
+            None,
+            "the client whose generator is attacked; default: whose sees most images",
+        ),
+        ("shadows", Annotated[int, "[2, 10000]"], 3 if few else 12, "shadow generators of the membership attack"),
+        (
+            "canaries",
+            Annotated[int, "[4, 1e9]"],
+            8 if few else 400,
+            "test images at most for the bound on epsilon; half are trained on",
+        ),
         ("out", str, f"runs/audit-{preset}-{parts.label(dataset)}", "folder of the results"),
     ):
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
@@ -35,9 +46,6 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     options.config = authors.settled(options.preset, cli.experiment(options), options.asked)
     if not generates(options.config.sharing.setting):
         raise UserError(f"sharing.setting {options.config.sharing.setting} makes no images, so nothing can be audited.")
-    for name, least in (("shadows", 2), ("canaries", 4)):
-        if options[name] < least:
-            raise UserError(f"--{name} must be at least {least}, got {options[name]}.")
     return options
 
 

@@ -57,9 +57,7 @@ def arguments(argv: Sequence[str]) -> cli.Options:
 def figure_a7(options: cli.Options) -> Figure:
     """Figures 5 and A.7: a curve for each share p, and IID clients without a pool."""
     curves: dict[str, dict[str, Any]] = {"IID": {"partition.name": "iid"}}
-    for p in sorted(cli.split("--p", options.p, float)):
-        if not 0 <= p < 1:
-            raise UserError(f"--p must lie in [0, 1), got {p:g}.")
+    for p in sorted(cli.split("--p", options.p, float, "[0, 1)")):
         shared = {"sharing.setting": "shuffled_synthetic", "sharing.p": p}
         curves[f"p = {p:g}"] = shared if p else {"sharing.setting": "real"}
     return {label: _cells(options, fields) for label, fields in curves.items()}

@@ -70,15 +70,8 @@ def _option(name: str) -> str:
 
 
 def _rates(options: cli.Options, name: str) -> Sequence[float]:
-    """The rates that an option lists.
-
-    Raises:
-        UserError: one of them is not a positive number.
-    """
-    found = _numbers(f"--{_option(name)}", options[name], float)
-    if wrong := [rate for rate in found if rate <= 0]:
-        raise UserError(f"--{_option(name)} takes positive numbers separated by commas, got {wrong[0]:g}.")
-    return found
+    """The rates that an option lists."""
+    return _numbers(f"--{_option(name)}", options[name], float)
 
 
 def _alpha(options: cli.Options) -> float:

@@ -14,6 +14,7 @@ from itertools import product
 from typing import Any
 
 from fedcommons.config import cli
+from fedcommons.config.reading import number
 from fedcommons.errors import UserError, shown
 from fedcommons.sweeping import grids, runner, sweep
 from papers.feddpms import presets
@@ -68,7 +69,8 @@ def grid(options: cli.Options) -> dict[str, list[sweep.Trial]]:
     found["Ablations"] = [c for alpha, (a, given) in product(alphas, ablated) for c in _cells(options, a, alpha, given)]
     found |= {"Table 5": [], "Figure 3": []}
     for option, (field, kind) in CONSTANTS.items():
-        for value in cli.split(f"--{option}", options[option], kind) if options[option] else ():
+        allowed = "[0, 1)" if option == "preliminary" else ""
+        for value in cli.split(f"--{option}", options[option], kind, allowed) if options[option] else ():
             table = "Figure 3" if option == "preliminary" else "Table 5"
             if option == "preliminary":
                 value = _preliminary(value, options.federation.rounds)
@@ -83,19 +85,14 @@ def _federations(text: str) -> list[tuple[int, int]]:
         UserError: they are none.
     """
     pairs = [one.split(":") for one in cli.split("--clients", text)] if text else []
-    if not all(len(pair) == 2 and all(number.isascii() and number.isdigit() for number in pair) for pair in pairs):
-        raise UserError(f"--clients takes pairs N:images such as 10:430,20:860, got {shown(text)}.")
-    return [(int(n), int(images)) for n, images in pairs]
+    try:
+        return [(number(int, n), number(int, images)) for n, images in pairs]
+    except ValueError:
+        raise UserError(f"--clients takes pairs N:images such as 10:430,20:860, got {shown(text)}.") from None
 
 
 def _preliminary(share: float, rounds: int) -> int | None:
-    """T_p; None where it is the default's, so that the run is the same.
-
-    Raises:
-        UserError: a share that leaves nothing for stage II.
-    """
-    if not 0 <= share < 1:
-        raise UserError(f"--preliminary takes shares in [0, 1), got {share:g}.")
+    """T_p; None where it is the default's, so that the run is the same."""
     last = round(share * rounds)
     return None if last == round(0.4 * rounds) else last
 

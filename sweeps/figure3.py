@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fedcommons.config import cli
 from fedcommons.errors import UserError
@@ -36,17 +36,23 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     if grids.preset_and_dataset(argv)[0] == "authors":
         raise UserError("--preset authors has no central models: use paper, small or smoke.")
     more = (
-        ("p-real", float | None, None, "share of real images that shuffled_real swaps; default: sharing.p, else 0.5"),
-        ("central-epochs", int | None, None, "epochs of the central models; default: as many as federation.rounds"),
+        (
+            "p-real",
+            Annotated[float | None, "[0, 1)"],
+            None,
+            "share of real images that shuffled_real swaps; default: sharing.p, else 0.5",
+        ),
+        (
+            "central-epochs",
+            Annotated[int | None, "[1, 1e9]"],
+            None,
+            "epochs of the central models; default: as many as federation.rounds",
+        ),
     )
     title = (__doc__ or "").partition("\n")[0]
     parser = grids.parser(title, argv, {"settings": SETTINGS}, more, "figure3")
     options = cli.parse(parser, argv)
     grids.refuse_fields(options, {})
-    if options.p_real is not None and not 0 <= options.p_real < 1:
-        raise UserError(f"--p-real must lie in [0, 1), got {options.p_real:g}.")
-    if options.central_epochs is not None and not 1 <= options.central_epochs <= 10**9:
-        raise UserError(f"--central-epochs must lie in [1, 1e9], got {options.central_epochs}.")
     return options
 
 

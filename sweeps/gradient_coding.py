@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from fedcommons.config import cli
+from fedcommons.config.reading import number
 from fedcommons.errors import UserError, unknown
 from fedcommons.files import write_json
 from fedcommons.sweeping import folders
@@ -37,9 +38,14 @@ def arguments(argv: Sequence[str]) -> cli.Options:
         ("shares", str, "0,0.1,0.2,0.3,0.4,0.5", "c, shares of images that are not private; 0 is always among them"),
         ("pairs", str, "0.3:2,0.5:3,0.7:4", "q:d, probability to straggle and number of copies, separated by commas"),
         ("sharing", str, "exact", "exact: to d other clients; binomial: to each of them with probability d/(N-1)"),
-        ("repetitions", int, chosen.repetitions, "repetitions of each curve"),
-        ("seed", int, 0, "seed of everything that is drawn"),
-        ("workers", int | None, None, "processes, by Ray; default: all cores of Ray; 1: this process, without Ray"),
+        ("repetitions", Annotated[int, "[2, 1e6]"], chosen.repetitions, "repetitions of each curve"),
+        ("seed", Annotated[int, "[0, 4611686018427387904]"], 0, "seed of everything that is drawn"),
+        (
+            "workers",
+            Annotated[int | None, "[1, 1e6]"],
+            None,
+            "processes, by Ray; default: all cores of Ray; 1: this process, without Ray",
+        ),
         ("out", str, "runs/gradient-coding", "folder of the results"),
     ):
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
@@ -49,11 +55,8 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     options = cli.parse(parser, argv)
     if options.dataset not in ("digits", "mnist"):
         raise unknown("data set", options.dataset, ("digits", "mnist"))
-    options.shares = sorted({0.0, *cli.split("--shares", options.shares, float)})
+    options.shares = sorted({0.0, *cli.split("--shares", options.shares, float, "[0, 1]")})
     options.pairs = [pair(text) for text in cli.split("--pairs", options.pairs)]
-    for name, least in (("repetitions", 2), ("workers", 1)):
-        if options[name] is not None and not least <= options[name] <= 1e6:
-            raise UserError(f"--{name} must be in [{least}, 1e6], got {options[name]}.")
     return options
 
 
@@ -61,9 +64,12 @@ def pair(text: str) -> tuple[float, int]:
     """q and d of ``0.5:3``."""
     q, _, d = text.partition(":")
     try:
-        return float(q), int(d)
-    except ValueError:
+        found = number(float, q), number(int, d)
+    except (ValueError, OverflowError):
         raise UserError(f"--pairs takes q:d, such as 0.5:3, separated by commas, got {text!r}.") from None
+    if not (0 <= found[0] < 1 and 1 <= found[1] <= 1e9):
+        raise UserError(f"--pairs takes q:d with q in [0, 1) and d in [1, 1e9], got {text!r}.")
+    return found
 
 
 def settings(options: cli.Options) -> "dict[str, Setting]":

@@ -7,12 +7,12 @@ python sweeps/mnist_softmax.py --preset paper --data-dir DIR      # MNIST, four 
 """
 
 from collections.abc import Mapping, Sequence
-from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from fedcommons.config import cli
 from fedcommons.config.experiment import Data
+from fedcommons.config.flat import own_fields
 from fedcommons.errors import UserError, unknown
 from fedcommons.files import write_bytes, write_json, write_text
 from fedcommons.reports import tables
@@ -42,9 +42,9 @@ def arguments(argv: Sequence[str]) -> cli.Options:
         ("p", str, "0,0.02,0.1,0.5,1", "shares of real images that are swapped, separated by commas"),
         ("epochs", str, "1,5", "E, full-batch steps of a client in a round, separated by commas"),
         ("noise", str, "0,0.5", "levels s of the gradient noise N(0, s^2/d), separated by commas"),
-        ("lr", float, 2.0, "learning rate"),
-        ("rounds", int, rounds, "R, rounds of communication"),
-        ("target", float, 0.08, "test loss for rounds-to-target"),
+        ("lr", Annotated[float, "(0, inf)"], 2.0, "learning rate"),
+        ("rounds", Annotated[int, "[1, 1e6]"], rounds, "R, rounds of communication"),
+        ("target", Annotated[float, "(0, inf)"], 0.08, "test loss for rounds-to-target"),
         ("out", str, "runs/mnist-softmax", "folder for the results"),
     ):
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
@@ -53,20 +53,11 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     options = cli.parse(parser, argv)
     if options.dataset not in ("digits", "mnist"):
         raise unknown("data set", options.dataset, ("digits", "mnist"))
-    for name, kind in (("p", float), ("epochs", int), ("noise", float), ("seeds", int)):
-        options[name] = cli.split(f"--{name}", options[name], kind)
-    for name, values, allowed, right in (
-        ("p", options.p, "in [0, 1]", lambda v: 0 <= v <= 1),
-        ("epochs", options.epochs, "at least 1", lambda v: v >= 1),
-        ("noise", options.noise, "finite and at least 0", lambda v: 0 <= v < inf),
-        ("epochs", options.epochs, "at most 1e9", lambda v: v <= 1e9),
-        ("lr", [options.lr], "finite and above 0", lambda v: 0 < v < inf),
-        ("rounds", [options.rounds], "at least 1", lambda v: v >= 1),
-        ("rounds", [options.rounds], "at most 1e6", lambda v: v <= 1e6),
-        ("target", [options.target], "finite and above 0", lambda v: 0 < v < inf),
-    ):
-        if wrong := [v for v in values if not right(v)]:
-            raise UserError(f"--{name} must be {allowed}, got {wrong[0]:g}.")
+    for name, kind, allowed in (
+        ("p", float, "[0, 1]"), ("epochs", int, "[1, 1e9]"), ("noise", float, "[0, inf)"),
+        ("seeds", int, own_fields()["seed"].allowed),
+    ):  # fmt: skip
+        options[name] = cli.split(f"--{name}", options[name], kind, allowed)
     return options
 
 

@@ -43,9 +43,7 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     owners = {"generator.target_epsilon": "epsilons", "generator.noise_multiplier": "sigmas",
               "generator.target_epochs": "checkpoints"}  # fmt: skip
     grids.refuse_fields(options, owners)
-    options.shares = cli.split("--checkpoints", options.checkpoints, float)
-    if not all(0 < share <= 1 for share in options.shares):
-        raise UserError(f"--checkpoints must lie in (0, 1], got {options.checkpoints}.")
+    options.shares = cli.split("--checkpoints", options.checkpoints, float, "(0, 1]")
     return options
 
 

@@ -45,6 +45,8 @@ def arguments(argv: Sequence[str]) -> cli.Options:
         raise UserError(f"sharing.setting must be one with generators, such as shuffled_synthetic, got {setting}.")
     if options["generator.name"] != "private_ddpm":
         raise UserError(f"generator.name must be private_ddpm here, got {options['generator.name']}.")
+    for name, option in TAKEN.items():
+        cli.split(f"--{option}", options[option], options.fields[name].kinds[0], options.fields[name].allowed)
     return options
 
 

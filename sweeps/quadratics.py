@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from fedcommons.config import cli
+from fedcommons.config.flat import own_fields
 from fedcommons.errors import UserError, unknown
 from fedcommons.files import write_bytes, write_json, write_text
 from fedcommons.reports import tables
@@ -48,7 +49,10 @@ def arguments(argv: Sequence[str]) -> cli.Options:
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
     parser.add_argument("--dry-run", action="store_true", help="say what would be computed, and stop")
     options = cli.parse(parser, argv)
-    options.seeds, options.fit = cli.split("--seeds", options.seeds, int), cli.split("--fit", options.fit)
+    options.seeds, options.fit = (
+        cli.split("--seeds", options.seeds, int, own_fields()["seed"].allowed),
+        cli.split("--fit", options.fit),
+    )
     if wrong := [kind for kind in options.fit if kind not in lines.FITS]:
         raise unknown("fit", wrong[0], lines.FITS)
     options.shares = sorted({0.0, *(shares if options.p is None else cli.split("--p", options.p, float))})

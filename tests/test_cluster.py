@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
@@ -38,6 +38,9 @@ CALLS = (
 
 UNIMPLEMENTED, UNAUTHENTICATED = 12, 16
 """gRPC's codes."""
+
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""Else a client on Linux would look for 127.0.0.1 at the machine's own address."""
 
 CLIENT = """
 import os, ray, sys
@@ -106,7 +109,8 @@ def driver(**more: str) -> Iterator[tuple[subprocess.Popen, dict[str, Any], Path
 def client(address: str, home: Path, **more: str) -> subprocess.CompletedProcess:
     """A task on somebody's Ray, from a process that has nothing but the address."""
     command = [sys.executable, "-c", CLIENT, address]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment(home, **more))
+    theirs = environment(home, **LOOPBACK, **more)
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, env=theirs)
 
 
 def listening(process: subprocess.Popen) -> set[tuple[str, int]]:
@@ -171,6 +175,59 @@ def test_no_port_that_ray_opens_answers_without_the_token(ours: Any) -> None:
     assert spoken >= 5
 
 
+CONNECT = """
+import socket, sys
+for port in sys.argv[2:]:
+    try:
+        socket.create_connection((sys.argv[1], int(port)), timeout=10).close()
+        print(port)
+    except OSError:
+        pass
+"""
+
+
+@contextmanager
+def another_machine() -> Iterator[Callable[[Collection[int]], set[int]]]:
+    """Which of these ports of ours one can connect to from a network of its own, with a cable to us."""
+    try:
+        there = subprocess.Popen(["unshare", "--net", "sh", "-c", "echo; exec sleep 600"], stdout=subprocess.PIPE)
+        assert there.stdout is not None
+        if not there.stdout.readline():
+            pytest.skip("no network of its own can be made here: unshare --net takes root")
+    except FileNotFoundError:
+        pytest.skip("no network of its own can be made here: unshare is not installed")
+    cable, ours, theirs = f"fc{there.pid}", *(f"198.18.{there.pid % 256}.{n}" for n in (1, 2))
+    inside = ["nsenter", "--net", f"--target={there.pid}"]
+
+    def connects(ports: Collection[int]) -> set[int]:
+        command = [*inside, sys.executable, "-S", "-c", CONNECT, ours, *map(str, ports)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
+        return set(map(int, done.stdout.split()))
+
+    try:
+        link = f"ip link add {cable} type veth peer name there netns {there.pid}"
+        for line in (link, f"ip address add {ours}/30 dev {cable}", f"ip link set {cable} up"):
+            subprocess.run(line.split(), check=True)
+        for line in (f"ip address add {theirs}/30 dev there", "ip link set there up"):
+            subprocess.run([*inside, *line.split()], check=True)
+        yield connects
+    finally:
+        there.kill()  # and the cable goes with it
+        there.communicate()
+
+
+@pytest.mark.ray
+def test_no_port_of_ray_can_be_reached_from_another_machine(ours: Any) -> None:
+    process, _, _ = ours
+    ports = {port for _, port in listening(process)}
+    assert len(ports) >= 5
+    for port in ports:
+        socket.create_connection(("127.0.0.1", port), timeout=30).close()
+    with another_machine() as connects, socket.create_server(("", 0)) as open_to_all:
+        its = open_to_all.getsockname()[1]
+        assert connects([*ports, its]) == {its}
+
+
 @pytest.mark.ray
 def test_the_token_is_new_and_reaches_the_workers_but_no_file_and_no_command_line(ours: Any) -> None:
     process, facts, home = ours
@@ -187,7 +244,7 @@ def test_the_token_is_new_and_reaches_the_workers_but_no_file_and_no_command_lin
 @pytest.mark.ray
 def test_a_cluster_is_joined_by_its_token_and_refused_without_in_one_sentence(ours: Any, tmp_path: Path) -> None:
     _, facts, _ = ours
-    theirs = {"RAY_ADDRESS": facts["address"], "RAY_AUTH_MODE": "token"}
+    theirs = {**LOOPBACK, "RAY_ADDRESS": facts["address"], "RAY_AUTH_MODE": "token"}
     for token, code in ((facts["token"], 0), ("0" * 64, 1)):
         done = subprocess.run(
             [sys.executable, __file__], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100,

@@ -11,7 +11,7 @@ def _order(cells: dict[str, int], cores: int, monkeypatch: pytest.MonkeyPatch) -
     """Cells, each with so many generators of its own, on a machine of so many cores."""
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": float(cores)})
     lacking = [Lacking(3, [f"{name} {i}"], [name], [name]) for name, n in cells.items() for i in range(n)]
-    return InOrder({name: {"name": name, "here": "", "config": {}} for name in cells}, lacking, 1)
+    return InOrder(cells, lacking, 1)
 
 
 def _play(order: InOrder, cores: int, fails: str = "") -> list[str]:
@@ -24,7 +24,7 @@ def _play(order: InOrder, cores: int, fails: str = "") -> list[str]:
             if not isinstance(found, dict):
                 break
             running.append((str((number, len(running))), found))
-            started.append(found["cell"]["name"] if "cell" in found else f"makes {found['generator']['images'][0]}")
+            started.append(found["cell"] if "cell" in found else f"makes {found['generator']['images'][0]}")
         if not running:
             assert found == Searcher.FINISHED
             return started

@@ -4,9 +4,12 @@ import json
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -36,14 +39,30 @@ def results(out: Path) -> dict[str, bytes]:
     return found | {"summary": json.dumps(summary["cells"]).encode()}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def temporary() -> Iterator[Path]:
+    """Where sweeps have their temporary files. The name is short because sockets lie there."""
+    with tempfile.TemporaryDirectory(prefix="t-") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", folder)
+        yield Path(folder)
+
+
+def left(temporary: Path) -> list[Path]:
+    """What lies there, without a cache of torch's, which is empty as nothing is compiled."""
+    return [
+        path for path in temporary.iterdir() if not (path.name.startswith("torchinductor") and not [*path.iterdir()])
+    ]
+
+
 @pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
+def table(tmp_path_factory: pytest.TempPathFactory, temporary: Path) -> tuple[Path, Path, str]:
     """A finished table 1: its folder, its artifacts, what it printed."""
     folder = tmp_path_factory.mktemp("table1")
     out, artifacts = folder / "out", folder / "artifacts"
     # relative folders, as a user would name them: a trial works in a folder of its own and must find them all the same
     done = script("table1.py", "--out=out", "--artifacts=artifacts", cwd=folder)
     assert done.returncode == 0, done.stderr
+    assert left(temporary) == []
     return out, artifacts, done.stdout
 
 
@@ -103,7 +122,7 @@ def test_dry_run_prints_cells_and_artifacts_and_runs_nothing(table: tuple[Path, 
 
 
 def test_a_sweep_killed_half_way_and_resumed_equals_one_that_was_not(
-    table: tuple[Path, Path, str], tmp_path: Path
+    table: tuple[Path, Path, str], tmp_path: Path, temporary: Path
 ) -> None:
     whole, artifacts, _ = table
     out = tmp_path / "out"
@@ -123,15 +142,21 @@ def test_a_sweep_killed_half_way_and_resumed_equals_one_that_was_not(
     psutil.wait_procs(family, timeout=30)
     done = [folder for folder in whole.iterdir() if (out / folder.name / "summary.json").exists()]
     assert len(done) < len([*whole.glob("*/summary.json")]), "it ended before it could be killed"
+    assert left(temporary)
     done = script("table1.py", *options, "--resume")
     assert done.returncode == 0, done.stderr
     assert results(out) == results(whole)
+    assert left(temporary) == []
 
 
-def test_ctrl_c_stops_ray_and_says_how_to_go_on(table: tuple[Path, Path, str], tmp_path: Path) -> None:
+SEED = 1927483650
+
+
+def test_ctrl_c_stops_ray_and_says_how_to_go_on(table: tuple[Path, Path, str], tmp_path: Path, temporary: Path) -> None:
+    """While the sweep runs nobody else can enter its temporary folders, and no file in them tells a run's config."""
     _, artifacts, _ = table
     out = tmp_path / "out"
-    command = [*TABLE1, "--federation.rounds=2000"]
+    command = [*TABLE1, "--federation.rounds=2000", f"--seed={SEED}"]
     process = subprocess.Popen(
         [*command, f"--out={out}", f"--artifacts={artifacts}"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         text=True,
@@ -140,6 +165,9 @@ def test_ctrl_c_stops_ray_and_says_how_to_go_on(table: tuple[Path, Path, str], t
     while not list(out.glob("*/rounds.jsonl")) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.1)
     family = psutil.Process(process.pid).children(recursive=True)
+    found = left(temporary)
+    written = {path: path.read_bytes() for path in temporary.rglob("*") if path.is_file()}
+    (cell, *_) = out.glob("*/rounds.jsonl")
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=120)
     assert process.returncode == 130
@@ -147,6 +175,11 @@ def test_ctrl_c_stops_ray_and_says_how_to_go_on(table: tuple[Path, Path, str], t
     assert "Traceback" not in error
     _, alive = psutil.wait_procs(family, timeout=30)
     assert [p.name() for p in alive] == []
+    assert {stat.S_IMODE(folder.stat().st_mode) for folder in found} == {0o700}
+    assert not [path for path, content in written.items() if str(SEED).encode() in content]
+    states = [content for path, content in written.items() if path.name.startswith("experiment_state")]
+    assert [content for content in states if cell.parent.name.encode() in content]
+    assert left(temporary) == []
 
 
 def test_trials_with_actors_of_their_own_give_the_same_bits(table: tuple[Path, Path, str], tmp_path: Path) -> None:

@@ -1,11 +1,16 @@
 """What a user has set in torch decides nothing here, and is theirs again afterwards."""
 
+import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor, backends
+from torch.nn import functional
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config import presets
@@ -24,14 +29,49 @@ Context = Callable[[], AbstractContextManager]
 
 
 def _settings() -> tuple:
+    """What a caller can ask torch; some of it torch refuses to say, after a new setting has been used beside an old."""
     return (
         torch.get_default_dtype(),
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         torch.get_default_device(),
         torch.get_num_threads(),
-        torch.backends.mkldnn.enabled,
+        backends.mkldnn.enabled,
+        *(_said(ask) for ask in ASKED),
     )
+
+
+def _said(ask: Callable[[], object]) -> object:
+    try:
+        return ask()
+    except RuntimeError as error:
+        return str(error).partition("\n")[0]
+
+
+ASKED: tuple[Callable[[], object], ...] = (
+    lambda: torch.is_autocast_enabled("cpu"),
+    lambda: torch.tensor([1e-39]).mul(0.5).item(),
+    torch.are_deterministic_algorithms_enabled,
+    torch.is_deterministic_algorithms_warn_only_enabled,
+    torch.is_anomaly_enabled,
+    torch.is_anomaly_check_nan_enabled,
+    torch.get_float32_matmul_precision,
+    lambda: backends.fp32_precision,  # pyright: ignore[reportAttributeAccessIssue]
+    lambda: backends.mkldnn.matmul.fp32_precision,  # pyright: ignore[reportAttributeAccessIssue]
+    lambda: backends.mkldnn.conv.fp32_precision,  # pyright: ignore[reportAttributeAccessIssue]
+    lambda: backends.mkldnn.rnn.fp32_precision,  # pyright: ignore[reportAttributeAccessIssue]
+    lambda: backends.cuda.matmul.fp32_precision,
+    lambda: backends.cuda.matmul.allow_tf32,
+    lambda: backends.cudnn.allow_tf32,
+    lambda: backends.cudnn.conv.fp32_precision,  # pyright: ignore[reportAttributeAccessIssue]
+    lambda: (backends.cudnn.enabled, backends.cudnn.deterministic, backends.cudnn.benchmark),
+    lambda: backends.mkldnn.deterministic,
+    lambda: torch._C._get_nnpack_enabled(),
+    backends.mha.get_fastpath_enabled,
+    backends.cuda.flash_sdp_enabled,
+    backends.cuda.math_sdp_enabled,
+    lambda: tuple(np.geterr().values()),
+)
 
 
 @contextmanager
@@ -69,8 +109,20 @@ def _no_onednn() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _half_precision() -> Iterator[None]:
+    with torch.autocast("cpu", torch.bfloat16):
+        yield
+
+
 @pytest.fixture(
-    params=[_float64_and_no_grad, _default_device_and_no_gradients, _inference_mode_on_a_device, _no_onednn]
+    params=[
+        _float64_and_no_grad,
+        _default_device_and_no_gradients,
+        _inference_mode_on_a_device,
+        _no_onednn,
+        _half_precision,
+    ]
 )
 def setting(request: pytest.FixtureRequest) -> Context:
     _load.cache_clear()  # data that another test has loaded are not made under its setting
@@ -184,3 +236,117 @@ def test_inside_torch_is_as_in_a_fresh_process(setting: Context) -> None:
             assert _settings()[:4] == fresh
             torch.set_num_threads(3)
         assert _settings() == before
+
+
+SET: dict[str, Callable[[], object]] = {
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16).__enter__(),
+    "autocast on a GPU": lambda: torch.autocast("cuda", torch.float16).__enter__(),
+    "medium": lambda: torch.set_float32_matmul_precision("medium"),
+    "high": lambda: torch.set_float32_matmul_precision("high"),
+    "precision of all": lambda: setattr(backends, "fp32_precision", "bf16"),
+    "tf32 for all": lambda: setattr(backends, "fp32_precision", "tf32"),
+    "precision of oneDNN": lambda: backends.mkldnn.flags(enabled=True, fp32_precision="bf16").__enter__(),
+    "precision of its products": lambda: setattr(_of("mkldnn.matmul"), "fp32_precision", "bf16"),
+    "precision of its convolutions": lambda: setattr(_of("mkldnn.conv"), "fp32_precision", "bf16"),
+    "tf32 of cuDNN": lambda: setattr(_of("cudnn.conv"), "fp32_precision", "tf32"),
+    "tf32 of cuBLAS": lambda: setattr(backends.cuda.matmul, "fp32_precision", "tf32"),
+    "tf32 as before": lambda: setattr(backends.cuda.matmul, "allow_tf32", True),
+    "no tf32 as before": lambda: setattr(backends.cudnn, "allow_tf32", False),
+    "old and new": lambda: (torch.set_float32_matmul_precision("medium"), setattr(backends, "fp32_precision", "tf32")),
+    "denormals": lambda: torch.set_flush_denormal(True),
+    "float64": lambda: torch.set_default_dtype(torch.float64),
+    "bfloat16": lambda: torch.set_default_dtype(torch.bfloat16),
+    "device": lambda: torch.set_default_device("meta"),
+    "no gradients": lambda: torch.set_grad_enabled(False),
+    "inference mode": lambda: torch.inference_mode().__enter__(),
+    "anomalies": lambda: torch.autograd.set_detect_anomaly(True),
+    "anomalies but NaN": lambda: torch.autograd.set_detect_anomaly(True, check_nan=False),
+    "deterministic": lambda: torch.use_deterministic_algorithms(True),
+    "deterministic or told": lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+    "threads": lambda: torch.set_num_threads(2),
+    "no oneDNN": lambda: setattr(backends.mkldnn, "enabled", False),
+    "oneDNN deterministic": lambda: setattr(backends.mkldnn, "deterministic", True),
+    "no NNPACK": lambda: backends.nnpack.set_flags(False),
+    "no flash attention": lambda: backends.cuda.enable_flash_sdp(False),
+    "no fast path": lambda: backends.mha.set_fastpath_enabled(False),
+    "cuDNN": lambda: backends.cudnn.set_flags(False, True, 3, False),
+    "numpy": lambda: np.seterr(all="raise"),
+}
+"""What one line of a caller's can set."""
+
+
+def _of(name: str) -> object:
+    owner, _, op = name.partition(".")
+    return getattr(getattr(backends, owner), op)
+
+
+def _work() -> str:
+    """Numbers on which settings act: products, convolutions, attention, denormals, an overflow."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    x, w = torch.rand(20, 1, 8, 8), torch.rand(32, 1, 3, 3, requires_grad=True)
+    hidden = functional.conv2d(x, w).relu().flatten(1)
+    loss = functional.linear(hidden, torch.rand(10, hidden.shape[1])).square().mean()
+    loss.backward()
+    query, key, value = torch.rand(3, 2, 4, 16, 8)
+    attended = functional.scaled_dot_product_attention(query, key, value)
+    small, large = torch.full((3,), 1e-39) * 0.5, np.float64(1e308) * np.float64(10)
+    found: list[Tensor | None] = [hidden, loss, w.grad, attended, small, torch.tensor([float(large)])]
+    return repr([(str(t.dtype), t.double().sum().item()) for t in found if t is not None])
+
+
+def _apart(action: Callable[[], object]) -> object:
+    """What it gives in a fork of this process, which takes all that it sets with it; JSON."""
+    read, write = os.pipe()
+    if not (process := os.fork()):
+        try:
+            os.write(write, json.dumps(action()).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with open(read) as file:
+        text = file.read()
+    os.waitpid(process, 0)
+    return json.loads(text)
+
+
+@pytest.fixture(scope="module")
+def plain() -> object:
+    def work() -> str:
+        with fresh_torch():
+            return _work()
+
+    return _apart(work)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", SET)
+def test_no_setting_of_a_caller_changes_a_bit_and_each_is_restored(name: str, plain: object) -> None:
+    def play() -> tuple[str, str, str]:
+        SET[name]()
+        before = str(_settings())
+        with fresh_torch():
+            found = _work()
+        return found, before, str(_settings())
+
+    found, before, after = _apart(play)  # pyright: ignore[reportGeneralTypeIssues]
+    assert found == plain
+    assert after == before
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "names",
+    [["autocast", "denormals", "deterministic", "anomalies", "numpy"], ["medium", "no NNPACK"], ["precision of all"]],
+)
+def test_a_whole_run_has_the_same_bits_under_several(names: list[str], tmp_path: Path) -> None:
+    """On softmax regression, whose products are large enough for oneDNN to round them to bfloat16."""
+    fields = {"algorithm": "fedavg", "model.name": "linear", "federation.rounds": 1, "measure.every": 0}
+
+    def play(folder: Path, names: list[str]) -> list[str]:
+        for name in names:
+            SET[name]()
+        return [record.decode() for record in _run(_config(tmp_path, **fields), folder)]
+
+    usual = [record.decode() for record in _run(_config(tmp_path, **fields), tmp_path / "usual")]
+    assert _apart(lambda: play(tmp_path / "set", names)) == usual

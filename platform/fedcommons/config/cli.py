@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import isfinite
-from typing import Any, NoReturn, TextIO
+from typing import Annotated, Any, NoReturn, TextIO
 
 from fedcommons.config.declared import summary
 from fedcommons.config.experiment import Experiment
@@ -16,7 +16,7 @@ from fedcommons.config.flat import SHORT_NAMES, choose, fields_for, full_name, g
 from fedcommons.config.given import Given, Line, read
 from fedcommons.config.options import Option, Options, Parser
 from fedcommons.config.parts import KINDS
-from fedcommons.config.reading import NULLS, value_of
+from fedcommons.config.reading import NULLS, number, value_of
 from fedcommons.errors import ClientError, UserError, sentence, shown, unknown
 from fedcommons.paths import user_path
 
@@ -39,7 +39,8 @@ def parser(
     result = Parser(description, epilog=_epilog(), chosen=chosen, fields=fields_for(chosen))
     for name, field in result.fields.items():
         default = defaults.get(name, field.default)
-        result.add_argument(f"--{name}", type=field.hint, default=default, help=_help(name, field, chosen))
+        kind = Annotated[field.hint, field.allowed]
+        result.add_argument(f"--{name}", type=kind, default=default, help=_help(name, field, chosen))
     return result
 
 
@@ -91,7 +92,7 @@ def add_dry_run(parser: Parser) -> None:
     text = "print what would run, with time, memory and disk from a few timed steps, and stop"
     parser.add_argument("--dry-run", action="store_true", help=text)
     text = "with --dry-run: say the time with so many cores besides"
-    parser.add_argument("--on-cores", type=int | None, default=None, help=text)
+    parser.add_argument("--on-cores", type=Annotated[int | None, "[1, 1e6]"], default=None, help=text)
 
 
 def refuse_fields(options: Options, taken: Mapping[str, str]) -> None:
@@ -111,7 +112,7 @@ def parse(parser: Parser, argv: Sequence[str]) -> Options:
     If an option is given twice, the last one counts. In options of ``PATHS`` a leading ``~`` is replaced.
 
     Raises:
-        UserError: an option or key that does not exist (the nearest is named), or a value of the wrong type.
+        UserError: an option or key that does not exist (the nearest is named), or a value of the wrong type or range.
     """
     known = {*parser.options, "help", *(["print_config"] if parser.fields else [])}
     asked = [replace(one, name=_full(parser, known, one.name)) for one in read(argv)]
@@ -125,6 +126,8 @@ def parse(parser: Parser, argv: Sequence[str]) -> Options:
             flags |= {one.name} if _true(one) else set()
             continue
         values[one.name] = _value(parser.options[one.name], one, values[one.name])
+    for one in (one for one in asked if one.name in parser.options):
+        parser.options[one.name].field.check(one.name if one.name in parser.fields else str(one), values[one.name])
     for name, option in parser.options.items():
         if option.is_many:
             values[name] = [text for one in asked if one.name == name for text in _texts(one)]
@@ -201,23 +204,24 @@ def named(argv: Sequence[str]) -> set[str]:
     return {one.name for one in read(argv)}
 
 
-def split(option: str, text: str, kind: Callable[[str], Any] = str) -> tuple:
-    """The values of a comma list; numbers are finite.
+def split(option: str, text: str, kind: Callable[[str], Any] = str, allowed: str = "") -> tuple:
+    """The values of a comma list; numbers are finite. allowed: their range, as that of a ``Field``.
 
     Raises:
-        UserError: a value is not of this kind, stands twice, or there is none.
+        UserError: a value is not of this kind, out of range, stands twice, or there is none.
     """
     values = []
     for part in map(str.strip, str(text).split(",")):
         try:
-            values.append(kind(part))
-            if kind is not str and not (isfinite(values[-1]) and part.isascii() and "_" not in part):
+            values.append(number(kind, part) if kind in (int, float) else kind(part))
+            if kind is float and not isfinite(values[-1]):
                 raise ValueError
         except (ValueError, OverflowError):
             what = "finite float" if kind is float else kind.__name__
             raise UserError(f"{option} takes {what} values separated by commas, got {shown(part)}.") from None
     if not values or "" in values or len(set(values)) < len(values):
         raise UserError(f"{option} takes different values separated by commas, got {shown(text)}.")
+    Field(kind, None, "", allowed).check(option, tuple(values))
     return tuple(values)
 
 

@@ -118,7 +118,7 @@ def choose(values: Mapping[str, Any], beside: Collection[str] = ()) -> Experimen
     beside: names that no part of the package has and that are allowed all the same: fields of the user's own parts.
 
     Raises:
-        UserError: a part cannot be found, or no part has a field.
+        UserError: a part cannot be found, no part has a field, or a value is out of its range.
     """
     names = _names(values)
     known = fields_for({kind: [name] for kind, name in names.items()})
@@ -127,7 +127,11 @@ def choose(values: Mapping[str, Any], beside: Collection[str] = ()) -> Experimen
             _require_owned(name, known)
     source = {kind: found for kind, name in names.items() if (found := parts.source(name))}
     rest = {n: v for n, v in values.items() if n not in known and not n.startswith("source.")}
-    return _build({n: values.get(n, f.default) for n, f in known.items()}, source, rest)
+    found = {n: values.get(n, f.default) for n, f in known.items()}
+    for name, field in known.items():
+        if type(found[name]) in field.kinds:  # other types are refused with all else that is wrong, before the run
+            field.check(name, found[name])
+    return _build(found, source, rest)
 
 
 def override(config: Experiment, values: Mapping[str, Any]) -> Experiment:

@@ -4,7 +4,7 @@ from argparse import SUPPRESS, ArgumentParser
 from collections.abc import Collection, ItemsView, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin
 
 import yaml
 
@@ -88,10 +88,15 @@ class Parser:
     def add_argument(
         self, option: str, *, type: Any = str, default: Any = None, help: str = "", action: str | None = None
     ) -> None:
-        """Let the script know ``option``; type: of its values; action: ``store_true`` or ``append``."""
+        """Let the script know ``option``.
+
+        type: of its values; with a range, as in a part, ``Annotated[int, "[1, 1e9]"]``. action: ``store_true`` or
+        ``append``.
+        """
         name = option.removeprefix("--")
         flag = action == "store_true"
-        one = Field(bool if flag else type, False if flag else default, help)
+        hint, allowed = get_args(type)[:2] if get_origin(type) is Annotated else (type, "")
+        one = Field(bool if flag else hint, False if flag else default, help, allowed)
         self.options[name.replace("-", "_")] = Option(one, flag, action == "append")
         self.written[name.replace("-", "_")] = option
 

@@ -1,10 +1,11 @@
 """From the text of an option to its value, by the type of its field: bool, int, float, str, tuples of these, or null.
 
-Numbers are decimal. A list is written ``[16,32]``. What else YAML makes of a text, such as 90 of 1:30, is refused.
+Of numbers there is one rule, ``number``. A list is written ``[16,32]``.
 """
 
 import re
 from collections.abc import Sequence
+from math import isinf
 from types import NoneType
 from typing import Any, Union, get_args, get_origin
 
@@ -97,10 +98,8 @@ def _one(kind: Any, text: str | list[str]) -> Any:
         return None
     if kind is bool:
         return _truth(text.strip())
-    if kind is int:
-        return int(text)
-    if kind is float:
-        return _float(text.strip())
+    if kind in (int, float):
+        return number(kind, text)
     if kind is str:
         return text
     raise ValueError
@@ -127,12 +126,24 @@ def _truth(text: str) -> bool:
     raise ValueError
 
 
-def _float(text: str) -> float:
-    """A decimal number, ``.inf`` or ``.nan``, as in YAML; ``inf`` and ``nan`` alone are words."""
+def number(kind: type, text: str) -> Any:
+    """The int or float that a text is: the rule for fields, lists, search spaces and config files alike.
+
+    It is decimal, as Python's ``int`` and ``float`` read it: ``12``, ``+1_000``, of a float also ``.5`` and ``1e-3``;
+    digits may be those of any script, and spaces around it do not count. ``.inf`` and ``.nan`` are floats, as in YAML;
+    ``inf`` and ``nan`` are words. What else YAML reads, such as 16 of 0x10 or 90 of 1:30, is none, nor 1e3 an int.
+
+    Raises:
+        ValueError: it is none.
+        OverflowError: it is too large a float.
+    """
+    if kind is int:
+        return int(text)
+    text = text.strip()
     if special := re.fullmatch(r"([+-]?)\.(inf|Inf|INF)|\.(nan|NaN|NAN)", text):
         return float("nan") if special[3] else float(f"{special[1]}inf")
-    if re.fullmatch(r"[+-]?[\d_]+", text):
-        return float(int(text))  # too large a number is refused
     if re.search(r"[^\W\d_eE]", text):
         raise ValueError
-    return float(text)
+    if isinf(value := float(text)):
+        raise OverflowError
+    return value

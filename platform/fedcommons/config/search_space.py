@@ -42,7 +42,7 @@ def parse(texts: Sequence[str], fields: Mapping[str, Field], chosen: Mapping[str
             raise UserError(f"--space: {field} changes no result and cannot be swept.")
         if field in space:
             raise UserError(f"--space: {field} is swept twice.")
-        space[field] = _values(field, fields[field].kinds[0], values.strip())
+        space[field] = _values(field, fields[field], values.strip())
     return space
 
 
@@ -80,12 +80,13 @@ def _draw(domain: Any, seed: int, name: str, number: int) -> Any:
     return int(value) if isinstance(value, int | np.integer) else float(f"{float(value):.6g}")
 
 
-def _values(field: str, kind: type, text: str) -> Any:
+def _values(field: str, its: Field, text: str) -> Any:
+    kind = its.kinds[0]
     call = re.fullmatch(r"(\w+)\((.*)\)", text)
     if kind is tuple:
         raise UserError(f"--space: {field} is a list and cannot be swept.")
     if not call:
-        return list(cli.split(f"--space {field}", text, kind if kind is not bool else truth))
+        return list(cli.split(f"--space {field}", text, kind if kind is not bool else truth, its.allowed))
     name, arguments = call.groups()
     if name not in LIMITS:
         raise unknown("distribution", name, LIMITS)

@@ -1,17 +1,22 @@
 """What one process holds for a whole run, and how it is set up."""
 
 import ctypes
+import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
+from fedcommons.core import torch_settings
 from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.executor import J, R, S
-from fedcommons.core.local import Work, onednn
+from fedcommons.core.local import Work
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
+from fedcommons.errors import UserError
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Of glibc's malloc.h."""
@@ -39,21 +44,57 @@ def set_up_process() -> None:
         mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
+_thread = threading.RLock()
+
+
+def _forked() -> None:
+    global _thread
+    if _thread.acquire(blocking=False):
+        _thread.release()
+    else:  # held by a thread that this process does not have
+        _thread = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+@contextmanager
+def only_thread() -> Iterator[None]:
+    """Play experiments; meanwhile no other thread of this process can. The same thread can, within this, again.
+
+    Raises:
+        UserError: another thread does.
+    """
+    lock = _thread  # whatever a fork within this does to the name
+    if not lock.acquire(blocking=False):
+        raise UserError(
+            "another thread of this process is in an experiment, and torch's settings and random state are the "
+            "process's: use one thread, or processes of their own."
+        )
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 @contextmanager
 def fresh_torch() -> Iterator[None]:
     """Run with torch's own defaults, whatever the caller has set, and restore the caller's settings afterwards.
 
-    Default type float32, default device the CPU, gradients and oneDNN on. The number of threads, which
-    ``set_up_process`` changes, and the state of the default random generators, which are keyed, are restored too.
+    Default type float32, default device the CPU, gradients on, no autocast, and the rest of ``torch_settings``. The
+    number of threads, which ``set_up_process`` changes, and the state of the default random generators, which are
+    keyed, are restored too. All of this belongs to the process, so only one of its threads can be in here.
+
+    Raises:
+        UserError: another thread of this process is.
     """
-    kind, threads = torch.get_default_dtype(), torch.get_num_threads()
-    gpus = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
     with ExitStack() as settings:
+        settings.enter_context(only_thread())
+        gpus = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
         settings.enter_context(torch.random.fork_rng(devices=gpus))
-        settings.callback(torch.set_num_threads, threads)
-        settings.callback(torch.set_default_dtype, kind)
-        torch.set_default_dtype(torch.float32)
-        settings.enter_context(onednn(True))
+        settings.callback(torch.set_num_threads, torch.get_num_threads())
+        settings.enter_context(torch_settings.usual())
+        settings.enter_context(np.errstate(divide="warn", over="warn", under="ignore", invalid="warn"))
         settings.enter_context(torch.inference_mode(False))  # ends no_grad as well
         if torch.get_default_device().type != "cpu":  # a device's context slows every call of torch down
             settings.enter_context(torch.device("cpu"))

@@ -1,5 +1,6 @@
 """Connecting to Ray: to a running cluster, or to a Ray started on this machine that only we can use."""
 
+import atexit
 import logging
 import os
 import re
@@ -7,9 +8,13 @@ import secrets
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from fedcommons.errors import UserError
+from fedcommons.federation import scratch
 
 INLINE_BYTES = 4 * 2**20
 """Smaller arguments and results travel with the call; for a cluster ray_cluster.yaml sets the same."""
@@ -21,8 +26,9 @@ JOIN_S = 20
 def connect(num_cpus: int | None = None) -> None:
     """Connect to the cluster at RAY_ADDRESS, or start Ray on this machine with ``num_cpus`` (default: ``cores``).
 
-    A Ray started here uses the GPUs in CUDA_VISIBLE_DEVICES, which Slurm sets. As Ray listens on all interfaces, it
-    asks every caller for a token, unless RAY_AUTH_MODE says otherwise.
+    A Ray started here uses the GPUs in CUDA_VISIBLE_DEVICES, which Slurm sets. It listens on the loopback interface
+    only, and asks every caller for a token, unless RAY_AUTH_MODE says otherwise. Its files, and the temporary ones of
+    its workers, lie in a folder of mode 0700 (see ``scratch``) in RAY_TMPDIR, or where Python puts temporary files.
 
     Raises:
         UserError: no Ray answers at RAY_ADDRESS, or a variable of Ray or Slurm has an invalid value.
@@ -56,17 +62,65 @@ def _start(num_cpus: int | None) -> None:
         # Ray reads the mode at its import, which may have been long ago. Without a mode ray.init sets it to token.
         os.environ.pop("RAY_AUTH_MODE", None)
         os.environ["RAY_AUTH_TOKEN"] = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
-    ray.init(
-        address="local",  # never somebody else's Ray on this machine
-        num_cpus=num_cpus,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        _system_config={"max_direct_call_object_size": INLINE_BYTES},
-    )
+    folder = scratch.make(_base())
+    atexit.register(ray.shutdown)  # before its folder goes: Ray's own may come after that
+    with scratch.tempdir(folder), _loopback_only():
+        ray.init(
+            address="local",  # never somebody else's Ray on this machine
+            num_cpus=num_cpus,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _temp_dir=str(folder),
+            _system_config={"max_direct_call_object_size": INLINE_BYTES},
+        )
     if not mode and os.environ.get("RAY_AUTH_MODE") != "token":
         ray.shutdown()
         raise UserError(f"Ray {ray.__version__} starts without authentication; fedcommons needs Ray 2.60 or newer.")
+    if (at := ray.util.get_node_ip_address()) not in ("127.0.0.1", "::1"):
+        warnings.warn(f"Ray {ray.__version__} listens at {at}: other machines can reach it.", stacklevel=3)
+
+
+def _base() -> str:
+    """Where the folder of a Ray that is started here is made: /tmp where the names of Ray's sockets would be too long.
+
+    Raises:
+        UserError: RAY_TMPDIR is too long, or cannot be written.
+    """
+    asked = os.environ.get("RAY_TMPDIR", "")
+    base = os.path.realpath(asked or tempfile.gettempdir())
+    socket = f"/{scratch.PREFIX}12345678/session_2026-01-01_00-00-00_000000_{os.getpid()}/sockets/plasma_store"
+    room = (103 if sys.platform == "darwin" else 107) - len(socket)
+    if not asked:
+        return base if len(os.fsencode(base)) <= room else "/tmp"
+    if len(os.fsencode(base)) > room:
+        raise UserError(f"RAY_TMPDIR must have at most {room} characters, as sockets lie below it, got {asked!r}.")
+    try:
+        os.makedirs(base, exist_ok=True)
+        with tempfile.TemporaryFile(dir=base):
+            return base
+    except OSError as error:
+        raise UserError(f"RAY_TMPDIR={asked!r} cannot be written ({error.strerror}).") from None
+
+
+@contextmanager
+def _loopback_only() -> Iterator[None]:
+    """Meanwhile a Ray that starts takes 127.0.0.1 for its node's address, and then its servers listen there alone.
+
+    Ray does so on macOS and Windows, and with ``_node_ip_address`` it would take the machine's own address for it.
+    """
+    from ray._private import ray_constants
+
+    name, before = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", ray_constants.ENABLE_RAY_CLUSTER  # read at Ray's import
+    asked = os.environ.get(name)
+    os.environ[name], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+        del os.environ[name]
+        if asked is not None:
+            os.environ[name] = asked
 
 
 def _require_answer(address: str) -> None:

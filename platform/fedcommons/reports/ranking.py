@@ -109,7 +109,7 @@ def panels(groups: Sequence[Group], swept: Sequence[str], metric: str) -> tuple[
         return ", ".join(series.label(series.value(point, n)) for n in colours)
 
     found = []
-    for field in [n for n in values if n not in colours] or list(values)[:1]:
+    for field in [n for n in values if n not in colours] or list(values)[:1] or ["algorithm"]:  # only seeds: a point
         points = [series.point(p, field, metric, name(p)) for p in every]
         found.append(series.Panel("", words(field), [p for p in points if p is not None]))
     return found, ", ".join(words(n) for n in colours)

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,7 @@ from fedcommons.core.pieces import Timed, in_seconds, pieces_of, prices, smaller
 from fedcommons.core.worker import RunData, Worker, default_device, fresh_torch, give_back_freed
 from fedcommons.data.clients import ClientData, Clients, Rows
 from fedcommons.data.examples import Dataset, Examples
-from fedcommons.federation import checkpoint, rounds
+from fedcommons.federation import checkpoint, rounds, scratch
 from fedcommons.federation.evaluation import CHUNK, ModelTask, evaluate_chunk
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rounds import Standing
@@ -155,8 +154,8 @@ def measure(ready: Assembled) -> Prices:
     ready, of_pieces = _of_pieces(ready)
     of_rounds = _of_rounds(ready, of_pieces)
     now = _round(ready, 1, 1, c.client.batch_size).play()
-    with TemporaryDirectory() as folder:
-        saving = seconds_of(lambda: checkpoint.save(Path(folder), now))
+    with scratch.folder() as folder:
+        saving = seconds_of(lambda: checkpoint.save(folder, now))
     worker = build_worker(c, ready.facts, str(parts.base()), SEED_ALONE, ready.algorithm, ready.data)
     task, test = ModelTask(now.model, now.buffers), len(ready.data.sets["test"])
     example = seconds_of(lambda: evaluate_chunk(worker, task, ("test", 0))) / min(CHUNK, test)
@@ -310,12 +309,12 @@ def overhead(wandb: str) -> tuple[float, float, int]:
     fields = {"federation.rounds": 1, "client.epochs": 1, "data.limit": 40, "partition.n_clients": 2,
               "measure.every": 0, "partition.name": "iid", "tracking.wandb": wandb}  # fmt: skip
     config, seconds, size = presets.experiment("small", "digits", fields), [], 0
-    with TemporaryDirectory() as folder:
+    with scratch.folder() as folder:
         for name in ("first", "second"):
             started = time.perf_counter()
-            experiment.run(config, Path(folder) / name, say=lambda _: None)
+            experiment.run(config, folder / name, say=lambda _: None)
             seconds.append(time.perf_counter() - started)
-            files = [path for path in (Path(folder) / name).rglob("*") if path.is_file()]
+            files = [path for path in (folder / name).rglob("*") if path.is_file()]
             size = sum(path.stat().st_size for path in files if path.parent.name != "checkpoints")
     return seconds[0], seconds[1], size
 

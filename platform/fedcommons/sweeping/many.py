@@ -7,6 +7,7 @@ import pandas as pd
 
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import is_ignored
+from fedcommons.core.worker import only_thread
 from fedcommons.errors import ClientError, UserError
 from fedcommons.reports.frames import load_runs
 from fedcommons.sweeping.display import Display
@@ -20,11 +21,12 @@ def sweep(experiments: Iterable[Experiment], folder: str | Path) -> pd.DataFrame
     started where it is not running, and stays for the next sweep.
 
     Raises:
-        UserError: what is asked for cannot be met; nothing has been run then.
+        UserError: what is asked for cannot be met, or another thread of this process is in an experiment; nothing has
+            been run then.
         ClientError: some runs failed; the others are finished and can be loaded.
     """
     out, cells = Path(folder), named(list(experiments))
-    with Display() as display:
+    with only_thread(), Display() as display:
         left = todo(cells, out, display)
         with open_sweep(out, resume=True, say=lambda text: None):
             failures = run_cells(left, out, display).failures

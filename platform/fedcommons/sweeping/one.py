@@ -55,11 +55,13 @@ def run(
     """Run the experiment in ``folder``, or read it there: what was broken off goes on, what is finished is not run.
 
     say: told what the run has to say. on_round: called after each round with its number and metrics, first with 0, the
-    untrained model. Settings of the process (torch's threads and random state, signal handlers, Matplotlib's backend)
-    are afterwards as they were.
+    untrained model. Settings of the process (torch's precision, threads and random state, signal handlers, Matplotlib's
+    backend) change nothing and are afterwards as they were. It may be called in any thread, also in one with an event
+    loop, and within another run in the same thread.
 
     Raises:
-        UserError: what is asked for cannot be met, or the folder holds another experiment.
+        UserError: what is asked for cannot be met, the folder holds another experiment, or another thread of this
+            process is in an experiment: they would draw from the same random state.
         ClientError: a client failed; the traceback is in ``folder/error.txt``.
     """
     path = Path(folder)

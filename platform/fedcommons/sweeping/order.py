@@ -56,12 +56,12 @@ class InOrder(Searcher):
 
     Trials for later cells come only where a core would have nothing to do until its generators are there.
 
-    trials: cell to its parameters;  lacking: of all of them;  cores: of a cell; a generator has one.
+    cells: their names;  lacking: of all of them;  cores: of a cell; a generator has one.
     """
 
-    def __init__(self, trials: Mapping[str, Mapping[str, Any]], lacking: Collection[Lacking], cores: int) -> None:
+    def __init__(self, cells: Collection[str], lacking: Collection[Lacking], cores: int) -> None:
         super().__init__()
-        self.all, self.trials = trials, dict(trials)
+        self.cells = dict.fromkeys(cells)
         self.cores, self.lacking = cores, dict(enumerate(lacking))
         self.running: dict[str, int | None] = {}  # trial to its generator; None: of a cell
         self.failed: dict[str, str] = {}  # cell: why one of its generators was not made
@@ -70,21 +70,21 @@ class InOrder(Searcher):
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         """The parameters of the next trial; None: later. Called while no trial waits for a place."""
-        for name in list(self.trials):
+        for name in list(self.cells):
             needed = [number for number, one in self.lacking.items() if name in one.cells]
             if name in self.failed:
-                del self.trials[name]
+                del self.cells[name]
             elif not needed:
                 self.running[trial_id] = None
-                return {"cell": self.trials.pop(name)}
+                del self.cells[name]
+                return {"cell": name}
             elif left := [number for number in needed if number not in self.running.values()]:
                 self.running[trial_id] = left[0]
                 one = self.lacking[left[0]]
-                cells = [self.all[cell]["config"] for cell in one.told_by]
-                return {"generator": {"here": self.all[name]["here"], "cells": cells, "images": list(one.images)}}
+                return {"generator": {"cells": list(one.told_by), "images": list(one.images)}}
             elif self._busy() >= ray.cluster_resources().get("CPU", 1):
                 return None
-        return None if self.trials else Searcher.FINISHED
+        return None if self.cells else Searcher.FINISHED
 
     def _busy(self) -> int:
         return sum(self.cores if number is None else 1 for number in self.running.values())

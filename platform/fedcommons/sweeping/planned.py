@@ -17,7 +17,6 @@ import torch
 from fedcommons.artifacts import Store
 from fedcommons.config.experiment import Experiment
 from fedcommons.data.examples import Examples
-from fedcommons.errors import UserError
 from fedcommons.federation import cluster
 from fedcommons.runs import build, cost
 from fedcommons.runs.build import Prepared
@@ -78,8 +77,6 @@ def dry_run(
     Raises:
         UserError: a cell cannot be met.
     """
-    if on_cores is not None and on_cores < 1:
-        raise UserError(f"--on-cores must be at least 1, got {on_cores}.")
     display.say("Timing a step of each shape ...")
     bill, wanted, torch_threads = Bill(), [], torch.get_num_threads()
     for c in cells:

@@ -8,14 +8,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.artifacts import Store, key_of
 from fedcommons.config import flat, parts
 from fedcommons.config.experiment import Experiment, Federation
 from fedcommons.errors import ClientError, UserError, left_in, sentence
-from fedcommons.federation import cluster
+from fedcommons.federation import cluster, scratch
 from fedcommons.federation.rejections import told
 from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.folders import holds_runs, open_folder
@@ -167,7 +166,8 @@ def run_cells(
             display.say("All generators are in the store: none had to be trained.")
         from fedcommons.sweeping.progress import Progress
 
-        progress = Progress(display, len(left.cells), len(left.lacking), on_end)
+        rounds = {c.name: c.config.federation.rounds for c in left.cells}
+        progress = Progress(display, rounds, len(left.lacking), on_end)
         failures, trained = _run_trials(left, out, progress, scheduler)
         ready = max(progress.ready, started)
     for c in left.cells:
@@ -191,18 +191,16 @@ def _run_trials(left: Todo, out: Path, progress: "Progress", scheduler: Any) -> 
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(max(1, int(ray.cluster_resources().get("CPU", 1))))
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # what stops a trial is said below, in a line
 
-    cells, here = left.cells, str(parts.base())
-    configs = [flat.to_dict(with_absolute_paths(c.config)) for c in cells]
-    trials = {
-        c.name: {"name": c.name, "out": str(out.resolve()), "here": here, "config": config}
-        for c, config in zip(cells, configs, strict=True)
-    }
+    cells = left.cells
+    configs = {c.name: flat.to_dict(with_absolute_paths(c.config)) for c in cells}
     f = cells[0].config.federation
     serial = f.executor == "serial"
-    order = InOrder(trials, left.lacking, 1 if serial else f.actors)
-    trainable = tune.with_resources(_trial, partial(_resources, f))
+    order = InOrder(list(configs), left.lacking, 1 if serial else f.actors)
+    # Tune writes each trial's parameters down: they are names, and what is named goes through Ray's object store.
+    trial = tune.with_parameters(_trial, configs=configs, out=str(out.resolve()), here=str(parts.base()))
+    trainable = tune.with_resources(trial, partial(_resources, f))
     # Tune's own record is not used, as a sweep resumes by its cells' folders, and must not share a full disk with them.
-    with TemporaryDirectory(prefix="fedcommons-tune-", ignore_cleanup_errors=True) as state:
+    with scratch.folder() as state:
         tuner = tune.Tuner(
             trainable,
             tune_config=tune.TuneConfig(
@@ -213,7 +211,7 @@ def _run_trials(left: Todo, out: Path, progress: "Progress", scheduler: Any) -> 
             ),
             run_config=tune.RunConfig(
                 failure_config=tune.FailureConfig(max_failures=2),  # a trial goes on from its checkpoint
-                storage_path=state,
+                storage_path=str(state),
                 verbose=0,
                 callbacks=[progress],
             ),
@@ -231,7 +229,7 @@ def _run_trials(left: Todo, out: Path, progress: "Progress", scheduler: Any) -> 
         given: dict[str, Any] = result.config or {}
         if "cell" not in given:
             continue
-        name: str = given["cell"]["name"]
+        name: str = given["cell"]
         # names the traceback too; of a run that was refused it may be an old one
         told_there = left_in(out / name) or ""
         if result.error is not None:
@@ -264,22 +262,20 @@ def _resources(f: Federation, params: Mapping[str, Any]):
     return tune.PlacementGroupFactory(bundles, strategy="PACK")
 
 
-def _trial(params: Mapping[str, Any]) -> None:
+def _trial(params: Mapping[str, Any], configs: Mapping[str, Mapping[str, Any]], out: str, here: str) -> None:
+    """One cell, or one generator; ``params`` name it, ``configs`` are those of all cells by their names."""
     from ray import tune
 
+    os.environ[parts.HERE] = here
     if asked := params.get("generator"):
         from fedcommons.sweeping.order import make
 
-        os.environ[parts.HERE] = asked["here"]
-        make(asked["cells"], asked["images"])
+        make([configs[name] for name in asked["cells"]], asked["images"])
         return
     from fedcommons.runs import experiment
 
-    given = params["cell"]
-    os.environ[parts.HERE] = given["here"]
-    c = flat.from_dict(given["config"])
-
-    folder = Path(given["out"]) / given["name"]
+    c = flat.from_dict(configs[params["cell"]])
+    folder = Path(out) / params["cell"]
     last: dict[str, Any] = {}
 
     def report(number: int, metrics: Mapping[str, float | None]) -> None:

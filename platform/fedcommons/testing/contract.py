@@ -11,8 +11,6 @@ from collections.abc import Callable, Collection
 from copy import deepcopy
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from fedcommons.convergence.laboratory import Laboratory
 from fedcommons.core.algorithm import BUFFERS, Algorithm
@@ -20,7 +18,7 @@ from fedcommons.core.executor import Executor
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.worker import fresh_torch
 from fedcommons.errors import UserError
-from fedcommons.federation import checkpoint, rounds
+from fedcommons.federation import checkpoint, rounds, scratch
 from fedcommons.federation.evaluation import ModelTask, evaluate
 from fedcommons.federation.stragglers import Independent
 from fedcommons.tensors import EMPTY, Payload, data, flat
@@ -256,15 +254,15 @@ def _require_the_same_after_a_stop(
 ) -> None:
     """After the stop on ``executor``, if there is one."""
     later, played, last = deepcopy(algorithm), [], plan.facts.rounds
-    with TemporaryDirectory() as folder:
+    with scratch.folder() as folder:
         start, before = federation.start(algorithm, plan), federation.serial(algorithm)
         for now, facts in rounds.run(algorithm, before, plan, start):
             played.append((now, facts))
             if now.round == 2:
-                checkpoint.save(Path(folder), now)
+                checkpoint.save(folder, now)
         whole = bits(played[-1][0])
         federation.play(algorithm, federation.plan(1, seed=1))  # what a module holds is now another federation's
-        rest = federation.play(later, plan, executor, checkpoint.load_latest(Path(folder)))
+        rest = federation.play(later, plan, executor, checkpoint.load_latest(folder))
     unequal = differing(bits(rest[-1][0]), whole)
     require(
         not unequal,

@@ -74,6 +74,8 @@ def work(options: cli.Options, say: Callable[[str], None]) -> None:
     """The whole audit, written into ``--out``; with ``--dry-run`` only what it would take."""
     prepared, store = prepare(options.config), Store(Path(options.config.artifacts), say)
     needs, jobs = prepared.needs, synthetic_pool.missing(store, prepared.needs)
+    if not any(need.n for need in needs):
+        raise UserError("no client draws an image, so nothing can be audited: use a larger sharing.p.")
     one = max(range(len(needs)), key=lambda i: len(needs[i].examples)) if options.attacked is None else options.attacked
     if not 0 <= one < len(needs):
         raise UserError(f"--attacked must be one of 0 ... {len(needs) - 1}, got {one}.")

@@ -10,6 +10,7 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import choose
 from fedcommons.core.worker import fresh_torch
 from fedcommons.data.examples import Dataset, Examples
+from fedcommons.errors import UserError
 from fedcommons.runs.build import prepare, synthetic_images
 from fedcommons.sharing.stage import Contribution
 from fedcommons.sharing.synthetic_pool import Job, missing
@@ -26,11 +27,17 @@ def configs(options: cli.Options, n: int, seed: int) -> dict[str, Experiment]:
 
 
 def jobs(options: cli.Options) -> list[Job]:
-    """The trainings that are not in the store yet."""
+    """The trainings that are not in the store yet.
+
+    Raises:
+        UserError: something that cannot be met, or not one generator that draws images.
+    """
     sizes, seeds = (cli.split(f"--{name}", options[name], int) for name in ("sizes", "seeds"))
     every = [config for n in sizes for seed in seeds for config in configs(options, n, seed).values()]
-    store = Store(Path(every[0].artifacts))
-    return missing(store, [need for config in every for need in prepare(config).needs])
+    of_each = [prepare(config).needs for config in every]
+    if any([need.n > 0 for need in needs] != [True] for needs in of_each):
+        raise UserError("a study of sizes has one generator: partition.n_clients must be 1, and sharing.p above 0.")
+    return missing(Store(Path(every[0].artifacts)), [need for needs in of_each for need in needs])
 
 
 def made(config: Experiment, say: Callable[[str], None]) -> tuple[Contribution, Dataset]:

@@ -1,0 +1,115 @@
+"""What a caller can set in torch that changes a run's numbers, and what each is in a run."""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import backends
+
+READ_ONCE = (
+    "ATEN_CPU_CAPABILITY", "CUBLAS_WORKSPACE_CONFIG", "DNNL_CPU_ISA_HINTS", "DNNL_DEFAULT_FPMATH_MODE",
+    "DNNL_MAX_CPU_ISA", "GLIBC_TUNABLES", "MKL_CBWR", "MKL_DEBUG_CPU_TYPE", "MKL_DISABLE_FAST_MM",
+    "MKL_ENABLE_INSTRUCTIONS", "NPY_DISABLE_CPU_FEATURES", "NVIDIA_TF32_OVERRIDE", "ONEDNN_CPU_ISA_HINTS",
+    "ONEDNN_DEFAULT_FPMATH_MODE", "ONEDNN_MAX_CPU_ISA", "OPENBLAS_CORETYPE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+)  # fmt: skip
+"""Environment variables that decide how libraries round. They are read once in a process, so nobody can change them."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting of the process, or of the thread that asks. usual: what it is in a run; None is read where it is left
+    alone."""
+
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+    usual: Any
+
+
+def _of(owner: Any, name: str, usual: Any) -> Setting:
+    return Setting(partial(getattr, owner, name), partial(setattr, owner, name), usual)
+
+
+def _old(read: Callable[[], Any], write: Callable[[Any], object], usual: Any) -> Setting:
+    """A setting that torch refuses to read after the new one in its place, which is here as well, was set otherwise."""
+
+    def value() -> Any:
+        try:
+            return read()
+        except RuntimeError:
+            return None
+
+    return Setting(value, write, usual)
+
+
+def _precision(owner: Any) -> Setting:
+    """The precision of float32 where ``owner`` computes; "none" is that of what is above it, and at the top "ieee"."""
+
+    def read() -> str:
+        return owner.fp32_precision.replace("none", "ieee")
+
+    def write(value: str) -> None:
+        owner.fp32_precision = "none"
+        if read() != value:
+            owner.fp32_precision = value
+
+    return Setting(read, write, "ieee")
+
+
+def _flushes_denormals() -> bool:
+    return sys.float_info.min / 2 == 0  # torch has no way to ask; Python computes in the same registers
+
+
+SETTINGS = (
+    Setting(torch.get_default_dtype, torch.set_default_dtype, torch.float32),
+    *(
+        Setting(partial(torch.is_autocast_enabled, kind), partial(torch.set_autocast_enabled, kind), False)
+        for kind in ("cpu", "cuda")
+    ),
+    Setting(_flushes_denormals, torch.set_flush_denormal, False),
+    Setting(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0),
+    Setting(
+        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        lambda value: torch.set_anomaly_enabled(*value),
+        (False, True),
+    ),
+    _old(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest"),
+    _old(lambda: backends.cudnn.allow_tf32, partial(setattr, backends.cudnn, "allow_tf32"), False),
+    _precision(backends),  # what is above stands before what is below
+    *map(_precision, attrgetter("mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")(backends)),
+    *map(_precision, attrgetter("cuda.matmul", "cudnn.conv", "cudnn.rnn")(backends)),
+    _of(backends.mkldnn, "enabled", True),
+    _of(backends.mkldnn, "deterministic", False),
+    Setting(torch._C._get_nnpack_enabled, torch._C._set_nnpack_enabled, True),
+    _of(backends.cudnn, "enabled", True),
+    _of(backends.cudnn, "deterministic", True),
+    _of(backends.cudnn, "benchmark", False),
+    _of(backends.opt_einsum, "enabled", backends.opt_einsum.is_available()),
+    Setting(backends.mha.get_fastpath_enabled, backends.mha.set_fastpath_enabled, True),
+    Setting(backends.cuda.flash_sdp_enabled, backends.cuda.enable_flash_sdp, True),
+    Setting(backends.cuda.mem_efficient_sdp_enabled, backends.cuda.enable_mem_efficient_sdp, True),
+    Setting(backends.cuda.math_sdp_enabled, backends.cuda.enable_math_sdp, True),
+    Setting(backends.cuda.cudnn_sdp_enabled, backends.cuda.enable_cudnn_sdp, True),
+)
+
+
+@contextmanager
+def usual() -> Iterator[None]:
+    """All ``SETTINGS`` as they are in a run; afterwards as they were, whatever was set in between."""
+    found = [(setting, setting.read()) for setting in SETTINGS]
+    try:
+        if any(value != setting.usual for setting, value in found):
+            _write((setting, setting.usual) for setting, value in found if value is not None)
+        yield
+    finally:
+        _write((setting, value) for setting, value in found if value is not None)
+
+
+def _write(values: Iterable[tuple[Setting, Any]]) -> None:
+    for setting, value in values:
+        if setting.read() != value:  # read now, as one changes others
+            setting.write(value)

@@ -1,0 +1,191 @@
+"""Temporary folders: nobody else can enter them, they go with their process, and nothing but them is ever removed."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fedcommons.federation import scratch
+
+MAKES = """
+import os, signal, sys
+from fedcommons.federation import scratch
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+signal.signal(signal.SIGINT, signal.default_int_handler)
+folder = scratch.make()
+(folder / "deep" / "er").mkdir(parents=True)
+(folder / "deep" / "er" / "secret").write_text("seed")
+print(folder, flush=True)
+if os.fork() == 0:
+    sys.exit()  # a child's end is not the end of its parent
+os.wait()
+assert folder.exists()
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that everybody may write, as /tmp, and that Python takes for it."""
+    where = tmp_path / "tmp"
+    where.mkdir()
+    where.chmod(0o1777)
+    monkeypatch.setenv("TMPDIR", str(where))
+    monkeypatch.setattr(tempfile, "tempdir", str(where))
+    return where
+
+
+@pytest.fixture
+def process(base: Path) -> Iterator[subprocess.Popen[str]]:
+    """One that has made a folder, with files in it, and waits."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", MAKES], stdin=pipe, stdout=pipe, stderr=pipe, text=True) as made:
+        assert made.stdout is not None
+        assert Path(made.stdout.readline().strip()).parent == base
+        yield made
+        made.kill()
+
+
+@pytest.mark.parametrize("umask", [0, 0o022, 0o077])
+def test_only_its_user_can_enter_it(umask: int, base: Path) -> None:
+    before = os.umask(umask)
+    try:
+        with scratch.folder() as folder:
+            status = folder.stat()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(status.st_mode) == 0o700
+    assert status.st_uid == os.geteuid()
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(("number", "code"), [(None, 0), (signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143)])
+def test_it_goes_with_its_process(
+    number: signal.Signals | None, code: int, process: subprocess.Popen[str], base: Path
+) -> None:
+    if number:
+        process.send_signal(number)
+    _, said = process.communicate("", timeout=60)
+    assert process.returncode == code, said
+    assert list(base.iterdir()) == []
+
+
+def test_what_a_killed_process_left_goes_with_the_next_once_nobody_uses_it(
+    process: subprocess.Popen[str], base: Path
+) -> None:
+    (left,) = base.iterdir()
+
+    def stays() -> bool:
+        with scratch.folder():
+            return left.exists()
+
+    assert stays()  # its process lives
+    with open(left / "log", "w") as log:
+        agent = subprocess.Popen(["sleep", "600"], stdout=log)  # as Ray's, which outlive their driver
+    works = subprocess.Popen(["sleep", "600"], cwd=left / "deep")
+    process.kill()
+    process.wait()
+    for used_by in (agent, works):
+        assert stays()
+        used_by.kill()
+        used_by.wait()
+    assert not stays()
+    assert list(base.iterdir()) == []
+
+
+def left_over(base: Path) -> Path:
+    """A folder that a killed process left."""
+    folder = base / "fc-abcdefgh"
+    folder.mkdir(mode=0o700)
+    (folder / scratch.MARK).touch(mode=0o600)
+    return folder
+
+
+def unmarked(base: Path, victim: Path) -> None:
+    (left_over(base) / scratch.MARK).unlink()
+
+
+def open_to_others(base: Path, victim: Path) -> None:
+    left_over(base).chmod(0o755)
+
+
+def of_another_user(base: Path, victim: Path) -> None:
+    if os.getuid():
+        pytest.skip("giving a folder to another user takes root")
+    os.chown(left_over(base), 65534, 65534)
+
+
+def with_a_mark_of_another_user(base: Path, victim: Path) -> None:
+    if os.getuid():
+        pytest.skip("giving a file to another user takes root")
+    os.chown(left_over(base) / scratch.MARK, 65534, 65534)
+
+
+def linked(base: Path, victim: Path) -> None:
+    (victim / scratch.MARK).touch()
+    (base / "fc-abcdefgh").symlink_to(victim)
+
+
+def with_a_linked_mark(base: Path, victim: Path) -> None:
+    unmarked(base, victim)
+    (base / "fc-abcdefgh" / scratch.MARK).symlink_to(victim / "kept")
+
+
+def a_file(base: Path, victim: Path) -> None:
+    (base / "fc-abcdefgh").touch()
+
+
+def a_pipe(base: Path, victim: Path) -> None:
+    os.mkfifo(base / "fc-abcdefgh")
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        unmarked,
+        open_to_others,
+        of_another_user,
+        with_a_mark_of_another_user,
+        linked,
+        with_a_linked_mark,
+        a_file,
+        a_pipe,
+    ],
+)
+def test_what_is_not_ours_stays(plant: Callable[[Path, Path], None], base: Path, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir(mode=0o700)
+    (victim / "kept").touch()
+    plant(base, victim)
+    with scratch.folder():
+        pass
+    assert (victim / "kept").exists()
+    assert os.path.lexists(base / "fc-abcdefgh")
+
+
+def test_links_within_are_not_followed(base: Path, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "kept").touch()
+    folder = left_over(base)
+    (folder / "deep").mkdir()
+    for at in (folder / "link", folder / "deep" / "link"):
+        at.symlink_to(victim)
+    with scratch.folder() as mine:
+        (mine / "link").symlink_to(victim)
+    assert list(base.iterdir()) == []
+    assert (victim / "kept").exists()
+
+
+def test_temporary_files_lie_in_the_folder_meanwhile_and_then_where_they_lay(base: Path) -> None:
+    with scratch.folder() as folder:
+        with scratch.tempdir(folder), tempfile.NamedTemporaryFile() as file:
+            assert Path(file.name).parent == folder
+            assert os.environ["TMPDIR"] == str(folder)
+        assert tempfile.gettempdir() == os.environ["TMPDIR"] == str(base)

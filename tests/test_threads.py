@@ -1,0 +1,245 @@
+"""Threads, forks, and runs within runs: right to the bit, or refused in a sentence."""
+
+import asyncio
+import os
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from runpy import run_path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from fedcommons import check_algorithm, sweep
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.config import presets
+from fedcommons.config.experiment import Experiment
+from fedcommons.errors import ClientError, UserError
+from fedcommons.runs.build import prepare
+from fedcommons.runs.central import Central
+from fedcommons.runs.central import run as train_centrally
+from fedcommons.runs.experiment import run
+from fedcommons.runs.replay import replay
+
+LAB = '''
+"""A model that draws from torch's default generator, and parts that start a run within a run."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from fedcommons import experiment, run
+from fedcommons.algorithms.fedavg import FedAvg
+
+
+def dropout(shape, n_classes):
+    return nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(64, n_classes))
+
+
+def start_another(folder):
+    number = len(list(Path(folder).glob("inner-*")))
+    fields = {FIELDS} | {"model.name": f"{__file__}:dropout", "seed": 7, "client.onednn": False}
+    run(experiment("smoke", values=fields), Path(folder) / f"inner-{number}", say=lambda text: None)
+
+
+class Starting:
+    def __init__(self, at=""):
+        self.at = at
+
+    def log(self, round, metrics):
+        start_another(self.at)
+
+    def finish(self, summary):
+        pass
+
+
+@dataclass(frozen=True)
+class Nested(FedAvg):
+    at: str = ""
+
+    def client(self, *given):
+        if self.at:
+            start_another(self.at)
+        return super().client(*given)
+
+
+@dataclass(frozen=True)
+class Failing(FedAvg):
+    def client(self, *given):
+        raise ValueError("no")
+'''
+
+FIELDS = {
+    "federation.rounds": 2, "client.epochs": 1, "tracking.wandb": "off", "measure.every": 0, "data.limit": 60,
+    "partition.n_clients": 2,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("lab") / "lab.py"
+    path.write_text(LAB.replace("{FIELDS}", repr(FIELDS)))
+    return path
+
+
+Config = Callable[..., Experiment]
+
+
+@pytest.fixture(scope="module")
+def config(lab: Path) -> Config:
+    def make(**values: Any) -> Experiment:
+        return presets.experiment("smoke", "digits", {**FIELDS, "model.name": f"{lab}:dropout", **values})
+
+    return make
+
+
+def play(config: Experiment, folder: Path, on_round: Callable[..., None] | None = None) -> list[bytes]:
+    run(config, folder, say=lambda text: None, on_round=on_round)
+    return bits(folder)
+
+
+def bits(folder: Path) -> list[bytes]:
+    files = [folder / "rounds.jsonl", *sorted((folder / "checkpoints").glob("*.safetensors"))]
+    return [file.read_bytes() for file in files]
+
+
+@pytest.fixture(scope="module")
+def plain(config: Config, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[bytes]]:
+    """A run of the main thread: its folder and its bits."""
+    folder = tmp_path_factory.mktemp("plain") / "run"
+    return folder, play(config(), folder)
+
+
+def in_a_thread(action: Callable[[], object]) -> Any:
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(action).result()
+
+
+CALLS: dict[str, Callable[[Experiment, Path, Path], object]] = {
+    "run": lambda config, folder, plain: run(config, folder / "other"),
+    "sweep": lambda config, folder, plain: sweep([config], folder / "other"),
+    "replay": lambda config, folder, plain: replay(plain, 1, 0, named=[config.model.name]),
+    "check_algorithm": lambda config, folder, plain: check_algorithm(FedAvg()),
+    "a central model": lambda config, folder, plain: train_centrally(
+        Central("central_real", config, 1), folder / "other"
+    ),
+    "prepare": lambda config, folder, plain: prepare(config),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_another_thread_is_refused_and_the_first_has_its_bits(
+    name: str, config: Config, plain: tuple[Path, list[bytes]], tmp_path: Path
+) -> None:
+    said: list[str] = []
+
+    def call(number: int, metrics: object) -> None:
+        with pytest.raises(UserError) as refused:
+            in_a_thread(lambda: CALLS[name](config(), tmp_path, plain[0]))
+        said.append(str(refused.value))
+
+    assert play(config(), tmp_path / "run", call) == plain[1]
+    assert len(said) == 3
+    (sentence,) = set(said)
+    assert sentence.startswith("another thread of this process is in an experiment")
+    assert len(sentence) <= 200
+    assert not (tmp_path / "other").exists()
+
+
+def _in_an_event_loop(action: Callable[[], object]) -> object:
+    async def main() -> object:
+        return action()
+
+    return asyncio.run(main())
+
+
+def _beside_an_event_loop(action: Callable[[], object]) -> object:
+    async def main() -> object:
+        return await asyncio.to_thread(action)
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("where", [in_a_thread, _in_an_event_loop, _beside_an_event_loop])
+def test_one_thread_wherever_it_is_has_the_same_bits(
+    where: Callable[..., object], config: Config, plain: tuple[Path, list[bytes]], tmp_path: Path
+) -> None:
+    assert where(lambda: play(config(), tmp_path / "run")) == plain[1]
+
+
+def test_one_thread_after_another_has_the_same_bits(
+    config: Config, plain: tuple[Path, list[bytes]], tmp_path: Path
+) -> None:
+    for number in range(2):
+        assert in_a_thread(lambda number=number: play(config(), tmp_path / str(number))) == plain[1]
+
+
+NESTED: dict[str, Callable[[str, Path], dict[str, object]]] = {
+    "a tracker": lambda lab, folder: {"tracking.tracker": f"{lab}:Starting", "tracking.at": str(folder)},
+    "a method": lambda lab, folder: {"algorithm": f"{lab}:Nested", "nested.at": str(folder)},
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_a_run_within_a_run_changes_no_bit_of_either(name: str, lab: Path, config: Config, tmp_path: Path) -> None:
+    alone, inside = tmp_path / "alone", tmp_path / "inside"
+    for folder in (alone, inside):
+        folder.mkdir()
+    run_path(str(lab))["start_another"](alone)
+    method = {"algorithm": f"{lab}:Nested"} if name == "a method" else {}
+    usual = play(config(**method), tmp_path / "usual")
+    assert play(config(**NESTED[name](str(lab), inside)), tmp_path / "run") == usual
+    found = sorted(inside.iterdir())
+    assert len(found) >= 3
+    for folder in found:
+        assert bits(folder) == bits(alone / "inner-0")
+
+
+def test_a_fork_is_free_whoever_made_it(config: Config, plain: tuple[Path, list[bytes]], tmp_path: Path) -> None:
+    """One by the thread that is in a run, and one by another."""
+    ended: dict[str, int] = {}
+
+    def fork(name: str) -> None:
+        if not (process := os.fork()):
+            code = 1
+            try:
+                Thread(target=lambda: None).start()
+                code = 0 if play(config(), tmp_path / name) == plain[1] else 2
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        ended[name] = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+    def both(number: int, metrics: object) -> None:
+        if not number:
+            fork("by the same")
+            in_a_thread(lambda: fork("by another"))
+
+    assert play(config(), tmp_path / "run", both) == plain[1]
+    assert ended == {"by the same": 0, "by another": 0}
+
+
+@pytest.mark.parametrize("error", [ClientError, UserError, MemoryError])
+def test_a_run_that_fails_lets_other_threads_in(
+    error: type[BaseException], lab: Path, config: Config, plain: tuple[Path, list[bytes]], tmp_path: Path
+) -> None:
+    def stop(number: int, metrics: object) -> None:
+        if error is MemoryError:
+            raise MemoryError
+
+    wrong = {ClientError: {"algorithm": f"{lab}:Failing"}, UserError: {"partition.n_clients": 10**6}}.get(error, {})
+    with pytest.raises(error):
+        in_a_thread(lambda: play(config(**wrong), tmp_path / "wrong", stop))
+    assert in_a_thread(lambda: play(config(), tmp_path / "run")) == plain[1]
+
+
+@pytest.mark.ray
+def test_a_sweep_in_a_thread_of_its_own_has_the_same_bits(
+    ray_session: None, config: Config, plain: tuple[Path, list[bytes]], tmp_path: Path
+) -> None:
+    rows = in_a_thread(lambda: sweep([config()], tmp_path))
+    assert bits(tmp_path / rows["run"].item()) == plain[1]
