@@ -6,6 +6,7 @@ It ends with a table, which docs/security.md shows. As root it tries full disks 
 """
 
 import argparse
+import gc
 import os
 import shutil
 import subprocess
@@ -75,6 +76,8 @@ def alone(part: str, root: Path, seed: int, n: int, index: int | None) -> "Tally
         return tally
     for code, found in campaign.run(range(n), cores):
         tally.add(code, found)
+        for one in found:
+            print(f"{part} {one.number}: {one.line}: {one.fault.kind}: {one.fault.what}", flush=True)
         if tally.tried % 100 == 0:
             print(f"{tally.tried} tried, {len({f.number for f in tally.found})} of them wrong", flush=True)
     table.report(tally, lambda one: one.line)
@@ -122,6 +125,8 @@ def main() -> int:
     for name in fedcommons.__all__:
         getattr(fedcommons, name)
     torch.set_num_threads(1)  # only the thread that forks lives on in a fork
+    gc.collect()
+    gc.freeze()  # so that forks share more
     root, began, tallies = Path(tempfile.mkdtemp(prefix="faults-")), time.monotonic(), []
     for part in [given.only] if given.only else TRIED:
         print(f"\n{part}, seed {given.seed}", flush=True)

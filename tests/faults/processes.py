@@ -24,7 +24,7 @@ TRACEBACK = 70
 GIGABYTES = 8.0
 """That a process may take beyond what it was born with."""
 
-PIPE = 2**20  # bytes of output that are kept
+PIPE = 2**20  # bytes
 
 Key = TypeVar("Key")
 
@@ -51,7 +51,8 @@ class Begun:
     out: int
     err: int
     deadline: float
-    status: int | None = field(default=None)
+    status: int | None = None
+    said: dict[int, bytes] = field(default_factory=dict)
 
 
 def begin(
@@ -61,11 +62,12 @@ def begin(
     *,
     seconds: float = 60,
     limits: Mapping[int, int] | None = None,
+    patience: float = 5,
 ) -> Begun:
     """Do ``action`` in a process of its own in ``folder``.
 
-    environment: what to set in it (None: unset); seconds: of computing, after which it is ended (on a busy machine five
-    times as many may go by); limits: other resources to bound, for example the size of a file.
+    environment: what to set in it (None: unset); seconds: of computing, after which it is ended (``patience`` times as
+    many may go by, as the machine may be busy); limits: other resources to bound, for example the size of a file.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -78,7 +80,7 @@ def begin(
         _live(action, folder, environment, limits or {}, pipes[0][1], pipes[1][1])
     for _, writing in pipes:
         os.close(writing)
-    return Begun(pid, pipes[0][0], pipes[1][0], time.monotonic() + 5 * seconds)
+    return Begun(pid, pipes[0][0], pipes[1][0], time.monotonic() + patience * seconds)
 
 
 def _live(
@@ -135,7 +137,9 @@ def memory(gigabytes: float = GIGABYTES) -> dict[int, int]:
 
 
 def has_ended(begun: Begun) -> bool:
-    """Whether it has; one beyond its time is killed."""
+    """Whether it has; what it has said meanwhile is read, or its pipes would be full."""
+    for pipe in (begun.out, begun.err):
+        begun.said[pipe] = begun.said.get(pipe, b"") + _read(pipe)
     if begun.status is None:
         found, status = os.waitpid(begun.pid, os.WNOHANG)
         if found:
@@ -156,18 +160,19 @@ def end(begun: Begun) -> Ended:
     with suppress(ProcessLookupError):  # it may have left nobody behind
         os.killpg(begun.pid, signal.SIGKILL)
         left = not late
-    out, err = _read(begun.out), _read(begun.err)
+    out, err = (begun.said.get(pipe, b"") + _read(pipe) for pipe in (begun.out, begun.err))
+    for pipe in (begun.out, begun.err):
+        os.close(pipe)
     code = os.waitstatus_to_exitcode(begun.status or 0)
-    return Ended(code, out, err, late or code == -signal.SIGXCPU, left)
+    return Ended(code, *(text.decode(errors="replace") for text in (out, err)), late or code == -signal.SIGXCPU, left)
 
 
-def _read(pipe: int) -> str:
+def _read(pipe: int) -> bytes:
     """What is in the pipe now; a process that outlives us may hold it open for ever."""
     parts = []
     while select.select([pipe], [], [], 0)[0] and (part := os.read(pipe, PIPE)):
         parts.append(part)
-    os.close(pipe)
-    return b"".join(parts).decode(errors="replace")
+    return b"".join(parts)
 
 
 def side_by_side(begin_one: Callable[[Key], Begun], keys: Iterable[Key], at_once: int) -> Iterator[tuple[Key, Ended]]:
