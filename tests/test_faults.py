@@ -133,6 +133,7 @@ def main() -> int:
         how = alone if part in ALONE else lines if part in ("lines", "options") else trials
         tallies.append(how(part, root, given.seed, given.tried or TRIED[part], given.index))
         print(f"{part}: {(time.monotonic() - began) / 60:.1f} minutes since the beginning", flush=True)
+    gc.unfreeze()
     if given.index is None:
         shutil.rmtree(root, ignore_errors=True)
         print("", table.printed(tallies, f"python tests/test_faults.py --seed {given.seed}"), sep="\n")

@@ -106,7 +106,7 @@ LISTS: Mapping[str, Sequence[str]] = {
 }  # fmt: skip
 """Options of scripts that are numbers or lists of numbers. What a script does not have must be refused as well."""
 
-REFUSED_SPACES = ("seed=1,2", "seed=1", "algorithm=fedavg,nope", "fedprox.mu=0,1", "sharing.setting=real,nope",
+REFUSED_SPACES = ("algorithm=fedavg,nope", "fedprox.mu=0,1", "sharing.setting=real,nope",
 "target=0.1,2", "partition.n_clients=2,10000000", "out=a,b", "preset=smoke,small",
                   "tracking.wandb=off,online", "straggler.q=0.1,1", "straggler.q=uniform(0,2)",
                   "client.lr=loguniform(1,0.1)", "dp.sigma=1,2")  # fmt: skip
