@@ -270,7 +270,7 @@ KINDS: Mapping[str, Right] = {
         "__call__": ("{99: 0.0}", "{0: 2.0}", "{0: -1}", "{0: 'x'}", "{'0': 0.0}", "{0: float('nan')}", "{0: None}",
                      "[0]", "{0.5: 0.0}", "{-1: 0.5}", "{i: 0.0 for i in range(99)}", "{0}", "{(0,): 0.0}"),
     }),
-    "tracker": Right("tracking.tracker", TRACKER, ("__init__",), {}, {}, ("log", "finish")),
+    "tracker": Right("tracking.tracker", TRACKER, (), {}, {}, ("__init__", "log", "finish")),
     "measure": Right("measure.measure", MEASURE, ("__call__",), {"measure.every": "1"}, {
         "__call__": ("{'one': 'x'}", "{3: 1.0}", "{'one': None}", "{'one': float('nan')}", "{'one': [1, 2]}",
                      "{'one': torch.zeros(3)}", "{'': 1.0}", "{'a/b': 1.0}", "{'a\\x1bb': 1.0}", "{'one': 10**400}",
