@@ -274,8 +274,9 @@ def _code(where: str, what: str) -> Code | None:
 
 def _module(where: str, what: str) -> ModuleType:
     code = _code(where, what)
-    for folder in ([code.file.parent] if code and where.endswith(".py") else []) + [base()]:
-        imported.add_to_path(folder)  # `python sweeps/x.py` has sweeps/ there
+    if code:  # only for the user's own: a file that merely lies in that folder is not to be imported
+        for folder in ([code.file.parent] if where.endswith(".py") else []) + [base()]:
+            imported.add_to_path(folder)  # `python sweeps/x.py` has sweeps/ there
     try:
         return as_read.load(code) if code else importlib.import_module(where)
     except UserError:

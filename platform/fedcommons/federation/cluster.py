@@ -12,9 +12,13 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 from fedcommons.errors import UserError
 from fedcommons.federation import scratch
+
+if TYPE_CHECKING:
+    from ray.job_config import JobConfig
 
 INLINE_BYTES = 4 * 2**20
 """Smaller arguments and results travel with the call; for a cluster ray_cluster.yaml sets the same."""
@@ -45,10 +49,17 @@ def connect(num_cpus: int | None = None) -> None:
         _start(num_cpus or cores())
     else:
         _require_answer(address)
-        ray.init(log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(job_config=_job(), log_to_driver=False, logging_level=logging.ERROR)
     if callable(on_sigterm):  # Ray has put its own in its place
         with suppress(ValueError):  # only the main thread may, and only there Ray did
             signal.signal(signal.SIGTERM, on_sigterm)
+
+
+def _job() -> "JobConfig":
+    """Else Ray's workers would look for modules in the current folder before all others; for a client's job they do not."""
+    from ray.job_config import JobConfig
+
+    return JobConfig(_client_job=True)
 
 
 def _start(num_cpus: int | None) -> None:
@@ -67,6 +78,7 @@ def _start(num_cpus: int | None) -> None:
     with scratch.tempdir(folder), _loopback_only():
         ray.init(
             address="local",  # never somebody else's Ray on this machine
+            job_config=_job(),
             num_cpus=num_cpus,
             include_dashboard=False,
             log_to_driver=False,

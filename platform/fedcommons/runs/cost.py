@@ -323,7 +323,7 @@ def overhead(wandb: str) -> tuple[float, float, int]:
 def start_up() -> float:
     """Seconds until a new process can begin with a run: those of the imports."""
     started = time.perf_counter()
-    subprocess.run([sys.executable, "-W", "ignore", "-c", "import fedcommons.runs.experiment"], check=True)
+    subprocess.run([sys.executable, "-P", "-W", "ignore", "-c", "import fedcommons.runs.experiment"], check=True)
     return time.perf_counter() - started
 
 
