@@ -56,7 +56,7 @@ def connect(num_cpus: int | None = None) -> None:
 
 
 def _job() -> "JobConfig":
-    """Else Ray's workers would look for modules in the current folder before all others; for a client's job they do not."""
+    """Ray lets workers look for modules in the current folder before all others, but not those of a client's job."""
     from ray.job_config import JobConfig
 
     return JobConfig(_client_job=True)

@@ -26,6 +26,7 @@ from fedcommons import locks
 from fedcommons.config import flat, parts
 from fedcommons.config.experiment import Experiment
 from fedcommons.errors import ClientError, UserError
+from fedcommons.federation.variables import differing, variables
 from fedcommons.files import remove_unfinished, unfinished, write_json, write_text
 from fedcommons.tracking.tracker import Metric
 
@@ -93,7 +94,8 @@ class RunFolder:
     data: the digest of the run's data set, if that is to be compared.
 
     Raises:
-        UserError: the folder cannot be written, holds a run already, or a run of another experiment or on other data.
+        UserError: the folder cannot be written, holds a run already, or a run of another experiment, on other data, or
+            that began where libraries round otherwise.
     """
 
     def __init__(self, path: Path, config: Experiment, resume: bool, data: str | None = None) -> None:
@@ -107,6 +109,7 @@ class RunFolder:
                 if not resume:
                     raise UserError(f"{path} holds a run already; add --resume to continue it or choose another --out.")
                 _require_same(path, config, data)
+                _require_same_rounding(path)
             remove_unfinished(path, _FILES)
             remove_unfinished(self.checkpoints, rf"{checkpoint.FILE}(\.json)?")
             remove_unfinished(path / "memory", rf"{memory.FILE}(\.json)?")
@@ -209,6 +212,13 @@ def require_same_data(path: Path, name: str, data: str) -> None:
             f"{path} holds a run on other data: the examples of data.name {name} are not those that it began with"
             f"{drawn}; bring them back or choose another --out."
         )
+
+
+def _require_same_rounding(path: Path) -> None:
+    """A run of an earlier version has no variables, and any are taken."""
+    began = _read_json(path / "environment.json").get("variables")
+    if isinstance(began, dict) and (what := differing(began, variables())):
+        raise UserError(f"{path} holds a run that began where libraries round otherwise ({what}); set it as it was.")
 
 
 def _sources(config: Experiment) -> dict[str, Any]:
@@ -317,7 +327,7 @@ def _is_finite(value: object) -> bool:
 
 
 def environment() -> dict[str, Any]:
-    """What results depend on besides the config: versions, machine, commit."""
+    """What results depend on besides the config: versions, machine, variables by which libraries round, commit."""
     import torch
 
     root = Path(__file__).parent
@@ -333,6 +343,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "machine": platform.platform(),
         "cpu": torch.backends.cpu.get_cpu_capability(),
+        "variables": variables(),
         "gpus": torch.cuda.device_count(),
         "commit": git("rev-parse", "HEAD"),
         "uncommitted_changes": bool(git("status", "--porcelain")),
