@@ -156,7 +156,7 @@ def test_ctrl_c_stops_ray_and_says_how_to_go_on(table: tuple[Path, Path, str], t
     """While the sweep runs nobody else can enter its temporary folders, and no file in them tells a run's config."""
     _, artifacts, _ = table
     out = tmp_path / "out"
-    command = [*TABLE1, "--federation.rounds=2000", f"--seed={SEED}"]
+    command = [*TABLE1, "--federation.rounds=2000", f"--seeds={SEED}"]
     process = subprocess.Popen(
         [*command, f"--out={out}", f"--artifacts={artifacts}"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         text=True,
