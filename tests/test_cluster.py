@@ -94,7 +94,7 @@ def driver(**more: str) -> Iterator[tuple[subprocess.Popen, dict[str, Any], Path
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as scratch:
         process = subprocess.Popen(
             [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env=environment(Path(scratch), RAY_TMPDIR=scratch, **more),
+            env=environment(Path(scratch), **{"RAY_TMPDIR": scratch, **more}),
         )  # fmt: skip
         assert process.stdin is not None
         assert process.stdout is not None
@@ -222,11 +222,11 @@ def test_no_port_of_ray_can_be_reached_from_another_machine(ours: Any) -> None:
     process, _, _ = ours
     ports = {port for _, port in listening(process)}
     assert len(ports) >= 5
-    for port in ports:
-        socket.create_connection(("127.0.0.1", port), timeout=30).close()
     with another_machine() as connects, socket.create_server(("", 0)) as open_to_all:
         its = open_to_all.getsockname()[1]
         assert connects([*ports, its]) == {its}
+    for port in ports:
+        socket.create_connection(("127.0.0.1", port), timeout=30).close()
 
 
 @pytest.mark.ray
@@ -265,16 +265,17 @@ def test_a_mode_that_a_user_has_set_holds_and_sigterm_ends_ray_as_it_ends_us(tmp
     long.mkdir()
     with driver(RAY_AUTH_MODE="disabled", RAY_TMPDIR="", TMPDIR=str(long)) as (process, facts, _):
         assert facts["token"] is None
-        (session,) = Path("/tmp").glob(f"fc-*/{facts['session']}")
-        assert stat.S_IMODE(session.parent.stat().st_mode) == 0o700
-        assert Path(facts["temporary"]) == session.parent
+        (session,) = Path("/tmp").glob(f"fc-*/r/{facts['session']}")
+        folder = session.parent.parent
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert Path(facts["temporary"]) == folder
         assert "ran as" in client(facts["address"], tmp_path).stdout
         family = psutil.Process(process.pid).children(recursive=True)
         process.terminate()
         assert process.wait(timeout=60) == 143
         _, alive = psutil.wait_procs(family, timeout=30)
         assert [member.name() for member in alive] == []
-        assert not session.parent.exists()
+        assert not folder.exists()
 
 
 def test_a_ray_that_starts_without_authentication_is_shut_down(monkeypatch: pytest.MonkeyPatch) -> None:
