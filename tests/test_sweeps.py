@@ -156,7 +156,7 @@ def test_ctrl_c_stops_ray_and_says_how_to_go_on(table: tuple[Path, Path, str], t
     """While the sweep runs nobody else can enter its temporary folders, and no file in them tells a run's config."""
     _, artifacts, _ = table
     out = tmp_path / "out"
-    command = [*TABLE1, "--federation.rounds=2000", f"--seed={SEED}"]
+    command = [*TABLE1, "--federation.rounds=2000", f"--seeds={SEED}"]
     process = subprocess.Popen(
         [*command, f"--out={out}", f"--artifacts={artifacts}"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         text=True,
@@ -165,7 +165,7 @@ def test_ctrl_c_stops_ray_and_says_how_to_go_on(table: tuple[Path, Path, str], t
     while not list(out.glob("*/rounds.jsonl")) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.1)
     family = psutil.Process(process.pid).children(recursive=True)
-    found = left(temporary)
+    modes = {stat.S_IMODE(folder.stat().st_mode) for folder in left(temporary)}
     written = {path: path.read_bytes() for path in temporary.rglob("*") if path.is_file()}
     (cell, *_) = out.glob("*/rounds.jsonl")
     process.send_signal(signal.SIGINT)
@@ -175,7 +175,7 @@ def test_ctrl_c_stops_ray_and_says_how_to_go_on(table: tuple[Path, Path, str], t
     assert "Traceback" not in error
     _, alive = psutil.wait_procs(family, timeout=30)
     assert [p.name() for p in alive] == []
-    assert {stat.S_IMODE(folder.stat().st_mode) for folder in found} == {0o700}
+    assert modes == {0o700}
     assert not [path for path, content in written.items() if str(SEED).encode() in content]
     states = [content for path, content in written.items() if path.name.startswith("experiment_state")]
     assert [content for content in states if cell.parent.name.encode() in content]

@@ -83,7 +83,7 @@ def _start(num_cpus: int | None) -> None:
             include_dashboard=False,
             log_to_driver=False,
             logging_level=logging.ERROR,
-            _temp_dir=str(folder),
+            _temp_dir=str(folder / "r"),  # which Ray opens to everybody
             _system_config={"max_direct_call_object_size": INLINE_BYTES},
         )
     if not mode and os.environ.get("RAY_AUTH_MODE") != "token":
@@ -101,7 +101,7 @@ def _base() -> str:
     """
     asked = os.environ.get("RAY_TMPDIR", "")
     base = os.path.realpath(asked or tempfile.gettempdir())
-    socket = f"/{scratch.PREFIX}12345678/session_2026-01-01_00-00-00_000000_{os.getpid()}/sockets/plasma_store"
+    socket = f"/{scratch.PREFIX}12345678/r/session_2026-01-01_00-00-00_000000_{os.getpid()}/sockets/plasma_store"
     room = (103 if sys.platform == "darwin" else 107) - len(socket)
     if not asked:
         return base if len(os.fsencode(base)) <= room else "/tmp"

@@ -200,7 +200,7 @@ def _run_trials(left: Todo, out: Path, progress: "Progress", scheduler: Any) -> 
     trial = tune.with_parameters(_trial, configs=configs, out=str(out.resolve()), here=str(parts.base()))
     trainable = tune.with_resources(trial, partial(_resources, f))
     # Tune's own record is not used, as a sweep resumes by its cells' folders, and must not share a full disk with them.
-    with scratch.folder() as state:
+    with scratch.folder() as state, scratch.tempdir():  # Tune imports W&B
         tuner = tune.Tuner(
             trainable,
             tune_config=tune.TuneConfig(
