@@ -9,6 +9,7 @@ from fedcommons.config.experiment import Data, Partition
 from fedcommons.config.fields import taken
 from fedcommons.data import datasets
 from fedcommons.data import partition as partitions
+from fedcommons.data.arrays import read_only
 from fedcommons.data.examples import Dataset
 from fedcommons.data.partition import Partitioned
 from fedcommons.seeds import numpy_generator, seed_for
@@ -38,7 +39,7 @@ def deal(recipe: Partition, labels: np.ndarray, n_classes: int, seed: int) -> Pa
     """
     name, part = recipe.name, parts.find("partition", recipe.name)
     offered = {
-        "labels": labels, "n_clients": recipe.n_clients, "n_classes": n_classes,
+        "labels": read_only(labels), "n_clients": recipe.n_clients, "n_classes": n_classes,
         "rng": numpy_generator(seed, "partition", name), "seed": seed_for(seed, "partition", name),
     }  # fmt: skip
     rows = partial(part, **taken(part, offered), **recipe.constants)
