@@ -9,7 +9,7 @@ from typing import Any
 
 from faults import options, places, yamls
 from faults.options import UNSURE, WRONG, Option
-from faults.places import PLACES_OF_OTHERS, RUNS, TINY
+from faults.places import GENERATES, PLACES_OF_OTHERS, RUNS, TINY
 
 from fedcommons.config.flat import IGNORED_BY_RESULTS
 
@@ -128,7 +128,7 @@ def odd(rng: random.Random, knows: Knows) -> Line:
 METHODS = (
     {"algorithm": "fedmix"}, {"algorithm": "moon"}, {"algorithm": "feddyn"}, {"algorithm": "fednova"},
     {"algorithm": "fedpvr"}, {"dp.local": "true"}, {"model.batch_norm": "true"}, {"straggler.q": "0.5"},
-    {"sharing.setting": "shuffled_real", "sharing.p": "0.4"}, {"sharing.setting": "local_synthetic"},
+    {"sharing.setting": "shuffled_real", "sharing.p": "0.4"}, {**GENERATES, "sharing.setting": "local_synthetic"},
     {"model.name": "linear"}, {"partition.name": "dirichlet_niid", "partition.alpha": "5"},
     {"measure.samples": "16"},
 )  # fmt: skip

@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,8 +12,8 @@ from typing import Any
 from unittest import mock
 
 import ray
-from faults import grammar, options, places, processes, verdicts
-from faults.grammar import Line
+from faults import options, places, processes, verdicts
+from faults.grammar import Knows, Line
 from faults.processes import Begun, Ended
 from faults.runs import Found
 from faults.verdicts import CELLS, STOPPED
@@ -30,11 +30,12 @@ Before = tuple[places.Content, str]
 
 
 class Lines:
-    """Runs lines in folders below ``root``; scripts: what ``options.scripts`` found."""
+    """Runs lines in folders below ``root``; scripts: what ``options.scripts`` found; make: the line of a number."""
 
-    def __init__(self, root: Path, seed: int, scripts: Scripts) -> None:
-        self.root, self.seed, self.scripts = root, seed, scripts
-        self.knows = {name: options.of(script) for name, script in scripts.items()}
+    def __init__(self, root: Path, seed: int, scripts: Scripts, make: Callable[[int, int, Knows], Line]) -> None:
+        self.root, self.seed, self.scripts, self.make = root, seed, scripts, make
+        generates = ("--sharing.setting", "shuffled_synthetic")  # so that generators' options are among them
+        self.knows = {n: options.of(s, generates if n in ("run", "tune") else ()) for n, s in scripts.items()}
         self.templates = root / "templates"
         self.templates.mkdir(parents=True)
         for name, fields in places.RUNS.items():
@@ -43,34 +44,31 @@ class Lines:
             if ended.code:
                 raise RuntimeError(f"the run that the others are compared with failed:\n{ended.err}")
 
-    def run(self, numbers: Sequence[int], at_once: int = 2) -> tuple[dict[str, int], list[Found]]:
-        """How many lines ended how, and all that went wrong."""
+    def run(self, numbers: Sequence[int], at_once: int = 2) -> Iterator[tuple[int, list[Found]]]:
+        """How each line ended, and what went wrong, in the order in which they end."""
         counts: dict[str, int] = dict.fromkeys(
-            ("lines", "refused", "stopped", "finished", "reached Ray", "printed", "endless"), 0
+            ("refused", "stopped", "finished", "reached Ray", "printed", "endless"), 0
         )
-        found = []
         befores: dict[int, Before] = {}
 
         def begin(number: int) -> Begun:
-            line = grammar.make(self.seed, number, self.knows)
+            line = self.make(self.seed, number, self.knows)
             befores[number] = self._furnish(line, self._folder(number))
             return self._start(line, self._folder(number))
 
         for number, ended in processes.side_by_side(begin, numbers, at_once):
-            line, folder = grammar.make(self.seed, number, self.knows), self._folder(number)
+            line, folder = self.make(self.seed, number, self.knows), self._folder(number)
             before, made = befores.pop(number)
             faults = verdicts.of(line, folder, self.templates, ended, places.lost(before))
-            found += [Found(number, fault, f"{line}{made}") for fault in faults]
-            counts["lines"] += 1
             counts[_outcome(line, ended)] += 1
             shutil.rmtree(folder)
-            if counts["lines"] % 100 == 0:
-                print(f"{counts['lines']} lines, {len({f.number for f in found})} of them wrong", flush=True)
-        return counts, sorted(found, key=lambda f: f.number)
+            if (n := sum(counts.values())) % 100 == 0:
+                print(f"{n} lines: {', '.join(f'{name} {count}' for name, count in counts.items())}", flush=True)
+            yield ended.code, [Found(number, fault, f"{line}{made}") for fault in faults]
 
     def shortest(self, found: Found) -> str:
         """The line without the pieces that the fault does not need."""
-        line, text, folder = grammar.make(self.seed, found.number, self.knows), found.line, self._folder(found.number)
+        line, text, folder = self.make(self.seed, found.number, self.knows), found.line, self._folder(found.number)
         for i in reversed(range(len(line.pieces))):
             if line.pieces[i].make is not None:  # others may build on it
                 continue
@@ -83,9 +81,9 @@ class Lines:
             shutil.rmtree(folder)
         return text
 
-    def show(self, number: int) -> int:
-        """Run one line, and leave its folder; how many faults there were."""
-        line, folder = grammar.make(self.seed, number, self.knows), self._folder(number)
+    def show(self, number: int) -> list[Found]:
+        """Run one line, and leave its folder; what went wrong."""
+        line, folder = self.make(self.seed, number, self.knows), self._folder(number)
         before, made = self._furnish(line, folder)
         ended = processes.end(self._start(line, folder))
         print(
@@ -96,7 +94,7 @@ class Lines:
         faults = verdicts.of(line, folder, self.templates, ended, places.lost(before))
         for fault in faults:
             print(fault)
-        return len(faults)
+        return [Found(number, fault, f"{line}{made}") for fault in faults]
 
     def _folder(self, number: int) -> Path:
         return self.root / f"line-{number:05d}"
@@ -146,7 +144,7 @@ def _call(script: Callable[[Sequence[str]], int], argv: Sequence[str], cells: Pa
 def _outcome(line: Line, ended: Ended) -> str:
     if ended.late:
         return "endless"
-    if ended.code == 0 and any(t in ("--help", "-h") or t.startswith("--print_config") for t in line.argv):
+    if ended.code == 0 and verdicts.prints(line):
         return "printed"
     if ended.code == 0:
         return "reached Ray" if ended.out.rstrip().endswith(STOPPED) else "finished"

@@ -13,15 +13,18 @@ import numpy as np
 from papers.fedssyn.published import fedssyn_table1
 
 TINY = {
-    "preset": "smoke", "data.limit": "40", "client.epochs": "1", "federation.rounds": "2", "generator.epochs": "1",
-    "generator.sampling_steps": "2", "tracking.wandb": "off", "artifacts": "store", "out": "out",
+    "preset": "smoke", "data.limit": "40", "client.epochs": "1", "federation.rounds": "2", "tracking.wandb": "off",
+    "artifacts": "store", "out": "out",
 }  # fmt: skip
 """Options of a run of a second."""
+
+GENERATES = {"generator.epochs": "1", "generator.sampling_steps": "2"}
+"""Those of one with generators besides."""
 
 RUNS: Mapping[str, Mapping[str, str]] = {
     "plain": {"federation.rounds": "3"},
     "memory": {"federation.rounds": "3", "algorithm": "scaffold", "federation.memory_mb": "0.12"},
-    "pool": {"sharing.setting": "shuffled_synthetic", "sharing.p": "0.3", "measure.every": "0"},
+    "pool": {**GENERATES, "sharing.setting": "shuffled_synthetic", "sharing.p": "0.3", "measure.every": "0"},
 }
 """Runs that were made once: a line may find a copy of one, and go on with it."""
 

@@ -21,22 +21,26 @@ from typing import TypeVar
 TRACEBACK = 70
 """Exit code of a process that ended with an exception which nobody caught; a user would see 1."""
 
-MEMORY = 8 * 2**30
-"""Bytes that a process may take beyond what it was born with."""
+GIGABYTES = 8.0
+"""That a process may take beyond what it was born with."""
 
-PIPE = 2**20  # bytes of output that are kept
+PIPE = 2**20  # bytes
 
 Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended; code: its exit code, or minus the signal that killed it; late: it had to be ended."""
+    """How a process ended.
+
+    code: its exit code, or minus the signal that killed it; late: it had to be ended; left: what it started still ran.
+    """
 
     code: int
     out: str
     err: str
     late: bool = False
+    left: bool = False
 
 
 @dataclass
@@ -47,7 +51,8 @@ class Begun:
     out: int
     err: int
     deadline: float
-    status: int | None = field(default=None)
+    status: int | None = None
+    said: dict[int, bytes] = field(default_factory=dict)
 
 
 def begin(
@@ -57,11 +62,12 @@ def begin(
     *,
     seconds: float = 60,
     limits: Mapping[int, int] | None = None,
+    patience: float = 5,
 ) -> Begun:
     """Do ``action`` in a process of its own in ``folder``.
 
-    environment: what to set in it (None: unset); seconds: of computing, after which it is ended (on a busy machine five
-    times as many may go by); limits: other resources to bound, for example the size of a file.
+    environment: what to set in it (None: unset); seconds: of computing, after which it is ended (``patience`` times as
+    many may go by, as the machine may be busy); limits: other resources to bound, for example the size of a file.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -74,7 +80,7 @@ def begin(
         _live(action, folder, environment, limits or {}, pipes[0][1], pipes[1][1])
     for _, writing in pipes:
         os.close(writing)
-    return Begun(pid, pipes[0][0], pipes[1][0], time.monotonic() + 5 * seconds)
+    return Begun(pid, pipes[0][0], pipes[1][0], time.monotonic() + patience * seconds)
 
 
 def _live(
@@ -124,14 +130,16 @@ def _status(action: Callable[[], object]) -> int:
     return code
 
 
-def memory() -> dict[int, int]:
+def memory(gigabytes: float = GIGABYTES) -> dict[int, int]:
     """The limit of memory, for ``begin``."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    return {resource.RLIMIT_AS: pages * os.sysconf("SC_PAGE_SIZE") + MEMORY}
+    return {resource.RLIMIT_AS: pages * os.sysconf("SC_PAGE_SIZE") + int(gigabytes * 2**30)}
 
 
 def has_ended(begun: Begun) -> bool:
-    """Whether it has; one beyond its time is killed."""
+    """Whether it has; what it has said meanwhile is read, or its pipes would be full."""
+    for pipe in (begun.out, begun.err):
+        begun.said[pipe] = begun.said.get(pipe, b"") + _read(pipe)
     if begun.status is None:
         found, status = os.waitpid(begun.pid, os.WNOHANG)
         if found:
@@ -148,20 +156,23 @@ def end(begun: Begun) -> Ended:
             os.kill(begun.pid, signal.SIGKILL)
             begun.deadline = float("inf")
         time.sleep(0.005)
+    left = False
     with suppress(ProcessLookupError):  # it may have left nobody behind
         os.killpg(begun.pid, signal.SIGKILL)
-    out, err = _read(begun.out), _read(begun.err)
+        left = not late
+    out, err = (begun.said.get(pipe, b"") + _read(pipe) for pipe in (begun.out, begun.err))
+    for pipe in (begun.out, begun.err):
+        os.close(pipe)
     code = os.waitstatus_to_exitcode(begun.status or 0)
-    return Ended(code, out, err, late or code == -signal.SIGXCPU)
+    return Ended(code, *(text.decode(errors="replace") for text in (out, err)), late or code == -signal.SIGXCPU, left)
 
 
-def _read(pipe: int) -> str:
+def _read(pipe: int) -> bytes:
     """What is in the pipe now; a process that outlives us may hold it open for ever."""
     parts = []
     while select.select([pipe], [], [], 0)[0] and (part := os.read(pipe, PIPE)):
         parts.append(part)
-    os.close(pipe)
-    return b"".join(parts).decode(errors="replace")
+    return b"".join(parts)
 
 
 def side_by_side(begin_one: Callable[[Key], Begun], keys: Iterable[Key], at_once: int) -> Iterator[tuple[Key, Ended]]:

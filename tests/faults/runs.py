@@ -12,7 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 from faults import places, processes
-from faults.places import TINY
+from faults.places import GENERATES, TINY
 from faults.processes import Begun, Ended
 from faults.verdicts import Fault
 
@@ -24,7 +24,7 @@ Script = Callable[[Sequence[str]], int]
 EXPERIMENTS: Mapping[str, Mapping[str, str]] = {
     "memory": {"algorithm": "scaffold", "federation.memory_mb": "0.12", "federation.rounds": "4", "measure.every": "2",
                "federation.checkpoint_every": "2"},
-    "pool": {"sharing.setting": "shuffled_synthetic", "sharing.p": "0.3", "federation.rounds": "3",
+    "pool": {**GENERATES, "sharing.setting": "shuffled_synthetic", "sharing.p": "0.3", "federation.rounds": "3",
              "measure.every": "0"},
 }  # fmt: skip
 """What is run: half of the clients' memory in files; generators and images in a store."""

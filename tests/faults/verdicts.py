@@ -31,7 +31,7 @@ CELLS = "cells.jsonl"
 
 @dataclass(frozen=True)
 class Fault:
-    """What went wrong; kind: traceback, silent, lost, leftover, hang, crash or sentence.
+    """What went wrong; kind: traceback, exit, sentence, silent, lost, hang or leftover.
 
     what: the same for faults alike.
     """
@@ -53,11 +53,11 @@ def of(line: Line, folder: Path, templates: Path, ended: Ended, lost: Sequence[P
     if ended.code == TRACEBACK:
         return [*faults, Fault("traceback", place(ended.err), last(ended.err))]
     if ended.code < 0:
-        return [*faults, Fault("crash", f"signal {-ended.code}", last(ended.err))]
+        return [*faults, Fault("exit", f"signal {-ended.code}", last(ended.err))]
     if ended.code in (1, 2, 130):
         return [*faults, *sentence(line, ended)]
     if ended.code:
-        return [*faults, Fault("crash", f"exit code {ended.code}", last(ended.err))]
+        return [*faults, Fault("exit", f"exit code {ended.code}", last(ended.err))]
     return [*faults, *done(line, folder, templates, ended)]
 
 
@@ -78,7 +78,7 @@ def sentence(line: Line, ended: Ended) -> list[Fault]:
     """Whether what a refused line says is one sentence."""
     said = [part for part in ended.err.split("\n") if part.startswith(("error: ", "stopped; "))]
     if len(said) != 1:
-        return [Fault("sentence", f"{len(said)} of them, exit {ended.code}", last(ended.err))]
+        return [Fault("sentence" if said else "exit", f"{len(said)} sentences, exit {ended.code}", last(ended.err))]
     text = said[0].removeprefix("error: ")
     rest = ended.err.rstrip("\n").split("\n")
     after = rest[rest.index(said[0]) + 1 :]
@@ -111,10 +111,19 @@ def endless(line: Line) -> bool:
     )
 
 
+def prints(line: Line) -> bool:
+    """Whether it was asked for words only."""
+    return any(t in ("--help", "-h") or t.startswith(("--print_config", "--dry-run")) for t in line.argv)
+
+
 def done(line: Line, folder: Path, templates: Path, ended: Ended) -> list[Fault]:
     """Whether a line that ended well did what it was asked for."""
-    if any(t in ("--help", "-h") or t.startswith("--print_config") for t in line.argv):
-        return [] if len(ended.out) > 300 else [Fault("silent", "no help", last(ended.out))]
+    if prints(line):
+        return (
+            []
+            if len(ended.out) > (40 if "--dry-run" in line.argv else 300)
+            else [Fault("silent", "no help", last(ended.out))]
+        )
     if line.wrong:
         return [Fault("silent", f"{line.script}, {line.kind}: taken: {line.wrong[:70]}", last(ended.out))]
     if line.reads:

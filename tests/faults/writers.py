@@ -66,7 +66,7 @@ def _after_a_kill(runs: Runs, name: str, folder: Path, rng: random.Random) -> tu
     """Both want what a killed run has left, its lock too."""
     at = rng.randrange(1, runs.events[name] + 1)
     killed = processes.end(runs.begin(name, folder, at=at, then=die))
-    faults = [] if killed.code == -signal.SIGKILL else [Fault("crash", f"before it was killed: {failure(killed)}")]
+    faults = [] if killed.code == -signal.SIGKILL else [Fault("exit", f"before it was killed: {failure(killed)}")]
     line, more = _racing(runs, name, folder, rng)
     return f"killed at event {at}; then {line}", faults + more
 
