@@ -5,6 +5,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
+from errno import EAGAIN, ENOMEM
 from pathlib import Path
 from shlex import quote
 from typing import Self
@@ -42,7 +43,8 @@ class ClientError(RuntimeError):
         """The error for an exception of a client's code. ``shape``: of its training data; the notes say what it did."""
         doing = "; ".join([f"training data {tuple(shape)}", *getattr(error, "__notes__", [])])
         where = f"client {client}, round {round}, {algorithm}"
-        return cls(f"{where}: {sentence(error)} ({doing})", client, round, "".join(traceback.format_exception(error)))
+        trace = "" if lacks_memory(error) else "".join(traceback.format_exception(error))  # no fault of its code
+        return cls(f"{where}: {sentence(error)} ({doing})", client, round, trace)
 
 
 def shown(value: object) -> str:
@@ -61,7 +63,25 @@ def sentence(error: BaseException) -> str:
         return cause.sentence
     if isinstance(cause, UserError):
         return str(cause)
-    return f"{type(cause).__name__}: {' '.join(str(cause).split())}"
+    said = " ".join(str(cause).split())
+    if lacks_memory(cause):
+        return f"out of memory: {_cut(said) or 'none is left'}"
+    return f"{type(cause).__name__}: {said}"
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether this process, or its limits, had no memory left, or none for one more thread or process."""
+    if isinstance(error, OSError):
+        return error.errno in (ENOMEM, EAGAIN)
+    told = isinstance(error, RuntimeError | ImportError) and any(words in str(error) for words in _NO_MEMORY)
+    return isinstance(error, MemoryError) or told
+
+
+_NO_MEMORY = (
+    "allocate memory", "not enough memory", "out of memory", "bad_alloc", "new thread", "map segment",
+    "create a primitive",
+)  # fmt: skip
+"""In the errors of torch, oneDNN and threading, and of the loader of libraries."""
 
 
 @contextmanager

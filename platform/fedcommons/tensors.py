@@ -119,7 +119,8 @@ def zeros_like(x: Flat) -> Flat:
 
 
 def select(x: Flat, names: Sequence[str]) -> Flat:
-    """A copy of the named parts of ``x``, in the order given; an empty vector for no names."""
+    """A copy of the named parts of ``x``, in the order given; an empty vector for no names. A text is one name."""
+    names = (names,) if isinstance(names, str) else tuple(names)
     return Flat(layout_of((n, x[n]) for n in names), torch.cat([x[n].reshape(-1) for n in names] or [x.buffer[:0]]))
 
 

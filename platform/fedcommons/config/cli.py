@@ -17,7 +17,7 @@ from fedcommons.config.given import Given, Line, read
 from fedcommons.config.options import Option, Options, Parser
 from fedcommons.config.parts import KINDS
 from fedcommons.config.reading import NULLS, number, value_of
-from fedcommons.errors import ClientError, UserError, sentence, shown, unknown
+from fedcommons.errors import ClientError, UserError, lacks_memory, sentence, shown, unknown
 from fedcommons.paths import user_path
 
 PATHS = ("artifacts", "data.dir", "data_dir", "from", "out", "replay")
@@ -254,6 +254,10 @@ def _run(function: Callable[[Sequence[str]], int]) -> int | str | None:
     except BrokenPipeError:
         return _fail("error: nobody reads the output any more; a run or a sweep goes on with --resume.", 1)
     except OSError as error:  # of the disk: it is full, a file too large, a folder in a file's place
+        return _fail(f"error: {sentence(error)}; what was written stays: a run or a sweep goes on with --resume.", 1)
+    except (MemoryError, RuntimeError, ImportError) as error:
+        if not lacks_memory(error):
+            raise
         return _fail(f"error: {sentence(error)}; what was written stays: a run or a sweep goes on with --resume.", 1)
     except KeyboardInterrupt:
         return _fail("stopped; the same command with --resume goes on from the last checkpoints.", 130)

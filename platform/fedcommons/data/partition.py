@@ -16,7 +16,7 @@ from fedcommons.data.dirichlet import group_sizes, plain_sizes, sizes_by_priors
 from fedcommons.errors import UserError, shown
 
 Rows = list[np.ndarray]
-Alpha = Annotated[float, "[1e-300, inf)"]  # with a smaller one, logarithms of draws overflow float64
+Alpha = Annotated[float, "[1e-300, 1e30]"]  # with a smaller one, logarithms of draws overflow float64
 
 
 @dataclass(frozen=True)

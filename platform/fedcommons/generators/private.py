@@ -48,15 +48,15 @@ class PrivateDDPM(Diffusion):
     """epochs of ceil(n/B) steps each"""
     batch_size: Annotated[int, "[1, 1e9]"] = 256
     """B, expected number of images per step; every image is in a batch with probability q = B/n"""
-    target_epsilon: Annotated[float | None, "(0, inf)"] = None
+    target_epsilon: Annotated[float | None, "(0, 1000]"] = None
     """epsilon of each client's generator; its noise is solved for. Either this or noise_multiplier"""
     target_epochs: Annotated[int | None, "[1, 1e9]"] = None
     """epochs after which target_epsilon is reached; default: generator.epochs"""
-    noise_multiplier: Annotated[float | None, "[0.001, inf)"] = None
+    noise_multiplier: Annotated[float | None, "[0.001, 1e6]"] = None
     """sigma, standard deviation of the noise divided by clip"""
     delta: Annotated[float, "(0, 1)"] = 1e-5
     """delta of target_epsilon; a run has one delta, so it must be dp.delta"""
-    clip: Annotated[float, "(0, inf)"] = 1.0
+    clip: Annotated[float, "[1e-30, 1e30]"] = 1.0
     """clipping norm: largest L2 norm of an image's gradient"""
     draws: Annotated[int, "[1, 1e6]"] = 1
     """noise multiplicity: pairs (t, eps) over which an image's loss is a mean, before clipping"""

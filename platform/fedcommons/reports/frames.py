@@ -12,6 +12,7 @@ from fedcommons.config.flat import effective
 from fedcommons.core.salts import IF_SECRET
 from fedcommons.errors import UserError, shown
 from fedcommons.federation.rejections import told
+from fedcommons.paths import folder_path
 from fedcommons.tracking.run_folder import (
     STOPPED,
     accuracies,
@@ -136,7 +137,7 @@ class _Run:
 def _read(folders: Collection[str | Path], say: Say) -> Iterator[_Run]:
     """The runs of these folders, each once, in the order of their names."""
     seen = set()
-    for folder in map(Path, folders):
+    for folder in map(folder_path, folders):
         found = list(_runs_below(folder))
         if not found:
             raise UserError(f"{folder} {'holds no run' if folder.is_dir() else 'is not a folder'}.")

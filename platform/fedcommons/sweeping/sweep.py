@@ -32,6 +32,20 @@ if TYPE_CHECKING:  # torch and Ray take seconds to import, and --help needs neit
     from fedcommons.sweeping.progress import Progress
 
 
+MOST, TOLD, FEW = 10_000, 1_000, 16
+"""Cells of a sweep, at most; cells that a dry run tells one by one; cells that it times where there are more."""
+
+
+def require_few(n: int) -> None:
+    """Refuse a sweep of too many cells, before any of them is put together.
+
+    Raises:
+        UserError: there are more than ``MOST``.
+    """
+    if n > MOST:
+        raise UserError(f"a sweep has at most {MOST:,} cells, and these lists make {n:,}: give fewer values.")
+
+
 @dataclass(frozen=True)
 class Trial:
     """One run of a sweep; ``name`` is its folder in the sweep's."""
