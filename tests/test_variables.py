@@ -67,7 +67,7 @@ def test_a_long_value_is_cut() -> None:
 def test_actors_that_would_round_otherwise_are_refused(
     ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fields = {"tracking.wandb": "off", "data.limit": 60, "federation.rounds": 1, "federation.executor": "ray_actors"}
+    fields = {"tracking.wandb": "off", "data.limit": 60, "federation.executor": "ray_actors", "federation.actors": 1}
     monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")  # Ray was started without
     assert variables() == {"MKL_CBWR": "COMPATIBLE"}
     with pytest.raises(UserError, match="Ray's actors would round otherwise") as refused:
