@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -52,6 +53,16 @@ def left(temporary: Path) -> list[Path]:
     return [
         path for path in temporary.iterdir() if not (path.name.startswith("torchinductor") and not [*path.iterdir()])
     ]
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    """The files in there and below; some may vanish meanwhile."""
+    found = {}
+    for where, _, names in os.walk(folder):
+        for path in (Path(where) / name for name in names):
+            with suppress(OSError):
+                found[path] = path.read_bytes()
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +177,7 @@ def test_ctrl_c_stops_ray_and_says_how_to_go_on(table: tuple[Path, Path, str], t
         time.sleep(0.1)
     family = psutil.Process(process.pid).children(recursive=True)
     modes = {stat.S_IMODE(folder.stat().st_mode) for folder in left(temporary)}
-    written = {path: path.read_bytes() for path in temporary.rglob("*") if path.is_file()}
+    written = contents(temporary)
     (cell, *_) = out.glob("*/rounds.jsonl")
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=120)
