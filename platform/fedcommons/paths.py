@@ -9,17 +9,6 @@ NOWHERE_YET = (FileNotFoundError, NotADirectoryError, PermissionError)
 """Errors that a valid path may give here; whoever opens it reports them."""
 
 
-def folder_path(folder: object) -> Path:
-    """The path of a folder that a program names.
-
-    Raises:
-        UserError: it is neither a text nor a path.
-    """
-    if not isinstance(folder, str | Path):
-        raise UserError(f"a folder is a str or a Path, got {shown(folder)}.")
-    return Path(folder)
-
-
 def user_path(what: str, text: str) -> Path:
     """The path that ``text`` names; ``~`` and ``~NAME`` are home folders. ``what``: the option's name for messages.
 

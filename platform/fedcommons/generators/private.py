@@ -37,6 +37,10 @@ _NOT_IN_THE_NOISE = (*Diffusion.sampling, "epochs", "physical_batch")
 """Constants that change neither data nor noise of a step; two trainings that differ in another one share no noise."""
 
 
+MOST_BY_PRV = 100.0
+"""The largest target for which the accountant prv has an answer within seconds: the grid of losses grows with it."""
+
+
 @dataclass(frozen=True)
 class PrivateDDPM(Diffusion):
     """A DDPM by DP-SGD with Opacus' accountants. n: images that a client's generator sees.
@@ -81,6 +85,11 @@ class PrivateDDPM(Diffusion):
         if (self.target_epsilon is None) == (self.noise_multiplier is None):
             given = "neither" if self.target_epsilon is None else "both"
             raise UserError(f"give either generator.target_epsilon or generator.noise_multiplier, not {given}.")
+        if self.accountant == "prv" and (self.target_epsilon or 0) > MOST_BY_PRV:
+            raise UserError(
+                f"generator.target_epsilon must be at most {MOST_BY_PRV:g} with generator.accountant prv, got "
+                f"{self.target_epsilon:g}: its grids would grow without end."
+            )
         if self.target_epochs is not None and self.target_epsilon is None:
             raise UserError("generator.target_epochs is for generator.target_epsilon, which is not given.")
         if self.target_epochs is not None and self.target_epochs < self.epochs:

@@ -12,7 +12,6 @@ from fedcommons.config.flat import effective
 from fedcommons.core.salts import IF_SECRET
 from fedcommons.errors import UserError, shown
 from fedcommons.federation.rejections import told
-from fedcommons.paths import folder_path
 from fedcommons.tracking.run_folder import (
     STOPPED,
     accuracies,
@@ -132,6 +131,17 @@ class _Run:
     config: Mapping[str, Any]  # flat
     lines: Sequence[Mapping[str, Any]]
     summary: Mapping[str, Any]  # empty where the run is not finished
+
+
+def folder_path(folder: object) -> Path:
+    """The path of a folder that a program names.
+
+    Raises:
+        UserError: it is neither a text nor a path.
+    """
+    if not isinstance(folder, str | Path):
+        raise UserError(f"a folder is a str or a Path, got {shown(folder)}.")
+    return Path(folder)
 
 
 def _read(folders: Collection[str | Path], say: Say) -> Iterator[_Run]:

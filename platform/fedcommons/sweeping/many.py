@@ -10,8 +10,7 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import is_ignored
 from fedcommons.core.worker import only_thread
 from fedcommons.errors import ClientError, UserError, shown
-from fedcommons.paths import folder_path
-from fedcommons.reports.frames import load_runs
+from fedcommons.reports.frames import folder_path, load_runs
 from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.sweep import MOST, Trial, cell, open_sweep, require_few, run_cells, todo
 

@@ -13,8 +13,7 @@ from fedcommons.core.local import module_with
 from fedcommons.errors import UserError, shown
 from fedcommons.federation import checkpoint
 from fedcommons.federation.memory import ClientMemory
-from fedcommons.paths import folder_path
-from fedcommons.reports.frames import load_rounds
+from fedcommons.reports.frames import folder_path, load_rounds
 from fedcommons.runs import build, inputs
 from fedcommons.runs import experiment as runs
 
