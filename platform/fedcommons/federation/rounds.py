@@ -109,7 +109,7 @@ def drawn(algorithm: Algorithm, plan: Plan, state: State, number: int) -> tuple[
             raise ValueError(f"participants must be some of {plan.facts.n_clients} clients, each once, got {joined}")
     else:
         joined = participants(plan.facts.n_clients, plan.participation, plan.seed, number)
-    late = plan.late(joined, plan.facts, number, plan.seed) if plan.late else {}
+    late = plan.late(list(joined), plan.facts, number, plan.seed) if plan.late else {}
     there = set(joined)
     if wrong := {i: share for i, share in late.items() if i not in there or not 0 <= share <= 1}:
         raise ValueError(f"late clients must be some of {joined}, each with a share of work in [0, 1], got {wrong}")

@@ -165,7 +165,7 @@ def plan_of(config: Experiment, algorithm: Algorithm, rule: Rule | None, clients
     taken = {"take": True, "drop": False, "method": takes_partial(algorithm)}[config.straggler.partial]
     replies_all_the_same = taken and getattr(rule, "leaves_partial", False)
     replied = arrival(None if replies_all_the_same else rule, n, joins, config.seed)
-    sizes, counts = clients.rows.totals.tolist(), partial(clients.counts, n_classes)
+    sizes, counts = tuple(clients.rows.totals.tolist()), partial(clients.counts, n_classes)
     facts = Facts(n, sizes, f.rounds, f.weighting, replied, counts)
     return Plan(facts, f.participation, f.blocks, config.seed, rule, f.buffers == "keep", f.max_norm, taken)
 

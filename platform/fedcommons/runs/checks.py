@@ -109,12 +109,12 @@ def require_replies(facts: Facts, rule: str, constants: Mapping[str, Any]) -> No
 
 
 def try_module(module: LightningModule, name: str, dataset: Dataset) -> None:
-    """See that a module takes these examples, gives a loss, can be stepped and can be judged.
+    """See that a module takes these examples and leaves them as they are, gives a loss, can be stepped and judged.
 
     Raises:
         UserError: it does not.
     """
-    x, y = dataset.train.x[:2], dataset.train.y[:2]
+    x, y = dataset.train.x[:2].clone(), dataset.train.y[:2].clone()
     what = f"model.name {name} on {x.dtype} examples {dataset.shape} of {dataset.name}"
     Logged(module)
     Clock().attach(module)
@@ -129,6 +129,10 @@ def try_module(module: LightningModule, name: str, dataset: Dataset) -> None:
     except Exception as error:  # whatever somebody's module raises
         why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise UserError(f"{what}: {' '.join(why.split())}.") from error
+    if not (torch.equal(x, dataset.train.x[:2]) and torch.equal(y, dataset.train.y[:2])):
+        raise UserError(
+            f"{what}: it must leave a batch as it is, and changes it in place; write x = x - a, not x -= a."
+        )
 
 
 def require_statistics(module: nn.Module, *, private: bool, measured: bool) -> None:

@@ -65,15 +65,19 @@ def make(job: Job) -> JobResult:
         for need in job.needs
     ]
     for need, drawn in zip(job.needs, images, strict=True):
-        _require_like(need, drawn)
+        require_like(need.examples.x, need.recipe.name, len(need.labels), drawn)
     return JobResult(new, images)
 
 
-def _require_like(need: Need, drawn: Tensor) -> None:
-    x, n = need.examples.x, len(need.labels)
+def require_like(x: Tensor, name: str, n: int, drawn: Tensor) -> None:
+    """See that the generator ``name`` drew n examples of the type and shape of the real ones, x.
+
+    Raises:
+        ClientError: it did not.
+    """
     if drawn.dtype != x.dtype or drawn.shape != (n, *x.shape[1:]):
         raise ClientError(
-            f"generator {need.recipe.name} drew {drawn.dtype} {tuple(drawn.shape)} for {n} labels, and examples are "
+            f"generator {name} drew {drawn.dtype} {tuple(drawn.shape)} for {n} labels, and examples are "
             f"{x.dtype} {tuple(x.shape[1:])}: its sample must return these."
         )
 
