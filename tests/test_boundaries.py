@@ -375,34 +375,35 @@ def test_a_part_that_breaks_is_told_in_one_sentence(
         assert "Traceback (most recent call last):" in rest
 
 
+FEW = ("--preset=smoke", "--federation.rounds=1", "--measure.every=0", "--tracking.wandb=off", "--alphas=0.1")
+
+
 @pytest.mark.ray
-def test_in_a_sweep_the_cell_fails_and_others_go_on(lab: Path) -> None:
-    """sys.exit in a trial, a generator's trial or an actor would end its process, and Ray try it again."""
+@pytest.mark.parametrize("more", [(), ("--federation.executor=ray_actors", "--federation.actors=1")])
+def test_in_a_sweep_the_cell_fails_and_others_go_on(lab: Path, more: Sequence[str]) -> None:
+    """sys.exit in a trial or an actor would end its process, and Ray try it again."""
     (lab / "wrong.py").write_text(WRONG.format(part=wrong(Seam("algorithm", "client", "Method"), "sys.exit(0)")))
-    few = ["--preset=smoke", "--federation.rounds=1", "--measure.every=0", "--tracking.wandb=off"]
-    both = ["--algorithms=right.py:Method,wrong.py:Wrong", "--settings=real", "--alphas=0.1"]
-    actors = ["--federation.executor=ray_actors", "--federation.actors=1"]
-    for more in ([], actors):
-        done = given(lab, "table1.py", *few, *both, *more, f"--out=sweep{len(more)}")
-        assert done.returncode == 1
-        assert "Traceback" not in done.stdout + done.stderr
-        (told,) = [line for line in done.stdout.splitlines() if line.startswith("failed: ")]
-        assert re.search(
-            r": client \d, round 1, Wrong: SystemExit: 0 \(wrong.py, line \d+ in client; training data", told
-        )
-        (summary,) = (lab / f"sweep{len(more)}").glob("*/summary.json")
-        assert summary.parent.name.startswith("method")
-        (error,) = (lab / f"sweep{len(more)}").glob("*/error.txt")
-        assert "Traceback" in error.read_text()
+    both = ("--algorithms=right.py:Method,wrong.py:Wrong", "--settings=real")
+    done = given(lab, "table1.py", *FEW, *both, *more, "--out=sweep")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stdout + done.stderr
+    (told,) = [line for line in done.stdout.splitlines() if line.startswith("failed: ")]
+    assert re.search(r": client \d, round 1, Wrong: SystemExit: 0 \(wrong.py, line \d+ in client; training data", told)
+    (summary,) = (lab / "sweep").glob("*/summary.json")
+    assert summary.parent.name.startswith("method")
+    (error,) = (lab / "sweep").glob("*/error.txt")
+    assert "Traceback" in error.read_text()
+
+
+@pytest.mark.ray
+def test_in_a_sweep_a_generator_that_breaks_takes_its_own_cells_only(lab: Path) -> None:
     part = wrong(Seam("generator", "fit", "Maker"), "raise GeneratorExit")
     (lab / "wrong.py").write_text(WRONG.format(part=part))
-    settings = ["--settings=real,shuffled_synthetic", "--algorithms=fedavg", "--alphas=0.1"]
-    done = given(lab, "table1.py", *few, *settings, "--generator=wrong.py:Wrong", "--out=generators")
+    settings = ("--settings=real,shuffled_synthetic", "--algorithms=fedavg")
+    done = given(lab, "table1.py", *FEW, *settings, "--generator=wrong.py:Wrong", "--out=sweep")
     assert done.returncode == 1
-    assert re.search(
-        r"failed: .*wrong.py:Wrong.fit, client \d: GeneratorExit \(wrong.py, line \d+ in fit\)", done.stdout
-    )
-    assert len([*(lab / "generators").glob("*/summary.json")]) == 1
+    assert re.search(r"wrong.py:Wrong.fit, client \d: GeneratorExit \(wrong.py, line \d+ in fit\)", done.stdout)
+    assert len([*(lab / "sweep").glob("*/summary.json")]) == 1
 
 
 def given(lab: Path, script: str, *words: str) -> subprocess.CompletedProcess[str]:
