@@ -12,6 +12,7 @@ from fedcommons.core.executor import J, R, S
 from fedcommons.core.local import Work, onednn
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
+from fedcommons.errors import somebodys
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Of glibc's malloc.h."""
@@ -113,4 +114,5 @@ class Worker:
         """The job's result. What an earlier job has told the module of its round is forgotten, and so is its noise."""
         self.work.begin(0)
         self.work.noise.close()
-        return function(self, shared, job)
+        with somebodys(self.work.module, "", function.__name__.replace("_", " ").strip()):
+            return function(self, shared, job)

@@ -42,6 +42,7 @@ from fedcommons.federation.serial import Serial
 from fedcommons.runs import central, experiment
 from fedcommons.runs.build import Assembled, Prepared, build_module, build_worker, local_loop
 from fedcommons.runs.counting import Counts
+from fedcommons.sharing import stage as stages
 from fedcommons.sharing.needs import Need
 from fedcommons.sharing.stage import Contribution, Contributions, shorter_of
 from fedcommons.sharing.synthetic_pool import require_like
@@ -255,7 +256,7 @@ def contribute(ready: Prepared, made: Sequence[Contribution]) -> tuple[Contribut
     """What clients contribute, and the seconds that it takes; a stage that takes long is played by a shorter one."""
     stage, times = shorter_of(ready.stage)
     found: list[Contributions] = []
-    seconds = _once(lambda: found.append(stage.make(ready.dealt, made)))
+    seconds = _once(lambda: found.append(stages.contribute(stage, ready.dealt, made)))
     return found[0], times * seconds
 
 

@@ -1,6 +1,5 @@
 """A measure of somebody's own: numbers of the server model, taken in the rounds of the convergence parameters."""
 
-import traceback
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from fedcommons.config import parts
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import Work
 from fedcommons.core.worker import RunData, Worker
-from fedcommons.errors import ClientError, sentence
+from fedcommons.errors import somebodys
 from fedcommons.federation.evaluation import ModelTask
 from fedcommons.seeds import seed_for, set_default_generator
 
@@ -62,11 +61,8 @@ def measured_here(worker: Worker, task: MeasureTask, job: int) -> dict[str, floa
     seed = seed_for(task.at.seed, "measure")
     set_default_generator(seed)
     data = deepcopy(worker.data)  # clients go on with what the worker holds, whatever is written into this
-    try:
+    with somebodys(parts.called("measure", task.name), "", f"round {task.at.round}"):
         found = parts.make("measure", task.name, task.constants)(worker.work, data, task.at.round, seed)
         if not isinstance(found, Mapping):
             raise ValueError(f"it must give numbers by name, got {type(found).__name__}")
         return {str(n): float(v.detach() if isinstance(v, Tensor) else v) for n, v in found.items()}
-    except Exception as error:  # whatever somebody's measure raises
-        text = f"measure.measure {task.name}, round {task.at.round}: {sentence(error)}"
-        raise ClientError(text, trace="".join(traceback.format_exception(error))) from error
