@@ -96,6 +96,19 @@ def data(x: Flat | Tensor) -> Tensor:
     return x.buffer if isinstance(x, Flat) else x
 
 
+def require_payload(what: str, payload: object) -> None:
+    """See that this has the form of a payload.
+
+    Raises:
+        ValueError: it is no mapping from names to ``Flat`` or tensors.
+    """
+    entries = payload.items() if isinstance(payload, Mapping) else [("", payload)]
+    for name, x in entries:
+        if not (isinstance(payload, Mapping) and isinstance(name, str) and isinstance(x, Flat | Tensor)):
+            of_it = f" of {name!r}" if isinstance(payload, Mapping) else ""
+            raise ValueError(f"{what} must map names to Flat or tensors, got {type(x).__name__}{of_it}")
+
+
 def flat(payload: Payload, name: str) -> Flat:
     """The named vector ``name`` of a payload.
 

@@ -38,12 +38,15 @@ LOST = (RayActorError, ObjectLostError, NodeDiedError, OutOfMemoryError, WorkerC
 class _Actor:
     def __init__(self, build: Callable[[RunData], Worker], data: "list[ray.ObjectRef]") -> None:
         set_up_process()
-        self.refused: UserError | None = None
+        self.refused: UserError | ClientError | None = None
         try:
             # Ray does not resolve a reference inside a list. As a plain constructor argument Ray would keep another
             # copy of the data.
             self.worker = build(ray.get(data[0]))
-        except UserError as error:  # told when it is asked for: what stops a constructor reaches nobody but as text
+        except (
+            UserError,
+            ClientError,
+        ) as error:  # told when it is asked for: what stops a constructor reaches nobody but as text
             self.refused = error
 
     def map(self, shared: Any, work: tuple[Callable, Sequence]) -> list:

@@ -155,8 +155,12 @@ def _trackers(config: Experiment, record: RunFolder, p: float, say: Callable[[st
         others.append(WandbTracker(record.path, config, p, say))
     if name := config.tracking.tracker:
         part = parts.find("tracker", name)
-        offered = {"folder": record.path, "config": config.flat}
-        others.append(OwnTracker(name, partial(part, **taken(part, offered), **config.tracking.constants), say))
+        offered, constants = {"folder": record.path, "config": config.flat}, config.tracking.constants
+
+        def make() -> Tracker:
+            return parts.made("tracker", name, lambda: part(**taken(part, offered), **constants))
+
+        others.append(OwnTracker(name, make, say))
     for line in record.rounds() if others else ():
         for tracker in others:
             tracker.log(line["round"], {name: value for name, value in line.items() if name != "round"})

@@ -12,6 +12,7 @@ from fedcommons.data import partition as partitions
 from fedcommons.data.arrays import read_only
 from fedcommons.data.examples import Dataset
 from fedcommons.data.partition import Partitioned
+from fedcommons.errors import somebodys
 from fedcommons.seeds import numpy_generator, seed_for
 
 
@@ -20,15 +21,17 @@ def load(data: Data) -> Dataset:
 
     Raises:
         UserError: there is no such data set, or see there.
+        ClientError: it failed.
     """
     part = parts.find("data", data.name)
     seed = seed_for("data set", data.name) % 2**32  # many libraries take no larger one
     offered = {"dir": datasets.data_folder(data.dir), "download": data.download, "seed": seed}
-    make = partial(part, **{**taken(part, offered), **data.constants})
-    return datasets.load(
-        data.name, make, validation=data.validation, validation_from=data.validation_from, limit=data.limit,
-        augment=data.augment,
-    )  # fmt: skip
+    with somebodys(parts.called("data", data.name)):
+        make = partial(part, **{**taken(part, offered), **data.constants})
+        return datasets.load(
+            data.name, make, validation=data.validation, validation_from=data.validation_from, limit=data.limit,
+            augment=data.augment,
+        )  # fmt: skip
 
 
 def deal(recipe: Partition, labels: np.ndarray, n_classes: int, seed: int) -> Partitioned:
@@ -36,11 +39,13 @@ def deal(recipe: Partition, labels: np.ndarray, n_classes: int, seed: int) -> Pa
 
     Raises:
         UserError: there is no such partition, or see ``data.partition.partition``.
+        ClientError: it failed.
     """
     name, part = recipe.name, parts.find("partition", recipe.name)
     offered = {
         "labels": read_only(labels), "n_clients": recipe.n_clients, "n_classes": n_classes,
         "rng": numpy_generator(seed, "partition", name), "seed": seed_for(seed, "partition", name),
     }  # fmt: skip
-    rows = partial(part, **taken(part, offered), **recipe.constants)
-    return partitions.partition(name, rows, labels, recipe.n_clients, n_classes)
+    with somebodys(parts.called("partition", name)):
+        rows = partial(part, **taken(part, offered), **recipe.constants)
+        return partitions.partition(name, rows, labels, recipe.n_clients, n_classes)
