@@ -13,7 +13,7 @@ from fedcommons.core.salts import IF_SECRET
 from fedcommons.errors import UserError, shown
 from fedcommons.federation.rejections import told
 from fedcommons.files import stored
-from fedcommons.tracking.recorded import flaw_of_line, flaw_of_summary
+from fedcommons.tracking.recorded import flaw_of_config, flaw_of_line, flaw_of_summary
 from fedcommons.tracking.run_folder import (
     STOPPED,
     accuracies,
@@ -183,6 +183,8 @@ def _run(folder: Path) -> _Run:
     if summary:
         _check(folder, summary)
     config = summary["config"] if summary else read_config(folder).flat
+    if flaw := flaw_of_config(config):
+        raise UserError(f"{folder} is damaged: {flaw}.")
     return _Run(folder, {n: tuple(v) if isinstance(v, list) else v for n, v in config.items()}, lines, summary or {})
 
 

@@ -47,7 +47,7 @@ def flaw_of_summary(summary: Mapping[str, Any]) -> str | None:
         kinds = (str,) if name in _TEXTS else (int,) if name in _WHOLE else (int, float) if name in _NUMBERS else None
         if kinds and value is not None and type(value) not in kinds:
             return f"{name} is {shown(value)}"
-    return _flaw_of_rejected(summary) or _flaw_of_privacy(summary) or flaw_of_config(summary.get("config", {}))
+    return _flaw_of_rejected(summary) or _flaw_of_privacy(summary)
 
 
 def _flaw_of_rejected(summary: Mapping[str, Any]) -> str | None:
