@@ -92,7 +92,12 @@ def read_tensors(path: Path, inner: int = 0) -> "tuple[dict[str, Tensor], dict[s
     from safetensors.torch import load_file
 
     facts_path = path.with_name(path.name + ".json")
-    facts = stored.json_of(facts_path, inner)
+    try:
+        facts = stored.json_of(facts_path, inner)
+    except stored.UnreadableError:
+        raise
+    except ValueError as error:
+        raise ValueError(f"{path} is incomplete: {error}") from None
     with stored.opened(path, _memory(), inner) as file:
         if file is None and facts is None:
             return None
