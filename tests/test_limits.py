@@ -32,7 +32,7 @@ def test_no_memory_is_told_in_one_sentence(error: Exception, capsys: pytest.Capt
         try:
             raise error
         except type(error) as caught:
-            raise ClientError.of(caught, 3, 1, "fedavg", (8, 64)) from caught
+            raise ClientError.of(caught, "client 3, round 1, fedavg") from caught
 
     for function, begun in ((fail, "error: out of memory: "), (fail_in_a_client, "error: client 3, round 1, fedavg: ")):
         assert cli._run(function) == 1

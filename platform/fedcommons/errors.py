@@ -13,6 +13,7 @@ from shlex import quote
 from typing import Any, Self, TypeVar
 
 from fedcommons.files import write_text
+from fedcommons.files.stored import UnreadableError, clean, text_of
 
 SHOWN = 80
 """Longer values are cut to this many characters in a message."""
@@ -36,12 +37,13 @@ T = TypeVar("T")
 class UserError(Exception):
     """A request that cannot be met: field, value, what is allowed, the nearest valid name. Raised before any work.
 
-    Words longer than ``SHOWN`` characters are cut in the sentence, and so are paths of four times that length.
+    Words longer than ``SHOWN`` characters are cut in the sentence, and so are paths of four times that length. What a
+    terminal would obey is escaped: names of files and folders may be anybody's.
     """
 
     def __init__(self, sentence: str) -> None:
         long = rf"(?<!\S)[^\s/]{{{SHOWN + 1},}}(?!\S)|\S{{{4 * SHOWN + 1},}}"
-        super().__init__(re.sub(long, lambda word: _cut(word[0]), sentence))
+        super().__init__(clean(re.sub(long, lambda word: _cut(word[0]), sentence)))
 
 
 class ClientError(RuntimeError):
@@ -217,10 +219,11 @@ def leaving_errors(folder: Path, own: Sequence[str] = ()) -> Iterator[None]:
 def left_in(folder: Path) -> str | None:
     """The sentence in ``folder/error.txt``, and where its traceback is; None if there is no such file."""
     path = folder / "error.txt"
-    if not path.is_file():
-        return None
-    first = path.read_text(errors="replace").partition("\n")[0]
-    return f"{first} (traceback: {path})"
+    try:
+        found = text_of(path)
+    except UnreadableError as error:
+        return f"{error}"
+    return None if found is None else f"{clean(found.partition(chr(10))[0])} (traceback: {path})"
 
 
 def unknown(what: str, name: str, known: Iterable[str], besides: str = "") -> UserError:

@@ -14,7 +14,7 @@ from torch import nn
 from fedcommons import capacity
 from fedcommons.accounting import privacy
 from fedcommons.accounting.privacy import Ledger
-from fedcommons.artifacts import Store
+from fedcommons.artifacts import Store, key_of
 from fedcommons.audits import pool
 from fedcommons.config import parts
 from fedcommons.config.experiment import Data, Experiment
@@ -369,6 +369,14 @@ def noise_key(config: Experiment) -> int:
     decided = {n: v for n, v in deciding(config).items() if n != "federation.rounds"}
     facts = {n: int(v) if isinstance(v, float) and v.is_integer() else v for n, v in decided.items()}
     return wide_key("experiment", repr(sorted(facts.items())))
+
+
+def run_name(experiment: int, data: str, salt: bytes = b"") -> str:
+    """What names a run in its checkpoints and clients' memories: a digest of all that decides it.
+
+    experiment: its ``noise_key``, so that a run with more rounds has the same name; data: the digest of its data set.
+    """
+    return key_of({"experiment": experiment, "data": data, "noise": salts.name_of(salt) if salt else ""})
 
 
 def build_worker(

@@ -1,6 +1,7 @@
 """The data of an experiment: its data set, read and split, and dealt to clients by its partition."""
 
 from functools import partial
+from shlex import quote
 
 import numpy as np
 
@@ -32,6 +33,12 @@ def load(data: Data) -> Dataset:
             data.name, make, validation=data.validation, validation_from=data.validation_from, limit=data.limit,
             augment=data.augment,
         )  # fmt: skip
+
+
+def dir_option(dir: str | None) -> list[str]:
+    """The option that names this folder of data; none where it is the one that is looked in without it."""
+    is_usual = dir is None or datasets.data_folder(dir).resolve() == datasets.data_folder(None).resolve()
+    return [] if is_usual or dir is None else [f"--data.dir {quote(dir)}"]
 
 
 def deal(recipe: Partition, labels: np.ndarray, n_classes: int, seed: int) -> Partitioned:

@@ -50,9 +50,20 @@ class JobResult:
 def make(job: Job) -> JobResult:
     """Train the generator if weights are missing, and draw the images.
 
+    Stored weights that it cannot draw from, as they have other names or shapes than its own, are trained anew.
+
     Raises:
-        ClientError: they are not of the type and shape of the real ones.
+        ClientError: the images are not of the type and shape of the real ones.
     """
+    try:
+        return _made(job)
+    except Exception:  # whatever a generator raises at weights of another one
+        if not job.trained:
+            raise
+    return _made(Job(job.needs, {}))
+
+
+def _made(job: Job) -> JobResult:
     first = job.needs[0]
     shape, new = tuple(first.examples.x.shape[1:]), {}
     of = f"client {first.client}"

@@ -16,6 +16,7 @@ from fedcommons.config.experiment import Experiment, Federation
 from fedcommons.errors import ClientError, UserError, left_in, sentence
 from fedcommons.federation import cluster, scratch
 from fedcommons.federation.rejections import told
+from fedcommons.files import stored
 from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.folders import holds_runs, open_folder
 from fedcommons.tracking.run_folder import (
@@ -299,8 +300,8 @@ def _trial(params: Mapping[str, Any], configs: Mapping[str, Mapping[str, Any]], 
             tune.report(last)
 
     def say(text: str) -> None:
-        with suppress(OSError), open(folder / "messages.log", "a") as file:  # a full disk stops the run elsewhere
-            file.write(text + "\n")
+        with suppress(OSError):  # a full disk stops the run elsewhere
+            stored.write_alone(folder / "messages.log", text + "\n")
 
     try:
         if lines := read_rounds(folder):  # Tune is told also of a trial that has no round left to play

@@ -5,8 +5,10 @@ W&B never asks for input here, and its failures do not stop a run. No path of th
 
 import netrc
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -16,7 +18,7 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import effective, to_dict
 from fedcommons.config.parts import label
 from fedcommons.federation import scratch
-from fedcommons.files import write_text
+from fedcommons.files import stored, write_text
 from fedcommons.tracking.tracker import Metric
 
 
@@ -161,7 +163,11 @@ def logged_in() -> bool:
 
 
 def _run_id(folder: Path) -> str:
+    """The id in wandb-id.txt; a new one if there is none, or it is none of ours."""
     path = folder / "wandb-id.txt"
-    if not path.exists():
-        write_text(path, secrets.token_hex(4) + "\n")
-    return path.read_text().strip()
+    with suppress(stored.UnreadableError):
+        if re.fullmatch("[0-9a-z]{8}", found := (stored.text_of(path) or "").strip()):
+            return found
+    new = secrets.token_hex(4)
+    write_text(path, new + "\n")
+    return new
