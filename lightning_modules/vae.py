@@ -136,7 +136,7 @@ def vae(
     latent: Annotated[int, "[1, 1e6]"] = 32,
     channels: Annotated[tuple[int, ...], "[1, 1e6]"] = (16, 32),
     depth: Annotated[int, "[1, 100]"] = 1,
-    trade_off: Annotated[float, "[0, inf)"] = 0.05,
+    trade_off: Annotated[float, "[0, 1e38]"] = 0.05,
     batch_norm: bool = False,
     classify: Annotated[str, "code | features"] = "code",
     reconstruction: Annotated[str, "squares | cross_entropy"] = "squares",

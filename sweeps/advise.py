@@ -60,6 +60,7 @@ def configs(options: cli.Options) -> list[Experiment]:
     seed, base = cli.split("--seeds", options.seeds, int)[0], grids.base(options)
     pool = {"sharing.setting": options.settings, "sharing.p": 0.5 if options.settings == "shuffled_real" else None}
     alphas = cli.split("--alphas", options.alphas, float)
+    sweep.require_few(len(alphas) * len(options.seeds.split(",")) * len(options.check_p.split(",")))
     common = {**base, "seed": seed, "measure.every": max(1, options.measure.every), **pool}
     return [choose({**common, "partition.alpha": alpha}, options.fields) for alpha in alphas]
 

@@ -80,6 +80,7 @@ def figure_a8(options: cli.Options) -> Figure:
 def _cells(options: cli.Options, fields: Mapping[str, Any]) -> list[sweep.Trial]:
     base = {**grids.base(options), **fields, "measure.smoothness": options.hessians}
     seeds = cli.split("--seeds", options.seeds, int)
+    sweep.require_few(len(seeds) * len(options.p.split(",")))
     return [sweep.cell(choose({**base, "seed": seed}, options.fields), NAMED) for seed in seeds]
 
 

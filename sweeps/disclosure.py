@@ -59,6 +59,7 @@ def grid(options: cli.Options) -> list[sweep.Trial]:
         values: dict[str, Any] = {
             "seed": seed, "algorithm": algorithm, "partition.alpha": alpha, "sharing.setting": setting,
         }  # fmt: skip
+        sweep.require_few(len(found) + 1)
         plain = authors.cell(options, {**base, **values})
         if "c" in plain.config.sharing.constants:
             found += [authors.cell(options, {**base, **values, "sharing.c": c}) for c in shares]

@@ -14,7 +14,7 @@ from typing import Any
 from fedcommons.config import cli, parts
 from fedcommons.config.flat import SHORT_NAMES
 from fedcommons.errors import UserError, shown
-from fedcommons.sweeping import grids, runner
+from fedcommons.sweeping import grids, runner, sweep
 from papers.feddm import presets
 from papers.feddm.report import Entry, report
 
@@ -99,6 +99,7 @@ def entries(options: cli.Options) -> list[Entry]:
         rates = [None] if real else listed[own] or [values[own]]
         for rate, seed in product(rates, cli.split("--seeds", options.seeds, int)):
             at = {"seed": seed} if rate is None else {"seed": seed, own: rate}
+            sweep.require_few(len(found) + 1)
             found.append(Entry(table, method, alpha, rate, grids.cell(options, {**values, **at})))
 
     alpha = _alpha(options)

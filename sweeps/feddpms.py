@@ -106,6 +106,7 @@ def _cells(
     rates = [options.client.lr] if options.lrs is None else cli.split("--lrs", options.lrs, float)
     fixed = {"algorithm": algorithm, "partition.alpha": alpha, "sharing.setting": "real", **given, **(values or {})}
     seeds = cli.split("--seeds", options.seeds, int)
+    sweep.require_few(len(rates) * len(seeds) * len(options.alphas.split(",")))
     every = {**grids.base(options), **fixed}
     return [grids.cell(options, {**every, "client.lr": rate, "seed": seed}) for rate, seed in product(rates, seeds)]
 

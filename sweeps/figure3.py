@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,19 +35,11 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     if grids.preset_and_dataset(argv)[0] == "authors":
         raise UserError("--preset authors has no central models: use paper, small or smoke.")
     more = (
-        (
-            "p-real",
-            Annotated[float | None, "[0, 1)"],
-            None,
-            "share of real images that shuffled_real swaps; default: sharing.p, else 0.5",
-        ),
-        (
-            "central-epochs",
-            Annotated[int | None, "[1, 1e9]"],
-            None,
-            "epochs of the central models; default: as many as federation.rounds",
-        ),
-    )
+        ("p-real", Annotated[float | None, "[0, 1)"], None,
+         "share of real images that shuffled_real swaps; default: sharing.p, else 0.5"),
+        ("central-epochs", Annotated[int | None, "[1, 1e9]"], None,
+         "epochs of the central models; default: as many as federation.rounds"),
+    )  # fmt: skip
     title = (__doc__ or "").partition("\n")[0]
     parser = grids.parser(title, argv, {"settings": SETTINGS}, more, "figure3")
     options = cli.parse(parser, argv)
@@ -63,8 +54,8 @@ def grid(options: cli.Options) -> list[sweep.Trial]:
     shared = P if asked is None else asked
     p_real = shared if options.p_real is None else options.p_real
     cells = []
-    for alpha, algorithm, setting, seed in product(
-        cli.split("--alphas", options.alphas, float), cli.split("--algorithms", options.algorithms),
+    for alpha, algorithm, setting, seed in grids.combined(
+        options, cli.split("--alphas", options.alphas, float), cli.split("--algorithms", options.algorithms),
         cli.split("--settings", options.settings), cli.split("--seeds", options.seeds, int),
     ):  # fmt: skip
         values: dict[str, Any] = {

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedcommons.config import cli, presets
 from fedcommons.errors import UserError
-from fedcommons.sweeping import grids, runner
+from fedcommons.sweeping import grids, runner, sweep
 from papers.fedssyn import private_presets
 from papers.fedssyn.private_report import Entry, report
 
@@ -70,6 +70,7 @@ def entries(options: cli.Options) -> list[Entry]:
     settings = cli.split("--settings", options.settings)
 
     def add(pool: str, last: bool, **fields: Any) -> None:
+        sweep.require_few(len(found) + 1)
         found.append(Entry(pool, last, grids.cell(options, {**base, **fields})))
 
     for alpha, algorithm, seed in product(cli.split("--alphas", options.alphas, float), algorithms, seeds):

@@ -72,7 +72,7 @@ def dry_run(config: Experiment, out: Path) -> int:
 def play_again(argv: Sequence[str]) -> int:
     choosing = [kind.field for kind in KINDS.values()]
     names = {SHORT_NAMES.get(name, name) for name in cli.named(argv)}
-    if other := sorted(names - {"replay", "round", "client", "pdb", "help", *choosing}):
+    if other := sorted(names - {"replay", "round", "client", "pdb", "help", "data.dir", *choosing}):
         raise UserError(f"--replay takes --round and --client only, all else is as in the run; got --{other[0]}.")
     parser = cli.Parser(description="Run one client of one round of a run again.")
     parser.add_argument("--replay", type=str, help="run folder")
@@ -81,13 +81,14 @@ def play_again(argv: Sequence[str]) -> int:
     parser.add_argument("--pdb", action="store_true", help="open the debugger where the client fails")
     for field in choosing:
         parser.add_argument(f"--{field}", type=str, help="a part of your own that the run has: it is executed")
+    parser.add_argument("--data.dir", type=str, help="the folder of data that the run has: it is read")
     options = cli.parse(parser, argv)
     if options.round is None or options.client is None:
         raise UserError("--replay needs --round R and --client I.")
     from fedcommons.runs import replay
 
     try:
-        own = [options[field] for field in choosing]
+        own = [options[field] for field in (*choosing, "data.dir")]
         print(replay.replay(Path(options.replay), options.round, options.client, named=own))
     except ClientError as error:
         if options.pdb and error.__cause__:

@@ -7,7 +7,6 @@ python sweeps/table1.py --preset authors --dataset cifar10 --data-dir DIR    # a
 """
 
 from collections.abc import Sequence
-from itertools import product
 from typing import Any
 
 from fedcommons.config import cli
@@ -69,9 +68,10 @@ def grid(options: cli.Options) -> list[sweep.Trial]:
     )  # unless another target is asked for
     targets = {key[:4]: target for key, (target, _) in fedssyn_table1().items()} if papers else {}
     cells, owned = [], {"client.lr"} if options.lrs is not None else ()
-    for (n, c), alpha, algorithm, setting, rate, seed in product(
-        federations, cli.split("--alphas", options.alphas, float), cli.split("--algorithms", options.algorithms),
-        cli.split("--settings", options.settings), rates, cli.split("--seeds", options.seeds, int),
+    for (n, c), alpha, algorithm, setting, rate, seed in grids.combined(
+        options, federations, cli.split("--alphas", options.alphas, float),
+        cli.split("--algorithms", options.algorithms), cli.split("--settings", options.settings), rates,
+        cli.split("--seeds", options.seeds, int),
     ):  # fmt: skip
         values: dict[str, Any] = {
             "seed": seed, "algorithm": algorithm, "partition.alpha": alpha, "sharing.setting": setting,

@@ -81,8 +81,15 @@ def cells(options: cli.Options) -> tuple[list[sweep.Trial], list[str]]:
         UserError: a field, a value or a metric that the runs cannot have.
     """
     swept = space(options)
-    points = search_space.points(swept, options.samples, options.seed)
-    found = made(search_space.ends(swept) if options.search == "optuna" else points, options)
+    n = search_space.count(swept, options.samples)
+    if options.search == "optuna":
+        points = search_space.ends(swept)
+    elif grids.counted(options, n):
+        points = search_space.points(swept, options.samples, options.seed, sweep.FEW)
+    else:
+        sweep.require_few(n)
+        points = search_space.points(swept, options.samples, options.seed)
+    found = made(points, options)
     metrics.require(options.metric, [c.config for c in found])
     if options.scheduler == "asha" and not all(c.config.data.validation > 0 for c in found):
         raise UserError("--scheduler asha stops runs by validation accuracy: --data.validation must be above 0.")

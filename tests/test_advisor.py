@@ -197,7 +197,7 @@ def test_the_probe_measures_the_pool_that_is_there(config: Experiment, tmp_path:
     [
         (["--p", "0.5,1.2"], "--p must lie in [0, 1), got 1.2."),
         (["--check-p", "1"], "--check-p must lie in [0, 1), got 1."),
-        (["--speed-up", "1"], "--speed-up must be greater than 1, got 1."),
+        (["--speed-up", "1"], "--speed-up must lie in (1, inf), got 1."),
         (["--settings", "local_synthetic"], "unknown --settings 'local_synthetic'; did you mean 'shuffled_synthetic'?"),
         (["--algorithms", "scaffold"], "--algorithms must be fedavg, which Corollary I is about, got scaffold."),
         (["--sharing.p", "0.5"], "use --p instead"),

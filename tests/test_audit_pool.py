@@ -85,8 +85,8 @@ def test_a_pool_of_copies_is_told_to_be_one(
     ("more", "said"),
     [
         (["--setting", "real"], "sharing.setting real makes no images"),
-        (["--shadows", "1"], "--shadows must be at least 2, got 1"),
-        (["--canaries", "3"], "--canaries must be at least 4, got 3"),
+        (["--shadows", "1"], r"--shadows must lie in \[2, 10000\], got 1"),
+        (["--canaries", "3"], r"--canaries must lie in \[4, 1e9\], got 3"),
         (
             ["--generator", "mine.py:Parrot", "--attacked", "4", "--dry-run"],
             r"--attacked must be one of 0 \.\.\. 3, got 4",

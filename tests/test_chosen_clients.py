@@ -79,7 +79,7 @@ def test_clients_that_do_not_exist_or_come_twice_are_refused(named: list[int], d
             return named
 
     federation = digits()
-    with pytest.raises(ValueError, match=r"participants must be some of 5 clients, each once, got \["):
+    with pytest.raises(ClientError, match=r"participants must be some of 5 clients, each once, got \["):
         federation.play(Wrong(), federation.plan(1))
 
 

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import stat
 import struct
 import subprocess
 import sys
@@ -52,9 +53,9 @@ print("ran as", ray.get(ray.remote(lambda: os.getpid()).remote(), timeout=30))
 class Actor:
     """A worker that stays."""
 
-    def token(self) -> str | None:
-        """The one that it was handed."""
-        return os.environ.get("RAY_AUTH_TOKEN")
+    def told(self) -> dict[str, str | None]:
+        """The token that it was handed, and where its temporary files lie."""
+        return {"token": os.environ.get("RAY_AUTH_TOKEN"), "temporary": tempfile.gettempdir()}
 
 
 def main() -> None:
@@ -73,9 +74,9 @@ def main() -> None:
         sys.exit(130)
     context = ray.get_runtime_context()
     actor: Any = ray.remote(num_cpus=0)(Actor).remote()
-    token = ray.get(actor.token.remote())
-    facts = {"address": context.gcs_address, "session": context.get_session_name(), "token": token}
-    print(json.dumps(facts), flush=True)
+    facts = {"address": context.gcs_address, "session": context.get_session_name()}
+    told: dict[str, str | None] = ray.get(actor.told.remote())
+    print(json.dumps({**facts, **told}), flush=True)
     sys.stdin.read()
     ray.shutdown()
 
@@ -93,7 +94,7 @@ def driver(**more: str) -> Iterator[tuple[subprocess.Popen, dict[str, Any], Path
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as scratch:
         process = subprocess.Popen(
             [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env=environment(Path(scratch), RAY_TMPDIR=scratch, **more),
+            env=environment(Path(scratch), **{"RAY_TMPDIR": scratch, **more}),
         )  # fmt: skip
         assert process.stdin is not None
         assert process.stdout is not None
@@ -221,11 +222,11 @@ def test_no_port_of_ray_can_be_reached_from_another_machine(ours: Any) -> None:
     process, _, _ = ours
     ports = {port for _, port in listening(process)}
     assert len(ports) >= 5
-    for port in ports:
-        socket.create_connection(("127.0.0.1", port), timeout=30).close()
     with another_machine() as connects, socket.create_server(("", 0)) as open_to_all:
         its = open_to_all.getsockname()[1]
         assert connects([*ports, its]) == {its}
+    for port in ports:
+        socket.create_connection(("127.0.0.1", port), timeout=30).close()
 
 
 @pytest.mark.ray
@@ -259,14 +260,22 @@ def test_a_cluster_is_joined_by_its_token_and_refused_without_in_one_sentence(ou
 
 @pytest.mark.ray
 def test_a_mode_that_a_user_has_set_holds_and_sigterm_ends_ray_as_it_ends_us(tmp_path: Path) -> None:
-    with driver(RAY_AUTH_MODE="disabled") as (process, facts, _):
+    """Its folder lies in /tmp, as names of sockets below this TMPDIR would be too long, and goes with it."""
+    long = tmp_path / ("long" * 20)
+    long.mkdir()
+    with driver(RAY_AUTH_MODE="disabled", RAY_TMPDIR="", TMPDIR=str(long)) as (process, facts, _):
         assert facts["token"] is None
+        (session,) = Path("/tmp").glob(f"fc-*/r/{facts['session']}")
+        folder = session.parent.parent
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert Path(facts["temporary"]) == folder
         assert "ran as" in client(facts["address"], tmp_path).stdout
         family = psutil.Process(process.pid).children(recursive=True)
         process.terminate()
         assert process.wait(timeout=60) == 143
         _, alive = psutil.wait_procs(family, timeout=30)
         assert [member.name() for member in alive] == []
+        assert not folder.exists()
 
 
 def test_a_ray_that_starts_without_authentication_is_shut_down(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,6 +308,15 @@ def connects(home: Path, **more: str) -> str:
 def test_a_mode_that_ray_does_not_know_is_refused(tmp_path: Path) -> None:
     """Ray would take it for disabled."""
     assert "RAY_AUTH_MODE must be token or disabled, got 'tokne'" in connects(tmp_path, RAY_AUTH_MODE="tokne")
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("folder", "why"),
+    [("/tmp/" + "long" * 20, "must have at most 3[0-9] characters"), ("/dev/null/x", r"cannot be written \(Not a dir")],
+)
+def test_a_temporary_folder_for_ray_that_cannot_be_is_refused(folder: str, why: str, tmp_path: Path) -> None:
+    assert re.search(f"RAY_TMPDIR.*{why}", connects(tmp_path, RAY_TMPDIR=folder))
 
 
 @pytest.fixture

@@ -1,13 +1,17 @@
 """MNIST-like files that are damaged or do not fit each other: refused in one sentence, before any work."""
 
 import gzip
+import os
 import pickle
+import shutil
 import struct
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from fedcommons.config import presets
 from fedcommons.config.experiment import Data
@@ -144,6 +148,78 @@ def test_damaged_pickles_are_refused_unread(damage: Callable[[Path], object], tm
             damage(tmp_path / folder / name)
     for name in ("cifar10", "cifar100"):
         assert "is damaged" in refused(Data(name=name, dir=str(tmp_path)))
+
+
+ODD: dict[str, Callable[[Path], object]] = {
+    "a link to itself": lambda path: path.symlink_to(path.name),
+    "two links to each other": lambda path: (path.symlink_to("other"), (path.parent / "other").symlink_to(path.name)),
+    "a link to nothing": lambda path: path.symlink_to("nothing"),
+    "a link to /dev/zero": lambda path: path.symlink_to("/dev/zero"),
+    "a FIFO": os.mkfifo,
+    "a folder": Path.mkdir,
+    "a sparse file of a terabyte": lambda path: (path.touch(), os.truncate(path, 2**40)),
+}
+
+
+@pytest.mark.parametrize("make", ODD.values(), ids=ODD)
+def test_what_is_no_file_of_the_data_set_is_not_read(make: Callable[[Path], object], tmp_path: Path) -> None:
+    """In the place of a file, of its folder, and of CIFAR's first file, whose checksum is not computed then."""
+    said = []
+    for number, name in enumerate(("MNIST/raw/train-images-idx3-ubyte", "MNIST/raw", "MNIST")):
+        data = mnist(root := tmp_path / str(number))
+        (root / name).unlink() if number == 0 else shutil.rmtree(root / name)
+        make(root / name)
+        said.append(refused(data))
+    (tmp_path / "cifar-10-batches-py").mkdir()
+    make(tmp_path / "cifar-10-batches-py" / "data_batch_1")
+    said.append(refused(Data(name="cifar10", dir=str(tmp_path))))
+    assert all("is damaged" in one or "is not there" in one for one in said)
+    if make is ODD["a sparse file of a terabyte"]:
+        assert "train-images-idx3-ubyte has 1,099,511,627,776 bytes" in said[0]
+
+
+def test_a_folder_that_cannot_be_read_is_refused(as_nobody: Callable[[Callable[[], None]], None]) -> None:
+    """By a user who may not enter it; ``tmp_path`` is closed to others."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        data = mnist(Path(folder))
+        for path, said in ((Path(folder, "MNIST", "raw"), "is damaged"), (Path(folder, "MNIST"), "is not there")):
+            path.chmod(0)
+            as_nobody(lambda said=said: _says(said, data))
+            path.chmod(0o755)
+
+
+def _says(said: str, data: Data) -> None:
+    assert said in refused(data)
+
+
+class Runs:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[str, str]]:
+        return open, (str(self.path), "w")
+
+
+def test_no_strangers_pickle_is_run(tmp_path: Path) -> None:
+    """CIFAR's files are pickles; and torchvision reads MNIST from ``processed``, where it is, as it once wrote it."""
+    told = tmp_path / "told"
+    for folder, names in {
+        "cifar-10-batches-py": [*(f"data_batch_{n}" for n in range(1, 6)), "test_batch", "batches.meta"],
+        "cifar-100-python": ["train", "test", "meta"],
+        "MNIST/processed": ["training.pt", "test.pt"],
+    }.items():
+        (tmp_path / folder).mkdir(parents=True)
+        for name in names:
+            if name.endswith(".pt"):
+                torch.save(Runs(told), tmp_path / folder / name)
+            else:
+                (tmp_path / folder / name).write_bytes(pickle.dumps(Runs(told)))
+    for name in ("cifar10", "cifar100", "mnist"):
+        refused(Data(name=name, dir=str(tmp_path)))
+    assert not told.exists()
 
 
 def test_images_too_small_for_the_network_are_refused(tmp_path: Path) -> None:

@@ -112,8 +112,8 @@ def test_no_client_gives_away_more_than_it_was_dealt(tmp_path: "Path") -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"feddm.radius": 0.0}, ["feddm.radius", "(0, inf)", "got 0"]),
-        ({"feddm.radius": -1.0}, ["feddm.radius", "(0, inf)"]),
+        ({"feddm.radius": 0.0}, ["feddm.radius", "(0, 1e38]", "got 0"]),
+        ({"feddm.radius": -1.0}, ["feddm.radius", "(0, 1e38]"]),
         ({"feddm.ipc": 11}, ["feddm.ipc", "feddm.least = 10", "got 11", "feddm.init noise"]),
         ({"feddm.init": "nois"}, ["feddm.init", "did you mean 'noise'"]),
         ({"dp.local": True}, ["dp.local", "feddm.init noise"]),

@@ -158,9 +158,9 @@ def test_preset_small_has_other_numbers_on_large_images(feddm: ModuleType) -> No
     [
         (["--preset", "authors"], "--preset must be one of smoke, small, paper for FedDM, whose code was not released"),
         (["--seed", "1", "--seeds", "1"], "seeds"),
-        (["--radii", "3,0"], "feddm.radius must lie in (0, inf), got 0"),
-        (["--rates", "0.1,0"], "--rates takes positive numbers separated by commas, got 0."),
-        (["--image-rates", "-0.3"], "--image-rates takes positive numbers separated by commas, got -0.3."),
+        (["--radii", "3,0"], "feddm.radius must lie in (0, 1e38], got 0"),
+        (["--rates", "0.1,0"], "client.lr must lie in (0, 1e38], got 0."),
+        (["--image-rates", "-0.3"], "feddm.image_lr must lie in (0, 1e38], got -0.3."),
         (["--rates", "0.1,fast"], "--rates takes finite float values separated by commas, got 'fast'."),
         (["--image-rates", "inf"], "--image-rates takes finite float values separated by commas, got 'inf'."),
         (["--rates", ","], "--rates takes finite float values separated by commas, got ''."),

@@ -368,7 +368,7 @@ def test_the_expected_downloads_are_the_mean_number_of_clients_drawn_in_stage_tw
     [
         ({"feddpms.preliminary_rounds": 3}, "feddpms.preliminary_rounds must be below federation.rounds = 3, got 3."),
         ({"feddpms.classes": 11}, "feddpms.classes must be at most the 10 classes, got 11."),
-        ({"feddpms.quota": 0}, "feddpms.quota must lie in [1, 1e9], got 0."),
+        ({"feddpms.quota": 0}, "feddpms.quota must lie in [1, 1e5], got 0."),
         (
             {"feddpms.privacy": "sound", "feddpms.sigma": 0.0},
             "feddpms.sigma must be above 0 with feddpms.privacy",

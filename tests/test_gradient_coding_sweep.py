@@ -198,20 +198,20 @@ def test_presets(script: ModuleType) -> None:
 
 
 BAD = [
-    ("--shares=0,1.5", "c, the share of examples that is not private, must be in [0, 1], got 1.5."),
+    ("--shares=0,1.5", "--shares must lie in [0, 1], got 1.5."),
     ("--shares=0.01", "c = 0.01 of a class, 30 images, is less than one; use 0 or a larger c."),
     ("--shares=most", "--shares takes finite float values separated by commas, got 'most'."),
-    ("--pairs=1:3", "q, the probability to straggle, must be in [0, 1), got 1."),
+    ("--pairs=1:3", "--pairs takes q:d with q in [0, 1) and d in [1, 1e9], got '1:3'."),
     ("--pairs=0.5:10", "d, the number of copies, must be in [1, 9] for 10 clients, got 10."),
     ("--pairs=0.5", "--pairs takes q:d, such as 0.5:3, separated by commas, got '0.5'."),
     ("--pairs=0.5:3,0.5:3", "--pairs takes different values separated by commas"),
-    ("--pairs=nan:3", "q, the probability to straggle, must be in [0, 1), got nan."),
+    ("--pairs=nan:3", "--pairs takes q:d, such as 0.5:3, separated by commas, got 'nan:3'."),
     ("--sharing=exakt", "unknown sharing 'exakt'; did you mean 'exact'?"),
     ("--preset=author", "unknown preset 'author'; did you mean 'authors'?"),
     ("--dataset=cifar10", "unknown data set 'cifar10'. Known: digits, mnist."),
     ("--dataset=mnist --data-dir=/nowhere", "data set mnist is not there: looked in /nowhere"),
-    ("--repetitions=1", "--repetitions must be in [2, 1e6], got 1."),
-    ("--workers=0", "--workers must be in [1, 1e6], got 0."),
+    ("--repetitions=1", "--repetitions must lie in [2, 1e6], got 1."),
+    ("--workers=0", "--workers must lie in [1, 1e6], got 0."),
     ("--share=0.1", "did you mean '--shares'?"),
 ]
 

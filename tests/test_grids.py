@@ -8,11 +8,11 @@ from types import ModuleType
 import pytest
 from rich.console import Console
 
-from fedcommons.config import presets
+from fedcommons.config import presets, search_space
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import deciding, from_dict, override, same_results, to_dict
 from fedcommons.errors import UserError
-from fedcommons.sweeping import grids
+from fedcommons.sweeping import grids, planned
 from fedcommons.sweeping import sweep as tuning
 from fedcommons.sweeping.display import Display
 from papers.fedssyn import authors
@@ -261,3 +261,48 @@ def test_table1_reads_a_run_once_and_names_those_it_cannot_read(
         f"left out: {tmp_path / old.name} is of an earlier version: its summary.json does not have the config.",
         f"left out: {tmp_path / other.name / 'summary.json'} is damaged: p is -1.",
     ]
+
+
+def test_very_many_cells_are_counted_and_none_but_a_few_are_made(sweeps: Callable[[str], ModuleType]) -> None:
+    seeds, alphas = ",".join(map(str, range(900))), ",".join(str(0.1 + i / 10) for i in range(20))
+    grid = ["--preset", "smoke", "--setting", "real", "--space", f"seed={seeds}", "--space", f"alpha={alphas}"]
+    tune, drawn = sweeps("tune"), ["--space", "lr=uniform(0.1,0.2)"]
+    options = tune.arguments([*grid, *drawn, "--dry-run"])
+    assert len(tune.cells(options)[0]) <= tuning.FEW
+    assert options.total == 180_000
+    table1 = sweeps("table1")
+    options = table1.arguments(["--preset", "smoke", "--seeds", seeds, "--alphas", alphas, "--dry-run"])
+    assert len(table1.grid(options)) <= tuning.FEW
+    assert options.total == 900 * 20 * 2 * 2
+    few = table1.arguments(["--preset", "smoke", "--seeds", "0,1", "--dry-run"])
+    assert len(table1.grid(few)) == 16
+    assert few.total is None
+
+
+@pytest.mark.parametrize(
+    ("script", "more", "said"),
+    [
+        ("tune", "--space seed={many} --space lr={other}", "these lists make 18,000: give fewer values"),
+        ("table1", "--seeds {many} --alphas {other}", "these lists make 72,000: give fewer values"),
+        ("figure3", "--seeds {many} --alphas {other}", "these lists make 72,000: give fewer values"),
+        ("convergence_parameters", "--seeds {many} --p {other}", "these lists make 18,000: give fewer values"),
+        ("feddpms", "--seeds {many} --alphas {other}", "these lists make 18,000: give fewer values"),
+        ("advise", "--seeds {many} --alphas {other}", "these lists make 54,000: give fewer values"),
+    ],
+)
+def test_more_cells_than_a_sweep_can_have_are_refused_before_any_is_made(
+    sweeps: Callable[[str], ModuleType], script: str, more: str, said: str
+) -> None:
+    many, other = ",".join(map(str, range(900))), ",".join(str((i + 1) / 100) for i in range(20))
+    argv = ["--preset", "smoke", *more.format(many=many, other=other).split()]
+    with pytest.raises(UserError, match=f"a sweep has at most 10,000 cells, and {said}"):
+        getattr(sweeps(script), script)(argv)
+
+
+def test_what_a_few_cells_cost_stands_for_all() -> None:
+    one = planned.Bill(cells=[2.0, 4.0])
+    many = planned.Bill(cells=[2.0, 4.0], times=1000.0)
+    assert many.span(many.cells, 2) == 3000
+    assert many.seconds(1, in_ray=False) - one.seconds(1, in_ray=False) == pytest.approx(5994, abs=1)
+    assert search_space.some([range(10**9)] * 9, 3) == search_space.some([range(10**9)] * 9, 3)
+    assert search_space.count({"seed": [0] * 300, "alpha": [0] * 60, "lr": None}, 10) == 180_000

@@ -15,7 +15,7 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.core.logged import Logged
 from fedcommons.core.worker import RunData
 from fedcommons.data.examples import Examples
-from fedcommons.errors import UserError
+from fedcommons.errors import ClientError, UserError
 from fedcommons.federation.evaluation import ModelTask, evaluate
 from fedcommons.reports.frames import load_runs
 from fedcommons.reports.tables import compared, percent
@@ -112,7 +112,7 @@ def test_accuracy_is_that_of_the_logits_where_the_step_has_none(digits: "Callabl
 
 def test_what_is_no_logits_needs_a_metric_of_its_own(digits: "Callable[..., Digits]") -> None:
     with pytest.raises(
-        ValueError, match=r"returns \(\) for an example, no logits of 2 classes, and its validation_step"
+        ClientError, match=r"returns \(\) for an example, no logits of 2 classes, and its validation_step"
     ):
         judged(Plain(lambda *_: None, logits=False), digits)
 
@@ -121,7 +121,7 @@ def test_what_is_two_dimensional_but_not_as_wide_as_the_classes_has_no_accuracy(
     digits: "Callable[..., Digits]",
 ) -> None:
     """Codes of two numbers are no logits of three classes, though a largest one can be found among them."""
-    with pytest.raises(ValueError, match=r"returns \(2,\) for an example, no logits of 3 classes"):
+    with pytest.raises(ClientError, match=r"returns \(2,\) for an example, no logits of 3 classes"):
         judged(Plain(lambda *_: None), digits, n_classes=3)
     found = judged(Module(lambda module, x, y: {"error": x.abs().mean()}), digits, n_classes=3)
     assert list(found) == ["test/error"]

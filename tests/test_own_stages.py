@@ -21,7 +21,7 @@ from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.core.worker import RunData
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
-from fedcommons.errors import UserError
+from fedcommons.errors import ClientError, UserError
 from fedcommons.runs import inputs
 from fedcommons.runs.experiment import run
 from fedcommons.runs.inputs import deal
@@ -185,7 +185,7 @@ class Forgetful(NoisedMeans):
 
 @pytest.mark.parametrize(("weights", "why"), [(False, "shorter"), (True, "one weight for each of its examples")])
 def test_a_stage_that_leaves_a_client_out_is_found_out(weights: bool, why: str) -> None:
-    with pytest.raises(ValueError, match=why):
+    with pytest.raises(ClientError, match=why):
         share(Forgetful(weights=weights), dealt("iid"))
 
 

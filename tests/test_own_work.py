@@ -276,7 +276,9 @@ class Shortened(Real):
     "told", [None, 3, Shortened(), (Shortened(), 0), (Shortened(), float("nan")), (Shortened(), -1.0), (Real(), 2.0)]
 )
 def test_a_stage_that_tells_nonsense_is_refused(told: Any) -> None:
-    with pytest.raises(UserError, match=r"^Shortened\.shorter must give a Shortened .* and a number above 0.*got "):
+    with pytest.raises(
+        UserError, match=r"^test_own_work.py:Shortened\.shorter must give a Shortened .* and a number above 0.*got "
+    ):
         shorter_of(Shortened(told))
 
 
@@ -307,7 +309,9 @@ class Told(FedAvg):
     ],
 )
 def test_pieces_that_are_nonsense_are_refused(told: Any, got: str) -> None:
-    with pytest.raises(UserError, match=rf"^Told\.pieces must give numbers of at least 0 by name, {got}\.$"):
+    with pytest.raises(
+        UserError, match=rf"^test_own_work.py:Told\.pieces must give numbers of at least 0 by name, {got}\.$"
+    ):
         pieces_of(Told(told), Facts(1, [1.0], 1), LocalSGD(1, 8), 1, [0])
 
 
@@ -315,7 +319,9 @@ def test_pieces_that_are_nonsense_are_refused(told: Any, got: str) -> None:
     "told", [None, [], [Told()], [(Told(), 0)], [(Told(), 1.5)], [(FedAvg(), 4)], [(Told(), 4), (Told(), -1)], "ab"]
 )
 def test_variants_that_are_nonsense_are_refused(told: Any) -> None:
-    with pytest.raises(UserError, match=r"^Told\.smaller must give pairs of a variant.*, at least 1, got "):
+    with pytest.raises(
+        UserError, match=r"^test_own_work.py:Told\.smaller must give pairs of a variant.*, at least 1, got "
+    ):
         smaller_of(Told({}, told), 2)  # pyright: ignore[reportArgumentType]
 
 
@@ -324,5 +330,7 @@ def test_a_dry_run_refuses_nonsense_in_one_sentence(
 ) -> None:
     bad = POLISH.replace("self.epochs * (1 + len(clients))}", "-1}")
     (lab / "polish.py").write_text(bad)
-    with pytest.raises(UserError, match=r"^Polish\.pieces must give numbers of at least 0 by name, got -1 of"):
+    with pytest.raises(
+        UserError, match=r"^polish.py:Polish\.pieces must give numbers of at least 0 by name, got -1 of"
+    ):
         sweeps("run").run(["--preset", "smoke", "--algorithm", "polish.py:Polish", "--dry-run"])

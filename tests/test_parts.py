@@ -272,7 +272,8 @@ def test_ones_own_network_and_partition_are_built_and_dealt(lab: Path) -> None:
     )
     more = {"data.name": "flat.py:flat", "data.limit": None, "partition.name": "iid", "partition.n_clients": 2}
     with pytest.raises(
-        UserError, match=r"my_lab\.py:Small on torch\.float32 examples \(5,\) of flat\.py:flat: RuntimeError"
+        UserError,
+        match=r"my_lab\.py:Small on torch\.float32 examples \(5,\) of flat\.py:flat, training_step: RuntimeError",
     ):
         build.prepare(choose({**values, **more}))
     (lab / "no_loss.py").write_text(

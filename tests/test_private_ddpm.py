@@ -240,7 +240,12 @@ def test_with_little_noise_it_learns() -> None:
             "give either generator.target_epsilon or generator.noise_mult",
         ),
         ({"generator__target_epsilon": 1.0}, "either generator.target_epsilon or generator.noise_multiplier, not both"),
-        ({"generator__target_epsilon": -1.0}, r"generator.target_epsilon must lie in \(0, inf\), got -1"),
+        ({"generator__target_epsilon": -1.0}, r"generator.target_epsilon must lie in \(0, 1000\], got -1"),
+        ({"generator__target_epsilon": 1e300}, r"generator.target_epsilon must lie in \(0, 1000\], got 1e\+300"),
+        (
+            {"generator__noise_multiplier": None, "generator__target_epsilon": 101.0, "generator__accountant": "prv"},
+            "generator.target_epsilon must be at most 100 with generator.accountant prv, got 101",
+        ),
         ({"generator__target_epochs": 3}, "generator.target_epochs is for generator.target_epsilon, which is not"),
         ({"generator__delta": 1e-6}, "generator.delta must be dp.delta = 1e-05, got 1e-06"),
         ({"generator__delta": 0.01, "dp__delta": 0.01}, r"delta must be below 1/n = 0.00372, got 0.01: client 0.*269"),

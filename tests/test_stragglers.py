@@ -18,7 +18,7 @@ from fedcommons.config.flat import choose
 from fedcommons.config.parts import KINDS
 from fedcommons.core.algorithm import Algorithm, Facts
 from fedcommons.core.local import LocalSGD
-from fedcommons.errors import UserError
+from fedcommons.errors import ClientError, UserError
 from fedcommons.federation.participation import joining, participants
 from fedcommons.federation.rounds import Plan, drawn
 from fedcommons.federation.stragglers import Deadline, Fastest, Groups, Independent, PerClient, Rule, Slow, arrival
@@ -143,7 +143,7 @@ def test_a_share_of_the_epochs_is_rounded_up(share: float, epochs: int, done: in
 @pytest.mark.parametrize("late", [{7: 0.0}, {1: 1.5}, {1: -0.1}, {1: float("nan")}])
 def test_a_rule_that_names_others_or_no_share_is_refused(late: dict[int, float], digits: "Digits") -> None:
     plan = digits().plan(1, late=lambda *_: late)
-    with pytest.raises(ValueError, match=r"late clients must be some of \[0, 1, 2, 3, 4\]"):
+    with pytest.raises(ClientError, match=r"late clients must be some of \[0, 1, 2, 3, 4\]"):
         drawn(FedAvg(), plan, {}, 1)
 
 

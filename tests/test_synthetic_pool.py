@@ -182,6 +182,17 @@ def test_a_part_that_is_read_has_the_classes_in_proportion_and_no_image_twice(n:
     assert np.abs(np.bincount(some.y.numpy(), minlength=10) - drawn * n / drawn.sum()).max() < 1
 
 
+@pytest.mark.parametrize("weights", [{}, {"other": torch.ones(1)}, {"mean": torch.ones(2, 3)}])
+def test_weights_that_do_not_fit_the_generator_are_made_anew(weights: Mapping[str, Tensor], store: Store) -> None:
+    need = needed(experiment(**FIVE))[1]
+    before = make(Job([need], {}))
+    CALLS.clear()
+    job = Job([need], {need.epochs: TrainedGenerator(weights)})
+    keep(store, job, make(job))
+    assert CALLS.count("fit") == 1
+    assert torch.equal(part(store, need, len(need.labels)).x, before.images[0])
+
+
 def test_reading_what_was_never_made_says_whose_it_is(store: Store) -> None:
     with pytest.raises(LookupError, match="client 3 have not been made"):
         read(store, needed(experiment(**FIVE))[3])

@@ -13,6 +13,7 @@ import torch
 
 from fedcommons import testing
 from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.errors import UserError
 from fedcommons.federation.rounds import drawn
 from fedcommons.testing import check_algorithm, digits
 from fedcommons.testing.absent import LATE
@@ -43,9 +44,17 @@ def test_an_algorithm_that_raises_is_told_what() -> None:
     def merge(*args: object) -> None:
         raise ZeroDivisionError("of no avail")
 
-    with pytest.raises(AssertionError, match=r"- the_loss_falls: it raised ZeroDivisionError: of no avail") as caught:
+    with pytest.raises(
+        AssertionError, match=r"- the_loss_falls: it failed: .*merge, round 1: ZeroDivisionError: of no avail"
+    ) as caught:
         check_algorithm(_plain(merge=merge))
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize("only", [("the_loss_fals",), "the_loss_fals"])
+def test_a_check_that_does_not_exist_is_told_with_the_nearest_name(only: str | tuple[str]) -> None:
+    with pytest.raises(UserError, match=r"^unknown check 'the_loss_fals'; did you mean 'the_loss_falls'\?"):
+        check_algorithm(_plain(), only=only)
 
 
 def test_no_check_rests_on_an_assert_statement_and_no_import_on_ray() -> None:

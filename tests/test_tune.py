@@ -199,3 +199,9 @@ def test_optuna_proposes_the_same_points_for_the_same_results() -> None:
 def test_batches_of_a_sweep_are_one_outcome() -> None:
     found = together([Outcome({"cells": 1.0}, 2, {"a": "why"}), Outcome({"generators": 3.0, "cells": 4.0}, 1, {})])
     assert found == Outcome({"cells": 5.0, "generators": 3.0}, 3, {"a": "why"})
+
+
+def test_a_sweep_of_seeds_alone_is_one_point() -> None:
+    rows = [_row(1, 0.1, seed, 0.5 + seed, algorithm="fedavg") for seed in (0, 1)]
+    (panel,), _ = ranking.panels(ranking.ranked(pd.DataFrame(rows), "MB", "min"), ["seed"], "MB")
+    assert [p.x for p in panel.points] == ["fedavg"]

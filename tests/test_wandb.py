@@ -4,9 +4,12 @@ import json
 import os
 import platform
 import re
+import signal
 import stat
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable
 from getpass import getuser
 from pathlib import Path
@@ -236,6 +239,39 @@ def test_the_umask_holds_for_what_wandb_writes_too(tmp_path: Path) -> None:
     found = modes(tmp_path / "run")
     assert [name for name in found if name.endswith(".wandb")]
     assert set(found.values()) == {0o640}, found
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from fedcommons.config import presets
+from fedcommons.tracking.wandb_tracker import WandbTracker, logged_in
+logged_in()
+Path("run").mkdir()
+tracker = WandbTracker(Path("run"), presets.experiment("smoke", "digits", {"tracking.wandb": "offline"}), 0.0, sys.exit)
+tracker.log(0, {"test/accuracy": 0.5})
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.ray  # for its seconds
+def test_what_wandb_leaves_of_a_killed_run_nobody_else_can_enter_and_the_next_removes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedcommons.federation import scratch
+
+    with tempfile.TemporaryDirectory(prefix="t-") as temporary:  # a short name, as for W&B's socket
+        done = subprocess.run([sys.executable, "-c", KILLED], cwd=tmp_path, env={**os.environ, "TMPDIR": temporary})
+        assert done.returncode == -signal.SIGKILL
+        (left,) = Path(temporary).iterdir()
+        assert stat.S_IMODE(left.stat().st_mode) == 0o700
+        assert len([*left.glob("*wandb*")]) >= 2
+        monkeypatch.setattr(tempfile, "tempdir", temporary)
+        deadline = time.monotonic() + 30
+        while left.exists() and time.monotonic() < deadline:  # W&B's service ends a moment after its run
+            with scratch.folder():
+                time.sleep(0.1)
+        assert [*Path(temporary).iterdir()] == []
 
 
 def test_a_resumed_run_keeps_its_id_and_its_whole_history(

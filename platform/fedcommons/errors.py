@@ -1,33 +1,53 @@
 """Errors of requests and of clients, each told in one sentence."""
 
 import re
+import sys
+import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
+from errno import EAGAIN, ENOMEM
 from pathlib import Path
 from shlex import quote
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from fedcommons.files import write_text
+from fedcommons.files.stored import UnreadableError, clean, text_of
 
 SHOWN = 80
 """Longer values are cut to this many characters in a message."""
+
+LONGEST = 190
+"""Characters of a sentence about somebody's part: one line of at most 200 with ``error: `` before it."""
+
+_HERE = Path(__file__).resolve().parent
+_NOT_SOMEBODYS = tuple(
+    f"{path}/"
+    for path in (
+        _HERE,
+        _HERE.parent.parent / "lightning_modules",
+        *(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    )
+)
+
+T = TypeVar("T")
 
 
 class UserError(Exception):
     """A request that cannot be met: field, value, what is allowed, the nearest valid name. Raised before any work.
 
-    Words longer than ``SHOWN`` characters are cut in the sentence, and so are paths of four times that length.
+    Words longer than ``SHOWN`` characters are cut in the sentence, and so are paths of four times that length. What a
+    terminal would obey is escaped: names of files and folders may be anybody's.
     """
 
     def __init__(self, sentence: str) -> None:
         long = rf"(?<!\S)[^\s/]{{{SHOWN + 1},}}(?!\S)|\S{{{4 * SHOWN + 1},}}"
-        super().__init__(re.sub(long, lambda word: _cut(word[0]), sentence))
+        super().__init__(clean(re.sub(long, lambda word: _cut(word[0]), sentence)))
 
 
 class ClientError(RuntimeError):
-    """A client's computation failed; ``sentence`` names client, round and algorithm.
+    """Somebody's code failed, mostly a client's; ``sentence`` names file, method, client and round, where there are.
 
     client, round: set if this client can be run again alone. trace: its traceback as text, because an exception loses
     its traceback on the way from another process.
@@ -38,11 +58,78 @@ class ClientError(RuntimeError):
         self.sentence, self.client, self.round, self.trace = sentence, client, round, trace
 
     @classmethod
-    def of(cls, error: Exception, client: int, round: int, algorithm: str, shape: Sequence[int]) -> Self:
-        """The error for an exception of a client's code. ``shape``: of its training data; the notes say what it did."""
-        doing = "; ".join([f"training data {tuple(shape)}", *getattr(error, "__notes__", [])])
-        where = f"client {client}, round {round}, {algorithm}"
-        return cls(f"{where}: {sentence(error)} ({doing})", client, round, "".join(traceback.format_exception(error)))
+    def of(cls, error: BaseException, where: str, part: str = "", doing: Sequence[str] = ()) -> Self:
+        """The error for what code of somebody's has raised. where: which code; doing: what it did.
+
+        part: its name, said where the line that raised it is ours.
+        """
+        trace = "" if lacks_memory(error) else "".join(traceback.format_exception(error))  # no fault of its code
+        return cls(_told(error, where, part, doing), trace=trace)
+
+
+class Ended(SystemExit):
+    """A signal ends this process: it passes through somebody's code, and a ``SystemExit`` of that code does not."""
+
+
+class somebodys:
+    """Turn whatever somebody's code raises in this context, or a check of what it returns, into one sentence.
+
+    part: an object, class or function, which is called by its file and name; or how it is called. at: when, such as
+    ``round 3``. ``UserError`` and ``ClientError`` pass, as do Ctrl-C and what ends the process. It is no generator, as
+    contextlib lets a ``StopIteration`` through.
+
+    Raises:
+        ClientError: anything else was raised, ``SystemExit`` too.
+    """
+
+    def __init__(self, part: object, method: str = "", *at: str) -> None:
+        self.part, self.method, self.at = part, method, at
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None or isinstance(error, UserError | ClientError) or ends(error):
+            return
+        part = self.part if isinstance(self.part, str) else name_of(self.part)
+        called = f"{part}.{self.method}" if self.method else part
+        raise ClientError.of(error, ", ".join([called, *self.at])) from error
+
+
+def ends(error: BaseException) -> bool:
+    """Whether the user or a signal ends this process, and not somebody's code."""
+    return isinstance(error, KeyboardInterrupt | Ended) or hasattr(error, "ray_terminate_msg")  # Ray's own SystemExit
+
+
+@contextmanager
+def before_any_work() -> Iterator[None]:
+    """In this context failing code of somebody's is a request that cannot be met.
+
+    Raises:
+        UserError: in the place of a ``ClientError``.
+    """
+    try:
+        yield
+    except ClientError as error:
+        raise UserError(error.sentence) from error
+
+
+def given(kind: type[T], value: object, what: str = "") -> T:
+    """What somebody's code has given, if it is of this type; what: the type in words.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if isinstance(value, kind):
+        return value
+    raise ValueError(f"it must give {what or f'a {kind.__name__}'}, got {type(value).__name__}")
+
+
+def name_of(part: Any) -> str:
+    """``my_lab.py:FedAvgM``: the file of an object's class, or of a class or function, and its name."""
+    kind = part if hasattr(part, "__qualname__") else type(part)
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return _cut(f"{Path(file).name if file else kind.__module__}:{kind.__name__}")
 
 
 def shown(value: object) -> str:
@@ -50,18 +137,64 @@ def shown(value: object) -> str:
     return _cut(f"{value:g}" if isinstance(value, float) else repr(value))
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+def _cut(text: str, length: int = SHOWN) -> str:
+    return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
 def sentence(error: BaseException) -> str:
     """The error's message in one line."""
-    cause = getattr(error, "cause", error)  # Ray raises an error of its own around that of another process
+    cause = getattr(error, "cause", None)  # Ray raises an error of its own around that of another process
+    cause = cause if isinstance(cause, BaseException) else error
     if isinstance(cause, ClientError):
         return cause.sentence
+    said = _message(cause)
     if isinstance(cause, UserError):
-        return str(cause)
-    return f"{type(cause).__name__}: {' '.join(str(cause).split())}"
+        return said
+    if lacks_memory(cause):
+        return f"out of memory: {_cut(said) or 'none is left'}"
+    return f"{type(cause).__name__}: {said}" if said else type(cause).__name__
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether this process, or its limits, had no memory left, or none for one more thread or process."""
+    if isinstance(error, OSError):
+        return error.errno in (ENOMEM, EAGAIN)
+    told = isinstance(error, RuntimeError | ImportError) and any(words in _message(error) for words in _NO_MEMORY)
+    return isinstance(error, MemoryError) or told
+
+
+_NO_MEMORY = (
+    "allocate memory", "not enough memory", "out of memory", "bad_alloc", "new thread", "map segment",
+    "create a primitive",
+)  # fmt: skip
+"""In the errors of torch, oneDNN and threading, and of the loader of libraries."""
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return " ".join(str(error).split())
+    except BaseException:  # somebody's exception
+        return "it cannot say why"
+
+
+def _told(error: BaseException, where: str, part: str, doing: Sequence[str]) -> str:
+    """``where: what was raised (the place in somebody's file; doing)``; what was raised is cut first."""
+    frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    mine = [(code, line) for code, line in frames if _is_somebodys(code.co_filename)]
+    place = [f"{Path(code.co_filename).name}, line {line} in {code.co_name}" for code, line in mine[-1:]]
+    behind = "; ".join(filter(None, [*(place or [part]), *doing]))
+    behind = f" ({_cut(behind, LONGEST // 2)})" if behind else ""
+    said = sentence(error)
+    if type(error) is ValueError and not mine:  # our own words
+        said = said.removeprefix("ValueError: ")
+    where = _cut(where, LONGEST // 2)
+    return f"{where}: {_cut(said, max(LONGEST - len(where) - len(behind) - 2, 20))}{behind}"
+
+
+def _is_somebodys(file: str) -> bool:
+    path = Path(file).resolve()
+    installed = str(path).startswith(_NOT_SOMEBODYS) or {"site-packages", "dist-packages"} & set(path.parts)
+    return not installed and not file.startswith("<")
 
 
 @contextmanager
@@ -86,10 +219,11 @@ def leaving_errors(folder: Path, own: Sequence[str] = ()) -> Iterator[None]:
 def left_in(folder: Path) -> str | None:
     """The sentence in ``folder/error.txt``, and where its traceback is; None if there is no such file."""
     path = folder / "error.txt"
-    if not path.is_file():
-        return None
-    first = path.read_text(errors="replace").partition("\n")[0]
-    return f"{first} (traceback: {path})"
+    try:
+        found = text_of(path)
+    except UnreadableError as error:
+        return f"{error}"
+    return None if found is None else f"{clean(found.partition(chr(10))[0])} (traceback: {path})"
 
 
 def unknown(what: str, name: str, known: Iterable[str], besides: str = "") -> UserError:

@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from fedcommons.errors import UserError
+from fedcommons.files import stored
 
 NAME = ".lock"
 
@@ -80,16 +81,24 @@ def _take(descriptor: int, path: Path, say: Callable[[str], None], deadline: flo
 def holder(folder: Path) -> tuple[int, str] | None:
     """Process and host that hold ``folder`` or held it last; None if it has no lock file of ours."""
     try:
-        found = json.loads((folder / NAME).read_bytes())
-        return int(found["pid"]), str(found["host"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # not there, not JSON, not an object of ours
+        found = stored.json_of(folder / NAME)
+        pid, host = found["pid"], found["host"]
+    except (ValueError, KeyError, TypeError):  # not there, no file, not JSON, not an object of ours
         return None
+    return (pid, stored.clean(host)) if type(pid) is int and isinstance(host, str) else None
 
 
 def strangers(folder: Path) -> list[str]:
     """The names in ``folder``, sorted, without a lock file of ours."""
-    ours = holder(folder) or ((folder / NAME).is_file() and (folder / NAME).stat().st_size == 0)  # killed in between
+    ours = holder(folder) is not None or _is_empty(folder / NAME)  # killed in between
     return sorted(path.name for path in folder.iterdir() if not (ours and path.name == NAME))
+
+
+def _is_empty(path: Path) -> bool:
+    try:
+        return stored.content(path, 0) == b""
+    except stored.UnreadableError:
+        return False
 
 
 @contextmanager

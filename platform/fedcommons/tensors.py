@@ -96,6 +96,19 @@ def data(x: Flat | Tensor) -> Tensor:
     return x.buffer if isinstance(x, Flat) else x
 
 
+def require_payload(what: str, payload: object) -> None:
+    """See that this has the form of a payload.
+
+    Raises:
+        ValueError: it is no mapping from names to ``Flat`` or tensors.
+    """
+    entries = payload.items() if isinstance(payload, Mapping) else [("", payload)]
+    for name, x in entries:
+        if not (isinstance(payload, Mapping) and isinstance(name, str) and isinstance(x, Flat | Tensor)):
+            of_it = f" of {name!r}" if isinstance(payload, Mapping) else ""
+            raise ValueError(f"{what} must map names to Flat or tensors, got {type(x).__name__}{of_it}")
+
+
 def flat(payload: Payload, name: str) -> Flat:
     """The named vector ``name`` of a payload.
 
@@ -119,7 +132,8 @@ def zeros_like(x: Flat) -> Flat:
 
 
 def select(x: Flat, names: Sequence[str]) -> Flat:
-    """A copy of the named parts of ``x``, in the order given; an empty vector for no names."""
+    """A copy of the named parts of ``x``, in the order given; an empty vector for no names. A text is one name."""
+    names = (names,) if isinstance(names, str) else tuple(names)
     return Flat(layout_of((n, x[n]) for n in names), torch.cat([x[n].reshape(-1) for n in names] or [x.buffer[:0]]))
 
 

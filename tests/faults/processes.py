@@ -160,11 +160,11 @@ def end(begun: Begun) -> Ended:
     with suppress(ProcessLookupError):  # it may have left nobody behind
         os.killpg(begun.pid, signal.SIGKILL)
         left = not late
-    out, err = (begun.said.get(pipe, b"") + _read(pipe) for pipe in (begun.out, begun.err))
+    out, err = ((begun.said.get(pipe, b"") + _read(pipe)).decode(errors="replace") for pipe in (begun.out, begun.err))
     for pipe in (begun.out, begun.err):
         os.close(pipe)
     code = os.waitstatus_to_exitcode(begun.status or 0)
-    return Ended(code, *(text.decode(errors="replace") for text in (out, err)), late or code == -signal.SIGXCPU, left)
+    return Ended(code, out, err, late or code == -signal.SIGXCPU, left)
 
 
 def _read(pipe: int) -> bytes:

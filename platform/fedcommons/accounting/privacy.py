@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from fedcommons.core.accountants import Spent, composed
-from fedcommons.core.release import Release
+from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.errors import UserError
 
 OUTLIVED = "something beside messages and memory outlived a client"
@@ -147,7 +147,11 @@ def read(record: Mapping[str, Any]) -> Ledger:
 def _events(covered: Iterable[Sequence[float]]) -> Events:
     events: dict[int, dict[tuple[float, float], int]] = {}
     for client, q, sigma, steps in covered:
-        events.setdefault(int(client), {})[float(q), float(sigma)] = int(steps)
+        event = Release(int(client), mechanism=SAMPLED_GAUSSIAN, q=float(q), sigma=float(sigma), steps=int(steps))
+        event = replace(event, sensitivity=1.0)  # that there was a bound is not written
+        if not event.covered:
+            raise ValueError(f"an event is not covered: {event.flaw or 'it has no noise'}")
+        events.setdefault(event.client, {})[event.q, event.sigma] = event.steps
     return events
 
 

@@ -59,7 +59,7 @@ class FedDM:
     watches_head = True
     trains_locally = False
 
-    radius: Annotated[float, "(0, inf)"] = 5.0
+    radius: Annotated[float, "(0, 1e38]"] = 5.0
     """rho, radius of the ball around the server model"""
     ipc: Annotated[int, "[1, 1e6]"] = 10
     """synthetic images per class (paper: 10, for CIFAR-100 5)"""
@@ -71,23 +71,23 @@ class FedDM:
     """what images start from: real ones of the class, or noise"""
     match_batch: Annotated[int, "[1, 1e9]"] = 256
     """most real images of a class in a step on the pixels"""
-    image_lr: Annotated[float, "(0, inf)"] = 1.0
+    image_lr: Annotated[float, "(0, 1e38]"] = 1.0
     """learning rate of the pixels"""
     image_momentum: Annotated[float, "[0, 1)"] = 0.5
     """momentum of the pixels"""
-    sigma: Annotated[float, "[0, inf)"] = 0.0
+    sigma: Annotated[float, "[0, 1e6]"] = 0.0
     """noise level as the paper prints it, for which there is no epsilon; dp.local has one"""
-    clip: Annotated[float, "(0, inf)"] = 5.0
+    clip: Annotated[float, "[1e-30, 1e30]"] = 5.0
     """C, norm to which sigma clips a class's gradient"""
     server_epochs: Annotated[int, "[1, 1e9]"] = 20
     """passes of the server over all synthetic images in a round (paper: 500)"""
     server_batch: Annotated[int, "[1, 1e9]"] = 256
     """synthetic images in a step of the server"""
-    server_lr: Annotated[float, "(0, inf)"] = 0.01
+    server_lr: Annotated[float, "(0, 1e38]"] = 0.01
     """learning rate of the server"""
     server_momentum: Annotated[float, "[0, 1)"] = 0.9
     """momentum of the server"""
-    server_decay: Annotated[float, "[0, inf)"] = 5e-4
+    server_decay: Annotated[float, "[0, 1e38]"] = 5e-4
     """weight decay of the server"""
     project: bool = True
     """keep the server model in the ball (paper: yes; code derived from it: no)"""

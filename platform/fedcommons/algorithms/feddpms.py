@@ -66,17 +66,17 @@ class FedDPMS:
     """T_p, rounds of stage I, below federation.rounds; default: 0.4 of them"""
     classes: Annotated[int, "[1, 1e9]"] = 3
     """n, classes that count as abundant, and as scarce"""
-    quota: Annotated[int, "[1, 1e9]"] = 50
+    quota: Annotated[int, "[1, 1e5]"] = 50
     """codes of each abundant class"""
-    sigma: Annotated[float, "[0, inf)"] = 3.0
+    sigma: Annotated[float, "[0, 1e6]"] = 3.0
     """standard deviation of the noise on a mean; with privacy sound in units of its sensitivity, clip/m"""
     tries: Annotated[int, "[1, 1e9]"] = 200
     """times that `quota` codes are drawn for a class, at most"""
     privacy: Annotated[str, "paper | sound"] = "paper"
     """paper: as printed, which certifies nothing; sound: one noisy mean per class, accounted"""
-    clip: Annotated[float, "(0, inf)"] = 5.0
+    clip: Annotated[float, "[1e-30, 1e30]"] = 5.0
     """with privacy sound: largest norm of a code in a mean"""
-    spread: Annotated[float, "[0, inf)"] = 1.0
+    spread: Annotated[float, "[0, 1e38]"] = 1.0
     """with privacy sound: standard deviation of the receiver's draws around a mean"""
     decay: Annotated[float, "(0, 1]"] = 1.0
     """the learning rate is multiplied by this after every 10 local epochs (the paper's: 0.5)"""

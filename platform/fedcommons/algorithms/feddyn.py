@@ -31,7 +31,7 @@ class FedDyn:
     h <- h - alpha (1/N) sum_S (y_i - x);  x <- mean_S y_i - h/alpha.  ``model/mean``, evaluated too, is mean_S y_i.
     """
 
-    alpha: Annotated[float, "(0, inf)"] = 0.01
+    alpha: Annotated[float, "(0, 1e38]"] = 0.01
     """weight of the dynamic regulariser, > 0"""
     clip: Annotated[float | None, "(0, inf]"] = 10.0
     """norm at which a step's gradient is clipped; null: no clipping"""

@@ -26,7 +26,7 @@ class FedProx:
     """Local loss f_i(y) + (mu/2) ||y - x||^2;  x <- x + sum_i w_i (y_i - x) / sum_i w_i.  ``train/loss`` is f_i's."""
 
     takes_partial = True
-    mu: Annotated[float, "[0, inf)"] = 0.01
+    mu: Annotated[float, "[0, 1e38]"] = 0.01
     """weight of the proximal term (mu/2) ||y - x||^2, >= 0"""
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:

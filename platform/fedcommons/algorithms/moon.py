@@ -34,9 +34,9 @@ class MOON:
 
     watches_head = True
 
-    mu: Annotated[float, "[0, inf)"] = 1.0
+    mu: Annotated[float, "[0, 1e38]"] = 1.0
     """weight of the contrastive loss, >= 0"""
-    temperature: Annotated[float, "(0, inf)"] = 0.5
+    temperature: Annotated[float, "(0, 1e38]"] = 0.5
     """temperature of the contrastive loss, > 0"""
 
     def check(self, fields: Mapping[str, Any]) -> None:

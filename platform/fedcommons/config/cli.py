@@ -17,7 +17,7 @@ from fedcommons.config.given import Given, Line, read
 from fedcommons.config.options import Option, Options, Parser
 from fedcommons.config.parts import KINDS
 from fedcommons.config.reading import NULLS, number, value_of
-from fedcommons.errors import ClientError, UserError, sentence, shown, unknown
+from fedcommons.errors import ClientError, Ended, UserError, lacks_memory, sentence, shown, unknown
 from fedcommons.paths import user_path
 
 PATHS = ("artifacts", "data.dir", "data_dir", "from", "out", "replay")
@@ -228,9 +228,9 @@ def split(option: str, text: str, kind: Callable[[str], Any] = str, allowed: str
 def main(function: Callable[[Sequence[str]], int]) -> NoReturn:
     """Run a script and exit: with 2 for a bad request, 1 for a failing client or disk, 130 for Ctrl-C.
 
-    Each error is printed as one sentence. For a client's failure the traceback of its code is printed first.
+    Each error is printed as one sentence, in the last line. The traceback of somebody's code is in ``error.txt``.
     """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, _end)
     code = _run(function)
     for stream in (sys.stdout, sys.stderr):
         _drop(stream)
@@ -247,16 +247,24 @@ def _run(function: Callable[[Sequence[str]], int]) -> int | str | None:
             sys.stdout.flush()  # now, as it may fail
         return code
     except UserError as error:
-        return _fail(f"error: {error}", 2)
+        return _fail(f"error: {sentence(error)}", 2)
     except ClientError as error:
         notes = getattr(error, "__notes__", [])
-        return _fail("\n".join([f"{error.trace}error: {error.sentence}", *notes]), 1)
+        return _fail("\n".join([*notes, f"error: {error.sentence}"]), 1)
     except BrokenPipeError:
         return _fail("error: nobody reads the output any more; a run or a sweep goes on with --resume.", 1)
     except OSError as error:  # of the disk: it is full, a file too large, a folder in a file's place
         return _fail(f"error: {sentence(error)}; what was written stays: a run or a sweep goes on with --resume.", 1)
+    except (MemoryError, RuntimeError, ImportError) as error:
+        if not lacks_memory(error):
+            raise
+        return _fail(f"error: {sentence(error)}; what was written stays: a run or a sweep goes on with --resume.", 1)
     except KeyboardInterrupt:
         return _fail("stopped; the same command with --resume goes on from the last checkpoints.", 130)
+
+
+def _end(*_: object) -> NoReturn:
+    raise Ended(143)
 
 
 def _fail(text: str, code: int) -> int:

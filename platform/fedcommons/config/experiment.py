@@ -103,7 +103,7 @@ class Generator:
 
     name: str = "ddpm"
     """what every client trains to draw images"""
-    label_noise: Annotated[float, "[0, inf)"] = 0.0
+    label_noise: Annotated[float, "[0, 1e6]"] = 0.0
     """standard deviation of the Gaussian noise on each class count that synthetic labels follow; 0: counts as they are,
     which no epsilon covers"""
     rho: Annotated[float, "(0, 1]"] = 0.75
@@ -158,11 +158,11 @@ class Client:
 
     optimizer: Annotated[str, "sgd | adam"] = "sgd"
     """sgd or adam"""
-    lr: Annotated[float, "(0, inf)"] = 0.05
+    lr: Annotated[float, "(0, 1e38]"] = 0.05
     """learning rate, constant"""
     momentum: Annotated[float, "[0, 1)"] = 0.0
     """momentum of SGD; its state is new in every round"""
-    weight_decay: Annotated[float, "[0, inf)"] = 0.0
+    weight_decay: Annotated[float, "[0, 1e38]"] = 0.0
     """weight decay"""
     epochs: Annotated[int, "[1, 1e9]"] = 10
     """E, passes over the client's own data in a round"""
@@ -230,9 +230,9 @@ class DP:
 
     local: bool = False
     """train clients by DP-SGD: per-example clipping, noise, Poisson batches"""
-    noise_multiplier: Annotated[float, "[0.001, inf)"] = 1.0
+    noise_multiplier: Annotated[float, "[0.001, 1e6]"] = 1.0
     """sigma, standard deviation of the noise divided by the clipping norm"""
-    clip: Annotated[float, "(0, inf)"] = 5.0
+    clip: Annotated[float, "[1e-30, 1e30]"] = 5.0
     """clipping norm: largest L2 norm of an example's gradient"""
     delta: Annotated[float, "(0, 1)"] = 1e-5
     """delta of the (epsilon, delta) guarantee"""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, is_dataclass
 from functools import cached_property
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from fedcommons.errors import UserError, shown, unknown
@@ -69,7 +69,7 @@ def fields_of(
         ValueError: a parameter has no default and it does not get it.
     """
     hints, helps, found = _hints(thing), _helps(thing), {}
-    for name, parameter in inspect.signature(thing).parameters.items():
+    for name, parameter in parameters_of(thing).items():
         if name in handed or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         if parameter.default is parameter.empty:
@@ -81,7 +81,45 @@ def fields_of(
         if get_origin(hint) is Annotated:
             hint, allowed, *_ = get_args(hint)
         found[name] = Field(hint, parameter.default, helps.get(name, ""), str(allowed))
+        _require_usable(name, found[name])
     return found
+
+
+def parameters_of(thing: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a class or function by name.
+
+    Raises:
+        ValueError: Python does not tell them, as of some that are written in C.
+    """
+    try:
+        return inspect.signature(thing).parameters
+    except (ValueError, TypeError):
+        raise ValueError("Python does not tell what parameters it has") from None
+
+
+def _require_usable(name: str, field: Field) -> None:
+    """See that a value of the field can be written to a config file, and that its range can be read.
+
+    Raises:
+        ValueError: the default is no such value, or the range no interval of numbers and no names.
+    """
+    many = field.default if isinstance(field.default, tuple) else (field.default,)
+    if wrong := [one for one in many if type(one) not in (bool, int, float, str, NoneType)]:
+        raise ValueError(
+            f"the default of {name} must be a number, a text, true, false, null or a tuple of these, got "
+            f"{type(wrong[0]).__name__}"
+        )
+    try:
+        if field.allowed and "|" not in field.allowed:
+            _inside(field.allowed, 0.0)
+        field.check(name, field.default)
+    except UserError:  # told where the value is used
+        pass
+    except (ValueError, TypeError, IndexError):
+        raise ValueError(
+            f"the range of {name} must be an interval of numbers, such as (0, 1], or names, such as a | b, got "
+            f"{shown(field.allowed)}"
+        ) from None
 
 
 def _hints(thing: Callable[..., Any]) -> Mapping[str, Any]:
@@ -109,5 +147,5 @@ def _helps(thing: Callable[..., Any]) -> Mapping[str, str]:
 
 def taken(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:
     """The entries of ``offered`` whose names are parameters of ``function``."""
-    parameters = inspect.signature(function).parameters
+    parameters = parameters_of(function)
     return {name: value for name, value in offered.items() if name in parameters}

@@ -2,6 +2,7 @@
 
 import unicodedata
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,14 +12,12 @@ from yaml import MappingNode, Node, ScalarNode, SequenceNode
 
 from fedcommons.config.flat import SECTIONS
 from fedcommons.config.parts import KINDS
+from fedcommons.config.plain_yaml import LARGEST_FILE, MOST_VALUES, require_small
 from fedcommons.errors import UserError, shown
 from fedcommons.paths import user_path
 
 LONGEST = 4096
 """The most characters of a value: what a path may have on Linux."""
-
-LARGEST_FILE = 1_000_000
-"""The most bytes of a config file."""
 
 NAMES = {*SECTIONS, *KINDS["algorithm"].known}
 """Sections that may be empty in a config file."""
@@ -105,22 +104,30 @@ def _in_file(name: str) -> list[Given]:
             raise UserError(f"--config: {path} is no file.")
         if path.exists() and path.stat().st_size > LARGEST_FILE:
             raise UserError(f"--config: {path} has more than {LARGEST_FILE:,} bytes.")
-        root = yaml.compose(path.read_text(encoding="utf-8-sig"), yaml.SafeLoader)  # nodes: nothing is constructed
+        text = path.read_text(encoding="utf-8-sig")
+        with suppress(yaml.YAMLError):  # which the next line tells in its own words
+            require_small(text, aliases=MOST_VALUES)
+        root = yaml.compose(text, yaml.SafeLoader)  # nodes: nothing is constructed
     except OSError as error:
         raise UserError(f"--config: {path} cannot be read ({error.strerror}).") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"--config: {path} is not YAML: {' '.join(str(error).split())}.") from error
+    except ValueError as error:
+        raise UserError(f"--config: {path} {str(error).removeprefix('it ')}.") from None
     except RecursionError:
         raise UserError(f"--config: {path} is nested too deeply.") from None
     if not isinstance(root, MappingNode):
         raise UserError(f"--config: {path} must hold keys and values.")
-    found = []
+    found: dict[str, Given] = {}
+    values = 0
     for one in _options(root, "", path):
-        if one.name in {other.name for other in found}:
+        if one.name in found:
             raise UserError(f"--config: {path} has {one} twice.")
+        if (values := values + (len(one.value) if isinstance(one.value, list) else 1)) > MOST_VALUES:
+            raise UserError(f"--config: {path} has more than {MOST_VALUES:,} values.")
         _check_text(one)
-        found.append(one)
-    return found
+        found[one.name] = one
+    return list(found.values())
 
 
 def _options(node: MappingNode, section: str, path: Path) -> Iterator[Given]:

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +20,15 @@ from fedcommons.config import as_read, imported, neighbours
 from fedcommons.config.declared import fields_in, has
 from fedcommons.config.fields import Field, fields_of
 from fedcommons.config.neighbours import Code
-from fedcommons.errors import UserError, nearest, shown, unknown
+from fedcommons.errors import (
+    UserError,
+    before_any_work,
+    name_of,
+    nearest,
+    shown,
+    somebodys,
+    unknown,
+)
 
 HERE = "FEDCOMMONS_PARTS"
 """Environment variable that tells Ray's workers in which folder the command was given."""
@@ -31,7 +39,8 @@ class Kind:
     """A kind of part: the field that names it, where the package's own are, and the arguments that are passed.
 
     handed: always; required: to a parameter without a default; with one it is a constant, as it was before these were
-    passed. is_optional: a run need not have one, and the field is None by default.
+    passed. is_optional: a run need not have one, and the field is None by default. has: what a part must have, such as
+    the functions of its Protocol; () where the class or function is called once, and what it gives is checked.
     """
 
     field: str
@@ -39,6 +48,7 @@ class Kind:
     handed: frozenset[str] = frozenset()
     required: frozenset[str] = frozenset()
     is_optional: bool = False
+    has: tuple[str, ...] = ()
 
     @property
     def section(self) -> str:
@@ -67,6 +77,7 @@ KINDS: Mapping[str, Kind] = {
             "gradient_coding": f"{_METHODS}.gradient_coding:GradientCoding",
             "feddm": f"{_METHODS}.feddm:FedDM",
         },
+        has=("start", "down", "client", "merge"),
     ),
     "data": Kind(
         "data.name",
@@ -98,10 +109,12 @@ KINDS: Mapping[str, Kind] = {
             "shuffled_real": "fedcommons.sharing.shuffled_real:ShuffledReal",
             "raw_copies": "fedcommons.sharing.raw_copies:RawCopies",
         },
+        has=("make", "release", "assign"),
     ),
     "generator": Kind(
         "generator.name",
         {"ddpm": f"{_GENERATORS}.ddpm:DDPM", "private_ddpm": f"{_GENERATORS}.private:PrivateDDPM"},
+        has=("sampling", "epochs", "fit", "sample"),
     ),
     "straggler": Kind(
         "straggler.rule",
@@ -113,6 +126,7 @@ KINDS: Mapping[str, Kind] = {
             "fastest": f"{_STRAGGLERS}:Fastest",
             "slow": f"{_STRAGGLERS}:Slow",
         },
+        has=("__call__",),
     ),
     "model": Kind(
         "model.name",
@@ -127,8 +141,8 @@ KINDS: Mapping[str, Kind] = {
         },
         frozenset({"shape", "n_classes", "mean", "std", "lr", "momentum", "weight_decay", "optimizer"}),
     ),
-    "tracker": Kind("tracking.tracker", {}, frozenset({"folder", "config"}), is_optional=True),
-    "measure": Kind("measure.measure", {}, is_optional=True),
+    "tracker": Kind("tracking.tracker", {}, frozenset({"folder", "config"}), is_optional=True, has=("log", "finish")),
+    "measure": Kind("measure.measure", {}, is_optional=True, has=("__call__",)),
 }
 
 OPTIONAL = frozenset(kind.field for kind in KINDS.values() if kind.is_optional)
@@ -154,8 +168,29 @@ def find(kind: str, name: str) -> Callable[..., Any]:
 
 
 def make(kind: str, name: str, constants: Mapping[str, Any]) -> Any:
-    """The part with these constants."""
-    return find(kind, name)(**constants)
+    """The part with these constants; see ``made``."""
+    return made(kind, name, partial(find(kind, name), **constants))
+
+
+def made(kind: str, name: str, build: Callable[[], Any]) -> Any:
+    """The part that ``build`` gives.
+
+    Raises:
+        UserError: it cannot be built, or lacks what a part of this kind must have.
+    """
+    what, has = called(kind, name), KINDS[kind].has
+    with before_any_work(), somebodys(what):
+        part = build()
+        lacking = [one for one in has if not hasattr(part, one)]
+        if lacking:
+            gives = f"gives {name_of(part)}, which has no {', '.join(lacking)}"
+            raise UserError(f"{what} {gives}; it must have {', '.join(has)}.")
+    return part
+
+
+def called(kind: str, name: str) -> str:
+    """What a part is called in a message: its field and its name, of a path the file alone."""
+    return f"{KINDS[kind].field} {name.rpartition('/')[2]}"
 
 
 def is_own(name: str) -> bool:
@@ -188,10 +223,12 @@ def read_constants(kind: str, name: str, digest: str | None) -> Mapping[str, Fie
     k = KINDS[kind]
     if name in k.known:
         return fields_in(k.known[name], k.handed)
-    try:
-        return fields_of(find(kind, name), k.handed, k.required)
-    except ValueError as error:
-        raise UserError(f"{KINDS[kind].field} {shown(name)}: {error}.") from None
+    part = find(kind, name)
+    with before_any_work(), somebodys(called(kind, name)):
+        try:
+            return fields_of(part, k.handed, k.required)
+        except ValueError as error:
+            raise UserError(f"{k.field} {shown(name)}: {error}.") from None
 
 
 def defines(kind: str, name: str, method: str) -> bool:
@@ -274,13 +311,13 @@ def _code(where: str, what: str) -> Code | None:
 
 def _module(where: str, what: str) -> ModuleType:
     code = _code(where, what)
-    for folder in ([code.file.parent] if code and where.endswith(".py") else []) + [base()]:
-        imported.add_to_path(folder)  # `python sweeps/x.py` has sweeps/ there
-    try:
-        return as_read.load(code) if code else importlib.import_module(where)
-    except UserError:
-        raise
-    except Exception as error:  # whatever somebody's file raises
-        if code and isinstance(error, ModuleNotFoundError) and (told := neighbours.missing(error, code)):
-            raise UserError(f"{what}: {told}") from error
-        raise UserError(f"{what}: importing {where} failed: {type(error).__name__}: {error}.") from error
+    if code:  # only for the user's own: a file that merely lies in that folder is not to be imported
+        for folder in ([code.file.parent] if where.endswith(".py") else []) + [base()]:
+            imported.add_to_path(folder)  # `python sweeps/x.py` has sweeps/ there
+    with before_any_work(), somebodys(f"{what}: importing {where} failed"):
+        try:
+            return as_read.load(code) if code else importlib.import_module(where)
+        except ModuleNotFoundError as error:
+            if code and (told := neighbours.missing(error, code)):
+                raise UserError(f"{what}: {told}") from error
+            raise

@@ -5,12 +5,13 @@ cells is added by the sweeps, where it stands (``sweeps/papers/fedssyn/authors.p
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import choose, full_names, not_chosen
 from fedcommons.config.parts import OPTIONAL
-from fedcommons.errors import unknown
+from fedcommons.errors import UserError, shown, unknown
 
 _DIGITS_GENERATOR: dict[str, Any] = {
     "generator.channels": (16, 32),
@@ -102,7 +103,7 @@ LARGE_IMAGES = ("mnist", "fmnist", "cifar10", "cifar100")
 def preset(name: str, dataset: str) -> Mapping[str, Any]:
     """The dotted fields that this preset sets for this data set."""
     if name not in PRESETS:
-        raise unknown("preset", name, PRESETS)
+        raise unknown("preset", str(name), PRESETS)
     if name == "paper":
         return {"data.name": dataset, **_PAPER}
     if name == "authors":
@@ -119,14 +120,33 @@ def experiment(name: str = "small", dataset: str = "digits", values: Mapping[str
     """The experiment of a preset with some fields replaced; they may choose other parts.
 
     values: as ``{"algorithm": "scaffold", "sharing": "shuffled_synthetic", "alpha": 0.1, "client.epochs": 5}``: dotted
-    names, or the short ones of the command line.
+    names, or the short ones of the command line. Lists are taken as tuples, numpy's numbers and paths as plain ones.
 
     Raises:
-        UserError: a field that the experiment does not have.
+        UserError: a field that the experiment does not have, or a value out of its range.
     """
-    given = full_names(values or {})
+    given = full_names(_plain({} if values is None else values))
     found = choose({**preset(name, dataset), **given})
     for field, value in given.items():
         if field not in found.flat and not (field in OPTIONAL and value is None):
             raise not_chosen(field, found)
     return found
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values as a command line would give them.
+
+    Raises:
+        UserError: they are no mapping from names.
+    """
+    import numpy as np
+
+    if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
+        raise UserError(f"values maps names of fields to their values, got {shown(values)}.")
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return tuple(map(plain, value))
+        return value.item() if isinstance(value, np.generic) else str(value) if isinstance(value, Path) else value
+
+    return {name: plain(value) for name, value in values.items()}

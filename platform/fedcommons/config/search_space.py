@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from itertools import product
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -46,18 +47,31 @@ def parse(texts: Sequence[str], fields: Mapping[str, Field], chosen: Mapping[str
     return space
 
 
-def points(space: SearchSpace, samples: int, seed: int) -> list[dict[str, Any]]:
+def points(space: SearchSpace, samples: int, seed: int, few: int | None = None) -> list[dict[str, Any]]:
     """Every combination of the grids, each with ``samples`` draws of the distributions (one point if there are none).
 
     Draws are keyed by (seed, field, number), so raising ``samples`` keeps the earlier points and adds new ones.
+    few: only so many of the points, see ``some``.
     """
     grids = {name: values for name, values in space.items() if isinstance(values, list)}
     drawn = {name: domain for name, domain in space.items() if not isinstance(domain, list)}
+    lists = [*grids.values(), range(samples if drawn else 1)]
     return [
         {**dict(zip(grids, values, strict=True)), **{n: _draw(d, seed, n, i) for n, d in drawn.items()}}
-        for values in product(*grids.values())
-        for i in range(samples if drawn else 1)
+        for *values, i in (product(*lists) if few is None else some(lists, few))
     ]
+
+
+def count(space: SearchSpace, samples: int) -> int:
+    """The number of points of a space, of which none is made."""
+    grids = [values for values in space.values() if isinstance(values, list)]
+    return prod(map(len, grids)) * (samples if len(grids) < len(space) else 1)
+
+
+def some(lists: Sequence[Sequence[Any]], few: int) -> list[tuple[Any, ...]]:
+    """So many combinations of these lists, drawn at random, the same ones each time; no other is made."""
+    rng = numpy_generator(0, "some combinations")
+    return [tuple(values[int(rng.integers(len(values)))] for values in lists) for _ in range(few)]
 
 
 def ends(space: SearchSpace) -> list[dict[str, Any]]:

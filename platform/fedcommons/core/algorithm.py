@@ -6,6 +6,7 @@ stays on the server, and ``state["model"]`` is the server model.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from numbers import Real
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
@@ -17,8 +18,8 @@ from fedcommons.core.release import Release
 from fedcommons.core.weighting import total_weight
 from fedcommons.data.clients import ClientData, Clients
 from fedcommons.data.examples import Examples
-from fedcommons.errors import UserError
-from fedcommons.tensors import Flat, Payload, nbytes
+from fedcommons.errors import UserError, given, shown
+from fedcommons.tensors import Flat, Layout, Payload, nbytes, require_payload
 
 State = Payload
 """What the server keeps from round to round.
@@ -114,6 +115,45 @@ class Reply:
 
 Replies = Mapping[int, Reply]
 """A round's replies by client, in client order, without their sums, memory and metrics."""
+
+
+# What a method returns, checked where the engine takes it: each raises ValueError.
+
+
+def require_state(state: State, layout: Layout) -> None:
+    """Of ``start`` and ``merge``; layout: of the model."""
+    require_payload("the state", state)
+    for name, x in state.items():
+        is_model = name == "model" or name.startswith("model/")
+        if is_model and not (isinstance(x, Flat) and x.layout == layout and x.buffer.is_floating_point()):
+            raise ValueError(f"the state's {name!r} must be a Flat of the model's weights by their names")
+    if "model" not in state:
+        raise ValueError("the state must have 'model', the server model")
+
+
+def require_message(message: Message) -> None:
+    """Of ``down``."""
+    given(Message, message)
+    require_payload("Message.common", message.common)
+    require_payload("Message.own", message.own)
+
+
+def require_reply(reply: Reply) -> None:
+    """Of ``client``."""
+    given(Reply, reply)
+    for name in ("sums", "each", "memory"):
+        if (payload := getattr(reply, name)) is not None or name != "memory":
+            require_payload(f"Reply.{name}", payload)
+    given(Real, reply.weight, "a number as Reply.weight")
+    for name, value in given(Mapping, reply.metrics, "numbers by name as Reply.metrics").items():
+        if not isinstance(name, str) or not (
+            isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1)
+        ):
+            raise ValueError(f"Reply.metrics must be numbers by name, got {type(value).__name__} of {name!r}")
+    for event in given(Sequence, reply.releases, "a list of Release as Reply.releases"):
+        given(Release, event, "a list of Release as Reply.releases")
+        if not (isinstance(event.what, tuple) and all(isinstance(name, str) for name in event.what)):
+            raise ValueError(f"Release.what must be a tuple of names, got {shown(event.what)}")
 
 
 class Algorithm(Protocol):

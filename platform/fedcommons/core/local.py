@@ -229,7 +229,10 @@ class Work:
         self.initial, self.initial_buffers = self.snapshot(), copy(self.buffers)
         optimizer = module.configure_optimizers()
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise ValueError("configure_optimizers must return one torch optimizer: the rate is constant in a round")
+            raise ValueError(
+                f"configure_optimizers must return one torch optimizer, got {type(optimizer).__name__}: the rate is "
+                "constant in a round"
+            )
         self.optimizer, self.logged = optimizer, Logged(module)
         self.rates: list[Any] = [group["lr"] for group in optimizer.param_groups]
 
@@ -284,8 +287,8 @@ class Work:
         """Copy these buffers into the module and reset its counters (batches seen) to their initial values."""
         if len(buffers):
             self.buffers.buffer.copy_(buffers.buffer)
-            for counter, built in self._counters:
-                counter.copy_(built)
+        for counter, built in self._counters:
+            counter.copy_(built)
 
     def snapshot(self) -> Flat:
         """A copy of the module's weights."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedcommons.core.algorithm import Algorithm, Facts, TellsWork
 from fedcommons.core.local import LocalSGD
-from fedcommons.errors import UserError, shown
+from fedcommons.errors import UserError, name_of, shown, somebodys
 
 
 def pieces_of(
@@ -26,8 +26,9 @@ def pieces_of(
     """
     if not isinstance(algorithm, TellsWork):
         return {}
-    told: Any = algorithm.pieces(facts, loop, round, clients)
-    what = f"{type(algorithm).__name__}.pieces must give numbers of at least 0 by name"
+    with somebodys(algorithm, "pieces", f"round {round}"):
+        told: Any = algorithm.pieces(facts, loop, round, clients)
+    what = f"{name_of(algorithm)}.pieces must give numbers of at least 0 by name"
     if not isinstance(told, Mapping):
         raise UserError(f"{what}, got {shown(told)}.")
     for name, n in told.items():
@@ -42,14 +43,15 @@ def smaller_of(algorithm: TellsWork, times: int) -> Sequence[tuple[Algorithm, in
     Raises:
         UserError: they are no variants of it with numbers of examples.
     """
-    told: Any = algorithm.smaller(times)
+    with somebodys(algorithm, "smaller"):
+        told: Any = algorithm.smaller(times)
     kind = type(algorithm)
     for pair in told if isinstance(told, Sequence) and told else [told]:
         match pair:
             case (Hashable() as variant, int(n)) if type(variant) is kind and n >= 1:
                 continue
         raise UserError(
-            f"{kind.__name__}.smaller must give pairs of a variant, a frozen {kind.__name__} too, and how many "
+            f"{name_of(kind)}.smaller must give pairs of a variant, a frozen {kind.__name__} too, and how many "
             f"examples a client holds, at least 1, got {shown(pair)}."
         )
     return told

@@ -11,14 +11,6 @@ from typing import Any
 import torch
 from torch import backends
 
-READ_ONCE = (
-    "ATEN_CPU_CAPABILITY", "CUBLAS_WORKSPACE_CONFIG", "DNNL_CPU_ISA_HINTS", "DNNL_DEFAULT_FPMATH_MODE",
-    "DNNL_MAX_CPU_ISA", "GLIBC_TUNABLES", "MKL_CBWR", "MKL_DEBUG_CPU_TYPE", "MKL_DISABLE_FAST_MM",
-    "MKL_ENABLE_INSTRUCTIONS", "NPY_DISABLE_CPU_FEATURES", "NVIDIA_TF32_OVERRIDE", "ONEDNN_CPU_ISA_HINTS",
-    "ONEDNN_DEFAULT_FPMATH_MODE", "ONEDNN_MAX_CPU_ISA", "OPENBLAS_CORETYPE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
-)  # fmt: skip
-"""Environment variables that decide how libraries round. They are read once in a process, so nobody can change them."""
-
 
 @dataclass(frozen=True)
 class Setting:

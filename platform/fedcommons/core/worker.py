@@ -16,7 +16,7 @@ from fedcommons.core.executor import J, R, S
 from fedcommons.core.local import Work
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
-from fedcommons.errors import UserError
+from fedcommons.errors import UserError, somebodys
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Of glibc's malloc.h."""
@@ -154,4 +154,5 @@ class Worker:
         """The job's result. What an earlier job has told the module of its round is forgotten, and so is its noise."""
         self.work.begin(0)
         self.work.noise.close()
-        return function(self, shared, job)
+        with somebodys(self.work.module, "", function.__name__.replace("_", " ").strip()):
+            return function(self, shared, job)

@@ -17,7 +17,7 @@ class ClientData:
 
     x: (n, ...), y: (n,).
     weight: (n,) float weights of the examples in the loss, of mean 1 (w_j n / sum w_j), or None if all are alike.
-    ids: (n,) rows of the data set that the examples came from; read only.
+    ids: (n,) rows of the data set that the examples came from.
     n_own: how many of the n examples the rule of equal work counts as the client's own; by default ``size``.
     total: sum_j w_j, or None without weights; see ``size``.
     commons: examples that all clients hold (FedMix's means: x (m, ...) float, y (m, classes) frequencies), or None.
@@ -171,7 +171,7 @@ class Clients(Sequence[ClientData]):
         x, y = store.x.index_select(0, ids), store.y.index_select(0, ids)  # twice as fast as x[ids]
         total = None if self.rows.weight is None else float(self.rows.totals.item(index))
         own, commons = self.n_own.item(index), self.commons
-        return ClientData(x, y, self.rows.weights(index), ids=ids, n_own=own, total=total, commons=commons)
+        return ClientData(x, y, self.rows.weights(index), ids=ids.clone(), n_own=own, total=total, commons=commons)
 
     @property
     def sizes(self) -> list[int]:

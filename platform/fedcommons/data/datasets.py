@@ -113,6 +113,9 @@ def cifar100(dir: Path, download: bool) -> Source:
     return Source(*parts, 100, (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), augment=True, flip=True)
 
 
+MOST_BYTES = 2**29
+"""No file of these data sets has more, and torchvision reads a file at once."""
+
 # What torchvision raises if files are missing, cut off, of another format or no pickles of its own.
 _UNREADABLE = (
     RuntimeError, OSError, ValueError, TypeError, AssertionError, EOFError, LookupError, AttributeError, ImportError,
@@ -127,22 +130,34 @@ def _torchvision(
 
     def unusable(reason: str) -> UserError:
         return UserError(
-            f"data set {name} {reason}: looked in {(root / folder).resolve()}; name another folder with "
+            f"data set {name} {reason}: looked in {os.path.realpath(root / folder)}; name another folder with "
             f"--data-dir or FEDCOMMONS_DATA, or get it with "
             f"`python sweeps/table1.py --dataset {name} --data-dir {root} --download --dry-run`."
         )
 
     make: Callable = getattr(datasets, kind)
     try:
+        _require_small(root / folder)
         train, test = (_examples(make(root, train=train, download=download)) for train in (True, False))
     except _UNREADABLE as error:
-        there = (root / folder).is_dir()
+        there = os.path.isdir(root / folder)
         why = f"({' '.join(str(error).partition('. ')[0].split())[:200]})"
         reason = f"could not be downloaded {why}" if download else f"is damaged {why}" if there else "is not there"
         raise unusable(reason) from error
     if reason := flaw(train, test, n_classes):
         raise unusable(f"is damaged: {reason}")
     return train, test
+
+
+def _require_small(folder: Path) -> None:
+    """See that no file in a folder is too large to be one of a data set's; a folder that is not there holds none.
+
+    Raises:
+        ValueError: one is.
+    """
+    for path in folder.iterdir() if os.path.isdir(folder) else ():
+        if os.path.isfile(path) and (size := os.path.getsize(path)) > MOST_BYTES:
+            raise ValueError(f"{path.name} has {size:,} bytes, more than any file of the data set")
 
 
 def _examples(part) -> Examples:

@@ -7,7 +7,7 @@ NeurIPS 2020, arXiv:2006.07242, as Fedssyn's released code has it, github.com/ly
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Annotated, Any, Protocol
 
 import numpy as np
@@ -16,7 +16,7 @@ from fedcommons.data.dirichlet import group_sizes, plain_sizes, sizes_by_priors
 from fedcommons.errors import UserError, shown
 
 Rows = list[np.ndarray]
-Alpha = Annotated[float, "[1e-300, inf)"]  # with a smaller one, logarithms of draws overflow float64
+Alpha = Annotated[float, "[1e-300, 1e30]"]  # with a smaller one, logarithms of draws overflow float64
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def partition(
 
 def _whole_rows(name: str, dealt: Sequence[Any], n: int) -> Rows:
     """The clients' rows as int64, checked: each row is in 0 ... n - 1 and is dealt at most once."""
-    rows = [np.asarray(r) for r in dealt]
+    rows = [np.asarray(r) for r in islice(dealt, n + 1)]  # more clients than rows cannot be right, and may never end
     if not rows or any(r.ndim != 1 or (len(r) and r.dtype.kind not in "iu") for r in rows):
         raise UserError(f"partition.name {shown(name)} must give a list with the rows of each client, whole numbers.")
     rows = [r.astype(np.int64) for r in rows]

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from fedcommons.core import watched
-from fedcommons.core.algorithm import BUFFERS, Message, Reply
+from fedcommons.core.algorithm import BUFFERS, Message, Reply, require_reply
 from fedcommons.core.noise import Noise
 from fedcommons.core.reduction import BlockSum, Total
 from fedcommons.core.release import Release, uncovered
 from fedcommons.core.worker import Worker
 from fedcommons.data.clients import ClientData
-from fedcommons.errors import ClientError
+from fedcommons.errors import ClientError, ends, name_of
 from fedcommons.seeds import seed_for, set_default_generator
 from fedcommons.tensors import Flat, Payload, copy, data, flat, like, nbytes, norm, scale, to_device
 
@@ -112,8 +112,15 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
             if private:  # what a client does to its message reaches nobody else
                 message = Message(_cloned(message.common), _cloned(message.own))
             reply = _client(worker, task, message, memory, rows, seed)
-        except Exception as error:
-            raise ClientError.of(error, client, task.round, task.algorithm, rows.x.shape) from error
+            require_reply(reply)
+        except BaseException as error:  # whatever somebody's code raises
+            if ends(error):
+                raise
+            where = f"client {client}, round {task.round}, {task.algorithm}"
+            doing = [f"training data {tuple(rows.x.shape)}", *getattr(error, "__notes__", [])]
+            failed = ClientError.of(error, where, f"{name_of(worker.algorithm)}.client", doing)
+            failed.client, failed.round = client, task.round
+            raise failed from error
         finally:
             worker.work.share = 1.0  # what the server trains is whole
         if private:
@@ -150,6 +157,7 @@ def _client(worker: Worker, task: RoundTask, message: Message, memory: Payload, 
     """Run the algorithm's client; before and after it, load and collect the module's buffers."""
     work = worker.work
     if not len(work.buffers):
+        work.load_buffers(work.buffers)  # its counters
         return worker.algorithm.client(work, message, memory, rows, task.round, seed)
     kept = memory.get(BUFFERS, task.buffers)
     assert isinstance(kept, Flat)

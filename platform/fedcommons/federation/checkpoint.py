@@ -1,7 +1,7 @@
 """Checkpoints of a federation: written atomically and verified when read; the last two are kept."""
 
-import json
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from fedcommons.federation import rejections
 from fedcommons.federation.memory import ClientMemory, remove_files
 from fedcommons.federation.packing import pack, unpack
 from fedcommons.federation.rounds import Standing
-from fedcommons.files import read_tensors, write_tensors
+from fedcommons.files import read_tensors, stored, write_tensors
+from fedcommons.files.stored import UnreadableError
 from fedcommons.tensors import Layout, Payload, flat
 
 KEEP = 2
@@ -24,8 +25,10 @@ FILE = r"round-(\d{6,})\.safetensors"
 """The name of a checkpoint; its facts are in a file of this name and .json."""
 
 
-def save(folder: Path, standing: Standing) -> None:
+def save(folder: Path, standing: Standing, record: str = "") -> None:
     """Write ``folder/round-000012.safetensors`` and its facts, and remove all but the last two.
+
+    record: a digest of what the run has recorded up to this round.
 
     Client memories that are in files already are named there, not copied; files that are no longer named are removed.
     """
@@ -34,6 +37,7 @@ def save(folder: Path, standing: Standing) -> None:
     payloads = {"state": standing.state, "module": {"buffers": standing.buffers}}
     payloads |= {f"memory {client}": payload for client, payload in memory.in_ram.items()}
     tensors, facts = pack(payloads)
+    facts |= {name: told for name, told in (("run", memory.run), ("record", record)) if told}
     facts |= {"round": standing.round, "traffic": [t.down, t.up, t.once, t.lost], "order": list(memory)}
     facts["files"] = {str(client): name for client, name in memory.in_files.items()}
     facts["rejected"] = rejections.records(standing.rejected)
@@ -74,31 +78,55 @@ def _remove(checkpoint: Path) -> None:
 
 def _files(checkpoint: Path) -> set[str]:
     try:
-        return set(json.loads(checkpoint.with_name(checkpoint.name + ".json").read_text())["files"].values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return set(stored.json_of(checkpoint.with_name(checkpoint.name + ".json"), inner=2)["files"].values())
+    except (ValueError, KeyError, TypeError, AttributeError):
         return set()  # cut off while it was written, or damaged: it will not be read
 
 
 def load_latest(
-    folder: Path, memory: ClientMemory | None = None, before: int | None = None, model: Layout | None = None
+    folder: Path,
+    memory: ClientMemory | None = None,
+    before: int | None = None,
+    model: Layout | None = None,
+    record: Callable[[int], str] | None = None,
+    say: Callable[[str], None] = print,
 ) -> Standing | None:
-    """The newest intact checkpoint (of a round before ``before``), or None.
+    """The newest intact checkpoint of the run (of a round before ``before``), or None.
 
-    ``memory``: gives the folder of client memories that are in files; all of them are verified too. ``model``: the
-    layout that the server model must have.
+    ``memory``: gives the run, and the folder of client memories that are in files; all of them are verified too.
+    ``model``: the layout that the server model must have. ``record``: of a round, the digest of what the run recorded
+    up to it. ``say`` is told of what is another run's, and of a checkpoint of an earlier version, which does not tell.
     """
+    memory = ClientMemory() if memory is None else memory
     for number, path in sorted(_checkpoints(folder).items(), reverse=True):
         if before is not None and number >= before:
             continue
         try:
-            stored = read_tensors(path)
-            standing = (
-                _standing(unpack(*stored), stored[1], ClientMemory() if memory is None else memory) if stored else None
-            )
+            found = read_tensors(path, inner=2)
+            facts = found[1] if found else {}
+            told = record(number) if record and "record" in facts else None
+            if flaw := _flaw(facts, memory.run, told):
+                say(f"{path} {flaw}, so it is passed over.")
+                continue
+            standing = _standing(unpack(*found), facts, memory) if found else None
+        except UnreadableError as error:
+            say(f"{error}, so it is passed over.")
+            continue
         except (ValueError, ClientError):
             continue  # cut off while it was written, or damaged; the one before it is whole
         if standing and standing.round == number and model in (None, standing.model.layout):
+            if memory.run and "run" not in facts:
+                say(f"{path} is of an earlier version, which did not tell of which run; it is taken for this one's.")
             return standing
+    return None
+
+
+def _flaw(facts: Mapping[str, Any], run: str, record: str | None) -> str | None:
+    """Why a checkpoint is not one of this run with this record; None if it is, or does not tell."""
+    if run and facts.get("run", run) != run:
+        return "is of a run with other fields, data, code or secret noise"
+    if record and facts.get("record", record) != record:
+        return "goes with other rounds than those in rounds.jsonl and clients.jsonl"
     return None
 
 

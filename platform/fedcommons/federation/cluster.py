@@ -12,9 +12,13 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 from fedcommons.errors import UserError
 from fedcommons.federation import scratch
+
+if TYPE_CHECKING:
+    from ray.job_config import JobConfig
 
 INLINE_BYTES = 4 * 2**20
 """Smaller arguments and results travel with the call; for a cluster ray_cluster.yaml sets the same."""
@@ -45,10 +49,17 @@ def connect(num_cpus: int | None = None) -> None:
         _start(num_cpus or cores())
     else:
         _require_answer(address)
-        ray.init(log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(job_config=_job(), log_to_driver=False, logging_level=logging.ERROR)
     if callable(on_sigterm):  # Ray has put its own in its place
         with suppress(ValueError):  # only the main thread may, and only there Ray did
             signal.signal(signal.SIGTERM, on_sigterm)
+
+
+def _job() -> "JobConfig":
+    """Ray lets workers look for modules in the current folder before all others, but not those of a client's job."""
+    from ray.job_config import JobConfig
+
+    return JobConfig(_client_job=True)
 
 
 def _start(num_cpus: int | None) -> None:
@@ -67,11 +78,12 @@ def _start(num_cpus: int | None) -> None:
     with scratch.tempdir(folder), _loopback_only():
         ray.init(
             address="local",  # never somebody else's Ray on this machine
+            job_config=_job(),
             num_cpus=num_cpus,
             include_dashboard=False,
             log_to_driver=False,
             logging_level=logging.ERROR,
-            _temp_dir=str(folder),
+            _temp_dir=str(folder / "r"),  # which Ray opens to everybody
             _system_config={"max_direct_call_object_size": INLINE_BYTES},
         )
     if not mode and os.environ.get("RAY_AUTH_MODE") != "token":
@@ -89,7 +101,7 @@ def _base() -> str:
     """
     asked = os.environ.get("RAY_TMPDIR", "")
     base = os.path.realpath(asked or tempfile.gettempdir())
-    socket = f"/{scratch.PREFIX}12345678/session_2026-01-01_00-00-00_000000_{os.getpid()}/sockets/plasma_store"
+    socket = f"/{scratch.PREFIX}12345678/r/session_2026-01-01_00-00-00_000000_{os.getpid()}/sockets/plasma_store"
     room = (103 if sys.platform == "darwin" else 107) - len(socket)
     if not asked:
         return base if len(os.fsencode(base)) <= room else "/tmp"

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import Work
 from fedcommons.core.worker import Worker
+from fedcommons.errors import somebodys
 from fedcommons.seeds import set_default_generator
 from fedcommons.tensors import EMPTY, Flat, data
 
@@ -101,18 +102,24 @@ def evaluate_chunk(worker: Worker, task: ModelTask, job: tuple[str, int]) -> dic
     return judged(worker.work, x, y, first // CHUNK, worker.data.n_classes)
 
 
-def judged(work: Work, x: Tensor, y: Tensor, number: int, n_classes: int | None) -> dict[str, float]:
+def judged(work: Work, x: Tensor, y: Tensor, number: int, n_classes: int | None, called: str = "") -> dict[str, float]:
     """Sums of the module's metrics over these examples; number: of the batch; n_classes: None where not known.
+
+    called: what the module is called in a sentence; by its file and class where it is empty.
 
     Raises:
         ValueError: the module has neither metrics of its own nor logits.
+        ClientError: it failed.
     """
+    at = f"round {work.clock.round}"
     with torch.no_grad():
-        own = _own_metrics(work, (x, y), number)
-        sums = {name: float(value) * len(y) for name, value in own.items()}
+        with somebodys(called or work.module, "", "validation_step", at):
+            own = _own_metrics(work, (x, y), number)
+            sums = {name: float(value) * len(y) for name, value in own.items()}
         if "accuracy" in own:
             return sums
-        logits = work.module(x)
+        with somebodys(called or work.module, "", "forward", at):
+            logits = work.module(x)
         of_classes = (
             isinstance(logits, Tensor) and logits.dim() == 2 and logits.shape[1] == (n_classes or logits.shape[1])
         )

@@ -10,7 +10,7 @@ copies those memories that are in RAM.
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from fedcommons.errors import ClientError
 from fedcommons.federation.packing import pack, unpack
@@ -25,6 +25,8 @@ class ClientMemory(Mapping[int, Payload]):
     """Client to memory; it is not changed: ``updated`` returns the next round's.
 
     ``entries``: payloads, or names of files in ``folder``. Without a folder everything stays in RAM.
+    run: what names the run whose memory it is; files and checkpoints tell it, and another run's are not read. Empty:
+    nobody asks.
     """
 
     def __init__(
@@ -32,9 +34,10 @@ class ClientMemory(Mapping[int, Payload]):
         entries: Mapping[int, Payload | str] | None = None,
         cap_bytes: float = float("inf"),
         folder: Path | None = None,
+        run: str = "",
     ) -> None:
         self.entries: dict[int, Payload | str] = dict(entries or {})
-        self.cap_bytes, self.folder = cap_bytes, folder
+        self.cap_bytes, self.folder, self.run = cap_bytes, folder, run
 
     def __getitem__(self, client: int) -> Payload:
         entry = self.entries[client]
@@ -59,18 +62,18 @@ class ClientMemory(Mapping[int, Payload]):
     def updated(self, round: int, new: Mapping[int, Payload]) -> "ClientMemory":
         """The memories after ``round``, in which those in ``new`` changed; memories beyond the bound go to files."""
         entries = {i: e for i, e in self.entries.items() if i not in new} | dict(new)  # the latest stand last
-        after = ClientMemory(entries, self.cap_bytes, self.folder)
+        after = ClientMemory(entries, self.cap_bytes, self.folder, self.run)
         if self.folder is not None:
             after._spill(self.folder, round)
         return after
 
     def restored(self, entries: Mapping[int, Payload | str]) -> Self:
-        """These entries with this memory's bound and folder.
+        """These entries with this memory's bound, folder and run.
 
         Raises:
-            ClientError: a named file is damaged or missing.
+            ClientError: a named file is damaged, missing or another run's.
         """
-        restored = type(self)(entries, self.cap_bytes, self.folder)
+        restored = type(self)(entries, self.cap_bytes, self.folder, self.run)
         for client in restored.in_files:
             restored[client]
         return restored
@@ -85,20 +88,31 @@ class ClientMemory(Mapping[int, Payload]):
             if held <= self.cap_bytes:
                 return
             name = f"client-{client:07d}-round-{round:06d}.safetensors"
-            write_tensors(folder / name, *pack({"memory": self[client]}))
+            tensors, facts = pack({"memory": self[client]})
+            write_tensors(folder / name, tensors, facts | ({"run": self.run, "name": name} if self.run else {}))
             self.entries[client] = name
             held -= size
 
     def _read(self, client: int, name: str) -> Payload:
         assert self.folder is not None
         try:
-            stored = read_tensors(self.folder / name)
+            stored = read_tensors(self.folder / name, inner=2)
             payloads = unpack(*stored) if stored else None
+            if stored and not belongs(stored[1], self.run, name):
+                raise ValueError(f"{self.folder / name} is of another run or another client")
         except ValueError as error:
             raise ClientError(f"the memory of client {client} cannot be read: {error}") from error
         if not payloads or "memory" not in payloads:
             raise ClientError(f"the memory of client {client} is gone: {self.folder / name}")
         return payloads["memory"]
+
+
+def belongs(facts: Mapping[str, Any], run: str, name: str) -> bool:
+    """Whether a file with these facts was written by this run under this name; those of earlier versions tell neither.
+
+    run: what names the run; empty: nobody asks.
+    """
+    return not run or (facts.get("run", run) == run and facts.get("name", name) == name)
 
 
 def remove_files(folder: Path, needed: set[str]) -> None:

@@ -23,6 +23,7 @@ from fedcommons.core.reduction import cut
 from fedcommons.core.worker import RunData, Worker, set_up_process
 from fedcommons.errors import ClientError, UserError, sentence
 from fedcommons.federation.cluster import INLINE_BYTES, bundle
+from fedcommons.federation.variables import differing, variables
 
 DEATHS = 3
 """A run fails if the actors that run a job die this often."""
@@ -37,12 +38,15 @@ LOST = (RayActorError, ObjectLostError, NodeDiedError, OutOfMemoryError, WorkerC
 class _Actor:
     def __init__(self, build: Callable[[RunData], Worker], data: "list[ray.ObjectRef]") -> None:
         set_up_process()
-        self.refused: UserError | None = None
+        self.refused: UserError | ClientError | None = None
         try:
             # Ray does not resolve a reference inside a list. As a plain constructor argument Ray would keep another
             # copy of the data.
             self.worker = build(ray.get(data[0]))
-        except UserError as error:  # told when it is asked for: what stops a constructor reaches nobody but as text
+        except (
+            UserError,
+            ClientError,
+        ) as error:  # told when it is asked for: what stops a constructor reaches nobody but as text
             self.refused = error
 
     def map(self, shared: Any, work: tuple[Callable, Sequence]) -> list:
@@ -52,8 +56,8 @@ class _Actor:
         return [self.worker.run(function, shared, job) for job in jobs]
 
 
-def _ready(worker: Worker, shared: None, job: int) -> bool:
-    return True
+def _ready(worker: Worker, shared: None, job: int) -> dict[str, str]:
+    return variables()
 
 
 class RayActors:
@@ -62,7 +66,8 @@ class RayActors:
     Each actor gets consecutive jobs, equally many up to one; a job's result does not depend on its actor.
 
     Raises:
-        UserError: the resources for the actors did not become free within ``wait_s`` seconds, or ``build`` refuses.
+        UserError: the resources for the actors did not become free within ``wait_s`` seconds, ``build`` refuses, or the
+            actors' processes have other ``variables``.
     """
 
     def __init__(
@@ -121,7 +126,7 @@ class RayActors:
 
     def _await(self, actors: Sequence[Any]) -> None:
         try:
-            ray.get([actor.map.remote(None, (_ready, [0])) for actor in actors], timeout=START_S)
+            ready = ray.get([actor.map.remote(None, (_ready, [0])) for actor in actors], timeout=START_S)
         except UserError as error:
             self.close()
             raise UserError(sentence(error)) from error
@@ -129,6 +134,10 @@ class RayActors:
             self.close()
             why = " ".join(str(error).split()) or f"{START_S} s were not enough"
             raise ClientError(f"an actor could not be started (Ray has {_free()} free): {why}") from error
+        for (theirs,) in ready:
+            if what := differing(theirs, variables()):
+                self.close()
+                raise UserError(f"Ray's actors would round otherwise ({what}): start Ray with the same environment.")
 
     def close(self) -> None:
         """End the actors and free the data and their resources."""

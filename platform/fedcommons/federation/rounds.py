@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from operator import index
 
 import torch
 from torch import Tensor
@@ -14,8 +15,11 @@ from fedcommons.core.algorithm import (
     Algorithm,
     ChoosesClients,
     Facts,
+    Message,
     Reply,
     State,
+    require_message,
+    require_state,
     sees_statistics,
     takes_partial,
 )
@@ -24,7 +28,7 @@ from fedcommons.core.executor import Executor, WorkerDied
 from fedcommons.core.reduction import add_blocks, cut
 from fedcommons.core.release import Release
 from fedcommons.core.worker import give_back_freed
-from fedcommons.errors import ClientError
+from fedcommons.errors import ClientError, given, somebodys
 from fedcommons.federation.at_server import AtServer
 from fedcommons.federation.blocks import NOT_FINITE, Block, BlockResult, Form, RoundTask, train_block
 from fedcommons.federation.memory import ClientMemory
@@ -100,19 +104,25 @@ def drawn(algorithm: Algorithm, plan: Plan, state: State, number: int) -> tuple[
     A late client has the share of its work that its reply brings, 0 if it does not come.
 
     Raises:
-        ValueError: the algorithm chose a client that does not exist, or the same one twice; or the rule names a late
-            one that does not take part, or a share outside of [0, 1].
+        ClientError: the algorithm chose a client that does not exist, or the same one twice; or the rule names a late
+            one that does not take part, or a share outside of [0, 1]; or one of them failed.
     """
+    n, late, at = plan.facts.n_clients, {}, f"round {number}"
     if isinstance(algorithm, ChoosesClients):
-        joined = sorted(algorithm.participants(state, number))
-        if len(set(joined)) < len(joined) or (joined and not 0 <= joined[0] <= joined[-1] < plan.facts.n_clients):
-            raise ValueError(f"participants must be some of {plan.facts.n_clients} clients, each once, got {joined}")
+        with somebodys(algorithm, "participants", at):
+            joined = sorted(index(i) for i in algorithm.participants(state, number))
+            if len(set(joined)) < len(joined) or (joined and not 0 <= joined[0] <= joined[-1] < n):
+                raise ValueError(f"participants must be some of {n} clients, each once, got {joined}")
     else:
-        joined = participants(plan.facts.n_clients, plan.participation, plan.seed, number)
-    late = plan.late(joined, plan.facts, number, plan.seed) if plan.late else {}
-    there = set(joined)
-    if wrong := {i: share for i, share in late.items() if i not in there or not 0 <= share <= 1}:
-        raise ValueError(f"late clients must be some of {joined}, each with a share of work in [0, 1], got {wrong}")
+        joined = participants(n, plan.participation, plan.seed, number)
+    if plan.late:
+        with somebodys(plan.late, "__call__", at):
+            late = given(Mapping, plan.late(list(joined), plan.facts, number, plan.seed), "a share of work by client")
+            there = set(joined)
+            if wrong := {i: share for i, share in late.items() if i not in there or not 0 <= share <= 1}:
+                raise ValueError(
+                    f"late clients must be some of {joined}, each with a share of work in [0, 1], got {wrong}"
+                )
     taken = takes_partial(algorithm) if plan.take_partial is None else plan.take_partial
     return joined, {i: late[i] if taken else 0.0 for i in joined if i in late}
 
@@ -149,7 +159,11 @@ class Call:
 def call(algorithm: Algorithm, plan: Plan, now: Standing, number: int) -> Call:
     """Draw the clients of round ``number``, make their messages and cut the clients into blocks."""
     joined, late = drawn(algorithm, plan, now.state, number)
-    messages = {i: algorithm.down(now.state, number, i) for i in joined}
+    messages: dict[int, Message] = {}
+    for i in joined:
+        with somebodys(algorithm, "down", f"client {i}", f"round {number}"):
+            messages[i] = algorithm.down(now.state, number, i)
+            require_message(messages[i])
     common = messages[joined[0]].common if joined else {}
     name = type(algorithm).__name__
     task = RoundTask(
@@ -194,9 +208,10 @@ def _round(
         buffers = Flat(mean.layout, mean.buffer.to(kind))
         total = {n: x for n, x in total.items() if n != BUFFERS}
     if accepted or not joined:  # a round without a reply changes nothing
-        state = algorithm.merge(
-            AtServer(executor), now.state, total, replies, number, seed_for(plan.seed, "merge", number)
-        )
+        with somebodys(algorithm, "merge", f"round {number}"):
+            seed = seed_for(plan.seed, "merge", number)
+            state = algorithm.merge(AtServer(executor), now.state, total, replies, number, seed)
+            require_state(state, now.model.layout)
         if why := unusable(state) or unusable({"buffers": buffers}):
             text = f"round {number}, {name}: the merged {why}"
             if top is None:  # no reply has come yet

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 PREFIX = "fc-"  # short, as the paths of sockets are below it
@@ -25,6 +26,7 @@ def _let_go() -> None:
     for descriptor in _held.values():
         os.close(descriptor)
     _held.clear()
+    _mine.cache_clear()
 
 
 os.register_at_fork(after_in_child=_let_go)  # they are the parent's to remove
@@ -45,6 +47,9 @@ def make(base: str | None = None) -> Path:
     return folder
 
 
+_mine = cache(make)
+
+
 @contextmanager
 def folder() -> Iterator[Path]:
     """A folder as ``make`` makes it, for a while."""
@@ -56,10 +61,14 @@ def folder() -> Iterator[Path]:
 
 
 @contextmanager
-def tempdir(folder: Path) -> Iterator[None]:
-    """Meanwhile temporary files of this process, and of those that it starts, lie in ``folder``."""
+def tempdir(folder: Path | None = None) -> Iterator[None]:
+    """Meanwhile temporary files of this process, and of those that it starts, lie in ``folder``.
+
+    By default that is one of this process's, for what others make and forget, such as W&B, some when it is imported.
+    """
+    chosen = str(folder or _mine())
     before, variable = tempfile.tempdir, os.environ.get("TMPDIR")
-    tempfile.tempdir = os.environ["TMPDIR"] = str(folder)
+    tempfile.tempdir = os.environ["TMPDIR"] = chosen
     try:
         yield
     finally:
@@ -70,19 +79,22 @@ def tempdir(folder: Path) -> Iterator[None]:
 
 
 def _remove(folder: Path) -> None:
+    if (descriptor := _held.pop(folder, None)) is not None:
+        os.close(descriptor)
     for _ in range(50):  # again, as a process that ends may write to its log meanwhile
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():
             break
         time.sleep(0.1)
-    if (descriptor := _held.pop(folder, None)) is not None:
-        os.close(descriptor)
 
 
 @atexit.register
 def _remove_all() -> None:
-    for folder in list(_held):
+    folders = list(_held)
+    for folder in folders:
         _remove(folder)
+    for base in {folder.parent for folder in folders}:  # what was used still when this process began
+        _remove_left(str(base))
 
 
 def _remove_left(base: str) -> None:

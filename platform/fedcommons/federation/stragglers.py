@@ -21,7 +21,7 @@ from math import erfc, exp, log, sqrt
 from typing import Annotated
 
 from fedcommons.core.algorithm import Facts
-from fedcommons.errors import UserError
+from fedcommons.errors import UserError, shown, somebodys
 from fedcommons.seeds import numpy_generator
 
 Rule = Callable[[Sequence[int], Facts, int, int], Mapping[int, float]]
@@ -161,11 +161,18 @@ def arrival(rule: Rule | None, n_clients: int, joining: int | None, seed: int) -
 
     rule: None if nobody is late. joining: clients drawn uniformly in a round; None if the method chooses them, which
     has no closed form.
+
+    Raises:
+        ClientError: the rule's own function failed, or gave no probability for each client.
     """
     if joining is None:
         return None
-    closed_form = getattr(rule, "arrival", None)
-    in_time = closed_form(n_clients, joining, seed) if closed_form else None if rule else [1.0] * n_clients
+    in_time = None if rule else [1.0] * n_clients
+    if closed_form := getattr(rule, "arrival", None):
+        with somebodys(rule, "arrival"):
+            in_time = closed_form(n_clients, joining, seed)
+            if in_time is not None and (len(in_time) != n_clients or not all(0 <= p <= 1 for p in in_time)):
+                raise ValueError(f"it must give a probability for each of {n_clients} clients, got {shown(in_time)}")
     return None if in_time is None else tuple(joining / n_clients * p for p in in_time)
 
 

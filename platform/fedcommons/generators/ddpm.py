@@ -47,7 +47,7 @@ class Diffusion:
     """passes over the client's images (the share rho)"""
     batch_size: Annotated[int, "[1, 1e9]"] = 256
     """images per step"""
-    lr: Annotated[float, "(0, inf)"] = 1e-4
+    lr: Annotated[float, "(0, 1e38]"] = 1e-4
     """learning rate of Adam"""
     channels: Annotated[tuple[int, ...], "[1, 1e6]"] = (64, 128, 128)
     """channels of the U-Net's levels; each level halves the image"""

@@ -37,6 +37,10 @@ _NOT_IN_THE_NOISE = (*Diffusion.sampling, "epochs", "physical_batch")
 """Constants that change neither data nor noise of a step; two trainings that differ in another one share no noise."""
 
 
+MOST_BY_PRV = 100.0
+"""The largest target for which the accountant prv has an answer within seconds: the grid of losses grows with it."""
+
+
 @dataclass(frozen=True)
 class PrivateDDPM(Diffusion):
     """A DDPM by DP-SGD with Opacus' accountants. n: images that a client's generator sees.
@@ -48,15 +52,15 @@ class PrivateDDPM(Diffusion):
     """epochs of ceil(n/B) steps each"""
     batch_size: Annotated[int, "[1, 1e9]"] = 256
     """B, expected number of images per step; every image is in a batch with probability q = B/n"""
-    target_epsilon: Annotated[float | None, "(0, inf)"] = None
+    target_epsilon: Annotated[float | None, "(0, 1000]"] = None
     """epsilon of each client's generator; its noise is solved for. Either this or noise_multiplier"""
     target_epochs: Annotated[int | None, "[1, 1e9]"] = None
     """epochs after which target_epsilon is reached; default: generator.epochs"""
-    noise_multiplier: Annotated[float | None, "[0.001, inf)"] = None
+    noise_multiplier: Annotated[float | None, "[0.001, 1e6]"] = None
     """sigma, standard deviation of the noise divided by clip"""
     delta: Annotated[float, "(0, 1)"] = 1e-5
     """delta of target_epsilon; a run has one delta, so it must be dp.delta"""
-    clip: Annotated[float, "(0, inf)"] = 1.0
+    clip: Annotated[float, "[1e-30, 1e30]"] = 1.0
     """clipping norm: largest L2 norm of an image's gradient"""
     draws: Annotated[int, "[1, 1e6]"] = 1
     """noise multiplicity: pairs (t, eps) over which an image's loss is a mean, before clipping"""
@@ -81,6 +85,11 @@ class PrivateDDPM(Diffusion):
         if (self.target_epsilon is None) == (self.noise_multiplier is None):
             given = "neither" if self.target_epsilon is None else "both"
             raise UserError(f"give either generator.target_epsilon or generator.noise_multiplier, not {given}.")
+        if self.accountant == "prv" and (self.target_epsilon or 0) > MOST_BY_PRV:
+            raise UserError(
+                f"generator.target_epsilon must be at most {MOST_BY_PRV:g} with generator.accountant prv, got "
+                f"{self.target_epsilon:g}: its grids would grow without end."
+            )
         if self.target_epochs is not None and self.target_epsilon is None:
             raise UserError("generator.target_epochs is for generator.target_epsilon, which is not given.")
         if self.target_epochs is not None and self.target_epochs < self.epochs:

@@ -1,12 +1,12 @@
 """Cells of a table: runs that differ in their seeds only, and their means over seeds."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.accounting.communication import UntilTarget
 from fedcommons.config.flat import is_ignored, own_fields
-from fedcommons.errors import unknown
+from fedcommons.errors import UserError, shown, unknown
 
 if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
     import pandas as pd
@@ -91,19 +91,25 @@ def cells(runs: "pd.DataFrame") -> list[Cell]:
     ]
 
 
-def means(runs: "pd.DataFrame", columns: Sequence[str], say: Callable[[str], None] = print) -> "pd.DataFrame":
+def means(runs: "pd.DataFrame", columns: str | Iterable[str], say: Callable[[str], None] = print) -> "pd.DataFrame":
     """A row a cell: what varies, ``seeds``, and of each column mean and sample standard deviation (``NAME_sd``).
 
     As in the tables, only finished runs count, each once, and in ``rounds_to_target`` a seed that missed the target
     counts with all its rounds: ``rounds_to_target_missed`` says how many did, and ``rounds_to_target_shown`` has the
-    mean with ``>`` then. ``say`` is told what is left out.
+    mean with ``>`` then. ``say`` is told what is left out. columns: a name, or several.
 
     Raises:
-        UserError: the runs have no such column.
+        UserError: the runs have no such column, or are no frame.
     """
     import pandas as pd
 
-    for name in columns:
+    if not isinstance(runs, pd.DataFrame):
+        raise UserError(f"means takes a frame of load_runs, got {shown(runs)}.")
+    several = [columns] if isinstance(columns, str) else list(columns) if isinstance(columns, Iterable) else []
+    names = [str(name) for name in several if isinstance(name, str)]
+    if not isinstance(columns, Iterable) or len(names) < len(several):
+        raise UserError(f"means takes names of columns, got {shown(columns)}.")
+    for name in names:
         if name not in runs:
             raise unknown("column", name, runs.columns)
     for run in runs.loc[runs["status"] != "finished", :].to_dict("records"):
@@ -111,7 +117,7 @@ def means(runs: "pd.DataFrame", columns: Sequence[str], say: Callable[[str], Non
     rows, finished = [], once(runs.loc[runs["status"] == "finished", :], say)
     for cell in cells(finished) if len(finished) else ():
         row, seeds = {**cell.fields, "seeds": len(cell.runs)}, len(cell.runs)
-        for name in columns:
+        for name in names:
             counts, missed = counted(cell.runs, name)
             if len(counts) < seeds:
                 say(f"left out: {name} is missing in {seeds - len(counts)} of {seeds} seeds of {_words(cell)}.")

@@ -12,6 +12,8 @@ from fedcommons.config.flat import effective
 from fedcommons.core.salts import IF_SECRET
 from fedcommons.errors import UserError, shown
 from fedcommons.federation.rejections import told
+from fedcommons.files import stored
+from fedcommons.tracking.recorded import flaw_of_config, flaw_of_line, flaw_of_summary
 from fedcommons.tracking.run_folder import (
     STOPPED,
     accuracies,
@@ -88,7 +90,7 @@ def load_rounds(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
     rows = []
     for run in _read(folders, say):
         whose = {name: value for name, value in _facts(run).items() if name in _WHO}
-        rows += [{**whose, **{_short(name): value for name, value in line.items()}} for line in run.lines]
+        rows += [_first(whose, {_short(name): value for name, value in line.items()}) for line in run.lines]
     return pd.DataFrame(rows)
 
 
@@ -103,11 +105,16 @@ def load_clients(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
     rows = []
     for run in _read(folders, say):
         whose = {name: value for name, value in _facts(run).items() if name in _WHO}
-        for line in read_clients(run.folder):
+        try:
+            lines = _of_clients(run.folder)
+        except UserError as error:
+            say(f"left out: {error}")
+            continue
+        for line in lines:
             metrics = {name: values for name, values in line.items() if name != "round"}
             of_clients = zip(*metrics.values(), strict=True)
             rows += [
-                {**whose, "round": line["round"], "client": i, **dict(zip(metrics, values, strict=True))}
+                _first(whose, {"round": line["round"], "client": i}, dict(zip(metrics, values, strict=True)))
                 for i, values in enumerate(of_clients)
             ]
     return pd.DataFrame(rows)
@@ -119,7 +126,8 @@ def load_central(*folders: Path) -> "pd.DataFrame":
 
     rows = []
     for folder in folders:
-        if summary := read_summary(folder):
+        summary = read_summary(folder)
+        if summary and all(own in summary for own in _CENTRAL.values()):
             known = {n: v for n, v in summary.items() if not isinstance(v, list | dict)}
             rows.append({"run": str(folder), **known, **{n: summary[own] for n, own in _CENTRAL.items()}})
     return pd.DataFrame(rows)
@@ -133,10 +141,21 @@ class _Run:
     summary: Mapping[str, Any]  # empty where the run is not finished
 
 
+def folder_path(folder: object) -> Path:
+    """The path of a folder that a program names.
+
+    Raises:
+        UserError: it is neither a text nor a path.
+    """
+    if not isinstance(folder, str | Path):
+        raise UserError(f"a folder is a str or a Path, got {shown(folder)}.")
+    return Path(folder)
+
+
 def _read(folders: Collection[str | Path], say: Say) -> Iterator[_Run]:
     """The runs of these folders, each once, in the order of their names."""
     seen = set()
-    for folder in map(Path, folders):
+    for folder in map(folder_path, folders):
         found = list(_runs_below(folder))
         if not found:
             raise UserError(f"{folder} {'holds no run' if folder.is_dir() else 'is not a folder'}.")
@@ -145,6 +164,8 @@ def _read(folders: Collection[str | Path], say: Say) -> Iterator[_Run]:
                 continue
             seen.add(real)
             try:
+                if stored.clean(str(path)) != str(path):
+                    raise UserError(f"{path} has control characters in its name.")
                 yield _run(path)
             except UserError as error:
                 say(f"left out: {error}")
@@ -164,7 +185,8 @@ def _run(folder: Path) -> _Run:
     Raises:
         UserError: it is damaged, or of another version.
     """
-    summary, lines = read_run(folder)
+    summary, found = read_run(folder)
+    lines = _named(folder / "rounds.jsonl", found)
     if not lines:
         raise UserError(f"{folder} has no round yet.")
     if summary and not isinstance(summary.get("config"), dict):
@@ -172,11 +194,49 @@ def _run(folder: Path) -> _Run:
     if summary:
         _check(folder, summary)
     config = summary["config"] if summary else read_config(folder).flat
+    if flaw := flaw_of_config(config):
+        raise UserError(f"{folder} is damaged: {flaw}.")
     return _Run(folder, {n: tuple(v) if isinstance(v, list) else v for n, v in config.items()}, lines, summary or {})
+
+
+def _named(file: Path, lines: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """The lines, with names that a screen can show.
+
+    Raises:
+        UserError: they have numbers that no table can add up.
+    """
+    if flaw := next((found for line in lines if (found := flaw_of_line(line, is_of_clients=False))), None):
+        raise UserError(f"{file} is damaged: {flaw}.")
+    return [stored.cleaned(line) for line in lines] if _has_odd_names(lines) else lines
+
+
+def _has_odd_names(lines: Sequence[Mapping[str, Any]]) -> bool:
+    return any(stored.clean(name) != name for name in {name for line in lines for name in line})
+
+
+def _of_clients(folder: Path) -> Sequence[Mapping[str, Any]]:
+    """The lines of clients.jsonl, each with lists by client.
+
+    Raises:
+        UserError: they cannot be read, or are of another form.
+    """
+    lines = read_clients(folder)
+    if flaw := next((found for line in lines if (found := flaw_of_line(line, is_of_clients=True))), None):
+        raise UserError(f"{folder / 'clients.jsonl'} is damaged: {flaw}.")
+    return [stored.cleaned(line) for line in lines] if _has_odd_names(lines) else lines
+
+
+def _first(*parts: Mapping[str, Any]) -> dict[str, Any]:
+    """All entries of these; of several with one name the first, so that no metric changes whose it is."""
+    return {
+        name: next(part[name] for part in parts if name in part) for name in dict.fromkeys(n for p in parts for n in p)
+    }
 
 
 def _check(folder: Path, summary: Mapping[str, Any]) -> None:
     """Refuse a summary that somebody changed: tables rest on its numbers."""
+    if flaw := flaw_of_summary(summary):
+        raise UserError(f"{folder / 'summary.json'} is damaged: {flaw}.")
     most = sys.float_info.max
     for name in _NUMBERS:
         value = summary.get(name)
@@ -199,13 +259,14 @@ def _facts(run: _Run) -> dict[str, Any]:
 
 def _row(run: _Run) -> dict[str, Any]:
     scalars = {n: v for n, v in run.summary.items() if isinstance(v, int | float | str)}
-    row = {**_facts(run), "status": _status(run), **run.config, **scalars, **_course(run)}
+    course = _course(run)
+    row = _first(_facts(run), {"status": _status(run)}, run.config, {**scalars, **course})
     measured: dict[str, list[float]] = {}
     for line in run.lines:
         for name, value in line.items():
             if value is not None and name != "round" and not isinstance(value, list):
                 measured.setdefault(name, []).append(value)
-    row |= {_short(name): values[-1] for name, values in measured.items()}
+    row = _first(row, {_short(name): values[-1] for name, values in measured.items()})
     row |= {f"{_short(n)}_mean": fmean(values) for n, values in measured.items() if _short(n) != n}
     row["MB"] = run.lines[-1].get("comm/total_bytes", float("nan")) / 1e6
     if rejected := run.summary.get("rejected"):

@@ -1,7 +1,6 @@
 """Pictures."""
 
 import io
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from matplotlib.patches import Patch
 
 from fedcommons.config.presets import SMOKE
 from fedcommons.files import write_bytes
+from fedcommons.tracking.run_folder import read_class_counts
 
 COLOURS = {"real": "0.6", "local_synthetic": "#e8a29a", "shuffled_synthetic": "#c0392b", "shuffled_real": "#2e6da4"}
 """Of the data settings, as in the Fedssyn paper."""
@@ -49,8 +49,7 @@ def save(figure: Figure, path: Path, dpi: int, smoke: bool = False) -> None:
 
 def partition_of(folder: Path) -> None:
     """Draw ``partition.png`` in a run folder, from its ``partition.json``."""
-    counts = json.loads((folder / "partition.json").read_text())["class_counts"]
-    class_heatmap(np.array(counts), folder / "partition.png")
+    class_heatmap(np.array(read_class_counts(folder)), folder / "partition.png")
 
 
 def class_heatmap(counts: np.ndarray, path: Path) -> None:

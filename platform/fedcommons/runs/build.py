@@ -14,14 +14,22 @@ from torch import nn
 from fedcommons import capacity
 from fedcommons.accounting import privacy
 from fedcommons.accounting.privacy import Ledger
-from fedcommons.artifacts import Store
+from fedcommons.artifacts import Store, key_of
 from fedcommons.audits import pool
 from fedcommons.config import parts
 from fedcommons.config.experiment import Data, Experiment
 from fedcommons.config.fields import taken
 from fedcommons.config.flat import deciding, part_of
 from fedcommons.core import salts
-from fedcommons.core.algorithm import Algorithm, ChoosesClients, Facts, require_attributes, takes_partial
+from fedcommons.core.algorithm import (
+    Algorithm,
+    ChoosesClients,
+    Facts,
+    State,
+    require_attributes,
+    require_state,
+    takes_partial,
+)
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import LocalSGD, Work, floating_buffers
@@ -31,7 +39,7 @@ from fedcommons.core.worker import RunData, Worker, default_device, fresh_torch,
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Dataset, without_images
 from fedcommons.data.partition import Partitioned
-from fedcommons.errors import UserError
+from fedcommons.errors import UserError, before_any_work, given, somebodys
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.participation import joining
 from fedcommons.federation.rounds import Plan, Standing
@@ -50,18 +58,19 @@ from fedcommons.runs.checks import (
 from fedcommons.seeds import set_default_generator, wide_key
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.dealt import Dealt
-from fedcommons.sharing.needs import GeneratorRecipe, Need, n_seen
+from fedcommons.sharing.needs import GeneratorRecipe, Need, n_seen, require_constants
 from fedcommons.sharing.stage import (
     Contribution,
     Contributions,
     Generating,
     Shared,
     Stage,
+    contribute,
     require_once,
     share_by_method,
     share_contributed,
 )
-from fedcommons.tensors import EMPTY, flatten
+from fedcommons.tensors import EMPTY, Flat, flatten
 from lightning_modules import Classifier
 from lightning_modules.networks import Projected
 
@@ -87,7 +96,11 @@ class Prepared:
     def needs(self) -> Sequence[Need]:
         """The generators and synthetic images this experiment uses."""
         stage = self.stage
-        return stage.needs(self.dealt, recipe(self.config)) if isinstance(stage, Generating) else ()
+        if not isinstance(stage, Generating):
+            return ()
+        with before_any_work(), somebodys(stage, "needs"):
+            found = list(stage.needs(self.dealt, recipe(self.config)))
+            return [given(Need, need) for need in found]
 
 
 def recipe(config: Experiment) -> GeneratorRecipe:
@@ -110,6 +123,7 @@ def _load(data: Data, source: str | None) -> Dataset:
 
 
 @fresh_torch()
+@before_any_work()
 def prepare(config: Experiment) -> Prepared:
     """Check the request, load the data and deal it.
 
@@ -123,6 +137,8 @@ def prepare(config: Experiment) -> Prepared:
     made = {kind: part_of(config, kind) for kind in kinds if kind in config.chosen}
     for part in made.values():
         refuse(part, "check", config.flat)
+    if "generator" in made:
+        require_constants(made["generator"])
     dataset = _load(config.data, config.source.get("data"))
     if "generator" in made:
         refuse(made["generator"], "check_type", dataset.train.x.dtype, dataset.name)
@@ -155,8 +171,20 @@ def prepare(config: Experiment) -> Prepared:
     require_attributes(prepared.algorithm, module)
     facts = plan_of(config, prepared.algorithm, rule, prepared.dealt.own, dataset.n_classes).facts
     require_replies(facts, config.straggler.rule, config.straggler.constants)
-    prepared.algorithm.start(model, facts, config.seed)
+    begin(prepared.algorithm, model, facts, config.seed)
     return prepared
+
+
+def begin(algorithm: Algorithm, model: Flat, facts: Facts, seed: int) -> State:
+    """The server's state before round 1.
+
+    Raises:
+        ClientError: ``start`` failed, or gave no such state.
+    """
+    with somebodys(algorithm, "start"):
+        state = algorithm.start(model, facts, seed)
+        require_state(state, model.layout)
+        return state
 
 
 def plan_of(config: Experiment, algorithm: Algorithm, rule: Rule | None, clients: Clients, n_classes: int) -> Plan:
@@ -165,7 +193,7 @@ def plan_of(config: Experiment, algorithm: Algorithm, rule: Rule | None, clients
     taken = {"take": True, "drop": False, "method": takes_partial(algorithm)}[config.straggler.partial]
     replies_all_the_same = taken and getattr(rule, "leaves_partial", False)
     replied = arrival(None if replies_all_the_same else rule, n, joins, config.seed)
-    sizes, counts = clients.rows.totals.tolist(), partial(clients.counts, n_classes)
+    sizes, counts = tuple(clients.rows.totals.tolist()), partial(clients.counts, n_classes)
     facts = Facts(n, sizes, f.rounds, f.weighting, replied, counts)
     return Plan(facts, f.participation, f.blocks, config.seed, rule, f.buffers == "keep", f.max_norm, taken)
 
@@ -199,11 +227,12 @@ def build_module(config: Experiment, dataset: Dataset, device: str = "cpu") -> L
     }
     part = parts.find("model", m.name)
     with torch.device(device):
-        try:
+        with before_any_work(), somebodys(f"{parts.called('model', m.name)} cannot be built for {dataset.name}"):
             made = part(**taken(part, offered), **m.constants)
-        except Exception as error:  # whatever somebody's module raises
-            why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-            raise UserError(f"model.name {m.name} cannot be built for {dataset.name}: {why}.") from error
+        if hasattr(
+            made, "_orig_mod"
+        ):  # else it would be taken for a network, and trained with another loss than its own
+            raise UserError(f"model.name {m.name} is compiled by torch.compile: give the module as it is.")
         if isinstance(made, LightningModule):
             if m.projection:
                 raise UserError(f"model.projection is for plain networks, and {m.name} is a LightningModule.")
@@ -292,7 +321,7 @@ class Assembled:
     def start(self, memory: ClientMemory) -> Standing:
         """Before round 1: the untrained model; ``memory``: empty, to be filled by the clients."""
         module = build_module(self.config, self.facts)
-        state = self.algorithm.start(flatten(dict(module.named_parameters())), self.plan.facts, self.config.seed)
+        state = begin(self.algorithm, flatten(dict(module.named_parameters())), self.plan.facts, self.config.seed)
         buffers = EMPTY if self.plan.keep_buffers else floating_buffers(module)
         return Standing(0, state, memory, self.shared.traffic, buffers, ledger=Ledger.of(self.shared.releases))
 
@@ -300,7 +329,7 @@ class Assembled:
 @fresh_torch()
 def assemble(prepared: Prepared, made: Sequence[Contribution] = ()) -> Assembled:
     """Share, and plan the rounds; ``made``: the clients' ``synthetic_images``."""
-    return assemble_contributed(prepared, prepared.stage.make(prepared.dealt, made))
+    return assemble_contributed(prepared, contribute(prepared.stage, prepared.dealt, made))
 
 
 @fresh_torch()
@@ -340,6 +369,14 @@ def noise_key(config: Experiment) -> int:
     decided = {n: v for n, v in deciding(config).items() if n != "federation.rounds"}
     facts = {n: int(v) if isinstance(v, float) and v.is_integer() else v for n, v in decided.items()}
     return wide_key("experiment", repr(sorted(facts.items())))
+
+
+def run_name(experiment: int, data: str, salt: bytes = b"") -> str:
+    """What names a run in its checkpoints and clients' memories: a digest of all that decides it.
+
+    experiment: its ``noise_key``, so that a run with more rounds has the same name; data: the digest of its data set.
+    """
+    return key_of({"experiment": experiment, "data": data, "noise": salts.name_of(salt) if salt else ""})
 
 
 def build_worker(

@@ -5,11 +5,13 @@ part. What depends on the data is refused where they are loaded and dealt (``bui
 """
 
 from collections.abc import Collection, Mapping
+from inspect import signature
 from typing import Any
 
 import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fedcommons.config import parts
 from fedcommons.config.experiment import Experiment
@@ -18,8 +20,9 @@ from fedcommons.core.algorithm import Facts
 from fedcommons.core.clock import Clock
 from fedcommons.core.local import Work
 from fedcommons.core.logged import Logged
+from fedcommons.data.clients import ClientData
 from fedcommons.data.examples import Dataset
-from fedcommons.errors import UserError, shown
+from fedcommons.errors import UserError, before_any_work, shown, somebodys
 from fedcommons.federation.evaluation import judged
 
 
@@ -74,7 +77,8 @@ def refuse(part: Any, check: str, *given: Any) -> None:
         UserError: it does.
     """
     if function := getattr(part, check, None):
-        function(*given)
+        with somebodys(part, check):
+            function(*given)
 
 
 def require_sources(config: Experiment, kinds: Collection[str] = tuple(parts.KINDS)) -> None:
@@ -109,26 +113,76 @@ def require_replies(facts: Facts, rule: str, constants: Mapping[str, Any]) -> No
 
 
 def try_module(module: LightningModule, name: str, dataset: Dataset) -> None:
-    """See that a module takes these examples, gives a loss, can be stepped and can be judged.
+    """See that a module takes these examples and leaves them as they are, and can be judged; it is trained by a step.
 
     Raises:
         UserError: it does not.
     """
-    x, y = dataset.train.x[:2], dataset.train.y[:2]
-    what = f"model.name {name} on {x.dtype} examples {dataset.shape} of {dataset.name}"
-    Logged(module)
-    Clock().attach(module)
-    try:
-        loss = module.training_step((x, y), 0)
-        if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
-            raise ValueError("training_step must return the loss, one number with a gradient")
-        work = Work(module, torch.device("cpu"))
-        module.eval()
-        judged(work, x, y, 0, dataset.n_classes)
-        module.train()
-    except Exception as error:  # whatever somebody's module raises
-        why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise UserError(f"{what}: {' '.join(why.split())}.") from error
+    x, y = dataset.train.x[:2].clone(), dataset.train.y[:2].clone()
+    called = parts.called("model", name)
+    what = f"{called} on {x.dtype} examples {dataset.shape} of {dataset.name.rpartition('/')[2]}"
+    with before_any_work():
+        with somebodys(called):
+            _require_supported(module)
+        with somebodys(what, "", "training_step"):
+            Logged(module)
+            Clock().attach(module)
+            loss = module.training_step((x, y), 0)
+            if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
+                raise ValueError("training_step must return the loss, one number with a gradient")
+        with somebodys(what, "", "configure_optimizers"):
+            work = Work(module, torch.device("cpu"))
+            require_plain(work.optimizer)
+        with somebodys(what):
+            work.local(work.snapshot(), ClientData(x, y), 0)
+            work.load(work.initial)
+            module.eval()
+            judged(work, x, y, 0, dataset.n_classes, what)
+            module.train()
+            if not (torch.equal(x, dataset.train.x[:2]) and torch.equal(y, dataset.train.y[:2])):
+                raise ValueError("it must leave a batch as it is, and changes it in place: x = x - a, not x -= a")
+
+
+def _require_supported(module: LightningModule) -> None:
+    """Refuse a module that would be trained otherwise than it says.
+
+    Raises:
+        ValueError: it is such a module.
+    """
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    for name, tensor in tensors.items():
+        if is_lazy(tensor):
+            raise ValueError(f"{name} has no shape before the first batch: give lazy layers their sizes")
+        if tensor.is_meta:
+            raise ValueError(f"{name} is on the meta device, without values")
+    weights = dict(module.named_parameters())
+    if frozen := [name for name, weight in weights.items() if not weight.requires_grad]:
+        raise ValueError(f"{frozen[0]} has requires_grad = False, and all parameters are trained: make it a buffer")
+    kinds = {weight.dtype for weight in weights.values()}
+    if len(kinds) > 1 or not kinds <= {torch.float32, torch.float64}:
+        worst = next(iter(kinds - {torch.float32, torch.float64}), torch.float64)
+        raise ValueError(f"its parameters must all be float32, or all float64, and some are {worst}")
+    at: dict[int, str] = {}
+    for name, weight in weights.items():
+        if weight.numel() and (other := at.setdefault(weight.data_ptr(), name)) != name:
+            raise ValueError(
+                f"{other} and {name} share their memory: tie them by using one nn.Parameter in both places"
+            )
+    if any(hasattr(one, "_orig_mod") or getattr(one, "_compiled_call_impl", None) for one in module.modules()):
+        raise ValueError("it is compiled by torch.compile, which rounds otherwise: give the module as it is")
+    if not module.automatic_optimization:
+        raise ValueError("automatic_optimization = False is not supported: the platform takes the optimizer's steps")
+
+
+def require_plain(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer whose steps need a closure.
+
+    Raises:
+        ValueError: it is one, such as LBFGS.
+    """
+    closure = signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise ValueError(f"{type(optimizer).__name__} needs a closure, and a step here is that of one gradient")
 
 
 def require_statistics(module: nn.Module, *, private: bool, measured: bool) -> None:

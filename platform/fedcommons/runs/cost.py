@@ -10,6 +10,7 @@ import resource
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -20,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedcommons.config import parts, presets
 from fedcommons.convergence.estimators import BATCH, mean_gradient
@@ -39,8 +41,10 @@ from fedcommons.federation.serial import Serial
 from fedcommons.runs import central, experiment
 from fedcommons.runs.build import Assembled, Prepared, build_module, build_worker, local_loop
 from fedcommons.runs.counting import Counts
+from fedcommons.sharing import stage as stages
 from fedcommons.sharing.needs import Need
 from fedcommons.sharing.stage import Contribution, Contributions, shorter_of
+from fedcommons.sharing.synthetic_pool import require_like
 from fedcommons.tensors import nbytes
 
 ENOUGH = 0.3
@@ -251,7 +255,7 @@ def contribute(ready: Prepared, made: Sequence[Contribution]) -> tuple[Contribut
     """What clients contribute, and the seconds that it takes; a stage that takes long is played by a shorter one."""
     stage, times = shorter_of(ready.stage)
     found: list[Contributions] = []
-    seconds = _once(lambda: found.append(stage.make(ready.dealt, made)))
+    seconds = _once(lambda: found.append(stages.contribute(stage, ready.dealt, made)))
     return found[0], times * seconds
 
 
@@ -274,9 +278,11 @@ def measure_generator(need: Need) -> GeneratorPrices:
 
     def draw(steps: int) -> float:
         sampler = replace(generator, sampling_steps=steps) if has_steps else generator  # pyright: ignore
-        return seconds_of(lambda: sampler.sample(weights, shape, need.n_classes, labels, need.seed))
+        return seconds_of(lambda: drawn.append(sampler.sample(weights, shape, need.n_classes, labels, need.seed)))
 
+    drawn: deque[Tensor] = deque(maxlen=1)
     few = draw(1)
+    require_like(some.x, need.recipe.name, len(labels), drawn[0])
     several = has_steps and generator.sampling_steps > 1 and few < SLOW  # pyright: ignore
     image = max(0.0, draw(2) - few if several else few) / len(labels)
     start += max(0.0, few - image * len(labels))
@@ -323,7 +329,7 @@ def overhead(wandb: str) -> tuple[float, float, int]:
 def start_up() -> float:
     """Seconds until a new process can begin with a run: those of the imports."""
     started = time.perf_counter()
-    subprocess.run([sys.executable, "-W", "ignore", "-c", "import fedcommons.runs.experiment"], check=True)
+    subprocess.run([sys.executable, "-P", "-W", "ignore", "-c", "import fedcommons.runs.experiment"], check=True)
     return time.perf_counter() - started
 
 

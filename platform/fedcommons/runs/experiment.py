@@ -27,7 +27,8 @@ from fedcommons.federation.rejections import records, told
 from fedcommons.federation.rounds import Standing
 from fedcommons.files import write_json
 from fedcommons.runs import measures, secret
-from fedcommons.runs.build import Assembled, Prepared, assemble, prepare, synthetic_images
+from fedcommons.runs.build import Assembled, Prepared, assemble, noise_key, prepare, run_name, synthetic_images
+from fedcommons.runs.inputs import dir_option
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.stage import Shared, Stage, require_once, require_own
 from fedcommons.tracking.own_tracker import OwnTracker
@@ -86,7 +87,7 @@ def _run(
     on_round: OnRound | None,
 ) -> dict[str, Any]:
     config, folder = prepared.config, record.path
-    with leaving_errors(folder, parts_of_own(config)):
+    with leaving_errors(folder, [*parts_of_own(config), *dir_option(config.data.dir)]):
         salt = b""
         if config.dp.noise == SECRET:
             salt = secret.begun(folder, prepared.needs)
@@ -105,7 +106,7 @@ def _run(
         trackers: list[Tracker] = []
         summary = None
         try:
-            start = _left(ready, record, resume)
+            start = _left(ready, record, resume, salt, say)
             trackers += _trackers(config, record, ready.shared.p, say)
             end = _federate(ready, executor, start, record, trackers, on_round, say)
             record.require_rounds(end.round)
@@ -127,14 +128,19 @@ def _run(
                 tracker.finish(summary)
 
 
-def _left(ready: Assembled, record: RunFolder, resume: bool) -> Standing:
+def _left(ready: Assembled, record: RunFolder, resume: bool, salt: bytes, say: Callable[[str], None]) -> Standing:
     """Where the run was left: at its last checkpoint that is intact and has all its lines, or before round 1.
 
-    What there is of later rounds is dropped, as they are played again.
+    What there is of later rounds is dropped, as they are played again. ``say`` is told of another run's checkpoints.
     """
-    memory = ClientMemory(cap_bytes=ready.config.federation.memory_mb * 1e6, folder=record.path / "memory")
+    bound = ready.config.federation.memory_mb * 1e6
+    run = run_name(noise_key(ready.config), ready.prepared.dataset.digest, salt)
+    memory = ClientMemory(cap_bytes=bound, folder=record.path / "memory", run=run)
     start = rounds.with_counts(ready.start(memory), ready.plan.facts)
-    found = checkpoint.load_latest(record.checkpoints, memory, record.whole(), start.model.layout) if resume else None
+    found = None
+    if resume:
+        whole, layout = record.whole(), start.model.layout
+        found = checkpoint.load_latest(record.checkpoints, memory, whole, layout, record.digest, say)
     last = found.round if found else -1
     record.rewind(last)
     checkpoint.remove_after(record.checkpoints, last)
@@ -155,8 +161,12 @@ def _trackers(config: Experiment, record: RunFolder, p: float, say: Callable[[st
         others.append(WandbTracker(record.path, config, p, say))
     if name := config.tracking.tracker:
         part = parts.find("tracker", name)
-        offered = {"folder": record.path, "config": config.flat}
-        others.append(OwnTracker(name, partial(part, **taken(part, offered), **config.tracking.constants), say))
+        offered, constants = {"folder": record.path, "config": config.flat}, config.tracking.constants
+
+        def make() -> Tracker:
+            return parts.made("tracker", name, lambda: part(**taken(part, offered), **constants))
+
+        others.append(OwnTracker(name, make, say))
     for line in record.rounds() if others else ():
         for tracker in others:
             tracker.log(line["round"], {name: value for name, value in line.items() if name != "round"})
@@ -207,7 +217,7 @@ def _federate(
                 tracker.log(now.round, {**metrics, **(_late(now) if "stragglers" in facts else {})})
             record.log_times(now.round, {"train": trained - clock, "observe": time.perf_counter() - trained})
             if now.round % f.checkpoint_every == 0 or now.round == f.rounds:
-                checkpoint.save(record.checkpoints, now)
+                checkpoint.save(record.checkpoints, now, record.digest())
             if now.rejected and not last.rejected:
                 say(f"round {now.round}: {told(records(now.rejected))}; what is rejected later is counted")
             if new := {name for name, value in metrics.items() if value is not None and not isfinite(value)} - lost:
@@ -217,7 +227,7 @@ def _federate(
                 on_round(now.round, metrics)
             last, clock = now, time.perf_counter()
     except ClientError:
-        checkpoint.save(record.checkpoints, last)  # so that the client can be played again at once
+        checkpoint.save(record.checkpoints, last, record.digest())  # so that the client can be played again at once
         raise
     return last
 

@@ -1,7 +1,7 @@
 """A measure of somebody's own: numbers of the server model, taken in the rounds of the convergence parameters."""
 
-import traceback
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,7 +11,7 @@ from fedcommons.config import parts
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import Work
 from fedcommons.core.worker import RunData, Worker
-from fedcommons.errors import ClientError, sentence
+from fedcommons.errors import somebodys
 from fedcommons.federation.evaluation import ModelTask
 from fedcommons.seeds import seed_for, set_default_generator
 
@@ -26,8 +26,8 @@ class Measure(Protocol):
         """Numbers by name; they are recorded as ``measure/NAME``.
 
         work: its ``module`` is the server model after this round, in evaluation mode; it may be trained or changed, as
-        every job loads its own weights. data: on the device of the module; it must not be changed. seed: keyed by the
-        round; torch's default generator is keyed too.
+        every job loads its own weights. data: a copy, on the device of the module. seed: keyed by the round; torch's
+        default generator is keyed too.
         """
         ...
 
@@ -60,11 +60,9 @@ def measured_here(worker: Worker, task: MeasureTask, job: int) -> dict[str, floa
     task.at.load(worker.work)
     seed = seed_for(task.at.seed, "measure")
     set_default_generator(seed)
-    try:
-        found = parts.make("measure", task.name, task.constants)(worker.work, worker.data, task.at.round, seed)
+    data = deepcopy(worker.data)  # clients go on with what the worker holds, whatever is written into this
+    with somebodys(parts.called("measure", task.name), "", f"round {task.at.round}"):
+        found = parts.make("measure", task.name, task.constants)(worker.work, data, task.at.round, seed)
         if not isinstance(found, Mapping):
             raise ValueError(f"it must give numbers by name, got {type(found).__name__}")
         return {str(n): float(v.detach() if isinstance(v, Tensor) else v) for n, v in found.items()}
-    except Exception as error:  # whatever somebody's measure raises
-        text = f"measure.measure {task.name}, round {task.at.round}: {sentence(error)}"
-        raise ClientError(text, trace="".join(traceback.format_exception(error))) from error

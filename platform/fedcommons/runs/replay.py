@@ -26,7 +26,8 @@ from fedcommons.federation.blocks import train_block
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rounds import Standing
 from fedcommons.runs import secret
-from fedcommons.runs.build import Assembled, assemble, prepare, synthetic_images
+from fedcommons.runs.build import Assembled, assemble, noise_key, prepare, run_name, synthetic_images
+from fedcommons.runs.inputs import dir_option
 from fedcommons.tensors import Flat, data, nbytes
 from fedcommons.tracking.run_folder import read_config, require_same_data
 
@@ -61,7 +62,8 @@ def replay(
 ) -> Replayed:
     """Train ``client`` as in the round of this number of the run in ``folder``.
 
-    named: import paths that may be run. What a file alone names is not executed.
+    named: import paths that may be run, and the folder of data. What a file alone names is neither executed nor read,
+    and nothing is downloaded.
 
     Raises:
         UserError: there is no such run or round, the client does not train in it, or what it trained on is not there or
@@ -83,7 +85,9 @@ def replay(
     if not isinstance(ready.algorithm, ChoosesClients):  # known before any round is played again
         _require_training(ready, {}, number, client)
     executor = ready.executor(salt)
-    before = _standing_before(number, ready, executor, folder, say)
+    run = run_name(noise_key(config), prepared.dataset.digest, salt)
+    memory = ClientMemory(folder=folder / "memory", run=run)  # all of it in RAM, so that nothing is written there
+    before = _standing_before(number, ready, executor, memory, say)
     _require_training(ready, before.state, number, client)
     called = rounds.call(ready.algorithm, ready.plan, before, number)
     alone = next(block for block in called.blocks if client in block.clients).alone(client)
@@ -105,11 +109,13 @@ def _config(folder: Path) -> Experiment:
     """The run's, played in this process."""
     if not (folder / "config.yaml").exists():
         raise UserError(f"--replay: {folder} holds no run (it has no config.yaml).")
-    return override(read_config(folder), {"federation.executor": "serial"})
+    return override(read_config(folder), {"federation.executor": "serial", "data.download": False})
 
 
 def _require_named(config: Experiment, named: Collection[str]) -> None:
-    """See that parts of somebody's own are named by the user too, not by the run folder alone."""
+    """See that parts of somebody's own, and another folder of data, are named by the user too, not by the run alone."""
+    if options := [option for option in dir_option(config.data.dir) if config.data.dir not in named]:
+        raise UserError(f"--replay: the run names a folder of data; to have it read, add {' '.join(options)}.")
     if options := [option for option in parts_of_own(config) if option.rpartition(" ")[2] not in named]:
         raise UserError(f"--replay: the run has parts of its own; to have them executed, add {' '.join(options)}.")
 
@@ -129,11 +135,12 @@ def _require_training(ready: Assembled, state: State, number: int, client: int) 
 
 
 def _standing_before(
-    number: int, ready: Assembled, executor: Executor, folder: Path, say: Callable[[str], None]
+    number: int, ready: Assembled, executor: Executor, memory: ClientMemory, say: Callable[[str], None]
 ) -> Standing:
     """Where the federation stood before the round of this number, from the nearest checkpoint or the very start."""
-    memory = ClientMemory(folder=folder / "memory")  # all of it in RAM, so that nothing is written there
-    start = checkpoint.load_latest(folder / "checkpoints", memory, before=number) or ready.start(memory)
+    assert memory.folder is not None
+    checkpoints = memory.folder.with_name("checkpoints")
+    start = checkpoint.load_latest(checkpoints, memory, before=number, say=say) or ready.start(memory)
     missing = number - 1 - start.round
     if missing:
         say(f"There is no checkpoint after round {start.round}, so {missing} round(s) are played again first.")

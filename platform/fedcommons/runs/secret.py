@@ -4,7 +4,7 @@
 ``partition.json`` has the first of them too, so that another run's ``noise.json`` is not taken for its own.
 """
 
-import json
+import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,7 +13,7 @@ from typing import Any
 
 from fedcommons.core import salts
 from fedcommons.errors import UserError
-from fedcommons.files import write_json
+from fedcommons.files import stored, write_json
 from fedcommons.sharing.needs import Need, salts_told
 
 FILE, PARTITION = "noise.json", "partition.json"
@@ -26,7 +26,7 @@ def begun(folder: Path, needs: Sequence[Need]) -> bytes:
         UserError: a salt is lost, or cannot be kept.
     """
     salts.require_outside(folder)
-    if any((folder / name).exists() for name in (FILE, PARTITION, "checkpoints")):  # it is written first
+    if any(os.path.lexists(folder / name) for name in (FILE, PARTITION, "checkpoints")):  # it is written first
         return kept(folder, needs)
     salt = salts.new()
     write_json(folder / FILE, {"salt": salts.name_of(salt), "generators": salts_told(needs)})
@@ -40,8 +40,8 @@ def kept(folder: Path, needs: Sequence[Need]) -> bytes:
         UserError: it is lost, or that of a generator is.
     """
     name, generators = _told(folder / FILE)
-    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # a run broken off before has none
-        if json.loads((folder / PARTITION).read_bytes())["noise"] != name:
+    with suppress(ValueError, KeyError, TypeError):  # a run broken off before has none
+        if stored.json_of(folder / PARTITION)["noise"] != name:
             raise UserError(f"{folder / FILE} names the secret salt of another run; bring its own back or start anew.")
     salt = salts.of_run(name, folder)
     if generators != salts_told(needs):
@@ -54,8 +54,8 @@ def kept(folder: Path, needs: Sequence[Need]) -> bytes:
 
 def _told(path: Path) -> tuple[str, Any]:
     """The names of the salts of a run and of its generators."""
-    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        told = json.loads(path.read_bytes())
+    with suppress(ValueError, KeyError, TypeError):
+        told = stored.json_of(path)
         name, generators = told["salt"], told["generators"]
         if re.fullmatch("[0-9a-f]{24}", name):
             return name, generators

@@ -11,6 +11,7 @@ n~: images that it contributes;  p = n~/(n_i + n~).
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from inspect import signature
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from fedcommons.core import salts
 from fedcommons.core.noise import Noise, Source
 from fedcommons.core.release import SAMPLED_GAUSSIAN
 from fedcommons.data.examples import Examples
-from fedcommons.errors import UserError
+from fedcommons.errors import UserError, given, somebodys
 from fedcommons.files import sha256
 from fedcommons.generators.generator import Generator, Receipt
 from fedcommons.seeds import numpy_generator, seed_for, wide_key
@@ -123,6 +124,20 @@ class Need:
             **({"noise": NOISE} if takes_noise(self.recipe.generator) else {}),
             **({"salt": salts.name_of(self.salt)} if self.salt else {}),
         }
+
+
+def require_constants(generator: Generator) -> None:
+    """See that ``epochs`` and ``sampling`` are what a generator must have.
+
+    Raises:
+        ClientError: they are not.
+    """
+    with somebodys(generator, "epochs"):
+        if index(generator.epochs) < 1:
+            raise ValueError(f"it must be a whole number of at least 1, got {generator.epochs}")
+    with somebodys(generator, "sampling"):
+        for name in given(tuple, generator.sampling, "a tuple of names"):
+            given(str, name, "a tuple of names")
 
 
 def takes_noise(generator: Generator) -> bool:

@@ -11,18 +11,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from math import inf
 from numbers import Real
+from operator import index
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
 from fedcommons.accounting.communication import Traffic
-from fedcommons.core.algorithm import Shares
+from fedcommons.core.algorithm import Common, Shares
 from fedcommons.core.release import Release
 from fedcommons.core.worker import RunData
 from fedcommons.data.clients import Clients, Rows
 from fedcommons.data.examples import Examples
-from fedcommons.errors import UserError, shown
+from fedcommons.errors import UserError, given, name_of, shown, somebodys
 from fedcommons.generators.generator import Receipt
 from fedcommons.seeds import numpy_generator
 from fedcommons.sharing import leaving
@@ -210,20 +211,46 @@ def shorter_of(stage: Stage) -> tuple[Stage, float]:
     """
     if not isinstance(stage, TakesLong):
         return stage, 1.0
-    told: Any = stage.shorter()
+    with somebodys(stage, "shorter"):
+        told: Any = stage.shorter()
     match told:
         case (variant, Real() as times) if type(variant) is type(stage) and 0 < float(times) < inf:
             return variant, float(times)
-    kind = type(stage).__name__
+    kind, what = type(stage).__name__, name_of(stage)
     raise UserError(
-        f"{kind}.shorter must give a {kind} that works less and a number above 0, how many times as long this one "
+        f"{what}.shorter must give a {kind} that works less and a number above 0, how many times as long this one "
         f"takes, got {shown(told)}."
     )
 
 
 def share(stage: Stage, dealt: Dealt, drawn: Sequence[Contribution] = ()) -> Shared:
     """Apply a stage; ``drawn``: the images for its ``needs``."""
-    return share_contributed(stage, dealt, stage.make(dealt, drawn))
+    return share_contributed(stage, dealt, contribute(stage, dealt, drawn))
+
+
+def contribute(stage: Stage, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
+    """What the stage's ``make`` gives.
+
+    Raises:
+        ClientError: it failed, or gave something else.
+    """
+    with somebodys(stage, "make"):
+        return _contributions(stage.make(dealt, drawn))
+
+
+def _contributions(contributed: Any) -> Contributions:
+    given(Examples, given(Contributions, contributed).store, "Examples as Contributions.store")
+    for name in ("rows", "owners"):
+        given(np.ndarray, getattr(contributed, name), f"an array as Contributions.{name}")
+    for name in ("receipts", "seen", "of_labels"):
+        given(Mapping, getattr(contributed, name), f"a mapping as Contributions.{name}")
+    return contributed
+
+
+def _released(told: Any) -> tuple[Contributions, Sequence[Release]]:
+    if not (isinstance(told, Sequence) and len(told) == 2):
+        raise ValueError(f"it must give a pair of Contributions and a list of Release, got {type(told).__name__}")
+    return _contributions(told[0]), given(Sequence, told[1], "a pair of Contributions and a list of Release")
 
 
 def share_contributed(stage: Stage, dealt: Dealt, contributed: Contributions) -> Shared:
@@ -233,11 +260,21 @@ def share_contributed(stage: Stage, dealt: Dealt, contributed: Contributions) ->
 
     Raises:
         UserError: it changes the clients' real data, or gives out rows or events of nobody.
+        ClientError: it failed, or gave something else.
     """
+    with somebodys(stage, "release"):
+        contributed, releases = _released(stage.release(dealt, contributed))
+    with somebodys(stage, "assign"):
+        assigned = given(Assigned, stage.assign(dealt, contributed), "an Assigned")
+        return _shared(stage, dealt, contributed, releases, assigned)
+
+
+def _shared(
+    stage: Stage, dealt: Dealt, contributed: Contributions, releases: Sequence[Release], assigned: Assigned
+) -> Shared:
     name = type(stage).__name__
-    contributed, releases = stage.release(dealt, contributed)
     releases = leaving.events(f"sharing stage {name}", releases, len(dealt.own))
-    assigned, store = stage.assign(dealt, contributed), contributed.store
+    store = contributed.store
     own = Clients(store, dealt.own.rows)
     clients = own
     received, parts = (_checked(name, what, getattr(assigned, what), len(store)) for what in ("received", "pool"))
@@ -294,7 +331,10 @@ def share_by_method(shared: Shared, algorithm: object, n_classes: int, seed: int
         return shared
     data, name = shared.data, type(algorithm).__name__
     before = data.clients.store[slice(None)].digest
-    common = algorithm.share(data.clients, n_classes, seed)
+    with somebodys(algorithm, "share"):
+        common = given(Common, algorithm.share(data.clients, n_classes, seed))
+        given(Examples, common.examples, "Examples as Common.examples")
+        index(common.nbytes)
     if data.clients.store[slice(None)].digest != before:
         raise UserError(f"{name}.share must not change the clients' examples, and it does.")
     clients = data.clients.with_commons(common.examples)

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedcommons.artifacts import Store, constants, key_of
 from fedcommons.core.worker import fresh_torch
 from fedcommons.data.examples import Examples
-from fedcommons.errors import ClientError
+from fedcommons.errors import ClientError, given, somebodys
 from fedcommons.generators.generator import Receipt, TrainedGenerator
 from fedcommons.sharing.needs import Need, largest_remainder, takes_noise
 from fedcommons.sharing.stage import Contribution
@@ -50,30 +50,65 @@ class JobResult:
 def make(job: Job) -> JobResult:
     """Train the generator if weights are missing, and draw the images.
 
+    Stored weights that it cannot draw from, as they have other names or shapes than its own, are trained anew.
+
     Raises:
-        ClientError: they are not of the type and shape of the real ones.
+        ClientError: the images are not of the type and shape of the real ones.
     """
+    try:
+        return _made(job)
+    except Exception:  # whatever a generator raises at weights of another one
+        if not job.trained:
+            raise
+    return _made(Job(job.needs, {}))
+
+
+def _made(job: Job) -> JobResult:
     first = job.needs[0]
     shape, new = tuple(first.examples.x.shape[1:]), {}
+    of = f"client {first.client}"
     if job.epochs:
-        fit = first.recipe.generator.fit
-        noise = {"noise": first.noise} if takes_noise(first.recipe.generator) else {}
-        new = dict(fit(first.examples, first.n_classes, first.seed, job.epochs, flip=first.flip, **noise))
-    trained = {**job.trained, **new}
-    images = [
-        need.recipe.generator.sample(trained[need.epochs].weights, shape, need.n_classes, need.labels, need.seed)
-        for need in job.needs
-    ]
-    for need, drawn in zip(job.needs, images, strict=True):
-        _require_like(need, drawn)
+        with somebodys(first.recipe.generator, "fit", of):
+            new = _fitted(first, job.epochs)
+    trained, images = {**job.trained, **new}, []
+    for need in job.needs:
+        part, weights = need.recipe.generator, trained[need.epochs].weights
+        with somebodys(part, "sample", of):
+            images.append(given(Tensor, part.sample(weights, shape, need.n_classes, need.labels, need.seed)))
+        require_like(need.examples.x, need.recipe.name, len(need.labels), images[-1])
     return JobResult(new, images)
 
 
-def _require_like(need: Need, drawn: Tensor) -> None:
-    x, n = need.examples.x, len(need.labels)
+def _fitted(need: Need, epochs: Sequence[int]) -> dict[int, TrainedGenerator]:
+    """The generators after these epochs.
+
+    Raises:
+        ValueError: ``fit`` gives something else.
+    """
+    generator, what = need.recipe.generator, "a TrainedGenerator for each of the epochs"
+    noise = {"noise": need.noise} if takes_noise(generator) else {}
+    found = generator.fit(need.examples, need.n_classes, need.seed, epochs, flip=need.flip, **noise)
+    found = dict(given(Mapping, found, what))
+    if lacking := [epoch for epoch in epochs if epoch not in found]:
+        raise ValueError(f"it must give {what}, and gives none of epoch {lacking[0]}")
+    for trained in found.values():
+        weights = given(TrainedGenerator, trained, what).weights
+        for tensor in given(Mapping, weights, "tensors by name as weights").values():
+            given(Tensor, tensor, "tensors by name as weights")
+        if trained.receipt is not None:
+            given(Receipt, trained.receipt, "a Receipt or None as receipt")
+    return found
+
+
+def require_like(x: Tensor, name: str, n: int, drawn: Tensor) -> None:
+    """See that the generator ``name`` drew n examples of the type and shape of the real ones, x.
+
+    Raises:
+        ClientError: it did not.
+    """
     if drawn.dtype != x.dtype or drawn.shape != (n, *x.shape[1:]):
         raise ClientError(
-            f"generator {need.recipe.name} drew {drawn.dtype} {tuple(drawn.shape)} for {n} labels, and examples are "
+            f"generator {name} drew {drawn.dtype} {tuple(drawn.shape)} for {n} labels, and examples are "
             f"{x.dtype} {tuple(x.shape[1:])}: its sample must return these."
         )
 

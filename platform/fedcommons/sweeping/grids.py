@@ -1,10 +1,12 @@
 """What the sweeps have in common besides their main: options, cells, and what stands under their tables."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcommons.config import cli, parts, presets
+from fedcommons.config import cli, parts, presets, search_space
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import SHORT_NAMES, choose, same_results
 from fedcommons.config.parts import KINDS
@@ -77,6 +79,24 @@ def base(options: cli.Options) -> dict[str, Any]:
 def cell(options: cli.Options, fields: Mapping[str, Any]) -> sweep.Trial:
     """The cell of these fields."""
     return sweep.cell(choose(fields, options.fields), VARIED)
+
+
+def combined(options: cli.Options, *lists: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """The combinations of these lists; with ``--dry-run``, of more than ``sweep.TOLD`` a few, which stand for all.
+
+    Raises:
+        UserError: there are more than a sweep may have.
+    """
+    if counted(options, n := prod(map(len, lists))):
+        return search_space.some(lists, sweep.FEW)
+    sweep.require_few(n)
+    return list(product(*lists))
+
+
+def counted(options: cli.Options, n: int) -> bool:
+    """Whether n cells are only counted, in a dry run, which is told their number as ``options.total``."""
+    options.total = n if options.dry_run and n > sweep.TOLD else None
+    return options.total is not None
 
 
 def once(cells: Iterable[sweep.Trial]) -> list[sweep.Trial]:

@@ -1,6 +1,7 @@
 """Many experiments from Python: side by side on Ray, as the sweeps run them."""
 
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 
 import pandas as pd
@@ -8,10 +9,10 @@ import pandas as pd
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import is_ignored
 from fedcommons.core.worker import only_thread
-from fedcommons.errors import ClientError, UserError
-from fedcommons.reports.frames import load_runs
+from fedcommons.errors import ClientError, UserError, shown
+from fedcommons.reports.frames import folder_path, load_runs
 from fedcommons.sweeping.display import Display
-from fedcommons.sweeping.sweep import Trial, cell, open_sweep, run_cells, todo
+from fedcommons.sweeping.sweep import MOST, Trial, cell, open_sweep, require_few, run_cells, todo
 
 
 def sweep(experiments: Iterable[Experiment], folder: str | Path) -> pd.DataFrame:
@@ -21,11 +22,11 @@ def sweep(experiments: Iterable[Experiment], folder: str | Path) -> pd.DataFrame
     started where it is not running, and stays for the next sweep.
 
     Raises:
-        UserError: what is asked for cannot be met, or another thread of this process is in an experiment; nothing has
-            been run then.
+        UserError: what is asked for cannot be met, or is no experiment, or another thread of this process is in an
+            experiment; nothing has been run then.
         ClientError: some runs failed; the others are finished and can be loaded.
     """
-    out, cells = Path(folder), named(list(experiments))
+    out, cells = folder_path(folder), named(listed(experiments))
     with only_thread(), Display() as display:
         left = todo(cells, out, display)
         with open_sweep(out, resume=True, say=lambda text: None):
@@ -33,6 +34,22 @@ def sweep(experiments: Iterable[Experiment], folder: str | Path) -> pd.DataFrame
     if failures:
         raise ClientError("; ".join(f"{name}: {why}" for name, why in failures.items()))
     return load_runs(*(out / c.name for c in cells))
+
+
+def listed(experiments: Iterable[Experiment]) -> list[Experiment]:
+    """They as a list, one of them alone too.
+
+    Raises:
+        UserError: something among them is no experiment, or there are too many.
+    """
+    found = [experiments] if isinstance(experiments, Experiment) else experiments
+    if not isinstance(found, Iterable):
+        raise UserError(f"sweep takes experiments, got {shown(found)}.")
+    some = list(islice(found, MOST + 1))
+    require_few(len(some))
+    if wrong := [one for one in some if not isinstance(one, Experiment)]:
+        raise UserError(f"sweep takes experiments, got {shown(wrong[0])}.")
+    return some
 
 
 def named(experiments: list[Experiment]) -> list[Trial]:

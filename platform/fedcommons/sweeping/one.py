@@ -10,10 +10,10 @@ from pytorch_lightning import LightningModule
 
 from fedcommons.config.experiment import Experiment
 from fedcommons.core.local import module_with
-from fedcommons.errors import UserError
+from fedcommons.errors import UserError, shown
 from fedcommons.federation import checkpoint
 from fedcommons.federation.memory import ClientMemory
-from fedcommons.reports.frames import load_rounds
+from fedcommons.reports.frames import folder_path, load_rounds
 from fedcommons.runs import build, inputs
 from fedcommons.runs import experiment as runs
 
@@ -64,5 +64,7 @@ def run(
             process is in an experiment: they would draw from the same random state.
         ClientError: a client failed; the traceback is in ``folder/error.txt``.
     """
-    path = Path(folder)
+    if not isinstance(experiment, Experiment):
+        raise UserError(f"run takes an experiment, got {shown(experiment)}.")
+    path = folder_path(folder)
     return Result(path, experiment, runs.run(experiment, path, resume=True, say=say, on_round=on_round))

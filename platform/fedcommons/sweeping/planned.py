@@ -39,7 +39,12 @@ LINE = 500
 
 @dataclass
 class Bill:
-    """What is left to do: seconds of each piece, and bytes. ``prices``: of the shapes that were measured."""
+    """What is left to do: seconds of each piece, and bytes. ``prices``: of the shapes that were measured.
+
+    times: the cells of the sweep for each that is on the bill.
+    """
+
+    times: float = 1.0
 
     generators: list[float] = field(default_factory=list)
     cells: list[float] = field(default_factory=list)
@@ -54,10 +59,14 @@ class Bill:
     def seconds(self, places: int, in_ray: bool = True) -> float:
         """Of all, where so many processes work at a time; not ``in_ray``: one after another in this one."""
         if not in_ray:
-            return cost.start_up() + sum(self.generators) + self.first + sum(self.cells)
+            return cost.start_up() + self.first + self.times * (sum(self.generators) + sum(self.cells))
         stages = [stage for stage in (self.generators, self.cells, self.centrals) if stage]
         starting = RAY_S + (1 + len(stages)) * cost.start_up() + self.first  # this process, and those of each stage
-        return starting + sum(makespan(stage, places) for stage in stages)
+        return starting + sum(self.span(stage, places) for stage in stages)
+
+    def span(self, stage: Sequence[float], places: int) -> float:
+        """Seconds of a stage; of very many cells the places are taken to be busy until the end."""
+        return makespan(stage, places) if self.times == 1 else self.times * sum(stage) / places
 
 
 def makespan(seconds: Iterable[float], places: int) -> float:
@@ -70,15 +79,17 @@ def makespan(seconds: Iterable[float], places: int) -> float:
 
 def dry_run(
     cells: Sequence[sweep.Trial], out: Path, display: Display, on_cores: int | None = None,
-    centrals: Sequence[Central] = (), in_ray: bool = True,
+    centrals: Sequence[Central] = (), in_ray: bool = True, total: int | None = None,
 ) -> None:  # fmt: skip
     """Print what would run and what it would cost; ``on_cores``: on another machine besides, with so many cores.
+
+    total: of how many cells these are a few, if the others are counted only.
 
     Raises:
         UserError: a cell cannot be met.
     """
     display.say("Timing a step of each shape ...")
-    bill, wanted, torch_threads = Bill(), [], torch.get_num_threads()
+    bill, wanted, torch_threads = Bill((total or len(cells)) / max(1, len(cells))), [], torch.get_num_threads()
     for c in cells:
         ready = build.prepare(c.config)
         store = Store(Path(c.config.artifacts), display.say)
@@ -167,19 +178,21 @@ def _in_all(n_cells: int, bill: Bill, config: Experiment | None, on_cores: int |
     """The last line."""
     if config is None or not (bill.cells or bill.centrals):
         return f"{n_cells} cells. All are done."
-    actors = _actors(config)
+    few = "" if bill.times == 1 else f" (as {n_cells} of them, drawn at random)"
+    actors, total = _actors(config), round(n_cells * bill.times)
     here = cluster.cores() or os.cpu_count() or 1
     places = max(1, here // actors) if in_ray else 1
-    n = f"{n_cells} cells, {len(bill.generators)} generators to make"
+    n = f"{total} cells{few}, {round(len(bill.generators) * bill.times)} generators to make"
     where = f"with {here} cores" if in_ray else "in one process" if actors == 1 else f"with {actors} actors"
     stages = {"generators": bill.generators, "cells": bill.cells, "central models": bill.centrals}
-    of = ", ".join(f"{name} {duration(makespan(each, places))}" for name, each in stages.items() if each)
+    of = ", ".join(f"{name} {duration(bill.span(each, places))}" for name, each in stages.items() if each)
     time = f"In all about {duration(bill.seconds(places, in_ray))} here {where} ({of})"
     if on_cores is not None:
         time += f"; with {on_cores}: {duration(bill.seconds(max(1, on_cores // actors), in_ray))}"
     at_once = min(places, len(bill.cells) or 1) * actors
     several = f" in each of {at_once} processes" if at_once > 1 else ""
-    disk = f"Disk: {amount(bill.runs)}" + (f", artifacts {amount(bill.artifacts)}" if bill.artifacts else "")
+    artifacts = f", artifacts {amount(bill.times * bill.artifacts)}" if bill.artifacts else ""
+    disk = f"Disk: {amount(bill.times * bill.runs)}{artifacts}"
     return f"{n}. {time}. Memory: up to {amount(bill.memory)}{several}. {disk}."
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedcommons.config import cli
+from fedcommons.errors import UserError
 from fedcommons.sweeping import sweep
 from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.sweep import Outcome, Todo, Trial
@@ -32,10 +33,12 @@ def run(
     Raises:
         UserError: something that cannot be met, before any work.
     """
+    if options.on_cores is not None and not options.dry_run:
+        raise UserError("--on-cores changes nothing without --dry-run.")
     started, out = time.perf_counter(), Path(options.out)
     with Display() as display:
         if options.dry_run:
-            dry_run(cells, out, display, options.on_cores, centrals)
+            dry_run(cells, out, display, options.on_cores, centrals, options.get("total"))
             return 0
         left = sweep.todo(cells, out, display)
         with sweep.open_sweep(out, options.resume):
@@ -46,13 +49,13 @@ def run(
 
 def dry_run(
     cells: Sequence[Trial], out: Path, display: Display, on_cores: int | None = None,
-    centrals: Callable[[], "Sequence[Central]"] = tuple,
+    centrals: Callable[[], "Sequence[Central]"] = tuple, total: int | None = None,
 ) -> None:  # fmt: skip
     """Print what would run, and what it would cost; see ``planned``."""
     display.say("Loading torch and the data ...")
     from fedcommons.sweeping import planned
 
-    planned.dry_run(cells, out, display, on_cores, centrals())
+    planned.dry_run(cells, out, display, on_cores, centrals(), total=total)
 
 
 def conclude(outcome: Outcome, started: float, out: Path, stem: str, display: Display) -> int:

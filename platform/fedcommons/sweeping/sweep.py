@@ -16,6 +16,7 @@ from fedcommons.config.experiment import Experiment, Federation
 from fedcommons.errors import ClientError, UserError, left_in, sentence
 from fedcommons.federation import cluster, scratch
 from fedcommons.federation.rejections import told
+from fedcommons.files import stored
 from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.folders import holds_runs, open_folder
 from fedcommons.tracking.run_folder import (
@@ -30,6 +31,20 @@ from fedcommons.tracking.run_folder import (
 if TYPE_CHECKING:  # torch and Ray take seconds to import, and --help needs neither
     from fedcommons.sweeping.order import Lacking
     from fedcommons.sweeping.progress import Progress
+
+
+MOST, TOLD, FEW = 10_000, 1_000, 16
+"""Cells of a sweep, at most; cells that a dry run tells one by one; cells that it times where there are more."""
+
+
+def require_few(n: int) -> None:
+    """Refuse a sweep of too many cells, before any of them is put together.
+
+    Raises:
+        UserError: there are more than ``MOST``.
+    """
+    if n > MOST:
+        raise UserError(f"a sweep has at most {MOST:,} cells, and these lists make {n:,}: give fewer values.")
 
 
 @dataclass(frozen=True)
@@ -200,7 +215,7 @@ def _run_trials(left: Todo, out: Path, progress: "Progress", scheduler: Any) -> 
     trial = tune.with_parameters(_trial, configs=configs, out=str(out.resolve()), here=str(parts.base()))
     trainable = tune.with_resources(trial, partial(_resources, f))
     # Tune's own record is not used, as a sweep resumes by its cells' folders, and must not share a full disk with them.
-    with scratch.folder() as state:
+    with scratch.folder() as state, scratch.tempdir():  # Tune imports W&B
         tuner = tune.Tuner(
             trainable,
             tune_config=tune.TuneConfig(
@@ -285,8 +300,8 @@ def _trial(params: Mapping[str, Any], configs: Mapping[str, Mapping[str, Any]], 
             tune.report(last)
 
     def say(text: str) -> None:
-        with suppress(OSError), open(folder / "messages.log", "a") as file:  # a full disk stops the run elsewhere
-            file.write(text + "\n")
+        with suppress(OSError):  # a full disk stops the run elsewhere
+            stored.write_alone(folder / "messages.log", text + "\n")
 
     try:
         if lines := read_rounds(folder):  # Tune is told also of a trial that has no round left to play

@@ -17,7 +17,7 @@ from fedcommons.core.algorithm import BUFFERS, Algorithm
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.worker import fresh_torch
-from fedcommons.errors import UserError
+from fedcommons.errors import ClientError, UserError, sentence, unknown
 from fedcommons.federation import checkpoint, rounds, scratch
 from fedcommons.federation.evaluation import ModelTask, evaluate
 from fedcommons.federation.stragglers import Independent
@@ -56,10 +56,14 @@ def check_algorithm(
     sensitivities and all else not at all, so false releases show (see ``sensitivity``).
 
     Raises:
-        UserError: there is no such device, or no room for the actors.
+        UserError: there is no such check or device, or no room for the actors.
         AssertionError: a sentence for each check that failed, after the check's name.
     """
-    checks: dict[str, Check] = {name: CHECKS[name] for name in only or CHECKS}
+    names = [only] if isinstance(only, str) else list(only)
+    for name in names:
+        if name not in CHECKS:
+            raise unknown("check", name, CHECKS)
+    checks: dict[str, Check] = {name: CHECKS[name] for name in names or CHECKS}
     if actors:
         checks["ray_actors_give_the_bits_of_one_process"] = lambda a, loop: require_the_same_of_ray(
             a, digits(dropout=0.3, method=algorithm).training(replace(loop, augment=True)), actors
@@ -70,16 +74,16 @@ def check_algorithm(
     if private:
         checks[what_leaves_a_client_moves_as_declared.__name__] = what_leaves_a_client_moves_as_declared
     violations: list[str] = []
-    errors: list[Exception] = []
+    errors: list[BaseException | None] = []
     for name, check in checks.items():
         try:
             check(algorithm, local)
         except UserError:
             raise  # this machine's fault: it has no room for the actors
         except Exception as error:
-            said = str(error) if isinstance(error, AssertionError) else f"it raised {type(error).__name__}: {error}"
+            said = str(error) if isinstance(error, AssertionError) else f"it failed: {sentence(error)}"
             violations.append(f"- {name}: {said}")
-            errors.append(error)
+            errors.append(error.__cause__ if isinstance(error, ClientError) else error)
     if violations:
         title = f"{type(algorithm).__name__} fails {len(violations)} of {len(checks)} checks"
         raise AssertionError("\n".join([title, *violations])) from errors[0]

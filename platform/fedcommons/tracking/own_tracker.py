@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from math import isfinite
-from typing import Any
+from typing import Any, TypeVar
 
-from fedcommons.errors import sentence
+from fedcommons.errors import ClientError, UserError, sentence, somebodys
 from fedcommons.tracking.tracker import Metric, Tracker
+
+T = TypeVar("T")
 
 
 class OwnTracker:
@@ -16,30 +18,25 @@ class OwnTracker:
 
     def __init__(self, name: str, make: Callable[[], Tracker], say: Callable[[str], None]) -> None:
         self.name, self.say, self.tracker = name, say, None
-        try:
-            self.tracker = make()
-        except Exception as error:  # whatever somebody's tracker raises, here and below
-            self._give_up(error)
+        self.tracker = self._done(make)
 
     def log(self, round: int, metrics: Mapping[str, Metric]) -> None:
         """See ``Tracker``; values that are not finite are None, as in the run folder."""
-        if self.tracker is None:
-            return
-        try:
+        if tracker := self.tracker:
             known = {n: None if isinstance(v, float) and not isfinite(v) else v for n, v in metrics.items()}
-            self.tracker.log(round, known)
-        except Exception as error:
-            self._give_up(error)
+            self._done(lambda: tracker.log(round, known))
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
         """See ``Tracker``."""
-        if self.tracker is None:
-            return
-        try:
-            self.tracker.finish(None if summary is None else dict(summary))
-        except Exception as error:
-            self._give_up(error)
+        if tracker := self.tracker:
+            self._done(lambda: tracker.finish(None if summary is None else dict(summary)))
 
-    def _give_up(self, error: Exception) -> None:
-        self.tracker = None
-        self.say(f"tracking.tracker {self.name}: {sentence(error)}; the run goes on without it.")
+    def _done(self, call: Callable[[], T]) -> T | None:
+        """What a call of somebody's gives; None where it fails."""
+        try:
+            with somebodys(f"tracking.tracker {self.name}"):
+                return call()
+        except (UserError, ClientError) as error:
+            self.tracker = None
+            self.say(f"{sentence(error)}; the run goes on without it.")
+        return None

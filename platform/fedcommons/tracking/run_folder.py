@@ -8,11 +8,13 @@ is the final model), memory/ (clients' memory), .lock (held by the process that 
 never changed or removed.
 """
 
+import hashlib
 import json
+import os
 import platform
 import re
 import subprocess
-import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -23,10 +25,12 @@ from typing import Any
 import yaml
 
 from fedcommons import locks
-from fedcommons.config import flat, parts
+from fedcommons.config import flat, parts, plain_yaml
 from fedcommons.config.experiment import Experiment
 from fedcommons.errors import ClientError, UserError
-from fedcommons.files import remove_unfinished, unfinished, write_json, write_text
+from fedcommons.federation.variables import differing, variables
+from fedcommons.files import remove_unfinished, sha256, stored, unfinished, write_json, write_text
+from fedcommons.tracking import recorded
 from fedcommons.tracking.tracker import Metric
 
 PACKAGES = ("fedcommons", "torch", "torchvision", "pytorch-lightning", "ray", "diffusers", "opacus", "wandb", "numpy")
@@ -37,14 +41,8 @@ _FILES = (
 )
 """Files that are first written under a temporary name."""
 
-_SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's loader where it is installed: it takes a tenth of the time."""
-
 STOPPED = "stopped-by-scheduler"
 """A file in the folder of a run that its sweep's scheduler stopped: resumption does not run it again."""
-
-_NEEDED = {"rounds.jsonl": "comm/total_bytes", "timing.jsonl": "train", "clients.jsonl": "n"}
-"""A key that each line must have, besides ``round``; its value is a number or a list of numbers."""
 
 _BEFORE_CONFIG = ("environment.json", "messages.log")
 """Files that a run may write before its config.yaml."""
@@ -71,8 +69,8 @@ def opened(
 
 
 def is_run(path: Path) -> bool:
-    """Whether ``path`` is a run folder: it has the two files that every run writes first."""
-    return (path / "config.yaml").is_file() and (path / "environment.json").is_file()
+    """Whether ``path`` is a run folder: it has the two names that every run writes first, whatever stands there."""
+    return os.path.lexists(path / "config.yaml") and os.path.lexists(path / "environment.json")
 
 
 def _stranger(path: Path) -> str | None:
@@ -93,20 +91,24 @@ class RunFolder:
     data: the digest of the run's data set, if that is to be compared.
 
     Raises:
-        UserError: the folder cannot be written, holds a run already, or a run of another experiment or on other data.
+        UserError: the folder cannot be written, holds a run already, or a run of another experiment, on other data, or
+            that began where libraries round otherwise.
     """
 
     def __init__(self, path: Path, config: Experiment, resume: bool, data: str | None = None) -> None:
         from fedcommons.federation import checkpoint, memory  # torch takes seconds to import, and who reads needs none
 
         self.path = path
+        self._told = defaultdict(hashlib.sha256)  # by file, of the lines that are in it
         self._courses = ["rounds.jsonl", "timing.jsonl", *(["clients.jsonl"] if config.measure.clients else [])]
         try:
             path.mkdir(parents=True, exist_ok=True)
+            _require_plain(path)
             if is_run(path):
                 if not resume:
                     raise UserError(f"{path} holds a run already; add --resume to continue it or choose another --out.")
                 _require_same(path, config, data)
+                _require_same_rounding(path)
             remove_unfinished(path, _FILES)
             remove_unfinished(self.checkpoints, rf"{checkpoint.FILE}(\.json)?")
             remove_unfinished(path / "memory", rf"{memory.FILE}(\.json)?")
@@ -126,13 +128,27 @@ class RunFolder:
 
     def whole(self) -> int:
         """Number of rounds, from round 0 on, with whole lines in all files that have one line per round."""
-        return min(len(_lines(self.path / name)[0]) for name in self._courses)
+        return min(len(recorded.lines(self.path / name)[0]) for name in self._courses)
 
     def rewind(self, after_round: int) -> None:
         """Drop the lines after this round (-1: all lines); a resumed run writes them again."""
         for name in self._courses:
-            kept = _lines(self.path / name)[0][: after_round + 1]
-            write_text(self.path / name, "".join(json.dumps(line) + "\n" for line in kept))
+            kept = self._text(name, after_round)
+            write_text(self.path / name, kept)
+            self._told[name] = hashlib.sha256(kept.encode())
+
+    def _text(self, name: str, after_round: int) -> str:
+        kept = recorded.lines(self.path / name)[0][: after_round + 1]
+        return "".join(json.dumps(line) + "\n" for line in kept)
+
+    def digest(self, after_round: int | None = None) -> str:
+        """Of all lines that are written, or of those up to a round; not of times, which differ from run to run."""
+        names = [name for name in self._courses if name != "timing.jsonl"]
+        if after_round is None:
+            each = [self._told[name].hexdigest() for name in names]
+        else:
+            each = [sha256(self._text(name, after_round).encode()) for name in names]
+        return sha256("".join(each).encode())
 
     def require_rounds(self, last: int) -> None:
         """Check that rounds.jsonl holds rounds 0 to ``last``, each once and in order, and nothing else.
@@ -140,7 +156,7 @@ class RunFolder:
         Raises:
             ClientError: it holds something else.
         """
-        lines, is_all = _lines(self.path / "rounds.jsonl")
+        lines, is_all = recorded.lines(self.path / "rounds.jsonl")
         if len(lines) != last + 1 or not is_all:
             raise ClientError(
                 f"{self.path / 'rounds.jsonl'} does not hold rounds 0 to {last}, each once and in order: something "
@@ -167,8 +183,10 @@ class RunFolder:
             write_json(self.path / "summary.json", summary)
 
     def _append(self, name: str, line: Mapping[str, Any]) -> None:
+        text = json.dumps(line) + "\n"
         with open(self.path / name, "a") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(text)
+        self._told[name].update(text.encode())
 
 
 def read_config(path: Path) -> Experiment:
@@ -177,19 +195,41 @@ def read_config(path: Path) -> Experiment:
     Raises:
         UserError: its config.yaml cannot be read.
     """
+    file = path / "config.yaml"
     try:
-        return flat.from_dict(yaml.load((path / "config.yaml").read_text(), _SAFE_LOADER))
+        if (found := stored.content(file, plain_yaml.LARGEST_FILE)) is None:
+            raise ValueError("it is not there")
+        return flat.from_dict(plain_yaml.yaml_of(found.decode()))
     except UserError as error:
-        raise UserError(f"{path / 'config.yaml'} is of another version: {error}") from None
-    except (OSError, ValueError, AttributeError, RecursionError, yaml.YAMLError) as error:
-        raise UserError(
-            f"{path / 'config.yaml'} is damaged ({error}); remove that run or choose another --out."
-        ) from None
+        raise UserError(f"{file} is of another version: {error}") from None
+    except stored.UnreadableError as error:
+        raise UserError(f"{error}; remove that run or choose another --out.") from None
+    except (ValueError, AttributeError, TypeError, RecursionError, yaml.YAMLError) as error:
+        why = " ".join(str(error).split())
+        raise UserError(f"{file} is damaged ({why}); remove that run or choose another --out.") from None
+
+
+def _require_plain(path: Path) -> None:
+    """Check that what a run writes to is no link to elsewhere, no pipe, and no folder in the place of a file.
+
+    Raises:
+        UserError: something is.
+    """
+    from fedcommons.federation import checkpoint, memory
+
+    ours = rf"{_FILES}|messages\.log|{re.escape(STOPPED)}|\{locks.NAME}"
+    flaws = (
+        stored.flaw(path, ours, ("checkpoints", "memory", "wandb")),
+        stored.flaw(path / "checkpoints", rf"{checkpoint.FILE}(\.json)?"),
+        stored.flaw(path / "memory", rf"{memory.FILE}(\.json)?"),
+    )
+    if flaw := next(filter(None, flaws), None):
+        raise UserError(f"{flaw}; remove it or choose another --out.")
 
 
 def _require_same(path: Path, config: Experiment, data: str | None) -> None:
     if differ := flat.same_results(read_config(path), config):
-        found, now = (kept.get("sources") for kept in (_read_json(path / "environment.json"), _sources(config)))
+        found, now = (kept.get("sources") for kept in (_facts(path / "environment.json"), _sources(config)))
         names = [name + _changed(found, now, name.removeprefix("source.")) for name in differ]
         raise UserError(f"{path} holds a run with another {', '.join(names)}; choose another --out.")
     if data is not None:
@@ -202,13 +242,20 @@ def require_same_data(path: Path, name: str, data: str) -> None:
     Raises:
         UserError: it began with other examples. A run of an earlier version has no digest, and any are taken.
     """
-    held = _read_json(path / "partition.json").get("data")
+    held = _facts(path / "partition.json").get("data")
     if isinstance(held, str) and held != data:
         drawn = " (one that draws numbers asks for `seed`)" if parts.is_own(name) else ""
         raise UserError(
             f"{path} holds a run on other data: the examples of data.name {name} are not those that it began with"
             f"{drawn}; bring them back or choose another --out."
         )
+
+
+def _require_same_rounding(path: Path) -> None:
+    """A run of an earlier version has no variables, and any are taken."""
+    began = _read_json(path / "environment.json").get("variables")
+    if isinstance(began, dict) and (what := differing(began, variables())):
+        raise UserError(f"{path} holds a run that began where libraries round otherwise ({what}); set it as it was.")
 
 
 def _sources(config: Experiment) -> dict[str, Any]:
@@ -226,23 +273,49 @@ def _changed(found: Any, now: Any, kind: str) -> str:
     return f" ({', '.join(names)} changed)" if names else ""
 
 
-def _read_json(path: Path) -> Mapping[str, Any]:
-    """What the file holds; nothing if it is not there or damaged."""
+def _read_json(path: Path) -> Any:
+    """What the file holds; None if it is not there or damaged.
+
+    Raises:
+        UserError: it is no regular file, or too large.
+    """
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):  # not JSON, not UTF-8, or JSON of very many brackets
-        return {}
-    return found if isinstance(found, dict) else {}
+        return stored.json_of(path)
+    except stored.UnreadableError as error:
+        raise UserError(f"{error}.") from None
+    except ValueError:
+        return None
+
+
+def _facts(path: Path) -> Mapping[str, Any]:
+    """The same of a file that holds names and values; none if it holds anything else."""
+    return found if isinstance(found := _read_json(path), dict) else {}
+
+
+def read_class_counts(path: Path) -> list[list[int]]:
+    """How many training images of each class each client of a run holds.
+
+    Raises:
+        UserError: its partition.json does not say it.
+    """
+    file = path / "partition.json"
+    counts = _facts(file).get("class_counts")
+    rows = counts if isinstance(counts, list) else []
+    if not rows or not all(isinstance(row, list) and row and len(row) == len(rows[0]) for row in rows):
+        raise UserError(f"{file} is damaged: it has no counts of classes.")
+    if not all(type(n) is int and 0 <= n < 2**53 for row in rows for n in row):
+        raise UserError(f"{file} is damaged: its counts of classes are no numbers of images.")
+    return rows
 
 
 def read_rounds(path: Path) -> list[dict[str, Any]]:
     """The lines of rounds 0, 1, ... of a run folder, up to the first line that is damaged or out of order."""
-    return _lines(path / "rounds.jsonl")[0]
+    return recorded.lines(path / "rounds.jsonl")[0]
 
 
 def read_clients(path: Path) -> list[dict[str, Any]]:
     """The lines of clients.jsonl, as ``read_rounds``; none where nobody asked for them."""
-    return _lines(path / "clients.jsonl")[0]
+    return recorded.lines(path / "clients.jsonl")[0]
 
 
 def read_summary(path: Path) -> dict[str, Any] | None:
@@ -250,17 +323,21 @@ def read_summary(path: Path) -> dict[str, Any] | None:
 
     A run counts as finished only if rounds.jsonl holds exactly the rounds of its summary.
     """
-    return read_run(path)[0]
+    summary = read_run(path)[0]
+    return None if summary is None or recorded.flaw_of_summary(summary) else summary
 
 
 def read_run(path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-    """Summary and rounds of a run folder; see ``read_summary`` and ``read_rounds``."""
-    lines, is_all = _lines(path / "rounds.jsonl")
-    file = path / "summary.json"
+    """Summary and rounds of a run folder; see ``read_summary`` and ``read_rounds``. Texts of the summary are ``clean``.
+
+    Raises:
+        UserError: one of the two is no regular file, or too large.
+    """
+    lines, is_all = recorded.lines(path / "rounds.jsonl")
     try:
-        summary = json.loads(file.read_text()) if file.exists() else None
-    except (ValueError, RecursionError):  # not JSON, or JSON of very many brackets
-        summary = None
+        summary = stored.cleaned(_read_json(path / "summary.json"))
+    except ValueError:
+        return None, lines
     if not isinstance(summary, dict):
         return None, lines
     is_damaged = is_run(path) and not (is_all and summary.get("rounds") == len(lines) - 1)
@@ -285,39 +362,8 @@ def read_finished(path: Path, config: Experiment, data: str | None = None) -> di
     return summary
 
 
-def _lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
-    """The lines of rounds 0, 1, ... up to the first that is not whole, and whether these are all lines."""
-    if not path.exists():
-        return [], True
-    *parts, rest = path.read_bytes().split(b"\n")  # a killed run may leave half a line
-    lines = []
-    for part in parts:
-        line = _line(part, _NEEDED[path.name])
-        if line is None or line["round"] != len(lines):
-            return lines, False
-        lines.append(line)
-    return lines, not rest
-
-
-def _line(part: bytes, needed: str) -> dict[str, Any] | None:
-    """A line of numbers and nulls with ``round`` and a number under ``needed``; None if it is anything else."""
-    try:
-        line = json.loads(part.decode())
-    except (ValueError, RecursionError):  # not UTF-8, not JSON, or JSON of very many brackets
-        return None
-    if not isinstance(line, dict) or type(line.get("round")) is not int or line.get(needed) is None:
-        return None
-    values = [v for value in line.values() for v in (value if isinstance(value, list) else (value,))]
-    return line if all(value is None or _is_finite(value) for value in values) else None
-
-
-def _is_finite(value: object) -> bool:
-    most = sys.float_info.max
-    return isinstance(value, int | float) and not isinstance(value, bool) and -most <= value <= most
-
-
 def environment() -> dict[str, Any]:
-    """What results depend on besides the config: versions, machine, commit."""
+    """What results depend on besides the config: versions, machine, variables by which libraries round, commit."""
     import torch
 
     root = Path(__file__).parent
@@ -333,6 +379,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "machine": platform.platform(),
         "cpu": torch.backends.cpu.get_cpu_capability(),
+        "variables": variables(),
         "gpus": torch.cuda.device_count(),
         "commit": git("rev-parse", "HEAD"),
         "uncommitted_changes": bool(git("status", "--porcelain")),

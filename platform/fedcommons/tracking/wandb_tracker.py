@@ -5,10 +5,10 @@ W&B never asks for input here, and its failures do not stop a run. No path of th
 
 import netrc
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import cache
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -18,17 +18,8 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import effective, to_dict
 from fedcommons.config.parts import label
 from fedcommons.federation import scratch
-from fedcommons.files import write_text
+from fedcommons.files import stored, write_text
 from fedcommons.tracking.tracker import Metric
-
-_temporary = cache(scratch.make)
-
-
-@contextmanager
-def _temporary_files_apart() -> Iterator[None]:
-    """Meanwhile the folders and the socket that W&B makes, some when it is imported, lie where they do not stay."""
-    with scratch.tempdir(_temporary()):
-        yield
 
 
 class WandbTracker:
@@ -50,7 +41,7 @@ class WandbTracker:
         # of a trial that was killed stays open, so that the trial after it, with the same id, would write nothing.
         os.environ.pop("WANDB_SERVICE", None)
         try:
-            with _temporary_files_apart():
+            with scratch.tempdir():
                 import wandb
             if mode == "online" and not logged_in():
                 say("W&B: no login found (set WANDB_API_KEY or run `wandb login`), so this run is kept offline.")
@@ -129,7 +120,7 @@ def _tags(config: Experiment) -> list[str]:
     return list(dict.fromkeys([*names, "dp"] if config.dp.local else names))
 
 
-@_temporary_files_apart()
+@scratch.tempdir()
 def _init(folder: Path, config: Experiment, p: float, mode: str):
     import wandb
 
@@ -157,7 +148,7 @@ def _init(folder: Path, config: Experiment, p: float, mode: str):
     )
 
 
-@_temporary_files_apart()
+@scratch.tempdir()
 def logged_in() -> bool:
     """Whether there is a key for W&B's server, looked for where W&B looks, without asking."""
     import wandb
@@ -172,7 +163,11 @@ def logged_in() -> bool:
 
 
 def _run_id(folder: Path) -> str:
+    """The id in wandb-id.txt; a new one if there is none, or it is none of ours."""
     path = folder / "wandb-id.txt"
-    if not path.exists():
-        write_text(path, secrets.token_hex(4) + "\n")
-    return path.read_text().strip()
+    with suppress(stored.UnreadableError):
+        if re.fullmatch("[0-9a-z]{8}", found := (stored.text_of(path) or "").strip()):
+            return found
+    new = secrets.token_hex(4)
+    write_text(path, new + "\n")
+    return new

@@ -1,6 +1,5 @@
 """What FedDPMS's clients exchanged in a run, read from its last checkpoint, and a picture of it."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from fedcommons.federation import checkpoint
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.reports.plots import panels, save
 from fedcommons.tensors import data
-from fedcommons.tracking.run_folder import read_config
+from fedcommons.tracking.run_folder import read_class_counts, read_config
 
 SHOWN = 6  # decoded images of a class
 
@@ -42,7 +41,7 @@ def read(run: Path) -> Exchange | None:
     given = [data(x) for name, x in last.state.items() if name.startswith("codes/")] if last else []
     if last is None or not given:
         return None
-    before = np.array(json.loads((run / "partition.json").read_text())["class_counts"])
+    before = np.array(read_class_counts(run))
     after, images = before.copy(), {}
     for client, kept in last.memory.items():
         if "images" in kept:

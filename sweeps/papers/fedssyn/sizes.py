@@ -14,6 +14,7 @@ from fedcommons.errors import UserError
 from fedcommons.runs.build import prepare, synthetic_images
 from fedcommons.sharing.stage import Contribution
 from fedcommons.sharing.synthetic_pool import Job, missing
+from fedcommons.sweeping.sweep import require_few
 from papers.fedssyn import private_presets
 
 
@@ -33,6 +34,7 @@ def jobs(options: cli.Options) -> list[Job]:
         UserError: something that cannot be met, or not one generator that draws images.
     """
     sizes, seeds = (cli.split(f"--{name}", options[name], int) for name in ("sizes", "seeds"))
+    require_few(len(sizes) * len(seeds) * len(options.epsilons.split(",")))
     every = [config for n in sizes for seed in seeds for config in configs(options, n, seed).values()]
     of_each = [prepare(config).needs for config in every]
     if any([need.n > 0 for need in needs] != [True] for needs in of_each):

@@ -5,8 +5,11 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from fedcommons.files import stored
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,8 +18,9 @@ if TYPE_CHECKING:
 def write_bytes(path: Path, content: bytes) -> None:
     """Write ``content`` so that ``path`` has either its old content or all of the new one, also after a crash."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)  # a killed process of this number left it, or somebody else a link to elsewhere
     try:
-        with open(temporary, "wb") as file:
+        with open(temporary, "xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -75,33 +79,64 @@ def checksum_of(facts: Mapping[str, Any]) -> str:
     return sha256(json.dumps(facts, sort_keys=True).encode())
 
 
-def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, Any]] | None":
-    """What ``write_tensors`` wrote; None if neither file exists.
+def read_tensors(path: Path, inner: int = 0) -> "tuple[dict[str, Tensor], dict[str, Any]] | None":
+    """What ``write_tensors`` wrote; None if neither file exists. inner: see ``stored.opened``.
+
+    Nothing is held in memory before the checksum is right, and of a file that no memory here can hold nothing is read.
 
     Raises:
         ValueError: one of the two files is missing, or one is not what was written, or one of the two checksums is
-            missing, so that nobody can tell.
+            missing, so that nobody can tell, or one is no regular file.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     facts_path = path.with_name(path.name + ".json")
-    if not path.exists() and not facts_path.exists():
-        return None
     try:
-        facts = json.loads(facts_path.read_text())
-        stated = facts["sha256"], facts["facts_sha256"]
-        plain = {name: fact for name, fact in facts.items() if name not in ("sha256", "facts_sha256")}
-        intact = (sha256(path.read_bytes()), checksum_of(plain)) == stated
-    except KeyError as error:
-        raise ValueError(f"{path} is incomplete: its checksum {error} is missing") from error
-    except (OSError, ValueError, TypeError, RecursionError) as error:  # JSON of any kind
-        raise ValueError(f"{path} is incomplete: {error}") from error
-    if not intact:
-        raise ValueError(f"{path} was truncated or altered: its checksum is not the one it was written with")
-    try:
-        tensors = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
+        facts = stored.json_of(facts_path, inner)
+    except stored.UnreadableError:
+        raise
+    except ValueError as error:
+        raise ValueError(f"{path} is incomplete: {error}") from None
+    with stored.opened(path, _memory(), inner) as file:
+        if file is None and facts is None:
+            return None
+        if file is None or facts is None:
+            raise ValueError(f"{path} is incomplete: {facts_path if facts is None else path} is missing")
+        try:
+            stated = facts["sha256"], facts["facts_sha256"]
+            plain = {name: fact for name, fact in facts.items() if name not in ("sha256", "facts_sha256")}
+            intact = _is_whole(file) and (_checksum(file), checksum_of(plain)) == stated
+        except KeyError as error:
+            raise ValueError(f"{path} is incomplete: its checksum {error} is missing") from error
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:  # JSON of any kind
+            raise ValueError(f"{path} is incomplete: {error}") from error
+        if not intact:
+            raise ValueError(f"{path} was truncated or altered: its checksum is not the one it was written with")
+        try:
+            tensors = load_file(f"/dev/fd/{file.fileno()}")  # this file, whatever now stands in its place
+        except (OSError, SafetensorError) as error:
+            raise ValueError(f"{path} cannot be read: {error}") from error
     # copied to where torch puts its tensors: how a kernel rounds can depend on the alignment of its operands
     return {name: t.clone() for name, t in tensors.items()}, plain
+
+
+def _memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _is_whole(file: BufferedReader) -> bool:
+    """Whether a safetensors file is as long as its header says: a file of holes is not read to its end to find out."""
+    if (length := int.from_bytes(file.read(8), "little")) > stored.LARGEST_JSON:
+        return False
+    try:
+        told = [tensor for name, tensor in json.loads(file.read(length)).items() if name != "__metadata__"]
+        end = max((tensor["data_offsets"][1] for tensor in told), default=0)
+        return 8 + length + end == os.fstat(file.fileno()).st_size
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):  # no such header
+        return False
+
+
+def _checksum(file: BufferedReader) -> str:
+    file.seek(0)
+    return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,153 @@
+"""What a run folder records: its lines, and whether numbers and texts are such as a run writes.
+
+Tables and pictures rest on them, and somebody else may have written them. What is of another type, or a number that no
+table can add up, is found here once, so that nobody who reads a frame has to ask again.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedcommons.config.fields import Field
+from fedcommons.config.flat import fields_for, own_fields
+from fedcommons.config.parts import KINDS
+from fedcommons.errors import UserError, shown
+from fedcommons.files import stored
+
+LARGEST = 1e100
+"""The largest number of a table: its square, and sums of squares, are floats."""
+
+LONGEST = 4096
+"""The most characters of a text, as in options."""
+
+_NEEDED = {"rounds.jsonl": "comm/total_bytes", "timing.jsonl": "train", "clients.jsonl": "n"}
+"""A key that each line must have, besides ``round``; its value is a number or a list of numbers."""
+
+_LISTS = ("late", "partial")
+"""What stands in rounds.jsonl beside numbers: lists of clients."""
+
+_TEXTS = ("dataset", "algorithm", "setting", "partition")
+_WHOLE = ("n_clients", "rounds", "rounds_to_target", "seed")
+_NUMBERS = (
+    "alpha", "participation", "learning_rate", "target", "last_accuracy", "best_accuracy", "validation_accuracy", "p",
+    "disclosed", "bytes_down", "bytes_up", "bytes_once", "bytes_lost",
+)  # fmt: skip
+_EPSILONS = ("epsilon_of_messages", "pool_epsilon_max")  # and names that begin so
+
+
+def flaw_of_summary(summary: Mapping[str, Any]) -> str | None:
+    """What is wrong with a summary, as a part of a sentence; None if it has the types that a run writes."""
+    for name, value in summary.items():
+        if too_large(value):
+            return f"{shown(name)} has a number above {LARGEST:g}"
+        if isinstance(value, str) and len(value) > LONGEST:
+            return f"{shown(name)} has {len(value):,} characters"
+        kinds = (str,) if name in _TEXTS else (int,) if name in _WHOLE else (int, float) if name in _NUMBERS else None
+        if kinds and value is not None and type(value) not in kinds:
+            return f"{name} is {shown(value)}"
+    return _flaw_of_rejected(summary) or _flaw_of_privacy(summary)
+
+
+def _flaw_of_rejected(summary: Mapping[str, Any]) -> str | None:
+    rejected, types = summary.get("rejected", []), {"client": int, "replies": int, "why": str}
+    is_right = isinstance(rejected, list) and all(
+        isinstance(one, dict) and all(type(one.get(name)) is kind for name, kind in types.items()) for one in rejected
+    )
+    return None if is_right else f"rejected is {shown(rejected)}"
+
+
+def _flaw_of_privacy(summary: Mapping[str, Any]) -> str | None:
+    said = summary.get("privacy", {})
+    if not isinstance(said, dict):
+        return f"privacy is {shown(said)}"
+    for name, value in said.items():
+        if name.startswith(_EPSILONS) and "_of_each_" not in name and type(value) not in (int, float, type(None)):
+            return f"privacy.{name} is {shown(value)}"
+    return None if isinstance(said.get("commons", ""), str) else f"privacy.commons is {shown(said['commons'])}"
+
+
+def flaw_of_config(found: Any) -> str | None:
+    """What is wrong with dotted fields and their values; None if their types are those of the fields."""
+    if not isinstance(found, Mapping):
+        return f"config is {shown(found)}"
+    known = _known(found)
+    for name, value in found.items():
+        many = value if isinstance(value, list | tuple) else [value]
+        if any(type(one) not in (int, float, str, bool, type(None)) for one in many) or too_large(many):
+            return f"{shown(name)} is {shown(value)}"
+        kinds = known[name].kinds if name in known else (Any,)
+        if Any not in kinds and (tuple if isinstance(value, list) else type(value)) not in kinds:
+            return f"{name} is {shown(value)}"
+        if any(isinstance(one, str) and len(one) > LONGEST for one in many):
+            return f"{shown(name)} is longer than {LONGEST} characters"
+    return None
+
+
+def _known(found: Mapping[str, Any]) -> Mapping[str, Field]:
+    """The fields of the chosen parts of the package; of one that is not there any more nothing is known."""
+    chosen = {kind: found.get(k.field) for kind, k in KINDS.items()}
+    return {
+        **own_fields(),
+        **fields_for({k: [n] for k, n in chosen.items() if isinstance(n, str) and n in KINDS[k].known}, reread=False),
+    }
+
+
+def flaw_of_line(line: Mapping[str, Any], is_of_clients: bool) -> str | None:
+    """What is wrong with a line of rounds.jsonl, or of clients.jsonl; None if tables can add its numbers up."""
+    for name, value in line.items():
+        if too_large(value):
+            return f"{shown(name)} of round {line['round']} is above {LARGEST:g}"
+        may_be_list = is_of_clients and name != "round"
+        if isinstance(value, list) != may_be_list and (may_be_list or name not in _LISTS):
+            return f"{shown(name)} of round {line['round']} is {shown(value)}"
+    lengths = {len(value) for value in line.values() if isinstance(value, list)} if is_of_clients else ()
+    return f"round {line['round']} has lists of several lengths" if len(lengths) > 1 else None
+
+
+def too_large(value: Any) -> bool:
+    """Whether a plain value has a number above ``LARGEST``."""
+    if isinstance(value, Mapping):
+        return any(map(too_large, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(too_large, value))
+    return isinstance(value, int | float) and not -LARGEST <= value <= LARGEST
+
+
+def lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
+    """The lines of rounds 0, 1, ... up to the first that is not whole, and whether these are all lines.
+
+    Raises:
+        UserError: it is no regular file, or too large.
+    """
+    found: list[dict[str, Any]] = []
+    try:
+        with stored.opened(path, stored.LARGEST_LINES) as file:
+            while file and (part := file.readline(stored.LONGEST_LINE)):
+                line = _line(part, _NEEDED[path.name]) if part.endswith(b"\n") else None  # a killed run leaves half
+                if line is None or line["round"] != len(found):
+                    return found, False
+                found.append(line)
+    except stored.UnreadableError as error:
+        raise UserError(f"{error}.") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}).") from None
+    return found, True
+
+
+def _line(part: bytes, needed: str) -> dict[str, Any] | None:
+    """A line of numbers and nulls with ``round`` and a number under ``needed``; None if it is anything else."""
+    try:
+        line = json.loads(part.decode())
+    except (ValueError, RecursionError):  # not UTF-8, not JSON, or JSON of very many brackets
+        return None
+    if not isinstance(line, dict) or type(line.get("round")) is not int or line.get(needed) is None:
+        return None
+    values = [v for value in line.values() for v in (value if isinstance(value, list) else (value,))]
+    return line if all(value is None or _is_finite(value) for value in values) else None
+
+
+def _is_finite(value: object) -> bool:
+    most = sys.float_info.max
+    return isinstance(value, int | float) and not isinstance(value, bool) and -most <= value <= most

@@ -1,0 +1,174 @@
+"""Modules as people have them: each trains as a bare loop trains it, or is refused in a sentence before any work."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fedcommons import UserError, experiment, run
+from fedcommons.config.experiment import Experiment
+from fedcommons.runs.build import build_module, prepare
+from fedcommons.runs.inputs import load
+
+NETS = """
+import torch
+from pytorch_lightning import LightningModule
+from torch import nn
+from torch.nn import functional as F
+
+
+class Net(LightningModule):
+    def __init__(self, shape, n_classes, lr):
+        super().__init__()
+        self.lr, self.last = lr, nn.Linear(64, n_classes)
+
+    def forward(self, x):
+        return self.last(x.flatten(1) / 255)
+
+    def training_step(self, batch, batch_idx):
+        return F.cross_entropy(self(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), self.lr)
+
+
+{more}
+"""
+
+
+def module(body: str) -> str:
+    """The source of a Net with these lines in it."""
+    return "class Own(Net):\n" + "\n".join(f"    {line}" for line in body.splitlines())
+
+
+def optimizers(returned: str) -> str:
+    return module(
+        f"def configure_optimizers(self):\n    sgd = torch.optim.SGD(self.parameters(), self.lr)\n    {returned}"
+    )
+
+
+def made(lines: str) -> str:
+    """A Net that does this when it is made."""
+    body = "\n".join(f"    {line}" for line in lines.splitlines())
+    return module(f"def __init__(self, shape, n_classes, lr):\n    super().__init__(shape, n_classes, lr)\n{body}")
+
+
+def step(line: str) -> str:
+    return module(f"def training_step(self, batch, batch_idx):\n    loss = super().training_step(batch, 0)\n    {line}")
+
+
+SCHEDULE = "torch.optim.lr_scheduler.StepLR(sgd, 1)"
+ONE = "configure_optimizers: .*one torch optimizer"
+LOSS = "training_step must return the loss"
+REFUSED = {
+    "a dict": (optimizers(f"return {{'optimizer': sgd, 'lr_scheduler': {SCHEDULE}}}"), f"{ONE}.* got dict"),
+    "lists": (optimizers(f"return [sgd], [{SCHEDULE}]"), f"{ONE}.* got tuple"),
+    "nothing": (optimizers("return None"), ONE),
+    "two": (optimizers("return sgd, sgd"), ONE),
+    "a list of one": (optimizers("return [sgd]"), ONE),
+    "a generator": (optimizers("yield sgd"), f"{ONE}.* got generator"),
+    "LBFGS": (optimizers("return torch.optim.LBFGS(self.parameters())"), "configure_optimizers: LBFGS needs a closure"),
+    "frozen": (made("self.last.bias.requires_grad = False"), "last.bias has requires_grad = False"),
+    "manual": (made("self.automatic_optimization = False"), "automatic_optimization = False is not supported"),
+    "no loss": (step("return None"), LOSS),
+    "a dict of losses": (step("return {'loss': loss}"), LOSS),
+    "losses": (step("return loss.expand(2)"), LOSS),
+    "without a gradient": (step("return loss.detach()"), LOSS),
+    "its trainer": (step("return loss / self.trainer.max_epochs"), r"own.py, line \d+ in training_step"),
+    "its optimizers": (step("self.optimizers().step()"), r"own.py, line \d+ in training_step"),
+    "its logger": (step("self.logger.log_metrics({'x': 1}); return loss"), r"own.py, line \d+ in training_step"),
+    "a log of many": (step("self.log('x', torch.ones(2)); return loss"), r"own.py, line \d+ in training_step"),
+    "a log of text": (step("self.log('x', 'high'); return loss"), r"own.py, line \d+ in training_step"),
+    "compiled": (
+        "def Own(shape, n_classes, lr):\n    return torch.compile(Net(shape, n_classes, lr))",
+        "is compiled by torch.compile",
+    ),
+    "compiled in place": (made("self.compile()"), "is compiled by torch.compile"),
+    "compiled inside": (made("self.last = torch.compile(self.last)"), "is compiled by torch.compile"),
+    "lazy": (made("self.last = nn.LazyLinear(n_classes)"), "last.weight has no shape before the first batch"),
+    "a lazy buffer": (made("self.norm = nn.LazyBatchNorm1d()"), "norm.weight has no shape before the first batch"),
+    "shared memory": (
+        made("self.other = nn.Linear(64, n_classes)\nself.other.weight.data = self.last.weight.data"),
+        "last.weight and other.weight share their memory",
+    ),
+    "complex": (made("self.phase = nn.Parameter(torch.ones(2, dtype=torch.complex64))"), "some are torch.complex64"),
+    "half": (made("self.half()"), "some are torch.float16"),
+    "mixed": (made("self.last.bias.data = self.last.bias.data.double()"), "some are torch.float64"),
+    "meta": (made("self.to('meta')"), "last.weight is on the meta device"),
+    "no weights": (made("del self.last\nself.last = nn.Identity()"), "training_step"),
+    "no step": (
+        "class Own(LightningModule):\n    def __init__(self, lr):\n        super().__init__()\n"
+        "        self.x = nn.Linear(1, 1)",
+        LOSS,
+    ),
+    "arguments": (
+        "class Own(Net):\n    def __init__(self, width):\n        pass",
+        "it asks for width, which has no default",
+    ),
+    "its own class": ("def Own(shape):\n    return Net", "must be a LightningModule or a network"),
+    "no super": ("class Own(Net):\n    def __init__(self, lr):\n        self.lr = lr", "own.py:Own"),
+}
+
+
+def settled(folder: Path, more: str, **values: object) -> Experiment:
+    (folder / "own.py").write_text(NETS.format(more=more))
+    few = {"data.limit": 40, "client.epochs": 1, "client.batch_size": 64, "federation.rounds": 2, "measure.every": 0,
+           "partition.name": "iid", "partition.n_clients": 1, "tracking.wandb": "off"}  # fmt: skip
+    return experiment("smoke", values={**few, "model.name": f"{folder}/own.py:Own", **values})
+
+
+@pytest.mark.filterwarnings("ignore:.*training_step.*:UserWarning", "ignore:.*configure_optimizers.*:UserWarning")
+@pytest.mark.filterwarnings("ignore:Lazy modules.*:UserWarning")
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_module_that_cannot_be_trained_as_it_says_is_refused_in_a_sentence(tmp_path: Path, name: str) -> None:
+    more, said = REFUSED[name]
+    with pytest.raises(UserError, match=said) as refused:
+        prepare(settled(tmp_path, more))
+    assert "\n" not in str(refused.value)
+
+
+RIGHT = {
+    "tied": made(
+        "self.code = nn.Linear(64, 64, bias=False)\nself.back = nn.Linear(64, 64)\nself.back.weight = self.code.weight"
+    )
+    + "\n\n    def forward(self, x):\n        return self.last(self.back(torch.tanh(self.code(x.flatten(1) / 255))))",
+    "unused": made("self.spare = nn.Linear(3, 3)"),
+    "only its head": optimizers("return torch.optim.SGD([self.last.bias], self.lr)"),
+    "Adam": optimizers("return torch.optim.AdamW(self.parameters(), 0.01)"),
+    "double": made("self.double()")
+    + "\n\n    def forward(self, x):\n        return self.last(x.flatten(1).double() / 255)",
+    "a counter": made("self.register_buffer('seen', torch.zeros((), dtype=torch.int64))")
+    + "\n\n    def training_step(self, batch, batch_idx):\n        self.seen += 1\n"
+    "        return super().training_step(batch, 0) / self.seen",
+    "logs": step(
+        "self.log_dict({'a': loss, 'b': 1}, on_step=True, prog_bar=True); "
+        "self.log('c', 3, sync_dist=True, batch_size=2); return loss"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_module_that_is_taken_trains_as_a_bare_loop_trains_it(tmp_path: Path, name: str) -> None:
+    """One client, one batch a round: its optimizer and its counters begin anew in every round."""
+    config = settled(tmp_path, RIGHT[name])
+    found = run(config, tmp_path / "run", say=lambda text: None).model
+    dataset = load(config.data)
+    bare = build_module(config, dataset).train()
+    buffers = {n: b.clone() for n, b in bare.named_buffers()}
+    bare.log = bare.log_dict = lambda *given, **named: None  # pyright: ignore[reportAttributeAccessIssue]
+    for _ in range(2):
+        for n, buffer in bare.named_buffers():
+            buffer.copy_(buffers[n])
+        optimizer = bare.configure_optimizers()
+        assert isinstance(optimizer, torch.optim.Optimizer)
+        loss = bare.training_step((dataset.train.x, dataset.train.y), 0)
+        assert isinstance(loss, torch.Tensor)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    expected = dict(bare.named_parameters())
+    assert [n for n, _ in found.named_parameters()] == list(expected)
+    for n, parameter in found.named_parameters():
+        torch.testing.assert_close(parameter, expected[n], rtol=1e-5, atol=1e-6)
+    assert isinstance(found, nn.Module)

@@ -1,0 +1,216 @@
+"""What people give as a data set: read as the obvious conversion has it, or refused in one sentence before any work."""
+
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse
+import torch
+from PIL import Image
+from sklearn.datasets import load_iris
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
+
+from fedcommons.data import datasets, own
+from fedcommons.data.examples import Examples, Source
+from fedcommons.errors import UserError
+
+DRAWS = np.random.default_rng(0)
+N = 20
+X = DRAWS.standard_normal((N, 4))
+Y = np.arange(N) % 3
+GREY = DRAWS.integers(0, 256, (N, 8, 8), dtype=np.uint8)
+RGB = DRAWS.integers(0, 256, (N, 8, 8, 3), dtype=np.uint8)
+TOKENS = DRAWS.integers(0, 9, (N, 4))
+
+
+class Arrays:
+    """An array of a library that numpy knows nothing of."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array, self.shape = array, array.shape
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.array, dtype=dtype)
+
+    def __getitem__(self, i: int) -> "Arrays":
+        return Arrays(self.array[i])
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+
+class Rows(IterableDataset):
+    """It has no length."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(zip(X, Y, strict=True))
+
+
+def pictures(images: np.ndarray, mode: str | None = None) -> list[tuple[Image.Image, int]]:
+    each = [Image.fromarray(image) for image in images]
+    return [(image.convert(mode) if mode else image, int(y)) for image, y in zip(each, Y, strict=True)]
+
+
+def both(x: Any = X, y: Any = Y, **more: Any) -> SimpleNamespace:
+    """An object with train and test."""
+    return SimpleNamespace(train=(x, y), test=(x, y), **more)
+
+
+TAKEN: dict[str, tuple[Any, np.ndarray]] = {
+    "big endian": ((X.astype(">f8"), Y.astype(">i4")), X),
+    "negative strides": ((X[::-1], Y[::-1]), X),
+    "the order of Fortran": ((np.asfortranarray(X), Y), X),
+    "a view of one row": (both(np.broadcast_to(X[0], (N, 4)), normalised=True), np.broadcast_to(X[0], (N, 4))),
+    "what cannot be written to": (both(torch.from_numpy(X).numpy(), np.frombuffer(Y.tobytes(), int)), X),
+    "a tensor's transpose": ((torch.from_numpy(X.T.copy()).T, torch.from_numpy(Y)), X),
+    "a tensor with a gradient": ((torch.tensor(X, requires_grad=True), Y), X),
+    "lists": ((X.tolist(), Y.tolist()), X),
+    "an array and a list": ((X, Y.tolist()), X),
+    "pandas": ((pd.DataFrame(X), pd.Series(Y)), X),
+    "a nullable column": ((pd.DataFrame(X), pd.Series(Y, dtype="Int64")), X),
+    "an array of another library": ((Arrays(X), Arrays(Y)), X),
+    "TensorDataset": (TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)), X),
+    "a column of labels": (TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)[:, None]), X),
+    "labels that are whole as floats": ([(x, float(y)) for x, y in zip(X, Y, strict=True)], X),
+    "uint16 tokens": ((TOKENS.astype(np.uint16), Y), TOKENS),
+    "a tensor of uint16 tokens": ((torch.from_numpy(TOKENS).to(torch.uint16), Y), TOKENS),
+    "grey pictures": (pictures(GREY), GREY[:, None]),
+    "colour pictures": (pictures(RGB), RGB.transpose(0, 3, 1, 2)),
+    "a subset of pictures": (Subset(pictures(RGB), range(N)), RGB.transpose(0, 3, 1, 2)),  # pyright: ignore
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("returned", "expected"), TAKEN.values(), ids=TAKEN)
+def test_what_can_be_read_is_read_as_it_is(returned: Any, expected: np.ndarray) -> None:
+    found = own.source("mine", returned)
+    expected = expected.astype({"f": np.float32, "i": np.int64, "u": np.uint8}[expected.dtype.kind])
+    read = [
+        (x.numpy().tobytes(), int(y)) for part in (found.train, found.test) for x, y in zip(part.x, part.y, strict=True)
+    ]
+    assert set(read) == {(x.tobytes(), int(y)) for x, y in zip(expected, Y, strict=True)}
+    assert (found.train.x.numpy().dtype, found.n_classes) == (expected.dtype, 3)
+    assert found.train.x.is_contiguous()
+
+
+def test_what_its_author_changes_afterwards_is_not_in_the_data_set(tmp_path: Path) -> None:
+    """Nor what changes in a file that is mapped to memory."""
+    np.save(tmp_path / "x.npy", X)
+    x = np.load(tmp_path / "x.npy", mmap_mode="r+")
+    given = SimpleNamespace(train=(x, Y.copy()), test=(x, Y.copy()), normalised=True)
+    found = datasets.load("mine", lambda: given, validation=0.2)
+    before = found.digest, replace(found).digest
+    x[:], given.train[1][:], given.test[1][:] = 0, 0, 0
+    assert before == (found.digest, replace(found).digest)
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    **{f"n_classes {n!r}": (both(n_classes=n), f"n_classes must be a whole number in 1 ... 1000000, got {n!r}")
+       for n in (0, -1, 10**9, "ten", True, 2.5, None)},
+    "too few classes": (both(n_classes=2), "n_classes is 2, and it has label 2"),
+    "strings": ((np.array([["a"]] * N), Y), "examples must be numbers of at most 64 bits, got ndarray of str"),
+    "objects": ((X.astype(object), Y), "got ndarray of object"),
+    "objects in a frame": ((pd.DataFrame({"a": ["u"] * N}), Y), "frame[names].to_numpy()"),
+    "records": ((np.zeros(N, [("a", "f4")]), Y), "got ndarray of void"),
+    "dates": ((np.array(["2020"] * N, "M8[Y]"), Y), "got ndarray of datetime64"),
+    "complex": ((X + 1j, Y), "got ndarray of complex128"),
+    "a complex tensor": ((torch.from_numpy(X) + 1j, Y), "a dense tensor of real numbers"),
+    "128 bits": ((X.astype(np.longdouble), Y), "numbers of at most 64 bits"),
+    "2^64 - 1": ((np.full((N, 4), 2**64 - 1, np.uint64), Y), "must be at most 2^63 - 1, got 18446744073709551615"),
+    "masked": ((np.ma.masked_array(X, X > 0), Y), "examples must not be masked"),
+    "a sparse matrix": ((scipy.sparse.csr_matrix(X), Y), "give x.toarray()"),
+    "a sparse matrix alone": (scipy.sparse.csr_matrix(X), "got csr_matrix; give x.toarray()"),
+    "a sparse tensor": ((torch.from_numpy(X).to_sparse(), Y), "such as x.to_dense(), got torch.sparse_coo"),
+    "a tensor without values": ((torch.empty(N, 4, device="meta"), Y), "a dense tensor of real numbers"),
+    "a label of 10^9": ((X, Y * 10**9), "labels must be 0, 1, ..., at most 999999, got 2000000000"),
+    "a negative label": ((X, Y - 1), "labels must be 0, 1, ..., at most 999999, got -1"),
+    "float labels": ((X, Y + 0.5), "labels must be whole numbers, one for each of the 20 examples, got (20,)"),
+    "float labels of rows": ([(x, y + 0.5) for x, y in zip(X, Y, strict=True)], "labels must be whole numbers"),
+    "one-hot labels": ((X, np.eye(3)[Y]), "one for each of the 20 examples, got (20, 3)"),
+    "lists of one-hot labels": ((X[:, :2].tolist(), np.eye(2)[Y % 2].tolist()), "must be (x, y), got list"),
+    "labels that are words": ((X, np.array(["a", "b", "c"])[Y]), "np.unique(y, return_inverse=True)[1] numbers them"),
+    "categories": ((X, pd.Series(list("abcde" * 4), dtype="category")), "np.unique(y, return_inverse=True)"),
+    "no labels": ([(x, None) for x in X], "labels must be numbers of at most 64 bits, got list of object"),
+    "fewer labels": ((X, Y[:5]), "one for each of the 20 examples, got (5,)"),
+    "single numbers": ((np.float64(3), np.int64(3)), "one for each of the 0 examples"),
+    "no rows": ((X[:0], Y[:0]), "has no training examples"),
+    "no test rows": (((X, Y), (X[:0], Y[:0])), "has no test examples"),
+    "nothing in a row": ((X[:, :0], Y), "at least one number each, got (20, 0)"),
+    "other test shapes": (((X, Y), (X[:, :2], Y)), "training examples are (4,) torch.float32, and test examples (2,)"),
+    "other test types": (((GREY, Y), (X, Y)), "(1, 8, 8) torch.uint8, and test examples (4,) torch.float32"),
+    "rows of two lengths": ([(X[0][: 2 + i % 2], 0) for i in range(N)], "all examples must have one shape"),
+    "a row of two lengths": ([([[1], [1, 2]], 0)] * N, "examples must have one shape"),
+    "all NaN": ((X * np.nan, Y), "must be finite numbers, and 20 of 20 have NaN"),
+    "NaN, said to be normalised": (both(X * np.nan, normalised=True), "20 of 20 have NaN"),
+    "one infinity": ((np.where(X.max() == X, np.inf, X), Y), "1 of 20 have NaN or infinite ones"),
+    "NaN in a Source": (Source(Examples(torch.full((4, 2), torch.nan), torch.arange(4)),
+                               Examples(torch.zeros(4, 2), torch.arange(4)), 4, (0.0,), (1.0,)), "4 of 4 have NaN"),
+    "three means for one channel": (both(X.reshape(N, 1, 2, 2), mean=(0, 0, 0), std=(1, 1, 1)),
+                                    "mean must be a finite number for each channel (1 here), got (0, 0, 0)"),
+    "three means for grey images": (both(GREY, mean=(0, 0, 0), std=(1, 1, 1)), "for each channel (1 here)"),
+    **{f"std {std}": (both(mean=0, std=std),
+                      f"std must be a finite number above 0 for each channel (4 here), got {std}")
+       for std in (0, -1, np.inf, np.nan)},
+    "std 0 of images": (both(GREY, mean=0, std=0), "std must be a finite number above 0"),
+    "a tiny std": (both(mean=0, std=1e-300), "not finite after they are normalised"),
+    "a mean that is a word": (both(mean="a", std=1), "mean must be numbers"),
+    "a mean alone": (both(mean=0.0), "must have both mean and std, or none of them"),
+    "a generator": (((x, y) for x, y in zip(X, Y, strict=True)), "got generator; give list(rows)"),
+    "two generators": (((x for x in X), (y for y in Y)), "give list(rows)"),
+    "no length": (Rows(), "a map-style Dataset must have a length"),
+    "DataLoader": (DataLoader(pictures(RGB)), "got DataLoader; give its .dataset"),  # pyright: ignore
+    "a frame": (pd.DataFrame(X), "got DataFrame; give (frame[names].to_numpy(), frame[name].to_numpy())"),
+    "rows that are dicts": ([{"image": x, "label": y} for x, y in zip(GREY, Y, strict=True)], "got dict; give (np."),
+    "a dict": ({"train": (X, Y), "test": (X, Y)}, "got dict; give (np.asarray(d['x']), np.asarray(d['y']))"),
+    "Bunch": (load_iris(), "got Bunch; give (np.asarray(d['x']), np.asarray(d['y']))"),
+    "a list of x and y": ([X, Y], "each row of a map-style Dataset must be (x, y), got ndarray"),
+    "four arrays": ((X, Y, X, Y), "got tuple of 4 (ndarray, ndarray, ndarray, ndarray)"),
+    "x alone": (X, "got ndarray"),
+    "text": ("digits", "each row of a map-style Dataset must be (x, y), got str"),
+    "nothing": (None, "got NoneType"),
+    "train that is nothing": (SimpleNamespace(train=None, test=(X, Y)), "must each be (x, y) or a map-style Dataset"),
+    "a palette": (pictures(RGB, "P"), "images of mode L or RGB, such as image.convert('RGB'), got 'P'"),
+    "four channels": (pictures(RGB, "RGBA"), "got 'RGBA'"),
+    "an array of four channels": ((np.concatenate([RGB, RGB[..., :1]], 3), Y), "4 channels must have these first"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("returned", "said"), REFUSED.values(), ids=REFUSED)
+def test_all_else_is_refused_in_one_sentence(returned: Any, said: str) -> None:
+    with pytest.raises(UserError) as error:
+        own.source("my_data.py:Photos", returned)
+    message = str(error.value)
+    assert said in message
+    assert message.startswith("data set my_data.py:Photos")
+    assert "\n" not in message
+    assert len(f"error: {message}") <= 200
+
+
+LAB = """
+import numpy as np
+
+class Spread:
+    mean, std = 0, 0
+    train = test = np.random.default_rng(0).standard_normal((60, 4)), np.arange(60) % 3
+"""
+
+
+@pytest.mark.ray  # it needs none, but seconds
+def test_a_run_and_its_dry_run_refuse_it_alike_and_write_nothing(
+    command: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "lab.py").write_text(LAB)
+    words = ["--preset", "smoke", "--data", "lab.py:Spread", "--model", "linear", "--out", "out"]
+    told = []
+    for more in ([], ["--dry-run"]):
+        done = command("run", *words, *more, cwd=tmp_path)
+        assert done.returncode == 2, done.stderr
+        told.append(done.stderr.splitlines()[-1])
+    assert told[0] == told[1]
+    assert "std must be a finite number above 0" in told[0]
+    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".py"] in ([], ["__pycache__"])

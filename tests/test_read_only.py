@@ -1,0 +1,181 @@
+"""Somebody's code is handed our arrays: what it writes into them reaches nobody else, or is refused."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedcommons.config.flat import choose, override
+from fedcommons.errors import ClientError, UserError
+from fedcommons.runs import build, cost, inputs
+from fedcommons.runs.experiment import run
+
+PARTS = """
+import contextlib
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedcommons import TrainedGenerator
+
+
+def by_numpy(labels, n_clients):
+    labels[:] = 0
+    return np.array_split(np.arange(len(labels)), n_clients)
+
+
+def by_a_view(labels, n_clients):
+    labels.sort()
+    return np.array_split(np.arange(len(labels)), n_clients)
+
+
+def by_force(labels, n_clients):
+    labels.setflags(write=True)
+    return by_numpy(labels, n_clients)
+
+
+def by_torch(labels, n_clients):
+    torch.from_numpy(labels).zero_()
+    return np.array_split(np.arange(len(labels)), n_clients)
+
+
+def for_ever(labels, n_clients):
+    while True:
+        yield np.arange(2)
+
+
+def greedy(joined, facts, round, seed):
+    joined.clear()
+    with contextlib.suppress(TypeError):
+        facts.sizes[0] = 10**6
+    return {}
+
+
+class Greedy:
+    def __call__(self, joined, facts, round, seed):
+        return greedy(joined, facts, round, seed)
+
+
+def table():
+    draws = np.random.default_rng(0)
+    return draws.standard_normal((60, 4)), np.arange(60) % 3
+
+
+class InPlace(nn.Module):
+    def __init__(self, shape, n_classes):
+        super().__init__()
+        self.last = nn.Linear(4, n_classes)
+
+    def forward(self, x):
+        x -= 1
+        return self.last(x)
+
+
+class Blanks:
+    def __init__(self, by: str = "torch"):
+        self.by = by
+
+    def __call__(self, work, data, round, seed):
+        for t in (data.clients.store.x, data.clients.store.y, data.clients.rows.flat, data.sets["test"].x):
+            t.zero_() if self.by == "torch" else t.numpy().fill(0)
+        return {"zero": 0.0}
+
+
+@dataclass(frozen=True)
+class Bytes:
+    epochs: int = 1
+    sampling: ClassVar[tuple[str, ...]] = ()
+
+    def fit(self, examples, n_classes, seed, epochs, *, flip=False):
+        return {epoch: TrainedGenerator({"w": torch.zeros(1)}) for epoch in epochs}
+
+    def sample(self, weights, shape, n_classes, labels, seed):
+        return torch.zeros(len(labels), *shape, dtype=torch.uint8)
+"""
+
+
+@pytest.fixture(autouse=True)
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "lab.py").write_text(PARTS)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")  # torch, in the last partition
+@pytest.mark.parametrize("name", ["by_numpy", "by_a_view", "by_force", "by_torch"])
+def test_a_partition_does_not_rewrite_the_training_labels(name: str) -> None:
+    config = choose({"partition.name": f"lab.py:{name}", "partition.n_clients": 2, "data.limit": 40})
+    before = inputs.load(config.data)
+    labels = before.train.y.numpy().copy()
+    if name in ("by_numpy", "by_a_view"):
+        with pytest.raises(Exception, match="read-only"):
+            build.prepare(config)
+    else:
+        dealt = build.prepare(config)
+        assert dealt.partition.class_counts.sum(0).tolist() == np.bincount(labels, minlength=10).tolist()
+        assert dealt.dataset.digest == before.digest
+    again = build.prepare(override(config, {"partition.name": "iid"})).dataset
+    assert torch.equal(again.train.y, torch.from_numpy(labels))
+
+
+def test_a_partition_that_never_ends_is_refused() -> None:
+    with pytest.raises(Exception, match="deals a row twice"):
+        build.prepare(choose({"partition.name": "lab.py:for_ever", "partition.n_clients": 2, "data.limit": 40}))
+
+
+SHORT = {
+    "federation.rounds": 2, "client.epochs": 1, "data.limit": 40, "measure.every": 0, "tracking.wandb": "off",
+    "partition.name": "iid", "partition.n_clients": 2, "model.name": "linear",
+}  # fmt: skip
+
+
+def losses(folder: Path, values: Mapping[str, object]) -> list[float]:
+    """Of the test set, after every round."""
+    run(choose({**SHORT, **values}), folder, say=lambda _: None)
+    return [json.loads(line)["test/loss"] for line in (folder / "rounds.jsonl").read_text().splitlines()]
+
+
+def test_a_straggler_rule_does_not_rewrite_who_takes_part(tmp_path: Path) -> None:
+    rules = ({}, {"straggler.rule": "lab.py:Greedy"})
+    none, greedy = (losses(tmp_path / str(i), {"federation.weighting": "samples", **r}) for i, r in enumerate(rules))
+    assert greedy == none
+
+
+def test_a_module_that_changes_its_batch_is_refused() -> None:
+    """In an evaluation the batch is a part of the test set, so that each would see other examples than the last."""
+    config = choose({**SHORT, "data.name": "lab.py:table", "model.name": "lab.py:InPlace"})
+    with pytest.raises(UserError, match="must leave a batch as it is, and changes it in place"):
+        build.prepare(config)
+
+
+@pytest.mark.parametrize("by", ["torch", "numpy"])
+def test_what_a_measure_writes_into_the_data_reaches_nobody(tmp_path: Path, by: str) -> None:
+    """Neither the next round nor another run of this process, which has the data set in memory."""
+    measured = {"measure.every": 1, "measure.measure": "lab.py:Blanks", "measure.by": by}
+    records = [losses(tmp_path / str(i), more) for i, more in enumerate(({}, measured, {}))]
+    assert records[0] == records[1] == records[2]
+
+
+def test_a_clients_rows_are_a_copy() -> None:
+    clients = build.prepare(choose(SHORT)).dealt.own
+    before = clients.rows[0].copy()
+    mine = clients[0]
+    assert mine.ids is not None
+    for t in (mine.ids, mine.x, mine.y):
+        t.zero_()
+    assert clients.rows[0].tolist() == before.tolist()
+    assert torch.equal(clients[0].x, clients.store.x[before])
+
+
+def test_a_dry_run_refuses_a_generator_that_draws_another_type() -> None:
+    """As the run does, which trains all generators first."""
+    values = {"data.name": "lab.py:table", "generator.name": "lab.py:Bytes", "sharing.setting": "shuffled_synthetic"}
+    prepared = build.prepare(choose({**SHORT, **values}))
+    with pytest.raises(ClientError, match=r"drew torch\.uint8 .*examples are torch\.float32 \(4,\)"):
+        cost.measure_generator(prepared.needs[0])
