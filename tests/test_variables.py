@@ -53,8 +53,8 @@ def test_a_run_goes_on_only_where_libraries_round_as_they_did(
 
 def test_a_run_of_an_earlier_version_or_of_a_strange_record_goes_on(tmp_path: Path) -> None:
     RunFolder(tmp_path, CONFIG, resume=False)
-    for there in ({}, {"variables": 5}, {"variables": {"PATH": "x"}}):
-        (tmp_path / "environment.json").write_text(json.dumps(there))
+    for there in ("{}", '{"variables": 5}', '{"variables": {"PATH": "x"}}', "[]", '["variables"]', "null", "{", ""):
+        (tmp_path / "environment.json").write_text(there)
         RunFolder(tmp_path, CONFIG, resume=True)
     assert recorded(tmp_path) == {}
 

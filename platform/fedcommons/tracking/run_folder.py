@@ -253,7 +253,7 @@ def require_same_data(path: Path, name: str, data: str) -> None:
 
 def _require_same_rounding(path: Path) -> None:
     """A run of an earlier version has no variables, and any are taken."""
-    began = _read_json(path / "environment.json").get("variables")
+    began = _facts(path / "environment.json").get("variables")
     if isinstance(began, dict) and (what := differing(began, variables())):
         raise UserError(f"{path} holds a run that began where libraries round otherwise ({what}); set it as it was.")
 
