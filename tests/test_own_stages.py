@@ -127,6 +127,16 @@ def test_somebody_elses_stage_has_owners_events_and_weights() -> None:
     assert not torch.equal(data.x[-3], plain)
 
 
+@pytest.mark.parametrize("n_own", [[-1], 3, ["x"] * 5, [float("nan")] * 5, [1, 2, 3, 4], [-1] * 5])
+def test_a_stage_counts_own_rows_for_each_client(n_own: object) -> None:
+    class Odd(NoisedMeans):
+        def assign(self, dealt, released: Contributions) -> Assigned:
+            return Assigned(dealt.own.rows, [released.rows] * len(dealt.own), n_own=n_own)  # pyright: ignore
+
+    with pytest.raises(UserError, match="n_own as a number of 0 or more for each of 5 clients"):
+        share(Odd(), dealt("iid"))
+
+
 @dataclass(frozen=True)
 class Silent(NoisedMeans):
     """Declares nothing."""

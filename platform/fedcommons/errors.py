@@ -172,7 +172,7 @@ _NO_MEMORY = (
 
 def _message(error: BaseException) -> str:
     try:
-        return " ".join(str(error).split())
+        return clean(" ".join(str(error).split()))
     except BaseException:  # somebody's exception
         return "it cannot say why"
 
@@ -212,7 +212,8 @@ def leaving_errors(folder: Path, own: Sequence[str] = ()) -> Iterator[None]:
             options = [f"--replay {quote(str(folder))} --round {error.round} --client {error.client}", *own]
             error.add_note(f"To run this client alone again: python sweeps/run.py {' '.join(options)}")
         with suppress(OSError):  # a full disk must not hide what happened
-            write_text(path, f"{sentence(error)}\n\n{traceback.format_exc()}")
+            told = f"{sentence(error)}\n\n{traceback.format_exc()}"
+            write_text(path, told.encode(errors="backslashreplace").decode())
         raise
 
 

@@ -72,7 +72,7 @@ def _computes(stop: threading.Event) -> None:
     """With generators of its own: torch's default ones are the run's."""
     torchs, numpys = torch.Generator(), np.random.default_rng()
     while not stop.is_set():
-        torch.rand(30, 30, generator=torchs) @ torch.rand(30, 30, generator=torchs)
+        torch.rand(30, 30, generator=torchs).inverse()
         numpys.normal(size=30)
 
 

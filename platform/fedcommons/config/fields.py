@@ -98,11 +98,13 @@ def parameters_of(thing: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 
 
 def _require_usable(name: str, field: Field) -> None:
-    """See that a value of the field can be written to a config file, and that its range can be read.
+    """See that a value of the field can be written to a config file, and that its type and its range can be read.
 
     Raises:
-        ValueError: the default is no such value, or the range no interval of numbers and no names.
+        ValueError: the default is no such value, the type no type, or the range no interval of numbers and no names.
     """
+    if odd := [kind for kind in field.kinds if not isinstance(kind, type) and kind is not Any]:
+        raise ValueError(f"the type of {name} must be a type, got {shown(odd[0])}")
     many = field.default if isinstance(field.default, tuple) else (field.default,)
     if wrong := [one for one in many if type(one) not in (bool, int, float, str, NoneType)]:
         raise ValueError(

@@ -35,6 +35,10 @@ SURE = 0.8
 """How much the name of a module that is nowhere must resemble a neighbour's to be taken for a misspelt one."""
 
 
+LARGEST = 16 * 2**20
+"""The most bytes of a file of Python code; a file without an end would not be read to its end."""
+
+
 @dataclass(frozen=True)
 class Module:
     """A Python file as it was read. key: a digest of it and of all the neighbours that it imports."""
@@ -107,7 +111,10 @@ def _read(root: str, file: Path, search: Search, what: str) -> tuple[dict[str, M
     files, contents, edges, todo = {root: file}, {}, {}, [root]
     while todo:
         name = todo.pop()
-        contents[name] = files[name].read_bytes()
+        with files[name].open("rb") as source:
+            contents[name] = source.read(LARGEST + 1)
+        if len(contents[name]) > LARGEST:
+            raise UserError(f"{what}: {files[name]} has more than {LARGEST:,} bytes, too many for Python code.")
         edges[name] = dict(_imported(name, files[name], contents[name], search, what))
         todo += [other for other in edges[name] if other not in files]
         files |= {other: found for other, found in edges[name].items() if other not in files}

@@ -260,7 +260,7 @@ def source(name: str, reread: bool = True) -> str | None:
     where, what = name.rpartition(":")[0], shown(name)
     if code := _read(where, what) if reread else _code(where, what):
         return code.digest
-    file = _module(where, what).__file__  # of a package that is installed
+    file = getattr(_module(where, what), "__file__", None)  # of a package that is installed; Python's own have none
     return sha256(Path(file).read_bytes()).hexdigest()[:24] if file else None
 
 

@@ -283,7 +283,7 @@ def _shared(
         rows = [np.concatenate(both) for both in zip(kept, received, strict=True)] if received else kept
         if len(rows) != len(own):
             raise UserError(f"sharing stage {name} must give rows to each of {len(own)} clients, got {len(rows)}.")
-        clients = Clients(store, Rows.of(rows, assigned.weights), assigned.n_own)
+        clients = Clients(store, Rows.of(rows, assigned.weights), _counted(name, assigned.n_own, len(own)))
     pool = Clients(store, parts) if (parts := [part for part in parts if len(part)]) else None
     leaving.require_unchanged(name, dealt, store)
     rows = leaving.numbers(name, "contributed rows", contributed.rows, len(store))
@@ -307,6 +307,18 @@ def _shared(
 
 def _checked(stage: str, what: str, each: Sequence[np.ndarray], n: int) -> list[np.ndarray]:
     return [leaving.numbers(stage, what, rows, n) for rows in each]
+
+
+def _counted(stage: str, n_own: Any, n_clients: int) -> np.ndarray | None:
+    if n_own is None:
+        return None
+    values = np.asarray(n_own)
+    if values.shape != (n_clients,) or values.dtype.kind not in "iuf" or not (values >= 0).all():
+        raise UserError(
+            f"sharing stage {stage} must give n_own as a number of 0 or more for each of {n_clients} clients, "
+            f"got {shown(n_own)}."
+        )
+    return values
 
 
 def require_once(stage: Stage, shared: Shared) -> None:
