@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from fedcommons import Experiment, UserError, experiment, run
+from fedcommons import ClientError, Experiment, UserError, experiment, run
 from fedcommons.errors import leaving_errors, sentence
+from fedcommons.sweeping import planned
+from fedcommons.sweeping.display import Display
+from fedcommons.sweeping.sweep import Trial
 
 QUICK = {"federation.rounds": 1, "client.epochs": 1, "data.limit": 40, "measure.every": 0, "wandb": "off"}
 
@@ -47,3 +50,81 @@ def test_what_an_error_says_is_fit_for_a_screen_and_for_a_file(tmp_path: Path) -
     with pytest.raises(ValueError, match="red"), leaving_errors(tmp_path):
         raise error
     assert (tmp_path / "error.txt").read_text().startswith("ValueError: \\x1b[31mred \\ud800 \\u202etxt\n\nTraceback")
+
+
+GENERATOR = """
+from dataclasses import dataclass
+from typing import ClassVar
+import torch
+from fedcommons import TrainedGenerator
+
+@dataclass(frozen=True)
+class Mine:
+    epochs: ClassVar[int] = 1
+    sampling: ClassVar[tuple] = ()
+
+    def fit(self, examples, n_classes, seed, epochs, *, flip=False):
+        {fit}
+
+    def sample(self, weights, shape, n_classes, labels, seed):
+        {sample}
+"""
+FITS = "return {e: TrainedGenerator({'a': torch.zeros(1)}) for e in epochs}"
+SAMPLES = "return torch.zeros(len(labels), *shape, dtype=torch.uint8)"
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+@pytest.mark.parametrize(
+    ("fit", "sample", "said"),
+    [
+        ("return {}", SAMPLES, r"part\.py:Mine\.fit"),
+        ("1 / 0", SAMPLES, r"part\.py:Mine\.fit.*ZeroDivisionError"),
+        (FITS, "return ''", r"part\.py:Mine\.sample.*got str"),
+        (FITS, "import sys; sys.exit(0)", r"part\.py:Mine\.sample.*SystemExit"),
+        (FITS, f"{SAMPLES}.to('meta')", "part.py:Mine drew examples that are sparse, or without values"),
+        (FITS, f"{SAMPLES}.to_sparse()", "part.py:Mine drew examples that are sparse, or without values"),
+    ],
+)
+def test_a_generator_that_breaks_is_told_by_a_dry_run_too(
+    fit: str, sample: str, said: str, dry_run: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("part.py").write_text(GENERATOR.format(fit=fit, sample=sample))
+    fields = {**QUICK, "generator.name": "part.py:Mine", "sharing.setting": "local_synthetic", "artifacts": "store"}
+    config = experiment("smoke", values=fields)
+    with pytest.raises(ClientError, match=said) as told:
+        _begun(config, tmp_path, dry_run)
+    assert len(str(told.value)) <= 200
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_generator_without_fields_is_refused(dry_run: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("part.py").write_text(GENERATOR.format(fit=FITS, sample=SAMPLES).replace("@dataclass(frozen=True)", ""))
+    fields = {**QUICK, "generator.name": "part.py:Mine", "sharing.setting": "local_synthetic", "artifacts": "store"}
+    with pytest.raises(UserError, match=r"part\.py:Mine must be a dataclass"):
+        _begun(experiment("smoke", values=fields), tmp_path, dry_run)
+
+
+def _begun(config: Experiment, folder: Path, dry_run: bool) -> None:
+    if not dry_run:
+        run(config, folder / "run", say=lambda text: None)
+    with Display() as display:
+        planned.dry_run([Trial("run", config)], folder, display, in_ray=False)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def __getattr__(name): raise ValueError('no')\n",
+        "def __getattr__(name): raise SystemExit(0)\n",
+        "class Mine:\n    start = down = client = merge = print\n    check = property(lambda self: 1 / 0)\n",
+    ],
+)
+def test_what_breaks_where_it_is_only_looked_at_is_told(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("part.py").write_text(source)
+    with pytest.raises((UserError, ClientError), match=r"part\.py:Mine.*(ValueError: no|SystemExit|ZeroDivisionError)"):
+        run(asked("algorithm", "part.py:Mine"), tmp_path / "run", say=lambda text: None)

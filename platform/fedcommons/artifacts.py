@@ -3,11 +3,11 @@
 import json
 import os
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcommons.errors import UserError
+from fedcommons.errors import UserError, name_of
 from fedcommons.files import read_tensors, sha256, write_tensors
 
 if TYPE_CHECKING:
@@ -24,7 +24,12 @@ def constants(part: Any, less: Collection[str] = ()) -> dict[str, Any]:
 
     So a key made of them stays the same when a constant is added with a default. It also stays the same when a default
     changes: whoever changes one must change another fact of the key.
+
+    Raises:
+        UserError: the part is no dataclass.
     """
+    if not is_dataclass(part):
+        raise UserError(f"{name_of(part)} must be a dataclass: what it makes is stored under its fields.")
     found = {}
     for field in fields(part):
         factory, value = field.default_factory, getattr(part, field.name)

@@ -127,7 +127,8 @@ def _case(rng: random.Random, scripts: Mapping[str, Script], right: Right, what:
             return [Fault("silent", "a tracker's error is not told", last(ended.out))]
         return [Fault("silent", "taken", last(ended.out))] if must else cases.whole(here, ended)
 
-    named = "" if "UserError" in what else "part|Mine|mine|own"  # those are somebody's own words
+    own_words = "UserError" in what or "nan" in what  # what diverges is told as that
+    named = "" if own_words else "part|Mine|mine|own"
     if right.option == "algorithm" and draw < 0.15:
         return Case(f"check_algorithm: {what}", cases.api(_check), write, named="")
     if draw > 0.93:

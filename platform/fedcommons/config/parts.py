@@ -161,7 +161,9 @@ def find(kind: str, name: str) -> Callable[..., Any]:
         own = f"an import path of your own, such as my_{kind}.py:Name"
         raise unknown(field, name, known, f"or {own}" if known else own)
     module = _module(where, f"{field} {shown(name)}")
-    if not callable(found := getattr(module, attribute, None)):
+    with before_any_work(), somebodys(f"{field} {shown(name)}"):  # a module may have a function for what it lacks
+        found = getattr(module, attribute, None)
+    if not callable(found):
         near = nearest(attribute, [n for n, thing in vars(module).items() if callable(thing)])
         raise UserError(f"{field} {shown(name)}: {where} has no {shown(attribute)}{near}")
     return found

@@ -76,8 +76,8 @@ def refuse(part: Any, check: str, *given: Any) -> None:
     Raises:
         UserError: it does.
     """
-    if function := getattr(part, check, None):
-        with somebodys(part, check):
+    with somebodys(part, check):  # what looks like a function may be a property that fails
+        if function := getattr(part, check, None):
             function(*given)
 
 

@@ -33,6 +33,7 @@ from fedcommons.core.pieces import Timed, in_seconds, pieces_of, prices, smaller
 from fedcommons.core.worker import RunData, Worker, default_device, fresh_torch, give_back_freed
 from fedcommons.data.clients import ClientData, Clients, Rows
 from fedcommons.data.examples import Dataset, Examples
+from fedcommons.errors import given, somebodys
 from fedcommons.federation import checkpoint, rounds, scratch
 from fedcommons.federation.evaluation import CHUNK, ModelTask, evaluate_chunk
 from fedcommons.federation.memory import ClientMemory
@@ -269,16 +270,21 @@ def measure_generator(need: Need) -> GeneratorPrices:
     reset_peak()
 
     def train(last: int):
-        return generator.fit(some, need.n_classes, need.seed, [last], flip=need.flip)
+        with somebodys(generator, "fit"):
+            return generator.fit(some, need.n_classes, need.seed, [last], flip=need.flip)
 
-    weights = train(1)[1].weights  # imports diffusers, too, and a private generator solves for its noise once
+    trained = train(1)  # imports diffusers, too, and a private generator solves for its noise once
+    with somebodys(generator, "fit"):
+        weights = trained[1].weights
     start, step = _from_epochs(train, -(-len(some) // batch))
     labels, shape = need.labels[:256], tuple(some.x.shape[1:])
     has_steps = is_dataclass(generator) and "sampling_steps" in {f.name for f in fields(generator)}
 
     def draw(steps: int) -> float:
         sampler = replace(generator, sampling_steps=steps) if has_steps else generator  # pyright: ignore
-        return seconds_of(lambda: drawn.append(sampler.sample(weights, shape, need.n_classes, labels, need.seed)))
+        with somebodys(generator, "sample"):
+            sample = partial(sampler.sample, weights, shape, need.n_classes, labels, need.seed)
+            return seconds_of(lambda: drawn.append(given(Tensor, sample())))
 
     drawn: deque[Tensor] = deque(maxlen=1)
     few = draw(1)

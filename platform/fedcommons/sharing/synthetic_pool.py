@@ -111,6 +111,8 @@ def require_like(x: Tensor, name: str, n: int, drawn: Tensor) -> None:
             f"generator {name} drew {drawn.dtype} {tuple(drawn.shape)} for {n} labels, and examples are "
             f"{x.dtype} {tuple(x.shape[1:])}: its sample must return these."
         )
+    if drawn.is_meta or drawn.layout != torch.strided:
+        raise ClientError(f"generator {name} drew examples that are sparse, or without values on the device meta.")
 
 
 def missing(store: Store, wanted: Iterable[Need]) -> list[Job]:
