@@ -13,13 +13,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import getsource
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from fedcommons import Experiment, experiment
 from fedcommons.config import cli
 from fedcommons.config.parts import KINDS
-from fedcommons.core.algorithm import Algorithm, ChoosesClients, Shares, TellsWork
+from fedcommons.core.algorithm import Algorithm, ChoosesClients, Reply, Shares, TellsWork, require_reply
 from fedcommons.generators.generator import Generator
 from fedcommons.runs import build
 from fedcommons.runs import experiment as runs
@@ -271,3 +274,15 @@ def given(lab: Path, script: str, *words: str) -> subprocess.CompletedProcess[st
     where = {name: value for name, value in os.environ.items() if name != "FEDCOMMONS_PARTS"}
     path = Path(__file__).parent.parent / "sweeps" / script
     return subprocess.run([sys.executable, str(path), *words], cwd=lab, env=where, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("one", [2, np.float32(2), np.array(2.0), torch.tensor(2.0), torch.tensor([2])])
+def test_a_number_of_a_reply_may_be_a_tensor_or_an_array_of_one(one: Any) -> None:
+    require_reply(Reply({}, weight=one, metrics={"a": one}))
+
+
+@pytest.mark.parametrize("none", [None, "2", (2,), {"a": 2}, np.zeros(2), torch.zeros(2), 2j])
+def test_what_is_no_number_is_refused_in_a_reply(none: Any) -> None:
+    for reply in (Reply({}, weight=none), Reply({}, metrics={"a": none})):
+        with pytest.raises(ValueError, match=r"Reply\.(weight|metrics)"):
+            require_reply(reply)
