@@ -5,6 +5,7 @@ The table is made of the Protocols: who adds a method, or a kind of part, finds 
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import traceback
@@ -12,13 +13,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import getsource
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from fedcommons import Experiment, experiment
 from fedcommons.config import cli
 from fedcommons.config.parts import KINDS
-from fedcommons.core.algorithm import Algorithm, ChoosesClients, Shares, TellsWork
+from fedcommons.core.algorithm import Algorithm, ChoosesClients, Reply, Shares, TellsWork, require_reply
 from fedcommons.generators.generator import Generator
 from fedcommons.runs import build
 from fedcommons.runs import experiment as runs
@@ -28,147 +32,6 @@ from fedcommons.sweeping import planned
 from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.sweep import Trial
 from fedcommons.tracking.tracker import Tracker
-
-RIGHT = """
-from dataclasses import dataclass
-from typing import ClassVar
-
-import numpy as np
-import torch
-from pytorch_lightning import LightningModule
-from torch import nn
-from torch.nn import functional as F
-
-import fedcommons as fc
-from fedcommons.sharing.needs import needs
-from sklearn.datasets import load_iris
-
-
-class Method:
-    def start(self, model, facts, seed):
-        return {"model": model}
-
-    def down(self, state, round, client):
-        return fc.Message({"model": state["model"]})
-
-    def client(self, work, message, memory, data, round, seed):
-        x = message.common["model"]
-        y, metrics, spent = work.local(x, data, seed)
-        return fc.Reply({"delta": fc.sub(y, x)}, metrics=metrics, releases=[spent.of("delta")])
-
-    def merge(self, executor, state, total, replies, round, seed):
-        if not replies:
-            return state
-        return {"model": fc.add(state["model"], total["delta"], 1 / len(replies))}
-
-
-class Chooses(Method):
-    def participants(self, state, round):
-        return [0]
-
-
-class Shares(Method):
-    def share(self, clients, n_classes, seed):
-        return fc.Common(clients.store[:2], 8, [])
-
-
-@dataclass(frozen=True)
-class Tells(Method):
-    epochs: int = 1
-
-    def pieces(self, facts, loop, round, clients):
-        return {"epochs": self.epochs}
-
-    def smaller(self, times):
-        return [(type(self)(1), 1), (type(self)(1 + times), 1)]
-
-
-class Plain:
-    def make(self, dealt, drawn):
-        return fc.Contributions.of_own(dealt, [rows[:2] for rows in dealt.own.rows])
-
-    def release(self, dealt, contributed):
-        return contributed, contributed.releases("examples")
-
-    def assign(self, dealt, released):
-        given = released.of_each(len(dealt.own))
-        return fc.Assigned(dealt.own.rows, [given[i - 1] for i in range(len(given))])
-
-
-class Long(Plain):
-    def shorter(self):
-        return type(self)(), 2.0
-
-
-class Needing(Plain):
-    def make(self, dealt, drawn):
-        return fc.Contributions.of_made(dealt, drawn)
-
-    def needs(self, dealt, recipe):
-        return needs(0.2, dealt, recipe)
-
-
-@dataclass(frozen=True)
-class Maker:
-    sampling: ClassVar[tuple[str, ...]] = ()
-    epochs: ClassVar[int] = 1
-
-    def fit(self, examples, n_classes, seed, epochs, *, flip=False):
-        return {epoch: fc.TrainedGenerator({"mean": examples.x.float().mean(0)}) for epoch in epochs}
-
-    def sample(self, weights, shape, n_classes, labels, seed):
-        return weights["mean"].to(torch.uint8).expand(len(labels), *shape).clone()
-
-
-@dataclass(frozen=True)
-class Late:
-    def __call__(self, joined, facts, round, seed):
-        return {}
-
-
-class Net(LightningModule):
-    def __init__(self, shape, n_classes, lr):
-        super().__init__()
-        self.lr, self.last = lr, nn.Linear(64, n_classes)
-
-    def forward(self, x):
-        return self.last(x.flatten(1).float() / 255)
-
-    def training_step(self, batch, batch_idx):
-        return F.cross_entropy(self(batch[0]), batch[1])
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), self.lr)
-
-
-class Watch:
-    def log(self, round, metrics):
-        pass
-
-    def finish(self, summary):
-        pass
-
-
-class Look:
-    def __call__(self, work, data, round, seed):
-        return {"one": 1.0}
-
-
-class Flowers:
-    def __init__(self):
-        self.x, self.y = load_iris(return_X_y=True)
-        self.x = (self.x - self.x.mean(0)) / self.x.std(0)
-
-    def __len__(self):
-        return len(self.x)
-
-    def __getitem__(self, i):
-        return self.x[i], self.y[i]
-
-
-def cut(labels, n_clients, rng):
-    return np.array_split(rng.permutation(len(labels)), n_clients)
-"""
 
 RAISES = {
     "ValueError": "raise ValueError('boom ' * 100)",
@@ -298,7 +161,7 @@ def test_every_method_of_every_kind_of_part_is_in_the_table() -> None:
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder in which commands are given, with the right parts."""
-    (tmp_path / "right.py").write_text(RIGHT)
+    shutil.copy(Path(__file__).with_name("right_parts.py"), tmp_path / "right.py")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDCOMMONS_PARTS", str(tmp_path))
     return tmp_path
@@ -411,3 +274,15 @@ def given(lab: Path, script: str, *words: str) -> subprocess.CompletedProcess[st
     where = {name: value for name, value in os.environ.items() if name != "FEDCOMMONS_PARTS"}
     path = Path(__file__).parent.parent / "sweeps" / script
     return subprocess.run([sys.executable, str(path), *words], cwd=lab, env=where, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("one", [2, np.float32(2), np.array(2.0), torch.tensor(2.0), torch.tensor([2])])
+def test_a_number_of_a_reply_may_be_a_tensor_or_an_array_of_one(one: Any) -> None:
+    require_reply(Reply({}, weight=one, metrics={"a": one}))
+
+
+@pytest.mark.parametrize("none", [None, "2", (2,), {"a": 2}, np.zeros(2), torch.zeros(2), 2j])
+def test_what_is_no_number_is_refused_in_a_reply(none: Any) -> None:
+    for reply in (Reply({}, weight=none), Reply({}, metrics={"a": none})):
+        with pytest.raises(ValueError, match=r"Reply\.(weight|metrics)"):
+            require_reply(reply)

@@ -37,9 +37,7 @@ class _Sound:
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         x = flat(message.common, "model")
         y, metrics, spent = work.local(x, data, seed)
-        moment = sub(y, x)
-        if memory:
-            moment = add(moment, flat(memory, "moment"), 0.5)
+        moment = add(sub(y, x), flat(memory, "moment"), 0.5) if memory else sub(y, x)
         each, released = {"n": torch.tensor(len(data))}, [spent.of("step", "n")]
         return Reply({"step": moment}, each, memory={"moment": moment}, metrics=metrics, releases=released)
 

@@ -25,16 +25,13 @@ KEY = key_of({})
 def assert_same(found: dict[str, Tensor] | None, wanted: dict[str, Tensor]) -> None:
     """The same names, types, shapes and numbers."""
     assert found is not None
-    assert found.keys() == wanted.keys()
-    for name, tensor in wanted.items():
-        assert found[name].dtype == tensor.dtype
-        assert torch.equal(found[name], tensor)
+    assert {name: x.dtype for name, x in found.items()} == {name: x.dtype for name, x in wanted.items()}
+    assert all(torch.equal(found[name], x) for name, x in wanted.items())
 
 
 def tensors(store: Store, key: str = KEY) -> dict[str, Tensor] | None:
     """Of the images of this key."""
-    found = store.get("images", key)
-    return None if found is None else found.tensors
+    return None if (found := store.get("images", key)) is None else found.tensors
 
 
 def sidecar(path: Path) -> Path:

@@ -6,9 +6,11 @@ stays on the server, and ``state["model"]`` is the server model.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from math import prod
 from numbers import Real
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 from torch import Tensor, nn
 
 from fedcommons.core.executor import Executor
@@ -144,16 +146,20 @@ def require_reply(reply: Reply) -> None:
     for name in ("sums", "each", "memory"):
         if (payload := getattr(reply, name)) is not None or name != "memory":
             require_payload(f"Reply.{name}", payload)
-    given(Real, reply.weight, "a number as Reply.weight")
+    if not _is_number(reply.weight):
+        raise ValueError(f"it must give a number as Reply.weight, got {type(reply.weight).__name__}")
     for name, value in given(Mapping, reply.metrics, "numbers by name as Reply.metrics").items():
-        if not isinstance(name, str) or not (
-            isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1)
-        ):
+        if not isinstance(name, str) or not _is_number(value):
             raise ValueError(f"Reply.metrics must be numbers by name, got {type(value).__name__} of {name!r}")
     for event in given(Sequence, reply.releases, "a list of Release as Reply.releases"):
         given(Release, event, "a list of Release as Reply.releases")
-        if not (isinstance(event.what, tuple) and all(isinstance(name, str) for name in event.what)):
+        if not (isinstance(event.what, tuple | list) and all(isinstance(name, str) for name in event.what)):
             raise ValueError(f"Release.what must be a tuple of names, got {shown(event.what)}")
+
+
+def _is_number(value: object) -> bool:
+    """Whether it is one, or a tensor or array of one."""
+    return isinstance(value, Real) or (isinstance(value, Tensor | np.ndarray) and prod(value.shape) == 1)
 
 
 class Algorithm(Protocol):

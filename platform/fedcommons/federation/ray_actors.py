@@ -43,11 +43,8 @@ class _Actor:
             # Ray does not resolve a reference inside a list. As a plain constructor argument Ray would keep another
             # copy of the data.
             self.worker = build(ray.get(data[0]))
-        except (
-            UserError,
-            ClientError,
-        ) as error:  # told when it is asked for: what stops a constructor reaches nobody but as text
-            self.refused = error
+        except (UserError, ClientError) as error:  # told when it is asked for
+            self.refused = error  # what stops a constructor reaches nobody but as text
 
     def map(self, shared: Any, work: tuple[Callable, Sequence]) -> list:
         if self.refused:
