@@ -224,7 +224,7 @@ def _require_plain(path: Path) -> None:
         stored.flaw(path / "memory", rf"{memory.FILE}(\.json)?"),
     )
     if flaw := next(filter(None, flaws), None):
-        raise UserError(f"{flaw}; remove it or choose another --out.")
+        raise UserError(f"{flaw}; put the file or folder itself there, or choose another --out.")
 
 
 def _require_same(path: Path, config: Experiment, data: str | None) -> None:
