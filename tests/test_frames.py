@@ -199,3 +199,43 @@ def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
         load_runs(tmp_path)
     with pytest.raises(UserError, match="is not a folder"):
         load_rounds(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"partition.name": "own.py:spread"}, {"partition.name": "own.py:named"}, {"partition.name": "own.py:scaled"},
+     {"measure.measure": "own.py:Huge"}],
+    ids=["alpha of two numbers", "alpha of a word", "a field of 1e200", "a measure of 1e150"],
+)  # fmt: skip
+def test_what_a_run_with_own_parts_writes_is_read_again(
+    fields: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    config = experiment("smoke", values={**FIELDS, "federation.rounds": 1, **fields})
+    run(config, tmp_path / "run")
+    assert len(load_runs(tmp_path / "run")) == len(load_rounds(tmp_path / "run")) - 1 == 1
+    assert read_summary(tmp_path / "run") is not None
+    assert read_rounds(tmp_path / "run")[-1].get("measure/n") is None
+
+
+OWN = """
+import numpy as np
+
+
+def spread(labels, n_clients, alpha=(0.1, 1.0)):
+    return np.array_split(np.arange(len(labels)), n_clients)
+
+
+def named(labels, n_clients, alpha="low"):
+    return np.array_split(np.arange(len(labels)), n_clients)
+
+
+def scaled(labels, n_clients, scale=1e200):
+    return np.array_split(np.arange(len(labels)), n_clients)
+
+
+class Huge:
+    def __call__(self, work, data, round, seed):
+        return {"n": 1e150}
+"""

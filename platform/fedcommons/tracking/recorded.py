@@ -31,7 +31,7 @@ _LISTS = ("late", "partial")
 _TEXTS = ("dataset", "algorithm", "setting", "partition")
 _WHOLE = ("n_clients", "rounds", "rounds_to_target", "seed")
 _NUMBERS = (
-    "alpha", "participation", "learning_rate", "target", "last_accuracy", "best_accuracy", "validation_accuracy", "p",
+    "participation", "learning_rate", "target", "last_accuracy", "best_accuracy", "validation_accuracy", "p",
     "disclosed", "bytes_down", "bytes_up", "bytes_once", "bytes_lost",
 )  # fmt: skip
 _EPSILONS = ("epsilon_of_messages", "pool_epsilon_max")  # and names that begin so
@@ -39,12 +39,16 @@ _EPSILONS = ("epsilon_of_messages", "pool_epsilon_max")  # and names that begin 
 
 def flaw_of_summary(summary: Mapping[str, Any]) -> str | None:
     """What is wrong with a summary, as a part of a sentence; None if it has the types that a run writes."""
+    config = summary.get("config")
+    is_own = isinstance(config, Mapping) and ":" in str(config.get("partition.name"))
     for name, value in summary.items():
-        if too_large(value):
+        if name != "config" and too_large(value):  # what somebody's own field may be is theirs
             return f"{shown(name)} has a number above {LARGEST:g}"
         if isinstance(value, str) and len(value) > LONGEST:
             return f"{shown(name)} has {len(value):,} characters"
         kinds = (str,) if name in _TEXTS else (int,) if name in _WHOLE else (int, float) if name in _NUMBERS else None
+        if name == "alpha" and not is_own:  # of somebody's own partition it may be any value
+            kinds = (int, float)
         if kinds and value is not None and type(value) not in kinds:
             return f"{name} is {shown(value)}"
     return _flaw_of_rejected(summary) or _flaw_of_privacy(summary)
@@ -75,7 +79,7 @@ def flaw_of_config(found: Any) -> str | None:
     known = _known(found)
     for name, value in found.items():
         many = value if isinstance(value, list | tuple) else [value]
-        if any(type(one) not in (int, float, str, bool, type(None)) for one in many) or too_large(many):
+        if any(type(one) not in (int, float, str, bool, type(None)) for one in many):
             return f"{shown(name)} is {shown(value)}"
         kinds = known[name].kinds if name in known else (Any,)
         if Any not in kinds and (tuple if isinstance(value, list) else type(value)) not in kinds:
@@ -113,6 +117,11 @@ def too_large(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(map(too_large, value))
     return isinstance(value, int | float) and not -LARGEST <= value <= LARGEST
+
+
+def written(value: Any) -> Any:
+    """What a run writes of a metric: null for a number that is none, or that no table could add up."""
+    return value if not isinstance(value, float) or -LARGEST <= value <= LARGEST else None
 
 
 def lines(path: Path) -> tuple[list[dict[str, Any]], bool]:

@@ -18,7 +18,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +164,7 @@ class RunFolder:
 
     def log(self, round: int, metrics: Mapping[str, Metric]) -> None:
         """See ``Tracker``; values that are not finite are written as null."""
-        clean = {k: None if isinstance(v, float) and not isfinite(v) else v for k, v in metrics.items()}
+        clean = {name: recorded.written(value) for name, value in metrics.items()}
         self._append("rounds.jsonl", {"round": round, **clean})
 
     def log_times(self, round: int, seconds: Mapping[str, float]) -> None:
@@ -174,7 +173,7 @@ class RunFolder:
 
     def log_clients(self, round: int, clients: Mapping[str, Sequence[float]]) -> None:
         """Metrics of each client, lists by client; what is not finite is written as null."""
-        clean = {name: [v if isfinite(v) else None for v in values] for name, values in clients.items()}
+        clean = {name: [recorded.written(value) for value in values] for name, values in clients.items()}
         self._append("clients.jsonl", {"round": round, **clean})
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
