@@ -17,6 +17,7 @@ from fedcommons.errors import ClientError, UserError, left_in, sentence
 from fedcommons.federation import cluster, scratch
 from fedcommons.federation.rejections import told
 from fedcommons.files import stored
+from fedcommons.sweeping import handed
 from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.folders import holds_runs, open_folder
 from fedcommons.tracking.run_folder import (
@@ -207,15 +208,14 @@ def _run_trials(left: Todo, out: Path, progress: "Progress", scheduler: Any) -> 
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # what stops a trial is said below, in a line
 
     cells = left.cells
-    configs = {c.name: flat.to_dict(with_absolute_paths(c.config)) for c in cells}
+    to_all = {"out": str(out.resolve()), "here": str(parts.base())}
+    configs = {c.name: {"config": flat.to_dict(with_absolute_paths(c.config)), **to_all} for c in cells}
     f = cells[0].config.federation
     serial = f.executor == "serial"
     order = InOrder(list(configs), left.lacking, 1 if serial else f.actors)
-    # Tune writes each trial's parameters down: they are names, and what is named goes through Ray's object store.
-    trial = tune.with_parameters(_trial, configs=configs, out=str(out.resolve()), here=str(parts.base()))
-    trainable = tune.with_resources(trial, partial(_resources, f))
+    trainable = tune.with_resources(_trial, partial(_resources, f))
     # Tune's own record is not used, as a sweep resumes by its cells' folders, and must not share a full disk with them.
-    with scratch.folder() as state, scratch.tempdir():  # Tune imports W&B
+    with scratch.folder() as state, scratch.tempdir(), handed.by_name(configs):  # Tune imports W&B
         tuner = tune.Tuner(
             trainable,
             tune_config=tune.TuneConfig(
@@ -277,20 +277,22 @@ def _resources(f: Federation, params: Mapping[str, Any]):
     return tune.PlacementGroupFactory(bundles, strategy="PACK")
 
 
-def _trial(params: Mapping[str, Any], configs: Mapping[str, Mapping[str, Any]], out: str, here: str) -> None:
-    """One cell, or one generator; ``params`` name it, ``configs`` are those of all cells by their names."""
+def _trial(params: Mapping[str, Any]) -> None:
+    """One cell, or one generator, which ``params`` name: Tune writes them down."""
     from ray import tune
 
-    os.environ[parts.HERE] = here
-    if asked := params.get("generator"):
+    asked = params.get("generator")
+    cells = [handed.value(name) for name in (asked["cells"] if asked else [params["cell"]])]
+    os.environ[parts.HERE] = cells[0]["here"]
+    if asked:
         from fedcommons.sweeping.order import make
 
-        make([configs[name] for name in asked["cells"]], asked["images"])
+        make([cell["config"] for cell in cells], asked["images"])
         return
     from fedcommons.runs import experiment
 
-    c = flat.from_dict(configs[params["cell"]])
-    folder = Path(out) / params["cell"]
+    c = flat.from_dict(cells[0]["config"])
+    folder = Path(cells[0]["out"]) / params["cell"]
     last: dict[str, Any] = {}
 
     def report(number: int, metrics: Mapping[str, float | None]) -> None:
