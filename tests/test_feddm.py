@@ -18,6 +18,7 @@ from fedcommons.core.features import Head
 from fedcommons.core.local import LocalSGD, Work
 from fedcommons.core.noise import SEED_ALONE, Draws
 from fedcommons.data.clients import ClientData
+from fedcommons.errors import ClientError
 from fedcommons.federation import checkpoint, rounds
 from fedcommons.federation.blocks import train_block
 from fedcommons.seeds import generator, set_default_generator
@@ -387,7 +388,7 @@ def test_killed_while_the_server_trains_and_continued_is_never_killed(digits: "D
     course = rounds.run(method, executor, plan, federation.start(method, plan))
     for now, _ in islice(course, 2):
         checkpoint.save(tmp_path, now)
-    with pytest.raises(_Killed):
+    with pytest.raises(ClientError, match="_Killed"):
         next(course)
     rest = federation.play(method, plan, start=checkpoint.load_latest(tmp_path))
     assert [now.round for now, _ in rest] == [3]

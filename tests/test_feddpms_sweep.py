@@ -104,7 +104,7 @@ def test_figure_3_varies_the_rounds_of_stage_one(feddpms: ModuleType) -> None:
     ("given", "said"),
     [
         (["--clients", "10"], "--clients takes pairs N:images such as 10:430,20:860, got '10'."),
-        (["--preliminary", "1"], r"--preliminary takes shares in \[0, 1\), got 1."),
+        (["--preliminary", "1"], r"--preliminary must lie in \[0, 1\), got 1."),
     ],
 )
 def test_what_cannot_be_is_refused(given: list[str], said: str, feddpms: ModuleType) -> None:

@@ -180,7 +180,7 @@ def test_what_a_run_had_left_to_remove_when_it_was_killed_is_removed(
 
 def test_measures_that_are_not_finite_are_said_once(config: Experiment, tmp_path: Path) -> None:
     said: list[str] = []
-    noisy = {"dp.local": True, "dp.noise_multiplier": 1e10, "client.epochs": 1, "federation.rounds": 3}
+    noisy = {"dp.local": True, "dp.noise_multiplier": 1e6, "client.lr": 1e4, "client.epochs": 1, "federation.rounds": 3}
     experiment.run(override(config, noisy), tmp_path / "run", say=said.append)
     lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
     lost = {name for line in lines for name, value in line.items() if value is None}

@@ -21,7 +21,7 @@ from fedcommons.core.noise import Noise, Source
 from fedcommons.core.worker import Worker
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
-from fedcommons.errors import UserError
+from fedcommons.errors import ClientError, UserError
 from fedcommons.generators.generator import Receipt, TrainedGenerator
 from fedcommons.runs import build, inputs, secret
 from fedcommons.sharing import needs, synthetic_pool
@@ -190,5 +190,5 @@ def _noise_of_the_server(worker: Worker, shared: Tensor, job: int) -> list[float
 
 def test_what_the_server_runs_on_a_worker_draws_no_noise(digits: "Callable[..., Federation]") -> None:
     """It would be that of the client before: another one for each number of workers, or the same in two rounds."""
-    with pytest.raises(ValueError, match="in a client's round alone"):
+    with pytest.raises(ClientError, match="noise is drawn in a client's round alone"):
         digits().serial(FedAvg()).map(_noise_of_the_server, torch.zeros(1), [0])

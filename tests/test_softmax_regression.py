@@ -380,4 +380,4 @@ def test_a_bad_request_exits_with_2(monkeypatch: pytest.MonkeyPatch, capsys: pyt
         runpy.run_path(str(SWEEP), run_name="__main__")
     assert end.value.code == 2
     printed = capsys.readouterr()
-    assert (printed.out, printed.err) == ("", "error: --p must be in [0, 1], got 1.5.\n")
+    assert (printed.out, printed.err) == ("", "error: --p must lie in [0, 1], got 1.5.\n")

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite, prod
+from typing import Any
 
 import numpy as np
 import torch
@@ -96,17 +97,20 @@ def data(x: Flat | Tensor) -> Tensor:
     return x.buffer if isinstance(x, Flat) else x
 
 
-def require_payload(what: str, payload: object) -> None:
+def require_payload(what: str, payload: Any) -> None:
     """See that this has the form of a payload.
 
     Raises:
         ValueError: it is no mapping from names to ``Flat`` or tensors.
     """
-    entries = payload.items() if isinstance(payload, Mapping) else [("", payload)]
-    for name, x in entries:
-        if not (isinstance(payload, Mapping) and isinstance(name, str) and isinstance(x, Flat | Tensor)):
-            of_it = f" of {name!r}" if isinstance(payload, Mapping) else ""
-            raise ValueError(f"{what} must map names to Flat or tensors, got {type(x).__name__}{of_it}")
+    # by class first: this is done for each client, and most are these
+    if payload.__class__ is dict and not payload:
+        return
+    if payload.__class__ is not dict and not isinstance(payload, Mapping):
+        raise ValueError(f"{what} must map names to Flat or tensors, got {type(payload).__name__}")
+    for name, x in payload.items():
+        if name.__class__ is not str or (x.__class__ is not Flat and not isinstance(x, Flat | Tensor)):
+            raise ValueError(f"{what} must map names to Flat or tensors, got {type(x).__name__} of {name!r}")
 
 
 def flat(payload: Payload, name: str) -> Flat:

@@ -133,28 +133,41 @@ def require_state(state: State, layout: Layout) -> None:
         raise ValueError("the state must have 'model', the server model")
 
 
-def require_message(message: Message) -> None:
-    """Of ``down``."""
-    given(Message, message)
-    require_payload("Message.common", message.common)
+def require_message(message: Message, checked: Payload | None = None) -> None:
+    """Of ``down``; checked: what an earlier message had in common, most often the same object."""
+    if message.__class__ is not Message:
+        given(Message, message)
+    if message.common is not checked:
+        require_payload("Message.common", message.common)
     require_payload("Message.own", message.own)
 
 
 def require_reply(reply: Reply) -> None:
-    """Of ``client``."""
-    given(Reply, reply)
-    for name in ("sums", "each", "memory"):
-        if (payload := getattr(reply, name)) is not None or name != "memory":
-            require_payload(f"Reply.{name}", payload)
-    if not _is_number(reply.weight):
+    """Of ``client``. It is done for each client, so what is of the usual class is not asked again."""
+    if reply.__class__ is not Reply:
+        given(Reply, reply)
+    require_payload("Reply.sums", reply.sums)
+    require_payload("Reply.each", reply.each)
+    if reply.memory is not None:
+        require_payload("Reply.memory", reply.memory)
+    if reply.weight.__class__ is not float and not _is_number(reply.weight):
         raise ValueError(f"it must give a number as Reply.weight, got {type(reply.weight).__name__}")
-    for name, value in given(Mapping, reply.metrics, "numbers by name as Reply.metrics").items():
-        if not isinstance(name, str) or not _is_number(value):
+    if reply.metrics.__class__ is not dict:
+        given(Mapping, reply.metrics, "numbers by name as Reply.metrics")
+    for name, value in reply.metrics.items():
+        is_usual = value.__class__ is float or (value.__class__ is Tensor and value.ndim == 0)  # pyright: ignore
+        if name.__class__ is not str or not (is_usual or _is_number(value)):
             raise ValueError(f"Reply.metrics must be numbers by name, got {type(value).__name__} of {name!r}")
-    for event in given(Sequence, reply.releases, "a list of Release as Reply.releases"):
-        given(Release, event, "a list of Release as Reply.releases")
-        if not (isinstance(event.what, tuple | list) and all(isinstance(name, str) for name in event.what)):
-            raise ValueError(f"Release.what must be a tuple of names, got {shown(event.what)}")
+    if reply.releases.__class__ is not list:
+        given(Sequence, reply.releases, "a list of Release as Reply.releases")
+    for event in reply.releases:
+        if event.__class__ is not Release:
+            given(Release, event, "a list of Release as Reply.releases")
+        if event.what.__class__ is not tuple:
+            given(list, event.what, "a tuple of names as Release.what")
+        for name in event.what:
+            if name.__class__ is not str:
+                raise ValueError(f"Release.what must be a tuple of names, got {shown(event.what)}")
 
 
 def _is_number(value: object) -> bool:

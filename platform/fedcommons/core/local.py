@@ -225,7 +225,7 @@ class Work:
         self.buffers = _flat_views(floating)
         for name, buffer in floating.items():
             buffer.data = self.buffers[name]
-        self._counters = [(counter, counter.clone()) for counter in counters]
+        self.counters = [(counter, counter.clone()) for counter in counters]
         self.initial, self.initial_buffers = self.snapshot(), copy(self.buffers)
         optimizer = module.configure_optimizers()
         if not isinstance(optimizer, torch.optim.Optimizer):
@@ -287,7 +287,7 @@ class Work:
         """Copy these buffers into the module and reset its counters (batches seen) to their initial values."""
         if len(buffers):
             self.buffers.buffer.copy_(buffers.buffer)
-        for counter, built in self._counters:
+        for counter, built in self.counters:
             counter.copy_(built)
 
     def snapshot(self) -> Flat:

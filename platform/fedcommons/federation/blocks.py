@@ -157,7 +157,8 @@ def _client(worker: Worker, task: RoundTask, message: Message, memory: Payload, 
     """Run the algorithm's client; before and after it, load and collect the module's buffers."""
     work = worker.work
     if not len(work.buffers):
-        work.load_buffers(work.buffers)  # its counters
+        if work.counters:
+            work.load_buffers(work.buffers)
         return worker.algorithm.client(work, message, memory, rows, task.round, seed)
     kept = memory.get(BUFFERS, task.buffers)
     assert isinstance(kept, Flat)

@@ -160,11 +160,13 @@ def call(algorithm: Algorithm, plan: Plan, now: Standing, number: int) -> Call:
     """Draw the clients of round ``number``, make their messages and cut the clients into blocks."""
     joined, late = drawn(algorithm, plan, now.state, number)
     messages: dict[int, Message] = {}
-    for i in joined:
-        with somebodys(algorithm, "down", f"client {i}", f"round {number}"):
-            messages[i] = algorithm.down(now.state, number, i)
-            require_message(messages[i])
-    common = messages[joined[0]].common if joined else {}
+    common, asked = dict[str, Flat | Tensor](), somebodys(algorithm, "down")
+    with asked:
+        for i in joined:
+            asked.at = (f"client {i}", f"round {number}")
+            messages[i] = message = algorithm.down(now.state, number, i)
+            require_message(message, common)
+            common = messages[joined[0]].common
     name = type(algorithm).__name__
     task = RoundTask(
         algorithm=name,
