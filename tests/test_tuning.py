@@ -19,18 +19,20 @@ pytestmark = pytest.mark.ray
 TRIAL = tuning._trial
 
 
-def counted(params: Mapping[str, Any], configs: Mapping[str, Mapping[str, Any]], out: str, here: str) -> None:
+def counted(params: Mapping[str, Any]) -> None:
     """A trial that leaves a mark beside its folder each time it starts; one that is to die does so the first time."""
     import os
     import signal
 
+    from fedcommons.sweeping import handed
+
     name = params["cell"]
-    marks = Path(out) / f"{name}.starts"
+    marks = Path(handed.value(name)["out"]) / f"{name}.starts"
     with open(marks, "a") as file:
         file.write("x")
     if (marks.parent / "dies").read_text() == name and marks.read_text() == "x":
         os.kill(os.getpid(), signal.SIGKILL)
-    TRIAL(params, configs, out, here)
+    TRIAL(params)
 
 
 @pytest.fixture

@@ -154,5 +154,6 @@ class Worker:
         """The job's result. What an earlier job has told the module of its round is forgotten, and so is its noise."""
         self.work.begin(0)
         self.work.noise.close()
-        with somebodys(self.work.module, "", function.__name__.replace("_", " ").strip()):
+        name = getattr(function, "__name__", "a job")  # a partial has none
+        with somebodys(self.work.module, "", name.replace("_", " ").strip()):
             return function(self, shared, job)

@@ -7,7 +7,7 @@ assign    who gets what, as rows of one store, with weights where rows do not co
 The client that each row came from is known to the end. A stage is a frozen dataclass of its constants, in its own file.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from math import inf
 from numbers import Real
@@ -250,7 +250,8 @@ def _contributions(contributed: Any) -> Contributions:
 def _released(told: Any) -> tuple[Contributions, Sequence[Release]]:
     if not (isinstance(told, Sequence) and len(told) == 2):
         raise ValueError(f"it must give a pair of Contributions and a list of Release, got {type(told).__name__}")
-    return _contributions(told[0]), given(Sequence, told[1], "a pair of Contributions and a list of Release")
+    events = given(Iterable, told[1], "a pair of Contributions and a list of Release")
+    return _contributions(told[0]), tuple(events)  # they may be such as can be read once
 
 
 def share_contributed(stage: Stage, dealt: Dealt, contributed: Contributions) -> Shared:
