@@ -20,6 +20,7 @@ class Setting:
     read: Callable[[], Any]
     write: Callable[[Any], object]
     usual: Any
+    alike: Any = None  # another value that means the same
 
 
 def _of(owner: Any, name: str, usual: Any) -> Setting:
@@ -42,14 +43,14 @@ def _precision(owner: Any) -> Setting:
     """The precision of float32 where ``owner`` computes; "none" is that of what is above it, and at the top "ieee"."""
 
     def read() -> str:
-        return owner.fp32_precision.replace("none", "ieee")
+        return owner.fp32_precision
 
     def write(value: str) -> None:
         owner.fp32_precision = "none"
         if read() != value:
             owner.fp32_precision = value
 
-    return Setting(read, write, "ieee")
+    return Setting(read, write, "ieee", alike="none")
 
 
 def _flushes_denormals() -> bool:
@@ -94,7 +95,7 @@ def usual() -> Iterator[None]:
     """All ``SETTINGS`` as they are in a run; afterwards as they were, whatever was set in between."""
     found = [(setting, setting.read()) for setting in SETTINGS]
     try:
-        if any(value != setting.usual for setting, value in found):
+        if any(value not in (setting.usual, setting.alike) for setting, value in found):
             _write((setting, setting.usual) for setting, value in found if value is not None)
         yield
     finally:
