@@ -25,7 +25,8 @@ from fedcommons.algorithms.fedmix import mean_images
 from fedcommons.config import parts
 from fedcommons.config.parts import KINDS
 from fedcommons.core.algorithm import Facts, needed
-from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.local import LocalSGD
+from fedcommons.core.work import Work
 from fedcommons.core.worker import RunData, Worker, default_device
 from fedcommons.data.clients import Clients
 from fedcommons.federation import rounds

@@ -26,11 +26,12 @@ from round_time import machine
 from torch import Tensor
 
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.config.experiment import Data
+from fedcommons.config.sections import Data
 from fedcommons.convergence.estimators import BATCH, moments
 from fedcommons.convergence.per_sample import gradients
 from fedcommons.convergence.smoothness import hessian_vector, spectral_norm
-from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.local import LocalSGD
+from fedcommons.core.work import Work
 from fedcommons.core.worker import RunData, Worker, set_up_process
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples

@@ -28,7 +28,8 @@ from torch.nn import functional as F
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.core.algorithm import Facts
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.local import LocalSGD
+from fedcommons.core.work import Work
 from fedcommons.core.worker import RunData, Worker, default_device
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from fedcommons.config import cli
-from fedcommons.config.experiment import Data
 from fedcommons.config.flat import own_fields
+from fedcommons.config.sections import Data
 from fedcommons.errors import UserError, unknown
 from fedcommons.files import write_bytes, write_json, write_text
 from fedcommons.reports import tables

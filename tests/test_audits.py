@@ -21,8 +21,9 @@ from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from fedcommons.generators import ddpm
 from fedcommons.generators.generator import Receipt, TrainedGenerator, Weights
-from fedcommons.runs.build import Assembled, assemble, contributions, noise_key, prepare
+from fedcommons.runs.build import Assembled, assemble, contributions, prepare
 from fedcommons.runs.experiment import run
+from fedcommons.runs.worker import noise_key
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.stage import Contribution
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from fedcommons.artifacts import Store
 from fedcommons.config import presets
-from fedcommons.config.experiment import Data, Experiment
+from fedcommons.config.experiment import Experiment
+from fedcommons.config.sections import Data
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.runs import central
 from fedcommons.runs.build import prepare

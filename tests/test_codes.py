@@ -10,7 +10,8 @@ import torch
 
 from fedcommons.algorithms import codes
 from fedcommons.algorithms.feddpms import FedDPMS
-from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.local import LocalSGD
+from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.seeds import generator
 from lightning_modules import VAEClassifier

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.local import LocalSGD
 from fedcommons.core.release import Release
+from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.tensors import Flat, Payload, add, copy, data, flat, scale, sub
 from fedcommons.testing import CHECKS, check_algorithm

@@ -20,8 +20,9 @@ from fedcommons.config.flat import choose
 from fedcommons.convergence import estimators
 from fedcommons.core.algorithm import Facts
 from fedcommons.core.dp_sgd import DPSGD
-from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.local import LocalSGD
 from fedcommons.core.pieces import Timed, in_seconds, prices
+from fedcommons.core.work import Work
 from fedcommons.errors import UserError
 from fedcommons.federation import evaluation
 from fedcommons.runs import build, cost, experiment

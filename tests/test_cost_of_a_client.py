@@ -17,8 +17,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 import fedcommons
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.local import LocalSGD
 from fedcommons.core.plain_step import plain_step
+from fedcommons.core.work import Work
 from fedcommons.federation import rounds
 
 if TYPE_CHECKING:

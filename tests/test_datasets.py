@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedcommons.config.experiment import Data
+from fedcommons.config.sections import Data
 from fedcommons.data.augment import flip_and_crop
 from fedcommons.data.clients import Clients, Rows
 from fedcommons.data.datasets import data_folder

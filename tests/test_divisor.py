@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from fedcommons.algorithms import matching
 from fedcommons.core import dp_vectorised
 from fedcommons.core.dp_sgd import DPSGD, NoisySum
-from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.local import LocalSGD
 from fedcommons.core.noise import SEED_ALONE, Draws, Noise
+from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from lightning_modules import Classifier
 

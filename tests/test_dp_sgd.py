@@ -26,11 +26,12 @@ from fedcommons.config.flat import IGNORED_BY_RESULTS, override
 from fedcommons.core.accountants import epsilon
 from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.dp_sgd import DPSGD
-from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.local import LocalSGD
 from fedcommons.core.noise import Noise, Source
+from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.federation.rounds import Standing
-from fedcommons.runs.build import local_loop, noise_key
+from fedcommons.runs.worker import local_loop, noise_key
 from fedcommons.seeds import seed_for, wide_generator
 from fedcommons.tensors import flatten
 from lightning_modules import Classifier

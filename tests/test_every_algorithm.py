@@ -15,7 +15,8 @@ from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config.parts import KINDS
 from fedcommons.core.algorithm import BUFFERS, Algorithm, ChoosesClients, Facts, Message, Replies, Reply, State, needed
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.local import LocalSGD
+from fedcommons.core.work import Work
 from fedcommons.core.worker import Worker
 from fedcommons.data.clients import ClientData
 from fedcommons.federation.evaluation import ModelTask

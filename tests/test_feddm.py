@@ -15,8 +15,9 @@ from fedcommons.core.algorithm import Message, Reply
 from fedcommons.core.ball import around, project
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.features import Head
-from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.local import LocalSGD
 from fedcommons.core.noise import SEED_ALONE, Draws
+from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError
 from fedcommons.federation import checkpoint, rounds

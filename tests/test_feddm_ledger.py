@@ -16,9 +16,10 @@ from fedcommons.config import presets
 from fedcommons.core.accountants import composed
 from fedcommons.core.algorithm import Facts
 from fedcommons.core.dp_sgd import DPSGD
-from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.local import LocalSGD
 from fedcommons.core.noise import Source
 from fedcommons.core.release import Release
+from fedcommons.core.work import Work
 from fedcommons.core.worker import RunData, Worker
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples

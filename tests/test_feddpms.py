@@ -17,9 +17,10 @@ from fedcommons.algorithms.feddpms import FedDPMS
 from fedcommons.config import presets
 from fedcommons.core.accountants import composed, epsilon
 from fedcommons.core.dp_sgd import DPSGD
-from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.local import LocalSGD
 from fedcommons.core.noise import Draws, Noise
 from fedcommons.core.release import Release
+from fedcommons.core.work import Work
 from fedcommons.errors import UserError
 from fedcommons.federation.participation import participants
 from fedcommons.federation.rounds import Plan, Standing

@@ -13,7 +13,8 @@ from torch import nn
 from fedcommons.errors import UserError
 from fedcommons.federation.participation import participants
 from fedcommons.runs import experiment
-from fedcommons.runs.build import build_module, prepare
+from fedcommons.runs.build import prepare
+from fedcommons.runs.worker import build_module
 from fedcommons.sweeping import sweep
 from fedcommons.sweeping.display import Display
 from fedcommons.tracking.run_folder import read_summary

@@ -10,7 +10,8 @@ from torch import nn
 
 from fedcommons.algorithms.feddyn import FedDyn
 from fedcommons.core.algorithm import Message
-from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.local import LocalSGD
+from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.federation.participation import participants
 from fedcommons.federation.rounds import Standing

@@ -16,8 +16,9 @@ from fedcommons.accounting.communication import Traffic
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.local import LocalSGD
 from fedcommons.core.reduction import BlockSum, Total, add_blocks, cut
+from fedcommons.core.work import Work
 from fedcommons.core.worker import RunData, Worker
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from fedcommons.algorithms.fedmix import FedMix, mean_images
 from fedcommons.core.algorithm import Message, Reply
-from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.local import LocalSGD
+from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.data.examples import Examples
 from fedcommons.seeds import set_default_generator

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fednova import FedNova, normaliser
 from fedcommons.core.algorithm import Algorithm, Message
-from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.local import LocalSGD
+from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData, Clients
 from fedcommons.errors import UserError
 from fedcommons.federation.rounds import Standing

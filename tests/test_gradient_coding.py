@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.gradient_coding import GradientCoding
-from fedcommons.config.experiment import Data
+from fedcommons.config.sections import Data
 from fedcommons.core.algorithm import Facts, State
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.worker import RunData

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, float64, nn
 from torch.nn import functional as F
 
-from fedcommons.config.experiment import Data
+from fedcommons.config.sections import Data
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.errors import UserError
 from fedcommons.runs.inputs import load

@@ -11,7 +11,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from fedcommons.config.experiment import Data
+from fedcommons.config.sections import Data
 from fedcommons.errors import UserError
 from fedcommons.runs.inputs import load
 from papers.agc import coding, curves

@@ -16,7 +16,8 @@ from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.core.algorithm import Message, Replies, Reply, State
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import LocalSGD, Work, constant
+from fedcommons.core.local import LocalSGD, constant
+from fedcommons.core.work import Work
 from fedcommons.core.worker import Worker
 from fedcommons.data.clients import ClientData
 from fedcommons.tensors import Payload, copy, data, flat, sub

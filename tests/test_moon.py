@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from fedcommons.algorithms.moon import MOON
 from fedcommons.core.algorithm import Message, Reply
 from fedcommons.core.features import Head
-from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.local import LocalSGD
+from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
 from fedcommons.seeds import set_default_generator

@@ -22,7 +22,7 @@ from fedcommons.config import parts
 from fedcommons.config.fields import Field
 from fedcommons.config.flat import deciding, own_fields, to_dict
 from fedcommons.config.parts import KINDS
-from fedcommons.runs import build
+from fedcommons.runs import build, worker
 from fedcommons.sweeping.sweep import Trial, cell
 from papers.fedssyn import sizes
 
@@ -68,7 +68,7 @@ def cells(module: ModuleType, argv: Sequence[str]) -> list[Trial]:
 def facts(one: Trial) -> list[str]:
     """A run's name, the digest of its config.yaml, the beginning of the key of its noise."""
     written = yaml.safe_dump(to_dict(one.config), sort_keys=False)
-    return [one.name, sha256(written.encode()).hexdigest()[:12], f"{build.noise_key(one.config):032x}"[:12]]
+    return [one.name, sha256(written.encode()).hexdigest()[:12], f"{worker.noise_key(one.config):032x}"[:12]]
 
 
 @pytest.mark.parametrize("line", NAMES["runs"], ids=str)

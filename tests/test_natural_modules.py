@@ -8,8 +8,9 @@ from torch import nn
 
 from fedcommons import UserError, experiment, run
 from fedcommons.config.experiment import Experiment
-from fedcommons.runs.build import build_module, prepare
+from fedcommons.runs.build import prepare
 from fedcommons.runs.inputs import load
+from fedcommons.runs.worker import build_module
 
 NETS = """
 import torch

@@ -24,13 +24,14 @@ from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddm import FedDM
 from fedcommons.algorithms.feddpms import FedDPMS
 from fedcommons.config import parts, presets
-from fedcommons.config.experiment import Data
 from fedcommons.config.parts import KINDS
+from fedcommons.config.sections import Data
 from fedcommons.core.algorithm import Algorithm, Message, Replies, Reply, State
 from fedcommons.core.dp_sgd import DPSGD, NoisySum
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import Batch, LocalSGD, Work
+from fedcommons.core.local import Batch, LocalSGD
 from fedcommons.core.noise import CipherStream, Noise, Source
+from fedcommons.core.work import Work
 from fedcommons.core.worker import RunData, Worker
 from fedcommons.data.clients import ClientData
 from fedcommons.data.examples import Examples

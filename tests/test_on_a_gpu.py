@@ -17,12 +17,13 @@ from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddyn import FedDyn
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.config import parts, presets
-from fedcommons.config.experiment import Data
+from fedcommons.config.sections import Data
 from fedcommons.convergence.estimators import Part, moments, zeta_sq_of_each
 from fedcommons.convergence.smoothness import smoothness, smoothness_of_each
 from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.dp_sgd import DPSGD
-from fedcommons.core.local import AddToGrad, LocalSGD, floating_buffers
+from fedcommons.core.local import AddToGrad, LocalSGD
+from fedcommons.core.work import floating_buffers
 from fedcommons.errors import ClientError, UserError
 from fedcommons.federation.evaluation import ModelTask, evaluate
 from fedcommons.generators import ddpm

@@ -11,7 +11,7 @@ from torch.func import functional_call
 from fedcommons.audits.lower_bound import by_scores, coins
 from fedcommons.audits.membership import by_loss
 from fedcommons.audits.one_run import bound
-from fedcommons.config.experiment import Data
+from fedcommons.config.sections import Data
 from fedcommons.core import dp_vectorised
 from fedcommons.core.accountants import composed
 from fedcommons.core.dp_sgd import DPSGD, NoisySum

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from fedcommons.config import parts
-from fedcommons.config.experiment import Constants, Data, Experiment
+from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import choose, override
+from fedcommons.config.sections import Constants, Data
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.errors import UserError
 from fedcommons.runs import build
@@ -76,7 +77,7 @@ def test_what_a_data_set_draws_is_the_same_in_two_processes() -> None:
     """In this one, which has drawn numbers of its own, and in a fresh one."""
     names = ["my_data.py:Turned", "my_data:Drawn"]
     code = (
-        "from fedcommons.config.experiment import Data\nfrom fedcommons.runs.inputs import load\n"
+        "from fedcommons.config.sections import Data\nfrom fedcommons.runs.inputs import load\n"
         f"print([load(Data(name=name)).digest for name in {names}])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

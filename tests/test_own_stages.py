@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config import presets
-from fedcommons.config.experiment import Data, Partition
 from fedcommons.config.flat import override
+from fedcommons.config.sections import Data, Partition
 from fedcommons.core.algorithm import Common
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release

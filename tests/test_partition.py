@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedcommons.config.experiment import Partition
 from fedcommons.config.flat import choose
 from fedcommons.config.parts import KINDS
+from fedcommons.config.sections import Partition
 from fedcommons.data import dirichlet
 from fedcommons.data.dirichlet import group_sizes, sizes_by_priors
 from fedcommons.data.partition import Partitioned, default_n_aux

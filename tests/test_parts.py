@@ -13,7 +13,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from fedcommons.artifacts import key_of
 from fedcommons.config import cli, parts
-from fedcommons.config.experiment import Constants, Experiment, Model
+from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import fields_of
 from fedcommons.config.flat import (
     choose,
@@ -25,9 +25,10 @@ from fedcommons.config.flat import (
     to_dict,
 )  # fmt: skip
 from fedcommons.config.parts import KINDS
+from fedcommons.config.sections import Constants, Model
 from fedcommons.data import own
 from fedcommons.errors import UserError
-from fedcommons.runs import build
+from fedcommons.runs import build, worker
 from fedcommons.runs.checks import check
 from fedcommons.runs.experiment import run
 
@@ -261,7 +262,7 @@ def test_ones_own_network_and_partition_are_built_and_dealt(lab: Path) -> None:
     ready = build.prepare(choose(values))
     assert len(ready.partition.rows) == 10
     assert max((c > 0).sum() for c in ready.partition.class_counts) <= 10
-    module = build.build_module(ready.config, ready.dataset)
+    module = worker.build_module(ready.config, ready.dataset)
     assert module(ready.dataset.test.x[:3]).shape == (3, 10)
     with pytest.raises(UserError, match="deals a row twice"):
         build.prepare(choose({**values, "partition.name": "my_lab.py:twice"}))

@@ -21,9 +21,10 @@ from fedcommons.core import dp_sgd
 from fedcommons.core.algorithm import Algorithm, Facts, Message, Replies, Reply, State
 from fedcommons.core.dp_sgd import DPSGD, NoisySum
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import LocalSGD, Work, constant
+from fedcommons.core.local import LocalSGD, constant
 from fedcommons.core.noise import Draws, Stream
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
+from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.data.examples import Examples
 from fedcommons.generators.generator import Receipt, TrainedGenerator, Weights

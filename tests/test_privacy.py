@@ -26,8 +26,9 @@ from fedcommons.core import dp_sgd
 from fedcommons.core.accountants import epsilon
 from fedcommons.core.algorithm import Algorithm, Message, Reply, State
 from fedcommons.core.dp_sgd import DPSGD
-from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.local import LocalSGD
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
+from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
 from fedcommons.federation import checkpoint

@@ -11,8 +11,8 @@ import torch
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config import parts, presets
-from fedcommons.config.experiment import Data, Partition
 from fedcommons.config.parts import KINDS
+from fedcommons.config.sections import Data, Partition
 from fedcommons.core.algorithm import Algorithm, needed
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.worker import RunData

@@ -22,7 +22,7 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import override, same_results
 from fedcommons.core.algorithm import Message, Replies, Reply, State
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import Work
+from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError, UserError
 from fedcommons.federation import checkpoint, rejections

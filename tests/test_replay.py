@@ -20,8 +20,9 @@ from fedcommons.config import cli, parts, presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import override
 from fedcommons.core.algorithm import Algorithm, Facts, Message, Reply, State
-from fedcommons.core.local import Batch, Work
+from fedcommons.core.local import Batch
 from fedcommons.core.reduction import add_blocks
+from fedcommons.core.work import Work
 from fedcommons.core.worker import Worker
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError, UserError, left_in, sentence

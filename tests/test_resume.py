@@ -19,7 +19,7 @@ from fedcommons.config import parts, presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import override
 from fedcommons.core.algorithm import Algorithm, Message, Reply
-from fedcommons.core.local import Work
+from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError, UserError
 from fedcommons.federation import checkpoint

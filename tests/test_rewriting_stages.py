@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedcommons.config import presets
-from fedcommons.config.experiment import Data, Partition
+from fedcommons.config.sections import Data, Partition
 from fedcommons.core.algorithm import Common
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.data.clients import Clients

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.core.algorithm import Algorithm, Facts, Message, Reply, State
-from fedcommons.core.local import Work
 from fedcommons.core.release import Release
+from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.tensors import Flat, Payload, copy, data, flat, scale
 from fedcommons.testing import check_algorithm

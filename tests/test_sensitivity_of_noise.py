@@ -12,8 +12,8 @@ from torch import Tensor
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.core.algorithm import Algorithm, Common, Message, Reply
 from fedcommons.core.dp_sgd import NoisySum, clipped
-from fedcommons.core.local import Work
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
+from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData, Clients
 from fedcommons.data.examples import Examples
 from fedcommons.tensors import Payload

@@ -20,7 +20,7 @@ from matplotlib import pyplot as plt
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedcommons.config.experiment import Data
+from fedcommons.config.sections import Data
 from fedcommons.data.examples import Dataset
 from fedcommons.errors import UserError
 from fedcommons.runs.inputs import load

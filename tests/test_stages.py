@@ -14,8 +14,8 @@ from torch import Tensor
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fedmix import FedMix
 from fedcommons.config import parts
-from fedcommons.config.experiment import Data, Partition
 from fedcommons.config.parts import KINDS
+from fedcommons.config.sections import Data, Partition
 from fedcommons.core.release import SAMPLED_GAUSSIAN
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples

@@ -23,7 +23,7 @@ from fedcommons.federation.participation import joining, participants
 from fedcommons.federation.rounds import Plan, drawn
 from fedcommons.federation.stragglers import Deadline, Fastest, Groups, Independent, PerClient, Rule, Slow, arrival
 from fedcommons.runs import build, experiment
-from fedcommons.runs.build import noise_key
+from fedcommons.runs.worker import noise_key
 from fedcommons.tensors import data
 from fedcommons.testing.comparing import bits
 from fedcommons.testing.elsewhere import require_the_bits_of_one_process

@@ -16,8 +16,8 @@ import torch
 from fedcommons.accounting.privacy import Ledger, read, require_small_delta
 from fedcommons.accounting.statement import statement
 from fedcommons.config import presets
-from fedcommons.config.experiment import Data, Partition
 from fedcommons.config.flat import override
+from fedcommons.config.sections import Data, Partition
 from fedcommons.core.accountants import epsilon
 from fedcommons.core.algorithm import Common
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release

@@ -6,7 +6,8 @@ from torch import Tensor, nn
 
 from fedcommons.config import presets
 from fedcommons.errors import UserError
-from fedcommons.runs.build import build_module, prepare
+from fedcommons.runs.build import prepare
+from fedcommons.runs.worker import build_module
 from lightning_modules import VAEClassifier, vae
 from lightning_modules.networks import Encoder
 

@@ -9,8 +9,8 @@ import pytest
 
 from fedcommons import ClientError, Experiment, UserError, experiment, load_rounds, load_runs
 from fedcommons.config.flat import deciding, from_dict, override, same_results, to_dict
-from fedcommons.runs.build import noise_key
 from fedcommons.runs.experiment import run
+from fedcommons.runs.worker import noise_key
 from fedcommons.sweeping.sweep import cell
 
 LAB = '''

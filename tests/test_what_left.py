@@ -15,12 +15,13 @@ from fedcommons.accounting.statement import statement
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fedmix import FedMix
 from fedcommons.config import presets
-from fedcommons.config.experiment import Data, Partition
+from fedcommons.config.sections import Data, Partition
 from fedcommons.core.accountants import epsilon
 from fedcommons.core.algorithm import Message, Reply
 from fedcommons.core.dp_sgd import DPSGD
-from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.local import LocalSGD
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
+from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData, Clients
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError

@@ -38,8 +38,9 @@ if TYPE_CHECKING:
         TellsWork,
     )
     from fedcommons.core.executor import Executor
-    from fedcommons.core.local import LocalSGD, Work
+    from fedcommons.core.local import LocalSGD
     from fedcommons.core.release import Release
+    from fedcommons.core.work import Work
     from fedcommons.core.worker import RunData
     from fedcommons.data.clients import ClientData, Clients
     from fedcommons.data.examples import Examples, Source

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from fedcommons.core.dp_sgd import NoisySum, clipped
-from fedcommons.core.local import Work
 from fedcommons.core.noise import Stream
 from fedcommons.core.release import Release
+from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.seeds import generator
 

@@ -38,8 +38,8 @@ from fedcommons.algorithms import codes
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import Work
 from fedcommons.core.release import Release
+from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
 from fedcommons.seeds import generator

@@ -19,7 +19,8 @@ from torch import nn
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import AddToGrad, Work
+from fedcommons.core.local import AddToGrad
+from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.tensors import Flat, Payload, add, flat, scalar, scale, sub, zeros_like
 

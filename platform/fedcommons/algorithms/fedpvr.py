@@ -18,7 +18,8 @@ import torch
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import Work, constant
+from fedcommons.core.local import constant
+from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
 from fedcommons.tensors import Flat, Payload, add, flat, scalar, scale, select, sub, zeros_like

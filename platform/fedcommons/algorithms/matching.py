@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from fedcommons.core.ball import around
 from fedcommons.core.dp_sgd import DPSGD, NoisySum, clipped
 from fedcommons.core.features import Head
-from fedcommons.core.local import Work, onednn
+from fedcommons.core.local import onednn
 from fedcommons.core.noise import Draws
 from fedcommons.core.release import Release
+from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.seeds import generator, set_default_generator
 from fedcommons.tensors import Flat

@@ -26,9 +26,10 @@ from fedcommons.audits.directions import Estimate, estimate
 from fedcommons.audits.lower_bound import LowerBound, by_scores, coins, verdict
 from fedcommons.core.accountants import composed
 from fedcommons.core.algorithm import Algorithm, Facts, Reply
-from fedcommons.core.local import Batch, LocalSGD, Work
+from fedcommons.core.local import Batch, LocalSGD
 from fedcommons.core.noise import Draws, Source
 from fedcommons.core.release import Release
+from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.seeds import numpy_generator, seed_for
 from fedcommons.tensors import data as numbers

@@ -16,8 +16,9 @@ from fedcommons.audits.directions import Estimate, estimate
 from fedcommons.audits.lower_bound import coins
 from fedcommons.core import dp_vectorised
 from fedcommons.core.dp_sgd import DPSGD
-from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.local import LocalSGD
 from fedcommons.core.noise import SEED_ALONE, Draws, Noise
+from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.seeds import numpy_generator
 

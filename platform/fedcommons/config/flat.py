@@ -9,12 +9,14 @@ from functools import cache
 from typing import Any
 
 from fedcommons.config import parts
-from fedcommons.config.experiment import (
+from fedcommons.config.experiment import Experiment
+from fedcommons.config.fields import Field, fields_of
+from fedcommons.config.parts import KINDS, OPTIONAL
+from fedcommons.config.sections import (  # fmt: skip
     DP,
     Client,
     Constants,
     Data,
-    Experiment,
     Federation,
     Generator,
     Measure,
@@ -23,9 +25,7 @@ from fedcommons.config.experiment import (
     Sharing,
     Straggler,
     Tracking,
-)  # fmt: skip
-from fedcommons.config.fields import Field, fields_of
-from fedcommons.config.parts import KINDS, OPTIONAL
+)
 from fedcommons.errors import UserError, shown, unknown
 
 SECTIONS = {

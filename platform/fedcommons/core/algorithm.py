@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from fedcommons.core.executor import Executor
 from fedcommons.core.features import Head
-from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.local import LocalSGD
 from fedcommons.core.release import Release
 from fedcommons.core.weighting import total_weight
+from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData, Clients
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError, given, shown

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedcommons.core.local import Work
+from fedcommons.core.work import Work
 from fedcommons.tensors import Flat
 
 OURS = ("fedcommons", "lightning_modules", "pytorch_lightning", "lightning_fabric", "torch", "builtins", "typing")

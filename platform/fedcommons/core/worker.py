@@ -13,7 +13,7 @@ import torch
 from fedcommons.core import torch_settings
 from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.executor import J, R, S
-from fedcommons.core.local import Work
+from fedcommons.core.work import Work
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError, somebodys

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import Work
+from fedcommons.core.work import Work
 from fedcommons.core.worker import Worker
 from fedcommons.errors import somebodys
 from fedcommons.seeds import set_default_generator

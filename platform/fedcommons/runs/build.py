@@ -1,25 +1,21 @@
 """From a config to what a run is played with: the only place that knows all parts."""
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
-import torch
-from pytorch_lightning import LightningModule
-from torch import nn
 
 from fedcommons import capacity
 from fedcommons.accounting import privacy
 from fedcommons.accounting.privacy import Ledger
-from fedcommons.artifacts import Store, key_of
+from fedcommons.artifacts import Store
 from fedcommons.audits import pool
 from fedcommons.config import parts
-from fedcommons.config.experiment import Data, Experiment
-from fedcommons.config.fields import taken
-from fedcommons.config.flat import deciding, part_of
+from fedcommons.config.experiment import Experiment
+from fedcommons.config.flat import part_of
+from fedcommons.config.sections import Data
 from fedcommons.core import salts
 from fedcommons.core.algorithm import (
     Algorithm,
@@ -30,16 +26,15 @@ from fedcommons.core.algorithm import (
     require_state,
     takes_partial,
 )
-from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import LocalSGD, Work, floating_buffers
 from fedcommons.core.noise import Source
 from fedcommons.core.salts import SECRET
-from fedcommons.core.worker import RunData, Worker, default_device, fresh_torch, set_up_process
+from fedcommons.core.work import floating_buffers
+from fedcommons.core.worker import RunData, fresh_torch, set_up_process
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Dataset, without_images
 from fedcommons.data.partition import Partitioned
-from fedcommons.errors import UserError, before_any_work, given, somebodys
+from fedcommons.errors import before_any_work, given, somebodys
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.participation import joining
 from fedcommons.federation.rounds import Plan, Standing
@@ -51,11 +46,10 @@ from fedcommons.runs.checks import (
     refuse,
     require_participants,
     require_replies,
-    require_sources,
     require_statistics,
     try_module,
 )
-from fedcommons.seeds import set_default_generator, wide_key
+from fedcommons.runs.worker import build_module, build_worker, local_loop, noise_key
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.needs import GeneratorRecipe, Need, n_seen, require_constants
@@ -71,8 +65,6 @@ from fedcommons.sharing.stage import (
     share_contributed,
 )
 from fedcommons.tensors import EMPTY, Flat, flatten
-from lightning_modules import Classifier
-from lightning_modules.networks import Projected
 
 
 @dataclass(frozen=True)
@@ -204,47 +196,6 @@ def joining_of(algorithm: Algorithm, n: int, participation: float) -> int | None
 
 
 @fresh_torch()
-def build_module(config: Experiment, dataset: Dataset, device: str = "cpu") -> LightningModule:
-    """The LightningModule that clients train, its initial weights keyed by the run's seed.
-
-    ``config.model`` names a LightningModule, which gets what its signature asks for of shape, n_classes, mean, std, lr,
-    momentum, weight_decay and optimizer, or a plain network, which gets the first two and stands in a ``Classifier``.
-
-    Raises:
-        UserError: it cannot be built of this.
-    """
-    set_default_generator(config.seed, "initial weights")
-    m, c = config.model, config.client
-    offered = {
-        "shape": dataset.shape,
-        "n_classes": dataset.n_classes,
-        "mean": dataset.mean,
-        "std": dataset.std,
-        "lr": c.lr,
-        "momentum": c.momentum,
-        "weight_decay": c.weight_decay,
-        "optimizer": c.optimizer,
-    }
-    part = parts.find("model", m.name)
-    with torch.device(device):
-        with before_any_work(), somebodys(f"{parts.called('model', m.name)} cannot be built for {dataset.name}"):
-            made = part(**taken(part, offered), **m.constants)
-        if hasattr(
-            made, "_orig_mod"
-        ):  # else it would be taken for a network, and trained with another loss than its own
-            raise UserError(f"model.name {m.name} is compiled by torch.compile: give the module as it is.")
-        if isinstance(made, LightningModule):
-            if m.projection:
-                raise UserError(f"model.projection is for plain networks, and {m.name} is a LightningModule.")
-            return made
-        if not isinstance(made, nn.Module):
-            raise UserError(f"model.name {m.name} must be a LightningModule or a network, got {type(made).__name__}.")
-        network = Projected(made, m.projection) if m.projection else made
-        del offered["shape"], offered["n_classes"]
-        return Classifier(network, **offered)
-
-
-@fresh_torch()
 def synthetic_images(
     prepared: Prepared, store: Store, jobs: Sequence[synthetic_pool.Job], say: Callable[[str], None]
 ) -> list[Contribution]:
@@ -351,48 +302,3 @@ def assemble_contributed(prepared: Prepared, contributed: Contributions) -> Asse
     data = replace(shared.data, sets=sets, n_classes=dataset.n_classes)
     plan = plan_of(c, prepared.algorithm, prepared.late, data.clients, dataset.n_classes)
     return Assembled(prepared, replace(shared, data=data), plan, audited)
-
-
-def local_loop(config: Experiment, augment: bool) -> LocalSGD:
-    """The local training of ``config``."""
-    c = config.client
-    dp = DPSGD(config.dp.noise_multiplier, config.dp.clip) if config.dp.local else None
-    return LocalSGD(c.epochs, c.batch_size, c.drop_last, c.equal_work, augment, dp, c.onednn)
-
-
-def noise_key(config: Experiment) -> int:
-    """128 bits of all that decides the results of ``config``: no two experiments share their noise.
-
-    What may change between a run and its resumption has no part in it, nor has 1 against 1.0; nor has the number of
-    rounds, as a run with more of them begins like one with fewer.
-    """
-    decided = {n: v for n, v in deciding(config).items() if n != "federation.rounds"}
-    facts = {n: int(v) if isinstance(v, float) and v.is_integer() else v for n, v in decided.items()}
-    return wide_key("experiment", repr(sorted(facts.items())))
-
-
-def run_name(experiment: int, data: str, salt: bytes = b"") -> str:
-    """What names a run in its checkpoints and clients' memories: a digest of all that decides it.
-
-    experiment: its ``noise_key``, so that a run with more rounds has the same name; data: the digest of its data set.
-    """
-    return key_of({"experiment": experiment, "data": data, "noise": salts.name_of(salt) if salt else ""})
-
-
-def build_worker(
-    config: Experiment, facts: Dataset, here: str, source: Source, algorithm: Algorithm | None, data: RunData
-) -> Worker:
-    """What a worker of this experiment holds; ``facts``: the data set without its images; ``source``: of its noise.
-
-    here: the folder from which import paths start; algorithm: None in another process, which finds the part itself.
-
-    Raises:
-        UserError: in that process a part of somebody's own has other code.
-    """
-    if algorithm is None:
-        os.environ[parts.HERE] = here
-        require_sources(config, ("model", "algorithm", "measure"))
-    device = default_device()
-    loop = local_loop(config, facts.augment)
-    work = Work(build_module(config, facts), device, loop, config.federation.weighting, source)
-    return Worker(work, algorithm or part_of(config, "algorithm"), data.to(device))

@@ -25,8 +25,9 @@ from fedcommons.data.examples import Dataset, Examples
 from fedcommons.errors import UserError
 from fedcommons.federation.evaluation import CHUNK
 from fedcommons.files import remove_unfinished, unfinished, write_json
-from fedcommons.runs.build import Prepared, build_module, contributions, prepare
+from fedcommons.runs.build import Prepared, contributions, prepare
 from fedcommons.runs.experiment import PATIENCE
+from fedcommons.runs.worker import build_module
 from fedcommons.seeds import generator, set_default_generator
 from fedcommons.tracking.run_folder import read_summary
 

@@ -18,8 +18,8 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import fields_for
 from fedcommons.core.algorithm import Facts
 from fedcommons.core.clock import Clock
-from fedcommons.core.local import Work
 from fedcommons.core.logged import Logged
+from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.data.examples import Dataset
 from fedcommons.errors import UserError, before_any_work, shown, somebodys

@@ -27,9 +27,9 @@ from fedcommons.config import parts, presets
 from fedcommons.convergence.estimators import BATCH, mean_gradient
 from fedcommons.convergence.smoothness import hessian_vector
 from fedcommons.core.algorithm import Algorithm, TellsWork, trains_locally
-from fedcommons.core.local import Work
 from fedcommons.core.noise import SEED_ALONE
 from fedcommons.core.pieces import Timed, in_seconds, pieces_of, prices, smaller_of
+from fedcommons.core.work import Work
 from fedcommons.core.worker import RunData, Worker, default_device, fresh_torch, give_back_freed
 from fedcommons.data.clients import ClientData, Clients, Rows
 from fedcommons.data.examples import Dataset, Examples
@@ -40,8 +40,9 @@ from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rounds import Standing
 from fedcommons.federation.serial import Serial
 from fedcommons.runs import central, experiment
-from fedcommons.runs.build import Assembled, Prepared, build_module, build_worker, local_loop
+from fedcommons.runs.build import Assembled, Prepared
 from fedcommons.runs.counting import Counts
+from fedcommons.runs.worker import build_module, build_worker, local_loop
 from fedcommons.sharing import stage as stages
 from fedcommons.sharing.needs import Need
 from fedcommons.sharing.stage import Contribution, Contributions, shorter_of

@@ -16,7 +16,8 @@ from fedcommons.core.pieces import pieces_of
 from fedcommons.data.clients import Clients
 from fedcommons.federation import rounds
 from fedcommons.federation.memory import ClientMemory
-from fedcommons.runs.build import Assembled, local_loop
+from fedcommons.runs.build import Assembled
+from fedcommons.runs.worker import local_loop
 from fedcommons.sharing.synthetic_pool import Job
 
 PRODUCTS = 40

@@ -27,8 +27,9 @@ from fedcommons.federation.rejections import records, told
 from fedcommons.federation.rounds import Standing
 from fedcommons.files import write_json
 from fedcommons.runs import measures, secret
-from fedcommons.runs.build import Assembled, Prepared, assemble, noise_key, prepare, run_name, synthetic_images
+from fedcommons.runs.build import Assembled, Prepared, assemble, prepare, synthetic_images
 from fedcommons.runs.inputs import dir_option
+from fedcommons.runs.worker import noise_key, run_name
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.stage import Shared, Stage, require_once, require_own
 from fedcommons.tracking.own_tracker import OwnTracker

@@ -6,8 +6,8 @@ from shlex import quote
 import numpy as np
 
 from fedcommons.config import parts
-from fedcommons.config.experiment import Data, Partition
 from fedcommons.config.fields import taken
+from fedcommons.config.sections import Data, Partition
 from fedcommons.data import datasets
 from fedcommons.data import partition as partitions
 from fedcommons.data.arrays import read_only

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedcommons.config import parts
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import Work
+from fedcommons.core.work import Work
 from fedcommons.core.worker import RunData, Worker
 from fedcommons.errors import somebodys
 from fedcommons.federation.evaluation import ModelTask

@@ -26,8 +26,9 @@ from fedcommons.federation.blocks import train_block
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rounds import Standing
 from fedcommons.runs import secret
-from fedcommons.runs.build import Assembled, assemble, noise_key, prepare, run_name, synthetic_images
+from fedcommons.runs.build import Assembled, assemble, prepare, synthetic_images
 from fedcommons.runs.inputs import dir_option
+from fedcommons.runs.worker import noise_key, run_name
 from fedcommons.tensors import Flat, data, nbytes
 from fedcommons.tracking.run_folder import read_config, require_same_data
 

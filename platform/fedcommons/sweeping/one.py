@@ -9,13 +9,13 @@ import pandas as pd
 from pytorch_lightning import LightningModule
 
 from fedcommons.config.experiment import Experiment
-from fedcommons.core.local import module_with
+from fedcommons.core.work import module_with
 from fedcommons.errors import UserError, shown
 from fedcommons.federation import checkpoint
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.reports.frames import folder_path, load_rounds
-from fedcommons.runs import build, inputs
 from fedcommons.runs import experiment as runs
+from fedcommons.runs import inputs, worker
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Result:
         end = checkpoint.load_latest(self.folder / "checkpoints", ClientMemory(folder=self.folder / "memory"))
         if end is None or end.round != self.summary["rounds"]:
             raise UserError(f"{self.folder} has no checkpoint of round {self.summary['rounds']}.")
-        module = build.build_module(self.experiment, inputs.load(self.experiment.data))
+        module = worker.build_module(self.experiment, inputs.load(self.experiment.data))
         return module_with(module, end.model, end.buffers).eval()
 
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedcommons.artifacts import Store, key_of
 from fedcommons.config import flat, parts
-from fedcommons.config.experiment import Experiment, Federation
+from fedcommons.config.experiment import Experiment
+from fedcommons.config.sections import Federation
 from fedcommons.errors import ClientError, UserError, left_in, sentence
 from fedcommons.federation import cluster, scratch
 from fedcommons.federation.rejections import told

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 
 from fedcommons.core.algorithm import Algorithm, Facts, needed
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.local import LocalSGD
+from fedcommons.core.work import Work
 from fedcommons.core.worker import RunData, Worker
 from fedcommons.data import datasets
 from fedcommons.data.clients import Clients

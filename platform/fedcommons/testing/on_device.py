@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fedcommons.core.algorithm import Algorithm
-from fedcommons.core.local import floating_buffers
+from fedcommons.core.work import floating_buffers
 from fedcommons.core.worker import default_device
 from fedcommons.errors import UserError
 from fedcommons.federation.rounds import Standing

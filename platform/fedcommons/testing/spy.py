@@ -22,7 +22,7 @@ from fedcommons.core.algorithm import (
     takes_partial,
 )
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import Work
+from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.tensors import Flat, Payload
 from fedcommons.testing.comparing import differing, raw

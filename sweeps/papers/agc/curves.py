@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcommons.config import cli
-from fedcommons.config.experiment import Data
+from fedcommons.config.sections import Data
 from fedcommons.core.worker import set_up_process
 from fedcommons.errors import UserError, shown
 from fedcommons.federation import cluster

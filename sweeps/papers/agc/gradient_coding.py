@@ -36,7 +36,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedcommons.config.experiment import Partition
+from fedcommons.config.sections import Partition
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.errors import UserError, unknown
 from fedcommons.runs.inputs import deal

@@ -15,13 +15,15 @@ from fedcommons.audits.copies import audit
 from fedcommons.audits.membership import Attack, Losing
 from fedcommons.audits.one_run import FEWEST, LOOKS, Bounded
 from fedcommons.config import cli, presets
-from fedcommons.core.local import LocalSGD, Work
+from fedcommons.core.local import LocalSGD
+from fedcommons.core.work import Work
 from fedcommons.core.worker import fresh_torch, set_up_process
 from fedcommons.data.clients import ClientData
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from fedcommons.files import write_json, write_text
-from fedcommons.runs.build import Prepared, build_module, prepare, recipe, synthetic_images
+from fedcommons.runs.build import Prepared, prepare, recipe, synthetic_images
+from fedcommons.runs.worker import build_module
 from fedcommons.seeds import numpy_generator, seed_for
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.needs import Need

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedcommons.config.experiment import Partition
+from fedcommons.config.sections import Partition
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.runs.inputs import deal

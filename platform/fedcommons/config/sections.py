@@ -1,0 +1,279 @@
+"""The sections of an experiment: frozen dataclasses whose fields have a range and a line of help.
+
+Fields that every run has are defined here. A part (algorithm, data set, partition, sharing stage, generator, model,
+straggler rule, tracker, measure) defines its own constants.
+Where a paper has a symbol, the name follows it: alpha, p, rho, C (participation), E (epochs), B (batch_size).
+To the help of a field that names a part, ``cli`` adds the names that there are.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fedcommons.config import parts
+
+
+class Constants(Mapping[str, Any]):
+    """A part's constants by name; hashable, so that functions of them can be cached."""
+
+    def __init__(self, values: Mapping[str, Any] | None = None) -> None:
+        self._values = dict(values or {})
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._values.items()))
+
+    def __repr__(self) -> str:
+        return f"Constants({self._values})"
+
+
+def _constant(section: Any, name: str) -> Any:
+    """A constant of the section's chosen part, read as if it were a field of the section."""
+    if name.startswith("_") or name == "constants" or name not in section.constants:
+        raise AttributeError(
+            f"{type(section).__name__} has no field {name}, and its part has {list(section.constants)}"
+        )
+    return section.constants[name]
+
+
+NONE, UNSET = Constants(), Constants()
+"""``NONE``: no constants. ``UNSET``: to be replaced by the part's defaults."""
+
+
+def complete(section: Any, kind: str, name: str | None) -> None:
+    """Put in a part's defaults if no constants were given; None: there is no part."""
+    if section.constants is UNSET:
+        values = {n: f.default for n, f in parts.constants(kind, name).items()} if name else {}
+        object.__setattr__(section, "constants", Constants(values))
+
+
+@dataclass(frozen=True)
+class Data:
+    """The data set, and how much of it is held out for validation."""
+
+    name: str = "digits"
+    """data set"""
+    dir: str | None = None
+    """folder with the data sets in torchvision's layout; default: the variable FEDCOMMONS_DATA, else ./data"""
+    download: bool = False
+    """fetch the data set into that folder if it is not there"""
+    validation: Annotated[float, "[0, 0.5]"] = 0.1
+    """share of the training images held out for validation, before partitioning"""
+    validation_from: Annotated[str, "random | last"] = "random"
+    """random: drawn from all training images; last: the last of the training file (Fedssyn's released code)"""
+    limit: Annotated[int | None, "[1, 1e9]"] = None
+    """number of training images to keep, drawn at random; default: all"""
+    augment: bool | None = None
+    """random flip and crop in training; default: for CIFAR only"""
+    constants: Constants = UNSET
+    __getattr__ = _constant
+
+    def __post_init__(self) -> None:
+        complete(self, "data", self.name)
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Who holds which training images."""
+
+    name: str = "dirichlet_classes"
+    """how the training images are dealt to clients"""
+    n_clients: Annotated[int, "[1, 1e9]"] = 10
+    """N, the number of clients; dirichlet_plain drops those that it leaves without images"""
+    constants: Constants = UNSET
+    __getattr__ = _constant
+
+    def __post_init__(self) -> None:
+        complete(self, "partition", self.name)
+
+
+@dataclass(frozen=True)
+class Generator:
+    """The generator that every client trains on part of its own data, if the sharing stage needs one."""
+
+    name: str = "ddpm"
+    """what every client trains to draw images"""
+    label_noise: Annotated[float, "[0, 1e6]"] = 0.0
+    """standard deviation of the Gaussian noise on each class count that synthetic labels follow; 0: counts as they are,
+    which no epsilon covers"""
+    rho: Annotated[float, "(0, 1]"] = 0.75
+    """share of a client's images that its generator sees"""
+    constants: Constants = UNSET
+    __getattr__ = _constant
+
+    def __post_init__(self) -> None:
+        complete(self, "generator", self.name)
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """What clients train on besides their own data."""
+
+    setting: str = "real"
+    """sharing stage"""
+    audit: bool = False
+    """compare made images with those that generators saw and with held-out ones, before any is released: audit.json"""
+    withhold: Annotated[str, "none | near_copies"] = "none"
+    """near_copies: leave out made images that an audit finds too near to one that was seen; then no epsilon holds"""
+    constants: Constants = UNSET
+    __getattr__ = _constant
+
+    @property
+    def is_audited(self) -> bool:
+        """Withholding needs an audit too."""
+        return self.audit or self.withhold != "none"
+
+    def __post_init__(self) -> None:
+        complete(self, "sharing", self.setting)
+
+
+@dataclass(frozen=True)
+class Model:
+    """The model that is federated."""
+
+    name: str = "cnn"
+    """network or LightningModule"""
+    projection: Annotated[int | None, "[1, 1e6]"] = None
+    """outputs of a projection head before a network's last layer (MOON: 256); default: none"""
+    constants: Constants = UNSET
+    __getattr__ = _constant
+
+    def __post_init__(self) -> None:
+        complete(self, "model", self.name)
+
+
+@dataclass(frozen=True)
+class Client:
+    """Local training: minibatch steps on the cross entropy."""
+
+    optimizer: Annotated[str, "sgd | adam"] = "sgd"
+    """sgd or adam"""
+    lr: Annotated[float, "(0, 1e38]"] = 0.05
+    """learning rate, constant"""
+    momentum: Annotated[float, "[0, 1)"] = 0.0
+    """momentum of SGD; its state is new in every round"""
+    weight_decay: Annotated[float, "[0, 1e38]"] = 0.0
+    """weight decay"""
+    epochs: Annotated[int, "[1, 1e9]"] = 10
+    """E, passes over the client's own data in a round"""
+    batch_size: Annotated[int, "[1, 1e9]"] = 32
+    """B, images per step"""
+    drop_last: bool = False
+    """leave out a last batch that is not full (kept where it is the only one)"""
+    equal_work: bool = True
+    """with n~ synthetic images, train E' = max(1, floor(n_i E/(n_i + n~))) epochs, so steps stay about equal"""
+    onednn: bool = True
+    """convolve with oneDNN in training; steps on few pixels are faster without it (presets smoke and small: digits)"""
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Rounds, participation and where clients run."""
+
+    rounds: Annotated[int, "[1, 1e9]"] = 30
+    """R, rounds of communication"""
+    participation: Annotated[float, "(0, 1]"] = 1.0
+    """C, share of the clients drawn in every round"""
+    weighting: Annotated[str, "uniform | samples"] = "uniform"
+    """weights of clients in averages: uniform or samples (n_i)"""
+    blocks: Annotated[int, "[1, 1e6]"] = 4
+    """number of fixed blocks in which a round's clients are summed; it decides rounding, so keep it on every machine"""
+    executor: Annotated[str, "serial | ray_actors"] = "serial"
+    """serial (this process) or ray_actors; the results are the same bits"""
+    actors: Annotated[int, "[1, 1e9]"] = 2
+    """actors of ray_actors, at most `blocks`"""
+    gpus_per_actor: Annotated[float, "[0.0001, 1]"] = 1.0
+    """share of a GPU per actor, if there is a GPU"""
+    checkpoint_every: Annotated[int, "[1, 1e9]"] = 5
+    """rounds between checkpoints"""
+    buffers: Annotated[str, "average | keep"] = "average"
+    """BatchNorm's statistics: average (they travel with the model) or keep (each client keeps its own)"""
+    memory_mb: Annotated[float, "(0, inf]"] = 1024.0
+    """most memory of clients held in RAM between rounds, in 10^6 bytes; the rest is kept in files of the run folder"""
+    max_norm: Annotated[float | None, "(0, inf)"] = None
+    """largest L2 norm of a client's update (all it sends to be summed); larger ones are rejected; default: none"""
+
+    @property
+    def processes(self) -> int:
+        """The number of processes that train a run's clients."""
+        return self.actors if self.executor == "ray_actors" else 1
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """Clients that do not reply in time."""
+
+    rule: str = "independent"
+    """who is late"""
+    partial: Annotated[str, "method | take | drop"] = "method"
+    """what late clients have done under deadline or slow: take, drop, or as the method asks for (FedProx: take)"""
+    constants: Constants = UNSET
+    __getattr__ = _constant
+
+    def __post_init__(self) -> None:
+        complete(self, "straggler", self.rule)
+
+
+@dataclass(frozen=True)
+class DP:
+    """Differential privacy."""
+
+    local: bool = False
+    """train clients by DP-SGD: per-example clipping, noise, Poisson batches"""
+    noise_multiplier: Annotated[float, "[0.001, 1e6]"] = 1.0
+    """sigma, standard deviation of the noise divided by the clipping norm"""
+    clip: Annotated[float, "[1e-30, 1e30]"] = 5.0
+    """clipping norm: largest L2 norm of an example's gradient"""
+    delta: Annotated[float, "(0, 1)"] = 1e-5
+    """delta of the (epsilon, delta) guarantee"""
+    noise: Annotated[str, "seeded | secret"] = "seeded"
+    """seeded: reproducible, so that whoever knows the seed can subtract it and no epsilon is earned; secret: from the
+    system's randomness, whose salt stays in your state directory"""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Convergence parameters at the server model."""
+
+    every: Annotated[int, "[0, 1e9]"] = 10
+    """rounds between measurements of zeta^2, sigma^2 and, with a pool, delta^2; 0: never"""
+    samples: Annotated[int | None, "[16, 1e9]"] = None
+    """number of each client's examples to measure on, with standard errors; default: all, without"""
+    smoothness: bool = False
+    """also measure L_max, L_p and the pool's L by Lanczos' iteration: hundreds of passes over the data"""
+    clients: bool = False
+    """evaluate the server model on each client's own images after every round: clients.jsonl, and the worst client"""
+    measure: str | None = None
+    """import path of a measure of your own, taken in the rounds of `every` besides; default: none"""
+    constants: Constants = UNSET
+    __getattr__ = _constant
+
+    def __post_init__(self) -> None:
+        complete(self, "measure", self.measure)
+
+
+@dataclass(frozen=True)
+class Tracking:
+    """Weights & Biases, beside the run folder that is always written."""
+
+    wandb: Annotated[str, "online | offline | off"] = "offline"
+    """online (needs a login; else falls back to offline), offline or off"""
+    project: str = "fedcommons"
+    """project of the W&B run"""
+    group: str | None = None
+    """group of the W&B run; a sweep sets its own name"""
+    tracker: str | None = None
+    """import path of a tracker of your own, told every round besides; default: none"""
+    constants: Constants = UNSET
+    __getattr__ = _constant
+
+    def __post_init__(self) -> None:
+        complete(self, "tracker", self.tracker)

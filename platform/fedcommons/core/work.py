@@ -1,0 +1,181 @@
+"""What one process trains with: a module, its optimizer, its weights and buffers as flat tensors, the local loop."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor, nn
+
+from fedcommons.core.clock import Clock
+from fedcommons.core.local import BARE_GRADIENT, AddToGrad, LocalResult, LocalSGD, Loss
+from fedcommons.core.logged import Logged
+from fedcommons.core.noise import SEED_ALONE, Noise, Source
+from fedcommons.core.release import Release
+from fedcommons.core.weighting import weight
+from fedcommons.data.clients import ClientData
+from fedcommons.tensors import Flat, copy, layout_of
+
+ONE_EPOCH = LocalSGD(epochs=1, batch_size=32)
+
+
+class Work:
+    """What one process trains with: a LightningModule, its optimizer, the local loop and the clients' weighting.
+
+    Built once per process and used for one client after another. The parameters are views of one flat buffer.
+    ``buffers``: the floating buffers of the module's state (BatchNorm's statistics), views of a second flat buffer; the
+    round engine loads the right client's. ``initial``, ``initial_buffers``: the values when the module was built.
+    ``share``: of its work that a client does; the round engine sets it where a late client's partial work is taken.
+    ``clock``: how far the federation is, which the module reads as ``self.current_epoch`` and so on.
+    ``noise``: of the client's round, which the round engine sets, from ``source``; all that protects a release is drawn
+    from it (``noise.call``).
+    ``trained``: what protects each local training and gradient since the round engine emptied it, before a client.
+
+    Raises:
+        ValueError: ``configure_optimizers`` does not return exactly one optimizer.
+    """
+
+    def __init__(
+        self,
+        module: LightningModule,
+        device: torch.device,
+        loop: LocalSGD = ONE_EPOCH,
+        weighting: str = "uniform",
+        source: Source = SEED_ALONE,
+    ) -> None:
+        self.module, self.device, self.loop, self.weighting = module.to(device), device, loop, weighting
+        self.share, self.clock, self.began = 1.0, Clock(), (0, 0)
+        self.source, self.noise = source, Noise(source)
+        self.trained: list[Release] = []
+        self.clock.attach(module)
+        self.named = dict(module.named_parameters())
+        self.params = _flat_views(self.named)
+        for name, parameter in self.named.items():
+            parameter.data = self.params[name]
+        floating, counters = _state_buffers(module)
+        self.buffers = _flat_views(floating)
+        for name, buffer in floating.items():
+            buffer.data = self.buffers[name]
+        self.counters = [(counter, counter.clone()) for counter in counters]
+        self.initial, self.initial_buffers = self.snapshot(), copy(self.buffers)
+        optimizer = module.configure_optimizers()
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ValueError(
+                f"configure_optimizers must return one torch optimizer, got {type(optimizer).__name__}: the rate is "
+                "constant in a round"
+            )
+        self.optimizer, self.logged = optimizer, Logged(module)
+        self.rates: list[Any] = [group["lr"] for group in optimizer.param_groups]
+
+    def begin(self, round: int, data: ClientData | None = None) -> None:
+        """Set the clock to the start of a client's round; ``data``: the client's. Round 0: of a job outside rounds."""
+        before = max(0, round - 1)
+        steps = self.loop.steps_for(len(data), data.n_own) if data is not None else 0
+        self.began = before * self.loop.epochs, before * steps
+        self.clock.set(round, *self.began)
+
+    def local(
+        self,
+        start: Flat,
+        data: ClientData,
+        seed: int,
+        *,
+        loss: Loss | None = None,
+        add_to_grad: AddToGrad | None = None,
+        lr: float | None = None,
+    ) -> LocalResult:
+        """Train from ``start``. The trained weights are the worker's own buffer, overwritten by the next training.
+
+        ``loss`` replaces the module's ``training_step``. ``add_to_grad`` may change the gradients before every step;
+        under DP-SGD it must not use the data, as what it adds is neither clipped nor noised. ``lr``: the learning rate
+        of all parameters in this call; by default the module's own rates.
+        """
+        return self.loop.run(self, start, data, seed, loss=loss, add_to_grad=add_to_grad, lr=lr)
+
+    def gradient(self, at: Flat, data: ClientData) -> Flat:
+        """The gradient of the mean loss over the client's data at ``at``, in evaluation mode, without augmentation.
+
+        No DP-SGD protects it, so nothing is covered of a reply that was made with it, whatever it declares.
+        """
+        self.trained.append(BARE_GRADIENT)
+        return self.loop.gradient(self, at, data)
+
+    def weight(self, data: ClientData) -> float:
+        """w_i, the client's weight in averages: 1 or n_i, by ``federation.weighting``."""
+        return weight(self.weighting, data.size)
+
+    def load(self, model: Flat) -> None:
+        """Copy these weights into the module.
+
+        Raises:
+            ValueError: their names or shapes are not the module's.
+        """
+        if model.layout != self.params.layout:
+            raise ValueError("the weights' names or shapes are not those of this process's module")
+        self.params.buffer.copy_(model.buffer.detach())
+
+    def load_buffers(self, buffers: Flat) -> None:
+        """Copy these buffers into the module and reset its counters (batches seen) to their initial values."""
+        if len(buffers):
+            self.buffers.buffer.copy_(buffers.buffer)
+        for counter, built in self.counters:
+            counter.copy_(built)
+
+    def snapshot(self) -> Flat:
+        """A copy of the module's weights."""
+        return copy(self.params)
+
+    def sgd(self, method: str, *, momentum: bool) -> tuple[float, float]:
+        """(learning rate, momentum) of SGD, for methods whose formulas need it.
+
+        Raises:
+            ValueError: the optimizer is not SGD, has several learning rates, or has momentum though it may not.
+        """
+        groups = self.optimizer.param_groups
+        if not isinstance(self.optimizer, torch.optim.SGD) or len(groups) != 1:
+            kind = type(self.optimizer).__name__
+            raise ValueError(
+                f"{method} is defined for SGD with one learning rate, and the module's optimizer is {kind}"
+            )
+        group = groups[0]
+        if group["nesterov"] or group["dampening"]:
+            raise ValueError(f"{method} is not defined for SGD with Nesterov's momentum or dampening")
+        if group["momentum"] and not momentum:
+            raise ValueError(f"{method} is defined for SGD without momentum, and momentum is {group['momentum']:g}")
+        return self.rates[0], group["momentum"]
+
+
+def module_with(module: LightningModule, model: Flat, buffers: Flat) -> LightningModule:
+    """The module with these weights and floating buffers, copied into it; ``buffers`` may be empty: it keeps its own.
+
+    Raises:
+        ValueError: their names or shapes are not the module's.
+    """
+    own = dict(module.named_parameters())
+    inner = _state_buffers(module)[0] if len(buffers) else {}
+    if layout_of(own.items()) != model.layout or (inner and layout_of(inner.items()) != buffers.layout):
+        raise ValueError("the weights' names or shapes are not the module's")
+    with torch.no_grad():
+        for mine, values in ((own, model), (inner, buffers)):
+            for name, tensor in mine.items():
+                tensor.copy_(values[name])
+    return module
+
+
+def floating_buffers(module: nn.Module) -> Flat:
+    """A copy of the floating buffers of the module's state, laid out as ``Work.buffers``; empty if it has none."""
+    return _flat_views(_state_buffers(module)[0])
+
+
+def _state_buffers(module: nn.Module) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """The floating buffers in the module's state by name, and its other buffers."""
+    saved = module.state_dict().keys()
+    state = {name: b for name, b in module.named_buffers() if name in saved}
+    floating = {name: b for name, b in state.items() if b.is_floating_point()}
+    return floating, [b for b in state.values() if not b.is_floating_point()]
+
+
+def _flat_views(named: Mapping[str, Tensor]) -> Flat:
+    return Flat(
+        layout_of(named.items()), torch.cat([t.detach().reshape(-1) for t in named.values()] or [torch.empty(0)])
+    )
