@@ -27,7 +27,7 @@ from fedcommons.core.work import floating_buffers
 from fedcommons.errors import ClientError, UserError
 from fedcommons.federation.evaluation import ModelTask, evaluate
 from fedcommons.generators import ddpm
-from fedcommons.runs import build, experiment, inputs
+from fedcommons.runs import experiment, inputs, worker
 from fedcommons.runs.replay import replay
 from fedcommons.seeds import generator, set_default_generator
 from fedcommons.tensors import Flat, data
@@ -229,7 +229,7 @@ def test_a_run_and_one_client_of_it_again(tmp_path: Path, monkeypatch: pytest.Mo
     )
     experiment.run(plan, tmp_path / "here", say=lambda _: None)
     here = replay(tmp_path / "here", 1, 2, say=lambda _: None)
-    monkeypatch.setattr(build, "default_device", lambda: GPU)
+    monkeypatch.setattr(worker, "default_device", lambda: GPU)
     with PretendGPU() as gpu:
         experiment.run(plan, tmp_path / "there", say=lambda _: None)
         there = replay(tmp_path / "here", 1, 2, say=lambda _: None)
