@@ -132,6 +132,11 @@ KINDS: Mapping[str, Kind] = {
         },
         has=("__call__",),
     ),
+    "schedule": Kind(
+        "client.lr_schedule",
+        {name: f"fedcommons.core.schedules:{name}" for name in ("constant", "cosine", "step")},
+        frozenset({"round", "rounds"}),
+    ),
     "model": Kind(
         "model.name",
         {
