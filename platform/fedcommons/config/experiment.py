@@ -70,7 +70,7 @@ class Experiment:
     def chosen(self) -> Mapping[str, str]:
         """Kind of part to the name of the chosen part."""
         names = {"algorithm": self.algorithm, "data": self.data.name, "partition": self.partition.name}
-        names |= {"sharing": self.sharing.setting}
+        names |= {"sharing": self.sharing.setting, "schedule": self.client.lr_schedule}
         names |= {"generator": self.generator.name} if self.generator else {}
         names |= {"tracker": self.tracking.tracker} if self.tracking.tracker else {}
         names |= {"measure": self.measure.measure} if self.measure.measure else {}

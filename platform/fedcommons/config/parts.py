@@ -76,6 +76,10 @@ KINDS: Mapping[str, Kind] = {
             "feddpms": f"{_METHODS}.feddpms:FedDPMS",
             "gradient_coding": f"{_METHODS}.gradient_coding:GradientCoding",
             "feddm": f"{_METHODS}.feddm:FedDM",
+            "fedavgm": f"{_METHODS}.server_optimizers:FedAvgM",
+            "fedadagrad": f"{_METHODS}.server_optimizers:FedAdagrad",
+            "fedadam": f"{_METHODS}.server_optimizers:FedAdam",
+            "fedyogi": f"{_METHODS}.server_optimizers:FedYogi",
         },
         has=("start", "down", "client", "merge"),
     ),
@@ -127,6 +131,11 @@ KINDS: Mapping[str, Kind] = {
             "slow": f"{_STRAGGLERS}:Slow",
         },
         has=("__call__",),
+    ),
+    "schedule": Kind(
+        "client.lr_schedule",
+        {name: f"fedcommons.core.schedules:{name}" for name in ("constant", "cosine", "step")},
+        frozenset({"round", "rounds"}),
     ),
     "model": Kind(
         "model.name",
