@@ -26,7 +26,7 @@ from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rejections import records, told
 from fedcommons.federation.rounds import Standing
 from fedcommons.files import write_json
-from fedcommons.runs import measures, secret
+from fedcommons.runs import extended, measures, secret
 from fedcommons.runs.build import Assembled, Prepared, assemble, prepare, synthetic_images
 from fedcommons.runs.inputs import dir_option
 from fedcommons.runs.worker import noise_key, run_name
@@ -57,7 +57,8 @@ def run(
     """Run the experiment in ``folder`` and return its summary, which is also ``folder/summary.json``.
 
     Rounds are counted from 1 and evaluated after aggregation; round 0 is the untrained model. With ``resume`` a run
-    that was broken off continues from its last checkpoint and ends as if it had never been; a finished one is read.
+    that was broken off continues from its last checkpoint and ends as if it had never been; a finished one is read. One
+    that was planned with another number of rounds goes on as if it had been planned with this one (``extended``).
     ``may_generate``: train generators that the store lacks; without it their absence is a ``LookupError``.
     What stops a run is left in ``folder/error.txt``; a client's failure leaves a checkpoint of the round before too.
     """
@@ -66,6 +67,8 @@ def run(
     if resume and (finished := read_finished(folder, config, data)):
         say(f"{folder} holds this run, finished: nothing is left to do.")
         return finished
+    if resume:
+        extended.require_same_rounds(prepared, folder)
     store = Store(Path(config.artifacts), say)
     if jobs := synthetic_pool.missing(store, prepared.needs) if may_generate else []:
         store.require_writable()
