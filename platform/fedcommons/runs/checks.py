@@ -24,6 +24,7 @@ from fedcommons.data.clients import ClientData
 from fedcommons.data.examples import Dataset
 from fedcommons.errors import UserError, before_any_work, shown, somebodys
 from fedcommons.federation.evaluation import judged
+from fedcommons.runs.stopping import stop_of
 
 
 def check(config: Experiment) -> None:
@@ -43,6 +44,7 @@ def check(config: Experiment) -> None:
         if name not in known and not name.startswith("source."):
             raise UserError(f"{name} is no field of the parts that are chosen.")
     require_sources(config)
+    stop_of(c)
     if not c.measure.every and (c.measure.samples is not None or c.measure.smoothness):
         raise UserError("measure.every must be at least 1 with measure.samples or measure.smoothness: 0 is never.")
     if not c.measure.every and c.measure.measure:

@@ -29,6 +29,7 @@ from fedcommons.files import write_json
 from fedcommons.runs import extended, measures, secret
 from fedcommons.runs.build import Assembled, Prepared, assemble, prepare, synthetic_images
 from fedcommons.runs.inputs import dir_option
+from fedcommons.runs.stopping import stop_of
 from fedcommons.runs.worker import noise_key, run_name
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.stage import Shared, Stage, require_once, require_own
@@ -202,6 +203,9 @@ def _federate(
     """Play the rounds after ``start``, observe and record each; where the federation stands in the end."""
     config, f = ready.config, ready.config.federation
     courses = rounds.run(ready.algorithm, executor, ready.plan, start)
+    stop = stop_of(config)
+    if stop.why(record.rounds()):
+        courses = ()
     if not record.rounds():  # so nobody has seen the untrained model yet
         courses = chain([(start, {"comm/once_bytes": start.traffic.once})], courses)
     last, clock, lost = start, time.perf_counter(), set()
@@ -217,10 +221,12 @@ def _federate(
             if config.dp.local:
                 spent = now.ledger.largest_of_rounds(config.dp.delta)
                 metrics[EPSILON + IF_SECRET * (config.dp.noise != SECRET)] = spent
+            stop.require_logged(now.round, metrics)
             for tracker in trackers:
                 tracker.log(now.round, {**metrics, **(_late(now) if "stragglers" in facts else {})})
             record.log_times(now.round, {"train": trained - clock, "observe": time.perf_counter() - trained})
-            if now.round % f.checkpoint_every == 0 or now.round == f.rounds:
+            is_over = f.stop != "never" and stop.why(record.rounds()) is not None
+            if now.round % f.checkpoint_every == 0 or now.round == f.rounds or is_over:
                 checkpoint.save(record.checkpoints, now, record.digest())
             if now.rejected and not last.rejected:
                 say(f"round {now.round}: {told(records(now.rejected))}; what is rejected later is counted")
@@ -230,6 +236,8 @@ def _federate(
             if on_round:
                 on_round(now.round, metrics)
             last, clock = now, time.perf_counter()
+            if is_over:
+                break
     except ClientError:
         checkpoint.save(record.checkpoints, last, record.digest())  # so that the client can be played again at once
         raise
