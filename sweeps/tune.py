@@ -51,7 +51,7 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     parser.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
     cli.add_dry_run(parser)
     options = cli.parse(parser, argv)
-    options.mode = metrics.mode(options.metric) if options.mode is None else options.mode
+    options.mode = metrics.mode(options.metric, options.target) if options.mode is None else options.mode
     for name, known in CHOICES.items():
         if options[name] not in known:
             raise unknown(name, options[name], known)

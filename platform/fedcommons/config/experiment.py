@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from typing import Annotated, Any
 
-from fedcommons.config import parts
+from fedcommons.config import parts, target
 from fedcommons.config.sections import (
     DP,
     NONE,
@@ -41,8 +41,8 @@ class Experiment:
     """seed of all random draws"""
     algorithm: str = "fedavg"
     """federated method"""
-    target: Annotated[float, "(0, 1]"] = 0.8
-    """test accuracy to reach: rounds-to-target counts the rounds until it is"""
+    target: float | str = 0.8
+    """what rounds-to-target counts the rounds to: a test accuracy in (0, 1], or a metric such as "loss <= 0.3" """
     artifacts: str = "runs/artifacts"
     """folder of trained generators and synthetic images, shared between runs"""
     data: Data = field(default_factory=Data)
@@ -62,6 +62,8 @@ class Experiment:
 
     def __post_init__(self) -> None:
         complete(self, "algorithm", self.algorithm)
+        if type(self.target) in (int, float, str):  # other types are refused with all else that is wrong
+            object.__setattr__(self, "target", target.plain(self.target))
         if self.source is UNSET:
             digests = {kind: digest for kind, name in self.chosen.items() if (digest := parts.source(name))}
             object.__setattr__(self, "source", Constants(digests))

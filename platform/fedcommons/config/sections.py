@@ -207,6 +207,12 @@ class Federation:
     """most memory of clients held in RAM between rounds, in 10^6 bytes; the rest is kept in files of the run folder"""
     max_norm: Annotated[float | None, "(0, inf)"] = None
     """largest L2 norm of a client's update (all it sends to be summed); larger ones are rejected; default: none"""
+    stop: Annotated[str, "never | target | patience"] = "never"
+    """end before round R: as soon as the target is reached, or when validation data show no progress any more"""
+    stop_patience: Annotated[int, "[1, 1e9]"] = 10
+    """rounds without a better stop_metric after which stop patience ends the run"""
+    stop_metric: str = "accuracy"
+    """what stop patience watches on validation data: accuracy, loss, or a metric with max or min, such as "f1 max" """
 
     @property
     def processes(self) -> int:

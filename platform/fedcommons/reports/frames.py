@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from fedcommons.config import target
 from fedcommons.config.flat import effective
 from fedcommons.core.salts import IF_SECRET
 from fedcommons.errors import UserError, shown
@@ -292,10 +293,9 @@ def _spent(run: _Run) -> dict[str, Any]:
 def _course(run: _Run) -> dict[str, Any]:
     """What the rounds that are there say; of a finished run the same as its summary."""
     after = accuracies(run.lines)
-    reached = [number for number, accuracy in after if accuracy >= run.config["target"]]
     return {
         "rounds": sum(line["round"] >= 1 for line in run.lines),
-        "rounds_to_target": reached[0] if reached else None,
+        "rounds_to_target": target.first(run.config["target"], run.lines),
         "last_accuracy": after[-1][1] if after else None,
         "best_accuracy": max((accuracy for _, accuracy in after), default=None),
         "validation_accuracy": run.lines[-1].get("validation/accuracy"),

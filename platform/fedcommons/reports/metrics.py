@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from fedcommons.config import target
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import SHORT_NAMES
 from fedcommons.convergence.names import NAMES
@@ -21,7 +22,7 @@ KNOWN = (
 
 WORDS = {
     "validation_accuracy": "validation accuracy", "validation/accuracy": "validation accuracy",
-    "rounds_to_target": "rounds to the target accuracy", "best_accuracy": "best test accuracy",
+    "rounds_to_target": "rounds to the target", "best_accuracy": "best test accuracy",
     "last_accuracy": "test accuracy of the last round", "test/accuracy": "test accuracy of the last round",
     "train/loss": "training loss", "test/loss": "test loss", "validation/loss": "validation loss",
     "MB": "MB exchanged by all clients", "bytes_down": "bytes to the clients", "bytes_up": "bytes from the clients",
@@ -43,7 +44,7 @@ WORDS = {
     "federation.rounds": "rounds R", "disclosed": "share of the clients' examples given away",
     "sharing.p": "share p of shared data", "generator.rho": r"share $\rho$ of images that generators see",
     "dp.noise_multiplier": r"noise multiplier $\sigma$", "client.lr": "learning rate",
-    "client.epochs": "local epochs E", "client.batch_size": "batch size B", "target": "target accuracy", "seed": "seed",
+    "client.epochs": "local epochs E", "client.batch_size": "batch size B", "target": "target", "seed": "seed",
 }  # fmt: skip
 """What the usual metrics and fields are called on an axis."""
 
@@ -60,14 +61,18 @@ def is_accuracy(metric: str) -> bool:
     return "accuracy" in metric
 
 
-def mode(metric: str) -> str:
+def mode(metric: str, goal: float | str = 1.0) -> str:
     """Which way is better: ``max`` for accuracies, ``min`` for all else that is known, and for losses and bytes.
+
+    goal: the runs' target, which says it of its own metric.
 
     Raises:
         UserError: it is no metric, or one that a module or method logs itself, of which nothing is known.
     """
     if metric not in KNOWN and "/" not in metric:
         raise unknown("metric", metric, KNOWN)
+    if (aim := target.read(goal)).metric == metric:
+        return aim.way
     if is_accuracy(metric):
         return "max"
     if metric in KNOWN or metric.partition("/")[0] in ("comm", "privacy", "convergence") or "loss" in metric:

@@ -97,7 +97,7 @@ def round_bars(
         y += 0.7
     axes.set(yticks=[t for t, _ in ticks], yticklabels=[name for _, name in ticks], xlim=(0, rounds * 1.15))
     spread = ", with the standard deviation over seeds" if any(b.deviation for _, bars in groups for b in bars) else ""
-    axes.set_xlabel(f"rounds to the target accuracy{spread}")
+    axes.set_xlabel(f"rounds to the target{spread}")
     axes.set_title(title, fontsize=10)
     axes.invert_yaxis()
     keys = [Patch(color=colour_of(s, settings), label=s) for s in settings]

@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
+from fedcommons.config import target
 from fedcommons.reports.cells import Cell, counted
 from fedcommons.reports.metrics import words
 
@@ -76,7 +77,7 @@ def title(runs: "pd.DataFrame") -> str:
     """Data set and target, where all runs have the same."""
     sets, targets = runs["data.name"].unique(), runs["target"].unique()
     parts = [str(sets[0])] if len(sets) == 1 else []
-    return ", ".join([*parts, *([f"target {100 * targets[0]:g} %"] if len(targets) == 1 else [])])
+    return ", ".join([*parts, *([f"target {target.in_words(targets[0])}"] if len(targets) == 1 else [])])
 
 
 def draw(path: Path, panels: Sequence[Panel], y: str, series: str, title: str, smoke: bool = False) -> None:

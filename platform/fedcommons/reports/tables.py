@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
+from fedcommons.config import target
 from fedcommons.core.salts import IF_SECRET
 from fedcommons.errors import UserError
 from fedcommons.reports.cells import Cell, cells, counted, fields, reached, varied
@@ -115,7 +116,7 @@ def table1_markdown(of: Sequence[Cell], published: Mapping[tuple, str], footnote
     lines = []
     for cell, line, base in zip(of, known, without_sharing(of), strict=True):
         line += [
-            f"{100 * value(cell, 'target'):g} %", rounds(cell.runs),
+            target.in_words(value(cell, 'target')), rounds(cell.runs),
             speed_up(base, cell) if base and base is not cell else "", percent(cell, "last_accuracy"),
             percent(cell, "best_accuracy"), share(cell), text(value(cell, "lr")), f"{fmean(cell.values('MB')):.1f}",
             *[commons_epsilon(cell)] * private,

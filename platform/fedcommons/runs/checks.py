@@ -27,6 +27,7 @@ from fedcommons.data.clients import ClientData
 from fedcommons.data.examples import Dataset
 from fedcommons.errors import UserError, before_any_work, shown, somebodys
 from fedcommons.federation.evaluation import judged
+from fedcommons.runs.stopping import stop_of
 
 ROUNDS_TRIED = 10_000
 """Rounds in which a schedule is tried before any work."""
@@ -49,6 +50,7 @@ def check(config: Experiment) -> None:
         if name not in known and not name.startswith("source."):
             raise UserError(f"{name} is no field of the parts that are chosen.")
     require_sources(config)
+    stop_of(c)
     if not c.measure.every and (c.measure.samples is not None or c.measure.smoothness):
         raise UserError("measure.every must be at least 1 with measure.samples or measure.smoothness: 0 is never.")
     if not c.measure.every and c.measure.measure:

@@ -26,9 +26,10 @@ from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rejections import records, told
 from fedcommons.federation.rounds import Standing
 from fedcommons.files import write_json
-from fedcommons.runs import measures, secret
+from fedcommons.runs import extended, measures, secret
 from fedcommons.runs.build import Assembled, Prepared, assemble, prepare, synthetic_images
 from fedcommons.runs.inputs import dir_option
+from fedcommons.runs.stopping import stop_of
 from fedcommons.runs.worker import noise_key, run_name
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.stage import Shared, Stage, require_once, require_own
@@ -57,7 +58,8 @@ def run(
     """Run the experiment in ``folder`` and return its summary, which is also ``folder/summary.json``.
 
     Rounds are counted from 1 and evaluated after aggregation; round 0 is the untrained model. With ``resume`` a run
-    that was broken off continues from its last checkpoint and ends as if it had never been; a finished one is read.
+    that was broken off continues from its last checkpoint and ends as if it had never been; a finished one is read. One
+    that was planned with another number of rounds goes on as if it had been planned with this one (``extended``).
     ``may_generate``: train generators that the store lacks; without it their absence is a ``LookupError``.
     What stops a run is left in ``folder/error.txt``; a client's failure leaves a checkpoint of the round before too.
     """
@@ -66,6 +68,8 @@ def run(
     if resume and (finished := read_finished(folder, config, data)):
         say(f"{folder} holds this run, finished: nothing is left to do.")
         return finished
+    if resume:
+        extended.require_same_rounds(prepared, folder)
     store = Store(Path(config.artifacts), say)
     if jobs := synthetic_pool.missing(store, prepared.needs) if may_generate else []:
         store.require_writable()
@@ -199,6 +203,9 @@ def _federate(
     """Play the rounds after ``start``, observe and record each; where the federation stands in the end."""
     config, f = ready.config, ready.config.federation
     courses = rounds.run(ready.algorithm, executor, ready.plan, start)
+    stop = stop_of(config)
+    if stop.why(record.rounds()):
+        courses = ()
     if not record.rounds():  # so nobody has seen the untrained model yet
         courses = chain([(start, {"comm/once_bytes": start.traffic.once})], courses)
     last, clock, lost = start, time.perf_counter(), set()
@@ -214,10 +221,12 @@ def _federate(
             if config.dp.local:
                 spent = now.ledger.largest_of_rounds(config.dp.delta)
                 metrics[EPSILON + IF_SECRET * (config.dp.noise != SECRET)] = spent
+            stop.require_logged(now.round, metrics)
             for tracker in trackers:
                 tracker.log(now.round, {**metrics, **(_late(now) if "stragglers" in facts else {})})
             record.log_times(now.round, {"train": trained - clock, "observe": time.perf_counter() - trained})
-            if now.round % f.checkpoint_every == 0 or now.round == f.rounds:
+            is_over = f.stop != "never" and stop.why(record.rounds()) is not None
+            if now.round % f.checkpoint_every == 0 or now.round == f.rounds or is_over:
                 checkpoint.save(record.checkpoints, now, record.digest())
             if now.rejected and not last.rejected:
                 say(f"round {now.round}: {told(records(now.rejected))}; what is rejected later is counted")
@@ -227,6 +236,8 @@ def _federate(
             if on_round:
                 on_round(now.round, metrics)
             last, clock = now, time.perf_counter()
+            if is_over:
+                break
     except ClientError:
         checkpoint.save(record.checkpoints, last, record.digest())  # so that the client can be played again at once
         raise

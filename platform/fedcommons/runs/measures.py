@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from fedcommons.config import target
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import is_ignored
 from fedcommons.convergence.laboratory import Laboratory
@@ -15,6 +16,7 @@ from fedcommons.federation.evaluation import ModelTask, evaluate, evaluate_clien
 from fedcommons.federation.rounds import Standing
 from fedcommons.runs.build import Assembled
 from fedcommons.runs.own_measure import measured
+from fedcommons.runs.stopping import stop_of
 from fedcommons.seeds import seed_for
 from fedcommons.tensors import flat
 from fedcommons.tracking.run_folder import accuracies
@@ -76,13 +78,13 @@ def summarise(
     ``lines``: those of rounds.jsonl; ``p``: the share of shared data; ``end``: where the federation stands in the end.
     ``disclosed``: the share of all clients' examples that were given away, as they are or in what was made from them,
     with nothing that an epsilon can be computed from; model updates do not count. ``bytes_lost``, where there are
-    stragglers: those among ``bytes_down`` for which no reply came back. ``config`` has the flat fields of what was
-    chosen; ``rejected`` each client whose replies were: how many, and why the first was.
+    stragglers: those among ``bytes_down`` for which no reply came back. ``stopped``, where the run ended before its
+    last round: after which, and why. ``config`` has the flat fields of what was chosen; ``rejected`` each client whose
+    replies were: how many, and why the first was.
     """
     c, flat, held = config, config.flat, [len(rows) for rows in dealt.rows]
     given_away = sum(min(n, held[i]) for i, n in end.ledger.given_away.items())  # who holds others' may show them too
     after = accuracies(lines)
-    reached = [number for number, accuracy in after if accuracy >= c.target]
 
     def course(name: str) -> list[list[float]]:
         key = f"convergence/{name}"
@@ -98,8 +100,8 @@ def summarise(
         "seed": c.seed,
         "learning_rate": c.client.lr,
         "target": c.target,
-        "rounds_to_target": reached[0] if reached else None,
-        "rounds": c.federation.rounds,
+        "rounds_to_target": target.first(c.target, lines),
+        "rounds": end.round,
         "last_accuracy": after[-1][1] if after else None,
         "best_accuracy": max((accuracy for _, accuracy in after), default=None),
         "validation_accuracy": lines[-1].get("validation/accuracy"),
@@ -109,6 +111,7 @@ def summarise(
         "bytes_up": end.traffic.up,
         "bytes_once": end.traffic.once,
         **({"bytes_lost": end.traffic.lost} if "stragglers" in lines[-1] else {}),
+        **({"stopped": why} if (why := stop_of(config).why(lines)) else {}),
         "rejected": rejections.records(end.rejected),
         "partition": dealt.fingerprint,
         "config": {n: list(v) if type(v) is tuple else v for n, v in flat.items() if not is_ignored(n)},

@@ -6,7 +6,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcommons.config import cli, parts, presets, search_space
+from fedcommons.config import cli, parts, presets, search_space, target
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import SHORT_NAMES, choose, same_results
 from fedcommons.config.parts import KINDS
@@ -173,8 +173,10 @@ def title(cells: Sequence[Experiment]) -> str:
     """What stands over a picture: data set, target, number of seeds."""
     datasets = ", ".join(dict.fromkeys(parts.label(c.data.name) for c in cells))
     seeds = len({c.seed for c in cells})
-    target = several(cells, "target") if len({c.target for c in cells}) > 1 else f"{100 * cells[0].target:g} %"
-    return f"{datasets}, target {target} test accuracy, {seeds} seed{'s' * (seeds > 1)}"
+    targets = {c.target for c in cells}
+    reach = several(cells, "target") if len(targets) > 1 else target.in_words(cells[0].target)
+    of = "" if any(isinstance(one, str) for one in targets) else " test accuracy"
+    return f"{datasets}, target {reach}{of}, {seeds} seed{'s' * (seeds > 1)}"
 
 
 def is_smoke(options: cli.Options) -> bool:

@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from fedcommons.files import stored
 from fedcommons.sweeping import handed
 from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.folders import holds_runs, open_folder
+from fedcommons.sweeping.predecessors import copy, predecessors
 from fedcommons.tracking.run_folder import (
     STOPPED,
     is_run,
@@ -102,6 +103,7 @@ class Todo:
     n_cells: int  # of the whole sweep
     cells: Sequence[Trial]
     lacking: "Sequence[Lacking]"
+    shorter: Mapping[str, Path] = field(default_factory=dict)  # of a cell that is new: a run that it goes on from
 
 
 def todo(cells: Sequence[Trial], out: Path, display: Display) -> Todo:
@@ -112,13 +114,17 @@ def todo(cells: Sequence[Trial], out: Path, display: Display) -> Todo:
     """
     display.say("Loading torch and the data ...")
     from fedcommons.runs.build import prepare
+    from fedcommons.runs.extended import may_continue
     from fedcommons.sharing.synthetic_pool import missing
     from fedcommons.sweeping.order import Lacking
 
     left = [c for c in cells if not is_done(c, out)]
+    shorter = predecessors(out, [(c.name, c.config) for c in left])
     wanted, digests = [], {}
     for c in left:
         ready = prepare(c.config)
+        if c.name in shorter and not may_continue(ready, shorter[c.name]):
+            del shorter[c.name]
         wanted += [(c, need) for need in ready.needs]
         digests[c.config.data, c.config.source.get("data")] = ready.dataset.digest
     for c in cells:  # those that are done too: the runs of a table are on the same data
@@ -138,7 +144,7 @@ def todo(cells: Sequence[Trial], out: Path, display: Display) -> Todo:
             names = dict.fromkeys(name for key in images for name in users[key])
             told_by = dict.fromkeys(users[key][0] for key in images)
             lacking.append(Lacking(job.needs[0].client, images, list(names), list(told_by)))
-    return Todo(len(cells), left, lacking)
+    return Todo(len(cells), left, lacking, shorter)
 
 
 @contextmanager
@@ -167,6 +173,9 @@ def run_cells(
     """
     if len(left.cells) < left.n_cells:
         display.say(f"{left.n_cells - len(left.cells)} of {left.n_cells} cells are done already.")
+    for name, run in left.shorter.items():
+        display.say(f"{name} goes on from a copy of {run.name}, which has fewer rounds.")
+        copy(run, out / name)
     started = time.perf_counter()
     failures: dict[str, str] = {}
     trained, ready = 0, started

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedcommons.config import target
 from fedcommons.config.fields import Field
 from fedcommons.config.flat import fields_for, own_fields
 from fedcommons.config.parts import KINDS
@@ -31,7 +32,7 @@ _LISTS = ("late", "partial")
 _TEXTS = ("dataset", "algorithm", "setting", "partition")
 _WHOLE = ("n_clients", "rounds", "rounds_to_target", "seed")
 _NUMBERS = (
-    "participation", "learning_rate", "target", "last_accuracy", "best_accuracy", "validation_accuracy", "p",
+    "participation", "learning_rate", "last_accuracy", "best_accuracy", "validation_accuracy", "p",
     "disclosed", "bytes_down", "bytes_up", "bytes_once", "bytes_lost",
 )  # fmt: skip
 _EPSILONS = ("epsilon_of_messages", "pool_epsilon_max")  # and names that begin so
@@ -50,6 +51,8 @@ def flaw_of_summary(summary: Mapping[str, Any]) -> str | None:
         if name == "alpha" and not is_own:  # of somebody's own partition it may be any value
             kinds = (int, float)
         if kinds and value is not None and type(value) not in kinds:
+            return f"{name} is {shown(value)}"
+        if name == "target" and not _is_target(value):
             return f"{name} is {shown(value)}"
     return _flaw_of_rejected(summary) or _flaw_of_privacy(summary)
 
@@ -84,9 +87,18 @@ def flaw_of_config(found: Any) -> str | None:
         kinds = known[name].kinds if name in known else (Any,)
         if Any not in kinds and (tuple if isinstance(value, list) else type(value)) not in kinds:
             return f"{name} is {shown(value)}"
+        if name == "target" and not _is_target(value):
+            return f"{name} is {shown(value)}"
         if any(isinstance(one, str) and len(one) > LONGEST for one in many):
             return f"{shown(name)} is longer than {LONGEST} characters"
     return None
+
+
+def _is_target(value: Any) -> bool:
+    try:
+        return type(value) in (int, float, str) and bool(target.read(value))
+    except UserError:
+        return False
 
 
 def _known(found: Mapping[str, Any]) -> Mapping[str, Field]:

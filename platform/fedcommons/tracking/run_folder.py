@@ -11,13 +11,10 @@ never changed or removed.
 import hashlib
 import json
 import os
-import platform
 import re
-import subprocess
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +27,8 @@ from fedcommons.errors import ClientError, UserError
 from fedcommons.federation.variables import differing, variables
 from fedcommons.files import remove_unfinished, sha256, stored, unfinished, write_json, write_text
 from fedcommons.tracking import recorded
+from fedcommons.tracking.environment import environment
 from fedcommons.tracking.tracker import Metric
-
-PACKAGES = ("fedcommons", "torch", "torchvision", "pytorch-lightning", "ray", "diffusers", "opacus", "wandb", "numpy")
 
 _FILES = (
     r"(config\.yaml|wandb-id\.txt|error\.txt|partition\.png|(rounds|timing|clients)\.jsonl"
@@ -87,11 +83,12 @@ def _is_half_written(name: str) -> bool:
 class RunFolder:
     """The record of a run of ``config`` in ``path``: a new one, or with ``resume`` the one that is there.
 
+    The run that is there may have been planned with another number of rounds; it has this one from now on.
     data: the digest of the run's data set, if that is to be compared.
 
     Raises:
         UserError: the folder cannot be written, holds a run already, or a run of another experiment, on other data, or
-            that began where libraries round otherwise.
+            that began where libraries round otherwise, or has more rounds already.
     """
 
     def __init__(self, path: Path, config: Experiment, resume: bool, data: str | None = None) -> None:
@@ -102,16 +99,18 @@ class RunFolder:
         self._courses = ["rounds.jsonl", "timing.jsonl", *(["clients.jsonl"] if config.measure.clients else [])]
         try:
             path.mkdir(parents=True, exist_ok=True)
-            _require_plain(path)
+            require_plain(path)
             if is_run(path):
                 if not resume:
                     raise UserError(f"{path} holds a run already; add --resume to continue it or choose another --out.")
                 _require_same(path, config, data)
-                _require_same_rounding(path)
+                require_same_rounding(path)
             remove_unfinished(path, _FILES)
             remove_unfinished(self.checkpoints, rf"{checkpoint.FILE}(\.json)?")
             remove_unfinished(path / "memory", rf"{memory.FILE}(\.json)?")
-            (path / "summary.json").unlink(missing_ok=True)  # of a finished run whose rounds.jsonl was damaged later
+            (path / "summary.json").unlink(missing_ok=True)  # of a run that goes on, or whose rounds.jsonl was damaged
+            if is_run(path):
+                self._forget_ends(config)
             write_json(path / "environment.json", {**environment(), **_sources(config)})
             write_text(path / "config.yaml", yaml.safe_dump(flat.to_dict(config), sort_keys=False))
         except OSError as error:
@@ -135,6 +134,17 @@ class RunFolder:
             kept = self._text(name, after_round)
             write_text(self.path / name, kept)
             self._told[name] = hashlib.sha256(kept.encode())
+
+    def _forget_ends(self, config: Experiment) -> None:
+        """Drop the round that is the last one in one plan only, old or new: more is observed in a last round.
+
+        It is played again. Before config.yaml changes, so that a run that is killed here has the rounds of its plan.
+        """
+        observed = [config.flat.get(name, 0) for name in ("measure.every", "evaluate.every")]
+        plans = {read_config(self.path).federation.rounds, config.federation.rounds}
+        odd = [last for last in plans if any(last % (every or 1) for every in observed)]
+        if len(plans) > 1 and odd:
+            self.rewind(min(odd) - 1)
 
     def _text(self, name: str, after_round: int) -> str:
         kept = recorded.lines(self.path / name)[0][: after_round + 1]
@@ -208,7 +218,7 @@ def read_config(path: Path) -> Experiment:
         raise UserError(f"{file} is damaged ({why}); remove that run or choose another --out.") from None
 
 
-def _require_plain(path: Path) -> None:
+def require_plain(path: Path) -> None:
     """Check that what a run writes to is no link to elsewhere, no pipe, and no folder in the place of a file.
 
     Raises:
@@ -227,7 +237,14 @@ def _require_plain(path: Path) -> None:
 
 
 def _require_same(path: Path, config: Experiment, data: str | None) -> None:
-    if differ := flat.same_results(read_config(path), config):
+    held = read_config(path)
+    differ = flat.same_results(held, config)
+    if differ == ["federation.rounds"] and (done := len(read_rounds(path)) - 1) > config.federation.rounds:
+        raise UserError(
+            f"{path} has {done} rounds already, so federation.rounds cannot be {config.federation.rounds}; choose "
+            "another --out."
+        )
+    if differ := [name for name in differ if name != "federation.rounds"]:
         found, now = (kept.get("sources") for kept in (_facts(path / "environment.json"), _sources(config)))
         names = [name + _changed(found, now, name.removeprefix("source.")) for name in differ]
         raise UserError(f"{path} holds a run with another {', '.join(names)}; choose another --out.")
@@ -250,8 +267,12 @@ def require_same_data(path: Path, name: str, data: str) -> None:
         )
 
 
-def _require_same_rounding(path: Path) -> None:
-    """A run of an earlier version has no variables, and any are taken."""
+def require_same_rounding(path: Path) -> None:
+    """Check that libraries round as they did where the run in ``path`` began.
+
+    Raises:
+        UserError: they do not. A run of an earlier version does not say how they did, and any way is taken.
+    """
     began = _facts(path / "environment.json").get("variables")
     if isinstance(began, dict) and (what := differing(began, variables())):
         raise UserError(f"{path} holds a run that began where libraries round otherwise ({what}); set it as it was.")
@@ -350,7 +371,7 @@ def accuracies(lines: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
 
 
 def read_finished(path: Path, config: Experiment, data: str | None = None) -> dict[str, Any] | None:
-    """The summary of the run if it is finished, else None; ``data``: see ``RunFolder``.
+    """The summary of the run if it is finished, else None; with other rounds it is not. ``data``: see ``RunFolder``.
 
     Raises:
         UserError: the run is of another experiment, or on other data, or its config.yaml is damaged.
@@ -358,29 +379,4 @@ def read_finished(path: Path, config: Experiment, data: str | None = None) -> di
     if not is_run(path) or (summary := read_summary(path)) is None:
         return None
     _require_same(path, config, data)
-    return summary
-
-
-def environment() -> dict[str, Any]:
-    """What results depend on besides the config: versions, machine, variables by which libraries round, commit."""
-    import torch
-
-    root = Path(__file__).parent
-
-    def git(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(["git", "-C", root, *arguments], capture_output=True, text=True, timeout=10)
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    return {
-        "python": platform.python_version(),
-        "machine": platform.platform(),
-        "cpu": torch.backends.cpu.get_cpu_capability(),
-        "variables": variables(),
-        "gpus": torch.cuda.device_count(),
-        "commit": git("rev-parse", "HEAD"),
-        "uncommitted_changes": bool(git("status", "--porcelain")),
-        "packages": {name: version(name) for name in PACKAGES},
-    }
+    return summary if read_config(path).federation.rounds == config.federation.rounds else None

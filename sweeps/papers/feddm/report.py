@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedcommons.config import cli
+from fedcommons.config import cli, target
 from fedcommons.files import write_json, write_text
 from fedcommons.reports import tables
 from fedcommons.sweeping import grids, sweep
@@ -45,8 +45,10 @@ def rows(found: Sequence[Entry], out: Path, say: Callable[[str], None]) -> Any:
 
 def notes(frame: Any, options: cli.Options) -> list[str]:
     """What a reader must know to read the numbers."""
+    goal = target.plain(options.target)
+    reach = f"{target.in_words(goal)}{'' if isinstance(goal, str) else ' test accuracy'}"
     said = [
-        f"Rounds: the first whose server model has {100 * options.target:g} % test accuracy; >R: not within R rounds.",
+        f"Rounds: the first whose server model has {reach}; >R: not within R rounds.",
         "MB: 10^6 bytes over all clients; until the target a seed that missed it counts with all its rounds, and the "
         "mean has >.",
         f"Seeds: {options.seeds}; ± is the sample standard deviation; intervals: Student's, for the mean over seeds.",

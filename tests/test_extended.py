@@ -1,0 +1,219 @@
+"""A run that goes on with more rounds = one planned with them from the start, in every file that has no times."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedcommons.config import presets
+from fedcommons.config.experiment import Experiment
+from fedcommons.config.flat import override
+from fedcommons.errors import UserError
+from fedcommons.runs.experiment import run
+from fedcommons.sweeping import predecessors, sweep
+from fedcommons.sweeping.display import Display
+from fedcommons.sweeping.many import named
+
+FIELDS = {
+    "federation.rounds": 4, "federation.checkpoint_every": 2, "measure.every": 2, "client.epochs": 1, "data.limit": 60,
+    "tracking.wandb": "off",
+}  # fmt: skip
+RULE = """
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Sleepy:
+    by_plan: bool = False
+
+    def __call__(self, joined, facts, round, seed):
+        last = facts.rounds if self.by_plan else 3
+        return {joined[0]: 0.0} if round == last else {}
+"""
+
+
+class Killed(Exception):
+    pass
+
+
+def quiet(text: str) -> None:
+    pass
+
+
+def config(folder: Path, rounds: int, **values: Any) -> Experiment:
+    named = {name.replace("__", "."): value for name, value in values.items()}
+    fields = {**FIELDS, "artifacts": str(folder / "artifacts"), **named, "federation.rounds": rounds}
+    return presets.experiment("smoke", "digits", fields)
+
+
+def bits(folder: Path) -> dict[str, bytes]:
+    """All that a run leaves but its times and what it was run on; of its checkpoints the last."""
+    last = max(folder.glob("checkpoints/*.safetensors"))
+    paths = [p for p in folder.iterdir() if p.is_file() and p.name not in ("timing.jsonl", "environment.json", ".lock")]
+    return {p.name: p.read_bytes() for p in (*paths, last, last.with_name(f"{last.name}.json"))}
+
+
+def play(folder: Path, plan: Experiment, kill_at: int | None = None) -> list[int]:
+    """Go on in this folder; the rounds that were played."""
+    seen: list[int] = []
+
+    def watch(number: int, metrics: Mapping[str, float | None]) -> None:
+        seen.append(number)
+        if number == kill_at:
+            raise Killed
+
+    run(plan, folder, resume=True, say=quiet, on_round=watch)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("plans", "first", "values"),
+    [
+        ((4, 7), 5, {}),  # round 4 is measured in either plan
+        ((3, 7), 3, {}),  # round 3 is measured as the last one only, so it is played again
+        ((3, 4, 5, 8), 5, {}),  # several times
+        ((3, 6), 1, {"federation__checkpoint_every": 9}),  # before round 3 there is only the checkpoint of round 0
+        ((3, 6), 4, {"measure__every": 0}),
+        ((2, 5), 3, {"algorithm": "scaffold", "federation__memory_mb": 1e-6}),
+        ((2, 5), 3, {"measure__clients": True, "dp__local": True}),
+    ],
+)
+def test_a_longer_plan_gives_the_same_bits(
+    plans: tuple[int, ...], first: int, values: Mapping[str, Any], tmp_path: Path
+) -> None:
+    for rounds in plans:
+        seen = play(tmp_path / "run", config(tmp_path, rounds, **values))
+    assert seen[0] == first
+    run(config(tmp_path, plans[-1], **values), tmp_path / "whole", say=quiet)
+    assert bits(tmp_path / "run") == bits(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("kill_at", "then"), [(3, 7), (4, 9), (6, 7)])
+def test_an_extension_that_is_killed_goes_on(kill_at: int, then: int, tmp_path: Path) -> None:
+    play(tmp_path / "run", config(tmp_path, 3))
+    with pytest.raises(Killed):
+        play(tmp_path / "run", config(tmp_path, 7), kill_at)
+    play(tmp_path / "run", config(tmp_path, then))
+    run(config(tmp_path, then), tmp_path / "whole", say=quiet)
+    assert bits(tmp_path / "run") == bits(tmp_path / "whole")
+
+
+def test_a_run_that_was_broken_off_can_end_sooner(tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        play(tmp_path / "run", config(tmp_path, 9), 4)
+    assert play(tmp_path / "run", config(tmp_path, 5)) == [5]
+    run(config(tmp_path, 5), tmp_path / "whole", say=quiet)
+    assert bits(tmp_path / "run") == bits(tmp_path / "whole")
+
+
+def test_a_round_that_becomes_the_last_is_measured(tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        play(tmp_path / "run", config(tmp_path, 9), 5)
+    assert play(tmp_path / "run", config(tmp_path, 5)) == [5]
+    run(config(tmp_path, 5), tmp_path / "whole", say=quiet)
+    assert bits(tmp_path / "run") == bits(tmp_path / "whole")
+
+
+def test_what_cannot_go_on_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
+    play(tmp_path / "run", config(tmp_path, 4))
+    before = bits(tmp_path / "run")
+    fewer = "has 4 rounds already, so federation.rounds cannot be 3; choose another --out"
+    for plan, why in (
+        (config(tmp_path, 3), fewer),
+        (config(tmp_path, 6, client__lr=0.5), "holds a run with another client.lr; choose"),
+        (config(tmp_path, 6, seed=1), "holds a run with another seed; choose"),
+    ):
+        with pytest.raises(UserError, match=why):
+            play(tmp_path / "run", plan)
+        assert bits(tmp_path / "run") == before
+
+
+def test_what_knows_the_number_of_rounds_is_not_extended(tmp_path: Path) -> None:
+    (tmp_path / "rules.py").write_text(RULE)
+    rule = {"straggler__rule": f"{tmp_path / 'rules.py'}:Sleepy"}
+    feddpms = {"algorithm": "feddpms", "model__name": "vae", "measure__every": 0, "client__lr": 0.005}
+    for name, plans, values, why in (
+        (
+            "rule",
+            (4, 6),
+            {**rule, "straggler__by_plan": True},
+            r"straggler.rule .*:Sleepy depends on federation.rounds",
+        ),
+        ("method", (2, 6), feddpms, "algorithm feddpms depends on federation.rounds: with 6 the rounds so far"),
+        ("round", (4, 6), rule, None),
+        ("stages", (2, 3), feddpms, None),  # 0.4 of the rounds are one round of stage I in both plans
+        ("asked", (3, 6), {**feddpms, "feddpms__preliminary_rounds": 1}, None),
+    ):
+        play(tmp_path / name, config(tmp_path, plans[0], **values))
+        if why:
+            with pytest.raises(UserError, match=why):
+                play(tmp_path / name, config(tmp_path, plans[1], **values))
+            continue
+        play(tmp_path / name, config(tmp_path, plans[1], **values))
+        run(config(tmp_path, plans[1], **values), tmp_path / f"{name}-whole", say=quiet)
+        assert bits(tmp_path / name) == bits(tmp_path / f"{name}-whole")
+
+
+def test_secret_noise_goes_on_with_its_salt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDCOMMONS_STATE", str(tmp_path / "state"))
+    secret = {"dp__local": True, "dp__noise": "secret", "measure__every": 2}
+    play(tmp_path / "a", config(tmp_path, 3, **secret))
+    noise = (tmp_path / "a" / "noise.json").read_bytes()
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    play(tmp_path / "a", config(tmp_path, 6, **secret))
+    for rounds in (4, 6):
+        play(tmp_path / "b", config(tmp_path, rounds, **secret))
+    assert bits(tmp_path / "a") == bits(tmp_path / "b")
+    assert (tmp_path / "a" / "noise.json").read_bytes() == noise
+
+
+def test_other_clients_or_data_are_refused_as_before(tmp_path: Path) -> None:
+    pool = {"sharing__setting": "shuffled_real", "sharing__p": 0.1}
+    play(tmp_path / "run", config(tmp_path, 2, **pool))
+    with pytest.raises(UserError, match=r"another sharing\.p"):
+        play(tmp_path / "run", override(config(tmp_path, 5, **pool), {"sharing.p": 0.2}))
+
+
+def test_a_longer_cell_goes_on_from_a_copy_of_the_shorter(tmp_path: Path) -> None:
+    """Of several the one with the most rounds; a run of other fields, or one that cannot go on, is left alone."""
+    plans = [config(tmp_path, rounds) for rounds in (2, 3, 7)]
+    other = config(tmp_path, 4, seed=1)
+    cells = {plan.federation.rounds: cell for plan in plans for cell in named([plan])}
+    out = tmp_path / "out"
+    for cell in (cells[2], cells[3], *named([other])):
+        run(cell.config, out / cell.name, say=quiet)
+    before = bits(out / cells[3].name)
+    long, short = cells[7], named([override(other, {"federation.rounds": 2})])[0]
+    with Display() as display:
+        left = sweep.todo([cells[2], cells[3], long, short], out, display)
+    assert left.shorter == {long.name: out / cells[3].name}
+    predecessors.copy(out / cells[3].name, out / long.name)
+    assert play(out / long.name, long.config)[0] == 3
+    run(long.config, tmp_path / "whole", say=quiet)
+    assert bits(out / long.name) == bits(tmp_path / "whole")
+    assert bits(out / cells[3].name) == before
+
+
+@pytest.mark.parametrize("copied", [1, 4, 8])
+def test_a_copy_that_is_killed_loses_rounds_alone(copied: int, tmp_path: Path) -> None:
+    """Its files stand there up to one of them."""
+    play(tmp_path / "run", config(tmp_path, 4))
+    predecessors.copy(tmp_path / "run", tmp_path / "whole")
+    paths = sorted((p for p in (tmp_path / "whole").rglob("*") if p.is_file()), key=lambda p: p.stat().st_mtime_ns)
+    for path in paths[copied:]:
+        path.unlink()
+    if copied < 7:
+        (tmp_path / "whole" / "checkpoints").rmdir()
+    play(tmp_path / "whole", config(tmp_path, 6))
+    play(tmp_path / "run", config(tmp_path, 6))
+    assert bits(tmp_path / "run") == bits(tmp_path / "whole")
+
+
+def test_what_knows_the_number_of_rounds_is_no_predecessor(tmp_path: Path) -> None:
+    feddpms = {"algorithm": "feddpms", "model__name": "vae", "measure__every": 0, "client__lr": 0.005}
+    short, long = (named([config(tmp_path, rounds, **feddpms)])[0] for rounds in (2, 6))
+    run(short.config, tmp_path / short.name, say=quiet)
+    with Display() as display:
+        assert sweep.todo([long], tmp_path, display).shorter == {}

@@ -1,0 +1,199 @@
+"""Targets on any metric, and runs that end as soon as theirs is reached or nothing gets better."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedcommons.config import presets, target
+from fedcommons.config.experiment import Experiment
+from fedcommons.config.flat import deciding, from_dict, override, to_dict
+from fedcommons.errors import UserError
+from fedcommons.federation import checkpoint
+from fedcommons.reports import metrics
+from fedcommons.reports.frames import load_runs
+from fedcommons.runs.experiment import run
+from fedcommons.runs.stopping import Stop, stop_of
+
+FIELDS = {
+    "federation.rounds": 6, "federation.checkpoint_every": 4, "measure.every": 0, "client.epochs": 1,
+    "data.limit": 300, "tracking.wandb": "off",
+}  # fmt: skip
+
+
+def config(**values: Any) -> Experiment:
+    return presets.experiment("smoke", "digits", {**FIELDS, **{n.replace("__", "."): v for n, v in values.items()}})
+
+
+def quiet(text: str) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("text", "metric", "way", "bound"),
+    [
+        (0.7, "test/accuracy", "max", 0.7),
+        (" accuracy>=0.7 ", "test/accuracy", "max", 0.7),
+        ("test/accuracy >= 0.7", "test/accuracy", "max", 0.7),
+        ("loss <= 3e-1", "test/loss", "min", 0.3),
+        ("validation/f1 >= .5", "validation/f1", "max", 0.5),
+        ("personal/accuracy_mean >= 0.9", "personal/accuracy_mean", "max", 0.9),
+        ("elbo >= -120", "test/elbo", "max", -120.0),
+    ],
+)
+def test_a_target_is_a_metric_and_a_bound(text: float | str, metric: str, way: str, bound: float) -> None:
+    found = target.read(text)
+    assert (found.metric, found.way, found.bound) == (metric, way, bound)
+    again = target.plain(text)
+    assert target.plain(again) == again
+    assert target.read(again) == found
+    assert found.is_met({metric: bound})
+    step = 1e-9 if way == "min" else -1e-9
+    assert not found.is_met({metric: bound + step})
+    assert not found.is_met({metric: None})
+    assert not found.is_met({})
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (0.0, r"must lie in \(0, 1\], got 0"),
+        (80, r"must lie in \(0, 1\], got 80"),
+        (float("nan"), r"must lie in \(0, 1\], got nan"),
+        ("80%", "a metric and a bound, such as 'loss <= 0.3', got '80%'"),
+        ("loss < 0.3", "a metric and a bound"),
+        ("loss <= nan", "a metric and a bound"),
+        ("loss <= inf", "a metric and a bound"),
+        ("accuracy >= 80", r"an accuracy lies in \[0, 1\]"),
+    ],
+)
+def test_what_is_no_target_is_refused(text: float | str, why: str) -> None:
+    with pytest.raises(UserError, match=why):
+        config(target=text)
+
+
+def test_test_accuracy_has_one_name_however_it_is_written() -> None:
+    number, text, other = config(target=0.7), config(target="accuracy >= 0.70"), config(target="loss <= 0.7")
+    assert text == number
+    assert deciding(text) == deciding(number)
+    assert deciding(other)["target"] == "test/loss <= 0.7"
+    assert from_dict(to_dict(other)) == other
+    assert override(other, {"seed": 3}).target == "test/loss <= 0.7"
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"target": "validation/accuracy >= 0.5", "data__validation": 0.0}, "needs --data.validation above 0"),
+        ({"target": "convergence/zeta_sq <= 1"}, "needs --measure.every above 0"),
+        ({"target": "privacy/epsilon_local_training <= 1"}, "needs --dp.local true"),
+        ({"federation__stop": "patience", "data__validation": 0.0}, "needs --data.validation above 0"),
+        ({"federation__stop_patience": 3}, "federation.stop_patience changes nothing without --federation.stop patience"),
+        ({"federation__stop": "target", "federation__stop_metric": "loss"}, "stop_metric changes nothing"),
+        ({"federation__stop": "patience", "federation__stop_metric": "f1"}, "needs max or min behind it"),
+        ({"federation__stop": "patience", "federation__stop_metric": "test/loss"}, "a metric on validation data"),
+    ],
+)
+def test_what_cannot_be_measured_or_means_nothing_is_refused_before_any_work(
+    values: Mapping[str, Any], why: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=why):
+        run(config(**values), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        (
+            {"target": "f1 >= 0.5"},
+            "target: no round has 'test/f1'.* Round 0 has comm/once_bytes, .*test/accuracy, test/los",
+        ),
+        ({"target": "acuracy >= 0.5"}, "'test/acuracy'; did you mean 'test/accuracy'"),
+        ({"federation__stop": "patience", "federation__stop_metric": "f1 max"}, "stop_metric: no round has"),
+        ({"target": "train/lss <= 1"}, "Round 1 has .*train/loss"),
+    ],
+)
+def test_a_metric_that_nobody_logs_is_refused_with_those_that_there_are(
+    values: Mapping[str, Any], why: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=why):
+        run(config(**values), tmp_path / "run", say=quiet)
+
+
+def lines(values: list[float | None], metric: str = "validation/loss") -> list[dict[str, Any]]:
+    return [{"round": number, metric: value} for number, value in enumerate(values)]
+
+
+@pytest.mark.parametrize(
+    ("values", "ends"),
+    [
+        ([9, 5, 4, 3, 2, 1, 0], None),
+        ([0, 5, 4, 4, 3, 3, 3], 6),  # equal is no better; round 0 does not count
+        ([9, 5, 6, 7, 1, 1, 1], 3),
+        ([9, None, None, 1, 1, 1, 1], 2),  # what is not finite is no progress
+        ([9, 2, None, 3, 1, 1, 1], 3),
+    ],
+)
+def test_patience_ends_a_run_that_many_rounds_after_its_best(values: list[float | None], ends: int | None) -> None:
+    stop = Stop("patience", 0.8, 9, 2, "validation/loss", "min")
+    every = lines(values)
+    assert next((k for k in range(1, 7) if stop.why(every[: k + 1])), None) == ends
+    assert not Stop("patience", 0.8, ends or 9, 2, "validation/loss", "min").why(every[: (ends or 6) + 1])
+
+
+def test_a_run_ends_with_its_target_and_so_does_one_that_goes_on(tmp_path: Path) -> None:
+    """The whole run tells when that is; the same bits come of a run killed on the way, resumed or extended."""
+    whole = run(config(federation__rounds=6), tmp_path / "whole", say=quiet)
+    every = [json.loads(line) for line in (tmp_path / "whole" / "rounds.jsonl").read_text().splitlines()]
+    assert whole["rounds"] == 6
+    assert "stopped" not in whole
+    goal = f"loss <= {every[3]['test/loss']!r}"
+    stops = config(target=goal, federation__stop="target")
+    expected = target.first(goal, every)
+    assert expected is not None
+    assert expected <= 3
+    said = run(stops, tmp_path / "run", say=quiet)
+    assert said["rounds"] == said["rounds_to_target"] == expected
+    assert said["stopped"] == f"after round {expected}: target {target.in_words(stops.target)} is reached"
+    assert said["bytes_down"] + said["bytes_up"] == every[expected]["comm/total_bytes"]
+    assert (tmp_path / "run" / "rounds.jsonl").read_text().splitlines() == [
+        json.dumps(x) for x in every[: expected + 1]
+    ]
+    seen: list[int] = []
+    run(stops, tmp_path / "run", resume=True, say=quiet, on_round=lambda number, _: seen.append(number))
+    (tmp_path / "run" / "summary.json").unlink()  # killed before it was written
+    again = run(stops, tmp_path / "run", resume=True, say=quiet, on_round=lambda number, _: seen.append(number))
+    assert seen == []
+    assert again == said
+    longer = override(stops, {"federation.rounds": 9})
+    extended = run(longer, tmp_path / "run", resume=True, say=quiet, on_round=lambda number, _: seen.append(number))
+    assert seen == []
+    assert extended == run(longer, tmp_path / "longer", say=quiet)
+    standing = checkpoint.load_latest(tmp_path / "run" / "checkpoints")
+    assert standing is not None
+    assert standing.round == expected
+    row = load_runs(tmp_path / "run").iloc[0]
+    assert (row["rounds"], row["rounds_to_target"], row["status"]) == (expected, expected, "finished")
+
+
+def test_a_run_without_progress_ends(tmp_path: Path) -> None:
+    still = config(
+        client__lr=1e-30, federation__stop="patience", federation__stop_patience=2, federation__stop_metric="loss"
+    )
+    said = run(still, tmp_path / "run", say=quiet)
+    assert said["rounds"] == 3
+    assert said["stopped"] == "after round 3: validation/loss was best in round 1, 2 rounds before"
+
+
+def test_a_metric_of_the_target_has_its_direction() -> None:
+    assert metrics.mode("test/f1", "f1 >= 0.5") == "max"
+    assert metrics.mode("test/f1", "f1 <= 0.5") == "min"
+    with pytest.raises(UserError, match="needs --mode max or --mode min"):
+        metrics.mode("test/f1", 0.8)
+
+
+def test_the_defaults_never_stop() -> None:
+    assert stop_of(config()).why([{"round": 1, "test/accuracy": 1.0}]) is None
