@@ -4,8 +4,9 @@
 
 runs        Experiment, experiment, run, Result, sweep, load_runs, load_rounds, load_clients, means, UserError,
             ClientError
-methods     Algorithm, ChoosesClients, Shares, TellsWork, Facts, State, Message, Reply, Replies, Common, Release, Work,
-            LocalSGD, ClientData, Clients, Executor; check_algorithm, least_squares and audit_method test them
+methods     Algorithm, ChoosesClients, Shares, Personal, TellsWork, Facts, State, Message, Reply, Replies, Common,
+            Release, Work, LocalSGD, ClientData, Clients, Executor; check_algorithm, least_squares and audit_method test
+            them
 arithmetic  Flat, Payload, flat, flatten, scalar, add, sub, scale, zeros_like, copy, select, put, norm, sq_norm
 draws       seed_for, generator, numpy_generator, set_default_generator
 data        Examples, Source, Partition
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         Common,
         Facts,
         Message,
+        Personal,
         Replies,
         Reply,
         Shares,
@@ -83,11 +85,11 @@ _HOMES = {
     "audits.canaries": "audit_method",
     "config.experiment": "Experiment",
     "config.presets": "experiment",
-    "core.algorithm": "Algorithm ChoosesClients Common Facts Message Replies Reply Shares State TellsWork",
+    "core.algorithm": "Algorithm ChoosesClients Common Facts Message Personal Replies Reply Shares State TellsWork",
     "core.executor": "Executor",
     "core.local": "LocalSGD",
-    "core.work": "Work",
     "core.release": "Release",
+    "core.work": "Work",
     "core.worker": "RunData",
     "data.clients": "ClientData Clients",
     "data.examples": "Examples Source",
@@ -116,12 +118,12 @@ _MODULES = {name: module for module, names in _HOMES.items() for name in names.s
 __all__ = [
     "Algorithm", "Assigned", "ChoosesClients", "ClientData", "ClientError", "Clients", "Common", "Contribution",
     "Contributions", "Dealt", "Examples", "Executor", "Experiment", "Facts", "Flat", "Generating", "Generator",
-    "GeneratorRecipe", "LocalSGD", "Measure", "Message", "Need", "Partition", "Payload", "Receipt", "Release",
-    "Replies", "Reply", "Result", "Rule", "RunData", "Shares", "Source", "Stage", "State", "TakesLong", "TellsWork",
-    "Tracker", "TrainedGenerator", "UserError", "Work", "add", "audit_method", "check_algorithm", "copy", "experiment",
-    "flat", "flatten", "generator", "least_squares", "load_clients", "load_rounds", "load_runs", "means", "norm",
-    "numpy_generator", "put", "run", "scalar", "scale", "seed_for", "select", "set_default_generator", "sq_norm", "sub",
-    "sweep", "zeros_like",
+    "GeneratorRecipe", "LocalSGD", "Measure", "Message", "Need", "Partition", "Payload", "Personal", "Receipt",
+    "Release", "Replies", "Reply", "Result", "Rule", "RunData", "Shares", "Source", "Stage", "State", "TakesLong",
+    "TellsWork", "Tracker", "TrainedGenerator", "UserError", "Work", "add", "audit_method", "check_algorithm", "copy",
+    "experiment", "flat", "flatten", "generator", "least_squares", "load_clients", "load_rounds", "load_runs", "means",
+    "norm", "numpy_generator", "put", "run", "scalar", "scale", "seed_for", "select", "set_default_generator",
+    "sq_norm", "sub", "sweep", "zeros_like",
 ]  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from fedcommons.config.sections import (
     Client,
     Constants,
     Data,
+    Evaluate,
     Federation,
     Generator,
     Measure,
@@ -54,6 +55,7 @@ class Experiment:
     federation: Federation = field(default_factory=Federation)
     straggler: Straggler = field(default_factory=Straggler)
     dp: DP = field(default_factory=DP)
+    evaluate: Evaluate = field(default_factory=Evaluate)
     measure: Measure = field(default_factory=Measure)
     tracking: Tracking = field(default_factory=Tracking)
     constants: Constants = UNSET

@@ -253,6 +253,17 @@ class DP:
 
 
 @dataclass(frozen=True)
+class Evaluate:
+    """How often models are evaluated, and whether on each client's own examples too."""
+
+    every: Annotated[int, "[1, 1e9]"] = 1
+    """rounds between evaluations; the untrained model and that of the last round always are"""
+    clients: bool = False
+    """evaluate the server model, and personal models where a method has them, on each client's own test examples (on
+    training examples where none are held out, and names say train): clients.jsonl, means and spreads"""
+
+
+@dataclass(frozen=True)
 class Measure:
     """Convergence parameters at the server model."""
 
@@ -263,7 +274,8 @@ class Measure:
     smoothness: bool = False
     """also measure L_max, L_p and the pool's L by Lanczos' iteration: hundreds of passes over the data"""
     clients: bool = False
-    """evaluate the server model on each client's own images after every round: clients.jsonl, and the worst client"""
+    """evaluate the server model on each client's own training images: clients.jsonl, and the worst client; on test
+    images, and with personal models: evaluate.clients"""
     measure: str | None = None
     """import path of a measure of your own, taken in the rounds of `every` besides; default: none"""
     constants: Constants = UNSET

@@ -1,9 +1,10 @@
 """From a config to what a run is played with: the only place that knows all parts."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,12 +22,15 @@ from fedcommons.core.algorithm import (
     Algorithm,
     ChoosesClients,
     Facts,
+    Personal,
     State,
+    keeps_batch_norm,
     require_attributes,
     require_state,
     takes_partial,
 )
 from fedcommons.core.executor import Executor
+from fedcommons.core.features import batch_norm_parameters, head_parameters
 from fedcommons.core.noise import Source
 from fedcommons.core.salts import SECRET
 from fedcommons.core.work import floating_buffers
@@ -44,6 +48,7 @@ from fedcommons.runs import inputs
 from fedcommons.runs.checks import (
     check,
     refuse,
+    require_no_server_model,
     require_participants,
     require_replies,
     require_statistics,
@@ -77,6 +82,7 @@ class Prepared:
     algorithm: Algorithm
     stage: Stage
     late: Rule | None  # None: nobody is late
+    about: Mapping[str, Any] = field(default_factory=dict)  # what ``Facts`` say of examples and model
 
     @property
     def dealt(self) -> Dealt:
@@ -159,12 +165,24 @@ def prepare(config: Experiment) -> Prepared:
     model = flatten(dict(module.named_parameters()))
     capacity.require_model(model)
     keeps = config.federation.buffers == "keep"
-    require_statistics(module, private=config.dp.local, measured=keeps and config.measure.every > 0)
+    is_kept = keeps_batch_norm(prepared.algorithm)
+    measured = keeps and config.measure.every > 0 and not is_kept
+    require_statistics(module, private=config.dp.local, measured=measured)
     require_attributes(prepared.algorithm, module)
-    facts = plan_of(config, prepared.algorithm, rule, prepared.dealt.own, dataset.n_classes).facts
+    about = {
+        "shape": dataset.shape, "n_classes": dataset.n_classes, "head": head_parameters(module),
+        "batch_norm": batch_norm_parameters(module),
+    }  # fmt: skip
+    facts = plan_of(config, prepared.algorithm, rule, prepared.dealt.own, about).facts
     require_replies(facts, config.straggler.rule, config.straggler.constants)
-    begin(prepared.algorithm, model, facts, config.seed)
-    return prepared
+    if "model" not in begin(prepared.algorithm, model, facts, config.seed):
+        options = {
+            "--federation.buffers keep": keeps or not is_kept,
+            "--evaluate.clients true": config.evaluate.clients,
+            "--measure.every 0": not config.measure.every,
+        }
+        require_no_server_model(config.algorithm, [option for option, is_met in options.items() if not is_met])
+    return replace(prepared, about=about)
 
 
 def begin(algorithm: Algorithm, model: Flat, facts: Facts, seed: int) -> State:
@@ -175,18 +193,20 @@ def begin(algorithm: Algorithm, model: Flat, facts: Facts, seed: int) -> State:
     """
     with somebodys(algorithm, "start"):
         state = algorithm.start(model, facts, seed)
-        require_state(state, model.layout)
+        require_state(state, model.layout, has_model="model" in state or not isinstance(algorithm, Personal))
         return state
 
 
-def plan_of(config: Experiment, algorithm: Algorithm, rule: Rule | None, clients: Clients, n_classes: int) -> Plan:
-    """Who is drawn, who is late and what is done with the rest, in every round."""
+def plan_of(
+    config: Experiment, algorithm: Algorithm, rule: Rule | None, clients: Clients, about: Mapping[str, Any]
+) -> Plan:
+    """Who is drawn, who is late and what is done with the rest, in every round; about: see ``Prepared``."""
     f, n, joins = config.federation, len(clients), joining_of(algorithm, len(clients), config.federation.participation)
     taken = {"take": True, "drop": False, "method": takes_partial(algorithm)}[config.straggler.partial]
     replies_all_the_same = taken and getattr(rule, "leaves_partial", False)
     replied = arrival(None if replies_all_the_same else rule, n, joins, config.seed)
-    sizes, counts = tuple(clients.rows.totals.tolist()), partial(clients.counts, n_classes)
-    facts = Facts(n, sizes, f.rounds, f.weighting, replied, counts)
+    sizes, counts = tuple(clients.rows.totals.tolist()), partial(clients.counts, about["n_classes"])
+    facts = Facts(n, sizes, f.rounds, f.weighting, replied, counts, **about)
     return Plan(facts, f.participation, f.blocks, config.seed, rule, f.buffers == "keep", f.max_norm, taken)
 
 
@@ -300,5 +320,5 @@ def assemble_contributed(prepared: Prepared, contributed: Contributions) -> Asse
     shared = share_by_method(shared, prepared.algorithm, dataset.n_classes, c.seed)
     sets = {"test": dataset.test, "validation": dataset.validation}
     data = replace(shared.data, sets=sets, n_classes=dataset.n_classes)
-    plan = plan_of(c, prepared.algorithm, prepared.late, data.clients, dataset.n_classes)
+    plan = plan_of(c, prepared.algorithm, prepared.late, data.clients, prepared.about)
     return Assembled(prepared, replace(shared, data=data), plan, audited)

@@ -4,7 +4,7 @@ A field's range stands where the field does, and a part refuses what it is not d
 part. What depends on the data is refused where they are loaded and dealt (``build.prepare``).
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -62,6 +62,11 @@ def check(config: Experiment) -> None:
             "an actor more would have no block to work on."
         )
     require_rates(c.client.lr_schedule, c.client.constants, c.federation.rounds)
+    if c.measure.clients and c.evaluate.clients:
+        raise UserError(
+            "measure.clients must be false with evaluate.clients true: clients.jsonl is of one of them, and "
+            "measure.clients takes training images."
+        )
     if c.client.optimizer == "adam" and c.client.momentum:
         raise UserError(f"client.momentum must be 0 with client.optimizer adam, got {c.client.momentum:g}.")
 
@@ -221,6 +226,21 @@ def require_plain(optimizer: torch.optim.Optimizer) -> None:
     closure = signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
         raise ValueError(f"{type(optimizer).__name__} needs a closure, and a step here is that of one gradient")
+
+
+def require_no_server_model(algorithm: str, lacking: Sequence[str]) -> None:
+    """Refuse a method without a server model where nobody would judge it, or where a server model is measured.
+
+    lacking: the options that it needs.
+
+    Raises:
+        UserError: there are any.
+    """
+    if lacking:
+        raise UserError(
+            f"algorithm {algorithm} has no server model, as each client has a model of its own: "
+            f"it needs {' and '.join(lacking)}."
+        )
 
 
 def require_statistics(module: nn.Module, *, private: bool, measured: bool) -> None:

@@ -144,7 +144,7 @@ def _left(ready: Assembled, record: RunFolder, resume: bool, salt: bytes, say: C
     start = rounds.with_counts(ready.start(memory), ready.plan.facts)
     found = None
     if resume:
-        whole, layout = record.whole(), start.model.layout
+        whole, layout = record.whole(), start.layout
         found = checkpoint.load_latest(record.checkpoints, memory, whole, layout, record.digest, say)
     last = found.round if found else -1
     record.rewind(last)
@@ -215,8 +215,9 @@ def _federate(
             _require_earned(ready.prepared.stage, ready.shared, config.dp.delta, start.ledger, now.ledger)
             metrics = {**facts, "comm/total_bytes": now.traffic.total}
             metrics |= measures.observe(ready, executor, now)
-            if clients := measures.of_clients(ready, executor, now):
-                metrics |= measures.worst(clients)
+            clients, of_all = measures.of_clients(ready, executor, now)
+            metrics |= of_all
+            if clients:
                 record.log_clients(now.round, clients)
             if config.dp.local:
                 spent = now.ledger.largest_of_rounds(config.dp.delta)
