@@ -20,6 +20,7 @@ Everything else may change in any version. docs/own_parts.md, docs/notebook.ipyn
 """
 
 from importlib import import_module
+from logging import NullHandler, getLogger
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ if TYPE_CHECKING:
     from fedcommons.tracking.tracker import Tracker
 
 __version__ = "0.2.0"
+
+getLogger(__name__).addHandler(NullHandler())  # silent unless somebody listens
 
 _HOMES = {
     "audits.canaries": "audit_method",

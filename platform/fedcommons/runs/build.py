@@ -71,6 +71,9 @@ from fedcommons.sharing.stage import (
 )
 from fedcommons.tensors import EMPTY, Flat, flatten
 
+OnStep = Callable[[str, int, int, str], None]
+"""Told of something that takes long: its name, the steps that are done, of how many, and of what."""
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -217,14 +220,17 @@ def joining_of(algorithm: Algorithm, n: int, participation: float) -> int | None
 
 @fresh_torch()
 def synthetic_images(
-    prepared: Prepared, store: Store, jobs: Sequence[synthetic_pool.Job], say: Callable[[str], None]
-) -> list[Contribution]:
+    prepared: Prepared, store: Store, jobs: Sequence[synthetic_pool.Job], say: Callable[[str], None],
+    on_step: OnStep | None = None,
+) -> list[Contribution]:  # fmt: skip
     """Each client's contribution of synthetic images; ``jobs``: those to be made here, before they are read."""
     set_up_process()
     for number, job in enumerate(jobs, 1):
         doing = "training" if job.epochs else "sampling"
-        say(f"generator {number}/{len(jobs)} (client {job.needs[0].client}): {doing}")
-        synthetic_pool.keep(store, job, synthetic_pool.make(job))
+        name = f"generator {number}/{len(jobs)} (client {job.needs[0].client})"
+        say(f"{name}: {doing}")
+        step = partial(on_step, name) if on_step else None
+        synthetic_pool.keep(store, job, synthetic_pool.make(job, step))
     return contributions(prepared, store)
 
 

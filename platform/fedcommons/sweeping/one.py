@@ -20,6 +20,7 @@ from fedcommons.federation.rounds import Standing
 from fedcommons.reports.frames import folder_path, load_rounds
 from fedcommons.runs import experiment as runs
 from fedcommons.runs import inputs, worker
+from fedcommons.sweeping.display import log
 from fedcommons.tensors import Flat, flat
 
 
@@ -77,12 +78,13 @@ def run(
     experiment: Experiment,
     folder: str | Path,
     *,
-    say: Callable[[str], None] = print,
+    say: Callable[[str], None] = log,
     on_round: Callable[[int, Mapping[str, float | None]], None] | None = None,
 ) -> Result:
     """Run the experiment in ``folder``, or read it there: what was broken off goes on, what is finished is not run.
 
-    say: told what the run has to say. on_round: called after each round with its number and metrics, first with 0, the
+    say: told what the run has to say; by default it goes to the logger ``fedcommons``, which nobody sees unless asked:
+    ``say=print``. on_round: called after each round with its number and metrics, first with 0, the
     untrained model. Settings of the process (torch's precision, threads and random state, signal handlers, Matplotlib's
     backend) change nothing and are afterwards as they were. It may be called in any thread, also in one with an event
     loop, and within another run in the same thread.
