@@ -62,7 +62,7 @@ def dependence(prepared: Prepared, rounds: int, done: int) -> str | None:
     """
     config, algorithm, rule = prepared.config, prepared.algorithm, prepared.late
     other = override(config, {"federation.rounds": rounds})
-    plan = plan_of(config, algorithm, rule, prepared.dealt.own, prepared.dataset.n_classes)
+    plan = plan_of(config, algorithm, rule, prepared.dealt.own, prepared.about)
     plans = plan.facts, replace(plan.facts, rounds=rounds)
     model = flatten(dict(build_module(config, prepared.dataset).named_parameters()))
     one, two = (begin(algorithm, model, facts, config.seed) for facts in plans)
