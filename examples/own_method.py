@@ -3,7 +3,8 @@
 Hsu, Qi and Brown, "Measuring the effects of non-identical data distribution for federated visual classification", 2019,
 arXiv:1909.06335.   x: server model;  y_i: client i's model;  v: velocity.
 
-Departs from the paper: every client weighs the same.
+Departs from the paper: every client weighs the same. The package has it too, with weights and a rate of the server
+(``algorithms/server_optimizers.py``).
 
 python examples/own_method.py         proves on a tiny federation that it keeps every promise of a method
 python sweeps/run.py --algorithm examples/own_method.py:FedAvgM --fedavgm.beta 0.5

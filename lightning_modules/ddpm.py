@@ -7,6 +7,8 @@ arXiv:2202.00512). In the first steps of sampling an error of eps is multiplied 
 or v by 1 at most. So with gradients as noisy as those of DP-SGD they make images long before eps does.
 """
 
+from collections.abc import Callable
+
 import torch
 from diffusers.models.unets.unet_2d import UNet2DModel
 from diffusers.schedulers.scheduling_ddim import DDIMScheduler
@@ -127,19 +129,28 @@ class DDPM(LightningModule):
         return state
 
     @torch.no_grad()
-    def sample(self, labels: Tensor, seed: int, *, sampler: str, steps: int, batch_size: int = 256) -> Tensor:
-        """Images of these classes, uint8 (n, C, H, W): each from its own noise; values are clipped, then rounded."""
+    def sample(
+        self, labels: Tensor, seed: int, *, sampler: str, steps: int, batch_size: int = 256,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Images of these classes, uint8 (n, C, H, W): each from its own noise; values are clipped, then rounded.
+
+        progress: told after each step of the network how many it has made, and of how many.
+        """
         kind = {"ddpm": DDPMScheduler, "ddim": DDIMScheduler}[sampler]
         schedule = kind.from_config(self.schedule.config)
         schedule.set_timesteps(steps)
         generator = torch.Generator().manual_seed(seed)
         self.eval()
         steps_there = schedule.timesteps.to(self.device)  # copied once: a copy in each step would wait for the GPU
-        images = []
+        images, done, of = [], 0, -(-len(labels) // batch_size) * steps
         for y in labels.to(self.device).split(batch_size):
             x = torch.randn(len(y), *self.shape, generator=generator).to(self.device)
             for t, there in zip(schedule.timesteps, steps_there, strict=True):
                 predicted = self.unet(x, there, class_labels=y).sample
                 x = schedule.step(predicted, t, x, generator=generator).prev_sample
+                done += 1
+                if progress:
+                    progress(done, of)
             images.append(((x.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8))
         return torch.cat(images)

@@ -17,7 +17,7 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import choose, override
 from fedcommons.errors import UserError, unknown
 from fedcommons.sweeping import grids, runner, sweep
-from fedcommons.sweeping.display import Display
+from fedcommons.sweeping.display import asked
 from papers.fedssyn import authors
 from papers.fedssyn.advice_report import report
 
@@ -91,7 +91,7 @@ def advise(argv: Sequence[str]) -> int:
     options = arguments(argv)
     out, wanted, runs = Path(options.out), configs(options), cells(options) if options.check else {}
     several = [one for each in runs.values() for one in each]
-    with Display() as display:
+    with asked(options) as display:
         if options.dry_run:
             probes = [sweep.Trial(f"probe, alpha {c.partition.alpha:g}", probed(c, options)) for c in wanted]
             runner.dry_run([*probes, *several], out, display, options.on_cores)

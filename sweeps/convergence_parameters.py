@@ -45,7 +45,7 @@ def arguments(argv: Sequence[str]) -> cli.Options:
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
     parser.add_argument("--hessians", action="store_true", help="measure L_p too: hundreds of passes over the data")
     parser.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
-    cli.add_dry_run(parser)
+    cli.add_shared(parser)
     parser.hide(TAKEN)
     options = cli.parse(parser, argv)
     cli.refuse_fields(options, TAKEN)

@@ -49,7 +49,7 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     ):
         result.add_argument(f"--{name}", type=str, default=default, help=text)
     result.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
-    cli.add_dry_run(result)
+    cli.add_shared(result)
     result.short = {**SHORT_NAMES, "alpha": "alphas", "seed": "seeds"}
     options = cli.parse(result, argv)
     owners = {"seed": "seeds", "algorithm": "algorithms", "partition.alpha": "alphas"}

@@ -1,4 +1,4 @@
-"""Run one experiment and print each round's facts, or run one client of a run again.
+"""Run one experiment and say a line a round, or run one client of a run again.
 
 python sweeps/run.py --preset small --sharing.setting shuffled_synthetic --partition.alpha 0.01
 python sweeps/run.py --config FILE.yaml --out runs/mine --resume
@@ -7,16 +7,20 @@ python sweeps/run.py --replay runs/mine --round 7 --client 3
 
 import json
 import pdb
-import sys
+import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from fedcommons.config import cli, presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import SHORT_NAMES
 from fedcommons.config.parts import KINDS
 from fedcommons.errors import ClientError, UserError
-from fedcommons.tracking.run_folder import is_run
+from fedcommons.sweeping.display import Display, asked
+from fedcommons.sweeping.screen import Rounds, ending
+from fedcommons.tracking.run_folder import is_run, read_rounds
 from papers.fedssyn import authors
 
 
@@ -33,39 +37,45 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--out", default="runs/run", type=str, help="run folder")
     parser.add_argument("--resume", action="store_true", help="continue the run in that folder")
     parser.add_argument("--dry-run", action="store_true", help="say what would run, and what it would cost, and stop")
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON, and nothing else to stdout")
+    cli.add_screen(parser)
     options = cli.parse(parser, argv)
     config = authors.settled(options.preset, cli.experiment(options), options.asked)
-    if options.dry_run:
-        return dry_run(config, Path(options.out))
-
-    def show(number: int, metrics: Mapping[str, float | None]) -> None:
-        facts = "  ".join(f"{name} {value:.6g}" for name, value in metrics.items() if value is not None)
-        print(f"round {number}  {facts}", flush=True)
-
-    if options.resume and not is_run(Path(options.out)):
-        print(f"{options.out} holds no run to resume: it starts from the beginning.")
-    print("Loading torch and the data ...", flush=True)
-    from fedcommons.reports import plots  # these and torch take seconds to import, and --help needs none
-    from fedcommons.runs import experiment
-
-    summary = experiment.run(config, Path(options.out), resume=options.resume, on_round=show)
-    plots.partition_of(Path(options.out))
-    print(json.dumps({k: v for k, v in summary.items() if k != "config" and not isinstance(v, list)}, indent=1))
-    print(f"run folder: {options.out}", file=sys.stderr)
+    with asked(options, to_stderr=options.json) as display:
+        if options.dry_run:
+            return dry_run(config, Path(options.out), display)
+        summary = play(config, Path(options.out), options.resume, display)
+    if options.json:
+        print(json.dumps(summary))
     return 0
 
 
-def dry_run(config: Experiment, out: Path) -> int:
+def play(config: Experiment, out: Path, resume: bool, display: Display) -> Mapping[str, Any]:
+    """Run it, or what is left of it, and say what came of it; the summary."""
+    if resume and not is_run(out):
+        display.say(f"{out} holds no run to resume: it starts from the beginning.")
+    display.say("Loading torch and the data ...")
+    from fedcommons.reports import plots  # these and torch take seconds to import, and --help needs none
+    from fedcommons.runs import experiment
+
+    started, show = time.perf_counter(), Rounds(display, config.federation.rounds)
+    on_step = partial(display.step, ends=False)
+    summary = experiment.run(config, out, resume=resume, say=display.say, on_round=show, on_step=on_step)
+    plots.partition_of(out)
+    for line in ending(summary, read_rounds(out), time.perf_counter() - started, out, display.width):
+        display.say(line)
+    return summary
+
+
+def dry_run(config: Experiment, out: Path, display: Display) -> int:
     """Say what a run would do and cost."""
-    print("Loading torch and the data ...", flush=True)
+    display.say("Loading torch and the data ...")
     from fedcommons.sweeping import planned
-    from fedcommons.sweeping.display import Display
     from fedcommons.sweeping.sweep import Trial
 
     rounds, clients = config.federation.rounds, config.partition.n_clients
-    print(f"{out}: {rounds} rounds of {clients} clients")
-    with Display() as display:
-        planned.dry_run([Trial(out.name, config)], out.parent, display, in_ray=False)
+    display.say(f"{out}: {rounds} rounds of {clients} clients")
+    planned.dry_run([Trial(out.name, config)], out.parent, display, in_ray=False)
     return 0
 
 

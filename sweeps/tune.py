@@ -49,7 +49,7 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
     parser.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
-    cli.add_dry_run(parser)
+    cli.add_shared(parser)
     options = cli.parse(parser, argv)
     options.mode = metrics.mode(options.metric, options.target) if options.mode is None else options.mode
     for name, known in CHOICES.items():

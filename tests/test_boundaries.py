@@ -122,6 +122,7 @@ SEAMS = [
     Seam("data", "__getitem__", "Flowers", True),
     Seam("data", "__len__", "Flowers", True),
     Seam("partition", "Wrong", "", True),
+    Seam("schedule", "Wrong", "", True, ("5",)),
     Seam("model", "Wrong", "", True),
     Seam("model", "forward", "Net", True),
     Seam("model", "training_step", "Net", True),
@@ -137,6 +138,7 @@ PROTOCOLS = {
     "measure": (Measure,),
     "data": (),
     "partition": (),
+    "schedule": (),
     "model": (),
 }
 
@@ -177,7 +179,7 @@ def settled(seam: Seam, part: str) -> Experiment:
 def wrong(seam: Seam, way: str) -> str:
     """A part that is right but for this method."""
     if not seam.base:
-        return f"def Wrong(n_classes):\n    {way}"
+        return f"def Wrong({'round' if seam.kind == 'schedule' else 'n_classes'}):\n    {way}"
     decorated = "    @property\n" if seam.method in ("epochs", "sampling") else ""
     return f"class Wrong({seam.base}):\n{decorated}    def {seam.method}(self, *given, **named):\n        {way}"
 

@@ -1,4 +1,4 @@
-"""What is recorded of each client: the server model on its own images, round by round."""
+"""What is recorded of each client: the server model on its own training images, round by round."""
 
 import json
 import shutil
@@ -74,7 +74,7 @@ def test_how_clients_are_cut_into_jobs_changes_no_bit(monkeypatch: pytest.Monkey
     ready = build.assemble(build.prepare(experiment("smoke", values=FIELDS)))
     executor = ready.executor()
     try:
-        found = measures.of_clients(ready, executor, ready.start(ClientMemory()))
+        found, _ = measures.of_clients(ready, executor, ready.start(ClientMemory()))
         first = json.loads((folder / "clients.jsonl").read_text().splitlines()[0])
         assert {"round": 0, **found} == first
     finally:

@@ -19,7 +19,7 @@ from fedcommons.core.local import LocalSGD
 from fedcommons.core.release import Release
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
-from fedcommons.tensors import Flat, Payload, add, copy, data, flat, scale, sub
+from fedcommons.tensors import Flat, Payload, add, copy, data, flat, scale, select, sub
 from fedcommons.testing import CHECKS, check_algorithm
 
 Total = Mapping[str, Flat | Tensor]
@@ -337,6 +337,31 @@ class _DeclaresWhatItDoesNotSend(_DeclaresNothing):
     names = ("step", "n", "delta")
 
 
+class _GivesAPartOfTheModel(_Sound):
+    def personal(self, state: State, memory: Payload, message: Message) -> Payload:
+        model = flat(state, "model")
+        return {"model": select(model, [*model][1:])}
+
+
+class _MovesTheServerModel(_Sound):
+    def personal(self, state: State, memory: Payload, message: Message) -> Payload:
+        flat(state, "model").buffer.mul_(0.9)
+        return {"model": copy(flat(state, "model"))}
+
+
+class _HasNoModelAtFirst(_Sound):
+    """Clients that have not taken part yet have nothing."""
+
+    def personal(self, state: State, memory: Payload, message: Message) -> Payload:
+        return {"model": scale(flat(state, "model"), 0.5 if memory else float("nan"))}
+
+
+class _DrawsAModel(_Sound):
+    def personal(self, state: State, memory: Payload, message: Message) -> Payload:
+        model = flat(state, "model")
+        return {"model": Flat(model.layout, model.buffer + torch.randn(model.layout.size))}
+
+
 BROKEN: dict[str, tuple[type[_Sound], ...]] = {
     "what_a_module_draws_is_keyed_in_every_mode": (_DrawsFromNumpy, _StartsFromTheLastClient),
     "batch_norms_statistics_follow_the_policy": (_ForgetsTheStatistics,),
@@ -359,6 +384,8 @@ BROKEN: dict[str, tuple[type[_Sound], ...]] = {
     "late_clients_by_any_rule_break_no_promise": (
         _WaitsForAllItWroteTo, _OneMemoryForAll, _KeepsStateToItself, _StartsFromTheLastClient),
     "continuing_from_a_checkpoint_is_never_having_stopped": (_KeepsStateToItself,),
+    "personal_models_are_whole_and_asking_changes_nothing": (
+        _GivesAPartOfTheModel, _MovesTheServerModel, _HasNoModelAtFirst, _DrawsAModel),
     "neither_the_worker_nor_the_order_decides_a_bit": (_StartsFromTheLastClient,),
 }  # fmt: skip
 

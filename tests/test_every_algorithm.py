@@ -13,7 +13,18 @@ from torch import Tensor
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config.parts import KINDS
-from fedcommons.core.algorithm import BUFFERS, Algorithm, ChoosesClients, Facts, Message, Replies, Reply, State, needed
+from fedcommons.core.algorithm import (
+    BUFFERS,
+    Algorithm,
+    ChoosesClients,
+    Facts,
+    Message,
+    Personal,
+    Replies,
+    Reply,
+    State,
+    needed,
+)
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.work import Work
@@ -174,6 +185,8 @@ class _AnyOf:
         chosen = self.algorithms.get(self.name)
         if isinstance(chosen, ChoosesClients):
             self.participants = chosen.participants
+        if isinstance(chosen, Personal):
+            self.personal = chosen.personal
         self.sees_statistics = getattr(chosen, "sees_statistics", False)
         self.takes_partial = getattr(chosen, "takes_partial", False)
 

@@ -67,7 +67,7 @@ def alone(part: str, root: Path, seed: int, n: int, index: int | None) -> "Tally
     from faults import cases, options, table
 
     scripts, cores = options.scripts(), 1 if part in ("threads", "network") else 2
-    templates = cases.templates(root / "templates", scripts["run"])
+    templates = cases.templates(root / part / "templates", scripts["run"])
     make = import_module(f"faults.{ALONE[part]}").make
     campaign = cases.Campaign(root / part, lambda number: make(seed, number, scripts, templates))
     tally = table.Tally(part)

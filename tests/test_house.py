@@ -22,7 +22,7 @@ from fedcommons.config.parts import KINDS
 
 ROOT = Path(__file__).parent.parent
 HOLDERS = {"Experiment", "Data", "Partition", "Generator", "Sharing", "Model", "Client", "Federation", "Straggler",
-           "DP", "Measure", "Tracking", "Prepared", "Assembled"}  # fmt: skip
+           "DP", "Evaluate", "Measure", "Tracking", "Prepared", "Assembled"}  # fmt: skip
 FLAT = {"fields", "flat", "values", "config"}
 """What a mapping of dotted names to values is called."""
 BESIDE = ("sweeping/", "reports/", "config/cli", "config/options", "config/presets", "config/search_space",

@@ -86,6 +86,9 @@ def test_a_run_with_ones_own_parts(
         late = [line["late"] for line in rounds[1:]]
         assert any(late)
         assert all(i % 2 == number % 2 for number, ids in enumerate(late, 1) for i in ids)
+    if folder.name == "rates":
+        assert config["client"]["lr_schedule"] == "my_rates.py:inverse"
+        assert (config["client"]["halved"], config["source"].keys()) == (2, {"schedule"})
     if folder.name == "watched":
         told = (folder / "metrics.csv").read_text().splitlines()
         assert {line.split(",")[0] for line in told[1:]} == {"0", "1", "2", "3"}

@@ -271,8 +271,8 @@ def test_kill_9_of_a_real_process(config: Experiment, tmp_path: Path) -> None:
     resumed = {"federation.rounds": 40, "federation.checkpoint_every": 3}
     experiment.run(override(config, resumed), tmp_path / "whole")
     assert outputs(cut) == outputs(tmp_path / "whole")
-    assert "round 40" in done.stdout
-    assert "round 1 " not in done.stdout
+    assert "round 40/40  accuracy " in done.stdout
+    assert "round  1/40 " not in done.stdout
 
 
 def test_the_summary_holds_what_tables_need_and_no_times_or_paths(config: Experiment, tmp_path: Path) -> None:

@@ -90,7 +90,10 @@ def test_test_accuracy_has_one_name_however_it_is_written() -> None:
         ({"target": "convergence/zeta_sq <= 1"}, "needs --measure.every above 0"),
         ({"target": "privacy/epsilon_local_training <= 1"}, "needs --dp.local true"),
         ({"federation__stop": "patience", "data__validation": 0.0}, "needs --data.validation above 0"),
-        ({"federation__stop_patience": 3}, "federation.stop_patience changes nothing without --federation.stop patience"),
+        (
+            {"federation__stop_patience": 3},
+            "federation.stop_patience changes nothing without --federation.stop patience",
+        ),
         ({"federation__stop": "target", "federation__stop_metric": "loss"}, "stop_metric changes nothing"),
         ({"federation__stop": "patience", "federation__stop_metric": "f1"}, "needs max or min behind it"),
         ({"federation__stop": "patience", "federation__stop_metric": "test/loss"}, "a metric on validation data"),

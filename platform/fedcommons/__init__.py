@@ -4,8 +4,9 @@
 
 runs        Experiment, experiment, run, Result, sweep, load_runs, load_rounds, load_clients, means, UserError,
             ClientError
-methods     Algorithm, ChoosesClients, Shares, TellsWork, Facts, State, Message, Reply, Replies, Common, Release, Work,
-            LocalSGD, ClientData, Clients, Executor; check_algorithm, least_squares and audit_method test them
+methods     Algorithm, ChoosesClients, Shares, Personal, TellsWork, Facts, State, Message, Reply, Replies, Common,
+            Release, Work, LocalSGD, ClientData, Clients, Executor; check_algorithm, least_squares and audit_method test
+            them
 arithmetic  Flat, Payload, flat, flatten, scalar, add, sub, scale, zeros_like, copy, select, put, norm, sq_norm
 draws       seed_for, generator, numpy_generator, set_default_generator
 data        Examples, Source, Partition
@@ -19,6 +20,7 @@ Everything else may change in any version. docs/own_parts.md, docs/notebook.ipyn
 """
 
 from importlib import import_module
+from logging import NullHandler, getLogger
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
         Common,
         Facts,
         Message,
+        Personal,
         Replies,
         Reply,
         Shares,
@@ -79,14 +82,17 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
+getLogger(__name__).addHandler(NullHandler())  # silent unless somebody listens
+
 _HOMES = {
     "audits.canaries": "audit_method",
     "config.experiment": "Experiment",
     "config.presets": "experiment",
-    "core.algorithm": "Algorithm ChoosesClients Common Facts Message Replies Reply Shares State TellsWork",
+    "core.algorithm": "Algorithm ChoosesClients Common Facts Message Personal Replies Reply Shares State TellsWork",
     "core.executor": "Executor",
-    "core.local": "LocalSGD Work",
+    "core.local": "LocalSGD",
     "core.release": "Release",
+    "core.work": "Work",
     "core.worker": "RunData",
     "data.clients": "ClientData Clients",
     "data.examples": "Examples Source",
@@ -115,12 +121,12 @@ _MODULES = {name: module for module, names in _HOMES.items() for name in names.s
 __all__ = [
     "Algorithm", "Assigned", "ChoosesClients", "ClientData", "ClientError", "Clients", "Common", "Contribution",
     "Contributions", "Dealt", "Examples", "Executor", "Experiment", "Facts", "Flat", "Generating", "Generator",
-    "GeneratorRecipe", "LocalSGD", "Measure", "Message", "Need", "Partition", "Payload", "Receipt", "Release",
-    "Replies", "Reply", "Result", "Rule", "RunData", "Shares", "Source", "Stage", "State", "TakesLong", "TellsWork",
-    "Tracker", "TrainedGenerator", "UserError", "Work", "add", "audit_method", "check_algorithm", "copy", "experiment",
-    "flat", "flatten", "generator", "least_squares", "load_clients", "load_rounds", "load_runs", "means", "norm",
-    "numpy_generator", "put", "run", "scalar", "scale", "seed_for", "select", "set_default_generator", "sq_norm", "sub",
-    "sweep", "zeros_like",
+    "GeneratorRecipe", "LocalSGD", "Measure", "Message", "Need", "Partition", "Payload", "Personal", "Receipt",
+    "Release", "Replies", "Reply", "Result", "Rule", "RunData", "Shares", "Source", "Stage", "State", "TakesLong",
+    "TellsWork", "Tracker", "TrainedGenerator", "UserError", "Work", "add", "audit_method", "check_algorithm", "copy",
+    "experiment", "flat", "flatten", "generator", "least_squares", "load_clients", "load_rounds", "load_runs", "means",
+    "norm", "numpy_generator", "put", "run", "scalar", "scale", "seed_for", "select", "set_default_generator",
+    "sq_norm", "sub", "sweep", "zeros_like",
 ]  # fmt: skip
 
 

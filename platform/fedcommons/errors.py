@@ -67,6 +67,10 @@ class ClientError(RuntimeError):
         return cls(_told(error, where, part, doing), trace=trace)
 
 
+class Warned(str):
+    """A sentence about something that went wrong and stops nothing: also ``--quiet`` shows it."""
+
+
 class Ended(SystemExit):
     """A signal ends this process: it passes through somebody's code, and a ``SystemExit`` of that code does not."""
 

@@ -14,6 +14,7 @@ from fedcommons.config import cli, presets
 from fedcommons.config.cli import Parser
 from fedcommons.config.flat import fields_for
 from fedcommons.config.parts import KINDS
+from fedcommons.config.reading import NULLS
 from fedcommons.core.weighting import WEIGHTINGS
 
 SWEEPS = Path(__file__).parents[2] / "sweeps"
@@ -176,7 +177,7 @@ def misspelt(rng: random.Random, name: str) -> str:
 def meaning(option: Option, text: str) -> Any:
     """The value that ``text`` asks for; UNSURE, or WRONG where it must be refused."""
     kind = option.kind
-    if option.nullable and text == "null":
+    if option.nullable and text in NULLS:
         return None
     if option.name in PATHS:
         return UNSURE

@@ -209,7 +209,7 @@ def outputs(out: Path, whole: Path, line: Line, ended: Ended) -> list[Fault]:
     """What must not differ from the run that nothing happened to: metrics, summary, the last checkpoint, the config."""
     last_one = max(p.name for p in (whole / "checkpoints").glob("*.safetensors"))
     faults, names = [], ["rounds.jsonl", "summary.json"]
-    if f"\nround {int(last_one[6:12])} " in "\n" + ended.out:  # else what there was of it was not needed
+    if f"\nround {int(last_one[6:12])}/" in "\n" + ended.out:  # else what there was of it was not needed
         names.append(f"checkpoints/{last_one}")
     for name in names:
         if sha256((out / name).read_bytes()) != sha256((whole / name).read_bytes()):

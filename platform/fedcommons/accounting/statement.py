@@ -41,6 +41,7 @@ TRUSTED = {
     "model": "hooks, and what it keeps outside of tensors and numbers",
     "straggler": "that who is late does not depend on the data",
     "data": "that an example is one person's",
+    "schedule": "that the learning rate does not depend on the data",
     "partition": "that who holds what does not depend on what examples show",
 }
 """What is taken at a part's word, by kind of part."""

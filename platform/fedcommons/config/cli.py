@@ -20,7 +20,7 @@ from fedcommons.config.reading import NULLS, number, value_of
 from fedcommons.errors import ClientError, Ended, UserError, lacks_memory, sentence, shown, unknown
 from fedcommons.paths import user_path
 
-PATHS = ("artifacts", "data.dir", "data_dir", "from", "out", "replay")
+PATHS = ("artifacts", "data.dir", "data_dir", "from", "log_file", "out", "replay")
 """Options that name a file or folder."""
 
 
@@ -87,12 +87,22 @@ def _epilog() -> str:
     return f"For short: {short}. A part is a name or an import path of your own, such as my_lab.py:FedAvgM."
 
 
-def add_dry_run(parser: Parser) -> None:
-    """``--dry-run`` and ``--on-cores``, the same in every sweep."""
+def add_shared(parser: Parser) -> None:
+    """``--dry-run``, ``--on-cores`` and those of ``add_screen``, the same in every sweep."""
     text = "print what would run, with time, memory and disk from a few timed steps, and stop"
     parser.add_argument("--dry-run", action="store_true", help=text)
     text = "with --dry-run: say the time with so many cores besides"
     parser.add_argument("--on-cores", type=Annotated[int | None, "[1, 1e6]"], default=None, help=text)
+    add_screen(parser)
+
+
+def add_screen(parser: Parser) -> None:
+    """``--quiet``, ``--log-file`` and ``--log-level``; see ``sweeping.display``."""
+    parser.add_argument("--quiet", action="store_true", help="show warnings and errors only")
+    parser.add_argument("--log-file", type=str | None, default=None, help="write what is said to this file as well")
+    levels = Annotated[str, "debug | info | warning"]
+    text = "of the log file: debug (every step, every metric), info or warning"
+    parser.add_argument("--log-level", type=levels, default="info", help=text)
 
 
 def refuse_fields(options: Options, taken: Mapping[str, str]) -> None:

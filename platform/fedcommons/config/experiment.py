@@ -16,6 +16,7 @@ from fedcommons.config.sections import (
     Client,
     Constants,
     Data,
+    Evaluate,
     Federation,
     Generator,
     Measure,
@@ -54,6 +55,7 @@ class Experiment:
     federation: Federation = field(default_factory=Federation)
     straggler: Straggler = field(default_factory=Straggler)
     dp: DP = field(default_factory=DP)
+    evaluate: Evaluate = field(default_factory=Evaluate)
     measure: Measure = field(default_factory=Measure)
     tracking: Tracking = field(default_factory=Tracking)
     constants: Constants = UNSET
@@ -72,7 +74,7 @@ class Experiment:
     def chosen(self) -> Mapping[str, str]:
         """Kind of part to the name of the chosen part."""
         names = {"algorithm": self.algorithm, "data": self.data.name, "partition": self.partition.name}
-        names |= {"sharing": self.sharing.setting}
+        names |= {"sharing": self.sharing.setting, "schedule": self.client.lr_schedule}
         names |= {"generator": self.generator.name} if self.generator else {}
         names |= {"tracker": self.tracking.tracker} if self.tracking.tracker else {}
         names |= {"measure": self.measure.measure} if self.measure.measure else {}

@@ -17,6 +17,7 @@ from fedcommons.config.sections import (  # fmt: skip
     Client,
     Constants,
     Data,
+    Evaluate,
     Federation,
     Generator,
     Measure,
@@ -30,7 +31,8 @@ from fedcommons.errors import UserError, shown, unknown
 
 SECTIONS = {
     "data": Data, "partition": Partition, "sharing": Sharing, "generator": Generator, "model": Model, "client": Client,
-    "federation": Federation, "straggler": Straggler, "dp": DP, "measure": Measure, "tracking": Tracking,
+    "federation": Federation, "straggler": Straggler, "dp": DP, "evaluate": Evaluate, "measure": Measure,
+    "tracking": Tracking,
 }  # fmt: skip
 
 IGNORED_BY_RESULTS = (

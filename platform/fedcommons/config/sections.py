@@ -1,7 +1,7 @@
 """The sections of an experiment: frozen dataclasses whose fields have a range and a line of help.
 
 Fields that every run has are defined here. A part (algorithm, data set, partition, sharing stage, generator, model,
-straggler rule, tracker, measure) defines its own constants.
+learning rate's schedule, straggler rule, tracker, measure) defines its own constants.
 Where a paper has a symbol, the name follows it: alpha, p, rho, C (participation), E (epochs), B (batch_size).
 To the help of a field that names a part, ``cli`` adds the names that there are.
 """
@@ -157,7 +157,9 @@ class Client:
     optimizer: Annotated[str, "sgd | adam"] = "sgd"
     """sgd or adam"""
     lr: Annotated[float, "(0, 1e38]"] = 0.05
-    """learning rate, constant"""
+    """learning rate"""
+    lr_schedule: str = "constant"
+    """factor of the learning rate in every round"""
     momentum: Annotated[float, "[0, 1)"] = 0.0
     """momentum of SGD; its state is new in every round"""
     weight_decay: Annotated[float, "[0, 1e38]"] = 0.0
@@ -172,6 +174,11 @@ class Client:
     """with n~ synthetic images, train E' = max(1, floor(n_i E/(n_i + n~))) epochs, so steps stay about equal"""
     onednn: bool = True
     """convolve with oneDNN in training; steps on few pixels are faster without it (presets smoke and small: digits)"""
+    constants: Constants = UNSET
+    __getattr__ = _constant
+
+    def __post_init__(self) -> None:
+        complete(self, "schedule", self.lr_schedule)
 
 
 @dataclass(frozen=True)
@@ -246,6 +253,17 @@ class DP:
 
 
 @dataclass(frozen=True)
+class Evaluate:
+    """How often models are evaluated, and whether on each client's own examples too."""
+
+    every: Annotated[int, "[1, 1e9]"] = 1
+    """rounds between evaluations; the untrained model and that of the last round always are"""
+    clients: bool = False
+    """evaluate the server model, and personal models where a method has them, on each client's own test examples (on
+    training examples where none are held out, and names say train): clients.jsonl, means and spreads"""
+
+
+@dataclass(frozen=True)
 class Measure:
     """Convergence parameters at the server model."""
 
@@ -256,7 +274,8 @@ class Measure:
     smoothness: bool = False
     """also measure L_max, L_p and the pool's L by Lanczos' iteration: hundreds of passes over the data"""
     clients: bool = False
-    """evaluate the server model on each client's own images after every round: clients.jsonl, and the worst client"""
+    """evaluate the server model on each client's own training images: clients.jsonl, and the worst client; on test
+    images, and with personal models: evaluate.clients"""
     measure: str | None = None
     """import path of a measure of your own, taken in the rounds of `every` besides; default: none"""
     constants: Constants = UNSET

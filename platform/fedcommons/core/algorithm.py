@@ -11,10 +11,11 @@ from numbers import Real
 from typing import Protocol, runtime_checkable
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from fedcommons.core.executor import Executor
-from fedcommons.core.features import Head
+from fedcommons.core.features import Head, batch_norm_parameters
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.release import Release
 from fedcommons.core.weighting import total_weight
@@ -22,12 +23,13 @@ from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData, Clients
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError, given, shown
-from fedcommons.tensors import Flat, Layout, Payload, nbytes, require_payload
+from fedcommons.tensors import EMPTY, Flat, Layout, Payload, data, nbytes, require_payload
 
 State = Payload
 """What the server keeps from round to round.
 
 ``state["model"]`` is the server model. It is evaluated in every round, and so is any other ``state["model/NAME"]``.
+A method whose clients have models of their own (``Personal``) may have no server model.
 """
 
 
@@ -54,7 +56,10 @@ class Facts:
     arrival: per client, the probability that it takes part in a round and its whole reply arrives; None where it is not
     known in closed form. counts: how many examples of each class every client has, (N, classes), computed when it
     is called. Who calls it in a run, a method or a straggler rule, makes every client send its counts: their bytes are
-    counted, and the ledger lists them as uncovered, once.
+    counted, and the ledger lists them as uncovered, once. shape: of an example; n_classes: of the labels, None where
+    these are no classes. head, batch_norm: names of the parameters of the module's ``head`` and of its BatchNorm
+    layers, in the model's order; empty where it has none. What ``down`` and ``merge`` need of it, ``start`` puts into
+    the state.
     """
 
     n_clients: int
@@ -63,6 +68,10 @@ class Facts:
     weighting: str = "uniform"  # of clients in averages
     arrival: Sequence[float] | None = None
     counts: Callable[[], Tensor] | None = None
+    shape: tuple[int, ...] = ()
+    n_classes: int | None = None
+    head: tuple[str, ...] = ()
+    batch_norm: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.counts is not None and not isinstance(self.counts, Counts):
@@ -96,6 +105,8 @@ class Message:
 class Reply:
     """Client to server, and what the client keeps.
 
+    sums, each: a tensor may be summed and seen singly, under one name in both; it travels once. Then the sum is what is
+        seen times ``weight``.
     metrics: what the experimenter sees of the client, as if looking over its shoulder. They are no message: they cost
         no bytes, have no epsilon, and reach neither ``merge`` nor a client.
     releases: what protects the tensors, by name. A tensor that no release names counts as unprotected (uncovered). Name
@@ -113,6 +124,8 @@ class Reply:
     @property
     def nbytes(self) -> int:
         """Bytes the client uploads."""
+        if self.each and (both := self.sums.keys() & self.each.keys()):
+            return nbytes(self.sums) + nbytes({name: x for name, x in self.each.items() if name not in both})
         return nbytes(self.sums) + nbytes(self.each)
 
 
@@ -123,15 +136,16 @@ Replies = Mapping[int, Reply]
 # What a method returns, checked where the engine takes it: each raises ValueError.
 
 
-def require_state(state: State, layout: Layout) -> None:
-    """Of ``start`` and ``merge``; layout: of the model."""
+def require_state(state: State, layout: Layout | None, *, has_model: bool = True) -> None:
+    """Of ``start`` and ``merge``; layout: of the model. has_model: whether the server has one."""
     require_payload("the state", state)
     for name, x in state.items():
         is_model = name == "model" or name.startswith("model/")
         if is_model and not (isinstance(x, Flat) and x.layout == layout and x.buffer.is_floating_point()):
             raise ValueError(f"the state's {name!r} must be a Flat of the model's weights by their names")
-    if "model" not in state:
-        raise ValueError("the state must have 'model', the server model")
+    if ("model" in state) != has_model:
+        why = "the server model" if has_model else "as it had none before round 1"
+        raise ValueError(f"the state must {'' if has_model else 'not '}have 'model', {why}")
 
 
 def require_message(message: Message, checked: Payload | None = None) -> None:
@@ -149,6 +163,10 @@ def require_reply(reply: Reply) -> None:
         given(Reply, reply)
     require_payload("Reply.sums", reply.sums)
     require_payload("Reply.each", reply.each)
+    for name in reply.sums.keys() & reply.each.keys() if reply.each else ():
+        one, added = data(reply.each[name]) * reply.weight, data(reply.sums[name])
+        if one.shape != added.shape or not torch.allclose(one.double(), added.double(), 1e-6, 0.0, equal_nan=True):
+            raise ValueError(f"{name!r} is in Reply.sums and Reply.each, and the first is not the second times weight")
     if reply.memory is not None:
         require_payload("Reply.memory", reply.memory)
     if reply.weight.__class__ is not float and not _is_number(reply.weight):
@@ -171,6 +189,14 @@ def require_reply(reply: Reply) -> None:
                 raise ValueError(f"Release.what must be a tuple of names, got {shown(event.what)}")
 
 
+def require_personal(payload: Payload) -> None:
+    """Of ``personal``; whether the names are the module's shows where it is loaded."""
+    require_payload("what it gives", payload)
+    model, buffers = payload.get("model"), payload.get("buffers", EMPTY)
+    if not (isinstance(model, Flat) and model.buffer.is_floating_point() and isinstance(buffers, Flat)):
+        raise ValueError("it must give 'model', a Flat of all weights, and may give 'buffers', a Flat of all buffers")
+
+
 def _is_number(value: object) -> bool:
     """Whether it is one, or a tensor or array of one."""
     return isinstance(value, Real) or (isinstance(value, Tensor | np.ndarray) and prod(value.shape) == 1)
@@ -180,11 +206,11 @@ class Algorithm(Protocol):
     """A frozen dataclass of the algorithm's constants, with these functions. None changes its arguments.
 
     A constant is ``mu: Annotated[float, "[0, inf)"] = 0.01``: type, range, default, and a line of help below it.
-    Optional are ``ChoosesClients``, ``Shares``, ``TellsWork``, ``trains_locally``, ``sees_statistics``,
-    ``takes_partial``, ``needs`` (see ``needed``), ``watches_head = True`` for one that takes embeddings at the module's
-    ``head`` (see ``features.Head``), and ``check(fields)``, which raises ``UserError`` where it is not defined for an
-    experiment (its fields, such as ``client.optimizer``). What it is not defined for in the model or in what clients
-    hold, ``start`` refuses.
+    Optional are ``ChoosesClients``, ``Shares``, ``Personal``, ``TellsWork``, ``trains_locally``, ``sees_statistics``,
+    ``keeps_batch_norm``, ``takes_partial``, ``needs`` (see ``needed``), ``watches_head = True`` for one that takes
+    embeddings at the module's ``head`` (see ``features.Head``), and ``check(fields)``, which raises ``UserError`` where
+    it is not defined for an experiment (its fields, such as ``client.optimizer``). What it is not defined for in the
+    model or in what clients hold, ``start`` refuses.
     """
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
@@ -217,6 +243,20 @@ class ChoosesClients(Protocol):
         ...
 
 
+@runtime_checkable
+class Personal(Protocol):
+    """An algorithm whose clients have models of their own, which ``evaluate.clients`` judges."""
+
+    def personal(self, state: State, memory: Payload, message: Message) -> Payload:
+        """What a client would use after a round: ``model``, a ``Flat`` of all its weights, and maybe ``buffers``.
+
+        state: the server's. memory: the client's, empty if it has not taken part yet. message: what it would download
+        in the next round. buffers: BatchNorm's statistics; without them those that the client has by
+        ``federation.buffers``. Nothing travels: this is the experimenter's look at the client.
+        """
+        ...
+
+
 BUFFERS = "buffers"
 """Name of BatchNorm's statistics in replies. The engine averages them; algorithms do not see them by default.
 
@@ -228,6 +268,14 @@ An algorithm with the attribute ``sees_statistics = True`` gets each client's in
 def sees_statistics(algorithm: Algorithm) -> bool:
     """Whether the algorithm asks for every client's BatchNorm statistics."""
     return getattr(algorithm, "sees_statistics", False) is True
+
+
+def keeps_batch_norm(algorithm: Algorithm) -> bool:
+    """Whether BatchNorm stays with its clients, by its attribute ``keeps_batch_norm = True``.
+
+    Such a method is refused for a model without BatchNorm, and unless ``federation.buffers`` is keep.
+    """
+    return getattr(algorithm, "keeps_batch_norm", False) is True
 
 
 def takes_partial(algorithm: Algorithm) -> bool:
@@ -255,6 +303,10 @@ def require_attributes(algorithm: Algorithm, module: nn.Module) -> None:
                 f"{type(algorithm).__name__} needs a model with an attribute {name}, and {type(module).__name__} has "
                 f"none: {what}. model.name vae has it; a LightningModule of your own can."
             )
+    if keeps_batch_norm(algorithm) and not batch_norm_parameters(module):
+        raise UserError(
+            f"{type(algorithm).__name__} needs a model with BatchNorm, as --model.batch_norm true of cnn has."
+        )
     if getattr(algorithm, "watches_head", False):
         try:
             Head(module)

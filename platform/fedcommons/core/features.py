@@ -1,9 +1,23 @@
-"""The input (embedding) and output (logits) of a network's head, recorded during forward passes."""
+"""The input (embedding) and output (logits) of a network's head, recorded during forward passes, and which parameters
+are the head's and BatchNorm's.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from torch import Tensor, nn
+
+
+def head_parameters(module: nn.Module) -> tuple[str, ...]:
+    """Names of the parameters of the module's ``head``; empty if it names none of its submodules."""
+    head = getattr(module, "head", None)
+    return tuple(n for n, _ in module.named_parameters() if isinstance(head, str) and n.startswith(f"{head}."))
+
+
+def batch_norm_parameters(module: nn.Module) -> tuple[str, ...]:
+    """Names of the parameters (scale and shift) of BatchNorm layers."""
+    layers = [n for n, one in module.named_modules() if isinstance(one, nn.modules.batchnorm._BatchNorm)]
+    return tuple(n for n, _ in module.named_parameters() if n.rpartition(".")[0] in layers)
 
 
 class Head:

@@ -62,6 +62,7 @@ class LocalSGD:
     augment: bool = False
     dp: DPSGD | None = None
     onednn: bool = True  # slower than torch's own kernels on few pixels
+    schedule: Callable[[int], float] | None = None  # factor of the module's rates in a round; None: 1
 
     def epochs_for(self, n: int, n_own: float | None, share: float = 1.0) -> int:
         """E' = max(1, floor(n_i E/(n_i + n~))), the authors' rule, where n~ of the n examples are not the client's.

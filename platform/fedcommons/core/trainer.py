@@ -3,7 +3,7 @@
 import logging
 import signal
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
@@ -11,8 +11,19 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from fedcommons.core.worker import default_device
 
 
-def fit(module: LightningModule, batches: Iterable[Any], epochs: int, callbacks: Sequence[Callback]) -> None:
-    """Train ``module`` in this process, each epoch one pass over ``batches``.
+class _Steps(Callback):
+    def __init__(self, progress: Callable[[int, int], None]) -> None:
+        self.progress = progress
+
+    def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
+        self.progress(trainer.global_step, int(trainer.estimated_stepping_batches))
+
+
+def fit(
+    module: LightningModule, batches: Iterable[Any], epochs: int, callbacks: Sequence[Callback],
+    progress: Callable[[int, int], None] | None = None,
+) -> None:  # fmt: skip
+    """Train ``module`` in this process, each epoch one pass over ``batches``; progress: told steps done, and of all.
 
     Raises:
         KeyboardInterrupt: Ctrl-C.
@@ -24,7 +35,7 @@ def fit(module: LightningModule, batches: Iterable[Any], epochs: int, callbacks:
         accelerator="gpu" if default_device().type == "cuda" else "cpu",
         devices=1,
         max_epochs=epochs,
-        callbacks=list(callbacks),
+        callbacks=[*callbacks, *([_Steps(progress)] if progress else [])],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,

@@ -29,6 +29,7 @@ class Work:
     ``clock``: how far the federation is, which the module reads as ``self.current_epoch`` and so on.
     ``noise``: of the client's round, which the round engine sets, from ``source``; all that protects a release is drawn
     from it (``noise.call``).
+    ``rates``: of the optimizer's groups in this round.
     ``trained``: what protects each local training and gradient since the round engine emptied it, before a client.
 
     Raises:
@@ -66,13 +67,22 @@ class Work:
             )
         self.optimizer, self.logged = optimizer, Logged(module)
         self.rates: list[Any] = [group["lr"] for group in optimizer.param_groups]
+        self._rates = self.rates
 
     def begin(self, round: int, data: ClientData | None = None) -> None:
-        """Set the clock to the start of a client's round; ``data``: the client's. Round 0: of a job outside rounds."""
+        """Set the clock and the rates to a client's round; ``data``: the client's. Round 0: of a job outside rounds."""
         before = max(0, round - 1)
         steps = self.loop.steps_for(len(data), data.n_own) if data is not None else 0
         self.began = before * self.loop.epochs, before * steps
         self.clock.set(round, *self.began)
+        if self.loop.schedule:
+            factor = self.loop.schedule(round) if round else 1.0
+            self.rates = [rate * factor for rate in self._rates]
+
+    @property
+    def round(self) -> int:
+        """The round, from 1; 0 in a job outside rounds."""
+        return self.clock.round
 
     def local(
         self,
@@ -88,7 +98,7 @@ class Work:
 
         ``loss`` replaces the module's ``training_step``. ``add_to_grad`` may change the gradients before every step;
         under DP-SGD it must not use the data, as what it adds is neither clipped nor noised. ``lr``: the learning rate
-        of all parameters in this call; by default the module's own rates.
+        of all parameters in this call; by default the module's own rates, times the round's factor.
         """
         return self.loop.run(self, start, data, seed, loss=loss, add_to_grad=add_to_grad, lr=lr)
 
@@ -126,7 +136,7 @@ class Work:
         return copy(self.params)
 
     def sgd(self, method: str, *, momentum: bool) -> tuple[float, float]:
-        """(learning rate, momentum) of SGD, for methods whose formulas need it.
+        """(learning rate in this round, momentum) of SGD, for methods whose formulas need it.
 
         Raises:
             ValueError: the optimizer is not SGD, has several learning rates, or has momentum though it may not.

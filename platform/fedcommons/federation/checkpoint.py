@@ -94,8 +94,9 @@ def load_latest(
     """The newest intact checkpoint of the run (of a round before ``before``), or None.
 
     ``memory``: gives the run, and the folder of client memories that are in files; all of them are verified too.
-    ``model``: the layout that the server model must have. ``record``: of a round, the digest of what the run recorded
-    up to it. ``say`` is told of what is another run's, and of a checkpoint of an earlier version, which does not tell.
+    ``model``: the layout that the server model must have; None: any, or no server model. ``record``: of a round, the
+    digest of what the run recorded up to it. ``say`` is told of what is another run's, and of a checkpoint of an
+    earlier version, which does not tell.
     """
     memory = ClientMemory() if memory is None else memory
     for number, path in sorted(_checkpoints(folder).items(), reverse=True):
@@ -114,7 +115,7 @@ def load_latest(
             continue
         except (ValueError, ClientError):
             continue  # cut off while it was written, or damaged; the one before it is whole
-        if standing and standing.round == number and model in (None, standing.model.layout):
+        if standing and standing.round == number and model in (None, standing.layout):
             if memory.run and "run" not in facts:
                 say(f"{path} is of an earlier version, which did not tell of which run; it is taken for this one's.")
             return standing
@@ -144,7 +145,8 @@ def _standing(payloads: dict[str, Payload], facts: dict[str, Any], memory: Clien
         down, up, once, lost = [*facts["traffic"], *([0] if len(facts["traffic"]) == 3 else [])]  # earlier versions
         buffers = flat(payloads["module"], "buffers")
         state = payloads["state"]
-        flat(state, "model")
+        if "model" in state:
+            flat(state, "model")
         rejected = rejections.read(facts.get("rejected", []))  # earlier versions did not write these two
         largest = rejections.read_largest(facts.get("largest"))
         ledger = privacy.read(facts["ledger"])  # needed: without it nobody knows what was released

@@ -1,11 +1,12 @@
-"""Accuracy and loss of the server model, in fixed chunks, through the executor.
+"""Accuracy and loss of a model, on common sets or on clients' own examples, in fixed chunks, through the executor.
 
 If the module defines ``validation_step``, the metrics that it logs or returns are used. What a module draws while it is
 evaluated is keyed by round, set (or client) and chunk.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import fsum, isfinite, nan, sqrt
 from typing import Any
 
 import torch
@@ -22,6 +23,9 @@ from fedcommons.tensors import EMPTY, Flat, data
 
 CHUNK = 1000  # images in a job: fixed, so that no sum depends on the number of workers
 CLIENTS = 50  # in a job, where each is evaluated by itself
+
+Each = dict[str, list[float]]
+"""Metrics of clients by name, lists by client."""
 
 
 @dataclass(frozen=True)
@@ -69,27 +73,58 @@ def evaluate(executor: Executor, at: ModelTask, sizes: Mapping[str, int]) -> dic
     return {key: total / sizes[key.partition("/")[0]] for key, total in sums.items()}
 
 
-def evaluate_clients(executor: Executor, at: ModelTask, n_clients: int) -> dict[str, list[float]]:
-    """Each metric of ``evaluate`` on the own images of every client, a list by client; and ``n``, how many it holds."""
-    jobs = [range(first, min(first + CLIENTS, n_clients)) for first in range(0, n_clients, CLIENTS)]
-    means = [of_client for some in executor.map(evaluate_some_clients, at, jobs) for of_client in some]
-    return {metric: [of_client[metric] for of_client in means] for metric in means[0]}
+def evaluate_clients(executor: Executor, at: ModelTask, n_clients: int, *, on_tests: bool = False) -> Each:
+    """Each metric of ``evaluate`` on every client's own examples, a list by client; and ``n``, how many these are.
+
+    on_tests: on its test examples, else on its training examples. Of a client without any the metrics are nan.
+    """
+    jobs = [(on_tests, range(first, min(first + CLIENTS, n_clients))) for first in range(0, n_clients, CLIENTS)]
+    return by_metric([of for some in executor.map(evaluate_some_clients, at, jobs) for of in some])
 
 
-def evaluate_some_clients(worker: Worker, task: ModelTask, clients: range) -> list[dict[str, float]]:
-    """The metrics of these clients, means over each one's own images."""
+def evaluate_some_clients(worker: Worker, task: ModelTask, job: tuple[bool, range]) -> list[dict[str, float]]:
+    """The metrics of these clients, means over each one's own examples."""
+    on_tests, clients = job
     task.load(worker.work)
-    means = []
-    for client in clients:
-        own = worker.data.own[client]
-        sums: dict[str, float] = {}
-        for first in range(0, len(own), CHUNK):
-            set_default_generator(task.seed, "client", client, first)
-            x, y = own.x[first : first + CHUNK], own.y[first : first + CHUNK]
-            for metric, total in judged(worker.work, x, y, 0, worker.data.n_classes).items():
-                sums[metric] = sums.get(metric, 0.0) + total
-        means.append({"n": len(own), **{metric: total / len(own) for metric, total in sums.items()}})
-    return means
+    return [on_own(worker, task.seed, client, on_tests) for client in clients]
+
+
+def on_own(worker: Worker, seed: int, client: int, on_tests: bool) -> dict[str, float]:
+    """Means over one client's own examples of the metrics of the model that the worker has loaded, and ``n``."""
+    held = worker.data.tests if on_tests and worker.data.tests is not None else worker.data.own
+    own, sums = held[client], dict[str, float]()
+    for first in range(0, len(own), CHUNK):
+        set_default_generator(seed, "client", client, first)
+        x, y = own.x[first : first + CHUNK], own.y[first : first + CHUNK]
+        for metric, total in judged(worker.work, x, y, 0, worker.data.n_classes).items():
+            sums[metric] = sums.get(metric, 0.0) + total
+    return {"n": len(own), **{metric: total / len(own) for metric, total in sums.items()}}
+
+
+def by_metric(of_clients: Sequence[Mapping[str, float]]) -> Each:
+    """Clients' metrics by name; nan where a client has none."""
+    names = dict.fromkeys(name for of in of_clients for name in of)
+    return {name: [of.get(name, nan) for of in of_clients] for name in names}
+
+
+def spread(metric: str, values: Sequence[float], sizes: Sequence[float]) -> dict[str, float]:
+    """What a metric is over clients i = 1 .. N that have examples, n_i each (``sizes``), with values v_i.
+
+    mean: sum v_i / N;  weighted_mean: sum n_i v_i / sum n_i;  std: sqrt(sum (v_i - mean)^2 / N);  worst_decile:
+    the mean over the ceil(N/10) clients with the smallest accuracies, or the largest losses (Li et al., "Fair resource
+    allocation in federated learning", ICLR 2020, arXiv:1905.10497, tables 1 and 2). Of a metric that is neither it is
+    not known which clients are the worst. nan where a value is not finite.
+    """
+    held = [(v, n) for v, n in zip(values, sizes, strict=True) if n]
+    names, is_loss = ["mean", "weighted_mean", "std"], "loss" in metric
+    names += ["worst_decile"] if is_loss or "accuracy" in metric else []
+    if not held or not all(isfinite(v) for v, _ in held):
+        return dict.fromkeys(names, nan)
+    mean = fsum(v for v, _ in held) / len(held)
+    weighted = fsum(n * v for v, n in held) / fsum(n for _, n in held)
+    std = sqrt(fsum((v - mean) ** 2 for v, _ in held) / len(held))
+    few = sorted((v for v, _ in held), reverse=is_loss)[: -(-len(held) // 10)]
+    return dict(zip(names, (mean, weighted, std, fsum(few) / len(few)), strict=False))
 
 
 def evaluate_chunk(worker: Worker, task: ModelTask, job: tuple[str, int]) -> dict[str, float]:

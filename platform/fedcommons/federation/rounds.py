@@ -28,7 +28,7 @@ from fedcommons.core.executor import Executor, WorkerDied
 from fedcommons.core.reduction import add_blocks, cut
 from fedcommons.core.release import Release
 from fedcommons.core.worker import give_back_freed
-from fedcommons.errors import ClientError, given, somebodys
+from fedcommons.errors import ClientError, UserError, given, somebodys
 from fedcommons.federation.at_server import AtServer
 from fedcommons.federation.blocks import NOT_FINITE, Block, BlockResult, Form, RoundTask, train_block
 from fedcommons.federation.memory import ClientMemory
@@ -36,7 +36,7 @@ from fedcommons.federation.participation import participants
 from fedcommons.federation.rejections import Largest, Rejected, counted, largest, unusable
 from fedcommons.federation.stragglers import Rule
 from fedcommons.seeds import seed_for
-from fedcommons.tensors import EMPTY, Flat, flat, nbytes, scale
+from fedcommons.tensors import EMPTY, Flat, Layout, flat, nbytes, scale
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,25 @@ class Standing:
     late: Mapping[int, float] = field(default_factory=dict)
 
     @property
+    def has_model(self) -> bool:
+        """Whether there is a server model: a method whose clients have models of their own needs none."""
+        return "model" in self.state
+
+    @property
     def model(self) -> Flat:
-        """The server model."""
+        """The server model.
+
+        Raises:
+            UserError: there is none.
+        """
+        if not self.has_model:
+            raise UserError("this method has no server model: its clients have models of their own (evaluate.clients).")
         return flat(self.state, "model")
+
+    @property
+    def layout(self) -> Layout | None:
+        """Names and shapes of the server model's weights, if there is one."""
+        return self.model.layout if self.has_model else None
 
 
 def run(
@@ -213,7 +229,7 @@ def _round(
         with somebodys(algorithm, "merge", f"round {number}"):
             seed = seed_for(plan.seed, "merge", number)
             state = algorithm.merge(AtServer(executor), now.state, total, replies, number, seed)
-            require_state(state, now.model.layout)
+            require_state(state, now.layout, has_model=now.has_model)
         if why := unusable(state) or unusable({"buffers": buffers}):
             text = f"round {number}, {name}: the merged {why}"
             if top is None:  # no reply has come yet

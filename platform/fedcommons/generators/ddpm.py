@@ -16,7 +16,7 @@ from fedcommons import capacity
 from fedcommons.core.worker import default_device
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError, shown
-from fedcommons.generators.generator import Receipt, TrainedGenerator, Weights
+from fedcommons.generators.generator import Progress, Receipt, TrainedGenerator, Weights
 from fedcommons.seeds import generator, seed_for, set_default_generator
 
 COPIES = 5
@@ -99,8 +99,9 @@ class DDPM(Diffusion):
         capacity.require("the generator", COPIES * 4 * sum(3 * 9 * n * n for n in self.channels), "generator.channels")
 
     def fit(
-        self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False
-    ) -> Mapping[int, TrainedGenerator]:
+        self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False,
+        progress: Progress | None = None,
+    ) -> Mapping[int, TrainedGenerator]:  # fmt: skip
         """See ``Generator``; fewer images than ``batch_size`` make one batch."""
         import pytorch_lightning as lightning
 
@@ -123,16 +124,19 @@ class DDPM(Diffusion):
                         model.averaged(), Receipt()
                     )  # nothing protects it
 
-        trainer.fit(model, loader, max(epochs), [Keep()])
+        trainer.fit(model, loader, max(epochs), [Keep()], progress)
         return kept
 
-    def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:
+    def sample(
+        self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int,
+        progress: Progress | None = None,
+    ) -> Tensor:  # fmt: skip
         """See ``Generator``."""
         model = self.build(shape, n_classes, seed)
         model.unet.load_state_dict(dict(weights))
         model.to(default_device())
         draws = seed_for(seed, "samples")
-        return model.sample(labels, draws, sampler=self.sampler, steps=self.sampling_steps).cpu()
+        return model.sample(labels, draws, sampler=self.sampler, steps=self.sampling_steps, progress=progress).cpu()
 
     def losses(self, weights: Weights, examples: Examples, n_classes: int, seed: int) -> Tensor:
         """The loss on each image, (n,), over the same draws of times and noise for all: what membership shows in."""

@@ -1,6 +1,6 @@
 """What a generator is: it learns images of classes from a client's data and draws new ones."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from math import inf
 from typing import ClassVar, Protocol
@@ -11,6 +11,9 @@ from fedcommons.core.release import Release
 from fedcommons.data.examples import Examples
 
 Weights = Mapping[str, Tensor]
+
+Progress = Callable[[int, int], None]
+"""Told after a step how many are done, and of how many."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,8 @@ class Generator(Protocol):
     ``batch_size`` and ``sampling_steps``, where it has them, ``--dry-run`` counts its steps. Optional functions raise
     ``UserError``: ``check(fields)`` refuses an experiment by its fields (dotted names to values), ``check_type(dtype,
     data)`` and ``check_shape(shape, data)`` examples of this type or shape, (C, H, W) for images, of the data set of
-    this name, and ``check_sizes(sizes)`` the numbers of them that each client's generator would see.
+    this name, and ``check_sizes(sizes)`` the numbers of them that each client's generator would see. ``fit`` and
+    ``sample`` may have one more parameter, ``progress``: a function or None, see ``Progress``, for the screen.
     """
 
     sampling: ClassVar[tuple[str, ...]]

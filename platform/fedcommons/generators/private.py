@@ -27,7 +27,7 @@ from fedcommons.core.worker import default_device
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from fedcommons.generators.ddpm import DDPM, Diffusion, require_images
-from fedcommons.generators.generator import Receipt, TrainedGenerator, Weights
+from fedcommons.generators.generator import Progress, Receipt, TrainedGenerator, Weights
 from fedcommons.seeds import set_default_generator, wide_key
 
 if TYPE_CHECKING:  # it takes seconds to import, and most workers never need it
@@ -150,6 +150,7 @@ class PrivateDDPM(Diffusion):
         *,
         flip: bool = False,
         noise: Noise | None = None,
+        progress: Progress | None = None,
     ) -> Mapping[int, TrainedGenerator]:
         """See ``Generator``; the receipts tell the q, sigma and steps that were used up to each epoch."""
         alone = wide_key("generator", repr(constants(self, _NOT_IN_THE_NOISE)), n_classes, str(flip), seed)
@@ -177,6 +178,8 @@ class PrivateDDPM(Diffusion):
             model.on_train_batch_end()
             protections.add(protection)
             epoch, rest = divmod(step, DPSGD.steps(n, self.batch_size))
+            if progress:
+                progress(step, max(epochs) * DPSGD.steps(n, self.batch_size))
             if rest == 0 and epoch in epochs:
                 p = protection if len(protections) == 1 else Release()  # of two kinds of steps no receipt can tell
                 kept[epoch] = TrainedGenerator(
@@ -184,9 +187,12 @@ class PrivateDDPM(Diffusion):
                 )
         return kept
 
-    def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:
+    def sample(
+        self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int,
+        progress: Progress | None = None,
+    ) -> Tensor:  # fmt: skip
         """See ``Generator``."""
-        return self.plain.sample(weights, shape, n_classes, labels, seed)
+        return self.plain.sample(weights, shape, n_classes, labels, seed, progress)
 
     def losses(self, weights: Weights, examples: Examples, n_classes: int, seed: int) -> Tensor:
         """See ``DDPM``."""

@@ -19,6 +19,7 @@ from fedcommons.tracking.run_folder import (
     STOPPED,
     accuracies,
     is_run,
+    last_of,
     read_clients,
     read_config,
     read_run,
@@ -96,10 +97,13 @@ def load_rounds(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
 
 
 def load_clients(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
-    """A row a client and round, of runs with ``measure.clients``: whose it is, ``round``, ``client``, its metrics.
+    """A row a client and round, of runs with ``evaluate.clients``: whose it is, ``round``, ``client``, its metrics.
 
-    ``n``: how many images the client holds; ``accuracy``, ``loss``: of the server model on them. Names, ``say`` and
-    errors: as in ``load_runs``.
+    ``n``: how many test examples of its own the client has; ``accuracy``, ``loss``: of the server model on them;
+    ``personal/accuracy``, ``personal/loss``: of the client's own model, where the method has such models. Where clients
+    have no test examples these are their training examples, and names say it: ``train_accuracy``,
+    ``personal/train_accuracy``. With ``measure.clients`` all is of training examples, under the plain names. Names,
+    ``say`` and errors: as in ``load_runs``.
     """
     import pandas as pd
 
@@ -298,7 +302,7 @@ def _course(run: _Run) -> dict[str, Any]:
         "rounds_to_target": target.first(run.config["target"], run.lines),
         "last_accuracy": after[-1][1] if after else None,
         "best_accuracy": max((accuracy for _, accuracy in after), default=None),
-        "validation_accuracy": run.lines[-1].get("validation/accuracy"),
+        "validation_accuracy": last_of(run.lines, "validation/accuracy"),
     }
 
 

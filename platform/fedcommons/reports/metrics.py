@@ -25,6 +25,10 @@ WORDS = {
     "rounds_to_target": "rounds to the target", "best_accuracy": "best test accuracy",
     "last_accuracy": "test accuracy of the last round", "test/accuracy": "test accuracy of the last round",
     "train/loss": "training loss", "test/loss": "test loss", "validation/loss": "validation loss",
+    "clients/accuracy_mean": "accuracy on clients' own test data, mean",
+    "clients/accuracy_worst_decile": "accuracy on own test data, worst tenth of clients",
+    "personal/accuracy_mean": "accuracy of personal models, mean over clients",
+    "personal/accuracy_worst_decile": "accuracy of personal models, worst tenth of clients",
     "MB": "MB exchanged by all clients", "bytes_down": "bytes to the clients", "bytes_up": "bytes from the clients",
     "bytes_once": "bytes of shared data", "epsilon": r"$\varepsilon$ of all messages",
     "epsilon_local_training": r"$\varepsilon$ of local training",
@@ -73,6 +77,8 @@ def mode(metric: str, goal: float | str = 1.0) -> str:
         raise unknown("metric", metric, KNOWN)
     if (aim := target.read(goal)).metric == metric:
         return aim.way
+    if metric.endswith("_std"):  # over clients
+        return "min"
     if is_accuracy(metric):
         return "max"
     if metric in KNOWN or metric.partition("/")[0] in ("comm", "privacy", "convergence") or "loss" in metric:
@@ -82,7 +88,8 @@ def mode(metric: str, goal: float | str = 1.0) -> str:
 
 def sees_test_data(metric: str) -> bool:
     """Whether who chooses by this metric has chosen on test data."""
-    return metric.removesuffix("_mean") in OF_TEST_DATA or "test/" in metric
+    of_clients = metric.startswith(("clients/", "personal/")) and "/train_" not in metric and "/worst" not in metric
+    return metric.removesuffix("_mean") in OF_TEST_DATA or "test/" in metric or of_clients
 
 
 def require(metric: str, configs: Sequence[Experiment]) -> None:
@@ -102,6 +109,9 @@ def _needs(metric: str) -> list[tuple[str, Any, str]]:
     """Fields that must be above a value for the metric to be measured, and how to say it."""
     if metric.startswith("validation"):
         return [("data.validation", 0, "above 0")]
+    if metric.startswith(("clients/", "personal/")):
+        field = "measure.clients" if metric.startswith("clients/worst") else "evaluate.clients"
+        return [(field, False, "true")]
     if metric.startswith("epsilon"):
         return [("dp.local", False, "true")]
     measured = [("measure.every", 0, "above 0")] if metric in NAMES else []

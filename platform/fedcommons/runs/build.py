@@ -1,9 +1,10 @@
 """From a config to what a run is played with: the only place that knows all parts."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,12 +22,15 @@ from fedcommons.core.algorithm import (
     Algorithm,
     ChoosesClients,
     Facts,
+    Personal,
     State,
+    keeps_batch_norm,
     require_attributes,
     require_state,
     takes_partial,
 )
 from fedcommons.core.executor import Executor
+from fedcommons.core.features import batch_norm_parameters, head_parameters
 from fedcommons.core.noise import Source
 from fedcommons.core.salts import SECRET
 from fedcommons.core.work import floating_buffers
@@ -44,6 +48,7 @@ from fedcommons.runs import inputs
 from fedcommons.runs.checks import (
     check,
     refuse,
+    require_no_server_model,
     require_participants,
     require_replies,
     require_statistics,
@@ -66,6 +71,9 @@ from fedcommons.sharing.stage import (
 )
 from fedcommons.tensors import EMPTY, Flat, flatten
 
+OnStep = Callable[[str, int, int, str], None]
+"""Told of something that takes long: its name, the steps that are done, of how many, and of what."""
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -77,6 +85,7 @@ class Prepared:
     algorithm: Algorithm
     stage: Stage
     late: Rule | None  # None: nobody is late
+    about: Mapping[str, Any] = field(default_factory=dict)  # what ``Facts`` say of examples and model
 
     @property
     def dealt(self) -> Dealt:
@@ -159,12 +168,24 @@ def prepare(config: Experiment) -> Prepared:
     model = flatten(dict(module.named_parameters()))
     capacity.require_model(model)
     keeps = config.federation.buffers == "keep"
-    require_statistics(module, private=config.dp.local, measured=keeps and config.measure.every > 0)
+    is_kept = keeps_batch_norm(prepared.algorithm)
+    measured = keeps and config.measure.every > 0 and not is_kept
+    require_statistics(module, private=config.dp.local, measured=measured)
     require_attributes(prepared.algorithm, module)
-    facts = plan_of(config, prepared.algorithm, rule, prepared.dealt.own, dataset.n_classes).facts
+    about = {
+        "shape": dataset.shape, "n_classes": dataset.n_classes, "head": head_parameters(module),
+        "batch_norm": batch_norm_parameters(module),
+    }  # fmt: skip
+    facts = plan_of(config, prepared.algorithm, rule, prepared.dealt.own, about).facts
     require_replies(facts, config.straggler.rule, config.straggler.constants)
-    begin(prepared.algorithm, model, facts, config.seed)
-    return prepared
+    if "model" not in begin(prepared.algorithm, model, facts, config.seed):
+        options = {
+            "--federation.buffers keep": keeps or not is_kept,
+            "--evaluate.clients true": config.evaluate.clients,
+            "--measure.every 0": not config.measure.every,
+        }
+        require_no_server_model(config.algorithm, [option for option, is_met in options.items() if not is_met])
+    return replace(prepared, about=about)
 
 
 def begin(algorithm: Algorithm, model: Flat, facts: Facts, seed: int) -> State:
@@ -175,18 +196,20 @@ def begin(algorithm: Algorithm, model: Flat, facts: Facts, seed: int) -> State:
     """
     with somebodys(algorithm, "start"):
         state = algorithm.start(model, facts, seed)
-        require_state(state, model.layout)
+        require_state(state, model.layout, has_model="model" in state or not isinstance(algorithm, Personal))
         return state
 
 
-def plan_of(config: Experiment, algorithm: Algorithm, rule: Rule | None, clients: Clients, n_classes: int) -> Plan:
-    """Who is drawn, who is late and what is done with the rest, in every round."""
+def plan_of(
+    config: Experiment, algorithm: Algorithm, rule: Rule | None, clients: Clients, about: Mapping[str, Any]
+) -> Plan:
+    """Who is drawn, who is late and what is done with the rest, in every round; about: see ``Prepared``."""
     f, n, joins = config.federation, len(clients), joining_of(algorithm, len(clients), config.federation.participation)
     taken = {"take": True, "drop": False, "method": takes_partial(algorithm)}[config.straggler.partial]
     replies_all_the_same = taken and getattr(rule, "leaves_partial", False)
     replied = arrival(None if replies_all_the_same else rule, n, joins, config.seed)
-    sizes, counts = tuple(clients.rows.totals.tolist()), partial(clients.counts, n_classes)
-    facts = Facts(n, sizes, f.rounds, f.weighting, replied, counts)
+    sizes, counts = tuple(clients.rows.totals.tolist()), partial(clients.counts, about["n_classes"])
+    facts = Facts(n, sizes, f.rounds, f.weighting, replied, counts, **about)
     return Plan(facts, f.participation, f.blocks, config.seed, rule, f.buffers == "keep", f.max_norm, taken)
 
 
@@ -197,14 +220,17 @@ def joining_of(algorithm: Algorithm, n: int, participation: float) -> int | None
 
 @fresh_torch()
 def synthetic_images(
-    prepared: Prepared, store: Store, jobs: Sequence[synthetic_pool.Job], say: Callable[[str], None]
-) -> list[Contribution]:
+    prepared: Prepared, store: Store, jobs: Sequence[synthetic_pool.Job], say: Callable[[str], None],
+    on_step: OnStep | None = None,
+) -> list[Contribution]:  # fmt: skip
     """Each client's contribution of synthetic images; ``jobs``: those to be made here, before they are read."""
     set_up_process()
     for number, job in enumerate(jobs, 1):
         doing = "training" if job.epochs else "sampling"
-        say(f"generator {number}/{len(jobs)} (client {job.needs[0].client}): {doing}")
-        synthetic_pool.keep(store, job, synthetic_pool.make(job))
+        name = f"generator {number}/{len(jobs)} (client {job.needs[0].client})"
+        say(f"{name}: {doing}")
+        step = partial(on_step, name) if on_step else None
+        synthetic_pool.keep(store, job, synthetic_pool.make(job, step))
     return contributions(prepared, store)
 
 
@@ -300,5 +326,5 @@ def assemble_contributed(prepared: Prepared, contributed: Contributions) -> Asse
     shared = share_by_method(shared, prepared.algorithm, dataset.n_classes, c.seed)
     sets = {"test": dataset.test, "validation": dataset.validation}
     data = replace(shared.data, sets=sets, n_classes=dataset.n_classes)
-    plan = plan_of(c, prepared.algorithm, prepared.late, data.clients, dataset.n_classes)
+    plan = plan_of(c, prepared.algorithm, prepared.late, data.clients, prepared.about)
     return Assembled(prepared, replace(shared, data=data), plan, audited)

@@ -4,7 +4,8 @@ A field's range stands where the field does, and a part refuses what it is not d
 part. What depends on the data is refused where they are loaded and dealt (``build.prepare``).
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -15,16 +16,21 @@ from torch.nn.parameter import is_lazy
 
 from fedcommons.config import parts
 from fedcommons.config.experiment import Experiment
+from fedcommons.config.fields import taken
 from fedcommons.config.flat import fields_for
 from fedcommons.core.algorithm import Facts
 from fedcommons.core.clock import Clock
 from fedcommons.core.logged import Logged
+from fedcommons.core.schedules import Schedule
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.data.examples import Dataset
 from fedcommons.errors import UserError, before_any_work, shown, somebodys
 from fedcommons.federation.evaluation import judged
 from fedcommons.runs.stopping import stop_of
+
+ROUNDS_TRIED = 10_000
+"""Rounds in which a schedule is tried before any work."""
 
 
 def check(config: Experiment) -> None:
@@ -55,8 +61,43 @@ def check(config: Experiment) -> None:
             f"federation.actors = {c.federation.actors} must be at most federation.blocks = {c.federation.blocks}: "
             "an actor more would have no block to work on."
         )
+    require_rates(c.client.lr_schedule, c.client.constants, c.federation.rounds)
+    if c.measure.clients and c.evaluate.clients:
+        raise UserError(
+            "measure.clients must be false with evaluate.clients true: clients.jsonl is of one of them, and "
+            "measure.clients takes training images."
+        )
     if c.client.optimizer == "adam" and c.client.momentum:
         raise UserError(f"client.momentum must be 0 with client.optimizer adam, got {c.client.momentum:g}.")
+
+
+def schedule_of(name: str, constants: Mapping[str, Any], rounds: int) -> Schedule | None:
+    """The factor of the learning rate in every round, by this part; None where it is always 1.
+
+    rounds: R, which a part gets that asks for it.
+    """
+    if name == "constant" and not constants["warmup"]:
+        return None
+    part = parts.find("schedule", name)
+    offered = {"rounds": rounds} if "rounds" in taken(part, {"rounds": rounds}) else {}
+    return Schedule(partial(part, **offered, **constants), parts.called("schedule", name))
+
+
+def depends_on_rounds(name: str) -> bool:
+    """Whether the rates of a schedule's first rounds depend on how many rounds there are."""
+    return name != "constant" and bool(taken(parts.find("schedule", name), {"rounds": 0}))
+
+
+def require_rates(name: str, constants: Mapping[str, Any], rounds: int) -> None:
+    """Refuse a schedule that gives no rate, in any round of at most ``ROUNDS_TRIED``; of more, in as many.
+
+    Raises:
+        UserError: it does.
+    """
+    if schedule := schedule_of(name, constants, rounds):
+        with before_any_work():
+            for round in {*range(1, rounds + 1, -(-rounds // ROUNDS_TRIED)), rounds}:
+                schedule(round)
 
 
 def require_participants(participation: float, n_clients: int) -> None:
@@ -185,6 +226,21 @@ def require_plain(optimizer: torch.optim.Optimizer) -> None:
     closure = signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
         raise ValueError(f"{type(optimizer).__name__} needs a closure, and a step here is that of one gradient")
+
+
+def require_no_server_model(algorithm: str, lacking: Sequence[str]) -> None:
+    """Refuse a method without a server model where nobody would judge it, or where a server model is measured.
+
+    lacking: the options that it needs.
+
+    Raises:
+        UserError: there are any.
+    """
+    if lacking:
+        raise UserError(
+            f"algorithm {algorithm} has no server model, as each client has a model of its own: "
+            f"it needs {' and '.join(lacking)}."
+        )
 
 
 def require_statistics(module: nn.Module, *, private: bool, measured: bool) -> None:

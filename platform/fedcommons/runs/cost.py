@@ -163,7 +163,8 @@ def measure(ready: Assembled) -> Prices:
     with scratch.folder() as folder:
         saving = seconds_of(lambda: checkpoint.save(folder, now))
     worker = build_worker(c, ready.facts, str(parts.base()), SEED_ALONE, ready.algorithm, ready.data)
-    task, test = ModelTask(now.model, now.buffers), len(ready.data.sets["test"])
+    model = now.model if now.has_model else worker.work.initial
+    task, test = ModelTask(model, now.buffers), len(ready.data.sets["test"])
     example = seconds_of(lambda: evaluate_chunk(worker, task, ("test", 0))) / min(CHUNK, test)
     some = worker.data.own[0]
     batch = ClientData(some.x[:BATCH], some.y[:BATCH])

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from fedcommons.convergence.estimators import BATCH, PARTS
-from fedcommons.core.algorithm import trains_locally
+from fedcommons.core.algorithm import Personal, trains_locally
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.pieces import pieces_of
 from fedcommons.data.clients import Clients
 from fedcommons.federation import rounds
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.runs.build import Assembled
+from fedcommons.runs.measures import due
 from fedcommons.runs.worker import local_loop
 from fedcommons.sharing.synthetic_pool import Job
 
@@ -36,7 +37,7 @@ class Counts:
     full: float = 0  # local steps of B examples
     rest: float = 0  # local steps of fewer
     rest_examples: float = 0  # examples in those
-    evaluated: int = 0  # examples that the server model is evaluated on
+    evaluated: int = 0  # examples that models are evaluated on
     gradients: int = 0  # batches of BATCH examples whose per-sample gradients are measured
     products: int = 0  # batches of a Hessian-vector product
     checkpoints: int = 0
@@ -79,7 +80,13 @@ def counted(ready: Assembled) -> Counts:
         each = dict.fromkeys(joins, (0, 0))
     n_models = sum(name.startswith("model/") for name in start.state)
     n_test, n_validation = (len(data.sets[name]) for name in ("test", "validation"))
-    measured = sum(r % c.measure.every == 0 or r == last for r in range(last + 1)) if c.measure.every else 0
+    evaluated = n_test * (start.has_model + n_models) + n_validation * start.has_model
+    if c.evaluate.clients or c.measure.clients:
+        held = data.own if c.measure.clients or data.tests is None else data.tests
+        is_personal = c.evaluate.clients and isinstance(method, Personal)
+        evaluated += int(held.rows.sizes.sum()) * (start.has_model + is_personal)
+    evaluations = sum(due(r, c.evaluate.every, last) for r in range(last + 1))
+    measured = sum(due(r, c.measure.every, last) for r in range(last + 1)) if c.measure.every else 0
     gradients, products = _measuring(ready)
     return Counts(
         rounds=last,
@@ -87,7 +94,7 @@ def counted(ready: Assembled) -> Counts:
         full=more * sum(k * each[i][0] for i, k in joins.items()),
         rest=more * sum(k * each[i][1] for i, k in joins.items()),
         rest_examples=more * sum(k * each[i][1] * (int(sizes[i]) % b) for i, k in joins.items()),
-        evaluated=(last + 1) * (n_test * (1 + n_models) + n_validation),
+        evaluated=evaluations * evaluated,
         gradients=measured * gradients,
         products=measured * products if c.measure.smoothness else 0,
         checkpoints=-(-last // c.federation.checkpoint_every),

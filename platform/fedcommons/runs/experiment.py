@@ -20,14 +20,14 @@ from fedcommons.core.executor import Executor
 from fedcommons.core.salts import IF_SECRET, SECRET
 from fedcommons.core.worker import fresh_torch
 from fedcommons.data.partition import Partitioned
-from fedcommons.errors import ClientError, leaving_errors
+from fedcommons.errors import ClientError, Warned, leaving_errors
 from fedcommons.federation import checkpoint, rounds
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rejections import records, told
 from fedcommons.federation.rounds import Standing
 from fedcommons.files import write_json
 from fedcommons.runs import extended, measures, secret
-from fedcommons.runs.build import Assembled, Prepared, assemble, prepare, synthetic_images
+from fedcommons.runs.build import Assembled, OnStep, Prepared, assemble, prepare, synthetic_images
 from fedcommons.runs.inputs import dir_option
 from fedcommons.runs.stopping import stop_of
 from fedcommons.runs.worker import noise_key, run_name
@@ -53,6 +53,7 @@ def run(
     resume: bool = False,
     say: Callable[[str], None] = print,
     on_round: OnRound | None = None,
+    on_step: OnStep | None = None,
     may_generate: bool = True,
 ) -> dict[str, Any]:
     """Run the experiment in ``folder`` and return its summary, which is also ``folder/summary.json``.
@@ -60,7 +61,8 @@ def run(
     Rounds are counted from 1 and evaluated after aggregation; round 0 is the untrained model. With ``resume`` a run
     that was broken off continues from its last checkpoint and ends as if it had never been; a finished one is read. One
     that was planned with another number of rounds goes on as if it had been planned with this one (``extended``).
-    ``may_generate``: train generators that the store lacks; without it their absence is a ``LookupError``.
+    ``may_generate``: train generators that the store lacks; without it their absence is a ``LookupError``. ``on_step``:
+    told of a generator's steps while it is trained or draws.
     What stops a run is left in ``folder/error.txt``; a client's failure leaves a checkpoint of the round before too.
     """
     prepared = prepare(config)
@@ -79,7 +81,7 @@ def run(
         cluster.connect()
         cluster.require_actors(config.federation.processes, config.federation.gpus_per_actor)
     with opened(folder, config, resume, say, 0 if may_generate else PATIENCE, data) as record:
-        return _run(prepared, store, jobs, record, resume, say, on_round)
+        return _run(prepared, store, jobs, record, resume, say, on_round, on_step)
 
 
 def _run(
@@ -90,6 +92,7 @@ def _run(
     resume: bool,
     say: Callable[[str], None],
     on_round: OnRound | None,
+    on_step: OnStep | None,
 ) -> dict[str, Any]:
     config, folder = prepared.config, record.path
     with leaving_errors(folder, [*parts_of_own(config), *dir_option(config.data.dir)]):
@@ -97,7 +100,7 @@ def _run(
         if config.dp.noise == SECRET:
             salt = secret.begun(folder, prepared.needs)
         _write_partition(folder, prepared.partition, prepared.dataset.digest, salt)
-        made = synthetic_images(prepared, store, jobs, say)
+        made = synthetic_images(prepared, store, jobs, say, on_step)
         require_own(prepared.stage, prepared.dealt, prepared.needs, made)
         ready = assemble(prepared, made)
         for note in ready.shared.notes:
@@ -144,7 +147,7 @@ def _left(ready: Assembled, record: RunFolder, resume: bool, salt: bytes, say: C
     start = rounds.with_counts(ready.start(memory), ready.plan.facts)
     found = None
     if resume:
-        whole, layout = record.whole(), start.model.layout
+        whole, layout = record.whole(), start.layout
         found = checkpoint.load_latest(record.checkpoints, memory, whole, layout, record.digest, say)
     last = found.round if found else -1
     record.rewind(last)
@@ -215,8 +218,9 @@ def _federate(
             _require_earned(ready.prepared.stage, ready.shared, config.dp.delta, start.ledger, now.ledger)
             metrics = {**facts, "comm/total_bytes": now.traffic.total}
             metrics |= measures.observe(ready, executor, now)
-            if clients := measures.of_clients(ready, executor, now):
-                metrics |= measures.worst(clients)
+            clients, of_all = measures.of_clients(ready, executor, now)
+            metrics |= of_all
+            if clients:
                 record.log_clients(now.round, clients)
             if config.dp.local:
                 spent = now.ledger.largest_of_rounds(config.dp.delta)
@@ -229,9 +233,11 @@ def _federate(
             if now.round % f.checkpoint_every == 0 or now.round == f.rounds or is_over:
                 checkpoint.save(record.checkpoints, now, record.digest())
             if now.rejected and not last.rejected:
-                say(f"round {now.round}: {told(records(now.rejected))}; what is rejected later is counted")
+                said = f"round {now.round}: {told(records(now.rejected))}; what is rejected later is counted"
+                say(Warned(said))
             if new := {name for name, value in metrics.items() if value is not None and not isfinite(value)} - lost:
-                say(f"round {now.round}: not finite, and null in the record: {', '.join(sorted(new))}; diverged?")
+                said = f"round {now.round}: not finite, and null in the record: {', '.join(sorted(new))}; diverged?"
+                say(Warned(said))
                 lost |= new
             if on_round:
                 on_round(now.round, metrics)

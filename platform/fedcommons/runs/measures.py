@@ -9,34 +9,40 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import is_ignored
 from fedcommons.convergence.laboratory import Laboratory
 from fedcommons.convergence.names import NAMES
+from fedcommons.core.algorithm import Personal
 from fedcommons.core.executor import Executor
 from fedcommons.data.partition import Partitioned
 from fedcommons.federation import rejections
-from fedcommons.federation.evaluation import ModelTask, evaluate, evaluate_clients
+from fedcommons.federation.evaluation import Each, ModelTask, evaluate, evaluate_clients, spread
+from fedcommons.federation.personal import evaluate_personal
 from fedcommons.federation.rounds import Standing
 from fedcommons.runs.build import Assembled
 from fedcommons.runs.own_measure import measured
 from fedcommons.runs.stopping import stop_of
 from fedcommons.seeds import seed_for
-from fedcommons.tensors import flat
-from fedcommons.tracking.run_folder import accuracies
+from fedcommons.tensors import EMPTY, flat
+from fedcommons.tracking.run_folder import accuracies, last_of
+
+OF_CLIENTS = ("clients/", "personal/")
+"""How the metrics of clients begin that stand in rounds.jsonl, and those of the last round in summary.json."""
 
 
 def observe(ready: Assembled, executor: Executor, now: Standing) -> dict[str, float]:
-    """Metrics of the server model (on the test data of the others), every few rounds the convergence parameters at it,
-    and what a measure of somebody's own says.
+    """Metrics of the server model (on the test data of the others) in the rounds of ``evaluate.every``, in those of
+    ``measure.every`` the convergence parameters at it, and what a measure of somebody's own says.
 
-    What its module draws is keyed by round, set and chunk.
+    A method without a server model has none of these. What its module draws is keyed by round, set and chunk.
     """
     config, data, at = ready.config, ready.data, _at(ready, now)
     sizes = {name: len(examples) for name, examples in data.sets.items()}
-    metrics = evaluate(executor, at, sizes)
+    is_due = due(now.round, config.evaluate.every, config.federation.rounds)
+    metrics = evaluate(executor, at, sizes) if is_due and now.has_model else {}
     for name in now.state:
-        if name.startswith("model/"):
+        if name.startswith("model/") and is_due:
             of_other = evaluate(executor, replace(at, model=flat(now.state, name)), {"test": sizes["test"]})
             metrics |= {f"{name.removeprefix('model/')}/{key}": value for key, value in of_other.items()}
     m, f = config.measure, config.federation
-    if m.every and (now.round % m.every == 0 or now.round == f.rounds):
+    if m.every and due(now.round, m.every, f.rounds):
         laboratory = Laboratory(executor, data, ready.shared.p, f.blocks, m.samples, config.seed)
         at = replace(at, buffers=now.buffers)
         for name, found in laboratory.measure(at, m.smoothness).items():
@@ -49,17 +55,46 @@ def observe(ready: Assembled, executor: Executor, now: Standing) -> dict[str, fl
     return metrics
 
 
-def of_clients(ready: Assembled, executor: Executor, now: Standing) -> dict[str, list[float]]:
-    """Metrics of the server model on each client's own images, by client; nothing where nobody asks."""
-    if not ready.config.measure.clients:
-        return {}
-    return evaluate_clients(executor, _at(ready, now), len(ready.data.own))
+def of_clients(ready: Assembled, executor: Executor, now: Standing) -> tuple[Each, dict[str, float]]:
+    """What clients.jsonl has of each client, lists by client, and rounds.jsonl of all; nothing where nobody asks.
+
+    ``n``: a client's own examples; the server model's metrics on them; ``personal/NAME``, those of its own model. Where
+    no client has test examples they are its training examples, and metrics are called ``train_NAME``. With
+    ``measure.clients`` they always are, and have no other name, as in earlier versions.
+    """
+    c, n = ready.config, len(ready.data.own)
+    if not (c.measure.clients or c.evaluate.clients):
+        return {}, {}
+    if not due(now.round, c.evaluate.every, c.federation.rounds):
+        return {"n": []}, {}
+    at, on_tests, models = _at(ready, now), ready.data.tests is not None, dict[str, Each]()
+    if c.measure.clients:
+        each = evaluate_clients(executor, at, n)
+        return each, worst(each)
+    if now.has_model:
+        models["clients"] = evaluate_clients(executor, at, n, on_tests=on_tests)
+    if isinstance(ready.algorithm, Personal):
+        models["personal"] = evaluate_personal(ready.algorithm, executor, at, now, ready.plan, on_tests=on_tests)
+    lists, numbers = dict[str, list[float]](), dict[str, float]()
+    for which, each in models.items():
+        lists["n"] = sizes = each.pop("n")
+        named = each if on_tests else {f"train_{metric}": values for metric, values in each.items()}
+        lists |= {f"personal/{m}" if which == "personal" else m: values for m, values in named.items()}
+        for metric, values in named.items():
+            numbers |= {f"{which}/{metric}_{what}": found for what, found in spread(metric, values, sizes).items()}
+    return lists, numbers
+
+
+def due(round: int, every: int, last: int) -> bool:
+    """Whether something is done after this round that is done every so many rounds, in round 0 and in the last one."""
+    return round % every == 0 or round == last
 
 
 def _at(ready: Assembled, now: Standing) -> ModelTask:
-    """The server model as it is evaluated after a round."""
+    """The server model as it is evaluated after a round; none for a method that has none."""
     buffers = None if ready.config.federation.buffers == "keep" else now.buffers
-    return ModelTask(now.model, buffers, seed_for(ready.config.seed, "observed", now.round), now.round, ready.steps)
+    model = now.model if now.has_model else EMPTY
+    return ModelTask(model, buffers, seed_for(ready.config.seed, "observed", now.round), now.round, ready.steps)
 
 
 def worst(clients: Mapping[str, Sequence[float]]) -> dict[str, float]:
@@ -80,7 +115,9 @@ def summarise(
     with nothing that an epsilon can be computed from; model updates do not count. ``bytes_lost``, where there are
     stragglers: those among ``bytes_down`` for which no reply came back. ``stopped``, where the run ended before its
     last round: after which, and why. ``config`` has the flat fields of what was chosen; ``rejected`` each client whose
-    replies were: how many, and why the first was.
+    replies were: how many, and why the first was. With ``evaluate.clients`` it has the clients' metrics of the last
+    round too. Accuracies and rounds-to-target are those of the server model on the test data: None for a method that
+    has none, for which its clients' own models do not stand in.
     """
     c, flat, held = config, config.flat, [len(rows) for rows in dealt.rows]
     given_away = sum(min(n, held[i]) for i, n in end.ledger.given_away.items())  # who holds others' may show them too
@@ -104,7 +141,7 @@ def summarise(
         "rounds": end.round,
         "last_accuracy": after[-1][1] if after else None,
         "best_accuracy": max((accuracy for _, accuracy in after), default=None),
-        "validation_accuracy": lines[-1].get("validation/accuracy"),
+        "validation_accuracy": last_of(lines, "validation/accuracy"),
         "p": p,
         "disclosed": given_away / sum(held),
         "bytes_down": end.traffic.down,
@@ -116,4 +153,5 @@ def summarise(
         "partition": dealt.fingerprint,
         "config": {n: list(v) if type(v) is tuple else v for n, v in flat.items() if not is_ignored(n)},
         **{name: found for name in NAMES if (found := course(name))},
+        **({n: v for n, v in lines[-1].items() if n.startswith(OF_CLIENTS)} if c.evaluate.clients else {}),
     }

@@ -23,7 +23,9 @@ from fedcommons.core.worker import RunData, Worker, default_device, fresh_torch
 from fedcommons.data.examples import Dataset
 from fedcommons.errors import UserError, before_any_work, somebodys
 from fedcommons.runs.checks import (
+    depends_on_rounds,
     require_sources,
+    schedule_of,
 )
 from fedcommons.seeds import set_default_generator, wide_key
 from lightning_modules import Classifier
@@ -75,16 +77,18 @@ def local_loop(config: Experiment, augment: bool) -> LocalSGD:
     """The local training of ``config``."""
     c = config.client
     dp = DPSGD(config.dp.noise_multiplier, config.dp.clip) if config.dp.local else None
-    return LocalSGD(c.epochs, c.batch_size, c.drop_last, c.equal_work, augment, dp, c.onednn)
+    schedule = schedule_of(c.lr_schedule, c.constants, config.federation.rounds)
+    return LocalSGD(c.epochs, c.batch_size, c.drop_last, c.equal_work, augment, dp, c.onednn, schedule)
 
 
 def noise_key(config: Experiment) -> int:
     """128 bits of all that decides the results of ``config``: no two experiments share their noise.
 
     What may change between a run and its resumption has no part in it, nor has 1 against 1.0; nor has the number of
-    rounds, as a run with more of them begins like one with fewer.
+    rounds where a run with more of them begins like one with fewer.
     """
-    decided = {n: v for n, v in deciding(config).items() if n != "federation.rounds"}
+    is_longer_alike = not depends_on_rounds(config.client.lr_schedule)
+    decided = {n: v for n, v in deciding(config).items() if n != "federation.rounds" or not is_longer_alike}
     facts = {n: int(v) if isinstance(v, float) and v.is_integer() else v for n, v in decided.items()}
     return wide_key("experiment", repr(sorted(facts.items())))
 
@@ -109,7 +113,7 @@ def build_worker(
     """
     if algorithm is None:
         os.environ[parts.HERE] = here
-        require_sources(config, ("model", "algorithm", "measure"))
+        require_sources(config, ("model", "algorithm", "measure", "schedule"))
     device = default_device()
     loop = local_loop(config, facts.augment)
     work = Work(build_module(config, facts), device, loop, config.federation.weighting, source)

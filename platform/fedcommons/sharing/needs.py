@@ -8,7 +8,7 @@ s: ``label_noise``;  rho: share of a client's images that its generator is train
 n~: images that it contributes;  p = n~/(n_i + n~).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import signature
 from operator import index
@@ -142,7 +142,12 @@ def require_constants(generator: Generator) -> None:
 
 def takes_noise(generator: Generator) -> bool:
     """Whether its ``fit`` asks for noise, as that of a private generator does."""
-    return "noise" in signature(generator.fit).parameters
+    return takes(generator.fit, "noise")
+
+
+def takes(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function of a generator has this parameter."""
+    return name in signature(function).parameters
 
 
 def salts_told(needs: Sequence[Need]) -> list[str]:

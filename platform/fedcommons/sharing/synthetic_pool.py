@@ -4,7 +4,7 @@ Fedssyn (Li et al., TMLR 2024, arXiv:2306.13263), algorithm I, lines 2 to 4: eve
 of its data and draws labelled images from it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any
@@ -18,7 +18,7 @@ from fedcommons.core.worker import fresh_torch
 from fedcommons.data.examples import Examples
 from fedcommons.errors import ClientError, given, somebodys
 from fedcommons.generators.generator import Receipt, TrainedGenerator
-from fedcommons.sharing.needs import Need, largest_remainder, takes_noise
+from fedcommons.sharing.needs import Need, largest_remainder, takes, takes_noise
 from fedcommons.sharing.stage import Contribution
 
 
@@ -46,9 +46,13 @@ class JobResult:
     images: list[Tensor]
 
 
+Step = Callable[[int, int, str], None]
+"""Told after a step how many are done, of how many, and of what."""
+
+
 @fresh_torch()
-def make(job: Job) -> JobResult:
-    """Train the generator if weights are missing, and draw the images.
+def make(job: Job, step: Step | None = None) -> JobResult:
+    """Train the generator if weights are missing, and draw the images; ``step``: told how far, if the part tells.
 
     Stored weights that it cannot draw from, as they have other names or shapes than its own, are trained anew.
 
@@ -56,30 +60,39 @@ def make(job: Job) -> JobResult:
         ClientError: the images are not of the type and shape of the real ones.
     """
     try:
-        return _made(job)
+        return _made(job, step)
     except Exception:  # whatever a generator raises at weights of another one
         if not job.trained:
             raise
-    return _made(Job(job.needs, {}))
+    return _made(Job(job.needs, {}), step)
 
 
-def _made(job: Job) -> JobResult:
+def _telling(function: Callable[..., Any], step: Step | None, what: str) -> dict[str, Any]:
+    """The argument ``progress`` of a generator's function, where it has one and somebody asks."""
+    if step is None or not takes(function, "progress"):
+        return {}
+    return {"progress": lambda number, of: step(number, of, what)}
+
+
+def _made(job: Job, step: Step | None) -> JobResult:
     first = job.needs[0]
     shape, new = tuple(first.examples.x.shape[1:]), {}
     of = f"client {first.client}"
     if job.epochs:
         with somebodys(first.recipe.generator, "fit", of):
-            new = _fitted(first, job.epochs)
+            new = _fitted(first, job.epochs, step)
     trained, images = {**job.trained, **new}, []
     for need in job.needs:
         part, weights = need.recipe.generator, trained[need.epochs].weights
         with somebodys(part, "sample", of):
-            images.append(given(Tensor, part.sample(weights, shape, need.n_classes, need.labels, need.seed)))
+            telling = _telling(part.sample, step, "sampling")
+            drawn = part.sample(weights, shape, need.n_classes, need.labels, need.seed, **telling)
+            images.append(given(Tensor, drawn))
         require_like(need.examples.x, need.recipe.name, len(need.labels), images[-1])
     return JobResult(new, images)
 
 
-def _fitted(need: Need, epochs: Sequence[int]) -> dict[int, TrainedGenerator]:
+def _fitted(need: Need, epochs: Sequence[int], step: Step | None) -> dict[int, TrainedGenerator]:
     """The generators after these epochs.
 
     Raises:
@@ -87,7 +100,8 @@ def _fitted(need: Need, epochs: Sequence[int]) -> dict[int, TrainedGenerator]:
     """
     generator, what = need.recipe.generator, "a TrainedGenerator for each of the epochs"
     noise = {"noise": need.noise} if takes_noise(generator) else {}
-    found = generator.fit(need.examples, need.n_classes, need.seed, epochs, flip=need.flip, **noise)
+    more = noise | _telling(generator.fit, step, "training")
+    found = generator.fit(need.examples, need.n_classes, need.seed, epochs, flip=need.flip, **more)
     found = dict(given(Mapping, found, what))
     if lacking := [epoch for epoch in epochs if epoch not in found]:
         raise ValueError(f"it must give {what}, and gives none of epoch {lacking[0]}")

@@ -1,28 +1,62 @@
-"""What a sweep shows while it runs: one live line per running cell on a terminal, plain lines elsewhere."""
+"""What a run or a sweep shows: sentences that stay and, on a terminal, a live line for each thing under way.
 
+Elsewhere, as in a pipe or a file, there are plain lines, and of each thing under way one in ``EVERY`` seconds and its
+last. What is said goes to the logger ``fedcommons`` as well, so that a log file has it whatever the screen shows.
+"""
+
+import logging
 import time
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from fedcommons.config.options import Options
+from fedcommons.errors import UserError, Warned, sentence
+
+WIDTH = 80
+"""Columns of a line where there is no terminal to ask."""
+
+EVERY = 30.0
+"""Seconds between two lines of one thing under way where there is no terminal."""
+
+DRAWN = 0.1
+"""Seconds between two pictures of a terminal's live lines: steps may be faster than a terminal."""
+
+LOG = logging.getLogger("fedcommons")
+
+
+def log(text: str, level: int | None = None) -> None:
+    """Hand a sentence on to whoever listens to the logger ``fedcommons``; nobody does unless asked."""
+    LOG.log(level or (logging.WARNING if isinstance(text, Warned) else logging.INFO), "%s", text)
+
+
+def duration(seconds: float) -> str:
+    """In the unit in which it is from one on, rounded as no estimate is better known."""
+    for unit, length in (("days", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.2g} {unit}" if seconds < 10 * length else f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+
 
 @dataclass(frozen=True)
 class _Row:
+    """text: of its last step. first, began: the step that it appeared with, and when. said: when a line told of it."""
+
     text: str
     number: int
     of: int
     first: int
-    started: float = field(default_factory=time.monotonic)
+    began: float
+    said: float
 
-    @property
-    def left(self) -> str:
-        """Time left, from the pace since the row appeared."""
+    def left(self, now: float) -> str:
+        """Time left, from the pace since the row appeared; empty where nothing tells."""
         if self.number <= self.first or self.number >= self.of:
             return ""
-        pace = (time.monotonic() - self.started) / (self.number - self.first)
-        return f", {pace * (self.of - self.number):.0f} s left"
+        return f"{duration((now - self.began) / (self.number - self.first) * (self.of - self.number))} left"
 
 
 class _Console(Console):
@@ -33,54 +67,117 @@ class _Console(Console):
 
 
 class Display:
-    """Use as a context; ``say`` for sentences, ``step`` for the progress of a named cell, ``drop`` when it ends."""
+    """Use as a context; ``say`` for sentences, ``step`` for the progress of a named thing, ``drop`` when it ends.
 
-    def __init__(self, console: Console | None = None) -> None:
-        self.console = console or _Console(highlight=False)
+    quiet: show warnings only. to_stderr: leave stdout to what a machine reads. file: where what is said is written
+    besides, until the context ends. clock: seconds from any beginning.
+    """
+
+    def __init__(
+        self, console: Console | None = None, *, quiet: bool = False, to_stderr: bool = False,
+        file: logging.Handler | None = None, clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self.console = console or _Console(highlight=False, stderr=to_stderr)
+        self.quiet, self._file, self._clock = quiet, file, clock
+        # a pipe stays free of control characters whatever FORCE_COLOR says
+        self.is_live = not quiet and self.console.is_interactive and self.console.file.isatty()
         self._rows: dict[str, _Row] = {}
-        self._title = ""
+        self._title, self._titled, self._drawn = "", -EVERY, -DRAWN
         self._live = Live(self._table(), console=self.console, transient=True, auto_refresh=False)
 
+    @property
+    def width(self) -> int:
+        """Columns of a line."""
+        return min(WIDTH, self.console.width) if self.is_live else WIDTH
+
     def __enter__(self) -> "Display":
-        if self.console.is_terminal:
+        self._before = LOG.level, LOG.propagate
+        if self._file:
+            LOG.addHandler(self._file)
+            LOG.propagate = False  # some libraries have the root logger print
+            LOG.setLevel(min(self._file.level, LOG.getEffectiveLevel()))
+        if self.is_live:
             self._live.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self.console.is_terminal:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self.is_live:
             self._live.stop()
+        if error:
+            LOG.error("%s", sentence(error))
+        if self._file:
+            LOG.removeHandler(self._file)
+            LOG.setLevel(self._before[0])
+            LOG.propagate = self._before[1]
+            self._file.close()
 
     def say(self, text: str) -> None:
         """A line that stays."""
-        self.console.print(text, markup=False, soft_wrap=True)
+        log(text)
+        self._print(text)
 
     def title(self, text: str) -> None:
-        """The head line over the running cells."""
-        self._title = text
+        """The head line over the things under way."""
+        self._title, now = text, self._clock()
         self._refresh()
+        if not self.is_live and now - self._titled >= EVERY:
+            self._titled = now
+            self.say(text)
 
-    def step(self, name: str, number: int, of: int, text: str) -> None:
-        """Trial ``name`` has done ``number`` of ``of`` steps."""
-        before = self._rows.get(name)
-        self._rows[name] = replace(before, number=number, text=text) if before else _Row(text, number, of, number)
-        if self.console.is_terminal:
+    def step(self, name: str, number: int, of: int, text: str, *, ends: bool = True) -> None:
+        """The thing ``name`` has done ``number`` of ``of`` steps; after its last it is gone.
+
+        ends: where there is no terminal, its last step has a line too.
+        """
+        now, before = self._clock(), self._rows.get(name)
+        row = replace(before, number=number, text=text) if before else _Row(text, number, of, number, now, now)
+        is_said = now - row.said >= EVERY or (ends and number >= of)
+        line = f"{name}: {number}/{of} {text}" + (f", {left}" if (left := row.left(now)) else "")
+        log(line, logging.INFO if is_said else logging.DEBUG)
+        if is_said and not self.is_live:
+            self._print(line)
+        self._rows[name] = replace(row, said=now) if is_said else row
+        if number >= of:
+            self.drop(name)
+        else:
             self._refresh()
-        elif number == of or number % max(1, of // 3) == 0:
-            self.say(f"{name}: {number}/{of} {text}{self._rows[name].left}")
 
     def drop(self, name: str) -> None:
-        """Trial ``name`` has ended."""
+        """The thing ``name`` has ended, or is no longer looked at."""
         self._rows.pop(name, None)
         self._refresh()
 
+    def _print(self, text: str) -> None:
+        if not self.quiet or isinstance(text, Warned):
+            self.console.print(text, markup=False, soft_wrap=True)
+
     def _table(self) -> Table:
-        table = Table(box=None, title=self._title, title_justify="left", show_header=bool(self._rows))
-        for head in ("cell", "step", "", "left"):
-            table.add_column(head)
+        table = Table(box=None, title=self._title, title_justify="left", show_header=False, padding=(0, 2, 0, 0))
+        for _ in range(4):
+            table.add_column(no_wrap=True, overflow="ellipsis")
+        now = self._clock()
         for name, row in self._rows.items():
-            table.add_row(name, f"{row.number}/{row.of}", row.text, row.left.removeprefix(", "))
+            table.add_row(name, f"{row.number}/{row.of}", row.text, row.left(now))
         return table
 
     def _refresh(self) -> None:
-        if self.console.is_terminal:
+        if self.is_live and (not self._rows or self._clock() - self._drawn >= DRAWN):
+            self._drawn = self._clock()
             self._live.update(self._table(), refresh=True)
+
+
+def asked(options: Options, *, to_stderr: bool = False) -> Display:
+    """The display that ``--quiet``, ``--log-file`` and ``--log-level`` describe.
+
+    Raises:
+        UserError: the log file cannot be written.
+    """
+    file, path = None, options.log_file
+    if path is not None:
+        try:
+            file = logging.FileHandler(path, encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"--log-file: {path} cannot be written ({error.strerror}).") from error
+        file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        file.setLevel(options.log_level.upper())
+    return Display(quiet=options.quiet, to_stderr=to_stderr, file=file)

@@ -60,7 +60,7 @@ def parser(
     ):
         result.add_argument(f"--{name}", type=kind, default=default, help=text)
     result.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
-    cli.add_dry_run(result)
+    cli.add_shared(result)
     result.short = {**SHORT_NAMES, "alpha": "alphas", "setting": "settings", "sharing": "settings"}
     result.hide(GRID.values())
     return result

@@ -15,11 +15,12 @@ from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.sweep import MOST, Trial, cell, open_sweep, require_few, run_cells, todo
 
 
-def sweep(experiments: Iterable[Experiment], folder: str | Path) -> pd.DataFrame:
+def sweep(experiments: Iterable[Experiment], folder: str | Path, *, show: bool = False) -> pd.DataFrame:
     """Run each of these in a folder of its own in ``folder``; a row a run, as ``load_runs`` has them.
 
     Runs that are there already are read, those that were broken off go on; generators are trained once for all. Ray is
-    started where it is not running, and stays for the next sweep.
+    started where it is not running, and stays for the next sweep. show: what the command of a sweep shows; without it
+    only the logger ``fedcommons`` is told.
 
     Raises:
         UserError: what is asked for cannot be met, or is no experiment, or another thread of this process is in an
@@ -27,7 +28,7 @@ def sweep(experiments: Iterable[Experiment], folder: str | Path) -> pd.DataFrame
         ClientError: some runs failed; the others are finished and can be loaded.
     """
     out, cells = folder_path(folder), named(listed(experiments))
-    with only_thread(), Display() as display:
+    with only_thread(), Display(quiet=not show) as display:
         left = todo(cells, out, display)
         with open_sweep(out, resume=True, say=lambda text: None):
             failures = run_cells(left, out, display).failures

@@ -9,13 +9,19 @@ import pandas as pd
 from pytorch_lightning import LightningModule
 
 from fedcommons.config.experiment import Experiment
+from fedcommons.config.flat import part_of
+from fedcommons.core.algorithm import Algorithm, Personal
 from fedcommons.core.work import module_with
 from fedcommons.errors import UserError, shown
 from fedcommons.federation import checkpoint
 from fedcommons.federation.memory import ClientMemory
+from fedcommons.federation.personal import personal_model
+from fedcommons.federation.rounds import Standing
 from fedcommons.reports.frames import folder_path, load_rounds
 from fedcommons.runs import experiment as runs
 from fedcommons.runs import inputs, worker
+from fedcommons.sweeping.display import log
+from fedcommons.tensors import Flat, flat
 
 
 @dataclass(frozen=True)
@@ -36,25 +42,49 @@ class Result:
         """The server model of the last round, a new copy, on the CPU, in evaluation mode.
 
         Raises:
-            UserError: its checkpoint was removed or is damaged.
+            UserError: its checkpoint was removed or is damaged, or the method has no server model.
         """
+        end = self._end()
+        return self._module(end.model, end.buffers)
+
+    def personal(self, client: int) -> LightningModule:
+        """A client's own model after the last round, as ``model``, of a method that has such models (``Personal``).
+
+        Raises:
+            UserError: its checkpoint was removed or is damaged, there is no such client, or the method has none.
+        """
+        algorithm: Algorithm = part_of(self.experiment, "algorithm")
+        n = self.summary["n_clients"]
+        if not isinstance(algorithm, Personal):
+            raise UserError(f"algorithm {self.experiment.algorithm} has no personal models: its clients share one.")
+        if not 0 <= client < n:
+            raise UserError(f"client must lie in [0, {n - 1}] in this run, got {shown(client)}.")
+        keeps = self.experiment.federation.buffers == "keep"
+        found = personal_model(algorithm, self._end(), client, keep_buffers=keeps)
+        return self._module(flat(found, "model"), flat(found, "buffers"))
+
+    def _end(self) -> Standing:
         end = checkpoint.load_latest(self.folder / "checkpoints", ClientMemory(folder=self.folder / "memory"))
         if end is None or end.round != self.summary["rounds"]:
             raise UserError(f"{self.folder} has no checkpoint of round {self.summary['rounds']}.")
+        return end
+
+    def _module(self, model: Flat, buffers: Flat) -> LightningModule:
         module = worker.build_module(self.experiment, inputs.load(self.experiment.data))
-        return module_with(module, end.model, end.buffers).eval()
+        return module_with(module, model, buffers).eval()
 
 
 def run(
     experiment: Experiment,
     folder: str | Path,
     *,
-    say: Callable[[str], None] = print,
+    say: Callable[[str], None] = log,
     on_round: Callable[[int, Mapping[str, float | None]], None] | None = None,
 ) -> Result:
     """Run the experiment in ``folder``, or read it there: what was broken off goes on, what is finished is not run.
 
-    say: told what the run has to say. on_round: called after each round with its number and metrics, first with 0, the
+    say: told what the run has to say; by default it goes to the logger ``fedcommons``, which nobody sees unless asked:
+    ``say=print``. on_round: called after each round with its number and metrics, first with 0, the
     untrained model. Settings of the process (torch's precision, threads and random state, signal handlers, Matplotlib's
     backend) change nothing and are afterwards as they were. It may be called in any thread, also in one with an event
     loop, and within another run in the same thread.

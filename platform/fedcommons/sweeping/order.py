@@ -1,5 +1,6 @@
 """In which order a sweep works: cell after cell, each after the generators that it needs."""
 
+import time
 import traceback
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from fedcommons.core.worker import set_up_process
 from fedcommons.errors import sentence
 from fedcommons.runs import build
 from fedcommons.sharing import synthetic_pool
+
+EVERY = 5.0
+"""Seconds between two reports of a generator under training: it waits for Tune to take each."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +42,21 @@ def make(cells: Collection[Mapping[str, Any]], images: Collection[str]) -> None:
     What stops it is reported, not raised: it would stop it again.
     """
     set_up_process()
+    told = time.monotonic()
+
+    def step(number: int, of: int, doing: str) -> None:
+        nonlocal told
+        if (now := time.monotonic()) - told >= EVERY:
+            told = now
+            tune.report({"step": number, "of": of, "doing": doing})
+
     try:
         trained = False
         configs = [flat.from_dict(cell) for cell in cells]
         needs = [need for config in configs for need in build.prepare(config).needs]
         store = Store(Path(configs[0].artifacts))
         for job in synthetic_pool.missing(store, [need for need in needs if key_of(need.images_facts) in images]):
-            synthetic_pool.keep(store, job, synthetic_pool.make(job))
+            synthetic_pool.keep(store, job, synthetic_pool.make(job, step))
             trained = trained or bool(job.epochs)
         tune.report({"trained": trained})
     except Exception as error:

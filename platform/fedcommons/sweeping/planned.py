@@ -27,7 +27,7 @@ from fedcommons.sharing.needs import Need
 from fedcommons.sharing.stage import Contribution
 from fedcommons.sharing.synthetic_pool import Job, missing
 from fedcommons.sweeping import sweep
-from fedcommons.sweeping.display import Display
+from fedcommons.sweeping.display import Display, duration
 from fedcommons.tracking.run_folder import read_summary
 
 RAY_S = 6.0
@@ -194,14 +194,6 @@ def _in_all(n_cells: int, bill: Bill, config: Experiment | None, on_cores: int |
     artifacts = f", artifacts {amount(bill.times * bill.artifacts)}" if bill.artifacts else ""
     disk = f"Disk: {amount(bill.times * bill.runs)}{artifacts}"
     return f"{n}. {time}. Memory: up to {amount(bill.memory)}{several}. {disk}."
-
-
-def duration(seconds: float) -> str:
-    """In the unit in which it is from one on, rounded as no estimate is better known."""
-    for unit, length in (("days", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.2g} {unit}" if seconds < 10 * length else f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
 
 
 def amount(nbytes: float) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fedcommons.config import cli
 from fedcommons.errors import UserError
 from fedcommons.sweeping import sweep
-from fedcommons.sweeping.display import Display
+from fedcommons.sweeping.display import Display, asked
 from fedcommons.sweeping.sweep import Outcome, Todo, Trial
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
@@ -36,7 +36,7 @@ def run(
     if options.on_cores is not None and not options.dry_run:
         raise UserError("--on-cores changes nothing without --dry-run.")
     started, out = time.perf_counter(), Path(options.out)
-    with Display() as display:
+    with asked(options) as display:
         if options.dry_run:
             dry_run(cells, out, display, options.on_cores, centrals, options.get("total"))
             return 0

@@ -307,7 +307,7 @@ def _trial(params: Mapping[str, Any]) -> None:
 
     def report(number: int, metrics: Mapping[str, float | None]) -> None:
         nonlocal last
-        last = {"round": number, **metrics}
+        last = {**last, "round": number, **metrics}  # where few rounds are evaluated, a scheduler sees the last of them
         if number < c.federation.rounds:
             tune.report(last)
 
@@ -317,7 +317,7 @@ def _trial(params: Mapping[str, Any]) -> None:
 
     try:
         if lines := read_rounds(folder):  # Tune is told also of a trial that has no round left to play
-            last = dict(lines[-1])
+            last = {name: value for line in lines for name, value in line.items()}
         # A trial never trains a generator: it would hold its cores for work that other trials may do too.
         experiment.run(c, folder, resume=True, say=say, on_round=report, may_generate=False)
     except (ClientError, UserError, LookupError) as error:

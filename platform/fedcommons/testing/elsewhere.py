@@ -3,10 +3,13 @@
 import sys
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
-from fedcommons.core.algorithm import Algorithm
+from fedcommons.core.algorithm import Algorithm, Personal
 from fedcommons.core.executor import Executor
+from fedcommons.federation.evaluation import ModelTask
+from fedcommons.federation.personal import evaluate_personal
 from fedcommons.federation.rounds import Plan
 from fedcommons.testing.comparing import bits, differing, listed, require
 from fedcommons.testing.federations import Federation
@@ -32,6 +35,11 @@ def require_the_bits_of_one_process(
         [facts for _, facts in there] == [facts for _, facts in here],
         "clients trained elsewhere, or in another order, report other metrics",
     )
+    if isinstance(algorithm, Personal):
+        at, now = ModelTask(federation.model, seed=1), here[-1][0]
+        played = ((federation.serial(algorithm), plan), (executor, replace(plan, blocks=2)))
+        one, other = (evaluate_personal(algorithm, e, at, now, p, on_tests=False) for e, p in played)
+        require(one == other, "clients' own models, evaluated elsewhere, have other metrics")
 
 
 class Apart:

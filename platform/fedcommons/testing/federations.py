@@ -12,8 +12,9 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedcommons.core.algorithm import Algorithm, Facts, needed
+from fedcommons.core.algorithm import Algorithm, Facts, keeps_batch_norm, needed
 from fedcommons.core.executor import Executor
+from fedcommons.core.features import batch_norm_parameters, head_parameters
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.work import Work
 from fedcommons.core.worker import RunData, Worker
@@ -40,6 +41,7 @@ class Federation:
     loop: LocalSGD = field(default=LocalSGD(epochs=2, batch_size=5))
     weighting: str = "uniform"
     device: torch.device = field(default=torch.device("cpu"))  # where clients train
+    keep_buffers: bool = False  # see ``Plan``
 
     def training(self, loop: LocalSGD, weighting: str = "uniform") -> Self:
         """The same clients with this local training and weighting."""
@@ -77,8 +79,13 @@ class Federation:
         """The schedule of so many rounds."""
         sizes = self.data.clients.rows.totals.tolist()
         n, counts = len(sizes), partial(self.data.clients.counts, 10)
-        facts = Facts(n, sizes, rounds, self.weighting, arrival(late, n, joining(n, participation), seed), counts)
-        return Plan(facts, participation, blocks, seed, late)
+        replied, module = arrival(late, n, joining(n, participation), seed), self.module()
+        facts = Facts(
+            n, sizes, rounds, self.weighting, replied, counts,
+            shape=tuple(self.data.clients.store.x.shape[1:]), n_classes=self.data.n_classes,
+            head=head_parameters(module), batch_norm=batch_norm_parameters(module),
+        )  # fmt: skip
+        return Plan(facts, participation, blocks, seed, late, self.keep_buffers)
 
     def start(self, algorithm: Algorithm, plan: Plan) -> Standing:
         """The state of the federation before round 1."""
@@ -163,8 +170,9 @@ def digits(
     """Handwritten digits and a tiny CNN; client i holds digits 2i and 2i + 1 (modulo ten) only.
 
     All clients share each client's mean image and the frequencies of its labels. ``linear``: softmax regression in
-    place of the CNN (and no dropout), so that the loss is convex. ``batch_norm``: in the CNN. ``method``: if it needs
-    more of a module than the CNN has, there is an autoencoder in its place (with ``linear``: of two linear layers).
+    place of the CNN (and no dropout), so that the loss is convex. ``batch_norm``: in the CNN; also
+    where ``method`` keeps it with the clients. ``method``: if it needs more of a module than the CNN has, there is an
+    autoencoder in its place (with ``linear``: of two linear layers).
     ``noise``: standard deviation of what is added to the features in every mode, in evaluation too.
     """
     everything = _dataset()
@@ -184,6 +192,8 @@ def digits(
     )
     clients = clients.with_commons(means)
     mean, std, autoencoder = everything.mean, everything.std, method is not None and bool(needed(method))
+    keep_buffers = method is not None and keeps_batch_norm(method)
+    batch_norm = batch_norm or keep_buffers
 
     def module() -> LightningModule:
         set_default_generator("initial weights of the tests")
@@ -197,7 +207,8 @@ def digits(
         return Classifier(network, lr=lr, momentum=momentum, mean=mean, std=std)
 
     sets = {"train": store, "test": everything.test[slice(0, 100)]}
-    return Federation(RunData(clients, clients, sets, n_classes=everything.n_classes), module)
+    data = RunData(clients, clients, sets, n_classes=everything.n_classes)
+    return Federation(data, module, keep_buffers=keep_buffers)
 
 
 class Noise(nn.Module):

@@ -15,6 +15,7 @@ from fedcommons.core.algorithm import (
     ChoosesClients,
     Facts,
     Message,
+    Personal,
     Replies,
     Reply,
     State,
@@ -59,6 +60,8 @@ class Spy:
         self.sees_statistics, self.takes_partial = sees_statistics(self.inner), takes_partial(self.inner)
         if isinstance(self.inner, ChoosesClients):
             self.participants = partial(self._participants, self.inner)
+        if isinstance(self.inner, Personal):
+            self.personal = self.inner.personal
 
     def _participants(self, inner: ChoosesClients, state: State, round: int) -> Sequence[int]:
         _stir()

@@ -1,8 +1,8 @@
 """The run folder: the record from which tables are made.
 
 config.yaml (all fields), environment.json, partition.json, rounds.jsonl (one line per round), timing.jsonl,
-clients.jsonl (with ``measure.clients``: one line per round, lists by client), audit.json (with ``sharing.audit``),
-noise.json (with ``dp.noise`` secret: the names of its salts, not these),
+clients.jsonl (with ``evaluate.clients`` or ``measure.clients``: one line per round, lists by client), audit.json (with
+``sharing.audit``), noise.json (with ``dp.noise`` secret: the names of its salts, not these),
 summary.json (written last), messages.log (the run's messages), error.txt (what stopped it), checkpoints/ (the last one
 is the final model), memory/ (clients' memory), .lock (held by the process that writes). Other files in the folder are
 never changed or removed.
@@ -96,7 +96,11 @@ class RunFolder:
 
         self.path = path
         self._told = defaultdict(hashlib.sha256)  # by file, of the lines that are in it
-        self._courses = ["rounds.jsonl", "timing.jsonl", *(["clients.jsonl"] if config.measure.clients else [])]
+        self._courses = [
+            "rounds.jsonl",
+            "timing.jsonl",
+            *(["clients.jsonl"] if config.measure.clients or config.evaluate.clients else []),
+        ]
         try:
             path.mkdir(parents=True, exist_ok=True)
             require_plain(path)
@@ -368,6 +372,11 @@ def accuracies(lines: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
     """(round, test accuracy) of the rounds from 1 on; empty where the model is judged by other metrics."""
     played = [line for line in lines if line["round"] >= 1]
     return [(line["round"], line["test/accuracy"]) for line in played if line.get("test/accuracy") is not None]
+
+
+def last_of(lines: Sequence[Mapping[str, Any]], name: str) -> Any:
+    """A metric in the last round that has it, as ``evaluate.every`` may leave rounds out; None if none has."""
+    return next((line[name] for line in reversed(lines) if name in line), None)
 
 
 def read_finished(path: Path, config: Experiment, data: str | None = None) -> dict[str, Any] | None:

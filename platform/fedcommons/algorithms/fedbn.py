@@ -1,0 +1,41 @@
+"""FedBN: BatchNorm stays with the clients, whose features are shifted against each other.
+
+Li et al., "FedBN: Federated learning on non-IID features via local batch normalization", ICLR 2021, arXiv:2102.07623,
+algorithm 1.   Symbols as in kept_part.py: h_i are the scales and shifts of client i's BatchNorm layers.
+
+The statistics of these layers stay with the clients too: they are buffers, which ``federation.buffers keep`` leaves
+there. A client's model is evaluated with its own scales, shifts and statistics.
+
+Departs from the paper: clients are weighted as in FedAvg. A client that has not taken part yet has the untrained ones.
+"""
+
+from dataclasses import dataclass
+
+from fedcommons.algorithms.kept_part import download, merged, own_model, parted, trained
+from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
+from fedcommons.core.executor import Executor
+from fedcommons.core.work import Work
+from fedcommons.data.clients import ClientData
+from fedcommons.tensors import Flat, Payload
+
+
+@dataclass(frozen=True)
+class FedBN:
+    """FedAvg on all parameters but those of BatchNorm, which each client keeps."""
+
+    keeps_batch_norm = True
+
+    def start(self, model: Flat, facts: Facts, seed: int) -> State:
+        return parted(model, facts.batch_norm)
+
+    def down(self, state: State, round: int, client: int) -> Message:
+        return download(state)
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        return trained(work, message, memory, data, seed)
+
+    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
+        return merged(state, total, replies)
+
+    def personal(self, state: State, memory: Payload, message: Message) -> Payload:
+        return own_model(state, memory, message)

@@ -1,0 +1,105 @@
+"""FedProto: clients share the mean embedding of each class, and no model.
+
+Tan et al., "FedProto: Federated prototype learning across heterogeneous clients", AAAI 2022, arXiv:2105.00243,
+equations 3 to 8 and algorithm 1.   y_i: client i's model, in its memory;  z: embedding of an example, the input of the
+module's ``head``;  C_i^j: prototype of class j at client i, the mean of z over its n_ij examples of that class;
+C^j: the server's prototype;  d: length of z;  lam: weight of the distance to prototypes, >= 0.
+
+    C^j = sum_i n_ij C_i^j / sum_i n_ij;   local loss  f_i(y) + lam mean_examples ||z - C^label||^2 / d
+
+The server has no model, so none is evaluated; a client's own is y_i.
+
+Departs from the paper: the distance is taken from each example's embedding, as in the authors' code, and not from the
+local prototype. Equation 6 divides by the number of clients besides; here C^j is the mean over all examples of class j
+of the round's clients, and where none has any, it stays. All clients start with the same untrained model. Prototypes
+have no noise, so no epsilon covers them, and the counts n_ij travel as sums over clients.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
+from fedcommons.core.executor import Executor
+from fedcommons.core.features import Head
+from fedcommons.core.local import Batch
+from fedcommons.core.release import Release
+from fedcommons.core.work import Work
+from fedcommons.data.clients import ClientData
+from fedcommons.errors import UserError
+from fedcommons.tensors import Flat, Payload
+from fedcommons.tensors import data as values
+
+
+@dataclass(frozen=True)
+class FedProto:
+    """Local loss f_i(y) + lam mean ||z - C^label||^2 / d, over examples whose class has a prototype."""
+
+    watches_head = True
+
+    lam: Annotated[float, "[0, 1e38]"] = 1.0
+    """lambda, weight of the squared distance between embeddings and prototypes, >= 0"""
+
+    def start(self, model: Flat, facts: Facts, seed: int) -> State:
+        if facts.n_classes is None:
+            raise UserError("algorithm fedproto has a prototype for each class, and these labels are no classes.")
+        nothing = torch.zeros(facts.n_classes, 0)  # nobody has told the length of an embedding yet
+        return {"prototypes": nothing, "known": torch.zeros(facts.n_classes), "untrained": model}
+
+    def down(self, state: State, round: int, client: int) -> Message:
+        return Message({"prototypes": state["prototypes"], "known": state["known"]})
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        prototypes, known = values(message.common["prototypes"]), values(message.common["known"])
+        module, head = work.module, Head(work.module)
+
+        def loss(batch: Batch, step: int) -> Tensor:
+            value = module.training_step(batch, step)
+            assert isinstance(value, Tensor)
+            if not prototypes.shape[1]:
+                return value
+            far = (head.inputs.flatten(1) - prototypes[batch[1]]).square().mean(1) * known[batch[1]]
+            return value + self.lam * (far * batch[2] if len(batch) > 2 else far).mean()
+
+        with head.watched():
+            trained = work.local(_own(memory, work), data, seed, loss=loss)
+            kept = {"own": work.snapshot()}
+            sums, counts = _embedded(work, head, data, len(known))
+        return Reply(
+            {"embeddings": sums, "counts": counts},
+            memory=kept,
+            metrics=trained.metrics,
+            releases=[Release(what=("embeddings", "counts"))],
+        )
+
+    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
+        sums, counts = values(total["embeddings"]), values(total["counts"])[:, None]
+        old = values(state["prototypes"])
+        before = old if old.shape[1] else torch.zeros_like(sums, dtype=old.dtype)
+        means = (sums / counts.clamp(min=1)).to(before.dtype)
+        known = torch.maximum(values(state["known"]), (counts[:, 0] > 0).float())
+        return {**state, "prototypes": torch.where(counts > 0, means, before), "known": known}
+
+    def personal(self, state: State, memory: Payload, message: Message) -> Payload:
+        return {"model": memory["own"] if memory else state["untrained"]}
+
+
+def _own(memory: Payload, work: Work) -> Flat:
+    own = memory.get("own", work.initial)
+    assert isinstance(own, Flat)
+    return own
+
+
+def _embedded(work: Work, head: Head, data: ClientData, n_classes: int) -> tuple[Tensor, Tensor]:
+    """Sums of the embeddings of each class (classes, d), in evaluation mode, and numbers of examples (classes,)."""
+    work.module.eval()
+    found = []
+    with torch.no_grad():
+        for first in range(0, len(data), work.loop.batch_size):
+            work.module(data.x[first : first + work.loop.batch_size])
+            found.append(head.inputs.flatten(1))
+    work.module.train()
+    z, one_hot = torch.cat(found), torch.nn.functional.one_hot(data.y, n_classes).to(found[0].dtype)
+    return one_hot.T @ z, one_hot.sum(0)

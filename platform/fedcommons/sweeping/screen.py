@@ -1,0 +1,125 @@
+"""What a reader sees of one run: a line a round, and some lines at its end. All numbers are in the run's folder."""
+
+import logging
+import textwrap
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedcommons.config.parts import label
+from fedcommons.sweeping.display import LOG, Display, duration, log
+
+HEAD = 13
+"""Columns of the names at a run's end."""
+
+
+class Rounds:
+    """Says a line a round; it is called with the round and its metrics.
+
+    rounds: of the run. clock: seconds from any beginning.
+    """
+
+    def __init__(self, display: Display, rounds: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.display, self.rounds, self.clock = display, rounds, clock
+        self.first: tuple[int, float] | None = None
+
+    def __call__(self, number: int, metrics: Mapping[str, float | None]) -> None:
+        now = self.clock()
+        first, began = self.first = self.first or (number, now)
+        left = ""
+        if first < number < self.rounds:
+            left = f"{duration((now - began) / (number - first) * (self.rounds - number))} left"
+        self.display.say(line(number, self.rounds, metrics, left, self.display.width))
+        if LOG.isEnabledFor(logging.DEBUG):
+            facts = "  ".join(f"{name} {value:.6g}" for name, value in metrics.items() if value is not None)
+            log(f"round {number}  {facts}", logging.DEBUG)
+
+
+def line(number: int, rounds: int, metrics: Mapping[str, float | None], left: str, width: int) -> str:
+    """``round 3/30  accuracy 0.842  loss 0.512  late 2  12 s left``: what there is of it and fits into ``width``."""
+    parts = [f"round {number:>{len(str(rounds))}}/{rounds}"]
+    parts += [f"{name} {value}" for name, value in judged(metrics).items()]
+    for name, key in (("late", "stragglers"), ("rejected", "rejected")):
+        if found := metrics.get(key):
+            parts.append(f"{name} {found:.0f}")
+    parts += [left] if left else []
+    while len(text := "  ".join(parts)) > width and len(parts) > 1:
+        parts.pop()
+    return text
+
+
+def judged(metrics: Mapping[str, float | None]) -> dict[str, str]:
+    """A number of the server model on the test set, its accuracy if it has one, and its loss, else that of training."""
+    of_test = {n.removeprefix("test/"): v for n, v in metrics.items() if n.startswith("test/")}
+    others = [name for name in of_test if name != "loss"]
+    names = ["accuracy"] if "accuracy" in others else others[:1]
+    found = {name: _number(of_test[name]) for name in names}
+    if "loss" in of_test:
+        found["loss"] = _number(of_test["loss"])
+    elif "train/loss" in metrics:
+        found["training loss"] = _number(metrics["train/loss"])
+    return found
+
+
+def _number(value: float | None) -> str:
+    """Three digits behind the point, where they say something; None stands for what is not finite."""
+    if value is None:
+        return "not finite"
+    return f"{value:.3f}" if value == 0 or 1e-2 <= abs(value) < 1e3 else f"{value:.3g}"
+
+
+def ending(
+    summary: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], seconds: float, out: Path, width: int
+) -> list[str]:
+    """What came of a run, in about ten lines; ``lines``: those of rounds.jsonl, ``seconds``: what this command took."""
+    found = {
+        "run": f"{label(summary['algorithm'])} on {label(summary['dataset'])}, {_setting(summary)}, "
+        f"{summary['n_clients']} clients",
+        "rounds": f"{summary['rounds']}; this command took {duration(seconds)}",
+        **_results(summary, lines[-1] if lines else {}),
+        "target": _target(summary),
+        "bytes": f"{_bytes(summary['bytes_down'])} down, {_bytes(summary['bytes_up'])} up"
+        + (f", {_bytes(summary['bytes_once'])} once" if summary["bytes_once"] else ""),
+        "disclosed": f"{100 * summary['disclosed']:.3g} % of all examples, with nothing that covers them",
+    }
+    if rejected := summary["rejected"]:
+        found["rejected"] = f"replies of {len(rejected)} of the clients; see summary.json"
+    if said := summary.get("privacy", {}).get("in_words"):
+        found["privacy"] = said[-1]
+    found["files"] = f"{out}: summary.json, rounds.jsonl, config.yaml, checkpoints"
+    return [one for name, text in found.items() for one in _wrapped(name, text, width)]
+
+
+def _setting(summary: Mapping[str, Any]) -> str:
+    return label(summary["setting"]) + (f" p {summary['p']:.3g}" if summary["p"] else "")
+
+
+def _results(summary: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, str]:
+    """The last and the best accuracy; of a run without any, the last numbers on the test set."""
+    if summary["last_accuracy"] is None:
+        return {name: f"{value} after the last round" for name, value in judged(last).items()}
+    of_validation = summary["validation_accuracy"]
+    also = "" if of_validation is None else f", {of_validation:.3f} on validation data"
+    best = f"{summary['last_accuracy']:.3f} after the last round, {summary['best_accuracy']:.3f} at best"
+    return {"accuracy": best + also, **{n: f"{v} after the last round" for n, v in judged(last).items() if n == "loss"}}
+
+
+def _target(summary: Mapping[str, Any]) -> str:
+    target, reached = summary["target"], summary["rounds_to_target"]
+    wanted = target if isinstance(target, str) else f"accuracy {target:g}"
+    return f"{wanted}: " + (f"reached in round {reached}" if reached is not None else "not reached")
+
+
+def _bytes(n: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if n >= size:
+            return f"{n / size:.3g} {unit}"
+    return f"{n:.0f} B"
+
+
+def _wrapped(name: str, text: str, width: int) -> list[str]:
+    """A name and its text, cut into lines that stand under each other."""
+    room = max(20, width - HEAD)
+    pieces = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
+    return [f"{name if k == 0 else '':<{HEAD}}{piece}" for k, piece in enumerate(pieces)]

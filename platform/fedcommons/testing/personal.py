@@ -1,0 +1,66 @@
+"""Clients' own models (``Personal``), and what stands for a server model where there is none."""
+
+from fedcommons.core.algorithm import Algorithm, Personal
+from fedcommons.core.executor import Executor
+from fedcommons.core.local import LocalSGD
+from fedcommons.federation.evaluation import ModelTask, evaluate
+from fedcommons.federation.personal import evaluate_personal, personal_model
+from fedcommons.federation.rounds import Plan, Standing
+from fedcommons.tensors import Flat, flat
+from fedcommons.testing.comparing import differing, listed, raw, require
+from fedcommons.testing.federations import Federation, digits
+
+
+def models(algorithm: Algorithm, plan: Plan, now: Standing) -> list[Flat]:
+    """The server model; of a method without one, all clients' own models."""
+    if now.has_model:
+        return [now.model]
+    return [
+        flat(personal_model(algorithm, now, i, keep_buffers=plan.keep_buffers), "model")
+        for i in range(plan.facts.n_clients)
+    ]
+
+
+def losses(
+    federation: Federation, algorithm: Algorithm, executor: Executor, plan: Plan, now: Standing
+) -> dict[str, float]:
+    """Training losses: of the server model, and the mean over clients' own models on their own examples."""
+    found = dict[str, float]()
+    if now.has_model:
+        sizes = {"train": len(federation.data.sets["train"])}
+        found["the server model"] = evaluate(executor, ModelTask(now.model), sizes)["train/loss"]
+    if isinstance(algorithm, Personal):
+        at = ModelTask(federation.model)
+        each = evaluate_personal(algorithm, executor, at, now, plan, on_tests=False)["loss"]
+        found["clients' own models"] = sum(each) / len(each)
+    return found
+
+
+def personal_models_are_whole_and_asking_changes_nothing(algorithm: Algorithm, local: LocalSGD) -> None:
+    """Before round 1 and after each, for clients that have taken part and for others."""
+    if not isinstance(algorithm, Personal):
+        return
+    federation = digits(dropout=0.3, method=algorithm).training(local)
+    plan = federation.plan(3, participation=0.4)
+    start = federation.start(algorithm, plan)
+    for now in (start, *(now for now, _ in federation.play(algorithm, plan, start=start))):
+        for client in range(plan.facts.n_clients):
+            _require_whole(algorithm, federation, plan, now, client)
+
+
+def _require_whole(algorithm: Algorithm, federation: Federation, plan: Plan, now: Standing, client: int) -> None:
+    message = algorithm.down(now.state, now.round + 1, client)
+
+    def handed() -> dict[str, bytes]:
+        sent = raw(message.common, "message.common: ") | raw(message.own, "message.own: ")
+        return sent | raw(now.memory.get(client, {}), "memory: ") | raw(now.state, "the state: ")
+
+    before, where = handed(), f"of client {client} after round {now.round}"
+    first, again = (personal_model(algorithm, now, client, keep_buffers=plan.keep_buffers) for _ in range(2))
+    changed = differing(before, handed())
+    require(not changed, f"personal changed in place what it was given: {listed(changed)}")
+    require(raw(first) == raw(again), f"personal gives another model {where} when it is asked again")
+    model = flat(first, "model")
+    has_layout = model.layout == federation.model.layout
+    require(has_layout, f"the personal model {where} has other names or shapes than the module's weights")
+    require(model.buffer.isfinite().all(), f"the personal model {where} has values that are not finite")

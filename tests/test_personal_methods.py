@@ -1,0 +1,232 @@
+"""Methods whose clients have models of their own: closed forms on least squares, and plain loops on images."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedcommons.algorithms.ditto import Ditto
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.fedbn import FedBN
+from fedcommons.algorithms.fedper import FedPer
+from fedcommons.algorithms.fedproto import FedProto
+from fedcommons.core.algorithm import BUFFERS, Algorithm, Facts
+from fedcommons.core.features import Head
+from fedcommons.core.local import LocalSGD
+from fedcommons.core.work import module_with
+from fedcommons.errors import UserError
+from fedcommons.federation.evaluation import ModelTask
+from fedcommons.federation.personal import evaluate_personal, personal_model
+from fedcommons.federation.rounds import Standing
+from fedcommons.seeds import seed_for
+from fedcommons.tensors import EMPTY, Flat, copy, data, flat, put, select
+
+if TYPE_CHECKING:
+    from fedcommons.testing.federations import Federation, LeastSquares
+
+    Problem = Callable[..., LeastSquares]
+    Digits = Callable[..., Federation]
+
+FULL = 1000
+"""A batch size above every client's number of examples: full-batch steps."""
+
+
+def quadratic(problem: "LeastSquares", i: int) -> tuple[np.ndarray, np.ndarray]:
+    """f_i(y) = y H y / 2 - b y + const."""
+    a, b = problem.a[i], problem.b[i]
+    return a.T @ a / len(b), a.T @ b / len(b)
+
+
+def descended(problem: "LeastSquares", i: int, start: np.ndarray, x: np.ndarray, lam: float, lr: float, steps: int):
+    """Gradient descent on f_i(v) + (lam/2) ||v - x||^2: v_K = v* + (I - eta (H + lam))^K (v - v*)."""
+    hessian, b = quadratic(problem, i)
+    pulled = hessian + lam * np.eye(3)
+    best = np.linalg.solve(pulled, b + lam * x)
+    return best + np.linalg.matrix_power(np.eye(3) - lr * pulled, steps) @ (start - best)
+
+
+def own(algorithm: Algorithm, now: Standing, client: int) -> np.ndarray:
+    return flat(personal_model(algorithm, now, client, keep_buffers=False), "model").buffer.numpy()
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.5, 4.0])
+@pytest.mark.parametrize("steps", [1, 6])
+def test_dittos_personal_models_in_closed_form(steps: int, lam: float, least_squares: "Problem") -> None:
+    """And its server model is FedAvg's, bit for bit. With lam = 0 clients train alone."""
+    problem, lr = least_squares(), 0.1
+    federation = problem.federation(lr).training(LocalSGD(steps, FULL))
+    algorithm, plan, x = Ditto(lam), federation.plan(3), np.zeros(3)
+    v = [x] * 4
+    played = zip(federation.play(algorithm, plan), federation.play(FedAvg(), plan), strict=True)
+    for (now, _), (other, _) in played:
+        v = [descended(problem, i, v[i], x, lam, lr, steps) for i in range(4)]
+        assert np.allclose([own(algorithm, now, i) for i in range(4)], v, rtol=0, atol=1e-13)
+        assert torch.equal(now.model.buffer, other.model.buffer)
+        x = now.model.buffer.numpy()
+    if lam == 0:
+        alone = [descended(problem, i, np.zeros(3), x, 0.0, lr, 3 * steps) for i in range(4)]
+        assert np.allclose(v, alone, rtol=0, atol=1e-13)
+
+
+def test_dittos_fixed_point_goes_from_the_local_to_the_server_model(least_squares: "Problem") -> None:
+    """v* = (H_i + lam)^-1 (b_i + lam x), so the distance to x is at most |grad f_i(x)| / lam."""
+    problem = least_squares()
+    for lam, lr in ((0.0, 0.2), (1e5, 1e-5)):
+        federation = problem.federation(lr).training(LocalSGD(120, FULL))
+        algorithm, plan = Ditto(lam), federation.plan(2)
+        (before, _), (now, _) = federation.play(algorithm, plan)
+        x = before.model.buffer.numpy()
+        gradients = problem.gradients(x)
+        for i in range(4):
+            hessian, b = quadratic(problem, i)
+            found = own(algorithm, now, i)
+            if lam:
+                assert np.linalg.norm(found - x) <= np.linalg.norm(gradients[i]) / lam
+            else:
+                assert np.allclose(found, np.linalg.solve(hessian, b), rtol=0, atol=1e-4)
+
+
+def test_a_client_of_ditto_that_never_took_part_has_the_server_model(digits: "Digits") -> None:
+    algorithm, federation = Ditto(), digits(batch_norm=True)
+    plan = federation.plan(1, participation=0.4)
+    now, _ = federation.play(algorithm, plan)[-1]
+    for client in range(5):
+        found = personal_model(algorithm, now, client, keep_buffers=False)
+        is_shared = flat(found, "model").buffer.equal(now.model.buffer)
+        assert is_shared == (client not in now.memory)
+        assert flat(found, "buffers").buffer.equal(now.buffers.buffer) == is_shared
+
+
+def test_dittos_server_statistics_are_fedavgs(digits: "Digits") -> None:
+    """BatchNorm's statistics of the personal model do not get into those that are averaged."""
+    federation = digits(batch_norm=True)
+    ditto, fedavg = (federation.play(method, federation.plan(2))[-1][0] for method in (Ditto(), FedAvg()))
+    assert torch.equal(ditto.buffers.buffer, fedavg.buffers.buffer)
+
+
+def test_fedper_with_all_layers_personal_is_local_training(least_squares: "Problem") -> None:
+    problem, algorithm = least_squares(), FedPer("*")
+    federation = problem.federation(0.1).training(LocalSGD(4, FULL))
+    now, facts = federation.play(algorithm, federation.plan(3))[-1]
+    alone = [descended(problem, i, np.zeros(3), np.zeros(3), 0.0, 0.1, 12) for i in range(4)]
+    assert np.allclose([own(algorithm, now, i) for i in range(4)], alone, rtol=0, atol=1e-13)
+    assert facts["comm/up_bytes"] == facts["comm/down_bytes"] == 0
+
+
+@pytest.mark.parametrize("algorithm", [FedPer(""), FedBN()])
+def test_with_no_layer_of_their_own_it_is_fedavg(algorithm: Algorithm, least_squares: "Problem") -> None:
+    federation = least_squares().federation(0.1)
+    (now, facts), (other, others) = (federation.play(m, federation.plan(3))[-1] for m in (algorithm, FedAvg()))
+    assert torch.equal(flat(now.state, "shared").buffer, other.model.buffer)
+    assert all(np.array_equal(own(algorithm, now, i), other.model.buffer.numpy()) for i in range(4))
+    assert facts == others
+
+
+def test_fedper_is_the_plain_loop(digits: "Digits") -> None:
+    """Each client trains (x, h_i), the server takes the mean of the x; only these travel."""
+    federation, algorithm = digits(), FedPer()
+    plan, work = federation.plan(2, blocks=1), federation.work()
+    head = list(plan.facts.head)
+    body = [name for name in federation.model if name not in head]
+    assert head == ["network.last.weight", "network.last.bias"]
+    x, heads = select(federation.model, body), [select(federation.model, head)] * 5
+    for now, facts in federation.play(algorithm, plan):
+        ends = []
+        for i, mine in enumerate(federation.data.clients):
+            y = work.local(put(put(federation.model, x), heads[i]), mine, seed_for(0, "client", now.round, i)).model
+            ends.append(select(y, body).buffer - x.buffer)
+            heads[i] = select(y, head)
+        x = Flat(x.layout, (x.buffer.double() + torch.stack(ends).double().mean(0)).float())
+        assert torch.allclose(flat(now.state, "shared").buffer, x.buffer, rtol=0, atol=1e-7)
+        for i in range(5):
+            found = flat(personal_model(algorithm, now, i, keep_buffers=False), "model")
+            assert torch.allclose(select(found, head).buffer, heads[i].buffer, rtol=0, atol=1e-6)
+        assert facts["comm/up_bytes"] == 5 * x.buffer.nbytes
+
+
+@pytest.mark.parametrize(("layers", "why"), [("network.first", "matches no layer"), (None, "names no head")])
+def test_fedper_refuses_layers_that_are_not_there(layers: str | None, why: str, digits: "Digits") -> None:
+    with pytest.raises(UserError, match=rf"^fedper.layers.*{why}.*the layers are .*network.last"):
+        FedPer(layers).start(digits().model, Facts(1, [1], 1), 0)
+
+
+def test_fedbn_keeps_batch_norm_and_is_evaluated_with_its_clients_statistics(digits: "Digits") -> None:
+    algorithm = FedBN()
+    federation = digits(method=algorithm)
+    plan, executor = federation.plan(2), federation.serial(algorithm)
+    now, facts = federation.play(algorithm, plan, executor)[-1]
+    inside = {name for name in federation.model if "norm" in name}
+    assert inside
+    assert inside == set(plan.facts.batch_norm) == federation.model.keys() - flat(now.state, "shared").keys()
+    assert facts["comm/up_bytes"] == 5 * flat(now.state, "shared").buffer.nbytes
+    found = evaluate_personal(algorithm, executor, ModelTask(EMPTY), now, plan, on_tests=False)
+    statistics = [flat(now.memory[i], BUFFERS) for i in range(5)]
+    assert not torch.equal(statistics[0].buffer, statistics[1].buffer)
+    for i, mine in enumerate(federation.data.own):
+        whole = put(put(federation.model, flat(now.state, "shared")), flat(now.memory[i], "own"))
+        module = module_with(federation.module(), whole, statistics[i]).eval()
+        with torch.no_grad():
+            assert found["loss"][i] == pytest.approx(F.cross_entropy(module(mine.x), mine.y).item(), rel=1e-5)
+        assert found["n"][i] == len(mine)
+
+
+def embeddings(federation: "Federation", model: Flat, x: Tensor) -> Tensor:
+    module = module_with(federation.module(), model, EMPTY).eval()
+    head = Head(module)
+    with torch.no_grad(), head.watched():
+        module(x)
+    return head.inputs
+
+
+def test_fedprotos_prototypes_are_means_over_all_examples_of_a_class(digits: "Digits") -> None:
+    """Of the clients that took part, under their models after the round; the rest stay as they were."""
+    federation, algorithm = digits(), FedProto()
+    before = torch.zeros(10, 16)
+    for now, _ in federation.play(algorithm, federation.plan(3, participation=0.4)):
+        drawn = list(now.memory)
+        z = {i: embeddings(federation, flat(now.memory[i], "own"), federation.data.own[i].x) for i in drawn}
+        found, known = data(now.state["prototypes"]), data(now.state["known"])
+        for label in range(10):
+            rows = [z[i][federation.data.own[i].y == label] for i in drawn]
+            mean = torch.cat(rows).mean(0) if sum(map(len, rows)) else None
+            assert (known[label] > 0) == (mean is not None)
+            # a class has one client here, and one that sat out left its prototype and its model as they were
+            expected = before[label] if mean is None else mean
+            assert torch.allclose(found[label], expected, rtol=0, atol=1e-5)
+        before = found
+
+
+def test_fedproto_with_lam_0_is_local_training(digits: "Digits") -> None:
+    federation, algorithm = digits(), FedProto(0.0)
+    work, models = federation.work(), [federation.model] * 5
+    for now, facts in federation.play(algorithm, federation.plan(2)):
+        for i, mine in enumerate(federation.data.clients):
+            models[i] = copy(work.local(models[i], mine, seed_for(0, "client", now.round, i)).model)
+            assert torch.allclose(models[i].buffer, flat(now.memory[i], "own").buffer, rtol=0, atol=1e-6)
+        assert facts["comm/up_bytes"] == 5 * 4 * (10 * 16 + 10)  # of no model
+
+
+def test_a_step_of_fedproto_is_that_of_its_loss(digits: "Digits") -> None:
+    """y - eta grad (CE + lam mean ||z - C^label||^2 / d), by autograd on the module itself."""
+    federation, algorithm, lam = digits(lr=0.1).training(LocalSGD(1, FULL)), FedProto(2.0), 2.0
+    (first, _), (second, _) = federation.play(algorithm, federation.plan(2))
+    prototypes = data(first.state["prototypes"])
+    for i, mine in enumerate(federation.data.own):
+        module = module_with(federation.module(), flat(first.memory[i], "own"), EMPTY).train()
+        head = Head(module)
+        with head.watched():
+            loss = F.cross_entropy(module(mine.x), mine.y)
+        loss = loss + lam * F.mse_loss(head.inputs, prototypes[mine.y])
+        loss.backward()
+        for name, weight in module.named_parameters():
+            stepped = weight.detach() - 0.1 * (torch.zeros(()) if weight.grad is None else weight.grad)
+            assert torch.allclose(flat(second.memory[i], "own")[name], stepped, rtol=0, atol=1e-5)
+
+
+def test_fedproto_refuses_labels_that_are_no_classes(digits: "Digits") -> None:
+    with pytest.raises(UserError, match="these labels are no classes"):
+        FedProto().start(digits().model, Facts(1, [1], 1), 0)

@@ -1,0 +1,166 @@
+"""The learning rate over the rounds: its forms, who sees it, what it brings about, and what is refused."""
+
+from collections.abc import Callable
+from math import cos, pi
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor, nn
+
+from fedcommons import experiment
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.fedpvr import FedPVR
+from fedcommons.algorithms.gradient_coding import GradientCoding
+from fedcommons.algorithms.scaffold import SCAFFOLD
+from fedcommons.config import parts
+from fedcommons.config.flat import deciding
+from fedcommons.core.algorithm import Algorithm
+from fedcommons.core.local import LocalSGD
+from fedcommons.core.schedules import constant, cosine, step
+from fedcommons.core.work import Work
+from fedcommons.data.clients import ClientData
+from fedcommons.errors import UserError
+from fedcommons.runs.build import prepare
+from fedcommons.runs.checks import schedule_of
+from fedcommons.runs.worker import noise_key
+from fedcommons.tensors import flat
+
+if TYPE_CHECKING:
+    from fedcommons.testing.federations import LeastSquares
+
+    Problem = Callable[..., LeastSquares]
+
+FULL = 1000  # a batch size above every client's number of examples
+
+
+def test_the_factors_in_closed_form() -> None:
+    assert [constant(r, warmup=3) for r in (1, 2, 3, 4, 50)] == [0.25, 0.5, 0.75, 1, 1]
+    assert [step(r, every=2, gamma=0.1) for r in (1, 2, 3, 4, 5)] == pytest.approx([1, 1, 0.1, 0.1, 0.01])
+    found = [cosine(r, 40, least=0.2) for r in range(1, 41)]
+    assert found == pytest.approx([0.6 + 0.4 * cos(pi * r / 40) for r in range(40)])
+    assert cosine(3, 40, warmup=9) == pytest.approx(0.3 * cosine(3, 40))
+
+
+class _Slope(LightningModule):
+    """f(w) = <w, (1, 2)>, with two groups of parameters whose rates are 0.1 and 0.3."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = (nn.Parameter(torch.zeros(2, dtype=torch.float64)) for _ in range(2))
+
+    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
+        return (self.a + self.b) @ torch.tensor([1.0, 2.0], dtype=torch.float64)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD([{"params": [self.a]}, {"params": [self.b], "lr": 0.3}], 0.1)
+
+
+def test_every_rate_of_the_module_is_multiplied_by_the_rounds_factor() -> None:
+    rows = ClientData(torch.zeros(3, 1), torch.zeros(3))
+    work = Work(_Slope(), torch.device("cpu"), LocalSGD(1, FULL, schedule=lambda r: 1 / r))
+    x = work.initial
+    for round in (1, 2, 3, 2):  # a worker's past does not matter
+        work.begin(round, rows)
+        y = work.local(x, rows, 0).model
+        assert (work.round, work.rates) == (round, [0.1 / round, 0.3 / round])
+        assert torch.allclose(y["a"], torch.tensor([-0.1, -0.2], dtype=torch.float64) / round, rtol=1e-14)
+        assert torch.allclose(y["b"], torch.tensor([-0.3, -0.6], dtype=torch.float64) / round, rtol=1e-14)
+    assert torch.equal(work.local(x, rows, 0, lr=1.0).model["b"], -torch.tensor([1.0, 2.0], dtype=torch.float64))
+    work.begin(0)  # a job outside rounds
+    assert work.rates == [0.1, 0.3]
+
+
+@pytest.mark.parametrize("method", [SCAFFOLD(), FedPVR(layers="*")])
+def test_a_control_is_a_mean_of_gradients_whatever_the_rate(method: Algorithm, least_squares: "Problem") -> None:
+    """After one full-batch step  c_i+ = c_i - c + (x - y_i)/eta_r = grad f_i(x)."""
+    problem, loop = least_squares(), LocalSGD(1, FULL, schedule=lambda r: 0.5**r)
+    federation = problem.federation(0.1).training(loop)
+    before = np.zeros(3)
+    for now, _ in federation.play(method, federation.plan(5)):
+        held = np.stack([flat(now.memory.get(i) or {}, "control").buffer.numpy() for i in range(4)])
+        assert np.allclose(held, problem.gradients(before), rtol=0, atol=1e-12)
+        before = now.model.buffer.numpy()
+
+
+def test_gradient_coding_steps_at_the_rounds_rate(least_squares: "Problem") -> None:
+    problem = least_squares()
+    federation = problem.federation(0.1).training(LocalSGD(1, FULL, schedule=lambda r: 1 / r), "samples")
+    x = np.zeros(3)
+    for round, (now, _) in enumerate(federation.play(GradientCoding(), federation.plan(4)), 1):
+        x = x - 0.1 / round * problem.gradients(x).mean(0)
+        assert np.allclose(now.model.buffer.numpy(), x, rtol=0, atol=1e-12)
+
+
+def test_local_steps_converge_at_the_rate_one_over_t_if_the_rate_falls_so(least_squares: "Problem") -> None:
+    """Li et al. (ICLR 2020): with E > 1 local steps and eta_t ~ 1/t the error of FedAvg is O(1/t); else it stays."""
+    problem, errors = least_squares(), {}
+    for name, schedule in (("falls", lambda r: 1 / (1 + 0.2 * r)), ("stays", None)):
+        federation = problem.federation(0.3).training(LocalSGD(3, FULL, schedule=schedule))
+        course = [now.model.buffer.numpy() for now, _ in federation.play(FedAvg(), federation.plan(160))]
+        errors[name] = [float(np.linalg.norm(course[t - 1] - problem.optimum)) for t in (40, 80, 160)]
+    times = np.log([1 + 0.2 * t for t in (40, 80, 160)])
+    assert np.polyfit(times, np.log(errors["falls"]), 1)[0] == pytest.approx(-1, abs=0.05)
+    assert np.polyfit(times, np.log(errors["stays"]), 1)[0] == pytest.approx(0, abs=1e-6)
+
+
+def test_what_is_not_used_is_not_there() -> None:
+    plain = experiment("smoke")
+    assert schedule_of("constant", plain.client.constants, 30) is None
+    assert not any("lr_schedule" in name or "warmup" in name for name in deciding(plain))
+
+
+def _key(**values: object) -> int:
+    return noise_key(experiment("smoke", values=values))
+
+
+def test_runs_of_other_lengths_share_their_noise_only_if_they_begin_alike() -> None:
+    """At other rates the same noise stands in two messages, and their difference has none."""
+    assert len({_key(**{"federation.rounds": r, "client.lr_schedule": "step"}) for r in (5, 6)}) == 1
+    assert len({_key(**{"federation.rounds": r, "client.lr_schedule": "cosine"}) for r in (5, 6)}) == 2
+
+
+WRONG = {
+    "nan": "float('nan')",
+    "negative": "-0.5",
+    "nothing": "0.0",
+    "infinite": "float('inf')",
+    "a text": "'fast'",
+    "none": "None",
+    "late": "1.0 if round < 3 else float('nan')",
+    "raises": "1 / 0",
+}
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(parts.HERE, str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_schedule_that_gives_no_rate_is_refused_before_any_work(wrong: str, lab: Path) -> None:
+    (lab / "mine.py").write_text(f"def rates(round):\n    return {WRONG[wrong]}\n")
+    with pytest.raises(
+        UserError, match=r"rates.* (must give a factor above 0 for every round, got .*|ZeroDivisionError.*)"
+    ) as at:
+        prepare(experiment("smoke", values={"client.lr_schedule": "mine.py:rates"}))
+    assert "\n" not in str(at.value)
+
+
+def test_an_own_schedule_has_its_constants_and_its_source(lab: Path) -> None:
+    (lab / "mine.py").write_text(
+        "def powers(round, rounds, power: float = 0.5):\n    return (1 - (round - 1) / rounds) ** power\n"
+    )
+    values = {"client.lr_schedule": "mine.py:powers", "client.power": 2.0, "federation.rounds": 4}
+    config = experiment("smoke", values=values)
+    schedule = schedule_of(config.client.lr_schedule, config.client.constants, 4)
+    assert schedule
+    assert [schedule(r) for r in (1, 2, 3, 4)] == [1.0, 0.5625, 0.25, 0.0625]
+    assert config.source["schedule"]
+    longer = experiment("smoke", values=values | {"federation.rounds": 8})
+    assert noise_key(config) != noise_key(longer)
