@@ -78,6 +78,8 @@ def play(folder: Path, plan: Experiment, kill_at: int | None = None) -> list[int
         ((3, 6), 4, {"measure__every": 0}),
         ((2, 5), 3, {"algorithm": "scaffold", "federation__memory_mb": 1e-6}),
         ((2, 5), 3, {"measure__clients": True, "dp__local": True}),
+        ((3, 7), 3, {"measure__every": 0, "evaluate__every": 2, "evaluate__clients": True}),
+        ((4, 6), 5, {"client__lr_schedule": "step"}),
     ],
 )
 def test_a_longer_plan_gives_the_same_bits(
@@ -141,6 +143,7 @@ def test_what_knows_the_number_of_rounds_is_not_extended(tmp_path: Path) -> None
             {**rule, "straggler__by_plan": True},
             r"straggler.rule .*:Sleepy depends on federation.rounds",
         ),
+        ("schedule", (4, 6), {"client__lr_schedule": "cosine"}, "client.lr_schedule cosine depends"),
         ("method", (2, 6), feddpms, "algorithm feddpms depends on federation.rounds: with 6 the rounds so far"),
         ("round", (4, 6), rule, None),
         ("stages", (2, 3), feddpms, None),  # 0.4 of the rounds are one round of stage I in both plans

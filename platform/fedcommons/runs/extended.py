@@ -2,21 +2,22 @@
 
 A round knows its number and not how many there will be; draws are keyed by it. What may know R, the number of rounds,
 is the method (``Facts.rounds`` in ``start``), a straggler rule of somebody's own, which gets the facts in every round,
-and local training. These are compared under both plans, and a run that would have begun otherwise is refused. What is
-observed in the last round alone is observed anew (``RunFolder``).
+and the learning rate's schedule. The first two are asked under both plans, and a run that would have begun otherwise is
+refused. What is observed in the last round alone is observed anew (``RunFolder``).
 """
 
 from dataclasses import replace
 from pathlib import Path
 
 from fedcommons.config import parts
-from fedcommons.config.flat import override, same_results
+from fedcommons.config.flat import same_results
 from fedcommons.core.salts import SECRET
 from fedcommons.errors import UserError, somebodys
 from fedcommons.federation.participation import participants
 from fedcommons.runs import secret
 from fedcommons.runs.build import Prepared, begin, plan_of
-from fedcommons.runs.worker import build_module, local_loop
+from fedcommons.runs.checks import depends_on_rounds
+from fedcommons.runs.worker import build_module
 from fedcommons.tensors import Payload, data, flatten
 from fedcommons.tracking.run_folder import (
     is_run,
@@ -61,16 +62,14 @@ def dependence(prepared: Prepared, rounds: int, done: int) -> str | None:
     A rule of the package's own reads no ``Facts.rounds``, so only somebody's own is asked, in each of these rounds.
     """
     config, algorithm, rule = prepared.config, prepared.algorithm, prepared.late
-    other = override(config, {"federation.rounds": rounds})
     plan = plan_of(config, algorithm, rule, prepared.dealt.own, prepared.about)
     plans = plan.facts, replace(plan.facts, rounds=rounds)
     model = flatten(dict(build_module(config, prepared.dataset).named_parameters()))
     one, two = (begin(algorithm, model, facts, config.seed) for facts in plans)
     if not same(one, two):
         return f"algorithm {config.algorithm} depends"
-    augment = prepared.dataset.augment
-    if local_loop(config, augment) != local_loop(other, augment):
-        return "local training depends"
+    if depends_on_rounds(config.client.lr_schedule):
+        return f"client.lr_schedule {config.client.lr_schedule} depends"
     if rule is None or not parts.is_own(config.straggler.rule):
         return None
     for number in range(1, done + 1):
