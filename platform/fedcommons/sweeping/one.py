@@ -21,7 +21,6 @@ from fedcommons.reports.frames import folder_path, load_rounds
 from fedcommons.runs import experiment as runs
 from fedcommons.runs import inputs, worker
 from fedcommons.sweeping.display import log
-from fedcommons.tensors import Flat, flat
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Result:
             UserError: its checkpoint was removed or is damaged, or the method has no server model.
         """
         end = self._end()
-        return self._module(end.model, end.buffers)
+        return module_with(self._untrained(), end.model, end.buffers).eval()
 
     def personal(self, client: int) -> LightningModule:
         """A client's own model after the last round, as ``model``, of a method that has such models (``Personal``).
@@ -60,8 +59,9 @@ class Result:
         if not 0 <= client < n:
             raise UserError(f"client must lie in [0, {n - 1}] in this run, got {shown(client)}.")
         keeps = self.experiment.federation.buffers == "keep"
-        found = personal_model(algorithm, self._end(), client, keep_buffers=keeps)
-        return self._module(flat(found, "model"), flat(found, "buffers"))
+        return module_with(
+            self._untrained(), *personal_model(algorithm, self._end(), client, keep_buffers=keeps)
+        ).eval()
 
     def _end(self) -> Standing:
         end = checkpoint.load_latest(self.folder / "checkpoints", ClientMemory(folder=self.folder / "memory"))
@@ -69,9 +69,8 @@ class Result:
             raise UserError(f"{self.folder} has no checkpoint of round {self.summary['rounds']}.")
         return end
 
-    def _module(self, model: Flat, buffers: Flat) -> LightningModule:
-        module = worker.build_module(self.experiment, inputs.load(self.experiment.data))
-        return module_with(module, model, buffers).eval()
+    def _untrained(self) -> LightningModule:
+        return worker.build_module(self.experiment, inputs.load(self.experiment.data))
 
 
 def run(
