@@ -7,10 +7,12 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
+from fedcommons.core import optimizers
 from fedcommons.core.clock import Clock
 from fedcommons.core.local import BARE_GRADIENT, AddToGrad, LocalResult, LocalSGD, Loss
 from fedcommons.core.logged import Logged
 from fedcommons.core.noise import SEED_ALONE, Noise, Source
+from fedcommons.core.optimizers import Schedulers
 from fedcommons.core.release import Release
 from fedcommons.core.weighting import weight
 from fedcommons.data.clients import ClientData
@@ -33,7 +35,7 @@ class Work:
     ``trained``: what protects each local training and gradient since the round engine emptied it, before a client.
 
     Raises:
-        ValueError: ``configure_optimizers`` does not return exactly one optimizer.
+        ValueError: ``configure_optimizers`` does not return exactly one optimizer (see ``optimizers.read``).
     """
 
     def __init__(
@@ -59,13 +61,10 @@ class Work:
             buffer.data = self.buffers[name]
         self.counters = [(counter, counter.clone()) for counter in counters]
         self.initial, self.initial_buffers = self.snapshot(), copy(self.buffers)
-        optimizer = module.configure_optimizers()
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise ValueError(
-                f"configure_optimizers must return one torch optimizer, got {type(optimizer).__name__}: the rate is "
-                "constant in a round"
-            )
+        optimizer, schedulers = optimizers.read(module.configure_optimizers())
         self.optimizer, self.logged = optimizer, Logged(module)
+        self.schedulers = Schedulers(optimizer, schedulers) if schedulers else None
+        self.factor = 1.0
         self.rates: list[Any] = [group["lr"] for group in optimizer.param_groups]
         self._rates = self.rates
 
@@ -76,8 +75,8 @@ class Work:
         self.began = before * self.loop.epochs, before * steps
         self.clock.set(round, *self.began)
         if self.loop.schedule:
-            factor = self.loop.schedule(round) if round else 1.0
-            self.rates = [rate * factor for rate in self._rates]
+            self.factor = self.loop.schedule(round) if round else 1.0
+            self.rates = [rate * self.factor for rate in self._rates]
 
     @property
     def round(self) -> int:
@@ -98,7 +97,7 @@ class Work:
 
         ``loss`` replaces the module's ``training_step``. ``add_to_grad`` may change the gradients before every step;
         under DP-SGD it must not use the data, as what it adds is neither clipped nor noised. ``lr``: the learning rate
-        of all parameters in this call; by default the module's own rates, times the round's factor.
+        of all parameters and steps of this call; by default the module's own rates, times the round's factor.
         """
         return self.loop.run(self, start, data, seed, loss=loss, add_to_grad=add_to_grad, lr=lr)
 
@@ -141,6 +140,8 @@ class Work:
         Raises:
             ValueError: the optimizer is not SGD, has several learning rates, or has momentum though it may not.
         """
+        if self.schedulers:
+            raise ValueError(f"{method} is defined for one learning rate in a round, and the module has a scheduler")
         groups = self.optimizer.param_groups
         if not isinstance(self.optimizer, torch.optim.SGD) or len(groups) != 1:
             kind = type(self.optimizer).__name__

@@ -60,6 +60,11 @@ def check(config: Experiment) -> None:
             "an actor more would have no block to work on."
         )
     require_rates(c.client.lr_schedule, c.client.constants, c.federation.rounds)
+    if c.dp.local and c.client.accumulate > 1:
+        raise UserError(
+            f"client.accumulate must be 1 with dp.local, got {c.client.accumulate}: gradients are those of one example "
+            "at a time anyway; use a larger client.batch_size."
+        )
     if c.client.optimizer == "adam" and c.client.momentum:
         raise UserError(f"client.momentum must be 0 with client.optimizer adam, got {c.client.momentum:g}.")
 

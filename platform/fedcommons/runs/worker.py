@@ -78,7 +78,18 @@ def local_loop(config: Experiment, augment: bool) -> LocalSGD:
     c = config.client
     dp = DPSGD(config.dp.noise_multiplier, config.dp.clip) if config.dp.local else None
     schedule = schedule_of(c.lr_schedule, c.constants, config.federation.rounds)
-    return LocalSGD(c.epochs, c.batch_size, c.drop_last, c.equal_work, augment, dp, c.onednn, schedule)
+    return LocalSGD(
+        c.epochs,
+        c.batch_size,
+        c.drop_last,
+        c.equal_work,
+        augment,
+        dp,
+        c.onednn,
+        schedule,
+        c.clip_norm,
+        c.accumulate,
+    )
 
 
 def noise_key(config: Experiment) -> int:
