@@ -87,7 +87,13 @@ REFUSED = {
     "two and schedulers": (optimizers(f"return [sgd, sgd], [{SCHEDULE}]"), "gives 2 optimizers"),
     "a generator": (optimizers("yield sgd"), f"{ONE}.* got generator"),
     "LBFGS": (optimizers("return torch.optim.LBFGS(self.parameters())"), "configure_optimizers: LBFGS needs a closure"),
-    "frozen": (made("self.last.bias.requires_grad = False"), "last.bias has requires_grad = False"),
+    "a frozen one that moves": (
+        made("self.last.bias.requires_grad = False")
+        + "\n\n    def training_step(self, batch, batch_idx):\n        self.last.bias.data.add_(1)\n"
+        "        return super().training_step(batch, 0)",
+        "training changes last.bias, which has requires_grad = False",
+    ),
+    "all frozen": (made("self.requires_grad_(False)"), LOSS),
     "manual": (made("self.automatic_optimization = False"), "automatic_optimization = False is not supported"),
     "no loss": (step("return None"), LOSS),
     "a dict of losses": (step("return {'loss': loss}"), LOSS),
@@ -152,6 +158,9 @@ RIGHT = {
     )
     + "\n\n    def forward(self, x):\n        return self.last(self.back(torch.tanh(self.code(x.flatten(1) / 255))))",
     "unused": made("self.spare = nn.Linear(3, 3)"),
+    "frozen": made("self.body = nn.Linear(64, 64).requires_grad_(False)")
+    + "\n\n    def forward(self, x):\n        return self.last(torch.tanh(self.body(x.flatten(1) / 255)))",
+    "a frozen bias": made("self.last.bias.requires_grad = False"),
     "only its head": optimizers("return torch.optim.SGD([self.last.bias], self.lr)"),
     "a list of one": optimizers("return [sgd]"),
     "a dict of one": optimizers("return {'optimizer': sgd}"),

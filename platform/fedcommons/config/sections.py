@@ -143,6 +143,8 @@ class Model:
     """network or LightningModule"""
     projection: Annotated[int | None, "[1, 1e6]"] = None
     """outputs of a projection head before a network's last layer (MOON: 256); default: none"""
+    weights: str | None = None
+    """file of the weights to start from: .safetensors, or a state dict that torch.save wrote; default: drawn by seed"""
     constants: Constants = UNSET
     __getattr__ = _constant
 

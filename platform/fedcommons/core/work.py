@@ -24,7 +24,8 @@ ONE_EPOCH = LocalSGD(epochs=1, batch_size=32)
 class Work:
     """What one process trains with: a LightningModule, its optimizer, the local loop and the clients' weighting.
 
-    Built once per process and used for one client after another. The parameters are views of one flat buffer.
+    Built once per process and used for one client after another. The parameters are views of one flat buffer; frozen
+    ones (``requires_grad = False`` when it was built) are no part of it, and the same in every process.
     ``buffers``: the floating buffers of the module's state (BatchNorm's statistics), views of a second flat buffer; the
     round engine loads the right client's. ``initial``, ``initial_buffers``: the values when the module was built.
     ``share``: of its work that a client does; the round engine sets it where a late client's partial work is taken.
@@ -51,7 +52,7 @@ class Work:
         self.source, self.noise = source, Noise(source)
         self.trained: list[Release] = []
         self.clock.attach(module)
-        self.named = dict(module.named_parameters())
+        self.named = trained(module)
         self.params = _flat_views(self.named)
         for name, parameter in self.named.items():
             parameter.data = self.params[name]
@@ -162,7 +163,7 @@ def module_with(module: LightningModule, model: Flat, buffers: Flat) -> Lightnin
     Raises:
         ValueError: their names or shapes are not the module's.
     """
-    own = dict(module.named_parameters())
+    own = trained(module)
     inner = _state_buffers(module)[0] if len(buffers) else {}
     if layout_of(own.items()) != model.layout or (inner and layout_of(inner.items()) != buffers.layout):
         raise ValueError("the weights' names or shapes are not the module's")
@@ -171,6 +172,11 @@ def module_with(module: LightningModule, model: Flat, buffers: Flat) -> Lightnin
             for name, tensor in mine.items():
                 tensor.copy_(values[name])
     return module
+
+
+def trained(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that are trained and sent; those with ``requires_grad = False`` stay the module's own."""
+    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
 def floating_buffers(module: nn.Module) -> Flat:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from fedcommons.core.algorithm import Algorithm, Facts, needed
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import LocalSGD
-from fedcommons.core.work import Work
+from fedcommons.core.work import Work, trained
 from fedcommons.core.worker import RunData, Worker
 from fedcommons.data import datasets
 from fedcommons.data.clients import Clients
@@ -52,7 +52,7 @@ class Federation:
     @property
     def model(self) -> Flat:
         """The untrained model."""
-        return flatten(dict(self.module().named_parameters()))
+        return flatten(trained(self.module()))
 
     def work(self) -> Work:
         """What one process trains with."""
