@@ -8,7 +8,7 @@ from dataclasses import fields
 from functools import cache
 from typing import Any
 
-from fedcommons.config import parts
+from fedcommons.config import parts, weights
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import Field, fields_of
 from fedcommons.config.parts import KINDS, OPTIONAL
@@ -128,6 +128,8 @@ def choose(values: Mapping[str, Any], beside: Collection[str] = ()) -> Experimen
         if name not in known and name not in beside and not name.startswith("source."):
             _require_owned(name, known)
     source = {kind: found for kind, name in names.items() if (found := parts.source(name))}
+    if file := values.get("model.weights"):
+        source["weights"] = weights.digest(str(file))
     rest = {n: v for n, v in values.items() if n not in known and not n.startswith("source.")}
     found = {n: values.get(n, f.default) for n, f in known.items()}
     for name, field in known.items():
