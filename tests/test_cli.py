@@ -113,7 +113,8 @@ def refused(argv: list[str]) -> str:
         (
             ["--rho", "0.3"],
             [
-                "generator.rho needs --sharing.setting shuffled_synthetic or local_synthetic, and sharing.setting is real."
+                "generator.rho needs --sharing.setting shuffled_synthetic or local_synthetic",
+                "and sharing.setting is real.",
             ],
         ),
         (["--sigma", "0.3"], ["dp.noise_multiplier changes nothing without --dp.local true."]),
