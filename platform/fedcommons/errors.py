@@ -34,6 +34,9 @@ _NOT_SOMEBODYS = tuple(
     )
 )
 
+RUN = "python sweeps/run.py" if (_HERE.parent.parent / "sweeps" / "run.py").is_file() else "fedcommons run"
+"""How one experiment is run: in a clone by the script, else by the command."""
+
 T = TypeVar("T")
 
 
@@ -217,7 +220,7 @@ def leaving_errors(folder: Path, own: Sequence[str] = ()) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, ClientError) and error.client is not None:
             options = [f"--replay {quote(str(folder))} --round {error.round} --client {error.client}", *own]
-            error.add_note(f"To run this client alone again: python sweeps/run.py {' '.join(options)}")
+            error.add_note(f"To run this client alone again: {RUN} {' '.join(options)}")
         with suppress(OSError):  # a full disk must not hide what happened
             told = f"{sentence(error)}\n\n{traceback.format_exc()}"
             write_text(path, told.encode(errors="backslashreplace").decode())
