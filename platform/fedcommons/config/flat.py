@@ -251,12 +251,15 @@ def not_chosen(name: str, config: Experiment) -> UserError:
 def of_others(name: str, chosen: Mapping[str, Sequence[str]]) -> UserError | None:
     """The error for a field of a part that is not chosen; None if no part has such a field."""
     if name.startswith("generator.") and not chosen.get("generator") and (name in own_fields() or parts.owners(name)):
+        if any(generates(one) for one in chosen["sharing"]):
+            return UserError(f"{name} needs a generator, and generator.name names none.")
         settings = ", ".join(chosen["sharing"])
-        return UserError(f"{name} is of a generator, and sharing.setting {settings} uses none.")
+        able = [one for one in KINDS["sharing"].known if generates(one)]
+        return UserError(f"{name} needs --sharing.setting {' or '.join(able)}, and sharing.setting is {settings}.")
     if owned := parts.owners(name):
         kind, names = owned
         field = KINDS[kind].field
-        return UserError(f"{name} is of {field} {' or '.join(names)}, and {field} is {', '.join(chosen[kind])}.")
+        return UserError(f"{name} needs --{field} {' or '.join(names)}, and {field} is {', '.join(chosen[kind])}.")
     return None
 
 
