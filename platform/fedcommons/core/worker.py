@@ -115,7 +115,8 @@ class RunData:
     Clients, own and pool are rows of one store, so a process holds every example once.
 
     pool: the shared examples, in the parts that clients got; None if nothing is shared. n_classes: the number of the
-    labels' classes, which is the width of logits; None: not known.
+    labels' classes, which is the width of logits; None: not known, or labels are no classes. tests: each client's own
+    test examples, in the order of the clients; None: there are none.
     """
 
     clients: Clients
@@ -123,6 +124,7 @@ class RunData:
     sets: Mapping[str, Examples] = field(default_factory=dict)
     pool: Clients | None = None
     n_classes: int | None = None
+    tests: Clients | None = None
 
     def to(self, device: torch.device) -> "RunData":
         """The same data on ``device``; parts that share a store still share it there."""
@@ -139,7 +141,8 @@ class RunData:
         clients = those(self.clients)
         own = clients if self.own is self.clients else those(self.own)
         sets = {name: move(examples) for name, examples in self.sets.items()}
-        return RunData(clients, own, sets, None if self.pool is None else those(self.pool), self.n_classes)
+        pool, tests = (None if part is None else those(part) for part in (self.pool, self.tests))
+        return RunData(clients, own, sets, pool, self.n_classes, tests)
 
 
 @dataclass(frozen=True)
