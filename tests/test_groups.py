@@ -188,6 +188,20 @@ def by_label(labels, n_classes):
 """
 
 
+NET = """
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, n_classes):
+        super().__init__()
+        self.last = nn.Linear(1, n_classes)
+
+    def forward(self, x):
+        return self.last(x / 240)
+"""
+
+
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "lab.py").write_text(OWN)
@@ -197,10 +211,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def prepared(partition: str, **fields: Any) -> build.Prepared:
     values = {"data.name": "lab.py:Marked", "partition.name": f"lab.py:{partition}", "model.name": "net.py:Net"}
-    Path("net.py").write_text(
-        "from torch import nn\n\n\nclass Net(nn.Module):\n    def __init__(self, n_classes):\n"
-        "        super().__init__()\n        self.last = nn.Linear(1, n_classes)\n\n    def forward(self, x):\n        return self.last(x / 240)\n"
-    )
+    Path("net.py").write_text(NET)
     return build.prepare(choose({**values, **fields}))
 
 
