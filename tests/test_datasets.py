@@ -112,7 +112,10 @@ def test_the_facts_of_a_data_set_travel_without_its_images() -> None:
     facts = without_images(DIGITS)
     assert facts.shape == DIGITS.shape
     assert [len(p) for p in parts(facts)] == [0, 0, 0]
-    assert replace(facts, train=DIGITS.train, validation=DIGITS.validation, test=DIGITS.test) == DIGITS
+    assert (
+        replace(facts, train=DIGITS.train, validation=DIGITS.validation, test=DIGITS.test, origin=DIGITS.origin)
+        == DIGITS
+    )
 
 
 # --- mean and std, folders, the real data sets

@@ -55,7 +55,7 @@ def test_help_imports_nothing_heavy() -> None:
 @pytest.mark.parametrize(("kind", "name"), PARTS)
 def test_what_is_read_from_the_source_of_a_part_is_what_the_imported_part_has(kind: str, name: str) -> None:
     part = parts.find(kind, name)
-    assert parts.constants(kind, name) == fields_of(part, KINDS[kind].handed)
+    assert parts.constants(kind, name) == fields_of(part, KINDS[kind].handed, KINDS[kind].required)
     for method in ("needs", "check", "client", "nothing"):
         assert parts.defines(kind, name, method) == callable(getattr(part, method, None))
 

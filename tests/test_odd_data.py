@@ -14,6 +14,7 @@ import scipy.sparse
 import torch
 from PIL import Image
 from sklearn.datasets import load_iris
+from sklearn.utils import Bunch
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 from fedcommons.data import datasets, own
@@ -82,13 +83,18 @@ TAKEN: dict[str, tuple[Any, np.ndarray]] = {
     "a tensor of uint16 tokens": ((torch.from_numpy(TOKENS).to(torch.uint16), Y), TOKENS),
     "grey pictures": (pictures(GREY), GREY[:, None]),
     "colour pictures": (pictures(RGB), RGB.transpose(0, 3, 1, 2)),
+    "rows that are dicts": ([{"image": x, "label": y} for x, y in zip(GREY, Y, strict=True)], GREY[:, None]),
+    "a dict of columns": ({"x": X, "y": Y}, X),
+    "a dict of sets": ({"train": (GREY, Y), "test": (GREY, Y)}, GREY[:, None]),
+    "Bunch": (Bunch(data=X, target=Y, feature_names=["a"] * 4), X),
+    "groups that are words": ((X, Y, np.array(["ward", "clinic"])[Y % 2]), X),
     "a subset of pictures": (Subset(pictures(RGB), range(N)), RGB.transpose(0, 3, 1, 2)),  # pyright: ignore
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("returned", "expected"), TAKEN.values(), ids=TAKEN)
 def test_what_can_be_read_is_read_as_it_is(returned: Any, expected: np.ndarray) -> None:
-    found = own.source("mine", returned)
+    found = own.read("mine", returned)[0]
     expected = expected.astype({"f": np.float32, "i": np.int64, "u": np.uint8}[expected.dtype.kind])
     read = [
         (x.numpy().tobytes(), int(y)) for part in (found.train, found.test) for x, y in zip(part.x, part.y, strict=True)
@@ -111,7 +117,7 @@ def test_what_its_author_changes_afterwards_is_not_in_the_data_set(tmp_path: Pat
 
 REFUSED: dict[str, tuple[Any, str]] = {
     **{f"n_classes {n!r}": (both(n_classes=n), f"n_classes must be a whole number in 1 ... 1000000, got {n!r}")
-       for n in (0, -1, 10**9, "ten", True, 2.5, None)},
+       for n in (0, -1, 10**9, "ten", True, 2.5)},
     "too few classes": (both(n_classes=2), "n_classes is 2, and it has label 2"),
     "strings": ((np.array([["a"]] * N), Y), "examples must be numbers of at most 64 bits, got ndarray of str"),
     "objects": ((X.astype(object), Y), "got ndarray of object"),
@@ -129,13 +135,16 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a tensor without values": ((torch.empty(N, 4, device="meta"), Y), "a dense tensor of real numbers"),
     "a label of 10^9": ((X, Y * 10**9), "labels must be 0, 1, ..., at most 999999, got 2000000000"),
     "a negative label": ((X, Y - 1), "labels must be 0, 1, ..., at most 999999, got -1"),
-    "float labels": ((X, Y + 0.5), "labels must be whole numbers, one for each of the 20 examples, got (20,)"),
-    "float labels of rows": ([(x, y + 0.5) for x, y in zip(X, Y, strict=True)], "labels must be whole numbers"),
-    "one-hot labels": ((X, np.eye(3)[Y]), "one for each of the 20 examples, got (20, 3)"),
+    "labels of two dimensions": ((X, np.ones((N, 3, 2))), "one for each of the 20 examples, got (20, 3, 2)"),
+    "whole labels of two columns": ((X, np.ones((N, 3), int)), "one for each of the 20 examples, got (20, 3)"),
+    "one-hot labels": ((X, np.eye(3)[Y]), "labels are one-hot (20, 3): give y.argmax(1)"),
+    "a label that is NaN": ((X, np.where(Y > 1, np.nan, Y)), "labels must be finite numbers"),
+    "labels in training only": (SimpleNamespace(train=(X, Y), test=(X, None), normalised=True), "both have labels"),
+    "floats in training only": (SimpleNamespace(train=(X, Y + 0.5), test=(X, Y), normalised=True), "test labels () "),
     "lists of one-hot labels": ((X[:, :2].tolist(), np.eye(2)[Y % 2].tolist()), "must be (x, y), got list"),
     "labels that are words": ((X, np.array(["a", "b", "c"])[Y]), "np.unique(y, return_inverse=True)[1] numbers them"),
     "categories": ((X, pd.Series(list("abcde" * 4), dtype="category")), "np.unique(y, return_inverse=True)"),
-    "no labels": ([(x, None) for x in X], "labels must be numbers of at most 64 bits, got list of object"),
+    "a label that is None": ([(x, None if i else 1) for i, x in enumerate(X)], "labels must be numbers of at most 64"),
     "fewer labels": ((X, Y[:5]), "one for each of the 20 examples, got (5,)"),
     "single numbers": ((np.float64(3), np.int64(3)), "one for each of the 0 examples"),
     "no rows": ((X[:0], Y[:0]), "has no training examples"),
@@ -165,9 +174,16 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "no length": (Rows(), "a map-style Dataset must have a length"),
     "DataLoader": (DataLoader(pictures(RGB)), "got DataLoader; give its .dataset"),  # pyright: ignore
     "a frame": (pd.DataFrame(X), "got DataFrame; give (frame[names].to_numpy(), frame[name].to_numpy())"),
-    "rows that are dicts": ([{"image": x, "label": y} for x, y in zip(GREY, Y, strict=True)], "got dict; give (np."),
-    "a dict": ({"train": (X, Y), "test": (X, Y)}, "got dict; give (np.asarray(d['x']), np.asarray(d['y']))"),
-    "Bunch": (load_iris(), "got Bunch; give (np.asarray(d['x']), np.asarray(d['y']))"),
+    "rows of unknown names": ([{"pixels": x, "label": y} for x, y in zip(GREY, Y, strict=True)],
+                              "must be named x or image or img or data; else give {'x': rows['a'], 'y': rows['b']}"),
+    "rows without a label": ([{"image": x, "fine_label": 0} for x in GREY], "must be named y or label or target"),
+    "a row that lacks a name": ([{"image": x} | ({} if i else {"label": 0}) for i, x in enumerate(GREY)],
+                                "row 1 has no label, and earlier ones have"),
+    "a dict": ({"a": X, "b": Y}, "got dict; give (np.asarray(d['x']), np.asarray(d['y']))"),
+    "Bunch": (load_iris(), "floating examples must be normalised"),
+    "fewer groups": ((X, Y, Y[:5]), "groups must be one number or text for each of the 20 examples, got (5,)"),
+    "groups of two columns": ((X, Y, X), "for each of the 20 examples, got (20, 4)"),
+    "a factor of another length": ({"x": X, "y": Y, "factors": {"year": Y[1:]}}, "factor year must be one number"),
     "a list of x and y": ([X, Y], "each row of a map-style Dataset must be (x, y), got ndarray"),
     "four arrays": ((X, Y, X, Y), "got tuple of 4 (ndarray, ndarray, ndarray, ndarray)"),
     "x alone": (X, "got ndarray"),
@@ -183,7 +199,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize(("returned", "said"), REFUSED.values(), ids=REFUSED)
 def test_all_else_is_refused_in_one_sentence(returned: Any, said: str) -> None:
     with pytest.raises(UserError) as error:
-        own.source("my_data.py:Photos", returned)
+        own.read("my_data.py:Photos", returned)
     message = str(error.value)
     assert said in message
     assert message.startswith("data set my_data.py:Photos")

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -145,7 +146,7 @@ def test_it_gets_its_own_message(config: Experiment, tmp_path: Path, monkeypatch
 def test_it_says_what_the_client_had_and_answered(config: Experiment, tmp_path: Path) -> None:
     experiment.run(override(config, {"federation.rounds": 1}), tmp_path / "run")
     again = replay(tmp_path / "run", 1, 2)
-    dealt = build.prepare(config).partition.class_counts[2]
+    dealt = np.asarray(build.prepare(config).partition.class_counts)[2]
     assert again.class_counts == dealt[: len(again.class_counts)].tolist()
     assert again.down_bytes == again.up_bytes == 4 * len(data(again.sums["delta"]))
     norm = float(data(again.sums["delta"]).square().sum().sqrt())

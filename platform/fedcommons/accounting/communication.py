@@ -33,9 +33,9 @@ class Traffic:
         return self.down + self.up + self.once
 
 
-def images_nbytes(n: int, shape: tuple[int, ...], itemsize: int = 1) -> int:
-    """Bytes of n examples of this shape, each with a byte of label; itemsize: of a number, 1 for uint8 images."""
-    return n * (prod(shape) * itemsize + 1)
+def images_nbytes(n: int, shape: tuple[int, ...], itemsize: int = 1, label: int = 1) -> int:
+    """Bytes of n examples of this shape; itemsize: of a number, 1 for uint8 images; label: of a label."""
+    return n * (prod(shape) * itemsize + label)
 
 
 def pool_nbytes(n_clients: int, synthetic: int) -> int:

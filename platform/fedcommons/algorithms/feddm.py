@@ -58,6 +58,7 @@ class FedDM:
     """
 
     watches_head = True
+    needs_classes = True
     trains_locally = False
 
     radius: Annotated[float, "(0, 1e38]"] = 5.0

@@ -61,6 +61,7 @@ class FedDPMS:
     """
 
     needs = codes.AND_CROSS_ENTROPY
+    needs_classes = True
 
     preliminary_rounds: Annotated[int | None, "[0, 1e9]"] = None
     """T_p, rounds of stage I, below federation.rounds; default: 0.4 of them"""

@@ -46,6 +46,7 @@ class FedMix:
     """
 
     watches_head = True
+    needs_classes = True
 
     mix: Annotated[float, "[0, 1]"] = 0.05
     """lambda, share of the mean image in the mixture"""

@@ -105,9 +105,13 @@ KINDS: Mapping[str, Kind] = {
                 "dirichlet_clients",
                 "dirichlet_plain",
                 "single_class",
+                "shards",
+                "quantity",
             )
-        },
+        }
+        | {name: f"fedcommons.data.groups:{name}" for name in ("by_group", "by_factor")},
         frozenset({"labels", "n_clients", "n_classes", "rng", "seed"}),
+        frozenset({"groups", "factors", "rows"}),
     ),
     "sharing": Kind(
         "sharing.setting",

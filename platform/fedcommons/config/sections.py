@@ -71,6 +71,9 @@ class Data:
     """random: drawn from all training images; last: the last of the training file (Fedssyn's released code)"""
     limit: Annotated[int | None, "[1, 1e9]"] = None
     """number of training images to keep, drawn at random; default: all"""
+    client_test: Annotated[float, "[0, 0.5]"] = 0.0
+    """share of each client's images, one at least, that is its own test set and that nobody trains on; 0: none, but for
+    clients that are whole groups of a data set whose test images have groups: these are theirs"""
     augment: bool | None = None
     """random flip and crop in training; default: for CIFAR only"""
     constants: Constants = UNSET
@@ -87,7 +90,13 @@ class Partition:
     name: str = "dirichlet_classes"
     """how the training images are dealt to clients"""
     n_clients: Annotated[int, "[1, 1e9]"] = 10
-    """N, the number of clients; dirichlet_plain drops those that it leaves without images"""
+    """N, the number of clients; dirichlet_plain drops those that it leaves without images, by_group and by_factor make
+    as many as there are groups"""
+    shift: Annotated[str, "none | noise | rotation | colour"] = "none"
+    """what makes clients' images differ, the last client's most: Gaussian noise, a rotation, a change of colours"""
+    shift_size: Annotated[float | None, "(0, 360]"] = None
+    """of the last client: noise, variance of pixels in [0, 1] (default 0.1); rotation, degrees (90); colour, largest
+    relative change of a channel (0.5)"""
     constants: Constants = UNSET
     __getattr__ = _constant
 

@@ -208,9 +208,10 @@ class Algorithm(Protocol):
     A constant is ``mu: Annotated[float, "[0, inf)"] = 0.01``: type, range, default, and a line of help below it.
     Optional are ``ChoosesClients``, ``Shares``, ``Personal``, ``TellsWork``, ``trains_locally``, ``sees_statistics``,
     ``keeps_batch_norm``, ``takes_partial``, ``needs`` (see ``needed``), ``watches_head = True`` for one that takes
-    embeddings at the module's ``head`` (see ``features.Head``), and ``check(fields)``, which raises ``UserError`` where
-    it is not defined for an experiment (its fields, such as ``client.optimizer``). What it is not defined for in the
-    model or in what clients hold, ``start`` refuses.
+    embeddings at the module's ``head`` (see ``features.Head``), ``needs_classes = True`` for one that works by class
+    (labels that are no classes are refused), and ``check(fields)``, which raises ``UserError`` where it is not defined
+    for an experiment (its fields, such as ``client.optimizer``). What it is not defined for in the model or in what
+    clients hold, ``start`` refuses.
     """
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
@@ -331,8 +332,11 @@ class Common:
 class Shares(Protocol):
     """An algorithm whose clients share something once, before round 1."""
 
-    def share(self, clients: Clients, n_classes: int, seed: int) -> Common:
-        """What is shared, made from ``clients``, the clients' training data; every draw is keyed by ``seed``."""
+    def share(self, clients: Clients, n_classes: int | None, seed: int) -> Common:
+        """What is shared, made from ``clients``, the clients' training data; every draw is keyed by ``seed``.
+
+        n_classes: None where labels are no classes; with ``needs_classes = True`` it never is.
+        """
         ...
 
 

@@ -115,8 +115,8 @@ class RunData:
     Clients, own and pool are rows of one store, so a process holds every example once.
 
     pool: the shared examples, in the parts that clients got; None if nothing is shared. n_classes: the number of the
-    labels' classes, which is the width of logits; None: not known. tests: each client's own test examples, in the
-    order of the clients; None: no client has any.
+    labels' classes, which is the width of logits; None: not known, or labels are no classes. tests: each client's own
+    test examples, in the order of the clients; None: there are none.
     """
 
     clients: Clients

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedcommons.data.examples import Examples
+from fedcommons.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -178,8 +179,14 @@ class Clients(Sequence[ClientData]):
         """Number of training examples of each client, as a new list."""
         return self.rows.sizes.tolist()
 
-    def counts(self, n_classes: int) -> Tensor:
-        """(N, classes): how many examples of each class every client has."""
+    def counts(self, n_classes: int | None) -> Tensor:
+        """(N, classes): how many examples of each class every client has.
+
+        Raises:
+            UserError: labels are no classes.
+        """
+        if n_classes is None:
+            raise UserError("class counts are asked for, and the labels of this data set are no classes.")
         of_client, first = (
             np.repeat(np.arange(len(self)), self.rows.sizes),
             np.cumsum(self.rows.sizes) - self.rows.sizes,

@@ -6,6 +6,7 @@
 import os
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +39,15 @@ def load(
     The splits depend on the data set's name only, so runs with different seeds are judged on the same images. So does
     what it draws from the global generators while it is made and read.
 
-    make: gives a ``Source``, or what ``own.source`` takes; validation: a share of the training images; validation_from:
+    make: gives a ``Source``, or what ``own.read`` takes; validation: a share of the training images; validation_from:
     ``random`` or ``last``; augment: None is as the data set says.
 
     Raises:
-        UserError: the data set is not in its folder, is damaged or not as ``own.source`` needs it, or it has fewer
+        UserError: the data set is not in its folder, is damaged or not as ``own.read`` needs it, or it has fewer
             training images than ``limit``.
     """
     with keyed_globals("data set", name):
-        source = own.source(name, make())
+        source, origin = own.read(name, make())
     train = source.train
     order = numpy_generator("validation split", name).permutation(len(train))
     n_validation = int(validation * len(train))
@@ -59,17 +60,18 @@ def load(
             raise UserError(f"data.limit must be at most the {len(rest)} training images there are, got {limit}.")
         rest = rest[:limit]
     augmented = source.augment if augment is None else augment
-    rest, flip = train[np.sort(rest)], augmented and source.flip
+    rest, flip = np.sort(rest), augmented and source.flip
     return Dataset(
         name=name,
         n_classes=source.n_classes,
         mean=source.mean,
         std=source.std,
         augment=augmented,
-        train=rest,
+        train=train[rest],
         validation=held,
         test=source.test,
         flip=flip,
+        origin=replace(origin, rows=origin.rows[rest]),
     )
 
 

@@ -1,6 +1,7 @@
 """Examples and labels in memory, and a data set of them with its held-out parts."""
 
-from dataclasses import KW_ONLY, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
 
@@ -11,17 +12,26 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Examples:
-    """Examples and labels: x (n, C, H, W) uint8, floating features (n, ...) or tokens (n, length); y (n,) int64."""
+    """Examples and labels: x (n, C, H, W) uint8, floating features (n, ...) or tokens (n, length).
+
+    y: (n,) int64 classes; floats (n,) or (n, k) to regress on; zeros where there are no labels. groups: (n,) int64, who
+    each example is of (a writer, a hospital), or None. factors: what else is known of each, (n,) int64 by name.
+    """
 
     x: Tensor
     y: Tensor
+    _: KW_ONLY
+    groups: Tensor | None = None
+    factors: Mapping[str, Tensor] = field(default_factory=dict, hash=False)
 
     def __len__(self) -> int:
         return len(self.y)
 
     def __getitem__(self, index: np.ndarray | Tensor | slice) -> "Examples":
         index = torch.tensor(index) if isinstance(index, np.ndarray) else index
-        return Examples(self.x[index], self.y[index])
+        groups = None if self.groups is None else self.groups[index]
+        factors = {name: values[index] for name, values in self.factors.items()}
+        return Examples(self.x[index], self.y[index], groups=groups, factors=factors)
 
     @cached_property
     def digest(self) -> str:
@@ -33,20 +43,23 @@ class Examples:
 
     def to(self, device: torch.device) -> "Examples":
         """The same examples on ``device``."""
-        return Examples(self.x.to(device), self.y.to(device))
+        groups = None if self.groups is None else self.groups.to(device)
+        factors = {name: values.to(device) for name, values in self.factors.items()}
+        return Examples(self.x.to(device), self.y.to(device), groups=groups, factors=factors)
 
 
 @dataclass(frozen=True)
 class Source:
     """What a data set part returns.
 
-    mean, std: per channel; of pixels scaled to [0, 1] for uint8 images, else of the examples themselves. augment:
-    clients flip and crop in training. flip: mirrored images are as likely, so generators may train on them.
+    n_classes: None where labels are no classes. mean, std: per channel; of pixels scaled to [0, 1] for uint8 images,
+    else of the examples themselves. augment: clients flip and crop in training. flip: mirrored images are as likely, so
+    generators may train on them.
     """
 
     train: Examples
     test: Examples
-    n_classes: int
+    n_classes: int | None
     mean: tuple[float, ...]
     std: tuple[float, ...]
     _: KW_ONLY
@@ -54,15 +67,34 @@ class Source:
     flip: bool = False
 
 
+@dataclass(frozen=True)
+class Origin:
+    """Where training examples stood in what their data set part returned, and what it calls their groups.
+
+    rows: (n,) the number of each in the training set that was returned, or in the one set; given: how many that had.
+    group_names: (G,) of any type, or None.
+    """
+
+    rows: np.ndarray
+    given: int
+    group_names: np.ndarray | None = None
+
+    @property
+    def moved(self) -> bool:
+        """Whether example i is not row i, or rows are held out, so that numbers of a file's rows would mislead."""
+        return len(self.rows) < self.given or bool((self.rows != np.arange(self.given)).any())
+
+
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
     """Training, validation and test examples; mean and std per channel of pixels scaled to [0, 1].
 
-    augment: clients flip and crop in training; flip: generators mirror images in training.
+    n_classes: None where labels are no classes, or there are none. augment: clients flip and crop in training; flip:
+    generators mirror images in training. origin: of the training examples.
     """
 
     name: str
-    n_classes: int
+    n_classes: int | None
     mean: tuple[float, ...]
     std: tuple[float, ...]
     augment: bool
@@ -70,19 +102,28 @@ class Dataset:
     validation: Examples
     test: Examples
     flip: bool = False
+    origin: Origin | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
         """(C, H, W)."""
         return tuple(self.train.x.shape[1:])
 
+    @property
+    def targets(self) -> int | None:
+        """k, the numbers in a label that is to be regressed on; None where labels are classes, or there are none."""
+        y = self.train.y
+        return (y.shape[1] if y.dim() > 1 else 1) if y.is_floating_point() else None
+
     @cached_property
     def digest(self) -> str:
-        """Of the content: names, shapes, types and bytes of x and y of the three parts."""
+        """Of the content: names, shapes, types and bytes of all columns of the three parts."""
         hashed = blake2b(digest_size=12)
         for name in ("train", "validation", "test"):
             examples: Examples = getattr(self, name)
-            for which, t in (("x", examples.x), ("y", examples.y)):
+            groups = {} if examples.groups is None else {"groups": examples.groups}
+            factors = {f"factors.{which}": values for which, values in examples.factors.items()}
+            for which, t in {"x": examples.x, "y": examples.y, **groups, **factors}.items():
                 _add(hashed, f"{name}.{which}", t)
         return hashed.hexdigest()
 
@@ -96,4 +137,4 @@ def _add(hashed: blake2b, name: str, t: Tensor) -> None:
 def without_images(dataset: Dataset) -> Dataset:
     """The data set's shape, classes and normalisation without its images, so that it is small to send."""
     empty = dataset.train[slice(0, 0)]
-    return replace(dataset, train=empty, validation=empty, test=empty)
+    return replace(dataset, train=empty, validation=empty, test=empty, origin=None)

@@ -24,7 +24,16 @@ class Partitioned:
     """Rows of the training data per client, their class counts and fingerprint."""
 
     rows: Rows
-    class_counts: np.ndarray  # (N, classes)
+    class_counts: np.ndarray | None  # (N, classes); None where labels are no classes
+
+    @staticmethod
+    def of(rows: Rows, labels: np.ndarray, n_classes: int | None) -> "Partitioned":
+        """With the class counts of these rows of ``labels``."""
+        if n_classes is None:
+            return Partitioned(rows, None)
+        clients = np.repeat(np.arange(len(rows)), [len(r) for r in rows])
+        cells = np.bincount(clients * n_classes + labels[np.concatenate(rows)], minlength=len(rows) * n_classes)
+        return Partitioned(rows, cells.reshape(len(rows), n_classes))
 
     @property
     def fingerprint(self) -> str:
@@ -38,33 +47,28 @@ class Partitioned:
 class Partition(Protocol):
     """Deals the rows of the training data to clients: the rows of each, every row to one client at most.
 
-    A partition is a function whose parameters are any of labels (n,), n_clients, n_classes, rng (a keyed numpy
-    generator), seed (keyed), and constants with defaults. N is the length of what it returns.
+    A partition is a function whose parameters are any of labels (n,) or (n, k), groups (n,), factors ((n,) by name),
+    rows (n,), n_clients, n_classes, rng (a keyed numpy generator), seed (keyed), and constants with defaults. What it
+    returns are places in these vectors, 0 ... n - 1; rows[j] is the number of example j in the training set as its data
+    set part returned it, before anything was held out. N is the length of what it returns.
     """
 
     def __call__(self, *args: Any, **constants: Any) -> Sequence[Any]: ...
 
 
-def partition(
-    name: str, deal: Callable[[], Sequence[Any]], labels: np.ndarray, n_clients: int, n_classes: int
-) -> Partitioned:
-    """The rows of ``labels`` (n,) as ``deal`` deals them; name: of the partition; n_clients: as many as were asked for.
+def partition(name: str, deal: Callable[[], Sequence[Any]], labels: np.ndarray, n_classes: int | None) -> Partitioned:
+    """The rows of ``labels`` (n, ...) as ``deal`` deals them; name: of the partition.
 
     Raises:
-        UserError: there are more clients than rows, a condition cannot be met, or rows do not exist or are dealt twice.
+        UserError: a condition cannot be met, or rows do not exist or are dealt twice.
     """
-    if n_clients > len(labels):
-        raise UserError(
-            f"partition.n_clients must be at most the number of training images, {len(labels)}, got {n_clients}."
-        )
     rows = _whole_rows(name, deal(), len(labels))
     if empty := [i for i, r in enumerate(rows) if len(r) == 0]:
         raise UserError(
             f"the partition cannot be met: {name} leaves client {empty[0]} without images; "
             "use fewer clients or more images."
         )
-    counts = np.stack([np.bincount(labels[r], minlength=n_classes) for r in rows])
-    return Partitioned(rows, counts)
+    return Partitioned.of(rows, labels, n_classes)
 
 
 def _whole_rows(name: str, dealt: Sequence[Any], n: int) -> Rows:
@@ -76,7 +80,7 @@ def _whole_rows(name: str, dealt: Sequence[Any], n: int) -> Rows:
     everything = np.concatenate(rows)
     if len(everything) and (everything.min() < 0 or everything.max() >= n):
         raise UserError(f"partition.name {shown(name)} deals rows outside of 0 ... {n - 1}.")
-    if len(np.unique(everything)) < len(everything):
+    if len(everything) and np.bincount(everything).max() > 1:
         raise UserError(f"partition.name {shown(name)} deals a row twice.")
     return rows
 
@@ -164,6 +168,46 @@ def single_class(labels: np.ndarray, n_clients: int, n_classes: int, rng: np.ran
             f"got partition.n_clients = {n_clients}."
         )
     return [rng.permutation(np.flatnonzero(labels == c)) for c in range(n_classes)]
+
+
+def shards(
+    labels: np.ndarray, n_clients: int, rng: np.random.Generator, per_client: Annotated[int, "[1, 1e6]"] = 2
+) -> Rows:
+    """McMahan et al. (2017): rows sorted by label and cut into shards of equal size, some for each client at random.
+
+    Args:
+        per_client: shards of a client
+    """
+    n = n_clients * per_client
+    if labels.ndim > 1 or (labels == labels[0]).all():
+        raise UserError("partition shards sorts rows by their label, and here labels are none, alike or vectors.")
+    if n > len(labels):
+        raise UserError(f"partition.per_client = {per_client} needs {n} shards of {len(labels)} images; use fewer.")
+    pieces = _equal_slices(labels.argsort(kind="stable"), n)
+    return [np.concatenate([pieces[i] for i in mine]) for mine in rng.permutation(n).reshape(n_clients, -1)]
+
+
+def quantity(
+    labels: np.ndarray,
+    n_clients: int,
+    rng: np.random.Generator,
+    law: Annotated[str, "dirichlet | power"] = "dirichlet",
+    alpha: Alpha = 0.5,
+    power: Annotated[float, "[0, 10]"] = 1.0,
+) -> Rows:
+    """Quantity skew (NIID-Bench, Li et al. 2022): sizes differ, what is in them does not; a row each at least.
+
+    Departs from the paper, which draws again until every client has ten rows: here a row each is dealt first.
+
+    Args:
+        law: shares of the clients: dirichlet, a draw of Dir(alpha), or power, (i + 1)^-power of client i
+        alpha: concentration of the Dirichlet law; smaller is more unequal
+        power: 0 gives all clients as many rows
+    """
+    by_power = np.arange(1, n_clients + 1) ** -power
+    shares = by_power if law == "power" else rng.dirichlet(np.full(n_clients, alpha))
+    ends = np.cumsum(shares / shares.sum())[:-1] * (len(labels) - n_clients)
+    return np.split(rng.permutation(len(labels)), ends.astype(np.int64) + np.arange(1, n_clients))
 
 
 def default_n_aux(n_clients: int, n_classes: int, alpha: float) -> int:

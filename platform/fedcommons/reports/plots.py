@@ -48,8 +48,9 @@ def save(figure: Figure, path: Path, dpi: int, smoke: bool = False) -> None:
 
 
 def partition_of(folder: Path) -> None:
-    """Draw ``partition.png`` in a run folder, from its ``partition.json``."""
-    class_heatmap(np.array(read_class_counts(folder)), folder / "partition.png")
+    """Draw ``partition.png`` in a run folder, from its ``partition.json``; not where labels are no classes."""
+    if counts := read_class_counts(folder):
+        class_heatmap(np.array(counts), folder / "partition.png")
 
 
 def class_heatmap(counts: np.ndarray, path: Path) -> None:

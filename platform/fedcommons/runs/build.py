@@ -36,9 +36,9 @@ from fedcommons.core.salts import SECRET
 from fedcommons.core.work import floating_buffers, trained
 from fedcommons.core.worker import RunData, fresh_torch, set_up_process
 from fedcommons.data.clients import Clients
-from fedcommons.data.examples import Dataset, without_images
+from fedcommons.data.examples import Dataset, Examples, without_images
 from fedcommons.data.partition import Partitioned
-from fedcommons.errors import before_any_work, given, somebodys
+from fedcommons.errors import UserError, before_any_work, given, somebodys
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.participation import joining
 from fedcommons.federation.rounds import Plan, Standing
@@ -85,13 +85,15 @@ class Prepared:
     algorithm: Algorithm
     stage: Stage
     late: Rule | None  # None: nobody is late
+    train: Examples  # what is dealt: the data set's training examples without clients' own test rows
+    tests: Clients | None = None  # these
     about: Mapping[str, Any] = field(default_factory=dict)  # what ``Facts`` say of examples and model
 
     @property
     def dealt(self) -> Dealt:
         """What its sharing stage starts from."""
         data = self.dataset
-        return Dealt(Clients(data.train, self.partition.rows), data.n_classes, data.flip, self.config.seed)
+        return Dealt(Clients(self.train, self.partition.rows), data.n_classes, data.flip, self.config.seed)
 
     @property
     def needs(self) -> Sequence[Need]:
@@ -144,12 +146,18 @@ def prepare(config: Experiment) -> Prepared:
     if "generator" in made:
         refuse(made["generator"], "check_type", dataset.train.x.dtype, dataset.name)
         refuse(made["generator"], "check_shape", dataset.shape, dataset.name)
-    labels = dataset.train.y.numpy()
-    dealt = inputs.deal(config.partition, labels, dataset.n_classes, config.seed)
+    every = dataset.train
+    dealt = inputs.deal(
+        config.partition, every.y.numpy(), dataset.n_classes, config.seed,
+        groups=None if every.groups is None else every.groups.numpy(),
+        factors={name: values.numpy() for name, values in every.factors.items()}, origin=dataset.origin,
+    )  # fmt: skip
+    share, shift, size = config.data.client_test, config.partition.shift, config.partition.shift_size
+    dealt, train, tests = inputs.as_held(dealt, dataset, share, shift, size, config.seed)
     sizes = [len(rows) for rows in dealt.rows]
     require_participants(config.federation.participation, len(sizes))  # a partition may drop clients
     rule = None if made["straggler"] == Independent() else made["straggler"]
-    prepared = Prepared(config, dataset, dealt, made["algorithm"], made["sharing"], rule)
+    prepared = Prepared(config, dataset, dealt, made["algorithm"], made["sharing"], rule, train, tests)
     refuse(prepared.stage, "check_dealt", prepared.dealt)
     if config.generator is not None:
         refuse(made["generator"], "check_sizes", [n_seen(config.generator.rho, n) for n in sizes])
@@ -172,6 +180,10 @@ def prepare(config: Experiment) -> Prepared:
     measured = keeps and config.measure.every > 0 and not is_kept
     require_statistics(module, private=config.dp.local, measured=measured)
     require_attributes(prepared.algorithm, module)
+    if dataset.n_classes is None and getattr(prepared.algorithm, "needs_classes", False):
+        raise UserError(
+            f"algorithm {config.algorithm} works by class, and the labels of {dataset.name} are no classes."
+        )
     about = {
         "shape": dataset.shape, "n_classes": dataset.n_classes, "head": head_parameters(module),
         "batch_norm": batch_norm_parameters(module),
@@ -325,6 +337,6 @@ def assemble_contributed(prepared: Prepared, contributed: Contributions) -> Asse
         require_once(prepared.stage, shared)
     shared = share_by_method(shared, prepared.algorithm, dataset.n_classes, c.seed)
     sets = {"test": dataset.test, "validation": dataset.validation}
-    data = replace(shared.data, sets=sets, n_classes=dataset.n_classes)
+    data = replace(shared.data, sets=sets, n_classes=dataset.n_classes, tests=prepared.tests)
     plan = plan_of(c, prepared.algorithm, prepared.late, data.clients, prepared.about)
     return Assembled(prepared, replace(shared, data=data), plan, audited)

@@ -144,7 +144,7 @@ def _train(central: Central) -> dict[str, Any]:
     set_up_process()
     c, prepared = central.config, prepare(central.config)
     synthetic = central.source == "central_synthetic"
-    train = _union(prepared) if synthetic else prepared.dataset.train
+    train = _union(prepared) if synthetic else prepared.train
     module = build_module(c, prepared.dataset)
     _require_logits(module, prepared.dataset)
     with onednn(c.client.onednn):

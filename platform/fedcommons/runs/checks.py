@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from fedcommons.config import parts, weights
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.fields import taken
+from fedcommons.config.fields import parameters_of, taken
 from fedcommons.config.flat import fields_for
 from fedcommons.core.algorithm import Facts
 from fedcommons.core.clock import Clock
@@ -55,7 +55,10 @@ def check(config: Experiment) -> None:
         raise UserError("measure.every must be at least 1 with measure.samples or measure.smoothness: 0 is never.")
     if not c.measure.every and c.measure.measure:
         raise UserError("measure.every must be at least 1 with measure.measure: 0 is never.")
-    require_participants(c.federation.participation, c.partition.n_clients)
+    if c.partition.shift == "none" and c.partition.shift_size is not None:
+        raise UserError("partition.shift_size needs a partition.shift: noise, rotation or colour.")
+    if "n_clients" in parameters_of(parts.find("partition", c.partition.name)):  # else N is known once data are dealt
+        require_participants(c.federation.participation, c.partition.n_clients)
     if c.federation.executor == "ray_actors" and c.federation.actors > c.federation.blocks:
         raise UserError(
             f"federation.actors = {c.federation.actors} must be at most federation.blocks = {c.federation.blocks}: "

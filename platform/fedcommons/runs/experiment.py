@@ -19,6 +19,7 @@ from fedcommons.core import salts
 from fedcommons.core.executor import Executor
 from fedcommons.core.salts import IF_SECRET, SECRET
 from fedcommons.core.worker import fresh_torch
+from fedcommons.data.clients import Clients
 from fedcommons.data.partition import Partitioned
 from fedcommons.errors import ClientError, Warned, leaving_errors
 from fedcommons.federation import checkpoint, rounds
@@ -99,7 +100,7 @@ def _run(
         salt = b""
         if config.dp.noise == SECRET:
             salt = secret.begun(folder, prepared.needs)
-        _write_partition(folder, prepared.partition, prepared.dataset.digest, salt)
+        _write_partition(folder, prepared.partition, prepared.tests, prepared.dataset.digest, salt)
         made = synthetic_images(prepared, store, jobs, say, on_step)
         require_own(prepared.stage, prepared.dealt, prepared.needs, made)
         ready = assemble(prepared, made)
@@ -255,13 +256,14 @@ def _late(now: Standing) -> dict[str, list[int]]:
     return {"late": list(now.late), "partial": [i for i, share in now.late.items() if share]}
 
 
-def _write_partition(folder: Path, dealt: Partitioned, data: str, salt: bytes) -> None:
+def _write_partition(folder: Path, dealt: Partitioned, tests: Clients | None, data: str, salt: bytes) -> None:
     """``partition.json``; data: the digest of the data set; salt: of secret noise, of which it has the name."""
     facts = {
         "data": data,
         "fingerprint": dealt.fingerprint,
         "sizes": [len(rows) for rows in dealt.rows],
-        "class_counts": dealt.class_counts.tolist(),
+        **({} if dealt.class_counts is None else {"class_counts": dealt.class_counts.tolist()}),
+        **({} if tests is None else {"test_sizes": tests.sizes}),
         **({"noise": salts.name_of(salt)} if salt else {}),
     }
     write_json(folder / "partition.json", facts)

@@ -37,7 +37,8 @@ from fedcommons.tracking.run_folder import read_config, require_same_data
 class Replayed:
     """What the client had and what it answered; no metrics and no sums of a reply that is rejected."""
 
-    class_counts: Sequence[int]  # of the examples it trained on
+    n: int  # examples it trained on
+    class_counts: Sequence[int]  # of these; empty where labels are no classes
     down_bytes: int
     up_bytes: int
     metrics: Mapping[str, float | Tensor]
@@ -46,9 +47,10 @@ class Replayed:
 
     def __str__(self) -> str:
         counts = ", ".join(f"{label}: {n}" for label, n in enumerate(self.class_counts) if n)
+        of_classes = f" (of class {counts})" if counts else ""
         return "\n".join(
             [
-                f"examples: {sum(self.class_counts)} (of class {counts})",
+                f"examples: {self.n}{of_classes}",
                 f"message: {self.down_bytes} bytes down, {self.up_bytes} bytes up",
                 *(f"{name}: {float(value):.9g}" for name, value in self.metrics.items()),
                 *(f"norm of {name}: {float(data(x).norm()):.9g}" for name, x in self.sums.items()),
@@ -96,8 +98,10 @@ def replay(
     partly = "" if share == 1 else f", late, with {100 * share:.3g} % of its local work"
     say(f"client {client}, round {number}, {called.task.algorithm}{partly}")
     (result,) = executor.map(train_block, called.task, [alone])
+    labels = ready.data.clients[client].y
     return Replayed(
-        torch.bincount(ready.data.clients[client].y).tolist(),
+        len(labels),
+        [] if ready.data.n_classes is None else torch.bincount(labels).tolist(),
         called.task.nbytes + nbytes(alone.own[0]),
         result.up_bytes,
         {name: value for _, reply in result.replies.values() for name, value in reply.metrics.items()},

@@ -29,7 +29,7 @@ from fedcommons.runs.checks import (
     schedule_of,
 )
 from fedcommons.seeds import set_default_generator, wide_key
-from lightning_modules import Classifier
+from lightning_modules import Classifier, Regressor
 from lightning_modules.networks import Projected
 
 
@@ -38,7 +38,8 @@ def build_module(config: Experiment, dataset: Dataset, device: str = "cpu") -> L
     """The LightningModule that clients train. Its first weights are keyed by the run's seed, or from ``model.weights``.
 
     ``config.model`` names a LightningModule, which gets what its signature asks for of shape, n_classes, mean, std, lr,
-    momentum, weight_decay and optimizer, or a plain network, which gets the first two and stands in a ``Classifier``.
+    momentum, weight_decay and optimizer, or a plain network, which gets the first two and stands in a ``Classifier``,
+    or in a ``Regressor`` where labels are floats. Then ``n_classes`` is the numbers in a label; None without labels.
 
     Raises:
         UserError: it cannot be built of this.
@@ -47,7 +48,7 @@ def build_module(config: Experiment, dataset: Dataset, device: str = "cpu") -> L
     m, c = config.model, config.client
     offered = {
         "shape": dataset.shape,
-        "n_classes": dataset.n_classes,
+        "n_classes": dataset.n_classes or dataset.targets,
         "mean": dataset.mean,
         "std": dataset.std,
         "lr": c.lr,
@@ -55,7 +56,10 @@ def build_module(config: Experiment, dataset: Dataset, device: str = "cpu") -> L
         "weight_decay": c.weight_decay,
         "optimizer": c.optimizer,
     }
-    part = parts.find("model", m.name)
+    part, is_own = parts.find("model", m.name), parts.is_own(m.name)
+    without = f"needs labels, and {dataset.name} has none: name a LightningModule with a loss of its own"
+    if not (is_own or offered["n_classes"]):
+        raise UserError(f"model.name {m.name} {without}.")
     with torch.device(device):
         with before_any_work(), somebodys(f"{parts.called('model', m.name)} cannot be built for {dataset.name}"):
             made = part(**taken(part, offered), **m.constants)
@@ -63,14 +67,18 @@ def build_module(config: Experiment, dataset: Dataset, device: str = "cpu") -> L
             made, "_orig_mod"
         ):  # else it would be taken for a network, and trained with another loss than its own
             raise UserError(f"model.name {m.name} is compiled by torch.compile: give the module as it is.")
+        if dataset.n_classes is None and isinstance(made, LightningModule) and not is_own:
+            raise UserError(f"model.name {m.name} classifies, and the labels of {dataset.name} are no classes.")
         if isinstance(made, LightningModule):
             if m.projection:
                 raise UserError(f"model.projection is for plain networks, and {m.name} is a LightningModule.")
             module = made
         elif isinstance(made, nn.Module):
+            if not offered["n_classes"]:
+                raise UserError(f"model.name {m.name} is a plain network, which {without}.")
             network = Projected(made, m.projection) if m.projection else made
             del offered["shape"], offered["n_classes"]
-            module = Classifier(network, **offered)
+            module = Regressor(network, **offered) if dataset.targets else Classifier(network, **offered)
         else:
             raise UserError(f"model.name {m.name} must be a LightningModule or a network, got {type(made).__name__}.")
     if m.weights:

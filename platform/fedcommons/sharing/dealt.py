@@ -10,12 +10,13 @@ from fedcommons.data.clients import Clients
 class Dealt:
     """The clients' real data as the partition dealt them, and public facts.
 
-    own: the clients' rows of all training images. flip: mirrored images are as likely. seed: the run's. before: digest
-    of examples and rows, the examples as they were when a digest of them was first asked for.
+    own: the clients' rows of all training images. n_classes: None where labels are no classes. flip: mirrored images
+    are as likely. seed: the run's. before: digest of examples and rows, the examples as they were when a digest of
+    them was first asked for.
     """
 
     own: Clients
-    n_classes: int
+    n_classes: int | None
     flip: bool
     seed: int
     before: str = field(init=False, repr=False)
@@ -42,6 +43,12 @@ class Dealt:
     def itemsize(self) -> int:
         """Bytes of a number of an example: 1 for uint8 images."""
         return self.own.store.x.element_size()
+
+    @property
+    def label_nbytes(self) -> int:
+        """Bytes of a label where examples travel: one for a class, and those of what is regressed on."""
+        y = self.own.store.y
+        return y[:1].nbytes // len(y[:1]) if y.is_floating_point() else int(self.n_classes is not None)
 
     @property
     def n_total(self) -> int:

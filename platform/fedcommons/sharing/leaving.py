@@ -58,8 +58,8 @@ def owners_of(stage: str, dealt: Dealt, store: Examples, rows: np.ndarray, owner
     found = np.full(len(store), -1)
     found[rows] = stated
     found[: len(dealt.own.store)] = -1
-    for client, mine in enumerate(dealt.own.rows):
-        found[mine] = client
+    own = dealt.own.rows
+    found[own.flat.numpy()] = np.repeat(np.arange(len(own)), own.sizes)
     return found
 
 

@@ -197,6 +197,8 @@ def needs(p: float | None, dealt: Dealt, recipe: GeneratorRecipe) -> list[Need]:
     Raises:
         UserError: a client's share rho of images is less than one image.
     """
+    if dealt.n_classes is None:
+        raise UserError("generators draw examples of given classes, and the labels of this data set are no classes.")
     paper = -(-dealt.n_total // len(dealt.own))
     result = []
     for client, (rows, wanted) in enumerate(zip(dealt.own.rows, contributions(p, dealt), strict=True)):
@@ -226,7 +228,7 @@ def needs(p: float | None, dealt: Dealt, recipe: GeneratorRecipe) -> list[Need]:
 
 def _counts(examples: Examples, client: int, dealt: Dealt, recipe: GeneratorRecipe) -> np.ndarray:
     """(classes,), what the labels of a client's synthetic images follow; all classes alike if noise left none."""
-    counts = np.bincount(examples.y.numpy(), minlength=dealt.n_classes)
+    counts = np.bincount(examples.y.numpy(), minlength=dealt.n_classes or 0)
     if not recipe.label_noise:
         return counts
     facts = {"seed": dealt.seed, "client": client, "rho": recipe.rho, "label_noise": recipe.label_noise}

@@ -55,7 +55,9 @@ class RawCopies:
             raise UserError(
                 f"sharing.c = {c:g} of {n} images is not one image; it must be 0 or at least {0.5 / n:.2g}."
             )
-        counts = np.bincount(self._labels(dealt), minlength=dealt.n_classes)
+        if self.placement == "optimal" and dealt.n_classes is None:
+            raise UserError("sharing.placement optimal evens out classes, and the labels of this data set are none.")
+        counts = np.bincount(self._labels(dealt), minlength=dealt.n_classes or 0)
         if self.placement == "optimal" and not counts.all():
             raise UserError(
                 f"sharing.placement optimal needs images of every class, and no client has one of class "
@@ -89,7 +91,7 @@ class RawCopies:
             received.append(rows[new])
             weights.append(np.concatenate([weight[owners == client], weight[new]]))
         sent = len(released.rows) + sum(map(len, received))
-        once, notes = images_nbytes(sent, dealt.shape, dealt.itemsize), self._notes(dealt)
+        once, notes = images_nbytes(sent, dealt.shape, dealt.itemsize, dealt.label_nbytes), self._notes(dealt)
         return Assigned(dealt.own.rows, received, weights, once=once, notes=notes)
 
     def _notes(self, dealt: Dealt) -> list[str]:
@@ -106,6 +108,9 @@ class RawCopies:
 
     @staticmethod
     def _labels(dealt: Dealt) -> np.ndarray:
+        """Of the images, in the order in which the clients have them; all alike where labels are no classes."""
+        if dealt.n_classes is None:
+            return np.zeros(sum(dealt.own.sizes), np.int64)
         return dealt.own.store.y.numpy()[np.concatenate(list(dealt.own.rows))]
 
 

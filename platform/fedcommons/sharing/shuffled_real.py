@@ -58,7 +58,10 @@ class ShuffledReal:
         sizes, parts = self.sizes(dealt), released.shuffled(len(dealt.own), dealt.seed)
         kept = [rows[np.sort(_order(dealt, client)[sizes[client] :])] for client, rows in enumerate(dealt.own.rows)]
         return Assigned(
-            kept, parts, pool=parts, once=2 * images_nbytes(len(released.rows), dealt.shape, dealt.itemsize)
+            kept,
+            parts,
+            pool=parts,
+            once=2 * images_nbytes(len(released.rows), dealt.shape, dealt.itemsize, dealt.label_nbytes),
         )
 
 

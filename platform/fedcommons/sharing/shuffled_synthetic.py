@@ -47,5 +47,5 @@ class ShuffledSynthetic:
     def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
         """The pool is permuted once and cut into parts as large as the contributions; all images travel up and down."""
         parts = released.shuffled(len(dealt.own), dealt.seed)
-        once = 2 * images_nbytes(len(released.rows), dealt.shape, dealt.itemsize)
+        once = 2 * images_nbytes(len(released.rows), dealt.shape, dealt.itemsize, dealt.label_nbytes)
         return Assigned(dealt.own.rows, parts, n_own=dealt.own.sizes, pool=parts, once=once)

@@ -334,7 +334,7 @@ def require_own(stage: Stage, dealt: Dealt, needs: Sequence[Need], drawn: Sequen
     leaving.require_own(type(stage).__name__, dealt, needs, private)
 
 
-def share_by_method(shared: Shared, algorithm: object, n_classes: int, seed: int) -> Shared:
+def share_by_method(shared: Shared, algorithm: object, n_classes: int | None, seed: int) -> Shared:
     """What clients hold after the algorithm has shared something before the federation, if it does (``Shares``).
 
     Raises:

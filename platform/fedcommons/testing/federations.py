@@ -188,7 +188,7 @@ def digits(
     clients = Clients(store, [np.arange(*ab) for ab in pairwise(ends)])
     means = Examples(
         torch.stack([part.x.float().mean(0) for part in clients]),  # (N, 1, 8, 8) in [0, 255]
-        torch.stack([F.one_hot(part.y, everything.n_classes).float().mean(0) for part in clients]),  # (N, 10)
+        torch.stack([F.one_hot(part.y, 10).float().mean(0) for part in clients]),  # (N, 10)
     )
     clients = clients.with_commons(means)
     mean, std, autoencoder = everything.mean, everything.std, method is not None and bool(needed(method))

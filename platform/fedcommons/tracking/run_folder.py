@@ -318,13 +318,16 @@ def _facts(path: Path) -> Mapping[str, Any]:
 
 
 def read_class_counts(path: Path) -> list[list[int]]:
-    """How many training images of each class each client of a run holds.
+    """How many training images of each class each client of a run holds; empty where labels are no classes.
 
     Raises:
         UserError: its partition.json does not say it.
     """
     file = path / "partition.json"
-    counts = _facts(file).get("class_counts")
+    facts = _facts(file)
+    if "sizes" in facts and "class_counts" not in facts:
+        return []
+    counts = facts.get("class_counts")
     rows = counts if isinstance(counts, list) else []
     if not rows or not all(isinstance(row, list) and row and len(row) == len(rows[0]) for row in rows):
         raise UserError(f"{file} is damaged: it has no counts of classes.")

@@ -1,0 +1,71 @@
+"""A table in a CSV file, with a client a hospital: groups, which `by_group` deals by, and each client's own tests.
+
+The numbers are those of scikit-learn's breast cancer data; hospitals are made up, so that they differ in what they see.
+
+python examples/hospitals.py          writes such a table, and trains for two rounds
+python sweeps/run.py --data examples/hospitals.py:Patients --partition by_group --data.client_test 0.2 --model linear
+"""
+
+import csv
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from sklearn.datasets import load_breast_cancer
+
+from fedcommons import experiment, numpy_generator, run
+
+QUICK = {"federation.rounds": 2, "client.epochs": 1, "measure.every": 0, "wandb": "off", "data.limit": None}
+CITIES = ("Bern", "Graz", "Lyon", "Porto", "Turin")
+
+
+def write(path: Path) -> None:
+    """A line for each of 569 patients: hospital, year, four measurements, and whether the tumour is malignant."""
+    data: Any = load_breast_cancer()
+    draws = numpy_generator("hospitals")
+    near = np.argsort(np.argsort(data.data[:, 0] + 2 * draws.standard_normal(len(data.target))))
+    with path.open("w", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow(["hospital", "year", *data.feature_names[:4], "malignant"])
+        for row, label, rank in zip(data.data, data.target, near, strict=True):
+            city = CITIES[rank * len(CITIES) // len(near)]  # the larger tumours are in the later cities
+            lines.writerow([city, draws.integers(2015, 2020), *row[:4], 1 - label])
+
+
+class Patients:
+    """The table, its columns brought to mean 0 and standard deviation 1.
+
+    Args:
+        path: the CSV file; default: one that is written for this example
+    """
+
+    normalised = True
+
+    def __init__(self, path: str = "") -> None:
+        with TemporaryDirectory() as folder:
+            table = Path(path or f"{folder}/patients.csv")
+            if not path:
+                write(table)
+            lines = list(csv.DictReader(table.read_text().splitlines()))
+        columns = [name for name in lines[0] if name not in ("hospital", "year", "malignant")]
+        x = np.array([[float(line[name]) for name in columns] for line in lines])
+        x, y = (x - x.mean(0)) / x.std(0), np.array([int(line["malignant"]) for line in lines])
+        hospitals, years = (np.array([line[name] for line in lines]) for name in ("hospital", "year"))
+        is_test = numpy_generator("patients to test on").random(len(y)) < 0.2
+        self.train, self.test = (
+            {"x": x[some], "y": y[some], "groups": hospitals[some], "factors": {"year": years[some]}}
+            for some in (~is_test, is_test)
+        )
+
+
+if __name__ == "__main__":
+    with TemporaryDirectory() as folder:
+        write(Path(folder) / "patients.csv")
+        chosen = {"data": f"{__file__}:Patients", "data.path": str(Path(folder) / "patients.csv"), "model": "linear"}
+        described = experiment("smoke", values={**QUICK, **chosen, "partition": "by_group"})
+        result = run(described, Path(folder) / "run", say=lambda text: None)
+        dealt = json.loads((Path(folder) / "run" / "partition.json").read_text())
+        print("patients of each hospital:", *dealt["sizes"], "and to test on:", *dealt["test_sizes"])
+        print("last accuracy:", round(result.summary["last_accuracy"], 2))

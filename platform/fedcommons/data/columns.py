@@ -1,0 +1,191 @@
+"""What people give as one set of examples, taken apart into columns: x, y, groups and factors.
+
+A set is (x, y), (x, y, groups), ``Examples``, columns by name (a dict, a scikit-learn Bunch), or a map-style Dataset
+whose rows are (x, y) or columns by name (Hugging Face's). y may be None: there are no labels.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcommons.data.arrays import as_array, as_tensor, how, is_array, kind_of
+from fedcommons.data.examples import Examples
+from fedcommons.errors import UserError
+
+X, Y, GROUPS = ("x", "image", "img", "data"), ("y", "label", "target"), ("groups", "group")
+"""Names that the columns may have, in a dict of columns or in a row."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a set, as they were given."""
+
+    x: Any
+    y: Any
+    groups: Any = None
+    factors: Mapping[str, Any] = field(default_factory=dict)
+
+
+def is_set(part: Any) -> bool:
+    """Whether ``columns_of`` knows the form."""
+    if isinstance(part, tuple):
+        columns = len(part) in (2, 3) and is_column(part[0]) and all(t is None or is_column(t) for t in part[1:])
+        return columns and not (isinstance(part[1], list) and isinstance(next(iter(part[1]), ()), tuple | list))
+    if isinstance(part, Mapping):
+        return any(name in part for name in X)
+    listed = hasattr(part, "__getitem__") and not hasattr(part, "toarray")
+    return isinstance(part, Examples) or (listed and not is_array(part))
+
+
+def is_column(thing: Any) -> bool:
+    """Whether it is an array, or a list that may be made one."""
+    return is_array(thing) or isinstance(thing, list)
+
+
+def columns_of(what: str, part: Any) -> Columns:
+    """The columns of a set; what: for messages.
+
+    Raises:
+        UserError: it has none that we know.
+    """
+    if not is_set(part):
+        raise UserError(f"{what}: its train and test must each be (x, y) or a map-style Dataset, got {kind_of(part)}.")
+    if isinstance(part, Examples):
+        return Columns(part.x, part.y, part.groups, part.factors)
+    if isinstance(part, tuple):
+        return Columns(*part)
+    if isinstance(part, Mapping):
+        x, y, groups = _names(what, part)
+        return Columns(part[x], part[y], part[groups] if groups else None, part.get("factors") or {})
+    return _read(what, part)
+
+
+def _names(what: str, row: Mapping[str, Any]) -> tuple[str, str, str | None]:
+    """What x, y and groups are called in a row or in a dict of columns."""
+    found = [next((name for name in known if name in row), None) for known in (X, Y, GROUPS)]
+    for name, known in zip(found[:2], (X, Y), strict=False):
+        if name is None:
+            raise UserError(
+                f"{what}: one of {', '.join(map(str, row))} must be named {' or '.join(known)}; else give "
+                "{'x': rows['a'], 'y': rows['b']}, or [(row['a'], row['b']) for row in rows]."
+            )
+    return str(found[0]), str(found[1]), found[2]
+
+
+def _read(what: str, part: Any) -> Columns:
+    """The columns of a map-style Dataset."""
+    if not hasattr(part, "__len__"):
+        raise UserError(f"{what}: a map-style Dataset must have a length.")
+    xs, ys, groups, names = [], [], [], None
+    for i in range(len(part)):
+        row = part[i]
+        if isinstance(row, Mapping):
+            names = names or _names(what, row)
+            if lacking := [name for name in names if name and name not in row]:
+                raise UserError(f"{what}: row {i} has no {lacking[0]}, and earlier ones have.")
+            row = tuple(row[name] for name in names if name)
+            groups += row[2:]
+        of_numbers = isinstance(row, list) and isinstance(next(iter(row), None), int | float)  # one-hot labels, say
+        if not (isinstance(row, tuple | list) and len(row) >= 2) or of_numbers:
+            raise UserError(f"{what}: each row of a map-style Dataset must be (x, y), got {kind_of(row)}{how(row)}.")
+        xs.append(row[0])
+        ys.append(row[1])
+    return Columns(xs, ys if any(y is not None for y in ys) or not ys else None, groups or None)
+
+
+def examples_of(what: str, columns: Columns) -> Tensor:
+    """x as a tensor, images with their channel first.
+
+    Raises:
+        UserError: it holds no numbers that can be used.
+    """
+    x = _stacked(what, columns.x) if isinstance(columns.x, list) else as_tensor(what, "examples", columns.x)
+    if x.dim() == 0:
+        raise UserError(f"{what}: labels must be one for each of the 0 examples, which are a single number.")
+    if 0 in x.shape[1:]:
+        raise UserError(f"{what}: examples must have at least one number each, got {tuple(x.shape)}.")
+    if x.dtype == torch.uint8 and x.dim() not in (3, 4):
+        raise UserError(
+            f"{what}: uint8 examples must be images (n, H, W) or (n, C, H, W), got {tuple(x.shape)}; give other "
+            "bytes as x.astype(int)."
+        )
+    if x.dtype == torch.uint8 and x.dim() == 3:
+        x = x.unsqueeze(1)  # (n, H, W): grey images
+    if x.dtype == torch.uint8 and x.dim() == 4 and x.shape[1] not in (1, 3) and x.shape[3] in (1, 3):
+        x = x.permute(0, 3, 1, 2)
+    elif x.dtype == torch.uint8 and x.shape[1] > 4 and x.shape[3] in (2, 4):
+        raise UserError(
+            f"{what}: images of {x.shape[3]} channels must have these first, (n, C, H, W), got {tuple(x.shape)}."
+        )
+    if x.dtype == torch.float64:
+        x = x.float()  # as the modules' weights
+    if x.is_floating_point() and not (finite := x.isfinite()).all():
+        n = int((~finite.reshape(len(x), -1).all(1)).sum())
+        raise UserError(f"{what}: examples must be finite numbers, and {n} of {len(x)} have NaN or infinite ones.")
+    return x.contiguous()
+
+
+def labels_of(what: str, given: Any, n: int) -> Tensor:
+    """y as a tensor: (n,) int64, or floats (n,) or (n, k); zeros where None is given.
+
+    Raises:
+        UserError: they are no such numbers.
+    """
+    if given is None:
+        return torch.zeros(n, dtype=torch.int64)
+    y = as_tensor(what, "labels", _numbered(what, given) if isinstance(given, list) else given)
+    if y.is_floating_point() and y.dim() == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.dim() == 2 and len(y) and (y.count_nonzero(1) == 1).all() and (y.sum(1) == 1).all():
+        raise UserError(f"{what}: labels are one-hot {tuple(y.shape)}: give y.argmax(1).")
+    if y.dim() not in ((1, 2) if y.is_floating_point() else (1,)) or len(y) != n or 0 in y.shape[1:]:
+        raise UserError(
+            f"{what}: labels must be whole numbers or floats, one for each of the {n} examples, got {tuple(y.shape)} "
+            f"{y.dtype}."
+        )
+    if not y.is_floating_point():
+        return y.long()
+    if not y.isfinite().all():
+        raise UserError(f"{what}: labels must be finite numbers, and some are NaN or infinite.")
+    return y.float()
+
+
+def numbers_of(what: str, which: str, sets: list[Any], lengths: list[int]) -> tuple[list[Tensor], np.ndarray]:
+    """Groups or a factor of several sets as (n,) int64, numbered 0, 1, ... over all of them, and what each is called.
+
+    Raises:
+        UserError: they are not one for each example.
+    """
+    columns = [np.asarray(given.numpy(force=True) if isinstance(given, Tensor) else given) for given in sets]
+    for column, n in zip(columns, lengths, strict=True):
+        if column.shape != (n,) or column.dtype.kind not in "biufUSO":
+            raise UserError(
+                f"{what}: {which} must be one number or text for each of the {n} examples, got {column.shape} "
+                f"{column.dtype.name}."
+            )
+    everything = np.concatenate(columns)
+    everything = everything.astype(str) if everything.dtype.kind == "O" else everything
+    names, numbers = np.unique(everything, return_inverse=True)
+    cuts = np.cumsum(lengths)[:-1]
+    return [torch.from_numpy(part.astype(np.int64)) for part in np.split(numbers.ravel(), cuts)], names
+
+
+def _stacked(what: str, examples: list[Any]) -> Tensor:
+    if not examples:
+        raise UserError(f"{what} has no examples.")
+    tensors = [as_tensor(what, "examples", x) for x in examples]
+    if shapes := sorted({tuple(t.shape) for t in tensors})[1:]:
+        raise UserError(f"{what}: all examples must have one shape; one has {shapes[0]}.")
+    return torch.stack(tensors)
+
+
+def _numbered(what: str, labels: list[Any]) -> np.ndarray:
+    """Labels that came one by one: 2.0 is a whole number, and a vector of one number is that number."""
+    y = as_array(what, "labels", labels)
+    if y.dtype.kind == "f" and (y == y.round()).all():
+        y = y.astype(np.int64)
+    return y[:, 0] if y.shape[1:] == (1,) else y

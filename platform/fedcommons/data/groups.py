@@ -1,0 +1,49 @@
+"""Partitions by who each example is of: by group (a writer, a hospital) or by a factor (a camera, a year)."""
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import numpy as np
+
+from fedcommons.data.partition import Rows
+from fedcommons.errors import UserError, unknown
+
+Join = Annotated[int | None, "[1, 1e9]"]
+
+
+def by_group(groups: np.ndarray, rng: np.random.Generator, join: Join = None) -> Rows:
+    """One client for each group that has training rows, in the order of the groups' names; N is their number.
+
+    Args:
+        join: number of clients that the groups are dealt to at random, as many to each; default: one client a group
+    """
+    return _joined(_pieces(groups), join, rng)
+
+
+def by_factor(
+    factors: Mapping[str, np.ndarray], rng: np.random.Generator, factor: str | None = None, join: Join = None
+) -> Rows:
+    """One client for each value of a factor that has training rows; N is their number.
+
+    Args:
+        factor: name of the factor; default: the only one that the data set has
+        join: number of clients that the values are dealt to at random, as many to each; default: one client a value
+    """
+    name = next(iter(factors)) if factor is None and len(factors) == 1 else factor or ""
+    if name not in factors:
+        raise unknown("partition.factor", name, list(factors))
+    return _joined(_pieces(factors[name]), join, rng)
+
+
+def _pieces(values: np.ndarray) -> Rows:
+    """The rows of each value, in the order of the values."""
+    counts = np.bincount(values)
+    return np.split(values.argsort(kind="stable"), np.cumsum(counts[counts > 0])[:-1])
+
+
+def _joined(pieces: Rows, join: int | None, rng: np.random.Generator) -> Rows:
+    if join is None:
+        return pieces
+    if join > len(pieces):
+        raise UserError(f"partition.join must be at most the number of groups with rows, {len(pieces)}, got {join}.")
+    return [np.concatenate([pieces[i] for i in some]) for some in np.array_split(rng.permutation(len(pieces)), join)]

@@ -1,0 +1,60 @@
+"""Feature shift: what clients' examples look like differs from client to client, not whose labels they have.
+
+Client i of N, counted from 1, is shifted by  s i/N  of a size s:
+
+noise     Gaussian noise of variance s i/N on every number, of pixels scaled to [0, 1]   (NIID-Bench, Li et al. 2022,
+          arXiv:2102.02079, section 4.2)
+rotation  images are turned by s i/N degrees, the corners black
+colour    channel c of an image is multiplied by 1 + u_c s i/N, with u_c uniform on [-1, 1] and drawn once a client
+
+Shifted examples take the place of the real ones as they are dealt, and are what the client has: they, not the ones
+before, are raw data to the ledger and to audits. (A sharing stage could not do it, as it must leave clients' data as
+they are.) A client's own test rows are shifted as its training rows are; validation and test set stay.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedcommons.data.clients import Clients
+from fedcommons.data.examples import Examples
+from fedcommons.errors import UserError
+from fedcommons.seeds import generator
+
+SIZES = {"noise": 0.1, "rotation": 90.0, "colour": 0.5}
+"""Kinds, and the size of each where none is given."""
+
+
+def shifted(clients: Clients, kind: str, size: float | None, seed: int, part: str) -> Examples:
+    """The clients' store with each client's rows shifted; no row may be of two clients; part: whose noise is its own.
+
+    Raises:
+        UserError: the examples are tokens, or no images where a shift is one of images.
+    """
+    store, n = clients.store, len(clients)
+    is_image = store.x.dim() == 4
+    if not (store.x.is_floating_point() or store.x.dtype == torch.uint8) or (kind != "noise" and not is_image):
+        what = "images or floating examples" if kind == "noise" else "images (C, H, W)"
+        raise UserError(f"partition.shift {kind} is for {what}, not {store.x.dtype} {tuple(store.x.shape[1:])}.")
+    x = store.x.clone()
+    for client in range(n):
+        rows = clients.rows.ids(client)
+        draws = generator(seed, "shift", client, *([part] if kind == "noise" else []))  # colours are the client's
+        x[rows] = _shift(x[rows], kind, (size or SIZES[kind]) * (client + 1) / n, draws)
+    return replace(store, x=x)
+
+
+def _shift(x: Tensor, kind: str, by: float, draws: torch.Generator) -> Tensor:
+    scale = 255.0 if x.dtype == torch.uint8 else 1.0
+    if kind == "rotation":
+        from torchvision.transforms.v2 import InterpolationMode
+        from torchvision.transforms.v2.functional import rotate
+
+        return rotate(x, by, InterpolationMode.BILINEAR)
+    if kind == "noise":
+        y = x.float() + scale * by**0.5 * torch.randn(x.shape, generator=draws)
+    else:
+        factors = 1 + by * (2 * torch.rand(x.shape[1], generator=draws) - 1)
+        y = x.float() * factors.view(-1, 1, 1)
+    return y.round().clamp(0, 255).to(x.dtype) if x.dtype == torch.uint8 else y.to(x.dtype)

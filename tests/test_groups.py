@@ -1,0 +1,256 @@
+"""Groups, factors and rows: carried through every split, and dealt by; a partition that reads its own file."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedcommons.config.flat import choose
+from fedcommons.data import datasets
+from fedcommons.data.examples import Dataset
+from fedcommons.errors import UserError
+from fedcommons.runs import build, inputs
+from fedcommons.runs.experiment import run
+
+N = 240
+MARK = np.arange(N)  # example j holds j, so that whatever comes with it can be told
+NAMES = np.array([f"ward {j % 7}" for j in MARK])
+
+
+def marked(n: int = N) -> dict[str, Any]:
+    """Token j is j; its group follows from j, and so does its factor and its label."""
+    factors = {"camera": MARK[:n] % 5, "year": [str(2000 + j % 3) for j in MARK[:n]]}
+    return {"x": MARK[:n, None], "y": MARK[:n] % 4, "groups": NAMES[:n], "factors": factors}
+
+
+def load(returned: Any, **fields: Any) -> Dataset:
+    return datasets.load("marked", lambda: returned, **fields)
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [marked(), {"train": marked(200), "test": marked()}, SimpleNamespace(train=marked(100), test=marked())],
+    ids=["one set", "a dict of two", "an object of two"],
+)
+@pytest.mark.parametrize("fields", [{}, {"validation": 0}, {"validation_from": "last"}, {"limit": 37}], ids=str)
+def test_groups_factors_and_rows_stay_with_their_examples(returned: Any, fields: dict[str, Any]) -> None:
+    found = load(returned, **fields)
+    for part in (found.train, found.validation, found.test, found.train[torch.randperm(len(found.train))]):
+        j = part.x[:, 0]
+        assert part.groups is not None
+        assert part.groups.tolist() == (j % 7).tolist()
+        assert part.factors["camera"].tolist() == (j % 5).tolist()
+        assert part.factors["year"].tolist() == (j % 3).tolist()
+        assert part.y.tolist() == (j % 4).tolist()
+        moved = part.to(torch.device("meta"))
+        assert moved.groups is not None
+        assert moved.factors["year"].device.type == moved.groups.device.type == "meta"
+    assert found.origin is not None
+    assert found.origin.rows.tolist() == found.train.x[:, 0].tolist()
+    assert found.origin.group_names is not None
+    assert found.origin.group_names.tolist() == sorted(set(NAMES))
+
+
+def test_numbers_of_groups_are_those_of_both_sets_together() -> None:
+    x, y = MARK[:20, None], MARK[:20] % 2
+    found = load(((x, y, [9] * 10 + [4] * 10), (x, y, [4] * 10 + [7] * 10)), validation=0)
+    assert found.train.groups is not None
+    assert found.test.groups is not None
+    assert found.train.groups.tolist() == [2] * 10 + [0] * 10
+    assert found.test.groups.tolist() == [0] * 10 + [1] * 10
+
+
+def test_the_digest_tells_groups_and_factors() -> None:
+    x, y = MARK[:20, None], MARK[:20] % 2
+    sets = [
+        {},
+        {"groups": y},
+        {"groups": 1 - y},
+        {"factors": {"a": y}},
+        {"factors": {"b": y}},
+        {"factors": {"groups": y}},
+    ]
+    assert len({load({"x": x, "y": y, **more}).digest for more in sets}) == len(sets)
+
+
+# --- dealt by
+
+
+def deal(name: str, groups: Any, seed: int = 0, **constants: Any) -> list[np.ndarray]:
+    values = {f"partition.{name}": value for name, value in constants.items()}
+    recipe = choose({"partition.name": name, **values}).partition
+    groups = np.asarray(groups)
+    return inputs.deal(recipe, np.zeros(len(groups), int), 1, seed, groups=groups, factors={"site": groups}).rows
+
+
+@pytest.mark.parametrize("name", ["by_group", "by_factor"])
+def test_a_client_is_a_group_that_has_rows_or_several(name: str) -> None:
+    groups = np.array([5, 2, 2, 9, 5, 2, 0])
+    assert [rows.tolist() for rows in deal(name, groups)] == [[6], [1, 2, 5], [0, 4], [3]]
+    for seed in range(20):
+        joined = deal(name, groups, seed, join=3)
+        assert sorted(np.concatenate(joined).tolist()) == list(range(7))
+        held = [set(groups[rows]) for rows in joined]
+        assert sum(map(len, held)) == len(set(groups)) == 4  # no group is cut
+        assert sorted(map(len, held)) == [1, 1, 2]
+    assert len({str(deal(name, groups, seed, join=2)) for seed in range(20)}) > 1
+    with pytest.raises(UserError, match=r"partition\.join must be at most the number of groups with rows, 4, got 5"):
+        deal(name, groups, join=5)
+
+
+def test_mcmahans_clients_hold_two_shards_of_a_label_each() -> None:
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 60))
+    recipe = choose({"partition.name": "shards", "partition.n_clients": 30}).partition
+    for seed in range(20):
+        dealt = inputs.deal(recipe, labels, 10, seed)
+        assert {len(rows) for rows in dealt.rows} == {20}
+        assert all(set(counts[counts > 0]) <= {10, 20} for counts in np.asarray(dealt.class_counts))
+    with pytest.raises(UserError, match=r"per_client = 2 needs 60 shards of 59 images"):
+        inputs.deal(recipe, labels[:59], 10, 0)
+    with pytest.raises(UserError, match="labels are none, alike or vectors"):
+        inputs.deal(recipe, labels * 0, 10, 0)
+
+
+def test_sizes_follow_their_law() -> None:
+    by_power = choose({"partition.name": "quantity", "partition.law": "power", "partition.power": 1.0}).partition
+    sizes = [len(rows) for rows in inputs.deal(by_power, np.zeros(29_300, int), 1, 0).rows]
+    assert sizes == pytest.approx([10_000 / (i + 1) for i in range(10)], rel=2e-3)
+    k, n, alpha = 10, 10_000, 0.5
+    recipe = choose({"partition.name": "quantity", "partition.alpha": alpha}).partition
+    shares = np.array([[len(r) / n for r in inputs.deal(recipe, np.zeros(n, int), 1, s).rows] for s in range(400)])
+    variance = (k - 1) / (k**2 * (k * alpha + 1))  # of Dir(alpha)
+    assert shares.mean(0) == pytest.approx(np.full(k, 1 / k), abs=4 * (variance / 400) ** 0.5)
+    assert shares.var(0).mean() == pytest.approx(variance, rel=0.1)
+
+
+REFUSED = [
+    ({"partition.name": "by_group"}, "by_group needs groups, and the data set has none: let it return .x, y, groups"),
+    ({"partition.name": "by_factor"}, "by_factor needs factors, and the data set has none"),
+]
+
+
+@pytest.mark.parametrize(("fields", "said"), REFUSED)
+def test_what_the_data_set_lacks_is_told(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        build.prepare(choose(fields))
+
+
+def test_an_unknown_factor_is_refused_with_those_that_there_are() -> None:
+    recipe = choose({"partition.name": "by_factor", "partition.factor": "sites"}).partition
+    with pytest.raises(UserError, match="did you mean 'site'"):
+        inputs.deal(recipe, np.zeros(4, int), 1, 0, factors={"site": np.arange(4)})
+
+
+# --- partitions that read a file of their own
+
+OWN = """
+import numpy as np
+
+WARD = np.arange(240) % 7
+
+
+class Marked:
+    def __init__(self):
+        x, y = np.arange(240)[:, None], np.arange(240) % 4
+        self.train, self.test = (x, y), (x[:20], y[:20])
+
+
+def by_place(labels):
+    return [[i for i in range(len(labels)) if WARD[i] == k] for k in range(7)]
+
+
+def by_mask(n_clients):
+    return [np.flatnonzero(WARD[:200] == k) for k in range(7)]
+
+
+def at_random(labels, rng):
+    order = rng.permutation(7)
+    return [rng.permutation([i for i in range(len(labels)) if WARD[i] == k]) for k in order]
+
+
+def by_rows(rows):
+    return [np.flatnonzero(WARD[rows] == k) for k in range(7)]
+
+
+def in_order(labels, n_clients):
+    return np.array_split(np.arange(len(labels)), n_clients)
+
+
+def some(labels, rng):
+    return np.split(rng.permutation(len(labels))[:30], 3)
+
+
+def by_label(labels, n_classes):
+    return [np.flatnonzero(labels == c) for c in range(n_classes)]
+"""
+
+
+NET = """
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, n_classes):
+        super().__init__()
+        self.last = nn.Linear(1, n_classes)
+
+    def forward(self, x):
+        return self.last(x / 240)
+"""
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "lab.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def prepared(partition: str, **fields: Any) -> build.Prepared:
+    values = {"data.name": "lab.py:Marked", "partition.name": f"lab.py:{partition}", "model.name": "net.py:Net"}
+    Path("net.py").write_text(NET)
+    return build.prepare(choose({**values, **fields}))
+
+
+@pytest.mark.usefixtures("lab")
+@pytest.mark.parametrize("name", ["by_place", "by_mask", "at_random"])
+@pytest.mark.parametrize("moves", [{}, {"data.validation": 0.0, "data.limit": 210}], ids=str)
+def test_a_partition_by_the_rows_of_a_file_is_refused_where_rows_have_moved(name: str, moves: dict[str, Any]) -> None:
+    with pytest.raises(UserError) as error:
+        prepared(name, **moves)
+    assert "of the 240 rows of that" in str(error.value)
+    assert "let it ask for `rows`" in str(error.value)
+
+
+@pytest.mark.usefixtures("lab")
+@pytest.mark.parametrize("name", ["by_place", "by_mask", "at_random", "by_rows"])
+def test_it_is_right_where_no_row_has_moved_and_by_rows_always(name: str) -> None:
+    for moves in [{"data.validation": 0.0}, *([{}, {"data.limit": 100}] if name == "by_rows" else [])]:
+        found = prepared(name, **moves)
+        for rows in found.partition.rows:
+            assert len(set((found.train.x[rows, 0] % 7).tolist())) == 1
+
+
+@pytest.mark.usefixtures("lab")
+@pytest.mark.parametrize("name", ["in_order", "some", "by_label"])
+def test_what_deals_the_examples_that_it_is_handed_is_taken(name: str) -> None:
+    for moves in ({}, {"data.limit": 40}, {"data.validation": 0.0}):
+        assert prepared(name, **moves).partition.rows
+
+
+def test_groups_do_not_change_what_a_run_computes(lab: Path) -> None:
+    """They are carried, and used by whoever asks."""
+    text = "import numpy as np\nfrom sklearn.datasets import load_digits\n\n\ndef digits(with_groups: bool = False):\n"
+    text += "    x, y = load_digits(return_X_y=True)\n    x = (255 / 16 * x).astype('uint8').reshape(-1, 8, 8)\n"
+    text += "    return (x, y, y % 3) if with_groups else (x, y)\n"
+    (lab / "data.py").write_text(text)
+    summaries = []
+    for given in (False, True):
+        values = {"data.name": "data.py:digits", "data.with_groups": given, "data.limit": 100, "model.name": "linear"}
+        more = {"federation.rounds": 1, "client.epochs": 1, "tracking.wandb": "off", "partition.name": "iid"}
+        found = run(choose({**values, **more}), lab / f"run {given}", say=lambda _: None)
+        summaries.append({name: value for name, value in found.items() if name != "config"})
+    assert summaries[0] == summaries[1]

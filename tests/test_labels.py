@@ -1,0 +1,216 @@
+"""Labels that are floats, or none: read, trained, shared and refused by what works by class; examples of any type."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedcommons.config import presets
+from fedcommons.data import own
+from fedcommons.data.clients import Clients
+from fedcommons.data.examples import Examples
+from fedcommons.errors import UserError
+from fedcommons.runs import build
+from fedcommons.runs.experiment import run
+from fedcommons.sharing.dealt import Dealt
+from fedcommons.sharing.raw_copies import RawCopies
+from fedcommons.sharing.shuffled_real import ShuffledReal
+from fedcommons.sharing.stage import share
+from fedcommons.tracking.run_folder import read_class_counts
+from lightning_modules import Regressor
+
+N = 60
+X = np.random.default_rng(0).standard_normal((N, 4))
+REAL = X @ [1.0, -2.0, 0.5, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("y", "shape", "dtype"),
+    [
+        (REAL, (), torch.float32),
+        (REAL.astype("f2"), (), torch.float32),
+        (REAL[:, None], (), torch.float32),
+        (np.stack([REAL, -REAL], 1), (2,), torch.float32),
+        (REAL.tolist(), (), torch.float32),
+        (np.arange(N) / 1, (), torch.float32),  # whole, and floats all the same
+        (None, (), torch.int64),
+    ],
+    ids=["floats", "halves", "a column", "two columns", "a list", "whole floats", "none"],
+)
+def test_labels_that_are_no_classes_are_read(y: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    found, _ = own.read("mine", (X, y))
+    for part in (found.train, found.test):
+        assert (part.y.shape[1:], part.y.dtype) == (shape, dtype)
+    assert found.n_classes is None
+
+
+def test_an_author_may_say_that_whole_labels_are_no_classes() -> None:
+    counts = SimpleNamespace(train=(X, np.arange(N)), test=(X, np.arange(N)), normalised=True, n_classes=None)
+    found, _ = own.read("mine", counts)
+    assert (found.n_classes, found.train.y.tolist()) == (None, list(map(float, range(N))))
+
+
+def test_the_regressors_loss_is_the_mean_squared_error_weighted_by_examples() -> None:
+    network = torch.nn.Linear(4, 2)
+    module, x = Regressor(network, lr=0.1), torch.randn(9, 4)
+    y, weight = torch.randn(9, 2), torch.rand(9)
+    errors = (network(x) - y).square().mean(1)
+    assert torch.allclose(module.training_step((x, y), 0), errors.mean())
+    assert torch.allclose(module.training_step((x, y, weight), 0), (weight * errors).mean())
+    one = Regressor(torch.nn.Linear(4, 1), lr=0.1)  # (B,) against (B, 1) would be (B, B)
+    assert torch.allclose(one.training_step((x, y[:, 0]), 0), (one(x)[:, 0] - y[:, 0]).square().mean())
+
+
+PARTS = """
+import numpy as np
+from torch import nn
+from pytorch_lightning import LightningModule
+import torch
+
+X = np.random.default_rng(0).standard_normal((200, 4)).astype("float32")
+
+
+def reals():
+    return X, X @ np.array([1.0, -2.0, 0.5, 0.0], "float32")
+
+
+def nothing():
+    return X, None
+
+
+class Net(nn.Module):
+    def __init__(self, shape, n_classes):
+        super().__init__()
+        self.last = nn.Linear(shape[0], n_classes)
+
+    def forward(self, x):
+        return self.last(x)
+
+
+class Auto(LightningModule):
+    def __init__(self, lr):
+        super().__init__()
+        self.lr, self.last = lr, nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.last(x)
+
+    def training_step(self, batch, batch_idx):
+        return (self(batch[0]) - batch[0]).square().mean()
+
+    def validation_step(self, batch, batch_idx):
+        return self.training_step(batch, batch_idx)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), self.lr)
+"""
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> str:
+    (tmp_path / "lab.py").write_text(PARTS)
+    return str(tmp_path / "lab.py")
+
+
+def experiment(lab: str, data: str, model: str, **values: Any):
+    fields = {
+        "data.name": f"{lab}:{data}", "data.limit": None, "model.name": model, "partition.name": "iid",
+        "partition.n_clients": 4, "federation.rounds": 3, "tracking.wandb": "off", "client.lr": 0.05, **values,
+    }  # fmt: skip
+    return presets.experiment("smoke", values=fields)
+
+
+STAGES = {
+    "real": {},
+    "shuffled_real": {"sharing.setting": "shuffled_real", "sharing.p": 0.5},
+    "raw_copies": {"sharing.setting": "raw_copies", "sharing.c": 0.5},
+}
+
+
+@pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
+@pytest.mark.parametrize(("data", "model"), [("reals", "linear"), ("nothing", "Auto")])
+def test_they_are_trained_on_and_shared_and_judged_by_the_loss_alone(
+    stage: dict[str, Any], data: str, model: str, lab: str, tmp_path: Path
+) -> None:
+    config = experiment(lab, data, model if model == "linear" else f"{lab}:{model}", **stage)
+    told: list[dict[str, Any]] = []
+    summary = run(config, tmp_path / "run", say=lambda _: None, on_round=lambda _, metrics: told.append(dict(metrics)))
+    assert told[-1]["test/loss"] < told[0]["test/loss"] / 2
+    assert not [name for line in told for name in line if "accuracy" in name]
+    assert summary["last_accuracy"] is None
+    assert read_class_counts(tmp_path / "run") == []
+
+
+@pytest.mark.parametrize(("data", "label"), [("reals", 4), ("nothing", 0)])
+def test_the_bytes_of_a_label_are_those_of_its_type(data: str, label: int) -> None:
+    y = torch.randn(80) if data == "reals" else torch.zeros(80, dtype=torch.int64)
+    given = Dealt(Clients(Examples(torch.zeros(80, 30), y), list(np.arange(80).reshape(4, 20))), None, False, 0)
+    assert share(ShuffledReal(0.5), given).traffic.once == 2 * 40 * (4 * 30 + label)
+
+
+REFUSED = {
+    "a partition by class": ({"partition.name": "dirichlet_niid"}, "dirichlet_niid deals classes, and the labels are"),
+    "a generator": ({"sharing.setting": "shuffled_synthetic"}, "and .*lab.py:reals has torch.float32 examples"),
+    "feddm": ({"algorithm": "feddm"}, "algorithm feddm works by class, and the labels of .* are no classes"),
+    "fedmix": ({"algorithm": "fedmix"}, "algorithm fedmix works by class"),
+    "a model that classifies": ({"model.name": "vae"}, "vae"),
+    "optimal copies": ({"sharing.setting": "raw_copies", "sharing.c": 0.5, "sharing.placement": "optimal"},
+                       "sharing.placement optimal evens out classes, and the labels of this data set are none"),
+    "no labels for a network": ({"data": "nothing"}, "model.name linear needs labels, and .* has none: name a"),
+    "no labels for a network of one's own": ({"data": "nothing", "model.name": "lab.py:Net"}, "Net"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "said"), REFUSED.values(), ids=REFUSED)
+def test_what_works_by_class_is_refused_before_any_work(
+    fields: dict[str, Any], said: str, lab: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(lab).parent)
+    fields = dict(fields)
+    with pytest.raises(UserError, match=said):
+        build.prepare(experiment(lab, fields.pop("data", "reals"), fields.pop("model.name", "linear"), **fields))
+
+
+# --- examples of any type and shape
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (2, 3), (2, 3, 4), (2, 2, 2, 2)], ids=str)
+@pytest.mark.parametrize("dtype", ["bool", "int8", "int16", "int32", "int64", "float16", "float32", "float64"])
+def test_examples_of_any_type_and_shape_are_read_and_shared(dtype: str, shape: tuple[int, ...]) -> None:
+    x = np.random.default_rng(0).integers(0, 2, (N, *shape)).astype(dtype)
+    x = x if dtype[0] != "f" else (2 * x - 1).astype(dtype)
+    returned = SimpleNamespace(train=(x, np.arange(N) % 3), test=(x, np.arange(N) % 3), normalised=True)
+    store = own.read("mine", returned)[0].train
+    assert store.x.dtype == getattr(torch, "float32" if dtype == "float64" else dtype)
+    assert torch.equal(store.x, torch.from_numpy(x).to(store.x.dtype))
+    given = Dealt(Clients(store, list(np.arange(N).reshape(4, -1))), 3, False, 0)
+    for stage in (ShuffledReal(0.5), RawCopies(0.5, d=1)):
+        shared = share(stage, given)
+        assert shared.data.clients.store.x.dtype == store.x.dtype
+        assert shared.traffic.once % (int(np.prod(shape)) * store.x.element_size() + 1) == 0
+        assert shared.traffic.once > 0
+
+
+# --- Hugging Face
+
+
+def test_a_hugging_face_set_is_taken_with_its_groups() -> None:
+    hugging_face = pytest.importorskip("datasets")
+    images = np.random.default_rng(0).integers(0, 256, (N, 8, 8), dtype=np.uint8)
+    features = hugging_face.Features({"image": hugging_face.Image(), "label": hugging_face.ClassLabel(num_classes=3)})
+    from PIL import Image
+
+    rows = {"image": [Image.fromarray(image) for image in images], "label": [i % 3 for i in range(N)]}
+    made = hugging_face.Dataset.from_dict(rows, features=features)
+    found, _ = own.read("mine", hugging_face.DatasetDict({"train": made, "test": made}))
+    assert torch.equal(found.train.x[:, 0], torch.from_numpy(images))
+    assert (found.n_classes, found.train.y.tolist()) == (3, rows["label"])
+    named = made.add_column("group", [f"writer {i % 4}" for i in range(N)])
+    found, origin = own.read("mine", named)
+    assert found.train.groups is not None
+    assert found.train.groups.tolist() == (origin.rows % 4).tolist()
+    with pytest.raises(UserError, match="one of picture, label must be named x or image"):
+        own.read("mine", made.rename_column("image", "picture"))
