@@ -22,7 +22,7 @@ from fedcommons.core.worker import RunData
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.errors import ClientError, UserError
-from fedcommons.federation import evaluation, personal
+from fedcommons.federation import checkpoint, evaluation, personal
 from fedcommons.federation.evaluation import spread
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rounds import Standing
@@ -228,6 +228,9 @@ def test_a_method_without_a_server_model_has_none_in_its_summary(tmp_path: Path)
     assert result.summary["rounds_to_target"] is None
     assert 0 < result.summary["personal/train_accuracy_mean"] <= 1
     assert not any(name.startswith(("test/", "clients/")) for line in read_rounds(result.folder) for name in line)
+    end = checkpoint.load_latest(result.folder / "checkpoints")
+    assert end is not None
+    assert (end.round, end.has_model) == (5, False)
     with pytest.raises(UserError, match="no server model"):
         _ = result.model
 

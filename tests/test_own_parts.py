@@ -94,6 +94,12 @@ def test_a_run_with_ones_own_parts(
         assert {line.split(",")[0] for line in told[1:]} == {"0", "1", "2", "3"}
         assert [line["round"] for line in rounds if "measure/sharpness" in line] == [0, 2, 3]
         assert config["source"].keys() == {"tracker", "measure"}
+    if folder.name == "mixed":
+        assert config["mixed"] == {"own": 0.7}
+        assert [line["round"] for line in rounds if "test/accuracy" in line] == [0, 2, 3]
+        for name in ("clients/train_accuracy_mean", "personal/train_accuracy_mean", "personal/train_loss_std"):
+            assert summary[name] == rounds[-1][name]
+        assert rounds[-1]["personal/train_loss_mean"] < rounds[-1]["clients/train_loss_mean"]
     if folder.name == "neighbours":
         assert summary["p"] > 0
         assert summary["privacy"]["epsilon_of_messages"] is None

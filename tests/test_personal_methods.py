@@ -76,7 +76,7 @@ def test_dittos_fixed_point_goes_from_the_local_to_the_server_model(least_square
     """v* = (H_i + lam)^-1 (b_i + lam x), so the distance to x is at most |grad f_i(x)| / lam."""
     problem = least_squares()
     for lam, lr in ((0.0, 0.2), (1e5, 1e-5)):
-        federation = problem.federation(lr).training(LocalSGD(120, FULL))
+        federation = problem.federation(lr).training(LocalSGD(200, FULL))
         algorithm, plan = Ditto(lam), federation.plan(2)
         (before, _), (now, _) = federation.play(algorithm, plan)
         x = before.model.buffer.numpy()

@@ -193,3 +193,27 @@ def test_the_epsilon_of_what_was_shared_has_a_column_only_where_one_can_be_state
     assert note.startswith("ε of the commons, at δ = 1e-05: of what clients shared, the largest of all clients")
     assert "ε" not in tables.table1_markdown(compared(*runs[:2], bare), {}, [])
     assert tables.private_notes(pd.DataFrame(runs[:2])) == []
+
+
+def test_accuracies_over_clients_have_columns_where_they_are_there() -> None:
+    """Heads say which model, and on what; a method without a server model has neither rounds nor accuracy."""
+    ditto = run("real", 0, 5, **{"clients/accuracy_mean": 0.8, "personal/accuracy_worst_decile": 0.25})
+    alone = run("real", 0, None, validation=float("nan"), **{"personal/accuracy_worst_decile": 0.5})
+    alone |= {"algorithm": "fedper", "last_accuracy": None, "best_accuracy": None}
+    cells = compared(ditto, alone)
+    head, _, first, second = (
+        [part.strip() for part in line.split("|")[1:-1]]
+        for line in tables.table1_markdown(cells, {}, []).splitlines()[:4]
+    )
+    assert head[-2:] == ["clients' acc., mean", "personal acc., worst tenth"]
+    assert (first[-2:], second[-2:]) == (["80.0", "25.0"], ["-", "50.0"])
+    assert second[7:11] == ["-", "", "-", "-"]
+    assert "fedper" not in tables.spread(cells)
+    train = run("real", 0, 5, **{"personal/train_accuracy_mean": 0.8})
+    assert "| personal acc. (training data), mean |" in tables.table1_markdown(compared(train), {}, [])
+
+
+def test_without_validation_accuracy_no_rate_is_chosen() -> None:
+    runs = [run("real", 0, None, lr=lr, validation=float("nan")) for lr in (0.1, 0.2)]
+    with pytest.raises(UserError, match=r"no validation accuracy .* rates 0\.1, 0\.2: compare runs of one rate"):
+        compared(*runs)

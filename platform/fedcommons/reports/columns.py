@@ -36,6 +36,21 @@ def text(found: object) -> str:
     return "-" if found is None else f"{found:g}" if isinstance(found, float) else str(found)
 
 
+def of_clients(of: Sequence[Cell]) -> list[tuple[str, str]]:
+    """Columns of accuracies over clients, and their heads: those that ``evaluate.clients`` gave these runs.
+
+    Heads say which model, and where it was not on test examples.
+    """
+    whats = {"mean": "mean", "worst_decile": "worst tenth", "std": "std"}
+    names = {
+        f"{which}/{rows}accuracy_{what}": f"{head} acc.{' (training data)' if rows else ''}, {said}"
+        for which, head in (("clients", "clients'"), ("personal", "personal"))
+        for rows in ("", "train_")
+        for what, said in whats.items()
+    }
+    return [(name, head) for name, head in names.items() if any(cell.values(name) for cell in of)]
+
+
 def place(cell: Cell) -> str:
     """The federation: ``digits, N = 10, C = 1, alpha = 0.1``, and other fields that methods have to cope with."""
     dataset, *names = [name for name in (*IDENTIFYING, *others(cell)) if name.startswith(ENVIRONMENT)]

@@ -11,7 +11,7 @@ from fedcommons.config import target
 from fedcommons.core.salts import IF_SECRET
 from fedcommons.errors import UserError
 from fedcommons.reports.cells import Cell, cells, counted, fields, reached, varied
-from fedcommons.reports.columns import identified, key, place, setting, text, variant, without_sharing
+from fedcommons.reports.columns import identified, key, of_clients, place, setting, text, variant, without_sharing
 from fedcommons.reports.series import value
 
 if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
@@ -41,17 +41,27 @@ def at_best_rate(runs: "pd.DataFrame", rate: str = "lr") -> "pd.DataFrame":
     """The runs at the rate (a column) of the highest validation accuracy of the last round, the mean over seeds.
 
     Ties go to the smaller rate. Rates at which fewer seeds are finished are left out. Test accuracy has no part in it.
+
+    Raises:
+        UserError: there are several rates and no validation accuracy, as of a method without a server model.
     """
     at = {value: runs.loc[runs[rate] == value, :] for value in sorted(set(runs[rate].dropna()))}
     if len(at) < 2:
         return runs
+    if runs["validation_accuracy"].dropna().empty:
+        raise UserError(
+            f"runs of {runs['algorithm'].iloc[0]} have no validation accuracy by which to choose among learning rates "
+            f"{', '.join(f'{value:g}' for value in at)}: compare runs of one rate."
+        )
     most = max(map(len, at.values()))
     scores = {value: fmean(of["validation_accuracy"]) for value, of in at.items() if len(of) == most}
     return at[max(scores, key=lambda value: scores[value])]
 
 
 def rounds(runs: "pd.DataFrame") -> str:
-    """Rounds to the target over the seeds of a cell; see ``rounds_needed``."""
+    """Rounds to the target over the seeds of a cell; see ``rounds_needed``. ``-``: no model has an accuracy."""
+    if "last_accuracy" in runs and runs["last_accuracy"].dropna().empty:
+        return "-"
     return rounds_needed(reached(runs), max(runs["rounds"].tolist()))
 
 
@@ -112,14 +122,15 @@ def table1_markdown(of: Sequence[Cell], published: Mapping[tuple, str], footnote
     head, known = identified(of)
     head += ["target", "rounds", "speed-up", "last acc.", "best acc.", "p", "lr", "MB exchanged"]
     private = any(map(has_epsilon, of))
-    head += ["ε of the commons"] * private
+    more = of_clients(of)
+    head += ["ε of the commons"] * private + [name for _, name in more]
     lines = []
     for cell, line, base in zip(of, known, without_sharing(of), strict=True):
         line += [
             target.in_words(value(cell, 'target')), rounds(cell.runs),
             speed_up(base, cell) if base and base is not cell else "", percent(cell, "last_accuracy"),
             percent(cell, "best_accuracy"), share(cell), text(value(cell, "lr")), f"{fmean(cell.values('MB')):.1f}",
-            *[commons_epsilon(cell)] * private,
+            *[commons_epsilon(cell)] * private, *(percent(cell, name) for name, _ in more),
         ]  # fmt: skip
         lines.append(line + ([published.get(key(cell), "")] if published else []))
     return markdown([*head, *(["paper"] if published else [])], lines) + numbered(footnotes)
@@ -198,6 +209,7 @@ def spread(of: Sequence[Cell]) -> str:
     for where, groups in places.items():
         parts = []
         for name, group in groups.items():
+            group = [cell for cell in group if cell.values("last_accuracy")]
             if len(group) > 1:
                 last = [100 * fmean(cell.values("last_accuracy")) for cell in group]
                 needed = sorted(mean_rounds(cell.runs) for cell in group)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from fedcommons.core.algorithm import Algorithm
+from fedcommons.core.local import LocalResult
 from fedcommons.core.work import floating_buffers
 from fedcommons.core.worker import default_device
 from fedcommons.errors import UserError
@@ -89,10 +90,18 @@ def two_rounds(algorithm: Algorithm, federation: Federation, gpu: PretendGPU | N
 
 
 class _Watched:
-    """One worker; ``gpu`` sees each job as a training of its own."""
+    """One worker; ``gpu`` sees each job, and in it each local training, as a training of its own."""
 
     def __init__(self, federation: Federation, algorithm: Algorithm, gpu: PretendGPU) -> None:
         self.executor, self.gpu = federation.serial(algorithm), gpu
+        work = self.executor.worker.work
+        inner = work.local
+
+        def local(*given: Any, **named: Any) -> LocalResult:
+            gpu.begin()
+            return inner(*given, **named)
+
+        work.local = local  # pyright: ignore[reportAttributeAccessIssue]
 
     def map(self, function: Callable[[Any, Any, Any], Any], shared: Any, jobs: Sequence[Any]) -> list[Any]:
         """See ``Executor``."""
