@@ -45,8 +45,10 @@ from fedcommons.runs.checks import (
     check,
     refuse,
     require_participants,
+    require_precision,
     require_replies,
     require_statistics,
+    require_target,
     try_module,
 )
 from fedcommons.runs.worker import build_module, build_worker, local_loop, noise_key
@@ -149,6 +151,7 @@ def prepare(config: Experiment) -> Prepared:
     )
     if config.dp.local or config.dp.delta != type(config.dp).delta:  # one that is given is taken to be used
         privacy.refuse_large_delta(config.dp.delta, sizes)
+    require_target(prepared.algorithm, local_loop(config, dataset.augment), sizes)
     if config.sharing.is_audited:
         pool.subjects(prepared.dealt, prepared.needs, dataset.validation)
     # of a network of ours names and shapes without numbers; an algorithm that refuses them does so here
@@ -160,6 +163,7 @@ def prepare(config: Experiment) -> Prepared:
     capacity.require_model(model)
     keeps = config.federation.buffers == "keep"
     require_statistics(module, private=config.dp.local, measured=keeps and config.measure.every > 0)
+    require_precision(config.client.precision, module)
     require_attributes(prepared.algorithm, module)
     facts = plan_of(config, prepared.algorithm, rule, prepared.dealt.own, dataset.n_classes).facts
     require_replies(facts, config.straggler.rule, config.straggler.constants)
