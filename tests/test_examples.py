@@ -19,6 +19,7 @@ SAID = {
     "own_tracker": "2,test/accuracy,0.",
     "own_measure": "measure/sharpness",
     "fine_tuning": "5,280 bytes up in a round",
+    "two_nn": "fedadam, accuracy by round: 0.",
     "sweep": "8 runs",
 }
 """Of what each program prints."""
@@ -68,7 +69,7 @@ def test_the_command_of_a_docstring_runs(
     assert not sweeps("run").run([*SMALL, *every, *shlex.split(command), f"--out={tmp_path / 'run'}"])
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["rounds"] == 1
-    kind = {"own_method": "algorithm", "own_stage": "sharing", "fine_tuning": "model"}.get(
+    kind = {"own_method": "algorithm", "own_stage": "sharing", "fine_tuning": "model", "two_nn": "model"}.get(
         name, name.removeprefix("own_")
     )
     assert f"source.{kind}" in summary["config"] or kind == "tracker"

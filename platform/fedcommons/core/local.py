@@ -130,9 +130,10 @@ class LocalSGD:
         n = len(data)
         epochs, clock, (first_epoch, first_step) = self.epochs_for(n, data.n_own, work.share), work.clock, work.began
         private = work.noise.call("local training", *data.columns) if self.dp else None
-        batches = ((epoch, b) for epoch in range(epochs) for b in self._steps(data, seed, epoch, private))
-        step, written = plain_step(optimizer), Written(work.params.buffer) if self.dp else None
         is_plain, skipped = self.accumulate == 1 and not scaler, 0
+        steps: Callable[..., Iterator[Any]] = self._batches if is_plain else self._steps
+        batches = ((epoch, b) for epoch in range(epochs) for b in steps(data, seed, epoch, private))
+        step, written = plain_step(optimizer), Written(work.params.buffer) if self.dp else None
         kernels = nullcontext() if torch.backends.mkldnn.enabled == self.onednn else onednn(self.onednn)
         with work.logged as logged, kernels:
             for epoch, batch in batches:
@@ -198,11 +199,9 @@ class LocalSGD:
             return UNCOVERED
         return replace(protections.pop(), q=self.dp.sampling_rate(n, self.batch_size), steps=steps)
 
-    def _steps(self, data: ClientData, seed: int, epoch: int, private: Draws | None) -> Iterator[Any]:
-        """The batch of each step of an epoch; a list of them where batches are accumulated."""
+    def _steps(self, data: ClientData, seed: int, epoch: int, private: Draws | None) -> Iterator[list[Batch]]:
+        """The batches of each step of an epoch."""
         batches = self._batches(data, seed, epoch, private)
-        if self.accumulate == 1 and self.precision != "fp16-mixed":
-            return batches
         return iter(lambda: list(islice(batches, self.accumulate)), [])
 
     def _accumulated(self, loss: Loss, batches: Sequence[Batch], step: int, scaler: GradScaler | None) -> Tensor:
