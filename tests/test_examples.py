@@ -23,14 +23,16 @@ SAID = {
     "regression": "squared error by round: 1.1 0.6",
     "autoencoder": "loss by round: 1",
     "characters": "clients: 7",
+    "two_nn": "fedadam, accuracy by round: 0.",
     "sweep": "8 runs",
 }
+"""Of what each program prints."""
 PARTS = {
     "own_method": {"algorithm"}, "own_stage": {"sharing"}, "own_tracker": set(), "hospitals": {"data"},
-    "regression": {"data"}, "fine_tuning": {"model"}, "autoencoder": {"data", "model"}, "characters": {"data", "model"},
+    "regression": {"data"}, "fine_tuning": {"model"}, "two_nn": {"model"},
+    "autoencoder": {"data", "model"}, "characters": {"data", "model"},
 }  # fmt: skip
 """What a program defines, where its name does not tell it; a tracker changes no result, so no config names it."""
-"""Of what each program prints."""
 SMALL = ["--preset=smoke", "--federation.rounds=1", "--client.epochs=1", "--data.limit=100", "--wandb=off"]
 
 

@@ -168,7 +168,8 @@ def effective(values: Mapping[str, Any], p: float | None) -> dict[str, float]:
     alpha is there if the partition has one, rho if there is a generator, sigma if clients train by DP-SGD.
     values: the run's dotted fields; p: the share of shared data that resulted.
     """
-    sigma = values["dp.noise_multiplier"] if values["dp.local"] else None
+    solved = values.get("dp.target_epsilon") is not None  # each client has a sigma of its own
+    sigma = values["dp.noise_multiplier"] if values["dp.local"] and not solved else None
     alpha, rho = values.get("partition.alpha"), values.get("generator.rho")
     found = {"alpha": alpha, "p": p, "rho": rho, "sigma": sigma, "lr": values["client.lr"]}
     return {name: value for name, value in found.items() if value is not None}

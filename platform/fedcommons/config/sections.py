@@ -187,6 +187,8 @@ class Client:
     """L2 norm at which a step's gradient is clipped; a method's correction is added after; default: no clipping"""
     accumulate: Annotated[int, "[1, 1e9]"] = 1
     """batches whose gradients make one step, as if they were one batch; the last step of an epoch takes what is left"""
+    precision: Annotated[str, "fp32 | bf16 | fp16-mixed"] = "fp32"
+    """of local training, by torch's autocast: fp32, bf16, or fp16-mixed, with a loss scale that begins anew"""
     onednn: bool = True
     """convolve with oneDNN in training; steps on few pixels are faster without it (presets smoke and small: digits)"""
     constants: Constants = UNSET
@@ -258,6 +260,8 @@ class DP:
     """train clients by DP-SGD: per-example clipping, noise, Poisson batches"""
     noise_multiplier: Annotated[float, "[0.001, 1e6]"] = 1.0
     """sigma, standard deviation of the noise divided by the clipping norm"""
+    target_epsilon: Annotated[float | None, "(0, 1000]"] = None
+    """epsilon of each client's local training in all rounds; its noise is solved for, in place of noise_multiplier"""
     clip: Annotated[float, "[1e-30, 1e30]"] = 5.0
     """clipping norm: largest L2 norm of an example's gradient"""
     delta: Annotated[float, "(0, 1)"] = 1e-5

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedcommons.core.accountants import noise_for, require_reachable
 from fedcommons.core.noise import Stream
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 
@@ -67,11 +68,38 @@ class NoisySum:
 
 
 @dataclass(frozen=True)
+class Target:
+    """An epsilon, with its delta, that a client's local trainings spend at most in so many rounds, one in each."""
+
+    epsilon: float
+    delta: float
+    rounds: int
+
+    def sigma(self, q: float, steps: int) -> float:
+        """The smallest sigma for a client who makes so many steps a round and takes part in all rounds.
+
+        Raises:
+            UserError: even much noise does not reach the target.
+        """
+        course = q, steps * self.rounds, self.delta
+        require_reachable(self.epsilon, *course)
+        return noise_for(self.epsilon, *course)
+
+
+@dataclass(frozen=True)
 class DPSGD:
     """g <- ( sum_j g_j min(1, C/||g_j||) + N(0, sigma^2 C^2 I) ) / B over a Poisson sample with rate q = B/n."""
 
     noise_multiplier: float  # sigma
     clip: float  # C
+    target: Target | None = None  # in place of sigma, which is then each client's own
+
+    def of_client(self, n: int, batch_size: int, steps: int) -> "DPSGD":
+        """The same with the sigma of a client with n examples, who makes so many steps a round."""
+        if self.target is None:
+            return self
+        sigma = self.target.sigma(self.sampling_rate(n, batch_size), steps)
+        return DPSGD(sigma, self.clip)
 
     @staticmethod
     def steps(n: int, batch_size: int) -> int:

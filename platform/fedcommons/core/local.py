@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.noise import Draws
@@ -36,6 +37,12 @@ Extra forward passes must run in evaluation mode: then they draw no random numbe
 AddToGrad = Callable[[Mapping[str, nn.Parameter]], None]
 """Changes the gradients of the named parameters, between the backward pass and the step."""
 
+
+KINDS = {"bf16": torch.bfloat16, "fp16-mixed": torch.float16}
+"""What a precision computes in."""
+
+SCALE = 1024.0
+"""The first loss scale of a client's local training in fp16; it is halved where a gradient overflows."""
 
 BARE_GRADIENT = Release(why="work.gradient has no noise")
 """Of a gradient of all examples."""
@@ -65,6 +72,7 @@ class LocalSGD:
     onednn: bool = True  # slower than torch's own kernels on few pixels
     schedule: Callable[[int], float] | None = None  # factor of the module's rates in a round; None: 1
     clip_norm: float | None = None  # of a step's gradient, before ``add_to_grad``
+    precision: str = "fp32"  # of the loss, by torch's autocast: fp32, bf16 or fp16-mixed; weights stay as they are
     accumulate: int = 1  # batches of a step, whose gradient is that of the mean over all their examples
 
     def epochs_for(self, n: int, n_own: float | None, share: float = 1.0) -> int:
@@ -102,6 +110,10 @@ class LocalSGD:
         """Train from ``start``; see ``Work.local``."""
         module, optimizer, parameters = work.module, work.optimizer, list(work.named.values())
         step_loss: Loss = loss or module.training_step  # pyright: ignore[reportAssignmentType]
+        if self.precision != "fp32":
+            step_loss = autocast(step_loss, work.device.type, KINDS[self.precision])
+        scaler = GradScaler(work.device.type, init_scale=SCALE) if self.precision == "fp16-mixed" else None
+        dp = self._private(work, data) if self.dp else None
         work.load(start)
         optimizer.state.clear()  # momentum starts anew: the next client knows nothing of this one's
         for group, rate in zip(optimizer.param_groups, work.rates, strict=True):
@@ -118,7 +130,9 @@ class LocalSGD:
         n = len(data)
         epochs, clock, (first_epoch, first_step) = self.epochs_for(n, data.n_own, work.share), work.clock, work.began
         private = work.noise.call("local training", *data.columns) if self.dp else None
-        batches = ((epoch, b) for epoch in range(epochs) for b in self._steps(data, seed, epoch, private))
+        is_plain, skipped = self.accumulate == 1 and not scaler, 0
+        steps: Callable[..., Iterator[Any]] = self._batches if is_plain else self._steps
+        batches = ((epoch, b) for epoch in range(epochs) for b in steps(data, seed, epoch, private))
         step, written = plain_step(optimizer), Written(work.params.buffer) if self.dp else None
         kernels = nullcontext() if torch.backends.mkldnn.enabled == self.onednn else onednn(self.onednn)
         with work.logged as logged, kernels:
@@ -128,40 +142,56 @@ class LocalSGD:
                     last = epoch
                 clock.current_epoch, clock.global_step = first_epoch + epoch, first_step + len(losses)
                 try:
-                    if self.dp and private:
+                    if dp and private:
                         expected, number = min(self.batch_size, n), len(losses)
                         noise = private.stream("noise", number)
-                        value, protection = self.dp.gradients(parameters, step_loss, batch, number, expected, noise)
+                        value, protection = dp.gradients(parameters, step_loss, batch, number, expected, noise)
                         protections.add(protection)
                     else:
-                        value = step_loss(batch, len(losses)) if self.accumulate == 1 else None
+                        value = step_loss(batch, len(losses)) if is_plain else None
                         for parameter in parameters:  # zero_grad without the optimizer's profiling around it
                             parameter.grad = None
                         if value is not None:
                             value.backward()
                         else:
-                            value = self._accumulated(step_loss, batch, len(losses))
+                            value = self._accumulated(step_loss, batch, len(losses), scaler)
+                    if scaler:
+                        scaler.unscale_(optimizer)
                     if self.clip_norm is not None:
                         nn.utils.clip_grad_norm_(parameters, self.clip_norm)
                     if add_to_grad:
                         add_to_grad(work.named)
                     if written:
                         written.look()
-                    step()
+                    if scaler:
+                        skipped += _skipped(scaler, optimizer)
+                    else:
+                        step()
                     if written:
                         written.keep()
                 except Exception as error:
-                    first = batch[0] if self.accumulate == 1 else batch[0][0]
+                    first = batch[0] if is_plain else batch[0][0]
                     error.add_note(f"step {len(losses)}, batch {tuple(first.shape)}")
                     raise
                 losses.append(value.detach())
                 if schedulers:
                     schedulers.after("step", len(losses))
         mean = losses[0] if len(losses) == 1 else reduce(torch.add, losses) / len(losses)
-        metrics = {**logged.means, "loss": mean, "steps": len(losses)}
+        metrics = {**logged.means, "loss": mean, "steps": max(1, len(losses) - skipped)}
         spent = WRITTEN if written and written.found else self._spent(protections, n, len(losses))
         work.trained.append(spent)
         return LocalResult(work.params, metrics, spent)
+
+    def _private(self, work: "Work", data: ClientData) -> DPSGD:
+        """With the client's own noise, if a target decides it.
+
+        Raises:
+            ValueError: it does, and the client has already trained in this round, so that the target would be missed.
+        """
+        assert self.dp
+        if self.dp.target and work.trained:
+            raise ValueError("dp.target_epsilon is for one local training of a client in a round, and this is another")
+        return self.dp.of_client(len(data), self.batch_size, self.steps_for(len(data), data.n_own))
 
     def _spent(self, protections: set[Release], n: int, steps: int) -> Release:
         """All steps as one event; unprotected without DP-SGD, or if two steps were protected differently."""
@@ -169,17 +199,17 @@ class LocalSGD:
             return UNCOVERED
         return replace(protections.pop(), q=self.dp.sampling_rate(n, self.batch_size), steps=steps)
 
-    def _steps(self, data: ClientData, seed: int, epoch: int, private: Draws | None) -> Iterator[Any]:
-        """The batch of each step of an epoch; a list of them where batches are accumulated."""
+    def _steps(self, data: ClientData, seed: int, epoch: int, private: Draws | None) -> Iterator[list[Batch]]:
+        """The batches of each step of an epoch."""
         batches = self._batches(data, seed, epoch, private)
-        return batches if self.accumulate == 1 else iter(lambda: list(islice(batches, self.accumulate)), [])
+        return iter(lambda: list(islice(batches, self.accumulate)), [])
 
-    def _accumulated(self, loss: Loss, batches: Sequence[Batch], step: int) -> Tensor:
+    def _accumulated(self, loss: Loss, batches: Sequence[Batch], step: int, scaler: GradScaler | None) -> Tensor:
         """The gradients and the value of the mean loss over all these batches' examples, one batch after another."""
         n, values = sum(len(batch[1]) for batch in batches), []
         for number, batch in enumerate(batches, step * self.accumulate):
             value = loss(batch, number) * (len(batch[1]) / n)
-            value.backward()
+            (scaler.scale(value) if scaler else value).backward()
             values.append(value.detach())
         return reduce(torch.add, values)
 
@@ -219,6 +249,25 @@ class LocalSGD:
             parts = torch.autograd.grad(value, list(work.named.values()))
             total.add_(torch.cat([g.reshape(-1) for g in parts]), alpha=len(batch[1]) / n)
         return Flat(at.layout, total)
+
+
+def autocast(loss: Loss, device: str, kind: torch.dtype) -> Loss:
+    """The same loss, with its matrix products in this type; weights and gradients stay as they are."""
+
+    def cast(batch: Batch, step: int) -> Tensor:
+        with torch.autocast(device, kind):
+            value = loss(batch, step)
+        return value.float() if value.dtype == kind else value
+
+    return cast
+
+
+def _skipped(scaler: GradScaler, optimizer: torch.optim.Optimizer) -> bool:
+    """Take a step with unscaled gradients; whether it was left out, as one of them is not finite."""
+    before = scaler.get_scale()
+    scaler.step(optimizer)
+    scaler.update()
+    return scaler.get_scale() < before
 
 
 @contextmanager

@@ -50,8 +50,10 @@ from fedcommons.runs.checks import (
     refuse,
     require_no_server_model,
     require_participants,
+    require_precision,
     require_replies,
     require_statistics,
+    require_target,
     try_module,
 )
 from fedcommons.runs.worker import build_module, build_worker, local_loop, noise_key
@@ -166,6 +168,7 @@ def prepare(config: Experiment) -> Prepared:
     )
     if config.dp.local or config.dp.delta != type(config.dp).delta:  # one that is given is taken to be used
         privacy.refuse_large_delta(config.dp.delta, sizes)
+    require_target(prepared.algorithm, local_loop(config, dataset.augment), sizes)
     if config.sharing.is_audited:
         pool.subjects(prepared.dealt, prepared.needs, dataset.validation)
     # of a network of ours names and shapes without numbers; an algorithm that refuses them does so here
@@ -179,6 +182,7 @@ def prepare(config: Experiment) -> Prepared:
     is_kept = keeps_batch_norm(prepared.algorithm)
     measured = keeps and config.measure.every > 0 and not is_kept
     require_statistics(module, private=config.dp.local, measured=measured)
+    require_precision(config.client.precision, module)
     require_attributes(prepared.algorithm, module)
     if dataset.n_classes is None and getattr(prepared.algorithm, "needs_classes", False):
         raise UserError(

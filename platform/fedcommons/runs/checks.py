@@ -18,8 +18,10 @@ from fedcommons.config import parts, weights
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import parameters_of, taken
 from fedcommons.config.flat import fields_for
-from fedcommons.core.algorithm import Facts
+from fedcommons.core.accountants import require_reachable
+from fedcommons.core.algorithm import Algorithm, Facts, trains_locally
 from fedcommons.core.clock import Clock
+from fedcommons.core.local import LocalSGD
 from fedcommons.core.logged import Logged
 from fedcommons.core.schedules import Schedule
 from fedcommons.core.work import Work
@@ -69,6 +71,15 @@ def check(config: Experiment) -> None:
         raise UserError(
             "measure.clients must be false with evaluate.clients true: clients.jsonl is of one of them, and "
             "measure.clients takes training images."
+        )
+    if c.dp.target_epsilon is not None and not c.dp.local:
+        raise UserError("dp.target_epsilon is of local training by DP-SGD: it needs dp.local true.")
+    if c.dp.target_epsilon is not None and c.dp.noise_multiplier != type(c.dp).noise_multiplier:
+        raise UserError("give either dp.target_epsilon or dp.noise_multiplier, not both.")
+    if c.dp.local and c.client.precision == "fp16-mixed":
+        raise UserError(
+            "client.precision must be fp32 or bf16 with dp.local: fp16-mixed leaves out a step whose gradient "
+            "overflows, and that shows the data."
         )
     if c.dp.local and c.client.accumulate > 1:
         raise UserError(
@@ -149,6 +160,40 @@ def require_sources(config: Experiment, kinds: Collection[str] = tuple(parts.KIN
         raise UserError(f"model.weights {shown(file)} is not the file it was when this experiment was written.")
     if told := parts.clash(names.values()):
         raise UserError(f"{told}: one process has only one of that name, so rename one.")
+
+
+def require_precision(precision: str, module: nn.Module) -> None:
+    """Refuse half precision where autocast would do nothing.
+
+    Raises:
+        UserError: the model is in float64.
+    """
+    if precision != "fp32" and any(p.dtype == torch.float64 for p in module.parameters()):
+        raise UserError(
+            f"client.precision must be fp32 for a model in float64, which autocast leaves as it is, got {precision}."
+        )
+
+
+def require_target(algorithm: Algorithm, loop: LocalSGD, sizes: Collection[int]) -> None:
+    """Refuse a target epsilon that a client cannot reach, or that a method's local training does not spend.
+
+    Raises:
+        UserError: it is one.
+    """
+    if loop.dp is None or loop.dp.target is None:
+        return
+    if not trains_locally(algorithm):
+        raise UserError(
+            f"dp.target_epsilon is of local training, and clients of {type(algorithm).__name__} make no local steps; "
+            "use dp.noise_multiplier."
+        )
+    target = loop.dp.target
+    for n in sorted(set(sizes)):
+        q, steps = loop.dp.sampling_rate(n, loop.batch_size), loop.steps_for(n, None) * target.rounds
+        try:
+            require_reachable(target.epsilon, q, steps, target.delta)
+        except UserError as error:
+            raise UserError(f"a client of {n} examples: dp.{error}") from None
 
 
 def require_replies(facts: Facts, rule: str, constants: Mapping[str, Any]) -> None:

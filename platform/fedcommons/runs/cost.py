@@ -238,6 +238,8 @@ def _round(ready: Assembled, joined: int, steps: int, batch: int) -> Small:
     few = Clients(clients.store, rows, commons=clients.commons)
     data = RunData(few, ready.data.own, {})
     loop = replace(local_loop(c, ready.facts.augment), epochs=1, batch_size=batch, equal_work=False, accumulate=1)
+    if loop.dp:  # no noise is solved for sizes that no client has
+        loop = replace(loop, dp=replace(loop.dp, target=None))
     facts = replace(ready.plan.facts, sizes=rows.totals.tolist())
     plan = replace(ready.plan, facts=facts, participation=joined / n, late=None)
 

@@ -15,7 +15,7 @@ from fedcommons.core import salts
 from fedcommons.core.algorithm import (
     Algorithm,
 )
-from fedcommons.core.dp_sgd import DPSGD
+from fedcommons.core.dp_sgd import DPSGD, Target
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.noise import Source
 from fedcommons.core.work import Work
@@ -90,8 +90,10 @@ def build_module(config: Experiment, dataset: Dataset, device: str = "cpu") -> L
 def local_loop(config: Experiment, augment: bool) -> LocalSGD:
     """The local training of ``config``."""
     c = config.client
-    dp = DPSGD(config.dp.noise_multiplier, config.dp.clip) if config.dp.local else None
-    schedule = schedule_of(c.lr_schedule, c.constants, config.federation.rounds)
+    d, rounds = config.dp, config.federation.rounds
+    target = Target(d.target_epsilon, d.delta, rounds) if d.target_epsilon is not None else None
+    dp = DPSGD(d.noise_multiplier, d.clip, target) if d.local else None
+    schedule = schedule_of(c.lr_schedule, c.constants, rounds)
     return LocalSGD(
         c.epochs,
         c.batch_size,
@@ -102,6 +104,7 @@ def local_loop(config: Experiment, augment: bool) -> LocalSGD:
         c.onednn,
         schedule,
         c.clip_norm,
+        c.precision,
         c.accumulate,
     )
 
@@ -112,7 +115,7 @@ def noise_key(config: Experiment) -> int:
     What may change between a run and its resumption has no part in it, nor has 1 against 1.0; nor has the number of
     rounds where a run with more of them begins like one with fewer.
     """
-    is_longer_alike = not depends_on_rounds(config.client.lr_schedule)
+    is_longer_alike = config.dp.target_epsilon is None and not depends_on_rounds(config.client.lr_schedule)
     decided = {n: v for n, v in deciding(config).items() if n != "federation.rounds" or not is_longer_alike}
     facts = {n: int(v) if isinstance(v, float) and v.is_integer() else v for n, v in decided.items()}
     return wide_key("experiment", repr(sorted(facts.items())))

@@ -1,0 +1,65 @@
+"""dp.target_epsilon: each client has its own noise, and spends the target in all rounds, as the ledger has it."""
+
+from pathlib import Path
+
+import pytest
+
+from fedcommons import experiment, run
+from fedcommons.core.accountants import epsilon
+from fedcommons.core.dp_sgd import DPSGD, Target
+from fedcommons.errors import UserError
+from fedcommons.federation import checkpoint
+from fedcommons.federation.memory import ClientMemory
+from fedcommons.runs.build import prepare
+from fedcommons.runs.worker import noise_key
+
+DELTA = 1e-5
+PRIVATE = {
+    "dp.local": True, "dp.target_epsilon": 4.0, "federation.rounds": 2, "client.epochs": 1, "client.batch_size": 16,
+    "model": "linear", "data.limit": 150, "measure.every": 0, "wandb": "off",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("target", [0.5, 2.0, 8.0])
+@pytest.mark.parametrize(("n", "rounds"), [(20, 3), (100, 3), (100, 30), (16, 5)])
+def test_all_rounds_together_spend_the_target(target: float, n: int, rounds: int) -> None:
+    steps = DPSGD.steps(n, 16)
+    dp = DPSGD(1.0, 5.0, Target(target, DELTA, rounds)).of_client(n, 16, steps)
+    assert dp.target is None
+    spent = epsilon(DPSGD.sampling_rate(n, 16), dp.noise_multiplier, rounds * steps, DELTA)
+    assert target - 0.011 <= spent <= target
+
+
+def test_the_ledger_has_what_was_asked_for(tmp_path: Path) -> None:
+    """Of every client, though they differ in their sizes and so in their noise."""
+    result = run(experiment("smoke", values=PRIVATE), tmp_path / "run", say=lambda _: None)
+    end = checkpoint.load_latest(result.folder / "checkpoints", ClientMemory(folder=tmp_path / "memory"))
+    assert end
+    found = [end.ledger.of_rounds(client, DELTA) for client in range(result.summary["n_clients"])]
+    assert all(3.98 <= one <= 4.0 for one in found), found
+    sigmas = {sigma for events in end.ledger.updates.covered.values() for _, sigma in events}
+    assert len(sigmas) > 1
+    assert "sigma" not in result.rounds.columns
+
+
+WRONG = {
+    "without dp.local": ({"dp.local": False}, r"it needs dp\.local true"),
+    "beside sigma": ({"dp.noise_multiplier": 2.0}, r"either dp\.target_epsilon or dp\.noise_multiplier"),
+    "out of reach": ({"dp.target_epsilon": 0.01}, r"a client of \d+ examples: dp\.target_epsilon 0\.01 would need"),
+    "no local steps": (
+        {"algorithm": "feddm", "feddm.init": "noise", "feddm.sigma": 0.0},
+        r"clients of FedDM make no local steps",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_target_that_means_nothing_is_refused_before_any_work(name: str) -> None:
+    more, said = WRONG[name]
+    with pytest.raises(UserError, match=said):
+        prepare(experiment("smoke", values={**PRIVATE, **more}))
+
+
+def test_longer_runs_share_no_noise_as_they_need_more_of_it() -> None:
+    keys = {noise_key(experiment("smoke", values={**PRIVATE, "federation.rounds": r})) for r in (2, 3)}
+    assert len(keys) == 2
