@@ -7,12 +7,14 @@ python sweeps/audit_pool.py --generator private_ddpm --generator.target_epsilon 
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from fedcommons.config import cli, parts, presets
 from fedcommons.config.flat import generates
 from fedcommons.errors import UserError
+from fedcommons.sweeping.display import Display
 from papers.fedssyn import authors
 
 
@@ -51,19 +53,17 @@ def arguments(argv: Sequence[str]) -> cli.Options:
 
 def audit_pool(argv: Sequence[str]) -> int:
     started, options = time.perf_counter(), arguments(argv)
-    print("Loading torch and the data ...", flush=True)
-    from fedcommons.sweeping import folders
-    from papers.fedssyn.attacks import work
+    with Display() as display:
+        display.say("Loading torch and the data ...")
+        from fedcommons.sweeping import folders
+        from papers.fedssyn.attacks import work
 
-    def say(text: str) -> None:
-        print(text, flush=True)
-
-    if options.dry_run:
-        work(options, say)
-        return 0
-    with folders.open_folder(Path(options.out)):
-        work(options, say)
-    print(f"Time: {time.perf_counter() - started:.0f} s. All in {options.out}.")
+        if options.dry_run:
+            work(options, display.say)
+            return 0
+        with folders.open_folder(Path(options.out)):
+            work(options, display.say, partial(display.step, ends=False))
+        display.say(f"Time: {time.perf_counter() - started:.0f} s. All in {options.out}.")
     return 0
 
 

@@ -7,10 +7,12 @@ python sweeps/private_sizes.py --dataset mnist --data-dir DIR --sizes 1000,6000 
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from fedcommons.config import cli, parts, presets
 from fedcommons.errors import UserError
+from fedcommons.sweeping.display import Display, duration
 from papers.fedssyn import private_presets
 from papers.fedssyn.sizes_report import report
 
@@ -52,20 +54,21 @@ def arguments(argv: Sequence[str]) -> cli.Options:
 
 def private_sizes(argv: Sequence[str]) -> int:
     started, options = time.perf_counter(), arguments(argv)
-    print("Loading torch and the data ...", flush=True)
-    from fedcommons.sweeping import folders, planned
-    from papers.fedssyn.sizes import jobs, study
+    with Display() as display:
+        display.say("Loading torch and the data ...")
+        from fedcommons.sweeping import folders, planned
+        from papers.fedssyn.sizes import jobs, study
 
-    def say(text: str) -> None:
-        print(text, flush=True)
-
-    left = jobs(options)  # refuses what cannot be, before any work
-    if options.dry_run:
-        say(f"{len(left)} generators to make, in about {planned.duration(planned.generators(left))} here on one core.")
-        return 0
-    with folders.open_folder(Path(options.out)):
-        say("\n" + report(study(options, say), options, Path(options.out)))
-    print(f"Time: {time.perf_counter() - started:.0f} s. All in {options.out}; generators in the store are kept.")
+        left = jobs(options)  # refuses what cannot be, before any work
+        if options.dry_run:
+            needed = duration(planned.generators(left))
+            display.say(f"{len(left)} generators to make, in about {needed} here on one core.")
+            return 0
+        with folders.open_folder(Path(options.out)):
+            found = study(options, display.say, partial(display.step, ends=False))
+            display.say("\n" + report(found, options, Path(options.out)))
+        spent = time.perf_counter() - started
+        display.say(f"Time: {spent:.0f} s. All in {options.out}; generators in the store are kept.")
     return 0
 
 

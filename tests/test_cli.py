@@ -76,7 +76,7 @@ def refused(argv: list[str]) -> str:
         (["--straggler.q", "1"], ["straggler.q", "[0, 1)"]),
         (
             ["--model.batch_norm", "true", "--model.name", "linear"],
-            ["model.batch_norm is of model.name cnn", "is linear"],
+            ["model.batch_norm needs --model.name cnn", "is linear"],
         ),
         (["--federation.participation", "0.01"], ["less than one client", "at least 0.25"]),
         (["--partition.n_clients", "100000"], ["at most the number of training images", "100000"]),
@@ -105,9 +105,18 @@ def refused(argv: list[str]) -> str:
         (["--model.channels", "[1000000, 1000000]"], ["the model would take 1.", "e+05 GB or more", "model.channels"]),
         (["--model.projection", "1000000", "--model.channels", "[900000, 900000]"], ["GB of memory"]),
         ([*SYNTHETIC, "--generator.channels", "[80000, 80000]"], ["the generator would take", "generator.channels"]),
-        (["--feddyn.alpha", "0.1"], ["feddyn.alpha is of algorithm feddyn, and algorithm is fedavg."]),
-        (["--p", "0.3"], ["sharing.p is of sharing.setting", "shuffled_real, and sharing.setting is real."]),
-        (["--rho", "0.3"], ["generator.rho is of a generator, and sharing.setting real uses none."]),
+        (["--feddyn.alpha", "0.1"], ["feddyn.alpha needs --algorithm feddyn, and algorithm is fedavg."]),
+        (
+            ["--p", "0.3"],
+            ["sharing.p needs --sharing.setting shuffled_synthetic or", "shuffled_real, and sharing.setting is real."],
+        ),
+        (
+            ["--rho", "0.3"],
+            [
+                "generator.rho needs --sharing.setting shuffled_synthetic or local_synthetic",
+                "and sharing.setting is real.",
+            ],
+        ),
         (["--sigma", "0.3"], ["dp.noise_multiplier changes nothing without --dp.local true."]),
         (["--alhpa", "0.3"], ["unknown option '--alhpa'; did you mean '--partition.alpha'?"]),
         (["--zzzzzz", "1"], ["unknown option '--zzzzzz'. See --help."]),

@@ -18,6 +18,7 @@ SAID = {
     "own_stage": "mean images",
     "own_tracker": "2,test/accuracy,0.",
     "own_measure": "measure/sharpness",
+    "fine_tuning": "5,280 bytes up in a round",
     "sweep": "8 runs",
 }
 """Of what each program prints."""
@@ -67,7 +68,9 @@ def test_the_command_of_a_docstring_runs(
     assert not sweeps("run").run([*SMALL, *every, *shlex.split(command), f"--out={tmp_path / 'run'}"])
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["rounds"] == 1
-    kind = {"own_method": "algorithm", "own_stage": "sharing"}.get(name, name.removeprefix("own_"))
+    kind = {"own_method": "algorithm", "own_stage": "sharing", "fine_tuning": "model"}.get(
+        name, name.removeprefix("own_")
+    )
     assert f"source.{kind}" in summary["config"] or kind == "tracker"
 
 

@@ -250,16 +250,6 @@ class _WithBatchNorm(LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
-class _WithSchedule(LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.last = nn.Linear(2, 2)
-
-    def configure_optimizers(self) -> dict:  # pyright: ignore[reportIncompatibleMethodOverride]
-        optimizer = torch.optim.SGD(self.parameters(), 0.1)
-        return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1)}
-
-
 def test_batch_norms_statistics_are_views_over_one_buffer_and_its_counter_starts_anew() -> None:
     work = Work(_WithBatchNorm(), CPU)
     norm = work.module.norm
@@ -272,12 +262,6 @@ def test_batch_norms_statistics_are_views_over_one_buffer_and_its_counter_starts
     work.load_buffers(work.initial_buffers)
     assert torch.equal(norm.running_mean, torch.zeros(2))
     assert norm.num_batches_tracked == 0
-
-
-@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")  # it is never stepped
-def test_anything_but_one_optimizer_is_refused() -> None:
-    with pytest.raises(ValueError, match="must return one torch optimizer"):
-        Work(_WithSchedule(), CPU)
 
 
 def test_weights_of_another_network_are_refused(digits: "Digits", least_squares: "Callable[..., LeastSquares]") -> None:

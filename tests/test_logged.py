@@ -149,10 +149,9 @@ class Coder(LightningModule):
         return torch.optim.SGD(self.parameters(), self.lr)
 
 
-class Schedules(Coder):
+class TwoOptimizers(Coder):
     def configure_optimizers(self) -> Any:
-        optimizer = super().configure_optimizers()
-        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+        return [super().configure_optimizers(), super().configure_optimizers()]
 
 
 def _experiment(name: str, **values: Any) -> Experiment:
@@ -180,7 +179,7 @@ def test_a_run_may_be_judged_by_other_metrics_than_accuracy(tmp_path: Path) -> N
             {"coder.logs": False},
             r"its forward returns \(3,\) for an example, no logits of 10 classes, and its",
         ),
-        ("Schedules", {}, "configure_optimizers must return one torch optimizer"),
+        ("TwoOptimizers", {}, "configure_optimizers gives 2 optimizers"),
     ],
 )
 def test_a_module_that_cannot_be_judged_or_stepped_is_refused_before_any_work(

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 import fedcommons
 from fedcommons import Result, UserError, experiment, load
+from fedcommons.core.work import module_with
 from fedcommons.runs import inputs
 from fedcommons.runs.experiment import run
 
@@ -80,7 +81,7 @@ def test_a_folder_alone_gives_the_models_that_its_lines_tell_of(
     tensors = load_file(done.folder / "model.safetensors")
     assert tensors.keys() == last.state_dict().keys()
     assert all(torch.equal(tensors[name], value) for name, value in last.state_dict().items())
-    checkpointed = done._module(done._end().model, done._end().buffers).state_dict()
+    checkpointed = module_with(done._untrained(), done._end().model, done._end().buffers).state_dict()
     assert all(torch.equal(tensors[name], value) for name, value in checkpointed.items())
 
 

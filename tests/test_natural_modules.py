@@ -63,14 +63,37 @@ SCHEDULE = "torch.optim.lr_scheduler.StepLR(sgd, 1)"
 ONE = "configure_optimizers: .*one torch optimizer"
 LOSS = "training_step must return the loss"
 REFUSED = {
-    "a dict": (optimizers(f"return {{'optimizer': sgd, 'lr_scheduler': {SCHEDULE}}}"), f"{ONE}.* got dict"),
-    "lists": (optimizers(f"return [sgd], [{SCHEDULE}]"), f"{ONE}.* got tuple"),
+    "an empty dict": (optimizers("return {}"), f"{ONE}.* got NoneType"),
+    "a plateau": (
+        optimizers("return [sgd], [torch.optim.lr_scheduler.ReduceLROnPlateau(sgd)]"),
+        "ReduceLROnPlateau needs a metric to monitor",
+    ),
+    "an interval": (
+        optimizers(f"return [sgd], [{{'scheduler': {SCHEDULE}, 'interval': 'round'}}]"),
+        "interval of an lr_scheduler must be epoch or step, got 'round'",
+    ),
+    "a frequency": (
+        optimizers(f"return [sgd], [{{'scheduler': {SCHEDULE}, 'frequency': 0}}]"),
+        "frequency of an lr_scheduler must be at least 1, got 0",
+    ),
+    "no scheduler": (optimizers("return [sgd], [3]"), "must be one of torch.optim.lr_scheduler, got int"),
+    "another's": (
+        optimizers(f"one = {SCHEDULE}; return [torch.optim.SGD(self.parameters(), 1)], [one]"),
+        "of another optimizer",
+    ),
     "nothing": (optimizers("return None"), ONE),
-    "two": (optimizers("return sgd, sgd"), ONE),
-    "a list of one": (optimizers("return [sgd]"), ONE),
+    "two": (optimizers("return sgd, sgd"), "configure_optimizers gives 2 optimizers, and a client trains with one"),
+    "two dicts": (optimizers("return {'optimizer': sgd}, {'optimizer': sgd}"), "gives 2 optimizers"),
+    "two and schedulers": (optimizers(f"return [sgd, sgd], [{SCHEDULE}]"), "gives 2 optimizers"),
     "a generator": (optimizers("yield sgd"), f"{ONE}.* got generator"),
     "LBFGS": (optimizers("return torch.optim.LBFGS(self.parameters())"), "configure_optimizers: LBFGS needs a closure"),
-    "frozen": (made("self.last.bias.requires_grad = False"), "last.bias has requires_grad = False"),
+    "a frozen one that moves": (
+        made("self.last.bias.requires_grad = False")
+        + "\n\n    def training_step(self, batch, batch_idx):\n        self.last.bias.data.add_(1)\n"
+        "        return super().training_step(batch, 0)",
+        "training changes last.bias, which has requires_grad = False",
+    ),
+    "all frozen": (made("self.requires_grad_(False)"), LOSS),
     "manual": (made("self.automatic_optimization = False"), "automatic_optimization = False is not supported"),
     "no loss": (step("return None"), LOSS),
     "a dict of losses": (step("return {'loss': loss}"), LOSS),
@@ -135,7 +158,12 @@ RIGHT = {
     )
     + "\n\n    def forward(self, x):\n        return self.last(self.back(torch.tanh(self.code(x.flatten(1) / 255))))",
     "unused": made("self.spare = nn.Linear(3, 3)"),
+    "frozen": made("self.body = nn.Linear(64, 64).requires_grad_(False)")
+    + "\n\n    def forward(self, x):\n        return self.last(torch.tanh(self.body(x.flatten(1) / 255)))",
+    "a frozen bias": made("self.last.bias.requires_grad = False"),
     "only its head": optimizers("return torch.optim.SGD([self.last.bias], self.lr)"),
+    "a list of one": optimizers("return [sgd]"),
+    "a dict of one": optimizers("return {'optimizer': sgd}"),
     "Adam": optimizers("return torch.optim.AdamW(self.parameters(), 0.01)"),
     "double": made("self.double()")
     + "\n\n    def forward(self, x):\n        return self.last(x.flatten(1).double() / 255)",
@@ -162,6 +190,8 @@ def test_a_module_that_is_taken_trains_as_a_bare_loop_trains_it(tmp_path: Path, 
         for n, buffer in bare.named_buffers():
             buffer.copy_(buffers[n])
         optimizer = bare.configure_optimizers()
+        if isinstance(optimizer, list | dict):
+            optimizer = optimizer[0] if isinstance(optimizer, list) else optimizer["optimizer"]
         assert isinstance(optimizer, torch.optim.Optimizer)
         loss = bare.training_step((dataset.train.x, dataset.train.y), 0)
         assert isinstance(loss, torch.Tensor)

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -15,6 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from fedcommons.files import sha256
+from fedcommons.sweeping import command
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -79,7 +81,7 @@ def build(source: Path, umask: int, **more: str) -> Path:
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two, of one tree in two folders: with other times, umasks, orders of files, hash seeds and zones."""
     names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    parts = ("platform/", "lightning_modules/", ".ci/", "pyproject.toml", "README.md", "LICENSE")
+    parts = ("platform/", "lightning_modules/", "sweeps/", ".ci/", "pyproject.toml", "README.md", "LICENSE")
     files: list[Any] = [name for name in sorted(names.split("\0")) if name.startswith(parts)]
     found = []
     for number, (umask, zone) in enumerate([(0o022, "UTC"), (0o077, "Asia/Kathmandu")]):
@@ -108,7 +110,69 @@ def test_the_wheel_carries_the_list_and_every_module(wheels: list[Path]) -> None
     package = [path.relative_to(ROOT / "platform") for path in (ROOT / "platform").rglob("*.py")]
     trained = [path.relative_to(ROOT) for path in (ROOT / "lightning_modules").rglob("*.py")]
     assert {path.as_posix() for path in [*package, *trained]} <= modules
-    assert {Path(name).suffix for name in modules} <= {".py", ".typed"}
+    assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "sweeps").rglob("*.py")} == {
+        name.replace("fedcommons_sweeps/", "sweeps/") for name in modules if name.startswith("fedcommons_sweeps/")
+        if name.endswith(".py")
+    }  # fmt: skip
+    assert {Path(name).suffix for name in modules} <= {".py", ".typed", ".csv"}
+    assert {name.partition("/")[0] for name in modules} == {"fedcommons", "fedcommons_sweeps", "lightning_modules"}
+
+
+@pytest.fixture(scope="module")
+def installed(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """Gives the command ``fedcommons`` of the wheel, installed outside of the clone, in an empty folder."""
+    target = tmp_path_factory.mktemp("installed")
+    options = ["--quiet", "--no-deps", "--no-index", "--disable-pip-version-check", "--target", str(target)]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(wheels[0])], check=True, timeout=100)
+
+    def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+        variables = {**os.environ, "PYTHONPATH": str(target)}
+        command = [str(target / "bin" / "fedcommons"), *words]
+        return subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=300)
+
+    run.target = target  # type: ignore[attr-defined]
+    return run
+
+
+def test_the_installed_command_lists_the_sweeps_and_knows_what_is_meant(
+    installed: Callable[..., Any], tmp_path: Path
+) -> None:
+    names = {path.stem for path in (ROOT / "sweeps").glob("*.py")}
+    listed = installed("--help", cwd=tmp_path)
+    assert listed.returncode == 0, listed.stderr
+    lines = dict(line.split(maxsplit=1) for line in listed.stdout.splitlines() if line.startswith("  "))
+    assert lines.keys() == names
+    assert all(text.endswith(".") or ":" in text for text in lines.values())
+    wrong = installed("tabel1", cwd=tmp_path)
+    said = "error: unknown command 'tabel1'; did you mean 'table1'? See --help.\n"
+    assert (wrong.returncode, wrong.stdout, wrong.stderr) == (2, "", said)
+    assert installed("--version", cwd=tmp_path).stdout == f"fedcommons {PROJECT['version']}\n"
+    for name in ("run", "communication-saved"):
+        helped = installed(name, "--help", cwd=tmp_path)
+        assert helped.returncode == 0, helped.stderr
+        assert "usage: " in helped.stdout
+    refused = installed("run", "--client.lr", "-1", cwd=tmp_path)
+    assert (refused.returncode, refused.stderr) == (2, "error: client.lr must lie in (0, 1e38], got -1.\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.ray  # it needs none, but half a minute
+def test_the_installed_wheel_runs_an_experiment_and_prices_a_table(
+    installed: Callable[..., Any], tmp_path: Path
+) -> None:
+    done = installed("run", "--preset", "smoke", "--wandb", "off", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["rounds"] == 3
+    priced = installed("table1", "--preset", "smoke", "--dry-run", "--wandb", "off", cwd=tmp_path)
+    assert priced.returncode == 0, priced.stderr
+    assert "In all about" in priced.stdout
+    published = "fedcommons_sweeps/papers/fedssyn/published/fedssyn_table1_rounds.csv"
+    saved = installed("communication_saved", "--from", str(installed.target / published), cwd=tmp_path)
+    assert "| cifar10" in saved.stdout.lower(), saved.stderr
+
+
+def test_in_a_clone_the_command_runs_the_sweeps_of_the_clone() -> None:
+    assert command.folder() == ROOT / "sweeps"
 
 
 def test_how_to_report_a_weakness_is_said() -> None:

@@ -50,7 +50,7 @@ def descended(problem: "LeastSquares", i: int, start: np.ndarray, x: np.ndarray,
 
 
 def own(algorithm: Algorithm, now: Standing, client: int) -> np.ndarray:
-    return flat(personal_model(algorithm, now, client, keep_buffers=False), "model").buffer.numpy()
+    return personal_model(algorithm, now, client, keep_buffers=False)[0].buffer.numpy()
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.5, 4.0])
@@ -95,10 +95,10 @@ def test_a_client_of_ditto_that_never_took_part_has_the_server_model(digits: "Di
     plan = federation.plan(1, participation=0.4)
     now, _ = federation.play(algorithm, plan)[-1]
     for client in range(5):
-        found = personal_model(algorithm, now, client, keep_buffers=False)
-        is_shared = flat(found, "model").buffer.equal(now.model.buffer)
+        model, buffers = personal_model(algorithm, now, client, keep_buffers=False)
+        is_shared = model.buffer.equal(now.model.buffer)
         assert is_shared == (client not in now.memory)
-        assert flat(found, "buffers").buffer.equal(now.buffers.buffer) == is_shared
+        assert buffers.buffer.equal(now.buffers.buffer) == is_shared
 
 
 def test_dittos_server_statistics_are_fedavgs(digits: "Digits") -> None:
@@ -143,7 +143,7 @@ def test_fedper_is_the_plain_loop(digits: "Digits") -> None:
         x = Flat(x.layout, (x.buffer.double() + torch.stack(ends).double().mean(0)).float())
         assert torch.allclose(flat(now.state, "shared").buffer, x.buffer, rtol=0, atol=1e-7)
         for i in range(5):
-            found = flat(personal_model(algorithm, now, i, keep_buffers=False), "model")
+            found, _ = personal_model(algorithm, now, i, keep_buffers=False)
             assert torch.allclose(select(found, head).buffer, heads[i].buffer, rtol=0, atol=1e-6)
         assert facts["comm/up_bytes"] == 5 * x.buffer.nbytes
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, stdev
@@ -12,6 +13,8 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from fedcommons.config import cli, presets
+from fedcommons.config.flat import same_results
 from fedcommons.errors import UserError
 from fedcommons.reports import metrics, ranking
 from fedcommons.runs import experiment
@@ -20,6 +23,7 @@ from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.search import BATCH, Optuna, proposed
 from fedcommons.sweeping.sweep import Outcome, Trial, together
 from fedcommons.tracking.run_folder import read_summary
+from papers.fedssyn import authors
 
 TINY = ["--preset=smoke", "--setting=real", "--wandb=off", "--data.limit=80", "--client.epochs=1",
         "--federation.rounds=1", "--measure.every=1"]  # fmt: skip
@@ -155,6 +159,29 @@ def test_a_sweep_leaves_every_number_of_its_runs(tune: ModuleType, tmp_path: Pat
     )  # the stamp and an empty line stand above
     assert fmean(of_best) <= fmean(cell["zeta_hat_sq"] for cell in cells[2:4])
     assert (tmp_path / "tune.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--preset=smoke", "--space=lr=0.05,0.1", "--space=p=0.1,0.5", "--generator.channels=[8,16]"],
+        ["--preset=small", "--setting=real", "--space=algorithm=fedprox,scaffold", "--fedprox.mu=0.5", "--seed=3"],
+        ["--preset=paper", "--dataset=cifar10", "--space=lr=loguniform(0.001,1)", "--samples=2", "--data.dir=a b"],
+        ["--preset=authors", "--dataset=cifar10", "--space=lr=0.3,0.1", "--alpha=0.1", "--model=linear"],
+        ["--preset=smoke", "--space=partition.alpha=0.1,1", "--dp.local=true", "--sigma=2", "--straggler.rule=slow"],
+    ],
+)
+def test_the_winner_is_told_as_a_command_that_runs_it(tune: ModuleType, argv: list[str]) -> None:
+    options = tune.arguments([*argv, "--wandb=off"])
+    for cell in tune.cells(options)[0]:
+        words = shlex.split(tuned.line(cell.config, options.preset))
+        fields = presets.preset(cli.early(words, "preset", "small"), cli.early(words, "data.name", "digits"))
+        parser = cli.parser("as run.py", words, fields)
+        parser.add_argument("--preset", default="small", type=str)
+        found = cli.parse(parser, words)
+        again = authors.settled(found.preset, cli.experiment(found), found.asked)
+        assert same_results(again, cell.config) == []
+        assert again.data.dir == cell.config.data.dir
 
 
 def test_asha_compares_runs_of_one_environment(tune: ModuleType, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcommons.errors import UserError, name_of
+from fedcommons.errors import UserError, Warned, name_of
 from fedcommons.files import read_tensors, sha256, write_tensors
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Store:
             if not isinstance(facts, dict) or not isinstance(findings, dict):
                 raise ValueError(f"{path} is malformed: its facts or findings have no names")
         except ValueError as error:
-            self.say(f"{error}; it will be built again.")
+            self.say(Warned(f"{error}; it will be built again."))
             return None
         return Artifact(found[0], facts, findings)
 

@@ -18,6 +18,9 @@ from fedcommons.files.stored import UnreadableError, clean, text_of
 SHOWN = 80
 """Longer values are cut to this many characters in a message."""
 
+FEW = 4
+"""Names that a message suggests at most."""
+
 LONGEST = 190
 """Characters of a sentence about somebody's part: one line of at most 200 with ``error: `` before it."""
 
@@ -30,6 +33,9 @@ _NOT_SOMEBODYS = tuple(
         *(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")),
     )
 )
+
+RUN = "python sweeps/run.py" if (_HERE.parent.parent / "sweeps" / "run.py").is_file() else "fedcommons run"
+"""How one experiment is run: in a clone by the script, else by the command."""
 
 T = TypeVar("T")
 
@@ -214,7 +220,7 @@ def leaving_errors(folder: Path, own: Sequence[str] = ()) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, ClientError) and error.client is not None:
             options = [f"--replay {quote(str(folder))} --round {error.round} --client {error.client}", *own]
-            error.add_note(f"To run this client alone again: python sweeps/run.py {' '.join(options)}")
+            error.add_note(f"To run this client alone again: {RUN} {' '.join(options)}")
         with suppress(OSError):  # a full disk must not hide what happened
             told = f"{sentence(error)}\n\n{traceback.format_exc()}"
             write_text(path, told.encode(errors="backslashreplace").decode())
@@ -244,14 +250,14 @@ def unknown(what: str, name: str, known: Iterable[str], besides: str = "") -> Us
 def nearest(name: str, known: Iterable[str]) -> str:
     """``; did you mean 'x'?``, or a full stop if no name is near.
 
-    A name that differs in its dots and dashes only, or the only one that begins so, is the nearest. Else dotted names
-    are compared by their last component first: ``--alpha`` is near ``--partition.alpha``.
+    A name that differs in its dots, dashes and capitals only is the nearest, or the few that begin so. Else dotted
+    names are compared by their last component first: ``--alpha`` is near ``--partition.alpha``.
     """
-    known, letters = sorted(known), re.sub(r"[-_.]", "", name)
-    same = [one for one in known if re.sub(r"[-_.]", "", one) == letters]
+    known, letters = sorted(known), re.sub(r"[-_.]", "", name).lower()
+    same = [one for one in known if re.sub(r"[-_.]", "", one).lower() == letters]
     begun = [one for one in known if len(letters) > 2 and one.startswith(name)]
-    if same or len(begun) == 1:
-        return f"; did you mean {(same or begun)[0]!r}?"
+    if (near := same[:1] or begun) and len(near) <= FEW:
+        return f"; did you mean {' or '.join(map(repr, near))}?"
     leaves: dict[str, list[str]] = {}
     for one in known:
         leaves.setdefault(_leaf(one), []).append(one)

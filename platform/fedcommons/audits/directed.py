@@ -18,7 +18,7 @@ from fedcommons.core import dp_vectorised
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.noise import SEED_ALONE, Draws, Noise
-from fedcommons.core.work import Work
+from fedcommons.core.work import Work, trained
 from fedcommons.data.clients import ClientData
 from fedcommons.seeds import numpy_generator
 
@@ -45,7 +45,7 @@ class Directed(LightningModule):
         self.module, self.u, self.steepness = module, u, steepness
 
     def forward(self, j: Tensor, there: Tensor) -> Tensor:
-        at = torch.cat([p.reshape(-1) for p in self.module.parameters()])
+        at = torch.cat([p.reshape(-1) for p in trained(self.module).values()])
         return (self.steepness * there * (self.u.index_select(0, j.view(-1)) @ at)).mean()
 
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
@@ -95,9 +95,9 @@ def of_vectorised_steps(
 
 
 def _directed(module: nn.Module, k: int, clip: float, seed: int) -> Directed:
-    d = sum(p.numel() for p in module.parameters())
+    d = sum(p.numel() for p in trained(module).values())
     return Directed(deepcopy(module), directions(k, d, seed), STEEP * clip)
 
 
 def _gradient(module: nn.Module) -> Tensor:
-    return torch.cat([p.grad.reshape(-1) for p in module.parameters() if p.grad is not None])
+    return torch.cat([p.grad.reshape(-1) for p in trained(module).values() if p.grad is not None])

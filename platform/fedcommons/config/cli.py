@@ -9,13 +9,14 @@ from dataclasses import replace
 from math import isfinite
 from typing import Annotated, Any, NoReturn, TextIO
 
+from fedcommons.config import hints
 from fedcommons.config.declared import summary
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import Field
 from fedcommons.config.flat import SHORT_NAMES, choose, fields_for, full_name, generates, of_others, own_fields
 from fedcommons.config.given import Given, Line, read
 from fedcommons.config.options import Option, Options, Parser
-from fedcommons.config.parts import KINDS
+from fedcommons.config.parts import KINDS, having
 from fedcommons.config.reading import NULLS, number, value_of
 from fedcommons.errors import ClientError, Ended, UserError, lacks_memory, sentence, shown, unknown
 from fedcommons.paths import user_path
@@ -190,7 +191,33 @@ def _not_known(parser: Parser, one: Given, known: Collection[str], options: Iter
         return refused
     if fields := sorted(name for name in known if name.startswith(f"{one.name}.")):
         return UserError(f"{one} is a section: name one of its fields, such as {fields[0]}.")
-    return unknown("config key", one.name, known) if one.file else unknown("option", str(one), options)
+    what, called = ("config key", one.name) if one.file else ("option", str(one))
+    if said := _hint(parser, one):
+        return UserError(f"unknown {what} {shown(called)}: {said}.")
+    return unknown(what, called, known if one.file else options)
+
+
+def _hint(parser: Parser, one: Given) -> str | None:
+    """What is meant by a word that no option has, if it is known from elsewhere or is a constant of some part."""
+    others = [name for name in parser.options if name not in parser.fields]
+    if not parser.fields or any(name.startswith(one.name) for name in others):  # --epsilon where there is --epsilons
+        return None
+    before = "" if one.file else "--"
+    if found := hints.meant(one.name, parser.options):
+        is_taken = parser.options[found].is_hidden  # by an option of the sweep that has its values
+        leaf = found.rpartition(".")[2]
+        options = [name for name in (f"{leaf}s", parser.short.get(leaf, "")) if is_taken and name in parser.options]
+        return f"use {before}{options[0] if options else found}"
+    if said := hints.sentence_for(one.name):
+        return said
+    owned = [] if "." in one.name else having(one.name)
+    if not owned or any(name.rpartition(".")[2] == one.name for name in parser.options):
+        return None
+    ways = dict.fromkeys(
+        f"{before}{field}" + (f" with {before}{KINDS[kind].field} {name}" if field not in parser.options else "")
+        for kind, name, field in owned[:3]
+    )
+    return f"use {' or '.join(ways)}"
 
 
 def experiment(options: Options) -> Experiment:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from typing import Annotated, Any
 
-from fedcommons.config import parts, target
+from fedcommons.config import parts, target, weights
 from fedcommons.config.sections import (
     DP,
     NONE,
@@ -34,8 +34,9 @@ class Experiment:
     """One run: data -> partition -> sharing -> federation -> measures.
 
     generator: None if the sharing stage needs none. constants: the algorithm's. source: kind of part to a digest of its
-    code, for parts of one's own. beside: fields that were given for parts that are not chosen, by dotted name; they are
-    used once such a part is chosen, and are ignored when experiments are compared.
+    code, for parts of one's own; ``weights`` to that of the file ``model.weights``. beside: fields that were given for
+    parts that are not chosen, by dotted name; they are used once such a part is chosen, and are ignored when
+    experiments are compared.
     """
 
     seed: Annotated[int, "[0, 4611686018427387904]"] = 0
@@ -68,6 +69,8 @@ class Experiment:
             object.__setattr__(self, "target", target.plain(self.target))
         if self.source is UNSET:
             digests = {kind: digest for kind, name in self.chosen.items() if (digest := parts.source(name))}
+            if self.model.weights:
+                digests["weights"] = weights.digest(self.model.weights)
             object.__setattr__(self, "source", Constants(digests))
 
     @cached_property

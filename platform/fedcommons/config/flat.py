@@ -8,7 +8,7 @@ from dataclasses import fields
 from functools import cache
 from typing import Any
 
-from fedcommons.config import parts
+from fedcommons.config import parts, weights
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import Field, fields_of
 from fedcommons.config.parts import KINDS, OPTIONAL
@@ -128,6 +128,8 @@ def choose(values: Mapping[str, Any], beside: Collection[str] = ()) -> Experimen
         if name not in known and name not in beside and not name.startswith("source."):
             _require_owned(name, known)
     source = {kind: found for kind, name in names.items() if (found := parts.source(name))}
+    if file := values.get("model.weights"):
+        source["weights"] = weights.digest(str(file))
     rest = {n: v for n, v in values.items() if n not in known and not n.startswith("source.")}
     found = {n: values.get(n, f.default) for n, f in known.items()}
     for name, field in known.items():
@@ -249,12 +251,15 @@ def not_chosen(name: str, config: Experiment) -> UserError:
 def of_others(name: str, chosen: Mapping[str, Sequence[str]]) -> UserError | None:
     """The error for a field of a part that is not chosen; None if no part has such a field."""
     if name.startswith("generator.") and not chosen.get("generator") and (name in own_fields() or parts.owners(name)):
+        if any(generates(one) for one in chosen["sharing"]):
+            return UserError(f"{name} needs a generator, and generator.name names none.")
         settings = ", ".join(chosen["sharing"])
-        return UserError(f"{name} is of a generator, and sharing.setting {settings} uses none.")
+        able = [one for one in KINDS["sharing"].known if generates(one)]
+        return UserError(f"{name} needs --sharing.setting {' or '.join(able)}, and sharing.setting is {settings}.")
     if owned := parts.owners(name):
         kind, names = owned
         field = KINDS[kind].field
-        return UserError(f"{name} is of {field} {' or '.join(names)}, and {field} is {', '.join(chosen[kind])}.")
+        return UserError(f"{name} needs --{field} {' or '.join(names)}, and {field} is {', '.join(chosen[kind])}.")
     return None
 
 

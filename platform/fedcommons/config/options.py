@@ -130,7 +130,7 @@ class Parser:
                     self.written[name], action="store_true", help=_escaped(f"{one.field.help} (default: false)")
                 )
                 continue
-            told = f"{one.field.help} (type: {in_words(one.field.hint)}, default: {_text(one.field.default)})"
+            told = f"{one.field.help} (type: {in_words(one.field.hint)}, default: {written(one.field.default)})"
             group.add_argument(
                 self.written[name],
                 metavar=_metavar(name, one.field),
@@ -161,10 +161,10 @@ def _metavar(name: str, field: Field) -> str:
     return "[ITEM,...]" if is_list(field.hint) else name.rpartition(".")[2].upper()
 
 
-def _text(value: Any) -> str:
-    """A default as it would be written."""
+def written(value: Any) -> str:
+    """A value as it would be written."""
     if isinstance(value, tuple | list):
-        return f"[{', '.join(map(_text, value))}]"
+        return f"[{', '.join(map(written, value))}]"
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)

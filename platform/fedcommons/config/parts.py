@@ -19,6 +19,7 @@ from typing import Any
 from fedcommons.config import as_read, imported, neighbours
 from fedcommons.config.declared import fields_in, has
 from fedcommons.config.fields import Field, fields_of
+from fedcommons.config.hints import is_elsewhere
 from fedcommons.config.neighbours import Code
 from fedcommons.errors import (
     UserError,
@@ -112,8 +113,8 @@ KINDS: Mapping[str, Kind] = {
         "sharing.setting",
         {
             "real": "fedcommons.sharing.real:Real",
-            "local_synthetic": "fedcommons.sharing.local_synthetic:LocalSynthetic",
             "shuffled_synthetic": "fedcommons.sharing.shuffled_synthetic:ShuffledSynthetic",
+            "local_synthetic": "fedcommons.sharing.local_synthetic:LocalSynthetic",
             "shuffled_real": "fedcommons.sharing.shuffled_real:ShuffledReal",
             "raw_copies": "fedcommons.sharing.raw_copies:RawCopies",
         },
@@ -172,6 +173,9 @@ def find(kind: str, name: str) -> Callable[..., Any]:
     where, _, attribute = known.get(name, name).rpartition(":")
     if name not in known and not is_own(name):
         own = f"an import path of your own, such as my_{kind}.py:Name"
+        if is_elsewhere(kind, name):
+            ours = ", ".join(sorted(known))
+            raise UserError(f"{field} {shown(name)} is not in the package: give {own}. Known: {ours}.")
         raise unknown(field, name, known, f"or {own}" if known else own)
     module = _module(where, f"{field} {shown(name)}")
     with before_any_work(), somebodys(f"{field} {shown(name)}"):  # a module may have a function for what it lacks
@@ -262,6 +266,16 @@ def owners(field: str) -> tuple[str, list[str]] | None:
         if found:
             return kind, found
     return None
+
+
+def having(constant: str) -> list[tuple[str, str, str]]:
+    """(kind, name, dotted field) of each of the package's parts that has a constant of this name."""
+    return [
+        (kind, name, f"{section(kind, name)}.{constant}")
+        for kind, k in KINDS.items()
+        for name in k.known
+        if constant in constants(kind, name)
+    ]
 
 
 def source(name: str, reread: bool = True) -> str | None:

@@ -143,6 +143,8 @@ class Model:
     """network or LightningModule"""
     projection: Annotated[int | None, "[1, 1e6]"] = None
     """outputs of a projection head before a network's last layer (MOON: 256); default: none"""
+    weights: str | None = None
+    """file of the weights to start from: .safetensors, or a state dict that torch.save wrote; default: drawn by seed"""
     constants: Constants = UNSET
     __getattr__ = _constant
 
@@ -172,6 +174,10 @@ class Client:
     """leave out a last batch that is not full (kept where it is the only one)"""
     equal_work: bool = True
     """with n~ synthetic images, train E' = max(1, floor(n_i E/(n_i + n~))) epochs, so steps stay about equal"""
+    clip_norm: Annotated[float | None, "(0, inf)"] = None
+    """L2 norm at which a step's gradient is clipped; a method's correction is added after; default: no clipping"""
+    accumulate: Annotated[int, "[1, 1e9]"] = 1
+    """batches whose gradients make one step, as if they were one batch; the last step of an epoch takes what is left"""
     onednn: bool = True
     """convolve with oneDNN in training; steps on few pixels are faster without it (presets smoke and small: digits)"""
     constants: Constants = UNSET

@@ -23,6 +23,8 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedcommons.core.work import trained
+
 Batch = Sequence[Tensor]
 
 CHUNK_ELEMENTS = 4_000_000
@@ -61,9 +63,14 @@ def require_apart(module: nn.Module) -> None:
 
 def has_closed_forms(module: nn.Module) -> bool:
     """Whether every parameter belongs to one layer of a known kind."""
-    owners = [layer for layer in module.modules() if next(layer.parameters(recurse=False), None) is not None]
+    owners = _owners(module)
     parameters = [p for layer in owners for p in layer.parameters(recurse=False)]
     return all(_form(layer) is not None for layer in owners) and len(parameters) == len({id(p) for p in parameters})
+
+
+def _owners(module: nn.Module) -> list[nn.Module]:
+    """The layers that have trained parameters of their own."""
+    return [layer for layer in module.modules() if any(p.requires_grad for p in layer.parameters(recurse=False))]
 
 
 def _loss(module: LightningModule, batch: Batch) -> Tensor:
@@ -73,7 +80,7 @@ def _loss(module: LightningModule, batch: Batch) -> Tensor:
 
 
 def _gradient(module: LightningModule, loss: Tensor) -> Tensor:
-    parts = torch.autograd.grad(loss, list(module.parameters()), allow_unused=True, materialize_grads=True)
+    parts = torch.autograd.grad(loss, list(trained(module).values()), allow_unused=True, materialize_grads=True)
     return torch.cat([part.reshape(-1) for part in parts])
 
 
@@ -90,8 +97,7 @@ def _one_by_one(module: LightningModule, batch: Batch) -> tuple[Tensor, Tensor]:
 
 def _all_at_once(module: LightningModule, batch: Batch) -> tuple[Tensor, Tensor] | None:
     """The same from the closed forms, or None where they do not cover the module."""
-    layers = [layer for layer in module.modules() if next(layer.parameters(recurse=False), None) is not None]
-    parameters, seen = list(module.parameters()), []
+    layers, parameters, seen = _owners(module), list(trained(module).values()), []
 
     def alone(*rows: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """The loss of one sample; input and output of each layer, as they are called."""
@@ -238,4 +244,6 @@ def _form(layer: nn.Module) -> Callable[..., Tensor] | None:
         return None
     if {name for name, _ in layer.named_parameters(recurse=False)} not in ({"weight"}, {"weight", "bias"}):
         return None  # the weight is computed from other parameters, as in weight normalisation or pruning
+    if not all(p.requires_grad for p in layer.parameters(recurse=False)):
+        return None  # a part of the layer is frozen
     return FORMS.get(type(layer))

@@ -24,6 +24,7 @@ from fedcommons.convergence.estimators import BATCH, Direction, Part, clients_of
 from fedcommons.convergence.per_sample import Batch, require_apart
 from fedcommons.core.executor import Executor
 from fedcommons.core.reduction import BlockSum, Total, add_blocks, cut
+from fedcommons.core.work import trained
 from fedcommons.core.worker import Worker
 from fedcommons.federation.evaluation import ModelTask
 from fedcommons.seeds import generator, set_default_generator
@@ -124,7 +125,7 @@ def hessian_vector(module: LightningModule, batches: Iterable[Batch], v: Tensor,
     Raises:
         ValueError: the parameters are in half precision, or samples meet in a layer.
     """
-    parameters = list(module.parameters())
+    parameters = list(trained(module).values())
     if any(p.dtype.itemsize < 4 for p in parameters):
         raise ValueError(
             f"the model is in {parameters[0].dtype}, whose Hessian-vector products are rounding noise; use float32"

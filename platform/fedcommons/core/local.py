@@ -1,11 +1,12 @@
 """The one local training loop: plain minibatch steps that drive the client's LightningModule."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import islice
 from math import ceil
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +64,8 @@ class LocalSGD:
     dp: DPSGD | None = None
     onednn: bool = True  # slower than torch's own kernels on few pixels
     schedule: Callable[[int], float] | None = None  # factor of the module's rates in a round; None: 1
+    clip_norm: float | None = None  # of a step's gradient, before ``add_to_grad``
+    accumulate: int = 1  # batches of a step, whose gradient is that of the mean over all their examples
 
     def epochs_for(self, n: int, n_own: float | None, share: float = 1.0) -> int:
         """E' = max(1, floor(n_i E/(n_i + n~))), the authors' rule, where n~ of the n examples are not the client's.
@@ -82,7 +85,8 @@ class LocalSGD:
         if self.dp:
             return self.epochs_for(n, n_own) * self.dp.steps(n, self.batch_size)
         full, left = divmod(n, self.batch_size)
-        return self.epochs_for(n, n_own) * (full + (left > 0 and not (self.drop_last and full > 0)))
+        batches = full + (left > 0 and not (self.drop_last and full > 0))
+        return self.epochs_for(n, n_own) * -(-batches // self.accumulate)
 
     def run(
         self,
@@ -102,6 +106,10 @@ class LocalSGD:
         optimizer.state.clear()  # momentum starts anew: the next client knows nothing of this one's
         for group, rate in zip(optimizer.param_groups, work.rates, strict=True):
             group["lr"] = rate if lr is None else lr
+        schedulers = work.schedulers if lr is None else None
+        if schedulers:
+            schedulers.begin(work.factor)
+            last = 0
         set_default_generator(seed, "dropout")
         if not module.training:
             module.train()
@@ -110,11 +118,14 @@ class LocalSGD:
         n = len(data)
         epochs, clock, (first_epoch, first_step) = self.epochs_for(n, data.n_own, work.share), work.clock, work.began
         private = work.noise.call("local training", *data.columns) if self.dp else None
-        batches = ((epoch, b) for epoch in range(epochs) for b in self._batches(data, seed, epoch, private))
+        batches = ((epoch, b) for epoch in range(epochs) for b in self._steps(data, seed, epoch, private))
         step, written = plain_step(optimizer), Written(work.params.buffer) if self.dp else None
         kernels = nullcontext() if torch.backends.mkldnn.enabled == self.onednn else onednn(self.onednn)
         with work.logged as logged, kernels:
             for epoch, batch in batches:
+                if schedulers and epoch != last:
+                    schedulers.after("epoch", epoch)
+                    last = epoch
                 clock.current_epoch, clock.global_step = first_epoch + epoch, first_step + len(losses)
                 try:
                     if self.dp and private:
@@ -123,10 +134,15 @@ class LocalSGD:
                         value, protection = self.dp.gradients(parameters, step_loss, batch, number, expected, noise)
                         protections.add(protection)
                     else:
-                        value = step_loss(batch, len(losses))
+                        value = step_loss(batch, len(losses)) if self.accumulate == 1 else None
                         for parameter in parameters:  # zero_grad without the optimizer's profiling around it
                             parameter.grad = None
-                        value.backward()
+                        if value is not None:
+                            value.backward()
+                        else:
+                            value = self._accumulated(step_loss, batch, len(losses))
+                    if self.clip_norm is not None:
+                        nn.utils.clip_grad_norm_(parameters, self.clip_norm)
                     if add_to_grad:
                         add_to_grad(work.named)
                     if written:
@@ -135,9 +151,12 @@ class LocalSGD:
                     if written:
                         written.keep()
                 except Exception as error:
-                    error.add_note(f"step {len(losses)}, batch {tuple(batch[0].shape)}")
+                    first = batch[0] if self.accumulate == 1 else batch[0][0]
+                    error.add_note(f"step {len(losses)}, batch {tuple(first.shape)}")
                     raise
                 losses.append(value.detach())
+                if schedulers:
+                    schedulers.after("step", len(losses))
         mean = losses[0] if len(losses) == 1 else reduce(torch.add, losses) / len(losses)
         metrics = {**logged.means, "loss": mean, "steps": len(losses)}
         spent = WRITTEN if written and written.found else self._spent(protections, n, len(losses))
@@ -149,6 +168,20 @@ class LocalSGD:
         if self.dp is None or len(protections) != 1:
             return UNCOVERED
         return replace(protections.pop(), q=self.dp.sampling_rate(n, self.batch_size), steps=steps)
+
+    def _steps(self, data: ClientData, seed: int, epoch: int, private: Draws | None) -> Iterator[Any]:
+        """The batch of each step of an epoch; a list of them where batches are accumulated."""
+        batches = self._batches(data, seed, epoch, private)
+        return batches if self.accumulate == 1 else iter(lambda: list(islice(batches, self.accumulate)), [])
+
+    def _accumulated(self, loss: Loss, batches: Sequence[Batch], step: int) -> Tensor:
+        """The gradients and the value of the mean loss over all these batches' examples, one batch after another."""
+        n, values = sum(len(batch[1]) for batch in batches), []
+        for number, batch in enumerate(batches, step * self.accumulate):
+            value = loss(batch, number) * (len(batch[1]) / n)
+            value.backward()
+            values.append(value.detach())
+        return reduce(torch.add, values)
 
     def _batches(self, data: ClientData, seed: int, epoch: int, private: Draws | None) -> Iterator[Batch]:
         n, b, device, columns = len(data), self.batch_size, data.y.device, data.columns

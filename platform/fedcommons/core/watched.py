@@ -39,6 +39,8 @@ def put_back(work: Work) -> None:
         parameter.grad = None
     for group, rate in zip(work.optimizer.param_groups, work.rates, strict=True):
         group["lr"] = rate
+    if work.schedulers:
+        work.schedulers.begin(work.factor)
 
 
 def state(work: Work, algorithm: object, others: Mapping[str, object] | None = None) -> State:

@@ -7,10 +7,12 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
+from fedcommons.core import optimizers
 from fedcommons.core.clock import Clock
 from fedcommons.core.local import BARE_GRADIENT, AddToGrad, LocalResult, LocalSGD, Loss
 from fedcommons.core.logged import Logged
 from fedcommons.core.noise import SEED_ALONE, Noise, Source
+from fedcommons.core.optimizers import Schedulers
 from fedcommons.core.release import Release
 from fedcommons.core.weighting import weight
 from fedcommons.data.clients import ClientData
@@ -22,7 +24,8 @@ ONE_EPOCH = LocalSGD(epochs=1, batch_size=32)
 class Work:
     """What one process trains with: a LightningModule, its optimizer, the local loop and the clients' weighting.
 
-    Built once per process and used for one client after another. The parameters are views of one flat buffer.
+    Built once per process and used for one client after another. The parameters are views of one flat buffer; frozen
+    ones (``requires_grad = False`` when it was built) are no part of it, and the same in every process.
     ``buffers``: the floating buffers of the module's state (BatchNorm's statistics), views of a second flat buffer; the
     round engine loads the right client's. ``initial``, ``initial_buffers``: the values when the module was built.
     ``share``: of its work that a client does; the round engine sets it where a late client's partial work is taken.
@@ -33,7 +36,7 @@ class Work:
     ``trained``: what protects each local training and gradient since the round engine emptied it, before a client.
 
     Raises:
-        ValueError: ``configure_optimizers`` does not return exactly one optimizer.
+        ValueError: ``configure_optimizers`` does not return exactly one optimizer (see ``optimizers.read``).
     """
 
     def __init__(
@@ -49,7 +52,7 @@ class Work:
         self.source, self.noise = source, Noise(source)
         self.trained: list[Release] = []
         self.clock.attach(module)
-        self.named = dict(module.named_parameters())
+        self.named = trained(module)
         self.params = _flat_views(self.named)
         for name, parameter in self.named.items():
             parameter.data = self.params[name]
@@ -59,13 +62,10 @@ class Work:
             buffer.data = self.buffers[name]
         self.counters = [(counter, counter.clone()) for counter in counters]
         self.initial, self.initial_buffers = self.snapshot(), copy(self.buffers)
-        optimizer = module.configure_optimizers()
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise ValueError(
-                f"configure_optimizers must return one torch optimizer, got {type(optimizer).__name__}: the rate is "
-                "constant in a round"
-            )
+        optimizer, schedulers = optimizers.read(module.configure_optimizers())
         self.optimizer, self.logged = optimizer, Logged(module)
+        self.schedulers = Schedulers(optimizer, schedulers) if schedulers else None
+        self.factor = 1.0
         self.rates: list[Any] = [group["lr"] for group in optimizer.param_groups]
         self._rates = self.rates
 
@@ -76,8 +76,8 @@ class Work:
         self.began = before * self.loop.epochs, before * steps
         self.clock.set(round, *self.began)
         if self.loop.schedule:
-            factor = self.loop.schedule(round) if round else 1.0
-            self.rates = [rate * factor for rate in self._rates]
+            self.factor = self.loop.schedule(round) if round else 1.0
+            self.rates = [rate * self.factor for rate in self._rates]
 
     @property
     def round(self) -> int:
@@ -98,7 +98,7 @@ class Work:
 
         ``loss`` replaces the module's ``training_step``. ``add_to_grad`` may change the gradients before every step;
         under DP-SGD it must not use the data, as what it adds is neither clipped nor noised. ``lr``: the learning rate
-        of all parameters in this call; by default the module's own rates, times the round's factor.
+        of all parameters and steps of this call; by default the module's own rates, times the round's factor.
         """
         return self.loop.run(self, start, data, seed, loss=loss, add_to_grad=add_to_grad, lr=lr)
 
@@ -141,6 +141,8 @@ class Work:
         Raises:
             ValueError: the optimizer is not SGD, has several learning rates, or has momentum though it may not.
         """
+        if self.schedulers:
+            raise ValueError(f"{method} is defined for one learning rate in a round, and the module has a scheduler")
         groups = self.optimizer.param_groups
         if not isinstance(self.optimizer, torch.optim.SGD) or len(groups) != 1:
             kind = type(self.optimizer).__name__
@@ -161,7 +163,7 @@ def module_with(module: LightningModule, model: Flat, buffers: Flat) -> Lightnin
     Raises:
         ValueError: their names or shapes are not the module's.
     """
-    own = dict(module.named_parameters())
+    own = trained(module)
     inner = _state_buffers(module)[0] if len(buffers) else {}
     if layout_of(own.items()) != model.layout or (inner and layout_of(inner.items()) != buffers.layout):
         raise ValueError("the weights' names or shapes are not the module's")
@@ -170,6 +172,11 @@ def module_with(module: LightningModule, model: Flat, buffers: Flat) -> Lightnin
             for name, tensor in mine.items():
                 tensor.copy_(values[name])
     return module
+
+
+def trained(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that are trained and sent; those with ``requires_grad = False`` stay the module's own."""
+    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
 def floating_buffers(module: nn.Module) -> Flat:

@@ -15,7 +15,7 @@ from fedcommons.core.worker import Worker
 from fedcommons.errors import somebodys
 from fedcommons.federation.evaluation import Each, ModelTask, by_metric, on_own
 from fedcommons.federation.rounds import Plan, Standing
-from fedcommons.tensors import EMPTY, Payload, flat
+from fedcommons.tensors import EMPTY, Flat, flat
 
 CLIENTS = 4
 """Clients in a job; as many jobs as a round has blocks are handed out at a time."""
@@ -25,12 +25,12 @@ CLIENTS = 4
 class Job:
     """Some clients' models, each with the buffers it is evaluated with."""
 
-    models: Mapping[int, Payload]
+    models: Mapping[int, tuple[Flat, Flat]]
     on_tests: bool
 
 
-def personal_model(algorithm: Algorithm, now: Standing, client: int, *, keep_buffers: bool) -> Payload:
-    """``model`` and ``buffers`` that the client would use now; keep_buffers: see ``Plan``.
+def personal_model(algorithm: Algorithm, now: Standing, client: int, *, keep_buffers: bool) -> tuple[Flat, Flat]:
+    """The weights and the buffers that the client would use now; keep_buffers: see ``Plan``.
 
     Where the method gives no buffers: those that the client keeps, or the averaged ones (``federation.buffers``); empty
     where there are none yet.
@@ -46,7 +46,8 @@ def personal_model(algorithm: Algorithm, now: Standing, client: int, *, keep_buf
         given = algorithm.personal(now.state, memory, message)
         require_personal(given)
     kept = held.get(BUFFERS, EMPTY) if keep_buffers else now.buffers
-    return {"buffers": kept, **given}
+    whole = {"buffers": kept, **given}
+    return flat(whole, "model"), flat(whole, "buffers")
 
 
 def evaluate_personal(
@@ -69,8 +70,8 @@ def evaluate_personal(
 def evaluate_some_models(worker: Worker, task: ModelTask, job: Job) -> list[dict[str, float]]:
     """The metrics of these clients' models, means over each one's own examples."""
     found = []
-    for client, payload in job.models.items():
+    for client, (model, buffers) in job.models.items():
         with somebodys(worker.algorithm, "personal", f"client {client}", f"round {task.round}"):
-            replace(task, model=flat(payload, "model"), buffers=flat(payload, "buffers")).load(worker.work)
+            replace(task, model=model, buffers=buffers).load(worker.work)
         found.append(on_own(worker, task.seed, client, job.on_tests))
     return found

@@ -33,7 +33,7 @@ from fedcommons.core.executor import Executor
 from fedcommons.core.features import batch_norm_parameters, head_parameters
 from fedcommons.core.noise import Source
 from fedcommons.core.salts import SECRET
-from fedcommons.core.work import floating_buffers
+from fedcommons.core.work import floating_buffers, trained
 from fedcommons.core.worker import RunData, fresh_torch, set_up_process
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Dataset, without_images
@@ -165,7 +165,7 @@ def prepare(config: Experiment) -> Prepared:
     module = build_module(config, dataset, "cpu" if own else "meta")
     if own:
         try_module(module, config.model.name, dataset)
-    model = flatten(dict(module.named_parameters()))
+    model = flatten(trained(module))
     capacity.require_model(model)
     keeps = config.federation.buffers == "keep"
     is_kept = keeps_batch_norm(prepared.algorithm)
@@ -298,7 +298,7 @@ class Assembled:
     def start(self, memory: ClientMemory) -> Standing:
         """Before round 1: the untrained model; ``memory``: empty, to be filled by the clients."""
         module = build_module(self.config, self.facts)
-        state = begin(self.algorithm, flatten(dict(module.named_parameters())), self.plan.facts, self.config.seed)
+        state = begin(self.algorithm, flatten(trained(module)), self.plan.facts, self.config.seed)
         buffers = EMPTY if self.plan.keep_buffers else floating_buffers(module)
         return Standing(0, state, memory, self.shared.traffic, buffers, ledger=Ledger.of(self.shared.releases))
 

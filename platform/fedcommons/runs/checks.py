@@ -14,7 +14,7 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fedcommons.config import parts
+from fedcommons.config import parts, weights
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import taken
 from fedcommons.config.flat import fields_for
@@ -66,6 +66,11 @@ def check(config: Experiment) -> None:
         raise UserError(
             "measure.clients must be false with evaluate.clients true: clients.jsonl is of one of them, and "
             "measure.clients takes training images."
+        )
+    if c.dp.local and c.client.accumulate > 1:
+        raise UserError(
+            f"client.accumulate must be 1 with dp.local, got {c.client.accumulate}: gradients are those of one example "
+            "at a time anyway; use a larger client.batch_size."
         )
     if c.client.optimizer == "adam" and c.client.momentum:
         raise UserError(f"client.momentum must be 0 with client.optimizer adam, got {c.client.momentum:g}.")
@@ -137,6 +142,8 @@ def require_sources(config: Experiment, kinds: Collection[str] = tuple(parts.KIN
             what = f"{where} or what it imports ({', '.join(others)})" if others else where
             is_not = "is not what it was" if others else "is not the file it was"
             raise UserError(f"{kind} {shown(name)}: {what} {is_not} when this experiment was written.")
+    if (file := config.model.weights) and weights.digest(file) != config.source.get("weights"):
+        raise UserError(f"model.weights {shown(file)} is not the file it was when this experiment was written.")
     if told := parts.clash(names.values()):
         raise UserError(f"{told}: one process has only one of that name, so rename one.")
 
@@ -177,7 +184,10 @@ def try_module(module: LightningModule, name: str, dataset: Dataset) -> None:
             work = Work(module, torch.device("cpu"))
             require_plain(work.optimizer)
         with somebodys(what):
+            frozen = {n: p.clone() for n, p in module.named_parameters() if n not in work.named}
             work.local(work.snapshot(), ClientData(x, y), 0)
+            if moved := [n for n, p in frozen.items() if not torch.equal(p, module.get_parameter(n))]:
+                raise ValueError(f"training changes {moved[0]}, which has requires_grad = False and is never sent")
             work.load(work.initial)
             module.eval()
             judged(work, x, y, 0, dataset.n_classes, what)
@@ -198,16 +208,14 @@ def _require_supported(module: LightningModule) -> None:
             raise ValueError(f"{name} has no shape before the first batch: give lazy layers their sizes")
         if tensor.is_meta:
             raise ValueError(f"{name} is on the meta device, without values")
-    weights = dict(module.named_parameters())
-    if frozen := [name for name, weight in weights.items() if not weight.requires_grad]:
-        raise ValueError(f"{frozen[0]} has requires_grad = False, and all parameters are trained: make it a buffer")
-    kinds = {weight.dtype for weight in weights.values()}
+    parameters = dict(module.named_parameters())
+    kinds = {parameter.dtype for parameter in parameters.values() if parameter.requires_grad}
     if len(kinds) > 1 or not kinds <= {torch.float32, torch.float64}:
         worst = next(iter(kinds - {torch.float32, torch.float64}), torch.float64)
-        raise ValueError(f"its parameters must all be float32, or all float64, and some are {worst}")
+        raise ValueError(f"its trained parameters must all be float32, or all float64, and some are {worst}")
     at: dict[int, str] = {}
-    for name, weight in weights.items():
-        if weight.numel() and (other := at.setdefault(weight.data_ptr(), name)) != name:
+    for name, parameter in parameters.items():
+        if parameter.numel() and (other := at.setdefault(parameter.data_ptr(), name)) != name:
             raise ValueError(
                 f"{other} and {name} share their memory: tie them by using one nn.Parameter in both places"
             )

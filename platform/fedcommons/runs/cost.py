@@ -237,7 +237,7 @@ def _round(ready: Assembled, joined: int, steps: int, batch: int) -> Small:
     rows = Rows(flat, np.zeros(n, int), np.full(n, size), None if clients.rows.weight is None else torch.ones(size))
     few = Clients(clients.store, rows, commons=clients.commons)
     data = RunData(few, ready.data.own, {})
-    loop = replace(local_loop(c, ready.facts.augment), epochs=1, batch_size=batch, equal_work=False)
+    loop = replace(local_loop(c, ready.facts.augment), epochs=1, batch_size=batch, equal_work=False, accumulate=1)
     facts = replace(ready.plan.facts, sizes=rows.totals.tolist())
     plan = replace(ready.plan, facts=facts, participation=joined / n, late=None)
 

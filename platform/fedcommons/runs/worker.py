@@ -22,6 +22,7 @@ from fedcommons.core.work import Work
 from fedcommons.core.worker import RunData, Worker, default_device, fresh_torch
 from fedcommons.data.examples import Dataset
 from fedcommons.errors import UserError, before_any_work, somebodys
+from fedcommons.runs import weights
 from fedcommons.runs.checks import (
     depends_on_rounds,
     require_sources,
@@ -34,7 +35,7 @@ from lightning_modules.networks import Projected
 
 @fresh_torch()
 def build_module(config: Experiment, dataset: Dataset, device: str = "cpu") -> LightningModule:
-    """The LightningModule that clients train, its initial weights keyed by the run's seed.
+    """The LightningModule that clients train. Its first weights are keyed by the run's seed, or from ``model.weights``.
 
     ``config.model`` names a LightningModule, which gets what its signature asks for of shape, n_classes, mean, std, lr,
     momentum, weight_decay and optimizer, or a plain network, which gets the first two and stands in a ``Classifier``.
@@ -65,12 +66,17 @@ def build_module(config: Experiment, dataset: Dataset, device: str = "cpu") -> L
         if isinstance(made, LightningModule):
             if m.projection:
                 raise UserError(f"model.projection is for plain networks, and {m.name} is a LightningModule.")
-            return made
-        if not isinstance(made, nn.Module):
+            module = made
+        elif isinstance(made, nn.Module):
+            network = Projected(made, m.projection) if m.projection else made
+            del offered["shape"], offered["n_classes"]
+            module = Classifier(network, **offered)
+        else:
             raise UserError(f"model.name {m.name} must be a LightningModule or a network, got {type(made).__name__}.")
-        network = Projected(made, m.projection) if m.projection else made
-        del offered["shape"], offered["n_classes"]
-        return Classifier(network, **offered)
+    if m.weights:
+        with before_any_work(), somebodys(parts.called("model", m.name)):
+            weights.load(module, m.weights, config.source.get("weights"))
+    return module
 
 
 def local_loop(config: Experiment, augment: bool) -> LocalSGD:
@@ -78,7 +84,18 @@ def local_loop(config: Experiment, augment: bool) -> LocalSGD:
     c = config.client
     dp = DPSGD(config.dp.noise_multiplier, config.dp.clip) if config.dp.local else None
     schedule = schedule_of(c.lr_schedule, c.constants, config.federation.rounds)
-    return LocalSGD(c.epochs, c.batch_size, c.drop_last, c.equal_work, augment, dp, c.onednn, schedule)
+    return LocalSGD(
+        c.epochs,
+        c.batch_size,
+        c.drop_last,
+        c.equal_work,
+        augment,
+        dp,
+        c.onednn,
+        schedule,
+        c.clip_norm,
+        c.accumulate,
+    )
 
 
 def noise_key(config: Experiment) -> int:

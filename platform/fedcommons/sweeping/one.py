@@ -1,7 +1,7 @@
 """One experiment from Python: run it, or read it where it is finished, and look at its rounds and its model."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from fedcommons.reports.frames import folder_path, load_rounds
 from fedcommons.runs import experiment as runs
 from fedcommons.runs import inputs, models, worker
 from fedcommons.sweeping.display import log
-from fedcommons.tensors import Flat, flat
 from fedcommons.tracking.run_folder import is_run, read_config, read_summary
 
 
@@ -56,7 +55,7 @@ class Result:
         if (found := models.read(self.folder / models.LAST)) and found[1] == self.summary["rounds"]:
             return self._loaded(found)
         end = self._end()
-        return self._module(end.model, end.buffers)
+        return module_with(self._untrained(), end.model, end.buffers).eval()
 
     @property
     def best(self) -> LightningModule:
@@ -95,8 +94,9 @@ class Result:
         if not 0 <= client < n:
             raise UserError(f"client must lie in [0, {n - 1}] in this run, got {shown(client)}.")
         keeps = self.experiment.federation.buffers == "keep"
-        found = personal_model(algorithm, self._end(), client, keep_buffers=keeps)
-        return self._module(flat(found, "model"), flat(found, "buffers"))
+        return module_with(
+            self._untrained(), *personal_model(algorithm, self._end(), client, keep_buffers=keeps)
+        ).eval()
 
     def _end(self) -> Standing:
         end = checkpoint.load_latest(self.folder / "checkpoints", ClientMemory(folder=self.folder / "memory"))
@@ -104,20 +104,22 @@ class Result:
             raise UserError(f"{self.folder} has no checkpoint of round {self.summary['rounds']}.")
         return end
 
-    def _module(self, model: Flat, buffers: Flat) -> LightningModule:
-        self._require_allowed("model")
+    def _untrained(self) -> LightningModule:
+        """The module, whatever its trained weights are; what is frozen is as it was."""
         if found := models.read(self.folder / models.LAST):
-            data = found[2]
-        elif self.may_run is None:
-            data = inputs.load(self.experiment.data)
-        else:  # what a folder names of data is not read
-            raise UserError(f"{self.folder} has no {models.LAST}, which says what its data look like.")
-        return module_with(worker.build_module(self.experiment, data), model, buffers).eval()
+            return self._loaded(found)
+        self._require_allowed("model")
+        if self.may_run is None:
+            return worker.build_module(self.experiment, inputs.load(self.experiment.data))
+        raise UserError(  # what a folder names of data is not read
+            f"{self.folder} has no {models.LAST}, which says what its data look like."
+        )
 
     def _loaded(self, found: tuple[dict[str, Tensor], int, Dataset]) -> LightningModule:
         self._require_allowed("model")
         tensors, _, data = found
-        module = worker.build_module(self.experiment, data)
+        e = self.experiment
+        module = worker.build_module(replace(e, model=replace(e.model, weights=None)), data)  # all are in the file
         try:
             module.load_state_dict(tensors)
         except RuntimeError as error:

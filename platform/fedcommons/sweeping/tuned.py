@@ -2,11 +2,16 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from shlex import quote
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from fedcommons.config import cli
-from fedcommons.errors import UserError, nearest
+from fedcommons.config import cli, presets
+from fedcommons.config.experiment import Experiment
+from fedcommons.config.flat import choose
+from fedcommons.config.options import written
+from fedcommons.config.parts import KINDS
+from fedcommons.errors import RUN, UserError, nearest
 from fedcommons.files import write_json, write_text
 from fedcommons.reports import metrics, ranking, series
 from fedcommons.reports.cells import counted
@@ -71,3 +76,20 @@ def report(cells: Sequence[Trial], fields: Sequence[str], options: cli.Options, 
         best = ", ".join(str(out / Path(run).name) for run in group.points[0].runs["run"])
         where = ", ".join(f"{name} {series.label(value)}" for name, value in group.environment.items())
         display.say(f"Best {metric}{where and f' with {where}'}: {best}")
+        first = Path(group.points[0].runs["run"].iloc[0]).name
+        config = next(cell.config for cell in cells if cell.name == first)
+        display.say(f"To run it: {RUN} {line(config, options.preset)}")
+
+
+def line(config: Experiment, preset: str) -> str:
+    """The options by which ``run.py`` runs this experiment: those that are not as in the preset."""
+    usual = presets.preset(preset, config.data.name)
+    named = {KINDS[kind].field: name for kind, name in config.chosen.items()}
+    of_preset, of_parts = choose(usual).flat, choose({**usual, **named}).flat
+    given = {"preset": preset, "data.name": config.data.name}
+    given |= {field: name for field, name in named.items() if of_preset.get(field) != name}
+    for name, value in config.flat.items():
+        is_usual = name in of_parts and of_parts[name] == value
+        if name not in named and not is_usual and not name.startswith(("source.", "tracking.")):
+            given[name] = value
+    return " ".join(f"--{name} {quote(written(value))}" for name, value in given.items())

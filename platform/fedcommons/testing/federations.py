@@ -16,7 +16,7 @@ from fedcommons.core.algorithm import Algorithm, Facts, keeps_batch_norm, needed
 from fedcommons.core.executor import Executor
 from fedcommons.core.features import batch_norm_parameters, head_parameters
 from fedcommons.core.local import LocalSGD
-from fedcommons.core.work import Work
+from fedcommons.core.work import Work, trained
 from fedcommons.core.worker import RunData, Worker
 from fedcommons.data import datasets
 from fedcommons.data.clients import Clients
@@ -54,7 +54,7 @@ class Federation:
     @property
     def model(self) -> Flat:
         """The untrained model."""
-        return flatten(dict(self.module().named_parameters()))
+        return flatten(trained(self.module()))
 
     def work(self) -> Work:
         """What one process trains with."""

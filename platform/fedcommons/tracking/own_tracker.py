@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from math import isfinite
 from typing import Any, TypeVar
 
-from fedcommons.errors import ClientError, UserError, sentence, somebodys
+from fedcommons.errors import ClientError, UserError, Warned, sentence, somebodys
 from fedcommons.tracking.tracker import Metric, Tracker
 
 T = TypeVar("T")
@@ -38,5 +38,5 @@ class OwnTracker:
                 return call()
         except (UserError, ClientError) as error:
             self.tracker = None
-            self.say(f"{sentence(error)}; the run goes on without it.")
+            self.say(Warned(f"{sentence(error)}; the run goes on without it."))
         return None

@@ -286,7 +286,8 @@ def require_same_rounding(path: Path) -> None:
 def _sources(config: Experiment) -> dict[str, Any]:
     """The files of the chosen parts of somebody's own, by kind of part, with their digests."""
     names = config.chosen
-    return {"sources": {kind: dict(parts.files(names[kind])) for kind in config.source}} if config.source else {}
+    files = {kind: dict(parts.files(names[kind])) for kind in config.source if kind in names}
+    return {"sources": files} if files else {}
 
 
 def _changed(found: Any, now: Any, kind: str) -> str:

@@ -17,6 +17,7 @@ from fedcommons.accounting.statement import in_short
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import effective, to_dict
 from fedcommons.config.parts import label
+from fedcommons.errors import Warned
 from fedcommons.federation import scratch
 from fedcommons.files import stored, write_text
 from fedcommons.tracking.tracker import Metric
@@ -85,7 +86,7 @@ class WandbTracker:
 
     def _give_up(self, error: Exception) -> None:
         self.run = None
-        self.say(f"W&B: {type(error).__name__}: {error}; the run goes on without it.")
+        self.say(Warned(f"W&B: {type(error).__name__}: {error}; the run goes on without it."))
 
 
 def _config(config: Experiment, p: float) -> dict[str, Any]:

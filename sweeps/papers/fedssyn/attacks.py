@@ -22,7 +22,7 @@ from fedcommons.data.clients import ClientData
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from fedcommons.files import write_json, write_text
-from fedcommons.runs.build import Prepared, prepare, recipe, synthetic_images
+from fedcommons.runs.build import OnStep, Prepared, prepare, recipe, synthetic_images
 from fedcommons.runs.worker import build_module
 from fedcommons.seeds import numpy_generator, seed_for
 from fedcommons.sharing import synthetic_pool
@@ -72,7 +72,7 @@ def generators(of: Need, test: Examples, shadows: int, canaries: int) -> list[Jo
     return [*[shadow] * shadows, *with_and_without]
 
 
-def work(options: cli.Options, say: Callable[[str], None]) -> None:
+def work(options: cli.Options, say: Callable[[str], None], on_step: OnStep | None = None) -> None:
     """The whole audit, written into ``--out``; with ``--dry-run`` only what it would take."""
     prepared, store = prepare(options.config), Store(Path(options.config.artifacts), say)
     needs, jobs = prepared.needs, synthetic_pool.missing(store, prepared.needs)
@@ -97,7 +97,7 @@ def work(options: cli.Options, say: Callable[[str], None]) -> None:
     out, smoke = Path(options.out), options.preset == "smoke"
     with fresh_torch():
         set_up_process()
-        made = synthetic_images(prepared, store, jobs, say)
+        made = synthetic_images(prepared, store, jobs, say, on_step)
         subjects = pool.subjects(dealt, needs, held_out, [contribution.examples for contribution in made])
         found = audit(subjects, pool.spaces(classifier(prepared)), dealt.seed)
         found_out = attacked(prepared, subjects[one], options.shadows, say)

@@ -11,7 +11,7 @@ from fedcommons.config.flat import choose
 from fedcommons.core.worker import fresh_torch
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.errors import UserError
-from fedcommons.runs.build import prepare, synthetic_images
+from fedcommons.runs.build import OnStep, prepare, synthetic_images
 from fedcommons.sharing.stage import Contribution
 from fedcommons.sharing.synthetic_pool import Job, missing
 from fedcommons.sweeping.sweep import require_few
@@ -42,10 +42,10 @@ def jobs(options: cli.Options) -> list[Job]:
     return missing(Store(Path(every[0].artifacts)), [need for needs in of_each for need in needs])
 
 
-def made(config: Experiment, say: Callable[[str], None]) -> tuple[Contribution, Dataset]:
+def made(config: Experiment, say: Callable[[str], None], on_step: OnStep | None) -> tuple[Contribution, Dataset]:
     """The images of a generator, from the store if they are there, and the data."""
     prepared, store = prepare(config), Store(Path(config.artifacts), say)
-    (found,) = synthetic_images(prepared, store, missing(store, prepared.needs), lambda _: None)
+    (found,) = synthetic_images(prepared, store, missing(store, prepared.needs), lambda _: None, on_step)
     return found, prepared.dataset
 
 
@@ -58,7 +58,7 @@ def taught(examples: Examples, test: Examples) -> float:
     return float(found.score(tested, test.y.numpy()))
 
 
-def study(options: cli.Options, say: Callable[[str], None]) -> list[dict[str, Any]]:
+def study(options: cli.Options, say: Callable[[str], None], on_step: OnStep | None = None) -> list[dict[str, Any]]:
     """A record for each size and pool: accuracies by seed, and the noise multiplier."""
     sizes, seeds = (cli.split(f"--{name}", options[name], int) for name in ("sizes", "seeds"))
     records = []
@@ -67,7 +67,7 @@ def study(options: cli.Options, say: Callable[[str], None]) -> list[dict[str, An
         for seed in seeds:
             for pool, config in configs(options, n, seed).items():
                 with fresh_torch():
-                    images, data = made(config, say)
+                    images, data = made(config, say, on_step)
                 real = found.setdefault("real images", {"n": n, "pool": "real images", "sigma": None, "accuracy": []})
                 if pool == "plain":
                     real["accuracy"].append(taught(data.train, data.test))

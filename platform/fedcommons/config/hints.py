@@ -1,0 +1,73 @@
+"""What people mean by words that other programs and papers use: the field it is here, or a sentence where none is."""
+
+import re
+from collections.abc import Collection
+
+FIELDS = {
+    "partition.n_clients": "N K num-clients n-clients clients total-clients client-num-in-total",
+    "federation.participation": "C fraction client-fraction frac fraction-fit participation-rate join-ratio",
+    "federation.rounds": "T R rounds num-rounds global-rounds comm-round communication-rounds",
+    "client.epochs": "E epochs local-epochs num-epochs local-ep",
+    "client.batch_size": "B bs batch-size local-batch-size local-bs",
+    "client.lr": "learning-rate eta local-lr local-learning-rate",
+    "client.weight_decay": "wd",
+    "partition.alpha": "dirichlet dirichlet-alpha concentration beta",
+    "algorithm": "method strategy aggregator aggregation algo",
+    "model.name": "arch network net backbone",
+    "data.dir": "root data-root data-path dataset-dir",
+    "straggler.q": "stragglers straggler-rate dropout drop-rate",
+    "out": "output output-dir out-dir save-dir results-dir logdir log-dir",
+    "dp.target_epsilon": "epsilon target-epsilon",
+    "client.clip_norm": "clip-norm gradient-clip-val",
+    "dp.clip": "max-grad-norm",
+}
+"""Our field or option, and what else it is called; a single letter counts as it is written."""
+
+SENTENCES = {
+    "gpu gpus num-gpus device cuda accelerator": "a GPU is used where torch finds one, and CUDA_VISIBLE_DEVICES says "
+    "which; --federation.gpus_per_actor shares one among --federation.actors",
+    "worker workers num-workers cpus num-cpus threads jobs n-jobs": "one process trains the clients, or several by "
+    "--federation.executor ray_actors --federation.actors N",
+    "epsilon target-epsilon": "of clients' training epsilon follows from --dp.local true --dp.noise_multiplier, and a "
+    "generator takes it as --generator private_ddpm --generator.target_epsilon",
+    "clip-norm gradient-clip-val": "--dp.clip is the clipping norm of --dp.local true",
+    "verbose debug": "--log-file FILE --log-level debug keeps every metric",
+    "iid non-iid": "--partition iid deals examples at random, and --partition dirichlet_classes --alpha 0.1 by class",
+    "seeds": "a run has one --seed, and the other commands take --seeds",
+}
+"""What is said of words for which no field stands."""
+
+ELSEWHERE = {
+    "algorithm": "fedadam fedyogi fedadagrad fedavgm fedopt ditto fedbn fedper fedrep apfl pfedme perfedavg fedgen "
+    "feddf fedsgd fedproto mime fedma qfedavg qffl fedbabu fedrod fedala fedcm feddc fedntd fedlc fedrs fedasync "
+    "fedbuff krum fedmedian fedtrimmedavg trimmedmean bulyan ifca local",
+    "data": "femnist emnist kmnist qmnist svhn shakespeare celeba sent140 tinyimagenet imagenet stackoverflow reddit "
+    "cinic10 stl10 adult agnews 20newsgroups medmnist pathmnist",
+    "model": "mlp lenet lenet5 resnet20 resnet34 resnet50 vgg16 vit lstm bert mobilenet densenet",
+    "partition": "pathological",
+}
+"""Names that are known in the field: one of ours, however near, is another thing. Those that we have are found."""
+
+
+def _plain(word: str) -> str:
+    return word if len(word) == 1 else re.sub(r"[-_.]", "", word).lower()
+
+
+_FIELDS = {_plain(word): field for field, words in FIELDS.items() for word in words.split()}
+_SENTENCES = {_plain(word): said for words, said in SENTENCES.items() for word in words.split()}
+
+
+def meant(word: str, known: Collection[str]) -> str | None:
+    """The one among ``known`` that this word stands for, or None."""
+    field = _FIELDS.get(_plain(word))
+    return field if field in known else None
+
+
+def sentence_for(word: str) -> str | None:
+    """What to do instead, where no field is meant by this word; None for a word of which nothing is known."""
+    return _SENTENCES.get(_plain(word))
+
+
+def is_elsewhere(kind: str, name: str) -> bool:
+    """Whether this name of a part of ``kind`` is known in the field."""
+    return _plain(name) in ELSEWHERE.get(kind, "").split()

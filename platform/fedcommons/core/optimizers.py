@@ -1,0 +1,102 @@
+"""What a module's ``configure_optimizers`` gives: an optimizer, and schedulers of a client's local training.
+
+The forms are Lightning's: an optimizer; a dict with ``optimizer`` and ``lr_scheduler``, which is a scheduler or a
+dict of ``scheduler``, ``interval`` (epoch, the default, or step) and ``frequency``; and lists of them, as in
+``([optimizer], [schedulers])``. An epoch is one over the client's data, a step one of the optimizer.
+"""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+
+class Every(NamedTuple):
+    """A scheduler, and the steps or epochs after which it steps."""
+
+    scheduler: LRScheduler
+    interval: str
+    frequency: int
+
+
+def read(given: Any) -> tuple[Optimizer, list[Every]]:
+    """The optimizer and the schedulers that ``configure_optimizers`` gives.
+
+    Raises:
+        ValueError: it gives something else, or a scheduler that needs a monitored metric.
+    """
+    optimizers, schedulers = given, []
+    if isinstance(given, Mapping):
+        optimizers, schedulers = given.get("optimizer"), [given["lr_scheduler"]] if given.get("lr_scheduler") else []
+    elif isinstance(given, Sequence) and len(given) == 2 and all(isinstance(part, Sequence) for part in given):
+        optimizers, schedulers = given
+    elif isinstance(given, Sequence) and len(given) == 1:
+        return read(given[0])
+    many = list(optimizers) if isinstance(optimizers, Sequence) else [optimizers]
+    if len(many) > 1 and all(isinstance(one, Optimizer | Mapping) for one in many):
+        raise ValueError(f"configure_optimizers gives {len(many)} optimizers, and a client trains with one")
+    if len(many) != 1 or not isinstance(many[0], Optimizer):
+        kind = type(many[0] if many else given).__name__
+        raise ValueError(f"configure_optimizers must return one torch optimizer, alone or with schedulers, got {kind}")
+    return many[0], [_every(one, many[0]) for one in schedulers]
+
+
+def _every(given: Any, optimizer: Optimizer) -> Every:
+    asked = given if isinstance(given, Mapping) else {"scheduler": given}
+    scheduler, interval, frequency = asked.get("scheduler"), asked.get("interval", "epoch"), asked.get("frequency", 1)
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise ValueError("ReduceLROnPlateau needs a metric to monitor, and a client has no validation: use another one")
+    if not isinstance(scheduler, LRScheduler):
+        raise ValueError(f"an lr_scheduler must be one of torch.optim.lr_scheduler, got {type(scheduler).__name__}")
+    if interval not in ("epoch", "step"):
+        raise ValueError(f"the interval of an lr_scheduler must be epoch or step, got {interval!r}")
+    if not (isinstance(frequency, int) and frequency >= 1):
+        raise ValueError(f"the frequency of an lr_scheduler must be at least 1, got {frequency!r}")
+    if scheduler.optimizer is not optimizer:
+        raise ValueError("the lr_scheduler is of another optimizer than the one that configure_optimizers gives")
+    return Every(scheduler, interval, frequency)
+
+
+class Schedulers:
+    """The schedulers of a module, which begin anew for every client.
+
+    What they set (rates, and momentum with some) is restored to what it was when the module was built. ``factor``: of
+    the round, times which a scheduler's rate is taken.
+    """
+
+    def __init__(self, optimizer: Optimizer, each: Sequence[Every]) -> None:
+        self.optimizer, self.each = optimizer, each
+        self._groups = [deepcopy({n: v for n, v in g.items() if n != "params"}) for g in optimizer.param_groups]
+        self._states = [deepcopy(one.scheduler.state_dict()) for one in each]
+        self._rates: list[Any] = []
+        self.factor = 1.0
+        vars(optimizer)["_opt_called"] = (
+            True  # else torch warns of a scheduler that steps before the first optimizer does
+        )
+
+    def begin(self, factor: float) -> None:
+        """Go back to how they were built, for a round with this factor."""
+        self.factor = factor
+        for group, built in zip(self.optimizer.param_groups, self._groups, strict=True):
+            group.update(deepcopy(built))
+        for one, state in zip(self.each, self._states, strict=True):
+            one.scheduler.load_state_dict(deepcopy(state))
+        self._multiply()
+
+    def after(self, interval: str, number: int) -> None:
+        """Step those that step at this time: after so many steps or epochs of the client."""
+        due = [one for one in self.each if one.interval == interval and number % one.frequency == 0]
+        if due:
+            for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+                group["lr"] = rate
+            for one in due:
+                one.scheduler.step()
+            self._multiply()
+
+    def _multiply(self) -> None:
+        self._rates = [group["lr"] for group in self.optimizer.param_groups]
+        if self.factor != 1:
+            for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+                group["lr"] = rate * self.factor

@@ -1,0 +1,367 @@
+"""``evaluate.every`` and ``evaluate.clients``: which rounds have numbers, and what these are of clients' own rows."""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from statistics import pstdev
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from fedcommons import Result, experiment, load_clients, load_rounds, load_runs, run
+from fedcommons.algorithms.ditto import Ditto
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.core.algorithm import Facts, Message, Reply, State, require_reply
+from fedcommons.core.work import module_with
+from fedcommons.core.worker import RunData
+from fedcommons.data.clients import Clients
+from fedcommons.data.examples import Examples
+from fedcommons.errors import ClientError, UserError
+from fedcommons.federation import evaluation, personal
+from fedcommons.federation.evaluation import spread
+from fedcommons.federation.memory import ClientMemory
+from fedcommons.federation.rounds import Standing
+from fedcommons.reports import metrics
+from fedcommons.runs import build, cost, counting, measures
+from fedcommons.runs.build import Assembled
+from fedcommons.tensors import EMPTY, Flat, Payload
+from fedcommons.tracking.run_folder import read_clients, read_rounds
+
+if TYPE_CHECKING:
+    from fedcommons.testing.federations import Federation
+
+    Digits = Callable[..., Federation]
+
+FIELDS: Mapping[str, Any] = {
+    "wandb": "off", "federation.rounds": 5, "federation.checkpoint_every": 1, "client.epochs": 1, "measure.every": 0,
+    "evaluate.clients": True, "data.limit": 200, "partition.n_clients": 6, "alpha": 0.1,
+}  # fmt: skip
+
+
+def quiet(text: str) -> None: ...
+
+
+def played(folder: Path, **fields: Any) -> Result:
+    values = {**FIELDS, **{name.replace("__", "."): value for name, value in fields.items()}}
+    return run(experiment("smoke", values=values), folder, say=quiet)
+
+
+def lines(folder: Path, file: str = "rounds.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / file).read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "sizes", "expected"),
+    [
+        ("accuracy", [0.2, 0.4, 0.9], [1, 1, 2], (0.5, 0.6, 0.2)),
+        ("top2_accuracy", [0.1 * i for i in range(11)], [1] * 11, (0.5, 0.5, 0.05)),  # the two worst of eleven
+        ("loss", [1.0, 2.0, 3.0], [2, 1, 1], (2.0, 1.75, 3.0)),
+        ("perplexity", [1.0, 2.0], [1, 1], (1.5, 1.5, None)),
+        ("accuracy", [0.5, float("nan")], [4, 0], (0.5, 0.5, 0.5)),  # who has no rows counts nowhere
+    ],
+)
+def test_means_and_spreads_over_clients(
+    metric: str, values: list[float], sizes: list[int], expected: tuple[float, float, float | None]
+) -> None:
+    found = spread(metric, values, sizes)
+    held = [v for v, n in zip(values, sizes, strict=True) if n]
+    assert found["mean"] == pytest.approx(expected[0])
+    assert found["weighted_mean"] == pytest.approx(expected[1])
+    assert found.get("worst_decile") == (None if expected[2] is None else pytest.approx(expected[2]))
+    assert found["std"] == pytest.approx(pstdev(held))
+
+
+@pytest.mark.parametrize(("values", "sizes"), [([0.5, float("nan")], [1, 1]), ([float("nan")], [0]), ([1e308], [0])])
+def test_without_a_number_nothing_is_said(values: list[float], sizes: list[int]) -> None:
+    assert all(np.isnan(value) for value in spread("loss", values, sizes).values())
+
+
+class Held:
+    """A federation with test rows of its clients' own, put there by hand: of client 2 there are none."""
+
+    def __init__(self, **fields: Any) -> None:
+        self.ready = build.assemble(build.prepare(experiment("smoke", values={**FIELDS, **fields})))
+        store = self.ready.data.sets["test"]
+        rows = [np.arange(7 * i, 7 * i + i + 1) for i in range(6)]
+        rows[2] = rows[2][:0]
+        self.tests = Clients(store, rows)
+        self.ready = self.ready.on(replace(self.ready.data, tests=self.tests))
+
+
+def after(ready: Assembled, last: int) -> Standing:
+    from fedcommons.federation import rounds
+
+    executor = ready.executor()
+    try:
+        for now, _ in rounds.run(ready.algorithm, executor, ready.plan, ready.start(ClientMemory())):
+            if now.round == last:
+                return now
+    finally:
+        executor.close()
+    raise AssertionError
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "ditto", "fedper"])
+def test_each_models_metrics_on_each_clients_own_test_rows_are_those_of_the_plain_loop(algorithm: str) -> None:
+    held = Held(algorithm=algorithm, **{"federation.participation": 0.5})
+    ready, executor = held.ready, held.ready.executor()
+    now = after(ready, 5)
+    each, numbers = measures.of_clients(ready, executor, now)
+    assert each["n"] == [1, 2, 0, 4, 5, 6]
+    module = ready.executor().worker.work.module  # pyright: ignore[reportAttributeAccessIssue]
+    models: dict[str, list[Flat]] = {} if algorithm == "fedper" else {"": [now.model] * 6}
+    if algorithm != "fedavg":
+        own = (personal.personal_model(ready.algorithm, now, i, keep_buffers=False) for i in range(6))
+        models["personal/"] = [model for model, _ in own]
+    assert {name.rpartition("/")[0] for name in each} == {name.rstrip("/") for name in models} | {""}
+    for prefix, of_clients in models.items():
+        values = []
+        for client, model in enumerate(of_clients):
+            rows = held.tests[client]
+            module_with(module, model, EMPTY).eval()
+            if not len(rows):
+                assert np.isnan(each[f"{prefix}accuracy"][client])
+                continue
+            with torch.no_grad():
+                logits = module(rows.x)
+            values.append((logits.argmax(1) == rows.y).float().mean().item())
+            assert each[f"{prefix}accuracy"][client] == pytest.approx(values[-1], abs=1e-6)
+            assert each[f"{prefix}loss"][client] == pytest.approx(F.cross_entropy(logits, rows.y).item(), rel=1e-4)
+        which = prefix.rstrip("/") or "clients"
+        assert numbers[f"{which}/accuracy_mean"] == pytest.approx(np.mean(values), abs=1e-6)
+        assert numbers[f"{which}/accuracy_worst_decile"] == pytest.approx(min(values), abs=1e-6)
+    assert not any("train" in name for name in (*each, *numbers))
+    executor.close()
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_how_clients_are_cut_changes_no_bit(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = Held(algorithm="ditto").ready
+    now, executor = after(ready, 2), ready.executor()
+    whole = measures.of_clients(ready, executor, replace(now, round=5))
+    monkeypatch.setattr(evaluation, "CLIENTS", size)
+    monkeypatch.setattr(personal, "CLIENTS", size)
+    for blocks in (1, 5):
+        plan = replace(ready.plan, blocks=blocks)
+        found = measures.of_clients(replace(ready, plan=plan), executor, replace(now, round=5))
+        assert repr(found) == repr(whole)
+    executor.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "run"
+    played(path, algorithm="ditto", evaluate__every=2, target=0.1)
+    return path
+
+
+def test_rounds_between_evaluations_have_a_line_without_accuracies(folder: Path, tmp_path: Path) -> None:
+    """And what is there is what a run says that evaluates in every round."""
+    every = played(tmp_path / "every", algorithm="ditto", target=0.1)
+    due, found, of_all = {0, 2, 4, 5}, lines(folder), lines(every.folder)
+    assert [line["round"] for line in found] == list(range(6))
+    judged = ("test/", "validation/", "clients/", "personal/")
+    for line, whole in zip(found, of_all, strict=True):
+        if line["round"] in due:
+            assert line == whole
+        else:
+            assert line == {name: value for name, value in whole.items() if not name.startswith(judged)}
+    ends = [json.loads((path / "summary.json").read_text()) for path in (folder, every.folder)]
+    for name in ("last_accuracy", "validation_accuracy", "personal/train_accuracy_mean", "rounds"):
+        assert ends[0][name] == ends[1][name]
+    seen = [r for r in sorted(due - {0}) if of_all[r]["test/accuracy"] >= 0.1]
+    assert ends[0]["rounds_to_target"] == seen[0]
+    row = load_runs(folder).iloc[0]
+    for name in ("rounds_to_target", "last_accuracy", "best_accuracy", "validation_accuracy"):
+        assert row[name] == ends[0][name]
+    assert load_rounds(folder)["test/accuracy"].notna().tolist() == [r in due for r in range(6)]
+
+
+def test_the_last_validation_accuracy_of_an_unfinished_run_is_that_of_its_last_evaluation(
+    folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(folder, tmp_path / "run")
+    (tmp_path / "run" / "summary.json").unlink()
+    rows = (folder / "rounds.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "run" / "rounds.jsonl").write_text("".join(rows[:4]))
+    assert load_runs(tmp_path)["validation_accuracy"].tolist() == [lines(folder)[2]["validation/accuracy"]]
+
+
+def test_clients_stand_in_their_file_and_in_frames(folder: Path) -> None:
+    found = read_clients(folder)
+    assert [len(line["n"]) for line in found] == [6, 0, 6, 0, 6, 6]
+    frame = load_clients(folder)
+    assert frame["round"].unique().tolist() == [0, 2, 4, 5]
+    names = ["train_accuracy", "train_loss", "personal/train_accuracy", "personal/train_loss"]
+    assert frame.columns.tolist()[-len(names) :] == names
+    last, line = frame.query("round == 5"), lines(folder)[-1]
+    assert line["personal/train_accuracy_mean"] == pytest.approx(last["personal/train_accuracy"].mean())
+    assert line["clients/train_accuracy_std"] == pytest.approx(last["train_accuracy"].std(ddof=0))
+    assert load_runs(folder)["personal/train_accuracy_mean"].tolist() == [line["personal/train_accuracy_mean"]]
+
+
+@pytest.mark.parametrize("algorithm", ["ditto", "fedproto", "fedper"])
+def test_a_resumed_run_ends_as_if_it_had_never_been_broken_off(algorithm: str, tmp_path: Path) -> None:
+    """Memory in files too."""
+    whole = played(tmp_path / "whole", algorithm=algorithm, evaluate__every=2)
+    shutil.copytree(whole.folder, tmp_path / "again")
+    (tmp_path / "again" / "summary.json").unlink()
+    for name in ("rounds.jsonl", "clients.jsonl"):
+        kept = (whole.folder / name).read_text().splitlines(keepends=True)
+        (tmp_path / "again" / name).write_text("".join(kept[:4]) + kept[4][:9])
+    again = played(tmp_path / "again", algorithm=algorithm, evaluate__every=2, federation__memory_mb=1e-3)
+    other = played(tmp_path / "files", algorithm=algorithm, evaluate__every=2, federation__memory_mb=1e-3)
+    assert list((other.folder / "memory").glob("*.safetensors"))
+    for name in ("clients.jsonl", "rounds.jsonl"):
+        assert len({(r.folder / name).read_bytes() for r in (whole, again, other)}) == 1
+    assert whole.summary["personal/train_loss_mean"] == again.summary["personal/train_loss_mean"]
+
+
+def test_a_method_without_a_server_model_has_none_in_its_summary(tmp_path: Path) -> None:
+    result = played(tmp_path / "run", algorithm="fedproto")
+    assert {result.summary[n] for n in ("last_accuracy", "best_accuracy", "validation_accuracy")} == {None}
+    assert result.summary["rounds_to_target"] is None
+    assert 0 < result.summary["personal/train_accuracy_mean"] <= 1
+    assert not any(name.startswith(("test/", "clients/")) for line in read_rounds(result.folder) for name in line)
+    with pytest.raises(UserError, match="no server model"):
+        _ = result.model
+
+
+def test_a_clients_own_model_is_taken_out_of_a_run(tmp_path: Path) -> None:
+    result = played(tmp_path / "run", algorithm="fedper")
+    own = build.prepare(result.experiment).dealt.own
+    for client, found in enumerate(read_clients(result.folder)[-1]["personal/train_loss"]):
+        with torch.no_grad():
+            logits = result.personal(client)(own[client].x)
+        assert F.cross_entropy(logits, own[client].y).item() == pytest.approx(found, rel=1e-5)
+    with pytest.raises(UserError, match=r"client must lie in \[0, 5\]"):
+        result.personal(6)
+
+
+REFUSED = {
+    "measure.clients must be false with evaluate.clients true": {"measure.clients": True},
+    "algorithm fedproto has no server model.*needs --evaluate.clients true and --measure.every 0": {
+        "algorithm": "fedproto", "evaluate.clients": False, "measure.every": 1},
+    "algorithm fedper has no server model.*needs --measure.every 0.$": {"algorithm": "fedper", "measure.every": 2},
+    "needs --federation.buffers keep": {"algorithm": "fedbn", "model.batch_norm": True},
+    "FedBN needs a model with BatchNorm": {"algorithm": "fedbn", "federation.buffers": "keep"},
+    "evaluate.every": {"evaluate.every": 0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_what_cannot_be_evaluated_is_refused_before_any_work(said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        build.prepare(experiment("smoke", values={**FIELDS, **REFUSED[said]}))
+
+
+class Odd(FedAvg):
+    """A method of one's own that gives something else than a model."""
+
+    given: Any = None
+
+    def personal(self, state: State, memory: Payload, message: Message) -> Payload:
+        return self.given
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (None, "what it gives must map names to Flat or tensors, got NoneType"),
+        ({}, "it must give 'model', a Flat of all weights"),
+        ({"model": torch.zeros(3)}, "it must give 'model', a Flat of all weights"),
+        ({"model": EMPTY, "buffers": torch.zeros(3)}, "it must give 'model', a Flat of all weights"),
+        ({"model": EMPTY}, "names or shapes are not those"),
+    ],
+)
+def test_what_is_no_model_is_told_with_the_client_and_the_round(given: Any, said: str, digits: "Digits") -> None:
+    federation, odd = digits(), Odd()
+    object.__setattr__(odd, "given", given)
+    plan, executor = federation.plan(1), federation.serial(odd)
+    at, start = evaluation.ModelTask(federation.model), federation.start(odd, plan)
+    with pytest.raises(ClientError, match=rf"Odd.personal, client 0, round 0: .*{said}"):
+        personal.evaluate_personal(odd, executor, at, start, plan, on_tests=False)
+
+
+def test_nobody_is_asked_for_a_model_unless_clients_are_evaluated(tmp_path: Path) -> None:
+    """Here the method would fail."""
+    source = tmp_path / "my_odd.py"
+    source.write_text(
+        "from fedcommons.algorithms.fedavg import FedAvg\n\n\nclass Odd(FedAvg):\n    def personal(self, *given):\n"
+        "        raise RuntimeError('asked')\n"
+    )
+    assert played(tmp_path / "a", algorithm=f"{source}:Odd", evaluate__clients=False).summary["rounds"] == 5
+    with pytest.raises(ClientError, match="asked"):
+        played(tmp_path / "b", algorithm=f"{source}:Odd")
+
+
+def test_a_dry_run_counts_what_is_evaluated(untimed: None) -> None:
+    def evaluated(**fields: Any) -> int:
+        ready = build.assemble(build.prepare(experiment("smoke", values={**FIELDS, **fields})))
+        cost.measure(ready)
+        return counting.counted(ready).evaluated
+
+    held = build.assemble(build.prepare(experiment("smoke", values=FIELDS))).data
+    n, own = sum(len(held.sets[name]) for name in ("test", "validation")), int(held.own.rows.sizes.sum())
+    assert evaluated(**{"evaluate.clients": False}) == 6 * n
+    assert evaluated(**{"evaluate.clients": False, "evaluate.every": 2}) == 4 * n
+    assert evaluated() == 6 * (n + own)
+    assert evaluated(algorithm="ditto") == 6 * (n + 2 * own)
+    assert evaluated(algorithm="fedproto") == 6 * own
+
+
+@pytest.mark.parametrize(
+    ("metric", "mode", "sees_test"),
+    [
+        ("personal/accuracy_mean", "max", True), ("clients/accuracy_worst_decile", "max", True),
+        ("clients/loss_mean", "min", True), ("clients/accuracy_std", "min", True),
+        ("personal/train_accuracy_mean", "max", False),
+    ],
+)  # fmt: skip
+def test_runs_can_be_judged_by_clients(metric: str, mode: str, sees_test: bool) -> None:
+    asked, not_asked = (experiment("smoke", values={**FIELDS, "evaluate.clients": on}) for on in (True, False))
+    assert (metrics.mode(metric), metrics.sees_test_data(metric)) == (mode, sees_test)
+    metrics.require(metric, [asked])
+    with pytest.raises(UserError, match=r"needs --evaluate\.clients true"):
+        metrics.require(metric, [asked, not_asked])
+
+
+def test_test_rows_move_with_the_rest() -> None:
+    store = Examples(torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64))
+    tests = Clients(store, [np.array([0]), np.array([], int)])
+    moved = RunData(tests, tests, tests=tests).to(torch.device("cpu"))
+    assert moved.tests is not None
+    assert moved.tests.sizes == [1, 0]
+
+
+def test_a_tensor_is_summed_and_seen_singly_and_travels_once(digits: "Digits") -> None:
+    """Under one name in ``sums`` and ``each``; what the first is not the second times the weight is refused."""
+    x = digits().model
+    alone = Reply({"delta": x}, {"other": torch.zeros(2)})
+    both = Reply({"delta": Flat(x.layout, 3.0 * x.buffer)}, {"delta": x, "other": torch.zeros(2)}, weight=3.0)
+    require_reply(both)
+    assert both.nbytes == alone.nbytes == x.buffer.nbytes + 8
+    with pytest.raises(ValueError, match=r"'delta' is in Reply\.sums and Reply\.each"):
+        require_reply(replace(both, weight=2.0))
+
+
+def test_what_start_is_told_of_examples_and_model() -> None:
+    class Told(Ditto):
+        facts: Facts
+
+        def start(self, model: Flat, facts: Facts, seed: int) -> State:
+            object.__setattr__(self, "facts", facts)
+            return super().start(model, facts, seed)
+
+    ready = build.assemble(build.prepare(experiment("smoke", values={**FIELDS, "model.batch_norm": True})))
+    told = Told()
+    replace(ready, prepared=replace(ready.prepared, algorithm=told)).start(ClientMemory())
+    assert (told.facts.shape, told.facts.n_classes) == ((1, 8, 8), 10)
+    assert told.facts.head == ("network.last.weight", "network.last.bias")
+    assert len(told.facts.batch_norm) == 4
+    assert all("norm" in name for name in told.facts.batch_norm)

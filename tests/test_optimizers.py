@@ -1,0 +1,176 @@
+"""Schedulers of a client's local training in Lightning's forms, clipping and accumulation: the obvious loops."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor, nn
+from torch.optim import lr_scheduler as schedulers
+
+from fedcommons import experiment
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.scaffold import SCAFFOLD
+from fedcommons.core import watched
+from fedcommons.core.local import LocalSGD
+from fedcommons.core.work import Work
+from fedcommons.data.clients import ClientData
+from fedcommons.errors import UserError
+from fedcommons.runs.checks import check
+
+if TYPE_CHECKING:
+    from fedcommons.testing.federations import Federation, LeastSquares
+
+    Digits = Callable[..., Federation]
+    Problem = Callable[..., LeastSquares]
+
+CPU = torch.device("cpu")
+ROWS = ClientData(torch.zeros(10, 1), torch.zeros(10))
+
+
+class Slope(LightningModule):
+    """f(w) = w: with SGD every step takes its rate from w."""
+
+    def __init__(self, given: Callable[[torch.optim.Optimizer], Any], momentum: float = 0.0) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+        self.given, self.momentum = given, momentum
+
+    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
+        return self.w.sum()
+
+    def configure_optimizers(self) -> Any:
+        return self.given(torch.optim.SGD(self.parameters(), 0.5, self.momentum))
+
+
+def _half(sgd: torch.optim.Optimizer) -> schedulers.LRScheduler:
+    return schedulers.StepLR(sgd, 1, gamma=0.5)
+
+
+def _configured(interval: str, frequency: int = 1) -> Callable[[torch.optim.Optimizer], Any]:
+    return lambda sgd: {
+        "optimizer": sgd, "lr_scheduler": {"scheduler": _half(sgd), "interval": interval, "frequency": frequency}
+    }  # fmt: skip
+
+
+FORMS: dict[str, tuple[Callable[[torch.optim.Optimizer], Any], list[float]]] = {
+    # three epochs of two steps: the rates over 0.5
+    "an optimizer": (lambda sgd: sgd, [1, 1, 1, 1, 1, 1]),
+    "a dict": (lambda sgd: {"optimizer": sgd, "lr_scheduler": _half(sgd)}, [1, 1, 1 / 2, 1 / 2, 1 / 4, 1 / 4]),
+    "lists": (lambda sgd: ([sgd], [_half(sgd)]), [1, 1, 1 / 2, 1 / 2, 1 / 4, 1 / 4]),
+    "a list of dicts": (lambda sgd: [_configured("epoch")(sgd)], [1, 1, 1 / 2, 1 / 2, 1 / 4, 1 / 4]),
+    "epochs": (_configured("epoch", 2), [1, 1, 1, 1, 1 / 2, 1 / 2]),
+    "steps": (_configured("step"), [1 / 2**k for k in range(6)]),
+    "some steps": (_configured("step", 4), [1, 1, 1, 1, 1 / 2, 1 / 2]),
+    "two": (
+        lambda sgd: ([sgd], [_half(sgd), {"scheduler": schedulers.StepLR(sgd, 1, 0.1), "interval": "step"}]),
+        [1, 1e-1, 1e-2 / 2, 1e-3 / 2, 1e-4 / 4, 1e-5 / 4],
+    ),
+    "one after another": (
+        lambda sgd: (
+            [sgd],
+            [{"scheduler": schedulers.SequentialLR(
+                sgd, [schedulers.ConstantLR(sgd, 0.1, 99), schedulers.ConstantLR(sgd, 0.2, 99)], [3]),
+              "interval": "step"}],
+        ),
+        [0.1, 0.1, 0.1, 0.2, 0.2, 0.2],
+    ),
+    "a cosine": (
+        lambda sgd: ([sgd], [{"scheduler": schedulers.CosineAnnealingLR(sgd, 6, 0.05), "interval": "step"}]),
+        [0.1 + 0.9 * (1 + np.cos(np.pi * k / 6)) / 2 for k in range(6)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("factor", [1.0, 0.25])
+def test_every_client_begins_its_scheduler_anew_times_the_rounds_factor(form: str, factor: float) -> None:
+    given, rates = FORMS[form]
+    work = Work(Slope(given), CPU, LocalSGD(3, 5, schedule=None if factor == 1 else lambda round: factor))
+    for round in (1, 2):
+        work.begin(round, ROWS)
+        for _ in range(2):  # two trainings in a round
+            found = work.local(work.initial, ROWS, 0)
+            assert float(found.model.buffer) == pytest.approx(-0.5 * factor * sum(rates), rel=1e-12)
+            assert work.clock.global_step == 6 * (round - 1) + 5
+    assert float(work.local(work.initial, ROWS, 0, lr=0.125).model.buffer) == -6 * 0.125  # then it has no say
+
+
+def test_what_else_a_scheduler_sets_begins_anew_too() -> None:
+    """OneCycleLR moves momentum against the rate; nothing of it outlives a client."""
+
+    def one_cycle(sgd: torch.optim.Optimizer) -> Any:
+        return [sgd], [{"scheduler": schedulers.OneCycleLR(sgd, 0.5, total_steps=7), "interval": "step"}]
+
+    work = Work(Slope(one_cycle, momentum=0.9), CPU, LocalSGD(3, 5))
+    work.begin(1, ROWS)
+    before, found = watched.state(work, FedAvg()), set()
+    for _ in range(2):
+        found.add(float(work.local(work.initial, ROWS, 0).model.buffer))
+    bare = Slope(lambda sgd: sgd, momentum=0.9)
+    sgd = bare.configure_optimizers()
+    cycle = schedulers.OneCycleLR(sgd, 0.5, total_steps=7)
+    for _ in range(6):
+        sgd.zero_grad()
+        bare.training_step((), 0).backward()
+        sgd.step()
+        cycle.step()
+    assert found == {float(bare.w.detach())}
+    watched.put_back(work)
+    assert watched.differing(before, watched.state(work, FedAvg())) == set()
+
+
+def test_a_method_that_divides_by_the_rate_refuses_one_that_changes_in_a_round(least_squares: "Problem") -> None:
+    work = Work(Slope(_configured("step")), CPU)
+    with pytest.raises(ValueError, match="SCAFFOLD is defined for one learning rate in a round"):
+        work.sgd("SCAFFOLD", momentum=False)
+
+
+@pytest.mark.parametrize(("accumulate", "batch_size", "as_one"), [(4, 5, 20), (3, 4, 12), (2, 7, 14), (9, 3, 27)])
+def test_accumulated_batches_are_one_large_batch(
+    accumulate: int, batch_size: int, as_one: int, digits: "Digits"
+) -> None:
+    """Also where the last batch of an epoch is smaller; steps are those of the optimizer."""
+    federation, rows = digits(linear=True, sizes=(5, 33)), 1
+    found = [
+        federation.training(loop).work().local(federation.model, federation.data.clients[rows], 5)
+        for loop in (LocalSGD(2, batch_size, accumulate=accumulate), LocalSGD(2, as_one))
+    ]
+    assert torch.allclose(found[0].model.buffer, found[1].model.buffer, rtol=0, atol=1e-6)
+    assert found[0].metrics["steps"] == found[1].metrics["steps"] == LocalSGD(2, as_one).steps_for(33, None)
+    assert LocalSGD(2, batch_size, accumulate=accumulate).steps_for(33, None) == found[0].metrics["steps"]
+    assert float(found[0].metrics["loss"]) == pytest.approx(float(found[1].metrics["loss"]), rel=1e-5)
+
+
+def test_accumulation_under_dp_sgd_is_refused() -> None:
+    with pytest.raises(UserError, match=r"client.accumulate must be 1 with dp.local, got 2"):
+        check(experiment("smoke", values={"dp.local": True, "client.accumulate": 2}))
+
+
+@pytest.mark.parametrize("clip", [1e-3, 0.5, 1e6])
+def test_a_step_is_no_longer_than_the_rate_times_the_norm_at_which_it_is_clipped(
+    clip: float, least_squares: "Problem"
+) -> None:
+    problem = least_squares()
+    federation = problem.federation(0.1).training(LocalSGD(3, 1000, clip_norm=clip))
+    y = np.zeros(3)
+    for _ in range(3):
+        g = problem.gradients(y)[1]
+        y = y - 0.1 * g * min(1.0, clip / (np.linalg.norm(g) + 1e-6))  # torch adds 1e-6
+    found = federation.work().local(federation.model, federation.data.clients[1], 0).model.buffer.numpy()
+    assert np.allclose(found, y, rtol=0, atol=1e-14)
+
+
+def test_clipping_bounds_the_losses_gradient_and_not_a_methods_correction(least_squares: "Problem") -> None:
+    """So a control of SCAFFOLD is still the mean of the clipped gradients, whatever the correction."""
+    problem, clip = least_squares(), 0.3
+    federation = problem.federation(0.1).training(LocalSGD(1, 1000, clip_norm=clip))
+    before = np.zeros(3)
+    for now, _ in federation.play(SCAFFOLD(), federation.plan(4)):
+        g = problem.gradients(before)
+        expected = g * np.minimum(1, clip / (np.linalg.norm(g, axis=1, keepdims=True) + 1e-6))
+        held = np.stack([(now.memory.get(i) or {})["control"].buffer.numpy() for i in range(4)])  # pyright: ignore
+        assert np.allclose(held, expected, rtol=0, atol=1e-12)
+        before = now.model.buffer.numpy()

@@ -1,0 +1,233 @@
+"""Frozen parameters, which are not sent, counted, measured or trained, and files of weights to start from."""
+
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedcommons import experiment, run
+from fedcommons.config import parts
+from fedcommons.config.experiment import Experiment
+from fedcommons.config.flat import deciding, from_dict, to_dict
+from fedcommons.convergence import per_sample
+from fedcommons.convergence.smoothness import hessian_vector
+from fedcommons.core.local import LocalSGD
+from fedcommons.core.work import Work, trained
+from fedcommons.errors import UserError
+from fedcommons.federation.memory import ClientMemory
+from fedcommons.runs import build, inputs
+from fedcommons.runs.build import prepare
+from fedcommons.runs.worker import build_module, noise_key
+
+if TYPE_CHECKING:
+    from fedcommons.testing.federations import Federation
+
+    Digits = Callable[..., Federation]
+
+NET = """
+from torch import nn
+
+
+class Tuned(nn.Module):
+    def __init__(self, shape, n_classes, frozen: bool = True):
+        super().__init__()
+        self.body = nn.Linear(64, 16).requires_grad_(not frozen)
+        self.last = nn.Linear(16, n_classes)
+
+    def forward(self, x):
+        return self.last(self.body(x.flatten(1)).relu())
+"""
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "mine.py").write_text(NET)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(parts.HERE, str(tmp_path))
+    return tmp_path
+
+
+def asked(**values: object) -> Experiment:
+    few = {"data.limit": 80, "federation.rounds": 2, "model.name": "mine.py:Tuned", "tracking.wandb": "off"}
+    return experiment("smoke", values={**few, **{n.replace("__", "."): v for n, v in values.items()}})
+
+
+def state() -> dict[str, Tensor]:
+    draws = torch.Generator().manual_seed(0)
+    shapes = {"body.weight": (16, 64), "body.bias": (16,), "last.weight": (10, 16), "last.bias": (10,)}
+    return {name: torch.randn(shape, generator=draws) / 10 for name, shape in shapes.items()}
+
+
+def test_frozen_parameters_stay_the_modules_own_and_are_neither_sent_nor_counted(lab: Path) -> None:
+    save_file(state(), lab / "start.safetensors")
+    result = run(asked(model__weights="start.safetensors", measure__every=1), lab / "run", say=lambda _: None)
+    model, sent = result.model, 10 * 16 + 10
+    found = {name.removeprefix("network."): p for name, p in model.state_dict().items()}
+    for name, start in state().items():
+        assert torch.equal(found[name], start) == name.startswith("body"), name
+    down = result.rounds["comm/down_bytes"].iloc[-1]
+    assert down == 4 * sent * result.summary["n_clients"]
+    assert result.rounds["sigma_sq"].notna().all()
+
+
+def test_a_frozen_layer_changes_no_bit_of_a_bare_loop(digits: "Digits") -> None:
+    federation, rows = digits(), 1
+    module = federation.module()
+    first = next(iter(dict(module.named_parameters())))
+    module.get_parameter(first).requires_grad = False
+    bare = federation.module()
+    bare.get_parameter(first).requires_grad = False
+    work = Work(module, torch.device("cpu"), LocalSGD(2, 1000))
+    assert first not in work.params.layout.names
+    assert work.params.layout.size == sum(p.numel() for p in trained(bare).values())
+    data = federation.data.clients[rows]
+    y = work.local(work.initial, data, 0).model
+    sgd = torch.optim.SGD([p for p in bare.parameters() if p.requires_grad], 0.1)
+    for _ in range(2):
+        sgd.zero_grad()
+        loss = bare.training_step(data.columns, 0)
+        assert isinstance(loss, Tensor)
+        loss.backward()
+        sgd.step()
+    for name, p in trained(bare).items():
+        assert torch.equal(y[name], p.detach()), name
+    assert torch.equal(module.get_parameter(first), bare.get_parameter(first))
+
+
+@pytest.mark.parametrize("names", [["network.last.bias"], ["network.last.weight", "network.last.bias"]])
+def test_estimates_are_of_the_trained_parameters_alone(names: list[str], digits: "Digits") -> None:
+    """The parts of the whole gradient, and the block of the whole Hessian, in the rows and columns that are trained."""
+    federation = digits()
+    batch = federation.data.clients[1].columns
+    whole, part = federation.module(), federation.module()
+    for name in names:
+        part.get_parameter(name).requires_grad = False
+    kept = torch.cat([
+        torch.full((p.numel(),), name not in names) for name, p in whole.named_parameters()
+    ])  # fmt: skip
+    mean, sq_norms = per_sample.gradients(part, batch)
+    assert torch.allclose(mean, per_sample.gradients(whole, batch)[0][kept], rtol=0, atol=1e-6)
+    one_by_one = per_sample._one_by_one(part, batch)
+    assert torch.allclose(sq_norms, one_by_one[1], rtol=1e-4)
+    v = torch.zeros(len(kept), dtype=torch.float64)
+    v[kept] = torch.randn(int(kept.sum()), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    along = hessian_vector(part, [batch], v[kept])
+    assert torch.allclose(along, hessian_vector(whole, [batch], v)[kept], rtol=0, atol=1e-5)
+
+
+def _torch(path: Path, what: object) -> None:
+    torch.save(what, path)
+
+
+FILES: Mapping[str, Callable[[Path], None]] = {
+    "a.safetensors": lambda path: save_file(state(), path),
+    "inside.safetensors": lambda path: save_file({f"network.{n}": t for n, t in state().items()}, path),
+    "a.pt": lambda path: _torch(path, state()),
+    "lightning.ckpt": lambda path: _torch(
+        path, {"state_dict": {f"network.{n}": t for n, t in state().items()}, "e": 3}
+    ),
+    "half.safetensors": lambda path: save_file({n: t.half() for n, t in state().items()}, path),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_worker_starts_from_the_file(name: str, lab: Path) -> None:
+    FILES[name](lab / name)
+    config = asked(model__weights=name)
+    ready = build.assemble(prepare(config))
+    executor = ready.executor()
+    work = executor.worker.work  # pyright: ignore[reportAttributeAccessIssue]
+    for one, tensor in state().items():
+        expected = tensor.half().float() if "half" in name else tensor
+        assert torch.equal(work.module.get_parameter(f"network.{one}"), expected)
+    start = ready.start(ClientMemory()).model
+    assert torch.equal(start["network.last.bias"], work.initial["network.last.bias"])
+    executor.close()
+
+
+def _bomb(path: Path) -> None:
+    _torch(path, {"x": torch.zeros(2**20)})
+    with zipfile.ZipFile(path) as packed:
+        inside = {one: packed.read(one) for one in packed.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+        for one, data in inside.items():
+            packed.writestr(one, data)
+
+
+class _Code:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path("run_by_a_file").write_text, ("",))
+
+
+def _less(*names: str) -> dict[str, Tensor]:
+    return {n: t for n, t in state().items() if n not in names}
+
+
+WRONG: Mapping[str, tuple[Callable[[Path], object], str]] = {
+    "absent.pt": (lambda path: None, "cannot be read"),
+    "lacking.safetensors": (
+        lambda path: save_file(_less("last.bias"), path),
+        "other names than the model: it lacks network.last.bias",
+    ),
+    "others.safetensors": (
+        lambda path: save_file({**_less("body.bias", "last.bias"), "head.bias": torch.zeros(3)}, path),
+        "it lacks network.body.bias, network.last.bias, and it has network.head.bias besides",
+    ),
+    "shape.safetensors": (
+        lambda path: save_file({**state(), "last.bias": torch.zeros(3)}, path),
+        r"network.last.bias is torch.float32 \(3,\), and the model's is torch.float32 \(10,\)",
+    ),
+    "kind.safetensors": (
+        lambda path: save_file({**state(), "last.bias": torch.zeros(10, dtype=torch.int64)}, path),
+        "network.last.bias is torch.int64",
+    ),
+    "nan.safetensors": (
+        lambda path: save_file({**state(), "last.bias": torch.full((10,), float("nan"))}, path),
+        "network.last.bias has values that are not finite",
+    ),
+    "large.safetensors": (
+        lambda path: save_file({**state(), "more": torch.zeros(2**20)}, path), "has .* bytes, and at most"
+    ),
+    "bomb.pt": (_bomb, "unpacks to .* bytes, and at most"),
+    "text.pt": (lambda path: path.write_text("weights"), "neither .safetensors nor a file that torch.save wrote"),
+    "text.safetensors": (lambda path: path.write_text("weights"), "cannot be read as weights"),
+    "list.pt": (lambda path: _torch(path, [1, 2]), "holds list, and must hold tensors by name"),
+    "code.pt": (lambda path: _torch(path, {"last.bias": _Code()}), "cannot be read as weights"),
+    "folder": (lambda path: path.mkdir(), "must be a file, and .*folder is none"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_file_is_refused_in_one_sentence(name: str, lab: Path) -> None:
+    make, said = WRONG[name]
+    make(lab / name)
+    with pytest.raises(UserError, match=said) as refused:
+        prepare(asked(model__weights=name))
+    assert "\n" not in str(refused.value)
+    assert not Path("run_by_a_file").exists()
+
+
+def test_names_are_compared_of_a_network_of_ours_too(lab: Path) -> None:
+    save_file(state(), lab / "start.safetensors")
+    with pytest.raises(UserError, match=r"it has network\.body\.bias, network\.body\.weight besides"):
+        prepare(asked(model__weights="start.safetensors", model__name="linear"))
+
+
+def test_a_file_of_other_content_is_another_experiment(lab: Path) -> None:
+    save_file(state(), lab / "start.safetensors")
+    first = asked(model__weights="start.safetensors")
+    assert deciding(first)["source.weights"]
+    assert from_dict(to_dict(first)).source == first.source
+    save_file({n: t + 1 for n, t in state().items()}, lab / "start.safetensors")
+    second = asked(model__weights="start.safetensors")
+    assert noise_key(first) != noise_key(second)
+    with pytest.raises(UserError, match=r"'?start.safetensors'? is not the file it was when this experiment was"):
+        prepare(first)
+    with pytest.raises(UserError, match="is not the file it was"):
+        build_module(first, inputs.load(first.data))
+    assert "source.weights" not in asked().flat
