@@ -17,7 +17,7 @@ from fedcommons.config import cli, presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import SHORT_NAMES
 from fedcommons.config.parts import KINDS
-from fedcommons.errors import ClientError, UserError
+from fedcommons.errors import ClientError, UserError, unknown
 from fedcommons.sweeping.display import Display, asked
 from fedcommons.sweeping.screen import Rounds, ending
 from fedcommons.tracking.run_folder import is_run, read_rounds
@@ -38,13 +38,20 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--resume", action="store_true", help="continue the run in that folder")
     parser.add_argument("--dry-run", action="store_true", help="say what would run, and what it would cost, and stop")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON, and nothing else to stdout")
+    parser.add_argument("--export", default=None, type=str | None, help="onnx: write the model to model.onnx too")
     cli.add_screen(parser)
     options = cli.parse(parser, argv)
     config = authors.settled(options.preset, cli.experiment(options), options.asked)
+    if options.export not in (None, "onnx"):
+        raise unknown("export", options.export, ["onnx"])
     with asked(options, to_stderr=options.json) as display:
         if options.dry_run:
             return dry_run(config, Path(options.out), display)
         summary = play(config, Path(options.out), options.resume, display)
+    if options.export:
+        from fedcommons.sweeping import one
+
+        one.Result(Path(options.out), config, summary).export(options.export)
     if options.json:
         print(json.dumps(summary))
     return 0

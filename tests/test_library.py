@@ -65,6 +65,7 @@ def test_a_model_without_its_checkpoint_is_refused(tmp_path: Path) -> None:
     result = run(experiment("smoke", values=FIELDS), tmp_path / "run", say=quiet)
     for path in (tmp_path / "run" / "checkpoints").glob("round-000002*"):
         path.unlink()
+    (tmp_path / "run" / "model.safetensors").unlink()
     with pytest.raises(UserError, match="no checkpoint of round 2"):
         result.model  # noqa: B018
 

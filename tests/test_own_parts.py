@@ -75,6 +75,9 @@ def test_a_run_with_ones_own_parts(
         assert (summary["n_clients"], config["model"]["width"], config["model"]["smoothing"]) == (5, 8, 0.1)
         assert rounds[-1]["test/top2"] == 1.0  # of two classes
         assert rounds[-1]["train/largest_loss"] >= rounds[-1]["train/loss"]
+        taken = "import fedcommons; print(fedcommons.load('runs/photos', may_run=['my_nets.py:ResNetGN']).model.last)"
+        said = subprocess.run([sys.executable, "-c", taken], cwd=lab, capture_output=True, text=True)
+        assert said.stdout.startswith("Linear(in_features=8, out_features=2"), said.stderr[-2000:]
         changed = lab / "my_nets.py"
         changed.write_text(changed.read_text() + "# another version\n")
         done = command("run", *words, "--resume", cwd=lab)

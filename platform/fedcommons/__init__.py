@@ -2,7 +2,7 @@
 
 ``from fedcommons import ...`` gives all that experiments and parts of one's own need:
 
-runs        Experiment, experiment, run, Result, sweep, load_runs, load_rounds, load_clients, means, UserError,
+runs        Experiment, experiment, run, load, Result, sweep, load_runs, load_rounds, load_clients, means, UserError,
             ClientError
 methods     Algorithm, ChoosesClients, Shares, Personal, TellsWork, Facts, State, Message, Reply, Replies, Common,
             Release, Work, LocalSGD, ClientData, Clients, Executor; check_algorithm, least_squares and audit_method test
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from fedcommons.sharing.needs import GeneratorRecipe, Need
     from fedcommons.sharing.stage import Assigned, Contribution, Contributions, Generating, Stage, TakesLong
     from fedcommons.sweeping.many import sweep
-    from fedcommons.sweeping.one import Result, run
+    from fedcommons.sweeping.one import Result, load, run
     from fedcommons.tensors import (
         Flat,
         Payload,
@@ -108,7 +108,7 @@ _HOMES = {
     "sharing.needs": "GeneratorRecipe Need",
     "sharing.stage": "Assigned Contribution Contributions Generating Stage TakesLong",
     "sweeping.many": "sweep",
-    "sweeping.one": "Result run",
+    "sweeping.one": "Result load run",
     "tensors": "Flat Payload add copy flat flatten norm put scalar scale select sq_norm sub zeros_like",
     "testing.contract": "check_algorithm",
     "testing.federations": "least_squares",
@@ -124,8 +124,8 @@ __all__ = [
     "GeneratorRecipe", "LocalSGD", "Measure", "Message", "Need", "Partition", "Payload", "Personal", "Receipt",
     "Release", "Replies", "Reply", "Result", "Rule", "RunData", "Shares", "Source", "Stage", "State", "TakesLong",
     "TellsWork", "Tracker", "TrainedGenerator", "UserError", "Work", "add", "audit_method", "check_algorithm", "copy",
-    "experiment", "flat", "flatten", "generator", "least_squares", "load_clients", "load_rounds", "load_runs", "means",
-    "norm", "numpy_generator", "put", "run", "scalar", "scale", "seed_for", "select", "set_default_generator",
+    "experiment", "flat", "flatten", "generator", "least_squares", "load", "load_clients", "load_rounds", "load_runs",
+    "means", "norm", "numpy_generator", "put", "run", "scalar", "scale", "seed_for", "select", "set_default_generator",
     "sq_norm", "sub", "sweep", "zeros_like",
 ]  # fmt: skip
 

@@ -24,9 +24,14 @@ def require(what: str, needed: int, field: str) -> None:
     Raises:
         UserError: ``needed`` exceeds the memory.
     """
-    has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    has = memory()
     if needed > has:
         raise UserError(
             f"{what} would take {needed / 1e9:.3g} GB or more, and this machine has {has / 1e9:.3g} GB of memory; "
             f"use a smaller {field}."
         )
+
+
+def memory() -> int:
+    """Bytes of memory that this machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -59,6 +59,7 @@ class Kind:
 
 _DATA, _PARTITIONS = "fedcommons.data.datasets", "fedcommons.data.partition"
 _METHODS, _NETWORKS = "fedcommons.algorithms", "lightning_modules.networks"
+_TRACKERS = "fedcommons.tracking"
 _STRAGGLERS, _GENERATORS = "fedcommons.federation.stragglers", "fedcommons.generators"
 
 KINDS: Mapping[str, Kind] = {
@@ -159,7 +160,18 @@ KINDS: Mapping[str, Kind] = {
         },
         frozenset({"shape", "n_classes", "mean", "std", "lr", "momentum", "weight_decay", "optimizer"}),
     ),
-    "tracker": Kind("tracking.tracker", {}, frozenset({"folder", "config"}), is_optional=True, has=("log", "finish")),
+    "tracker": Kind(
+        "tracking.tracker",
+        {
+            "csv": f"{_TRACKERS}.csv_tracker:CsvTracker",
+            "tensorboard": f"{_TRACKERS}.tensorboard_tracker:TensorBoardTracker",
+            "mlflow": f"{_TRACKERS}.mlflow_tracker:MlflowTracker",
+            "trackio": f"{_TRACKERS}.trackio_tracker:TrackioTracker",
+        },
+        frozenset({"folder", "config"}),
+        is_optional=True,
+        has=("log", "finish"),
+    ),
     "measure": Kind("measure.measure", {}, is_optional=True, has=("__call__",)),
 }
 

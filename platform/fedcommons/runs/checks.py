@@ -6,6 +6,7 @@ part. What depends on the data is refused where they are loaded and dealt (``bui
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from inspect import signature
 from typing import Any
 
@@ -53,6 +54,10 @@ def check(config: Experiment) -> None:
             raise UserError(f"{name} is no field of the parts that are chosen.")
     require_sources(config)
     stop_of(c)
+    if c.tracking.tracker in ("tensorboard", "mlflow", "trackio") and find_spec(c.tracking.tracker) is None:
+        raise UserError(
+            f"tracking.tracker {c.tracking.tracker} needs a package: pip install 'fedcommons[{c.tracking.tracker}]'."
+        )
     if not c.measure.every and (c.measure.samples is not None or c.measure.smoothness):
         raise UserError("measure.every must be at least 1 with measure.samples or measure.smoothness: 0 is never.")
     if not c.measure.every and c.measure.measure:

@@ -18,6 +18,7 @@ from fedcommons.config.flat import parts_of_own
 from fedcommons.core import salts
 from fedcommons.core.executor import Executor
 from fedcommons.core.salts import IF_SECRET, SECRET
+from fedcommons.core.work import module_with
 from fedcommons.core.worker import fresh_torch
 from fedcommons.data.clients import Clients
 from fedcommons.data.partition import Partitioned
@@ -27,11 +28,11 @@ from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rejections import records, told
 from fedcommons.federation.rounds import Standing
 from fedcommons.files import write_json
-from fedcommons.runs import extended, measures, secret
+from fedcommons.runs import extended, measures, models, secret
 from fedcommons.runs.build import Assembled, OnStep, Prepared, assemble, prepare, synthetic_images
 from fedcommons.runs.inputs import dir_option
 from fedcommons.runs.stopping import stop_of
-from fedcommons.runs.worker import noise_key, run_name
+from fedcommons.runs.worker import build_module, noise_key, run_name
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.stage import Shared, Stage, require_once, require_own
 from fedcommons.tracking.own_tracker import OwnTracker
@@ -119,6 +120,9 @@ def _run(
             trackers += _trackers(config, record, ready.shared.p, say)
             end = _federate(ready, executor, start, record, trackers, on_round, say)
             record.require_rounds(end.round)
+            if "model" in end.state:
+                module = module_with(build_module(config, ready.facts), end.model, end.buffers)
+                models.write(folder / models.LAST, module, end.round, ready.facts)
             dealt, p = prepared.partition, ready.shared.p
             summary = measures.summarise(config, dealt, record.rounds(), p, end) | ready.shared.facts
             rejected = sum(line.get("rejected", 0) for line in record.rounds())
@@ -212,6 +216,8 @@ def _federate(
         courses = ()
     if not record.rounds():  # so nobody has seen the untrained model yet
         courses = chain([(start, {"comm/once_bytes": start.traffic.once})], courses)
+    best = models.Best(record.rounds(), (stop.watched, stop.way) if stop.rule == "patience" else None)
+    build = partial(build_module, config, ready.facts)
     last, clock, lost = start, time.perf_counter(), set()
     try:
         for now, facts in courses:
@@ -229,9 +235,11 @@ def _federate(
             stop.require_logged(now.round, metrics)
             for tracker in trackers:
                 tracker.log(now.round, {**metrics, **(_late(now) if "stragglers" in facts else {})})
+            best.see(now, metrics)
             record.log_times(now.round, {"train": trained - clock, "observe": time.perf_counter() - trained})
             is_over = f.stop != "never" and stop.why(record.rounds()) is not None
             if now.round % f.checkpoint_every == 0 or now.round == f.rounds or is_over:
+                best.write(record.path, build, ready.facts)
                 checkpoint.save(record.checkpoints, now, record.digest())
             if now.rejected and not last.rejected:
                 said = f"round {now.round}: {told(records(now.rejected))}; what is rejected later is counted"
@@ -246,6 +254,7 @@ def _federate(
             if is_over:
                 break
     except ClientError:
+        best.write(record.path, build, ready.facts)
         checkpoint.save(record.checkpoints, last, record.digest())  # so that the client can be played again at once
         raise
     return last

@@ -1,17 +1,20 @@
 """One experiment from Python: run it, or read it where it is finished, and look at its rounds and its model."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from pytorch_lightning import LightningModule
+from torch import Tensor
 
+from fedcommons.config import parts
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import part_of
 from fedcommons.core.algorithm import Algorithm, Personal
 from fedcommons.core.work import module_with
+from fedcommons.data.examples import Dataset
 from fedcommons.errors import UserError, shown
 from fedcommons.federation import checkpoint
 from fedcommons.federation.memory import ClientMemory
@@ -19,17 +22,22 @@ from fedcommons.federation.personal import personal_model
 from fedcommons.federation.rounds import Standing
 from fedcommons.reports.frames import folder_path, load_rounds
 from fedcommons.runs import experiment as runs
-from fedcommons.runs import inputs, worker
+from fedcommons.runs import inputs, models, worker
 from fedcommons.sweeping.display import log
+from fedcommons.tracking.run_folder import is_run, read_config, read_summary
 
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run. summary: what ``summary.json`` holds."""
+    """A finished run. summary: what ``summary.json`` holds.
+
+    may_run: parts of somebody's own that may be executed to build its models, by name; None: all.
+    """
 
     folder: Path
     experiment: Experiment
     summary: Mapping[str, Any]
+    may_run: Collection[str] | None = None
 
     @property
     def rounds(self) -> pd.DataFrame:
@@ -41,10 +49,36 @@ class Result:
         """The server model of the last round, a new copy, on the CPU, in evaluation mode.
 
         Raises:
-            UserError: its checkpoint was removed or is damaged, or the method has no server model.
+            UserError: its file and its checkpoint were removed or are damaged, the method has no server model, or the
+                module is somebody's own and may not be executed, or is not what it was.
         """
+        if (found := models.read(self.folder / models.LAST)) and found[1] == self.summary["rounds"]:
+            return self._loaded(found)
         end = self._end()
         return module_with(self._untrained(), end.model, end.buffers).eval()
+
+    @property
+    def best(self) -> LightningModule:
+        """The same of the round with the best value on validation data: accuracy, or the loss where there is none.
+
+        Raises:
+            UserError: there is no such file, as of a run without validation data; and as ``model``.
+        """
+        if found := models.read(self.folder / models.BEST):
+            return self._loaded(found)
+        raise UserError(f"{self.folder} has no {models.BEST}: no round had a value on validation data.")
+
+    def export(self, form: str = "onnx") -> Path:
+        """Write ``model.onnx``, the model of the last round for batches of any size, into the folder; its path.
+
+        Raises:
+            UserError: another form is asked for, a package is missing, torch cannot; and as ``model``.
+        """
+        models.require_form(form)
+        if not (found := models.read(self.folder / models.LAST)):
+            raise UserError(f"{self.folder} has no {models.LAST} to export.")
+        models.to_onnx(self._loaded(found), found[2], path := self.folder / "model.onnx")
+        return path
 
     def personal(self, client: int) -> LightningModule:
         """A client's own model after the last round, as ``model``, of a method that has such models (``Personal``).
@@ -52,6 +86,7 @@ class Result:
         Raises:
             UserError: its checkpoint was removed or is damaged, there is no such client, or the method has none.
         """
+        self._require_allowed("algorithm")
         algorithm: Algorithm = part_of(self.experiment, "algorithm")
         n = self.summary["n_clients"]
         if not isinstance(algorithm, Personal):
@@ -70,7 +105,55 @@ class Result:
         return end
 
     def _untrained(self) -> LightningModule:
-        return worker.build_module(self.experiment, inputs.load(self.experiment.data))
+        """The module, whatever its trained weights are; what is frozen is as it was."""
+        if found := models.read(self.folder / models.LAST):
+            return self._loaded(found)
+        self._require_allowed("model")
+        if self.may_run is None:
+            return worker.build_module(self.experiment, inputs.load(self.experiment.data))
+        raise UserError(  # what a folder names of data is not read
+            f"{self.folder} has no {models.LAST}, which says what its data look like."
+        )
+
+    def _loaded(self, found: tuple[dict[str, Tensor], int, Dataset]) -> LightningModule:
+        self._require_allowed("model")
+        tensors, _, data = found
+        e = self.experiment
+        module = worker.build_module(replace(e, model=replace(e.model, weights=None)), data)  # all are in the file
+        try:
+            module.load_state_dict(tensors)
+        except RuntimeError as error:
+            raise UserError(f"{self.folder} has weights of another module: {' '.join(str(error).split())}") from None
+        return module.eval()
+
+    def _require_allowed(self, kind: str) -> None:
+        """See that a part of somebody's own may be executed, and is what it was in the run."""
+        name = self.experiment.chosen[kind]
+        if not parts.is_own(name) or self.may_run is None:
+            return
+        if name not in self.may_run:
+            raise UserError(
+                f"{self.folder} has a {kind} of its own, {shown(name)}; to have it executed, name it: "
+                f"load(folder, may_run=[{shown(name)}])."
+            )
+        if parts.source(name) != self.experiment.source.get(kind):
+            raise UserError(f"{kind} {shown(name)} is not the code that {self.folder} was run with.")
+
+
+def load(folder: str | Path, *, may_run: Collection[str] = ()) -> Result:
+    """A finished run, from its folder alone: its summary, rounds and models. The data set is not needed.
+
+    may_run: parts of somebody's own that may be executed, by the names that the run has for them, such as
+    ``my_nets.py:ResNetGN``. What a file alone names is not executed.
+
+    Raises:
+        UserError: the folder holds no finished run.
+    """
+    path = folder_path(folder)
+    summary = read_summary(path) if is_run(path) else None
+    if summary is None:
+        raise UserError(f"{path} holds no finished run.")
+    return Result(path, read_config(path), summary, may_run)
 
 
 def run(

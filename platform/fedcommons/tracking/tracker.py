@@ -22,3 +22,8 @@ class Tracker(Protocol):
     def finish(self, summary: Mapping[str, Any] | None) -> None:
         """End the record; ``summary`` is None if the run was stopped before its end."""
         ...
+
+
+def numbers(metrics: Mapping[str, Metric]) -> dict[str, float]:
+    """Those metrics that are numbers: lists of clients stay in the run folder."""
+    return {name: value for name, value in metrics.items() if isinstance(value, int | float)}

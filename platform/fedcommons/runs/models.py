@@ -1,0 +1,132 @@
+"""The trained model as a file of named tensors, and what it takes to build its module again without the data.
+
+``model.safetensors`` is the server model of the last round, ``best.safetensors`` that of the round with the best
+validation value. They hold all that the module's ``state_dict`` has, also what is not trained, and are read by
+``safetensors.torch.load_file(path)``. Their metadata say of which round they are, and what the data look like.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from pytorch_lightning import LightningModule
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from fedcommons import capacity
+from fedcommons.core.work import module_with
+from fedcommons.data.examples import Dataset, Examples
+from fedcommons.errors import UserError, unknown
+from fedcommons.federation.rounds import Standing
+from fedcommons.files import stored, write_bytes
+from fedcommons.runs.stopping import best_round
+
+LAST, BEST = "model.safetensors", "best.safetensors"
+
+Build = Callable[[], LightningModule]
+
+
+def write(path: Path, module: LightningModule, round: int, data: Dataset) -> None:
+    """Write the module's state, as of this round; data: what it is trained on, of which the form is written down."""
+    tensors = {name: t.detach().cpu().contiguous().clone() for name, t in module.state_dict().items()}
+    one = {"x": data.train.x, "y": data.train.y}
+    form = {"round": round, "name": data.name, "n_classes": data.n_classes, "mean": data.mean, "std": data.std}
+    form |= {name: [str(t.dtype).removeprefix("torch."), list(t.shape[1:])] for name, t in one.items()}
+    # one entry, as several have no order, and the bytes of a run are the same whenever it was resumed
+    write_bytes(path, save(tensors, {"fedcommons": json.dumps(form)}))
+
+
+def read(path: Path) -> tuple[dict[str, torch.Tensor], int, Dataset] | None:
+    """The tensors, the round and the data set without its examples; None where there is no such file.
+
+    Raises:
+        UserError: it is damaged, or no regular file.
+    """
+    try:
+        with stored.opened(path, capacity.memory()) as file:
+            if file is None:
+                return None
+            content = file.read()
+        tensors = load(content)
+        told = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
+        form = json.loads(told["fedcommons"])
+        (kind, shape), (kind_y, shape_y) = form["x"], form["y"]
+        empty = Examples(torch.empty(0, *shape, dtype=_DTYPES[kind]), torch.empty(0, *shape_y, dtype=_DTYPES[kind_y]))
+        data = Dataset(
+            name=form["name"], n_classes=form["n_classes"], mean=tuple(form["mean"]), std=tuple(form["std"]),
+            augment=False, train=empty, validation=empty, test=empty,
+        )  # fmt: skip
+        return tensors, int(form["round"]), data
+    except stored.UnreadableError as error:
+        raise UserError(f"{error}.") from None
+    except (ValueError, KeyError, TypeError, SafetensorError, RecursionError) as error:
+        raise UserError(f"{path} is damaged: {' '.join(str(error).split())}.") from None
+
+
+_DTYPES = {str(one).removeprefix("torch."): one for one in (torch.uint8, torch.int64, torch.float32, torch.float64)}
+
+
+class Best:
+    """Keeps the model of the best round, and writes it with the next checkpoint: a killed run finds it again.
+
+    lines: of the rounds so far. watched: the metric and which way is better; by default the accuracy on validation
+    data, or the loss where there is none.
+    """
+
+    def __init__(self, lines: Sequence[Mapping[str, Any]], watched: tuple[str, str] | None) -> None:
+        self.watched = [watched] if watched else [("validation/accuracy", "max"), ("validation/loss", "min")]
+        self.value: float | None = None
+        self.held: Standing | None = None
+        here = next((one for one in self.watched if any(one[0] in line for line in lines)), None)
+        if here and (number := best_round(lines, *here)):
+            self.value = lines[number][here[0]]
+
+    def see(self, now: Standing, metrics: Mapping[str, Any]) -> None:
+        """Keep this round's model if it is the best; a round without the metric, or one that is not finite, is not."""
+        here = next((one for one in self.watched if one[0] in metrics), None)
+        value = metrics.get(here[0]) if here else None
+        if not here or not now.round or "model" not in now.state or value is None or not abs(value) < float("inf"):
+            return
+        if self.value is None or (value > self.value if here[1] == "max" else value < self.value):
+            self.value, self.held = value, now
+
+    def write(self, folder: Path, build: Build, data: Dataset) -> None:
+        """Write what is kept, if anything is."""
+        if self.held is not None:
+            write(folder / BEST, module_with(build(), self.held.model, self.held.buffers), self.held.round, data)
+            self.held = None
+
+
+def require_form(form: str) -> None:
+    """Refuse a form to export to that there is not.
+
+    Raises:
+        UserError: it is another one than onnx.
+    """
+    if form != "onnx":
+        raise unknown("export", form, ["onnx"])
+
+
+def to_onnx(module: LightningModule, data: Dataset, path: Path) -> None:
+    """Write the module's ``forward`` as ONNX, for batches of any size; data: what it takes.
+
+    Raises:
+        UserError: a package is missing, or torch cannot.
+    """
+    if lacking := [name for name in ("onnx", "onnxscript") if find_spec(name) is None]:
+        raise UserError(f"--export onnx needs the package {lacking[0]}: pip install 'fedcommons[onnx]'.")
+    x = torch.zeros(2, *data.shape, dtype=data.train.x.dtype)
+    try:
+        with torch.no_grad():
+            program = torch.onnx.export(
+                module.eval(), (x,), dynamo=True, verbose=False, input_names=["x"],
+                dynamic_shapes=({0: torch.export.Dim("batch")},),
+            )  # fmt: skip
+        assert program is not None
+        program.save(path)
+    except Exception as error:  # of torch's exporter anything may come
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"--export onnx: torch cannot write this module: {why[:120]}") from error

@@ -1,0 +1,31 @@
+"""A CSV file beside the run folder's own record: a line for each round and metric."""
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedcommons.tracking.tracker import Metric, numbers
+
+FILE = "metrics.csv"
+
+
+@dataclass
+class CsvTracker:
+    """Writes metrics.csv: round, name, value."""
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        (self.folder / FILE).unlink(missing_ok=True)
+        (self.folder / FILE).write_text("round,name,value\n")
+
+    def log(self, round: int, metrics: Mapping[str, Metric]) -> None:
+        """See ``Tracker``."""
+        with open(self.folder / FILE, "a", newline="") as file:
+            rows = [(round, name, repr(value)) for name, value in numbers(metrics).items()]
+            csv.writer(file, lineterminator="\n").writerows(rows)
+
+    def finish(self, summary: Mapping[str, Any] | None) -> None:
+        """Nothing is left to do."""

@@ -1,0 +1,38 @@
+"""MLflow: a file store in the run folder's ``mlflow/``, without a server."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedcommons.tracking.tracker import Metric, numbers
+
+
+@dataclass
+class MlflowTracker:
+    """Writes metrics by round into the file store mlflow/; the experiment is the project, the run the folder's name."""
+
+    folder: Path
+    config: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # else MLflow asks for a data base
+        from mlflow import MlflowClient  # pyright: ignore[reportMissingImports]  (an extra)
+
+        self.client = MlflowClient(tracking_uri=(self.folder / "mlflow").absolute().as_uri())
+        project = self.config["tracking.project"]
+        known = self.client.get_experiment_by_name(project)
+        of = known.experiment_id if known else self.client.create_experiment(project)
+        for earlier in self.client.search_runs([of]):  # the store is this run's own, and it is told all rounds again
+            self.client.delete_run(earlier.info.run_id)
+        self.run = self.client.create_run(of, run_name=self.folder.name).info.run_id
+
+    def log(self, round: int, metrics: Mapping[str, Metric]) -> None:
+        """See ``Tracker``."""
+        for name, value in numbers(metrics).items():
+            self.client.log_metric(self.run, name, value, step=round)
+
+    def finish(self, summary: Mapping[str, Any] | None) -> None:
+        """See ``Tracker``."""
+        self.client.set_terminated(self.run, status="FINISHED" if summary is not None else "FAILED")

@@ -1,0 +1,30 @@
+"""TensorBoard: an event file in the run folder's ``tensorboard/``; ``tensorboard --logdir runs`` finds those of all."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedcommons.tracking.tracker import Metric, numbers
+
+
+@dataclass
+class TensorBoardTracker:
+    """Writes scalars by round into tensorboard/."""
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # a resumed run tells its earlier rounds again: what an earlier file has of them does not count
+        self.writer = SummaryWriter(str(self.folder / "tensorboard"), purge_step=0)
+
+    def log(self, round: int, metrics: Mapping[str, Metric]) -> None:
+        """See ``Tracker``."""
+        for name, value in numbers(metrics).items():
+            self.writer.add_scalar(name, value, round)
+
+    def finish(self, summary: Mapping[str, Any] | None) -> None:
+        """See ``Tracker``."""
+        self.writer.close()
