@@ -98,6 +98,14 @@ def test_in_a_pipe_what_is_under_way_has_a_line_now_and_then_and_no_control_char
     assert said.getvalue().replace("\n", "").isprintable()
 
 
+@pytest.mark.parametrize(("columns", "width"), [(None, 80), ("", 80), ("40", 40), ("200", 80), ("0", 80), ("x", 80)])
+def test_a_pipe_is_as_wide_as_columns_says(columns: str | None, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    assert plain()[0].width == width
+
+
 def test_quiet_shows_warnings_and_the_log_file_has_all(tmp_path: Path) -> None:
     handler = logging.FileHandler(tmp_path / "log.txt")
     handler.setLevel("INFO")
