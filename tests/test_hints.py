@@ -40,6 +40,7 @@ def refused(argv: list[str]) -> str:
         ("--strategy=fedavg", "use --algorithm."),
         ("--temperature=1", "use --moon.temperature with --algorithm moon."),
         ("--gpus=1", "a GPU is used where torch finds one"),
+        ("--beta=0.5", "the concentration of a Dirichlet partition is --alpha, and a method's constant has"),
         ("--device=cuda", "a GPU is used where torch finds one"),
         ("--num-workers=2", "--federation.executor ray_actors --federation.actors N."),
         ("--seeds=0,1", "a run has one --seed, and the other commands take --seeds."),

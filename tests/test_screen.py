@@ -19,6 +19,7 @@ import fedcommons
 from fedcommons import experiment
 from fedcommons.errors import UserError, Warned
 from fedcommons.runs import experiment as runs
+from fedcommons.sharing import needs
 from fedcommons.sweeping.display import EVERY, Display, duration
 from fedcommons.sweeping.progress import Pile, Progress
 from fedcommons.sweeping.screen import Rounds, ending, line
@@ -95,6 +96,14 @@ def test_in_a_pipe_what_is_under_way_has_a_line_now_and_then_and_no_control_char
     assert lines[-1] == "a cell: 3/3 rounds"
     assert len(lines) == 10
     assert said.getvalue().replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize(("columns", "width"), [(None, 80), ("", 80), ("40", 40), ("200", 80), ("0", 80), ("x", 80)])
+def test_a_pipe_is_as_wide_as_columns_says(columns: str | None, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    assert plain()[0].width == width
 
 
 def test_quiet_shows_warnings_and_the_log_file_has_all(tmp_path: Path) -> None:
@@ -263,3 +272,41 @@ def test_a_sweep_tells_the_time_left_in_all() -> None:
     assert "generator 1/2" not in said.getvalue()  # it took no longer than a line is waited for
     assert "0 of 2 cells done, about 20 s left in all" in said.getvalue()
     assert said.getvalue().splitlines()[-1] == "a: 4/4 rounds"
+
+
+GENERATORS = {
+    "ddpm": {"generator.batch_size": 8},
+    "private_ddpm": {"generator.noise_multiplier": 1.0, "generator.batch_size": 4, "generator.delta": 1e-5},
+}
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_a_generator_tells_each_of_its_steps_and_draws_what_it_draws_unasked(name: str, tmp_path: Path) -> None:
+    fields = {**FIELDS, "partition": "iid", "sharing": "shuffled_synthetic", "generator": name, **GENERATORS[name]}
+    fields |= {"generator.epochs": 2, "generator.channels": (8, 8), "partition.n_clients": 2, "federation.rounds": 1}
+    told: list[tuple[str, int, int, str]] = []
+    for number, on_step in enumerate([lambda *step: told.append(step), None]):
+        wanted = experiment("smoke", values={**fields, "artifacts": str(tmp_path / f"artifacts {number}")})
+        runs.run(wanted, tmp_path / str(number), say=lambda _: None, on_step=on_step)
+    for client in (0, 1):
+        mine = [one for one in told if one[0] == f"generator {client + 1}/2 (client {client})"]
+        for doing, of in (
+            ("training", {number for _, _, number, what in mine if what == "training"}),
+            ("sampling", {4}),
+        ):
+            (last,) = of
+            assert [number for _, number, _, what in mine if what == doing] == list(range(1, last + 1))
+            assert last >= 4
+    one, other = ((tmp_path / folder / "rounds.jsonl").read_bytes() for folder in ("0", "1"))
+    assert one == other
+
+
+def test_a_generator_that_tells_nothing_is_not_asked() -> None:
+    class Silent:
+        def fit(self, examples: Any, n_classes: int, seed: int, epochs: Any, *, flip: bool = False) -> None: ...
+
+    class Tells:
+        def fit(self, progress: Any = None) -> None: ...
+
+    assert not needs.takes(Silent().fit, "progress")
+    assert needs.takes(Tells().fit, "progress")

@@ -318,7 +318,7 @@ def _prepared(values: Mapping[str, Any]) -> build.Prepared:
         ({"straggler.rule": "slow", "straggler.share": 1.0}, "arrives in 4 rounds is at most 0."),
         ({"straggler.rule": "deadlin"}, "unknown straggler.rule 'deadlin'; did you mean 'deadline'?"),
         ({"straggler.partial": "tak"}, "unknown straggler.partial 'tak'; did you mean 'take'?"),
-        ({"straggler.k": 3}, "straggler.k is of straggler.rule fastest, and straggler.rule is independent."),
+        ({"straggler.k": 3}, "straggler.k needs --straggler.rule fastest, and straggler.rule is independent."),
     ],
 )
 def test_a_bad_request_is_refused_in_one_sentence(fields: dict[str, Any], said: str) -> None:

@@ -52,7 +52,7 @@ def test_p_is_the_share_wherever_something_is_shared(sweeps: Sweeps) -> None:
     ):
         shares = {c.config.flat.get("sharing.p", 0.2) for c in _cells(script, sweeps(script), [*argv, "--p", "0.2"])}
         assert shares == {0.2}
-    with pytest.raises(UserError, match=r"sharing\.p is of sharing\.setting .* and sharing\.setting is real"):
+    with pytest.raises(UserError, match=r"sharing\.p needs --sharing\.setting .* and sharing\.setting is real"):
         sweeps("table1").arguments(["--settings", "real", "--p", "0.2"])
 
 
@@ -64,7 +64,7 @@ def test_every_short_name_is_one_field() -> None:
 @pytest.mark.parametrize("field", ["--feddyn.alpha", "--moon.mu"])
 @pytest.mark.parametrize("script", [*GRIDS, "tune"])
 def test_a_field_of_a_method_that_no_cell_has_is_refused(sweeps: Sweeps, script: str, field: str) -> None:
-    with pytest.raises(UserError, match=f"{field[2:]} is of algorithm .*, and algorithm is "):
+    with pytest.raises(UserError, match=f"{field[2:]} needs --algorithm .*, and algorithm is "):
         sweeps(script).arguments(
             ["--preset", "smoke", *(["--algorithms", "fedavg"] if script == "table1" else []), field, "1"]
         )

@@ -11,7 +11,7 @@ FIELDS = {
     "client.batch_size": "B bs batch-size local-batch-size local-bs",
     "client.lr": "learning-rate eta local-lr local-learning-rate",
     "client.weight_decay": "wd",
-    "partition.alpha": "dirichlet dirichlet-alpha concentration beta",
+    "partition.alpha": "dirichlet dirichlet-alpha concentration",
     "algorithm": "method strategy aggregator aggregation algo",
     "model.name": "arch network net backbone",
     "data.dir": "root data-root data-path dataset-dir",
@@ -31,6 +31,8 @@ SENTENCES = {
     "epsilon target-epsilon": "of clients' training epsilon follows from --dp.local true --dp.noise_multiplier, and a "
     "generator takes it as --generator private_ddpm --generator.target_epsilon",
     "clip-norm gradient-clip-val": "--dp.clip is the clipping norm of --dp.local true",
+    "beta": "the concentration of a Dirichlet partition is --alpha, and a method's constant has the method's name "
+    "before it",
     "verbose debug": "--log-file FILE --log-level debug keeps every metric",
     "iid non-iid": "--partition iid deals examples at random, and --partition dirichlet_classes --alpha 0.1 by class",
     "seeds": "a run has one --seed, and the other commands take --seeds",

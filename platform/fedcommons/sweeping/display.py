@@ -5,6 +5,7 @@ last. What is said goes to the logger ``fedcommons`` as well, so that a log file
 """
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from fedcommons.config.options import Options
 from fedcommons.errors import UserError, Warned, sentence
 
 WIDTH = 80
-"""Columns of a line where there is no terminal to ask."""
+"""Columns of a line, at most."""
 
 EVERY = 30.0
 """Seconds between two lines of one thing under way where there is no terminal."""
@@ -87,8 +88,10 @@ class Display:
 
     @property
     def width(self) -> int:
-        """Columns of a line."""
-        return min(WIDTH, self.console.width) if self.is_live else WIDTH
+        """Columns of a line: those of the terminal, elsewhere those of COLUMNS, and ``WIDTH`` at most."""
+        given = os.environ.get("COLUMNS", "")
+        columns = int(given) if given.isdecimal() else 0
+        return min(WIDTH, (self.console.width if self.is_live else columns) or WIDTH)
 
     def __enter__(self) -> "Display":
         self._before = LOG.level, LOG.propagate
