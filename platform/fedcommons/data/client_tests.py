@@ -12,7 +12,7 @@ import torch
 
 from fedcommons.data.clients import Clients, Rows
 from fedcommons.data.examples import Dataset, Examples
-from fedcommons.data.partition import Partitioned
+from fedcommons.data.partition import Partitioned, cut
 from fedcommons.errors import UserError, shown
 from fedcommons.seeds import numpy_generator
 
@@ -33,14 +33,14 @@ def drawn(dealt: Partitioned, dataset: Dataset, share: float, seed: int) -> tupl
         )
     n_test = np.maximum(1, (share * rows.sizes + 1e-9).astype(np.int64))
     flat, owner = rows.flat.numpy(), np.repeat(np.arange(len(rows)), rows.sizes)
-    order = np.lexsort((numpy_generator(seed, "client test").random(len(flat)), owner))
+    order = np.argsort(owner + numpy_generator(seed, "client test").random(len(flat)))
     place = np.arange(len(flat)) - np.repeat(rows.starts, rows.sizes)  # of each draw among its client's
     is_test = np.zeros(len(flat), bool)
     is_test[order[place < n_test[owner]]] = True
     stays = np.ones(len(train), bool)
     stays[flat[is_test]] = False
     number = np.cumsum(stays) - 1  # of a row among those that stay
-    kept = np.split(number[flat[~is_test]], np.cumsum(rows.sizes - n_test)[:-1])
+    kept = cut(number[flat[~is_test]], rows.sizes - n_test)
     rest = train[np.flatnonzero(stays)]
     tests = Clients(train[flat[is_test]], _consecutive(n_test))
     return Partitioned.of(kept, rest.y.numpy(), dataset.n_classes), rest, tests

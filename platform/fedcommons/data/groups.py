@@ -5,7 +5,7 @@ from typing import Annotated
 
 import numpy as np
 
-from fedcommons.data.partition import Rows
+from fedcommons.data.partition import Rows, cut
 from fedcommons.errors import UserError, unknown
 
 Join = Annotated[int | None, "[1, 1e9]"]
@@ -38,7 +38,7 @@ def by_factor(
 def _pieces(values: np.ndarray) -> Rows:
     """The rows of each value, in the order of the values."""
     counts = np.bincount(values)
-    return np.split(values.argsort(kind="stable"), np.cumsum(counts[counts > 0])[:-1])
+    return cut(values.argsort(kind="stable"), counts[counts > 0])
 
 
 def _joined(pieces: Rows, join: int | None, rng: np.random.Generator) -> Rows:

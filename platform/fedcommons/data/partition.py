@@ -241,6 +241,11 @@ def _cut(rows: np.ndarray, labels: np.ndarray, sizes: np.ndarray, rng: np.random
     return [rng.permutation(np.concatenate(of_client)) for of_client in zip(*pieces, strict=True)]
 
 
+def cut(rows: np.ndarray, sizes: np.ndarray) -> Rows:
+    """Consecutive pieces of these sizes; ``np.split`` takes ten times as long for 10^5."""
+    return [rows[a:b] for a, b in pairwise([0, *np.cumsum(sizes).tolist()])]
+
+
 def _equal_slices(rows: np.ndarray, n: int) -> Rows:
     """n consecutive slices whose sizes differ by at most one."""
     cuts = [len(rows) * i // n for i in range(n + 1)]
