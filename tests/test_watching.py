@@ -260,8 +260,8 @@ def test_a_config_with_them_is_read_as_it_was_written(name: str) -> None:
     ("values", "said"),
     [
         (
-            {"tracking.tracker": "csv"},
-            "unknown tracking.tracker 'csv'. Known: an import path of your own, such as my_tracker.py:Name.",
+            {"tracking.tracker": "excel"},
+            "unknown tracking.tracker 'excel'. Known: csv, mlflow, tensorboard, trackio, or an import path of your own",
         ),
         ({"tracking.tracker": "my_lab.py:Tol"}, "did you mean 'Told'"),
         ({"measure.measure": "nothing.py:Sharpness"}, "there is no file"),

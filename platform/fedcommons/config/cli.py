@@ -48,7 +48,7 @@ def parser(
 def _help(name: str, field: Field, chosen: Mapping[str, Sequence[str]]) -> str:
     """The field's line of help with its range; of a field that names a part, with all names, and what is chosen."""
     for kind, k in KINDS.items():
-        if k.field == name and not k.is_optional:
+        if k.field == name and k.known:
             told = [f"{part}: {summary(k.known[part])}" for part in chosen.get(kind, ()) if part in k.known]
             return "; ".join([f"{field.help}: {', '.join(k.known)}, or an import path", *told])
     return f"{field.help}, in {field.allowed}" if field.allowed and "|" not in field.allowed else field.help

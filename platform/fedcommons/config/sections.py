@@ -315,7 +315,7 @@ class Tracking:
     group: str | None = None
     """group of the W&B run; a sweep sets its own name"""
     tracker: str | None = None
-    """who is told every round besides; default: none"""
+    """who is told every round besides the run folder and W&B"""
     constants: Constants = UNSET
     __getattr__ = _constant
 

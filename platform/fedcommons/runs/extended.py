@@ -12,6 +12,7 @@ from pathlib import Path
 from fedcommons.config import parts
 from fedcommons.config.flat import same_results
 from fedcommons.core.salts import SECRET
+from fedcommons.core.work import trained
 from fedcommons.errors import UserError, somebodys
 from fedcommons.federation.participation import participants
 from fedcommons.runs import secret
@@ -64,7 +65,7 @@ def dependence(prepared: Prepared, rounds: int, done: int) -> str | None:
     config, algorithm, rule = prepared.config, prepared.algorithm, prepared.late
     plan = plan_of(config, algorithm, rule, prepared.dealt.own, prepared.about)
     plans = plan.facts, replace(plan.facts, rounds=rounds)
-    model = flatten(dict(build_module(config, prepared.dataset).named_parameters()))
+    model = flatten(trained(build_module(config, prepared.dataset)))
     one, two = (begin(algorithm, model, facts, config.seed) for facts in plans)
     if not same(one, two):
         return f"algorithm {config.algorithm} depends"
