@@ -67,7 +67,7 @@ def train_all(datasets: "Mapping[int, Dataset]", options: cli.Options, display: 
 
     cells, settings = [], [(seed, name, p) for seed in datasets for name in PARTITIONS for p in options.p]
     for number, (seed, name, p) in enumerate(settings, 1):
-        data, test = clients(datasets[seed], name, p, seed), Labelled.of(datasets[seed].test, datasets[seed].n_classes)
+        data, test = clients(datasets[seed], name, p, seed), Labelled.of(datasets[seed].test, datasets[seed].classes)
         swapped = n_swapped(p, data.a.shape[1])
         facts = {"seed": seed, "partition": name, "p": p, "swapped": swapped, "zeta_sq": zeta_sq(data)}
         for epochs in options.epochs:
@@ -101,7 +101,7 @@ def mnist_softmax(argv: Sequence[str]) -> int:
     with folders.open_folder(out), Display() as display:
         cells = train_all(datasets, options, display)
         facts = {name: options[name] for name in ("preset", "dataset", "seeds", "lr", "rounds", "target")}
-        images = len(dataset.train) // dataset.n_classes
+        images = len(dataset.train) // dataset.classes
         write_json(out / "summary.json", {"name": out.name, **facts, "images_per_class": images, "cells": cells})
         write_text(out / "mnist_softmax.md", table(cells, dataset, options))
         write_text(out / "mnist_softmax.csv", tables.to_csv(cells))

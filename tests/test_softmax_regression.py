@@ -38,7 +38,7 @@ def digits() -> Dataset:
 
 
 def of_test(dataset: Dataset) -> Labelled:
-    return Labelled.of(dataset.test, dataset.n_classes)
+    return Labelled.of(dataset.test, dataset.classes)
 
 
 def cross_entropy(x: Tensor, a: Tensor, b: Tensor) -> Tensor:

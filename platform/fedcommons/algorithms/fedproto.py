@@ -28,7 +28,6 @@ from fedcommons.core.local import Batch
 from fedcommons.core.release import Release
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
-from fedcommons.errors import UserError
 from fedcommons.tensors import Flat, Payload
 from fedcommons.tensors import data as values
 
@@ -37,14 +36,13 @@ from fedcommons.tensors import data as values
 class FedProto:
     """Local loss f_i(y) + lam mean ||z - C^label||^2 / d, over examples whose class has a prototype."""
 
-    watches_head = True
+    watches_head = needs_classes = True
 
     lam: Annotated[float, "[0, 1e38]"] = 1.0
     """lambda, weight of the squared distance between embeddings and prototypes, >= 0"""
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        if facts.n_classes is None:
-            raise UserError("algorithm fedproto has a prototype for each class, and these labels are no classes.")
+        assert facts.n_classes is not None
         nothing = torch.zeros(facts.n_classes, 0)  # nobody has told the length of an embedding yet
         return {"prototypes": nothing, "known": torch.zeros(facts.n_classes), "untrained": model}
 

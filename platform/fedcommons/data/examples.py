@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedcommons.errors import UserError
+
 
 @dataclass(frozen=True)
 class Examples:
@@ -103,6 +105,17 @@ class Dataset:
     test: Examples
     flip: bool = False
     origin: Origin | None = None
+
+    @property
+    def classes(self) -> int:
+        """``n_classes`` of a data set whose labels are classes.
+
+        Raises:
+            UserError: they are not.
+        """
+        if self.n_classes is None:
+            raise UserError(f"the labels of {self.name} are no classes.")
+        return self.n_classes
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 A round knows its number and not how many there will be; draws are keyed by it. What may know R, the number of rounds,
 is the method (``Facts.rounds`` in ``start``), a straggler rule of somebody's own, which gets the facts in every round,
-and the learning rate's schedule. The first two are asked under both plans, and a run that would have begun otherwise is
+the learning rate's schedule, and the noise that a target epsilon takes. The first two are asked under both plans, and a run that would have begun otherwise is
 refused. What is observed in the last round alone is observed anew (``RunFolder``).
 """
 
@@ -69,6 +69,8 @@ def dependence(prepared: Prepared, rounds: int, done: int) -> str | None:
     one, two = (begin(algorithm, model, facts, config.seed) for facts in plans)
     if not same(one, two):
         return f"algorithm {config.algorithm} depends"
+    if config.dp.target_epsilon is not None:
+        return "the noise of dp.target_epsilon depends"
     if depends_on_rounds(config.client.lr_schedule):
         return f"client.lr_schedule {config.client.lr_schedule} depends"
     if rule is None or not parts.is_own(config.straggler.rule):

@@ -23,7 +23,7 @@ def load_problem(options: cli.Options) -> Problem:
     preset = PRESETS[options.preset]
     dataset = load(Data(options.dataset, options.data_dir, options.download, validation=0))
     train = chosen(dataset, PER_CLASS, preset.first, options.seed)
-    return Problem.of(train, dataset.test[slice(0, preset.n_test)], dataset.n_classes, preset.white)
+    return Problem.of(train, dataset.test[slice(0, preset.n_test)], dataset.classes, preset.white)
 
 
 def job(problem: Problem, setting: Setting, repetitions: range, seed: int) -> Played:

@@ -118,7 +118,7 @@ def chosen(dataset: Dataset, per_class: int, first: bool, seed: int) -> Examples
         UserError: a class has fewer.
     """
     y, rows = dataset.train.y.numpy(), []
-    for c in range(dataset.n_classes):
+    for c in range(dataset.classes):
         of_class = np.flatnonzero(y == c)
         if len(of_class) < per_class:
             raise UserError(

@@ -48,14 +48,14 @@ def attacked(prepared: Prepared, one: Subject, shadows: int, say: Callable[[str]
     images = Examples(torch.cat([seen.x, one.held_out.x]), torch.cat([seen.y, one.held_out.y]))
     inside = membership.halves(images.y.numpy(), shadows, seed)
     kinds = {"pool": membership.by_pool, **({"loss": membership.by_loss} if isinstance(generator, Losing) else {})}
-    found = membership.scores(generator, images, inside, data.n_classes, seed, [*kinds.values()], data.flip, say)
+    found = membership.scores(generator, images, inside, data.classes, seed, [*kinds.values()], data.flip, say)
     ratios = (membership.likelihood_ratios(each, inside) for each in found)
     return {name: membership.attack(each, inside, seed) for name, each in zip(kinds, ratios, strict=True)}
 
 
 def bounded(prepared: Prepared, one: Subject, canaries: int) -> Bounded:
     """The lower bound on the epsilon of a generator like this client's."""
-    generator, n_classes, seed = recipe(prepared.config).generator, prepared.dataset.n_classes, prepared.config.seed
+    generator, n_classes, seed = recipe(prepared.config).generator, prepared.dataset.classes, prepared.config.seed
     by = membership.by_loss if isinstance(generator, Losing) else membership.by_pool
     test, delta = prepared.dataset.test, prepared.config.dp.delta
     some = test[numpy_generator(seed, "canaries").permutation(len(test))[:canaries]]

@@ -53,10 +53,10 @@ class Labelled:
 def balanced(dataset: Dataset, most: int, seed: int) -> Dataset:
     """As many training images of every class: ``most``, or what the smallest class has."""
     y = dataset.train.y.numpy()
-    n = min(most, np.bincount(y, minlength=dataset.n_classes).min())
+    n = min(most, np.bincount(y, minlength=dataset.classes).min())
     drawn = [
         numpy_generator(seed, "images of class", c).choice(np.flatnonzero(y == c), n, replace=False)
-        for c in range(dataset.n_classes)
+        for c in range(dataset.classes)
     ]
     return replace(dataset, train=dataset.train[np.sort(np.concatenate(drawn))])
 
@@ -66,11 +66,11 @@ def clients(dataset: Dataset, name: str, p: float, seed: int) -> Labelled:
 
     ``dataset`` has as many images of every class. int(p n) images of each client are swapped.
     """
-    cut = Partition(name, n_clients=dataset.n_classes)
-    before = deal(cut, dataset.train.y.numpy(), dataset.n_classes, seed)
-    dealt = Dealt(Clients(dataset.train, before.rows), dataset.n_classes, dataset.flip, seed)
+    cut = Partition(name, n_clients=dataset.classes)
+    before = deal(cut, dataset.train.y.numpy(), dataset.classes, seed)
+    dealt = Dealt(Clients(dataset.train, before.rows), dataset.classes, dataset.flip, seed)
     rows = share(ShuffledReal(p), dealt).data.clients.rows
-    return Labelled.of(dataset.train, dataset.n_classes, np.stack(list(rows)))
+    return Labelled.of(dataset.train, dataset.classes, np.stack(list(rows)))
 
 
 def loss(x: Tensor, data: Labelled) -> Tensor:

@@ -44,7 +44,7 @@ def table(cells: Sequence[Curve], dataset: "Dataset", options: cli.Options) -> s
              "inf", f">{options.rounds}")]
         for some in curves(cells) for c in some[:1]
     ]  # fmt: skip
-    k, n, d = dataset.n_classes, len(dataset.train) // dataset.n_classes, dataset.train.x[0].numel()
+    k, n, d = dataset.classes, len(dataset.train) // dataset.classes, dataset.train.x[0].numel()
     fewer = "" if n == PER_CLASS else f" (all that the smallest class has; paper: {PER_CLASS})"
     notes = f"""
 1. {dataset.name}: {n} training images of each class{fewer}; {k} clients with {n} each, of which int(p {n}) are swapped.
