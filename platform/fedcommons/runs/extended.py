@@ -3,7 +3,8 @@
 A round knows its number and not how many there will be; draws are keyed by it. What may know R, the number of rounds,
 is the method (``Facts.rounds`` in ``start``), a straggler rule of somebody's own, which gets the facts in every round,
 the learning rate's schedule, and the noise that a target epsilon takes. The first two are asked under both plans, and a
-run that would have begun otherwise is refused. What is observed in the last round alone is observed anew (``RunFolder``).
+run that would have begun otherwise is refused. What is observed in the last round alone is observed anew: see
+``RunFolder``.
 """
 
 from dataclasses import replace
