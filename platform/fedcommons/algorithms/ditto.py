@@ -10,7 +10,7 @@ lam = 0: each client trains alone. The larger lam, the nearer is v_i to the serv
 
 Departs from the paper: v_i begins at the server model of the client's first round, which is also what a client has that
 has not taken part yet; in the paper at the untrained model. v_i makes as many steps as y_i, on batches of its own, with
-BatchNorm statistics of its own.
+BatchNorm statistics of its own. Under DP-SGD both trainings are charged, though v_i stays with the client.
 """
 
 from collections.abc import Mapping
@@ -58,7 +58,8 @@ class Ditto:
         kept = {"own": copy(own.model), "statistics": copy(work.buffers)}
         work.load_buffers(after)
         metrics = {**reply.metrics, "personal_loss": own.metrics["loss"]}
-        return Reply(reply.sums, weight=reply.weight, memory=kept, metrics=metrics, releases=reply.releases)
+        releases = [*reply.releases, own.spent.of("own")]
+        return Reply(reply.sums, weight=reply.weight, memory=kept, metrics=metrics, releases=releases)
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
         return {"model": weighted_mean(flat(state, "model"), total, replies)}
