@@ -181,7 +181,7 @@ def test_every_field_has_a_line_of_help() -> None:
 
 def test_a_config_of_another_version_names_its_file_and_the_key(tmp_path: Path) -> None:
     for text, said in (
-        ("client: {lr: 0.1, warmup: 3}\n", "is of another version: unknown config key 'client.warmup'"),
+        ("client: {lr: 0.1, speed: 3}\n", "is of another version: unknown config key 'client.speed'"),
         ("client: {lr: fast}\n", "is damaged (client.lr is 'fast' and no float or int)"),
         (
             "sharing: {setting: shuffled_synthetic}\ngenerator: {channels: 8}\n",

@@ -156,6 +156,7 @@ REFUSED = {
     "a generator": ({"sharing.setting": "shuffled_synthetic"}, "and .*lab.py:reals has torch.float32 examples"),
     "feddm": ({"algorithm": "feddm"}, "algorithm feddm works by class, and the labels of .* are no classes"),
     "fedmix": ({"algorithm": "fedmix"}, "algorithm fedmix works by class"),
+    "fedproto": ({"algorithm": "fedproto", "evaluate.clients": True}, "algorithm fedproto works by class"),
     "a model that classifies": ({"model.name": "vae"}, "vae"),
     "optimal copies": ({"sharing.setting": "raw_copies", "sharing.c": 0.5, "sharing.placement": "optimal"},
                        "sharing.placement optimal evens out classes, and the labels of this data set are none"),

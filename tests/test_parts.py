@@ -217,7 +217,13 @@ def test_ones_own_part_is_in_config_yaml_and_compared_by_its_source(lab: Path) -
     values = {"model.name": "my_lab.py:Small", "model.width": 5, "partition.name": "my_lab.py:shards"}
     one = choose(values)
     written = yaml.safe_load(yaml.safe_dump(to_dict(one)))
-    assert written["model"] == {"name": "my_lab.py:Small", "projection": None, "width": 5, "bias": True}
+    assert written["model"] == {
+        "name": "my_lab.py:Small",
+        "projection": None,
+        "weights": None,
+        "width": 5,
+        "bias": True,
+    }
     assert written["source"].keys() == {"model", "partition"}
     assert from_dict(written) == one
     assert deciding(one).keys() == {"model.name", "model.width", "partition.name", "source.model", "source.partition"}

@@ -225,8 +225,3 @@ def test_a_step_of_fedproto_is_that_of_its_loss(digits: "Digits") -> None:
         for name, weight in module.named_parameters():
             stepped = weight.detach() - 0.1 * (torch.zeros(()) if weight.grad is None else weight.grad)
             assert torch.allclose(flat(second.memory[i], "own")[name], stepped, rtol=0, atol=1e-5)
-
-
-def test_fedproto_refuses_labels_that_are_no_classes(digits: "Digits") -> None:
-    with pytest.raises(UserError, match="these labels are no classes"):
-        FedProto().start(digits().model, Facts(1, [1], 1), 0)

@@ -13,7 +13,7 @@ from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config import parts, presets
 from fedcommons.config.parts import KINDS
 from fedcommons.config.sections import Data, Partition
-from fedcommons.core.algorithm import Algorithm, needed
+from fedcommons.core.algorithm import Algorithm, Personal, keeps_batch_norm, needed
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.worker import RunData
 from fedcommons.data.clients import Clients
@@ -276,6 +276,10 @@ def test_every_method_trains_on_raw_copies(algorithm: str, quick: Callable[[str]
             values[f"{algorithm}.{name}"] = getattr(method, name)
     if needed(method):
         values["model.name"] = "vae"
+    if keeps_batch_norm(method):
+        values |= {"model.batch_norm": True, "federation.buffers": "keep"}
+    if isinstance(method, Personal):
+        values["evaluate.clients"] = True
     summary = played(tmp_path / "run", COPIED | values)
     assert summary["disclosed_raw"] == 0.3
     assert summary["disclosed_examples"] == 60

@@ -14,7 +14,7 @@ import torch
 
 from fedcommons.config import parts
 from fedcommons.config.parts import KINDS
-from fedcommons.core.algorithm import Algorithm, Facts
+from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.worker import RunData
 from fedcommons.data.clients import ClientData, Clients, Rows
@@ -109,7 +109,8 @@ def test_a_round_of_a_million_clients_costs_what_its_participants_cost(
     small = digits(method=algorithm)
     clients = _million(small.data.sets["test"], small.data.clients.commons)
     federation = replace(small, data=RunData(clients, clients, {})).training(LocalSGD(1, 5))
-    facts = Facts(N, clients.sizes, 2, arrival=(4 / N * 0.9,) * N, counts=partial(clients.counts, 10))
+    about, counts = small.plan(2).facts, partial(clients.counts, 10)
+    facts = replace(about, n_clients=N, sizes=clients.sizes, arrival=(4 / N * 0.9,) * N, counts=counts)
     plan = Plan(facts, 4 / N, 2, 0, Independent(0.1))
     asked, get = [], Clients.__getitem__
     monkeypatch.setattr(Clients, "__getitem__", lambda self, i: (asked.append(i), get(self, i))[1])

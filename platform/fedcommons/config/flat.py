@@ -253,7 +253,9 @@ def of_others(name: str, chosen: Mapping[str, Sequence[str]]) -> UserError | Non
     """The error for a field of a part that is not chosen; None if no part has such a field."""
     if name.startswith("generator.") and not chosen.get("generator") and (name in own_fields() or parts.owners(name)):
         if any(generates(one) for one in chosen["sharing"]):
-            return UserError(f"{name} needs --generator.name {' or '.join(KINDS['generator'].known)}, and it names none.")
+            return UserError(
+                f"{name} needs --generator.name {' or '.join(KINDS['generator'].known)}, and it names none."
+            )
         settings = ", ".join(chosen["sharing"])
         able = [one for one in KINDS["sharing"].known if generates(one)]
         return UserError(f"{name} needs --sharing.setting {' or '.join(able)}, and sharing.setting is {settings}.")

@@ -115,7 +115,7 @@ class RunData:
     Clients, own and pool are rows of one store, so a process holds every example once.
 
     pool: the shared examples, in the parts that clients got; None if nothing is shared. n_classes: the number of the
-    labels' classes, which is the width of logits; None: not known, or labels are no classes. tests: each client's own
+    labels' classes, which is the width of logits; None: not known; 0: labels are no classes. tests: each client's own
     test examples, in the order of the clients; None: there are none.
     """
 

@@ -138,7 +138,8 @@ def evaluate_chunk(worker: Worker, task: ModelTask, job: tuple[str, int]) -> dic
 
 
 def judged(work: Work, x: Tensor, y: Tensor, number: int, n_classes: int | None, called: str = "") -> dict[str, float]:
-    """Sums of the module's metrics over these examples; number: of the batch; n_classes: None where not known.
+    """Sums of the module's metrics over these examples; number: of the batch; n_classes: None where not known, 0
+    where labels are no classes.
 
     called: what the module is called in a sentence; by its file and class where it is empty.
 
@@ -151,12 +152,15 @@ def judged(work: Work, x: Tensor, y: Tensor, number: int, n_classes: int | None,
         with somebodys(called or work.module, "", "validation_step", at):
             own = _own_metrics(work, (x, y), number)
             sums = {name: float(value) * len(y) for name, value in own.items()}
-        if "accuracy" in own or (own and (n_classes is None or y.is_floating_point())):
+        if "accuracy" in own or (own and (n_classes == 0 or y.is_floating_point())):
             return sums  # of labels that are no classes there is none
         with somebodys(called or work.module, "", "forward", at):
             logits = work.module(x)
         of_classes = (
-            isinstance(logits, Tensor) and logits.dim() == 2 and logits.shape[1] == (n_classes or logits.shape[1])
+            isinstance(logits, Tensor)
+            and n_classes != 0
+            and logits.dim() == 2
+            and logits.shape[1] == (n_classes or logits.shape[1])
         )
         if of_classes:
             loss = {} if own else {"loss": float(F.cross_entropy(logits, y, reduction="sum"))}

@@ -341,6 +341,6 @@ def assemble_contributed(prepared: Prepared, contributed: Contributions) -> Asse
         require_once(prepared.stage, shared)
     shared = share_by_method(shared, prepared.algorithm, dataset.n_classes, c.seed)
     sets = {"test": dataset.test, "validation": dataset.validation}
-    data = replace(shared.data, sets=sets, n_classes=dataset.n_classes, tests=prepared.tests)
+    data = replace(shared.data, sets=sets, n_classes=dataset.n_classes or 0, tests=prepared.tests)
     plan = plan_of(c, prepared.algorithm, prepared.late, data.clients, prepared.about)
     return Assembled(prepared, replace(shared, data=data), plan, audited)

@@ -243,7 +243,7 @@ def try_module(module: LightningModule, name: str, dataset: Dataset) -> None:
                 raise ValueError(f"training changes {moved[0]}, which has requires_grad = False and is never sent")
             work.load(work.initial)
             module.eval()
-            judged(work, x, y, 0, dataset.n_classes, what)
+            judged(work, x, y, 0, dataset.n_classes or 0, what)
             module.train()
             if not (torch.equal(x, dataset.train.x[:2]) and torch.equal(y, dataset.train.y[:2])):
                 raise ValueError("it must leave a batch as it is, and changes it in place: x = x - a, not x -= a")

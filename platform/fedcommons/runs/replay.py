@@ -101,7 +101,7 @@ def replay(
     labels = ready.data.clients[client].y
     return Replayed(
         len(labels),
-        [] if ready.data.n_classes is None else torch.bincount(labels).tolist(),
+        [] if not ready.data.n_classes else torch.bincount(labels).tolist(),
         called.task.nbytes + nbytes(alone.own[0]),
         result.up_bytes,
         {name: value for _, reply in result.replies.values() for name, value in reply.metrics.items()},

@@ -117,7 +117,7 @@ def _numbers(found: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 def _tags(config: Experiment) -> list[str]:
     """What runs are filtered by: data set, algorithm, sharing setting and the other parts."""
     found = {kind: name for kind, name in config.chosen.items() if kind != "tracker"}
-    names = [label(name) for name in found.values() if name != "independent"]  # the rule of every run
+    names = [label(name) for name in found.values() if name not in ("independent", "constant")]  # of every run
     return list(dict.fromkeys([*names, "dp"] if config.dp.local else names))
 
 
