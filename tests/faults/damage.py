@@ -217,9 +217,14 @@ MADE = (".lock", "messages.log", "error.txt", "stopped.json", "noise.json", "aud
 """Files that a run may not have and a stranger may add."""
 
 
+def _small(path: Path) -> bool:
+    """Whether it can be read to be damaged again: an earlier damage may have made it a device or terabytes of zeros."""
+    return not path.is_symlink() and path.lstat().st_size < 2**28
+
+
 def damage(run: Path, rng: random.Random) -> str:
     """Damage something in a run's folder; what and how."""
-    names = [str(p.relative_to(run)) for p in sorted(run.rglob("*")) if p.suffix not in (".png", ".py")]
+    names = [str(p.relative_to(run)) for p in sorted(run.rglob("*")) if p.suffix not in (".png", ".py") and _small(p)]
     weights = {"summary.json": 9, "rounds.jsonl": 8, "config.yaml": 9, "partition.json": 3, "environment.json": 2}
     names += [name for name, times in weights.items() for _ in range(times) if name in names]
     names += [*MADE, ".lock", "messages.log"]
