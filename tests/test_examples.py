@@ -80,7 +80,7 @@ def test_the_commands_of_a_docstring_run(
     sweeps: Callable[[str], ModuleType], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(EXAMPLES.parent)
-    found = commands(EXAMPLES / f"{name}.py")
+    found, out, summary = commands(EXAMPLES / f"{name}.py"), tmp_path, {}
     assert found
     for number, command in enumerate(found):
         assert f"examples/{name}.py:" in command
