@@ -1,10 +1,11 @@
-"""A character LSTM that learns to write docstrings: tokens, and a client a module of the standard library.
+r"""A character LSTM that learns to write docstrings: tokens, and a client a module of the standard library.
 
 As the character model of McMahan et al., "Communication-efficient learning of deep networks from decentralized data",
 2017, whose clients are the roles of Shakespeare's plays.
 
 python examples/characters.py         trains it for two rounds
-python sweeps/run.py --data examples/characters.py:docstrings --model examples/characters.py:CharLSTM --partition shards
+python sweeps/run.py --data examples/characters.py:docstrings --model examples/characters.py:CharLSTM --lr 0.5 \
+    --partition.name by_group --data.client_test 0.2 --algorithm fedper --evaluate.clients true
 """
 
 import argparse

@@ -1,7 +1,9 @@
-"""Fine-tuning: a network whose body is frozen and starts from a file of weights, so that clients send its head alone.
+r"""Fine-tuning: a network whose body is frozen and starts from a file of weights, so that clients send its head alone.
 
 python examples/fine_tuning.py        trains all of it on some clients, then only its head on others that differ more
-python sweeps/run.py --model examples/fine_tuning.py:Body --body.frozen true
+python sweeps/run.py --model examples/fine_tuning.py:Body --alpha 10 --out runs/whole
+python sweeps/run.py --model examples/fine_tuning.py:Body --body.frozen true \
+    --model.weights runs/whole/model.safetensors --data.client_test 0.2 --algorithm ditto --evaluate.clients true
 """
 
 from math import prod

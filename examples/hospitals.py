@@ -1,9 +1,10 @@
-"""A table in a CSV file, with a client a hospital: groups, which `by_group` deals by, and each client's own tests.
+r"""A table in a CSV file, with a client a hospital: groups, which `by_group` deals by, and each client's own tests.
 
 The numbers are those of scikit-learn's breast cancer data; hospitals are made up, so that they differ in what they see.
 
 python examples/hospitals.py          writes such a table, and trains for two rounds
-python sweeps/run.py --data examples/hospitals.py:Patients --partition by_group --data.client_test 0.2 --model linear
+python sweeps/run.py --data examples/hospitals.py:Patients --model linear \
+    --partition.name by_group --algorithm ditto --evaluate.clients true
 """
 
 import csv

@@ -1,7 +1,8 @@
-"""A regression: labels that are floats are no classes, and a plain network learns them by their mean squared error.
+r"""A regression: labels that are floats are no classes, and a plain network learns them by their mean squared error.
 
 python examples/regression.py         trains a linear model for three rounds
-python sweeps/run.py --data examples/regression.py:diabetes --partition quantity --model linear --lr 0.01
+python sweeps/run.py --data examples/regression.py:diabetes --model linear --lr 0.01 \
+    --partition.name by_group --data.client_test 0.2 --algorithm ditto --evaluate.clients true
 """
 
 from tempfile import TemporaryDirectory

@@ -1,7 +1,9 @@
-"""The 2NN of McMahan et al. (2017), two hidden layers of 200 units, whose server averages or takes steps of FedAdam.
+r"""The 2NN of McMahan et al. (2017), two hidden layers of 200 units, whose server averages or takes steps of FedAdam.
 
 python examples/two_nn.py             compares the two for some rounds
 python sweeps/run.py --model examples/two_nn.py:TwoNN --algorithm fedadam --fedadam.server_lr 0.03
+python sweeps/run.py --model examples/two_nn.py:TwoNN --algorithm ditto \
+    --data.client_test 0.2 --evaluate.clients true
 """
 
 from math import prod

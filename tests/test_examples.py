@@ -33,6 +33,13 @@ PARTS = {
     "autoencoder": {"data", "model"}, "characters": {"data", "model"},
 }  # fmt: skip
 """What a program defines, where its name does not tell it; a tracker changes no result, so no config names it."""
+PERSONAL = {
+    "two_nn": "accuracy", "hospitals": "accuracy", "regression": "loss",
+    "autoencoder": "loss", "characters": "accuracy", "fine_tuning": "accuracy",
+}  # fmt: skip
+"""Whose last command evaluates each client's own model on its own test examples, and a metric that tells of it."""
+GROUPED = {"hospitals": 5, "regression": 2, "autoencoder": 5, "characters": 7}
+"""Of these the data that have groups, and how many."""
 SMALL = ["--preset=smoke", "--federation.rounds=1", "--client.epochs=1", "--data.limit=100", "--wandb=off"]
 
 
@@ -64,23 +71,37 @@ def test_the_sweep_runs_and_is_read_again(
 
 
 def commands(path: Path) -> list[str]:
-    """The commands of its docstring that name what it defines."""
-    return re.findall(r"^python sweeps/run\.py (.*)$", path.read_text(), re.M)
+    """The commands of its docstring that name what it defines, each on one line."""
+    return re.findall(r"^python sweeps/run\.py (.*)$", path.read_text().replace("\\\n", ""), re.M)
 
 
 @pytest.mark.parametrize("name", [name for name in SAID if name != "sweep"])
-def test_the_command_of_a_docstring_runs(
+def test_the_commands_of_a_docstring_run(
     sweeps: Callable[[str], ModuleType], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(EXAMPLES.parent)
-    (command,) = commands(EXAMPLES / f"{name}.py")
-    assert f"examples/{name}.py:" in command
-    every = [] if "measure.every" in command else ["--measure.every=0"]
-    assert not sweeps("run").run([*SMALL, *every, *shlex.split(command), f"--out={tmp_path / 'run'}"])
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["rounds"] == 1
-    kinds = PARTS.get(name, {name.removeprefix("own_")})
-    assert kinds == {field.partition(".")[2] for field in summary["config"] if field.startswith("source.")}
+    found, out, summary = commands(EXAMPLES / f"{name}.py"), tmp_path, {}
+    assert found
+    for number, command in enumerate(found):
+        assert f"examples/{name}.py:" in command
+        every = [] if "measure.every" in command else ["--measure.every=0"]
+        words = [f"--out={tmp_path / str(number)}", *shlex.split(command.replace(" runs/", f" {tmp_path}/"))]
+        assert not sweeps("run").run([*SMALL, *every, *words])
+        out = Path(words[words.index("--out") + 1]) if "--out" in words else tmp_path / str(number)
+        summary = json.loads((out / "summary.json").read_text())
+        assert summary["rounds"] == 1
+        kinds = PARTS.get(name, {name.removeprefix("own_")})
+        named = {field.partition(".")[2] for field in summary["config"] if field.startswith("source.")}
+        assert named - {"weights"} == kinds
+    if name in PERSONAL:
+        of_tests = json.loads((out / "partition.json").read_text())["test_sizes"]
+        assert min(of_tests) > 0
+        assert len(of_tests) == GROUPED.get(name, summary["n_clients"])
+        assert (summary["config"]["partition.name"] == "by_group") == (name in GROUPED)
+        last = json.loads((out / "rounds.jsonl").read_text().splitlines()[-1])
+        assert last[f"personal/{PERSONAL[name]}_mean"] >= 0
+        clients = json.loads((out / "clients.jsonl").read_text().splitlines()[-1])
+        assert clients["n"] == of_tests
 
 
 def test_every_program_is_here() -> None:

@@ -140,7 +140,9 @@ def test_the_installed_command_lists_the_sweeps_and_knows_what_is_meant(
     names = {path.stem for path in (ROOT / "sweeps").glob("*.py")}
     listed = installed("--help", cwd=tmp_path)
     assert listed.returncode == 0, listed.stderr
-    lines = dict(line.split(maxsplit=1) for line in listed.stdout.splitlines() if line.startswith("  "))
+    assert all(len(line) <= 80 for line in listed.stdout.splitlines())  # a longer sentence goes on under itself
+    whole = re.sub(r"\n {5,}", " ", listed.stdout)
+    lines = dict(line.split(maxsplit=1) for line in whole.splitlines() if line.startswith("  "))
     assert lines.keys() == names
     assert all(text.endswith(".") or ":" in text for text in lines.values())
     wrong = installed("tabel1", cwd=tmp_path)

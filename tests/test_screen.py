@@ -56,6 +56,9 @@ WORST = {"test/accuracy": 0.123456, "test/loss": 123456.789, "stragglers": 1000.
          "round  3/30  training loss 2.000  late 2  rejected 1"),
         ({"test/mse": 0.25, "test/loss": None}, "", 80, "round  3/30  mse 0.250  loss not finite"),
         ({"test/accuracy": 0.8421, "test/loss": 1.0}, "9 s left", 30, "round  3/30  accuracy 0.842"),
+        ({"test/accuracy": 0.5, "personal/loss_mean": 1.0, "personal/accuracy_mean": 0.75}, "9 s left", 80,
+         "round  3/30  accuracy 0.500  personal accuracy 0.750  9 s left"),
+        ({"personal/train_loss_mean": 1.0}, "", 80, "round  3/30  personal training loss 1.000"),
         ({}, "", 80, "round  3/30"),
     ],
 )  # fmt: skip
@@ -155,6 +158,17 @@ def test_the_end_of_a_run_without_accuracies_has_what_there_is(played: tuple[dic
     text = "\n".join(ending(summary, [{"round": 2, "test/mse": 0.25, "test/loss": 0.5}], 1.0, Path("out"), 80))
     assert re.search(r"^mse +0.250 after the last round\nloss +0.500 after the last round\n", text, re.M)
     assert re.search(r"^target +mse <= 0.3: reached in round 7$", text, re.M)
+
+
+def test_the_end_of_a_run_without_a_server_model_tells_of_the_clients_own(
+    played: tuple[dict[str, Any], Path],
+) -> None:
+    summary = {**played[0], "last_accuracy": None, "best_accuracy": None, "target": 0.2, "rounds_to_target": None}
+    last = {"train/loss": 4.5, "personal/accuracy_mean": 0.6, "personal/accuracy_worst_decile": 0.25}
+    text = "\n".join(ending(summary, [last], 1.0, Path("out"), 80))
+    assert re.search(r"^loss +4.500 in training, after the last round$", text, re.M)
+    assert re.search(r"^personal +accuracy 0.600, mean over clients, 0.250 of the worst tenth$", text, re.M)
+    assert re.search(r"^target +accuracy 0.2: no round has a test accuracy$", text, re.M)
 
 
 def test_json_is_all_on_stdout_and_the_rest_on_stderr(command: Callable[..., Any], tmp_path: Path) -> None:

@@ -124,6 +124,14 @@ def test_a_metric_that_nobody_logs_is_refused_with_those_that_there_are(
 ) -> None:
     with pytest.raises(UserError, match=why):
         run(config(**values), tmp_path / "run", say=quiet)
+    assert not (tmp_path / "run").exists()  # so the command runs as soon as its target is mended
+
+
+def test_a_run_that_is_there_is_kept_whatever_a_later_command_names(tmp_path: Path) -> None:
+    run(config(federation__rounds=1), tmp_path / "run", say=quiet)
+    with pytest.raises(UserError, match="holds a run with another target"):
+        run(config(federation__rounds=1, target="f1 >= 0.5"), tmp_path / "run", resume=True, say=quiet)
+    assert (tmp_path / "run" / "summary.json").exists()
 
 
 def lines(values: list[float | None], metric: str = "validation/loss") -> list[dict[str, Any]]:

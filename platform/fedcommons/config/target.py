@@ -27,6 +27,10 @@ _OF_ROUNDS = ("train/", "comm/")
 """Metrics of a played round: round 0, of the untrained model, has not all of them."""
 
 
+class NotLogged(UserError):
+    """A metric is named that no round has. A run that began with it leaves nothing, as none could go on from it."""
+
+
 @dataclass(frozen=True)
 class Target:
     """``metric``, as in rounds.jsonl, is to be at least ``bound`` where ``way`` is ``max``, at most where ``min``."""
@@ -104,11 +108,11 @@ def require_logged(field: str, metric: str, round: int, logged: Collection[str])
     """Refuse a metric that the round of this number should have and has not; field: which one names it.
 
     Raises:
-        UserError: it is not among those that were logged.
+        NotLogged: it is not among those that were logged.
     """
     if metric in logged or round > 1 or (round == 0 and metric.startswith(_OF_ROUNDS)):
         return
     known = sorted(name for name in logged if "/" in name)
-    raise UserError(
+    raise NotLogged(
         f"{field}: no round has {shown(metric)}{nearest(metric, known)} Round {round} has {', '.join(known)}."
     )

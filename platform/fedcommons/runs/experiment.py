@@ -1,6 +1,7 @@
 """One experiment: data -> partition -> sharing -> federation -> measures, as in section 4 of the Fedssyn paper."""
 
 import json
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -16,6 +17,7 @@ from fedcommons.config import parts
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import taken
 from fedcommons.config.flat import parts_of_own
+from fedcommons.config.target import NotLogged
 from fedcommons.core import salts
 from fedcommons.core.executor import Executor
 from fedcommons.core.salts import IF_SECRET, SECRET
@@ -37,7 +39,7 @@ from fedcommons.runs.worker import build_module, noise_key, run_name
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.stage import Shared, Stage, require_once, require_own
 from fedcommons.tracking.own_tracker import OwnTracker
-from fedcommons.tracking.run_folder import RunFolder, opened, read_finished
+from fedcommons.tracking.run_folder import RunFolder, is_run, opened, read_finished
 from fedcommons.tracking.tracker import Tracker
 
 OnRound = Callable[[int, Mapping[str, float | None]], None]
@@ -66,7 +68,8 @@ def run(
     that was planned with another number of rounds goes on as if it had been planned with this one (``extended``).
     ``may_generate``: train generators that the store lacks; without it their absence is a ``LookupError``. ``on_step``:
     told of a generator's steps while it is trained or draws.
-    What stops a run is left in ``folder/error.txt``; a client's failure leaves a checkpoint of the round before too.
+    What stops a run is left in ``folder/error.txt``; a client's failure leaves a checkpoint of the round before too. A
+    run whose target or stopping rule names a metric that nobody logs leaves no folder, unless its noise was secret.
     """
     prepared = prepare(config)
     data = prepared.dataset.digest
@@ -83,8 +86,14 @@ def run(
 
         cluster.connect()
         cluster.require_actors(config.federation.processes, config.federation.gpus_per_actor)
+    begins = not is_run(folder)
     with opened(folder, config, resume, say, 0 if may_generate else PATIENCE, data) as record:
-        return _run(prepared, store, jobs, record, resume, say, on_round, on_step)
+        try:
+            return _run(prepared, store, jobs, record, resume, say, on_round, on_step)
+        except NotLogged:
+            if begins and config.dp.noise != SECRET:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
 
 
 def _run(

@@ -33,7 +33,7 @@ class Stop:
         an accuracy, unless it is to stop the run.
 
         Raises:
-            UserError: round 0 has not logged one, or round 1 where it is of training.
+            NotLogged: round 0 has not logged one, or round 1 where it is of training.
         """
         if isinstance(self.goal, str) or self.rule == "target":
             target.require_logged("target", target.read(self.goal).metric, round, logged)

@@ -6,7 +6,9 @@ folder first on the path and their file as ``sys.argv[0]``, by which Ray's worke
 
 import ast
 import runpy
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -38,7 +40,11 @@ def listing() -> str:
     """What ``fedcommons --help`` prints: each command with the first line of its docstring."""
     told = {name: ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) for name, path in scripts().items()}
     width = max(map(len, told))
-    lines = [f"  {name:<{width}}  {(text or '').partition(chr(10))[0]}" for name, text in told.items()]
+    columns, indent = max(shutil.get_terminal_size().columns, width + 40), " " * (width + 4)
+    lines = [
+        textwrap.fill(f"  {name:<{width}}  {(text or '').partition(chr(10))[0]}", columns, subsequent_indent=indent)
+        for name, text in told.items()
+    ]
     return "\n".join(["usage: fedcommons NAME [options]", "", *lines, "", "fedcommons NAME --help tells its options."])
 
 

@@ -40,6 +40,7 @@ def line(number: int, rounds: int, metrics: Mapping[str, float | None], left: st
     """``round 3/30  accuracy 0.842  loss 0.512  late 2  12 s left``: what there is of it and fits into ``width``."""
     parts = [f"round {number:>{len(str(rounds))}}/{rounds}"]
     parts += [f"{name} {value}" for name, value in judged(metrics).items()]
+    parts += [f"personal {name} {_number(metrics[key + '_mean'])}" for name, key in _own(metrics)]
     for name, key in (("late", "stragglers"), ("rejected", "rejected")):
         if found := metrics.get(key):
             parts.append(f"{name} {found:.0f}")
@@ -62,6 +63,18 @@ def judged(metrics: Mapping[str, float | None]) -> dict[str, str]:
     return found
 
 
+def _own(metrics: Mapping[str, float | None]) -> list[tuple[str, str]]:
+    """A number of the clients' own models, their accuracy if they have one, else their loss: its name, and how the
+    metrics begin that tell of it; none where these models are not evaluated.
+    """
+    of_any = [(f"{said}{name}", f"personal/{on}{name}") for name in ("accuracy", "loss") for on, said in _DATA]
+    return [(name, key) for name, key in of_any if f"{key}_mean" in metrics][:1]
+
+
+_DATA = (("", ""), ("train_", "training "))
+"""Clients' test examples, or where they have none their training examples: in metrics, and on the screen."""
+
+
 def _number(value: float | None) -> str:
     """Three digits behind the point, where they say something; None stands for what is not finite."""
     if value is None:
@@ -77,12 +90,15 @@ def ending(
         "run": f"{label(summary['algorithm'])} on {label(summary['dataset'])}, {_setting(summary)}, "
         f"{summary['n_clients']} clients",
         "rounds": f"{summary['rounds']}; this command took {duration(seconds)}",
-        **_results(summary, lines[-1] if lines else {}),
+        **_results(summary, last := lines[-1] if lines else {}),
         "target": _target(summary),
         "bytes": f"{_bytes(summary['bytes_down'])} down, {_bytes(summary['bytes_up'])} up"
         + (f", {_bytes(summary['bytes_once'])} once" if summary["bytes_once"] else ""),
         "disclosed": f"{100 * summary['disclosed']:.3g} % of all examples, with nothing that covers them",
     }
+    for name, key in _own(last):
+        mean, worst = _number(last[f"{key}_mean"]), _number(last[f"{key}_worst_decile"])
+        found["personal"] = f"{name} {mean}, mean over clients, {worst} of the worst tenth"
     if rejected := summary["rejected"]:
         found["rejected"] = f"replies of {len(rejected)} of the clients; see summary.json"
     if said := summary.get("privacy", {}).get("in_words"):
@@ -98,7 +114,9 @@ def _setting(summary: Mapping[str, Any]) -> str:
 def _results(summary: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, str]:
     """The last and the best accuracy; of a run without any, the last numbers on the test set."""
     if summary["last_accuracy"] is None:
-        return {name: f"{value} after the last round" for name, value in judged(last).items()}
+        in_training = {"training loss": ("loss", " in training,")}
+        named = {in_training.get(name, (name, "")): value for name, value in judged(last).items()}
+        return {name: f"{value}{where} after the last round" for (name, where), value in named.items()}
     of_validation = summary["validation_accuracy"]
     also = "" if of_validation is None else f", {of_validation:.3f} on validation data"
     best = f"{summary['last_accuracy']:.3f} after the last round, {summary['best_accuracy']:.3f} at best"
@@ -108,6 +126,8 @@ def _results(summary: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, s
 def _target(summary: Mapping[str, Any]) -> str:
     target, reached = summary["target"], summary["rounds_to_target"]
     wanted = target if isinstance(target, str) else f"accuracy {target:g}"
+    if not isinstance(target, str) and summary["last_accuracy"] is None:
+        return f"{wanted}: no round has a test accuracy"
     return f"{wanted}: " + (f"reached in round {reached}" if reached is not None else "not reached")
 
 
