@@ -217,6 +217,7 @@ def _federate(
         courses = ()
     if not record.rounds():  # so nobody has seen the untrained model yet
         courses = chain([(start, {"comm/once_bytes": start.traffic.once})], courses)
+    models.Best.rewind(record.path, start.round if record.rounds() else -1)
     best = models.Best(record.rounds(), (stop.watched, stop.way) if stop.rule == "patience" else None)
     build = partial(build_module, config, ready.facts)
     last, clock, lost = start, time.perf_counter(), set()
@@ -236,7 +237,7 @@ def _federate(
             stop.require_logged(now.round, metrics)
             for tracker in trackers:
                 tracker.log(now.round, {**metrics, **(_late(now) if "stragglers" in facts else {})})
-            best.see(now, metrics)
+            best.see(now, metrics, is_extra=now.round % config.evaluate.every != 0)
             record.log_times(now.round, {"train": trained - clock, "observe": time.perf_counter() - trained})
             is_over = f.stop != "never" and stop.why(record.rounds()) is not None
             if now.round % f.checkpoint_every == 0 or now.round == f.rounds or is_over:

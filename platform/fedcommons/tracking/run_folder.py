@@ -3,7 +3,8 @@
 config.yaml (all fields), environment.json, partition.json, rounds.jsonl (one line per round), timing.jsonl,
 clients.jsonl (with ``evaluate.clients`` or ``measure.clients``: one line per round, lists by client), audit.json (with
 ``sharing.audit``), noise.json (with ``dp.noise`` secret: the names of its salts, not these),
-model.safetensors and best.safetensors (the server model of the last round, and of the best on validation data),
+model.safetensors and best.safetensors (the server model of the last round, and of the best on validation data;
+best-before-last.safetensors: see ``runs/models.py``),
 summary.json (written last), messages.log (the run's messages), error.txt (what stopped it), checkpoints/ (the last
 two), memory/ (clients' memory), .lock (held by the process that writes). Other files in the folder are
 never changed or removed.
@@ -33,7 +34,7 @@ from fedcommons.tracking.tracker import Metric
 
 _FILES = (
     r"(config\.yaml|wandb-id\.txt|error\.txt|partition\.png|(rounds|timing|clients)\.jsonl"
-    r"|(environment|partition|summary|audit|noise)\.json|(model|best)\.safetensors)"
+    r"|(environment|partition|summary|audit|noise)\.json|(model|best|best-before-last)\.safetensors)"
 )
 """Files that are first written under a temporary name."""
 
