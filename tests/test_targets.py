@@ -224,6 +224,22 @@ def test_rounds_that_are_not_evaluated_are_no_reason_to_refuse_or_end_a_run(
     assert said["last_accuracy"] is not None
 
 
+def test_the_round_that_ends_a_run_is_evaluated_as_a_last_round_is(tmp_path: Path) -> None:
+    values = {"evaluate__every": 4, "target": "comm/total_bytes >= 1", "federation__stop": "target"}
+    said = run(config(**values), tmp_path / "run", say=quiet)
+    assert said["rounds"] == 1
+    assert said == run(config(**values), tmp_path / "run", resume=True, say=quiet)
+    planned = run(config(**values, federation__rounds=1), tmp_path / "planned", say=quiet)
+    assert said["last_accuracy"] == planned["last_accuracy"] is not None
+    assert (tmp_path / "run" / "rounds.jsonl").read_text() == (tmp_path / "planned" / "rounds.jsonl").read_text()
+
+
+def test_a_target_epsilon_of_ditto_is_refused_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="ditto trains each client twice in a round"):
+        run(config(algorithm="ditto", dp__local=True, dp__target_epsilon=4.0), tmp_path / "run", say=quiet)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_target_of_training_waits_for_a_round_that_somebody_answers() -> None:
     target.require_logged("target", "train/loss", 1, {"comm/up_bytes"})
     with pytest.raises(UserError, match="no round has 'train/lss'"):
