@@ -235,7 +235,7 @@ def test_the_round_that_ends_a_run_is_evaluated_as_a_last_round_is(tmp_path: Pat
 
 
 def test_a_target_epsilon_of_ditto_is_refused_before_any_work(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="ditto trains each client twice in a round"):
+    with pytest.raises(UserError, match="Ditto trains each client twice in a round"):
         run(config(algorithm="ditto", dp__local=True, dp__target_epsilon=4.0), tmp_path / "run", say=quiet)
     assert not (tmp_path / "run").exists()
 

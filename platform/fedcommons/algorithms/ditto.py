@@ -15,7 +15,7 @@ BatchNorm statistics of its own. Under DP-SGD both trainings are charged, though
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from torch import nn
 
@@ -24,7 +24,6 @@ from fedcommons.core.averaging import weighted_mean, weighted_reply
 from fedcommons.core.executor import Executor
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
-from fedcommons.errors import UserError
 from fedcommons.seeds import seed_for
 from fedcommons.tensors import Flat, Payload, copy, flat
 
@@ -33,16 +32,10 @@ from fedcommons.tensors import Flat, Payload, copy, flat
 class Ditto:
     """FedAvg, and for each client min_v f_i(v) + (lam/2) ||v - x||^2 by local SGD from its last v_i."""
 
+    trains_twice = True
+
     lam: Annotated[float, "[0, 1e38]"] = 0.1
     """lambda, weight of the pull (lambda/2) ||v - x||^2 of a personal model towards the server model, >= 0"""
-
-    def check(self, fields: Mapping[str, Any]) -> None:
-        """Refuse a target epsilon, whose noise is solved for one training a round."""
-        if fields["dp.target_epsilon"] is not None:
-            raise UserError(
-                "ditto trains each client twice in a round, and dp.target_epsilon is for one local training; use "
-                "dp.noise_multiplier."
-            )
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         return {"model": model}
