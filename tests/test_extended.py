@@ -20,6 +20,9 @@ FIELDS = {
     "federation.rounds": 4, "federation.checkpoint_every": 2, "measure.every": 2, "client.epochs": 1, "data.limit": 60,
     "tracking.wandb": "off",
 }  # fmt: skip
+BEST_AT_4 = {
+    "evaluate__every": 3, "client__lr": 0.3, "seed": 27, "data__limit": 200, "measure__every": 0,
+}  # fmt: skip
 RULE = """
 from dataclasses import dataclass
 
@@ -80,6 +83,9 @@ def play(folder: Path, plan: Experiment, kill_at: int | None = None) -> list[int
         ((2, 5), 3, {"measure__clients": True, "dp__local": True}),
         ((3, 7), 3, {"measure__every": 0, "evaluate__every": 2, "evaluate__clients": True}),
         ((4, 6), 5, {"client__lr_schedule": "step"}),
+        # round 4 is the best of all, and evaluated as the last one only
+        ((4, 6), 4, BEST_AT_4),
+        ((4, 6), 4, {**BEST_AT_4, "federation__checkpoint_every": 1}),
     ],
 )
 def test_a_longer_plan_gives_the_same_bits(

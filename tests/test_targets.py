@@ -199,6 +199,61 @@ def test_a_run_without_progress_ends(tmp_path: Path) -> None:
     assert said["stopped"] == "after round 3: validation/loss was best in round 1, 2 rounds before"
 
 
+@pytest.mark.parametrize(
+    ("values", "ends"),
+    [
+        ({"target": "loss <= 9", "federation__stop": "target"}, 3),
+        ({"target": "convergence/zeta_sq >= 1e9", "measure__every": 2, "measure__samples": 16}, 6),
+        (
+            {
+                "target": "personal/loss_mean <= 9",
+                "algorithm": "ditto",
+                "evaluate__clients": True,
+                "data__client_test": 0.2,
+            },
+            6,
+        ),
+        (
+            {
+                "federation__stop": "patience",
+                "federation__stop_patience": 2,
+                "federation__rounds": 9,
+                "client__lr": 1e-30,
+            },
+            6,
+        ),  # of round 1 to 3, and 4, 5, nothing is known
+    ],
+)
+def test_rounds_that_are_not_evaluated_are_no_reason_to_refuse_or_end_a_run(
+    values: Mapping[str, Any], ends: int, tmp_path: Path
+) -> None:
+    said = run(config(evaluate__every=3, **values), tmp_path / "run", say=quiet)
+    assert said["rounds"] == ends
+    assert said["last_accuracy"] is not None
+
+
+def test_the_round_that_ends_a_run_is_evaluated_as_a_last_round_is(tmp_path: Path) -> None:
+    values = {"evaluate__every": 4, "target": "comm/total_bytes >= 1", "federation__stop": "target"}
+    said = run(config(**values), tmp_path / "run", say=quiet)
+    assert said["rounds"] == 1
+    assert said == run(config(**values), tmp_path / "run", resume=True, say=quiet)
+    planned = run(config(**values, federation__rounds=1), tmp_path / "planned", say=quiet)
+    assert said["last_accuracy"] == planned["last_accuracy"] is not None
+    assert (tmp_path / "run" / "rounds.jsonl").read_text() == (tmp_path / "planned" / "rounds.jsonl").read_text()
+
+
+def test_a_target_epsilon_of_ditto_is_refused_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="Ditto trains each client twice in a round"):
+        run(config(algorithm="ditto", dp__local=True, dp__target_epsilon=4.0), tmp_path / "run", say=quiet)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_target_of_training_waits_for_a_round_that_somebody_answers() -> None:
+    target.require_logged("target", "train/loss", 1, {"comm/up_bytes"})
+    with pytest.raises(UserError, match="no round has 'train/lss'"):
+        target.require_logged("target", "train/lss", 1, {"train/loss"})
+
+
 def test_a_metric_of_the_target_has_its_direction() -> None:
     assert metrics.mode("test/f1", "f1 >= 0.5") == "max"
     assert metrics.mode("test/f1", "f1 <= 0.5") == "min"

@@ -32,6 +32,8 @@ from fedcommons.tensors import Flat, Payload, copy, flat
 class Ditto:
     """FedAvg, and for each client min_v f_i(v) + (lam/2) ||v - x||^2 by local SGD from its last v_i."""
 
+    trains_twice = True
+
     lam: Annotated[float, "[0, 1e38]"] = 0.1
     """lambda, weight of the pull (lambda/2) ||v - x||^2 of a personal model towards the server model, >= 0"""
 

@@ -107,10 +107,16 @@ def require_measured(field: str, metric: str, known: Mapping[str, Any]) -> None:
 def require_logged(field: str, metric: str, round: int, logged: Collection[str]) -> None:
     """Refuse a metric that the round of this number should have and has not; field: which one names it.
 
+    In round 0 all that is observed of models is; from round 1 on it may be every few rounds only. A round that nobody
+    answered has nothing of training.
+
     Raises:
         NotLogged: it is not among those that were logged.
     """
-    if metric in logged or round > 1 or (round == 0 and metric.startswith(_OF_ROUNDS)):
+    is_of_rounds = metric.startswith(_OF_ROUNDS)
+    if metric in logged or round != int(is_of_rounds):
+        return
+    if metric.startswith("train/") and not any(name.startswith("train/") for name in logged):
         return
     known = sorted(name for name in logged if "/" in name)
     raise NotLogged(

@@ -192,6 +192,11 @@ def require_target(algorithm: Algorithm, loop: LocalSGD, sizes: Collection[int])
             f"dp.target_epsilon is of local training, and clients of {type(algorithm).__name__} make no local steps; "
             "use dp.noise_multiplier."
         )
+    if getattr(algorithm, "trains_twice", False):
+        raise UserError(
+            f"{type(algorithm).__name__} trains each client twice in a round, and dp.target_epsilon is for one local "
+            "training; use dp.noise_multiplier."
+        )
     target = loop.dp.target
     for n in sorted(set(sizes)):
         q, steps = loop.dp.sampling_rate(n, loop.batch_size), loop.steps_for(n, None) * target.rounds

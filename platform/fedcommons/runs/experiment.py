@@ -39,7 +39,7 @@ from fedcommons.runs.worker import build_module, noise_key, run_name
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.stage import Shared, Stage, require_once, require_own
 from fedcommons.tracking.own_tracker import OwnTracker
-from fedcommons.tracking.run_folder import RunFolder, is_run, opened, read_finished
+from fedcommons.tracking.run_folder import RunFolder, is_run, line_of, opened, read_finished
 from fedcommons.tracking.tracker import Tracker
 
 OnRound = Callable[[int, Mapping[str, float | None]], None]
@@ -226,6 +226,7 @@ def _federate(
         courses = ()
     if not record.rounds():  # so nobody has seen the untrained model yet
         courses = chain([(start, {"comm/once_bytes": start.traffic.once})], courses)
+    models.Best.rewind(record.path, start.round if record.rounds() else -1)
     best = models.Best(record.rounds(), (stop.watched, stop.way) if stop.rule == "patience" else None)
     build = partial(build_module, config, ready.facts)
     last, clock, lost = start, time.perf_counter(), set()
@@ -233,21 +234,17 @@ def _federate(
         for now, facts in courses:
             trained = time.perf_counter()
             _require_earned(ready.prepared.stage, ready.shared, config.dp.delta, start.ledger, now.ledger)
-            metrics = {**facts, "comm/total_bytes": now.traffic.total}
-            metrics |= measures.observe(ready, executor, now)
-            clients, of_all = measures.of_clients(ready, executor, now)
-            metrics |= of_all
+            metrics, clients = _observed(ready, executor, now, facts, f.rounds)
+            is_over = stop.rule != "never" and stop.why([*record.rounds(), line_of(now.round, metrics)]) is not None
+            if is_over:  # so this is the last round, of which more is observed
+                metrics, clients = _observed(ready, executor, now, facts, now.round, metrics, clients)
             if clients:
                 record.log_clients(now.round, clients)
-            if config.dp.local:
-                spent = now.ledger.largest_of_rounds(config.dp.delta)
-                metrics[EPSILON + IF_SECRET * (config.dp.noise != SECRET)] = spent
             stop.require_logged(now.round, metrics)
             for tracker in trackers:
                 tracker.log(now.round, {**metrics, **(_late(now) if "stragglers" in facts else {})})
-            best.see(now, metrics)
+            best.see(now, metrics, is_extra=now.round % config.evaluate.every != 0)
             record.log_times(now.round, {"train": trained - clock, "observe": time.perf_counter() - trained})
-            is_over = f.stop != "never" and stop.why(record.rounds()) is not None
             if now.round % f.checkpoint_every == 0 or now.round == f.rounds or is_over:
                 best.write(record.path, build, ready.facts)
                 checkpoint.save(record.checkpoints, now, record.digest())
@@ -268,6 +265,26 @@ def _federate(
         checkpoint.save(record.checkpoints, last, record.digest())  # so that the client can be played again at once
         raise
     return last
+
+
+def _observed(
+    ready: Assembled, executor: Executor, now: Standing, facts: Mapping[str, float], last: int, *before: Any
+) -> tuple[dict[str, float | None], Mapping[str, Sequence[float]]]:
+    """A round's metrics, and those of each client; last: the run's last round.
+
+    before: the same where this round was not known to be the last; what had all been observed is not again.
+    """
+    config = ready.config
+    if before and not any(every and now.round % every for every in (config.evaluate.every, config.measure.every)):
+        return before[0], before[1]
+    metrics: dict[str, float | None] = {**facts, "comm/total_bytes": now.traffic.total}
+    metrics |= measures.observe(ready, executor, now, last)
+    clients, of_all = measures.of_clients(ready, executor, now, last)
+    metrics |= of_all
+    if config.dp.local:
+        spent = now.ledger.largest_of_rounds(config.dp.delta)
+        metrics[EPSILON + IF_SECRET * (config.dp.noise != SECRET)] = spent
+    return metrics, clients
 
 
 def _late(now: Standing) -> dict[str, list[int]]:

@@ -27,22 +27,24 @@ OF_CLIENTS = ("clients/", "personal/")
 """How the metrics of clients begin that stand in rounds.jsonl, and those of the last round in summary.json."""
 
 
-def observe(ready: Assembled, executor: Executor, now: Standing) -> dict[str, float]:
+def observe(ready: Assembled, executor: Executor, now: Standing, last: int | None = None) -> dict[str, float]:
     """Metrics of the server model (on the test data of the others) in the rounds of ``evaluate.every``, in those of
-    ``measure.every`` the convergence parameters at it, and what a measure of somebody's own says.
+    ``measure.every`` the convergence parameters at it, and what a measure of somebody's own says. last: the run's last
+    round, where it is not R.
 
     A method without a server model has none of these. What its module draws is keyed by round, set and chunk.
     """
     config, data, at = ready.config, ready.data, _at(ready, now)
     sizes = {name: len(examples) for name, examples in data.sets.items()}
-    is_due = due(now.round, config.evaluate.every, config.federation.rounds)
+    last = last or config.federation.rounds
+    is_due = due(now.round, config.evaluate.every, last)
     metrics = evaluate(executor, at, sizes) if is_due and now.has_model else {}
     for name in now.state:
         if name.startswith("model/") and is_due:
             of_other = evaluate(executor, replace(at, model=flat(now.state, name)), {"test": sizes["test"]})
             metrics |= {f"{name.removeprefix('model/')}/{key}": value for key, value in of_other.items()}
     m, f = config.measure, config.federation
-    if m.every and due(now.round, m.every, f.rounds):
+    if m.every and due(now.round, m.every, last):
         laboratory = Laboratory(executor, data, ready.shared.p, f.blocks, m.samples, config.seed)
         at = replace(at, buffers=now.buffers)
         for name, found in laboratory.measure(at, m.smoothness).items():
@@ -55,17 +57,19 @@ def observe(ready: Assembled, executor: Executor, now: Standing) -> dict[str, fl
     return metrics
 
 
-def of_clients(ready: Assembled, executor: Executor, now: Standing) -> tuple[Each, dict[str, float]]:
+def of_clients(
+    ready: Assembled, executor: Executor, now: Standing, last: int | None = None
+) -> tuple[Each, dict[str, float]]:
     """What clients.jsonl has of each client, lists by client, and rounds.jsonl of all; nothing where nobody asks.
 
     ``n``: a client's own examples; the server model's metrics on them; ``personal/NAME``, those of its own model. Where
     no client has test examples they are its training examples, and metrics are called ``train_NAME``. With
-    ``measure.clients`` they always are, and have no other name, as in earlier versions.
+    ``measure.clients`` they always are, and have no other name, as in earlier versions. last: see ``observe``.
     """
     c, n = ready.config, len(ready.data.own)
     if not (c.measure.clients or c.evaluate.clients):
         return {}, {}
-    if not due(now.round, c.evaluate.every, c.federation.rounds):
+    if not due(now.round, c.evaluate.every, last or c.federation.rounds):
         return {"n": []}, {}
     at, on_tests, models = _at(ready, now), ready.data.tests is not None, dict[str, Each]()
     if c.measure.clients:

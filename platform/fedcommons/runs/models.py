@@ -24,7 +24,9 @@ from fedcommons.federation.rounds import Standing
 from fedcommons.files import stored, write_bytes
 from fedcommons.runs.stopping import best_round
 
-LAST, BEST = "model.safetensors", "best.safetensors"
+LAST, BEST, BEFORE = "model.safetensors", "best.safetensors", "best-before-last.safetensors"
+"""``BEFORE``: what was best until a last round that is evaluated only as it is the last one, and is the best. A run
+that goes on with more rounds has it again."""
 
 Build = Callable[[], LightningModule]
 
@@ -80,24 +82,49 @@ class Best:
         self.watched = [watched] if watched else [("validation/accuracy", "max"), ("validation/loss", "min")]
         self.value: float | None = None
         self.held: Standing | None = None
+        self.before: Standing | None = None  # held until an extra round was better
+        self.is_extra = False
         here = next((one for one in self.watched if any(one[0] in line for line in lines)), None)
         if here and (number := best_round(lines, *here)):
             self.value = lines[number][here[0]]
 
-    def see(self, now: Standing, metrics: Mapping[str, Any]) -> None:
-        """Keep this round's model if it is the best; a round without the metric, or one that is not finite, is not."""
+    def see(self, now: Standing, metrics: Mapping[str, Any], *, is_extra: bool = False) -> None:
+        """Keep this round's model if it is the best; a round without the metric, or one that is not finite, is not.
+
+        is_extra: it is evaluated only as it is the last one.
+        """
         here = next((one for one in self.watched if one[0] in metrics), None)
         value = metrics.get(here[0]) if here else None
         if not here or not now.round or "model" not in now.state or value is None or not abs(value) < float("inf"):
             return
         if self.value is None or (value > self.value if here[1] == "max" else value < self.value):
+            self.before, self.is_extra = self.held, is_extra
             self.value, self.held = value, now
 
     def write(self, folder: Path, build: Build, data: Dataset) -> None:
         """Write what is kept, if anything is."""
-        if self.held is not None:
-            write(folder / BEST, module_with(build(), self.held.model, self.held.buffers), self.held.round, data)
-            self.held = None
+        if self.held is None:
+            return
+        if self.is_extra and self.before is not None:
+            self._write(folder / BEFORE, self.before, build, data)
+        elif self.is_extra and (folder / BEST).is_file():
+            write_bytes(folder / BEFORE, (folder / BEST).read_bytes())
+        self._write(folder / BEST, self.held, build, data)
+        self.held = None
+
+    @staticmethod
+    def _write(path: Path, now: Standing, build: Build, data: Dataset) -> None:
+        write(path, module_with(build(), now.model, now.buffers), now.round, data)
+
+    @staticmethod
+    def rewind(folder: Path, last: int) -> None:
+        """Forget what was written of a round after the last one that there is still."""
+        if (found := read(folder / BEST)) is None or found[1] <= last:
+            return
+        if (folder / BEFORE).is_file():
+            (folder / BEFORE).replace(folder / BEST)
+        else:
+            (folder / BEST).unlink()
 
 
 def require_form(form: str) -> None:

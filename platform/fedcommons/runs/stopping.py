@@ -48,6 +48,8 @@ class Stop:
         if self.rule == "target":
             reached = target.first(self.goal, lines)
             return f"after round {last}: target {target.in_words(self.goal)} is reached" if reached else None
+        if self.watched not in lines[-1]:
+            return None  # nothing new is known after a round that is not evaluated
         at = best_round(lines, self.watched, self.way)
         if last - at < self.patience:
             return None

@@ -55,7 +55,8 @@ class Result:
         if (found := models.read(self.folder / models.LAST)) and found[1] == self.summary["rounds"]:
             return self._loaded(found)
         end = self._end()
-        return module_with(self._untrained(), end.model, end.buffers).eval()
+        model = end.model  # a method that has none says so
+        return module_with(self._untrained(), model, end.buffers).eval()
 
     @property
     def best(self) -> LightningModule:

@@ -15,7 +15,7 @@ from fedcommons.errors import UserError
 from fedcommons.tracking.run_folder import is_run, read_config, read_rounds, require_plain
 
 _COPIED = ("environment.json", "config.yaml", "noise.json", "partition.json", "rounds.jsonl", "timing.jsonl",
-           "clients.jsonl", "best.safetensors", "memory/*.safetensors*", "checkpoints/*.safetensors*")  # fmt: skip
+           "clients.jsonl", "best*.safetensors", "memory/*.safetensors*", "checkpoints/*.safetensors*")  # fmt: skip
 """In this order: the first two make it a run folder, and a checkpoint names files of memory. No W&B run is copied."""
 
 

@@ -3,10 +3,10 @@
 config.yaml (all fields), environment.json, partition.json, rounds.jsonl (one line per round), timing.jsonl,
 clients.jsonl (with ``evaluate.clients`` or ``measure.clients``: one line per round, lists by client), audit.json (with
 ``sharing.audit``), noise.json (with ``dp.noise`` secret: the names of its salts, not these),
-model.safetensors and best.safetensors (the server model of the last round, and of the best on validation data),
-summary.json (written last), messages.log (the run's messages), error.txt (what stopped it), checkpoints/ (the last
-two), memory/ (clients' memory), .lock (held by the process that writes). Other files in the folder are
-never changed or removed.
+model.safetensors and best.safetensors (the server model of the last round, and of the best on validation data; see
+``runs/models.py``), summary.json (written last), messages.log (the run's messages), error.txt (what stopped it),
+checkpoints/ (the last two), memory/ (clients' memory), .lock (held by the process that writes). Other files in the
+folder are never changed or removed.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ from fedcommons.tracking.tracker import Metric
 
 _FILES = (
     r"(config\.yaml|wandb-id\.txt|error\.txt|partition\.png|(rounds|timing|clients)\.jsonl"
-    r"|(environment|partition|summary|audit|noise)\.json|(model|best)\.safetensors)"
+    r"|(environment|partition|summary|audit|noise)\.json|(model|best|best-before-last)\.safetensors)"
 )
 """Files that are first written under a temporary name."""
 
@@ -179,8 +179,7 @@ class RunFolder:
 
     def log(self, round: int, metrics: Mapping[str, Metric]) -> None:
         """See ``Tracker``; values that are not finite are written as null."""
-        clean = {name: recorded.written(value) for name, value in metrics.items()}
-        self._append("rounds.jsonl", {"round": round, **clean})
+        self._append("rounds.jsonl", line_of(round, metrics))
 
     def log_times(self, round: int, seconds: Mapping[str, float]) -> None:
         """Write how long the parts of a round took; in a file of its own, as times differ from run to run."""
@@ -201,6 +200,11 @@ class RunFolder:
         with open(self.path / name, "a") as file:
             file.write(text)
         self._told[name].update(text.encode())
+
+
+def line_of(round: int, metrics: Mapping[str, Metric]) -> dict[str, Any]:
+    """A round's line of rounds.jsonl; what is not finite is null."""
+    return {"round": round, **{name: recorded.written(value) for name, value in metrics.items()}}
 
 
 def read_config(path: Path) -> Experiment:
