@@ -1,6 +1,5 @@
 """Frozen parameters, which are not sent, counted, measured or trained, and files of weights to start from."""
 
-import subprocess
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -235,15 +234,12 @@ def test_a_file_of_other_content_is_another_experiment(lab: Path) -> None:
 
 
 @pytest.mark.ray
-def test_actors_start_from_the_file_and_follow_the_schedule_to_the_same_bits(
-    lab: Path, command: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
+def test_actors_start_from_the_file_and_follow_the_schedule_to_the_same_bits(lab: Path, ray_session: None) -> None:
     save_file(state(), lab / "start.safetensors")
     (lab / "rates.py").write_text("def halved(round, rounds):\n    return 0.5**round\n")
-    words = ["--preset=smoke", "--model=mine.py:Tuned", "--model.weights=start.safetensors", "--tracking.wandb=off",
-             "--client.lr_schedule=rates.py:halved", "--client.precision=bf16", "--client.accumulate=2"]  # fmt: skip
+    how = {"model__weights": "start.safetensors", "client__lr_schedule": "rates.py:halved", "client__precision": "bf16"}
     for executor in ("serial", "ray_actors"):
-        done = command("run", *words, f"--federation.executor={executor}", "--out", executor, cwd=lab)
-        assert done.returncode == 0, done.stderr[-3000:]
+        chosen = asked(**how, client__accumulate=2, federation__executor=executor)
+        run(chosen, lab / executor)
     one, other = (lab / executor / "rounds.jsonl" for executor in ("serial", "ray_actors"))
     assert one.read_bytes() == other.read_bytes()
