@@ -41,7 +41,9 @@ def of_mlflow(folder: Path) -> Rows:
     from mlflow import MlflowClient  # pyright: ignore[reportMissingImports]
 
     client = MlflowClient(tracking_uri=(folder / "mlflow").absolute().as_uri())
-    (found,) = client.search_runs([client.get_experiment_by_name("fedcommons").experiment_id])
+    there = client.get_experiment_by_name("fedcommons")
+    assert there
+    (found,) = client.search_runs([there.experiment_id])
     assert (found.info.run_name, found.info.status) == ("run", "FINISHED")
     of_each = [client.get_metric_history(found.info.run_id, name) for name in found.data.metrics]
     return {(one.step, one.key): one.value for history in of_each for one in history}
