@@ -148,10 +148,11 @@ class LocalSGD:
                         value, protection = dp.gradients(parameters, step_loss, batch, number, expected, noise)
                         protections.add(protection)
                     else:
-                        value = step_loss(batch, len(losses)) if is_plain else None
+                        if is_plain:
+                            value = step_loss(batch, len(losses))
                         for parameter in parameters:  # zero_grad without the optimizer's profiling around it
                             parameter.grad = None
-                        if value is not None:
+                        if is_plain:
                             value.backward()
                         else:
                             value = self._accumulated(step_loss, batch, len(losses), scaler)
