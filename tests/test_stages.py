@@ -13,19 +13,23 @@ from torch import Tensor
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fedmix import FedMix
+from fedcommons.algorithms.server_pool import OnPool
 from fedcommons.config import parts
 from fedcommons.config.parts import KINDS
 from fedcommons.config.sections import Data, Partition
 from fedcommons.core.release import SAMPLED_GAUSSIAN
+from fedcommons.core.worker import RunData, Worker
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
+from fedcommons.federation.at_server import AtServer
 from fedcommons.generators.generator import Receipt
 from fedcommons.runs import inputs
 from fedcommons.runs.inputs import deal
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.local_synthetic import LocalSynthetic
 from fedcommons.sharing.real import Real
+from fedcommons.sharing.server_synthetic import ServerSynthetic
 from fedcommons.sharing.shuffled_real import ShuffledReal
 from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
 from fedcommons.sharing.stage import (
@@ -36,6 +40,9 @@ from fedcommons.sharing.stage import (
     share,
     share_by_method,
 )
+from fedcommons.testing import Federation
+from lightning_modules import Classifier
+from lightning_modules.networks import Linear
 
 DATASET = inputs.load(Data())
 N_TOTAL = len(DATASET.train)  # 1,295 = 5 * 259
@@ -55,7 +62,7 @@ def images(x: Tensor) -> Counter[bytes]:
 
 def test_only_the_synthetic_stages_need_generators() -> None:
     needing = [n for n in KINDS["sharing"].known if isinstance(parts.find("sharing", n)(), Generating)]
-    assert sorted(needing) == ["local_synthetic", "shuffled_synthetic"]
+    assert sorted(needing) == ["local_synthetic", "server_synthetic", "shuffled_synthetic"]
 
 
 # --- the stages
@@ -113,6 +120,34 @@ def test_local_synthetic_gives_every_client_its_own_images_and_sends_none() -> N
     for client, contributed in enumerate(synthetic(SIZES)):
         assert torch.equal(extra(shared, client), contributed.examples.x)
     assert shared.traffic.once == 0
+
+
+def test_the_servers_pool_reaches_nobody_else_and_travels_one_way() -> None:
+    """Clients hold what they had; at the server the pool is a store of its own, without the clients' images."""
+    shared = share(ServerSynthetic(), dealt(), synthetic(SIZES))
+    assert shared.data.clients is shared.data.own
+    assert shared.p == 0
+    assert (shared.traffic.once, shared.traffic.up, shared.traffic.down) == (sum(SIZES) * (8 * 8 + 1), 0, 0)
+    for both in (False, True):
+        there = _at_server(replace(shared.data, serves=both))
+        assert len(there.clients.store) == len(there.own.store) == 0
+        assert (there.pool is not None) == both
+    assert shared.data.serves
+    pool = _at_server(shared.data).pool
+    assert pool is not None
+    assert pool.sizes == [n for n in SIZES if n]
+    assert torch.equal(pool.store.x, torch.cat([s.examples.x for s in synthetic(SIZES)]))
+    assert not share(ShuffledSynthetic(), dealt(), synthetic(SIZES)).data.serves
+
+
+def _at_server(data: RunData) -> RunData:
+    """What a job at the server can see."""
+    federation = Federation(data, lambda: Classifier(Linear(DATASET.shape, 10), lr=0.1, mean=(0.0,), std=(1.0,)))
+    return AtServer(federation.serial(FedAvg())).map(_seen, OnPool(federation.model, 1, 1), [0])[0]
+
+
+def _seen(worker: Worker, task: OnPool, seed: int) -> RunData:
+    return worker.data
 
 
 def test_shuffled_synthetic_conserves_the_pool_and_mixes_it() -> None:
@@ -211,7 +246,7 @@ def test_shuffled_real_is_not_defined_without_p() -> None:
 # --- owners and releases
 
 
-@pytest.mark.parametrize("stage", [Real(), *SYNTHETIC, ShuffledReal(0.5)], ids=str)
+@pytest.mark.parametrize("stage", [Real(), *SYNTHETIC, ServerSynthetic(), ShuffledReal(0.5)], ids=str)
 def test_every_row_of_the_store_knows_the_client_it_came_from(stage: Real) -> None:
     given = dealt()
     made = synthetic(SIZES) if isinstance(stage, Generating) else []
@@ -252,7 +287,7 @@ def test_real_images_that_leave_are_uncovered_and_those_that_stay_are_no_event()
 # --- one store
 
 
-@pytest.mark.parametrize("stage", [Real(), *SYNTHETIC, ShuffledReal(0.5)], ids=str)
+@pytest.mark.parametrize("stage", [Real(), *SYNTHETIC, ServerSynthetic(), ShuffledReal(0.5)], ids=str)
 @pytest.mark.parametrize("method", [FedAvg(), FedMix(mean_size=16)], ids=["", "fedmix"])
 def test_an_actor_holds_every_example_once(stage: Real, method: FedAvg) -> None:
     """What is sent to it has each image's bytes once, also where a method shares something and after a move."""

@@ -58,7 +58,8 @@ class Facts:
     is called. Who calls it in a run, a method or a straggler rule, makes every client send its counts: their bytes are
     counted, and the ledger lists them as uncovered, once. shape: of an example; n_classes: of the labels, None where
     these are no classes. head, batch_norm: names of the parameters of the module's ``head`` and of its BatchNorm
-    layers, in the model's order; empty where it has none. What ``down`` and ``merge`` need of it, ``start`` puts into
+    layers, in the model's order; empty where it has none. pool: number of examples in the pool that the server holds; 0
+    where it holds none, and before the pool is made. What ``down`` and ``merge`` need of it, ``start`` puts into
     the state.
     """
 
@@ -72,6 +73,7 @@ class Facts:
     n_classes: int | None = None
     head: tuple[str, ...] = ()
     batch_norm: tuple[str, ...] = ()
+    pool: int = 0
 
     def __post_init__(self) -> None:
         if self.counts is not None and not isinstance(self.counts, Counts):
@@ -207,11 +209,11 @@ class Algorithm(Protocol):
 
     A constant is ``mu: Annotated[float, "[0, inf)"] = 0.01``: type, range, default, and a line of help below it.
     Optional are ``ChoosesClients``, ``Shares``, ``Personal``, ``TellsWork``, ``trains_locally``, ``sees_statistics``,
-    ``keeps_batch_norm``, ``takes_partial``, ``needs`` (see ``needed``), ``watches_head = True`` for one that takes
-    embeddings at the module's ``head`` (see ``features.Head``), ``needs_classes = True`` for one that works by class
-    (labels that are no classes are refused), and ``check(fields)``, which raises ``UserError`` where it is not defined
-    for an experiment (its fields, such as ``client.optimizer``). What it is not defined for in the model or in what
-    clients hold, ``start`` refuses.
+    ``keeps_batch_norm``, ``refuses_batch_norm``, ``takes_partial``, ``needs_pool``, ``needs`` (see ``needed``),
+    ``watches_head = True`` for one that takes embeddings at the module's ``head`` (see ``features.Head``),
+    ``needs_classes = True`` for one that works by class (labels that are no classes are refused), and
+    ``check(fields)``, which raises ``UserError`` where it is not defined for an experiment (its fields, such as
+    ``client.optimizer``). What it is not defined for in the model or in what clients hold, ``start`` refuses.
     """
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
@@ -279,12 +281,25 @@ def keeps_batch_norm(algorithm: Algorithm) -> bool:
     return getattr(algorithm, "keeps_batch_norm", False) is True
 
 
+def refuses_batch_norm(algorithm: Algorithm) -> bool:
+    """Whether it is not defined for a model with BatchNorm, by its attribute ``refuses_batch_norm = True``."""
+    return getattr(algorithm, "refuses_batch_norm", False) is True
+
+
 def takes_partial(algorithm: Algorithm) -> bool:
     """Whether the algorithm takes what a late client has done, by its attribute ``takes_partial = True``.
 
     Without it, late clients are dropped.
     """
     return getattr(algorithm, "takes_partial", False) is True
+
+
+def needs_pool(algorithm: Algorithm) -> bool:
+    """Whether its server trains on a pool that it holds, by its attribute ``needs_pool = True``.
+
+    Such a method is refused with a sharing stage that gives the server none.
+    """
+    return getattr(algorithm, "needs_pool", False) is True
 
 
 def needed(algorithm: Algorithm) -> Mapping[str, str]:
@@ -307,6 +322,10 @@ def require_attributes(algorithm: Algorithm, module: nn.Module) -> None:
     if keeps_batch_norm(algorithm) and not batch_norm_parameters(module):
         raise UserError(
             f"{type(algorithm).__name__} needs a model with BatchNorm, as --model.batch_norm true of cnn has."
+        )
+    if refuses_batch_norm(algorithm) and batch_norm_parameters(module):
+        raise UserError(
+            f"{type(algorithm).__name__} is not defined for a model with BatchNorm, whose statistics come from clients."
         )
     if getattr(algorithm, "watches_head", False):
         try:

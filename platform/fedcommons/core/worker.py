@@ -116,7 +116,8 @@ class RunData:
 
     pool: the shared examples, in the parts that clients got; None if nothing is shared. n_classes: the number of the
     labels' classes, which is the width of logits; None: not known; 0: labels are no classes. tests: each client's own
-    test examples, in the order of the clients; None: there are none.
+    test examples, in the order of the clients; None: there are none. serves: whether the server holds the pool, so that
+    a method's jobs at the server have it, as ``pool`` whose store is the pool alone; else they have None.
     """
 
     clients: Clients
@@ -125,6 +126,7 @@ class RunData:
     pool: Clients | None = None
     n_classes: int | None = None
     tests: Clients | None = None
+    serves: bool = False
 
     def to(self, device: torch.device) -> "RunData":
         """The same data on ``device``; parts that share a store still share it there."""
@@ -142,7 +144,7 @@ class RunData:
         own = clients if self.own is self.clients else those(self.own)
         sets = {name: move(examples) for name, examples in self.sets.items()}
         pool, tests = (None if part is None else those(part) for part in (self.pool, self.tests))
-        return RunData(clients, own, sets, pool, self.n_classes, tests)
+        return RunData(clients, own, sets, pool, self.n_classes, tests, self.serves)
 
 
 @dataclass(frozen=True)

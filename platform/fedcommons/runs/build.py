@@ -50,6 +50,7 @@ from fedcommons.runs.checks import (
     refuse,
     require_no_server_model,
     require_participants,
+    require_pool,
     require_precision,
     require_replies,
     require_statistics,
@@ -160,6 +161,7 @@ def prepare(config: Experiment) -> Prepared:
     require_participants(config.federation.participation, len(sizes))  # a partition may drop clients
     rule = None if made["straggler"] == Independent() else made["straggler"]
     prepared = Prepared(config, dataset, dealt, made["algorithm"], made["sharing"], rule, train, tests)
+    require_pool(prepared.algorithm, prepared.stage)
     refuse(prepared.stage, "check_dealt", prepared.dealt)
     if config.generator is not None:
         refuse(made["generator"], "check_sizes", [n_seen(config.generator.rho, n) for n in sizes])
@@ -342,5 +344,6 @@ def assemble_contributed(prepared: Prepared, contributed: Contributions) -> Asse
     shared = share_by_method(shared, prepared.algorithm, dataset.n_classes, c.seed)
     sets = {"test": dataset.test, "validation": dataset.validation}
     data = replace(shared.data, sets=sets, n_classes=dataset.n_classes or 0, tests=prepared.tests)
-    plan = plan_of(c, prepared.algorithm, prepared.late, data.clients, prepared.about)
+    about = {**prepared.about, "pool": len(data.pool.rows.flat) if data.pool and data.serves else 0}
+    plan = plan_of(c, prepared.algorithm, prepared.late, data.clients, about)
     return Assembled(prepared, replace(shared, data=data), plan, audited)

@@ -20,7 +20,7 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import parameters_of, taken
 from fedcommons.config.flat import fields_for
 from fedcommons.core.accountants import require_reachable
-from fedcommons.core.algorithm import Algorithm, Facts, trains_locally
+from fedcommons.core.algorithm import Algorithm, Facts, needs_pool, trains_locally
 from fedcommons.core.clock import Clock
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.logged import Logged
@@ -31,6 +31,7 @@ from fedcommons.data.examples import Dataset
 from fedcommons.errors import UserError, before_any_work, shown, somebodys
 from fedcommons.federation.evaluation import judged
 from fedcommons.runs.stopping import stop_of
+from fedcommons.sharing.stage import Stage, serves_pool
 
 ROUNDS_TRIED = 10_000
 """Rounds in which a schedule is tried before any work."""
@@ -134,6 +135,19 @@ def require_participants(participation: float, n_clients: int) -> None:
         raise UserError(
             f"federation.participation C = {participation:g} of {n_clients} clients is less than one client; it must "
             f"be at least {1 / n_clients:g}."
+        )
+
+
+def require_pool(algorithm: Algorithm, stage: Stage) -> None:
+    """Refuse a method whose server trains on a pool with a stage that gives the server none.
+
+    Raises:
+        UserError: it is one.
+    """
+    if needs_pool(algorithm) and not serves_pool(stage):
+        raise UserError(
+            f"the server of {type(algorithm).__name__} trains on a pool, and sharing stage {type(stage).__name__} "
+            "gives it none: use sharing.setting server_synthetic."
         )
 
 

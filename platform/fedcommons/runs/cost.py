@@ -236,7 +236,7 @@ def _round(ready: Assembled, joined: int, steps: int, batch: int) -> Small:
     flat = torch.arange(size) % len(clients.store)
     rows = Rows(flat, np.zeros(n, int), np.full(n, size), None if clients.rows.weight is None else torch.ones(size))
     few = Clients(clients.store, rows, commons=clients.commons)
-    data = RunData(few, ready.data.own, {})
+    data = RunData(few, ready.data.own, {}, ready.data.pool, serves=ready.data.serves)
     loop = replace(local_loop(c, ready.facts.augment), epochs=1, batch_size=batch, equal_work=False, accumulate=1)
     if loop.dp:  # no noise is solved for sizes that no client has
         loop = replace(loop, dp=replace(loop.dp, target=None))

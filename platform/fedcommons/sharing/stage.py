@@ -163,9 +163,9 @@ class Shared:
 class Stage(Protocol):
     """Constants in a frozen dataclass, and functions that do not change their arguments; every draw is keyed.
 
-    Optional: ``needs`` (``Generating``); ``shorter`` (``TakesLong``); ``check(fields)``, which refuses an experiment by
-    its fields (dotted names to values); ``check_dealt(dealt)``, which refuses data that the stage is not defined for.
-    Both raise ``UserError``.
+    Optional: ``needs`` (``Generating``); ``shorter`` (``TakesLong``); ``serves_pool = True`` where the server holds the
+    pool and may train on it; ``check(fields)``, which refuses an experiment by its fields (dotted names to values);
+    ``check_dealt(dealt)``, which refuses data that the stage is not defined for. Both raise ``UserError``.
     """
 
     def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
@@ -221,6 +221,11 @@ def shorter_of(stage: Stage) -> tuple[Stage, float]:
         f"{what}.shorter must give a {kind} that works less and a number above 0, how many times as long this one "
         f"takes, got {shown(told)}."
     )
+
+
+def serves_pool(stage: Stage) -> bool:
+    """Whether the server holds the pool, by its attribute ``serves_pool = True``."""
+    return getattr(stage, "serves_pool", False) is True
 
 
 def share(stage: Stage, dealt: Dealt, drawn: Sequence[Contribution] = ()) -> Shared:
@@ -296,7 +301,7 @@ def _shared(
     left = given[is_real & (owners[given] >= 0)]
     releases = leaving.with_undeclared(releases, owners[given[~is_real]].tolist(), dealt.own.sizes)
     return Shared(
-        data=RunData(clients, own, pool=pool),
+        data=RunData(clients, own, pool=pool, serves=pool is not None and serves_pool(stage)),
         p=sum(map(len, received)) / sum(clients.sizes),
         traffic=Traffic(once=assigned.once),
         owners=owners,

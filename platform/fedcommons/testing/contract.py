@@ -173,10 +173,11 @@ def memory_is_never_sent(algorithm: Algorithm, local: LocalSGD) -> None:
 def messages_replies_and_state_survive_pickling(algorithm: Algorithm, local: LocalSGD) -> None:
     federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
     state = federation.play(spy, federation.plan(2))[-1][0].state
-    parts: dict[str, Payload] = {"the state": state}
+    calls: list[dict[str, Payload]] = [{"the state": state}]
     for call in spy.calls[-5:]:
-        parts |= {"message.common": call.message.common, "message.own": call.message.own}
-        parts |= {"sums": call.reply.sums, "each": call.reply.each, "memory": call.reply.memory or {}}
+        sent = {"message.common": call.message.common, "message.own": call.message.own}
+        calls.append({**sent, "sums": call.reply.sums, "each": call.reply.each, "memory": call.reply.memory or {}})
+    for parts in calls:
         for what, payload in parts.items():
             try:
                 there = pickle.loads(pickle.dumps(payload))
@@ -202,8 +203,11 @@ def bytes_are_those_of_the_tensors(algorithm: Algorithm, local: LocalSGD) -> Non
     answers = [len(present) for _, present in rounds_of(federation, algorithm, plan, played)]
     require(len(spy.calls) == sum(answers), f"{len(spy.calls)} clients' rounds were played instead of {sum(answers)}")
     down, up = [_down(c) for c in spy.calls], [_up(c) for c in spy.calls]
-    require(min(down) > 0, "a message to a client is empty, so what the client knows has not travelled as a message")
-    require(min(up) > 0, "a client's reply is empty, so what the server learns has not travelled as a reply")
+    require(
+        min(down, default=1) > 0,
+        "a message to a client is empty, so what the client knows has not travelled as a message",
+    )
+    require(min(up, default=1) > 0, "a client's reply is empty, so what the server learns has not travelled as a reply")
     for number, (_, facts) in enumerate(played):
         for way, sizes in (("down", down), ("up", up)):
             first = sum(answers[:number])
@@ -309,6 +313,8 @@ def batch_norms_statistics_follow_the_policy(algorithm: Algorithm, local: LocalS
     """Averaged buffers travel with the model; kept ones stay with their client. The algorithm never sees them."""
     federation = digits(batch_norm=True, method=algorithm).training(local)
     initial = federation.work().initial_buffers
+    if not len(initial):
+        return  # it refuses BatchNorm
     sent = {}
     for keep in (False, True):
         spy, plan = Spy(algorithm), replace(federation.plan(2), keep_buffers=keep)

@@ -12,7 +12,7 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedcommons.core.algorithm import Algorithm, Facts, keeps_batch_norm, needed
+from fedcommons.core.algorithm import Algorithm, Facts, keeps_batch_norm, needed, needs_pool, refuses_batch_norm
 from fedcommons.core.executor import Executor
 from fedcommons.core.features import batch_norm_parameters, head_parameters
 from fedcommons.core.local import LocalSGD
@@ -84,6 +84,7 @@ class Federation:
             n, sizes, rounds, self.weighting, replied, counts,
             shape=tuple(self.data.clients.store.x.shape[1:]), n_classes=self.data.n_classes,
             head=head_parameters(module), batch_norm=batch_norm_parameters(module),
+            pool=len(self.data.pool.rows.flat) if self.data.pool and self.data.serves else 0,
         )  # fmt: skip
         return Plan(facts, participation, blocks, seed, late, self.keep_buffers)
 
@@ -171,8 +172,9 @@ def digits(
 
     All clients share each client's mean image and the frequencies of its labels. ``linear``: softmax regression in
     place of the CNN (and no dropout), so that the loss is convex. ``batch_norm``: in the CNN; also
-    where ``method`` keeps it with the clients. ``method``: if it needs more of a module than the CNN has, there is an
-    autoencoder in its place (with ``linear``: of two linear layers).
+    where ``method`` keeps it with the clients, never where it refuses it. ``method``: if it needs more of a module than
+    the CNN has, there is an autoencoder in its place (with ``linear``: of two linear layers). If its server needs a
+    pool, that is the clients' data.
     ``noise``: standard deviation of what is added to the features in every mode, in evaluation too.
     """
     everything = _dataset()
@@ -193,7 +195,7 @@ def digits(
     clients = clients.with_commons(means)
     mean, std, autoencoder = everything.mean, everything.std, method is not None and bool(needed(method))
     keep_buffers = method is not None and keeps_batch_norm(method)
-    batch_norm = batch_norm or keep_buffers
+    batch_norm = (batch_norm or keep_buffers) and not (method and refuses_batch_norm(method))
 
     def module() -> LightningModule:
         set_default_generator("initial weights of the tests")
@@ -207,7 +209,9 @@ def digits(
         return Classifier(network, lr=lr, momentum=momentum, mean=mean, std=std)
 
     sets = {"train": store, "test": everything.test[slice(0, 100)]}
-    data = RunData(clients, clients, sets, n_classes=everything.n_classes)
+    serves = method is not None and needs_pool(method)
+    pool = clients if serves else None
+    data = RunData(clients, clients, sets, pool, everything.n_classes, serves=serves)
     return Federation(data, module, keep_buffers=keep_buffers)
 
 

@@ -29,7 +29,7 @@ def its_work_can_be_priced(algorithm: Algorithm, local: LocalSGD) -> None:
         for variant, n in smaller_of(algorithm, 2):
             data = federation.data
             few = Clients(data.own.store, [np.arange(n) % len(data.own.store)], commons=data.own.commons)
-            small = replace(federation, data=RunData(few, few, data.sets))
+            small = replace(federation, data=replace(data, clients=few, own=few))
             small.play(variant, small.plan(1))
             timed.append(Timed(n if trains_locally(algorithm) else 0, _pieces(variant, small), 1.0))
         in_seconds(kinds, prices(type(algorithm).__name__, timed))
