@@ -86,6 +86,7 @@ KINDS: Mapping[str, Kind] = {
             "fedbn": f"{_METHODS}.fedbn:FedBN",
             "fedper": f"{_METHODS}.fedper:FedPer",
             "fedproto": f"{_METHODS}.fedproto:FedProto",
+            "fedgen": f"{_METHODS}.fedgen:FedGEN",
         },
         has=("start", "down", "client", "merge"),
     ),
