@@ -130,7 +130,11 @@ KINDS: Mapping[str, Kind] = {
     ),
     "generator": Kind(
         "generator.name",
-        {"ddpm": f"{_GENERATORS}.ddpm:DDPM", "private_ddpm": f"{_GENERATORS}.private:PrivateDDPM"},
+        {
+            "ddpm": f"{_GENERATORS}.ddpm:DDPM",
+            "private_ddpm": f"{_GENERATORS}.private:PrivateDDPM",
+            "beta_vae": f"{_GENERATORS}.beta_vae:BetaVAE",
+        },
         has=("sampling", "epochs", "fit", "sample"),
     ),
     "straggler": Kind(

@@ -1,0 +1,131 @@
+"""beta-VAE with controlled capacity (Burgess et al. 2018, arXiv:1804.03599), as Fedssyn trains it on dSprites.
+
+x: an image with pixels in [0, 1];  mu, v: mean and log-variance of its code of l numbers;  z ~ N(mu, e^v);
+x^: logits of the decoded image;  C: capacity in nats, which rises from 0 to its largest value, then stays.
+
+    loss = BCE(x^, x), summed over pixels, + gamma |KL - C|,   KL = sum over l of (mu^2 + e^v - 1 - v) / 2
+
+BCE and KL are means over the batch before the absolute value is taken. Encoder: convolutions 4x4 with stride 2, which
+halve the image down to 4x4, then 256-256-2l; the decoder mirrors it. At 64x64, that is four of them, as in the papers.
+"""
+
+from collections.abc import Callable
+from math import log2
+
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+SMALLEST = 4
+"""Side of the encoder's smallest maps."""
+
+
+def kl(mean: Tensor, log_variance: Tensor) -> Tensor:
+    """(B,): KL(N(mu, e^v) || N(0, I)) of codes (B, l), in nats."""
+    return (mean.square() + log_variance.exp() - 1 - log_variance).sum(1) / 2
+
+
+class BetaVAE(LightningModule):
+    """Encoder, decoder, and the mean code of each class, from around which samples are drawn.
+
+    shape: (C, S, S), S a power of two of at least 8. A batch is (x, y): x uint8 (B, C, S, S), y (B,) classes, which the
+    loss does not see. All draws come from a generator seeded with ``seed``. ramp: steps in which C rises.
+    """
+
+    means: Tensor
+
+    def __init__(
+        self, *, shape: tuple[int, ...], n_classes: int, latent: int, filters: int, hidden: int, lr: float,
+        gamma: float = 100.0, capacity: float = 20.0, ramp: int = 1, flip: bool = False, seed: int = 0,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.latent, self.lr, self.flip = latent, lr, flip
+        self.gamma, self.capacity, self.ramp, self.steps = gamma, capacity, ramp, 0
+        halvings = int(log2(shape[1] // SMALLEST))
+        flat = filters * SMALLEST**2
+        down: list[nn.Module] = []
+        up: list[nn.Module] = [nn.Unflatten(1, (filters, SMALLEST, SMALLEST))]
+        for level in range(halvings):
+            first, last = level == 0, level == halvings - 1
+            down += [nn.Conv2d(shape[0] if first else filters, filters, 4, 2, 1), nn.ReLU()]
+            up += [nn.ConvTranspose2d(filters, shape[0] if last else filters, 4, 2, 1), nn.ReLU()]
+        self.encoder = nn.Sequential(
+            *down, nn.Flatten(), nn.Linear(flat, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(),
+            nn.Linear(hidden, 2 * latent),
+        )  # fmt: skip
+        self.decoder = nn.Sequential(
+            nn.Linear(latent, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, flat),
+            nn.ReLU(), *up[:-1],
+        )  # fmt: skip
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv2d | nn.Linear):
+                nn.init.kaiming_normal_(layer.weight)
+                assert layer.bias is not None
+                nn.init.zeros_(layer.bias)
+        self.register_buffer("means", torch.zeros(n_classes, latent))
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """BCE + gamma |KL - C| of the batch."""
+        images, n = batch[0], len(batch[0])
+        if self.flip:
+            mirrored = (torch.rand(n, 1, 1, 1, generator=self.generator) < 0.5).to(self.device)
+            images = torch.where(mirrored, images.flip(-1), images)
+        self.steps += 1
+        bce, distance = self(images, torch.randn(n, self.latent, generator=self.generator).to(self.device))
+        return bce.mean() + self.gamma * (distance.mean() - self.target(self.steps)).abs()
+
+    def target(self, step: int) -> float:
+        """C in a step, from 1."""
+        return self.capacity * min(1.0, step / self.ramp)
+
+    def forward(self, images: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """BCE (B,), summed over the pixels, and KL (B,) of images, with noise (B, l) for their codes."""
+        x = images / 255
+        mean, log_variance = self.encode(images)
+        decoded = self.decoder(mean + (log_variance / 2).exp() * noise)
+        bce = F.binary_cross_entropy_with_logits(decoded, x, reduction="none").flatten(1).sum(1)
+        return bce, kl(mean, log_variance)
+
+    def encode(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log-variance (B, l) of the codes of uint8 images."""
+        mean, log_variance = self.encoder(images / 255).chunk(2, 1)
+        return mean, log_variance
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Adam, constant learning rate."""
+        return torch.optim.Adam(self.parameters(), self.lr)
+
+    @torch.no_grad()
+    def centre(self, images: Tensor, labels: Tensor) -> None:
+        """Set the mean code of each class to that of these images; a class without an image has 0, the prior's."""
+        classes = torch.arange(len(self.means), device=self.device)
+        total = torch.zeros(self.means.shape, dtype=torch.float64, device=self.device)
+        for x, y in zip(images.split(256), labels.split(256), strict=True):
+            of_class = (y.to(self.device) == classes[:, None]).double()
+            total += of_class @ self.encode(x.to(self.device))[0].double()  # index_add_ would add in any order
+        counts = torch.bincount(labels, minlength=len(self.means)).clamp(min=1).to(self.device)
+        self.means.copy_(total / counts[:, None])
+
+    @torch.no_grad()
+    def sample(self, labels: Tensor, seed: int, *, progress: Callable[[int, int], None] | None = None) -> Tensor:
+        """Images of these classes, uint8 (n, C, S, S): z ~ N(mu_c, I), decoded to grey values."""
+        generator = torch.Generator().manual_seed(seed)
+        parts, images = labels.split(256), []
+        for done, y in enumerate(parts, 1):
+            z = self.means[y.to(self.device)] + torch.randn(len(y), self.latent, generator=generator).to(self.device)
+            images.append((255 * self.decoder(z).sigmoid()).round().to(torch.uint8))
+            if progress:
+                progress(done, len(parts))
+        return torch.cat(images)
+
+    @torch.no_grad()
+    def losses(self, images: Tensor, seed: int, *, draws: int = 16) -> Tensor:
+        """BCE + KL of each image, (n,), the mean over ``draws`` codes whose noise is the same for all images."""
+        noise = torch.randn(draws, 1, self.latent, generator=torch.Generator().manual_seed(seed)).to(self.device)
+        found = []
+        for x in images.to(self.device).split(256):
+            bounds = [torch.stack(self(x, eps.expand(len(x), -1))).sum(0) for eps in noise]
+            found.append(torch.stack(bounds).mean(0))
+        return torch.cat(found)

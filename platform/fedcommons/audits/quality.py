@@ -1,0 +1,165 @@
+"""How good synthetic images are, without a download: seen by a classifier that was trained on real training images.
+
+Kynkaanniemi et al., NeurIPS 2019, arXiv:1904.06991 (precision, recall); Naeem et al., ICML 2020, arXiv:2002.09797
+(density, coverage); Binkowski et al., ICLR 2018, arXiv:1801.01401 (kernel distance, KID).
+
+x_1..x_n: real points;  y_1..y_m: made points, all in R^d;  B(x): the ball around x that reaches to its k-th nearest
+neighbour among its own kind, the edge included.
+
+    precision = (1/m) #{j: y_j in some B(x_i)}       density  = 1/(k m) sum_j #{i: y_j in B(x_i)}
+    recall    = (1/n) #{i: x_i in some B(y_j)}       coverage = (1/n) #{i: some y_j in B(x_i)}
+    kernel distance = mean k(x_i, x_j) over i != j + mean k(y_i, y_j) over i != j - 2 mean k(x_i, y_j),
+                      k(a, b) = (a.b/d + 1)^3, an unbiased estimate of the squared MMD; it may be below 0
+
+Departs from the papers: points are inputs of the head of a small classifier of the same data, not of a network that was
+trained on ImageNet, so numbers compare pools of one data set and one classifier, not papers. The kernel distance takes
+all points at once, where KID is a mean over subsets of 1,000.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedcommons.audits.distances import CHUNK, embedding, pixel_space
+from fedcommons.core.work import Work
+from fedcommons.data.clients import ClientData
+from fedcommons.data.examples import Examples
+from fedcommons.errors import UserError
+from fedcommons.seeds import numpy_generator, seed_for
+
+
+def compared(real: Tensor, made: Tensor, k: int = 5) -> dict[str, float]:
+    """precision, recall, density, coverage and kernel_distance of made points (m, d) against real ones (n, d).
+
+    Two draws from one distribution have density 1 on average, and a coverage of about 1 - 2^-k where n = m. The numbers
+    depend on n and m: compare pools of as many.
+
+    Raises:
+        ValueError: there are not more than k points of either kind.
+    """
+    if min(len(real), len(made)) <= k:
+        raise ValueError(
+            f"{k} nearest neighbours need more than {k} points, got {len(real)} real and {len(made)} made ones"
+        )
+    of_real, of_made = _radii(real, k), _radii(made, k)
+    inside_all = precise = 0.0
+    covered = torch.zeros(len(real), dtype=torch.bool, device=real.device)
+    recalled, distances = torch.zeros_like(covered), pixel_space(real)  # of points it is the Euclidean distance
+    for rows, radii in zip(made.split(CHUNK), of_made.split(CHUNK), strict=True):
+        far = distances(rows)  # (chunk, n)
+        inside = far <= of_real
+        inside_all += float(inside.sum())
+        precise += float(inside.any(1).sum())
+        covered |= inside.any(0)
+        recalled |= (far <= radii[:, None]).any(0)
+    return {
+        "precision": precise / len(made),
+        "recall": float(recalled.sum()) / len(real),
+        "density": inside_all / (k * len(made)),
+        "coverage": float(covered.sum()) / len(real),
+        "kernel_distance": kernel_distance(real, made),
+    }
+
+
+def _radii(points: Tensor, k: int) -> Tensor:
+    """(n,): the distance of each point to its k-th nearest neighbour, and a billionth more, as its edge is rounded.
+
+    A point is no neighbour of itself.
+    """
+    distances, found = pixel_space(points), []
+    for first in range(0, len(points), CHUNK):
+        far = distances(points[first : first + CHUNK])
+        far[torch.arange(len(far)), first + torch.arange(len(far))] = 0.0
+        found.append(far.kthvalue(k + 1, 1).values)
+    return torch.cat(found) * (1 + 1e-9)
+
+
+def kernel_distance(real: Tensor, made: Tensor) -> float:
+    """The unbiased squared MMD of made points (m, d) and real ones (n, d); n and m are at least 2."""
+
+    def total(a: Tensor, b: Tensor) -> float:
+        return sum(float(_kernel(part, b).sum()) for part in a.split(CHUNK))
+
+    def others(a: Tensor) -> float:
+        itself = float((a.square().sum(1) / a.shape[1] + 1).pow(3).sum())
+        return (total(a, a) - itself) / (len(a) * (len(a) - 1))
+
+    x, y = real.double(), made.double()
+    return others(x) + others(y) - 2 * total(x, y) / (len(x) * len(y))
+
+
+def _kernel(a: Tensor, b: Tensor) -> Tensor:
+    return (a @ b.T / a.shape[1] + 1).pow(3)
+
+
+@dataclass(frozen=True)
+class Quality:
+    """What ``pool_quality`` finds.
+
+    pool, unseen: see ``compared``, and fidelity, the share of images that the classifier of real images gives their
+    label. unseen: of test images in the pool's place, so what fresh real images have; their fidelity is the accuracy of
+    this classifier. accuracy: on test images, of a classifier trained on the pool. points: of each kind that were
+    compared. trained: images that each of the two classifiers was trained on.
+    """
+
+    pool: Mapping[str, float]
+    unseen: Mapping[str, float]
+    accuracy: float
+    points: int
+    trained: int
+
+
+def pool_quality(
+    work: Work, real: Examples, pool: Examples, test: Examples, seed: int, *, k: int = 5, most: int = 5000
+) -> Quality:
+    """The quality of a pool of labelled images, against real training images.
+
+    Two classifiers start from ``work.initial`` and are trained by ``work``'s local loop, one on real images and one on
+    as many of the pool's, at most ``most``. Features are those of the first.
+
+    Raises:
+        UserError: there are not more than k images of a kind.
+        ValueError: the module has no head; see ``core.features.Head``.
+    """
+    if min(map(len, (real, pool, test))) <= k:
+        sizes = ", ".join(f"{len(of):,} {name}" for name, of in (("real", real), ("made", pool), ("test", test)))
+        raise UserError(f"the quality of a pool by {k} neighbours takes more than {k} images of each kind: {sizes}.")
+    n = min(len(real), len(pool), most)
+    real, pool = _some(real, n, seed, "real"), _some(pool, n, seed, "pool")
+    points = min(n, len(test))
+    unseen = _some(test, points, seed, "test")
+    _train(work, pool, seed)
+    accuracy = _right(work, test)
+    _train(work, real, seed)
+    embed = embedding(work.module)
+    there = embed(real.x[:points].to(work.device))
+
+    def of(made: Examples) -> dict[str, float]:
+        found = compared(there, embed(made.x[:points].to(work.device)), k)
+        return {**found, "fidelity": _right(work, made)}
+
+    return Quality(of(pool), of(unseen), accuracy, points, n)
+
+
+def _some(of: Examples, n: int, seed: int, which: str) -> Examples:
+    """n of them, in a random order, so that a prefix is random too."""
+    return of[numpy_generator(seed, "quality", which).permutation(len(of))[:n]]
+
+
+def _train(work: Work, on: Examples, seed: int) -> None:
+    """Leaves the trained weights in ``work.module``."""
+    examples = on.to(work.device)
+    work.load_buffers(work.initial_buffers)
+    work.local(work.initial, ClientData(examples.x, examples.y), seed_for(seed, "classifier of quality"))
+
+
+def _right(work: Work, examples: Examples) -> float:
+    """The share of examples that the module gives their label."""
+    work.module.eval()
+    right = 0
+    with torch.no_grad():
+        for x, y in zip(examples.x.split(CHUNK), examples.y.split(CHUNK), strict=True):
+            right += int((work.module(x.to(work.device)).argmax(1).cpu() == y).sum())
+    return right / len(examples)

@@ -1,0 +1,138 @@
+"""A beta-VAE that draws around the mean code of a class (Fedssyn, appendix A.4; Burgess et al. 2018, arXiv:1804.03599).
+
+mu_c: the mean, over the images of class c that it was trained on, of the means of their codes. It travels with the
+weights. A sample of class c is decoded from z ~ N(mu_c, I).
+
+Departs from the paper: images of smaller sides than 64 are halved less often; an incomplete batch is trained on, where
+the code that the paper names drops it; pixels stay grey, where the paper does not say whether it rounds them to 0 and
+1. One beta-VAE knows all classes of a client and sees no label: in the paper each client has one class.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from fedcommons import capacity
+from fedcommons.core.worker import default_device
+from fedcommons.data.examples import Examples
+from fedcommons.errors import UserError
+from fedcommons.generators.generator import Progress, Receipt, TrainedGenerator, Weights
+from fedcommons.seeds import generator, seed_for, set_default_generator
+
+COPIES = 4
+"""Copies of the weights that a training holds: them, their gradient and Adam's two moments."""
+
+
+@dataclass(frozen=True)
+class BetaVAE:
+    """The beta-VAE of Fedssyn's dSprites. The defaults are the paper's, for images of 64x64."""
+
+    epochs: Annotated[int, "[1, 1e9]"] = 360
+    """passes over the client's images (the share rho)"""
+    batch_size: Annotated[int, "[1, 1e9]"] = 256
+    """images per step"""
+    lr: Annotated[float, "(0, 1e38]"] = 5e-4
+    """learning rate of Adam"""
+    latent: Annotated[int, "[1, 1e6]"] = 10
+    """numbers in a code"""
+    filters: Annotated[int, "[1, 1e5]"] = 32
+    """channels of every convolution"""
+    hidden: Annotated[int, "[1, 1e5]"] = 256
+    """width of the linear layers"""
+    gamma: Annotated[float, "[0, 1e30]"] = 100.0
+    """weight of |KL - C|"""
+    capacity: Annotated[float, "[0, 1e30]"] = 20.0
+    """the largest C, in nats"""
+    ramp: Annotated[int, "[1, 1e9]"] = 24
+    """epochs in which C rises from 0; the paper's are the first 1/15 of 360"""
+
+    sampling: ClassVar[tuple[str, ...]] = ()
+
+    def check_type(self, dtype: torch.dtype, data: str) -> None:
+        """See ``Generator``."""
+        if dtype != torch.uint8:
+            raise UserError(
+                f"generator.name beta_vae draws uint8 images, and {data} has {dtype} examples: name a generator of "
+                "your own that draws these."
+            )
+
+    def check_shape(self, shape: tuple[int, ...], data: str) -> None:
+        """See ``Generator``."""
+        side = shape[1]
+        if side < 8 or side & (side - 1):
+            raise UserError(
+                "generator.name beta_vae halves images down to 4x4, so their side must be a power of two of at least "
+                f"8, and {data} has {side}."
+            )
+        numbers = 2 * (16 * self.filters * self.hidden + self.hidden**2) + 2 * 16 * self.filters**2
+        capacity.require("the generator", COPIES * 4 * numbers, "generator.filters and generator.hidden")
+
+    def fit(
+        self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False,
+        progress: Progress | None = None,
+    ) -> Mapping[int, TrainedGenerator]:  # fmt: skip
+        """See ``Generator``; fewer images than ``batch_size`` make one batch."""
+        import pytorch_lightning as lightning
+
+        from fedcommons.core import trainer
+
+        set_default_generator(seed, "initial weights")
+        steps = self.ramp * -(-len(examples) // self.batch_size)
+        model = self._build(tuple(examples.x.shape[1:]), n_classes, seed, flip, steps)
+        loader = DataLoader(
+            TensorDataset(examples.x, examples.y),
+            batch_size=self.batch_size,
+            shuffle=True,
+            generator=generator(seed, "order"),
+        )
+        kept: dict[int, TrainedGenerator] = {}
+
+        class Keep(lightning.Callback):
+            def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+                if trainer.current_epoch + 1 in epochs:
+                    model.centre(examples.x, examples.y)
+                    state = {name: t.detach().cpu().clone() for name, t in model.state_dict().items()}
+                    kept[trainer.current_epoch + 1] = TrainedGenerator(state, Receipt())  # nothing protects it
+
+        trainer.fit(model, loader, max(epochs), [Keep()], progress)
+        return kept
+
+    def sample(
+        self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int,
+        progress: Progress | None = None,
+    ) -> Tensor:  # fmt: skip
+        """See ``Generator``. Of a class without a training image z ~ N(0, I)."""
+        model = self._read(weights, shape, n_classes)
+        return model.sample(labels, seed_for(seed, "samples"), progress=progress).cpu()
+
+    def losses(self, weights: Weights, examples: Examples, n_classes: int, seed: int) -> Tensor:
+        """BCE + KL of each image, (n,), over the same draws of noise for all: what membership shows in."""
+        model = self._read(weights, tuple(examples.x.shape[1:]), n_classes)
+        return model.losses(examples.x, seed_for(seed, "losses")).cpu()
+
+    def _read(self, weights: Weights, shape: tuple[int, ...], n_classes: int):
+        model = self._build(shape, n_classes, 0)
+        model.load_state_dict(dict(weights))
+        return model.to(default_device())
+
+    def _build(self, shape: tuple[int, ...], n_classes: int, seed: int, flip: bool = False, ramp: int = 1):
+        """The LightningModule, with initial weights from torch's default generator; ``seed``: of its draws."""
+        from lightning_modules import beta_vae  # seconds to import, and most workers never need it
+
+        return beta_vae.BetaVAE(
+            shape=shape,
+            n_classes=n_classes,
+            latent=self.latent,
+            filters=self.filters,
+            hidden=self.hidden,
+            lr=self.lr,
+            gamma=self.gamma,
+            capacity=self.capacity,
+            ramp=ramp,
+            flip=flip,
+            seed=seed_for(seed, "noise"),
+        )

@@ -1,0 +1,187 @@
+"""Quality of a pool: closed forms, a slow double loop, and pools whose quality is known."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedcommons.audits.quality import compared, kernel_distance, pool_quality
+from fedcommons.config import experiment as config
+from fedcommons.core.local import LocalSGD
+from fedcommons.core.work import Work
+from fedcommons.data.examples import Examples
+from fedcommons.errors import UserError
+from fedcommons.reports.images import image_grid
+from fedcommons.runs import inputs
+from fedcommons.seeds import generator, set_default_generator
+from lightning_modules.classifier import Classifier
+from lightning_modules.networks.linear import Linear
+
+DATA = inputs.load(config.Data(limit=300))
+STRIPES = '''
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fedcommons import TrainedGenerator
+
+
+@dataclass(frozen=True)
+class Stripes:
+    """Draws as many bright rows as the label says."""
+
+    epochs: int = 1
+    sampling: ClassVar[tuple[str, ...]] = ()
+
+    def fit(self, examples, n_classes, seed, epochs, *, flip=False):
+        return {e: TrainedGenerator({}) for e in epochs}
+
+    def sample(self, weights, shape, n_classes, labels, seed):
+        rows = torch.arange(shape[1])[:, None] < labels[:, None, None]
+        return (255 * rows.expand(-1, -1, shape[2]).unsqueeze(1)).to(torch.uint8)
+'''
+
+
+def points(n: int, seed: int, d: int = 3) -> Tensor:
+    return torch.randn(n, d, generator=generator(seed, "points"))
+
+
+def by_loops(real: Tensor, made: Tensor, k: int) -> dict[str, float]:
+    """From the papers' equations, a pair at a time."""
+
+    def far(a: Tensor, b: Tensor) -> float:
+        return float((a.double() - b.double()).norm())
+
+    def radius(i: int, of: Tensor) -> float:
+        return sorted(far(of[i], of[j]) for j in range(len(of)) if j != i)[k - 1]
+
+    of_real, of_made = ([radius(i, of) for i in range(len(of))] for of in (real, made))
+    in_real = [[far(y, x) <= r for x, r in zip(real, of_real, strict=True)] for y in made]
+    in_made = [[far(x, y) <= r for y, r in zip(made, of_made, strict=True)] for x in real]
+    return {
+        "precision": float(np.mean([any(row) for row in in_real])),
+        "recall": float(np.mean([any(row) for row in in_made])),
+        "density": float(np.sum(in_real)) / (k * len(made)),
+        "coverage": float(np.mean(np.any(in_real, 0))),
+        "kernel_distance": mmd_by_loops(real, made),
+    }
+
+
+def mmd_by_loops(real: Tensor, made: Tensor) -> float:
+    def k(a: Tensor, b: Tensor) -> float:
+        return (float(a.double() @ b.double()) / len(a) + 1) ** 3
+
+    def within(of: Tensor) -> float:
+        return float(np.mean([k(a, b) for i, a in enumerate(of) for j, b in enumerate(of) if i != j]))
+
+    return within(real) + within(made) - 2 * float(np.mean([k(a, b) for a in real for b in made]))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("k", [1, 3])
+def test_it_is_what_the_equations_say(seed: int, k: int) -> None:
+    real, made = points(9, seed), 0.7 * points(12, seed + 100) + 0.3
+    assert compared(real, made, k) == pytest.approx(by_loops(real, made, k), abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_real_data_as_a_pool_are_perfect(seed: int) -> None:
+    real = points(600, seed)  # more than a chunk
+    found = compared(real, real, 4)
+    assert found["precision"] == found["recall"] == found["coverage"] == 1
+    assert found["density"] == (4 + 1) / 4  # each ball holds its centre and k neighbours
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_far_clouds_have_nothing_in_common(seed: int) -> None:
+    found = compared(points(30, seed), points(30, seed + 9) + 100)
+    assert [found[name] for name in ("precision", "recall", "density", "coverage")] == [0, 0, 0, 0]
+    assert found["kernel_distance"] > 1e6
+
+
+def test_density_of_four_points_by_hand() -> None:
+    # k = 1: the balls around 0, 1, 4, 9 have the radii 1, 1, 3, 5. They hold of 0.5: 0, 1; of 3: 4; of 20: none.
+    found = compared(torch.tensor([[0.0], [1], [4], [9]]), torch.tensor([[0.5], [3], [20]]), 1)
+    assert found["density"] == pytest.approx(3 / 3)
+    assert found["precision"] == pytest.approx(2 / 3)
+    assert found["coverage"] == pytest.approx(3 / 4)
+    assert found["recall"] == pytest.approx(4 / 4)  # the balls around 0.5, 3, 20 have the radii 2.5, 2.5, 17
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_order_does_not_matter(seed: int) -> None:
+    real, made = points(40, seed), points(50, seed + 9)
+    order = torch.randperm(50, generator=generator(seed))
+    assert compared(real.flip(0), made[order]) == pytest.approx(compared(real, made), abs=1e-9)
+
+
+def test_the_kernel_distance_of_equal_distributions_is_zero_on_average() -> None:
+    found = np.array([kernel_distance(points(20, s), points(25, s + 1000)) for s in range(300)])
+    error = found.std(ddof=1) / np.sqrt(len(found))
+    assert abs(found.mean()) < 3 * error
+    assert found.min() < 0 < found.max()
+    biased = [found[s] + (points(20, s).square().sum(1) / 3 + 1).pow(3).mean().item() / 20 for s in range(300)]
+    assert np.mean(biased) > 10 * error  # with the terms i = i it would not be
+
+
+def test_too_few_points_are_refused() -> None:
+    with pytest.raises(ValueError, match="5 nearest neighbours need more than 5 points, got 5 real and 9 made ones"):
+        compared(points(5, 0), points(9, 0))
+
+
+def work() -> Work:
+    set_default_generator(0, "weights")
+    module = Classifier(Linear((1, 8, 8), 10), lr=0.1, mean=(0.3,), std=(0.3,))
+    return Work(module, torch.device("cpu"), LocalSGD(5, 10))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_wrong_labels_show_in_fidelity_and_accuracy_and_noise_in_coverage(seed: int) -> None:
+    pool = DATA.validation
+    good = pool_quality(work(), DATA.train, pool, DATA.test, seed)
+    wrong = pool_quality(work(), DATA.train, Examples(pool.x, (pool.y + 1) % 10), DATA.test, seed)
+    noise = torch.randint(0, 256, pool.x.shape, dtype=torch.uint8, generator=generator(seed))
+    noisy = pool_quality(work(), DATA.train, Examples(noise, pool.y), DATA.test, seed)
+    assert good.unseen == wrong.unseen == noisy.unseen
+    assert good.trained == good.points == len(pool)
+    assert good.pool["fidelity"] > 0.7 > 0.2 > wrong.pool["fidelity"]
+    assert good.accuracy > 0.7 > 0.2 > wrong.accuracy
+    assert {**wrong.pool, "fidelity": 0} == {**good.pool, "fidelity": 0}  # labels show nowhere else
+    assert good.pool["coverage"] > 0.8 > 0.2 > noisy.pool["coverage"]
+
+
+def test_it_follows_from_the_seed() -> None:
+    first, again = (pool_quality(work(), DATA.train, DATA.validation, DATA.test, 3) for _ in range(2))
+    assert first == again
+
+
+def test_a_pool_that_is_too_small_is_refused() -> None:
+    with pytest.raises(UserError, match=r"more than 5 images of each kind: .* 4 made"):
+        pool_quality(work(), DATA.train, DATA.validation[:4], DATA.test, 0)
+
+
+def test_a_grid_has_places_for_missing_images(tmp_path: Path) -> None:
+    x = np.zeros((1, 8, 8), np.uint8)
+    image_grid(tmp_path / "grid.png", [("first", [x, None]), ("second", [np.zeros((3, 8, 8), np.uint8)])], ["a", "b"])
+    assert (tmp_path / "grid.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_command(tmp_path: Path, sweeps: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text(STRIPES)
+    monkeypatch.chdir(tmp_path)
+    argv = ["--preset", "smoke", "--generator", "mine.py:Stripes", "--epochs", "9", "--out", "out"]
+    assert sweeps("quality").quality(["--dry-run", *argv]) == 0
+    assert not (tmp_path / "out").exists()
+    assert sweeps("quality").quality(argv) == 0
+    found = json.loads((tmp_path / "out" / "quality.json").read_text())
+    assert found["points"] == 200
+    assert found["pool"]["recall"] < 0.1 < 0.9 < found["test images"]["recall"]
+    assert (tmp_path / "out" / "quality.png").exists()
+    with pytest.raises(UserError, match="setting real makes no images"):
+        sweeps("quality").quality(["--sharing", "real"])
