@@ -134,6 +134,8 @@ KINDS: Mapping[str, Kind] = {
             "ddpm": f"{_GENERATORS}.ddpm:DDPM",
             "private_ddpm": f"{_GENERATORS}.private:PrivateDDPM",
             "beta_vae": f"{_GENERATORS}.beta_vae:BetaVAE",
+            "cvae": f"{_GENERATORS}.cvae:CVAE",
+            "gan": f"{_GENERATORS}.gan:GAN",
         },
         has=("sampling", "epochs", "fit", "sample"),
     ),
