@@ -93,7 +93,8 @@ KINDS: Mapping[str, Kind] = {
     ),
     "data": Kind(
         "data.name",
-        {name: f"{_DATA}:{name}" for name in ("digits", "mnist", "fmnist", "cifar10", "cifar100")},
+        {name: f"{_DATA}:{name}" for name in ("digits", "mnist", "fmnist", "cifar10", "cifar100")}
+        | {name: f"fedcommons.data.sprites:{name}" for name in ("dsprites", "procedural_sprites")},
         frozenset({"dir", "download"}),
         frozenset({"seed"}),
     ),
