@@ -87,6 +87,7 @@ KINDS: Mapping[str, Kind] = {
             "fedper": f"{_METHODS}.fedper:FedPer",
             "fedproto": f"{_METHODS}.fedproto:FedProto",
             "one_shot": f"{_METHODS}.one_shot:OneShot",
+            "fedgen": f"{_METHODS}.fedgen:FedGEN",
         },
         has=("start", "down", "client", "merge"),
     ),

@@ -396,5 +396,5 @@ def _down(call: Call) -> int:
 
 
 def _up(call: Call) -> int:
-    """Bytes of the reply's tensors; memory stays, so it is not counted."""
-    return sum(map(len, chain(raw(call.reply.sums).values(), raw(call.reply.each).values())))
+    """Bytes of the reply's tensors, one that is summed and seen singly once; memory stays, so it is not counted."""
+    return sum(map(len, {**raw(call.reply.sums), **raw(call.reply.each)}.values()))

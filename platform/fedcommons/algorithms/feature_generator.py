@@ -1,0 +1,157 @@
+"""FedGEN's generator of features, and how the server trains it, in one job of the executor.
+
+G(eps, y) = A_2 relu(BN(A_1 [eps, onehot(y)])):  eps: noise, (B, noise_size);  y: a class;  A_1, A_2: affine maps;  G's
+values: embeddings z, (B, d), which the module's ``head`` takes;  h_k: client k's head after its local steps;  n_ky: its
+examples of class y;  W_ky = n_ky / sum_k n_ky over the round's clients, 0 where none has any;  eta: weight of the
+diversity term.
+
+    J(G) = mean_b sum_k W_k(y_b) CE(h_k(z_b), y_b)
+         + eta exp( - mean_{b,c} [ |eps_b - eps_c|^2 / noise_size * |z_b - z_c|_1 / d ] )
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from fedcommons.core.features import Head
+from fedcommons.core.worker import Worker
+from fedcommons.seeds import generator
+from fedcommons.tensors import Flat, data, flatten
+
+STATISTICS = ("norm.mean", "norm.variance")
+"""Parts of the generator that are no parameters: batch norm's running statistics."""
+
+MOMENTUM = 0.1
+"""Of the running statistics, torch's default."""
+
+
+def untrained(n_classes: int, width: int, noise_size: int, hidden: int, like: Tensor, seed: int) -> Flat:
+    """A generator with torch's usual initial weights, of the type of ``like``; width: d."""
+    draws = generator(seed, "feature generator")
+
+    def affine(inputs: int, *shape: int) -> Tensor:
+        return (2 * torch.rand(*shape, generator=draws) - 1) / inputs**0.5
+
+    inputs = noise_size + n_classes
+    parts = {
+        "first.weight": affine(inputs, hidden, inputs),
+        "first.bias": affine(inputs, hidden),
+        "norm.weight": torch.ones(hidden),
+        "norm.bias": torch.zeros(hidden),
+        "last.weight": affine(hidden, width, hidden),
+        "last.bias": affine(hidden, width),
+        "norm.mean": torch.zeros(hidden),
+        "norm.variance": torch.ones(hidden),
+    }
+    return flatten({name: part.to(like.dtype) for name, part in parts.items()})
+
+
+def features(g: Mapping[str, Tensor], eps: Tensor, y: Tensor, *, training: bool = False) -> Tensor:
+    """G(eps, y), (B, d). In training batch norm uses the batch's statistics and updates the running ones in place."""
+    classes = g["first.weight"].shape[1] - eps.shape[1]
+    one_hot = torch.eye(classes, dtype=eps.dtype, device=eps.device)[y]
+    hidden = F.linear(torch.cat([eps, one_hot], 1), g["first.weight"], g["first.bias"])
+    mean, variance = g["norm.mean"], g["norm.variance"]
+    normed = F.batch_norm(hidden, mean, variance, g["norm.weight"], g["norm.bias"], training, MOMENTUM)
+    return F.linear(F.relu(normed), g["last.weight"], g["last.bias"])
+
+
+def draw_noise(kind: str, shape: tuple[int, ...], draws: torch.Generator) -> Tensor:
+    """eps, uniform on [0, 1) or standard normal."""
+    draw = torch.rand if kind == "uniform" else torch.randn
+    return draw(*shape, generator=draws)
+
+
+def labels_at(cumulated: Tensor, at: Tensor) -> Tensor:
+    """Classes by their cumulated shares, (classes,), at places in [0, 1); one without a share never comes."""
+    return torch.searchsorted(cumulated, at * cumulated[-1], right=True)
+
+
+def label_weights(counts: Tensor) -> Tensor:
+    """W, (K, classes): over clients the weights of a class sum to one, or are zero where no client has any of it."""
+    return counts / counts.sum(0).clamp(min=1)
+
+
+def diversity(eps: Tensor, z: Tensor) -> Tensor:
+    """exp(-mean over pairs of the noises' mean squared difference times the features' mean absolute difference).
+
+    It is 1 where all noises give the same feature, so a step down it spreads the features of different noises.
+    """
+    of_noise = torch.cdist(eps, eps, compute_mode="donot_use_mm_for_euclid_dist").square() / eps.shape[1]
+    return torch.exp(-(of_noise * torch.cdist(z, z, p=1) / z.shape[1]).mean())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What the server trains in a round: ``g``, with the moments of Adam after ``steps`` steps.
+
+    heads: (K, ...), parameters of the clients' heads by the names of the model, stacked; counts: n_ky, (K, classes);
+    cumulated: shares by which labels are drawn. The rest are constants of FedGEN.
+    """
+
+    g: Flat
+    first: Flat  # Adam's moments, of the parameters
+    second: Flat
+    steps: int
+    heads: Mapping[str, Tensor]
+    counts: Tensor
+    cumulated: Tensor
+    iterations: int
+    batch_size: int
+    noise: str
+    noise_size: int
+    lr: float
+    weight_decay: float
+    diversity: float
+    ensemble: str
+
+    @property
+    def nbytes(self) -> int:
+        return sum(data(x).nbytes for x in (self.g, self.first, self.second, *self.heads.values()))
+
+
+def train(worker: Worker, task: Training, seed: int) -> tuple[Flat, Flat, Flat]:
+    """The generator and Adam's moments after all iterations; labels and noises are keyed by ``seed``."""
+    work, head = worker.work, Head(worker.work.module)
+    work.load_buffers(work.initial_buffers)
+    work.module.eval()
+    g, first, second = ({name: t.clone().to(work.device) for name, t in x.items()} for x in _of(task))
+    trained = {name: t.requires_grad_() for name, t in g.items() if name not in STATISTICS}
+    adam = torch.optim.Adam(trained.values(), task.lr, weight_decay=task.weight_decay)
+    for name, t in trained.items():
+        adam.state[t] = {"step": torch.tensor(float(task.steps)), "exp_avg": first[name], "exp_avg_sq": second[name]}
+    skipped = len(work.module.head) + 1  # pyright: ignore  (Head has looked at it)
+    heads = {name[skipped:]: t.to(work.device) for name, t in task.heads.items()}
+    weights = label_weights(task.counts).to(next(iter(g.values())))
+    shape, draws = (task.iterations, task.batch_size), generator(seed, "features")
+    labels = labels_at(task.cumulated, torch.rand(shape, generator=draws)).to(work.device)
+    noises = draw_noise(task.noise, (*shape, task.noise_size), draws).to(weights)
+
+    def of_all(z: Tensor) -> Tensor:  # logits (K, B, classes)
+        return torch.vmap(lambda one: functional_call(head.layer, one, (z,)))(heads)
+
+    for eps, y in zip(noises, labels, strict=True):
+        z = features(g, eps, y, training=True)
+        logits = of_all(z)
+        if task.ensemble == "mean":
+            loss = F.cross_entropy(logits.mean(0), y)
+        else:
+            each = F.cross_entropy(logits.flatten(0, 1), y.repeat(len(logits)), reduction="none")
+            loss = (weights[:, y] * each.view(len(logits), -1)).sum(0).mean()
+        loss = loss + task.diversity * diversity(eps, z)
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+    moments = [{n: adam.state[t][key] for n, t in trained.items()} for key in ("exp_avg", "exp_avg_sq")]
+    after, *moved = (
+        Flat(x.layout, flatten(x_new).buffer.cpu()) for x, x_new in zip(_of(task), (g, *moments), strict=True)
+    )
+    return after, moved[0], moved[1]
+
+
+def _of(task: Training) -> tuple[Flat, Flat, Flat]:
+    return task.g, task.first, task.second

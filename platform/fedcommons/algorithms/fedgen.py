@@ -1,0 +1,262 @@
+"""FedGEN: the server learns a generator of features from the clients' heads, and clients learn from its features.
+
+Zhu, Hong and Zhou, "Data-free knowledge distillation for heterogeneous federated learning", ICML 2021,
+arXiv:2105.10056, equations 4 to 6 and algorithm 1.   x: server model;  y_i: client i's model after its local steps;
+h: the model's ``head``;  G(eps, y): features of class y, in the space of the head's input (feature_generator.py);
+r: round, from 1;  w_i: the client's weight;  p(y): share of class y among all clients' examples.
+
+    client:  f_i(y_i) + weight decay^r E_{y ~ p, eps} CE(h(G(eps, y)), y);      x <- x + sum_i w_i (y_i - x) / sum_i w_i
+    server:  G down J(G), which the round's heads h_i judge, each on a class by its share of the class's examples
+
+Bytes of a client in a round: 2 Mc + Mg, for model down and up and the generator down, batch norm's statistics and the
+shares p(y) with it. Class counts are sent once, before round 1, and no epsilon covers them. A class that none of a
+round's clients owns has no weight there and is not drawn; one that nobody owns is never drawn, and clients learn no
+features of it. With ``weight`` 0 the trained model is FedAvg's.
+
+Departs from the paper: clients learn from G from round ``first`` on, as in the released code, as it is untrained
+before; ``weight``, ``decay``, uniform noise and ``ensemble`` weighted are the released code's (equation 4: ``mean``).
+Until G has been trained on a class, p(y) leaves it out. The released code has ``labels`` uniform, ``kl`` 10,
+``weight_decay`` 0.01, ``lr_decay`` 0.98, and counts classes from 1 in the batches of each round. The gradient of the
+term with G joins that of f_i after clipping: it uses no data of the client, so DP-SGD need not clip it.
+``train/loss`` is f_i's.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Annotated
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedcommons.algorithms.feature_generator import (
+    STATISTICS,
+    Training,
+    draw_noise,
+    features,
+    labels_at,
+    train,
+    untrained,
+)
+from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
+from fedcommons.core.averaging import summed_weight
+from fedcommons.core.executor import Executor
+from fedcommons.core.features import Head, head_parameters
+from fedcommons.core.local import AddToGrad, Batch, LocalSGD, Loss
+from fedcommons.core.work import Work
+from fedcommons.data.clients import ClientData
+from fedcommons.errors import UserError
+from fedcommons.seeds import generator
+from fedcommons.tensors import Flat, Payload, add, flat, put, scale, select, sub, zeros_like
+from fedcommons.tensors import data as values
+
+MANY = 64
+"""Steps of a client whose noise and features are made at once."""
+
+
+@dataclass(frozen=True)
+class FedGEN:
+    """Local loss f_i(y) + weight decay^r E CE(h(G(eps, y)), y);  x <- x + sum_i w_i (y_i - x) / sum_i w_i;  G trained.
+
+    Raises:
+        UserError: the head's first parameter is no matrix, or parts of the head are frozen.
+    """
+
+    watches_head = needs_classes = True
+
+    weight: Annotated[float, "[0, 1e38]"] = 10.0
+    """of the cross entropy on generated features, in the clients' loss; 0 is FedAvg"""
+    decay: Annotated[float, "(0, 1]"] = 0.98
+    """factor of weight and kl in each round"""
+    kl: Annotated[float, "[0, 1e38]"] = 0.0
+    """weight of KL(h(G(eps, y)) || the model's prediction on an example of class y) (released code: 10)"""
+    first: Annotated[int, "[1, 1e9]"] = 2
+    """round in which clients begin to learn from the generator; in round 1 it is untrained"""
+    noise: Annotated[str, "uniform | normal"] = "uniform"
+    """of eps: uniform on [0, 1), or standard normal"""
+    noise_size: Annotated[int, "[1, 1e6]"] = 64
+    """length of eps"""
+    hidden: Annotated[int, "[1, 1e6]"] = 512
+    """width of the generator's hidden layer"""
+    batch_size: Annotated[int, "[2, 1e9]"] = 32
+    """features in a step of the server, and in one of a client"""
+    iterations: Annotated[int, "[1, 1e9]"] = 50
+    """steps of the server in a round"""
+    lr: Annotated[float, "(0, 1e38]"] = 3e-4
+    """learning rate of the server's Adam"""
+    lr_decay: Annotated[float, "(0, 1]"] = 1.0
+    """its factor in each round (released code: 0.98)"""
+    weight_decay: Annotated[float, "[0, 1e38]"] = 0.0
+    """of the server's Adam (released code: 0.01)"""
+    diversity: Annotated[float, "[0, 1e38]"] = 1.0
+    """eta, weight of the diversity term in the server's loss"""
+    ensemble: Annotated[str, "weighted | mean"] = "weighted"
+    """the server's loss: heads' losses weighted by label counts, or the loss of their mean logits (equation 4)"""
+    labels: Annotated[str, "counts | uniform"] = "counts"
+    """how often a class is drawn: by the clients' counts, or all alike (released code)"""
+
+    def start(self, model: Flat, facts: Facts, seed: int) -> State:
+        assert facts.counts is not None
+        counts = facts.counts()
+        width = _width(model, facts.head)
+        g = untrained(counts.shape[1], width, self.noise_size, self.hidden, model.buffer, seed)
+        nothing = zeros_like(select(g, [name for name in g if name not in STATISTICS]))
+        return {"model": model, "generator": g, "first": nothing, "second": nothing, "steps": torch.tensor(0),
+                "counts": counts, "seen": torch.zeros_like(counts[0])}  # fmt: skip
+
+    def down(self, state: State, round: int, client: int) -> Message:
+        counts, seen = values(state["counts"]), values(state["seen"])
+        shares = self._cumulated(seen if seen.any() else counts.sum(0)).to(values(state["model"]).dtype)
+        return Message({"model": state["model"], "generator": state["generator"], "shares": shares})
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        x, factor, head = flat(message.common, "model"), self.decay**round, Head(work.module)
+        learns, w, names = round >= self.first, work.weight(data), head_parameters(work.module)
+        steps = work.loop.steps_for(len(data), data.n_own)
+        add_to_grad = self._learn(head, message, steps, factor, seed) if learns and self.weight else None
+        if learns and self.kl:
+            loss = self._distil(work, head, message, steps * work.loop.accumulate, factor, seed)
+            with head.watched():
+                y, metrics, spent = work.local(x, data, seed, loss=loss, add_to_grad=add_to_grad)
+        else:
+            y, metrics, spent = work.local(x, data, seed, add_to_grad=add_to_grad)
+        delta = sub(y, x)
+        body, of_head = select(delta, [name for name in delta if name not in names]), select(delta, names)
+        return Reply(
+            {"body": scale(body, w), "head": scale(of_head, w)},
+            {"head": of_head},
+            weight=w,
+            metrics=metrics,
+            releases=[spent.of("body", "head")],
+        )
+
+    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
+        x = after = flat(state, "model")
+        for part in (flat(total, "body"), flat(total, "head")):
+            after = put(after, add(select(x, part.layout.names), part, 1 / summed_weight(replies)))
+        deltas = [flat(reply.each, "head") for reply in replies.values()]
+        counts, steps = values(state["counts"])[list(replies)], values(state["steps"])
+        task = Training(
+            g=flat(state, "generator"),
+            first=flat(state, "first"),
+            second=flat(state, "second"),
+            steps=int(steps),
+            heads={name: torch.stack([x[name] + delta[name] for delta in deltas]) for name in deltas[0]},
+            counts=counts,
+            cumulated=self._cumulated(counts.sum(0)),
+            iterations=self.iterations,
+            batch_size=self.batch_size,
+            noise=self.noise,
+            noise_size=self.noise_size,
+            lr=self.lr * self.lr_decay ** (round - 1),
+            weight_decay=self.weight_decay,
+            diversity=self.diversity,
+            ensemble=self.ensemble,
+        )
+        g, first, second = executor.map(train, task, [seed])[0]
+        return {**state, "model": after, "generator": g, "first": first, "second": second,
+                "steps": steps + self.iterations, "seen": values(state["seen"]) + counts.sum(0)}  # fmt: skip
+
+    def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
+        """Steps of the server. What a client's step costs more is in the price of its local steps."""
+        return {"server_steps": self.iterations}
+
+    def smaller(self, times: int) -> Sequence[tuple["FedGEN", int]]:
+        """Variants whose clients learn from the generator in round 1 already, with few and with more server steps."""
+        least = type(self)(
+            weight=float(self.weight > 0),
+            kl=float(self.kl > 0),
+            first=1,
+            noise_size=self.noise_size,
+            hidden=self.hidden,
+            batch_size=self.batch_size,
+            iterations=1,
+        )
+        return [(least, 1), (replace(least, iterations=1 + times), 1)]
+
+    def _cumulated(self, counts: Tensor) -> Tensor:
+        """Cumulated shares of the classes that have any of these examples."""
+        shares = (counts > 0).double() if self.labels == "uniform" else counts.double()
+        return shares.cumsum(0) / shares.sum()
+
+    def _learn(self, head: Head, message: Message, steps: int, factor: float, seed: int) -> AddToGrad:
+        """Adds the gradient of the cross entropy on features of drawn classes, which only the head has."""
+        g, shares = flat(message.common, "generator"), values(message.common["shares"])
+        shape, parameters = (self.batch_size, self.noise_size), list(head.layer.parameters())
+
+        def make(steps: Sequence[int]) -> tuple[Tensor, Tensor]:
+            draws = [generator("features", seed, step) for step in steps]
+            y = labels_at(shares, torch.stack([torch.rand(shape[0], generator=d) for d in draws]).to(shares))
+            eps = torch.stack([draw_noise(self.noise, shape, d) for d in draws]).to(shares)
+            return features(g, eps.flatten(0, 1), y.flatten()).unflatten(0, y.shape), y
+
+        at, number = in_chunks(steps, make), count()
+
+        def add_to_grad(params: Mapping[str, nn.Parameter]) -> None:
+            z, y = at(next(number))
+            gradients = torch.autograd.grad(F.cross_entropy(_evaluated(head, z), y), parameters)
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                if parameter.grad is not None:
+                    parameter.grad.add_(gradient, alpha=self.weight * factor)
+
+        return add_to_grad
+
+    def _distil(self, work: Work, head: Head, message: Message, steps: int, factor: float, seed: int) -> Loss:
+        """The module's loss plus the KL term, whose target is what the head says of features of the same classes."""
+        g, shape = flat(message.common, "generator"), (work.loop.batch_size, self.noise_size)
+
+        def make(steps: Sequence[int]) -> tuple[Tensor]:
+            drawn = [draw_noise(self.noise, shape, generator("kl", seed, step)) for step in steps]
+            return (torch.stack(drawn).to(g.buffer),)
+
+        at = in_chunks(steps, make)
+
+        def loss(batch: Batch, step: int) -> Tensor:
+            value = work.module.training_step(batch, step)
+            assert isinstance(value, Tensor)
+            said, (eps,) = head.outputs.log_softmax(1), at(step)
+            with torch.no_grad():
+                wanted = _evaluated(head, features(g, eps[: len(said)], batch[1])).log_softmax(1)
+            each = F.kl_div(said, wanted, reduction="none", log_target=True).sum(1)
+            return value + self.kl * factor * (each * batch[2] if len(batch) > 2 else each).mean()
+
+        return loss
+
+
+def _width(model: Flat, head: Sequence[str]) -> int:
+    """Inputs of the head, whose parameters have these names."""
+    if not head:
+        raise UserError("fedgen needs a model that names its head, the layer that makes logits of the embedding.")
+    if frozen := [name for name in head if name not in model.layout.parts]:
+        raise UserError(f"fedgen needs a head whose parameters are all trained, and {frozen[0]} is frozen.")
+    shape = tuple(model[head[0]].shape)
+    if len(shape) != 2:
+        raise UserError(f"fedgen needs a head that begins with a linear layer, and {head[0]} has shape {shape}.")
+    return shape[1]
+
+
+def in_chunks(steps: int, make: Callable[[Sequence[int]], tuple[Tensor, ...]]) -> Callable[[int], tuple[Tensor, ...]]:
+    """What ``make`` gives for a list of steps, a row for each, step by step; ``steps``: how many there are, about.
+
+    It is called for many steps at once, so that a step launches little and copies nothing to its device.
+    """
+    held: dict[int, tuple[Tensor, ...]] = {}
+
+    def at(step: int) -> tuple[Tensor, ...]:
+        first = step - step % MANY
+        if first not in held or step - first >= len(held[first][0]):
+            held.clear()
+            with torch.no_grad():
+                held[first] = make(range(first, max(step + 1, min(first + MANY, steps))))
+        return tuple(t[step - first] for t in held[first])
+
+    return at
+
+
+def _evaluated(head: Head, z: Tensor) -> Tensor:
+    """The head's logits of features, without dropout, so that no random number is drawn."""
+    head.layer.eval()
+    logits = head.layer(z)
+    head.layer.train()
+    return logits

@@ -1,0 +1,266 @@
+"""FedGEN beside an independent slow loop, FedAvg, and its closed forms."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedcommons.algorithms.feature_generator import STATISTICS, diversity, features, label_weights, labels_at
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.fedgen import FedGEN, in_chunks
+from fedcommons.core.algorithm import State
+from fedcommons.core.dp_sgd import DPSGD
+from fedcommons.core.local import LocalSGD
+from fedcommons.data.clients import ClientData
+from fedcommons.errors import UserError
+from fedcommons.seeds import generator
+from fedcommons.tensors import Flat, add, data, flat, flatten
+from lightning_modules import Classifier
+from lightning_modules.networks import CNN
+
+if TYPE_CHECKING:
+    from conftest import Federation
+
+    Digits = Callable[..., Federation]
+
+TINY = FedGEN(iterations=4, noise_size=3, hidden=8, batch_size=6)
+NO_ORDER = LocalSGD(epochs=2, batch_size=100)
+"""One batch holds all examples of a client, so two loops need not agree on an order."""
+
+OPTIONS = {
+    "as the paper": TINY,
+    "as the released code": replace(TINY, kl=10.0, labels="uniform", weight_decay=0.01, lr_decay=0.98),
+    "equation 4": replace(TINY, ensemble="mean", noise="normal", first=1, diversity=0.3),
+}
+
+
+class _Slow:
+    """The paper's equations one after another, in modules of torch, for clients that train on all examples at once."""
+
+    def __init__(self, federation: "Federation", method: FedGEN, g: Flat) -> None:
+        self.method, self.clients, self.server = method, federation.data.clients, federation.module()
+        self.counts = [torch.bincount(c.y, minlength=10).double() for c in map(self.data, range(len(self.clients)))]
+        self.first, self.norm = nn.Linear(method.noise_size + 10, method.hidden), nn.BatchNorm1d(method.hidden)
+        self.last, self.seen = nn.Linear(method.hidden, 16), torch.zeros(10)
+        self.g = nn.ModuleDict({"first": self.first, "norm": self.norm, "last": self.last}).double()
+        with torch.no_grad():
+            for name, parameter in self.g.named_parameters():
+                parameter.copy_(g[name])
+        self.adam = torch.optim.Adam(self.g.parameters(), method.lr, weight_decay=method.weight_decay)
+
+    def data(self, client: int) -> ClientData:
+        return self.clients[client]
+
+    def make(self, eps: Tensor, y: Tensor) -> Tensor:
+        hidden = self.first(torch.cat([eps, F.one_hot(y, 10).double()], 1))
+        return self.last(F.relu(self.norm(hidden)))
+
+    def classes(self, counts: Tensor, places: Tensor) -> Tensor:
+        """The class in whose interval each place lies."""
+        shares = (counts > 0).double() if self.method.labels == "uniform" else counts.double()
+        shares = shares / shares.sum()
+        return torch.tensor([next(c for c in range(10) if u < shares[: c + 1].sum()) for u in places.tolist()])
+
+    def noise(self, shape: tuple[int, ...], draws: torch.Generator) -> Tensor:
+        return (torch.rand if self.method.noise == "uniform" else torch.randn)(*shape, generator=draws).double()
+
+    def play(self, joined: list[int], round: int, seed: int) -> None:
+        trained = [self.train(client, round, seed + client) for client in joined]
+        self.teach([module.network.last for module in trained], joined, round, seed)
+        mean = {n: sum(m.state_dict()[n] for m in trained) / len(joined) for n in self.server.state_dict()}
+        self.server.load_state_dict(mean)
+        self.seen = self.seen + sum(self.counts[i] for i in joined)
+
+    def train(self, client: int, round: int, seed: int) -> Any:
+        method, module, mine = self.method, _copy(self.server), self.data(client)
+        sgd, factor = torch.optim.SGD(module.parameters(), 0.1), 0.98**round
+        self.g.eval()
+        for step in range(2):
+            loss = F.cross_entropy(module(mine.x), mine.y)
+            if round >= method.first:
+                draws = generator("features", seed, step)
+                drawn = self.seen if self.seen.any() else torch.stack(self.counts).sum(0)
+                y = self.classes(drawn, torch.rand(method.batch_size, generator=draws))
+                z = self.make(self.noise((method.batch_size, method.noise_size), draws), y).detach()
+                loss = loss + method.weight * factor * F.cross_entropy(module.network.last(z), y)
+                eps = self.noise((100, method.noise_size), generator("kl", seed, step))[: len(mine)]
+                wanted = F.softmax(module.network.last(self.make(eps, mine.y)), 1).detach()
+                said = F.log_softmax(module(mine.x), 1)
+                loss = loss + method.kl * factor * (wanted * (wanted.log() - said)).sum(1).mean()
+            sgd.zero_grad()
+            loss.backward()
+            sgd.step()
+        return module
+
+    def teach(self, heads: list[nn.Linear], joined: list[int], round: int, seed: int) -> None:
+        method, draws, counts = self.method, generator(seed, "features"), [self.counts[i] for i in joined]
+        shape = method.iterations, method.batch_size
+        places = torch.rand(shape, generator=draws)
+        noises = self.noise((*shape, method.noise_size), draws)
+        self.g.train()
+        self.adam.param_groups[0]["lr"] = method.lr * method.lr_decay ** (round - 1)
+        for u, eps in zip(places, noises, strict=True):
+            y = self.classes(torch.stack(counts).sum(0), u)
+            z = self.make(eps, y)
+            loss = torch.zeros(())
+            for b, c in enumerate(y.tolist()):
+                if method.ensemble == "mean":
+                    mean = torch.stack([head(z[b]) for head in heads]).mean(0)
+                    loss = loss - mean.log_softmax(0)[c] / len(y)
+                else:
+                    for head, n in zip(heads, counts, strict=True):
+                        loss = loss - n[c] / sum(m[c] for m in counts) * head(z[b]).log_softmax(0)[c] / len(y)
+            far = torch.stack([(e - f).square().mean() * (a - b).abs().mean()
+                               for e, a in zip(eps, z, strict=True) for f, b in zip(eps, z, strict=True)])  # fmt: skip
+            loss = loss + method.diversity * torch.exp(-far.mean())
+            self.adam.zero_grad()
+            loss.backward()
+            self.adam.step()
+
+
+def _copy(module: Any) -> Any:
+    network = CNN((1, 8, 8), 10, channels=(3, 4), hidden=16)
+    network.hidden = nn.Sequential(network.hidden, nn.Dropout(0.0))  # pyright: ignore[reportAttributeAccessIssue]
+    copied = Classifier(network, lr=0.1).double()
+    copied.load_state_dict(module.state_dict())
+    copied.mean, copied.std = module.mean, module.std
+    return copied
+
+
+def _round(federation: "Federation", method: FedGEN, state: State, joined: list[int], round: int, seed: int) -> State:
+    """A round as the engine plays it, with seeds of ours."""
+    work, total = federation.work(), {}
+    replies = {}
+    for i in joined:
+        reply = method.client(work, method.down(state, round, i), {}, federation.data.clients[i], round, seed + i)
+        total = {name: add(flat(reply.sums, name), flat(total, name)) if total else x for name, x in reply.sums.items()}
+        replies[i] = reply
+    return method.merge(federation.serial(method), state, total, replies, round, seed)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_three_rounds_agree_with_the_papers_equations_one_by_one(name: str, digits: "Digits") -> None:
+    """In round 2 some clients are away, and with them all examples of some classes."""
+    tiny, method = digits(sizes=(5, 6, 4)).training(NO_ORDER), OPTIONS[name]
+    federation = replace(tiny, module=lambda: tiny.module().double())
+    state = method.start(federation.model, federation.plan(3).facts, 0)
+    slow = _Slow(federation, method, flat(state, "generator"))
+    for round, joined in enumerate([[0, 1, 2], [0, 2], [0, 1, 2]], 1):
+        state = _round(federation, method, state, joined, round, 100 * round)
+        slow.play(joined, round, 100 * round)
+        model = flatten(dict(slow.server.named_parameters()))
+        assert torch.allclose(flat(state, "model").buffer, model.buffer, rtol=0, atol=1e-6)
+        g = {n: t for n, t in flat(state, "generator").items() if n not in STATISTICS}
+        assert all(torch.allclose(t, dict(slow.g.named_parameters())[n], rtol=0, atol=1e-6) for n, t in g.items())
+        variance = slow.norm.running_var
+        assert variance is not None
+        assert torch.allclose(flat(state, "generator")["norm.variance"], variance, rtol=0, atol=1e-6)
+
+
+def test_weight_0_trains_fedavgs_model(digits: "Digits") -> None:
+    federation, loop = digits(), LocalSGD(epochs=2, batch_size=5)
+    for weighting in ("uniform", "samples"):
+        of = federation.training(loop, weighting)
+        ends = [of.play(m, of.plan(3))[-1][0].state["model"] for m in (FedAvg(), replace(TINY, weight=0.0))]
+        assert data(ends[0]).equal(data(ends[1]))
+    other = federation.training(loop).play(TINY, federation.plan(3))[-1][0].state["model"]
+    assert not data(other).equal(data(ends[0]))
+
+
+def test_label_weights_sum_to_one_in_every_class_that_anybody_owns() -> None:
+    counts = torch.randint(0, 4, (6, 9), generator=generator("counts"))
+    counts[:, 4] = 0
+    sums = label_weights(counts).sum(0)
+    assert sums[4] == 0
+    assert torch.allclose(sums[counts.sum(0) > 0], torch.ones(1))
+
+
+@pytest.mark.parametrize("labels", ["counts", "uniform"])
+def test_labels_come_by_their_shares_and_never_a_class_that_nobody_owns(labels: str) -> None:
+    counts, n = torch.tensor([0, 3, 0, 1, 0]), 100_000
+    cumulated = replace(TINY, labels=labels)._cumulated(counts)
+    y = labels_at(cumulated.float(), torch.rand(n, generator=generator("places")))
+    wanted = torch.tensor([0, 0.75, 0, 0.25, 0] if labels == "counts" else [0, 0.5, 0, 0.5, 0])
+    assert torch.allclose(torch.bincount(y, minlength=5) / n, wanted, atol=4 / n**0.5)
+    ends = labels_at(cumulated, torch.tensor([0.0, 1 - 2**-24], dtype=torch.float64))
+    assert ends.tolist() == [1, 3]
+
+
+def test_bytes_are_two_models_and_a_generator_a_round_and_the_counts_once(digits: "Digits") -> None:
+    federation = digits().training(LocalSGD(1, 8))
+    played = federation.play(TINY, federation.plan(3))
+    standing, n = played[-1][0], 5
+    inputs, hidden, width = 3 + 10, 8, 16
+    g = 4 * (inputs * hidden + hidden + 4 * hidden + hidden * width + width + 10)  # the shares of ten classes too
+    assert standing.traffic.down + standing.traffic.up == 3 * n * (2 * data(federation.model).nbytes + g)
+    assert federation.plan(1).facts.counts_nbytes == 0
+    plan = federation.plan(1)
+    assert data(federation.play(TINY, plan)[-1][0].state["counts"]).nbytes == plan.facts.counts_nbytes == n * 10 * 8
+
+
+def test_the_papers_generator_has_302080_parameters() -> None:
+    method, head = FedGEN(), nn.Linear(512, 10)
+    model = flatten({f"head.{name}": p for name, p in head.named_parameters()})
+    g = flat(method.start(model, _facts(tuple(model)), 0), "generator")
+    assert sum(t.numel() for name, t in g.items() if name not in STATISTICS) == 302_080
+
+
+def _facts(head: tuple[str, ...]) -> Any:
+    from fedcommons.core.algorithm import Facts
+
+    return Facts(2, [3, 4], 5, counts=lambda: torch.ones(2, 10, dtype=torch.long), n_classes=10, head=head)
+
+
+def test_diversity_falls_where_features_of_different_noises_part() -> None:
+    eps = torch.rand(7, 3, generator=generator("eps"))
+    same, far = torch.ones(7, 4), torch.cat([eps, eps[:, :1]], 1)
+    assert diversity(eps, same) == 1
+    assert 1 > diversity(eps, far) > diversity(eps, 5 * far)
+
+
+def test_the_generator_learns_features_that_the_heads_take_for_their_class(digits: "Digits") -> None:
+    """Also of classes that single clients alone own; a class that nobody owns is never asked for."""
+    federation = digits(sizes=(16, 16, 16), linear=True, lr=0.5).training(LocalSGD(4, 8))
+    method = replace(TINY, iterations=40, lr=0.01, batch_size=32)
+    end = federation.play(method, federation.plan(4))[-1][0].state
+    y = torch.arange(6).repeat_interleave(20)
+    z = features(flat(end, "generator"), torch.rand(len(y), 3, generator=generator("eps")), y)
+    model = flat(end, "model")
+    said = (z @ model["network.last.weight"].T + model["network.last.bias"]).argmax(1)
+    assert (said == y).float().mean() > 0.9
+    assert data(end["seen"])[6:].sum() == 0
+
+
+def test_dp_sgd_covers_the_model_and_not_the_counts(digits: "Digits") -> None:
+    federation = digits().training(replace(NO_ORDER, dp=DPSGD(1.0, 1.0)))
+    ledger = federation.play(TINY, federation.plan(2))[-1][0].ledger
+    assert list(ledger.uncovered) == ["class counts (read by the method or the straggler rule)"]
+    assert ledger.updates.covered
+
+
+def test_steps_in_chunks_do_not_depend_on_how_many_were_expected() -> None:
+    def make(steps: Any) -> tuple[Tensor]:
+        return (torch.stack([torch.rand(2, generator=generator("chunk", step)) for step in steps]),)
+
+    expected, fewer = (in_chunks(steps, make) for steps in (150, 3))
+    for step in range(150):
+        assert expected(step)[0].equal(fewer(step)[0])
+
+
+@pytest.mark.parametrize(
+    ("head", "model", "said"),
+    [
+        ((), {"a": torch.ones(2, 2)}, "names its head"),
+        (("b",), {"a": torch.ones(2, 2)}, "b is frozen"),
+        (("a",), {"a": torch.ones(2, 2, 3, 3)}, r"begins with a linear layer, and a has shape \(2, 2, 3, 3\)"),
+    ],
+)
+def test_a_head_that_has_no_feature_vector_is_refused(
+    head: tuple[str, ...], model: dict[str, Tensor], said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        TINY.start(flatten(model), _facts(head), 0)
