@@ -30,7 +30,8 @@ def run(argv: Sequence[str]) -> int:
         return play_again(argv)
     if "round" in given:
         raise UserError("--round goes with --replay RUN_DIR and --client I.")
-    defaults = presets.preset(cli.early(argv, "preset", "small"), cli.early(argv, "data.name", "digits"))
+    chosen = ("preset", "small"), ("data.name", "digits"), ("generator.name", "ddpm")
+    defaults = presets.preset(*(cli.early(argv, *one) for one in chosen))
     again = "With --replay RUN_DIR --round R --client I (and no other option) run that client of a run again."
     parser = cli.parser(f"Run one federated experiment. {again}", argv, defaults)
     parser.add_argument("--preset", default="small", type=str, help=", ".join(presets.PRESETS))

@@ -130,7 +130,12 @@ KINDS: Mapping[str, Kind] = {
     ),
     "generator": Kind(
         "generator.name",
-        {"ddpm": f"{_GENERATORS}.ddpm:DDPM", "private_ddpm": f"{_GENERATORS}.private:PrivateDDPM"},
+        {
+            "ddpm": f"{_GENERATORS}.ddpm:DDPM",
+            "private_ddpm": f"{_GENERATORS}.private:PrivateDDPM",
+            "cvae": f"{_GENERATORS}.cvae:CVAE",
+            "gan": f"{_GENERATORS}.gan:GAN",
+        },
         has=("sampling", "epochs", "fit", "sample"),
     ),
     "straggler": Kind(

@@ -81,6 +81,19 @@ _PAPER: dict[str, Any] = {
     "feddm.server_epochs": 500,
 }
 
+_GENERATORS: dict[str, dict[str, dict[str, Any]]] = {
+    "cvae": {
+        "smoke": {"epochs": 20, "batch_size": 32, "lr": 2e-3, "channels": (16, 32), "hidden": 64},
+        "small": {"epochs": 200, "batch_size": 32, "lr": 1e-3, "channels": (32, 64), "hidden": 128},
+        "paper": {"epochs": 500, "batch_size": 32, "lr": 1e-3, "channels": (32, 32, 64, 64), "hidden": 500},
+    },
+    "gan": {
+        "smoke": {"epochs": 5, "batch_size": 32, "lr": 1e-3, "channels": (16, 32), "augment": "translation"},
+        "small": {"epochs": 400, "batch_size": 32, "lr": 1e-3, "channels": (32, 64), "augment": "translation"},
+        "paper": {"epochs": 500, "batch_size": 64, "lr": 5e-4, "channels": (64, 128, 256), "augment": "all"},
+    },
+}
+
 AUTHORS: Mapping[str, Any] = {
     "data.validation": 0.1,
     "data.validation_from": "last",
@@ -100,10 +113,21 @@ PRESETS = ("smoke", "small", "paper", "authors")
 LARGE_IMAGES = ("mnist", "fmnist", "cifar10", "cifar100")
 
 
-def preset(name: str, dataset: str) -> Mapping[str, Any]:
-    """The dotted fields that this preset sets for this data set."""
+def generator(name: str, preset: str) -> Mapping[str, Any]:
+    """The dotted fields that a preset sets for this generator; none where those of the DDPM are taken."""
+    of_presets = _GENERATORS.get(name.removeprefix("private_"), {})
+    found = of_presets.get("paper" if preset == "authors" else preset, {})
+    return {f"generator.{field}": value for field, value in found.items()}
+
+
+def preset(name: str, dataset: str, made_by: str = "ddpm") -> Mapping[str, Any]:
+    """The dotted fields that this preset sets for this data set, and for the generator ``made_by``."""
     if name not in PRESETS:
         raise unknown("preset", str(name), PRESETS)
+    return {**_fields(name, dataset), **generator(made_by, name)}
+
+
+def _fields(name: str, dataset: str) -> dict[str, Any]:
     if name == "paper":
         return {"data.name": dataset, **_PAPER}
     if name == "authors":
@@ -126,7 +150,7 @@ def experiment(name: str = "small", dataset: str = "digits", values: Mapping[str
         UserError: a field that the experiment does not have, or a value out of its range.
     """
     given = full_names(_plain({} if values is None else values))
-    found = choose({**preset(name, dataset), **given})
+    found = choose({**preset(name, dataset, str(given.get("generator.name", "ddpm"))), **given})
     for field, value in given.items():
         if field not in found.flat and not (field in OPTIONAL and value is None):
             raise not_chosen(field, found)

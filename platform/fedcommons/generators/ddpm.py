@@ -16,24 +16,11 @@ from fedcommons import capacity
 from fedcommons.core.worker import default_device
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError, shown
-from fedcommons.generators.generator import Progress, Receipt, TrainedGenerator, Weights
+from fedcommons.generators.generator import Progress, Receipt, TrainedGenerator, Weights, require_images
 from fedcommons.seeds import generator, seed_for, set_default_generator
 
 COPIES = 5
 """Copies of the weights that a training holds: them, their gradient, Adam's two moments and the moving average."""
-
-
-def require_images(dtype: torch.dtype, data: str) -> None:
-    """Refuse examples that are no uint8 images, which is what a diffusion model of ours draws.
-
-    Raises:
-        UserError: the data set ``data`` has others.
-    """
-    if dtype != torch.uint8:
-        raise UserError(
-            f"generator.name ddpm and private_ddpm draw uint8 images, and {data} has {dtype} examples: name a "
-            "generator of your own that draws these."
-        )
 
 
 @dataclass(frozen=True)
@@ -86,7 +73,7 @@ class DDPM(Diffusion):
 
     def check_type(self, dtype: torch.dtype, data: str) -> None:
         """See ``Generator``."""
-        require_images(dtype, data)
+        require_images("ddpm and private_ddpm", dtype, data)
 
     def check_shape(self, shape: tuple[int, ...], data: str) -> None:
         """See ``Generator``. The memory is a lower bound: every level has at least three 3x3 convolutions."""

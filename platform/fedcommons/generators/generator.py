@@ -5,10 +5,12 @@ from dataclasses import asdict, dataclass
 from math import inf
 from typing import ClassVar, Protocol
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from fedcommons.core.release import Release
 from fedcommons.data.examples import Examples
+from fedcommons.errors import UserError
 
 Weights = Mapping[str, Tensor]
 
@@ -74,3 +76,21 @@ class Generator(Protocol):
     def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:
         """One example for each label, (n, *shape), of the type that ``fit`` saw: uint8 for images."""
         ...
+
+
+def require_images(names: str, dtype: torch.dtype, data: str) -> None:
+    """Refuse examples that are no uint8 images, which is what the generators of these ``names`` draw.
+
+    Raises:
+        UserError: the data set ``data`` has others.
+    """
+    if dtype != torch.uint8:
+        raise UserError(
+            f"generator.name {names} draw uint8 images, and {data} has {dtype} examples: name a "
+            "generator of your own that draws these."
+        )
+
+
+def state_of(module: nn.Module) -> dict[str, Tensor]:
+    """A copy of its weights and buffers, on the CPU."""
+    return {name: t.detach().cpu().clone() for name, t in module.state_dict().items()}

@@ -26,8 +26,8 @@ from fedcommons.core.release import Release
 from fedcommons.core.worker import default_device
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
-from fedcommons.generators.ddpm import DDPM, Diffusion, require_images
-from fedcommons.generators.generator import Progress, Receipt, TrainedGenerator, Weights
+from fedcommons.generators.ddpm import DDPM, Diffusion
+from fedcommons.generators.generator import Progress, Receipt, TrainedGenerator, Weights, require_images
 from fedcommons.seeds import set_default_generator, wide_key
 
 if TYPE_CHECKING:  # it takes seconds to import, and most workers never need it
@@ -102,7 +102,7 @@ class PrivateDDPM(Diffusion):
 
     def check_type(self, dtype: torch.dtype, data: str) -> None:
         """See ``Generator``."""
-        require_images(dtype, data)
+        require_images("ddpm and private_ddpm", dtype, data)
 
     def check_shape(self, shape: tuple[int, ...], data: str) -> None:
         """See ``Generator``."""

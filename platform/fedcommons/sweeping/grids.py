@@ -48,7 +48,8 @@ def parser(
     """
     preset, dataset = preset_and_dataset(argv)
     lists = {"algorithms": "fedavg", **defaults}
-    result = cli.parser(title, argv, fields or presets.preset(preset, dataset), lists)
+    made_by = cli.early(argv, "generator.name", "ddpm")
+    result = cli.parser(title, argv, fields or presets.preset(preset, dataset, made_by), lists)
     for name, kind, default, text in (
         ("preset", str, "small", f"{', '.join(presets.PRESETS)}: sets the defaults of all fields"),
         ("seeds", str, "0", "seeds, separated by commas"),

@@ -1,0 +1,148 @@
+"""Conditional variational autoencoder (Kingma and Welling, ICLR 2014, arXiv:1312.6114; Sohn et al., NeurIPS 2015).
+
+x: an image with pixels in [0, 1];  y: its class;  z: its code, l numbers;  mu, v: mean and log-variance of q(z | x);
+g(z, y): logits of the decoded pixels;  x^ = sigmoid(g).
+
+    loss = R(x, g(mu + e^(v/2) eps, y)) + beta KL,   KL = sum over l of (mu^2 + e^v - 1 - v) / 2,   eps ~ N(0, I)
+
+R is summed over the pixels: their binary cross entropy, or the squares of their errors. New images are x^ of z whose
+coordinates are independent N(0, 1), truncated to [-w, w].
+
+The networks are those of FedCVAE (Heinbaugh et al., ICLR 2023), whose encoder sees the image alone; their sizes are
+free here. They take sides that are multiples of 2^levels: others are padded with zeros, and decoded images are cut.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Encoder(nn.Module):
+    """Images (B, C, H, W) in [0, 1] to mean and log-variance (B, l) of their codes.
+
+    channels: of the convolutions 4x4, each of which halves the image. hidden: width of the linear layer after them.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], channels: tuple[int, ...], hidden: int, latent: int, batch_norm: bool = False
+    ) -> None:
+        super().__init__()
+        self.margin, (height, width) = padding(shape, len(channels))
+        layers: list[nn.Module] = []
+        for before, after in zip((shape[0], *channels), channels, strict=False):
+            layers += [nn.Conv2d(before, after, 4, stride=2, padding=1)]
+            layers += [nn.BatchNorm2d(after), nn.ReLU()] if batch_norm else [nn.ReLU()]
+        size = channels[-1] * (height * width >> 2 * len(channels))
+        self.layers = nn.Sequential(*layers, nn.Flatten(), nn.Linear(size, hidden), nn.Linear(hidden, 2 * latent))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_variance = self.layers(F.pad(x, self.margin)).chunk(2, 1)
+        return mean, log_variance
+
+
+class Decoder(nn.Module):
+    """Codes (B, l) and classes (B,) to logits of pixels (B, C, H, W); ``channels`` are those of the encoder."""
+
+    def __init__(
+        self, shape: tuple[int, ...], n_classes: int, channels: tuple[int, ...], latent: int, batch_norm: bool = False
+    ) -> None:
+        super().__init__()
+        (left, _, top, _), (height, width) = padding(shape, len(channels))
+        self.rows, self.columns = slice(top, top + shape[1]), slice(left, left + shape[2])
+        self.latent, self.n_classes = latent, n_classes
+        smallest = channels[-1], height >> len(channels), width >> len(channels)
+        size = smallest[0] * smallest[1] * smallest[2]
+        layers: list[nn.Module] = [nn.Linear(latent + n_classes, size), nn.ReLU(), nn.Unflatten(1, smallest)]
+        for before, after in zip(reversed(channels), reversed(channels[:-1]), strict=False):
+            layers += [nn.ConvTranspose2d(before, after, 4, stride=2, padding=1)]
+            layers += [nn.BatchNorm2d(after, eps=1e-3), nn.ReLU()] if batch_norm else [nn.ReLU()]
+        self.layers = nn.Sequential(*layers, nn.ConvTranspose2d(channels[0], shape[0], 4, stride=2, padding=1))
+
+    def forward(self, z: Tensor, y: Tensor) -> Tensor:
+        one_hot = (y[:, None] == torch.arange(self.n_classes, device=y.device)).to(z.dtype)
+        return self.layers(torch.cat([z, one_hot], 1))[..., self.rows, self.columns]
+
+
+class CVAE(nn.Module):
+    """Encoder, decoder and their loss. All its draws come from a generator seeded with ``seed``.
+
+    reconstruction: R, ``cross_entropy`` or ``squares``. flip: mirrored images are as likely as the images.
+    """
+
+    def __init__(
+        self,
+        *,
+        shape: tuple[int, ...],
+        n_classes: int,
+        channels: tuple[int, ...],
+        hidden: int,
+        latent: int,
+        beta: float = 1.0,
+        reconstruction: str = "cross_entropy",
+        batch_norm: bool = False,
+        flip: bool = False,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.encoder = Encoder(shape, channels, hidden, latent, batch_norm)
+        self.decoder = Decoder(shape, n_classes, channels, latent, batch_norm)
+        self.beta, self.reconstruction, self.flip = beta, reconstruction, flip
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def draw(self, n: int) -> list[Tensor]:
+        """What is drawn for n images: eps (n, l), and with ``flip`` what to mirror (n, 1, 1, 1)."""
+        drawn = [torch.randn(n, self.decoder.latent, generator=self.generator)]
+        if self.flip:
+            drawn.append(torch.rand(n, 1, 1, 1, generator=self.generator) < 0.5)
+        device = next(self.parameters()).device
+        return [part.to(device) for part in drawn]
+
+    def forward(self, images: Tensor, labels: Tensor, eps: Tensor, mirrored: Tensor | None = None) -> Tensor:
+        """The loss of uint8 images with these draws, mean over the batch."""
+        return self.of_each(images, labels, eps, mirrored).mean()
+
+    def of_each(self, images: Tensor, labels: Tensor, eps: Tensor, mirrored: Tensor | None = None) -> Tensor:
+        """The loss of each image (B,)."""
+        x = images / 255
+        if mirrored is not None:
+            x = torch.where(mirrored, x.flip(-1), x)
+        mean, log_variance = self.encoder(x)
+        decoded = self.decoder(mean + (log_variance / 2).exp() * eps, labels)
+        return reconstruction(decoded, x, self.reconstruction) + self.beta * divergence(mean, log_variance)
+
+
+def divergence(mean: Tensor, log_variance: Tensor) -> Tensor:
+    """KL(N(mu, e^v) || N(0, I)) of each row (B,)."""
+    return (mean.square() + log_variance.exp() - 1 - log_variance).sum(1) / 2
+
+
+def reconstruction(decoded: Tensor, x: Tensor, kind: str) -> Tensor:
+    """R of each image (B,), summed over its pixels; decoded: their logits."""
+    if kind == "cross_entropy":
+        of_pixels = F.binary_cross_entropy_with_logits(decoded, x, reduction="none")
+    else:
+        of_pixels = (decoded.sigmoid() - x).square()
+    return of_pixels.flatten(1).sum(1)
+
+
+def truncated_normal(n: int, latent: int, bound: float, generator: torch.Generator) -> Tensor:
+    """(n, latent) independent draws of N(0, 1), given that they lie in [-bound, bound]; by the inverse of its CDF."""
+    low = torch.special.ndtr(torch.tensor(-bound, dtype=torch.float64))
+    uniform = torch.rand(n, latent, generator=generator, dtype=torch.float64)
+    return torch.special.ndtri(low + (1 - 2 * low) * uniform).clamp(-bound, bound).float()
+
+
+@torch.no_grad()
+def decode(decoder: Decoder, z: Tensor, labels: Tensor, batch_size: int = 256) -> Tensor:
+    """Images (n, C, H, W) in [0, 1] of these codes and classes, by the decoder as it is in evaluation."""
+    decoder.eval()
+    device = next(decoder.parameters()).device
+    batches = zip(z.to(device).split(batch_size), labels.to(device).split(batch_size), strict=True)
+    return torch.cat([decoder(*batch).sigmoid() for batch in batches])
+
+
+def padding(shape: tuple[int, ...], levels: int) -> tuple[tuple[int, int, int, int], tuple[int, int]]:
+    """Zeros at the left, right, top and bottom, and the height and width with them: multiples of 2^levels."""
+    height, width = (-side % 2**levels for side in shape[1:])
+    margin = width // 2, width - width // 2, height // 2, height - height // 2
+    return margin, (shape[1] + height, shape[2] + width)

@@ -1,0 +1,195 @@
+"""Class-conditional GAN (Goodfellow et al., NeurIPS 2014) with differentiable augmentation (Zhao et al., NeurIPS 2020).
+
+G: generator of images in [-1, 1];  D: discriminator, a logit;  T: random augmentation, drawn anew for every image;
+x: a real image;  y: its class;  z: l numbers from N(0, I);  sigma(W): largest singular value of a layer's matrix.
+
+    D minimises softplus(-D(T x, y)) + softplus(D(T G(z, y), y)) + gamma/2 ||grad_x D(T x, y)||^2
+    G minimises softplus(-D(T G(z, y), y))
+
+D is a projection discriminator (Miyato and Koyama, ICLR 2018), D(x, y) = (w + e_y) . f(x) + b. With the regulariser
+``spectral`` (Miyato et al., ICLR 2018) its layers use W/sigma(W), and gamma is 0; with ``r1`` (Mescheder et al., ICML
+2018) they use W. G is the decoder of ``cvae.py`` with batch norm, its output through tanh.
+
+As D treats each image by itself (no batch norm, and the power iteration is a step of its own, ``iterate``), every image
+has a gradient of its own.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad
+from torch.nn import functional as F
+
+from lightning_modules.cvae import Decoder, padding
+
+SHIFT, HOLE = 8, 2
+"""Zhao et al.: images move by up to 1/8 of their side; the square that is cut out has 1/2 of it."""
+
+
+class Normed(nn.Module):
+    """A layer with the matrix W/sigma(W); sigma = u^T W v, with u and v from power iteration and held fixed."""
+
+    u: Tensor
+    v: Tensor
+
+    def __init__(self, layer: nn.Conv2d | nn.Linear | nn.Embedding) -> None:
+        super().__init__()
+        self.layer = layer
+        rows, columns = layer.weight.flatten(1).shape
+        self.register_buffer("u", F.normalize(torch.randn(rows), dim=0))
+        self.register_buffer("v", F.normalize(torch.randn(columns), dim=0))
+
+    @property
+    def weight(self) -> Tensor:
+        """W/sigma(W), with the derivative of Miyato et al., equation 12."""
+        w = self.layer.weight
+        return w / (self.u @ w.flatten(1) @ self.v)
+
+    @torch.no_grad()
+    def iterate(self, steps: int) -> None:
+        """So many steps of the power iteration."""
+        matrix = self.layer.weight.flatten(1)
+        for _ in range(steps):
+            self.v.copy_(F.normalize(matrix.T @ self.u, dim=0))
+            self.u.copy_(F.normalize(matrix @ self.v, dim=0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if isinstance(self.layer, nn.Conv2d):
+            return F.conv2d(x, self.weight, self.layer.bias, self.layer.stride, self.layer.padding)
+        if isinstance(self.layer, nn.Embedding):
+            return F.embedding(x, self.weight)
+        return F.linear(x, self.weight, self.layer.bias)
+
+
+class Discriminator(nn.Module):
+    """Images (B, C, H, W) in [-1, 1] and classes (B,) to logits (B,); channels: of convolutions 4x4 that halve it."""
+
+    def __init__(self, shape: tuple[int, ...], n_classes: int, channels: tuple[int, ...], spectral: bool) -> None:
+        super().__init__()
+        self.margin, (height, width) = padding(shape, len(channels))
+        layers: list[nn.Module] = []
+        for before, after in zip((shape[0], *channels), channels, strict=False):
+            conv = nn.Conv2d(before, after, 4, stride=2, padding=1)
+            layers += [Normed(conv) if spectral else conv, nn.LeakyReLU(0.2)]
+        self.features = nn.Sequential(*layers, nn.Flatten())
+        size = channels[-1] * (height * width >> 2 * len(channels))
+        last, classes = nn.Linear(size, 1), nn.Embedding(n_classes, size)
+        nn.init.normal_(classes.weight, std=size**-0.5)
+        self.last, self.classes = (Normed(last), Normed(classes)) if spectral else (last, classes)
+        self.iterate(20)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        features = self.features(F.pad(x, self.margin))
+        return self.last(features).squeeze(1) + (self.classes(y) * features).sum(1)
+
+    def iterate(self, steps: int = 1) -> None:
+        """Follow the singular values of layers that have changed."""
+        for layer in self.modules():
+            if isinstance(layer, Normed):
+                layer.iterate(steps)
+
+
+class GAN(nn.Module):
+    """Both networks and their losses. All draws come from a generator seeded with ``seed``.
+
+    regulariser: ``spectral``, or ``r1`` with weight ``gamma``. augment: T, ``none``, ``translation``, or ``all``, which
+    is colour, translation and cutout. flip: T mirrors, too.
+    """
+
+    def __init__(
+        self,
+        *,
+        shape: tuple[int, ...],
+        n_classes: int,
+        channels: tuple[int, ...],
+        latent: int,
+        regulariser: str = "spectral",
+        gamma: float = 1.0,
+        augment: str = "translation",
+        flip: bool = False,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.generator = Decoder(shape, n_classes, channels, latent, batch_norm=True)
+        self.discriminator = Discriminator(shape, n_classes, channels, regulariser == "spectral")
+        self.gamma = gamma if regulariser == "r1" else 0.0
+        self.augment, self.flip = augment, flip
+        self.draws = torch.Generator().manual_seed(seed)
+
+    def images(self, y: Tensor) -> Tensor:
+        """New images (B, C, H, W) in [-1, 1] of these classes."""
+        z = torch.randn(len(y), self.generator.latent, generator=self.draws).to(y.device)
+        return self.generator(z, y).tanh()
+
+    def draw(self, n: int) -> Tensor:
+        """What T draws for n images: uniform in [0, 1), (n, 8)."""
+        return torch.rand(n, 8, generator=self.draws).to(next(self.parameters()).device)
+
+    def judged(self, x: Tensor, y: Tensor, drawn: Tensor) -> Tensor:
+        """D(T x, y) of images in [-1, 1]: (B,)."""
+        return self.discriminator(augmented(x, drawn, self.augment, self.flip), y)
+
+    def of_discriminator(
+        self, images: Tensor, y: Tensor, fakes: Tensor, of_fakes: Tensor, drawn: Tensor, for_fakes: Tensor
+    ) -> Tensor:
+        """D's loss, mean over the batch: uint8 images and their classes, made ones and theirs, and what T draws."""
+        x = augmented(images / 127.5 - 1, drawn, self.augment, self.flip)
+        loss = F.softplus(-self.discriminator(x, y)).mean()
+        loss = loss + F.softplus(self.judged(fakes, of_fakes, for_fakes)).mean()
+        return loss + self.gamma / 2 * slopes(self.discriminator, x, y).mean() if self.gamma else loss
+
+    def of_generator(self, y: Tensor) -> Tensor:
+        """G's loss on new images of these classes."""
+        return F.softplus(-self.judged(self.images(y), y, self.draw(len(y)))).mean()
+
+
+def slopes(discriminator: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """||grad_x D(x, y)||^2 of each image (B,), where D treats each image by itself."""
+    return grad(lambda x: discriminator(x, y).sum())(x).square().flatten(1).sum(1)
+
+
+def augmented(x: Tensor, drawn: Tensor, kind: str, flip: bool = False) -> Tensor:
+    """T x, differentiable in x; images (B, C, H, W) in [-1, 1]; drawn: (B, 8), uniform in [0, 1).
+
+    Zhao et al.: brightness b + x, b in [-1/2, 1/2]; saturation and contrast, the distance to the mean over channels and
+    to the image's mean times [0, 2] and [1/2, 3/2]; a shift by up to 1/8 of the side, filled with zeros; a square of
+    half the side set to zero.
+    """
+    u = drawn[:, :, None, None, None].unbind(1)  # each (B, 1, 1, 1)
+    if flip:
+        x = torch.where(u[7] < 0.5, x.flip(-1), x)
+    if kind == "all":
+        x = x + u[0] - 0.5
+        x = _stretched(x, x.mean(1, keepdim=True), 2 * u[1])
+        x = _stretched(x, x.mean((1, 2, 3), keepdim=True), u[2] + 0.5)
+    if kind in ("translation", "all"):
+        x = _moved(x, u[3], 2)
+        x = _moved(x, u[4], 3)
+    if kind == "all":
+        x = torch.where(_covered(x, u[5], 2) & _covered(x, u[6], 3), 0.0, x)
+    return x
+
+
+def _stretched(x: Tensor, mean: Tensor, by: Tensor) -> Tensor:
+    return (x - mean) * by + mean
+
+
+def _moved(x: Tensor, u: Tensor, axis: int) -> Tensor:
+    """Moved along an axis by a whole number of pixels, uniform in -m..m."""
+    side = x.shape[axis]
+    most = (side + SHIFT // 2) // SHIFT
+    places = _places(x, axis) - (u * (2 * most + 1)).floor().long() + most
+    shifted = torch.take_along_dim(x, places.clamp(0, side - 1).expand_as(x), axis)
+    return torch.where((places >= 0) & (places < side), shifted, 0.0)
+
+
+def _covered(x: Tensor, u: Tensor, axis: int) -> Tensor:
+    """Whether a place along the axis lies in the square."""
+    side = x.shape[axis]
+    first = (u * (side + 1)).floor() - side // HOLE // 2 - 0.5
+    places = _places(x, axis)
+    return (places > first) & (places < first + side // HOLE)
+
+
+def _places(x: Tensor, axis: int) -> Tensor:
+    """0, 1, ... along an axis of (1, 1, H, W)."""
+    return torch.arange(x.shape[axis], device=x.device).view([-1 if a == axis else 1 for a in range(4)])

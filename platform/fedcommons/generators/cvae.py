@@ -1,0 +1,144 @@
+"""A class-conditional variational autoencoder (Kingma and Welling, ICLR 2014; networks of FedCVAE, ICLR 2023).
+
+Departs from FedCVAE: no batch norm unless asked for, so that every image has a gradient of its own; images of any side;
+with three channels too the pixels' cross entropy, unless ``reconstruction`` says squares.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from torch import Tensor
+
+from fedcommons import capacity
+from fedcommons.core.worker import default_device
+from fedcommons.data.examples import Examples
+from fedcommons.errors import UserError
+from fedcommons.generators.generator import (
+    Progress,
+    Receipt,
+    TrainedGenerator,
+    Weights,
+    require_images,
+    state_of,
+)
+from fedcommons.generators.loop import batches
+from fedcommons.seeds import generator, seed_for, set_default_generator
+from lightning_modules import cvae
+
+COPIES = 4
+"""Copies of the weights that a training holds: them, their gradient and Adam's two moments."""
+
+
+@dataclass(frozen=True)
+class Autoencoder:
+    """The constants that a CVAE has however it is trained. It is no generator itself.
+
+    sampling: see ``Generator``.
+    """
+
+    epochs: Annotated[int, "[1, 1e9]"] = 500
+    """passes over the client's images (the share rho)"""
+    batch_size: Annotated[int, "[1, 1e9]"] = 32
+    """images per step"""
+    lr: Annotated[float, "(0, 1e38]"] = 1e-3
+    """learning rate of Adam"""
+    channels: Annotated[tuple[int, ...], "[1, 1e6]"] = (32, 32, 64, 64)
+    """channels of the convolutions, each of which halves the image; the decoder mirrors them"""
+    hidden: Annotated[int, "[1, 1e6]"] = 500
+    """width of the encoder's linear layer"""
+    latent: Annotated[int, "[1, 1e6]"] = 10
+    """l, numbers in a code"""
+    beta: Annotated[float, "[0, 1e38]"] = 1.0
+    """weight of the codes' divergence from N(0, I)"""
+    reconstruction: Annotated[str, "cross_entropy | squares"] = "cross_entropy"
+    """what is summed over pixels: their binary cross_entropy, or squares of their errors"""
+    truncate: Annotated[float, "[0.01, 100]"] = 3.0
+    """w: codes of new images are normal numbers truncated to [-w, w]"""
+
+    sampling: ClassVar[tuple[str, ...]] = ("truncate",)
+
+
+@dataclass(frozen=True)
+class CVAE(Autoencoder):
+    """A variational autoencoder whose decoder is conditional on the class."""
+
+    batch_norm: bool = False
+    """a BatchNorm after each convolution, as in FedCVAE"""
+
+    def check_type(self, dtype: torch.dtype, data: str) -> None:
+        """See ``Generator``."""
+        require_images("cvae and private_cvae", dtype, data)
+
+    def check_shape(self, shape: tuple[int, ...], data: str) -> None:
+        """See ``Generator``."""
+        require_levels(self.channels, shape, data)
+        least = sum(2 * 16 * a * b for a, b in zip(self.channels, self.channels[1:], strict=False))
+        capacity.require("the generator", COPIES * 4 * (least + 4 * self.hidden), "generator.channels")
+
+    def fit(
+        self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False,
+        progress: Progress | None = None,
+    ) -> Mapping[int, TrainedGenerator]:  # fmt: skip
+        """See ``Generator``; fewer images than ``batch_size`` make one batch."""
+        model = self.build(tuple(examples.x.shape[1:]), n_classes, seed, flip).to(default_device())
+        optimizer = torch.optim.Adam(model.parameters(), self.lr, fused=True)
+        kept: dict[int, TrainedGenerator] = {}
+        for epoch, x, y in batches(examples, self.batch_size, max(epochs), seed, default_device(), progress):
+            loss = model(x, y, *model.draw(len(y)))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if epoch in epochs:
+                kept[epoch] = TrainedGenerator(state_of(model), Receipt())  # nothing protects it
+        return kept
+
+    def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:
+        """See ``Generator``."""
+        model = self.build(shape, n_classes, seed)
+        model.load_state_dict(dict(weights))
+        z = cvae.truncated_normal(len(labels), self.latent, self.truncate, generator(seed, "samples"))
+        images = cvae.decode(model.decoder.to(default_device()), z, labels)
+        return (255 * images).round().to(torch.uint8).cpu()
+
+    @torch.no_grad()
+    def losses(self, weights: Weights, examples: Examples, n_classes: int, seed: int, *, draws: int = 16) -> Tensor:
+        """The loss of each image, (n,), mean over the same draws for all: what membership shows in."""
+        model = self.build(tuple(examples.x.shape[1:]), n_classes, seed)
+        model.load_state_dict(dict(weights))
+        model.eval().to(device := default_device())
+        noise = torch.randn(draws, 1, self.latent, generator=generator(seed, "losses")).to(device)
+        columns = zip(examples.x.to(device).split(256), examples.y.to(device).split(256), strict=True)
+        found = [torch.stack([model.of_each(x, y, eps) for eps in noise]).mean(0) for x, y in columns]
+        return torch.cat(found).cpu()
+
+    def build(self, shape: tuple[int, ...], n_classes: int, seed: int, flip: bool = False) -> cvae.CVAE:
+        """The networks; all they draw, initial weights too, is keyed by ``seed``."""
+        set_default_generator(seed, "initial weights")
+        return cvae.CVAE(
+            shape=shape,
+            n_classes=n_classes,
+            channels=self.channels,
+            hidden=self.hidden,
+            latent=self.latent,
+            beta=self.beta,
+            reconstruction=self.reconstruction,
+            batch_norm=self.batch_norm,
+            flip=flip,
+            seed=seed_for(seed, "noise"),
+        )
+
+
+def require_levels(channels: tuple[int, ...], shape: tuple[int, ...], data: str) -> None:
+    """Refuse more levels than an image can be halved.
+
+    Raises:
+        UserError: the smallest side, padded, would be less than one pixel.
+    """
+    side = min(shape[1:])
+    if not channels or 2 ** len(channels) > side:
+        raise UserError(
+            f"generator.channels must have 1 to {side.bit_length() - 1} levels, as each halves the image and {data} "
+            f"has a side of {side}, got {len(channels)}."
+        )

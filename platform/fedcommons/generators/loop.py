@@ -1,0 +1,27 @@
+"""The steps of the small generators, whose networks are so quick that a Trainer would take longer than they do."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from fedcommons.data.examples import Examples
+from fedcommons.generators.generator import Progress
+from fedcommons.seeds import generator
+
+
+def batches(
+    examples: Examples, batch_size: int, epochs: int, seed: int, device: torch.device, progress: Progress | None = None
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """(epochs that are over once this batch is, else 0; images; labels) for all batches; each epoch is one pass.
+
+    The order is keyed by ``seed`` alone. Fewer images than ``batch_size`` make one batch.
+    """
+    x, y, order = examples.x.to(device), examples.y.to(device), generator(seed, "order")
+    steps, done = -(-len(y) // batch_size), 0
+    for epoch in range(1, epochs + 1):
+        for number, rows in enumerate(torch.randperm(len(y), generator=order).to(device).split(batch_size), 1):
+            yield (epoch if number == steps else 0), x[rows], y[rows]
+            done += 1
+            if progress:
+                progress(done, epochs * steps)

@@ -1,0 +1,150 @@
+"""What every generator of the package promises: run on each in ``config/parts.py``, without a name in it."""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedcommons.config import experiment as config
+from fedcommons.config import parts, presets
+from fedcommons.config.flat import choose, part_of
+from fedcommons.data.examples import Examples
+from fedcommons.errors import UserError
+from fedcommons.generators.generator import TrainedGenerator
+from fedcommons.runs import inputs
+from fedcommons.sharing.needs import takes, takes_noise
+
+SHAPE, N_CLASSES = (1, 8, 8), 10
+DIGITS = inputs.load(config.Data(limit=22)).train[slice(0, 20)]
+LABELS = torch.tensor([3, 0, 3, 9, 3])
+
+pytestmark = pytest.mark.parametrize("name", parts.KINDS["generator"].known)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """More threads would round differently, and on so little are slower."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@cache
+def tiny(name: str) -> Any:
+    """As in preset smoke, for a few steps."""
+    noise = {"generator.noise_multiplier": 1.5} if "noise_multiplier" in parts.constants("generator", name) else {}
+    fields = presets.preset("smoke", "digits", name)
+    given = {"sharing.setting": "shuffled_synthetic", "generator.name": name, "generator.batch_size": 12, **noise}
+    return part_of(choose({**fields, **given, "generator.epochs": 1}), "generator")
+
+
+def fit(
+    name: str, seed: int = 0, epochs: Collection[int] = (1,), examples: Examples = DIGITS, *, flip: bool = False
+) -> Mapping[int, TrainedGenerator]:
+    return tiny(name).fit(examples, N_CLASSES, seed, epochs, flip=flip)
+
+
+@cache
+def trained(name: str) -> Mapping[str, Tensor]:
+    return fit(name)[1].weights
+
+
+def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    """Bit for bit."""
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_weights_are_finite_on_the_cpu_and_of_no_graph(name: str) -> None:
+    assert all(t.device.type == "cpu" and not t.requires_grad and t.isfinite().all() for t in trained(name).values())
+
+
+def test_one_seed_gives_the_same_weights_bit_for_bit_and_another_seed_others(name: str) -> None:
+    torch.manual_seed(99)  # what was drawn before must not matter
+    assert same(fit(name)[1].weights, trained(name))
+    assert not same(fit(name, 1)[1].weights, trained(name))
+
+
+def test_weights_after_an_epoch_do_not_depend_on_the_epochs_asked_for(name: str) -> None:
+    some, all_ = fit(name, epochs=[3]), fit(name, epochs=[1, 2, 3])
+    assert (sorted(some), sorted(all_)) == ([3], [1, 2, 3])
+    assert same(all_[1].weights, trained(name))
+    assert same(all_[3].weights, some[3].weights)
+    assert not same(all_[2].weights, all_[3].weights)
+
+
+def test_what_is_asked_for_changes_the_weights(name: str) -> None:
+    assert not same(fit(name, flip=True)[1].weights, trained(name))
+    for image, label in ((0, 1), (1, 0)):
+        x, y = DIGITS.x.clone(), DIGITS.y.clone()
+        x[3] = 255 - x[3] if image else x[3]
+        y[3] = (y[3] + label) % N_CLASSES
+        assert not same(fit(name, examples=Examples(x, y))[1].weights, trained(name))
+
+
+def test_samples_are_images_one_for_each_label_and_follow_the_seed(name: str) -> None:
+    draw = tiny(name).sample
+    images = draw(trained(name), SHAPE, N_CLASSES, LABELS, 0)
+    torch.manual_seed(99)
+    assert (images.dtype, images.shape, images.device.type) == (torch.uint8, (5, *SHAPE), "cpu")
+    assert torch.equal(images, draw(trained(name), SHAPE, N_CLASSES, LABELS, 0))
+    assert not torch.equal(images, draw(trained(name), SHAPE, N_CLASSES, LABELS, 1))
+    assert not torch.equal(images[0], images[2])  # of one class, each from its own draws
+
+
+def test_the_label_decides_the_image(name: str) -> None:
+    several = tiny(name).fit(DIGITS, N_CLASSES, 0, [5])[5].weights
+    a, b = (tiny(name).sample(several, SHAPE, N_CLASSES, torch.full((4,), label), 0) for label in (0, 1))
+    assert not torch.equal(a, b)  # the same draws
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
+def test_images_of_other_sides_and_channels(name: str, shape: tuple[int, ...]) -> None:
+    x = torch.randint(0, 256, (12, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    tiny(name).check_shape(shape, "data")
+    weights = fit(name, examples=Examples(x, torch.arange(12) % N_CLASSES))[1].weights
+    images = tiny(name).sample(weights, shape, N_CLASSES, LABELS[:2], 0)
+    assert (images.dtype, images.shape) == (torch.uint8, (2, *shape))
+
+
+def test_a_receipt_tells_of_noise_or_of_nothing(name: str) -> None:
+    receipt = fit(name)[1].receipt
+    assert receipt is not None
+    assert receipt.release(0).covered == takes_noise(tiny(name))
+
+
+def test_progress_runs_to_the_last_step(name: str) -> None:
+    told = []
+    if takes(tiny(name).fit, "progress"):
+        tiny(name).fit(DIGITS, N_CLASSES, 0, [2], progress=lambda *one: told.append(one))
+        assert told == [(step, 4) for step in (1, 2, 3, 4)]  # two batches an epoch
+
+
+def test_losses_are_of_each_image_and_of_the_seed(name: str) -> None:
+    if hasattr(tiny(name), "losses"):
+        few, all_ = (tiny(name).losses(trained(name), DIGITS[slice(0, n)], N_CLASSES, 0) for n in (3, 20))
+        assert all_.shape == (20,)
+        torch.testing.assert_close(few, all_[:3])
+        assert not torch.equal(few, tiny(name).losses(trained(name), DIGITS[slice(0, 3)], N_CLASSES, 1))
+
+
+def test_other_types_and_sides_are_refused(name: str) -> None:
+    with pytest.raises(UserError, match=rf"generator.name .*{name}.* draw uint8 images, and table has torch.float32"):
+        tiny(name).check_type(torch.float32, "table")
+    with pytest.raises(UserError, match=r"generator.channels (has|must have) .* levels?, .* data has( a side of)? "):
+        replace(tiny(name), channels=(8,) * 5).check_shape((1, 8, 8), "data")
+
+
+def test_a_preset_fits_it_to_each_of_our_data_sets(name: str) -> None:
+    for preset in presets.PRESETS:
+        for data, side in (("digits", 8), ("mnist", 28), ("cifar10", 32)):
+            if preset in ("smoke", "small") or data == "cifar10":
+                fields = presets.preset(preset, data, name)
+                noise = {"generator.noise_multiplier": 1.5} if takes_noise(tiny(name)) else {}
+                given = {"sharing.setting": "shuffled_synthetic", "generator.name": name, **noise}
+                made: Any = part_of(choose({**fields, **given}), "generator")
+                made.check_shape((1, side, side), data)

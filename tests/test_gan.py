@@ -1,0 +1,136 @@
+"""The GAN: its losses, the two regularisers and the augmentation, each against its equation."""
+
+from math import log
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedcommons.config import experiment as config
+from fedcommons.generators.gan import GAN as Generator
+from fedcommons.generators.gan import Course
+from fedcommons.runs import inputs
+from lightning_modules.gan import GAN, Discriminator, Normed, augmented, slopes
+
+DIGITS = inputs.load(config.Data(limit=22)).train[slice(0, 12)]
+X = DIGITS.x / 127.5 - 1
+POLICIES = ["none", "translation", "all"]
+
+
+def model(regulariser: str = "spectral", augment: str = "all") -> GAN:
+    torch.manual_seed(0)
+    return GAN(
+        shape=(1, 8, 8), n_classes=10, channels=(4, 8), latent=3, regulariser=regulariser, gamma=2.0, augment=augment
+    )  # fmt: skip
+
+
+def test_every_layer_of_a_spectral_discriminator_has_norm_one() -> None:
+    discriminator = Discriminator((1, 8, 8), 10, (4, 8), spectral=True)
+    layers = [layer for layer in discriminator.modules() if isinstance(layer, Normed)]
+    assert len(layers) == 4
+    discriminator.iterate(200)
+    for layer in layers:
+        assert abs(float(torch.linalg.matrix_norm(layer.weight.detach().flatten(1), 2)) - 1) < 1e-4
+    plain = Discriminator((1, 8, 8), 10, (4, 8), spectral=False)
+    assert not any(isinstance(layer, Normed) for layer in plain.modules())
+
+
+def test_the_gradient_of_a_normed_layer_is_equation_12() -> None:
+    """(G - <G, W/s> u v^T) / s for a loss with derivative G in W/s."""
+    layer = Normed(nn.Linear(5, 4, bias=False)).double()
+    layer.u, layer.v = layer.u.double(), layer.v.double()
+    layer.iterate(500)
+    g = torch.randn(4, 5, dtype=torch.float64)
+    found = torch.autograd.grad((layer.weight * g).sum(), layer.layer.weight)[0]
+    w = layer.layer.weight.detach()
+    u, s, v = torch.linalg.svd(w)
+    torch.testing.assert_close(found, (g - (g * w / s[0]).sum() * torch.outer(u[:, 0], v[0])) / s[0])
+
+
+def test_slopes_are_those_of_finite_differences() -> None:
+    """Of a linear discriminator the squared norm of its matrix, of another one what differences say."""
+    linear = nn.Linear(64, 1).double()
+    found = slopes(lambda x, y: linear(x.flatten(1)).squeeze(1), X.double(), DIGITS.y)  # pyright: ignore
+    torch.testing.assert_close(found, linear.weight.square().sum().expand(12))
+    other, x, y, h = Discriminator((1, 8, 8), 10, (4, 8), spectral=False).double(), X[:1].double(), DIGITS.y[:1], 1e-6
+    steps = h * torch.eye(64, dtype=torch.float64).view(64, 1, 8, 8)
+    with torch.no_grad():
+        differences = (other(x + steps, y.expand(64)) - other(x - steps, y.expand(64))) / (2 * h)
+    torch.testing.assert_close(slopes(other, x, y)[0].detach(), differences.square().sum(), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("regulariser", ["spectral", "r1"])
+def test_the_losses_are_the_equations(regulariser: str) -> None:
+    gan = model(regulariser)
+    fakes, of_fakes = gan.images(DIGITS.y).detach(), DIGITS.y.flip(0)
+    one, other = gan.draw(12), gan.draw(12)
+    wanted = torch.zeros(())
+    for i in range(12):
+        x = augmented(X[i : i + 1], one[i : i + 1], "all").requires_grad_()
+        real, fake = (
+            gan.discriminator(x, DIGITS.y[i : i + 1]),
+            gan.judged(fakes[i : i + 1], of_fakes[i : i + 1], other[i : i + 1]),
+        )
+        slope = torch.autograd.grad(real.sum(), x, create_graph=True)[0].square().sum()
+        penalty = slope if regulariser == "r1" else torch.zeros(())  # gamma/2 = 1
+        wanted = wanted + ((1 + (-real).exp()).log() + (1 + fake.exp()).log() + penalty).sum() / 12
+    found = gan.of_discriminator(DIGITS.x, DIGITS.y, fakes, of_fakes, one, other)
+    torch.testing.assert_close(found, wanted)
+    weights = list(gan.discriminator.parameters())
+    pairs = zip(torch.autograd.grad(found, weights), torch.autograd.grad(wanted, weights), strict=True)
+    for a, b in pairs:  # R1's second derivatives, too
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+    assert abs(float(model().of_generator(DIGITS.y).detach()) - log(2)) < 0.7  # a new discriminator knows little
+
+
+@pytest.mark.parametrize("kind", POLICIES)
+@pytest.mark.parametrize("flip", [False, True])
+def test_augmentation_treats_each_image_by_itself_and_is_differentiable(kind: str, *, flip: bool) -> None:
+    drawn = torch.rand(12, 8, generator=torch.Generator().manual_seed(0))
+    together = augmented(X, drawn, kind, flip)
+    one_by_one = [augmented(X[i : i + 1], drawn[i : i + 1], kind, flip) for i in range(12)]
+    torch.testing.assert_close(together, torch.cat(one_by_one))
+    assert torch.equal(together, X) == (kind == "none" and not flip)
+    x = X[:2].double().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: augmented(x, drawn[:2].double(), kind, flip), [x])
+
+
+def test_translation_moves_whole_pixels_and_fills_with_zeros() -> None:
+    x, moved = torch.rand(1, 1, 8, 8) + 1, set()
+    padded = nn.functional.pad(x, (1, 1, 1, 1))
+    for u in torch.rand(200, 8, generator=torch.Generator().manual_seed(0)):
+        found = augmented(x, u[None], "translation")
+        down, right = (int(3 * part) for part in u[3:5])
+        assert torch.equal(found, padded[..., 2 - down : 10 - down, 2 - right : 10 - right])
+        moved.add((down, right))
+    assert len(moved) == 9  # by up to 8/8 pixels each way
+
+
+def test_cutout_sets_a_square_of_half_the_side_to_zero() -> None:
+    covered = []
+    for u in torch.rand(200, 8, generator=torch.Generator().manual_seed(0)):
+        u[:5] = 0.5  # no colour, no shift
+        gone = augmented(torch.ones(1, 1, 8, 8), u[None], "all")[0, 0] == 0
+        rows, columns = gone.any(1).nonzero().flatten(), gone.any(0).nonzero().flatten()
+        assert gone.sum() == len(rows) * len(columns)
+        assert len(rows) == rows[-1] - rows[0] + 1 <= 4
+        covered.append(int(gone.sum()))
+    assert max(covered) == 16
+
+
+def test_a_generator_step_leaves_the_discriminator_and_a_discriminator_step_the_generator() -> None:
+    course = Course(Generator(channels=(4, 8)), model())
+    networks = course.model.generator, course.model.discriminator
+
+    def weights() -> list[Tensor]:
+        return [torch.cat([p.detach().flatten() for p in network.parameters()]) for network in networks]
+
+    before = weights()
+    course.discriminator_step(DIGITS.x, DIGITS.y)
+    after = weights()
+    assert torch.equal(after[0], before[0])
+    assert not torch.equal(after[1], before[1])
+    course.generator_step(DIGITS.y)
+    last = weights()
+    assert not torch.equal(last[0], after[0])
+    assert torch.equal(last[1], after[1])
