@@ -1,10 +1,11 @@
 """Seconds of a round of every algorithm against FedAvg's, interleaved in one run, in this process.
 
-python benchmarks/algorithms.py [W1 W2] [--json] [--repeats 7]
+python benchmarks/algorithms.py [W1 W2] [--json] [--repeats 7] [--only fedgen,moon]
 
 W1: small CNN, 10 of 100 clients x 15 steps a round. W2: VGG-11, 10 clients x 2 steps of 64. No evaluation, no tracking
 in the timed part. Goals: fedprox, fednova 1.1; scaffold, fedpvr, feddyn 1.25; moon 2.2 (two more forward passes);
-fedmix 3.2; feddpms 1.1 of fedvae, which train an autoencoder (feddpms: its first stage). FedDM does other work, which
+fedmix 3.2; feddpms 1.1 of fedvae, which train an autoencoder (feddpms: its first stage); fedgen 1.3 beside its server's
+steps, that is with one step in the place of fifty ("fedgen, one step of its server"). FedDM does other work, which
 benchmarks/feddm.py times.
 """
 
@@ -13,7 +14,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import date
 from functools import partial
 
@@ -25,6 +26,7 @@ from fedcommons.algorithms.fedmix import mean_images
 from fedcommons.config import parts
 from fedcommons.config.parts import KINDS
 from fedcommons.core.algorithm import Facts, needed
+from fedcommons.core.features import batch_norm_parameters, head_parameters
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.work import Work
 from fedcommons.core.worker import RunData, Worker, default_device
@@ -34,6 +36,9 @@ from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.federation.serial import Serial
 from lightning_modules import Classifier, vae
 
+CONSTANTS = {"fedgen, one step of its server": {"iterations": 1}}
+"""Of methods that are timed twice."""
+
 
 def course(name: str, algorithm_name: str) -> Iterator:
     """The rounds of one algorithm on a workload, for ever."""
@@ -41,7 +46,7 @@ def course(name: str, algorithm_name: str) -> Iterator:
     rows = np.arange(w.clients * w.per_client).reshape(w.clients, w.per_client)
     clients = Clients(examples(w), list(rows))
     clients = clients.with_commons(mean_images(clients, 64, 10, 0))
-    algorithm = parts.make("algorithm", algorithm_name, {})
+    algorithm = parts.make("algorithm", algorithm_name.partition(",")[0], CONSTANTS.get(algorithm_name, {}))
     module = Classifier(network(name), lr=w.lr)
     module.head = [layer for layer, of in module.named_modules() if isinstance(of, torch.nn.Linear)][-1]
     if needed(algorithm):  # of the same size, about: only their ratio to each other says something
@@ -49,14 +54,17 @@ def course(name: str, algorithm_name: str) -> Iterator:
     work = Work(module, default_device(), LocalSGD(w.epochs, w.batch))
     executor = Serial(lambda data: Worker(work, algorithm, data), RunData(clients, clients, {}))
     arrival = [w.per_round / w.clients] * w.clients
-    facts = Facts(w.clients, clients.sizes, 10**9, arrival=arrival, counts=partial(clients.counts, 10))
+    facts = Facts(
+        w.clients, clients.sizes, 10**9, arrival=arrival, counts=partial(clients.counts, 10),
+        n_classes=10, head=head_parameters(module), batch_norm=batch_norm_parameters(module),
+    )  # fmt: skip
     start = Standing(0, algorithm.start(work.snapshot(), facts, 0))
     return rounds.run(algorithm, executor, Plan(facts, w.per_round / w.clients, 4, 0), start)
 
 
-def measure(name: str, repeats: int) -> dict[str, float]:
+def measure(name: str, repeats: int, algorithms: Sequence[str]) -> dict[str, float]:
     """Median seconds of a round of each algorithm, in turns, after two rounds of warming up (memories exist then)."""
-    courses = {algorithm: course(name, algorithm) for algorithm in KINDS["algorithm"].known if algorithm != "feddm"}
+    courses = {algorithm: course(name, algorithm) for algorithm in algorithms}
     seconds: dict[str, list[float]] = {algorithm: [] for algorithm in courses}
     for repeat in range(repeats + 2):
         for algorithm, played in courses.items():
@@ -72,15 +80,20 @@ def main() -> None:
     parser.add_argument("workloads", nargs="*", default=["W1", "W2"], metavar="W", help="W1, W2, W3")
     parser.add_argument("--json", action="store_true", help="print the ratios as JSON, as the last line")
     parser.add_argument("--repeats", type=int, default=7, help="timed rounds of each algorithm")
+    parser.add_argument("--only", default="", help="algorithms beside fedavg, separated by commas; default: all")
     options = parser.parse_args()
     if unknown := set(options.workloads) - set(WORKLOADS):
         parser.error(f"unknown workload {', '.join(sorted(unknown))}; known: {', '.join(WORKLOADS)}")
+    names = (
+        ["fedavg", *options.only.split(",")] if options.only else [n for n in KINDS["algorithm"].known if n != "feddm"]
+    )
+    chosen = [*names, *(n for n in CONSTANTS if n.partition(",")[0] in names)]
     torch.set_num_threads(1)
     print(f"{date.today()}, {cpu_name()}, one torch thread, torch {torch.__version__}")
     print("| workload | algorithm | seconds a round | ratio to fedavg |\n" + 4 * "|---" + "|")
     ratios: dict[str, dict[str, float]] = {}
     for name in options.workloads:
-        seconds = measure(name, options.repeats)
+        seconds = measure(name, options.repeats, chosen)
         ratios[name] = {algorithm: round(s / seconds["fedavg"], 3) for algorithm, s in seconds.items()}
         for algorithm, s in seconds.items():
             print(f"| {name} | {algorithm} | {s:.4f} | {s / seconds['fedavg']:.2f} |", flush=True)

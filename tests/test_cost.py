@@ -64,7 +64,7 @@ def _config(folder: Path, values: dict[str, Any]) -> Experiment:
 def _counted(config: Experiment) -> tuple[Counts, list[tuple[int, int]]]:
     prepared = build.prepare(config)
     work = [generator_work(job) for job in missing(Store(Path(config.artifacts)), prepared.needs)]
-    return counted(build.assemble(prepared, [planned._stand_in(need) for need in prepared.needs])), work
+    return counted(build.assemble(prepared, [planned.stand_in(need) for need in prepared.needs])), work
 
 
 @pytest.mark.parametrize("values", SETTINGS.values(), ids=SETTINGS)
@@ -249,7 +249,7 @@ def test_numbers_in_words() -> None:
 def test_shapes_are_shared_by_what_does_not_change_a_step(tmp_path: Path) -> None:
     def shape(values: dict[str, Any]) -> tuple:
         prepared = build.prepare(_config(tmp_path, values))
-        return cost.shape_of(build.assemble(prepared, [planned._stand_in(need) for need in prepared.needs]))
+        return cost.shape_of(build.assemble(prepared, [planned.stand_in(need) for need in prepared.needs]))
 
     one = shape({})
     assert shape({"seed": 3, "partition.alpha": 0.5, "client.lr": 0.3, "federation.rounds": 9, **POOL}) == one

@@ -115,7 +115,7 @@ def dry_run(
 
 def _cell(ready: Prepared, bill: Bill) -> str:
     """Put a cell on the bill; its cost in words."""
-    contributed, sharing = cost.contribute(ready, [_stand_in(need) for need in ready.needs])
+    contributed, sharing = cost.contribute(ready, [stand_in(need) for need in ready.needs])
     assembled, c = build.assemble_contributed(ready, contributed), ready.config
     counts, shape = counted(assembled), cost.shape_of(assembled)
     if shape not in bill.prices:
@@ -131,7 +131,7 @@ def _cell(ready: Prepared, bill: Bill) -> str:
     return f"{duration(seconds)}, {amount(price.memory)} of memory, {amount(disk)} on disk"
 
 
-def _stand_in(need: Need) -> Contribution:
+def stand_in(need: Need) -> Contribution:
     """Black images in the number and of the classes of those that are not there yet."""
     labels = need.labels[torch.from_numpy(np.arange(need.n) % len(need.labels))]
     return Contribution(Examples(need.examples.x.new_zeros((need.n, *need.examples.x.shape[1:])), labels))

@@ -1,0 +1,88 @@
+"""Which commons should I choose? Every way of sharing under one protocol: accuracy, bytes, privacy and disclosure.
+
+python sweeps/commons.py                       # digits, alpha 0.1, one seed, minutes on a laptop
+python sweeps/commons.py --preset smoke        # the same code with smaller numbers
+python sweeps/commons.py --alphas 0.01,0.1 --seeds 0,1,2
+python sweeps/commons.py --ways "real,Fedssyn (DDPM),FedDM" --lrs 0.04
+python sweeps/commons.py --dataset mnist --data-dir DIR
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import product
+
+from fedcommons.config import cli
+from fedcommons.errors import UserError, unknown
+from fedcommons.sweeping import grids, runner, sweep
+from papers.commons import ways
+from papers.commons.report import report
+from papers.commons.ways import WAYS, Entry, Way
+
+
+def arguments(argv: Sequence[str]) -> cli.Options:
+    """Options of the comparison on top of every field of the experiment."""
+    preset, dataset = grids.preset_and_dataset(argv)
+    if preset == "authors":
+        raise UserError("--preset authors is of one paper: use paper, small or smoke.")
+    more = (
+        ("ways", str, ",".join(WAYS), "rows, separated by commas"),
+        ("lrs", str, ways.rates(preset) if preset in ("smoke", "small", "paper") else "", 
+         "learning rates of clients to choose from by validation accuracy"),
+    )  # fmt: skip
+    lists = {"algorithms": "fedavg", "settings": "shuffled_synthetic"}
+    title = (__doc__ or "").partition("\n")[0]
+    parser = grids.parser(title, argv, lists, more, "commons", ways.base(preset, dataset))
+    parser.set_defaults({"alphas": "0.1"})
+    options = cli.parse(parser, argv)
+    for name in ("algorithms", "settings"):
+        if name in cli.named(argv):
+            raise UserError(f"--{name} is not for commons: its rows name them; --ways chooses among rows.")
+    grids.refuse_fields(options, {"client.lr": "lrs"})
+    if options.data.validation == 0:
+        raise UserError("--lrs chooses by validation accuracy: data.validation must be above 0.")
+    return options
+
+
+def entries(options: cli.Options) -> list[Entry]:
+    """Every row at every alpha, rate and seed; a row that cannot be played has the sentence that says why."""
+    for name in (chosen := cli.split("--ways", options.ways)):
+        if name not in WAYS:
+            raise unknown("way", name, WAYS)
+    alphas, seeds = cli.split("--alphas", options.alphas, float), cli.split("--seeds", options.seeds, int)
+    rates = cli.split("--lrs", options.lrs, float)
+    sweep.require_few(len(chosen) * len(alphas) * len(rates) * len(seeds))
+    found = []
+    for alpha, name in product(alphas, chosen):
+        way = WAYS[name]
+        tried = rates if way.rates is None else way.rates if len(rates) > 1 else (way.fields[way.rate],)
+        mine = [_entry(options, name, way, alpha, rate, seed) for rate, seed in product(tried, seeds)]
+        refused = [e for e in mine if isinstance(e.cell, str)]
+        found += refused[:1] or mine
+    if all(isinstance(e.cell, str) for e in found):
+        raise UserError(f"none of the rows can be played; {found[0].way}: {found[0].cell}")
+    return found
+
+
+def _entry(options: cli.Options, name: str, way: Way, alpha: float, rate: float, seed: int) -> Entry:
+    from fedcommons.runs.build import prepare
+
+    f, c = options.federation, options.client
+    own = ways.fields(way, options.preset, f.rounds, c.epochs)
+    values = {**grids.base(options), **own, way.rate: rate, "partition.alpha": alpha, "seed": seed}
+    try:
+        cell = grids.cell(options, values)
+        prepare(cell.config)
+    except UserError as error:
+        return Entry(name, alpha, rate, seed, str(error))
+    return Entry(name, alpha, rate, seed, cell)
+
+
+def commons(argv: Sequence[str]) -> int:
+    options = arguments(argv)
+    found = entries(options)
+    cells = grids.once(e.cell for e in found if isinstance(e.cell, sweep.Trial))
+    return runner.run(options, "commons", cells, partial(report, found, options))
+
+
+if __name__ == "__main__":
+    cli.main(commons)

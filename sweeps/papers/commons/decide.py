@@ -1,0 +1,118 @@
+"""What follows from the rows: who is on the front of accuracy against a cost, and which way to choose under what limit.
+
+Everything here is a function of plain numbers. Two ways are told apart where Student's 95 % interval of the difference
+of their accuracies, seed by seed, excludes 0; of one seed nothing is.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Row:
+    """A way in one federation. last: accuracy of the last round by seed, in [0, 1].
+
+    mb: all bytes of all clients, both ways, in 10^6; once: those before round 1; rounds: in which clients took part.
+    disclosed: share of all examples that was given away uncovered, raw: as it is; epsilon: of the commons, were its
+    noise secret; None: none. bound: it is there to compare with.
+    """
+
+    way: str
+    last: Mapping[int, float]
+    mb: float
+    once: float
+    rounds: float
+    disclosed: float
+    raw: float
+    epsilon: float | None = None
+    bound: bool = False
+
+    @property
+    def accuracy(self) -> float:
+        return fmean(self.last.values())
+
+
+def front(points: Sequence[tuple[float, float]]) -> list[int]:
+    """The points (cost, accuracy) that no other one beats: none has a lower cost without being worse, or the reverse.
+
+    In the order of their cost. Equal points are on it together.
+    """
+    beaten = [
+        any(c <= cost and a >= accuracy and (c, a) != (cost, accuracy) for c, a in points) for cost, accuracy in points
+    ]
+    return sorted((i for i, is_beaten in enumerate(beaten) if not is_beaten), key=lambda i: points[i])
+
+
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Student's interval of the mean of these; None of fewer than two."""
+    if len(values) < 2:
+        return None
+    from scipy.stats import t  # half a second to import
+
+    half = float(t.ppf((1 + LEVEL) / 2, len(values) - 1)) * stdev(values) / len(values) ** 0.5
+    return fmean(values) - half, fmean(values) + half
+
+
+def is_ahead(one: Row, other: Row) -> bool:
+    """Whether ``one`` is more accurate than ``other`` beyond what their common seeds leave open."""
+    found = interval([one.last[seed] - other.last[seed] for seed in one.last if seed in other.last])
+    return found is not None and found[0] > 0
+
+
+LIMITS: Mapping[str, Callable[[Row], bool]] = {
+    "disclose whatever helps": lambda row: True,
+    "disclose nothing raw": lambda row: row.raw == 0,
+    "put nothing into a commons that no epsilon covers": lambda row: row.disclosed == 0,
+    "have clients in one round at most": lambda row: row.rounds <= 1,
+    "have clients in one round at most and disclose nothing that no epsilon covers": lambda row: (
+        row.rounds <= 1 and row.disclosed == 0 and row.epsilon is not None
+    ),
+}
+"""What somebody may be bound to, and the rows that keep to it."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Under a limit and with ``mb`` to send: the best way, and those that cannot be told from it."""
+
+    limit: str
+    mb: float
+    best: Row
+    alike: tuple[Row, ...]
+
+
+def guide(rows: Sequence[Row]) -> list[Advice]:
+    """For each limit the best way for the least bytes, then each that is told to be better for more.
+
+    Bounds are left out. ``alike``: what keeps to the limit, needs no more bytes and is not told to be worse. Of one
+    seed nothing is told apart: the most accurate way stands alone, beside all others.
+    """
+    found = []
+    for limit, keeps in LIMITS.items():
+        allowed = [row for row in rows if keeps(row) and not row.bound]
+        steps = [allowed[i] for i in front([(row.mb, row.accuracy) for row in allowed])]
+        several = any(len(row.last) > 1 for row in steps)
+        last: Row | None = None
+        for best in steps if several else steps[-1:]:
+            if last is not None and not is_ahead(best, last):
+                continue
+            affordable = [row for row in allowed if row.mb <= best.mb and row is not best]
+            found.append(Advice(limit, best.mb, best, tuple(row for row in affordable if not is_ahead(best, row))))
+            last = best
+    return found
+
+
+def in_words(advice: Advice) -> str:
+    """A line of the guide."""
+    said = f"If you may send {advice.mb:.3g} MB in all and {advice.limit}: {named(advice.best)}."
+    if not advice.alike:
+        return said
+    return f"{said} Cannot be told apart from it: {'; '.join(named(row) for row in advice.alike)}."
+
+
+def named(row: Row) -> str:
+    """A way with the numbers that support it."""
+    return f"{row.way} ({100 * row.accuracy:.1f} %, {row.mb:.3g} MB)"

@@ -1,0 +1,110 @@
+"""What a row of the table says, from the run folders of its seeds at its rate."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from fedcommons.config import target
+from fedcommons.config.experiment import Experiment
+from fedcommons.reports import tables
+from fedcommons.reports.cells import Cell
+from fedcommons.sweeping.sweep import Trial
+from fedcommons.tracking.run_folder import read_rounds, read_summary
+from papers.commons import left
+from papers.commons.decide import Row
+from papers.commons.ways import WAYS, Entry, Way
+
+if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A row: its runs at the chosen rate; shown: what images that left show, of the first seed that has it."""
+
+    row: Row
+    alpha: float
+    rate: float
+    runs: "pd.DataFrame"
+    to_target: Sequence[int | None]
+    selected: Sequence[float]
+    per_round: float
+    shown: left.Shown | None
+    config: Experiment
+
+    @property
+    def way(self) -> Way:
+        return WAYS[self.row.way]
+
+    @property
+    def epsilon(self) -> str:
+        """Of the commons: with ``if secret``, ``none``, or ``-`` where there is no commons."""
+        if self.config.sharing.setting in left.STAYS:
+            return "-"
+        return tables.commons_epsilon(Cell({}, self.runs))
+
+
+def taking_part(lines: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The rounds in which clients took part."""
+    return [line["round"] for line in lines if line.get("clients")]
+
+
+def rounds_to_target(goal: float | str, lines: Sequence[Mapping[str, Any]]) -> int | None:
+    """Rounds with clients until the target was reached; None: it was not. Rounds of the server alone count nothing."""
+    reached = target.first(goal, lines)
+    return None if reached is None else sum(number <= reached for number in taking_part(lines))
+
+
+def selected(lines: Sequence[Mapping[str, Any]]) -> float:
+    """The test accuracy at the round with the best validation accuracy, the first of several."""
+    both = [(line["validation/accuracy"], line["test/accuracy"]) for line in lines if "validation/accuracy" in line]
+    return max(both, key=lambda pair: pair[0])[1]
+
+
+def measured(entries: Sequence[Entry], runs: "pd.DataFrame", out: Path) -> list[Measured]:
+    """A row for each way and alpha that has finished runs, at the rate of its best validation accuracy."""
+    found = []
+    for way, alpha in dict.fromkeys((e.way, e.alpha) for e in entries):
+        of_row = [e for e in entries if (e.way, e.alpha) == (way, alpha)]
+        cells = {str(out / e.cell.name): e for e in of_row if isinstance(e.cell, Trial)}
+        mine = runs.loc[runs["run"].isin(cells), :] if not runs.empty else runs
+        if mine.empty:
+            continue
+        rates = mine["run"].map(lambda run, cells=cells: cells[run].rate)
+        best = tables.at_best_rate(mine.assign(tried=rates), "tried").sort_values("seed")
+        found.append(_measured(way, alpha, best, cells[best["run"].iloc[0]]))
+    return found
+
+
+def _measured(way: str, alpha: float, runs: "pd.DataFrame", first: Entry) -> Measured:
+    assert isinstance(first.cell, Trial)
+    config, courses = first.cell.config, [read_rounds(Path(run)) for run in runs["run"]]
+    with_clients = [len(taking_part(lines)) for lines in courses]
+    sent = (runs["bytes_down"] + runs["bytes_up"]).tolist()
+    once, disclosed = (fmean(runs[name].tolist()) for name in ("bytes_once", "disclosed"))
+    summaries = [(run, read_summary(Path(run)) or {}) for run in runs["run"]]
+    shown = next((s for run, summary in summaries if (s := left.shown_by(summary, config, Path(run)))), None)
+    row = Row(
+        way=way,
+        last=dict(zip(runs["seed"].tolist(), runs["last_accuracy"].tolist(), strict=True)),
+        mb=(once + fmean(sent)) / 1e6,
+        once=once / 1e6,
+        rounds=fmean(with_clients),
+        disclosed=disclosed,
+        raw=fmean(summary.get("disclosed_raw", 0.0) for _, summary in summaries),
+        epsilon=None if disclosed else tables.largest_epsilon(Cell({}, runs)),
+        bound=WAYS[way].bound,
+    )
+    return Measured(
+        row=row,
+        alpha=alpha,
+        rate=first.rate,
+        runs=runs,
+        to_target=[rounds_to_target(config.target, lines) for lines in courses],
+        selected=[selected(lines) for lines in courses],
+        per_round=fmean(b / n if n else 0.0 for b, n in zip(sent, with_clients, strict=True)) / 1e6,
+        shown=shown,
+        config=config,
+    )

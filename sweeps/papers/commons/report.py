@@ -1,0 +1,149 @@
+"""The files of the sweep: table, CSV, picture and guide."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedcommons.config import cli, target
+from fedcommons.files import write_json, write_text
+from fedcommons.reports import tables
+from fedcommons.sweeping import grids, sweep
+from fedcommons.sweeping.display import Display
+from papers.commons import decide
+from papers.commons.ways import Entry
+
+if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
+    from papers.commons.measured import Measured
+
+HEAD = (
+    "alpha", "way", "rounds to target", "last accuracy, %", "best, %", "MB once", "MB a round", "MB in all",
+    "client work, s", "given away", "epsilon", "near-copies", "membership advantage", "rate", "budget",
+)  # fmt: skip
+
+
+def report(entries: Sequence[Entry], options: cli.Options, out: Path, display: Display) -> None:
+    """Write all from the run folders that are done, and show table and guide."""
+    from papers.commons.measured import measured
+
+    cells = grids.once(e.cell for e in entries if isinstance(e.cell, sweep.Trial))
+    rows = measured(entries, grids.finished(cells, out, display.say), out)
+    if not rows:
+        return
+    from papers.commons.picture import draw
+
+    seconds = _seconds(rows, out, display)
+    undefined = {e.way: e.cell for e in entries if isinstance(e.cell, str)}
+    lines = [_line(one, seconds[name_of(one)]) for one in rows]
+    table = f"{tables.markdown(HEAD, lines)}{_not_defined(entries)}{tables.numbered(_notes(rows, options))}"
+    text = grids.stamped(f"{table}\n{_guides(rows)}", options)
+    write_text(out / "commons.md", text)
+    records = [_record(one, seconds[name_of(one)]) for one in rows]
+    write_text(out / "commons.csv", tables.to_csv(records))
+    write_json(
+        out / "summary.json", {"name": out.name, "preset": options.preset, "rows": records, "undefined": undefined}
+    )
+    draw(rows, out / "commons.png", grids.title([one.config for one in rows]), grids.is_smoke(options))
+    display.say("\n" + text)
+
+
+def name_of(one: "Measured") -> str:
+    """Of the row's first run."""
+    return Path(str(one.runs["run"].iloc[0])).name
+
+
+def _seconds(rows: "Sequence[Measured]", out: Path, display: Display) -> dict[str, float]:
+    """Of client work, by the name of a row's first run; what is reckoned is kept, as it takes seconds for each."""
+    from papers.commons.work import client_seconds
+
+    file = out / "client_work.json"
+    known: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
+    for number, one in enumerate(rows, 1):
+        if name_of(one) not in known:
+            display.step("pricing client work", number, len(rows), one.row.way)
+            known[name_of(one)] = client_seconds(one.config)
+            write_json(file, known)
+    return known
+
+
+def _line(one: "Measured", seconds: float) -> list[object]:
+    row, shown = one.row, one.shown
+    return [
+        f"{one.alpha:g}", f"{row.way}{' (bound)' * row.bound}", _to_target(one),
+        _percent(list(row.last.values())), _percent(one.selected), f"{row.once:.3g}", f"{one.per_round:.3g}",
+        f"{row.mb:.3g}", f"{seconds:.3g}", f"{100 * row.disclosed:.1f} %", one.epsilon,
+        f"{100 * shown.copies:.1f} %" if shown else "-",
+        f"{shown.advantage:+.2f} [{shown.low:+.2f}, {shown.high:+.2f}]" if shown else "-",
+        f"{one.rate:g}", one.way.budget,
+    ]  # fmt: skip
+
+
+def _to_target(one: "Measured") -> str:
+    if not one.row.rounds:
+        return "not reached" if None in one.to_target else "0"
+    return tables.rounds_needed(list(one.to_target), round(one.row.rounds))
+
+
+def _percent(values: Sequence[float]) -> str:
+    return tables.mean_std([100 * value for value in values], 1)
+
+
+def _not_defined(entries: Sequence[Entry]) -> str:
+    """A line for each way and alpha that cannot be played, with the reason."""
+    told = {(e.alpha, e.way): e.cell for e in entries if isinstance(e.cell, str)}
+    return "".join(f"\n{way}, alpha {alpha:g}: not defined: {why}\n" for (alpha, way), why in told.items())
+
+
+def _record(one: "Measured", seconds: float) -> dict[str, Any]:
+    row, shown = one.row, one.shown
+    found: dict[str, Any] = {
+        "alpha": one.alpha, "way": row.way, "bound": row.bound, "seeds": len(row.last), "rate": one.rate,
+        "rounds_with_clients": row.rounds, "rounds_to_target": _to_target(one), "last_accuracy": row.accuracy,
+        "best_accuracy": sum(one.selected) / len(one.selected), "mb_once": row.once, "mb_a_round": one.per_round,
+        "mb": row.mb, "client_seconds": seconds, "disclosed": row.disclosed, "disclosed_raw": row.raw,
+        "epsilon": one.epsilon, "near_copies": shown and shown.copies, "advantage": shown and shown.advantage,
+        "advantage_low": shown and shown.low, "advantage_high": shown and shown.high,
+    }  # fmt: skip
+    return {**found, **{f"last_accuracy_seed{seed}": value for seed, value in row.last.items()}}
+
+
+def _notes(rows: "Sequence[Measured]", options: cli.Options) -> list[str]:
+    config = rows[0].config
+    c, goal = config.client, target.in_words(config.target)
+    return [
+        f"All: {config.data.name}, N = {config.partition.n_clients}, {config.partition.name}, R = "
+        f"{config.federation.rounds}, E = {c.epochs}, B = {c.batch_size}, {c.optimizer}; the classifier is "
+        f"{rows[0].config.model.name} (FedDPMS trains the autoencoder that has it). Same local steps for all clients "
+        "that train it: by the rule of equal work where they hold others' examples, all at once in one-shot methods.",
+        f"Rounds to target ({goal}) are those in which clients took part; an exchange before round 1 is none of them.",
+        "Last: after the last round, of the server too; best: the test accuracy at the best validation accuracy. "
+        f"Rates {options.lrs} were tried for clients, FedDM's server had rates of its own, and each row is at the rate "
+        "of its best validation accuracy in the last round. Other rates (of generators, of pixels, of servers that "
+        "distil) are fixed.",
+        "MB: 10^6 bytes of all clients, both ways; once: before round 1; a round: in which clients took part.",
+        "Client work: seconds of all clients on one core, counted (steps times the price of a step, as --dry-run), "
+        "with their generators.",
+        "Given away: share of all examples that were sent raw, or from which something was made that no epsilon "
+        "covers; updates of a model do not count. Epsilon: of what went into the commons, were its noise secret; none: "
+        "nothing covers some of it; -: there is no commons.",
+        "Near-copies, and membership advantage with its 95 % interval: of images that left clients, in pixels; -: no "
+        "image left, or means, codes or models did. FedDM's images are those of the last round, against all clients'.",
+        f"Seeds: {options.seeds}; ± is the sample standard deviation.",
+    ]  # fmt: skip
+
+
+def _guides(rows: "Sequence[Measured]") -> str:
+    """The guide of each alpha."""
+    found = []
+    for alpha in dict.fromkeys(one.alpha for one in rows):
+        advice = decide.guide([one.row for one in rows if one.alpha == alpha])
+        lines = "".join(f"- {decide.in_words(one)}\n" for one in advice)
+        found.append(f"### Guide, alpha {alpha:g}\n\n{_HOW}\n\n{lines}")
+    return "\n".join(found)
+
+
+_HOW = (
+    "The first line of a limit is the way of the front that sends least, the next ones are told to be more accurate "
+    "than the line before (Student's 95 % interval over the seeds is above 0; of one seed only the most accurate way "
+    "is named, and nothing is told apart). Limits and numbers are those of the table."
+)

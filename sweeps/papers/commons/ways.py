@@ -1,0 +1,131 @@
+"""The rows of ``sweeps/commons.py``: every way of putting something into a commons, and the budget it has.
+
+One protocol: the same data, partition, clients and classifier (``encoder``; FedDPMS trains the autoencoder that has
+it), all clients in every round. A client that trains the classifier makes E epochs on its own images in each of R
+rounds, by the rule of equal work also where it holds others'; one of a one-shot method makes its E R epochs at once.
+What a server trains, and what generators have, is in each row's ``budget``. Fields are not the papers': these are on
+their pages.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedcommons.config import presets
+from fedcommons.sweeping.sweep import Trial
+from papers.fedssyn import private_presets
+
+
+@dataclass(frozen=True)
+class Way:
+    """A row: what is chosen and set (dotted fields), what varies in the choice of a rate, and its budget in words.
+
+    rate: the field of the rate that is tried; rates: those of a rate that is not ``client.lr``; bound: whether it is
+    there to compare with, and nobody would do it; smaller: what preset smoke has instead.
+    """
+
+    fields: Mapping[str, Any]
+    budget: str
+    rate: str = "client.lr"
+    rates: tuple[float, ...] | None = None
+    bound: bool = False
+    smaller: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A run of the sweep: whose row it is, and the rate that is tried; ``cell``: a sentence if it cannot be played."""
+
+    way: str
+    alpha: float
+    rate: float
+    seed: int
+    cell: Trial | str
+
+
+_POOL = {"algorithm": "fedavg", "sharing.setting": "shuffled_synthetic", "sharing.audit": True}
+_SERVER = {"sharing.setting": "server_synthetic", "sharing.audit": True}
+_LOCAL, _OWN = "clients E epochs a round", "{} epochs of a generator a client"
+_QUICK = {"generator.epochs": 2}
+_PRIVATE = {**private_presets.fields("small"), "generator.target_epsilon": 10.0, "generator.target_epochs": 60}
+_COPIES = {"sharing.setting": "raw_copies", "sharing.c": 0.1, "sharing.d": 2}
+_TO_TWO = "copies of 10 % for two others each"
+_FEDDM = {"algorithm": "feddm", "feddm.ipc": 3, "feddm.iterations": 20, "feddm.image_lr": 0.3,
+          "feddm.server_epochs": 30, "feddm.server_batch": 64, "feddm.server_lr": 0.05}  # fmt: skip
+_DECODERS = "clients train decoders once; server the rest"
+_VAE = {"model.name": "vae", "model.normalise": True}
+
+WAYS: Mapping[str, Way] = {
+    "real": Way({"algorithm": "fedavg", "sharing.setting": "real"}, _LOCAL),
+    "raw copies": Way({"algorithm": "fedavg", **_COPIES}, f"{_LOCAL}; {_TO_TWO}"),
+    "shuffled real": Way(
+        {"algorithm": "fedavg", "sharing.setting": "shuffled_real", "sharing.p": 0.5},
+        f"{_LOCAL}; half of all dealt anew",
+        bound=True,
+    ),
+    "local synthetic": Way(
+        {**_POOL, "sharing.setting": "local_synthetic"}, f"{_LOCAL}; {_OWN.format(90)}", smaller=_QUICK
+    ),
+    "Fedssyn (DDPM)": Way(_POOL, f"{_LOCAL}; {_OWN.format(90)}", smaller=_QUICK),
+    "Fedssyn (GAN)": Way({**_POOL, "generator.name": "gan"}, f"{_LOCAL}; {_OWN.format(90)}", smaller=_QUICK),
+    "Fedssyn (CVAE)": Way({**_POOL, "generator.name": "cvae"}, f"{_LOCAL}; {_OWN.format(90)}", smaller=_QUICK),
+    "Fedssyn (private DDPM)": Way(
+        {**_POOL, **_PRIVATE}, f"{_LOCAL}; {_OWN.format(60)}, epsilon 10 for images",
+        smaller={**_QUICK, "generator.target_epochs": 2, "generator.batch_size": 16},
+    ),
+    "one-shot Fedssyn (DDPM)": Way(
+        {"algorithm": "one_shot", **_SERVER}, f"server E epochs a round on the pool; {_OWN.format(90)}", smaller=_QUICK
+    ),
+    "one-shot Fedssyn (private DDPM)": Way(
+        {"algorithm": "one_shot", **_SERVER, **_PRIVATE},
+        f"server E epochs a round on the pool; {_OWN.format(60)}, epsilon 10 for images",
+        smaller={**_QUICK, "generator.target_epochs": 2, "generator.batch_size": 16},
+    ),
+    "FedDM": Way(
+        _FEDDM, "clients 20 steps on the pixels a round, server 30 epochs of these images", "feddm.server_lr",
+        (0.02, 0.05, 0.1),
+        smaller={"feddm.ipc": 1, "feddm.least": 1, "feddm.iterations": 2, "feddm.server_epochs": 2},
+    ),
+    "FedDPMS": Way(
+        {"algorithm": "feddpms", **_VAE, "feddpms.quota": 5, "feddpms.sigma": 1.0},
+        f"{_LOCAL} on the autoencoder's loss, others' decoded images besides",
+    ),
+    "FedMix": Way({"algorithm": "fedmix"}, f"{_LOCAL}; means of 64 images"),
+    "FedGEN": Way({"algorithm": "fedgen"}, f"{_LOCAL}; server trains a generator of features in each round"),
+    "DENSE": Way({"algorithm": "dense"}, "clients E R epochs once; server distils from round 2 on"),
+    "Co-Boosting": Way({"algorithm": "coboosting"}, "clients E R epochs once; server distils from round 2 on"),
+    "FedCVAE-Ens": Way({"algorithm": "fedcvae", "fedcvae.variant": "ens"}, _DECODERS),
+    "FedCVAE-KD": Way({"algorithm": "fedcvae", "fedcvae.variant": "kd"}, _DECODERS),
+    "gradient coding": Way({"algorithm": "gradient_coding", **_COPIES}, f"{_LOCAL}; {_TO_TWO}"),
+}  # fmt: skip
+"""In the order of the table."""
+
+ONE_SHOT = ("dense", "coboosting")
+"""Methods whose clients train the classifier once."""
+
+_RATES = {"smoke": "0.1", "small": "0.02,0.04,0.08", "paper": "0.01,0.03,0.1"}
+_SMALL = {"model.name": "encoder", "federation.rounds": 20, "client.epochs": 5, "measure.every": 0}
+_OF_PRESET: Mapping[str, Mapping[str, Any]] = {
+    "smoke": {**_SMALL, "federation.rounds": 3, "client.epochs": 1, "data.limit": 300},
+    "small": _SMALL,
+    "paper": {"measure.every": 0},
+}
+
+
+def rates(preset: str) -> str:
+    """``--lrs`` of a preset."""
+    return _RATES[preset]
+
+
+def base(preset: str, dataset: str) -> dict[str, Any]:
+    """What all rows have in a preset, before what the command line says."""
+    large = {"federation.rounds": 15} if preset == "small" and dataset in presets.LARGE_IMAGES else {}
+    return {**presets.preset(preset, dataset), **_OF_PRESET[preset], **large}
+
+
+def fields(way: Way, preset: str, rounds: int, epochs: int) -> dict[str, Any]:
+    """What a row sets on top of the base, where a client makes ``epochs`` in each of ``rounds``."""
+    found = dict(way.fields)
+    if found["algorithm"] in ONE_SHOT:
+        found[f"{found['algorithm']}.client_epochs"] = rounds * epochs
+    return {**found, **(way.smaller if preset == "smoke" else {})}

@@ -1,0 +1,29 @@
+"""Seconds of work that clients do, counted: steps times the price of a step, as ``--dry-run`` finds it.
+
+A run's clock would also count what the server does, and what else the machine does meanwhile. Counted are the local
+steps of the clients, the pieces of a method's own work whose names do not begin with ``server``, and the training and
+drawing of generators that the clients hold.
+"""
+
+from fedcommons.config.experiment import Experiment
+from fedcommons.core.pieces import in_seconds
+from fedcommons.core.worker import fresh_torch
+from fedcommons.runs import build, cost
+from fedcommons.runs.counting import counted
+from fedcommons.sharing.synthetic_pool import Job
+from fedcommons.sweeping import planned
+
+
+@fresh_torch()
+def client_seconds(config: Experiment) -> float:
+    """Of all clients together, on one core of this machine as it is now."""
+    prepared = build.prepare(config)
+    contributed, _ = cost.contribute(prepared, [planned.stand_in(need) for need in prepared.needs])
+    ready = build.assemble_contributed(prepared, contributed)
+    n, price = counted(ready), cost.measure(ready)
+    mine = {name: pieces for name, pieces in n.pieces.items() if not name.startswith("server")}
+    batch, half = config.client.batch_size, cost.half(config.client.batch_size)
+    slope = (price.step - price.half) / (batch - half) if batch > half else 0.0
+    rest = n.rest * price.half + slope * (n.rest_examples - n.rest * half)
+    local = n.full * price.step + max(rest, 0.0) + n.trainings * price.training
+    return local + in_seconds(mine, price.pieces) + planned.generators(Job([need], {}) for need in prepared.needs)

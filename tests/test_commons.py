@@ -1,0 +1,273 @@
+"""The comparison of ways to a commons: fronts and guide of made-up rows, rounds that count, undefined rows."""
+
+import csv
+import json
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import fedcommons
+from fedcommons.errors import UserError
+from fedcommons.sweeping.display import Display
+from fedcommons.sweeping.sweep import Trial
+
+SEEDS = (0, 1, 2)
+
+
+@pytest.fixture(scope="module")
+def commons(sweeps: Callable[[str], ModuleType]) -> ModuleType:
+    return sweeps("commons")
+
+
+@pytest.fixture(scope="module")
+def decide(commons: ModuleType) -> ModuleType:
+    from papers.commons import decide  # beside the script, which is found by now
+
+    return decide
+
+
+@pytest.fixture(scope="module")
+def row(decide: ModuleType) -> Callable[..., Any]:
+    """A row with these accuracies in percent, one for each seed, by default no raw example, no epsilon and no round."""
+
+    def make(way: str, mb: float, *percent: float, **more: Any) -> Any:
+        values = {"once": 0.0, "rounds": 9.0, "disclosed": 0.0, "raw": 0.0, **more}
+        return decide.Row(way, {seed: p / 100 for seed, p in enumerate(percent)}, mb, **values)
+
+    return make
+
+
+# --- the front
+
+
+@pytest.mark.parametrize(
+    ("points", "expected"),
+    [
+        ([], []),
+        ([(1, 0.5)], [0]),
+        ([(2, 0.9), (1, 0.5)], [1, 0]),  # by cost
+        ([(1, 0.5), (2, 0.4)], [0]),
+        ([(1, 0.5), (1, 0.6)], [1]),  # as dear and better
+        ([(1, 0.5), (2, 0.5)], [0]),  # as good and dearer
+        ([(1, 0.5), (1, 0.5), (3, 0.4)], [0, 1]),  # equal ones stand together
+        ([(0, 0.1), (0, 0.3), (5, 0.3), (5, 0.9)], [1, 3]),
+    ],
+)
+def test_the_front(decide: ModuleType, points: Sequence[tuple[float, float]], expected: Sequence[int]) -> None:
+    assert decide.front(points) == expected
+
+
+def test_labels_keep_their_order_and_their_gap() -> None:
+    from papers.commons.picture import spread_out
+
+    found = spread_out([50.0, 50.0, 10.0, 51.0, 90.0], 5.0, 0.0, 100.0)
+    in_order = [found[i] for i in (2, 0, 1, 3, 4)]
+    assert all(b - a >= 5 - 1e-9 for a, b in pairwise(in_order))
+    assert found[2] == 10
+    assert found[4] == 90
+    crowded = spread_out([99.0, 99.0, 99.0], 5.0, 0.0, 100.0)
+    assert crowded == [90, 95, 100]
+
+
+# --- the guide
+
+
+def lines(decide: ModuleType, rows: Sequence[Any]) -> dict[str, list[tuple[str, set[str]]]]:
+    """Of each limit the ways that are named, each with those that cannot be told from it."""
+    found: dict[str, list[tuple[str, set[str]]]] = {}
+    for advice in decide.guide(rows):
+        found.setdefault(advice.limit, []).append((advice.best.way, {one.way for one in advice.alike}))
+    return found
+
+
+def test_more_bytes_are_advised_only_where_they_are_told_to_help(decide: ModuleType, row: Callable[..., Any]) -> None:
+    """Means 50, 51, 80 and 81: the second and the fourth cannot be told from those before them."""
+    rows = [row("a", 1, 49, 50, 51), row("b", 2, 53, 50, 50), row("c", 3, 79, 80, 81), row("d", 4, 84, 80, 79)]
+    assert lines(decide, rows)["disclose whatever helps"] == [("a", set()), ("c", set())]
+    assert lines(decide, [*rows, row("e", 2.5, 80, 79, 81)])["disclose nothing raw"] == [("a", set()), ("e", set())]
+
+
+def test_what_is_cheaper_and_cannot_be_told_apart_is_named(decide: ModuleType, row: Callable[..., Any]) -> None:
+    """``c`` is not told from ``b``, though it is worse on average, and costs less; ``a`` is."""
+    rows = [row("a", 1, 10, 11, 12), row("c", 2, 85, 70, 79), row("b", 2, 80, 81, 82)]
+    found = lines(decide, rows)["disclose whatever helps"]
+    assert found == [("a", set()), ("b", {"c"})]
+
+
+def test_limits_leave_out_what_breaks_them_and_bounds(decide: ModuleType, row: Callable[..., Any]) -> None:
+    rows = [
+        row("copies", 1, 90, 91, 92, raw=0.1, disclosed=0.1),
+        row("pool", 1, 80, 81, 82, disclosed=0.75),
+        row("private", 1, 70, 71, 72, epsilon=10.0, rounds=0.0),
+        row("alone", 1, 60, 61, 62),
+        row("bound", 1, 98, 98, 99, bound=True),
+    ]
+    found = {limit: [way for way, _ in of] for limit, of in lines(decide, rows).items()}
+    assert found == {
+        "disclose whatever helps": ["copies"],
+        "disclose nothing raw": ["pool"],
+        "put nothing into a commons that no epsilon covers": ["private"],
+        "have clients in one round at most": ["private"],
+        "have clients in one round at most and disclose nothing that no epsilon covers": ["private"],
+    }
+
+
+def test_of_one_seed_nothing_is_told_apart(decide: ModuleType, row: Callable[..., Any]) -> None:
+    rows = [row("a", 1, 10), row("b", 2, 99), row("c", 3, 50)]
+    assert lines(decide, rows)["disclose whatever helps"] == [("b", {"a"})]
+    assert not decide.is_ahead(rows[1], rows[0])
+    said = decide.in_words(decide.guide(rows)[0])
+    assert said == (
+        "If you may send 2 MB in all and disclose whatever helps: b (99.0 %, 2 MB). Cannot be told apart from it: "
+        "a (10.0 %, 1 MB)."
+    )
+
+
+def test_ahead_is_by_common_seeds(decide: ModuleType, row: Callable[..., Any]) -> None:
+    """The same gap on every seed is told however much seeds differ; a tie never is."""
+    one, other = row("a", 1, 20, 50, 90), row("b", 1, 19, 49, 89)
+    assert decide.is_ahead(one, other)
+    assert not decide.is_ahead(other, one)
+    assert not decide.is_ahead(one, one)
+    assert decide.interval([0.1, 0.2, 0.3]) == pytest.approx((0.2 - 0.24841377, 0.2 + 0.24841377))
+
+
+# --- rounds
+
+
+def course(clients: Sequence[int], accuracies: Sequence[float]) -> list[dict[str, Any]]:
+    """Lines of round 0 and of each round with so many clients."""
+    found: list[dict[str, Any]] = [{"round": 0, "test/accuracy": 0.0, "validation/accuracy": 0.0}]
+    for number, (n, accuracy) in enumerate(zip(clients, accuracies, strict=True), 1):
+        line = {"round": number, "clients": n, "test/accuracy": accuracy, "validation/accuracy": 1 - accuracy}
+        found.append(line)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("clients", "accuracies", "expected"),
+    [
+        ([4, 4, 4], [0.1, 0.9, 0.95], 2),
+        ([4, 0, 0], [0.1, 0.5, 0.9], 1),  # one communication round, then the server alone
+        ([0, 0, 0], [0.1, 0.5, 0.9], 0),  # the exchange before round 1 alone
+        ([2, 2, 0, 0], [0.1, 0.2, 0.3, 0.85], 2),  # warm-up
+        ([4, 4], [0.1, 0.2], None),
+    ],
+)
+def test_rounds_are_those_in_which_clients_took_part(
+    commons: ModuleType, clients: Sequence[int], accuracies: Sequence[float], expected: int | None
+) -> None:
+    from papers.commons.measured import rounds_to_target
+
+    assert rounds_to_target(0.8, course(clients, accuracies)) == expected
+
+
+def test_best_is_chosen_by_validation(commons: ModuleType) -> None:
+    """Validation data prefer round 1 here, and the first of equals."""
+    from papers.commons.measured import selected
+
+    assert selected(course([1, 1, 1], [0.3, 0.6, 0.3])) == 0.3
+    lines = [{"round": r, "validation/accuracy": 0.5, "test/accuracy": r / 10} for r in range(3)]
+    assert selected(lines) == 0
+
+
+# --- rows
+
+QUICK = ["--preset", "smoke", "--tracking.wandb", "off", "--federation.rounds", "2", "--data.limit", "120"]
+
+
+def entries(commons: ModuleType, *argv: str) -> list[Any]:
+    return commons.entries(commons.arguments([*QUICK, *argv]))
+
+
+def test_a_row_that_cannot_be_played_says_why_and_stops_nobody(commons: ModuleType) -> None:
+    """With BatchNorm, which the servers of one-shot Fedssyn do not take; and FedDM where a class has too few images."""
+    found = entries(commons, "--ways", "real,one-shot Fedssyn (DDPM)", "--model.batch_norm", "true", "--lrs", "0.1,0.2")
+    assert [type(e.cell) for e in found] == [Trial, Trial, str]
+    assert "not defined for a model with BatchNorm" in found[-1].cell
+    with pytest.raises(UserError, match="none of the rows can be played; one-shot"):
+        entries(commons, "--ways", "one-shot Fedssyn (DDPM)", "--model.batch_norm", "true")
+
+
+def test_each_row_tries_its_own_rates(commons: ModuleType) -> None:
+    found = entries(commons, "--ways", "real,FedDM", "--lrs", "0.1,0.2", "--seeds", "0,1")
+    rates = [(e.way, e.rate, e.seed) for e in found]
+    assert rates == [
+        *[("real", rate, seed) for rate in (0.1, 0.2) for seed in (0, 1)],
+        *[("FedDM", rate, seed) for rate in (0.02, 0.05, 0.1) for seed in (0, 1)],
+    ]
+    assert {e.cell.config.flat["feddm.server_lr"] for e in found if e.way == "FedDM"} == {0.02, 0.05, 0.1}
+    (alone,) = entries(commons, "--ways", "FedDM", "--lrs", "0.3")
+    assert (alone.rate, alone.cell.config.flat["feddm.server_lr"]) == (0.05, 0.05)
+
+
+def test_all_rows_have_one_protocol(commons: ModuleType) -> None:
+    """What is played has the same data, clients, rounds, epochs and model, but for the autoencoder around it."""
+    protocol = ("data.name", "data.limit", "partition.name", "partition.n_clients", "federation.rounds",
+                "federation.participation", "client.epochs", "client.batch_size", "client.optimizer",
+                "client.equal_work", "seed")  # fmt: skip
+    cells = [e.cell.config.flat for e in entries(commons) if isinstance(e.cell, Trial)]
+    assert len(cells) >= 12
+    assert len({tuple(flat[name] for name in protocol) for flat in cells}) == 1
+    assert {flat["model.name"] for flat in cells} == {"encoder", "vae"}
+    assert all(flat["model.normalise"] for flat in cells if flat["model.name"] == "vae")
+
+
+@pytest.mark.parametrize(
+    ("argv", "why"),
+    [
+        (["--ways", "reel"], "unknown way 'reel'; did you mean 'real'"),
+        (["--lr", "0.1"], "--lrs"),
+        (["--data.validation", "0"], "data.validation must be above 0"),
+        (["--algorithms", "fedavg"], "--algorithms is not for commons"),
+        (["--preset", "authors"], "--preset authors is of one paper"),
+    ],
+)
+def test_bad_requests_are_refused(commons: ModuleType, argv: list[str], why: str) -> None:
+    with pytest.raises(UserError, match=why):
+        entries(commons, *argv)
+
+
+def test_smoke(commons: ModuleType, tmp_path: Path) -> None:
+    """Three ways from real runs: one table, CSV, picture, guide; a row of the server alone has no round."""
+    options = commons.arguments(
+        [*QUICK, "--ways", "real,raw copies,one-shot Fedssyn (DDPM),FedDM", "--out", str(tmp_path / "out"),
+         "--artifacts", str(tmp_path / "artifacts"), "--generator.epochs", "1"]
+    )  # fmt: skip
+    found = commons.entries(options)
+    for e in found:
+        fedcommons.run(e.cell.config, tmp_path / "out" / e.cell.name)
+    (tmp_path / "out" / "client_work.json").write_text(json.dumps({e.cell.name: 1.5 for e in found}))
+    with Display() as display:
+        commons.report(found, options, tmp_path / "out", display)
+    with (tmp_path / "out" / "commons.csv").open() as file:
+        rows = {line["way"]: line for line in csv.DictReader(file)}
+    assert list(rows) == ["real", "raw copies", "one-shot Fedssyn (DDPM)", "FedDM"]
+    alone, copies, once, feddm = rows.values()
+    assert [float(one["rounds_with_clients"]) for one in rows.values()] == [2, 2, 0, 2]
+    assert float(once["mb_a_round"]) == 0
+    assert float(once["mb"]) == float(once["mb_once"]) > 0
+    assert float(alone["mb"]) == pytest.approx(2 * float(alone["mb_a_round"]))
+    assert (alone["near_copies"], copies["near_copies"], copies["epsilon"]) == ("", "1.0", "none")
+    assert 0.05 < float(copies["disclosed"]) < 0.15
+    assert float(feddm["near_copies"]) > 0.5  # two steps on the pixels from real images
+    text = (tmp_path / "out" / "commons.md").read_text()
+    assert text.startswith("**SMOKE")
+    assert "have clients in one round at most: one-shot Fedssyn (DDPM)" in text
+    assert (tmp_path / "out" / "commons.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_client_work_is_of_the_clients_alone(commons: ModuleType) -> None:
+    """Of one-shot Fedssyn that of its generators; of FedAvg more with more epochs."""
+    from papers.commons.work import client_seconds
+
+    few, many = (
+        client_seconds(entries(commons, "--ways", "real", "--client.epochs", epochs)[0].cell.config)
+        for epochs in ("1", "50")
+    )
+    assert 0 < few < many
