@@ -79,8 +79,8 @@ def test_every_method_runs_on_a_gpu_and_its_steps_do_not_wait(make: Callable[[],
     check_on(PRETEND)(*case(make, replace(PLAIN, augment=True), BATCH_NORM))
 
 
-OTHER_STEPS = ("feddm", "fedgen", "one_shot")
-"""FedDM's clients have steps of their own, FedGEN's server has, and nobody makes local steps in one-shot Fedssyn."""
+OTHER_STEPS = ("feddm", "fedgen", "one_shot", "fedddpm")
+"""FedDM's clients have steps of their own, the servers of the others have."""
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in OTHER_STEPS])
