@@ -4,8 +4,8 @@ python benchmarks/algorithms.py [W1 W2] [--json] [--repeats 7]
 
 W1: small CNN, 10 of 100 clients x 15 steps a round. W2: VGG-11, 10 clients x 2 steps of 64. No evaluation, no tracking
 in the timed part. Goals: fedprox, fednova 1.1; scaffold, fedpvr, feddyn 1.25; moon 2.2 (two more forward passes);
-fedmix 3.2; feddpms 1.1 of fedvae, which train an autoencoder (feddpms: its first stage). FedDM does other work, which
-benchmarks/feddm.py times.
+fedmix 3.2; feddpms 1.1 of fedvae, which train an autoencoder (feddpms: its first stage). FedDM and DENSE do other
+work, which benchmarks/feddm.py and benchmarks/distillation.py time.
 """
 
 import argparse
@@ -35,6 +35,10 @@ from fedcommons.federation.serial import Serial
 from lightning_modules import Classifier, vae
 
 
+OTHER_WORK = ("feddm", "dense")
+"""Methods whose rounds are no local steps."""
+
+
 def course(name: str, algorithm_name: str) -> Iterator:
     """The rounds of one algorithm on a workload, for ever."""
     w = WORKLOADS[name]
@@ -56,7 +60,8 @@ def course(name: str, algorithm_name: str) -> Iterator:
 
 def measure(name: str, repeats: int) -> dict[str, float]:
     """Median seconds of a round of each algorithm, in turns, after two rounds of warming up (memories exist then)."""
-    courses = {algorithm: course(name, algorithm) for algorithm in KINDS["algorithm"].known if algorithm != "feddm"}
+    known = [one for one in KINDS["algorithm"].known if one not in OTHER_WORK]
+    courses = {algorithm: course(name, algorithm) for algorithm in known}
     seconds: dict[str, list[float]] = {algorithm: [] for algorithm in courses}
     for repeat in range(repeats + 2):
         for algorithm, played in courses.items():
