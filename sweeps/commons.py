@@ -66,9 +66,13 @@ def entries(options: cli.Options) -> list[Entry]:
 def _entry(options: cli.Options, name: str, way: Way, alpha: float, rate: float, seed: int) -> Entry:
     from fedcommons.runs.build import prepare
 
-    f, c = options.federation, options.client
-    own = ways.fields(way, options.preset, f.rounds, c.epochs)
-    values = {**grids.base(options), **own, way.rate: rate, "partition.alpha": alpha, "seed": seed}
+    values = {
+        **grids.base(options),
+        **ways.fields(way, options),
+        way.rate: rate,
+        "partition.alpha": alpha,
+        "seed": seed,
+    }
     try:
         cell = grids.cell(options, values)
         prepare(cell.config)

@@ -1,7 +1,7 @@
 """The server's pool: every client contributes synthetic images, which the server keeps and gives to nobody.
 
 The images are those of ``shuffled_synthetic`` (Li et al., arXiv:2306.13263); they travel once, up only. Clients go on
-with their real data. The server of ``one_shot`` trains on the pool.
+with their real data. The servers of ``one_shot`` and ``fedddpm`` train on the pool.
 n~: images a client contributes;  p = n~/(n_i + n~), as if it received as many.
 
 Departs from the paper: there the pool is dealt to the clients.

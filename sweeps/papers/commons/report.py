@@ -11,7 +11,7 @@ from fedcommons.reports import tables
 from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
 from papers.commons import decide
-from papers.commons.ways import Entry
+from papers.commons.ways import Entry, budget
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
     from papers.commons.measured import Measured
@@ -74,7 +74,7 @@ def _line(one: "Measured", seconds: float) -> list[object]:
         f"{row.mb:.3g}", f"{seconds:.3g}", f"{100 * row.disclosed:.1f} %", one.epsilon,
         f"{100 * shown.copies:.1f} %" if shown else "-",
         f"{shown.advantage:+.2f} [{shown.low:+.2f}, {shown.high:+.2f}]" if shown else "-",
-        f"{one.rate:g}", one.way.budget,
+        f"{one.rate:g}", budget(one.way, one.config.flat),
     ]  # fmt: skip
 
 

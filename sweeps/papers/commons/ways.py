@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedcommons.config import presets
+from fedcommons.config import cli, presets
 from fedcommons.sweeping.sweep import Trial
 from papers.fedssyn import private_presets
 
@@ -21,7 +21,8 @@ class Way:
     """A row: what is chosen and set (dotted fields), what varies in the choice of a rate, and its budget in words.
 
     rate: the field of the rate that is tried; rates: those of a rate that is not ``client.lr``; bound: whether it is
-    there to compare with, and nobody would do it; smaller: what preset smoke has instead.
+    there to compare with, and nobody would do it; smaller, large: what preset smoke has instead, and small on images of
+    28x28 and more.
     """
 
     fields: Mapping[str, Any]
@@ -30,6 +31,7 @@ class Way:
     rates: tuple[float, ...] | None = None
     bound: bool = False
     smaller: Mapping[str, Any] = field(default_factory=dict)
+    large: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,10 @@ class Entry:
 
 _POOL = {"algorithm": "fedavg", "sharing.setting": "shuffled_synthetic", "sharing.audit": True}
 _SERVER = {"sharing.setting": "server_synthetic", "sharing.audit": True}
-_LOCAL, _OWN = "clients E epochs a round", "{} epochs of a generator a client"
-_QUICK = {"generator.epochs": 2}
-_PRIVATE = {**private_presets.fields("small"), "generator.target_epsilon": 10.0, "generator.target_epochs": 60}
+_LOCAL, _OWN = "clients E epochs a round", "{generator} epochs of a generator a client"
+_PRIVATE = {"generator.name": "private_ddpm", "generator.target_epsilon": 10.0}
 _COPIES = {"sharing.setting": "raw_copies", "sharing.c": 0.1, "sharing.d": 2}
+_AT_SERVER = "server E epochs a round on the pool"
 _TO_TWO = "copies of 10 % for two others each"
 _FEDDM = {"algorithm": "feddm", "feddm.ipc": 3, "feddm.iterations": 20, "feddm.image_lr": 0.3,
           "feddm.server_epochs": 30, "feddm.server_batch": 64, "feddm.server_lr": 0.05}  # fmt: skip
@@ -63,28 +65,22 @@ WAYS: Mapping[str, Way] = {
         f"{_LOCAL}; half of all dealt anew",
         bound=True,
     ),
-    "local synthetic": Way(
-        {**_POOL, "sharing.setting": "local_synthetic"}, f"{_LOCAL}; {_OWN.format(90)}", smaller=_QUICK
-    ),
-    "Fedssyn (DDPM)": Way(_POOL, f"{_LOCAL}; {_OWN.format(90)}", smaller=_QUICK),
-    "Fedssyn (GAN)": Way({**_POOL, "generator.name": "gan"}, f"{_LOCAL}; {_OWN.format(90)}", smaller=_QUICK),
-    "Fedssyn (CVAE)": Way({**_POOL, "generator.name": "cvae"}, f"{_LOCAL}; {_OWN.format(90)}", smaller=_QUICK),
-    "Fedssyn (private DDPM)": Way(
-        {**_POOL, **_PRIVATE}, f"{_LOCAL}; {_OWN.format(60)}, epsilon 10 for images",
-        smaller={**_QUICK, "generator.target_epochs": 2, "generator.batch_size": 16},
-    ),
-    "one-shot Fedssyn (DDPM)": Way(
-        {"algorithm": "one_shot", **_SERVER}, f"server E epochs a round on the pool; {_OWN.format(90)}", smaller=_QUICK
-    ),
+    "local synthetic": Way({**_POOL, "sharing.setting": "local_synthetic"}, f"{_LOCAL}; {_OWN}"),
+    "Fedssyn (DDPM)": Way(_POOL, f"{_LOCAL}; {_OWN}"),
+    "Fedssyn (GAN)": Way({**_POOL, "generator.name": "gan"}, f"{_LOCAL}; {_OWN}"),
+    "Fedssyn (CVAE)": Way({**_POOL, "generator.name": "cvae"}, f"{_LOCAL}; {_OWN}"),
+    "Fedssyn (private DDPM)": Way({**_POOL, **_PRIVATE}, f"{_LOCAL}; {_OWN}, epsilon 10 for images"),
+    "one-shot Fedssyn (DDPM)": Way({"algorithm": "one_shot", **_SERVER}, f"{_AT_SERVER}; {_OWN}"),
     "one-shot Fedssyn (private DDPM)": Way(
-        {"algorithm": "one_shot", **_SERVER, **_PRIVATE},
-        f"server E epochs a round on the pool; {_OWN.format(60)}, epsilon 10 for images",
-        smaller={**_QUICK, "generator.target_epochs": 2, "generator.batch_size": 16},
+        {"algorithm": "one_shot", **_SERVER, **_PRIVATE}, f"{_AT_SERVER}; {_OWN}, epsilon 10 for images"
     ),
     "FedDM": Way(
-        _FEDDM, "clients 20 steps on the pixels a round, server 30 epochs of these images", "feddm.server_lr",
+        _FEDDM,
+        "clients {iterations} steps on the pixels a round, server {server_epochs} epochs of these images",
+        "feddm.server_lr",
         (0.02, 0.05, 0.1),
         smaller={"feddm.ipc": 1, "feddm.least": 1, "feddm.iterations": 2, "feddm.server_epochs": 2},
+        large={"feddm.ipc": 5, "feddm.iterations": 30, "feddm.image_lr": 1.0, "feddm.match_batch": 64},
     ),
     "FedDPMS": Way(
         {"algorithm": "feddpms", **_VAE, "feddpms.quota": 5, "feddpms.sigma": 1.0},
@@ -123,9 +119,23 @@ def base(preset: str, dataset: str) -> dict[str, Any]:
     return {**presets.preset(preset, dataset), **_OF_PRESET[preset], **large}
 
 
-def fields(way: Way, preset: str, rounds: int, epochs: int) -> dict[str, Any]:
-    """What a row sets on top of the base, where a client makes ``epochs`` in each of ``rounds``."""
-    found = dict(way.fields)
+def fields(way: Way, options: cli.Options) -> dict[str, Any]:
+    """What a row sets on top of the base; options: those of the sweep."""
+    preset, found = options["preset"], dict(way.fields)
     if found["algorithm"] in ONE_SHOT:
-        found[f"{found['algorithm']}.client_epochs"] = rounds * epochs
-    return {**found, **(way.smaller if preset == "smoke" else {})}
+        epochs = options["federation.rounds"] * options["client.epochs"]
+        found[f"{found['algorithm']}.client_epochs"] = epochs
+    made_by = found.get("generator.name", "ddpm")
+    found |= presets.generator(made_by, preset)
+    if made_by == "private_ddpm":
+        found |= private_presets.fields(preset)
+        found.setdefault("generator.epochs", options["generator.epochs"])
+        found["generator.target_epochs"] = found["generator.epochs"]
+    is_large = preset == "small" and options["data.name"] in presets.LARGE_IMAGES
+    return {**found, **(way.smaller if preset == "smoke" else way.large if is_large else {})}
+
+
+def budget(way: Way, values: Mapping[str, Any]) -> str:
+    """A row's budget, with the numbers that it has in these fields."""
+    known = {name.rpartition(".")[2]: value for name, value in values.items() if name.startswith("feddm.")}
+    return way.budget.format(generator=values.get("generator.epochs"), **known)

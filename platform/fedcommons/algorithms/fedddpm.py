@@ -1,0 +1,73 @@
+"""FedDDPM: clients train one diffusion model together, and the server corrects it on images of their own local ones.
+
+After Peng et al., arXiv:2503.06426, of which only the abstract was to be had: what follows is our own (label ``own``).
+x: server model, a DDPM (model.name ddpm);  S: the auxiliary set, images that clients' local DDPMs draw before round 1
+(sharing.setting server_synthetic);  y_i from local training started at x;  w_i = 1 or n_i.
+
+    x <- x + sum_i w_i (y_i - x) / sum_i w_i;   x <- ``server_epochs`` of training on S from x
+
+FedDDPM+ (``correct`` slow) corrects once: after the first round in which the mean loss on S has not fallen by a share
+``slow`` of what it was. The loss on S is that of the same draws of times and noise in all rounds.
+
+Departs from the paper: unknown, as it could not be read; it says of FedDDPM+ that it corrects once when learning slows,
+and nothing that we know of about how that is seen.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import torch
+
+from fedcommons.algorithms.server_pool import OnPool, loss_on_pool, train_on_pool
+from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
+from fedcommons.core.averaging import weighted_mean, weighted_reply
+from fedcommons.core.executor import Executor
+from fedcommons.core.local import LocalSGD
+from fedcommons.core.work import Work
+from fedcommons.data.clients import ClientData
+from fedcommons.tensors import Flat, Payload, flat, scalar
+
+
+@dataclass(frozen=True)
+class FedDDPM:
+    """FedAvg's step, then SGD or Adam on the pool; with ``correct`` slow the second once at most."""
+
+    needs_pool = True
+
+    server_epochs: Annotated[int, "[1, 1e9]"] = 1
+    """passes of the server over the pool where it corrects"""
+    correct: Annotated[str, "always | slow"] = "always"
+    """always: in every round; slow: once, after the first round that was slow (FedDDPM+)"""
+    slow: Annotated[float, "[0, 1)"] = 0.01
+    """a round is slow after which the loss on the pool is above 1 minus this times that before"""
+
+    def start(self, model: Flat, facts: Facts, seed: int) -> State:
+        if self.correct == "always":
+            return {"model": model}
+        return {"model": model, "pool_loss": torch.zeros(()), "corrections": torch.tensor(0)}
+
+    def down(self, state: State, round: int, client: int) -> Message:
+        return Message({"model": state["model"]})
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        x = flat(message.common, "model")
+        return weighted_reply(x, work.local(x, data, seed), work.weight(data))
+
+    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
+        task = OnPool(weighted_mean(flat(state, "model"), total, replies), self.server_epochs, round)
+        if self.correct == "always":
+            return {"model": executor.map(train_on_pool, task, [seed])[0]}
+        loss = executor.map(loss_on_pool, task, [0])[0]
+        before, corrections = scalar(state, "pool_loss"), int(scalar(state, "corrections"))
+        is_slow = round > 1 and not corrections and float(loss) > (1 - self.slow) * before
+        model = executor.map(train_on_pool, task, [seed])[0] if is_slow else task.model
+        return {"model": model, "pool_loss": loss, "corrections": torch.tensor(corrections + is_slow)}
+
+    def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
+        """Steps of the server on a batch of the pool; of one correction its share of a round."""
+        rounds = 1 if self.correct == "always" else facts.rounds
+        return {"server_steps": self.server_epochs * -(-facts.pool // loop.batch_size) / rounds}
+
+    def smaller(self, times: int) -> Sequence[tuple["FedDDPM", int]]:
+        return [(replace(self, server_epochs=epochs, correct="always"), 1) for epochs in (1, 1 + times)]
