@@ -52,7 +52,7 @@ def cells(module: ModuleType, argv: Sequence[str]) -> list[Trial]:
     name, options = module.__name__, module.arguments(argv)
     if name == "tune":
         return module.cells(options)[0]
-    if name in ("feddm", "private_fedssyn"):
+    if name in ("feddm", "private_fedssyn", "dsprites"):
         return [entry.cell for entry in module.entries(options)]
     if name == "feddpms":
         return [*chain.from_iterable(module.grid(options).values())]
@@ -62,7 +62,7 @@ def cells(module: ModuleType, argv: Sequence[str]) -> list[Trial]:
         return [*chain.from_iterable(module.cells(options).values())]
     if name == "private_sizes":
         return [cell(config, {}) for config in sizes.configs(options, 129, 0).values()]
-    return [cell(options.config, {})] if name == "audit_pool" else module.grid(options)
+    return [cell(options.config, {})] if name in ("audit_pool", "quality") else module.grid(options)
 
 
 def facts(one: Trial) -> list[str]:

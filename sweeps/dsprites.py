@@ -1,0 +1,84 @@
+"""Fedssyn on dSprites, its figures A.9 and A.10: accuracy against what the clients' beta-VAEs saw, and for how long.
+
+python sweeps/dsprites.py                       # sprites of the same factors that are drawn here, not dSprites
+python sweeps/dsprites.py --preset smoke        # the same code with smaller numbers
+python sweeps/dsprites.py --preset paper --data.file dsprites_ndarray_co1sh3sc6or40x32y32_64x64.npz      # for GPUs
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import product
+from typing import Any
+
+from fedcommons.config import cli, parts
+from fedcommons.config.flat import SHORT_NAMES
+from fedcommons.errors import UserError, unknown
+from fedcommons.sweeping import grids, runner, sweep
+from papers.fedssyn import sprites_presets
+from papers.fedssyn.sprites_report import Entry, report
+
+TAKEN = {"seed": "seeds", "generator.rho": "rhos", "sharing.p": "numbers", "sharing.setting": "rhos"}
+"""Fields that an option sets."""
+
+
+def arguments(argv: Sequence[str]) -> cli.Options:
+    """Options of the sweep on top of every field of the experiment."""
+    preset = cli.early(argv, "preset", "small")
+    if preset not in sprites_presets.FIELDS:
+        raise unknown("preset", preset, sprites_presets.FIELDS)
+    dataset = cli.early(argv, "data.name", "dsprites" if preset == "paper" else "procedural_sprites")
+    rhos, checkpoints, numbers, of = sprites_presets.LISTS[preset]
+    parser = cli.parser((__doc__ or "").partition("\n")[0], argv, sprites_presets.fields(preset, dataset))
+    for name, kind, default, text in (
+        ("preset", str, "small", f"{', '.join(sprites_presets.FIELDS)}: sets the defaults of all fields"),
+        ("seeds", str, "0", "seeds, separated by commas"),
+        (
+            "rhos",
+            str,
+            rhos,
+            "rho: shares of a client's images that its generator sees, nested",
+        ),
+        ("checkpoints", str, checkpoints, "shares of generator.epochs after which images are drawn"),
+        ("numbers", str, numbers, "n~/n_i: synthetic images of a client for each of its own"),
+        ("numbers-rhos", str, of, "rho for which all of --numbers are tried; for others only 0.25"),
+        ("out", str, f"runs/dsprites-{preset}-{parts.label(dataset)}", "folder of the sweep"),
+    ):
+        parser.add_argument(f"--{name}", type=kind, default=default, help=text)
+    parser.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
+    cli.add_shared(parser)
+    parser.short = {**SHORT_NAMES, "seed": "seeds", "rho": "rhos"}
+    parser.hide(TAKEN)
+    options = cli.parse(parser, argv)
+    cli.refuse_fields(options, TAKEN)
+    if "generator.epochs" not in options.fields:
+        raise UserError("generator.name must name a generator that has epochs.")
+    return options
+
+
+def entries(options: cli.Options) -> list[Entry]:
+    """No pool; then for each seed every rho and checkpoint, and every number of images after the last epoch."""
+    base, epochs, found = grids.base(options), options["generator.epochs"], []
+    rhos = cli.split("--rhos", options.rhos, float, "(0, 1]")
+    shares = cli.split("--checkpoints", options.checkpoints, float, "(0, 1]")
+    numbers = cli.split("--numbers", options.numbers, float, "(0, 1e6]")
+    of = cli.split("--numbers-rhos", options.numbers_rhos, float, "(0, 1]")
+    early = sorted({max(1, round(share * epochs)) for share in shares})
+    grid = list(product(rhos, early, [0.25])) + list(product(of, [epochs], numbers))
+    for seed in cli.split("--seeds", options.seeds, int):
+        at: dict[str, Any] = {**base, "seed": seed}
+        found.append(Entry(None, 0, 0.0, grids.cell(options, {**at, "sharing.setting": "real"})))
+        for rho, epoch, number in dict.fromkeys(grid):
+            sweep.require_few(len(found) + 1)
+            fields = {"generator.rho": rho, "generator.epochs": epoch, "sharing.p": number / (1 + number)}
+            found.append(Entry(rho, epoch, number, grids.cell(options, {**at, **fields})))
+    return found
+
+
+def dsprites(argv: Sequence[str]) -> int:
+    options = arguments(argv)
+    found = entries(options)
+    return runner.run(options, "dsprites", grids.once(e.cell for e in found), partial(report, found, options))
+
+
+if __name__ == "__main__":
+    cli.main(dsprites)
