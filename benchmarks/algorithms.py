@@ -4,8 +4,8 @@ python benchmarks/algorithms.py [W1 W2] [--json] [--repeats 7]
 
 W1: small CNN, 10 of 100 clients x 15 steps a round. W2: VGG-11, 10 clients x 2 steps of 64. No evaluation, no tracking
 in the timed part. Goals: fedprox, fednova 1.1; scaffold, fedpvr, feddyn 1.25; moon 2.2 (two more forward passes);
-fedmix 3.2; feddpms 1.1 of fedvae, which train an autoencoder (feddpms: its first stage). FedDM and DENSE do other
-work, which benchmarks/feddm.py and benchmarks/distillation.py time.
+fedmix 3.2; feddpms 1.1 of fedvae, which train an autoencoder (feddpms: its first stage). FedDM, DENSE and
+Co-Boosting do other work, which benchmarks/feddm.py and benchmarks/distillation.py time.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from fedcommons.federation.serial import Serial
 from lightning_modules import Classifier, vae
 
 
-OTHER_WORK = ("feddm", "dense")
+OTHER_WORK = ("feddm", "dense", "coboosting")
 """Methods whose rounds are no local steps."""
 
 
