@@ -5,8 +5,8 @@ python benchmarks/algorithms.py [W1 W2] [--json] [--repeats 7] [--only fedgen,mo
 W1: small CNN, 10 of 100 clients x 15 steps a round. W2: VGG-11, 10 clients x 2 steps of 64. No evaluation, no tracking
 in the timed part. Goals: fedprox, fednova 1.1; scaffold, fedpvr, feddyn 1.25; moon 2.2 (two more forward passes);
 fedmix 3.2; feddpms 1.1 of fedvae, which train an autoencoder (feddpms: its first stage); fedgen 1.3 beside its server's
-steps, that is with one step in the place of fifty ("fedgen, one step of its server"). FedDM does other work, which
-benchmarks/feddm.py times.
+steps, that is with one step in the place of fifty ("fedgen, one step of its server"). FedDM and
+DENSE do other work, which benchmarks/feddm.py and benchmarks/distillation.py time.
 """
 
 import argparse
@@ -38,6 +38,10 @@ from lightning_modules import Classifier, vae
 
 CONSTANTS = {"fedgen, one step of its server": {"iterations": 1}}
 """Of methods that are timed twice."""
+
+
+OTHER_WORK = ("feddm", "dense")
+"""Methods whose rounds are no local steps."""
 
 
 def course(name: str, algorithm_name: str) -> Iterator:
@@ -85,7 +89,9 @@ def main() -> None:
     if unknown := set(options.workloads) - set(WORKLOADS):
         parser.error(f"unknown workload {', '.join(sorted(unknown))}; known: {', '.join(WORKLOADS)}")
     names = (
-        ["fedavg", *options.only.split(",")] if options.only else [n for n in KINDS["algorithm"].known if n != "feddm"]
+        ["fedavg", *options.only.split(",")]
+        if options.only
+        else [n for n in KINDS["algorithm"].known if n not in OTHER_WORK]
     )
     chosen = [*names, *(n for n in CONSTANTS if n.partition(",")[0] in names)]
     torch.set_num_threads(1)

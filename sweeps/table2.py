@@ -1,4 +1,4 @@
-"""Table 2 of Fedssyn and its figures A.1 and A.2: Fedssyn against FedGEN, FedDM and plain FedAvg.
+"""Table 2 of Fedssyn and its figures A.1 and A.2: Fedssyn against FedGEN, DENSE, FedDM and plain FedAvg.
 
 python sweeps/table2.py                     # digits, some minutes a seed
 python sweeps/table2.py --preset smoke      # the same code with smaller numbers

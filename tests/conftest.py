@@ -69,13 +69,14 @@ def digits() -> "Callable[..., Federation]":
     return federations.digits
 
 
-REPEATED = {"tries": 5, "iterations": 5, "server_epochs": 5}
-"""Constants that say how often something is done within a round, by whatever method, and a number that is soon done."""
+REPEATED = {"tries": 5, "iterations": 5, "server_epochs": 5, "generator_steps": 2, "generated": 8, "width": 2}
+"""Constants that say how often something is done within a round, by whatever method, or how large it is, and a number
+that is soon done."""
 
 
 @pytest.fixture(scope="session")
 def quick() -> "Callable[[str], Algorithm]":
-    """A method of the package by its name, which does not repeat more than ``REPEATED`` within a round."""
+    """A method of the package by its name, which does no more than ``REPEATED`` within a round."""
     from fedcommons.config import parts
 
     def make(name: str) -> "Algorithm":

@@ -47,6 +47,7 @@ VARIANTS: dict[str, Callable[[], Algorithm]] = {
     "feddyn not squared": lambda: FedDyn(squared=False),
 }
 METHODS = [*parts.KINDS["algorithm"].known, *VARIANTS]
+OWN_STEPS = [name for name in parts.KINDS["algorithm"].known if parts.defines("algorithm", name, "pieces")]
 
 
 @pytest.fixture
@@ -79,11 +80,7 @@ def test_every_method_runs_on_a_gpu_and_its_steps_do_not_wait(make: Callable[[],
     check_on(PRETEND)(*case(make, replace(PLAIN, augment=True), BATCH_NORM))
 
 
-OTHER_STEPS = ("feddm", "fedgen")
-"""FedDM's clients have steps of their own, and FedGEN's server has."""
-
-
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in OTHER_STEPS])
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in OWN_STEPS])
 def test_under_dp_sgd_a_step_copies_the_rows_of_its_batch_and_the_noise_alone(make: Callable[[], Algorithm]) -> None:
     """Both are drawn on the CPU, so that they are the same on every device."""
     there, steps = played(*case(make, DP))

@@ -78,6 +78,7 @@ KINDS: Mapping[str, Kind] = {
             "feddpms": f"{_METHODS}.feddpms:FedDPMS",
             "gradient_coding": f"{_METHODS}.gradient_coding:GradientCoding",
             "feddm": f"{_METHODS}.feddm:FedDM",
+            "dense": f"{_METHODS}.dense:DENSE",
             "fedavgm": f"{_METHODS}.server_optimizers:FedAvgM",
             "fedadagrad": f"{_METHODS}.server_optimizers:FedAdagrad",
             "fedadam": f"{_METHODS}.server_optimizers:FedAdam",

@@ -62,6 +62,8 @@ _SMOKE: dict[str, Any] = {
     "feddm.least": 1,  # 200 images are few for ten of a class
     "feddm.iterations": 2,
     "feddm.server_epochs": 5,
+    "dense.generated": 8,
+    "dense.generator_steps": 2,
 }
 
 _PAPER: dict[str, Any] = {
@@ -79,6 +81,8 @@ _PAPER: dict[str, Any] = {
     "measure.every": 0,
     "feddm.iterations": 1000,
     "feddm.server_epochs": 500,
+    "dense.generated": 256,
+    "dense.width": 64,
 }
 
 AUTHORS: Mapping[str, Any] = {

@@ -209,7 +209,8 @@ class Algorithm(Protocol):
     Optional are ``ChoosesClients``, ``Shares``, ``Personal``, ``TellsWork``, ``trains_locally``, ``sees_statistics``,
     ``keeps_batch_norm``, ``takes_partial``, ``needs`` (see ``needed``), ``watches_head = True`` for one that takes
     embeddings at the module's ``head`` (see ``features.Head``), ``needs_classes = True`` for one that works by class
-    (labels that are no classes are refused), and ``check(fields)``, which raises ``UserError`` where it is not defined
+    (labels that are no classes are refused), ``distils = True`` for one whose server makes images and distils logits
+    (other examples and models are refused), and ``check(fields)``, which raises ``UserError`` where it is not defined
     for an experiment (its fields, such as ``client.optimizer``). What it is not defined for in the model or in what
     clients hold, ``start`` refuses.
     """

@@ -48,6 +48,7 @@ from fedcommons.runs import inputs
 from fedcommons.runs.checks import (
     check,
     refuse,
+    require_distillable,
     require_no_server_model,
     require_participants,
     require_precision,
@@ -188,6 +189,7 @@ def prepare(config: Experiment) -> Prepared:
         raise UserError(
             f"algorithm {config.algorithm} works by class, and the labels of {dataset.name} are no classes."
         )
+    require_distillable(prepared.algorithm, module if own else None, dataset)
     about = {
         "shape": dataset.shape, "n_classes": dataset.n_classes, "head": head_parameters(module),
         "batch_norm": batch_norm_parameters(module),

@@ -294,6 +294,34 @@ def require_plain(optimizer: torch.optim.Optimizer) -> None:
         raise ValueError(f"{type(optimizer).__name__} needs a closure, and a step here is that of one gradient")
 
 
+def require_distillable(algorithm: Algorithm, module: nn.Module | None, dataset: Dataset) -> None:
+    """Refuse what a server cannot make, or a model that has no logits, for an algorithm that distils.
+
+    module: of somebody's own; None: one of the package's, which all have logits where labels are classes.
+
+    Raises:
+        UserError: examples are no images, or the model's forward gives no logits.
+    """
+    if not getattr(algorithm, "distils", False):
+        return
+    name, x = type(algorithm).__name__, dataset.train.x
+    if x.dtype != torch.uint8 or x.dim() != 4:
+        kind = f"{x.dtype} of shape {dataset.shape}"
+        raise UserError(
+            f"{name} makes images (C, H, W) with pixels in 0..255, and examples of {dataset.name} are {kind}."
+        )
+    if module is not None:
+        with before_any_work(), somebodys(module, "", "forward"), torch.no_grad():
+            found = module.eval()(x[:2])
+            module.train()
+        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        if shape != (2, dataset.n_classes):
+            raise UserError(
+                f"{name} distils logits, and for two examples the model's forward gives {shape} in the place of "
+                f"{(2, dataset.n_classes)}."
+            )
+
+
 def require_no_server_model(algorithm: str, lacking: Sequence[str]) -> None:
     """Refuse a method without a server model where nobody would judge it, or where a server model is measured.
 

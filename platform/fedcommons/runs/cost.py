@@ -26,7 +26,7 @@ from torch import Tensor
 from fedcommons.config import parts, presets
 from fedcommons.convergence.estimators import BATCH, mean_gradient
 from fedcommons.convergence.smoothness import hessian_vector
-from fedcommons.core.algorithm import Algorithm, TellsWork, trains_locally
+from fedcommons.core.algorithm import Algorithm, ChoosesClients, TellsWork, trains_locally
 from fedcommons.core.noise import SEED_ALONE
 from fedcommons.core.pieces import Timed, in_seconds, pieces_of, prices, smaller_of
 from fedcommons.core.work import Work
@@ -232,7 +232,8 @@ def _round(ready: Assembled, joined: int, steps: int, batch: int) -> Small:
     It is the first of as many rounds as the run has, as methods may begin otherwise where there are few.
     """
     c, clients, method = ready.config, ready.data.clients, ready.algorithm
-    n, size = len(clients), steps * batch
+    chooses = isinstance(method, ChoosesClients)  # it may choose all that there are, so there are no others
+    n, size = joined if chooses else len(clients), steps * batch
     flat = torch.arange(size) % len(clients.store)
     rows = Rows(flat, np.zeros(n, int), np.full(n, size), None if clients.rows.weight is None else torch.ones(size))
     few = Clients(clients.store, rows, commons=clients.commons)
@@ -240,7 +241,7 @@ def _round(ready: Assembled, joined: int, steps: int, batch: int) -> Small:
     loop = replace(local_loop(c, ready.facts.augment), epochs=1, batch_size=batch, equal_work=False, accumulate=1)
     if loop.dp:  # no noise is solved for sizes that no client has
         loop = replace(loop, dp=replace(loop.dp, target=None))
-    facts = replace(ready.plan.facts, sizes=rows.totals.tolist())
+    facts = replace(ready.plan.facts, n_clients=n, sizes=rows.totals.tolist())
     plan = replace(ready.plan, facts=facts, participation=joined / n, late=None)
 
     def build(data: RunData) -> Worker:

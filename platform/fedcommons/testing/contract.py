@@ -390,5 +390,5 @@ def _down(call: Call) -> int:
 
 
 def _up(call: Call) -> int:
-    """Bytes of the reply's tensors, one that is summed and seen singly once; memory stays, so it is not counted."""
+    """Bytes of the reply's tensors, of which one under two names travels once; memory stays, so it is not counted."""
     return sum(map(len, {**raw(call.reply.sums), **raw(call.reply.each)}.values()))

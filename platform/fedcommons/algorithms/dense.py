@@ -1,0 +1,199 @@
+"""DENSE: clients send whole models once; the server distils their ensemble into its model on images that it makes.
+
+Zhang et al., "DENSE: data-free one-shot federated learning", NeurIPS 2022, arXiv:2112.12371, equations 2 to 7 and
+algorithm 1.   f_i: client i's model;  a_i = w_i / sum_j w_j, w_i its weight;  f = sum_i a_i f_i: the ensemble's logits;
+x: the server model, f_x its logits;  G: generator, z: its noise, y: labels, drawn uniformly;  T: ``temperature``.
+
+Rounds 1 to ``warmup_rounds`` are FedAvg's. In the next one clients train and send y_i - x, and x becomes the mean of
+all y_i. From this round on the server trains, ``epochs`` epochs in a round, and no client takes part. An epoch:
+
+    G, z (new) <- ``generator_steps`` steps of Adam down  CE(f(G(z)), y) + BN + boundary * div
+    BN  = mean_i sum_l ||mean_l - m_il|| + ||variance_l - v_il||, over BatchNorm layers l of f_i with statistics m, v
+    div = - mean over images of [argmax f != argmax f_x] KL(softmax(f) || softmax(f_x))
+    the batch with the lowest loss joins the pool
+    x <- one pass of SGD over the whole pool down  T^2 KL(p_T(f) || p_T(f_x))
+
+BN is zero for a model without BatchNorm, as it is in the released code for every model (``bn released``): its hooks
+walk an ensemble that holds its members in a plain list. Clients' models cross the wire once, with BatchNorm's
+statistics, covered as local training is; all that follows is the server's and costs nothing.
+
+Departs from the paper: an epoch makes one batch of images, as in the released code. All clients take part. Images of
+the pool are not cropped and mirrored anew, so the ensemble sees each once. The server's BatchNorm keeps the mean of
+clients' statistics. What the paper leaves open is a field: from what x starts, and the temperature of div.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedcommons.algorithms import whole_models
+from fedcommons.algorithms.ensemble import Ensemble, Making, divergence, make, optimizer_of, order, to_learn
+from fedcommons.algorithms.whole_models import MANY, Lessons
+from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
+from fedcommons.core.averaging import weighted_mean, weighted_reply
+from fedcommons.core.executor import Executor
+from fedcommons.core.local import LocalSGD, onednn
+from fedcommons.core.work import Work
+from fedcommons.core.worker import Worker
+from fedcommons.data.clients import ClientData
+from fedcommons.seeds import seed_for
+from fedcommons.tensors import Flat, Payload, flat
+from fedcommons.tensors import data as values
+
+
+@dataclass(frozen=True)
+class DENSE:
+    """x <- argmin of the mean over the pool of T^2 KL(p_T(f) || p_T(f_x)), images of the pool from a generator."""
+
+    needs_classes = distils = sees_statistics = True
+
+    warmup_rounds: Annotated[int, "[0, 1e9]"] = 0
+    """rounds of FedAvg before clients send their models (Fedssyn's comparison: 10)"""
+    client_epochs: Annotated[int | None, "[1, 1e9]"] = None
+    """epochs of the clients' last training, of which the ensemble is made; default: client.epochs"""
+    start_from: Annotated[str, "average | server"] = "average"
+    """what the server model starts from: the mean of the clients' models, or its own last one"""
+    epochs: Annotated[int, "[1, 1e9]"] = 1
+    """epochs of the server in a round (paper: 200 in all)"""
+    generator_steps: Annotated[int, "[1, 1e9]"] = 30
+    """steps of the generator in an epoch"""
+    generated: Annotated[int, "[1, 1e6]"] = 64
+    """images that join the pool in an epoch, a batch of the generator (paper: 256)"""
+    latent: Annotated[int, "[1, 1e6]"] = 256
+    """numbers of the noise of an image"""
+    width: Annotated[int, "[1, 1e6]"] = 32
+    """channels of the generator's last maps, half of those of the maps before (paper: 64)"""
+    generator_lr: Annotated[float, "(0, 1e38]"] = 1e-3
+    """learning rate of generator and noise"""
+    bn: Annotated[str, "paper | released"] = "paper"
+    """the term of BatchNorm's statistics: as in the paper, or 0, as in the released code"""
+    boundary: Annotated[float, "[0, 1e38]"] = 1.0
+    """weight of the term that asks for images on which ensemble and server model disagree"""
+    boundary_temperature: Annotated[float, "(0, 1e6]"] = 1.0
+    """temperature of this term"""
+    temperature: Annotated[float, "(0, 1e6]"] = 20.0
+    """T, of the distillation"""
+    server_batch: Annotated[int, "[1, 1e9]"] = 256
+    """images in a step of the server"""
+    server_lr: Annotated[float, "(0, 1e38]"] = 0.005
+    """learning rate of the server"""
+    server_momentum: Annotated[float, "[0, 1)"] = 0.9
+    """momentum of the server"""
+
+    def check(self, fields: Mapping[str, Any]) -> None:
+        whole_models.check("dense", self.warmup_rounds, fields)
+
+    def participants(self, state: State, round: int) -> Sequence[int]:
+        return whole_models.participants(state, self.warmup_rounds, round)
+
+    def start(self, model: Flat, facts: Facts, seed: int) -> State:
+        return whole_models.start(model, facts)
+
+    def down(self, state: State, round: int, client: int) -> Message:
+        return Message({"model": state["model"]})
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        if round > self.warmup_rounds:
+            return whole_models.reply(work, message, data, seed, self.client_epochs)
+        x = flat(message.common, "model")
+        return weighted_reply(x, work.local(x, data, seed), work.weight(data))
+
+    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
+        if round <= self.warmup_rounds:
+            return {**state, "model": weighted_mean(flat(state, "model"), total, replies)}
+        kept = whole_models.kept(state, total, replies, self.start_from == "average")
+        first = (round - self.warmup_rounds - 1) * self.epochs
+        return {**kept, **executor.map(teach, Lessons(kept, self, first), [seed])[0]}
+
+    @property
+    def making(self) -> Making:
+        """Of the generator's training."""
+        return Making(self.generated, self.latent, self.width, self.generator_steps, self.generator_lr)
+
+    def score(self, ensemble: Ensemble, weights: Tensor, x: Tensor, labels: Tensor) -> Tensor:
+        """The generator's loss: CE + BN + boundary * div, of a batch as the network sees it."""
+        with ensemble.gaps() as gaps:
+            f = torch.tensordot(weights, ensemble.logits(x), 1)
+        loss = F.cross_entropy(f, labels)
+        if gaps and self.bn == "paper":
+            loss = loss + torch.stack(gaps).sum() / len(weights)
+        if self.boundary:
+            mine = ensemble.student(x)
+            apart = (f.argmax(1) != mine.argmax(1)) * divergence(f, mine, self.boundary_temperature)
+            loss = loss - self.boundary * apart.mean()
+        return loss
+
+    def distil(self, work: Work, images: Tensor, targets: Tensor, velocity: Tensor, batches: Sequence[Tensor]) -> None:
+        """One pass over the pool: images, and the ensemble's logits of them; batches: rows of each step."""
+        to_learn(work.module)
+        optimizer = optimizer_of(work, velocity, self.server_lr, self.server_momentum)
+        for rows in batches:
+            loss = divergence(targets[rows], work.module(images[rows]), self.temperature).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        work.module.train()
+
+    def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
+        """Steps and images of the generator, steps of the server, and passes of an image through a network.
+
+        A pass is a forward pass, or a backward one to the image or to the weights.
+        """
+        more = whole_models.local_pieces(facts, loop, round, self.warmup_rounds, self.client_epochs)
+        last = (round - self.warmup_rounds) * self.epochs
+        epochs = range(max(0, last - self.epochs), max(0, last))
+        pools, made = [(epoch + 1) * self.generated for epoch in epochs], self.generator_steps * self.generated
+        to_make, to_look = 2 * (facts.n_clients + 1) * made, facts.n_clients * self.generated
+        return {
+            **more,
+            "generator_steps": self.generator_steps * len(epochs),
+            "generator_images": made * len(epochs),
+            "server_steps": sum(-(-n // self.server_batch) for n in pools),
+            "passes": (to_make + to_look) * len(epochs) + 3 * sum(pools),
+        }
+
+    def smaller(self, times: int) -> Sequence[tuple["DENSE", int]]:
+        """Of one of everything; of more steps of the generator, on more images; of more epochs, in smaller steps.
+
+        Constants that change no price are at their defaults.
+        """
+        least = type(self)(
+            generator_steps=1,
+            generated=1,
+            latent=self.latent,
+            width=self.width,
+            bn=self.bn,
+            boundary=float(self.boundary > 0),
+        )
+        many = replace(least, generated=MANY)
+        found = [
+            (least, 1),
+            (replace(least, generator_steps=times), 1),
+            (replace(many, generator_steps=times), 1),
+            (replace(many, epochs=times), 1),
+            (replace(many, epochs=times, server_batch=1), 1),
+        ]
+        return found + ([(replace(least, client_epochs=times), MANY)] if self.client_epochs else [])
+
+
+def teach(worker: Worker, task: Lessons[DENSE], seed: int) -> State:
+    """A round of the server: what it changes in the state."""
+    work, how = worker.work, task.method
+    with onednn(work.loop.onednn):
+        room = whole_models.enter(worker, task.state)
+        images, ensemble = room.images, room.ensemble
+        targets = [values(task.state["targets"]).to(work.device)] if "targets" in task.state else []
+        for epoch in range(task.first, task.first + how.epochs):
+            key, score = seed_for(seed, "epoch", epoch), partial(how.score, ensemble, room.weights)
+            batches = order(len(images) + how.generated, how.server_batch, key, work.device)  # before any step
+            made = make(work, score, how.making, room.shape, room.classes, key)
+            with torch.no_grad():
+                targets.append(torch.tensordot(room.weights, ensemble.logits(made), 1))
+            images = torch.cat([images, made])
+            how.distil(work, images, torch.cat(targets), room.velocity, batches)
+        return {**whole_models.left(work, room, images), "targets": torch.cat(targets).cpu()}

@@ -1,0 +1,143 @@
+"""What methods share that distil the ensemble of clients' models into the server's on images that a generator makes.
+
+f_i: client i's model;  a_i: its weight, sum_i a_i = 1;  f = sum_i a_i f_i: the ensemble's logits;  x: the
+server model, the student;  G: generator, z: its noise, y: labels;  p_T = softmax(f / T).
+
+    divergence:  T^2 KL(p_T(target) || p_T(other)), whose gradient is about as large for every T (Hinton et al. 2015)
+
+Generator and noise are trained together, by Adam; of all its steps the batch with the lowest loss is kept, as uint8.
+Networks are in evaluation mode but for the student that is taught, whose BatchNorm keeps the mean of the clients'
+statistics: they are those with which the server model is evaluated.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import inf
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedcommons.algorithms.upsampling import Upsampler
+from fedcommons.core.work import Work
+from fedcommons.seeds import generator, set_default_generator
+from fedcommons.tensors import Flat
+
+Score = Callable[[Tensor, Tensor], Tensor]
+"""The loss of a batch (what the network sees, labels)."""
+
+
+@dataclass(frozen=True)
+class Making:
+    """Constants of the generator's training; images: a batch, of which the best is kept. clip: of a step's gradient."""
+
+    images: int
+    latent: int
+    width: int
+    steps: int
+    lr: float
+    clip: float | None = None
+
+
+class Ensemble:
+    """Clients' models on a worker, in the worker's module.
+
+    models: (N, P) weights in the module's order. statistics: (N, B) its floating buffers; B may be 0.
+    """
+
+    def __init__(self, work: Work, models: Tensor, statistics: Tensor) -> None:
+        self.module = work.module
+        rows = zip(models.to(work.device), statistics.to(work.device), strict=True)
+        self.members = [{**Flat(work.params.layout, w), **Flat(work.buffers.layout, b)} for w, b in rows]
+        self.server = {name: parameter.detach() for name, parameter in work.named.items()}
+
+    def logits(self, x: Tensor) -> Tensor:
+        """(N, n, C) of all clients' models."""
+        return torch.stack([functional_call(self.module, member, (x,)) for member in self.members])
+
+    def student(self, x: Tensor) -> Tensor:
+        """(n, C) of the model that the module holds, without a gradient for its weights."""
+        return functional_call(self.module, self.server, (x,))
+
+    @contextmanager
+    def gaps(self) -> Iterator[list[Tensor]]:
+        """Of each BatchNorm layer in each forward pass, how far the batch is from the layer's statistics.
+
+        ||mean - m|| + ||variance - v||, for the mean and variance of the layer's input, by channel.
+        """
+        found: list[Tensor] = []
+
+        def note(layer: nn.modules.batchnorm._BatchNorm, inputs: tuple[Tensor, ...], _: Tensor) -> None:
+            by_channel = inputs[0].transpose(0, 1).flatten(1)
+            assert layer.running_mean is not None
+            assert layer.running_var is not None
+            mean = torch.linalg.vector_norm(by_channel.mean(1) - layer.running_mean)
+            found.append(mean + torch.linalg.vector_norm(by_channel.var(1, correction=0) - layer.running_var))
+
+        layers = [one for one in self.module.modules() if isinstance(one, nn.modules.batchnorm._BatchNorm)]
+        handles = [layer.register_forward_hook(note) for layer in layers if layer.running_mean is not None]
+        try:
+            yield found
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def divergence(target: Tensor, other: Tensor, temperature: float) -> Tensor:
+    """(n,): T^2 KL(p_T(target) || p_T(other)) of logits (n, C)."""
+    p, q = (torch.stack([target, other]) / temperature).log_softmax(2)
+    return temperature**2 * (p.exp() * (p - q)).sum(1)
+
+
+def seen(module: nn.Module, pixels: Tensor) -> Tensor:
+    """What the network sees of images with pixels in [0, 1], as it does of uint8 ones."""
+    normalise = getattr(module, "normalise", None)
+    return normalise(255 * pixels) if normalise else 255 * pixels
+
+
+def make(work: Work, score: Score, how: Making, shape: tuple[int, ...], n_classes: int, seed: int) -> Tensor:
+    """Train a new generator and its noise down ``score``; the batch with the lowest, (images, C, H, W) uint8."""
+    kind, draws = work.params.buffer.dtype, generator(seed, "noise and labels")
+    set_default_generator(seed, "generator")
+    network = Upsampler(shape, how.latent, how.width).to(work.device, kind)
+    z = torch.randn(how.images, how.latent, generator=draws).to(work.device, kind).requires_grad_()
+    labels = torch.randint(n_classes, (how.images,), generator=draws).to(work.device)
+    parameters = [*network.parameters(), z]
+    optimizer = torch.optim.Adam(parameters, how.lr, (0.5, 0.999))
+    best, kept = torch.full((), inf, device=work.device, dtype=kind), torch.zeros(0)
+    work.module.eval()
+    for step in range(how.steps):
+        pixels = network(z)
+        loss = score(seen(work.module, pixels), labels)
+        lower = loss.detach() < best
+        kept = torch.where(lower, pixels.detach(), kept) if step else pixels.detach()
+        best = torch.where(lower, loss.detach(), best)
+        optimizer.zero_grad()
+        loss.backward()
+        if how.clip is not None:
+            nn.utils.clip_grad_norm_(parameters, how.clip)
+        optimizer.step()
+    return (255 * kept).round().to(torch.uint8)
+
+
+def order(n: int, batch: int, seed: int, device: torch.device) -> tuple[Tensor, ...]:
+    """One pass over n rows, in a random order, in batches."""
+    return torch.randperm(n, generator=generator(seed, "order")).to(device).split(batch)
+
+
+def optimizer_of(work: Work, velocity: Tensor, lr: float, momentum: float, decay: float = 0.0) -> torch.optim.SGD:
+    """SGD on the module's weights that goes on with this velocity, (P,), which it changes in place."""
+    optimizer = torch.optim.SGD(work.named.values(), lr, momentum, weight_decay=decay)
+    parts = Flat(work.params.layout, velocity)
+    for name, parameter in work.named.items():
+        optimizer.state[parameter]["momentum_buffer"] = parts[name]
+    return optimizer
+
+
+def to_learn(module: nn.Module) -> None:
+    """Training mode, but for BatchNorm, which keeps its statistics. The next training needs ``module.train()``."""
+    module.train()
+    for layer in module.modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            layer.eval()

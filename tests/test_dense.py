@@ -1,0 +1,288 @@
+"""DENSE against its equations: an independent slow loop, the terms by hand, FedDF, bytes, rounds, refusals."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedcommons.algorithms.dense import DENSE
+from fedcommons.algorithms.ensemble import Ensemble, divergence
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.upsampling import Upsampler
+from fedcommons.config import presets
+from fedcommons.core.local import LocalSGD
+from fedcommons.data import datasets
+from fedcommons.errors import ClientError, UserError
+from fedcommons.runs.build import prepare
+from fedcommons.runs.checks import require_distillable
+from fedcommons.seeds import generator, seed_for, set_default_generator
+from fedcommons.tensors import Flat, data
+from lightning_modules import Classifier
+
+if TYPE_CHECKING:
+    from fedcommons.testing.federations import Federation
+
+    Digits = Callable[..., Federation]
+
+SMALL = DENSE(generator_steps=3, generated=6, width=2, latent=5, server_batch=4, server_lr=0.01, temperature=3.0)
+LOOP = LocalSGD(epochs=1, batch_size=8)
+
+
+@pytest.fixture
+def doubled(digits: "Digits") -> "Federation":
+    """Three clients and a CNN with BatchNorm, in float64."""
+    federation = digits((9, 7, 8), batch_norm=True).training(LOOP)
+    module = federation.module
+    return replace(federation, module=lambda: module().double())
+
+
+def _kl(teacher: Tensor, student: Tensor) -> Tensor:
+    """KL(softmax(teacher) || softmax(student)) of each row, by torch."""
+    return F.kl_div(student.log_softmax(1), teacher.softmax(1), reduction="none").sum(1)
+
+
+def _filled(federation: "Federation", model: Tensor, buffers: Tensor) -> Classifier:
+    """A module of its own with these weights and BatchNorm's statistics."""
+    work = federation.work()
+    work.load(Flat(work.params.layout, model))
+    work.load_buffers(Flat(work.buffers.layout, buffers))
+    module = work.module.eval()
+    assert isinstance(module, Classifier)
+    return module
+
+
+def _slow(federation: "Federation", state: Any, method: DENSE, rounds: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The server's rounds from the paper's equations, in plain torch with whole modules; the model, and the pool.
+
+    Of the package only the network of the generator and the keys of the draws.
+    """
+    first = next(iter(rounds))
+    clients = [_filled(federation, w, b) for w, b in zip(state["ensemble"], state["statistics"], strict=True)]
+    share = state["weights"].tolist()
+    mean = sum((a * b.double() for a, b in zip(share, state["statistics"], strict=True)), torch.zeros(()))
+    assert isinstance(mean, Tensor)
+    student = _filled(federation, state["start"], mean)
+    sgd = torch.optim.SGD(student.parameters(), method.server_lr, method.server_momentum)
+    pool = torch.zeros(0, 1, 8, 8, dtype=torch.uint8)
+
+    def ensemble(x: Tensor) -> Tensor:
+        return sum((a * f(x) for a, f in zip(share, clients, strict=True)), torch.zeros(()))  # pyright: ignore[reportReturnType]
+
+    for number in rounds:
+        key = seed_for(seed_for(0, "merge", number), "epoch", number - first)
+        draws = generator(key, "noise and labels")
+        set_default_generator(key, "generator")
+        network = Upsampler((1, 8, 8), method.latent, method.width).double()
+        z = torch.randn(method.generated, method.latent, generator=draws).double().requires_grad_()
+        y = torch.randint(10, (method.generated,), generator=draws)
+        adam = torch.optim.Adam([*network.parameters(), z], method.generator_lr, betas=(0.5, 0.999))
+        best, lowest = None, float("inf")
+        student.eval()
+        for _ in range(method.generator_steps):
+            pixels = network(z)
+            x = student.normalise(255 * pixels)
+            f, mine = ensemble(x), student(x)
+            loss = F.cross_entropy(f, y) + sum(_gap(client, x) for client in clients) / len(clients)
+            apart = (f.argmax(1) != mine.argmax(1)).double()
+            loss = loss - method.boundary * (apart * _kl(f, mine)).mean()
+            if float(loss.detach()) < lowest:
+                best, lowest = pixels.detach().clone(), float(loss.detach())
+            adam.zero_grad()
+            loss.backward()
+            adam.step()
+        assert best is not None
+        pool = torch.cat([pool, (best * 255).round().to(torch.uint8)])
+        order = torch.randperm(len(pool), generator=generator(key, "order"))
+        for rows in order.split(method.server_batch):
+            with torch.no_grad():
+                target = ensemble(pool[rows])
+            t = method.temperature
+            sgd.zero_grad()
+            (t**2 * _kl(target / t, student(pool[rows]) / t).mean()).backward()
+            sgd.step()
+    return torch.cat([p.detach().reshape(-1) for p in student.parameters()]), pool
+
+
+def _gap(client: Classifier, x: Tensor) -> Tensor:
+    """The term of BatchNorm's statistics, by a walk through the CNN."""
+    net: Any = client.network
+    first = net.conv1(x)
+    second = net.conv2(F.relu(F.max_pool2d(net.norm1(first), 2)))
+    total = torch.zeros(())
+    for norm, h in ((net.norm1, first), (net.norm2, second)):
+        mean = h.mean((0, 2, 3))
+        variance = ((h - mean[:, None, None]) ** 2).mean((0, 2, 3))
+        total = total + (mean - norm.running_mean).norm() + (variance - norm.running_var).norm()
+    return total
+
+
+def test_three_rounds_are_those_of_an_independent_loop(doubled: "Federation") -> None:
+    """A round of the clients, in which the server begins, and two of the server."""
+    plan = doubled.plan(3)
+    start = replace(doubled.start(SMALL, plan), buffers=doubled.work().initial_buffers)
+    played = [now for now, _ in doubled.play(SMALL, plan, start=start)]
+    state = {name: data(x) for name, x in played[0].state.items()}
+    averaged = doubled.play(
+        FedAvg(), doubled.plan(1), start=replace(start, state=FedAvg().start(doubled.model, plan.facts, 0))
+    )
+    mean = averaged[-1][0].model.buffer
+    assert torch.allclose(state["ensemble"].mean(0), mean, atol=1e-12)
+    model, pool = _slow(doubled, {**state, "start": mean}, SMALL, (1, 2, 3))
+    last = played[-1]
+    assert data(last.state["images"]).equal(pool)
+    assert torch.allclose(last.model.buffer, model, rtol=0, atol=1e-6)
+    assert not torch.allclose(played[0].model.buffer, model, atol=1e-4)
+
+
+def test_a_step_at_temperature_one_on_real_images_is_one_of_feddf(doubled: "Federation") -> None:
+    """FedDF: the student's step down KL(softmax(mean of the clients' logits) || softmax(student's))."""
+    work, images = doubled.work(), doubled.data.clients.store.x[:5]
+    models = torch.stack([work.initial.buffer * factor for factor in (0.5, 1.1, 1.4)])
+    statistics = work.initial_buffers.buffer.expand(3, -1)
+    work.module.eval()
+    with torch.no_grad():
+        targets = Ensemble(work, models, statistics).logits(images).mean(0)
+    student = _filled(doubled, work.initial.buffer, statistics[0])
+    teachers = [_filled(doubled, model, statistics[0]) for model in models]
+    mean = torch.stack([teacher(images) for teacher in teachers]).mean(0).detach()
+    p = mean.softmax(1)
+    (p * (p.log() - student(images).log_softmax(1))).sum(1).mean().backward()
+    method = replace(SMALL, temperature=1.0, server_lr=0.1)
+    method.distil(work, images, targets, torch.zeros_like(work.initial.buffer), [torch.arange(5)])
+    wanted = torch.cat([(p - 0.1 * g).reshape(-1) for p in student.parameters() if (g := p.grad) is not None])
+    assert torch.allclose(work.params.buffer, wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 3.0, 20.0])
+def test_the_divergence_is_torchs_and_zero_between_equals(temperature: float) -> None:
+    a, b = torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    wanted = temperature**2 * _kl(a / temperature, b / temperature)
+    assert torch.allclose(divergence(a, b, temperature), wanted, atol=1e-12)
+    assert divergence(a, a + 1, temperature).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize(("bn", "batch_norm"), [("paper", True), ("released", True), ("paper", False)])
+def test_the_term_of_statistics_is_there_only_where_there_are_any(digits: "Digits", bn: str, batch_norm: bool) -> None:
+    federation = digits((9, 7), batch_norm=batch_norm)
+    work = federation.work()
+    work.module.eval()
+    statistics = work.initial_buffers.buffer.expand(2, -1)
+    ensemble, weights = Ensemble(work, work.initial.buffer.expand(2, -1), statistics), torch.tensor([0.25, 0.75])
+    x, y = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(1)), torch.arange(6)
+    found = DENSE(bn=bn, boundary=0.0).score(ensemble, weights, x, y) - F.cross_entropy(ensemble.student(x), y)
+    there = batch_norm and bn == "paper"
+    wanted = _gap(work.module, x) if there else torch.zeros(())  # pyright: ignore[reportArgumentType]
+    assert float(found.detach()) == pytest.approx(float(wanted.detach()), abs=1e-5)
+    assert bool(wanted > 0) == there
+
+
+def test_the_boundary_counts_only_images_that_ensemble_and_student_class_differently(digits: "Digits") -> None:
+    work = digits((9, 7)).work()
+    work.module.eval()
+    ensemble = Ensemble(work, -3 * work.initial.buffer[None], work.initial_buffers.buffer[None])
+    x, y = torch.randn(40, 1, 8, 8, generator=torch.Generator().manual_seed(1)), torch.zeros(40, dtype=torch.int64)
+    f, mine = ensemble.logits(x)[0], ensemble.student(x)
+    rows = [i for i in range(40) if f[i].argmax() != mine[i].argmax()]
+    assert 0 < len(rows) <= 40
+    wanted = -2.0 * sum(_kl(f[i : i + 1], mine[i : i + 1]) for i in rows) / 40
+    one = torch.ones(1)
+    found = DENSE(boundary=2.0).score(ensemble, one, x, y) - DENSE(boundary=0.0).score(ensemble, one, x, y)
+    assert float(found) == pytest.approx(float(wanted), rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_distilling_brings_the_server_nearer_to_the_ensemble(digits: "Digits", seed: int) -> None:
+    """On real images that nobody trained on, whatever it started from."""
+    federation = digits((9, 16, 12), lr=0.3).training(LocalSGD(8, 4))
+    method = replace(
+        SMALL, generated=24, width=4, generator_steps=4, epochs=3, start_from="server", temperature=1.0, server_lr=0.1
+    )
+    now = federation.play(method, federation.plan(3, seed=seed))[-1][0]
+    work, images = federation.work(), federation.data.sets["test"].x
+    ensemble = Ensemble(work, data(now.state["ensemble"]), torch.zeros(3, 0))
+    with torch.no_grad():
+        f, apart = ensemble.logits(images).mean(0), []
+        for model in (federation.model, now.model):
+            work.load(model)
+            apart.append(float(divergence(f, work.module.eval()(images), 1.0).mean()))
+    assert apart[1] < 0.9 * apart[0]
+
+
+@pytest.mark.parametrize("warmup", [0, 2])
+def test_models_cross_the_wire_once_and_warming_up_is_fedavg(digits: "Digits", warmup: int) -> None:
+    federation = digits((9, 7, 8)).training(LOOP)
+    plan, method = federation.plan(warmup + 3), replace(SMALL, warmup_rounds=warmup)
+    played, rounds_with_clients = federation.play(method, plan), (warmup + 1) * 3
+    size = federation.model.buffer.nbytes
+    assert (played[-1][0].traffic.down, played[-1][0].traffic.up) == (rounds_with_clients * size,) * 2
+    assert [facts["clients"] for _, facts in played] == [3] * (warmup + 1) + [0, 0]
+    if warmup:
+        averaged = federation.play(FedAvg(), federation.plan(warmup))[-1][0].model.buffer
+        assert played[warmup - 1][0].model.buffer.equal(averaged)
+
+
+def test_the_ensemble_weighs_as_clients_do_and_a_late_client_is_not_in_it(digits: "Digits") -> None:
+    from fedcommons.federation.stragglers import PerClient
+
+    federation = digits((9, 7, 8)).training(LOOP, weighting="samples")
+    plan = federation.plan(1, late=PerClient((0.0, 1.0, 0.0)))
+    state = federation.play(SMALL, plan)[-1][0].state
+    assert data(state["weights"]).tolist() == pytest.approx([9 / 17, 8 / 17])
+    with pytest.raises(ClientError, match="no client's model has come"):
+        federation.play(SMALL, federation.plan(2, late=PerClient((1.0, 1.0, 1.0))))
+
+
+def test_a_client_of_its_own_epochs_trains_so_long_in_the_last_round_alone(digits: "Digits") -> None:
+    federation = digits((9, 7, 8)).training(LOOP)
+    method = replace(SMALL, warmup_rounds=1, client_epochs=3)
+    steps = [facts.get("train/steps") for _, facts in federation.play(method, federation.plan(3))]
+    one = federation.play(FedAvg(), federation.plan(1))[0][1]["train/steps"]
+    assert steps == [one, 3 * one, None]
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 32), (1, 28, 28), (3, 5, 7)])
+def test_the_generator_makes_images_of_any_size(shape: tuple[int, ...]) -> None:
+    made = Upsampler(shape, 4, 2)(torch.randn(3, 4))
+    assert made.shape == (3, *shape)
+    assert ((made > 0) & (made < 1)).all()
+
+
+def test_with_the_papers_numbers_the_generator_has_its_parameters() -> None:
+    linear, first, second, last = 257 * 128 * 64, 128 * 128 * 9 + 128, 128 * 64 * 9 + 64, 64 * 3 * 9 + 3
+    norms = 2 * (128 + 128 + 64)
+    found = sum(p.numel() for p in Upsampler((3, 32, 32), 256, 64).parameters())
+    assert found == linear + first + second + last + norms
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"dense.warmup_rounds": 3}, "dense.warmup_rounds must be below federation.rounds = 3, got 3"),
+        ({"federation.participation": 0.5}, "dense needs federation.participation 1, got 0.5"),
+        ({"federation.buffers": "keep"}, "dense needs federation.buffers average"),
+    ],
+)
+def test_refusals(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        prepare(presets.experiment("smoke", "digits", {"algorithm": "dense", **fields}))
+
+
+class _Wide(nn.Module):
+    """Its outputs are no logits of the classes: there is one more."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.zeros(len(x), 11)
+
+
+def test_a_model_without_logits_and_examples_that_are_no_images_are_refused() -> None:
+    dataset = datasets.load("digits", datasets.digits)
+    require_distillable(FedAvg(), _Wide(), dataset)
+    with pytest.raises(UserError, match=r"DENSE distils logits, .* gives \(2, 11\) in the place of \(2, 10\)"):
+        require_distillable(SMALL, _Wide(), dataset)
+    train = replace(dataset.train, x=dataset.train.x.float())
+    with pytest.raises(UserError, match=r"DENSE makes images .* of digits are torch.float32 of shape \(1, 8, 8\)"):
+        require_distillable(SMALL, None, replace(dataset, train=train))
