@@ -25,3 +25,19 @@ def fedssyn_table_a2() -> dict[tuple, str]:
             (r["dataset"], int(r["n_clients"]), float(r["participation_rate"]), float(r["alpha"]), "fedavg"):
             r["saved_percent"] for r in csv.DictReader(file)
         }  # fmt: skip
+
+
+def fedssyn_table2() -> dict[tuple[str, float, str], tuple[str, str, str]]:
+    """Fedssyn, Table 2: (top-1 in %, rounds, M_Fedssyn / M_FedGEN in %) by (data set, alpha, method).
+
+    Empty where the table prints nothing; the ratio stands with fedgen, whose bytes it divides by.
+    """
+    with (HERE / "fedssyn_table2_synthetic_baselines.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    ratio = "memory_ratio_fedssyn_over_fedgen_percent"
+    ratios = {(r["dataset"], r["alpha"]): r[ratio] for r in rows if r[ratio]}
+    return {
+        (r["dataset"], float(r["alpha"]), r["method"]):
+        (r["top1_percent"], r["rounds_to_target"], ratios[r["dataset"], r["alpha"]] if r["method"] == "fedgen" else "")
+        for r in rows
+    }  # fmt: skip

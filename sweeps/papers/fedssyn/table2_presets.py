@@ -1,0 +1,45 @@
+"""What the presets are in Table 2, which methods stand in it, and the rates that are tried."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedcommons.config import presets
+from fedcommons.errors import UserError
+
+METHODS: Mapping[str, Mapping[str, str]] = {
+    "fedssyn": {"algorithm": "fedavg", "sharing.setting": "shuffled_synthetic"},
+    "fedgen": {"algorithm": "fedgen", "sharing.setting": "real"},
+    "dense": {"algorithm": "dense", "sharing.setting": "real"},
+    "feddm": {"algorithm": "feddm", "sharing.setting": "real"},
+    "fedavg": {"algorithm": "fedavg", "sharing.setting": "real"},
+}
+"""The rows, in their order: Fedssyn is FedAvg on real and shuffled synthetic images."""
+
+ALGORITHMS = ",".join(dict.fromkeys(of["algorithm"] for of in METHODS.values()))
+
+_EVERY: dict[str, Any] = {"measure.every": 0, "dense.warmup_rounds": 10}
+_DIGITS = {"fedgen.noise_size": 32, "fedgen.hidden": 64, "feddm.ipc": 3, "feddm.least": 5, "feddm.iterations": 20,
+           "feddm.server_epochs": 30, "feddm.server_batch": 64, "feddm.server_lr": 0.05}  # fmt: skip
+"""Small models need small generators: as in the paper, FedGEN's is a part of the model's size."""
+FIELDS: dict[str, dict[str, Any]] = {
+    "smoke": {**_EVERY, **_DIGITS, "dense.warmup_rounds": 1, "feddm.ipc": 1, "feddm.least": 1, "feddm.iterations": 2,
+              "feddm.server_epochs": 2, "client.epochs": 1, "federation.rounds": 4},
+    "small": {**_EVERY, **_DIGITS, "client.epochs": 4, "federation.rounds": 20},
+    "paper": _EVERY,
+}  # fmt: skip
+"""What the presets set on top of the package's."""
+
+RATES = {"smoke": ("", ""), "small": ("0.04,0.1", "0.1,0.3"), "paper": ("0.01,0.05,0.1,0.2", "")}
+"""Rates to choose from: of clients, and of FedDM's pixels. The paper's grids are 0.01, 0.05, 0.1 for Fedssyn and 0.05,
+0.1, 0.2 for FedGEN; here each method may choose from both."""
+
+
+def fields(preset: str, dataset: str) -> Mapping[str, Any]:
+    """The dotted fields of a preset of this table.
+
+    Raises:
+        UserError: there is none of this name.
+    """
+    if preset not in FIELDS:
+        raise UserError(f"--preset must be one of {', '.join(FIELDS)}: these runs' code was not released.")
+    return {**presets.preset(preset, dataset), **FIELDS[preset]}

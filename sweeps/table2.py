@@ -1,0 +1,88 @@
+"""Table 2 of Fedssyn and its figures A.1 and A.2: Fedssyn against FedGEN, DENSE, FedDM and plain FedAvg.
+
+python sweeps/table2.py                     # digits, some minutes a seed
+python sweeps/table2.py --preset smoke      # the same code with smaller numbers
+python sweeps/table2.py --preset paper --dataset cifar10 --data-dir DIR      # the paper's numbers, for GPUs
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import product
+
+from fedcommons.config import cli, parts
+from fedcommons.config.experiment import Experiment
+from fedcommons.config.flat import SHORT_NAMES
+from fedcommons.errors import UserError, unknown
+from fedcommons.sweeping import grids, runner
+from papers.fedssyn import table2_presets as presets
+from papers.fedssyn.published import fedssyn_table1
+from papers.fedssyn.table2_report import Entry, report
+
+OWNERS = {"seed": "seeds", "partition.alpha": "alphas", "algorithm": "methods", "sharing.setting": "methods"}
+"""Fields that an option sets."""
+OF_RATES = {"rates": "client.lr", "image_rates": "feddm.image_lr"}
+"""The options that list rates to choose from, and the field of each."""
+
+
+def arguments(argv: Sequence[str]) -> cli.Options:
+    """Options of the sweep on top of every field of the experiment."""
+    preset, dataset = grids.preset_and_dataset(argv)
+    fields, rates = presets.fields(preset, dataset), presets.RATES[preset]
+    title = (__doc__ or "").partition("\n")[0]
+    lists = {"algorithms": presets.ALGORITHMS, "settings": "real,shuffled_synthetic"}
+    result = cli.parser(title, argv, fields, lists)
+    for name, default, text in (
+        ("preset", "small", f"{', '.join(presets.FIELDS)}: sets the defaults of all fields"),
+        ("seeds", "0", "seeds, separated by commas"),
+        ("methods", ",".join(presets.METHODS), "methods, separated by commas"),
+        ("alphas", "0.01,0.1", "Dirichlet concentrations, separated by commas"),
+        ("rates", rates[0], "rates of the clients to choose from by validation; empty: client.lr alone"),
+        ("image-rates", rates[1], "rates of FedDM's pixels to choose from; empty: feddm.image_lr alone"),
+        ("out", f"runs/table2-{preset}-{parts.label(dataset)}", "folder of the sweep"),
+    ):
+        result.add_argument(f"--{name}", type=str, default=default, help=text)
+    result.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
+    cli.add_shared(result)
+    result.short = {**SHORT_NAMES, "alpha": "alphas", "seed": "seeds"}
+    options, owners = cli.parse(result, argv), dict(OWNERS)
+    for method in cli.split("--methods", options.methods):
+        if method not in presets.METHODS:
+            raise unknown("methods", method, presets.METHODS)
+    for name, field in OF_RATES.items():
+        option = name.replace("_", "-")
+        if field in options.asked and name not in cli.named(argv):
+            options[name] = ""  # the one that was asked for
+        owners |= {field: option} if options[name] else {}
+        if "," in options[name] and options.data.validation == 0:
+            raise UserError(f"--{option} chooses by validation accuracy: data.validation must be above 0.")
+    cli.refuse_fields(options, owners)
+    return options
+
+
+def entries(options: cli.Options) -> list[Entry]:
+    """A run for each alpha, method, rate and seed."""
+    base, found = grids.base(options), []
+    targets = {}
+    if options.preset == "paper" and options.target == Experiment().target:  # those of Table 1
+        targets = {key[:4]: target for key, (target, _) in fedssyn_table1().items()}
+    federation = base["data.name"], base["partition.n_clients"], base["federation.participation"]
+    for alpha, method in product(cli.split("--alphas", options.alphas, float), cli.split("--methods", options.methods)):
+        of = presets.METHODS[method]
+        name = "image_rates" if of["algorithm"] == "feddm" else "rates"
+        rates = cli.split(f"--{name.replace('_', '-')}", options[name], float) if options[name] else ()
+        field = OF_RATES[name]
+        values = {**base, **of, "partition.alpha": alpha, "target": targets.get((*federation, alpha), options.target)}
+        for rate, seed in product(rates or [base[field]], cli.split("--seeds", options.seeds, int)):
+            cell = grids.cell(options, {**values, field: rate, "seed": seed})
+            found.append(Entry(method, alpha, rate, cell))
+    return found
+
+
+def table2(argv: Sequence[str]) -> int:
+    options = arguments(argv)
+    found = entries(options)
+    return runner.run(options, "table2", grids.once(e.cell for e in found), partial(report, found, options))
+
+
+if __name__ == "__main__":
+    cli.main(table2)
