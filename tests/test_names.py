@@ -32,6 +32,7 @@ RESULTS = HERE.parent / "docs" / "results"
 PUBLISHED = {
     "disclosure_digits": "disclosure --seeds 0,1,2",
     "feddm_digits": "feddm",
+    "table2_digits": "table2 --seeds 0,1,2",
     "feddm_mnist": "feddm --dataset mnist --alphas 0.01,0.1 --ipcs= --radii= --sigmas 3 --rates= --image-rates=",
     "feddpms_digits": "feddpms --seeds 0,1,2 --alphas 0.5,0.1 --lrs 0.005,0.01,0.02 --sigmas= --quotas=",
     "feddpms_fmnist": "feddpms --dataset fmnist --seeds 0,1,2 --sigmas= --quotas=",
@@ -52,7 +53,7 @@ def cells(module: ModuleType, argv: Sequence[str]) -> list[Trial]:
     name, options = module.__name__, module.arguments(argv)
     if name == "tune":
         return module.cells(options)[0]
-    if name in ("feddm", "private_fedssyn", "dsprites"):
+    if name in ("feddm", "private_fedssyn", "dsprites", "table2"):
         return [entry.cell for entry in module.entries(options)]
     if name == "feddpms":
         return [*chain.from_iterable(module.grid(options).values())]

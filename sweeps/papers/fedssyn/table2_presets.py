@@ -19,7 +19,7 @@ ALGORITHMS = ",".join(dict.fromkeys(of["algorithm"] for of in METHODS.values()))
 
 _EVERY: dict[str, Any] = {"measure.every": 0, "dense.warmup_rounds": 10}
 _DIGITS = {"fedgen.noise_size": 32, "fedgen.hidden": 64, "feddm.ipc": 3, "feddm.least": 5, "feddm.iterations": 20,
-           "feddm.server_epochs": 30, "feddm.server_batch": 64, "feddm.server_lr": 0.05}  # fmt: skip
+           "feddm.server_epochs": 30, "feddm.server_batch": 64}  # fmt: skip
 """Small models need small generators: as in the paper, FedGEN's is a part of the model's size."""
 FIELDS: dict[str, dict[str, Any]] = {
     "smoke": {**_EVERY, **_DIGITS, "dense.warmup_rounds": 1, "feddm.ipc": 1, "feddm.least": 1, "feddm.iterations": 2,
