@@ -102,10 +102,12 @@ def test_a_plain_step_launches_thirty_kernels() -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_methods_step_costs_less_than_four_plain_ones_whatever_the_batch(make: Callable[[], Algorithm]) -> None:
+def test_a_methods_step_costs_less_than_four_plain_ones_whatever_the_batch(
+    name: str, make: Callable[[], Algorithm]
+) -> None:
     """Its hooks may make two more forward passes, or differentiate twice; they may not loop over the examples.
 
-    In two stages of training there are two kinds of steps.
+    In two stages of training there are two kinds of steps. One of a server may pass through three networks.
     """
     three, two = (
         {
@@ -115,7 +117,7 @@ def test_a_methods_step_costs_less_than_four_plain_ones_whatever_the_batch(make:
         for size in (3, 2)
     )
     assert three == two
-    assert max(three) <= 4 * 30
+    assert max(three) <= (6 if name in OWN_STEPS else 4) * 30
 
 
 # What the check finds

@@ -86,7 +86,10 @@ class DENSE:
     """momentum of the server"""
 
     def check(self, fields: Mapping[str, Any]) -> None:
-        whole_models.check("dense", self.warmup_rounds, fields)
+        rounds, participation, buffers = (
+            fields[f"federation.{name}"] for name in ("rounds", "participation", "buffers")
+        )
+        whole_models.check("dense", self.warmup_rounds, rounds, participation, buffers)
 
     def participants(self, state: State, round: int) -> Sequence[int]:
         return whole_models.participants(state, self.warmup_rounds, round)
@@ -140,21 +143,11 @@ class DENSE:
         work.module.train()
 
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
-        """Steps and images of the generator, steps of the server, and passes of an image through a network.
-
-        A pass is a forward pass, or a backward one to the image or to the weights.
-        """
-        more = whole_models.local_pieces(facts, loop, round, self.warmup_rounds, self.client_epochs)
-        last = (round - self.warmup_rounds) * self.epochs
-        epochs = range(max(0, last - self.epochs), max(0, last))
-        pools, made = [(epoch + 1) * self.generated for epoch in epochs], self.generator_steps * self.generated
-        to_make, to_look = 2 * (facts.n_clients + 1) * made, facts.n_clients * self.generated
+        """See ``whole_models.server_pieces``; of an image of the pool x makes three passes."""
+        epochs = whole_models.epochs_of(round, self.warmup_rounds, self.epochs)
         return {
-            **more,
-            "generator_steps": self.generator_steps * len(epochs),
-            "generator_images": made * len(epochs),
-            "server_steps": sum(-(-n // self.server_batch) for n in pools),
-            "passes": (to_make + to_look) * len(epochs) + 3 * sum(pools),
+            **whole_models.local_pieces(facts, loop, round, self.warmup_rounds, self.client_epochs),
+            **whole_models.server_pieces(facts, epochs, self.making, self.server_batch, 3),
         }
 
     def smaller(self, times: int) -> Sequence[tuple["DENSE", int]]:
@@ -191,7 +184,7 @@ def teach(worker: Worker, task: Lessons[DENSE], seed: int) -> State:
         for epoch in range(task.first, task.first + how.epochs):
             key, score = seed_for(seed, "epoch", epoch), partial(how.score, ensemble, room.weights)
             batches = order(len(images) + how.generated, how.server_batch, key, work.device)  # before any step
-            made = make(work, score, how.making, room.shape, room.classes, key)
+            made, _ = make(work, score, how.making, room.shape, room.classes, key)
             with torch.no_grad():
                 targets.append(torch.tensordot(room.weights, ensemble.logits(made), 1))
             images = torch.cat([images, made])

@@ -96,8 +96,10 @@ def seen(module: nn.Module, pixels: Tensor) -> Tensor:
     return normalise(255 * pixels) if normalise else 255 * pixels
 
 
-def make(work: Work, score: Score, how: Making, shape: tuple[int, ...], n_classes: int, seed: int) -> Tensor:
-    """Train a new generator and its noise down ``score``; the batch with the lowest, (images, C, H, W) uint8."""
+def make(
+    work: Work, score: Score, how: Making, shape: tuple[int, ...], n_classes: int, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Train a new generator and its noise down ``score``; the batch with the lowest, uint8, and its labels."""
     kind, draws = work.params.buffer.dtype, generator(seed, "noise and labels")
     set_default_generator(seed, "generator")
     network = Upsampler(shape, how.latent, how.width).to(work.device, kind)
@@ -118,7 +120,7 @@ def make(work: Work, score: Score, how: Making, shape: tuple[int, ...], n_classe
         if how.clip is not None:
             nn.utils.clip_grad_norm_(parameters, how.clip)
         optimizer.step()
-    return (255 * kept).round().to(torch.uint8)
+    return (255 * kept).round().to(torch.uint8), labels
 
 
 def order(n: int, batch: int, seed: int, device: torch.device) -> tuple[Tensor, ...]:

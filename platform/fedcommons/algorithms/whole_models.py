@@ -10,12 +10,12 @@ and of the server's work ``images``, uint8, made so far. Rounds without replies 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from fedcommons.algorithms.ensemble import Ensemble
+from fedcommons.algorithms.ensemble import Ensemble, Making
 from fedcommons.core.algorithm import BUFFERS, Algorithm, Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean
 from fedcommons.core.local import LocalSGD
@@ -32,23 +32,22 @@ MANY = 8
 """How many times as much the larger of two batches has through which a price's line goes."""
 
 
-def check(name: str, warmup_rounds: int, fields: Mapping[str, Any]) -> None:
+def check(name: str, warmup_rounds: int, rounds: int, participation: float, buffers: str) -> None:
     """Refuse an experiment in which not all clients send their models once.
 
     Raises:
         UserError: it is one.
     """
-    if warmup_rounds >= fields["federation.rounds"]:
+    if warmup_rounds >= rounds:
         raise UserError(
-            f"{name}.warmup_rounds must be below federation.rounds = {fields['federation.rounds']}, got "
-            f"{warmup_rounds}: the server trains from the round after them."
+            f"{name}.warmup_rounds must be below federation.rounds = {rounds}, got {warmup_rounds}: the server "
+            "trains from the round after them."
         )
-    if fields["federation.participation"] < 1:
+    if participation < 1:
         raise UserError(
-            f"{name} needs federation.participation 1, got {fields['federation.participation']:g}: its ensemble is of "
-            "all clients' models."
+            f"{name} needs federation.participation 1, got {participation:g}: its ensemble is of all clients' models."
         )
-    if fields["federation.buffers"] == "keep":
+    if buffers == "keep":
         raise UserError(f"{name} needs federation.buffers average: the server evaluates clients' models.")
 
 
@@ -155,3 +154,25 @@ def local_pieces(
         return {}
     more = max(0, epochs - loop.epochs) if round == warmup_rounds + 1 else 0
     return {"local_examples": more * sum(facts.sizes)}
+
+
+def epochs_of(round: int, warmup_rounds: int, epochs: int) -> range:
+    """The server's epochs in a round of so many, counted from 0; none while clients warm up."""
+    last = (round - warmup_rounds) * epochs
+    return range(max(0, last - epochs), max(0, last))
+
+
+def server_pieces(facts: Facts, epochs: range, making: Making, batch: int, passes: int) -> Mapping[str, float]:
+    """Steps and images of the generator, steps of the server, and passes of an image through a network, for dry runs.
+
+    A pass is a forward pass, or a backward one to the image or to the weights. A step of the generator makes two with
+    each network; the ensemble looks once at what is kept. passes: of an image of the pool, in an epoch.
+    """
+    pools, made = [(epoch + 1) * making.images for epoch in epochs], making.steps * making.images
+    once = 2 * (facts.n_clients + 1) * made + facts.n_clients * making.images
+    return {
+        "generator_steps": making.steps * len(epochs),
+        "generator_images": made * len(epochs),
+        "server_steps": sum(-(-n // batch) for n in pools),
+        "passes": once * len(epochs) + passes * sum(pools),
+    }

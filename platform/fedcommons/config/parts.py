@@ -79,6 +79,7 @@ KINDS: Mapping[str, Kind] = {
             "gradient_coding": f"{_METHODS}.gradient_coding:GradientCoding",
             "feddm": f"{_METHODS}.feddm:FedDM",
             "dense": f"{_METHODS}.dense:DENSE",
+            "coboosting": f"{_METHODS}.coboosting:CoBoosting",
             "fedavgm": f"{_METHODS}.server_optimizers:FedAvgM",
             "fedadagrad": f"{_METHODS}.server_optimizers:FedAdagrad",
             "fedadam": f"{_METHODS}.server_optimizers:FedAdam",

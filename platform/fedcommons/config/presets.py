@@ -64,6 +64,8 @@ _SMOKE: dict[str, Any] = {
     "feddm.server_epochs": 5,
     "dense.generated": 8,
     "dense.generator_steps": 2,
+    "coboosting.generated": 8,
+    "coboosting.generator_steps": 2,
 }
 
 _PAPER: dict[str, Any] = {
@@ -83,6 +85,8 @@ _PAPER: dict[str, Any] = {
     "feddm.server_epochs": 500,
     "dense.generated": 256,
     "dense.width": 64,
+    "coboosting.generated": 128,
+    "coboosting.width": 64,
 }
 
 _GENERATORS: dict[str, dict[str, dict[str, Any]]] = {

@@ -1,0 +1,239 @@
+"""Co-Boosting: DENSE whose images are hard, whose ensemble learns its weights, and whose student sees moved images.
+
+Dai et al., "Enhancing one-shot federated learning through data and ensemble co-boosting", ICLR 2024, arXiv:2402.15070.
+f_i: client i's logits;  w_i: its learned weight, in [0, 1];  f = sum_i w_i f_i / sum_i w_i;  f_x: the server model's;
+p_y: softmax(f) at the label y;  e = 0, 1, ..: epoch of the server;  KL_T: T^2 KL(softmax(./T) || softmax(./T)).
+
+Clients do what those of ``dense`` do. An epoch of the server:
+
+    1. hard images: G, z (new) <- steps of Adam down  mean [1 - p_y] CE(f(G(z)), y) - boundary * KL_T'(f || f_x), where
+       [.] has no gradient and T' is ``boundary_temperature``; the batch with the lowest loss is kept, with its labels
+    2. weights, by one pass over the pool of the epochs before:  w <- clip(w - step 0.99^e sign(dCE(f, y)/dw), 0, 1)
+    3. the batch joins the pool;  distillation, by one pass over it:  pixels <- pixels + move sign(d u.softmax(f/T)),
+       u uniform in (-1, 1) for each image and class, and x <- a step of SGD down KL_T(f || f_x) there
+
+The pool keeps all images, as uint8. A client's weights start at its share of ``federation.weighting`` (the paper: 1/N).
+
+Departs from the paper, of which only the released code was to be had: a step after which all weights would be 0 is not
+taken, as the ensemble would be none. Images that are moved are not clipped to pixels that there are. The rest is as in
+``dense``: all clients take part, the server's BatchNorm keeps the mean of clients' statistics, no augmentation of the
+pool, and what x starts from is a field.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import cos, pi
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedcommons.algorithms import whole_models
+from fedcommons.algorithms.ensemble import Ensemble, Making, divergence, make, optimizer_of, order, seen, to_learn
+from fedcommons.algorithms.whole_models import MANY, Lessons
+from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
+from fedcommons.core.averaging import weighted_mean, weighted_reply
+from fedcommons.core.executor import Executor
+from fedcommons.core.local import LocalSGD, onednn
+from fedcommons.core.work import Work
+from fedcommons.core.worker import Worker
+from fedcommons.data.clients import ClientData
+from fedcommons.seeds import generator, seed_for
+from fedcommons.tensors import Flat, Payload, flat
+from fedcommons.tensors import data as values
+
+DECAY = 0.99
+"""Of the weights' step, in an epoch."""
+
+
+@dataclass(frozen=True)
+class CoBoosting:
+    """x <- argmin of the mean over moved images of the pool of KL_T(f || f_x), with learned weights in f."""
+
+    needs_classes = distils = sees_statistics = True
+
+    warmup_rounds: Annotated[int, "[0, 1e9]"] = 0
+    """rounds of FedAvg before clients send their models"""
+    client_epochs: Annotated[int | None, "[1, 1e9]"] = None
+    """epochs of the clients' last training, of which the ensemble is made; default: client.epochs"""
+    start_from: Annotated[str, "average | server"] = "average"
+    """what the server model starts from: the mean of the clients' models, or its own last one"""
+    epochs: Annotated[int, "[1, 1e9]"] = 1
+    """epochs of the server in a round (released code: 200 in all)"""
+    generator_steps: Annotated[int, "[1, 1e9]"] = 30
+    """steps of the generator in an epoch"""
+    generated: Annotated[int, "[1, 1e6]"] = 64
+    """images that join the pool in an epoch, a batch of the generator (released code: 128)"""
+    latent: Annotated[int, "[1, 1e6]"] = 256
+    """numbers of the noise of an image"""
+    width: Annotated[int, "[1, 1e6]"] = 32
+    """channels of the generator's last maps, half of those of the maps before (released code: 64)"""
+    generator_lr: Annotated[float, "(0, 1e38]"] = 1e-3
+    """learning rate of generator and noise"""
+    boundary: Annotated[float, "[0, 1e38]"] = 1.0
+    """weight of the divergence that images are to have between ensemble and server model"""
+    boundary_temperature: Annotated[float, "(0, 1e6]"] = 3.0
+    """temperature of this divergence"""
+    weight_step: Annotated[float, "[0, 1]"] = 0.01
+    """step of the ensemble's weights in the first epoch; 0: they are not learned"""
+    move: Annotated[float, "[0, 255]"] = 4.0
+    """how far each pixel moves before the distillation, of 255"""
+    temperature: Annotated[float, "(0, 1e6]"] = 4.0
+    """T, of the distillation"""
+    server_batch: Annotated[int, "[1, 1e9]"] = 128
+    """images in a step of the server"""
+    server_lr: Annotated[float, "(0, 1e38]"] = 0.01
+    """learning rate of the server"""
+    server_momentum: Annotated[float, "[0, 1)"] = 0.9
+    """momentum of the server"""
+    server_decay: Annotated[float, "[0, 1e38]"] = 1e-4
+    """weight decay of the server"""
+    server_schedule: Annotated[str, "cosine | constant"] = "cosine"
+    """of the server's rate: down to 0 by half a cosine over all its epochs, or constant"""
+    clip: Annotated[float, "[1e-30, 1e30]"] = 10.0
+    """largest norm of a gradient, of the generator and of the server"""
+
+    def check(self, fields: Mapping[str, Any]) -> None:
+        rounds, participation, buffers = (
+            fields[f"federation.{name}"] for name in ("rounds", "participation", "buffers")
+        )
+        whole_models.check("coboosting", self.warmup_rounds, rounds, participation, buffers)
+
+    def participants(self, state: State, round: int) -> Sequence[int]:
+        return whole_models.participants(state, self.warmup_rounds, round)
+
+    def start(self, model: Flat, facts: Facts, seed: int) -> State:
+        state = whole_models.start(model, facts)
+        if self.server_schedule == "constant":  # then it does not depend on the number of rounds
+            return state
+        return {**state, "in_all": torch.tensor((facts.rounds - self.warmup_rounds) * self.epochs)}
+
+    def down(self, state: State, round: int, client: int) -> Message:
+        return Message({"model": state["model"]})
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        if round > self.warmup_rounds:
+            return whole_models.reply(work, message, data, seed, self.client_epochs)
+        x = flat(message.common, "model")
+        return weighted_reply(x, work.local(x, data, seed), work.weight(data))
+
+    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
+        if round <= self.warmup_rounds:
+            return {**state, "model": weighted_mean(flat(state, "model"), total, replies)}
+        kept = whole_models.kept(state, total, replies, self.start_from == "average")
+        first = (round - self.warmup_rounds - 1) * self.epochs
+        return {**kept, **executor.map(teach, Lessons(kept, self, first), [seed])[0]}
+
+    @property
+    def making(self) -> Making:
+        """Of the generator's training."""
+        return Making(self.generated, self.latent, self.width, self.generator_steps, self.generator_lr, self.clip)
+
+    def score(self, ensemble: Ensemble, weights: Tensor, x: Tensor, labels: Tensor) -> Tensor:
+        """The generator's loss of a batch as the network sees it."""
+        f = mixed(weights, ensemble.logits(x))
+        loss = F.cross_entropy(f, labels, reduction="none")
+        hardness = 1 - (-loss.detach()).exp()
+        return (hardness * loss - self.boundary * divergence(f, ensemble.student(x), self.boundary_temperature)).mean()
+
+    def reweighed(self, weights: Tensor, logits: Tensor, labels: Tensor, rate: float) -> Tensor:
+        """The weights after a step on a batch; logits: (N, n, C) of the clients' models."""
+        w = weights.requires_grad_()
+        (g,) = torch.autograd.grad(F.cross_entropy(mixed(w, logits), labels), w)
+        after = (weights.detach() - rate * g.sign()).clamp(0, 1)
+        return torch.where(after.sum() > 0, after, weights.detach())
+
+    def moved(self, work: Work, ensemble: Ensemble, weights: Tensor, images: Tensor, u: Tensor) -> Tensor:
+        """What the network sees of the moved images; u: (n, C)."""
+        pixels = (images.to(u.dtype) / 255).requires_grad_()
+        f = mixed(weights, ensemble.logits(seen(work.module, pixels)))
+        (g,) = torch.autograd.grad((u * (f / self.temperature).softmax(1)).sum(), pixels)
+        return seen(work.module, pixels.detach() + self.move / 255 * g.sign())
+
+    def distil(
+        self,
+        work: Work,
+        ensemble: Ensemble,
+        weights: Tensor,
+        images: Tensor,
+        velocity: Tensor,
+        lr: float,
+        batches: Sequence[Tensor],
+        u: Tensor,
+    ) -> None:
+        """One pass over the pool; batches: rows of each step; u: (n, C), of each image's direction."""
+        optimizer = optimizer_of(work, velocity, lr, self.server_momentum, self.server_decay)
+        for rows in batches:
+            work.module.eval()
+            x = self.moved(work, ensemble, weights, images[rows], u[rows])
+            with torch.no_grad():
+                f = mixed(weights, ensemble.logits(x))
+            to_learn(work.module)
+            loss = divergence(f, work.module(x), self.temperature).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(work.named.values(), self.clip)
+            optimizer.step()
+        work.module.train()
+
+    def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
+        """See ``whole_models.server_pieces``; of an image of the pool the ensemble makes three passes, x three."""
+        epochs = whole_models.epochs_of(round, self.warmup_rounds, self.epochs)
+        return {
+            **whole_models.local_pieces(facts, loop, round, self.warmup_rounds, self.client_epochs),
+            **whole_models.server_pieces(facts, epochs, self.making, self.server_batch, 3 * facts.n_clients + 3),
+        }
+
+    def smaller(self, times: int) -> Sequence[tuple["CoBoosting", int]]:
+        """Of one of everything; of more steps of the generator, on more images; of more epochs, in smaller steps.
+
+        Constants that change no price are at their defaults.
+        """
+        least = type(self)(generator_steps=1, generated=1, latent=self.latent, width=self.width)
+        many = replace(least, generated=MANY)
+        found = [
+            (least, 1),
+            (replace(least, generator_steps=times), 1),
+            (replace(many, generator_steps=times), 1),
+            (replace(many, epochs=times), 1),
+            (replace(many, epochs=times, server_batch=1), 1),
+        ]
+        return found + ([(replace(least, client_epochs=times), MANY)] if self.client_epochs else [])
+
+
+def mixed(weights: Tensor, logits: Tensor) -> Tensor:
+    """(n, C): sum_i w_i f_i / sum_i w_i, of logits (N, n, C)."""
+    return torch.tensordot(weights / weights.sum(), logits, 1)
+
+
+def teach(worker: Worker, task: Lessons[CoBoosting], seed: int) -> State:
+    """A round of the server: what it changes in the state."""
+    work, how, state = worker.work, task.method, task.state
+    with onednn(work.loop.onednn):
+        room = whole_models.enter(worker, state)
+        images, ensemble, device = room.images, room.ensemble, work.device
+        w = values(state.get("learned", state["weights"])).to(device, copy=True)
+        labels = (
+            values(state["labels"]).to(device)
+            if "labels" in state
+            else torch.zeros(0, dtype=torch.int64, device=device)
+        )
+        logits = [values(state["logits"]).to(device)] if "logits" in state else []
+        for epoch in range(task.first, task.first + how.epochs):
+            key, n = seed_for(seed, "epoch", epoch), len(images)
+            before = order(n, how.server_batch, seed_for(key, "weights"), device) if n else ()
+            batches = order(n + how.generated, how.server_batch, key, device)
+            u = 2 * torch.rand(n + how.generated, room.classes, generator=generator(key, "directions")) - 1
+            u = u.to(device, w.dtype)
+            made, of = make(work, partial(how.score, ensemble, w), how.making, room.shape, room.classes, key)
+            for rows in before:
+                w = how.reweighed(w, torch.cat(logits, 1)[:, rows], labels[rows], how.weight_step * DECAY**epoch)
+            with torch.no_grad():
+                logits.append(ensemble.logits(made))
+            images, labels = torch.cat([images, made]), torch.cat([labels, of])
+            share = (1 + cos(pi * epoch / int(values(state["in_all"])))) / 2 if "in_all" in state else 1.0
+            how.distil(work, ensemble, w, images, room.velocity, how.server_lr * share, batches, u)
+        found = {"learned": w, "labels": labels, "logits": torch.cat(logits, 1)}
+        return {**whole_models.left(work, room, images), **{name: x.cpu() for name, x in found.items()}}
