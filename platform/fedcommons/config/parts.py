@@ -138,6 +138,8 @@ KINDS: Mapping[str, Kind] = {
             "private_ddpm": f"{_GENERATORS}.private:PrivateDDPM",
             "cvae": f"{_GENERATORS}.cvae:CVAE",
             "gan": f"{_GENERATORS}.gan:GAN",
+            "private_cvae": f"{_GENERATORS}.private_cvae:PrivateCVAE",
+            "private_gan": f"{_GENERATORS}.private_gan:PrivateGAN",
         },
         has=("sampling", "epochs", "fit", "sample"),
     ),
