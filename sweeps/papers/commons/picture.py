@@ -85,7 +85,7 @@ def _panel(axes: "Axes", rows: Sequence[Measured], costs: Sequence[float]) -> No
         axes.annotate(
             rows[i].row.way, (costs[i], heights[i]), (1.03, (place - low) / (high - low)), xycoords="data",
             textcoords="axes fraction", fontsize=7.5, va="center", color=colours[i],
-            arrowprops={"arrowstyle": "-", "color": colours[i], "linewidth": 0.4, "alpha": 0.6},
+            arrowprops={"arrowstyle": "-", "color": colours[i], "linewidth": 0.4, "alpha": 0.6, "relpos": (0, 0.5)},
         )  # fmt: skip
     axes.set_ylim(low, high)
     axes.spines[["top", "right"]].set_visible(False)
