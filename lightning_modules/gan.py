@@ -128,7 +128,7 @@ class GAN(nn.Module):
         """D(T x, y) of images in [-1, 1]: (B,)."""
         return self.discriminator(augmented(x, drawn, self.augment, self.flip), y)
 
-    def of_discriminator(
+    def forward(
         self, images: Tensor, y: Tensor, fakes: Tensor, of_fakes: Tensor, drawn: Tensor, for_fakes: Tensor
     ) -> Tensor:
         """D's loss, mean over the batch: uint8 images and their classes, made ones and theirs, and what T draws."""

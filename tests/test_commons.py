@@ -168,11 +168,11 @@ def test_rounds_are_those_in_which_clients_took_part(
 
 def test_best_is_chosen_by_validation(commons: ModuleType) -> None:
     """Validation data prefer round 1 here, and the first of equals."""
-    from papers.commons.measured import selected
+    from papers.commons.measured import best_of
 
-    assert selected(course([1, 1, 1], [0.3, 0.6, 0.3])) == 0.3
+    assert best_of(course([1, 1, 1], [0.3, 0.6, 0.3])) == (0.7, 0.3)
     lines = [{"round": r, "validation/accuracy": 0.5, "test/accuracy": r / 10} for r in range(3)]
-    assert selected(lines) == 0
+    assert best_of(lines) == (0.5, 0)
 
 
 # --- rows
@@ -198,11 +198,11 @@ def test_each_row_tries_its_own_rates(commons: ModuleType) -> None:
     rates = [(e.way, e.rate, e.seed) for e in found]
     assert rates == [
         *[("real", rate, seed) for rate in (0.1, 0.2) for seed in (0, 1)],
-        *[("FedDM", rate, seed) for rate in (0.02, 0.05, 0.1) for seed in (0, 1)],
+        *[("FedDM", rate, seed) for rate in (0.003, 0.01, 0.03) for seed in (0, 1)],
     ]
-    assert {e.cell.config.flat["feddm.server_lr"] for e in found if e.way == "FedDM"} == {0.02, 0.05, 0.1}
+    assert {e.cell.config.flat["feddm.image_lr"] for e in found if e.way == "FedDM"} == {0.003, 0.01, 0.03}
     (alone,) = entries(commons, "--ways", "FedDM", "--lrs", "0.3")
-    assert (alone.rate, alone.cell.config.flat["feddm.server_lr"]) == (0.05, 0.05)
+    assert (alone.rate, alone.cell.config.flat["feddm.image_lr"]) == (0.01, 0.01)
 
 
 def test_all_rows_have_one_protocol(commons: ModuleType) -> None:

@@ -74,7 +74,7 @@ def test_the_losses_are_the_equations(regulariser: str) -> None:
         slope = torch.autograd.grad(real.sum(), x, create_graph=True)[0].square().sum()
         penalty = slope if regulariser == "r1" else torch.zeros(())  # gamma/2 = 1
         wanted = wanted + ((1 + (-real).exp()).log() + (1 + fake.exp()).log() + penalty).sum() / 12
-    found = gan.of_discriminator(DIGITS.x, DIGITS.y, fakes, of_fakes, one, other)
+    found = gan(DIGITS.x, DIGITS.y, fakes, of_fakes, one, other)
     torch.testing.assert_close(found, wanted)
     weights = list(gan.discriminator.parameters())
     pairs = zip(torch.autograd.grad(found, weights), torch.autograd.grad(wanted, weights), strict=True)

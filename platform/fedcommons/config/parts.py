@@ -140,6 +140,8 @@ KINDS: Mapping[str, Kind] = {
             "beta_vae": f"{_GENERATORS}.beta_vae:BetaVAE",
             "cvae": f"{_GENERATORS}.cvae:CVAE",
             "gan": f"{_GENERATORS}.gan:GAN",
+            "private_cvae": f"{_GENERATORS}.private_cvae:PrivateCVAE",
+            "private_gan": f"{_GENERATORS}.private_gan:PrivateGAN",
         },
         has=("sampling", "epochs", "fit", "sample"),
     ),

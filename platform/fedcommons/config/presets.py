@@ -97,7 +97,7 @@ _GENERATORS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "gan": {
         "smoke": {"epochs": 5, "batch_size": 32, "lr": 1e-3, "channels": (16, 32), "augment": "translation"},
-        "small": {"epochs": 400, "batch_size": 32, "lr": 1e-3, "channels": (32, 64), "augment": "translation"},
+        "small": {"epochs": 200, "batch_size": 32, "lr": 1e-3, "channels": (32, 64), "augment": "translation"},
         "paper": {"epochs": 500, "batch_size": 64, "lr": 5e-4, "channels": (64, 128, 256), "augment": "all"},
     },
 }

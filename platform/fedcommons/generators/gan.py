@@ -130,7 +130,7 @@ class Course:
         with torch.no_grad():
             fakes = self.model.images(y)
         drawn, for_fakes = self.model.draw(len(y)), self.model.draw(len(y))
-        loss = self.model.of_discriminator(x, y, fakes, y, drawn, for_fakes)
+        loss = self.model(x, y, fakes, y, drawn, for_fakes)
         self.of_discriminator.zero_grad()
         loss.backward()
         self.of_discriminator.step()

@@ -13,7 +13,7 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Row:
-    """A way in one federation. last: accuracy of the last round by seed, in [0, 1].
+    """A way in one federation. best: test accuracy by seed, in [0, 1], in the round of the best validation accuracy.
 
     mb: all bytes of all clients, both ways, in 10^6; once: those before round 1; rounds: in which clients took part.
     disclosed: share of all examples that was given away uncovered, raw: as it is; epsilon: of the commons, were its
@@ -21,7 +21,7 @@ class Row:
     """
 
     way: str
-    last: Mapping[int, float]
+    best: Mapping[int, float]
     mb: float
     once: float
     rounds: float
@@ -32,7 +32,7 @@ class Row:
 
     @property
     def accuracy(self) -> float:
-        return fmean(self.last.values())
+        return fmean(self.best.values())
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[int]:
@@ -58,7 +58,7 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 def is_ahead(one: Row, other: Row) -> bool:
     """Whether ``one`` is more accurate than ``other`` beyond what their common seeds leave open."""
-    found = interval([one.last[seed] - other.last[seed] for seed in one.last if seed in other.last])
+    found = interval([one.best[seed] - other.best[seed] for seed in one.best if seed in other.best])
     return found is not None and found[0] > 0
 
 
@@ -94,7 +94,7 @@ def guide(rows: Sequence[Row]) -> list[Advice]:
     for limit, keeps in LIMITS.items():
         allowed = [row for row in rows if keeps(row) and not row.bound]
         steps = [allowed[i] for i in front([(row.mb, row.accuracy) for row in allowed])]
-        several = any(len(row.last) > 1 for row in steps)
+        several = any(len(row.best) > 1 for row in steps)
         last: Row | None = None
         for best in steps if several else steps[-1:]:
             if last is not None and not is_ahead(best, last):

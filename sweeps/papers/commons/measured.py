@@ -29,7 +29,7 @@ class Measured:
     rate: float
     runs: "pd.DataFrame"
     to_target: Sequence[int | None]
-    selected: Sequence[float]
+    last: Sequence[float]
     per_round: float
     shown: left.Shown | None
     config: Experiment
@@ -57,14 +57,14 @@ def rounds_to_target(goal: float | str, lines: Sequence[Mapping[str, Any]]) -> i
     return None if reached is None else sum(number <= reached for number in taking_part(lines))
 
 
-def selected(lines: Sequence[Mapping[str, Any]]) -> float:
-    """The test accuracy at the round with the best validation accuracy, the first of several."""
+def best_of(lines: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """The best validation accuracy and the test accuracy in its round, the first of several."""
     both = [(line["validation/accuracy"], line["test/accuracy"]) for line in lines if "validation/accuracy" in line]
-    return max(both, key=lambda pair: pair[0])[1]
+    return max(both, key=lambda pair: pair[0])
 
 
 def measured(entries: Sequence[Entry], runs: "pd.DataFrame", out: Path) -> list[Measured]:
-    """A row for each way and alpha that has finished runs, at the rate of its best validation accuracy."""
+    """A row for each way and alpha that has finished runs, at the rate of the best validation accuracy of any round."""
     found = []
     for way, alpha in dict.fromkeys((e.way, e.alpha) for e in entries):
         of_row = [e for e in entries if (e.way, e.alpha) == (way, alpha)]
@@ -73,7 +73,9 @@ def measured(entries: Sequence[Entry], runs: "pd.DataFrame", out: Path) -> list[
         if mine.empty:
             continue
         rates = mine["run"].map(lambda run, cells=cells: cells[run].rate)
-        best = tables.at_best_rate(mine.assign(tried=rates), "tried").sort_values("seed")
+        scores = mine["run"].map(lambda run: best_of(read_rounds(Path(run)))[0])
+        tried = mine.assign(tried=rates, validation_accuracy=scores)  # of the best round, by which a model is kept
+        best = tables.at_best_rate(tried, "tried").sort_values("seed")
         found.append(_measured(way, alpha, best, cells[best["run"].iloc[0]]))
     return found
 
@@ -88,7 +90,7 @@ def _measured(way: str, alpha: float, runs: "pd.DataFrame", first: Entry) -> Mea
     shown = next((s for run, summary in summaries if (s := left.shown_by(summary, config, Path(run)))), None)
     row = Row(
         way=way,
-        last=dict(zip(runs["seed"].tolist(), runs["last_accuracy"].tolist(), strict=True)),
+        best=dict(zip(runs["seed"].tolist(), [best_of(lines)[1] for lines in courses], strict=True)),
         mb=(once + fmean(sent)) / 1e6,
         once=once / 1e6,
         rounds=fmean(with_clients),
@@ -103,7 +105,7 @@ def _measured(way: str, alpha: float, runs: "pd.DataFrame", first: Entry) -> Mea
         rate=first.rate,
         runs=runs,
         to_target=[rounds_to_target(config.target, lines) for lines in courses],
-        selected=[selected(lines) for lines in courses],
+        last=runs["last_accuracy"].tolist(),
         per_round=fmean(b / n if n else 0.0 for b, n in zip(sent, with_clients, strict=True)) / 1e6,
         shown=shown,
         config=config,

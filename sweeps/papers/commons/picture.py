@@ -41,7 +41,7 @@ def draw(rows: Sequence[Measured], path: Path, title: str, smoke: bool) -> None:
         mine = [one for one in rows if one.alpha == alpha]
         _panel(left, mine, [one.row.mb for one in mine])
         _panel(right, mine, [100 * one.row.disclosed for one in mine])
-        left.set(xscale="log", xlabel="MB in all, all clients, both ways", ylabel="last test accuracy, %")
+        left.set(xscale="log", xlabel="MB in all, all clients, both ways", ylabel="test accuracy, %")
         right.set(xlabel="examples given away without an epsilon, %", xlim=(-4, 104))
         left.set_title(f"alpha = {alpha:g}", fontsize=10)
     figure.legend(handles=_keys(), loc="outside lower center", ncols=4, fontsize=8)
@@ -71,7 +71,7 @@ def _panel(axes: "Axes", rows: Sequence[Measured], costs: Sequence[float]) -> No
     colours = [COLOURS[list(WAYS).index(one.row.way) % len(COLOURS)] for one in rows]
     for one, colour, x, y in zip(rows, colours, costs, heights, strict=True):
         marker = BOUND if one.row.bound else PRIVATE if one.row.epsilon is not None else PLAIN
-        ends = [100 * value for value in one.row.last.values()]
+        ends = [100 * value for value in one.row.best.values()]
         axes.plot([x, x], [min(ends), max(ends)], color=colour, linewidth=1)
         face = "none" if one.row.bound else colour
         axes.plot(x, y, marker, color=colour, markerfacecolor=face, markersize=11 if marker == PRIVATE else 6)
@@ -85,7 +85,7 @@ def _panel(axes: "Axes", rows: Sequence[Measured], costs: Sequence[float]) -> No
         axes.annotate(
             rows[i].row.way, (costs[i], heights[i]), (1.03, (place - low) / (high - low)), xycoords="data",
             textcoords="axes fraction", fontsize=7.5, va="center", color=colours[i],
-            arrowprops={"arrowstyle": "-", "color": colours[i], "linewidth": 0.4, "alpha": 0.6},
+            arrowprops={"arrowstyle": "-", "color": colours[i], "linewidth": 0.4, "alpha": 0.6, "relpos": (0, 0.5)},
         )  # fmt: skip
     axes.set_ylim(low, high)
     axes.spines[["top", "right"]].set_visible(False)

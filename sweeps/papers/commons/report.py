@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.config import cli, target
@@ -70,7 +71,7 @@ def _line(one: "Measured", seconds: float) -> list[object]:
     row, shown = one.row, one.shown
     return [
         f"{one.alpha:g}", f"{row.way}{' (bound)' * row.bound}", _to_target(one),
-        _percent(list(row.last.values())), _percent(one.selected), f"{row.once:.3g}", f"{one.per_round:.3g}",
+        _percent(one.last), _percent(list(row.best.values())), f"{row.once:.3g}", f"{one.per_round:.3g}",
         f"{row.mb:.3g}", f"{seconds:.3g}", f"{100 * row.disclosed:.1f} %", one.epsilon,
         f"{100 * shown.copies:.1f} %" if shown else "-",
         f"{shown.advantage:+.2f} [{shown.low:+.2f}, {shown.high:+.2f}]" if shown else "-",
@@ -97,14 +98,14 @@ def _not_defined(entries: Sequence[Entry]) -> str:
 def _record(one: "Measured", seconds: float) -> dict[str, Any]:
     row, shown = one.row, one.shown
     found: dict[str, Any] = {
-        "alpha": one.alpha, "way": row.way, "bound": row.bound, "seeds": len(row.last), "rate": one.rate,
-        "rounds_with_clients": row.rounds, "rounds_to_target": _to_target(one), "last_accuracy": row.accuracy,
-        "best_accuracy": sum(one.selected) / len(one.selected), "mb_once": row.once, "mb_a_round": one.per_round,
+        "alpha": one.alpha, "way": row.way, "bound": row.bound, "seeds": len(row.best), "rate": one.rate,
+        "rounds_with_clients": row.rounds, "rounds_to_target": _to_target(one), "last_accuracy": fmean(one.last),
+        "best_accuracy": row.accuracy, "mb_once": row.once, "mb_a_round": one.per_round,
         "mb": row.mb, "client_seconds": seconds, "disclosed": row.disclosed, "disclosed_raw": row.raw,
         "epsilon": one.epsilon, "near_copies": shown and shown.copies, "advantage": shown and shown.advantage,
         "advantage_low": shown and shown.low, "advantage_high": shown and shown.high,
     }  # fmt: skip
-    return {**found, **{f"last_accuracy_seed{seed}": value for seed, value in row.last.items()}}
+    return {**found, **{f"best_accuracy_seed{seed}": value for seed, value in row.best.items()}}
 
 
 def _notes(rows: "Sequence[Measured]", options: cli.Options) -> list[str]:
@@ -116,10 +117,10 @@ def _notes(rows: "Sequence[Measured]", options: cli.Options) -> list[str]:
         f"{rows[0].config.model.name} (FedDPMS trains the autoencoder that has it). Same local steps for all clients "
         "that train it: by the rule of equal work where they hold others' examples, all at once in one-shot methods.",
         f"Rounds to target ({goal}) are those in which clients took part; an exchange before round 1 is none of them.",
-        "Last: after the last round, of the server too; best: the test accuracy at the best validation accuracy. "
-        f"Rates {options.lrs} were tried for clients, FedDM's server had rates of its own, and each row is at the rate "
-        "of its best validation accuracy in the last round. Other rates (of generators, of pixels, of servers that "
-        "distil) are fixed.",
+        "Last: after the last round, of the server too; best: the test accuracy in the round of the best validation "
+        f"accuracy, whose model a run keeps; picture and guide are of it. Rates {options.lrs} were tried for clients, "
+        "and FedDM's pixels had a list of their own; each row is at the rate of its best validation accuracy in any "
+        "round. Other rates (of generators, of servers that distil or train on FedDM's images) are fixed.",
         "MB: 10^6 bytes of all clients, both ways; once: before round 1; a round: in which clients took part.",
         "Client work: seconds of all clients on one core, counted (steps times the price of a step, as --dry-run), "
         "with their generators.",

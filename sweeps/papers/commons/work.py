@@ -1,8 +1,8 @@
 """Seconds of work that clients do, counted: steps times the price of a step, as ``--dry-run`` finds it.
 
 A run's clock would also count what the server does, and what else the machine does meanwhile. Counted are the local
-steps of the clients, the pieces of a method's own work whose names do not begin with ``server``, and the training and
-drawing of generators that the clients hold.
+steps of the clients, the pieces of a method's own work that clients do (``OF_CLIENTS``), and the training and drawing
+of generators that the clients hold.
 """
 
 from fedcommons.config.experiment import Experiment
@@ -13,6 +13,11 @@ from fedcommons.runs.counting import counted
 from fedcommons.sharing.synthetic_pool import Job
 from fedcommons.sweeping import planned
 
+OF_CLIENTS = {
+    "feddm": ("steps", "real", "synthetic"), "dense": ("local_examples",), "coboosting": ("local_examples",),
+}  # fmt: skip
+"""Pieces of methods (``TellsWork``) that clients do; all others are the server's."""
+
 
 @fresh_torch()
 def client_seconds(config: Experiment) -> float:
@@ -21,7 +26,7 @@ def client_seconds(config: Experiment) -> float:
     contributed, _ = cost.contribute(prepared, [planned.stand_in(need) for need in prepared.needs])
     ready = build.assemble_contributed(prepared, contributed)
     n, price = counted(ready), cost.measure(ready)
-    mine = {name: pieces for name, pieces in n.pieces.items() if not name.startswith("server")}
+    mine = {name: pieces for name, pieces in n.pieces.items() if name in OF_CLIENTS.get(config.algorithm, ())}
     batch, half = config.client.batch_size, cost.half(config.client.batch_size)
     slope = (price.step - price.half) / (batch - half) if batch > half else 0.0
     rest = n.rest * price.half + slope * (n.rest_examples - n.rest * half)

@@ -1,0 +1,179 @@
+"""What generators trained by DP-SGD have in common: constants, what they refuse, their noise, and their receipts.
+
+Each image's loss is a mean over ``draws`` draws, its gradient is clipped, the sum over a Poisson sample gets noise, and
+Adam makes a step. The guarantee is that of the weights after all steps, and of all images drawn from them; labels of
+drawn images come from elsewhere.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fedcommons.artifacts import constants
+from fedcommons.core import dp_vectorised
+from fedcommons.core.accountants import noise_for, require_reachable
+from fedcommons.core.dp_sgd import DPSGD
+from fedcommons.core.noise import Noise, Source
+from fedcommons.core.release import Release
+from fedcommons.data.examples import Examples
+from fedcommons.errors import UserError
+from fedcommons.generators.generator import Progress, Receipt, TrainedGenerator
+from fedcommons.seeds import wide_key
+
+MOST_BY_PRV = 100.0
+"""The largest target for which the accountant prv has an answer within seconds: the grid of losses grows with it."""
+
+
+@dataclass(frozen=True)
+class ByDPSGD:
+    """The constants of DP-SGD with Opacus' accountants. n: images that a client's generator sees. No generator itself.
+
+    ``epochs`` and ``batch_size`` mean something else here than without privacy.
+    """
+
+    sampling: ClassVar[tuple[str, ...]] = ()
+
+    epochs: Annotated[int, "[1, 1e9]"] = 500
+    """epochs of ceil(n/B) steps each"""
+    batch_size: Annotated[int, "[1, 1e9]"] = 256
+    """B, expected number of images per step; every image is in a batch with probability q = B/n"""
+    target_epsilon: Annotated[float | None, "(0, 1000]"] = None
+    """epsilon of each client's generator; its noise is solved for. Either this or noise_multiplier"""
+    target_epochs: Annotated[int | None, "[1, 1e9]"] = None
+    """epochs after which target_epsilon is reached; default: generator.epochs"""
+    noise_multiplier: Annotated[float | None, "[0.001, 1e6]"] = None
+    """sigma, standard deviation of the noise divided by clip"""
+    delta: Annotated[float, "(0, 1)"] = 1e-5
+    """delta of target_epsilon; a run has one delta, so it must be dp.delta"""
+    clip: Annotated[float, "[1e-30, 1e30]"] = 1.0
+    """clipping norm: largest L2 norm of an image's gradient"""
+    draws: Annotated[int, "[1, 1e6]"] = 1
+    """noise multiplicity: random draws over which an image's loss is a mean, before clipping"""
+    accountant: Annotated[str, "rdp | prv"] = "rdp"
+    """what solves for the noise: rdp, by which the ledger counts, or prv (less noise, and a larger epsilon there)"""
+    physical_batch: Annotated[int, "[1, 1e9]"] = 32
+    """images whose gradients are held at a time; it changes memory and rounding only"""
+
+    def __post_init__(self) -> None:
+        """The noise for a target depends on when it is reached, so that belongs to what identifies a training."""
+        if self.target_epsilon is not None and self.target_epochs is None:
+            object.__setattr__(self, "target_epochs", self.epochs)
+
+    @property
+    def plain(self) -> Any:
+        """The same generator without privacy, which each private one names."""
+        raise NotImplementedError
+
+    def check_type(self, dtype: torch.dtype, data: str) -> None:
+        """See ``Generator``."""
+        self.plain.check_type(dtype, data)
+
+    def check_shape(self, shape: tuple[int, ...], data: str) -> None:
+        """See ``Generator``."""
+        self.plain.check_shape(shape, data)
+
+    def check(self, fields: Mapping[str, Any]) -> None:
+        """See ``Generator``."""
+        if hasattr(self.plain, "check"):
+            self.plain.check(fields)
+        if (self.target_epsilon is None) == (self.noise_multiplier is None):
+            given = "neither" if self.target_epsilon is None else "both"
+            raise UserError(f"give either generator.target_epsilon or generator.noise_multiplier, not {given}.")
+        if self.accountant == "prv" and (self.target_epsilon or 0) > MOST_BY_PRV:
+            raise UserError(
+                f"generator.target_epsilon must be at most {MOST_BY_PRV:g} with generator.accountant prv, got "
+                f"{self.target_epsilon:g}: its grids would grow without end."
+            )
+        if self.target_epochs is not None and self.target_epsilon is None:
+            raise UserError("generator.target_epochs is for generator.target_epsilon, which is not given.")
+        if self.target_epochs is not None and self.target_epochs < self.epochs:
+            raise UserError(
+                f"generator.target_epochs must be at least generator.epochs = {self.epochs}, got {self.target_epochs}: "
+                "more epochs spend more than generator.target_epsilon."
+            )
+        if fields.get("dp.delta", self.delta) != self.delta:
+            raise UserError(f"generator.delta must be dp.delta = {fields['dp.delta']:g}, got {self.delta:g}.")
+
+    def check_sizes(self, sizes: Sequence[int]) -> None:
+        """See ``Generator``."""
+        for client, n in enumerate(sizes):
+            if n < self.batch_size:
+                raise UserError(
+                    f"generator.batch_size must be at most the number of images that each client's generator sees, as "
+                    f"the sampling rate is their ratio, got {self.batch_size}: client {client}'s sees {n}."
+                )
+            if self.delta * n >= 1:
+                raise UserError(
+                    f"generator.delta must be below 1/n = {1 / n:.3g}, got {self.delta:g}: client {client}'s generator "
+                    f"sees {n} images, and at such a delta it could publish one of them."
+                )
+            if self.target_epsilon is not None:
+                try:
+                    require_reachable(self.target_epsilon, *self._course(n))
+                except UserError as error:
+                    raise UserError(f"client {client}: generator.{error}") from None
+
+    def _course(self, n: int) -> tuple[float, int, float, str]:
+        """(q, steps, delta, accountant) of the training of n images for which the noise is solved."""
+        q, steps = DPSGD.sampling_rate(n, self.batch_size), DPSGD.steps(n, self.batch_size)
+        return q, (self.target_epochs or self.epochs) * steps, self.delta, self.accountant
+
+    def sigma(self, n: int) -> float:
+        """The noise multiplier for n images."""
+        if self.noise_multiplier is not None:
+            return self.noise_multiplier
+        assert self.target_epsilon is not None
+        return noise_for(self.target_epsilon, *self._course(n))
+
+    def noise_alone(self, n_classes: int, flip: bool, seed: int) -> Noise:
+        """The noise of a training outside of a run; no length and no constant of sampling changes it."""
+        less = (*self.sampling, "epochs", "physical_batch")
+        return Noise(Source(wide_key("generator", repr(constants(self, less)), n_classes, str(flip), seed)))
+
+    def train(
+        self,
+        module: nn.Module,
+        optimizer: Optimizer,
+        loss: dp_vectorised.Loss,
+        draw: dp_vectorised.Draw,
+        examples: Examples,
+        epochs: Collection[int],
+        noise: Noise,
+        *,
+        after: Callable[[], object],
+        weights: Callable[[], Mapping[str, Tensor]],
+        progress: Progress | None = None,
+    ) -> dict[int, TrainedGenerator]:
+        """Train ``module``; the receipts tell the q, sigma and steps that were used up to each epoch.
+
+        loss, draw: see ``dp_vectorised.steps``. after: called after every step, it sees the module alone and no
+        example, so that it costs no privacy. weights: what a generator is made of.
+        """
+        n, kept, protections = len(examples), dict[int, TrainedGenerator](), set[Release]()
+        of_epoch, device = DPSGD.steps(n, self.batch_size), next(module.parameters()).device
+        steps: Iterator[Release] = dp_vectorised.steps(
+            module,
+            optimizer,
+            loss,
+            [examples.x.to(device), examples.y.to(device)],
+            draw,
+            DPSGD(self.sigma(n), self.clip),
+            batch_size=self.batch_size,
+            epochs=max(epochs),
+            physical_batch=self.physical_batch,
+            noise=noise.call("private generator", examples.x, examples.y),
+        )
+        for step, protection in enumerate(steps, 1):
+            after()
+            protections.add(protection)
+            epoch, rest = divmod(step, of_epoch)
+            if progress:
+                progress(step, max(epochs) * of_epoch)
+            if rest == 0 and epoch in epochs:
+                p = protection if len(protections) == 1 else Release()  # of two kinds of steps no receipt can tell
+                kept[epoch] = TrainedGenerator(weights(), Receipt(p.mechanism, p.q, p.sigma, p.sensitivity, step))
+        return kept

@@ -1,0 +1,68 @@
+"""The variational autoencoder of ``cvae.py`` trained by DP-SGD, so that its images are differentially private.
+
+Each image's loss is a mean over ``draws`` codes eps. Encoder and decoder are trained by the same noisy gradients; see
+``dp_constants.py``. DP-SGD on a VAE is plain Abadi et al. (CCS 2016); there is no batch norm, which would mix examples.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from fedcommons.core.noise import Noise
+from fedcommons.core.worker import default_device
+from fedcommons.data.examples import Examples
+from fedcommons.generators.cvae import CVAE, Autoencoder
+from fedcommons.generators.dp_constants import ByDPSGD
+from fedcommons.generators.generator import Progress, TrainedGenerator, Weights, state_of
+
+
+@dataclass(frozen=True)
+class PrivateCVAE(ByDPSGD, Autoencoder):
+    """A conditional variational autoencoder by DP-SGD."""
+
+    sampling: ClassVar[tuple[str, ...]] = Autoencoder.sampling
+
+    @property
+    def plain(self) -> CVAE:
+        """The same generator without privacy."""
+        return CVAE(**{field.name: getattr(self, field.name) for field in fields(Autoencoder)})
+
+    def fit(
+        self,
+        examples: Examples,
+        n_classes: int,
+        seed: int,
+        epochs: Collection[int],
+        *,
+        flip: bool = False,
+        noise: Noise | None = None,
+        progress: Progress | None = None,
+    ) -> Mapping[int, TrainedGenerator]:
+        """See ``Generator``; the receipts tell the q, sigma and steps that were used up to each epoch."""
+        noise = noise or self.noise_alone(n_classes, flip, seed)
+        model = self.plain.build(tuple(examples.x.shape[1:]), n_classes, seed, flip).to(default_device())
+
+        def loss(named: dict[str, Tensor], image: Tensor, label: Tensor, *drawn: Tensor) -> Tensor:
+            rows = image.expand(self.draws, *image.shape), label.expand(self.draws)
+            return functional_call(model, named, (*rows, *drawn))
+
+        def draw(images: int) -> list[Tensor]:
+            return [part.unflatten(0, (images, self.draws)) for part in model.draw(images * self.draws)]
+
+        optimizer = torch.optim.Adam(model.parameters(), self.lr, fused=True)
+        return self.train(
+            model, optimizer, loss, draw, examples, epochs, noise,
+            after=lambda: None, weights=lambda: state_of(model), progress=progress,
+        )  # fmt: skip
+
+    def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:
+        """See ``Generator``."""
+        return self.plain.sample(weights, shape, n_classes, labels, seed)
+
+    def losses(self, weights: Weights, examples: Examples, n_classes: int, seed: int) -> Tensor:
+        """See ``CVAE``."""
+        return self.plain.losses(weights, examples, n_classes, seed)

@@ -1,0 +1,74 @@
+"""The GAN of ``gan.py`` with DP-SGD on its discriminator, which alone sees images (Xie et al. 2018, arXiv:1802.06739).
+
+The loss of a real image is its own term of D's loss, R1 included, beside the term of one made image; a mean over
+``draws`` augmentations and made images. D's layers see each image by itself, and the power iteration sees weights only,
+so every image has a gradient of its own. The generator learns from D alone: its steps are post-processing, whose labels
+are uniform, as the client's would tell of its data. See ``dp_constants.py``.
+
+Departs from the paper: a norm of the gradient is clipped, not the weights, and the loss is not Wasserstein's.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from fedcommons.core.noise import Noise
+from fedcommons.core.worker import default_device
+from fedcommons.data.examples import Examples
+from fedcommons.generators.dp_constants import ByDPSGD
+from fedcommons.generators.gan import GAN, Adversarial, Course
+from fedcommons.generators.generator import Progress, TrainedGenerator, Weights
+from fedcommons.seeds import generator
+
+
+@dataclass(frozen=True)
+class PrivateGAN(ByDPSGD, Adversarial):
+    """A conditional GAN whose discriminator is trained by DP-SGD."""
+
+    @property
+    def plain(self) -> GAN:
+        """The same generator without privacy."""
+        return GAN(**{field.name: getattr(self, field.name) for field in fields(GAN)})
+
+    def fit(
+        self,
+        examples: Examples,
+        n_classes: int,
+        seed: int,
+        epochs: Collection[int],
+        *,
+        flip: bool = False,
+        noise: Noise | None = None,
+        progress: Progress | None = None,
+    ) -> Mapping[int, TrainedGenerator]:
+        """See ``Generator``; the receipts tell the q, sigma and steps that were used up to each epoch."""
+        noise = noise or self.noise_alone(n_classes, flip, seed)
+        model = self.plain.build(tuple(examples.x.shape[1:]), n_classes, seed, flip)
+        course, labels, draws = Course(self, model), generator(seed, "labels"), self.draws
+
+        def classes(n: int) -> Tensor:
+            return torch.randint(n_classes, (n,), generator=labels).to(default_device())
+
+        def loss(named: dict[str, Tensor], image: Tensor, label: Tensor, *drawn: Tensor) -> Tensor:
+            rows = image.expand(draws, *image.shape), label.expand(draws)
+            return functional_call(model, {f"discriminator.{name}": t for name, t in named.items()}, (*rows, *drawn))
+
+        def draw(images: int) -> list[Tensor]:
+            y = classes(images * draws)
+            model.generator.eval()  # else batch norm would tell how many images a batch has
+            with torch.no_grad():
+                drawn = model.images(y), y, model.draw(len(y)), model.draw(len(y))
+            model.generator.train()
+            return [part.unflatten(0, (images, draws)) for part in drawn]
+
+        return self.train(
+            model.discriminator, course.of_discriminator, loss, draw, examples, epochs, noise,
+            after=lambda: course.generator_step(classes(self.batch_size)), weights=course.averaged, progress=progress,
+        )  # fmt: skip
+
+    def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:
+        """See ``Generator``."""
+        return self.plain.sample(weights, shape, n_classes, labels, seed)
