@@ -137,7 +137,7 @@ def main() -> None:
     print(f"\n{n} clients, {shape}, {options.epochs} epochs:\n")
     print("| | CPU seconds an epoch | bare | ratio |\n|---|---|---|---|")
     for teach, how in ((dense.teach, DENSE), (coboosting.teach, CoBoosting)):
-        method: Any = how(epochs=options.epochs, generator_steps=STEPS)
+        method: Any = how(server_epochs=options.epochs, generator_steps=STEPS)
         worker = Worker(work, method, RunData(nobody, nobody, n_classes=10))
         plain = copy.deepcopy(Classifier(CNN(shape, 10), lr=0.1))
         calls: tuple[Callable[[], object], ...] = (
