@@ -5,15 +5,19 @@ python sweeps/commons.py --preset smoke        # the same code with smaller numb
 python sweeps/commons.py --alphas 0.01,0.1 --seeds 0,1,2
 python sweeps/commons.py --ways "real,Fedssyn (DDPM),FedDM" --lrs 0.04
 python sweeps/commons.py --dataset mnist --data-dir DIR
+
+The first seed tries every rate of --lrs; the other seeds have the one that was best there by validation accuracy.
 """
 
 from collections.abc import Sequence
 from functools import partial
 from itertools import product
+from pathlib import Path
 
 from fedcommons.config import cli
 from fedcommons.errors import UserError, unknown
 from fedcommons.sweeping import grids, runner, sweep
+from fedcommons.sweeping.display import Display
 from papers.commons import ways
 from papers.commons.report import report
 from papers.commons.ways import WAYS, Entry, Way
@@ -81,11 +85,35 @@ def _entry(options: cli.Options, name: str, way: Way, alpha: float, rate: float,
     return Entry(name, alpha, rate, seed, cell)
 
 
+def expected(found: Sequence[Entry]) -> list[sweep.Trial]:
+    """What is to be run: each rate with the first seed, and one rate, not known before, with each other seed."""
+    first = found[0].seed
+    one = {(e.way, e.alpha, e.seed): e for e in reversed(found) if e.seed != first}
+    return grids.once(e.cell for e in [e for e in found if e.seed == first] + list(one.values()) if _is_cell(e))
+
+
+def play(found: Sequence[Entry], left: sweep.Todo, out: Path, display: Display) -> sweep.Outcome:
+    """Run the first seed at every rate, then the other seeds at the rate that was best; see ``measured``."""
+    from papers.commons.measured import at_rates, best_rates
+
+    first = found[0].seed
+    trying = grids.once(e.cell for e in found if e.seed == first and _is_cell(e))
+    outcomes = [sweep.run_cells(sweep.todo(trying, out, display), out, display)]
+    if any(e.seed != first for e in found):
+        rates = best_rates(found, grids.finished(trying, out, display.say), out)
+        rest = grids.once(e.cell for e in at_rates(found, rates) if e.seed != first and _is_cell(e))
+        outcomes.append(sweep.run_cells(sweep.todo(rest, out, display), out, display))
+    return sweep.together(outcomes)
+
+
+def _is_cell(entry: Entry) -> bool:
+    return isinstance(entry.cell, sweep.Trial)
+
+
 def commons(argv: Sequence[str]) -> int:
     options = arguments(argv)
     found = entries(options)
-    cells = grids.once(e.cell for e in found if isinstance(e.cell, sweep.Trial))
-    return runner.run(options, "commons", cells, partial(report, found, options))
+    return runner.run(options, "commons", expected(found), partial(report, found, options), play=partial(play, found))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 
 import fedcommons
+from fedcommons.algorithms.coboosting import CoBoosting
+from fedcommons.algorithms.dense import DENSE
+from fedcommons.core.pieces import smaller_of
 from fedcommons.errors import UserError
 from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.sweep import Trial
@@ -203,6 +206,39 @@ def test_each_row_tries_its_own_rates(commons: ModuleType) -> None:
     assert {e.cell.config.flat["feddm.image_lr"] for e in found if e.way == "FedDM"} == {0.003, 0.01, 0.03}
     (alone,) = entries(commons, "--ways", "FedDM", "--lrs", "0.3")
     assert (alone.rate, alone.cell.config.flat["feddm.image_lr"]) == (0.01, 0.01)
+
+
+def test_rates_are_tried_with_the_first_seed_alone(commons: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best by validation there, the smaller of equals, goes to all seeds; what test data or seed 1 say does not."""
+    import pandas as pd
+
+    from papers.commons import measured
+
+    found = entries(commons, "--ways", "real,FedDM", "--lrs", "0.2,0.1,0.4", "--seeds", "3,1,2")
+    assert len(found) == 18
+    expected = [(cell.config.algorithm, cell.config.seed) for cell in commons.expected(found)]
+    assert sorted(expected) == sorted((a, seed) for a in ("fedavg", "feddm") for seed in (3, 3, 3, 1, 2))
+    validation = {(0.1, 3): 0.8, (0.2, 3): 0.8, (0.4, 3): 0.7, (0.4, 1): 0.99}
+    courses = {
+        str(Path(e.cell.name)): [{"round": 0, "validation/accuracy": score, "test/accuracy": e.rate}]
+        for e in found
+        if (score := validation.get((e.rate, e.seed))) is not None
+    }
+    monkeypatch.setattr(measured, "read_rounds", lambda folder: courses[str(folder)])
+    rates = measured.best_rates(found, pd.DataFrame({"run": list(courses)}), Path())
+    assert rates == {("real", 0.1): 0.1}  # FedDM has no run that is done
+    at_best = measured.at_rates(found, rates)
+    assert [(e.way, e.rate, e.seed) for e in at_best] == [("real", 0.1, seed) for seed in (3, 1, 2)]
+    assert measured.best_rates(found, pd.DataFrame(), Path()) == {}
+
+
+@pytest.mark.parametrize("kind", [DENSE, CoBoosting])
+def test_the_price_of_training_once_can_be_told(kind: type) -> None:
+    """Two numbers of epochs on as many examples: rounds with other numbers of examples share no constant."""
+    epochs: dict[int, set[int | None]] = {}
+    for variant, n in smaller_of(kind(client_epochs=9), 2):
+        epochs.setdefault(n, set()).add(variant.client_epochs)
+    assert max(map(len, epochs.values())) == 2
 
 
 def test_all_rows_have_one_protocol(commons: ModuleType) -> None:

@@ -200,7 +200,7 @@ class CoBoosting:
             (replace(many, server_epochs=times), 1),
             (replace(many, server_epochs=times, server_batch=1), 1),
         ]
-        return found + ([(replace(least, client_epochs=times), MANY)] if self.client_epochs else [])
+        return found + [(replace(least, client_epochs=n), MANY) for n in (1, times) if self.client_epochs]
 
 
 def mixed(weights: Tensor, logits: Tensor) -> Tensor:

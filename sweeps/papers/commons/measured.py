@@ -63,19 +63,32 @@ def best_of(lines: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     return max(both, key=lambda pair: pair[0])
 
 
+def best_rates(entries: Sequence[Entry], runs: "pd.DataFrame", out: Path) -> dict[tuple[str, float], float]:
+    """Of each way and alpha the rate of the best validation accuracy of any round, with the first seed alone.
+
+    Ties go to the smaller rate; a way whose first seed has no finished run has none. Test data have no part.
+    """
+    done = set() if runs.empty else set(runs["run"])
+    scores: dict[tuple[str, float], dict[float, float]] = {}
+    for e in sorted(entries, key=lambda e: e.rate):
+        if isinstance(e.cell, Trial) and e.seed == entries[0].seed and (run := str(out / e.cell.name)) in done:
+            scores.setdefault((e.way, e.alpha), {})[e.rate] = best_of(read_rounds(Path(run)))[0]
+    return {row: max(of, key=lambda rate: of[rate]) for row, of in scores.items()}
+
+
+def at_rates(entries: Sequence[Entry], rates: Mapping[tuple[str, float], float]) -> list[Entry]:
+    """Those at the rate of their way and alpha."""
+    return [e for e in entries if rates.get((e.way, e.alpha)) == e.rate]
+
+
 def measured(entries: Sequence[Entry], runs: "pd.DataFrame", out: Path) -> list[Measured]:
-    """A row for each way and alpha that has finished runs, at the rate of the best validation accuracy of any round."""
+    """A row for each way and alpha that has finished runs, at its best rate of the first seed; see ``best_rates``."""
     found = []
-    for way, alpha in dict.fromkeys((e.way, e.alpha) for e in entries):
-        of_row = [e for e in entries if (e.way, e.alpha) == (way, alpha)]
+    at_best = at_rates(entries, best_rates(entries, runs, out))
+    for way, alpha in dict.fromkeys((e.way, e.alpha) for e in at_best):
+        of_row = [e for e in at_best if (e.way, e.alpha) == (way, alpha)]
         cells = {str(out / e.cell.name): e for e in of_row if isinstance(e.cell, Trial)}
-        mine = runs.loc[runs["run"].isin(cells), :] if not runs.empty else runs
-        if mine.empty:
-            continue
-        rates = mine["run"].map(lambda run, cells=cells: cells[run].rate)
-        scores = mine["run"].map(lambda run: best_of(read_rounds(Path(run)))[0])
-        tried = mine.assign(tried=rates, validation_accuracy=scores)  # of the best round, by which a model is kept
-        best = tables.at_best_rate(tried, "tried").sort_values("seed")
+        best = runs.loc[runs["run"].isin(cells), :].sort_values("seed")
         found.append(_measured(way, alpha, best, cells[best["run"].iloc[0]]))
     return found
 
