@@ -87,6 +87,14 @@ def lines(decide: ModuleType, rows: Sequence[Any]) -> dict[str, list[tuple[str, 
     return found
 
 
+def test_a_way_told_to_be_better_stands_though_another_has_its_mean_for_less(decide: Any, row: Any) -> None:
+    """The other one cannot be told from the cheapest, as its seeds differ."""
+    rows = [row("a", 1, 50, 50.1, 49.9), row("wide", 2, 80, 40, 75), row("dear", 3, 65.5, 64.5, 65)]
+    found = [advice for advice in decide.guide(rows) if advice.limit == "disclose whatever helps"]
+    assert [advice.best.way for advice in found] == ["a", "dear"]
+    assert [one.way for one in found[1].alike] == ["wide"]
+
+
 def test_more_bytes_are_advised_only_where_they_are_told_to_help(decide: ModuleType, row: Callable[..., Any]) -> None:
     """Means 50, 51, 80 and 81: the second and the fourth cannot be told from those before them."""
     rows = [row("a", 1, 49, 50, 51), row("b", 2, 53, 50, 50), row("c", 3, 79, 80, 81), row("d", 4, 84, 80, 79)]

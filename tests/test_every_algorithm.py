@@ -223,7 +223,8 @@ def actors(request: pytest.FixtureRequest, any_of: Callable[[str], _AnyOf], ray_
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the actors cannot import a test
     federation = digits(dropout=0.3, method=any_of("")).training(AUGMENTED)
-    executor = RayActors(federation.build(any_of("")), federation.data, request.param, 0)
+    served = replace(federation.data, pool=federation.data.clients, serves=True)  # for methods that need a pool
+    executor = RayActors(federation.build(any_of("")), served, request.param, 0)
     yield executor
     executor.close()
 

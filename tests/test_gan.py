@@ -7,8 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from fedcommons.config import experiment as config
+from fedcommons.core.noise import Noise, Source
 from fedcommons.generators.gan import GAN as Generator
 from fedcommons.generators.gan import Course
+from fedcommons.generators.private_gan import PrivateGAN
 from fedcommons.runs import inputs
 from lightning_modules.gan import GAN, Discriminator, Normed, augmented, slopes
 
@@ -134,3 +136,23 @@ def test_a_generator_step_leaves_the_discriminator_and_a_discriminator_step_the_
     last = weights()
     assert not torch.equal(last[0], after[0])
     assert torch.equal(last[1], after[1])
+
+
+def test_steps_of_a_private_generator_do_not_tell_how_many_images_batches_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever knows the seed knows all that G draws; the sizes of Poisson batches are secret with the noise."""
+    step, classes = Course.generator_step, []
+
+    def told(self: Course, y: Tensor) -> None:
+        classes.append((y, self.model.draws.get_state()))
+        step(self, y)
+
+    monkeypatch.setattr(Course, "generator_step", told)
+    private = PrivateGAN(channels=(4, 8), latent=3, batch_size=4, noise_multiplier=1.0)
+    of_each = []
+    for key in range(3):
+        private.fit(DIGITS, 10, 7, [2], noise=Noise(Source(key)))
+        of_each.append(classes[:])
+        classes.clear()
+    assert len(of_each[0]) > 2
+    for other in of_each[1:]:
+        assert all(a[0].equal(b[0]) and a[1].equal(b[1]) for a, b in zip(of_each[0], other, strict=True))

@@ -21,7 +21,7 @@ from fedcommons.data.examples import Examples
 from fedcommons.generators.dp_constants import ByDPSGD
 from fedcommons.generators.gan import GAN, Adversarial, Course
 from fedcommons.generators.generator import Progress, TrainedGenerator, Weights
-from fedcommons.seeds import generator
+from fedcommons.seeds import seed_for
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,15 @@ class PrivateGAN(ByDPSGD, Adversarial):
         """See ``Generator``; the receipts tell the q, sigma and steps that were used up to each epoch."""
         noise = noise or self.noise_alone(n_classes, flip, seed)
         model = self.plain.build(tuple(examples.x.shape[1:]), n_classes, seed, flip)
-        course, labels, draws = Course(self, model), generator(seed, "labels"), self.draws
+        course, draws = Course(self, model), self.draws
 
         def classes(n: int) -> Tensor:
-            return torch.randint(n_classes, (n,), generator=labels).to(default_device())
+            return torch.randint(n_classes, (n,), generator=model.draws).to(default_device())
+
+        def after() -> None:
+            """A step of G, whose draws are those of its number: else they told how many images the batches had."""
+            model.draws.manual_seed(seed_for(seed, "step of the generator", course.steps))
+            course.generator_step(classes(self.batch_size))
 
         def loss(named: dict[str, Tensor], image: Tensor, label: Tensor, *drawn: Tensor) -> Tensor:
             rows = image.expand(draws, *image.shape), label.expand(draws)
@@ -66,7 +71,7 @@ class PrivateGAN(ByDPSGD, Adversarial):
 
         return self.train(
             model.discriminator, course.of_discriminator, loss, draw, examples, epochs, noise,
-            after=lambda: course.generator_step(classes(self.batch_size)), weights=course.averaged, progress=progress,
+            after=after, weights=course.averaged, progress=progress,
         )  # fmt: skip
 
     def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:

@@ -191,7 +191,7 @@ def prepare(config: Experiment) -> Prepared:
         raise UserError(
             f"algorithm {config.algorithm} works by class, and the labels of {dataset.name} are no classes."
         )
-    require_distillable(prepared.algorithm, module if own else None, dataset)
+    require_distillable(prepared.algorithm, module, dataset)
     about = {
         "shape": dataset.shape, "n_classes": dataset.n_classes, "head": head_parameters(module),
         "batch_norm": batch_norm_parameters(module),

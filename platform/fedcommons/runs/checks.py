@@ -308,10 +308,10 @@ def require_plain(optimizer: torch.optim.Optimizer) -> None:
         raise ValueError(f"{type(optimizer).__name__} needs a closure, and a step here is that of one gradient")
 
 
-def require_distillable(algorithm: Algorithm, module: nn.Module | None, dataset: Dataset) -> None:
+def require_distillable(algorithm: Algorithm, module: nn.Module, dataset: Dataset) -> None:
     """Refuse what a server cannot make, or a model that has no logits, for an algorithm that distils.
 
-    module: of somebody's own; None: one of the package's, which all have logits where labels are classes.
+    module: on any device, also without numbers (meta).
 
     Raises:
         UserError: examples are no images, or the model's forward gives no logits.
@@ -324,16 +324,15 @@ def require_distillable(algorithm: Algorithm, module: nn.Module | None, dataset:
         raise UserError(
             f"{name} makes images (C, H, W) with pixels in 0..255, and examples of {dataset.name} are {kind}."
         )
-    if module is not None:
-        with before_any_work(), somebodys(module, "", "forward"), torch.no_grad():
-            found = module.eval()(x[:2])
-            module.train()
-        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        if shape != (2, dataset.n_classes):
-            raise UserError(
-                f"{name} distils logits, and for two examples the model's forward gives {shape} in the place of "
-                f"{(2, dataset.n_classes)}."
-            )
+    with before_any_work(), somebodys(module, "", "forward"), torch.no_grad():
+        found = module.eval()(x[:2].to(next(module.parameters()).device))
+        module.train()
+    shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+    if shape != (2, dataset.n_classes):
+        raise UserError(
+            f"{name} distils logits, and for two examples the model's forward gives {shape} in the place of "
+            f"{(2, dataset.n_classes)}."
+        )
 
 
 def require_no_server_model(algorithm: str, lacking: Sequence[str]) -> None:

@@ -24,7 +24,7 @@ class ServerSynthetic:
 
     serves_pool = True
 
-    p: Annotated[float | None, "[0, 1)"] = None
+    p: Annotated[float | None, "(0, 1)"] = None
     """n~/(n_i + n~) for n~ images of a client; default: the paper's, n_total/N images a client"""
 
     def check_dealt(self, dealt: Dealt) -> None:

@@ -93,10 +93,11 @@ def guide(rows: Sequence[Row]) -> list[Advice]:
     found = []
     for limit, keeps in LIMITS.items():
         allowed = [row for row in rows if keeps(row) and not row.bound]
-        steps = [allowed[i] for i in front([(row.mb, row.accuracy) for row in allowed])]
-        several = any(len(row.best) > 1 for row in steps)
+        by_cost = sorted(allowed, key=lambda row: (row.mb, -row.accuracy))
+        best_of_all = [max(allowed, key=lambda row: (row.accuracy, -row.mb))] if allowed else []
+        several = any(len(row.best) > 1 for row in allowed)
         last: Row | None = None
-        for best in steps if several else steps[-1:]:
+        for best in by_cost if several else best_of_all:
             if last is not None and not is_ahead(best, last):
                 continue
             affordable = [row for row in allowed if row.mb <= best.mb and row is not best]

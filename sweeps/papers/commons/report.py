@@ -34,7 +34,7 @@ def report(entries: Sequence[Entry], options: cli.Options, out: Path, display: D
     from papers.commons.picture import draw
 
     seconds = _seconds(rows, out, display)
-    undefined = {e.way: e.cell for e in entries if isinstance(e.cell, str)}
+    undefined = {f"{e.way}, alpha {e.alpha:g}": e.cell for e in entries if isinstance(e.cell, str)}
     lines = [_line(one, seconds[name_of(one)]) for one in rows]
     table = f"{tables.markdown(HEAD, lines)}{_not_defined(entries)}{tables.numbered(_notes(rows, options))}"
     text = grids.stamped(f"{table}\n{_guides(rows)}", options)
