@@ -292,8 +292,8 @@ def test_resuming_between_rounds_of_the_server_changes_no_bit(
         ({"federation.participation": 0.5}, "fedcvae needs federation.participation 1, got 0.5"),
         ({"federation.buffers": "keep"}, "fedcvae needs federation.buffers average"),
         ({"dp.local": True}, "fedcvae needs dp.local false"),
-        ({"fedcvae.channels": (4,) * 4}, r"fedcvae.channels must have 1 to 3 levels, .* \(1, 8, 8\), got 4"),
-        ({"fedcvae.channels": ()}, "fedcvae.channels must have 1 to 3 levels"),
+        ({"fedcvae.channels": (4,) * 5}, r"fedcvae.channels must have 1 to 4 levels, .* \(1, 8, 8\), got 5"),
+        ({"fedcvae.channels": ()}, "fedcvae.channels must have 1 to 4 levels"),
         ({"model.batch_norm": True}, "FedCVAE is not defined for a model with BatchNorm"),
     ],
 )

@@ -87,7 +87,7 @@ class FedCVAE:
             )
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        levels = max(1, (min(facts.shape[1:]) - 1).bit_length())
+        levels = min(facts.shape[1:]).bit_length()  # the largest power of two that is at most twice the side
         if not 1 <= len(self.channels) <= levels:
             raise UserError(
                 f"fedcvae.channels must have 1 to {levels} levels, as each halves images of shape {facts.shape}, got "
