@@ -7,10 +7,11 @@ x^: logits of the decoded image;  C: capacity in nats, which rises from 0 to its
 
 BCE and KL are means over the batch before the absolute value is taken. Encoder: convolutions 4x4 with stride 2, which
 halve the image down to 4x4, then 256-256-2l; the decoder mirrors it. At 64x64, that is four of them, as in the papers.
+Other sides than powers of two are padded with zeros to the next one, and cut again.
 """
 
 from collections.abc import Callable
-from math import log2
+from math import ceil, log2
 
 import torch
 from pytorch_lightning import LightningModule
@@ -29,7 +30,7 @@ def kl(mean: Tensor, log_variance: Tensor) -> Tensor:
 class BetaVAE(LightningModule):
     """Encoder, decoder, and the mean code of each class, from around which samples are drawn.
 
-    shape: (C, S, S), S a power of two of at least 8. A batch is (x, y): x uint8 (B, C, S, S), y (B,) classes, which the
+    shape: (C, S, S). A batch is (x, y): x uint8 (B, C, S, S), y (B,) classes, which the
     loss does not see. All draws come from a generator seeded with ``seed``. ramp: steps in which C rises.
     """
 
@@ -42,7 +43,9 @@ class BetaVAE(LightningModule):
         super().__init__()
         self.latent, self.lr, self.flip = latent, lr, flip
         self.gamma, self.capacity, self.ramp, self.steps = gamma, capacity, ramp, 0
-        halvings = int(log2(shape[1] // SMALLEST))
+        halvings = max(1, ceil(log2(shape[1] / SMALLEST)))
+        self.side, self.border = shape[1], (SMALLEST * 2**halvings - shape[1]) // 2
+        self.pad = (self.border, SMALLEST * 2**halvings - shape[1] - self.border) * 2
         flat = filters * SMALLEST**2
         down: list[nn.Module] = []
         up: list[nn.Module] = [nn.Unflatten(1, (filters, SMALLEST, SMALLEST))]
@@ -84,14 +87,20 @@ class BetaVAE(LightningModule):
         """BCE (B,), summed over the pixels, and KL (B,) of images, with noise (B, l) for their codes."""
         x = images / 255
         mean, log_variance = self.encode(images)
-        decoded = self.decoder(mean + (log_variance / 2).exp() * noise)
+        decoded = self.decode(mean + (log_variance / 2).exp() * noise)
         bce = F.binary_cross_entropy_with_logits(decoded, x, reduction="none").flatten(1).sum(1)
         return bce, kl(mean, log_variance)
 
     def encode(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log-variance (B, l) of the codes of uint8 images."""
-        mean, log_variance = self.encoder(images / 255).chunk(2, 1)
+        x = F.pad(images / 255, self.pad) if any(self.pad) else images / 255
+        mean, log_variance = self.encoder(x).chunk(2, 1)
         return mean, log_variance
+
+    def decode(self, z: Tensor) -> Tensor:
+        """Logits (B, C, S, S) of the images of codes (B, l)."""
+        inside = slice(self.border, self.border + self.side)
+        return self.decoder(z)[..., inside, inside]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Adam, constant learning rate."""
@@ -115,7 +124,7 @@ class BetaVAE(LightningModule):
         parts, images = labels.split(256), []
         for done, y in enumerate(parts, 1):
             z = self.means[y.to(self.device)] + torch.randn(len(y), self.latent, generator=generator).to(self.device)
-            images.append((255 * self.decoder(z).sigmoid()).round().to(torch.uint8))
+            images.append((255 * self.decode(z).sigmoid()).round().to(torch.uint8))
             if progress:
                 progress(done, len(parts))
         return torch.cat(images)

@@ -108,7 +108,10 @@ def refused(argv: list[str]) -> str:
         (["--feddyn.alpha", "0.1"], ["feddyn.alpha needs --algorithm feddyn, and algorithm is fedavg."]),
         (
             ["--p", "0.3"],
-            ["sharing.p needs --sharing.setting shuffled_synthetic or", "shuffled_real, and sharing.setting is real."],
+            [
+                "sharing.p needs --sharing.setting shuffled_synthetic or",
+                "server_synthetic, and sharing.setting is real.",
+            ],
         ),
         (
             ["--rho", "0.3"],

@@ -199,7 +199,14 @@ def test_distilling_brings_the_server_nearer_to_the_ensemble(digits: "Digits", s
     """On real images that nobody trained on, whatever it started from."""
     federation = digits((9, 16, 12), lr=0.3).training(LocalSGD(8, 4))
     method = replace(
-        SMALL, generated=24, width=4, generator_steps=4, epochs=3, start_from="server", temperature=1.0, server_lr=0.1
+        SMALL,
+        generated=24,
+        width=4,
+        generator_steps=4,
+        server_epochs=3,
+        start_from="server",
+        temperature=1.0,
+        server_lr=0.1,
     )
     now = federation.play(method, federation.plan(3, seed=seed))[-1][0]
     work, images = federation.work(), federation.data.sets["test"].x

@@ -135,8 +135,11 @@ def test_losses_are_of_each_image_and_of_the_seed(name: str) -> None:
 def test_other_types_and_sides_are_refused(name: str) -> None:
     with pytest.raises(UserError, match=rf"generator.name .*{name}.* draw uint8 images, and table has torch.float32"):
         tiny(name).check_type(torch.float32, "table")
-    with pytest.raises(UserError, match=r"generator.channels (has|must have) .* levels?, .* data has( a side of)? "):
-        replace(tiny(name), channels=(8,) * 5).check_shape((1, 8, 8), "data")
+    if hasattr(tiny(name), "channels"):
+        with pytest.raises(
+            UserError, match=r"generator.channels (has|must have) .* levels?, .* data has( a side of)? "
+        ):
+            replace(tiny(name), channels=(8,) * 5).check_shape((1, 8, 8), "data")
 
 
 def test_a_preset_fits_it_to_each_of_our_data_sets(name: str) -> None:

@@ -50,7 +50,7 @@ class _Slow:
         with torch.no_grad():
             for name, parameter in self.g.named_parameters():
                 parameter.copy_(g[name])
-        self.adam = torch.optim.Adam(self.g.parameters(), method.lr, weight_decay=method.weight_decay)
+        self.adam = torch.optim.Adam(self.g.parameters(), method.server_lr, weight_decay=method.weight_decay)
 
     def data(self, client: int) -> ClientData:
         return self.clients[client]
@@ -83,7 +83,7 @@ class _Slow:
             loss = F.cross_entropy(module(mine.x), mine.y)
             if round >= method.first:
                 draws = generator("features", seed, step)
-                drawn = self.seen if self.seen.any() else torch.stack(self.counts).sum(0)
+                drawn = self.seen if self.seen.any() else torch.ones(10)
                 y = self.classes(drawn, torch.rand(method.batch_size, generator=draws))
                 z = self.make(self.noise((method.batch_size, method.noise_size), draws), y).detach()
                 loss = loss + method.weight * factor * F.cross_entropy(module.network.last(z), y)
@@ -102,7 +102,7 @@ class _Slow:
         places = torch.rand(shape, generator=draws)
         noises = self.noise((*shape, method.noise_size), draws)
         self.g.train()
-        self.adam.param_groups[0]["lr"] = method.lr * method.lr_decay ** (round - 1)
+        self.adam.param_groups[0]["lr"] = method.server_lr * method.lr_decay ** (round - 1)
         for u, eps in zip(places, noises, strict=True):
             y = self.classes(torch.stack(counts).sum(0), u)
             z = self.make(eps, y)
@@ -190,16 +190,14 @@ def test_labels_come_by_their_shares_and_never_a_class_that_nobody_owns(labels: 
     assert ends.tolist() == [1, 3]
 
 
-def test_bytes_are_two_models_and_a_generator_a_round_and_the_counts_once(digits: "Digits") -> None:
+def test_bytes_are_two_models_and_a_generator_and_class_counts_a_round(digits: "Digits") -> None:
     federation = digits().training(LocalSGD(1, 8))
     played = federation.play(TINY, federation.plan(3))
     standing, n = played[-1][0], 5
     inputs, hidden, width = 3 + 10, 8, 16
     g = 4 * (inputs * hidden + hidden + 4 * hidden + hidden * width + width + 10)  # the shares of ten classes too
-    assert standing.traffic.down + standing.traffic.up == 3 * n * (2 * data(federation.model).nbytes + g)
-    assert federation.plan(1).facts.counts_nbytes == 0
-    plan = federation.plan(1)
-    assert data(federation.play(TINY, plan)[-1][0].state["counts"]).nbytes == plan.facts.counts_nbytes == n * 10 * 8
+    counts = 8 * 10
+    assert standing.traffic.down + standing.traffic.up == 3 * n * (2 * data(federation.model).nbytes + g + counts)
 
 
 def test_the_papers_generator_has_302080_parameters() -> None:
@@ -212,7 +210,7 @@ def test_the_papers_generator_has_302080_parameters() -> None:
 def _facts(head: tuple[str, ...]) -> Any:
     from fedcommons.core.algorithm import Facts
 
-    return Facts(2, [3, 4], 5, counts=lambda: torch.ones(2, 10, dtype=torch.long), n_classes=10, head=head)
+    return Facts(2, [3, 4], 5, n_classes=10, head=head)
 
 
 def test_diversity_falls_where_features_of_different_noises_part() -> None:
@@ -225,7 +223,7 @@ def test_diversity_falls_where_features_of_different_noises_part() -> None:
 def test_the_generator_learns_features_that_the_heads_take_for_their_class(digits: "Digits") -> None:
     """Also of classes that single clients alone own; a class that nobody owns is never asked for."""
     federation = digits(sizes=(16, 16, 16), linear=True, lr=0.5).training(LocalSGD(4, 8))
-    method = replace(TINY, iterations=40, lr=0.01, batch_size=32)
+    method = replace(TINY, iterations=40, server_lr=0.01, batch_size=32)
     end = federation.play(method, federation.plan(4))[-1][0].state
     y = torch.arange(6).repeat_interleave(20)
     z = features(flat(end, "generator"), torch.rand(len(y), 3, generator=generator("eps")), y)
@@ -238,7 +236,7 @@ def test_the_generator_learns_features_that_the_heads_take_for_their_class(digit
 def test_dp_sgd_covers_the_model_and_not_the_counts(digits: "Digits") -> None:
     federation = digits().training(replace(NO_ORDER, dp=DPSGD(1.0, 1.0)))
     ledger = federation.play(TINY, federation.plan(2))[-1][0].ledger
-    assert list(ledger.uncovered) == ["class counts (read by the method or the straggler rule)"]
+    assert list(ledger.uncovered) == ["counts"]
     assert ledger.updates.covered
 
 

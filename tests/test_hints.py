@@ -38,7 +38,10 @@ def refused(argv: list[str]) -> str:
         ("--batch-size=8", "use --client.batch_size."),
         ("--learning-rate=0.1", "use --client.lr."),
         ("--strategy=fedavg", "use --algorithm."),
-        ("--temperature=1", "use --moon.temperature with --algorithm moon."),
+        (
+            "--temperature=1",
+            "use --moon.temperature with --algorithm moon or --dense.temperature with --algorithm dense or",
+        ),
         ("--gpus=1", "a GPU is used where torch finds one"),
         ("--beta=0.5", "the concentration of a Dirichlet partition is --alpha, and a method's constant has"),
         ("--device=cuda", "a GPU is used where torch finds one"),

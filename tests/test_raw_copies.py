@@ -267,13 +267,23 @@ def played(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
     return run(presets.experiment("smoke", "digits", values), folder, say=lambda text: None)
 
 
-@pytest.mark.parametrize("algorithm", KINDS["algorithm"].known)
+OF_CLIENTS = [
+    name
+    for name in KINDS["algorithm"].known
+    if name != "fedcvae" and not hasattr(parts.find("algorithm", name), "needs_pool")
+]
+"""The methods whose clients need no pool at the server, which raw copies are not, and train in more than one round."""
+
+
+@pytest.mark.parametrize("algorithm", OF_CLIENTS)
 def test_every_method_trains_on_raw_copies(algorithm: str, quick: Callable[[str], Algorithm], tmp_path: Path) -> None:
     method, slow = quick(algorithm), parts.make("algorithm", algorithm, {})
     values = {"algorithm": algorithm, "federation.weighting": "samples", "federation.rounds": 3}
     for name in parts.constants("algorithm", algorithm):
         if getattr(method, name) != getattr(slow, name):
             values[f"{algorithm}.{name}"] = getattr(method, name)
+    if "warmup_rounds" in parts.constants("algorithm", algorithm):
+        values[f"{algorithm}.warmup_rounds"] = 2  # so that clients train in all rounds
     if needed(method):
         values["model.name"] = "vae"
     if keeps_batch_norm(method):

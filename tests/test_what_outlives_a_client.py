@@ -366,7 +366,9 @@ def test_no_method_of_ours_keeps_anything(name: str, digits: "Digits") -> None:
     for seed in SEEDS:
         ledger = federation.play(method, federation.plan(3, participation=0.7, seed=seed))[-1][0].ledger
         assert ledger.outlived == ()
-        assert ledger.commons.covered or ledger.updates.covered or name == "fedproto"  # it sends nothing with noise
+        assert (
+            ledger.commons.covered or ledger.updates.covered or name in ("fedproto", "one_shot", "fedcvae")
+        )  # they send nothing with noise
 
 
 @pytest.mark.parametrize("name", [name for name in KINDS["model"].known if name not in ("resnet18", "vgg11")])

@@ -60,7 +60,7 @@ class CoBoosting:
     """epochs of the clients' last training, of which the ensemble is made; default: client.epochs"""
     start_from: Annotated[str, "average | server"] = "average"
     """what the server model starts from: the mean of the clients' models, or its own last one"""
-    epochs: Annotated[int, "[1, 1e9]"] = 1
+    server_epochs: Annotated[int, "[1, 1e9]"] = 1
     """epochs of the server in a round (released code: 200 in all)"""
     generator_steps: Annotated[int, "[1, 1e9]"] = 30
     """steps of the generator in an epoch"""
@@ -108,7 +108,7 @@ class CoBoosting:
         state = whole_models.start(model, facts)
         if self.server_schedule == "constant":  # then it does not depend on the number of rounds
             return state
-        return {**state, "in_all": torch.tensor((facts.rounds - self.warmup_rounds) * self.epochs)}
+        return {**state, "in_all": torch.tensor((facts.rounds - self.warmup_rounds) * self.server_epochs)}
 
     def down(self, state: State, round: int, client: int) -> Message:
         return Message({"model": state["model"]})
@@ -123,7 +123,7 @@ class CoBoosting:
         if round <= self.warmup_rounds:
             return {**state, "model": weighted_mean(flat(state, "model"), total, replies)}
         kept = whole_models.kept(state, total, replies, self.start_from == "average")
-        first = (round - self.warmup_rounds - 1) * self.epochs
+        first = (round - self.warmup_rounds - 1) * self.server_epochs
         return {**kept, **executor.map(teach, Lessons(kept, self, first), [seed])[0]}
 
     @property
@@ -180,7 +180,7 @@ class CoBoosting:
 
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
         """See ``whole_models.server_pieces``; of an image of the pool the ensemble makes three passes, x three."""
-        epochs = whole_models.epochs_of(round, self.warmup_rounds, self.epochs)
+        epochs = whole_models.epochs_of(round, self.warmup_rounds, self.server_epochs)
         return {
             **whole_models.local_pieces(facts, loop, round, self.warmup_rounds, self.client_epochs),
             **whole_models.server_pieces(facts, epochs, self.making, self.server_batch, 3 * facts.n_clients + 3),
@@ -197,8 +197,8 @@ class CoBoosting:
             (least, 1),
             (replace(least, generator_steps=times), 1),
             (replace(many, generator_steps=times), 1),
-            (replace(many, epochs=times), 1),
-            (replace(many, epochs=times, server_batch=1), 1),
+            (replace(many, server_epochs=times), 1),
+            (replace(many, server_epochs=times, server_batch=1), 1),
         ]
         return found + ([(replace(least, client_epochs=times), MANY)] if self.client_epochs else [])
 
@@ -221,7 +221,7 @@ def teach(worker: Worker, task: Lessons[CoBoosting], seed: int) -> State:
             else torch.zeros(0, dtype=torch.int64, device=device)
         )
         logits = [values(state["logits"]).to(device)] if "logits" in state else []
-        for epoch in range(task.first, task.first + how.epochs):
+        for epoch in range(task.first, task.first + how.server_epochs):
             key, n = seed_for(seed, "epoch", epoch), len(images)
             before = order(n, how.server_batch, seed_for(key, "weights"), device) if n else ()
             batches = order(n + how.generated, how.server_batch, key, device)

@@ -5,7 +5,7 @@ algorithm 1.   f_i: client i's model;  a_i = w_i / sum_j w_j, w_i its weight;  f
 x: the server model, f_x its logits;  G: generator, z: its noise, y: labels, drawn uniformly;  T: ``temperature``.
 
 Rounds 1 to ``warmup_rounds`` are FedAvg's. In the next one clients train and send y_i - x, and x becomes the mean of
-all y_i. From this round on the server trains, ``epochs`` epochs in a round, and no client takes part. An epoch:
+all y_i. From this round on the server trains, ``server_epochs`` epochs in a round, and no client takes part. An epoch:
 
     G, z (new) <- ``generator_steps`` steps of Adam down  CE(f(G(z)), y) + BN + boundary * div
     BN  = mean_i sum_l ||mean_l - m_il|| + ||variance_l - v_il||, over BatchNorm layers l of f_i with statistics m, v
@@ -58,7 +58,7 @@ class DENSE:
     """epochs of the clients' last training, of which the ensemble is made; default: client.epochs"""
     start_from: Annotated[str, "average | server"] = "average"
     """what the server model starts from: the mean of the clients' models, or its own last one"""
-    epochs: Annotated[int, "[1, 1e9]"] = 1
+    server_epochs: Annotated[int, "[1, 1e9]"] = 1
     """epochs of the server in a round (paper: 200 in all)"""
     generator_steps: Annotated[int, "[1, 1e9]"] = 30
     """steps of the generator in an epoch"""
@@ -110,7 +110,7 @@ class DENSE:
         if round <= self.warmup_rounds:
             return {**state, "model": weighted_mean(flat(state, "model"), total, replies)}
         kept = whole_models.kept(state, total, replies, self.start_from == "average")
-        first = (round - self.warmup_rounds - 1) * self.epochs
+        first = (round - self.warmup_rounds - 1) * self.server_epochs
         return {**kept, **executor.map(teach, Lessons(kept, self, first), [seed])[0]}
 
     @property
@@ -144,7 +144,7 @@ class DENSE:
 
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
         """See ``whole_models.server_pieces``; of an image of the pool x makes three passes."""
-        epochs = whole_models.epochs_of(round, self.warmup_rounds, self.epochs)
+        epochs = whole_models.epochs_of(round, self.warmup_rounds, self.server_epochs)
         return {
             **whole_models.local_pieces(facts, loop, round, self.warmup_rounds, self.client_epochs),
             **whole_models.server_pieces(facts, epochs, self.making, self.server_batch, 3),
@@ -168,8 +168,8 @@ class DENSE:
             (least, 1),
             (replace(least, generator_steps=times), 1),
             (replace(many, generator_steps=times), 1),
-            (replace(many, epochs=times), 1),
-            (replace(many, epochs=times, server_batch=1), 1),
+            (replace(many, server_epochs=times), 1),
+            (replace(many, server_epochs=times, server_batch=1), 1),
         ]
         return found + ([(replace(least, client_epochs=times), MANY)] if self.client_epochs else [])
 
@@ -181,7 +181,7 @@ def teach(worker: Worker, task: Lessons[DENSE], seed: int) -> State:
         room = whole_models.enter(worker, task.state)
         images, ensemble = room.images, room.ensemble
         targets = [values(task.state["targets"]).to(work.device)] if "targets" in task.state else []
-        for epoch in range(task.first, task.first + how.epochs):
+        for epoch in range(task.first, task.first + how.server_epochs):
             key, score = seed_for(seed, "epoch", epoch), partial(how.score, ensemble, room.weights)
             batches = order(len(images) + how.generated, how.server_batch, key, work.device)  # before any step
             made, _ = make(work, score, how.making, room.shape, room.classes, key)

@@ -9,15 +9,16 @@ r: round, from 1;  w_i: the client's weight;  p(y): share of class y among all c
     server:  G down J(G), which the round's heads h_i judge, each on a class by its share of the class's examples
 
 Bytes of a client in a round: 2 Mc + Mg, for model down and up and the generator down, batch norm's statistics and the
-shares p(y) with it. Class counts are sent once, before round 1, and no epsilon covers them. A class that none of a
-round's clients owns has no weight there and is not drawn; one that nobody owns is never drawn, and clients learn no
-features of it. With ``weight`` 0 the trained model is FedAvg's.
+shares p(y) with it, and its class counts up, 8 bytes a class, which no epsilon covers. A class that none of a round's
+clients owns has no weight there and is not drawn; one that nobody has owned is drawn in the first round alone, where
+all classes are alike. With ``weight`` 0 the trained model is FedAvg's.
 
 Departs from the paper: clients learn from G from round ``first`` on, as in the released code, as it is untrained
 before; ``weight``, ``decay``, uniform noise and ``ensemble`` weighted are the released code's (equation 4: ``mean``).
 Until G has been trained on a class, p(y) leaves it out. The released code has ``labels`` uniform, ``kl`` 10,
-``weight_decay`` 0.01, ``lr_decay`` 0.98, and counts classes from 1 in the batches of each round. The gradient of the
-term with G joins that of f_i after clipping: it uses no data of the client, so DP-SGD need not clip it.
+``weight_decay`` 0.01, ``lr_decay`` 0.98, and counts classes from 1 in the batches of each round, not in all examples.
+The gradient of the term with G joins that of f_i after clipping: it uses no data of the client, so DP-SGD need not
+clip it.
 ``train/loss`` is f_i's.
 """
 
@@ -44,6 +45,7 @@ from fedcommons.core.averaging import summed_weight
 from fedcommons.core.executor import Executor
 from fedcommons.core.features import Head, head_parameters
 from fedcommons.core.local import AddToGrad, Batch, LocalSGD, Loss
+from fedcommons.core.release import Release
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
@@ -83,7 +85,7 @@ class FedGEN:
     """features in a step of the server, and in one of a client"""
     iterations: Annotated[int, "[1, 1e9]"] = 50
     """steps of the server in a round"""
-    lr: Annotated[float, "(0, 1e38]"] = 3e-4
+    server_lr: Annotated[float, "(0, 1e38]"] = 3e-4
     """learning rate of the server's Adam"""
     lr_decay: Annotated[float, "(0, 1]"] = 1.0
     """its factor in each round (released code: 0.98)"""
@@ -97,17 +99,16 @@ class FedGEN:
     """how often a class is drawn: by the clients' counts, or all alike (released code)"""
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        assert facts.counts is not None
-        counts = facts.counts()
+        assert facts.n_classes is not None
         width = _width(model, facts.head)
-        g = untrained(counts.shape[1], width, self.noise_size, self.hidden, model.buffer, seed)
+        g = untrained(facts.n_classes, width, self.noise_size, self.hidden, model.buffer, seed)
         nothing = zeros_like(select(g, [name for name in g if name not in STATISTICS]))
         return {"model": model, "generator": g, "first": nothing, "second": nothing, "steps": torch.tensor(0),
-                "counts": counts, "seen": torch.zeros_like(counts[0])}  # fmt: skip
+                "seen": torch.zeros(facts.n_classes, dtype=torch.int64)}  # fmt: skip
 
     def down(self, state: State, round: int, client: int) -> Message:
-        counts, seen = values(state["counts"]), values(state["seen"])
-        shares = self._cumulated(seen if seen.any() else counts.sum(0)).to(values(state["model"]).dtype)
+        seen = values(state["seen"])
+        shares = self._cumulated(seen if seen.any() else torch.ones_like(seen)).to(values(state["model"]).dtype)
         return Message({"model": state["model"], "generator": state["generator"], "shares": shares})
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
@@ -125,10 +126,10 @@ class FedGEN:
         body, of_head = select(delta, [name for name in delta if name not in names]), select(delta, names)
         return Reply(
             {"body": scale(body, w), "head": scale(of_head, w)},
-            {"head": of_head},
+            {"head": of_head, "counts": torch.bincount(data.y, minlength=len(values(message.common["shares"])))},
             weight=w,
             metrics=metrics,
-            releases=[spent.of("body", "head")],
+            releases=[spent.of("body", "head"), Release(what=("counts",))],
         )
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
@@ -136,7 +137,8 @@ class FedGEN:
         for part in (flat(total, "body"), flat(total, "head")):
             after = put(after, add(select(x, part.layout.names), part, 1 / summed_weight(replies)))
         deltas = [flat(reply.each, "head") for reply in replies.values()]
-        counts, steps = values(state["counts"])[list(replies)], values(state["steps"])
+        counts = torch.stack([values(reply.each["counts"]) for reply in replies.values()])
+        steps = values(state["steps"])
         task = Training(
             g=flat(state, "generator"),
             first=flat(state, "first"),
@@ -149,7 +151,7 @@ class FedGEN:
             batch_size=self.batch_size,
             noise=self.noise,
             noise_size=self.noise_size,
-            lr=self.lr * self.lr_decay ** (round - 1),
+            lr=self.server_lr * self.lr_decay ** (round - 1),
             weight_decay=self.weight_decay,
             diversity=self.diversity,
             ensemble=self.ensemble,

@@ -19,8 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from fedcommons import capacity
 from fedcommons.core.worker import default_device
 from fedcommons.data.examples import Examples
-from fedcommons.errors import UserError
-from fedcommons.generators.generator import Progress, Receipt, TrainedGenerator, Weights
+from fedcommons.generators.generator import Progress, Receipt, TrainedGenerator, Weights, require_images
 from fedcommons.seeds import generator, seed_for, set_default_generator
 
 COPIES = 4
@@ -54,20 +53,10 @@ class BetaVAE:
 
     def check_type(self, dtype: torch.dtype, data: str) -> None:
         """See ``Generator``."""
-        if dtype != torch.uint8:
-            raise UserError(
-                f"generator.name beta_vae draws uint8 images, and {data} has {dtype} examples: name a generator of "
-                "your own that draws these."
-            )
+        require_images("beta_vae", dtype, data)
 
     def check_shape(self, shape: tuple[int, ...], data: str) -> None:
         """See ``Generator``."""
-        side = shape[1]
-        if side < 8 or side & (side - 1):
-            raise UserError(
-                "generator.name beta_vae halves images down to 4x4, so their side must be a power of two of at least "
-                f"8, and {data} has {side}."
-            )
         numbers = 2 * (16 * self.filters * self.hidden + self.hidden**2) + 2 * 16 * self.filters**2
         capacity.require("the generator", COPIES * 4 * numbers, "generator.filters and generator.hidden")
 

@@ -59,7 +59,7 @@ _DISTILS = "clients E R epochs once; server {epochs} epochs of distillation a ro
 
 def _few(method: str) -> dict[str, Any]:
     """Of a method that distils: what preset smoke has."""
-    return {f"{method}.epochs": 1, f"{method}.generator_steps": 2}
+    return {f"{method}.server_epochs": 1, f"{method}.generator_steps": 2}
 
 
 _DECODERS = (
@@ -113,8 +113,10 @@ WAYS: Mapping[str, Way] = {
     ),
     "FedMix": Way({"algorithm": "fedmix"}, f"{_LOCAL}; means of 64 images"),
     "FedGEN": Way({"algorithm": "fedgen"}, f"{_LOCAL}; server trains a generator of features in each round"),
-    "DENSE": Way({"algorithm": "dense", "dense.epochs": 5}, _DISTILS, smaller=_few("dense")),
-    "Co-Boosting": Way({"algorithm": "coboosting", "coboosting.epochs": 5}, _DISTILS, smaller=_few("coboosting")),
+    "DENSE": Way({"algorithm": "dense", "dense.server_epochs": 5}, _DISTILS, smaller=_few("dense")),
+    "Co-Boosting": Way(
+        {"algorithm": "coboosting", "coboosting.server_epochs": 5}, _DISTILS, smaller=_few("coboosting")
+    ),
     "FedCVAE-Ens": _fedcvae("ens", ""),
     "FedCVAE-KD": _fedcvae("kd", " of a decoder that it trains for {decoder_epochs} epochs"),
     "gradient coding": Way({"algorithm": "gradient_coding", **_COPIES}, f"{_LOCAL}; {_TO_TWO}"),
