@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from fedcommons.algorithms.decoders import Drawing, Networks, Training, batches, draw, quotas, taught
 from fedcommons.algorithms.fedcvae import FedCVAE
 from fedcommons.config import presets
+from fedcommons.core.algorithm import Reply
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.worker import Worker
 from fedcommons.data import datasets
@@ -149,6 +150,8 @@ def test_three_rounds_are_those_of_an_independent_server(three: "Federation", me
         method.client(work, method.down(start, 1, i), {}, three.data.clients[i], 1, seed_for(0, "client", 1, i)).each
         for i in range(3)
     ]
+    drawing = method.drawing(start, {i: Reply(each=each) for i, each in enumerate(sent)})
+    assert drawing.bound == (1.0 if method.variant == "kd" else 3.0)
     images, labels = _slow_images(method, sent, seed_for(0, "merge", 1))
     state = played[-1].state
     assert data(state["labels"]).equal(labels)
