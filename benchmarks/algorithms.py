@@ -6,7 +6,8 @@ W1: small CNN, 10 of 100 clients x 15 steps a round. W2: VGG-11, 10 clients x 2 
 in the timed part. Goals: fedprox, fednova 1.1; scaffold, fedpvr, feddyn 1.25; moon 2.2 (two more forward passes);
 fedmix 3.2; feddpms 1.1 of fedvae, which train an autoencoder (feddpms: its first stage); fedgen 1.3 beside its server's
 steps, that is with one step in the place of fifty ("fedgen, one step of its server"). FedDM, DENSE and Co-Boosting do
-other work, which benchmarks/feddm.py and benchmarks/distillation.py time; one_shot and fedddpm train at the server.
+other work, which benchmarks/feddm.py and benchmarks/distillation.py time; one_shot, fedddpm and fedcvae train at the
+server.
 """
 
 import argparse
@@ -39,7 +40,7 @@ from lightning_modules import Classifier, vae
 CONSTANTS = {"fedgen, one step of its server": {"iterations": 1}}
 """Of methods that are timed twice."""
 
-OTHER_WORK = ("feddm", "dense", "coboosting", "one_shot", "fedddpm")
+OTHER_WORK = ("feddm", "dense", "coboosting", "one_shot", "fedddpm", "fedcvae")
 """Methods whose rounds are no local steps."""
 
 

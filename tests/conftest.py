@@ -69,9 +69,10 @@ def digits() -> "Callable[..., Federation]":
     return federations.digits
 
 
-REPEATED = {"tries": 5, "iterations": 5, "server_epochs": 5, "generator_steps": 2, "generated": 8, "width": 2}
-"""Constants that say how often something is done within a round, by whatever method, or how large it is, and a number
-that is soon done."""
+REPEATED = {"tries": 5, "iterations": 5, "server_epochs": 5, "generator_steps": 2, "generated": 8, "width": 2,
+            "local_epochs": 20, "local_lr": 0.02, "samples": 128, "channels": (8, 16)}  # fmt: skip
+"""Constants that say how often something is done within a round, by whatever method, how large it is or how fast it
+learns, and a number with which it is soon done."""
 
 
 @pytest.fixture(scope="session")

@@ -38,8 +38,9 @@ def test_a_number_has_a_range_and_its_default_lies_in_it(kind: type) -> None:
         if default is None:
             assert NoneType in get_args(plain)
             continue
-        assert low <= default if match[1] == "[" else low < default
-        assert default <= high if match[4] == "]" else default < high
+        for number in default if isinstance(default, tuple) else (default,):
+            assert low <= number if match[1] == "[" else low < number
+            assert number <= high if match[4] == "]" else number < high
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -299,7 +299,7 @@ METHODS: dict[str, Algorithm] = {
     **{
         name: parts.make("algorithm", name, {})
         for name in KINDS["algorithm"].known
-        if name not in ("feddm", "feddpms", "fedproto")  # FedProto sends nothing with noise
+        if name not in ("feddm", "feddpms", "fedproto", "fedcvae")  # the last two send nothing with noise
     },
     "feddm": FedDM(init="noise", iterations=2, match_batch=4, least=5),
     "feddpms": FedDPMS(preliminary_rounds=1, quota=4, privacy="sound", sigma=2.0, clip=3.0, spread=0.5, tries=2),

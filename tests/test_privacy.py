@@ -191,9 +191,9 @@ def _ledger(algorithm: Algorithm, federation: "Federation", local: LocalSGD = PR
     return federation.play(algorithm, plan, start=start)[-1][0].ledger
 
 
-OTHERS = ("fedmix", "feddm", "feddpms", "fedproto", "fedgen", "one_shot")
+OTHERS = ("fedmix", "feddm", "feddpms", "fedproto", "fedgen", "one_shot", "fedcvae")
 """FedMix, FedDPMS and FedProto share more, without noise, FedGEN class counts; FedDM has
-other steps, and nobody has any in one-shot Fedssyn."""
+other steps, nobody has any in one-shot Fedssyn, and no noise is in FedCVAE's decoders."""
 
 
 @pytest.mark.parametrize("name", [n for n in KINDS["algorithm"].known if n not in OTHERS])

@@ -161,7 +161,7 @@ def _end(federation: "Federation", algorithm: Algorithm, plan: Plan) -> dict[str
     return bits(federation.play(algorithm, plan)[-1][0])
 
 
-@pytest.mark.parametrize("name", [n for n in KINDS["algorithm"].known if n not in ("feddm", "one_shot")])
+@pytest.mark.parametrize("name", [n for n in KINDS["algorithm"].known if n not in ("feddm", "one_shot", "fedcvae")])
 def test_half_the_work_is_half_the_epochs(name: str, quick: Callable[[str], Algorithm], digits: "Digits") -> None:
     algorithm = quick(name)
     long, short = (digits(method=algorithm).training(LocalSGD(epochs, 10)) for epochs in (2, 1))

@@ -91,6 +91,7 @@ KINDS: Mapping[str, Kind] = {
             "one_shot": f"{_METHODS}.one_shot:OneShot",
             "fedddpm": f"{_METHODS}.fedddpm:FedDDPM",
             "fedgen": f"{_METHODS}.fedgen:FedGEN",
+            "fedcvae": f"{_METHODS}.fedcvae:FedCVAE",
         },
         has=("start", "down", "client", "merge"),
     ),

@@ -52,7 +52,7 @@ def shown_by(summary: Mapping[str, Any], config: Experiment, folder: Path) -> Sh
         return None
     if found := (summary.get("audit") or {}).get("pixels"):
         return Shown.of(found)
-    return _of_state(prepare(config), folder) if config.algorithm == "feddm" else None
+    return _of_state(prepare(config), folder) if config.algorithm in ("feddm", "fedcvae") else None
 
 
 def _of_state(prepared: Prepared, folder: Path) -> Shown | None:
@@ -61,7 +61,9 @@ def _of_state(prepared: Prepared, folder: Path) -> Shown | None:
     if standing is None or "images" not in standing.state:
         return None
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (dataset.mean, dataset.std))
-    x = (data(standing.state["images"]) * std + mean).mul(255).round().clamp(0, 255).to(torch.uint8)
+    x = data(standing.state["images"])
+    if x.is_floating_point():  # as the network sees them
+        x = (x * std + mean).mul(255).round().clamp(0, 255).to(torch.uint8)
     made = Examples(x, data(standing.state["labels"]))
     of_all = subject(0, made, prepared.train, dataset.validation, prepared.config.seed)
     found = audit([of_all], {"pixels": pixel_space}, prepared.config.seed).record()["pixels"]["all"]

@@ -119,9 +119,9 @@ def _notes(rows: "Sequence[Measured]", options: cli.Options) -> list[str]:
         f"Rounds to target ({goal}) are those in which clients took part; an exchange before round 1 is none of them.",
         "Last: after the last round, of the server too; best: the test accuracy in the round of the best validation "
         f"accuracy, whose model a run keeps; picture and guide are of it. Rates {options.lrs} were tried for clients, "
-        "and FedDM's pixels had a list of their own, with the first seed; each row, all its seeds, is at the rate of "
-        "the best validation accuracy there in any round. Other rates "
-        "(of generators, of servers that distil or train on FedDM's images) are fixed.",
+        "and FedDM's pixels and FedCVAE's server had lists of their own, with the first seed; each row, all its seeds, "
+        "is at the rate of the best validation accuracy there in any round. Other rates (of generators, of servers "
+        "that distil or train on FedDM's images) are fixed. Near copies and advantage are of the first seed.",
         "MB: 10^6 bytes of all clients, both ways; once: before round 1; a round: in which clients took part.",
         "Client work: seconds of all clients on one core, counted (steps times the price of a step, as --dry-run), "
         "with their generators.",
@@ -129,7 +129,8 @@ def _notes(rows: "Sequence[Measured]", options: cli.Options) -> list[str]:
         "covers; updates of a model do not count. Epsilon: of what went into the commons, were its noise secret; none: "
         "nothing covers some of it; -: there is no commons.",
         "Near-copies, and membership advantage with its 95 % interval: of images that left clients, in pixels; -: no "
-        "image left, or means, codes or models did. FedDM's images are those of the last round, against all clients'.",
+        "image left, or means, codes or models did. FedDM's images are those of the last round, FedCVAE's those that "
+        "the server draws from decoders; both are judged against all clients'.",
         f"Seeds: {options.seeds}; ± is the sample standard deviation.",
     ]  # fmt: skip
 

@@ -15,6 +15,7 @@ from fedcommons.sweeping import planned
 
 OF_CLIENTS = {
     "feddm": ("steps", "real", "synthetic"), "dense": ("local_examples",), "coboosting": ("local_examples",),
+    "fedcvae": ("local_steps", "local_images"),
 }  # fmt: skip
 """Pieces of methods (``TellsWork``) that clients do; all others are the server's."""
 

@@ -1,0 +1,185 @@
+"""FedCVAE: clients send decoders once; the server's model learns from images that these make, labelled by histograms.
+
+Heinbaugh, Luz-Ricca and Shao, "Data-free one-shot federated learning under very high statistical heterogeneity",
+ICLR 2023, by its released code (ceh-2000/fed_cvae).   x: server model;  g_i: client i's decoder, of a class-conditional
+variational autoencoder;  n_i: its number of images, n = sum_i n_i;  p_i: the histogram of its labels;  z: a code, of
+independent N(0, 1) truncated to [-w, w];  S: ``samples``;  R: reconstruction loss.
+
+    client, in round 1:  encoder, g_i <- argmin R(x_j, g_i(z_j, y_j)) + beta KL(q(z_j | x_j) || N(0, I))
+    Ens:  int(S n_i / n) images g_i(z, y), y ~ p_i, of the last client the rest;  x learns from them
+    KD:   g <- argmin R(g_i(z, y), g(z, y)) over the S triples of Ens;  S images g(z, y), y uniform;  x learns from them
+
+The server learns ``server_epochs`` epochs in each round, the first in round 1, and goes on with Adam's moments. From
+round 2 on no client takes part. A client downloads the number of classes, 8 bytes, and uploads g_i with BatchNorm's
+statistics, n_i and p_i, once; no model travels, and no epsilon covers any of it. Each trains from weights of its own.
+
+Departs from the released code: images are those of the platform, uint8 and normalised by the model, and networks take
+any side, padded. An image that is alone in a batch stands twice in it. Weights of examples do not count.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import torch
+
+from fedcommons.algorithms.decoders import Drawing, Lesson, Networks, Training, draw, learn, train
+from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
+from fedcommons.core.executor import Executor
+from fedcommons.core.local import LocalSGD, onednn
+from fedcommons.core.release import Release
+from fedcommons.core.work import Work
+from fedcommons.data.clients import ClientData
+from fedcommons.errors import UserError
+from fedcommons.tensors import Flat, Payload, flat, scalar, zeros_like
+from fedcommons.tensors import data as values
+
+MANY = 32
+"""Images of the larger of the two batches through which the price of a client's step goes; the other has one."""
+
+
+@dataclass(frozen=True)
+class FedCVAE:
+    """x <- argmin of the mean loss over images of the clients' decoders (ens), or of one taught by these (kd)."""
+
+    needs_classes = distils = refuses_batch_norm = True
+    trains_locally = False
+
+    variant: Annotated[str, "ens | kd"] = "ens"
+    """images of the clients' decoders, or of one that the server teaches on these"""
+    latent: Annotated[int, "[1, 1e6]"] = 10
+    """numbers in a code"""
+    truncate: Annotated[float | None, "[0.01, 100]"] = None
+    """w, largest number in a code of a new image; default: 3 with ens, 1 with kd (paper, MNIST)"""
+    channels: Annotated[tuple[int, ...], "[1, 1e6]"] = (32, 32, 64, 64)
+    """channels of the convolutions, each of which halves the image; the decoder mirrors them"""
+    hidden: Annotated[int, "[1, 1e6]"] = 500
+    """width of the encoder's linear layer"""
+    beta: Annotated[float, "[0, 1e38]"] = 1.0
+    """weight of the codes' divergence from N(0, I)"""
+    local_epochs: Annotated[int, "[1, 1e9]"] = 15
+    """epochs of a client's autoencoder (paper: MNIST 15, Fashion-MNIST 25, SVHN 50)"""
+    local_lr: Annotated[float, "(0, 1e38]"] = 1e-3
+    """learning rate of its Adam"""
+    batch_size: Annotated[int, "[1, 1e9]"] = 32
+    """images in a step of a client, and of the server's decoder"""
+    samples: Annotated[int, "[1, 1e9]"] = 5000
+    """images from which the server model learns"""
+    decoder_epochs: Annotated[int, "[1, 1e9]"] = 7
+    """epochs of the server's decoder, with kd (paper: MNIST 7, Fashion-MNIST 10, SVHN 80)"""
+    decoder_lr: Annotated[float, "(0, 1e38]"] = 0.01
+    """learning rate of its Adam"""
+    server_epochs: Annotated[int, "[1, 1e9]"] = 1
+    """epochs of the server model in a round (paper: 10 in all, others 5)"""
+    server_batch: Annotated[int, "[1, 1e9]"] = 32
+    """images in a step of the server model"""
+    server_lr: Annotated[float, "(0, 1e38]"] = 1e-3
+    """learning rate of its Adam"""
+
+    def check(self, fields: Mapping[str, Any]) -> None:
+        if fields["dp.local"]:
+            raise UserError("fedcvae needs dp.local false: no noise covers the decoders that clients train and send.")
+        if (share := fields["federation.participation"]) < 1:
+            raise UserError(f"fedcvae needs federation.participation 1, got {share:g}: all clients send decoders once.")
+        if fields["federation.buffers"] == "keep":
+            raise UserError(
+                "fedcvae needs federation.buffers average: its clients train no model whose they could keep."
+            )
+
+    def start(self, model: Flat, facts: Facts, seed: int) -> State:
+        levels = min(facts.shape[1:]).bit_length()  # the largest power of two that is at most twice the side
+        if not 1 <= len(self.channels) <= levels:
+            raise UserError(
+                f"fedcvae.channels must have 1 to {levels} levels, as each halves images of shape {facts.shape}, got "
+                f"{len(self.channels)}."
+            )
+        zero, clients, classes = zeros_like(model), torch.tensor(facts.n_clients), torch.tensor(facts.n_classes)
+        return {"model": model, "clients": clients, "classes": classes, "shape": torch.tensor(facts.shape),
+                "first": zero, "second": zero, "steps": torch.tensor(0)}  # fmt: skip
+
+    def participants(self, state: State, round: int) -> Sequence[int]:
+        """All clients, then nobody."""
+        return range(int(scalar(state, "clients")) if round == 1 else 0)
+
+    def down(self, state: State, round: int, client: int) -> Message:
+        return Message({"classes": state["classes"]})
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        networks = self.networks(tuple(data.x.shape[1:]), message.common)
+        how = Training(self.local_epochs, self.batch_size, self.local_lr)
+        with onednn(work.loop.onednn):
+            decoder, loss = train(networks, self.hidden, self.beta, how, data.x, data.y, work.share, seed)
+        sent = {
+            "decoder": decoder,
+            "size": torch.tensor(len(data)),
+            "histogram": torch.bincount(data.y, minlength=networks.n_classes),
+        }
+        shown = Release(what=tuple(sent), seen=len(data), commons=True)
+        return Reply(each=sent, weight=data.size, metrics={"loss": loss}, releases=[shown])
+
+    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
+        if replies:
+            images, labels = executor.map(draw, self.drawing(state, replies), [seed])[0]
+            state = {**state, "images": images, "labels": labels}
+        if "images" not in state:
+            raise ValueError("no client's decoder has come, so the server has nothing to learn from")
+        task = Lesson(
+            model=flat(state, "model"),
+            first=flat(state, "first"),
+            second=flat(state, "second"),
+            steps=int(scalar(state, "steps")),
+            images=values(state["images"]),
+            labels=values(state["labels"]),
+            how=Training(self.server_epochs, self.server_batch, self.server_lr),
+            round=round,
+        )
+        model, first, second, steps = executor.map(learn, task, [seed])[0]
+        return {**state, "model": model, "first": first, "second": second, "steps": torch.tensor(steps)}
+
+    def networks(self, shape: tuple[int, ...], common: Payload) -> Networks:
+        """Of images of this shape; common: says how many classes there are."""
+        return Networks(shape, int(scalar(common, "classes")), self.channels, self.latent)
+
+    def drawing(self, state: State, replies: Replies) -> Drawing:
+        """What the clients have sent, and how images are drawn from it."""
+        sent, is_kd = [reply.each for reply in replies.values()], self.variant == "kd"
+        return Drawing(
+            networks=self.networks(tuple(values(state["shape"]).tolist()), state),
+            decoders=[flat(each, "decoder") for each in sent],
+            sizes=[int(scalar(each, "size")) for each in sent],
+            histograms=torch.stack([values(each["histogram"]) for each in sent]),
+            samples=self.samples,
+            bound=self.truncate or (1.0 if is_kd else 3.0),
+            again=Training(self.decoder_epochs, self.batch_size, self.decoder_lr) if is_kd else None,
+        )
+
+    def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
+        """Steps of clients on their images, images that decoders make, steps of the server's decoder and model."""
+        sizes, is_kd = [facts.sizes[client] for client in clients], self.variant == "kd"
+        per_epoch = -(-self.samples // self.batch_size)
+        once = {
+            "local_steps": self.local_epochs * sum(-(-n // self.batch_size) for n in sizes),
+            "local_images": self.local_epochs * sum(sizes),
+            "drawn": self.samples * (1 + is_kd),
+            **({"decoder_steps": self.decoder_epochs * per_epoch} if is_kd else {}),
+        }
+        each = {"server_steps": self.server_epochs * -(-self.samples // self.server_batch)}
+        return {**(once if clients else {}), **each}
+
+    def smaller(self, times: int) -> Sequence[tuple["FedCVAE", int]]:
+        """Of one of everything; of more steps of clients, on one image and on many; of more of each of the server's."""
+        few = max(self.batch_size, self.server_batch)
+        least = replace(
+            type(self)(variant=self.variant, latent=self.latent, channels=self.channels, hidden=self.hidden),
+            batch_size=self.batch_size, server_batch=self.server_batch,
+            local_epochs=1, decoder_epochs=1, server_epochs=1, samples=few,
+        )  # fmt: skip
+        clients = replace(least, local_epochs=times, batch_size=MANY)
+        found = [
+            (least, 1),
+            (clients, 1),
+            (clients, MANY),
+            (replace(least, samples=few * times), 1),
+            (replace(least, server_epochs=1 + times), 1),
+        ]
+        return found + ([(replace(least, decoder_epochs=1 + times), 1)] if self.variant == "kd" else [])

@@ -1,0 +1,318 @@
+"""FedCVAE against its code's rules: an independent slow server, counts, codes, labels, bytes, resuming, refusals."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import ceil, floor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedcommons.algorithms.decoders import Drawing, Networks, Training, batches, draw, quotas, taught
+from fedcommons.algorithms.fedcvae import FedCVAE
+from fedcommons.config import presets
+from fedcommons.core.algorithm import Reply
+from fedcommons.core.local import LocalSGD
+from fedcommons.core.worker import Worker
+from fedcommons.data import datasets
+from fedcommons.errors import ClientError, UserError
+from fedcommons.federation import checkpoint
+from fedcommons.federation.stragglers import PerClient
+from fedcommons.runs.build import prepare
+from fedcommons.runs.checks import require_distillable
+from fedcommons.seeds import generator, seed_for, set_default_generator
+from fedcommons.tensors import Flat, data, flat, flatten
+from fedcommons.testing.comparing import bits
+from lightning_modules import Classifier
+from lightning_modules.cvae import Decoder, truncated_normal
+
+if TYPE_CHECKING:
+    from fedcommons.testing.federations import Federation
+
+    Digits = Callable[..., Federation]
+
+SMALL = FedCVAE(
+    latent=3, channels=(4, 6), hidden=16, local_epochs=3, samples=20, batch_size=8, decoder_epochs=2, server_batch=6
+)
+VARIANTS = [SMALL, replace(SMALL, variant="kd")]
+LOOP = LocalSGD(epochs=1, batch_size=8)
+
+
+@pytest.fixture
+def three(digits: "Digits") -> "Federation":
+    """Three clients of unequal size, who hold classes 0 and 1, 2 and 3, 4 and 5."""
+    return digits((9, 7, 8)).training(LOOP)
+
+
+@pytest.fixture
+def worker(three: "Federation") -> Worker:
+    return three.serial(SMALL).worker
+
+
+def _networks(shape: tuple[int, ...] = (1, 8, 8), classes: int = 4) -> Networks:
+    return Networks(shape, classes, (4, 6), 3)
+
+
+def _decoder(seed: int, networks: Networks) -> Flat:
+    torch.manual_seed(seed)
+    state = networks.decoder().state_dict()
+    return flatten({name: t for name, t in state.items() if t.is_floating_point()})
+
+
+def _drawing(samples: int, histograms: list[list[int]], again: Training | None = None, bound: float = 3.0) -> Drawing:
+    networks = _networks(classes=len(histograms[0]))
+    decoders = [_decoder(number, networks) for number in range(len(histograms))]
+    sizes = [sum(counts) for counts in histograms]
+    return Drawing(networks, decoders, sizes, torch.tensor(histograms), samples, bound, again)
+
+
+# --- an independent server
+
+
+def _decoded(networks: Networks, weights: Flat, z: Tensor, y: Tensor) -> Tensor:
+    """Pixels of these codes by a walk through the layers, one image after another, in evaluation."""
+    names = iter(weights.values())
+    linear, bias, first, first_bias, gain, shift, mean, variance, last, last_bias = names
+    found = []
+    for code, label in zip(z, y.tolist(), strict=True):
+        h = F.relu(linear @ torch.cat([code, torch.eye(networks.n_classes)[label]]) + bias).view(1, 6, 2, 2)
+        h = F.conv_transpose2d(h, first, first_bias, stride=2, padding=1)[0]
+        scale = (gain / (variance + 1e-3).sqrt()).view(-1, 1, 1)
+        h = F.relu((h - mean.view(-1, 1, 1)) * scale + shift.view(-1, 1, 1))
+        found.append(1 / (1 + torch.exp(-F.conv_transpose2d(h[None], last, last_bias, stride=2, padding=1)[0])))
+    return torch.stack(found)
+
+
+def _in_numbers(decoder: Decoder) -> Flat:
+    return flatten({name: t for name, t in decoder.state_dict().items() if t.is_floating_point()})
+
+
+def _slow_images(method: FedCVAE, sent: list[Any], seed: int) -> tuple[Tensor, Tensor]:
+    """The images and labels of the server, client after client; of the package only keys, codes and new weights."""
+    networks, n = Networks((1, 8, 8), 10, method.channels, method.latent), sum(int(e["size"]) for e in sent)
+    w, zs, ys, xs = (1.0 if method.variant == "kd" else 3.0), [], [], []
+    for i, each in enumerate(sent):
+        share = int(method.samples * int(each["size"]) / n)
+        m = share if i < len(sent) - 1 else method.samples - sum(map(len, ys))
+        draws = generator(seed, "codes and classes", i)
+        ys.append(torch.multinomial(each["histogram"].double(), m, replacement=True, generator=draws))
+        zs.append(truncated_normal(m, method.latent, w, draws))
+        xs.append(_decoded(networks, flat(each, "decoder"), zs[-1], ys[-1]))
+    z, y, x = torch.cat(zs), torch.cat(ys), torch.cat(xs)
+    if method.variant == "ens":
+        return (255 * x).round().to(torch.uint8), y
+    set_default_generator(seed, "the server's decoder")
+    student = networks.decoder()
+    adam = torch.optim.Adam(student.parameters(), method.decoder_lr)
+    draws = generator(seed_for(seed, "the server's decoder"), "order")
+    orders = [torch.randperm(len(y), generator=draws) for _ in range(method.decoder_epochs)]
+    for rows in [rows for order in orders for rows in order.split(method.batch_size)]:
+        p = student(z[rows], y[rows]).sigmoid()
+        loss = -(x[rows] * p.log() + (1 - x[rows]) * (1 - p).log()).sum() / len(rows)
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+    draws = generator(seed, "codes and uniform classes")
+    y = torch.randint(10, (method.samples,), generator=draws)
+    z = truncated_normal(method.samples, method.latent, w, draws)
+    return (255 * _decoded(networks, _in_numbers(student), z, y)).round().to(torch.uint8), y
+
+
+def _slow_adam(federation: "Federation", method: FedCVAE, x: Tensor, y: Tensor, rounds: range) -> Tensor:
+    """The classifier after these rounds, by Adam as Kingma and Ba print it."""
+    module = federation.module()
+    assert isinstance(module, Classifier)
+    w = [p for p in module.parameters() if p.requires_grad]
+    m, v, t = [torch.zeros_like(p) for p in w], [torch.zeros_like(p) for p in w], 0
+    for number in rounds:
+        draws = generator(seed_for(0, "merge", number), "order")
+        for rows in torch.randperm(len(y), generator=draws).split(method.server_batch):
+            loss = -module(x[rows]).log_softmax(1)[range(len(rows)), y[rows]].mean()
+            t += 1
+            with torch.no_grad():
+                for p, g, a, b in zip(w, torch.autograd.grad(loss, w), m, v, strict=True):
+                    a.mul_(0.9).add_(0.1 * g)
+                    b.mul_(0.999).add_(0.001 * g * g)
+                    p -= method.server_lr * (a / (1 - 0.9**t)) / ((b / (1 - 0.999**t)).sqrt() + 1e-8)
+    return torch.cat([p.detach().reshape(-1) for p in w])
+
+
+@pytest.mark.parametrize("method", VARIANTS, ids=["ens", "kd"])
+def test_three_rounds_are_those_of_an_independent_server(three: "Federation", method: FedCVAE) -> None:
+    plan = three.plan(3)
+    played = [now for now, _ in three.play(method, plan)]
+    work = three.work()
+    start = method.start(three.model, plan.facts, 0)
+    sent = [
+        method.client(work, method.down(start, 1, i), {}, three.data.clients[i], 1, seed_for(0, "client", 1, i)).each
+        for i in range(3)
+    ]
+    drawing = method.drawing(start, {i: Reply(each=each) for i, each in enumerate(sent)})
+    assert drawing.bound == (1.0 if method.variant == "kd" else 3.0)
+    images, labels = _slow_images(method, sent, seed_for(0, "merge", 1))
+    state = played[-1].state
+    assert data(state["labels"]).equal(labels)
+    # a bias before BatchNorm has no gradient but rounding errors, of which Adam makes steps
+    levels, share = (4, 0.6) if method.variant == "kd" else (1, 0.01)
+    assert (data(state["images"]).int() - images.int()).abs().max() <= levels
+    assert (data(state["images"]) != images).float().mean() < share
+    wanted = _slow_adam(three, method, data(state["images"]), labels, range(1, 4))
+    assert torch.allclose(played[-1].model.buffer, wanted, rtol=0, atol=1e-5)
+    assert (wanted - played[0].model.buffer).abs().max() > 1e-3
+
+
+# --- what is drawn
+
+
+@pytest.mark.parametrize(
+    ("samples", "sizes"), [(5000, [1, 2, 4]), (5000, [130] * 10), (7, [1000, 1, 1]), (10, [3]), (1, [1, 5, 1])]
+)
+def test_a_client_makes_its_share_and_the_last_one_the_rest(samples: int, sizes: list[int]) -> None:
+    found, n = quotas(samples, sizes), sum(sizes)
+    assert found[:-1] == [floor(samples * size / n) for size in sizes[:-1]]
+    assert sum(found) == samples
+    assert ceil(samples * sizes[-1] / n) <= found[-1] < ceil(samples * sizes[-1] / n) + len(sizes)
+
+
+@pytest.mark.parametrize("bound", [0.5, 1.0, 3.0])
+def test_codes_are_in_bounds_and_have_mean_0(bound: float) -> None:
+    z = truncated_normal(20_000, 2, bound, torch.Generator().manual_seed(0))
+    assert z.abs().max() <= bound
+    assert z.abs().max() > 0.95 * bound
+    assert z.mean(0).abs().max() < 4 * bound / 20_000**0.5
+
+
+def test_labels_follow_the_histograms(worker: Worker) -> None:
+    """Each client's, and never a class that it lacks; a client without images to make, as it is small, is passed."""
+    histograms = [[30, 10, 0, 0], [0, 0, 1, 0], [0, 0, 9, 50]]
+    images, y = draw(worker, _drawing(100, [*histograms]), 0)
+    parts = y.split(quotas(100, [40, 1, 59]))
+    assert [set(part.tolist()) for part in parts] == [{0, 1}, {2}, {2, 3}]
+    assert images.shape == (100, 1, 8, 8)
+    _, y = draw(worker, _drawing(4000, [*histograms]), 0)
+    first = y[: quotas(4000, [40, 1, 59])[0]]
+    assert (first == 0).float().mean() == pytest.approx(0.75, abs=4 * (0.75 * 0.25 / len(first)) ** 0.5)
+    assert len(draw(worker, _drawing(3, [*histograms]), 0)[1]) == 3
+
+
+def test_labels_of_kd_are_uniform_whatever_the_histograms(worker: Worker) -> None:
+    _, y = draw(worker, _drawing(2000, [[30, 10, 0, 0], [0, 3, 0, 0]], Training(1, 500, 0.01)), 0)
+    assert (y.bincount(minlength=4) - 500).abs().max() < 4 * (2000 * 3 / 16) ** 0.5
+
+
+def test_the_servers_decoder_comes_to_make_what_it_was_taught() -> None:
+    """Two classes, black and white images."""
+    networks, y = _networks(classes=2), torch.arange(40) % 2
+    z = truncated_normal(40, 3, 1.0, torch.Generator().manual_seed(0))
+    images = y.float().view(-1, 1, 1, 1).expand(-1, 1, 8, 8)
+    found = taught(networks, Training(60, 8, 0.01), z, y, images, 0).eval()(z, y).sigmoid()
+    assert (found - images).abs().mean() < 0.05
+
+
+def test_every_pass_has_each_row_once_and_a_row_alone_stands_twice() -> None:
+    steps = list(batches(9, 2, 4, 0, torch.device("cpu")))
+    assert [(epoch, len(rows)) for epoch, rows in steps] == [(0, 4), (0, 4), (0, 2), (1, 4), (1, 4), (1, 2)]
+    first = torch.cat([rows for epoch, rows in steps if epoch == 0])
+    assert set(first.tolist()) == set(range(9))
+    assert first[-1] == first[-2]
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 32, 32)])
+def test_images_of_any_size_are_drawn_and_colours_are_fitted_by_squares(shape: tuple[int, ...], worker: Worker) -> None:
+    networks = Networks(shape, 4, (4, 4, 4), 3)
+    task = Drawing(networks, [_decoder(0, networks)], [5], torch.tensor([[1, 2, 0, 2]]), 6, 1.0, Training(1, 5, 0.01))
+    images, _ = draw(worker, task, 0)
+    assert images.shape == (6, *shape)
+    assert images.dtype == torch.uint8
+    assert networks.loss == ("squares" if shape[0] == 3 else "cross_entropy")
+
+
+# --- the wire, and the course of a run
+
+
+@pytest.mark.parametrize("method", VARIANTS, ids=["ens", "kd"])
+def test_decoders_sizes_and_histograms_cross_the_wire_once_and_nothing_covers_them(
+    three: "Federation", method: FedCVAE
+) -> None:
+    played = three.play(method, three.plan(3))
+    linear = (3 + 10) * 24 + 24
+    first, norm, last = 6 * 4 * 16 + 4, 4 * 4, 4 * 16 + 1
+    up = 4 * (linear + first + norm + last) + 8 + 8 * 10
+    assert [(facts["comm/up_bytes"], facts["comm/down_bytes"]) for _, facts in played] == [(3 * up, 3 * 8)] + 2 * [
+        (0, 0)
+    ]
+    ledger = played[-1][0].ledger
+    assert ledger.commons.uncovered == {"decoder": 3, "size": 3, "histogram": 3}
+    assert ledger.given_away == {0: 9, 1: 7, 2: 8}
+    assert played[-1][0].traffic.once == 0
+
+
+def test_a_decoder_of_the_paper_has_its_size() -> None:
+    """144,001 parameters at 100 numbers in a code, and 2 (64 + 32 + 32) statistics."""
+    weights = _decoder(0, Networks((1, 32, 32), 10, FedCVAE().channels, 100))
+    assert weights.buffer.numel() == 144_001 + 2 * (64 + 32 + 32)
+
+
+def test_a_late_client_is_not_in_it_and_somebody_must_be(three: "Federation") -> None:
+    state = three.play(SMALL, three.plan(1, late=PerClient((0.0, 1.0, 0.0))))[-1][0].state
+    assert set(data(state["labels"]).tolist()) <= {0, 1, 4, 5}
+    with pytest.raises(ClientError, match="no client's decoder has come"):
+        three.play(SMALL, three.plan(2, late=PerClient((1.0, 1.0, 1.0))))
+
+
+def test_half_the_work_is_half_the_steps(three: "Federation") -> None:
+    work, state = three.work(), SMALL.start(three.model, three.plan(1).facts, 0)
+
+    def sent(method: FedCVAE, share: float) -> Tensor:
+        work.share = share
+        reply = method.client(work, method.down(state, 1, 0), {}, three.data.clients[1], 1, 5)
+        return flat(reply.each, "decoder").buffer
+
+    whole = replace(SMALL, local_epochs=1)
+    of_two = replace(SMALL, local_epochs=2)
+    assert not sent(of_two, 0.5).equal(sent(of_two, 1.0))
+    assert sent(of_two, 0.25).equal(sent(of_two, 0.5))  # one step of two: a client of seven images has one an epoch
+    assert sent(whole, 1.0).isfinite().all()
+
+
+@pytest.mark.parametrize("method", VARIANTS, ids=["ens", "kd"])
+def test_resuming_between_rounds_of_the_server_changes_no_bit(
+    three: "Federation", method: FedCVAE, tmp_path: Path
+) -> None:
+    plan = three.plan(4)
+    played = [now for now, _ in three.play(method, plan)]
+    checkpoint.save(tmp_path, played[1])
+    again = three.play(method, plan, start=checkpoint.load_latest(tmp_path))
+    assert bits(again[-1][0]) == bits(played[-1])
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"federation.participation": 0.5}, "fedcvae needs federation.participation 1, got 0.5"),
+        ({"federation.buffers": "keep"}, "fedcvae needs federation.buffers average"),
+        ({"dp.local": True}, "fedcvae needs dp.local false"),
+        ({"fedcvae.channels": (4,) * 5}, r"fedcvae.channels must have 1 to 4 levels, .* \(1, 8, 8\), got 5"),
+        ({"fedcvae.channels": ()}, "fedcvae.channels must have 1 to 4 levels"),
+        ({"model.batch_norm": True}, "FedCVAE is not defined for a model with BatchNorm"),
+    ],
+)
+def test_refusals(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        prepare(presets.experiment("smoke", "digits", {"algorithm": "fedcvae", **fields}))
+
+
+class _Logits(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.zeros(len(x), 10)
+
+
+def test_examples_that_are_no_images_are_refused() -> None:
+    dataset = datasets.load("digits", datasets.digits)
+    require_distillable(SMALL, _Logits(), dataset)
+    train = replace(dataset.train, x=dataset.train.x.float())
+    with pytest.raises(UserError, match=r"FedCVAE makes images .* of digits are torch.float32 of shape \(1, 8, 8\)"):
+        require_distillable(SMALL, None, replace(dataset, train=train))
