@@ -189,6 +189,7 @@ class _AnyOf:
             self.personal = chosen.personal
         self.sees_statistics = getattr(chosen, "sees_statistics", False)
         self.takes_partial = getattr(chosen, "takes_partial", False)
+        self.needs_pool = getattr(chosen, "needs_pool", False)
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         return self.algorithms[self.name].start(model, facts, seed)
