@@ -82,7 +82,10 @@ def quick() -> "Callable[[str], Algorithm]":
 
     def make(name: str) -> "Algorithm":
         has = parts.constants("algorithm", name)
-        return parts.make("algorithm", name, {constant: n for constant, n in REPEATED.items() if constant in has})
+        fewer = {constant: n for constant, n in REPEATED.items() if constant in has}
+        if "generator_steps" in has:  # in each epoch, of which there is one then
+            fewer.pop("server_epochs", None)
+        return parts.make("algorithm", name, fewer)
 
     return make
 

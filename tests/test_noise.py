@@ -299,7 +299,7 @@ METHODS: dict[str, Algorithm] = {
     **{
         name: parts.make("algorithm", name, {})
         for name in KINDS["algorithm"].known
-        if name not in ("feddm", "feddpms", "fedproto", "fedcvae")  # the last two send nothing with noise
+        if name not in ("feddm", "feddpms", "fedproto", "fedcvae", "one_shot")  # the last three send none
     },
     "feddm": FedDM(init="noise", iterations=2, match_batch=4, least=5),
     "feddpms": FedDPMS(preliminary_rounds=1, quota=4, privacy="sound", sigma=2.0, clip=3.0, spread=0.5, tries=2),
@@ -348,7 +348,7 @@ def test_every_covered_release_is_drawn_from_the_clients_noise(
             covered += 1
             assert torch.equal(of_mine, of_same)
             assert (of_mine != of_theirs).double().mean() > 0.99, what
-    assert covered >= 4
+    assert covered >= len(a) > 0
     assert blurred
     assert all(blurred)
 

@@ -325,7 +325,8 @@ def require_distillable(algorithm: Algorithm, module: nn.Module, dataset: Datase
             f"{name} makes images (C, H, W) with pixels in 0..255, and examples of {dataset.name} are {kind}."
         )
     with before_any_work(), somebodys(module, "", "forward"), torch.no_grad():
-        found = module.eval()(x[:2].to(next(module.parameters()).device))
+        first = next(module.parameters(), None)
+        found = module.eval()(x[:2] if first is None else x[:2].to(first.device))
         module.train()
     shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
     if shape != (2, dataset.n_classes):
