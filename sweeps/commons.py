@@ -89,7 +89,7 @@ def expected(found: Sequence[Entry]) -> list[sweep.Trial]:
     """What is to be run: each rate with the first seed, and one rate, not known before, with each other seed."""
     first = found[0].seed
     one = {(e.way, e.alpha, e.seed): e for e in reversed(found) if e.seed != first}
-    return grids.once(e.cell for e in [e for e in found if e.seed == first] + list(one.values()) if _is_cell(e))
+    return _cells([e for e in found if e.seed == first] + list(one.values()))
 
 
 def play(found: Sequence[Entry], left: sweep.Todo, out: Path, display: Display) -> sweep.Outcome:
@@ -97,17 +97,18 @@ def play(found: Sequence[Entry], left: sweep.Todo, out: Path, display: Display) 
     from papers.commons.measured import at_rates, best_rates
 
     first = found[0].seed
-    trying = grids.once(e.cell for e in found if e.seed == first and _is_cell(e))
+    trying = _cells([e for e in found if e.seed == first])
     outcomes = [sweep.run_cells(sweep.todo(trying, out, display), out, display)]
     if any(e.seed != first for e in found):
         rates = best_rates(found, grids.finished(trying, out, display.say), out)
-        rest = grids.once(e.cell for e in at_rates(found, rates) if e.seed != first and _is_cell(e))
+        rest = _cells([e for e in at_rates(found, rates) if e.seed != first])
         outcomes.append(sweep.run_cells(sweep.todo(rest, out, display), out, display))
     return sweep.together(outcomes)
 
 
-def _is_cell(entry: Entry) -> bool:
-    return isinstance(entry.cell, sweep.Trial)
+def _cells(found: Sequence[Entry]) -> list[sweep.Trial]:
+    """The runs of those that can be played, each once."""
+    return grids.once(e.cell for e in found if isinstance(e.cell, sweep.Trial))
 
 
 def commons(argv: Sequence[str]) -> int:

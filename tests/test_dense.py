@@ -292,4 +292,4 @@ def test_a_model_without_logits_and_examples_that_are_no_images_are_refused() ->
         require_distillable(SMALL, _Wide(), dataset)
     train = replace(dataset.train, x=dataset.train.x.float())
     with pytest.raises(UserError, match=r"DENSE makes images .* of digits are torch.float32 of shape \(1, 8, 8\)"):
-        require_distillable(SMALL, None, replace(dataset, train=train))
+        require_distillable(SMALL, _Wide(), replace(dataset, train=train))

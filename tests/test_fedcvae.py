@@ -315,4 +315,4 @@ def test_examples_that_are_no_images_are_refused() -> None:
     require_distillable(SMALL, _Logits(), dataset)
     train = replace(dataset.train, x=dataset.train.x.float())
     with pytest.raises(UserError, match=r"FedCVAE makes images .* of digits are torch.float32 of shape \(1, 8, 8\)"):
-        require_distillable(SMALL, None, replace(dataset, train=train))
+        require_distillable(SMALL, _Logits(), replace(dataset, train=train))
