@@ -44,9 +44,11 @@ class OneShot:
         return []
 
     def down(self, state: State, round: int, client: int) -> Message:
+        """Never called: nobody takes part."""
         raise NotImplementedError
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        """Never called: nobody takes part."""
         raise NotImplementedError
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
