@@ -32,7 +32,8 @@ pytestmark = pytest.mark.ray
 
 ALGORITHMS = {name: parts.make("algorithm", name, {}) for name in KINDS["algorithm"].known}
 MOST = max(ALGORITHMS.values(), key=lambda algorithm: len(needed(algorithm)))  # whose module serves them all
-FEDERATION = digits(dropout=0.3, method=MOST).training(LocalSGD(epochs=2, batch_size=5, augment=True))
+PLAIN = digits(dropout=0.3, method=MOST).training(LocalSGD(epochs=2, batch_size=5, augment=True))
+FEDERATION = replace(PLAIN, data=replace(PLAIN.data, pool=PLAIN.data.clients, serves=True))  # some servers need a pool
 PLAN = FEDERATION.plan(3, participation=0.8, blocks=4)
 
 
