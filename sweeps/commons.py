@@ -6,7 +6,8 @@ python sweeps/commons.py --alphas 0.01,0.1 --seeds 0,1,2
 python sweeps/commons.py --ways "real,Fedssyn (DDPM),FedDM" --lrs 0.04
 python sweeps/commons.py --dataset mnist --data-dir DIR
 
-The first seed tries every rate of --lrs; the other seeds have the one that was best there by validation accuracy.
+The first seed tries every rate of --lrs and those of a row's own; the other seeds have what was best there by
+validation accuracy.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from fedcommons.sweeping import grids, runner, sweep
 from fedcommons.sweeping.display import Display
 from papers.commons import ways
 from papers.commons.report import report
-from papers.commons.ways import WAYS, Entry, Way
+from papers.commons.ways import WAYS, Entry, Rates
 
 
 def arguments(argv: Sequence[str]) -> cli.Options:
@@ -57,9 +58,8 @@ def entries(options: cli.Options) -> list[Entry]:
     sweep.require_few(len(chosen) * len(alphas) * len(rates) * len(seeds))
     found = []
     for alpha, name in product(alphas, chosen):
-        way = WAYS[name]
-        tried = rates if way.rates is None else way.rates if len(rates) > 1 else (way.fields[way.rate],)
-        mine = [_entry(options, name, way, alpha, rate, seed) for rate, seed in product(tried, seeds)]
+        tried = ways.tries(WAYS[name], rates, len(rates) > 1)
+        mine = [_entry(options, name, alpha, of, seed) for of, seed in product(tried, seeds)]
         refused = [e for e in mine if isinstance(e.cell, str)]
         found += refused[:1] or mine
     if all(isinstance(e.cell, str) for e in found):
@@ -67,13 +67,13 @@ def entries(options: cli.Options) -> list[Entry]:
     return found
 
 
-def _entry(options: cli.Options, name: str, way: Way, alpha: float, rate: float, seed: int) -> Entry:
+def _entry(options: cli.Options, name: str, alpha: float, rates: Rates, seed: int) -> Entry:
     from fedcommons.runs.build import prepare
 
     values = {
         **grids.base(options),
-        **ways.fields(way, options),
-        way.rate: rate,
+        **ways.fields(WAYS[name], options),
+        **dict(rates),
         "partition.alpha": alpha,
         "seed": seed,
     }
@@ -81,12 +81,12 @@ def _entry(options: cli.Options, name: str, way: Way, alpha: float, rate: float,
         cell = grids.cell(options, values)
         prepare(cell.config)
     except UserError as error:
-        return Entry(name, alpha, rate, seed, str(error))
-    return Entry(name, alpha, rate, seed, cell)
+        return Entry(name, alpha, rates, seed, str(error))
+    return Entry(name, alpha, rates, seed, cell)
 
 
 def expected(found: Sequence[Entry]) -> list[sweep.Trial]:
-    """What is to be run: each rate with the first seed, and one rate, not known before, with each other seed."""
+    """What is to be run: all rates with the first seed, and the best ones, not known before, with each other seed."""
     first = found[0].seed
     one = {(e.way, e.alpha, e.seed): e for e in reversed(found) if e.seed != first}
     return _cells([e for e in found if e.seed == first] + list(one.values()))

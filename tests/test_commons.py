@@ -205,38 +205,43 @@ def test_a_row_that_cannot_be_played_says_why_and_stops_nobody(commons: ModuleTy
 
 
 def test_each_row_tries_its_own_rates(commons: ModuleType) -> None:
+    """One changed at a time, the others as by default."""
     found = entries(commons, "--ways", "real,FedDM", "--lrs", "0.1,0.2", "--seeds", "0,1")
-    rates = [(e.way, e.rate, e.seed) for e in found]
-    assert rates == [
-        *[("real", rate, seed) for rate in (0.1, 0.2) for seed in (0, 1)],
-        *[("FedDM", rate, seed) for rate in (0.003, 0.01, 0.03) for seed in (0, 1)],
+    pixels = [(0.01, 0.05), (0.003, 0.05), (0.03, 0.05), (0.01, 0.02), (0.01, 0.1)]
+    assert [(e.way, tuple(value for _, value in e.rates), e.seed) for e in found] == [
+        *[("real", (rate,), seed) for rate in (0.2, 0.1) for seed in (0, 1)],
+        *[("FedDM", pair, seed) for pair in pixels for seed in (0, 1)],
     ]
-    assert {e.cell.config.flat["feddm.image_lr"] for e in found if e.way == "FedDM"} == {0.003, 0.01, 0.03}
+    assert all(e.cell.config.flat[name] == value for e in found for name, value in e.rates)
     (alone,) = entries(commons, "--ways", "FedDM", "--lrs", "0.3")
-    assert (alone.rate, alone.cell.config.flat["feddm.image_lr"]) == (0.01, 0.01)
+    assert alone.rates == (("feddm.image_lr", 0.01), ("feddm.server_lr", 0.05))
+    (alone,) = entries(commons, "--ways", "DENSE", "--lrs", "0.3")
+    assert (alone.cell.config.client.lr, alone.cell.config.flat["dense.server_lr"]) == (0.3, 0.005)
 
 
 def test_rates_are_tried_with_the_first_seed_alone(commons: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The best by validation there, the smaller of equals, goes to all seeds; what test data or seed 1 say does not."""
+    """The best by validation there, of equals the first, goes to all seeds; what test data or seed 1 say does not."""
     import pandas as pd
 
     from papers.commons import measured
 
     found = entries(commons, "--ways", "real,FedDM", "--lrs", "0.2,0.1,0.4", "--seeds", "3,1,2")
-    assert len(found) == 18
+    assert len(found) == 3 * (3 + 5)
     expected = [(cell.config.algorithm, cell.config.seed) for cell in commons.expected(found)]
-    assert sorted(expected) == sorted((a, seed) for a in ("fedavg", "feddm") for seed in (3, 3, 3, 1, 2))
+    tries = [("fedavg", 3)] * 3 + [("feddm", 3)] * 5
+    assert sorted(expected) == sorted(tries + [(a, seed) for a in ("fedavg", "feddm") for seed in (1, 2)])
+    rate = {e.rates: e.rates[0][1] for e in found}
     validation = {(0.1, 3): 0.8, (0.2, 3): 0.8, (0.4, 3): 0.7, (0.4, 1): 0.99}
     courses = {
-        str(Path(e.cell.name)): [{"round": 0, "validation/accuracy": score, "test/accuracy": e.rate}]
+        str(Path(e.cell.name)): [{"round": 0, "validation/accuracy": score, "test/accuracy": rate[e.rates]}]
         for e in found
-        if (score := validation.get((e.rate, e.seed))) is not None
+        if (score := validation.get((rate[e.rates], e.seed))) is not None
     }
     monkeypatch.setattr(measured, "read_rounds", lambda folder: courses[str(folder)])
     rates = measured.best_rates(found, pd.DataFrame({"run": list(courses)}), Path())
-    assert rates == {("real", 0.1): 0.1}  # FedDM has no run that is done
+    assert rates == {("real", 0.1): (("client.lr", 0.1),)}  # the middle one was tried first; FedDM has no run
     at_best = measured.at_rates(found, rates)
-    assert [(e.way, e.rate, e.seed) for e in at_best] == [("real", 0.1, seed) for seed in (3, 1, 2)]
+    assert [(e.way, e.rates, e.seed) for e in at_best] == [("real", (("client.lr", 0.1),), seed) for seed in (3, 1, 2)]
     assert measured.best_rates(found, pd.DataFrame(), Path()) == {}
 
 

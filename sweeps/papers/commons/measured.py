@@ -1,4 +1,4 @@
-"""What a row of the table says, from the run folders of its seeds at its rate."""
+"""What a row of the table says, from the run folders of its seeds at its rates."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from fedcommons.sweeping.sweep import Trial
 from fedcommons.tracking.run_folder import read_rounds, read_summary
 from papers.commons import left
 from papers.commons.decide import Row
-from papers.commons.ways import WAYS, Entry, Way
+from papers.commons.ways import WAYS, Entry, Rates, Way
 
 if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
     import pandas as pd
@@ -22,11 +22,11 @@ if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
 
 @dataclass(frozen=True)
 class Measured:
-    """A row: its runs at the chosen rate; shown: what images that left show, of the first seed that has it."""
+    """A row: its runs at the chosen rates; shown: what images that left show, of the first seed that has it."""
 
     row: Row
     alpha: float
-    rate: float
+    rates: Rates
     runs: "pd.DataFrame"
     to_target: Sequence[int | None]
     last: Sequence[float]
@@ -63,26 +63,26 @@ def best_of(lines: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     return max(both, key=lambda pair: pair[0])
 
 
-def best_rates(entries: Sequence[Entry], runs: "pd.DataFrame", out: Path) -> dict[tuple[str, float], float]:
-    """Of each way and alpha the rate of the best validation accuracy of any round, with the first seed alone.
+def best_rates(entries: Sequence[Entry], runs: "pd.DataFrame", out: Path) -> dict[tuple[str, float], Rates]:
+    """Of each way and alpha the rates of the best validation accuracy of any round, with the first seed alone.
 
-    Ties go to the smaller rate; a way whose first seed has no finished run has none. Test data have no part.
+    Ties go to those that were tried first; a way whose first seed has no finished run has none. Test data have no part.
     """
     done = set() if runs.empty else set(runs["run"])
-    scores: dict[tuple[str, float], dict[float, float]] = {}
-    for e in sorted(entries, key=lambda e: e.rate):
+    scores: dict[tuple[str, float], dict[Rates, float]] = {}
+    for e in entries:
         if isinstance(e.cell, Trial) and e.seed == entries[0].seed and (run := str(out / e.cell.name)) in done:
-            scores.setdefault((e.way, e.alpha), {})[e.rate] = best_of(read_rounds(Path(run)))[0]
-    return {row: max(of, key=lambda rate: of[rate]) for row, of in scores.items()}
+            scores.setdefault((e.way, e.alpha), {})[e.rates] = best_of(read_rounds(Path(run)))[0]
+    return {row: max(of, key=lambda rates: of[rates]) for row, of in scores.items()}
 
 
-def at_rates(entries: Sequence[Entry], rates: Mapping[tuple[str, float], float]) -> list[Entry]:
-    """Those at the rate of their way and alpha."""
-    return [e for e in entries if rates.get((e.way, e.alpha)) == e.rate]
+def at_rates(entries: Sequence[Entry], rates: Mapping[tuple[str, float], Rates]) -> list[Entry]:
+    """Those at the rates of their way and alpha."""
+    return [e for e in entries if rates.get((e.way, e.alpha)) == e.rates]
 
 
 def measured(entries: Sequence[Entry], runs: "pd.DataFrame", out: Path) -> list[Measured]:
-    """A row for each way and alpha that has finished runs, at its best rate of the first seed; see ``best_rates``."""
+    """A row for each way and alpha that has finished runs, at its best rates of the first seed; see ``best_rates``."""
     found = []
     at_best = at_rates(entries, best_rates(entries, runs, out))
     for way, alpha in dict.fromkeys((e.way, e.alpha) for e in at_best):
@@ -115,7 +115,7 @@ def _measured(way: str, alpha: float, runs: "pd.DataFrame", first: Entry) -> Mea
     return Measured(
         row=row,
         alpha=alpha,
-        rate=first.rate,
+        rates=first.rates,
         runs=runs,
         to_target=[rounds_to_target(config.target, lines) for lines in courses],
         last=runs["last_accuracy"].tolist(),

@@ -12,14 +12,14 @@ from fedcommons.reports import tables
 from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
 from papers.commons import decide
-from papers.commons.ways import Entry, budget
+from papers.commons.ways import Entry, Rates, budget
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
     from papers.commons.measured import Measured
 
 HEAD = (
     "alpha", "way", "rounds to target", "last accuracy, %", "best, %", "MB once", "MB a round", "MB in all",
-    "client work, s", "given away", "epsilon", "near-copies", "membership advantage", "rate", "budget",
+    "client work, s", "given away", "epsilon", "near-copies", "membership advantage", "rates", "budget",
 )  # fmt: skip
 
 
@@ -75,8 +75,13 @@ def _line(one: "Measured", seconds: float) -> list[object]:
         f"{row.mb:.3g}", f"{seconds:.3g}", f"{100 * row.disclosed:.1f} %", one.epsilon,
         f"{100 * shown.copies:.1f} %" if shown else "-",
         f"{shown.advantage:+.2f} [{shown.low:+.2f}, {shown.high:+.2f}]" if shown else "-",
-        f"{one.rate:g}", budget(one.way, one.config.flat),
+        _rates(one.rates), budget(one.way, one.config.flat),
     ]  # fmt: skip
+
+
+def _rates(rates: Rates) -> str:
+    """In words, without the section of a method's own field."""
+    return ", ".join(f"{name.partition('.')[2]} {value:g}" for name, value in rates)
 
 
 def _to_target(one: "Measured") -> str:
@@ -98,7 +103,7 @@ def _not_defined(entries: Sequence[Entry]) -> str:
 def _record(one: "Measured", seconds: float) -> dict[str, Any]:
     row, shown = one.row, one.shown
     found: dict[str, Any] = {
-        "alpha": one.alpha, "way": row.way, "bound": row.bound, "seeds": len(row.best), "rate": one.rate,
+        "alpha": one.alpha, "way": row.way, "bound": row.bound, "seeds": len(row.best), "rates": _rates(one.rates),
         "rounds_with_clients": row.rounds, "rounds_to_target": _to_target(one), "last_accuracy": fmean(one.last),
         "best_accuracy": row.accuracy, "mb_once": row.once, "mb_a_round": one.per_round,
         "mb": row.mb, "client_seconds": seconds, "disclosed": row.disclosed, "disclosed_raw": row.raw,
@@ -118,10 +123,11 @@ def _notes(rows: "Sequence[Measured]", options: cli.Options) -> list[str]:
         "that train it: by the rule of equal work where they hold others' examples, all at once in one-shot methods.",
         f"Rounds to target ({goal}) are those in which clients took part; an exchange before round 1 is none of them.",
         "Last: after the last round, of the server too; best: the test accuracy in the round of the best validation "
-        f"accuracy, whose model a run keeps; picture and guide are of it. Rates {options.lrs} were tried for clients, "
-        "and FedDM's pixels and FedCVAE's server had lists of their own, with the first seed; each row, all its seeds, "
-        "is at the rate of the best validation accuracy there in any round. Other rates (of generators, of servers "
-        "that distil or train on FedDM's images) are fixed. Near copies and advantage are of the first seed.",
+        "accuracy, whose model a run keeps; picture and guide are of it. With the first seed each row tries the rates "
+        f"{options.lrs} for clients that train the classifier, and the rates of a server or of images that are its "
+        "own, one changed at a time; the row, all its seeds, has those of the best validation accuracy there in any "
+        "round (of equals those tried first). Rates of Fedssyn's generators are fixed, by the generators' own quality. Near "
+        "copies and advantage are of the first seed.",
         "MB: 10^6 bytes of all clients, both ways; once: before round 1; a round: in which clients took part.",
         "Client work: seconds of all clients on one core, counted (steps times the price of a step, as --dry-run), "
         "with their generators.",
@@ -147,6 +153,7 @@ def _guides(rows: "Sequence[Measured]") -> str:
 
 _HOW = (
     "The first line of a limit is the way of the front that sends least, the next ones are told to be more accurate "
-    "than the line before (Student's 95 % interval over the seeds is above 0; of one seed only the most accurate way "
-    "is named, and nothing is told apart). Limits and numbers are those of the table."
+    "than the line before: Student's 95 % interval over the seeds is above 0, for each pair alone (of 20 pairs of "
+    "equals one is told apart by chance). Of one seed only the most accurate way is named, and nothing is told apart. "
+    "Limits and numbers are those of the table."
 )

@@ -7,7 +7,7 @@ What a server trains, and what generators have, is in each row's ``budget``. Fie
 their pages.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,32 +15,38 @@ from fedcommons.config import cli, presets
 from fedcommons.sweeping.sweep import Trial
 from papers.fedssyn import private_presets
 
+LR = "client.lr"
+"""Its rates are those of ``--lrs``."""
+
 
 @dataclass(frozen=True)
 class Way:
     """A row: what is chosen and set (dotted fields), what varies in the choice of a rate, and its budget in words.
 
-    rate: the field of the rate that is tried; rates: those of a rate that is not ``client.lr``; bound: whether it is
-    there to compare with, and nobody would do it; smaller, large: what preset smoke has instead, and small on images of
-    28x28 and more.
+    tries: rates that are tried, by field, with all others as they are by default; ``client.lr`` by default. bound: it
+    is there to compare with, and nobody would do it; smaller, large: what preset smoke has instead, and small on images
+    of 28x28 and more.
     """
 
     fields: Mapping[str, Any]
     budget: str
-    rate: str = "client.lr"
-    rates: tuple[float, ...] | None = None
+    tries: Mapping[str, tuple[float, ...]] = field(default_factory=lambda: {LR: ()})
     bound: bool = False
     smaller: Mapping[str, Any] = field(default_factory=dict)
     large: Mapping[str, Any] = field(default_factory=dict)
 
 
+Rates = tuple[tuple[str, float], ...]
+"""Field and value of each rate that a way tries."""
+
+
 @dataclass(frozen=True)
 class Entry:
-    """A run of the sweep: whose row it is, and the rate that is tried; ``cell``: a sentence if it cannot be played."""
+    """A run of the sweep: whose row it is, and the rates that it has; ``cell``: a sentence if it cannot be played."""
 
     way: str
     alpha: float
-    rate: float
+    rates: Rates
     seed: int
     cell: Trial | str
 
@@ -75,8 +81,7 @@ def _fedcvae(variant: str, made: str) -> Way:
     return Way(
         {**_FEDCVAE, "fedcvae.variant": variant},
         _DECODERS + made,
-        "fedcvae.server_lr",
-        (3e-4, 1e-3, 3e-3),
+        {"fedcvae.server_lr": (1e-3, 3e-4, 3e-3), "fedcvae.local_lr": (1e-3, 3e-4, 3e-3)},
         smaller={"fedcvae.local_epochs": 5, "fedcvae.decoder_epochs": 2, "fedcvae.samples": 200},
         large={"fedcvae.local_epochs": 60, "fedcvae.channels": (32, 32, 64, 64)},
     )
@@ -102,8 +107,8 @@ WAYS: Mapping[str, Way] = {
     "FedDM": Way(
         _FEDDM,
         "clients {iterations} steps on the pixels a round, server {server_epochs} epochs of these images",
-        "feddm.image_lr",
-        (0.003, 0.01, 0.03),  # 0.3, which is right for the ConvNet of FedDM's page, lets this classifier diverge
+        # 0.3 for pixels, which is right for the ConvNet of FedDM's page, lets this classifier diverge
+        {"feddm.image_lr": (0.01, 0.003, 0.03), "feddm.server_lr": (0.05, 0.02, 0.1)},
         smaller={"feddm.ipc": 1, "feddm.least": 1, "feddm.iterations": 2, "feddm.server_epochs": 2},
         large={"feddm.ipc": 5, "feddm.iterations": 30, "feddm.match_batch": 64},
     ),
@@ -112,10 +117,22 @@ WAYS: Mapping[str, Way] = {
         f"{_LOCAL} on the autoencoder's loss, others' decoded images besides",
     ),
     "FedMix": Way({"algorithm": "fedmix"}, f"{_LOCAL}; means of 64 images"),
-    "FedGEN": Way({"algorithm": "fedgen"}, f"{_LOCAL}; server trains a generator of features in each round"),
-    "DENSE": Way({"algorithm": "dense", "dense.server_epochs": 5}, _DISTILS, smaller=_few("dense")),
+    "FedGEN": Way(
+        {"algorithm": "fedgen"},
+        f"{_LOCAL}; server trains a generator of features in each round",
+        {LR: (), "fedgen.weight": (10.0, 1.0), "fedgen.server_lr": (3e-4, 3e-3)},
+    ),
+    "DENSE": Way(
+        {"algorithm": "dense", "dense.server_epochs": 5},
+        _DISTILS,
+        {LR: (), "dense.server_lr": (0.005, 0.02), "dense.generator_lr": (1e-3, 1e-2)},
+        smaller=_few("dense"),
+    ),
     "Co-Boosting": Way(
-        {"algorithm": "coboosting", "coboosting.server_epochs": 5}, _DISTILS, smaller=_few("coboosting")
+        {"algorithm": "coboosting", "coboosting.server_epochs": 5},
+        _DISTILS,
+        {LR: (), "coboosting.server_lr": (0.01, 0.04), "coboosting.generator_lr": (1e-3, 1e-2)},
+        smaller=_few("coboosting"),
     ),
     "FedCVAE-Ens": _fedcvae("ens", ""),
     "FedCVAE-KD": _fedcvae("kd", " of a decoder that it trains for {decoder_epochs} epochs"),
@@ -138,6 +155,17 @@ _OF_PRESET: Mapping[str, Mapping[str, Any]] = {
 def rates(preset: str) -> str:
     """``--lrs`` of a preset."""
     return _RATES[preset]
+
+
+def tries(way: Way, lrs: Sequence[float], everything: bool) -> list[Rates]:
+    """The rates of a way: its defaults (of several ``lrs`` the middle one), then each with one other rate.
+
+    ``everything`` false: of the clients' alone.
+    """
+    values = {name: (lrs[len(lrs) // 2], *lrs) if name == LR else of for name, of in way.tries.items()}
+    default = {name: of[0] for name, of in values.items()}
+    others = [{**default, name: value} for name, of in values.items() for value in of if everything or name == LR]
+    return list(dict.fromkeys(tuple(rates.items()) for rates in (default, *others)))
 
 
 def base(preset: str, dataset: str) -> dict[str, Any]:
