@@ -126,8 +126,8 @@ def _notes(rows: "Sequence[Measured]", options: cli.Options) -> list[str]:
         "accuracy, whose model a run keeps; picture and guide are of it. With the first seed each row tries the rates "
         f"{options.lrs} for clients that train the classifier, and the rates of a server or of images that are its "
         "own, one changed at a time; the row, all its seeds, has those of the best validation accuracy there in any "
-        "round (of equals those tried first). Rates of Fedssyn's generators are fixed, by the generators' own quality. Near "
-        "copies and advantage are of the first seed.",
+        "round (of equals those tried first). Rates of Fedssyn's generators are fixed, by the generators' own "
+        "quality. Near copies and advantage are of the first seed.",
         "MB: 10^6 bytes of all clients, both ways; once: before round 1; a round: in which clients took part.",
         "Client work: seconds of all clients on one core, counted (steps times the price of a step, as --dry-run), "
         "with their generators.",
