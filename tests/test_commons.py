@@ -245,6 +245,16 @@ def test_rates_are_tried_with_the_first_seed_alone(commons: ModuleType, monkeypa
     assert measured.best_rates(found, pd.DataFrame(), Path()) == {}
 
 
+def test_a_row_whose_runs_all_failed_is_told(commons: ModuleType) -> None:
+    from papers.commons.report import _not_finished
+
+    found = entries(commons, "--ways", "real,FedDM", "--seeds", "3,1")
+    assert _not_finished(found, []) == (
+        "\nreal, alpha 0.1: no row: no run with seed 3 has ended\n"
+        "\nFedDM, alpha 0.1: no row: no run with seed 3 has ended\n"
+    )
+
+
 @pytest.mark.parametrize("kind", [DENSE, CoBoosting])
 def test_the_price_of_training_once_can_be_told(kind: type) -> None:
     """Two numbers of epochs on as many examples: rounds with other numbers of examples share no constant."""

@@ -36,7 +36,8 @@ def report(entries: Sequence[Entry], options: cli.Options, out: Path, display: D
     seconds = _seconds(rows, out, display)
     undefined = {f"{e.way}, alpha {e.alpha:g}": e.cell for e in entries if isinstance(e.cell, str)}
     lines = [_line(one, seconds[name_of(one)]) for one in rows]
-    table = f"{tables.markdown(HEAD, lines)}{_not_defined(entries)}{tables.numbered(_notes(rows, options))}"
+    missing = f"{_not_defined(entries)}{_not_finished(entries, rows)}"
+    table = f"{tables.markdown(HEAD, lines)}{missing}{tables.numbered(_notes(rows, options))}"
     text = grids.stamped(f"{table}\n{_guides(rows)}", options)
     write_text(out / "commons.md", text)
     records = [_record(one, seconds[name_of(one)]) for one in rows]
@@ -98,6 +99,17 @@ def _not_defined(entries: Sequence[Entry]) -> str:
     """A line for each way and alpha that cannot be played, with the reason."""
     told = {(e.alpha, e.way): e.cell for e in entries if isinstance(e.cell, str)}
     return "".join(f"\n{way}, alpha {alpha:g}: not defined: {why}\n" for (alpha, way), why in told.items())
+
+
+def _not_finished(entries: Sequence[Entry], rows: "Sequence[Measured]") -> str:
+    """A line for each way and alpha without a row, whose first seed has no run that ended."""
+    could = dict.fromkeys((e.alpha, e.way) for e in entries if isinstance(e.cell, sweep.Trial))
+    there = {(one.alpha, one.row.way) for one in rows}
+    return "".join(
+        f"\n{way}, alpha {alpha:g}: no row: no run with seed {entries[0].seed} has ended\n"
+        for alpha, way in could
+        if (alpha, way) not in there
+    )
 
 
 def _record(one: "Measured", seconds: float) -> dict[str, Any]:
