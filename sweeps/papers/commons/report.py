@@ -45,7 +45,7 @@ def report(entries: Sequence[Entry], options: cli.Options, out: Path, display: D
     write_json(
         out / "summary.json", {"name": out.name, "preset": options.preset, "rows": records, "undefined": undefined}
     )
-    draw(rows, out / "commons.png", grids.title([one.config for one in rows]), grids.is_smoke(options))
+    draw(rows, out / "commons.png", grids.title([cell.config for cell in cells]), grids.is_smoke(options))
     display.say("\n" + text)
 
 
