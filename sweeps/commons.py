@@ -7,7 +7,7 @@ python sweeps/commons.py --ways "real,Fedssyn (DDPM),FedDM" --lrs 0.04
 python sweeps/commons.py --dataset mnist --data-dir DIR
 
 The first seed tries every rate of --lrs and those of a row's own; the other seeds have what was best there by
-validation accuracy.
+validation accuracy. With one rate in --lrs nothing is tried.
 """
 
 from collections.abc import Sequence

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -249,10 +249,10 @@ def test_a_row_whose_runs_all_failed_is_told(commons: ModuleType) -> None:
     from papers.commons.report import _not_finished
 
     found = entries(commons, "--ways", "real,FedDM", "--seeds", "3,1")
-    assert _not_finished(found, []) == (
-        "\nreal, alpha 0.1: no row: no run with seed 3 has ended\n"
-        "\nFedDM, alpha 0.1: no row: no run with seed 3 has ended\n"
-    )
+    of = {way: f"\n{way}, alpha 0.1: no row: no run with seed 3 has ended\n" for way in ("real", "FedDM")}
+    assert _not_finished(found, []) == of["real"] + of["FedDM"]
+    there: Any = SimpleNamespace(alpha=0.1, row=SimpleNamespace(way="real"))
+    assert _not_finished(found, [there]) == of["FedDM"]
 
 
 @pytest.mark.parametrize("kind", [DENSE, CoBoosting])
@@ -260,7 +260,8 @@ def test_the_price_of_training_once_can_be_told(kind: type) -> None:
     """Two numbers of epochs on as many examples: rounds with other numbers of examples share no constant."""
     epochs: dict[int, set[int | None]] = {}
     for variant, n in smaller_of(kind(client_epochs=9), 2):
-        epochs.setdefault(n, set()).add(getattr(variant, "client_epochs"))  # noqa: B009
+        assert isinstance(variant, DENSE | CoBoosting)
+        epochs.setdefault(n, set()).add(variant.client_epochs)
     assert max(map(len, epochs.values())) == 2
 
 
