@@ -143,7 +143,7 @@ WAYS: Mapping[str, Way] = {
 ONE_SHOT = ("dense", "coboosting")
 """Methods whose clients train the classifier once."""
 
-_RATES = {"smoke": "0.1", "small": "0.04,0.08,0.16", "paper": "0.01,0.03,0.1"}
+_RATES = {"smoke": "0.1", "small": "0.04,0.08,0.16,0.32", "paper": "0.01,0.03,0.1"}
 _SMALL = {"model.name": "encoder", "federation.rounds": 10, "client.epochs": 5, "measure.every": 0}
 _OF_PRESET: Mapping[str, Mapping[str, Any]] = {
     "smoke": {**_SMALL, "federation.rounds": 3, "client.epochs": 1, "data.limit": 300},
