@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from math import ceil, floor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,8 @@ SMALL = FedCVAE(
 )
 VARIANTS = [SMALL, replace(SMALL, variant="kd")]
 LOOP = LocalSGD(epochs=1, batch_size=8)
+EPSILON = 1e-4
+"""of Adam, in the comparison with the slow server"""
 
 
 @pytest.fixture
@@ -136,12 +139,17 @@ def _slow_adam(federation: "Federation", method: FedCVAE, x: Tensor, y: Tensor, 
                 for p, g, a, b in zip(w, torch.autograd.grad(loss, w), m, v, strict=True):
                     a.mul_(0.9).add_(0.1 * g)
                     b.mul_(0.999).add_(0.001 * g * g)
-                    p -= method.server_lr * (a / (1 - 0.9**t)) / ((b / (1 - 0.999**t)).sqrt() + 1e-8)
+                    p -= method.server_lr * (a / (1 - 0.9**t)) / ((b / (1 - 0.999**t)).sqrt() + EPSILON)
     return torch.cat([p.detach().reshape(-1) for p in w])
 
 
 @pytest.mark.parametrize("method", VARIANTS, ids=["ens", "kd"])
-def test_three_rounds_are_those_of_an_independent_server(three: "Federation", method: FedCVAE) -> None:
+def test_three_rounds_are_those_of_an_independent_server(
+    three: "Federation", method: FedCVAE, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A bias before BatchNorm has no gradient but rounding errors, other ones on each CPU, of which Adam with its
+    # epsilon of 1e-8 makes whole steps. With this epsilon they are nothing.
+    monkeypatch.setattr(torch.optim, "Adam", partial(torch.optim.Adam, eps=EPSILON))
     plan = three.plan(3)
     played = [now for now, _ in three.play(method, plan)]
     work = three.work()
@@ -155,10 +163,8 @@ def test_three_rounds_are_those_of_an_independent_server(three: "Federation", me
     images, labels = _slow_images(method, sent, seed_for(0, "merge", 1))
     state = played[-1].state
     assert data(state["labels"]).equal(labels)
-    # a bias before BatchNorm has no gradient but rounding errors, of which Adam makes steps
-    levels, share = (4, 0.6) if method.variant == "kd" else (1, 0.01)
-    assert (data(state["images"]).int() - images.int()).abs().max() <= levels
-    assert (data(state["images"]) != images).float().mean() < share
+    assert (data(state["images"]).int() - images.int()).abs().max() <= 1
+    assert (data(state["images"]) != images).float().mean() < 0.01
     wanted = _slow_adam(three, method, data(state["images"]), labels, range(1, 4))
     assert torch.allclose(played[-1].model.buffer, wanted, rtol=0, atol=1e-5)
     assert (wanted - played[0].model.buffer).abs().max() > 1e-3
