@@ -7,10 +7,11 @@ python sweeps/commons.py --ways "real,Fedssyn (DDPM),FedDM" --lrs 0.04
 python sweeps/commons.py --dataset mnist --data-dir DIR
 
 The first seed tries every rate of --lrs and those of a row's own; the other seeds have what was best there by
-validation accuracy. With one rate in --lrs nothing is tried.
+validation accuracy, without rates at which a seed diverged. With one rate in --lrs nothing is tried.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -93,17 +94,28 @@ def expected(found: Sequence[Entry]) -> list[sweep.Trial]:
 
 
 def play(found: Sequence[Entry], left: sweep.Todo, out: Path, display: Display) -> sweep.Outcome:
-    """Run the first seed at every rate, then the other seeds at the rate that was best; see ``measured``."""
-    from papers.commons.measured import at_rates, best_rates
+    """Run the first seed at every rate, then all seeds at the best ones, until none fails there; see ``measured``.
 
-    first = found[0].seed
-    trying = _cells([e for e in found if e.seed == first])
-    outcomes = [sweep.run_cells(sweep.todo(trying, out, display), out, display)]
-    if any(e.seed != first for e in found):
-        rates = best_rates(found, grids.finished(trying, out, display.say), out)
-        rest = _cells([e for e in at_rates(found, rates) if e.seed != first])
+    What failed before is tried again first. A failure at rates that the table does not need is said, and is none of the
+    outcome's.
+    """
+    from papers.commons.measured import at_rates, best_rates, failed
+
+    rest = _cells([e for e in found if e.seed == found[0].seed or failed(e, out)])
+    outcomes: list[sweep.Outcome] = []
+    tried: set[str] = set()
+    at_best: list[Entry] = []
+    while rest:
         outcomes.append(sweep.run_cells(sweep.todo(rest, out, display), out, display))
-    return sweep.together(outcomes)
+        tried |= {cell.name for cell in rest}
+        at_best = at_rates(found, best_rates(found, grids.finished(_cells(found), out, display.say), out))
+        rest = [cell for cell in _cells(at_best) if cell.name not in tried and not sweep.is_done(cell, out)]
+    outcome = sweep.together(outcomes)
+    has_row = {(e.way, e.alpha) for e in at_best}
+    needed = {cell.name for cell in _cells(at_best + [e for e in found if (e.way, e.alpha) not in has_row])}
+    for name in outcome.failures.keys() - needed:
+        display.say(f"Passed over, with its rates: {name}: {outcome.failures[name]}")
+    return replace(outcome, failures={n: why for n, why in outcome.failures.items() if n in needed})
 
 
 def _cells(found: Sequence[Entry]) -> list[sweep.Trial]:

@@ -249,10 +249,64 @@ def test_a_row_whose_runs_all_failed_is_told(commons: ModuleType) -> None:
     from papers.commons.report import _not_finished
 
     found = entries(commons, "--ways", "real,FedDM", "--seeds", "3,1")
-    of = {way: f"\n{way}, alpha 0.1: no row: no run with seed 3 has ended\n" for way in ("real", "FedDM")}
+    why = "alpha 0.1: no row: at all rates the run with seed 3 has not ended, or a seed's failed"
+    of = {way: f"\n{way}, {why}\n" for way in ("real", "FedDM")}
     assert _not_finished(found, []) == of["real"] + of["FedDM"]
-    there: Any = SimpleNamespace(alpha=0.1, row=SimpleNamespace(way="real"))
+    there: Any = SimpleNamespace(alpha=0.1, row=SimpleNamespace(way="real", best={3: 0.5, 1: 0.5}))
     assert _not_finished(found, [there]) == of["FedDM"]
+    part: Any = SimpleNamespace(alpha=0.1, row=SimpleNamespace(way="FedDM", best={3: 0.5}))
+    said = "\nFedDM, alpha 0.1: of 1 of 2 seeds; the other runs have not ended\n"
+    assert _not_finished(found, [there, part]) == said
+
+
+@pytest.mark.parametrize("left_over", ["error.txt", "summary.json"])
+def test_rates_at_which_any_seed_diverged_are_passed_over(
+    commons: ModuleType, left_over: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the next best are played; what failed at rates that the table does not need is none of the failures."""
+    from fedcommons.sweeping import grids, sweep
+    from papers.commons import measured
+
+    found = entries(commons, "--ways", "real", "--lrs", "0.2,0.1", "--seeds", "3,1")
+    of = {(e.rates[0][1], e.seed): e.cell.name for e in found}
+    validation = {of[0.1, 3]: 0.9, of[0.2, 3]: 0.8, of[0.1, 1]: 0.9, of[0.2, 1]: 0.8}
+
+    def run(left: list[Trial], out: Path, display: Display) -> sweep.Outcome:
+        for cell in left:
+            (out / cell.name).mkdir(exist_ok=True)
+            (out / cell.name / (left_over if cell.name == of[0.1, 1] else "summary.json")).touch()
+        stopped = {c.name: "it diverged" for c in left if (out / c.name / "error.txt").exists()}
+        return sweep.Outcome({}, 0, stopped)
+
+    def ended(cells: Sequence[Trial], out: Path, say: object) -> Any:
+        import pandas as pd
+
+        return pd.DataFrame({"run": [str(out / c.name) for c in cells if (out / c.name / "summary.json").exists()]})
+
+    monkeypatch.setattr(sweep, "todo", lambda cells, out, display: cells)
+    monkeypatch.setattr(sweep, "is_done", lambda cell, out: (out / cell.name / "summary.json").exists())
+    monkeypatch.setattr(sweep, "run_cells", run)
+    monkeypatch.setattr(grids, "finished", ended)
+    monkeypatch.setattr(measured, "read_rounds", lambda run: [
+        {"round": 0, "validation/accuracy": validation[run.name], "test/accuracy": 0.5}
+    ])  # fmt: skip
+    with Display() as display:
+        outcome = commons.play(found, None, tmp_path, display)
+    played = {path.name for path in tmp_path.iterdir()}
+    diverged = left_over == "error.txt"
+    assert played == {of[0.1, 3], of[0.2, 3], of[0.1, 1]} | ({of[0.2, 1]} if diverged else set())
+    assert not outcome.failures
+    rates = measured.best_rates(found, ended([e.cell for e in found], tmp_path, None), tmp_path)
+    assert rates == {("real", 0.1): (("client.lr", 0.2 if diverged else 0.1),)}
+
+
+def test_every_row_tells_its_budget(commons: ModuleType) -> None:
+    """With the numbers of its own fields, at each preset."""
+    from papers.commons.ways import WAYS, budget
+
+    said = {e.way: budget(WAYS[e.way], e.cell.config.flat) for e in entries(commons) if isinstance(e.cell, Trial)}
+    assert said.keys() == WAYS.keys()
+    assert not [text for text in said.values() if "None" in text or "{" in text]
 
 
 @pytest.mark.parametrize("kind", [DENSE, CoBoosting])

@@ -63,15 +63,27 @@ def best_of(lines: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     return max(both, key=lambda pair: pair[0])
 
 
+def failed(entry: Entry, out: Path) -> bool:
+    """Whether its run was stopped by an error, as one that diverged is."""
+    if not isinstance(entry.cell, Trial):
+        return False
+    folder = out / entry.cell.name
+    return (folder / "error.txt").exists() and not (folder / "summary.json").exists()
+
+
 def best_rates(entries: Sequence[Entry], runs: "pd.DataFrame", out: Path) -> dict[tuple[str, float], Rates]:
     """Of each way and alpha the rates of the best validation accuracy of any round, with the first seed alone.
 
-    Ties go to those that were tried first; a way whose first seed has no finished run has none. Test data have no part.
+    Rates at which the run of any seed failed are passed over: a row without its diverged seeds would look better than
+    it is. Ties go to those that were tried first; a way without such rates has none. Test data have no part.
     """
     done = set() if runs.empty else set(runs["run"])
+    unstable = {(e.way, e.alpha, e.rates) for e in entries if failed(e, out)}
     scores: dict[tuple[str, float], dict[Rates, float]] = {}
     for e in entries:
-        if isinstance(e.cell, Trial) and e.seed == entries[0].seed and (run := str(out / e.cell.name)) in done:
+        if not isinstance(e.cell, Trial) or e.seed != entries[0].seed or (e.way, e.alpha, e.rates) in unstable:
+            continue
+        if (run := str(out / e.cell.name)) in done:
             scores.setdefault((e.way, e.alpha), {})[e.rates] = best_of(read_rounds(Path(run)))[0]
     return {row: max(of, key=lambda rates: of[rates]) for row, of in scores.items()}
 

@@ -102,14 +102,20 @@ def _not_defined(entries: Sequence[Entry]) -> str:
 
 
 def _not_finished(entries: Sequence[Entry], rows: "Sequence[Measured]") -> str:
-    """A line for each way and alpha without a row, whose first seed has no run that ended."""
-    could = dict.fromkeys((e.alpha, e.way) for e in entries if isinstance(e.cell, sweep.Trial))
-    there = {(one.alpha, one.row.way) for one in rows}
-    return "".join(
-        f"\n{way}, alpha {alpha:g}: no row: no run with seed {entries[0].seed} has ended\n"
-        for alpha, way in could
-        if (alpha, way) not in there
-    )
+    """A line for each way and alpha without a row, or whose row lacks seeds."""
+    told = ""
+    seeds = {e.seed for e in entries}
+    ended = {(one.alpha, one.row.way): len(one.row.best) for one in rows}
+    for alpha, way in dict.fromkeys((e.alpha, e.way) for e in entries if isinstance(e.cell, sweep.Trial)):
+        n = ended.get((alpha, way), 0)
+        if not n:
+            told += (
+                f"\n{way}, alpha {alpha:g}: no row: at all rates the run with seed {entries[0].seed} has not ended, "
+            )
+            told += "or a seed's failed\n"
+        elif n < len(seeds):
+            told += f"\n{way}, alpha {alpha:g}: of {n} of {len(seeds)} seeds; the other runs have not ended\n"
+    return told
 
 
 def _record(one: "Measured", seconds: float) -> dict[str, Any]:
@@ -138,8 +144,8 @@ def _notes(rows: "Sequence[Measured]", options: cli.Options) -> list[str]:
         "accuracy, whose model a run keeps; picture and guide are of it. With the first seed each row tries the rates "
         f"{options.lrs} for clients that train the classifier, and the rates of a server or of images that are its "
         "own, one changed at a time; the row, all its seeds, has those of the best validation accuracy there in any "
-        "round (of equals those tried first). Rates of Fedssyn's generators are fixed, by the generators' own "
-        "quality. Near copies and advantage are of the first seed.",
+        "round (of equals those tried first), but for rates at which a seed's run diverged. Rates of Fedssyn's "
+        "generators are fixed, by the generators' own quality. Near copies and advantage are of the first seed.",
         "MB: 10^6 bytes of all clients, both ways; once: before round 1; a round: in which clients took part.",
         "Client work: seconds of all clients on one core, counted (steps times the price of a step, as --dry-run), "
         "with their generators.",

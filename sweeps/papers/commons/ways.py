@@ -60,7 +60,7 @@ _AT_SERVER = "server E epochs a round on the pool"
 _TO_TWO = "copies of 10 % for two others each"
 _FEDDM = {"algorithm": "feddm", "feddm.ipc": 3, "feddm.iterations": 20, "feddm.image_lr": 0.01,
           "feddm.server_epochs": 30, "feddm.server_batch": 64, "feddm.server_lr": 0.05}  # fmt: skip
-_DISTILS = "clients E R epochs once; server {epochs} epochs of distillation a round"
+_DISTILS = "clients E R epochs once; server {server_epochs} epochs of distillation a round"
 
 
 def _few(method: str) -> dict[str, Any]:
