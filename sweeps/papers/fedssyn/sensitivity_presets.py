@@ -1,0 +1,44 @@
+"""What the presets of figure 4 of Fedssyn set: fields, and the lists that its three panels vary.
+
+(a) rho n_i x n~ at alpha 0.1; (b) epochs of the generators for two N, (c) generators, both at alpha 0.01. FedAvg.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedcommons.config import presets
+
+ALPHAS = {"a": 0.1, "b": 0.01, "c": 0.01}
+
+_SMALL: dict[str, Any] = {
+    "model.name": "encoder",
+    "federation.rounds": 10,
+    "client.epochs": 5,
+    "client.lr": 0.16,  # of FedAvg and of Fedssyn on the page of commons, by validation accuracy, at both alphas
+    "measure.every": 0,
+}
+
+FIELDS: Mapping[str, Mapping[str, Any]] = {
+    "smoke": {**_SMALL, "federation.rounds": 2, "client.epochs": 2, "client.lr": 0.1},
+    "small": _SMALL,
+    "paper": {"measure.every": 0},
+}
+"""The dotted fields of each preset on top of those of ``presets``."""
+
+LISTS: Mapping[str, tuple[str, str, str, str, str]] = {
+    "smoke": ("0.5,1", "0.25,1", "0.5,1", "4,6", "ddpm,gan"),
+    "small": ("0.1,0.3,1", "0.1,0.3,1", "0.1,0.3,1", "10,40", "ddpm,gan,cvae"),
+    "paper": ("0.1,0.25,0.5,0.75,1", "0.1,0.25,0.5,0.75,1", "0.1,0.3,0.5,0.7,0.9", "10,40", "ddpm,gan"),
+}
+"""rho and n~/n_i of (a); shares of the generators' epochs and N of (b); generators of (c). Ours, but for N."""
+
+
+def fields(preset: str, dataset: str) -> dict[str, Any]:
+    """The dotted fields of a preset with this data set."""
+    return {**presets.preset(preset, dataset), **FIELDS[preset], "data.name": dataset, "algorithm": "fedavg",
+            "sharing.setting": "shuffled_synthetic"}  # fmt: skip
+
+
+def generator(name: str, preset: str, epochs: int) -> dict[str, Any]:
+    """The fields of a generator of (c); ``epochs``: those of the DDPM, which others have unless a preset sets them."""
+    return {"generator.epochs": epochs, **presets.generator(name, preset), "generator.name": name}

@@ -1,0 +1,155 @@
+"""Figure 4 of Fedssyn: table, CSV and picture of its three panels, each with FedAvg alone and a central model."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from fedcommons.config import cli
+from fedcommons.files import write_json, write_text
+from fedcommons.reports import tables
+from fedcommons.sweeping import grids, sweep
+from fedcommons.sweeping.display import Display
+from fedcommons.tracking.run_folder import read_summary
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A run of a panel: N, the generator and its rho, n~/n_i and epochs; without a pool ``generator`` is None."""
+
+    panel: str
+    n_clients: int
+    generator: str | None
+    rho: float
+    number: float
+    epochs: int
+    cell: sweep.Trial
+
+
+KEY = ("panel", "n_clients", "generator", "rho", "number", "epochs")
+
+
+def records(found: Sequence[Entry], out: Path, central: Mapping[int, float]) -> list[dict[str, Any]]:
+    """A record for each pool, over the seeds that are finished. Accuracies in %.
+
+    central: last accuracy of the central model by seed; ``ahead``: whether Student's 95 % interval of the differences
+    to it, seed by seed, lies above 0; None of fewer than two seeds.
+    """
+    runs = grids.finished([e.cell for e in found], out)
+    by_name = {} if runs.empty else {Path(row["run"]).name: row for row in runs.to_dict("records")}
+    groups: dict[tuple[Any, ...], dict[int, float]] = {}
+    for e in found:
+        if e.cell.name in by_name:
+            of = groups.setdefault(tuple(getattr(e, name) for name in KEY), {})
+            of[e.cell.config.seed] = 100 * float(by_name[e.cell.name]["last_accuracy"])
+    return [
+        {**dict(zip(KEY, key, strict=True)), "seeds": len(of), "last": fmean(of.values()),
+         "sd": stdev(of.values()) if len(of) > 1 else 0.0, "accuracies": list(of.values()),
+         "ahead": is_above([value - central[seed] for seed, value in of.items() if seed in central])}
+        for key, of in groups.items()
+    ]  # fmt: skip
+
+
+def is_above(differences: Sequence[float]) -> bool | None:
+    """Whether Student's 95 % interval of the mean lies above 0; None of fewer than two."""
+    if len(differences) < 2:
+        return None
+    from scipy.stats import t  # half a second to import
+
+    half = float(t.ppf(0.975, len(differences) - 1)) * stdev(differences) / len(differences) ** 0.5
+    return fmean(differences) > half
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """A line for each pool."""
+    said = {None: "-", True: "yes", False: "no"}
+    lines = [
+        [f"({r['panel']})", str(r["n_clients"]), r["generator"] or "no pool",
+         f"{100 * r['rho']:g} %" if r["generator"] else "-", f"{r['number']:g}" if r["generator"] else "-",
+         str(r["epochs"] or "-"), tables.mean_std(r["accuracies"], 1), said[r["ahead"]], str(r["seeds"])]
+        for r in rows
+    ]  # fmt: skip
+    head = ["panel", "N", "generator", "rho", "n~/n_i", "epochs", "last accuracy, %", "above central", "seeds"]
+    return tables.markdown(head, lines)
+
+
+def figure(rows: Sequence[dict[str, Any]], central: Sequence[float], path: Path, title: str, smoke: bool) -> None:
+    """(a) against n~/n_i, a line for each rho; (b) against epochs, one for each N; (c) a point for each generator."""
+    from fedcommons.reports import plots
+    from fedcommons.reports.series import COLOURS, MARKERS
+
+    drawing, (row,) = plots.panels(1, 3, (13, 4), sharey=True)
+    for axes, panel, x, series, label, said in zip(
+        row, "abc", ("number", "epochs", "generator"), ("rho", "n_clients", None),
+        ("rho {:g}", "N = {:g}", "pool"), ("n~/n_i", "epochs of the generators", "generator"), strict=True,
+    ):  # fmt: skip
+        mine = [r for r in rows if r["panel"] == panel]
+        pools = [r for r in mine if r["generator"]]
+        for i, one in enumerate(sorted({r[series] for r in pools}) if series else [None]):
+            of = [r for r in pools if series is None or r[series] == one]
+            at, mean, sd = ([r[name] for r in of] for name in (x, "last", "sd"))
+            look = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "label": label.format(one)}
+            if panel == "c":
+                axes.errorbar(at, mean, sd, capsize=3, linestyle="none", **look)
+            else:
+                axes.plot(at, mean, **look)
+                low, high = ([m + sign * s for m, s in zip(mean, sd, strict=True)] for sign in (-1, 1))
+                axes.fill_between(at, low, high, color=look["color"], alpha=0.2, linewidth=0)
+            for r in (r for r in of if r["ahead"]):
+                axes.annotate("*", (r[x], r["last"]), textcoords="offset points", xytext=(0, 5), ha="center")
+        for i, none in enumerate(r for r in mine if not r["generator"]):
+            name = f"no pool, N = {none['n_clients']}"
+            axes.axhline(none["last"], color=COLOURS[i % len(COLOURS)], linestyle="--", linewidth=1, label=name)
+        if central:
+            axes.axhline(fmean(central), color="k", linestyle=":", label="central, real images")
+        axes.set(title=f"({panel})", xlabel=said)
+        if panel == "c":
+            axes.margins(x=0.2)
+        else:
+            axes.set_xscale("log")
+            axes.minorticks_off()
+            ticks = sorted({r[x] for r in pools})
+            axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.legend(fontsize=7)
+    row[0].set_ylabel("last test accuracy, %")
+    drawing.suptitle(title, fontsize=10)
+    plots.save(drawing, path, 120, smoke)
+
+
+def report(found: Sequence[Entry], central: Sequence[str], options: cli.Options, out: Path, display: Display) -> None:
+    """Write table, CSV and picture from the run folders, and show the table; central: folders of these models."""
+    done = [e for e in found if sweep.is_done(e.cell, out)]
+    if len(done) < len(found):
+        display.say(f"{len(found) - len(done)} of {len(found)} runs are not finished: they are left out.")
+    summaries = [s for s in (read_summary(out / name) for name in central) if s]
+    by_seed = {int(s["seed"]): 100 * float(s["last_accuracy"]) for s in summaries}
+    rows = records(done, out, by_seed)
+    if not rows:
+        return
+    config = done[0].cell.config
+    notes = [
+        f"{config.data.name}, fedavg, the pool shuffled and dealt; (a): alpha 0.1; (b) and (c): alpha 0.01. rho: share "
+        "of a client's images that its generator saw. Epochs below the last are checkpoints of the same training. "
+        "(b) and (c): rho 100 %, n~ = n_i.",
+        grids.work_note([e.cell.config for e in done]),
+        f"Accuracy after round {config.federation.rounds}. Learning rate {config.client.lr:g} in all runs and central "
+        "models, not chosen per run.",
+    ]
+    if summaries:
+        values = tables.mean_std(list(by_seed.values()), 1)
+        notes.append(
+            f"Central: one model on all {summaries[0]['images']} real training images, {summaries[0]['epochs']} epochs "
+            f"of them, as many as a client makes of its own: {values} %. Above: Student's 95 % interval of the "
+            "differences, seed by seed, is above 0, for each pool alone; in the picture a star."
+        )
+    notes.append(f"Seeds: {options.seeds}; ± is the sample standard deviation.")
+    markdown = grids.stamped(table(rows) + tables.numbered(notes), options)
+    plain = [{name: value for name, value in r.items() if name != "accuracies"} for r in rows]
+    runs = [{**{n: getattr(e, n) for n in KEY}, "seed": e.cell.config.seed, "run": e.cell.name} for e in done]
+    write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "pools": rows, "runs": runs})
+    write_text(out / "sensitivity.csv", tables.to_csv(plain))
+    write_text(out / "sensitivity.md", markdown)
+    figure(rows, list(by_seed.values()), out / "sensitivity.png", grids.title([e.cell.config for e in done]),
+           grids.is_smoke(options))  # fmt: skip
+    display.say("\n" + markdown)

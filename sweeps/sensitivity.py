@@ -1,0 +1,122 @@
+"""Figure 4 of Fedssyn: accuracy against what generators saw, what they drew, how long they trained, and their kind.
+
+python sweeps/sensitivity.py                       # digits, one seed, minutes on a laptop
+python sweeps/sensitivity.py --preset smoke        # the same code with smaller numbers
+python sweeps/sensitivity.py --seeds 0,1,2
+python sweeps/sensitivity.py --preset paper --dataset cifar10 --data-dir DIR      # for GPUs
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedcommons.config import cli, parts
+from fedcommons.config.flat import SHORT_NAMES
+from fedcommons.errors import UserError, unknown
+from fedcommons.sweeping import central_models, grids, runner, sweep
+from fedcommons.sweeping.display import Display
+from papers.fedssyn import sensitivity_presets as presets
+from papers.fedssyn.sensitivity_report import Entry, report
+
+if TYPE_CHECKING:
+    from fedcommons.runs.central import Central
+
+TAKEN = {"seed": "seeds", "generator.rho": "rhos", "sharing.p": "numbers", "sharing.setting": "rhos",
+         "partition.n_clients": "clients", "generator.name": "generators"}  # fmt: skip
+"""Fields that an option sets."""
+
+
+def arguments(argv: Sequence[str]) -> cli.Options:
+    """Options of the sweep on top of every field of the experiment."""
+    preset = cli.early(argv, "preset", "small")
+    if preset not in presets.FIELDS:
+        raise unknown("preset", preset, presets.FIELDS)
+    dataset = cli.early(argv, "data.name", "cifar10" if preset == "paper" else "digits")
+    rhos, numbers, checkpoints, clients, generators = presets.LISTS[preset]
+    parser = cli.parser((__doc__ or "").partition("\n")[0], argv, presets.fields(preset, dataset))
+    for name, default, text in (
+        ("preset", "small", f"{', '.join(presets.FIELDS)}: sets the defaults of all fields"),
+        ("seeds", "0", "seeds, separated by commas"),
+        ("rhos", rhos, "(a): rho, shares of a client's images that its generator sees, nested"),
+        ("numbers", numbers, "(a): n~/n_i, synthetic images of a client for each of its own"),
+        ("checkpoints", checkpoints, "(b): shares of generator.epochs after which images are drawn"),
+        ("clients", clients, "(b): numbers of clients; (a) and (c) have the first"),
+        ("generators", generators, "(c): generators"),
+        ("out", f"runs/sensitivity-{preset}-{parts.label(dataset)}", "folder of the sweep"),
+    ):
+        parser.add_argument(f"--{name}", type=str, default=default, help=text)
+    parser.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
+    cli.add_shared(parser)
+    parser.short = {**SHORT_NAMES, "seed": "seeds", "rho": "rhos"}
+    parser.hide([*TAKEN, "partition.alpha"])
+    options = cli.parse(parser, argv)
+    cli.refuse_fields(options, TAKEN)
+    if "partition.alpha" in cli.named(argv):
+        raise UserError("partition.alpha is not for figure 4: it is 0.1 in (a), 0.01 in (b) and (c).")
+    if "partition.alpha" not in options.fields:
+        raise UserError(f"figure 4 varies partition.alpha, which {options['partition.name']} has not.")
+    return options
+
+
+def entries(options: cli.Options) -> list[Entry]:
+    """For each seed the pools of (a), (b), (c), and what stands beside them: each federation without a pool."""
+    base, epochs, found = grids.base(options), options["generator.epochs"], []
+    rhos = cli.split("--rhos", options.rhos, float, "(0, 1]")
+    numbers = cli.split("--numbers", options.numbers, float, "(0, 1e6]")
+    shares = cli.split("--checkpoints", options.checkpoints, float, "(0, 1]")
+    clients = cli.split("--clients", options.clients, int, "[2, 1e6]")
+    early = sorted({max(1, round(share * epochs)) for share in shares})
+    made_by = "ddpm"
+    pools = [("a", clients[0], made_by, rho, number, epochs) for rho, number in product(rhos, numbers)]
+    pools += [("b", n, made_by, 1.0, 1.0, epoch) for n, epoch in product(clients, early)]
+    kinds = {g: presets.generator(g, options.preset, epochs) for g in cli.split("--generators", options.generators)}
+    pools += [("c", clients[0], name, 1.0, 1.0, of["generator.epochs"]) for name, of in kinds.items()]
+    for seed in cli.split("--seeds", options.seeds, int):
+        federations = dict.fromkeys((panel, n) for panel, n, *_ in pools)
+        for panel, n in federations:
+            at = {**base, "seed": seed, "partition.n_clients": n, "partition.alpha": presets.ALPHAS[panel]}
+            real = grids.cell(options, {**at, "sharing.setting": "real"})
+            found.append(Entry(panel, n, None, 0.0, 0.0, 0, real))
+            for _, _, name, rho, number, epoch in (p for p in pools if p[:2] == (panel, n)):
+                fields: dict[str, Any] = {**kinds[name]} if panel == "c" else {"generator.name": name}
+                fields |= {"generator.rho": rho, "generator.epochs": epoch, "sharing.p": number / (1 + number)}
+                found.append(Entry(panel, n, name, rho, number, epoch, grids.cell(options, {**at, **fields})))
+    sweep.require_few(len(found))
+    return found
+
+
+def central_lines(found: Sequence[Entry]) -> "list[Central]":
+    """For each seed a model on all real images in one place, with as many steps as all clients together."""
+    from fedcommons.runs.central import Central
+
+    lines = []
+    for e in found:
+        config = sweep.with_absolute_paths(e.cell.config)
+        lines.append(Central("central_real", config, config.federation.rounds * config.client.epochs))
+    return list({line.name: line for line in lines}.values())
+
+
+def play(found: Sequence[Entry], left: sweep.Todo, out: Path, display: Display) -> sweep.Outcome:
+    """Run what is left, then train the central models."""
+    outcome, started = sweep.run_cells(left, out, display), time.perf_counter()
+    failures = {**outcome.failures, **central_models.train(central_lines(found), out, display)}
+    seconds = {**outcome.seconds, "central models": time.perf_counter() - started}
+    return replace(outcome, seconds=seconds, failures=failures)
+
+
+def sensitivity(argv: Sequence[str]) -> int:
+    options = arguments(argv)
+    found = entries(options)
+    return runner.run(
+        options, "sensitivity", grids.once(e.cell for e in found),
+        lambda out, display: report(found, [line.name for line in central_lines(found)], options, out, display),
+        play=partial(play, found), centrals=partial(central_lines, found),
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    cli.main(sensitivity)
