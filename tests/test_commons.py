@@ -381,7 +381,17 @@ def test_client_work_is_of_the_clients_alone(commons: ModuleType) -> None:
     from papers.commons.work import client_seconds
 
     few, many = (
-        client_seconds(entries(commons, "--ways", "real", "--client.epochs", epochs)[0].cell.config)
+        client_seconds(entries(commons, "--ways", "real", "--client.epochs", epochs)[0].cell.config, {})
         for epochs in ("1", "50")
     )
     assert 0 < few < many
+    once, other = (
+        entries(commons, "--ways", way)[0].cell.config for way in ("one-shot Fedssyn (DDPM)", "Fedssyn (DDPM)")
+    )
+    prices: dict[tuple, Any] = {}
+    seconds = client_seconds(once, prices)
+    timed = dict(prices)
+    assert len(timed) > 0
+    assert client_seconds(once, prices) == seconds  # its clients make nothing but generators, timed before
+    client_seconds(other, prices)
+    assert prices == timed

@@ -150,9 +150,12 @@ def _generator(job: Job, bill: Bill) -> None:
     bill.memory = max(bill.memory, price.memory)
 
 
-def generators(jobs: Iterable[Job]) -> float:
-    """Seconds of these trainings and drawings, one after another on one core; a step of each shape is timed."""
-    bill, torch_threads = Bill(), torch.get_num_threads()
+def generators(jobs: Iterable[Job], prices: dict[tuple, GeneratorPrices] | None = None) -> float:
+    """Seconds of these trainings and drawings, one after another on one core; a step of each new shape is timed.
+
+    prices: of the shapes that were timed before, to which the new ones are added.
+    """
+    bill, torch_threads = Bill(of_generators={} if prices is None else prices), torch.get_num_threads()
     for job in jobs:
         _generator(job, bill)
     torch.set_num_threads(torch_threads)

@@ -60,10 +60,11 @@ def _seconds(rows: "Sequence[Measured]", out: Path, display: Display) -> dict[st
 
     file = out / "client_work.json"
     known: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
+    prices: dict[tuple, Any] = {}
     for number, one in enumerate(rows, 1):
         if name_of(one) not in known:
             display.step("pricing client work", number, len(rows), one.row.way)
-            known[name_of(one)] = client_seconds(one.config)
+            known[name_of(one)] = client_seconds(one.config, prices)
             write_json(file, known)
     return known
 

@@ -21,8 +21,11 @@ OF_CLIENTS = {
 
 
 @fresh_torch()
-def client_seconds(config: Experiment) -> float:
-    """Of all clients together, on one core of this machine as it is now."""
+def client_seconds(config: Experiment, prices: dict[tuple, cost.GeneratorPrices]) -> float:
+    """Of all clients together, on one core of this machine as it is now.
+
+    prices: of generators, filled as they are timed: rows that share a generator share its price.
+    """
     prepared = build.prepare(config)
     contributed, _ = cost.contribute(prepared, [planned.stand_in(need) for need in prepared.needs])
     ready = build.assemble_contributed(prepared, contributed)
@@ -32,4 +35,5 @@ def client_seconds(config: Experiment) -> float:
     slope = (price.step - price.half) / (batch - half) if batch > half else 0.0
     rest = n.rest * price.half + slope * (n.rest_examples - n.rest * half)
     local = n.full * price.step + max(rest, 0.0) + n.trainings * price.training
-    return local + in_seconds(mine, price.pieces) + planned.generators(Job([need], {}) for need in prepared.needs)
+    of_generators = planned.generators((Job([need], {}) for need in prepared.needs), prices)
+    return local + in_seconds(mine, price.pieces) + of_generators
