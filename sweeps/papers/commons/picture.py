@@ -42,6 +42,7 @@ def draw(rows: Sequence[Measured], path: Path, title: str, smoke: bool) -> None:
         _panel(left, mine, [one.row.mb for one in mine])
         _panel(right, mine, [100 * one.row.disclosed for one in mine])
         left.set(xscale="log", xlabel="MB in all, all clients, both ways", ylabel="test accuracy, %")
+        left.xaxis.set_minor_formatter("")  # where there are few powers of 10 its labels would cover each other
         right.set(xlabel="examples given away without an epsilon, %", xlim=(-4, 104))
         left.set_title(f"alpha = {alpha:g}", fontsize=10)
     figure.legend(handles=_keys(), loc="outside lower center", ncols=4, fontsize=8)
