@@ -1,30 +1,43 @@
-"""How good the synthetic images of a configuration are, against real ones, without downloads.
+"""How good synthetic images are, against real ones, without downloads: by generator, training size and epoch.
 
 python sweeps/quality.py                                      # digits, some minutes on a laptop
 python sweeps/quality.py --preset smoke                       # the same code with smaller numbers
 python sweeps/quality.py --config runs/mine/config.yaml       # the pool of a run
+python sweeps/quality.py --checkpoints 0.1,0.3,1 --rhos 0.1,1 --generators ddpm,gan,cvae --seeds 0,1,2
 """
 
 import time
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fedcommons.config import cli, parts, presets
-from fedcommons.config.flat import generates
+from fedcommons.config.flat import choose, generates
 from fedcommons.errors import UserError
+from fedcommons.sweeping import sweep
 from fedcommons.sweeping.display import Display
+
+if TYPE_CHECKING:
+    from fedcommons.config.experiment import Experiment
+
+OF_FIELDS = {"seeds": "seed", "generators": "generator.name", "rhos": "generator.rho"}
+"""Lists, each of one field: a list that is not given has the field's value alone."""
 
 
 def arguments(argv: Sequence[str]) -> cli.Options:
-    """Options on top of every field of the experiment."""
+    """Options on top of every field of the experiment, and the experiments whose pools are judged."""
     preset, dataset = cli.early(argv, "preset", "small"), cli.early(argv, "data.name", "digits")
     title = (__doc__ or "").partition("\n")[0]
-    fields = {**presets.preset(preset, dataset), "sharing.setting": "shuffled_synthetic"}
-    parser = cli.parser(title, argv, fields)
+    fields = presets.preset(preset, dataset, cli.early(argv, "generator.name", "ddpm"))
+    parser = cli.parser(title, argv, {**fields, "sharing.setting": "shuffled_synthetic"})
     for name, kind, default, text in (
         ("preset", str, "small", ", ".join(presets.PRESETS)),
+        ("seeds", str, "", "seeds, separated by commas (default: seed)"),
+        ("generators", str, "", "generators, separated by commas (default: generator.name)"),
+        ("rhos", str, "", "shares of a client's images that its generator sees, nested (default: generator.rho)"),
+        ("checkpoints", str, "1", "shares of generator.epochs after which images are drawn"),
         ("neighbours", Annotated[int, "[1, 1000]"], 5, "k of precision, recall, density and coverage"),
         ("images", Annotated[int, "[10, 1e6]"], 5000, "images of each kind at most"),
         ("epochs", Annotated[int, "[1, 1e6]"], 20, "epochs of the two classifiers"),
@@ -38,7 +51,33 @@ def arguments(argv: Sequence[str]) -> cli.Options:
         raise UserError(
             f"sharing.setting {options.config.sharing.setting} makes no images, so there are none to judge."
         )
+    cli.refuse_fields(options, {field: name for name, field in OF_FIELDS.items() if options[name]})
+    options.pools = pools(options)
     return options
+
+
+def pools(options: cli.Options) -> "list[Experiment]":
+    """The experiments whose pools are judged: of each seed, generator and rho those after each checkpoint."""
+    base, listed = cli.flat(options), partial(_listed, options)
+    seeds, names = listed("seeds", int), listed("generators")
+    rhos, shares = listed("rhos", float, "(0, 1]"), cli.split("--checkpoints", options.checkpoints, float, "(0, 1]")
+    sweep.require_few(len(seeds) * len(names) * len(rhos) * len(shares))
+    found = []
+    for seed, name, rho in product(seeds, names, rhos):
+        own = {} if name == base["generator.name"] else presets.generator(name, options.preset)
+        fields: dict[str, Any] = {**base, **own, "generator.name": name, "generator.rho": rho, "seed": seed}
+        config = choose(fields, options.fields)
+        if shares != (1.0,) and "generator.epochs" not in config.flat:
+            raise UserError(f"--checkpoints needs a generator that has epochs, and {parts.label(name)} has none.")
+        epochs = config.flat.get("generator.epochs")
+        early = [] if epochs is None else sorted({max(1, round(share * epochs)) for share in shares})
+        found += [choose({**fields, "generator.epochs": epoch}, options.fields) for epoch in early] or [config]
+    return found
+
+
+def _listed(options: cli.Options, name: str, kind: Any = str, allowed: str = "") -> tuple[Any, ...]:
+    """The values of a list of ``OF_FIELDS``."""
+    return cli.split(f"--{name}", options[name], kind, allowed) if options[name] else (options[OF_FIELDS[name]],)
 
 
 def quality(argv: Sequence[str]) -> int:
@@ -46,10 +85,10 @@ def quality(argv: Sequence[str]) -> int:
     with Display() as display:
         display.say("Loading torch and the data ...")
         from fedcommons.sweeping import folders
-        from papers.fedssyn.judged import work
+        from papers.fedssyn.judged import price, work
 
         if options.dry_run:
-            work(options, display.say)
+            price(options, display.say)
             return 0
         with folders.open_folder(Path(options.out)):
             work(options, display.say, partial(display.step, ends=False))

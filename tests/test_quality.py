@@ -1,6 +1,6 @@
 """Quality of a pool: closed forms, a slow double loop, and pools whose quality is known."""
 
-import json
+import csv
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -176,12 +176,54 @@ def test_the_command(tmp_path: Path, sweeps: Callable[[str], ModuleType], monkey
     (tmp_path / "mine.py").write_text(STRIPES)
     monkeypatch.chdir(tmp_path)
     argv = ["--preset", "smoke", "--generator", "mine.py:Stripes", "--epochs", "9", "--out", "out"]
-    assert sweeps("quality").quality(["--dry-run", *argv]) == 0
+    script = sweeps("quality")
+    assert script.quality(["--dry-run", *argv]) == 0
     assert not (tmp_path / "out").exists()
-    assert sweeps("quality").quality(argv) == 0
-    found = json.loads((tmp_path / "out" / "quality.json").read_text())
-    assert found["points"] == 200
-    assert found["pool"]["recall"] < 0.1 < 0.9 < found["test images"]["recall"]
+    assert script.quality(argv) == 0
+    (found,) = lines(tmp_path / "out")
+    assert found["points"] == "200"
+    assert float(found["recall"]) < 0.1 < 0.9 < float(found["test_images_recall"])
     assert (tmp_path / "out" / "quality.png").exists()
     with pytest.raises(UserError, match="setting real makes no images"):
-        sweeps("quality").quality(["--sharing", "real"])
+        script.quality(["--sharing", "real"])
+    (tmp_path / "mine.py").write_text(STRIPES.replace("epochs: int = 1", "times: int = 1"))
+    with pytest.raises(UserError, match="needs a generator that has epochs, and stripes has none"):
+        script.quality([*argv, "--checkpoints", "0.5,1"])
+
+
+def lines(out: Path) -> list[dict[str, str]]:
+    with (out / "quality.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_pools_of_generators_sizes_and_epochs_stand_in_one_table(
+    tmp_path: Path, sweeps: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    argv = [
+        "--preset",
+        "smoke",
+        "--generators",
+        "cvae,gan",
+        "--rhos",
+        "0.5,1",
+        "--checkpoints",
+        "0.1,1",
+        "--epochs",
+        "2",
+    ]
+    many = [*argv, "--seeds", "0,1", "--out", "many", "--artifacts", "store"]
+    script = sweeps("quality")
+    assert script.quality(many) == 0
+    found = lines(tmp_path / "many")
+    assert len(found) == 2 * 2 * 2 * 2
+    epochs = [(of["generator"], of["epochs"]) for of in found[:2] + found[4:6]]
+    assert epochs == [("cvae", "2"), ("cvae", "20"), ("gan", "1"), ("gan", "5")]  # each has its preset's
+    text = (tmp_path / "many" / "quality.md").read_text()
+    assert text.count("±") >= 8 * 7
+    one = ["--generator", "cvae", "--rho", "1", "--seed", "1", "--epochs", "2", "--out", "one", "--artifacts", "other"]
+    assert script.quality(["--preset", "smoke", *one]) == 0
+    (alone,) = lines(tmp_path / "one")
+    assert alone in found  # a pool is judged alike beside others, and trained alike without checkpoints
+    with pytest.raises(UserError, match=r"generator.rho is set by the sweep.s own option: use --rhos"):
+        script.quality([*argv, "--rho", "1"])

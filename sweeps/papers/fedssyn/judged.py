@@ -1,23 +1,26 @@
-"""The quality of a configuration's pool: its table, its numbers and a grid of pictures."""
+"""The quality of pools: their table and numbers, over seeds, and a grid of pictures of the first seed's."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from fedcommons.artifacts import Store
 from fedcommons.audits.quality import Quality, pool_quality
-from fedcommons.config import cli, presets
+from fedcommons.config import cli, parts, presets
+from fedcommons.config.experiment import Experiment
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.work import Work
 from fedcommons.core.worker import default_device, fresh_torch, set_up_process
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
-from fedcommons.files import write_json, write_text
+from fedcommons.files import write_text
 from fedcommons.reports import tables
 from fedcommons.reports.images import image_grid
-from fedcommons.runs.build import OnStep, prepare, synthetic_images
+from fedcommons.runs.build import OnStep, Prepared, contributions, prepare, synthetic_images
 from fedcommons.runs.worker import build_module
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sweeping import planned
@@ -25,64 +28,131 @@ from fedcommons.sweeping import planned
 SHOWN = 3
 """Images of each class in a row of the picture."""
 
+MEASURES = ("precision", "recall", "density", "coverage", "kernel_distance", "fidelity")
 
-def work(options: cli.Options, say: Callable[[str], None], on_step: OnStep | None = None) -> None:
-    """Make the pool where it is not stored, judge it, and write all into ``--out``; with ``--dry-run`` only the price.
+POOL = ("generator", "rho", "epochs")
+"""What tells pools of a table apart."""
+
+
+def _checked(config: Experiment) -> Prepared:
+    """The experiment with its data, dealt.
 
     Raises:
         UserError: no client draws an image, or the model names no head.
     """
-    c, prepared, store = options.config, prepare(options.config), Store(Path(options.config.artifacts), say)
-    needs, jobs = prepared.needs, synthetic_pool.missing(store, prepared.needs)
-    if not any(need.n for need in needs):
+    prepared = prepare(config)
+    if not any(need.n for need in prepared.needs):
         raise UserError("no client draws an image, so there are none to judge: use a larger sharing.p.")
-    if "head" not in dir(build_module(c, prepared.dataset, "meta")):
-        raise UserError(f"model.name {c.model.name} names no head, whose inputs are the features of quality.")
-    if options.dry_run:
-        seconds = planned.duration(planned.generators(jobs))
-        say(f"{len(jobs)} generators to train, about {seconds} here on one core, then two classifiers.")
-        return
-    out, data = Path(options.out), prepared.dataset
-    with fresh_torch():
-        set_up_process()
-        made = [m.examples for m in synthetic_images(prepared, store, jobs, say, on_step)]
-        pool = Examples(torch.cat([m.x for m in made]), torch.cat([m.y for m in made]))
-        loop = LocalSGD(options.epochs, c.client.batch_size, onednn=c.client.onednn)
-        trainer = Work(build_module(c, data), default_device(), loop)
-        found = pool_quality(
-            trainer, prepared.train, pool, data.test, c.seed, k=options.neighbours, most=options.images
-        )
-    smoke, text = options.preset == "smoke", table(found, options.neighbours, options.epochs)
+    if "head" not in dir(build_module(config, prepared.dataset, "meta")):
+        raise UserError(f"model.name {config.model.name} names no head, whose inputs are the features of quality.")
+    return prepared
+
+
+def price(options: cli.Options, say: Callable[[str], None]) -> None:
+    """Say what would be trained, and for how long."""
+    store = Store(Path(options.config.artifacts), say)
+    jobs = synthetic_pool.missing(store, [need for config in options.pools for need in _checked(config).needs])
+    seconds = planned.duration(planned.generators(jobs))
+    say(f"{len(jobs)} generators to train, about {seconds} here on one core, then two classifiers a pool.")
+
+
+def work(options: cli.Options, say: Callable[[str], None], on_step: OnStep | None = None) -> None:
+    """Make the pools that are not stored, judge each, and write all into ``--out``."""
+    store, records, pictures = Store(Path(options.config.artifacts), say), [], []
+    for seed, of in groupby(options.pools, key=lambda config: config.seed):
+        ready = [_checked(config) for config in of]
+        with fresh_torch():
+            set_up_process()
+            jobs = synthetic_pool.missing(store, [need for p in ready for need in p.needs])
+            synthetic_images(ready[0], store, jobs, say, on_step)
+            for number, prepared in enumerate(ready, 1):
+                say(f"seed {seed}: judging pool {number}/{len(ready)}")
+                made = [m.examples for m in contributions(prepared, store)]
+                pool = Examples(torch.cat([m.x for m in made]), torch.cat([m.y for m in made]))
+                records.append({**_named(prepared.config), "seed": seed, **_plain(_judged(prepared, pool, options))})
+                if seed == options.pools[0].seed:
+                    pictures.append((prepared, made, pool))
+    out, smoke = Path(options.out), options.preset == "smoke"
+    text = table(records, options.neighbours, options.epochs)
     write_text(out / "quality.md", f"**{presets.SMOKE}**\n\n{text}" if smoke else text)
-    of_kinds = {"pool": dict(found.pool), "test images": dict(found.unseen)}
-    record = {**of_kinds, "accuracy_of_pool": found.accuracy, "points": found.points, "trained": found.trained}
-    write_json(out / "quality.json", record)
-    rows = [(name, _of_each_class(of, data.classes)) for name, of in (("real", prepared.train), ("pool", pool))]
-    each = [(f"client {need.client}", _of_each_class(m, data.classes)) for need, m in zip(needs, made, strict=True)]
-    image_grid(out / "quality.png", [*rows, *each[:12]], [f"class {y}" for y in range(data.classes)], "", smoke)
+    write_text(out / "quality.csv", tables.to_csv(records))
+    _draw(pictures, out / "quality.png", smoke)
     say("\n" + text)
 
 
-def table(found: Quality, k: int, epochs: int) -> str:
-    """The pool beside test images in its place."""
-    names = ("precision", "recall", "density", "coverage", "kernel_distance", "fidelity")
-    lines = [
-        [said, *(f"{of[name]:.3f}" for name in names), accuracy]
-        for said, of, accuracy in (
-            ("pool", found.pool, f"{found.accuracy:.3f}"),
-            ("test images", found.unseen, "-"),
-        )
-    ]
-    head = ["images", *(name.replace("_", " ") for name in names), "accuracy"]
+def _judged(prepared: Prepared, pool: Examples, options: cli.Options) -> Quality:
+    c, data = prepared.config, prepared.dataset
+    loop = LocalSGD(options.epochs, c.client.batch_size, onednn=c.client.onednn)
+    trainer = Work(build_module(c, data), default_device(), loop)
+    return pool_quality(
+        trainer, prepared.train, pool, data.test, c.seed, k=options.neighbours, most=options.images
+    )  # fmt: skip
+
+
+def _named(config: Experiment) -> dict[str, Any]:
+    """What tells this pool apart, see ``POOL``."""
+    flat = config.flat
+    made_by = parts.label(flat["generator.name"])
+    return {"generator": made_by, "rho": flat["generator.rho"], "epochs": flat.get("generator.epochs")}
+
+
+def _plain(of: Quality) -> dict[str, Any]:
+    """In one record, as a line of the CSV has it."""
+    unseen = {f"test_images_{name}": of.unseen[name] for name in MEASURES}
+    return {**{name: of.pool[name] for name in MEASURES}, "accuracy": of.accuracy, **unseen, "points": of.points,
+            "trained": of.trained}  # fmt: skip
+
+
+def table(records: Sequence[Mapping[str, Any]], k: int, epochs: int) -> str:
+    """A line for each pool, over seeds, and test images in a pool's place."""
+    seeds = list(dict.fromkeys(r["seed"] for r in records))
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for r in records:
+        groups.setdefault(tuple(r[name] for name in POOL), []).append(r)
+    lines = []
+    for (made_by, rho, epoch), of in groups.items():
+        values = [tables.mean_std([r[name] for r in of], 3) for name in (*MEASURES, "accuracy")]
+        lines.append([made_by, f"{100 * rho:g} %", "-" if epoch is None else epoch, *values])
+    first = next(iter(groups.values()))
+    unseen = [tables.mean_std([r[f"test_images_{name}"] for r in first], 3) for name in MEASURES]
+    lines.append(["test images", "-", "-", *unseen, "-"])
+    head = [*POOL, *(name.replace("_", " ") for name in MEASURES), "accuracy"]
+    points, trained = (
+        ", ".join(f"{n:,}" for n in sorted({r[name] for r in records})) for name in ("points", "trained")
+    )
     notes = [
-        f"{found.points:,} images of each kind against as many real training images, {k} nearest neighbours, in the "
-        "inputs of the head of a classifier of real training images. Test images stand in the pool's place: what fresh "
-        "real images have.",
+        f"{points} images of each kind against as many real training images, {k} nearest neighbours, in the "
+        "inputs of the head of a classifier of real training images. Test images stand in the first pool's place: what "
+        "fresh real images have.",
         "Fidelity: share of images that this classifier gives their label; of test images this is its accuracy. "
         "Accuracy: on all test images, of a classifier trained on the pool. Both classifiers: the run's model, "
-        f"{epochs} epochs on {found.trained:,} images.",
+        f"{epochs} epochs on {trained} images.",
+        "rho: share of a client's images that its generator saw. Fewer epochs are checkpoints of the same training.",
+        f"Seeds: {','.join(map(str, seeds))}; ± is the sample standard deviation.",
     ]
     return tables.markdown(head, lines) + tables.numbered(notes)
+
+
+def _draw(pictures: Sequence[tuple[Prepared, list[Examples], Examples]], path: Path, smoke: bool) -> None:
+    """Real images, then a row for each pool, or of a single pool for each of its first twelve clients."""
+    prepared, made, pool = pictures[0]
+    classes = prepared.dataset.classes
+    rows = [("real", _of_each_class(prepared.train, classes))]
+    names = [_named(p.config) for p, _, _ in pictures]
+    varied = [name for name in POOL if len({one[name] for one in names}) > 1]
+    if varied:
+        labels = [", ".join(_said(name, one[name]) for name in varied) for one in names]
+        rows += [(label, _of_each_class(of, classes)) for label, (_, _, of) in zip(labels, pictures, strict=True)]
+    else:
+        rows.append(("pool", _of_each_class(pool, classes)))
+        needs = prepared.needs
+        each = [(f"client {need.client}", _of_each_class(m, classes)) for need, m in zip(needs, made, strict=True)]
+        rows += each[:12]
+    image_grid(path, rows, [f"class {y}" for y in range(classes)], "", smoke)
+
+
+def _said(name: str, value: Any) -> str:
+    return f"rho {100 * value:g} %" if name == "rho" else f"{value} epochs" if name == "epochs" else str(value)
 
 
 def _of_each_class(of: Examples, n_classes: int) -> list[np.ndarray | None]:
