@@ -22,16 +22,17 @@ _SMALL: dict[str, Any] = {
     **_CLIENTS,
     "data.name": "procedural_sprites",
     "data.side": 16,
-    "data.images": 12000,
+    "data.images": 6000,
     "generator.epochs": 120,
     "generator.batch_size": 64,
     "generator.lr": 2e-3,
     "generator.ramp": 8,
-    "client.optimizer": "adam",  # tried: in 2,160 steps on all images in one place 92 %, SGD 68 %
-    "client.lr": 1e-3,
-    "client.batch_size": 20,
+    "model.name": "encoder",
+    "client.optimizer": "adam",
+    "client.lr": 3e-3,  # tried: 0.002 and 0.006 are worse by validation accuracy, a fifth swapped, 16 rounds
+    "client.batch_size": 32,
     "client.epochs": 5,  # four of them are as much work with n~ = n_i/4 as five without
-    "federation.rounds": 40,  # tried: of half the images, a fifth of them swapped, 12 rounds reach 39 % (chance: 33)
+    "federation.rounds": 20,  # tried: with a fifth of the images swapped they reach 66 %; without, chance: 33 %
 }
 
 _SMOKE: dict[str, Any] = {
@@ -62,7 +63,7 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
 
 LISTS: Mapping[str, tuple[str, str, str, str]] = {
     "smoke": ("0.5,1", "0.5,1", "0.25", "0.5"),
-    "small": ("0.04,0.16,0.64,1", "0.25,1", "0.0625,0.25,1", "0.04,1"),
+    "small": ("0.04,0.2,1", "0.25,1", "0.25,1", "1"),
     "paper": ("0.01,0.02,0.04,0.08,0.16,0.32,0.64,1", "0.1,0.25,0.5,1", "0.0625,0.125,0.25,0.5,1", "0.04,0.16,0.64,1"),
 }
 """rho, checkpoints as shares of the epochs, n~/n_i, and the rho for which n~ varies; n~ = n_i/4 in all others."""
