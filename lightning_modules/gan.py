@@ -115,10 +115,13 @@ class GAN(nn.Module):
         self.augment, self.flip = augment, flip
         self.draws = torch.Generator().manual_seed(seed)
 
-    def images(self, y: Tensor) -> Tensor:
-        """New images (B, C, H, W) in [-1, 1] of these classes."""
-        z = torch.randn(len(y), self.generator.latent, generator=self.draws).to(y.device)
-        return self.generator(z, y).tanh()
+    def codes(self, n: int) -> Tensor:
+        """z of n new images, N(0, I): (n, l)."""
+        return torch.randn(n, self.generator.latent, generator=self.draws).to(next(self.parameters()).device)
+
+    def images(self, y: Tensor, z: Tensor | None = None) -> Tensor:
+        """New images (B, C, H, W) in [-1, 1] of these classes; z: their codes, drawn anew by default."""
+        return self.generator(self.codes(len(y)) if z is None else z, y).tanh()
 
     def draw(self, n: int) -> Tensor:
         """What T draws for n images: uniform in [0, 1), (n, 8)."""

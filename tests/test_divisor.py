@@ -74,7 +74,7 @@ def vectorised(sizes: list[int], seed: int, batch_size: int = EXPECTED, blank: i
     module, results = Pull(), []
     for _ in dp_vectorised.steps(
         module, module.configure_optimizers(), lambda named, x: torch.func.functional_call(module, named, x),
-        [examples(blank)], lambda _: [], DP, batch_size=batch_size, epochs=2, physical_batch=3,
+        [examples(blank)], lambda *_: [], DP, batch_size=batch_size, epochs=2, physical_batch=3,
         noise=Draws(SEED_ALONE, (seed,)),
     ):  # fmt: skip
         assert module.w.grad is not None

@@ -11,8 +11,13 @@ from torch.func import functional_call
 
 from fedcommons.core.dp_sgd import DPSGD, clipped
 from fedcommons.core.dp_vectorised import Loss, clipped_sum, noisy_sum, require_examples_apart, steps
-from fedcommons.core.noise import SEED_ALONE, Draws
+from fedcommons.core.local import LocalSGD
+from fedcommons.core.noise import SEED_ALONE, Draws, Noise, Source
+from fedcommons.core.work import Work
+from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
+from fedcommons.seeds import set_default_generator
+from lightning_modules import Classifier
 
 N, D = 6, 2  # examples, and draws for each
 
@@ -142,7 +147,7 @@ def play(n: int, batch_size: int, epochs: int, dp: DPSGD) -> tuple[list[Tensor],
     """The change of the weights in each step of plain SGD, what the steps yield, and the sizes of the batches."""
     module, sizes = Zero(), []
 
-    def draw(rows: int) -> list[Tensor]:
+    def draw(rows: int, _: object) -> list[Tensor]:
         sizes.append(rows)
         return []
 
@@ -195,7 +200,61 @@ def test_a_layer_that_mixes_examples_is_refused_by_name(layer: nn.Module, name: 
         next(
             steps(
                 module, torch.optim.SGD(module.parameters(), 1.0), lambda *_: torch.zeros(()), [torch.ones(3)],
-                lambda _: [], DPSGD(1.0, 1.0), batch_size=1, epochs=1, physical_batch=1, noise=draws(),
+                lambda *_: [], DPSGD(1.0, 1.0), batch_size=1, epochs=1, physical_batch=1, noise=draws(),
             )
         )  # fmt: skip
     require_examples_apart(nn.Sequential(nn.GroupNorm(2, 4), nn.InstanceNorm2d(4)))
+
+
+class Drawn(nn.Module):
+    """The gradient of an example is what it drew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor, drawn: Tensor) -> Tensor:
+        return self.w * drawn + 0 * x
+
+
+@pytest.mark.parametrize("is_secret", [True, False])
+def test_with_secret_noise_no_draw_tells_who_else_is_in_the_batch(is_secret: bool) -> None:
+    """Example j draws the j-th of n draws of each step, in a batch or not; with seeded noise its place decides."""
+    n, batch_size, epochs, dp = 40, 10, 3, DPSGD(1e-9, 1.0)
+    source, module = Source(7, b"s" * 32 if is_secret else b""), Drawn()
+    numbers, again = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
+    optimizer = torch.optim.SGD(module.parameters(), 0.0)
+    course = steps(
+        module, optimizer, lambda named, *row: functional_call(module, named, row), [torch.zeros(n)],
+        lambda of, rows: [torch.rand(of, generator=numbers)[rows]], dp,
+        batch_size=batch_size, epochs=epochs, physical_batch=7, noise=Draws(source, ("tests",)),
+    )  # fmt: skip
+    batches, by_place = Draws(source, ("tests",)), []
+    for step, _ in enumerate(course):
+        chosen = dp.sample(n, batch_size, batches.stream("batch", step))
+        drawn = torch.rand(n, generator=again)[chosen].sum() / batch_size
+        assert module.w.grad is not None
+        by_place.append(not torch.isclose(module.w.grad, drawn, atol=1e-6))
+    assert len(by_place) == epochs * n // batch_size
+    assert any(by_place) != is_secret
+
+
+def test_the_salt_decides_the_other_draws_of_secret_noise() -> None:
+    salted = [Draws(Source(7, salt), ("tests",)).reseeded(5) for salt in (b"a" * 32, b"a" * 32, b"b" * 32)]
+    assert salted[0] == salted[1] != salted[2]
+    assert 5 not in salted
+    assert draws().reseeded(5) == 5
+
+
+def test_with_secret_noise_the_salt_decides_dropout_in_local_training() -> None:
+    def trained(salt: bytes) -> Tensor:
+        set_default_generator(0, "weights")
+        module = Classifier(nn.Sequential(nn.Dropout(0.5), nn.Linear(8, 2)), lr=0.1)
+        work = Work(module, torch.device("cpu"), LocalSGD(1, N, dp=DPSGD(1e-9, 1.0)))
+        work.noise = Noise(Source(7, salt))
+        work.local(work.initial, ClientData(torch.ones(N, 8), torch.arange(N) % 2), 5)
+        return work.params.buffer.clone()
+
+    seeded, salted, again, other = map(trained, (b"", b"a" * 32, b"a" * 32, b"b" * 32))
+    assert torch.allclose(salted, again, atol=1e-6)
+    assert min((salted - other).abs().max(), (salted - seeded).abs().max()) > 1e-3

@@ -40,7 +40,7 @@ def audited(seed: int, batch_size: int = 100) -> tuple[float, float | None]:
     released = list(
         dp_vectorised.steps(
             module, torch.optim.SGD(module.parameters(), 1.0), lambda named, *row: functional_call(module, named, row),
-            [torch.arange(M), torch.from_numpy(inside).float()], lambda _: [], DPSGD(2.0, 1.5),
+            [torch.arange(M), torch.from_numpy(inside).float()], lambda *_: [], DPSGD(2.0, 1.5),
             batch_size=batch_size, epochs=1, physical_batch=250, noise=Draws(SEED_ALONE, (seed,)),
         )
     )  # fmt: skip

@@ -84,7 +84,7 @@ def of_vectorised_steps(
     total, releases = torch.zeros(directed.u.shape[1]), []
     for release in dp_vectorised.steps(
         directed, directed.configure_optimizers(), lambda named, *row: functional_call(directed, named, row),
-        [torch.arange(k), torch.from_numpy(inside).float()], lambda _: [], dp,
+        [torch.arange(k), torch.from_numpy(inside).float()], lambda *_: [], dp,
         batch_size=batch_size, epochs=epochs, physical_batch=k, noise=Draws(SEED_ALONE, (seed,)),
     ):  # fmt: skip
         total.add_(_gradient(directed))

@@ -24,8 +24,11 @@ from fedcommons.errors import UserError
 Loss = Callable[..., Tensor]
 """(parameters by name, one example's row of each column) -> its loss; ``torch.func.functional_call`` helps."""
 
-Draw = Callable[[int], Sequence[Tensor]]
-"""Columns of random draws for so many examples, used up in one step."""
+Rows = Tensor | slice
+"""Numbers of examples."""
+
+Draw = Callable[[int, Rows], Sequence[Tensor]]
+"""Columns of random draws of so many examples, of which only these rows are needed, used up in one step."""
 
 
 def require_examples_apart(module: nn.Module) -> None:
@@ -88,6 +91,8 @@ def steps(
 
     columns: the examples, n rows each. Batches are Poisson samples with rate q = B/n, ceil(n/B) to an epoch. An empty
     one makes a step of noise alone: it costs as much as any other, and leaving it out would tell of the data.
+    draw: where noise is secret, all n examples draw in every step, so that no draw tells who is in a batch, and each
+    term of a sum is of its example alone, as amplification by sampling needs. With seeded noise only a batch draws.
 
     Raises:
         UserError: no example has a gradient of its own.
@@ -98,7 +103,8 @@ def steps(
     for step in range(epochs * dp.steps(n, batch_size)):
         chosen = dp.sample(n, batch_size, noise.stream("batch", step)).to(columns[0].device)
         batch = [column[chosen] for column in columns]
-        total = noisy_sum(named, loss, [*batch, *draw(len(chosen))], dp.clip, physical_batch)
+        drawn = draw(n, chosen) if noise.is_secret else draw(len(chosen), slice(None))
+        total = noisy_sum(named, loss, [*batch, *drawn], dp.clip, physical_batch)
         total.blur(dp.noise_multiplier, noise.stream("noise", step))
         mean = total.values.div_(expected)
         for p, part in zip(named.values(), mean.split([p.numel() for p in named.values()]), strict=True):

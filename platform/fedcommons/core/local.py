@@ -122,7 +122,6 @@ class LocalSGD:
         if schedulers:
             schedulers.begin(work.factor)
             last = 0
-        set_default_generator(seed, "dropout")
         if not module.training:
             module.train()
         losses: list[Tensor] = []
@@ -130,6 +129,8 @@ class LocalSGD:
         n = len(data)
         epochs, clock, (first_epoch, first_step) = self.epochs_for(n, data.n_own, work.share), work.clock, work.began
         private = work.noise.call("local training", *data.columns) if self.dp else None
+        seed = private.reseeded(seed) if private else seed
+        set_default_generator(seed, "dropout")
         is_plain, skipped = self.accumulate == 1 and not scaler, 0
         steps: Callable[..., Iterator[Any]] = self._batches if is_plain else self._steps
         batches = ((epoch, b) for epoch in range(epochs) for b in steps(data, seed, epoch, private))

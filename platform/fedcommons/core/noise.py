@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcommons.seeds import wide_generator
+from fedcommons.seeds import seed_for, wide_generator
 from fedcommons.tensors import Payload
 from fedcommons.tensors import data as data_of
 
@@ -106,6 +106,18 @@ class Draws:
             raise ValueError(f"the stream {key} of this call has been drawn; read on in it, or call for noise again")
         self.given.add(key)
         return self.source.stream(*self.key, *key)
+
+    @property
+    def is_secret(self) -> bool:
+        """Whether the salt decides the draws."""
+        return bool(self.source.salt)
+
+    def reseeded(self, seed: int) -> int:
+        """A seed for what else a private training draws, as dropout: ``seed``, or by the salt where noise is secret.
+
+        An example's place in a batch decides what it draws, so draws of a known seed would tell who else is in it.
+        """
+        return seed_for(seed, repr(self.stream("other draws").random(1)[0])) if self.is_secret else seed
 
 
 class Noise:

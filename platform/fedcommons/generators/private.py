@@ -87,7 +87,7 @@ def per_image(model: "ddpm.DDPM", draws: int) -> tuple[dp_vectorised.Loss, dp_ve
         rows = image.expand(draws, *image.shape), label.expand(draws)
         return functional_call(model, named, (*rows, *drawn))
 
-    def draw(images: int) -> list[Tensor]:
-        return [part.unflatten(0, (images, draws)) for part in model.draw(images * draws)]
+    def draw(images: int, rows: dp_vectorised.Rows) -> list[Tensor]:
+        return [part.unflatten(0, (images, draws))[rows] for part in model.draw(images * draws)]
 
     return loss, draw

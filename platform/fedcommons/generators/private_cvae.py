@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from fedcommons.core import dp_vectorised
 from fedcommons.core.noise import Noise
 from fedcommons.core.worker import default_device
 from fedcommons.data.examples import Examples
@@ -50,8 +51,8 @@ class PrivateCVAE(ByDPSGD, Autoencoder):
             rows = image.expand(self.draws, *image.shape), label.expand(self.draws)
             return functional_call(model, named, (*rows, *drawn))
 
-        def draw(images: int) -> list[Tensor]:
-            return [part.unflatten(0, (images, self.draws)) for part in model.draw(images * self.draws)]
+        def draw(images: int, rows: dp_vectorised.Rows) -> list[Tensor]:
+            return [part.unflatten(0, (images, self.draws))[rows] for part in model.draw(images * self.draws)]
 
         optimizer = torch.optim.Adam(model.parameters(), self.lr, fused=True)
         return self.train(

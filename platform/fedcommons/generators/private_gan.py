@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from fedcommons.core import dp_vectorised
 from fedcommons.core.noise import Noise
 from fedcommons.core.worker import default_device
 from fedcommons.data.examples import Examples
@@ -61,13 +62,16 @@ class PrivateGAN(ByDPSGD, Adversarial):
             rows = image.expand(draws, *image.shape), label.expand(draws)
             return functional_call(model, {f"discriminator.{name}": t for name, t in named.items()}, (*rows, *drawn))
 
-        def draw(images: int) -> list[Tensor]:
-            y = classes(images * draws)
+        def draw(images: int, rows: dp_vectorised.Rows) -> list[Tensor]:
+            n = images * draws
+            of_each = classes(n), model.codes(n), model.draw(n), model.draw(n)
+            of_rows = [part.unflatten(0, (images, draws))[rows] for part in of_each]
+            y, z, drawn, for_fakes = (part.flatten(0, 1) for part in of_rows)
             model.generator.eval()  # else batch norm would tell how many images a batch has
             with torch.no_grad():
-                drawn = model.images(y), y, model.draw(len(y)), model.draw(len(y))
+                fakes = model.images(y, z)
             model.generator.train()
-            return [part.unflatten(0, (images, draws)) for part in drawn]
+            return [part.unflatten(0, (-1, draws)) for part in (fakes, y, drawn, for_fakes)]
 
         return self.train(
             model.discriminator, course.of_discriminator, loss, draw, examples, epochs, noise,

@@ -22,6 +22,7 @@ from fedcommons.reports import tables
 from fedcommons.reports.images import image_grid
 from fedcommons.runs.build import OnStep, Prepared, contributions, prepare, synthetic_images
 from fedcommons.runs.worker import build_module
+from fedcommons.seeds import numpy_generator
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sweeping import planned
 
@@ -71,7 +72,7 @@ def work(options: cli.Options, say: Callable[[str], None], on_step: OnStep | Non
                 pool = Examples(torch.cat([m.x for m in made]), torch.cat([m.y for m in made]))
                 records.append({**_named(prepared.config), "seed": seed, **_plain(_judged(prepared, pool, options))})
                 if seed == options.pools[0].seed:
-                    pictures.append((prepared, made, pool))
+                    pictures.append((prepared, made, pool[numpy_generator(seed, "pictures").permutation(len(pool))]))
     out, smoke = Path(options.out), options.preset == "smoke"
     text = table(records, options.neighbours, options.epochs)
     write_text(out / "quality.md", f"**{presets.SMOKE}**\n\n{text}" if smoke else text)
