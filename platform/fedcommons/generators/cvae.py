@@ -23,7 +23,7 @@ from fedcommons.generators.generator import (
     require_images,
     state_of,
 )
-from fedcommons.generators.loop import batches
+from fedcommons.generators.loop import batch_of, batches
 from fedcommons.seeds import generator, seed_for, set_default_generator
 from lightning_modules import cvae
 
@@ -66,6 +66,9 @@ class CVAE(Autoencoder):
 
     batch_norm: bool = False
     """a BatchNorm after each convolution, as in FedCVAE"""
+    even_batches: bool = False
+    """split an epoch's images into batches of equal sizes, at most batch_size; else the last one has the rest, and Adam
+    steps as far for one image as for many"""
 
     def check_type(self, dtype: torch.dtype, data: str) -> None:
         """See ``Generator``."""
@@ -84,8 +87,8 @@ class CVAE(Autoencoder):
         """See ``Generator``; fewer images than ``batch_size`` make one batch."""
         model = self.build(tuple(examples.x.shape[1:]), n_classes, seed, flip).to(default_device())
         optimizer = torch.optim.Adam(model.parameters(), self.lr, fused=True)
-        kept: dict[int, TrainedGenerator] = {}
-        for epoch, x, y in batches(examples, self.batch_size, max(epochs), seed, default_device(), progress):
+        size, kept = batch_of(len(examples), self.batch_size, self.even_batches), dict[int, TrainedGenerator]()
+        for epoch, x, y in batches(examples, size, max(epochs), seed, default_device(), progress):
             loss = model(x, y, *model.draw(len(y)))
             optimizer.zero_grad()
             loss.backward()

@@ -17,6 +17,7 @@ from fedcommons.core.worker import default_device
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError, shown
 from fedcommons.generators.generator import Progress, Receipt, TrainedGenerator, Weights, require_images
+from fedcommons.generators.loop import batch_of
 from fedcommons.seeds import generator, seed_for, set_default_generator
 
 COPIES = 5
@@ -59,6 +60,10 @@ class Diffusion:
 class DDPM(Diffusion):
     """A DDPM (Ho et al. 2020), conditional on the class."""
 
+    even_batches: bool = False
+    """split an epoch's images into batches of equal sizes, at most batch_size; else the last one has the rest, and Adam
+    steps as far for one image as for many"""
+
     def check(self, fields: Mapping[str, Any]) -> None:
         """See ``Generator``."""
         if len(self.channels) < 2 or any(n % 8 for n in self.channels):
@@ -98,7 +103,7 @@ class DDPM(Diffusion):
         model = self.build(tuple(examples.x.shape[1:]), n_classes, seed, flip)
         loader = DataLoader(
             TensorDataset(examples.x, examples.y),
-            batch_size=self.batch_size,
+            batch_size=batch_of(len(examples), self.batch_size, self.even_batches),
             shuffle=True,
             generator=generator(seed, "order"),
         )

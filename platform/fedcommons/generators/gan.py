@@ -20,7 +20,7 @@ from fedcommons.core.worker import default_device
 from fedcommons.data.examples import Examples
 from fedcommons.generators.cvae import require_levels
 from fedcommons.generators.generator import Progress, Receipt, TrainedGenerator, Weights, require_images, state_of
-from fedcommons.generators.loop import batches
+from fedcommons.generators.loop import batch_of, batches
 from fedcommons.seeds import generator, seed_for, set_default_generator
 from lightning_modules import gan
 
@@ -63,6 +63,10 @@ class Adversarial:
 class GAN(Adversarial):
     """A GAN with differentiable augmentation (Zhao et al. 2020), conditional on the class."""
 
+    even_batches: bool = False
+    """split an epoch's images into batches of equal sizes, at most batch_size; else the last one has the rest, and Adam
+    steps as far for one image as for many"""
+
     def check_type(self, dtype: torch.dtype, data: str) -> None:
         """See ``Generator``."""
         require_images("gan and private_gan", dtype, data)
@@ -79,8 +83,8 @@ class GAN(Adversarial):
     ) -> Mapping[int, TrainedGenerator]:  # fmt: skip
         """See ``Generator``; fewer images than ``batch_size`` make one batch."""
         course = Course(self, self.build(tuple(examples.x.shape[1:]), n_classes, seed, flip))
-        kept: dict[int, TrainedGenerator] = {}
-        for epoch, x, y in batches(examples, self.batch_size, max(epochs), seed, default_device(), progress):
+        size, kept = batch_of(len(examples), self.batch_size, self.even_batches), dict[int, TrainedGenerator]()
+        for epoch, x, y in batches(examples, size, max(epochs), seed, default_device(), progress):
             course.discriminator_step(x, y)
             course.generator_step(y)
             if epoch in epochs:

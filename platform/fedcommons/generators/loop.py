@@ -10,6 +10,11 @@ from fedcommons.generators.generator import Progress
 from fedcommons.seeds import generator
 
 
+def batch_of(n: int, batch_size: int, is_even: bool) -> int:
+    """Images of a batch of n: ``batch_size``; if even, the fewest that make no more batches of an epoch."""
+    return -(-n // -(-n // batch_size)) if is_even else batch_size
+
+
 def batches(
     examples: Examples, batch_size: int, epochs: int, seed: int, device: torch.device, progress: Progress | None = None
 ) -> Iterator[tuple[int, Tensor, Tensor]]:

@@ -38,7 +38,7 @@ class PrivateDDPM(ByDPSGD, Diffusion):
     @property
     def plain(self) -> DDPM:
         """The same generator without privacy."""
-        return DDPM(**{field.name: getattr(self, field.name) for field in fields(DDPM)})
+        return DDPM(**{field.name: getattr(self, field.name) for field in fields(Diffusion)})
 
     def check_shape(self, shape: tuple[int, ...], data: str) -> None:
         """See ``Generator``."""

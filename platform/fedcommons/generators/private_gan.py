@@ -32,7 +32,7 @@ class PrivateGAN(ByDPSGD, Adversarial):
     @property
     def plain(self) -> GAN:
         """The same generator without privacy."""
-        return GAN(**{field.name: getattr(self, field.name) for field in fields(GAN)})
+        return GAN(**{field.name: getattr(self, field.name) for field in fields(Adversarial)})
 
     def fit(
         self,
