@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedcommons.algorithms.coboosting import CoBoosting
 from fedcommons.algorithms.dense import DENSE
 from fedcommons.algorithms.ensemble import Ensemble, divergence
 from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.fedcvae import FedCVAE
 from fedcommons.algorithms.upsampling import Upsampler
 from fedcommons.config import presets
 from fedcommons.core.local import LocalSGD
@@ -293,3 +295,29 @@ def test_a_model_without_logits_and_examples_that_are_no_images_are_refused() ->
     train = replace(dataset.train, x=dataset.train.x.float())
     with pytest.raises(UserError, match=r"DENSE makes images .* of digits are torch.float32 of shape \(1, 8, 8\)"):
         require_distillable(SMALL, _Wide(), replace(dataset, train=train))
+
+
+class _ByType(nn.Module):
+    """It takes floating images as they are, and has no ``normalise`` that says how uint8 ones are scaled."""
+
+    def __init__(self, *, is_scaled: bool) -> None:
+        super().__init__()
+        self.last, self.is_scaled = nn.Linear(64, 10), is_scaled
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last((x / 255 if x.dtype == torch.uint8 or self.is_scaled else x).flatten(1))
+
+
+class _Normalised(_ByType):
+    def normalise(self, x: Tensor) -> Tensor:
+        return x / 255
+
+
+def test_a_model_that_scales_images_by_their_type_needs_normalise() -> None:
+    dataset = datasets.load("digits", datasets.digits)
+    for method in (SMALL, CoBoosting()):
+        require_distillable(method, _ByType(is_scaled=True), dataset)
+        require_distillable(method, _Normalised(is_scaled=False), dataset)
+        with pytest.raises(UserError, match=r"trains images through the model, .* give the module normalise\(x\)"):
+            require_distillable(method, _ByType(is_scaled=False), dataset)
+    require_distillable(FedCVAE(), _ByType(is_scaled=False), dataset)  # its images are uint8 throughout

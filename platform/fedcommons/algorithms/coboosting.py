@@ -52,7 +52,7 @@ DECAY = 0.99
 class CoBoosting:
     """x <- argmin of the mean over moved images of the pool of KL_T(f || f_x), with learned weights in f."""
 
-    needs_classes = distils = sees_statistics = True
+    needs_classes = distils = trains_images = sees_statistics = True
 
     warmup_rounds: Annotated[int, "[0, 1e9]"] = 0
     """rounds of FedAvg before clients send their models"""

@@ -50,7 +50,7 @@ from fedcommons.tensors import data as values
 class DENSE:
     """x <- argmin of the mean over the pool of T^2 KL(p_T(f) || p_T(f_x)), images of the pool from a generator."""
 
-    needs_classes = distils = sees_statistics = True
+    needs_classes = distils = trains_images = sees_statistics = True
 
     warmup_rounds: Annotated[int, "[0, 1e9]"] = 0
     """rounds of FedAvg before clients send their models (Fedssyn's comparison: 10)"""
