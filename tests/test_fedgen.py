@@ -207,10 +207,10 @@ def test_the_papers_generator_has_302080_parameters() -> None:
     assert sum(t.numel() for name, t in g.items() if name not in STATISTICS) == 302_080
 
 
-def _facts(head: tuple[str, ...]) -> Any:
+def _facts(head: tuple[str, ...], batch_norm: tuple[str, ...] = ()) -> Any:
     from fedcommons.core.algorithm import Facts
 
-    return Facts(2, [3, 4], 5, n_classes=10, head=head)
+    return Facts(2, [3, 4], 5, n_classes=10, head=head, batch_norm=batch_norm)
 
 
 def test_diversity_falls_where_features_of_different_noises_part() -> None:
@@ -262,3 +262,10 @@ def test_a_head_that_has_no_feature_vector_is_refused(
 ) -> None:
     with pytest.raises(UserError, match=said):
         TINY.start(flatten(model), _facts(head), 0)
+
+
+def test_a_head_with_batch_norm_is_refused_and_a_body_with_it_is_not() -> None:
+    model = flatten({name: torch.ones(2, 2) for name in ("body.1", "head.0", "head.1")})
+    TINY.start(model, _facts(("head.0", "head.1"), ("body.1",)), 0)
+    with pytest.raises(UserError, match=r"a head without BatchNorm, .* and head.1 is of one"):
+        TINY.start(model, _facts(("head.0", "head.1"), ("body.1", "head.1")), 0)

@@ -62,7 +62,7 @@ class FedGEN:
     """Local loss f_i(y) + weight decay^r E CE(h(G(eps, y)), y);  x <- x + sum_i w_i (y_i - x) / sum_i w_i;  G trained.
 
     Raises:
-        UserError: the head's first parameter is no matrix, or parts of the head are frozen.
+        UserError: the head's first parameter is no matrix, or parts of the head are frozen or BatchNorm's.
     """
 
     watches_head = needs_classes = True
@@ -100,7 +100,7 @@ class FedGEN:
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         assert facts.n_classes is not None
-        width = _width(model, facts.head)
+        width = _width(model, facts)
         g = untrained(facts.n_classes, width, self.noise_size, self.hidden, model.buffer, seed)
         nothing = zeros_like(select(g, [name for name in g if name not in STATISTICS]))
         return {"model": model, "generator": g, "first": nothing, "second": nothing, "steps": torch.tensor(0),
@@ -226,12 +226,18 @@ class FedGEN:
         return loss
 
 
-def _width(model: Flat, head: Sequence[str]) -> int:
-    """Inputs of the head, whose parameters have these names."""
+def _width(model: Flat, facts: Facts) -> int:
+    """Inputs of the model's head."""
+    head = facts.head
     if not head:
         raise UserError("fedgen needs a model that names its head, the layer that makes logits of the embedding.")
     if frozen := [name for name in head if name not in model.layout.parts]:
         raise UserError(f"fedgen needs a head whose parameters are all trained, and {frozen[0]} is frozen.")
+    if normed := [name for name in head if name in facts.batch_norm]:
+        raise UserError(
+            f"fedgen needs a head without BatchNorm, as heads alone judge the generator, without the statistics of "
+            f"clients' features, and {normed[0]} is of one."
+        )
     shape = tuple(model[head[0]].shape)
     if len(shape) != 2:
         raise UserError(f"fedgen needs a head that begins with a linear layer, and {head[0]} has shape {shape}.")
