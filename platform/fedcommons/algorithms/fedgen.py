@@ -15,7 +15,7 @@ all classes are alike. With ``weight`` 0 the trained model is FedAvg's.
 
 Departs from the paper: clients learn from G from round ``first`` on, as in the released code, as it is untrained
 before; ``weight``, ``decay``, uniform noise and ``ensemble`` weighted are the released code's (equation 4: ``mean``).
-Until G has been trained on a class, p(y) leaves it out. The released code has ``labels`` uniform, ``kl`` 10,
+Until G has been trained on a class, p(y) leaves it out, and with ``kl`` its examples. The released code has ``labels`` uniform, ``kl`` 10,
 ``weight_decay`` 0.01, ``lr_decay`` 0.98, and counts classes from 1 in the batches of each round, not in all examples.
 The gradient of the term with G joins that of f_i after clipping: it uses no data of the client, so DP-SGD need not
 clip it.
@@ -205,8 +205,13 @@ class FedGEN:
         return add_to_grad
 
     def _distil(self, work: Work, head: Head, message: Message, steps: int, factor: float, seed: int) -> Loss:
-        """The module's loss plus the KL term, whose target is what the head says of features of the same classes."""
+        """The module's loss plus the KL term, whose target is what the head says of features of the same classes.
+
+        An example of a class with p(y) = 0 has no such term.
+        """
         g, shape = flat(message.common, "generator"), (work.loop.batch_size, self.noise_size)
+        shares = values(message.common["shares"])
+        known = shares.diff(prepend=shares.new_zeros(1)) > 0  # p(y) > 0: others G may never have been trained on
 
         def make(steps: Sequence[int]) -> tuple[Tensor]:
             drawn = [draw_noise(self.noise, shape, generator("kl", seed, step)) for step in steps]
@@ -220,7 +225,7 @@ class FedGEN:
             said, (eps,) = head.outputs.log_softmax(1), at(step)
             with torch.no_grad():
                 wanted = _evaluated(head, features(g, eps[: len(said)], batch[1])).log_softmax(1)
-            each = F.kl_div(said, wanted, reduction="none", log_target=True).sum(1)
+            each = F.kl_div(said, wanted, reduction="none", log_target=True).sum(1) * known[batch[1]]
             return value + self.kl * factor * (each * batch[2] if len(batch) > 2 else each).mean()
 
         return loss
