@@ -86,6 +86,8 @@ class CVAE(Autoencoder):
         optimizer = torch.optim.Adam(model.parameters(), self.lr, fused=True)
         kept: dict[int, TrainedGenerator] = {}
         for epoch, x, y in batches(examples, self.batch_size, max(epochs), seed, default_device(), progress):
+            if self.batch_norm and len(y) * model.encoder.smallest == 1:  # BatchNorm needs two values of a channel
+                x, y = x.repeat(2, 1, 1, 1), y.repeat(2)
             loss = model(x, y, *model.draw(len(y)))
             optimizer.zero_grad()
             loss.backward()
