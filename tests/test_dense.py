@@ -16,6 +16,7 @@ from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fedcvae import FedCVAE
 from fedcommons.algorithms.upsampling import Upsampler
 from fedcommons.config import presets
+from fedcommons.config.flat import fields_for
 from fedcommons.core.local import LocalSGD
 from fedcommons.data import datasets
 from fedcommons.errors import ClientError, UserError
@@ -258,6 +259,17 @@ def test_the_generator_makes_images_of_any_size(shape: tuple[int, ...]) -> None:
     made = Upsampler(shape, 4, 2)(torch.randn(3, 4))
     assert made.shape == (3, *shape)
     assert ((made > 0) & (made < 1)).all()
+
+
+@pytest.mark.parametrize("method", [SMALL, CoBoosting()], ids=["dense", "coboosting"])
+def test_what_is_timed_for_a_dry_run_can_be_made_of_the_smallest_images(method: DENSE | CoBoosting) -> None:
+    """Of images of 4x4 the generator's first maps are of 1x1, where BatchNorm needs two images."""
+    for variant, _ in method.smaller(3):
+        how = variant.making
+        assert Upsampler((1, 4, 4), how.latent, how.width)(torch.randn(how.images, how.latent)).shape[1:] == (1, 4, 4)
+    field = fields_for({"algorithm": [type(method).__name__.lower()]})
+    with pytest.raises(UserError, match=r"generated must lie in \[2, 1e6\], got 1"):
+        field[f"{type(method).__name__.lower()}.generated"].check("generated", 1)
 
 
 def test_with_the_papers_numbers_the_generator_has_its_parameters() -> None:
