@@ -272,7 +272,7 @@ def test_what_is_timed_for_a_dry_run_can_be_made_of_the_smallest_images(method: 
         field[f"{type(method).__name__.lower()}.generated"].check("generated", 1)
 
 
-def test_with_the_papers_numbers_the_generator_has_its_parameters() -> None:
+def test_with_the_papers_numbers_the_generator_has_its_parameters_and_192_more_biases() -> None:
     linear, first, second, last = 257 * 128 * 64, 128 * 128 * 9 + 128, 128 * 64 * 9 + 64, 64 * 3 * 9 + 3
     norms = 2 * (128 + 128 + 64)
     found = sum(p.numel() for p in Upsampler((3, 32, 32), 256, 64).parameters())

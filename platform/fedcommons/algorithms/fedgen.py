@@ -3,7 +3,7 @@
 Zhu, Hong and Zhou, "Data-free knowledge distillation for heterogeneous federated learning", ICML 2021,
 arXiv:2105.10056, equations 4 to 6 and algorithm 1.   x: server model;  y_i: client i's model after its local steps;
 h: the model's ``head``;  G(eps, y): features of class y, in the space of the head's input (feature_generator.py);
-r: round, from 1;  w_i: the client's weight;  p(y): share of class y among all clients' examples.
+r: round, from 1;  w_i: the client's weight;  p(y): share of class y among clients' examples so far.
 
     client:  f_i(y_i) + weight decay^r E_{y ~ p, eps} CE(h(G(eps, y)), y);      x <- x + sum_i w_i (y_i - x) / sum_i w_i
     server:  G down J(G), which the round's heads h_i judge, each on a class by its share of the class's examples
@@ -14,11 +14,16 @@ clients owns has no weight there and is not drawn; one that nobody has owned is 
 all classes are alike. With ``weight`` 0 the trained model is FedAvg's.
 
 Departs from the paper: clients learn from G from round ``first`` on, as in the released code, as it is untrained
-before; ``weight``, ``decay``, uniform noise and ``ensemble`` weighted are the released code's (equation 4: ``mean``).
-Until G has been trained on a class, p(y) leaves it out, and with ``kl`` its examples. The released code has ``labels`` uniform, ``kl`` 10,
-``weight_decay`` 0.01, ``lr_decay`` 0.98, and counts classes from 1 in the batches of each round, not in all examples.
+before; ``weight``, ``decay`` and uniform noise are the released code's. An example counts in p(y) once for each round
+in which its client took part. Until G has been trained on a class, p(y) leaves it out, and with ``kl`` its examples.
 The gradient of the term with G joins that of f_i after clipping: it uses no data of the client, so DP-SGD need not
 clip it.
+
+The released code has ``labels`` uniform, ``kl`` 10, ``weight_decay`` 0.01 and ``lr_decay`` 0.98. It counts rounds from
+0, and classes from 1 in the batches of each round, not in all examples. Its weight is also multiplied by the quotient
+of features and examples in a client's step, decays to 1e-4 at the least, and is 0 after a client's 20th epoch.
+``ensemble`` weighted is what it means: there losses (B,) times weights (B, 1) make (B, B), whose mean is that of the
+losses times that of the weights.
 ``train/loss`` is f_i's.
 """
 
