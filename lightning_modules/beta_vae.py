@@ -7,7 +7,7 @@ x^: logits of the decoded image;  C: capacity in nats, which rises from 0 to its
 
 BCE and KL are means over the batch before the absolute value is taken. Encoder: convolutions 4x4 with stride 2, which
 halve the image down to 4x4, then 256-256-2l; the decoder mirrors it. At 64x64, that is four of them, as in the papers.
-Other sides than powers of two are padded with zeros to the next one, and cut again.
+Images are padded with zeros to a square whose side is a power of two, and cut again.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def kl(mean: Tensor, log_variance: Tensor) -> Tensor:
 class BetaVAE(LightningModule):
     """Encoder, decoder, and the mean code of each class, from around which samples are drawn.
 
-    shape: (C, S, S). A batch is (x, y): x uint8 (B, C, S, S), y (B,) classes, which the
+    shape: (C, H, W). A batch is (x, y): x uint8 (B, C, H, W), y (B,) classes, which the
     loss does not see. All draws come from a generator seeded with ``seed``. ramp: steps in which C rises.
     """
 
@@ -43,9 +43,11 @@ class BetaVAE(LightningModule):
         super().__init__()
         self.latent, self.lr, self.flip = latent, lr, flip
         self.gamma, self.capacity, self.ramp, self.steps = gamma, capacity, ramp, 0
-        halvings = max(1, ceil(log2(shape[1] / SMALLEST)))
-        self.side, self.border = shape[1], (SMALLEST * 2**halvings - shape[1]) // 2
-        self.pad = (self.border, SMALLEST * 2**halvings - shape[1] - self.border) * 2
+        halvings = max(1, ceil(log2(max(shape[1:]) / SMALLEST)))
+        height, width = (SMALLEST * 2**halvings - side for side in shape[1:])
+        top, left = height // 2, width // 2
+        self.pad = (left, width - left, top, height - top)
+        self.rows, self.columns = slice(top, top + shape[1]), slice(left, left + shape[2])
         flat = filters * SMALLEST**2
         down: list[nn.Module] = []
         up: list[nn.Module] = [nn.Unflatten(1, (filters, SMALLEST, SMALLEST))]
@@ -98,9 +100,8 @@ class BetaVAE(LightningModule):
         return mean, log_variance
 
     def decode(self, z: Tensor) -> Tensor:
-        """Logits (B, C, S, S) of the images of codes (B, l)."""
-        inside = slice(self.border, self.border + self.side)
-        return self.decoder(z)[..., inside, inside]
+        """Logits (B, C, H, W) of the images of codes (B, l)."""
+        return self.decoder(z)[..., self.rows, self.columns]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Adam, constant learning rate."""
@@ -119,7 +120,7 @@ class BetaVAE(LightningModule):
 
     @torch.no_grad()
     def sample(self, labels: Tensor, seed: int, *, progress: Callable[[int, int], None] | None = None) -> Tensor:
-        """Images of these classes, uint8 (n, C, S, S): z ~ N(mu_c, I), decoded to grey values."""
+        """Images of these classes, uint8 (n, C, H, W): z ~ N(mu_c, I), decoded to grey values."""
         generator = torch.Generator().manual_seed(seed)
         parts, images = labels.split(256), []
         for done, y in enumerate(parts, 1):

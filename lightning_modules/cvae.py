@@ -32,7 +32,8 @@ class Encoder(nn.Module):
         for before, after in zip((shape[0], *channels), channels, strict=False):
             layers += [nn.Conv2d(before, after, 4, stride=2, padding=1)]
             layers += [nn.BatchNorm2d(after), nn.ReLU()] if batch_norm else [nn.ReLU()]
-        size = channels[-1] * (height * width >> 2 * len(channels))
+        self.smallest = height * width >> 2 * len(channels)  # pixels of the last maps
+        size = channels[-1] * self.smallest
         self.layers = nn.Sequential(*layers, nn.Flatten(), nn.Linear(size, hidden), nn.Linear(hidden, 2 * latent))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:

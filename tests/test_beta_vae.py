@@ -147,6 +147,15 @@ def test_a_side_that_is_no_power_of_two_is_padded_and_cut_again(side: int) -> No
     assert model.decode(torch.zeros(5, 3)).shape == images.shape
 
 
+@pytest.mark.parametrize(("shape", "margin"), [((1, 6, 14), (1, 1, 5, 5)), ((3, 9, 5), (5, 6, 3, 4))])
+def test_an_image_that_is_no_square_is_in_the_middle_of_one(shape: tuple[int, ...], margin: tuple[int, ...]) -> None:
+    one = model(shape)
+    images = torch.randint(0, 256, (5, *shape), dtype=torch.uint8)
+    assert one.encode(images)[0].equal(one.encoder(F.pad(images / 255, margin)).chunk(2, 1)[0])
+    z = torch.randn(5, 2)
+    assert one.decode(z).equal(F.pad(one.decoder(z), tuple(-side for side in margin)))
+
+
 def test_other_examples_are_refused() -> None:
     with pytest.raises(UserError, match=r"beta_vae draw uint8 images, and mine has torch.float32"):
         Generator().check_type(torch.float32, "mine")

@@ -1,5 +1,6 @@
 """The conditional variational autoencoder: its loss against the closed forms, its networks, its draws."""
 
+from dataclasses import replace
 from math import erf, exp, pi, sqrt
 
 import pytest
@@ -82,6 +83,20 @@ def test_padding_is_cut_again() -> None:
     small.load_state_dict(large.state_dict())
     z, y = torch.randn(2, 3), torch.arange(2)
     assert torch.equal(small(z, y), F.pad(large(z, y), (-1, -1, -1, -1)))
+
+
+@pytest.mark.parametrize(("channels", "alone"), [((4, 4, 4), 2), ((4, 4), 1)])
+def test_an_image_alone_in_its_batch_is_there_twice_where_batch_norm_sees_one_pixel(
+    channels: tuple[int, ...], alone: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes, draw = [], CVAE.draw
+    monkeypatch.setattr(CVAE, "draw", lambda vae, n: (sizes.append(n), draw(vae, n))[1])
+    generator = Generator(batch_size=4, channels=channels, hidden=8, latent=3, batch_norm=True)
+    generator.fit(DIGITS[slice(0, 9)], 10, 0, [1])
+    assert sizes == [4, 4, alone]
+    weights = replace(generator, batch_norm=False).fit(DIGITS[slice(0, 9)], 10, 0, [1])[1].weights
+    assert sizes[3:] == [4, 4, 1]
+    assert all(t.isfinite().all() for t in weights.values())
 
 
 def test_it_learns() -> None:

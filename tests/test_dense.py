@@ -9,11 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedcommons.algorithms.coboosting import CoBoosting
 from fedcommons.algorithms.dense import DENSE
 from fedcommons.algorithms.ensemble import Ensemble, divergence
 from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.fedcvae import FedCVAE
 from fedcommons.algorithms.upsampling import Upsampler
 from fedcommons.config import presets
+from fedcommons.config.flat import fields_for
 from fedcommons.core.local import LocalSGD
 from fedcommons.data import datasets
 from fedcommons.errors import ClientError, UserError
@@ -258,7 +261,18 @@ def test_the_generator_makes_images_of_any_size(shape: tuple[int, ...]) -> None:
     assert ((made > 0) & (made < 1)).all()
 
 
-def test_with_the_papers_numbers_the_generator_has_its_parameters() -> None:
+@pytest.mark.parametrize("method", [SMALL, CoBoosting()], ids=["dense", "coboosting"])
+def test_what_is_timed_for_a_dry_run_can_be_made_of_the_smallest_images(method: DENSE | CoBoosting) -> None:
+    """Of images of 4x4 the generator's first maps are of 1x1, where BatchNorm needs two images."""
+    for variant, _ in method.smaller(3):
+        how = variant.making
+        assert Upsampler((1, 4, 4), how.latent, how.width)(torch.randn(how.images, how.latent)).shape[1:] == (1, 4, 4)
+    field = fields_for({"algorithm": [type(method).__name__.lower()]})
+    with pytest.raises(UserError, match=r"generated must lie in \[2, 1e6\], got 1"):
+        field[f"{type(method).__name__.lower()}.generated"].check("generated", 1)
+
+
+def test_with_the_papers_numbers_the_generator_has_its_parameters_and_192_more_biases() -> None:
     linear, first, second, last = 257 * 128 * 64, 128 * 128 * 9 + 128, 128 * 64 * 9 + 64, 64 * 3 * 9 + 3
     norms = 2 * (128 + 128 + 64)
     found = sum(p.numel() for p in Upsampler((3, 32, 32), 256, 64).parameters())
@@ -293,3 +307,29 @@ def test_a_model_without_logits_and_examples_that_are_no_images_are_refused() ->
     train = replace(dataset.train, x=dataset.train.x.float())
     with pytest.raises(UserError, match=r"DENSE makes images .* of digits are torch.float32 of shape \(1, 8, 8\)"):
         require_distillable(SMALL, _Wide(), replace(dataset, train=train))
+
+
+class _ByType(nn.Module):
+    """It takes floating images as they are, and has no ``normalise`` that says how uint8 ones are scaled."""
+
+    def __init__(self, *, is_scaled: bool) -> None:
+        super().__init__()
+        self.last, self.is_scaled = nn.Linear(64, 10), is_scaled
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last((x / 255 if x.dtype == torch.uint8 or self.is_scaled else x).flatten(1))
+
+
+class _Normalised(_ByType):
+    def normalise(self, x: Tensor) -> Tensor:
+        return x / 255
+
+
+def test_a_model_that_scales_images_by_their_type_needs_normalise() -> None:
+    dataset = datasets.load("digits", datasets.digits)
+    for method in (SMALL, CoBoosting()):
+        require_distillable(method, _ByType(is_scaled=True), dataset)
+        require_distillable(method, _Normalised(is_scaled=False), dataset)
+        with pytest.raises(UserError, match=r"trains images through the model, .* give the module normalise\(x\)"):
+            require_distillable(method, _ByType(is_scaled=False), dataset)
+    require_distillable(FedCVAE(), _ByType(is_scaled=False), dataset)  # its images are uint8 throughout

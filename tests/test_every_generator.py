@@ -111,6 +111,18 @@ def test_images_of_other_sides_and_channels(name: str, shape: tuple[int, ...]) -
     assert (images.dtype, images.shape) == (torch.uint8, (2, *shape))
 
 
+@pytest.mark.parametrize("shape", [(1, 12, 8), (2, 8, 9)])
+def test_images_that_are_no_square_are_drawn_or_refused(name: str, shape: tuple[int, ...]) -> None:
+    x = torch.randint(0, 256, (12, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    try:
+        tiny(name).check_shape(shape, "data")
+    except UserError:
+        assert shape[2] % 2  # a width that cannot be halved
+        return
+    weights = fit(name, examples=Examples(x, torch.arange(12) % N_CLASSES))[1].weights
+    assert tiny(name).sample(weights, shape, N_CLASSES, LABELS[:2], 0).shape == (2, *shape)
+
+
 def test_a_receipt_tells_of_noise_or_of_nothing(name: str) -> None:
     receipt = fit(name)[1].receipt
     assert receipt is not None

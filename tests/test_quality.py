@@ -98,6 +98,20 @@ def test_real_data_as_a_pool_are_perfect(seed: int) -> None:
     assert found["density"] == (4 + 1) / 4  # each ball holds its centre and k neighbours
 
 
+@pytest.mark.parametrize("d", [7, 1500])
+@pytest.mark.parametrize(("n", "m"), [(513, 600), (700, 515)])
+def test_copies_of_points_that_stand_many_times_are_in_their_balls_of_no_radius(d: int, n: int, m: int) -> None:
+    """In high dimensions and far from 0 squared distances of equal points are rounded, to other numbers by place."""
+    different = 10 * points(n // 9, 0, d) + 30
+    real = different.repeat(11, 1)[:n]  # each point nine times or more
+    rows = torch.randint(len(different), (m,), generator=generator("rows"))
+    found = compared(real, different[rows], 5)
+    assert found["precision"] == 1
+    assert found["coverage"] == float((torch.arange(n)[:, None] % len(different) == rows).any(1).double().mean())
+    almost = compared(real, different[rows] * (1 + 1e-5), 5)  # a ball of no radius holds nothing else
+    assert almost["precision"] == almost["coverage"] == 0
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_far_clouds_have_nothing_in_common(seed: int) -> None:
     found = compared(points(30, seed), points(30, seed + 9) + 100)

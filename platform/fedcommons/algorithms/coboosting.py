@@ -52,7 +52,7 @@ DECAY = 0.99
 class CoBoosting:
     """x <- argmin of the mean over moved images of the pool of KL_T(f || f_x), with learned weights in f."""
 
-    needs_classes = distils = sees_statistics = True
+    needs_classes = distils = trains_images = sees_statistics = True
 
     warmup_rounds: Annotated[int, "[0, 1e9]"] = 0
     """rounds of FedAvg before clients send their models"""
@@ -64,8 +64,8 @@ class CoBoosting:
     """epochs of the server in a round (released code: 200 in all)"""
     generator_steps: Annotated[int, "[1, 1e9]"] = 30
     """steps of the generator in an epoch"""
-    generated: Annotated[int, "[1, 1e6]"] = 64
-    """images that join the pool in an epoch, a batch of the generator (released code: 128)"""
+    generated: Annotated[int, "[2, 1e6]"] = 64
+    """images that join the pool in an epoch, a batch of the generator, which has BatchNorm (released code: 128)"""
     latent: Annotated[int, "[1, 1e6]"] = 256
     """numbers of the noise of an image"""
     width: Annotated[int, "[1, 1e6]"] = 32
@@ -189,10 +189,10 @@ class CoBoosting:
     def smaller(self, times: int) -> Sequence[tuple["CoBoosting", int]]:
         """Of one of everything; of more steps of the generator, on more images; of more epochs, in smaller steps.
 
-        Constants that change no price are at their defaults.
+        Images are two where all else is one. Constants that change no price are at their defaults.
         """
-        least = type(self)(generator_steps=1, generated=1, latent=self.latent, width=self.width)
-        many = replace(least, generated=MANY)
+        least = type(self)(generator_steps=1, generated=2, latent=self.latent, width=self.width)
+        many = replace(least, generated=2 * MANY)
         found = [
             (least, 1),
             (replace(least, generator_steps=times), 1),

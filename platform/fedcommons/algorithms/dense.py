@@ -50,7 +50,7 @@ from fedcommons.tensors import data as values
 class DENSE:
     """x <- argmin of the mean over the pool of T^2 KL(p_T(f) || p_T(f_x)), images of the pool from a generator."""
 
-    needs_classes = distils = sees_statistics = True
+    needs_classes = distils = trains_images = sees_statistics = True
 
     warmup_rounds: Annotated[int, "[0, 1e9]"] = 0
     """rounds of FedAvg before clients send their models (Fedssyn's comparison: 10)"""
@@ -62,8 +62,8 @@ class DENSE:
     """epochs of the server in a round (paper: 200 in all)"""
     generator_steps: Annotated[int, "[1, 1e9]"] = 30
     """steps of the generator in an epoch"""
-    generated: Annotated[int, "[1, 1e6]"] = 64
-    """images that join the pool in an epoch, a batch of the generator (paper: 256)"""
+    generated: Annotated[int, "[2, 1e6]"] = 64
+    """images that join the pool in an epoch, a batch of the generator, which has BatchNorm (paper: 256)"""
     latent: Annotated[int, "[1, 1e6]"] = 256
     """numbers of the noise of an image"""
     width: Annotated[int, "[1, 1e6]"] = 32
@@ -153,17 +153,17 @@ class DENSE:
     def smaller(self, times: int) -> Sequence[tuple["DENSE", int]]:
         """Of one of everything; of more steps of the generator, on more images; of more epochs, in smaller steps.
 
-        Constants that change no price are at their defaults.
+        Images are two where all else is one. Constants that change no price are at their defaults.
         """
         least = type(self)(
             generator_steps=1,
-            generated=1,
+            generated=2,
             latent=self.latent,
             width=self.width,
             bn=self.bn,
             boundary=float(self.boundary > 0),
         )
-        many = replace(least, generated=MANY)
+        many = replace(least, generated=2 * MANY)
         found = [
             (least, 1),
             (replace(least, generator_steps=times), 1),

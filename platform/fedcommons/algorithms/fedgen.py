@@ -3,7 +3,7 @@
 Zhu, Hong and Zhou, "Data-free knowledge distillation for heterogeneous federated learning", ICML 2021,
 arXiv:2105.10056, equations 4 to 6 and algorithm 1.   x: server model;  y_i: client i's model after its local steps;
 h: the model's ``head``;  G(eps, y): features of class y, in the space of the head's input (feature_generator.py);
-r: round, from 1;  w_i: the client's weight;  p(y): share of class y among all clients' examples.
+r: round, from 1;  w_i: the client's weight;  p(y): share of class y among clients' examples so far.
 
     client:  f_i(y_i) + weight decay^r E_{y ~ p, eps} CE(h(G(eps, y)), y);      x <- x + sum_i w_i (y_i - x) / sum_i w_i
     server:  G down J(G), which the round's heads h_i judge, each on a class by its share of the class's examples
@@ -14,11 +14,16 @@ clients owns has no weight there and is not drawn; one that nobody has owned is 
 all classes are alike. With ``weight`` 0 the trained model is FedAvg's.
 
 Departs from the paper: clients learn from G from round ``first`` on, as in the released code, as it is untrained
-before; ``weight``, ``decay``, uniform noise and ``ensemble`` weighted are the released code's (equation 4: ``mean``).
-Until G has been trained on a class, p(y) leaves it out. The released code has ``labels`` uniform, ``kl`` 10,
-``weight_decay`` 0.01, ``lr_decay`` 0.98, and counts classes from 1 in the batches of each round, not in all examples.
+before; ``weight``, ``decay`` and uniform noise are the released code's. An example counts in p(y) once for each round
+in which its client took part. Until G has been trained on a class, p(y) leaves it out, and with ``kl`` its examples.
 The gradient of the term with G joins that of f_i after clipping: it uses no data of the client, so DP-SGD need not
 clip it.
+
+The released code has ``labels`` uniform, ``kl`` 10, ``weight_decay`` 0.01 and ``lr_decay`` 0.98. It counts rounds from
+0, and classes from 1 in the batches of each round, not in all examples. Its weight is also multiplied by the quotient
+of features and examples in a client's step, decays to 1e-4 at the least, and is 0 after a client's 20th epoch.
+``ensemble`` weighted is what it means: there losses (B,) times weights (B, 1) make (B, B), whose mean is that of the
+losses times that of the weights.
 ``train/loss`` is f_i's.
 """
 
@@ -62,7 +67,7 @@ class FedGEN:
     """Local loss f_i(y) + weight decay^r E CE(h(G(eps, y)), y);  x <- x + sum_i w_i (y_i - x) / sum_i w_i;  G trained.
 
     Raises:
-        UserError: the head's first parameter is no matrix, or parts of the head are frozen.
+        UserError: the head's first parameter is no matrix, or parts of the head are frozen or BatchNorm's.
     """
 
     watches_head = needs_classes = True
@@ -100,7 +105,7 @@ class FedGEN:
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         assert facts.n_classes is not None
-        width = _width(model, facts.head)
+        width = _width(model, facts)
         g = untrained(facts.n_classes, width, self.noise_size, self.hidden, model.buffer, seed)
         nothing = zeros_like(select(g, [name for name in g if name not in STATISTICS]))
         return {"model": model, "generator": g, "first": nothing, "second": nothing, "steps": torch.tensor(0),
@@ -205,8 +210,13 @@ class FedGEN:
         return add_to_grad
 
     def _distil(self, work: Work, head: Head, message: Message, steps: int, factor: float, seed: int) -> Loss:
-        """The module's loss plus the KL term, whose target is what the head says of features of the same classes."""
+        """The module's loss plus the KL term, whose target is what the head says of features of the same classes.
+
+        An example of a class with p(y) = 0 has no such term.
+        """
         g, shape = flat(message.common, "generator"), (work.loop.batch_size, self.noise_size)
+        shares = values(message.common["shares"])
+        known = shares.diff(prepend=shares.new_zeros(1)) > 0  # p(y) > 0: others G may never have been trained on
 
         def make(steps: Sequence[int]) -> tuple[Tensor]:
             drawn = [draw_noise(self.noise, shape, generator("kl", seed, step)) for step in steps]
@@ -220,18 +230,24 @@ class FedGEN:
             said, (eps,) = head.outputs.log_softmax(1), at(step)
             with torch.no_grad():
                 wanted = _evaluated(head, features(g, eps[: len(said)], batch[1])).log_softmax(1)
-            each = F.kl_div(said, wanted, reduction="none", log_target=True).sum(1)
+            each = F.kl_div(said, wanted, reduction="none", log_target=True).sum(1) * known[batch[1]]
             return value + self.kl * factor * (each * batch[2] if len(batch) > 2 else each).mean()
 
         return loss
 
 
-def _width(model: Flat, head: Sequence[str]) -> int:
-    """Inputs of the head, whose parameters have these names."""
+def _width(model: Flat, facts: Facts) -> int:
+    """Inputs of the model's head."""
+    head = facts.head
     if not head:
         raise UserError("fedgen needs a model that names its head, the layer that makes logits of the embedding.")
     if frozen := [name for name in head if name not in model.layout.parts]:
         raise UserError(f"fedgen needs a head whose parameters are all trained, and {frozen[0]} is frozen.")
+    if normed := [name for name in head if name in facts.batch_norm]:
+        raise UserError(
+            f"fedgen needs a head without BatchNorm, as heads alone judge the generator, without the statistics of "
+            f"clients' features, and {normed[0]} is of one."
+        )
     shape = tuple(model[head[0]].shape)
     if len(shape) != 2:
         raise UserError(f"fedgen needs a head that begins with a linear layer, and {head[0]} has shape {shape}.")

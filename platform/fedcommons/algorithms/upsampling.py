@@ -14,7 +14,9 @@ SCALE = 0.02
 class Upsampler(nn.Module):
     """Noise (B, latent) to images (B, C, H, W) in (0, 1) of any size; what is above H or W is cut off.
 
-    With 256 numbers of noise, width 64 and 3x32x32 images it is the generator of DENSE's released code.
+    With 256 numbers of noise, width 64 and 3x32x32 images it has the layers of the generator of DENSE's released code.
+    There convolutions before BatchNorm have no bias, which BatchNorm takes away again, and BatchNorm's first scales are
+    drawn from N(1, 0.02^2), not 1.
     """
 
     def __init__(self, shape: tuple[int, ...], latent: int, width: int) -> None:

@@ -29,6 +29,9 @@ from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from fedcommons.seeds import numpy_generator, seed_for
 
+ROUNDING = 1e-13
+"""Of |x|^2 + |y|^2, for centred points: what a squared distance may be above a ball's edge that it is rounded from."""
+
 
 def compared(real: Tensor, made: Tensor, k: int = 5) -> dict[str, float]:
     """precision, recall, density, coverage and kernel_distance of made points (m, d) against real ones (n, d).
@@ -43,12 +46,14 @@ def compared(real: Tensor, made: Tensor, k: int = 5) -> dict[str, float]:
         raise ValueError(
             f"{k} nearest neighbours need more than {k} points, got {len(real)} real and {len(made)} made ones"
         )
-    of_real, of_made = _radii(real, k), _radii(made, k)
+    a, b = (x.double() - real.double().mean(0) for x in (real, made))
+    of_real, of_made = _radii(a, k).square(), _radii(b, k).square()
     inside_all = precise = 0.0
     covered = torch.zeros(len(real), dtype=torch.bool, device=real.device)
-    recalled, distances = torch.zeros_like(covered), pixel_space(real)  # of points it is the Euclidean distance
-    for rows, radii in zip(made.split(CHUNK), of_made.split(CHUNK), strict=True):
-        far = distances(rows)  # (chunk, n)
+    recalled, distances = torch.zeros_like(covered), pixel_space(a)  # of points it is the Euclidean distance
+    for rows, radii in zip(b.split(CHUNK), of_made.split(CHUNK), strict=True):
+        far = distances(rows).square()  # (chunk, n)
+        far -= ROUNDING * (rows.square().sum(1)[:, None] + a.square().sum(1))
         inside = far <= of_real
         inside_all += float(inside.sum())
         precise += float(inside.any(1).sum())
@@ -64,16 +69,13 @@ def compared(real: Tensor, made: Tensor, k: int = 5) -> dict[str, float]:
 
 
 def _radii(points: Tensor, k: int) -> Tensor:
-    """(n,): the distance of each point to its k-th nearest neighbour, and a billionth more, as its edge is rounded.
-
-    A point is no neighbour of itself.
-    """
+    """(n,): the distance of each point to its k-th nearest neighbour; a point is no neighbour of itself."""
     distances, found = pixel_space(points), []
     for first in range(0, len(points), CHUNK):
         far = distances(points[first : first + CHUNK])
         far[torch.arange(len(far)), first + torch.arange(len(far))] = 0.0
         found.append(far.kthvalue(k + 1, 1).values)
-    return torch.cat(found) * (1 + 1e-9)
+    return torch.cat(found)
 
 
 def kernel_distance(real: Tensor, made: Tensor) -> float:

@@ -212,9 +212,11 @@ class Algorithm(Protocol):
     ``keeps_batch_norm``, ``refuses_batch_norm``, ``takes_partial``, ``needs_pool``, ``needs`` (see ``needed``),
     ``watches_head = True`` for one that takes embeddings at the module's ``head`` (see ``features.Head``),
     ``needs_classes = True`` for one that works by class (labels that are no classes are refused), ``distils = True``
-    for one whose server makes images and distils logits (other examples and models are refused), and
-    ``check(fields)``, which raises ``UserError`` where it is not defined for an experiment (its fields, such as
-    ``client.optimizer``). What it is not defined for in the model or in what clients hold, ``start`` refuses.
+    for one whose server makes images and distils logits (other examples and models are refused),
+    ``trains_images = True`` where it trains them down a loss of the model's logits (a model that reads floating pixels
+    otherwise than uint8 ones is refused), and ``check(fields)``, which raises ``UserError`` where it is not defined for
+    an experiment (its fields, such as ``client.optimizer``). What it is not defined for in the model or in what clients
+    hold, ``start`` refuses.
     """
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:

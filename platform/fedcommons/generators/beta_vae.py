@@ -3,9 +3,10 @@
 mu_c: the mean, over the images of class c that it was trained on, of the means of their codes. It travels with the
 weights. A sample of class c is decoded from z ~ N(mu_c, I).
 
-Departs from the paper: images of smaller sides than 64 are halved less often; an incomplete batch is trained on, where
-the code that the paper names drops it; pixels stay grey, where the paper does not say whether it rounds them to 0 and
-1. One beta-VAE knows all classes of a client and sees no label: in the paper each client has one class.
+Departs from the paper: images of smaller sides than 64 are halved less often, and others than squares are padded; an
+incomplete batch is trained on, where the code that the paper names drops it; pixels stay grey, where the paper does not
+say whether it rounds them to 0 and 1. One beta-VAE knows all classes of a client and sees no label: in the paper each
+client has one class.
 """
 
 from collections.abc import Collection, Mapping

@@ -89,6 +89,8 @@ class CVAE(Autoencoder):
         optimizer = torch.optim.Adam(model.parameters(), self.lr, fused=True)
         size, kept = batch_of(len(examples), self.batch_size, self.even_batches), dict[int, TrainedGenerator]()
         for epoch, x, y in batches(examples, size, max(epochs), seed, default_device(), progress):
+            if self.batch_norm and len(y) * model.encoder.smallest == 1:  # BatchNorm needs two values of a channel
+                x, y = x.repeat(2, 1, 1, 1), y.repeat(2)
             loss = model(x, y, *model.draw(len(y)))
             optimizer.zero_grad()
             loss.backward()

@@ -82,11 +82,11 @@ class DDPM(Diffusion):
 
     def check_shape(self, shape: tuple[int, ...], data: str) -> None:
         """See ``Generator``. The memory is a lower bound: every level has at least three 3x3 convolutions."""
-        side, halved = shape[1], 2 ** (len(self.channels) - 1)
-        if side % halved:
+        halved = 2 ** (len(self.channels) - 1)
+        if odd := [side for side in shape[1:] if side % halved]:
             raise UserError(
                 f"generator.channels has {len(self.channels)} levels, so the image side must be a multiple "
-                f"of {halved}, and {data} has {side}."
+                f"of {halved}, and {data} has {odd[0]}."
             )
         capacity.require("the generator", COPIES * 4 * sum(3 * 9 * n * n for n in self.channels), "generator.channels")
 

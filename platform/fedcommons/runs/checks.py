@@ -15,6 +15,7 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from fedcommons.algorithms.ensemble import seen
 from fedcommons.config import parts, weights
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import parameters_of, taken
@@ -314,7 +315,7 @@ def require_distillable(algorithm: Algorithm, module: nn.Module, dataset: Datase
     module: on any device, also without numbers (meta).
 
     Raises:
-        UserError: examples are no images, or the model's forward gives no logits.
+        UserError: examples are no images, the model's forward gives no logits, or see ``_require_pixels``.
     """
     if not getattr(algorithm, "distils", False):
         return
@@ -333,6 +334,27 @@ def require_distillable(algorithm: Algorithm, module: nn.Module, dataset: Datase
         raise UserError(
             f"{name} distils logits, and for two examples the model's forward gives {shape} in the place of "
             f"{(2, dataset.n_classes)}."
+        )
+    if getattr(algorithm, "trains_images", False) and not found.is_meta:
+        _require_pixels(name, module, x[:2], first)
+
+
+def _require_pixels(name: str, module: nn.Module, x: Tensor, like: Tensor | None) -> None:
+    """Refuse a model to which floating pixels, as ``ensemble.seen`` gives them, are not what the same uint8 ones are.
+
+    Raises:
+        UserError: it scales images by their type, and has no ``normalise``.
+    """
+    device, kind = (torch.device("cpu"), torch.float32) if like is None else (like.device, like.dtype)
+    images = torch.arange(x.numel(), device=device).remainder(256).to(torch.uint8).view(x.shape)
+    with before_any_work(), somebodys(module, "", "forward"), torch.no_grad():
+        module.eval()
+        wanted, found = module(images), module(seen(module, images.to(kind) / 255))
+        module.train()
+    if not torch.allclose(found, wanted, rtol=0, atol=0.01 * float(wanted.abs().max())):
+        raise UserError(
+            f"{name} trains images through the model, which gives other logits for floating pixels in 0..255 than for "
+            "the same uint8 ones: give the module normalise(x), which maps such pixels to what its network sees."
         )
 
 
