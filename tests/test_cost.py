@@ -1,7 +1,7 @@
 """What is counted before a run is what the run then does; what is multiplied has closed forms."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -118,6 +118,31 @@ def test_what_is_counted_is_what_a_run_does(
     assert sum(drawn for _, drawn in work) == seen["drawn"]
     assert bool(work) == ("sharing.setting" in values)
     assert _counted(config)[1] == []  # what is in the store costs nothing
+
+
+ONCE: dict[str, dict[str, Any]] = {
+    "dense": {"dense.generator_steps": 1, "dense.generated": 2, "dense.width": 1},
+    "coboosting": {"coboosting.generator_steps": 1, "coboosting.generated": 2, "coboosting.width": 1},
+    "fedcvae": {"fedcvae.channels": (2,), "fedcvae.samples": 10},
+}
+"""Methods whose clients send something once, and are asked again where nobody's reply has come."""
+
+
+@pytest.mark.parametrize("method", ONCE)
+@pytest.mark.parametrize("q", [0.0, 0.9])
+def test_clients_are_counted_until_they_have_sent_what_they_send_once(method: str, q: float, tmp_path: Path) -> None:
+    tiny = {"federation.rounds": 6, "measure.every": 0, "straggler.q": q, "seed": 1}
+    config = _config(tmp_path, {"algorithm": method, **tiny, **ONCE[method]})
+    counts, trained, asked = _counted(config)[0], 0.0, 0.0
+
+    def note(round: int, metrics: Mapping[str, float | None]) -> None:
+        nonlocal trained, asked
+        joined = metrics.get("clients") or 0.0
+        trained, asked = trained + joined - (metrics.get("stragglers") or 0.0), asked + joined
+
+    experiment.run(config, tmp_path / "run", say=lambda _: None, on_round=note)
+    assert counts.trainings == trained > 0
+    assert (asked > 3) == (q > 0)  # some were asked again
 
 
 FEDDM: dict[str, dict[str, Any]] = {

@@ -1,7 +1,7 @@
 """DENSE against its equations: an independent slow loop, the terms by hand, FedDF, bytes, rounds, refusals."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,9 +17,10 @@ from fedcommons.algorithms.fedcvae import FedCVAE
 from fedcommons.algorithms.upsampling import Upsampler
 from fedcommons.config import presets
 from fedcommons.config.flat import fields_for
+from fedcommons.core.algorithm import Facts
 from fedcommons.core.local import LocalSGD
 from fedcommons.data import datasets
-from fedcommons.errors import ClientError, UserError
+from fedcommons.errors import UserError
 from fedcommons.runs.build import prepare
 from fedcommons.runs.checks import require_distillable
 from fedcommons.seeds import generator, seed_for, set_default_generator
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     Digits = Callable[..., Federation]
 
 SMALL = DENSE(generator_steps=3, generated=6, width=2, latent=5, server_batch=4, server_lr=0.01, temperature=3.0)
+COBOOSTING = CoBoosting(generator_steps=3, generated=6, width=2, latent=5, server_batch=4)
 LOOP = LocalSGD(epochs=1, batch_size=8)
 
 
@@ -242,8 +244,39 @@ def test_the_ensemble_weighs_as_clients_do_and_a_late_client_is_not_in_it(digits
     plan = federation.plan(1, late=PerClient((0.0, 1.0, 0.0)))
     state = federation.play(SMALL, plan)[-1][0].state
     assert data(state["weights"]).tolist() == pytest.approx([9 / 17, 8 / 17])
-    with pytest.raises(ClientError, match="no client's model has come"):
-        federation.play(SMALL, federation.plan(2, late=PerClient((1.0, 1.0, 1.0))))
+
+
+@dataclass(frozen=True)
+class _Late:
+    """All are late in rounds ``first`` to ``last`` - 1, and in round ``last`` all but client 1."""
+
+    first: int
+    last: int
+
+    def __call__(self, joined: Sequence[int], facts: Facts, round: int, seed: int) -> dict[int, float]:
+        return {i: 0.0 for i in joined if self.first <= round < self.last or (round == self.last and i != 1)}
+
+
+@pytest.mark.parametrize("method", [SMALL, COBOOSTING], ids=["dense", "coboosting"])
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_the_server_asks_again_until_a_model_has_come(
+    digits: "Digits", method: DENSE | CoBoosting, warmup: int
+) -> None:
+    federation, method = digits((9, 7, 8)).training(LOOP), replace(method, warmup_rounds=warmup)
+    played = federation.play(method, federation.plan(warmup + 5, late=_Late(warmup + 1, warmup + 3)))
+    assert [facts["clients"] for _, facts in played] == [3] * (warmup + 3) + [0, 0]
+    models = [now.model.buffer for now, _ in played]
+    assert models[warmup].equal(models[warmup + 1])
+    assert not models[warmup + 2].equal(models[warmup + 3])
+    assert data(played[-1][0].state["weights"]).tolist() == [1.0]
+    assert len(data(played[-1][0].state["images"])) == 3 * method.generated
+
+
+def test_a_run_in_which_no_model_comes_keeps_its_untrained_model(digits: "Digits") -> None:
+    federation = digits((9, 7, 8)).training(LOOP)
+    played = federation.play(SMALL, federation.plan(3, late=_Late(1, 4)))
+    assert [facts["clients"] for _, facts in played] == [3, 3, 3]
+    assert played[-1][0].model.buffer.equal(federation.model.buffer)
 
 
 def test_a_client_of_its_own_epochs_trains_so_long_in_the_last_round_alone(digits: "Digits") -> None:

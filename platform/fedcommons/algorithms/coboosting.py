@@ -53,6 +53,7 @@ class CoBoosting:
     """x <- argmin of the mean over moved images of the pool of KL_T(f || f_x), with learned weights in f."""
 
     needs_classes = distils = trains_images = sees_statistics = True
+    waits_for = "ensemble"
 
     warmup_rounds: Annotated[int, "[0, 1e9]"] = 0
     """rounds of FedAvg before clients send their models"""
@@ -182,7 +183,7 @@ class CoBoosting:
         """See ``whole_models.server_pieces``; of an image of the pool the ensemble makes three passes, x three."""
         epochs = whole_models.epochs_of(round, self.warmup_rounds, self.server_epochs)
         return {
-            **whole_models.local_pieces(facts, loop, round, self.warmup_rounds, self.client_epochs),
+            **whole_models.local_pieces(facts, loop, round, clients, self.warmup_rounds, self.client_epochs),
             **whole_models.server_pieces(facts, epochs, self.making, self.server_batch, 3 * facts.n_clients + 3),
         }
 

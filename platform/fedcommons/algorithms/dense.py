@@ -5,7 +5,8 @@ algorithm 1.   f_i: client i's model;  a_i = w_i / sum_j w_j, w_i its weight;  f
 x: the server model, f_x its logits;  G: generator, z: its noise, y: labels, drawn uniformly;  T: ``temperature``.
 
 Rounds 1 to ``warmup_rounds`` are FedAvg's. In the next one clients train and send y_i - x, and x becomes the mean of
-all y_i. From this round on the server trains, ``server_epochs`` epochs in a round, and no client takes part. An epoch:
+all y_i that came; where none came, this is repeated in the next. From then on the server trains, ``server_epochs``
+epochs in a round, and no client takes part. An epoch:
 
     G, z (new) <- ``generator_steps`` steps of Adam down  CE(f(G(z)), y) + BN + boundary * div
     BN  = mean_i sum_l ||mean_l - m_il|| + ||variance_l - v_il||, over BatchNorm layers l of f_i with statistics m, v
@@ -51,6 +52,7 @@ class DENSE:
     """x <- argmin of the mean over the pool of T^2 KL(p_T(f) || p_T(f_x)), images of the pool from a generator."""
 
     needs_classes = distils = trains_images = sees_statistics = True
+    waits_for = "ensemble"
 
     warmup_rounds: Annotated[int, "[0, 1e9]"] = 0
     """rounds of FedAvg before clients send their models (Fedssyn's comparison: 10)"""
@@ -146,7 +148,7 @@ class DENSE:
         """See ``whole_models.server_pieces``; of an image of the pool x makes three passes."""
         epochs = whole_models.epochs_of(round, self.warmup_rounds, self.server_epochs)
         return {
-            **whole_models.local_pieces(facts, loop, round, self.warmup_rounds, self.client_epochs),
+            **whole_models.local_pieces(facts, loop, round, clients, self.warmup_rounds, self.client_epochs),
             **whole_models.server_pieces(facts, epochs, self.making, self.server_batch, 3),
         }
 

@@ -10,8 +10,9 @@ independent N(0, 1) truncated to [-w, w];  S: ``samples``;  R: reconstruction lo
     KD:   g <- argmin R(g_i(z, y), g(z, y)) over the S triples of Ens;  S images g(z, y), y uniform;  x learns from them
 
 The server learns ``server_epochs`` epochs in each round, the first in round 1, and goes on with Adam's moments. From
-round 2 on no client takes part. A client downloads the number of classes, 8 bytes, and uploads g_i with BatchNorm's
-statistics, n_i and p_i, once; no model travels, and no epsilon covers any of it. Each trains from weights of its own.
+round 2 on no client takes part; where no decoder came, all are asked again in the next. A client downloads the number
+of classes, 8 bytes, and uploads g_i with BatchNorm's statistics, n_i and p_i, once; no model travels, and no epsilon
+covers any of it. Each trains from weights of its own.
 
 Departs from the released code: images are those of the platform, uint8 and normalised by the model, and networks take
 any side, padded. An image that is alone in a batch stands twice in it. Weights of examples do not count.
@@ -44,6 +45,7 @@ class FedCVAE:
 
     needs_classes = distils = refuses_batch_norm = True
     trains_locally = False
+    waits_for = "images"
 
     variant: Annotated[str, "ens | kd"] = "ens"
     """images of the clients' decoders, or of one that the server teaches on these"""
@@ -98,8 +100,8 @@ class FedCVAE:
                 "first": zero, "second": zero, "steps": torch.tensor(0)}  # fmt: skip
 
     def participants(self, state: State, round: int) -> Sequence[int]:
-        """All clients, then nobody."""
-        return range(int(scalar(state, "clients")) if round == 1 else 0)
+        """All clients until decoders have come, at least one, then nobody."""
+        return range(0 if "images" in state else int(scalar(state, "clients")))
 
     def down(self, state: State, round: int, client: int) -> Message:
         return Message({"classes": state["classes"]})
@@ -121,8 +123,6 @@ class FedCVAE:
         if replies:
             images, labels = executor.map(draw, self.drawing(state, replies), [seed])[0]
             state = {**state, "images": images, "labels": labels}
-        if "images" not in state:
-            raise ValueError("no client's decoder has come, so the server has nothing to learn from")
         task = Lesson(
             model=flat(state, "model"),
             first=flat(state, "first"),

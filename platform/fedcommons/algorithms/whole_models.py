@@ -5,7 +5,8 @@ statistics, by the engine. The state keeps of the clients that replied, one afte
 
     ensemble (N, P): y_i    weights (N,): w_i / sum_j w_j    statistics (N, B)    velocity (P,): of the server's SGD
 
-and of the server's work ``images``, uint8, made so far. Rounds without replies train (``Lessons``).
+and of the server's work ``images``, uint8, made so far. Where nobody's model came, all are asked again in the next
+round. Rounds in which nobody takes part train (``Lessons``).
 """
 
 from collections.abc import Mapping, Sequence
@@ -57,8 +58,9 @@ def start(model: Flat, facts: Facts) -> State:
 
 
 def participants(state: State, warmup_rounds: int, round: int) -> Sequence[int]:
-    """All clients until they have sent their models, then nobody."""
-    return range(int(values(state["clients"])) if round <= warmup_rounds + 1 else 0)
+    """All clients until models have come, at least one, then nobody."""
+    is_over = round > warmup_rounds + 1 and "ensemble" in state
+    return range(0 if is_over else int(values(state["clients"])))
 
 
 def reply(work: Work, message: Message, data: ClientData, seed: int, epochs: int | None) -> Reply:
@@ -71,14 +73,8 @@ def reply(work: Work, message: Message, data: ClientData, seed: int, epochs: int
 
 
 def kept(state: State, total: Payload, replies: Replies, average: bool) -> State:
-    """The state with all models that have come; average: x becomes their mean.
-
-    Raises:
-        ValueError: none has come in the round before.
-    """
+    """The state with all models that have come; average: x becomes their mean."""
     if not replies:
-        if "ensemble" not in state:
-            raise ValueError("no client's model has come, so the server has nothing to learn from")
         return state
     x, w = flat(state, "model"), torch.tensor([one.weight for one in replies.values()], dtype=torch.float64)
     sent = [one.each for one in replies.values()]
@@ -147,13 +143,13 @@ def left(work: Work, room: Classroom, images: Tensor) -> State:
 
 
 def local_pieces(
-    facts: Facts, loop: LocalSGD, round: int, warmup_rounds: int, epochs: int | None
+    facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int], warmup_rounds: int, epochs: int | None
 ) -> Mapping[str, float]:
     """Examples in the last training's epochs beyond those of other rounds; none where it has no number of its own."""
     if epochs is None:
         return {}
-    more = max(0, epochs - loop.epochs) if round == warmup_rounds + 1 else 0
-    return {"local_examples": more * sum(facts.sizes)}
+    more = max(0, epochs - loop.epochs) if round > warmup_rounds else 0
+    return {"local_examples": more * sum(facts.sizes[client] for client in clients)}
 
 
 def epochs_of(round: int, warmup_rounds: int, epochs: int) -> range:

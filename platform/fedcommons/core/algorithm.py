@@ -209,8 +209,8 @@ class Algorithm(Protocol):
 
     A constant is ``mu: Annotated[float, "[0, inf)"] = 0.01``: type, range, default, and a line of help below it.
     Optional are ``ChoosesClients``, ``Shares``, ``Personal``, ``TellsWork``, ``trains_locally``, ``sees_statistics``,
-    ``keeps_batch_norm``, ``refuses_batch_norm``, ``takes_partial``, ``needs_pool``, ``needs`` (see ``needed``),
-    ``watches_head = True`` for one that takes embeddings at the module's ``head`` (see ``features.Head``),
+    ``keeps_batch_norm``, ``refuses_batch_norm``, ``takes_partial``, ``needs_pool``, ``waits_for``, ``needs`` (see
+    ``needed``), ``watches_head = True`` for one that takes embeddings at the module's ``head`` (see ``features.Head``),
     ``needs_classes = True`` for one that works by class (labels that are no classes are refused), ``distils = True``
     for one whose server makes images and distils logits (other examples and models are refused),
     ``trains_images = True`` where it trains them down a loss of the model's logits (a model that reads floating pixels
@@ -303,6 +303,14 @@ def needs_pool(algorithm: Algorithm) -> bool:
     Such a method is refused with a sharing stage that gives the server none.
     """
     return getattr(algorithm, "needs_pool", False) is True
+
+
+def waits_for(algorithm: Algorithm) -> str | None:
+    """The state's entry that clients' replies bring, as its ``participants`` asks clients until it is there.
+
+    It decides what ``--dry-run`` counts, and nothing else. A warm-up that asks all the same does so by the round.
+    """
+    return getattr(algorithm, "waits_for", None)
 
 
 def needed(algorithm: Algorithm) -> Mapping[str, str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from fedcommons.convergence.estimators import BATCH, PARTS
-from fedcommons.core.algorithm import Personal, trains_locally
+from fedcommons.core.algorithm import Personal, State, trains_locally, waits_for
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.pieces import pieces_of
 from fedcommons.data.clients import Clients
@@ -20,6 +20,7 @@ from fedcommons.runs.build import Assembled
 from fedcommons.runs.measures import due
 from fedcommons.runs.worker import local_loop
 from fedcommons.sharing.synthetic_pool import Job
+from fedcommons.tensors import EMPTY
 
 PRODUCTS = 40
 """Hessian-vector products that Lanczos' iteration is taken to need; it stops by itself, after 100 at the latest."""
@@ -58,7 +59,8 @@ def local_steps(loop: LocalSGD, n: int, n_own: float) -> tuple[int, int]:
 def counted(ready: Assembled) -> Counts:
     """The work of a run from its first round to its last.
 
-    A method that chooses its clients itself is taken to choose those that it would choose before round 1.
+    A method that chooses its clients itself is taken to choose those that it would choose before round 1, and one that
+    ``waits_for`` replies to have them as soon as there are any.
     """
     c, data = ready.config, ready.data
     last = c.federation.rounds
@@ -68,12 +70,15 @@ def counted(ready: Assembled) -> Counts:
     facts = replace(plan.facts, counts=plan.facts.counts and cache(plan.facts.counts))  # asked for in every round
     more, b = last / played, loop.batch_size
     joins, pieces = Counter[int](), dict[str, float]()
+    state: State = start.state
     for number in range(1, played + 1):
-        joined, replying = rounds.answering(method, plan, start.state, number)
+        joined, replying = rounds.answering(method, plan, state, number)
         joins.update(replying)
         if replying or not joined:  # a round that nobody answers changes nothing
             for name, n in pieces_of(method, facts, loop, number, replying).items():
                 pieces[name] = pieces.get(name, 0) + more * n
+        if replying and (awaited := waits_for(method)):
+            state = {**state, awaited: EMPTY}
     sizes, own = data.clients.rows.sizes, data.clients.n_own
     each = {i: local_steps(loop, int(sizes[i]), float(own[i])) for i in joins}
     if not trains_locally(method):
