@@ -111,6 +111,7 @@ KINDS: Mapping[str, Kind] = {
                 "dirichlet_classes",
                 "dirichlet_niid",
                 "dirichlet_clients",
+                "dirichlet_clients_all",
                 "dirichlet_plain",
                 "single_class",
                 "shards",
