@@ -93,7 +93,8 @@ def test_a_name_that_is_known_elsewhere_gets_no_wrong_guess(kind: str, name: str
     ("name", "near"),
     [
         ("CIFAR10", "cifar10"), ("FedAvg", "fedavg"), ("fashion-mnist", "fmnist"),
-        ("dirichlet", "dirichlet_classes' or 'dirichlet_clients' or 'dirichlet_niid' or 'dirichlet_plain"),
+        ("dirichlet", "dirichlet_classes' or 'dirichlet_clients' or 'dirichlet_clients_all' or 'dirichlet_niid' or "
+                      "'dirichlet_plain"),
     ],
 )  # fmt: skip
 def test_capitals_do_not_count_and_of_some_that_begin_so_all_are_told(name: str, near: str) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_modules import Classifier
-from lightning_modules.networks import CNN, VGG11, ConvNet, Linear, ResNet18
+from lightning_modules.networks import CNN, VGG11, Conv5, ConvNet, Linear, ResNet18
 
 CIFAR, DIGITS = (3, 32, 32), (1, 8, 8)
 
@@ -70,6 +70,8 @@ def test_vgg11_drops_out_in_training_only(vgg: VGG11) -> None:
         (lambda shape: ConvNet(shape, 3, width=4), (2, 9, 7)),
         (lambda shape: ConvNet(shape, 3, width=4), (2, 2, 3)),
         (lambda shape: ResNet18(shape, 10), (1, 16, 17)),
+        (lambda shape: Conv5(shape, 10), (1, 28, 28)),
+        (lambda shape: Conv5(shape, 3), (2, 31, 40)),
     ],
     ids=[
         "cnn digits",
@@ -84,6 +86,8 @@ def test_vgg11_drops_out_in_training_only(vgg: VGG11) -> None:
         "convnet odd sides",
         "convnet tiny",
         "resnet18",
+        "conv5 mnist",
+        "conv5 odd sides",
     ],
 )
 def test_a_network_is_its_last_layer_on_its_embedding(
@@ -170,11 +174,32 @@ def test_resnet18_has_the_usual_size() -> None:
         assert parameters(ResNet18(CIFAR, 10)) == 11_173_962
 
 
-@pytest.mark.parametrize(("network", "shape"), [(ConvNet, (1, 1, 8)), (ConvNet, (64,)), (ResNet18, (1, 15, 16))])
+def test_conv5_has_the_size_of_fedcvaes_classifier() -> None:
+    # convolutions 832 + 51,264, hidden 1,600 x 512 + 512, last 5,130
+    with torch.device("meta"):
+        assert parameters(Conv5((1, 32, 32), 10)) == parameters(Conv5((1, 28, 28), 10)) == 876_938
+
+
+def test_conv5_pads_with_zeros_all_around_to_32_pixels_and_has_no_relu_before_the_hidden_layer() -> None:
+    torch.manual_seed(0)
+    network = Conv5((1, 28, 31), 10)
+    x = torch.randn(2, 1, 28, 31, generator=torch.Generator().manual_seed(0))
+    padded = torch.zeros(2, 1, 32, 32)
+    padded[:, :, 2:30, :31] = x
+    first, pool, second, _, _ = network.features
+    maps = pool(second(pool(first(padded)))).flatten(1)
+    assert maps.min() < 0
+    assert torch.equal(network.features(F.pad(x, network.margin)), maps)
+    torch.testing.assert_close(network(x), network.last(F.relu(network.hidden(maps))))
+
+
+@pytest.mark.parametrize(
+    ("network", "shape"), [(ConvNet, (1, 1, 8)), (ConvNet, (64,)), (ResNet18, (1, 15, 16)), (Conv5, (64,))]
+)
 def test_images_that_are_too_small_are_refused(
     network: Callable[[tuple[int, ...], int], nn.Module], shape: tuple[int, ...]
 ) -> None:
-    with pytest.raises(ValueError, match="it needs images of at least"):
+    with pytest.raises(ValueError, match="it needs images"):
         network(shape, 10)
 
 

@@ -40,6 +40,7 @@ RECIPES = {
     "dirichlet_classes, not cut again": recipe_of(name="dirichlet_classes", n_clients=8, alpha=0.1, recut=False),
     "dirichlet_niid": recipe_of(name="dirichlet_niid", n_clients=8, alpha=0.5),
     "dirichlet_clients": recipe_of(name="dirichlet_clients", n_clients=8, alpha=0.3),
+    "dirichlet_clients_all": recipe_of(name="dirichlet_clients_all", n_clients=8, alpha=0.5),
     "dirichlet_plain": recipe_of(name="dirichlet_plain", n_clients=8, alpha=0.5),
     "single_class": recipe_of(name="single_class", n_clients=N_CLASSES),
     "shards": recipe_of(name="shards", n_clients=8),
@@ -122,7 +123,7 @@ def test_single_class_gives_client_l_all_of_class_l() -> None:
             assert len(rows) == np.bincount(LABELS)[label]
 
 
-@pytest.mark.parametrize("name", ["dirichlet_classes", "dirichlet_niid", "dirichlet_clients", "dirichlet_plain"])
+@pytest.mark.parametrize("name", [name for name in PARTITIONS if name.startswith("dirichlet")])
 def test_labels_get_more_alike_over_clients_as_alpha_grows(name: str) -> None:
     variances = [
         np.mean([label_variance(deal(recipe_of(name, n_clients=8, alpha=alpha), seed)) for seed in range(20)])

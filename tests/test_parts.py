@@ -135,8 +135,8 @@ def test_a_part_of_ones_own_has_the_constants_of_its_base_class(lab: Path) -> No
         ("bad.py:Small", "importing bad.py failed: ZeroDivisionError: division by zero"),
         (
             "cnm",
-            "unknown model.name 'cnm'; did you mean 'cnn'? Known: cnn, convnet, ddpm, encoder, linear, resnet18, "
-            "vae, vgg11, or",
+            "unknown model.name 'cnm'; did you mean 'cnn'? Known: cnn, conv5, convnet, ddpm, encoder, linear, "
+            "resnet18, vae, vgg11, or",
         ),
     ],
 )

@@ -18,7 +18,7 @@ from fedcommons.files.stored import UnreadableError, clean, text_of
 SHOWN = 80
 """Longer values are cut to this many characters in a message."""
 
-FEW = 4
+FEW = 5
 """Names that a message suggests at most."""
 
 LONGEST = 190

@@ -90,8 +90,8 @@ class Partition:
     name: str = "dirichlet_classes"
     """how the training images are dealt to clients"""
     n_clients: Annotated[int, "[1, 1e9]"] = 10
-    """N, the number of clients; dirichlet_plain drops those that it leaves without images, by_group and by_factor make
-    as many as there are groups"""
+    """N, the number of clients; dirichlet_plain and dirichlet_clients_all drop those that they leave without images,
+    by_group and by_factor make as many as there are groups"""
     shift: Annotated[str, "none | noise | rotation | colour"] = "none"
     """what makes clients' images differ, the last client's most: Gaussian noise, a rotation, a change of colours"""
     shift_size: Annotated[float | None, "(0, 360]"] = None

@@ -3,6 +3,7 @@
 ``group_sizes``: for each class, shares of the clients; many draws at a time, redrawn until one is accepted.
 ``plain_sizes``: for each class, shares of the clients; whatever is drawn.
 ``sizes_by_priors``: for each client, shares of the classes; images are dealt one by one.
+``sizes_by_all_priors``: for each client, shares of the classes; a class is split in the ratio of its shares.
 """
 
 from math import lgamma
@@ -82,9 +83,7 @@ def plain_sizes(class_sizes: np.ndarray, n_clients: int, alpha: float, rng: np.r
     For each class, shares ~ Dir(alpha) over clients; each gets its share rounded down, then the images that are left
     go one by one to the client that is furthest below its share, which nobody is twice.
     """
-    log_gamma = _log_gamma(alpha, (len(class_sizes), n_clients), rng)
-    weights = np.exp(log_gamma - log_gamma.max(1, keepdims=True))
-    shares = weights / weights.sum(1, keepdims=True) * class_sizes[:, None]
+    shares = _shares(_log_gamma(alpha, (len(class_sizes), n_clients), rng)) * class_sizes[:, None]
     sizes = np.floor(shares).astype(np.int64)
     below = np.argsort(np.argsort(sizes - shares, 1, kind="stable"), 1)  # 0: furthest below its share
     return sizes + (below < (class_sizes - sizes.sum(1))[:, None])
@@ -115,6 +114,20 @@ def sizes_by_priors(class_sizes: np.ndarray, n_clients: int, alpha: float, rng: 
     return sizes
 
 
+def sizes_by_all_priors(class_sizes: np.ndarray, n_clients: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
+    """How many images of each class each client gets: (classes, clients), rows summing to ``class_sizes``.
+
+    Client i has a prior p_i ~ Dir(alpha) over classes, and of class c the share p_ic / sum_j p_jc. Each gets its share
+    rounded down, then each image that is left goes to a client drawn uniformly from all.
+
+    Departs from FedCVAE's code: logarithms are drawn, as for alpha = 0.001 most priors themselves underflow to 0.
+    """
+    log_gamma = _log_gamma(alpha, (n_clients, len(class_sizes)), rng)
+    log_prior = log_gamma - np.logaddexp.reduce(log_gamma, axis=1, keepdims=True)
+    sizes = np.floor(_shares(log_prior.T) * class_sizes[:, None]).astype(np.int64)
+    return sizes + rng.multinomial(class_sizes - sizes.sum(1), np.full(n_clients, 1 / n_clients))
+
+
 def _turns(sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """The client that gets each image, in order: uniform over the clients that are not full (``sizes``) yet.
 
@@ -135,8 +148,7 @@ def _draw(class_sizes: np.ndarray, n_clients: int, alpha: float, batch: int, rng
             continue
         log_gamma = _log_gamma(alpha, (batch, n_clients), rng)
         log_gamma[held >= fair] = -np.inf  # fewer than all: images are left, so the total held is below the total
-        weights = np.exp(log_gamma - log_gamma.max(1, keepdims=True))
-        cuts = np.floor(np.cumsum(weights / weights.sum(1, keepdims=True), 1) * n + 1e-9).astype(np.int64)
+        cuts = np.floor(np.cumsum(_shares(log_gamma), 1) * n + 1e-9).astype(np.int64)
         cuts[:, -1] = n
         sizes[:, c] = np.diff(cuts, axis=1, prepend=0)
         held += sizes[:, c]
@@ -146,3 +158,9 @@ def _draw(class_sizes: np.ndarray, n_clients: int, alpha: float, batch: int, rng
 def _log_gamma(alpha: float, shape: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
     """Logs of Gamma(alpha) draws; for alpha = 0.01 most of the draws themselves underflow to 0."""
     return np.log(rng.standard_gamma(alpha + 1, shape)) + np.log1p(-rng.random(shape)) / alpha
+
+
+def _shares(log_weights: np.ndarray) -> np.ndarray:
+    """Each row in proportion to e^log_weights, with sum 1."""
+    weights = np.exp(log_weights - log_weights.max(1, keepdims=True))
+    return weights / weights.sum(1, keepdims=True)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Protocol
 
 import numpy as np
 
-from fedcommons.data.dirichlet import group_sizes, plain_sizes, sizes_by_priors
+from fedcommons.data.dirichlet import group_sizes, plain_sizes, sizes_by_all_priors, sizes_by_priors
 from fedcommons.errors import UserError, shown
 
 Rows = list[np.ndarray]
@@ -144,6 +144,21 @@ def dirichlet_clients(
     """
     sizes = sizes_by_priors(np.bincount(labels, minlength=n_classes), n_clients, alpha, rng)
     return _cut(rng.permutation(len(labels)), labels, sizes, rng)
+
+
+def dirichlet_clients_all(
+    labels: np.ndarray, n_clients: int, n_classes: int, rng: np.random.Generator, alpha: Alpha = 0.1
+) -> Rows:
+    """FedCVAE (Heinbaugh et al. 2023): per client p_i ~ Dir(alpha), class c split by p_ic / sum_j p_jc; unequal sizes.
+
+    Clients left with nothing are dropped, so N may be smaller than n_clients; the released code ends in an error there.
+    They are none where every class has at least (classes x n_clients) images, as the largest p_ic is 1/classes or more.
+
+    Args:
+        alpha: concentration of the Dirichlet law; smaller is more heterogeneous
+    """
+    sizes = sizes_by_all_priors(np.bincount(labels, minlength=n_classes), n_clients, alpha, rng)
+    return [rows for rows in _cut(rng.permutation(len(labels)), labels, sizes, rng) if len(rows)]
 
 
 def dirichlet_plain(

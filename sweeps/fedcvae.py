@@ -1,0 +1,81 @@
+"""FedCVAE: images from decoders that clients send once, against one-shot averaging, DENSE and what rounds buy.
+
+python sweeps/fedcvae.py --seeds 0,1,2      # digits, some minutes
+python sweeps/fedcvae.py --preset smoke     # the same code with smaller numbers
+python sweeps/fedcvae.py --preset paper --dataset mnist --data-dir DIR      # the paper's numbers; fmnist too
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import product
+
+from fedcommons.config import cli, parts
+from fedcommons.config.flat import SHORT_NAMES
+from fedcommons.errors import UserError, shown, unknown
+from fedcommons.sweeping import grids, runner, sweep
+from papers.fedcvae import presets
+from papers.fedcvae.report import Entry, report
+
+TAKEN = {
+    "seed": "seeds", "algorithm": "methods", "fedcvae.variant": "methods", "partition.alpha": "alphas",
+    "client.lr": "rates", "fedcvae.local_epochs": "client.epochs", "dense.client_epochs": "client.epochs",
+}  # fmt: skip
+"""Fields that an option sets."""
+
+
+def arguments(argv: Sequence[str]) -> cli.Options:
+    """Options of the sweep on top of every field of the experiment."""
+    preset = cli.early(argv, "preset", "small")
+    dataset = cli.early(argv, "data.name", "mnist" if preset == "paper" else "digits")
+    fields, title = presets.fields(preset, dataset), (__doc__ or "").partition("\n")[0]
+    parser = cli.parser(title, argv, fields, {"algorithms": presets.ALGORITHMS})
+    for name, default, text in (
+        ("preset", "small", f"{', '.join(presets.FIELDS)}: sets the defaults of all fields"),
+        ("seeds", "0", "seeds, separated by commas"),
+        ("methods", ",".join(presets.METHODS), "methods, separated by commas; all but fedavg have one round"),
+        ("alphas", "0.05,0.01,0.001", "Dirichlet concentrations, separated by commas"),
+        ("rates", presets.RATES[preset], "rates of clients that train the classifier, to choose from by validation"),
+        ("out", f"runs/fedcvae-{preset}-{parts.label(dataset)}", "folder of the sweep"),
+    ):
+        parser.add_argument(f"--{name}", type=str, default=default, help=text)
+    parser.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
+    cli.add_shared(parser)
+    parser.short = {**SHORT_NAMES, "alpha": "alphas", "seed": "seeds", "lr": "rates"}
+    parser.hide(TAKEN)
+    options = cli.parse(parser, argv)
+    cli.refuse_fields(options, TAKEN)
+    if (setting := options["sharing.setting"]) != "real":
+        raise UserError(f"sharing.setting must be real: these methods have no pool, got {shown(setting)}.")
+    if "partition.alpha" not in options.fields:
+        raise UserError(f"--alphas varies partition.alpha, which {options['partition.name']} has not.")
+    return options
+
+
+def entries(options: cli.Options) -> list[Entry]:
+    """A run for each alpha, method, rate and seed; FedCVAE, whose rates are the paper's, has one rate."""
+    base, found = grids.base(options), []
+    alphas, rates = cli.split("--alphas", options.alphas, float), cli.split("--rates", options.rates, float)
+    seeds, methods = cli.split("--seeds", options.seeds, int), cli.split("--methods", options.methods)
+    for method in methods:
+        if method not in presets.METHODS:
+            raise unknown("method", method, presets.METHODS)
+    if len(rates) > 1 and options.data.validation == 0:
+        raise UserError("--rates chooses by validation accuracy: data.validation must be above 0.")
+    sweep.require_few(len(alphas) * len(methods) * len(rates) * len(seeds))
+    for alpha, method in product(alphas, methods):
+        row = presets.row(method, options.preset, base, options.asked)
+        of = {**base, **row, "partition.alpha": alpha}
+        for rate, seed in product([None] if row["algorithm"] == "fedcvae" else rates, seeds):
+            at = {"seed": seed} if rate is None else {"seed": seed, "client.lr": rate}
+            found.append(Entry(method, alpha, rate, grids.cell(options, {**of, **at})))
+    return found
+
+
+def fedcvae(argv: Sequence[str]) -> int:
+    options = arguments(argv)
+    found = entries(options)
+    return runner.run(options, "fedcvae", grids.once(e.cell for e in found), partial(report, found, options))
+
+
+if __name__ == "__main__":
+    cli.main(fedcvae)

@@ -1,0 +1,1 @@
+"""FedCVAE: Heinbaugh, Luz-Ricca and Shao 2023, ICLR."""

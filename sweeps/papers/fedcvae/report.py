@@ -1,0 +1,158 @@
+"""The files of the sweep, from its run folders: tables, CSV and a picture with bars."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import nan
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from fedcommons.config import cli, parts
+from fedcommons.files import write_json, write_text
+from fedcommons.reports import columns, tables
+from fedcommons.reports.cells import Cell
+from fedcommons.sweeping import grids, sweep
+from fedcommons.sweeping.display import Display
+from papers.commons.decide import interval
+from papers.fedcvae.presets import METHODS, SENDS
+
+MB = 10**6
+OWN = ("fedcvae-ens", "fedcvae-kd")
+CSV = ("method", "at", "rate", "chosen", "disclosed", *tables.RUN)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row's run: a method at an alpha and a rate of its clients (None: FedCVAE's own), with one seed."""
+
+    method: str
+    alpha: float
+    rate: float | None
+    cell: sweep.Trial
+
+
+def rows(found: Sequence[Entry], out: Path, say: Callable[[str], None]) -> Any:
+    """A frame, a row for each finished run: method, at (alpha), rate, the columns of a run, and chosen.
+
+    chosen: at the rate of the best validation accuracy; see ``tables.at_best_rate``.
+    """
+    runs: Any = grids.finished([e.cell for e in found], out, say)  # pandas' types are too wide for a checker
+    if runs.empty:
+        return runs
+    stands = {e.cell.name: e for e in found}
+    mine = [stands[Path(run).name] for run in runs["run"]]
+    rates = [nan if e.rate is None else e.rate for e in mine]
+    runs = runs.assign(method=[e.method for e in mine], at=[e.alpha for e in mine], rate=rates)
+    kept = [tables.at_best_rate(of, "rate").index for _, of in runs.groupby(["at", "method"])]
+    return runs.assign(chosen=runs.index.isin([i for index in kept for i in index]))
+
+
+def groups(frame: Any) -> dict[tuple[float, str], Any]:
+    """The chosen runs by alpha and method, in the order of their seeds."""
+    chosen = frame[frame["chosen"]].sort_values("seed")
+    pairs = [(alpha, method) for alpha in dict.fromkeys(frame["at"]) for method in METHODS]
+    of = {(alpha, m): chosen[(chosen["at"] == alpha) & (chosen["method"] == m)] for alpha, m in pairs}
+    return {pair: runs for pair, runs in of.items() if not runs.empty}
+
+
+def markdown(frame: Any, notes: Sequence[str]) -> str:
+    """Accuracies and what was sent for them; then FedCVAE against each other method, seed by seed."""
+    of, lines, ahead = groups(frame), [], []
+    for (alpha, method), runs in of.items():
+        accuracies = [100 * value for value in runs["last_accuracy"]]
+        sent = [f"{runs[name].mean() / MB:.3g}" for name in ("bytes_up", "bytes_down")]
+        rate, given = runs["rate"].iloc[0], f"{100 * runs['disclosed'].mean():.1f} %"
+        lines.append([
+            columns.text(alpha), method, "-" if rate != rate else columns.text(rate), len(runs),
+            tables.percent(Cell({}, runs), "last_accuracy"), ends(accuracies), runs["rounds"].iloc[0], *sent,
+            SENDS[runs["algorithm"].iloc[0]], given,
+        ])  # fmt: skip
+    for (alpha, own), (at, other) in ((a, b) for a in of for b in of):
+        if alpha == at and own in OWN and other not in OWN:
+            both = of[alpha, own].merge(of[at, other], on="seed")
+            gaps = [100 * gap for gap in both["last_accuracy_x"] - both["last_accuracy_y"]]
+            if gaps:
+                ahead.append([columns.text(alpha), own, other, f"{fmean(gaps):+.1f}", ends(gaps, "+"), len(gaps)])
+    head = ("alpha", "method", "rate", "seeds", "last accuracy, %", "95 % interval", "rounds", "MB up", "MB down",
+            "a client sends", "given away")  # fmt: skip
+    text = tables.markdown(head, lines)
+    if ahead:
+        head = ("alpha", "method", "minus", "points", "95 % interval", "seeds")
+        text += "\n## FedCVAE against each method\n\n" + tables.markdown(head, ahead)
+    return text + tables.numbered(notes)
+
+
+def ends(values: Sequence[float], sign: str = "") -> str:
+    """Student's interval of the mean; ``-`` of one value."""
+    found = interval(values)
+    return f"[{found[0]:{sign}.1f}, {found[1]:{sign}.1f}]" if found else "-"
+
+
+def notes(found: Sequence[Entry], frame: Any, options: cli.Options) -> list[str]:
+    """What a reader must know to read the numbers."""
+    config = next((e.cell.config for e in found if e.method != "fedavg"), found[0].cell.config)
+    epochs = options["federation.rounds"] * options["client.epochs"]
+    c = config.client
+    return [
+        f"{config.data.name}, {config.partition.name}, {config.partition.n_clients} clients, of which those without an "
+        f"image are dropped; classifier {config.model.name}. Validation holds out "
+        f"{100 * config.data.validation:g} % of the images that clients would have.",
+        f"Same local epochs for all: {epochs}. Clients of FedCVAE make them on an autoencoder, Adam; all others on the "
+        f"classifier, {c.optimizer}, B = {c.batch_size}: fedavg in rounds of {options['client.epochs']}, the others "
+        "at once.",
+        grids.method_note([e.cell.config for e in found]),
+        "Rate: client.lr, of those tried the one of the best validation accuracy after the last round, the mean over "
+        f"seeds, ties to the smaller: {options.rates}. FedCVAE has the rates of its paper.",
+        "Accuracy after the last round, on test data, which had no part in any choice. Intervals: Student's, for the "
+        "mean over seeds, and of differences seed by seed.",
+        "MB: 10^6 bytes of all clients in all rounds. Given away: share of all examples from which something was made "
+        "for others that no epsilon covers; a classifier and its changes do not count as such, and have no epsilon "
+        "either.",
+        f"Seeds: {options.seeds}; ± is the sample standard deviation.",
+        *tables.rejected_notes(frame),
+    ]
+
+
+def figure(frame: Any, path: Path, title: str, smoke: bool) -> None:
+    """Bars of the methods for each alpha, with Student's interval of the mean."""
+    from fedcommons.reports import plots
+    from fedcommons.reports.series import COLOURS
+
+    of = groups(frame)
+    alphas, methods = list(dict.fromkeys(at for at, _ in of)), [m for m in METHODS if m in {n for _, n in of}]
+    width = 0.8 / len(methods)
+    drawing, ((axes,),) = plots.panels(1, 1, (2 + 2 * len(alphas), 4))
+    for i, method in enumerate(methods):
+        there = [(j, [100 * v for v in of[alpha, method]["last_accuracy"]])
+                 for j, alpha in enumerate(alphas) if (alpha, method) in of]  # fmt: skip
+        at = [j + width * (i - (len(methods) - 1) / 2) for j, _ in there]
+        means = [fmean(values) for _, values in there]
+        axes.bar(at, means, width, color=COLOURS[i], label=method)
+        known = [(x, mean, mean - found[0]) for x, mean, (_, values) in zip(at, means, there, strict=True)
+                 if (found := interval(values))]  # fmt: skip
+        if known:
+            axes.errorbar(*zip(*known, strict=True), color="k", linestyle="none", linewidth=1, capsize=2)
+    axes.set_xticks(range(len(alphas)), [f"{alpha:g}" for alpha in alphas])
+    axes.set(xlabel="alpha", ylabel="last test accuracy, %", ylim=(0, 100))
+    axes.set_title(title, fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
+    drawing.legend(loc="outside right upper", fontsize=8)
+    plots.save(drawing, path, 120, smoke)
+
+
+def report(found: Sequence[Entry], options: cli.Options, out: Path, display: Display) -> None:
+    """Write tables, CSV and picture from the run folders, and show the tables."""
+    frame = rows(found, out, display.say)
+    if frame.empty:
+        return
+    if len(frame) < len(found):
+        display.say(f"{len(found) - len(frame)} of {len(found)} runs are not finished: they are left out.")
+    text = grids.stamped(markdown(frame, notes(found, frame, options)), options)
+    records = tables.records(frame, CSV)
+    write_text(out / "fedcvae.md", text)
+    write_text(out / "fedcvae.csv", tables.to_csv(records))
+    write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "runs": records})
+    n, dataset = frame["seed"].nunique(), parts.label(options.data.name)
+    title = f"{dataset}, {n} seeds, 95 % intervals of the mean" if n > 1 else f"{dataset}, one seed"
+    figure(frame, out / "fedcvae.png", title, grids.is_smoke(options))
+    display.say("\n" + text)

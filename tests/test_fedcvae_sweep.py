@@ -1,0 +1,177 @@
+"""FedCVAE's sweep: which runs it plays, what it refuses, and its tables and picture from their folders."""
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from fedcommons.errors import UserError
+from fedcommons.runs.build import prepare
+from fedcommons.sweeping.display import Display
+from papers.fedcvae import report
+
+
+@pytest.fixture(scope="module")
+def script(sweeps: Callable[[str], ModuleType]) -> ModuleType:
+    return sweeps("fedcvae")
+
+
+def entries(script: ModuleType, *argv: str) -> list[Any]:
+    return script.entries(script.arguments(argv))
+
+
+NAMES = ("truncate", "latent", "local_epochs", "decoder_epochs", "server_epochs", "samples")
+TABLE = {  # of the released code: w, z, local epochs, decoder epochs, classifier epochs, images
+    "mnist": {"fedcvae-ens": (3, 10, 15, 7, 10, 5000), "fedcvae-kd": (1, 10, 15, 7, 10, 5000)},
+    "fmnist": {"fedcvae-ens": (3, 10, 25, 10, 5, 5000), "fedcvae-kd": (2, 100, 25, 10, 5, 5000)},
+}
+
+
+@pytest.mark.parametrize("dataset", TABLE)
+def test_preset_paper_has_the_papers_numbers(script: ModuleType, dataset: str) -> None:
+    found = entries(script, "--preset", "paper", "--dataset", dataset)
+    of = {e.method: e.cell.config.flat for e in found if e.alpha == 0.01}
+    assert {m: tuple(of[m][f"fedcvae.{name}"] for name in NAMES) for m in TABLE[dataset]} == TABLE[dataset]
+    for method, flat in of.items():
+        assert (flat["partition.name"], flat["partition.n_clients"]) == ("dirichlet_clients_all", 10)
+        assert (flat["model.name"], flat["data.limit"], flat["client.batch_size"]) == ("conv5", 30000, 32)
+        assert (flat["federation.rounds"] == 1) == (method != "fedavg")
+    rates = {flat[f"fedcvae.{name}"] for flat in of.values() for name in ("local_lr", "server_lr") if name in flat}
+    assert rates <= {1e-3}
+    assert {e.alpha for e in found} == {0.05, 0.01, 0.001}
+
+
+@pytest.mark.parametrize("words", [(), ("--client.epochs", "3"), ("--federation.rounds", "4")])
+def test_all_rows_have_the_same_data_and_as_many_local_epochs(script: ModuleType, words: tuple[str, ...]) -> None:
+    found = entries(script, "--preset", "smoke", "--alphas", "0.01", *words)
+    configs = {e.method: e.cell.config for e in found}
+    (epochs,) = {c.federation.rounds * c.client.epochs for c in configs.values()}
+    rounds, each = (int(dict(zip(words[::2], words[1::2], strict=True)).get(f"--{name}", default))
+                    for name, default in (("federation.rounds", 2), ("client.epochs", 1)))  # fmt: skip
+    assert (configs["fedavg"].federation.rounds, epochs) == (rounds, rounds * each)
+    for method in ("fedcvae-ens", "fedcvae-kd"):
+        assert configs[method].flat["fedcvae.local_epochs"] == epochs
+    assert configs["dense"].flat["dense.client_epochs"] is None  # client.epochs
+    own = {"algorithm", "federation.rounds", "client.epochs"}
+    plain = configs["fedavg"].flat
+    for config in configs.values():
+        assert {name for name in config.flat.keys() & plain.keys() if config.flat[name] != plain[name]} <= own
+    assert len({prepare(config).partition.fingerprint for config in configs.values()}) == 1
+
+
+def test_clients_of_the_classifier_try_every_rate_and_fedcvae_has_the_papers(script: ModuleType) -> None:
+    found = entries(script, "--alphas", "0.01", "--rates", "0.2,0.7", "--seeds", "3,4")
+    tried: dict[str, list[float | None]] = {}
+    for e in found:
+        tried.setdefault(e.method, []).append(e.rate)
+        assert e.rate is None or e.rate == e.cell.config.client.lr
+    assert tried == {m: [None] * 2 if "cvae" in m else [0.2, 0.2, 0.7, 0.7] for m in tried}
+    assert len(tried) == 5
+    assert {e.rate for e in entries(script, "--lr", "0.2", "--data.validation", "0")} == {None, 0.2}
+
+
+def test_a_field_that_is_asked_for_is_that_of_all_rows(script: ModuleType) -> None:
+    found = entries(script, "--preset", "paper", "--dataset", "fmnist", "--fedcvae.truncate", "2.5",
+                    "--fedcvae.latent", "7")  # fmt: skip
+    asked = {(e.cell.config.flat["fedcvae.truncate"], e.cell.config.flat["fedcvae.latent"])
+             for e in found if "cvae" in e.method}  # fmt: skip
+    assert asked == {(2.5, 7)}
+
+
+@pytest.mark.parametrize(
+    ("argv", "why"),
+    [
+        (["--preset", "authors"], "unknown preset 'authors'"),
+        (["--preset", "paper", "--dataset", "cifar10"], "has numbers for mnist and fmnist, got data.name 'cifar10'"),
+        (["--methods", "fedcvae-en"], "did you mean 'fedcvae-ens'"),
+        (["--algorithm", "fedavg"], "use --methods"),
+        (["--fedcvae.local_epochs", "3"], "use --client.epochs"),
+        (["--rates", "0"], r"client.lr must lie in \(0, 1e38\], got 0"),
+        (["--data.validation", "0"], "--rates chooses by validation accuracy"),
+        (["--sharing", "shuffled_synthetic"], "sharing.setting must be real"),
+        (["--partition.name", "iid"], "--alphas varies partition.alpha, which iid has not"),
+    ],
+)
+def test_bad_requests_are_refused(argv: list[str], why: str, script: ModuleType) -> None:
+    with pytest.raises(UserError, match=why):
+        entries(script, *argv)
+
+
+def test_an_interval_is_students() -> None:
+    assert report.ends([81.0, 82.0, 83.0]) == "[79.5, 84.5]"  # 82 ± 4.303 / sqrt(3)
+    assert report.ends([-1.0, 0.0, 1.0], "+") == "[-2.5, +2.5]"
+    assert report.ends([81.0]) == "-"
+
+
+def lines_of(text: str, first: str) -> list[list[str]]:
+    """The lines of the table whose head begins with these cells."""
+    below = text[text.index(first) :].partition("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in below]
+
+
+def test_the_report_chooses_rates_by_validation_and_compares_seed_by_seed(
+    script: ModuleType, recorded: Callable[..., None], tmp_path: Path
+) -> None:
+    options = script.arguments(["--seeds", "0,1,2", "--alphas", "0.1,0.01", "--rates", "0.1,0.3"])
+    found, display = script.entries(options), Display(Console(quiet=True))
+    report.report(found, options, tmp_path, display)
+    assert not [*tmp_path.iterdir()]
+    for e in found:
+        if (e.method, e.alpha) == ("dense", 0.01):
+            continue  # not finished
+        seed, is_own = e.cell.config.seed, e.rate is None
+        last = 0.90 + seed / 100 if is_own else 0.5 if e.rate == 0.1 else 0.99
+        of = {"last_accuracy": last, "best_accuracy": 1.0, "validation_accuracy": 0.8 if e.rate == 0.1 else 0.7,
+              "bytes_up": 4e6 if is_own else 1e6, "bytes_down": 80, "disclosed": float(is_own)}  # fmt: skip
+        recorded(tmp_path / e.cell.name, e.cell.config, None, None, **of)
+    report.report(found, options, tmp_path, display)
+    text = (tmp_path / "fedcvae.md").read_text()
+    rows = lines_of(text, "| alpha | method")
+    methods = ["fedcvae-ens", "fedcvae-kd", "fedavg-once", "dense", "fedavg"]
+    assert [row[:2] for row in rows] == [["0.1", m] for m in methods] + [["0.01", m] for m in methods if m != "dense"]
+    assert rows[0][2:9] == ["-", "3", "91.0 ± 1.0", "[88.5, 93.5]", "1", "4", "8e-05"]
+    assert rows[0][9:] == ["decoder, number of images, label histogram", "100.0 %"]
+    assert rows[2][2:] == ["0.1", "3", "50.0 ± 0.0", "[50.0, 50.0]", "1", "1", "8e-05", "change of the classifier",
+                           "0.0 %"]  # fmt: skip
+    assert (rows[3][9], rows[4][6]) == ("classifier", "10")
+    against = lines_of(text, "| alpha | method      | minus")
+    assert against[0] == ["0.1", "fedcvae-ens", "fedavg-once", "+41.0", "[+38.5, +43.5]", "3"]
+    assert [row[:3] for row in against].count(["0.01", "fedcvae-kd", "dense"]) == 0
+    assert len(against) == 2 * 3 + 2 * 2
+    with (tmp_path / "fedcvae.csv").open() as file:
+        chosen = {(line["method"], line["rate"]) for line in csv.DictReader(file) if line["chosen"] == "True"}
+    assert chosen == {(m, "" if "cvae" in m else "0.1") for m in methods}
+    assert (tmp_path / "fedcvae.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_one_seed_has_no_interval_and_bars_without_one(
+    script: ModuleType, recorded: Callable[..., None], tmp_path: Path
+) -> None:
+    options = script.arguments(["--alphas", "0.01", "--methods", "fedcvae-ens,fedavg", "--rates", "0.1"])
+    found = script.entries(options)
+    for e in found:
+        recorded(tmp_path / e.cell.name, e.cell.config, None, None, last_accuracy=0.5, best_accuracy=0.5,
+                 validation_accuracy=0.5, disclosed=0.0)  # fmt: skip
+    report.report(found, options, tmp_path, Display(Console(quiet=True)))
+    assert [row[3:6] for row in lines_of((tmp_path / "fedcvae.md").read_text(), "| alpha | method")] == [
+        ["1", "50.0", "-"]
+    ] * 2
+    assert (tmp_path / "fedcvae.png").exists()
+
+
+@pytest.mark.ray
+def test_the_command(script: ModuleType, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    argv = ["--preset", "smoke", "--alphas", "0.01", "--out", str(out)]
+    assert script.fedcvae(argv) == 0
+    text = (out / "fedcvae.md").read_text()
+    assert text.startswith("**SMOKE")
+    ens, kd, *others = lines_of(text, "| alpha | method")
+    assert ens[6:] == [*kd[6:9], "decoder, number of images, label histogram", "100.0 %"]
+    assert [row[-1] for row in others] == ["0.0 %"] * 3
+    assert script.fedcvae([*argv, "--resume"]) == 0
+    assert (out / "fedcvae.png").read_bytes().startswith(b"\x89PNG")
