@@ -1,14 +1,17 @@
 """The beta-VAE: its loss in closed form, its capacity, its size, and the generator around it, on tiny images."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
 from fedcommons.config import parts
+from fedcommons.core import trainer
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from fedcommons.generators.beta_vae import BetaVAE as Generator
@@ -115,6 +118,18 @@ def test_it_follows_from_the_seed_alone(trained: Mapping[str, Tensor]) -> None:
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert (first.shape, first.dtype) == ((3, *SHAPE), torch.uint8)
+
+
+@pytest.mark.parametrize("batch_size", [5, 4, 12, 64])  # the last batch is short, full, the only one
+def test_its_loop_gives_the_bits_of_a_trainer(batch_size: int) -> None:
+    """Old artifacts, which a Trainer trained, keep their names: the order of batches must be its DataLoader's, too."""
+    tiny = replace(TINY, batch_size=batch_size)
+    set_default_generator(3, "initial weights")
+    one = tiny._build(SHAPE, 2, 3, True, tiny.ramp * -(-12 // batch_size))
+    loader = DataLoader(TensorDataset(X, Y), batch_size, shuffle=True, generator=generator(3, "order"))
+    trainer.fit(one, loader, 3, [])
+    one.centre(X, Y)
+    assert same(tiny.fit(HALVES, 2, 3, [3], flip=True)[3].weights, one.state_dict())
 
 
 def test_the_mean_codes_travel_with_the_weights(trained: Mapping[str, Tensor]) -> None:

@@ -15,13 +15,13 @@ from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
 
 from fedcommons import capacity
 from fedcommons.core.worker import default_device
 from fedcommons.data.examples import Examples
-from fedcommons.generators.generator import Progress, Receipt, TrainedGenerator, Weights, require_images
-from fedcommons.seeds import generator, seed_for, set_default_generator
+from fedcommons.generators.generator import Progress, Receipt, TrainedGenerator, Weights, require_images, state_of
+from fedcommons.generators.loop import batches
+from fedcommons.seeds import seed_for, set_default_generator
 
 COPIES = 4
 """Copies of the weights that a training holds: them, their gradient and Adam's two moments."""
@@ -66,29 +66,20 @@ class BetaVAE:
         progress: Progress | None = None,
     ) -> Mapping[int, TrainedGenerator]:  # fmt: skip
         """See ``Generator``; fewer images than ``batch_size`` make one batch."""
-        import pytorch_lightning as lightning
-
-        from fedcommons.core import trainer
-
         set_default_generator(seed, "initial weights")
         steps = self.ramp * -(-len(examples) // self.batch_size)
-        model = self._build(tuple(examples.x.shape[1:]), n_classes, seed, flip, steps)
-        loader = DataLoader(
-            TensorDataset(examples.x, examples.y),
-            batch_size=self.batch_size,
-            shuffle=True,
-            generator=generator(seed, "order"),
-        )
+        model = self._build(tuple(examples.x.shape[1:]), n_classes, seed, flip, steps).to(device := default_device())
+        optimizer = model.configure_optimizers()
         kept: dict[int, TrainedGenerator] = {}
-
-        class Keep(lightning.Callback):
-            def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-                if trainer.current_epoch + 1 in epochs:
-                    model.centre(examples.x, examples.y)
-                    state = {name: t.detach().cpu().clone() for name, t in model.state_dict().items()}
-                    kept[trainer.current_epoch + 1] = TrainedGenerator(state, Receipt())  # nothing protects it
-
-        trainer.fit(model, loader, max(epochs), [Keep()], progress)
+        size, last = self.batch_size, max(epochs)
+        for epoch, x, y in batches(examples, size, last, seed, device, progress, as_loader=True):
+            loss = model.training_step((x, y), 0)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if epoch in epochs:
+                model.centre(examples.x, examples.y)
+                kept[epoch] = TrainedGenerator(state_of(model), Receipt())  # nothing protects it
         return kept
 
     def sample(

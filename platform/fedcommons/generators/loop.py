@@ -16,16 +16,23 @@ def batch_of(n: int, batch_size: int, is_even: bool) -> int:
 
 
 def batches(
-    examples: Examples, batch_size: int, epochs: int, seed: int, device: torch.device, progress: Progress | None = None
-) -> Iterator[tuple[int, Tensor, Tensor]]:
+    examples: Examples, batch_size: int, epochs: int, seed: int, device: torch.device,
+    progress: Progress | None = None, *, as_loader: bool = False,
+) -> Iterator[tuple[int, Tensor, Tensor]]:  # fmt: skip
     """(epochs that are over once this batch is, else 0; images; labels) for all batches; each epoch is one pass.
 
-    The order is keyed by ``seed`` alone. Fewer images than ``batch_size`` make one batch.
+    The order is keyed by ``seed`` alone. Fewer images than ``batch_size`` make one batch. as_loader: the orders are
+    those of a DataLoader in a Trainer, which draws a seed before each, and one more order after a short last batch.
     """
     x, y, order = examples.x.to(device), examples.y.to(device), generator(seed, "order")
     steps, done = -(-len(y) // batch_size), 0
     for epoch in range(1, epochs + 1):
-        for number, rows in enumerate(torch.randperm(len(y), generator=order).to(device).split(batch_size), 1):
+        if as_loader:
+            torch.empty((), dtype=torch.int64).random_(generator=order)
+        shuffled = torch.randperm(len(y), generator=order)
+        if as_loader and len(y) % batch_size:
+            torch.randperm(len(y), generator=order)
+        for number, rows in enumerate(shuffled.to(device).split(batch_size), 1):
             yield (epoch if number == steps else 0), x[rows], y[rows]
             done += 1
             if progress:
