@@ -17,6 +17,7 @@ from itertools import product
 from pathlib import Path
 
 from fedcommons.config import cli
+from fedcommons.config.flat import own_fields
 from fedcommons.errors import UserError, unknown
 from fedcommons.sweeping import grids, runner, sweep
 from fedcommons.sweeping.display import Display
@@ -55,11 +56,11 @@ def entries(options: cli.Options) -> list[Entry]:
         if name not in WAYS:
             raise unknown("way", name, WAYS)
     alphas, seeds = cli.split("--alphas", options.alphas, float), cli.split("--seeds", options.seeds, int)
-    rates = cli.split("--lrs", options.lrs, float)
-    sweep.require_few(len(chosen) * len(alphas) * len(rates) * len(seeds))
+    rates = cli.split("--lrs", options.lrs, float, own_fields()["client.lr"].allowed)
+    tries = {name: ways.tries(WAYS[name], rates, len(rates) > 1) for name in chosen}
+    sweep.require_few(len(alphas) * sum(map(len, tries.values())) * len(seeds))
     found = []
-    for alpha, name in product(alphas, chosen):
-        tried = ways.tries(WAYS[name], rates, len(rates) > 1)
+    for alpha, (name, tried) in product(alphas, tries.items()):
         mine = [_entry(options, name, alpha, of, seed) for of, seed in product(tried, seeds)]
         refused = [e for e in mine if isinstance(e.cell, str)]
         found += refused[:1] or mine

@@ -17,7 +17,8 @@ from fedcommons.config import cli, presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import SHORT_NAMES
 from fedcommons.config.parts import KINDS
-from fedcommons.errors import ClientError, UserError, unknown
+from fedcommons.errors import ClientError, UserError
+from fedcommons.runs import exports
 from fedcommons.sweeping.display import Display, asked
 from fedcommons.sweeping.screen import Rounds, ending
 from fedcommons.tracking.run_folder import is_run, read_rounds
@@ -43,8 +44,8 @@ def run(argv: Sequence[str]) -> int:
     cli.add_screen(parser)
     options = cli.parse(parser, argv)
     config = authors.settled(options.preset, cli.experiment(options), options.asked)
-    if options.export not in (None, "onnx"):
-        raise unknown("export", options.export, ["onnx"])
+    if options.export is not None:
+        exports.require(options.export)
     with asked(options, to_stderr=options.json) as display:
         if options.dry_run:
             return dry_run(config, Path(options.out), display)

@@ -97,14 +97,14 @@ def test_a_way_told_to_be_better_stands_though_another_has_its_mean_for_less(dec
 
 def test_more_bytes_are_advised_only_where_they_are_told_to_help(decide: ModuleType, row: Callable[..., Any]) -> None:
     """Means 50, 51, 80 and 81: the second and the fourth cannot be told from those before them."""
-    rows = [row("a", 1, 49, 50, 51), row("b", 2, 53, 50, 50), row("c", 3, 79, 80, 81), row("d", 4, 84, 80, 79)]
+    rows = [row("a", 1, 49, 50, 51), row("b", 2, 53, 50, 50), row("c", 3, 79.1, 80, 80.9), row("d", 4, 84, 80, 79)]
     assert lines(decide, rows)["disclose whatever helps"] == [("a", set()), ("c", set())]
-    assert lines(decide, [*rows, row("e", 2.5, 80, 79, 81)])["disclose nothing raw"] == [("a", set()), ("e", set())]
+    assert lines(decide, [*rows, row("e", 2.5, 80, 79, 81.1)])["disclose nothing raw"] == [("a", set()), ("e", set())]
 
 
 def test_what_is_cheaper_and_cannot_be_told_apart_is_named(decide: ModuleType, row: Callable[..., Any]) -> None:
     """``c`` is not told from ``b``, though it is worse on average, and costs less; ``a`` is."""
-    rows = [row("a", 1, 10, 11, 12), row("c", 2, 85, 70, 79), row("b", 2, 80, 81, 82)]
+    rows = [row("a", 1, 10, 11, 12), row("c", 2, 85, 70, 79), row("b", 2, 80.1, 81, 81.9)]
     found = lines(decide, rows)["disclose whatever helps"]
     assert found == [("a", set()), ("b", {"c"})]
 
@@ -139,9 +139,10 @@ def test_of_one_seed_nothing_is_told_apart(decide: ModuleType, row: Callable[...
 
 
 def test_ahead_is_by_common_seeds(decide: ModuleType, row: Callable[..., Any]) -> None:
-    """The same gap on every seed is told however much seeds differ; a tie never is."""
-    one, other = row("a", 1, 20, 50, 90), row("b", 1, 19, 49, 89)
+    """About the same gap on every seed is told however much seeds differ; a tie is not, nor gaps that are all equal."""
+    one, other = row("a", 1, 20, 50, 90), row("b", 1, 19, 48.9, 89)
     assert decide.is_ahead(one, other)
+    assert not decide.is_ahead(one, row("b", 1, 19, 49, 89))
     assert not decide.is_ahead(other, one)
     assert not decide.is_ahead(one, one)
     assert decide.interval([0.1, 0.2, 0.3]) == pytest.approx((0.2 - 0.24841377, 0.2 + 0.24841377))
@@ -339,6 +340,8 @@ def test_all_rows_have_one_protocol(commons: ModuleType) -> None:
         (["--data.validation", "0"], "data.validation must be above 0"),
         (["--algorithms", "fedavg"], "--algorithms is not for commons"),
         (["--preset", "authors"], "--preset authors is of one paper"),
+        (["--lrs", "0.04,-1"], r"--lrs must lie in \(0, 1e38\], got -1"),
+        (["--lrs", "0.04,fast"], "--lrs takes finite float values separated by commas, got 'fast'"),
     ],
 )
 def test_bad_requests_are_refused(commons: ModuleType, argv: list[str], why: str) -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 import fedcommons
 from fedcommons import Result, UserError, experiment, load
 from fedcommons.core.work import module_with
-from fedcommons.runs import inputs
+from fedcommons.runs import exports, inputs
 from fedcommons.runs.experiment import run
 
 FIELDS = {
@@ -142,6 +142,10 @@ def test_an_exported_model_gives_the_same_logits(
 ) -> None:
     with pytest.raises(UserError, match="unknown export 'onyx'"):
         sweeps("run").run(["--export", "onyx", "--out", str(tmp_path / "new")])
+    with monkeypatch.context() as patch:
+        patch.setattr(exports, "NEEDS", ("onnx_that_is_not_there",))
+        with pytest.raises(UserError, match="--export onnx needs the package onnx_that_is_not_there"):
+            sweeps("run").run(["--export", "onnx", "--out", str(tmp_path / "new")])
     assert not (tmp_path / "new").exists()
     shutil.copytree(done.folder, tmp_path / "run")
     result = load(tmp_path / "run")

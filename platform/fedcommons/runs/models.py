@@ -7,7 +7,6 @@ validation value. They hold all that the module's ``state_dict`` has, also what 
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from safetensors.torch import load, save
 from fedcommons import capacity
 from fedcommons.core.work import module_with
 from fedcommons.data.examples import Dataset, Examples
-from fedcommons.errors import UserError, unknown
+from fedcommons.errors import UserError
 from fedcommons.federation.rounds import Standing
 from fedcommons.files import stored, write_bytes
 from fedcommons.runs.stopping import best_round
@@ -127,24 +126,12 @@ class Best:
             (folder / BEST).unlink()
 
 
-def require_form(form: str) -> None:
-    """Refuse a form to export to that there is not.
-
-    Raises:
-        UserError: it is another one than onnx.
-    """
-    if form != "onnx":
-        raise unknown("export", form, ["onnx"])
-
-
 def to_onnx(module: LightningModule, data: Dataset, path: Path) -> None:
     """Write the module's ``forward`` as ONNX, for batches of any size; data: what it takes.
 
     Raises:
-        UserError: a package is missing, or torch cannot.
+        UserError: torch cannot.
     """
-    if lacking := [name for name in ("onnx", "onnxscript") if find_spec(name) is None]:
-        raise UserError(f"--export onnx needs the package {lacking[0]}: pip install 'fedcommons[onnx]'.")
     x = torch.zeros(2, *data.shape, dtype=data.train.x.dtype)
     try:
         with torch.no_grad():

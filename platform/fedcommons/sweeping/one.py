@@ -22,7 +22,7 @@ from fedcommons.federation.personal import personal_model
 from fedcommons.federation.rounds import Standing
 from fedcommons.reports.frames import folder_path, load_rounds
 from fedcommons.runs import experiment as runs
-from fedcommons.runs import inputs, models, worker
+from fedcommons.runs import exports, inputs, models, worker
 from fedcommons.sweeping.display import log
 from fedcommons.tracking.run_folder import is_run, read_config, read_summary
 
@@ -75,7 +75,7 @@ class Result:
         Raises:
             UserError: another form is asked for, a package is missing, torch cannot; and as ``model``.
         """
-        models.require_form(form)
+        exports.require(form)
         if not (found := models.read(self.folder / models.LAST)):
             raise UserError(f"{self.folder} has no {models.LAST} to export.")
         models.to_onnx(self._loaded(found), found[2], path := self.folder / "model.onnx")

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 LEVEL = 0.95
+ROUNDING = 1e-9
+"""A wider interval is not of equal gaps alone."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +59,13 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def is_ahead(one: Row, other: Row) -> bool:
-    """Whether ``one`` is more accurate than ``other`` beyond what their common seeds leave open."""
+    """Whether ``one`` is more accurate than ``other`` beyond what their common seeds leave open.
+
+    Gaps that are equal in all seeds have an interval of no width, which tells nothing: few seeds of a finite test set
+    agree by chance.
+    """
     found = interval([one.best[seed] - other.best[seed] for seed in one.best if seed in other.best])
-    return found is not None and found[0] > 0
+    return found is not None and found[0] > 0 and found[1] - found[0] > ROUNDING
 
 
 LIMITS: Mapping[str, Callable[[Row], bool]] = {

@@ -173,6 +173,6 @@ def _guides(rows: "Sequence[Measured]") -> str:
 _HOW = (
     "The first line of a limit is the way of the front that sends least, the next ones are told to be more accurate "
     "than the line before: Student's 95 % interval over the seeds is above 0, for each pair alone (of 20 pairs of "
-    "equals one is told apart by chance). Of one seed only the most accurate way is named, and nothing is told apart. "
-    "Limits and numbers are those of the table."
+    "equals one is told apart by chance), and the seeds' gaps are not all equal. Of one seed only the most accurate "
+    "way is named, and nothing is told apart. Limits and numbers are those of the table."
 )
