@@ -53,7 +53,7 @@ def cells(module: ModuleType, argv: Sequence[str]) -> list[Trial]:
     name, options = module.__name__, module.arguments(argv)
     if name == "tune":
         return module.cells(options)[0]
-    if name in ("feddm", "private_fedssyn", "dsprites", "table2", "sensitivity"):
+    if name in ("feddm", "private_fedssyn", "dsprites", "table2", "sensitivity", "fedcvae"):
         return [entry.cell for entry in module.entries(options)]
     if name == "feddpms":
         return [*chain.from_iterable(module.grid(options).values())]

@@ -53,8 +53,10 @@ PAPER: Mapping[str, Mapping[str, Any]] = {
     "mnist": {"federation.rounds": 5, "client.epochs": 3, "fedcvae.decoder_epochs": 7, "fedcvae.server_epochs": 10},
     "fmnist": {"federation.rounds": 5, "client.epochs": 5, "fedcvae.decoder_epochs": 10, "fedcvae.server_epochs": 5},
 }
-"""What the released code sets by data set: 15 and 25 local epochs (the five rounds of FedAvg among which they are shared
-are ours), epochs of the server's decoder and of its classifier."""
+"""What the released code sets by data set: 15 and 25 local epochs, those of the server's decoder and of its classifier.
+
+The five rounds among which FedAvg's local epochs are shared are ours.
+"""
 _OF_KD = {"fmnist": {"fedcvae.latent": 100, "fedcvae.truncate": 2.0}}
 """What KD alone has."""
 
