@@ -86,6 +86,7 @@ OUT_OF_RANGE = (
     "gradient_coding --shares 2", "gradient_coding --pairs 1:2", "gradient_coding --repetitions 1",
     "gradient_coding --seed -1", "gradient_coding --workers 0", "mnist_softmax --lr 0", "mnist_softmax --p 2",
     "mnist_softmax --seeds -1", "quadratics --p 2", "quadratics --seeds -1", "quadratics --rounds 0",
+    "fedcvae --rates 0", "fedcvae --alphas -1",
 )  # fmt: skip
 
 
