@@ -250,6 +250,8 @@ def test_every_constant_of_the_generator_decides_one_of_the_keys(name: str) -> N
     need = needed(experiment(**FIVE))[0]
     values = asdict(DDPM())
     other = (8, 16) if name == "channels" else values[name] * 2
+    if isinstance(values[name], bool):
+        other = not values[name]
     changed = replace(need, recipe=replace(need.recipe, generator=DDPM(**{**values, name: other})))
     assert key_of(changed.images_facts) != key_of(need.images_facts)
     assert (key_of(changed.generator_facts) == key_of(need.generator_facts)) == (name in DDPM.sampling)

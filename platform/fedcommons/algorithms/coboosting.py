@@ -31,11 +31,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcommons.algorithms import whole_models
-from fedcommons.algorithms.ensemble import Ensemble, Making, divergence, make, optimizer_of, order, seen, to_learn
+from fedcommons.algorithms.ensemble import Ensemble, Making, divergence, make, optimizer_of, order, to_learn
 from fedcommons.algorithms.whole_models import MANY, Lessons
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean, weighted_reply
 from fedcommons.core.executor import Executor
+from fedcommons.core.features import seen
 from fedcommons.core.local import LocalSGD, onednn
 from fedcommons.core.work import Work
 from fedcommons.core.worker import Worker

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedcommons.algorithms.upsampling import Upsampler
+from fedcommons.core.features import seen
 from fedcommons.core.work import Work
 from fedcommons.seeds import generator, set_default_generator
 from fedcommons.tensors import Flat
@@ -88,12 +89,6 @@ def divergence(target: Tensor, other: Tensor, temperature: float) -> Tensor:
     """(n,): T^2 KL(p_T(target) || p_T(other)) of logits (n, C)."""
     p, q = (torch.stack([target, other]) / temperature).log_softmax(2)
     return temperature**2 * (p.exp() * (p - q)).sum(1)
-
-
-def seen(module: nn.Module, pixels: Tensor) -> Tensor:
-    """What the network sees of images with pixels in [0, 1], as it does of uint8 ones."""
-    normalise = getattr(module, "normalise", None)
-    return normalise(255 * pixels) if normalise else 255 * pixels
 
 
 def make(

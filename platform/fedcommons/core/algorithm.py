@@ -212,11 +212,9 @@ class Algorithm(Protocol):
     ``keeps_batch_norm``, ``refuses_batch_norm``, ``takes_partial``, ``needs_pool``, ``waits_for``, ``needs`` (see
     ``needed``), ``watches_head = True`` for one that takes embeddings at the module's ``head`` (see ``features.Head``),
     ``needs_classes = True`` for one that works by class (labels that are no classes are refused), ``distils = True``
-    for one whose server makes images and distils logits (other examples and models are refused),
-    ``trains_images = True`` where it trains them down a loss of the model's logits (a model that reads floating pixels
-    otherwise than uint8 ones is refused), and ``check(fields)``, which raises ``UserError`` where it is not defined for
-    an experiment (its fields, such as ``client.optimizer``). What it is not defined for in the model or in what clients
-    hold, ``start`` refuses.
+    for one whose server makes images and distils logits, ``trains_images = True`` where it trains them by the model's
+    logits (examples and models that are not for it are refused), and ``check(fields)``, which raises ``UserError``
+    where it is not defined for an experiment's fields. ``start`` refuses what it is not defined for in the model or data.
     """
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
@@ -303,14 +301,6 @@ def needs_pool(algorithm: Algorithm) -> bool:
     Such a method is refused with a sharing stage that gives the server none.
     """
     return getattr(algorithm, "needs_pool", False) is True
-
-
-def waits_for(algorithm: Algorithm) -> str | None:
-    """The state's entry that clients' replies bring, as its ``participants`` asks clients until it is there.
-
-    It decides what ``--dry-run`` counts, and nothing else. A warm-up that asks all the same does so by the round.
-    """
-    return getattr(algorithm, "waits_for", None)
 
 
 def needed(algorithm: Algorithm) -> Mapping[str, str]:

@@ -1,5 +1,5 @@
-"""The input (embedding) and output (logits) of a network's head, recorded during forward passes, and which parameters
-are the head's and BatchNorm's.
+"""The input (embedding) and output (logits) of a network's head, recorded during forward passes, which parameters are
+the head's and BatchNorm's, and what a network sees of made images.
 """
 
 from collections.abc import Iterator
@@ -56,3 +56,9 @@ class Head:
             yield
         finally:
             handle.remove()
+
+
+def seen(module: nn.Module, pixels: Tensor) -> Tensor:
+    """What the network sees of images with pixels in [0, 1], as it does of uint8 ones."""
+    normalise = getattr(module, "normalise", None)
+    return normalise(255 * pixels) if normalise else 255 * pixels

@@ -15,7 +15,6 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fedcommons.algorithms.ensemble import seen
 from fedcommons.config import parts, weights
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import parameters_of, taken
@@ -23,6 +22,7 @@ from fedcommons.config.flat import fields_for
 from fedcommons.core.accountants import require_reachable
 from fedcommons.core.algorithm import Algorithm, Facts, needs_pool, trains_locally
 from fedcommons.core.clock import Clock
+from fedcommons.core.features import seen
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.logged import Logged
 from fedcommons.core.schedules import Schedule

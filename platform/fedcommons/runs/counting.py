@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from fedcommons.convergence.estimators import BATCH, PARTS
-from fedcommons.core.algorithm import Personal, State, trains_locally, waits_for
+from fedcommons.core.algorithm import Personal, State, trains_locally
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.pieces import pieces_of
 from fedcommons.data.clients import Clients
@@ -77,7 +77,7 @@ def counted(ready: Assembled) -> Counts:
         if replying or not joined:  # a round that nobody answers changes nothing
             for name, n in pieces_of(method, facts, loop, number, replying).items():
                 pieces[name] = pieces.get(name, 0) + more * n
-        if replying and (awaited := waits_for(method)):
+        if replying and (awaited := getattr(method, "waits_for", None)):
             state = {**state, awaited: EMPTY}
     sizes, own = data.clients.rows.sizes, data.clients.n_own
     each = {i: local_steps(loop, int(sizes[i]), float(own[i])) for i in joins}
