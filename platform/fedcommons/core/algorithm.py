@@ -214,7 +214,7 @@ class Algorithm(Protocol):
     ``needs_classes = True`` for one that works by class (labels that are no classes are refused), ``distils = True``
     for one whose server makes images and distils logits, ``trains_images = True`` where it trains them by the model's
     logits (examples and models that are not for it are refused), and ``check(fields)``, which raises ``UserError``
-    where it is not defined for an experiment's fields. ``start`` refuses what it is not defined for in the model or data.
+    where it is not defined for an experiment's fields. What model and data are not for it, ``start`` refuses.
     """
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
