@@ -60,6 +60,19 @@ def test_capacity_rises_and_stays() -> None:
     assert [one.target(step) for step in (1, 4, 8, 9, 100)] == [2.5, 10, 20, 20, 20]
 
 
+def test_the_ramp_is_counted_in_epochs_and_gamma_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve images in batches of five are three steps an epoch, and two epochs of ramp are six."""
+    told, target = [], BetaVAE.target
+
+    def spy(one: BetaVAE, step: int) -> float:
+        told.append((one.gamma, target(one, step)))
+        return told[-1][1]
+
+    monkeypatch.setattr(BetaVAE, "target", spy)
+    replace(TINY, gamma=7.0, capacity=6.0).fit(HALVES, 2, 0, [3])
+    assert told == [(7.0, pytest.approx(c)) for c in (1, 2, 3, 4, 5, 6, 6, 6, 6)]
+
+
 @pytest.mark.parametrize(("side", "halvings"), [(64, 4), (32, 3), (16, 2), (8, 1)])
 def test_it_is_of_the_papers_size(side: int, halvings: int) -> None:
     one = model((1, side, side), latent=10, filters=32, hidden=256)

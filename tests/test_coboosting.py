@@ -48,10 +48,10 @@ def _kl(teacher: Tensor, student: Tensor, t: float) -> Tensor:
     return t**2 * F.kl_div((student / t).log_softmax(1), (teacher / t).softmax(1), reduction="none").sum(1)
 
 
-def _slow(federation: "Federation", sent: Tensor, mean: Tensor, method: CoBoosting) -> tuple[Tensor, Tensor, Tensor]:
+def _slow(federation: "Federation", sent: Tensor, w: Tensor, method: CoBoosting) -> tuple[Tensor, Tensor, Tensor]:
     """Three rounds of the server from its three steps, in plain torch; the model, the pool, and the weights."""
-    clients, student = [_filled(federation, y) for y in sent], _filled(federation, mean)
-    w = torch.full((len(clients),), 1 / len(clients), dtype=torch.float64)
+    clients, student = [_filled(federation, y) for y in sent], _filled(federation, w @ sent)
+    before, epochs, t = method.warmup_rounds, 3 * method.server_epochs, method.boundary_temperature
     sgd = torch.optim.SGD(student.parameters(), 0.0, method.server_momentum, weight_decay=method.server_decay)
     pool, labels = torch.zeros(0, 1, 8, 8, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)
 
@@ -59,8 +59,8 @@ def _slow(federation: "Federation", sent: Tensor, mean: Tensor, method: CoBoosti
         total: Any = sum(a * f(x) for a, f in zip(w, clients, strict=True))
         return total / w.sum()
 
-    for e in range(3):
-        key, n = seed_for(seed_for(0, "merge", e + 1), "epoch", e), len(pool)
+    for e in range(epochs):
+        key, n = seed_for(seed_for(0, "merge", before + 1 + e // method.server_epochs), "epoch", e), len(pool)
         draws = generator(key, "noise and labels")
         set_default_generator(key, "generator")
         network = Upsampler((1, 8, 8), method.latent, method.width).double()
@@ -73,12 +73,13 @@ def _slow(federation: "Federation", sent: Tensor, mean: Tensor, method: CoBoosti
             x = student.normalise(255 * pixels)
             f = ensemble(x, w)
             hard = 1 - f.softmax(1)[torch.arange(len(y)), y].detach()
-            loss = (hard * F.cross_entropy(f, y, reduction="none")).mean() - _kl(f, student(x), 3.0).mean()
+            far = method.boundary * _kl(f, student(x), t).mean()
+            loss = (hard * F.cross_entropy(f, y, reduction="none")).mean() - far
             if float(loss.detach()) < lowest:
                 best, lowest = pixels.detach(), float(loss.detach())
             adam.zero_grad()
             loss.backward()
-            torch.nn.utils.clip_grad_norm_([*network.parameters(), z], method.clip)
+            torch.nn.utils.clip_grad_norm_(network.parameters(), method.clip)
             adam.step()
         if n:
             for rows in torch.randperm(n, generator=generator(seed_for(key, "weights"), "order")).split(4):
@@ -88,7 +89,7 @@ def _slow(federation: "Federation", sent: Tensor, mean: Tensor, method: CoBoosti
                 w = (w - method.weight_step * 0.99**e * v.grad.sign()).clip(0, 1)
         pool, labels = torch.cat([pool, (best * 255).round().to(torch.uint8)]), torch.cat([labels, y])
         u = 2 * torch.rand(len(pool), 10, generator=generator(key, "directions")) - 1
-        sgd.param_groups[0]["lr"] = method.server_lr * (1 + cos(pi * e / 3)) / 2
+        sgd.param_groups[0]["lr"] = method.server_lr * (1 + cos(pi * e / epochs)) / 2
         for rows in torch.randperm(len(pool), generator=generator(key, "order")).split(method.server_batch):
             pixels = (pool[rows].double() / 255).requires_grad_()
             (u[rows] * (ensemble(student.normalise(255 * pixels), w) / method.temperature).softmax(1)).sum().backward()
@@ -101,10 +102,22 @@ def _slow(federation: "Federation", sent: Tensor, mean: Tensor, method: CoBoosti
     return torch.cat([p.detach().reshape(-1) for p in student.parameters()]), pool, w
 
 
-def test_three_rounds_are_those_of_an_independent_loop(doubled: "Federation") -> None:
-    played = [now for now, _ in doubled.play(SMALL, doubled.plan(3))]
-    sent = data(played[0].state["ensemble"])
-    model, pool, w = _slow(doubled, sent, sent.mean(0), SMALL)
+VARIANTS = {
+    "uniform": SMALL,
+    "samples": replace(
+        SMALL, warmup_rounds=1, server_epochs=2, generator_lr=0.05, boundary=3.0, boundary_temperature=0.5, clip=1e-3
+    ),
+}
+
+
+@pytest.mark.parametrize("weighting", VARIANTS)
+def test_three_rounds_are_those_of_an_independent_loop(doubled: "Federation", weighting: str) -> None:
+    """The weights start at the clients' shares, and epochs are counted from the first round after the warm-up."""
+    method, sizes = VARIANTS[weighting], torch.tensor([9.0, 7, 8], dtype=torch.float64)
+    played = [now for now, _ in doubled.training(LOOP, weighting).play(method, doubled.plan(method.warmup_rounds + 3))]
+    sent = data(played[method.warmup_rounds].state["ensemble"])
+    shares = sizes / sizes.sum() if weighting == "samples" else torch.full_like(sizes, 1 / 3)
+    model, pool, w = _slow(doubled, sent, shares, method)
     last = played[-1]
     assert data(last.state["images"]).equal(pool)
     assert torch.allclose(data(last.state["learned"]), w, rtol=0, atol=1e-9)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from math import erf, exp, pi, sqrt
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch.nn import functional as F
 
 from fedcommons.config import experiment as config
 from fedcommons.generators.cvae import CVAE as Generator
+from fedcommons.generators.private_cvae import PrivateCVAE
 from fedcommons.runs import inputs
 from lightning_modules.cvae import CVAE, Decoder, decode, divergence, truncated_normal
 
@@ -97,6 +99,36 @@ def test_an_image_alone_in_its_batch_is_there_twice_where_batch_norm_sees_one_pi
     weights = replace(generator, batch_norm=False).fit(DIGITS[slice(0, 9)], 10, 0, [1])[1].weights
     assert sizes[3:] == [4, 4, 1]
     assert all(t.isfinite().all() for t in weights.values())
+
+
+def test_constants_reach_the_networks_and_the_codes_of_new_images() -> None:
+    made = Generator(channels=(4, 8), hidden=16, latent=3, beta=0.3, reconstruction="squares", truncate=0.01)
+    built = made.build((1, 8, 8), 10, 0)
+    assert (built.beta, built.reconstruction) == (0.3, "squares")
+    first = built.decoder.layers[0]
+    assert isinstance(first, torch.nn.Linear)
+    with torch.no_grad():
+        first.weight.mul_(20)  # else a new decoder shows little of its codes
+    narrow, wide = (
+        replace(made, truncate=bound).sample(built.state_dict(), (1, 8, 8), 10, torch.zeros(50, dtype=torch.int64), 0)
+        for bound in (0.01, 3.0)
+    )
+    spread = [float(x.float().std(0).mean()) for x in (narrow, wide)]
+    assert 20 * spread[0] < spread[1]
+
+
+def test_a_private_images_loss_is_the_mean_over_its_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(self: PrivateCVAE, vae: Any, optimizer: Any, loss: Any, draw: Any, *_: Any, **__: Any) -> dict[int, Any]:
+        drawn, named = draw(5, slice(None)), dict(vae.named_parameters())
+        assert [part.shape[:2] for part in drawn] == [(5, 4)]
+        for i in range(5):
+            x, y = DIGITS.x[i], DIGITS.y[i]
+            wanted = sum(vae.of_each(x[None], y[None], eps[None])[0] for eps in drawn[0][i]) / 4
+            torch.testing.assert_close(loss(named, x, y, *(part[i] for part in drawn)), wanted)
+        return {}
+
+    monkeypatch.setattr(PrivateCVAE, "train", train)
+    PrivateCVAE(channels=(4, 8), hidden=16, latent=3, draws=4, noise_multiplier=1.0).fit(DIGITS, 10, 0, [1])
 
 
 def test_it_learns() -> None:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from fedcommons.algorithms.coboosting import CoBoosting
 from fedcommons.algorithms.dense import DENSE
-from fedcommons.algorithms.ensemble import Ensemble, divergence
+from fedcommons.algorithms.ensemble import Ensemble, divergence, to_learn
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fedcvae import FedCVAE
 from fedcommons.algorithms.upsampling import Upsampler
@@ -77,8 +77,9 @@ def _slow(federation: "Federation", state: Any, method: DENSE, rounds: Sequence[
     def ensemble(x: Tensor) -> Tensor:
         return sum((a * f(x) for a, f in zip(share, clients, strict=True)), torch.zeros(()))  # pyright: ignore[reportReturnType]
 
-    for number in rounds:
-        key = seed_for(seed_for(0, "merge", number), "epoch", number - first)
+    numbers = [number for number in rounds for _ in range(method.server_epochs)]
+    for epoch, number in enumerate(numbers, (first - 1) * method.server_epochs):
+        key = seed_for(seed_for(0, "merge", number), "epoch", epoch)
         draws = generator(key, "noise and labels")
         set_default_generator(key, "generator")
         network = Upsampler((1, 8, 8), method.latent, method.width).double()
@@ -92,8 +93,8 @@ def _slow(federation: "Federation", state: Any, method: DENSE, rounds: Sequence[
             x = student.normalise(255 * pixels)
             f, mine = ensemble(x), student(x)
             loss = F.cross_entropy(f, y) + sum(_gap(client, x) for client in clients) / len(clients)
-            apart = (f.argmax(1) != mine.argmax(1)).double()
-            loss = loss - method.boundary * (apart * _kl(f, mine)).mean()
+            apart, t = (f.argmax(1) != mine.argmax(1)).double(), method.boundary_temperature
+            loss = loss - method.boundary * t**2 * (apart * _kl(f / t, mine / t)).mean()
             if float(loss.detach()) < lowest:
                 best, lowest = pixels.detach().clone(), float(loss.detach())
             adam.zero_grad()
@@ -125,18 +126,27 @@ def _gap(client: Classifier, x: Tensor) -> Tensor:
     return total
 
 
-def test_three_rounds_are_those_of_an_independent_loop(doubled: "Federation") -> None:
+VARIANTS = {
+    "uniform": SMALL,
+    "samples": replace(SMALL, server_epochs=2, start_from="server"),
+}
+
+
+@pytest.mark.parametrize("weighting", VARIANTS)
+def test_three_rounds_are_those_of_an_independent_loop(doubled: "Federation", weighting: str) -> None:
     """A round of the clients, in which the server begins, and two of the server."""
+    method, doubled = VARIANTS[weighting], doubled.training(LOOP, weighting)
     plan = doubled.plan(3)
-    start = replace(doubled.start(SMALL, plan), buffers=doubled.work().initial_buffers)
-    played = [now for now, _ in doubled.play(SMALL, plan, start=start)]
+    start = replace(doubled.start(method, plan), buffers=doubled.work().initial_buffers)
+    played = [now for now, _ in doubled.play(method, plan, start=start)]
     state = {name: data(x) for name, x in played[0].state.items()}
     averaged = doubled.play(
         FedAvg(), doubled.plan(1), start=replace(start, state=FedAvg().start(doubled.model, plan.facts, 0))
     )
     mean = averaged[-1][0].model.buffer
-    assert torch.allclose(state["ensemble"].mean(0), mean, atol=1e-12)
-    model, pool = _slow(doubled, {**state, "start": mean}, SMALL, (1, 2, 3))
+    assert torch.allclose(state["weights"] @ state["ensemble"], mean, atol=1e-12)
+    begun = mean if method.start_from == "average" else doubled.model.buffer
+    model, pool = _slow(doubled, {**state, "start": begun}, method, (1, 2, 3))
     last = played[-1]
     assert data(last.state["images"]).equal(pool)
     assert torch.allclose(last.model.buffer, model, rtol=0, atol=1e-6)
@@ -160,6 +170,12 @@ def test_a_step_at_temperature_one_on_real_images_is_one_of_feddf(doubled: "Fede
     method.distil(work, images, targets, torch.zeros_like(work.initial.buffer), [torch.arange(5)])
     wanted = torch.cat([(p - 0.1 * g).reshape(-1) for p in student.parameters() if (g := p.grad) is not None])
     assert torch.allclose(work.params.buffer, wanted, rtol=0, atol=1e-12)
+
+
+def test_the_student_learns_with_dropout_and_with_the_statistics_that_it_has() -> None:
+    layers = [nn.BatchNorm1d(2), nn.Dropout(), nn.BatchNorm2d(2)]
+    to_learn(nn.Sequential(layers[0], nn.Sequential(*layers[1:])).eval())
+    assert [layer.training for layer in layers] == [False, True, False]
 
 
 @pytest.mark.parametrize("temperature", [1.0, 3.0, 20.0])
@@ -193,10 +209,12 @@ def test_the_boundary_counts_only_images_that_ensemble_and_student_class_differe
     f, mine = ensemble.logits(x)[0], ensemble.student(x)
     rows = [i for i in range(40) if f[i].argmax() != mine[i].argmax()]
     assert 0 < len(rows) <= 40
-    wanted = -2.0 * sum(_kl(f[i : i + 1], mine[i : i + 1]) for i in rows) / 40
-    one = torch.ones(1)
-    found = DENSE(boundary=2.0).score(ensemble, one, x, y) - DENSE(boundary=0.0).score(ensemble, one, x, y)
-    assert float(found) == pytest.approx(float(wanted), rel=1e-3, abs=1e-5)
+    one, without = torch.ones(1), DENSE(boundary=0.0)
+    for t in (1.0, 3.0):
+        wanted = -2.0 * t**2 * sum(_kl(f[i : i + 1] / t, mine[i : i + 1] / t) for i in rows) / 40
+        method = DENSE(boundary=2.0, boundary_temperature=t)
+        found = method.score(ensemble, one, x, y) - without.score(ensemble, one, x, y)
+        assert float(found) == pytest.approx(float(wanted), rel=1e-3, abs=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -28,7 +28,7 @@ from fedcommons.seeds import generator, seed_for, set_default_generator
 from fedcommons.tensors import Flat, data, flat, flatten
 from fedcommons.testing.comparing import bits
 from lightning_modules import Classifier
-from lightning_modules.cvae import Decoder, truncated_normal
+from lightning_modules.cvae import CVAE, Decoder, truncated_normal
 
 if TYPE_CHECKING:
     from fedcommons.testing.federations import Federation
@@ -141,6 +141,38 @@ def _slow_adam(federation: "Federation", method: FedCVAE, x: Tensor, y: Tensor, 
                     b.mul_(0.999).add_(0.001 * g * g)
                     p -= method.server_lr * (a / (1 - 0.9**t)) / ((b / (1 - 0.999**t)).sqrt() + EPSILON)
     return torch.cat([p.detach().reshape(-1) for p in w])
+
+
+def _slow_decoder(method: FedCVAE, x: Tensor, y: Tensor, seed: int) -> Flat:
+    """A client's decoder from the paper's loss; of the package only the networks and the keys of the draws."""
+    set_default_generator(seed, "initial weights")
+    vae = CVAE(shape=(1, 8, 8), n_classes=10, channels=method.channels, hidden=method.hidden, latent=method.latent,
+               batch_norm=True)  # fmt: skip
+    adam = torch.optim.Adam(vae.parameters(), method.local_lr)
+    eps = torch.randn(method.local_epochs, len(y), method.latent, generator=generator(seed, "codes"))
+    draws = generator(seed, "order")
+    for of_epoch in eps:
+        for rows in torch.randperm(len(y), generator=draws).split(method.batch_size):
+            rows = rows if len(rows) > 1 else rows.repeat(2)
+            pixels, n = x[rows] / 255, len(rows)
+            mean, v = vae.encoder(pixels)
+            p = vae.decoder(mean + (v / 2).exp() * of_epoch[rows], y[rows]).sigmoid()
+            bce = -(pixels * p.log() + (1 - pixels) * (1 - p).log()).sum() / n
+            adam.zero_grad()
+            (bce + method.beta * (mean**2 + v.exp() - 1 - v).sum() / 2 / n).backward()
+            adam.step()
+    return _in_numbers(vae.decoder)
+
+
+def test_a_clients_decoder_is_that_of_an_independent_loop(three: "Federation", monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of nine images in batches of eight the last is alone, and stands twice."""
+    monkeypatch.setattr(torch.optim, "Adam", partial(torch.optim.Adam, eps=10 * EPSILON))
+    method, mine = replace(SMALL, beta=30.0, local_lr=0.02), three.data.clients[0]
+    start = method.start(three.model, three.plan(1).facts, 0)
+    sent = method.client(three.work(), method.down(start, 1, 0), {}, mine, 1, 5).each
+    assert torch.allclose(
+        flat(sent, "decoder").buffer, _slow_decoder(method, mine.x, mine.y, 5).buffer, rtol=0, atol=1e-3
+    )
 
 
 @pytest.mark.parametrize("method", VARIANTS, ids=["ens", "kd"])

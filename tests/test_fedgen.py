@@ -11,9 +11,10 @@ from torch.nn import functional as F
 
 from fedcommons.algorithms.feature_generator import STATISTICS, diversity, features, label_weights, labels_at
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.algorithms.fedgen import FedGEN, in_chunks
+from fedcommons.algorithms.fedgen import FedGEN, _evaluated, in_chunks
 from fedcommons.core.algorithm import State
 from fedcommons.core.dp_sgd import DPSGD
+from fedcommons.core.features import Head
 from fedcommons.core.local import LocalSGD
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
@@ -34,7 +35,7 @@ NO_ORDER = LocalSGD(epochs=2, batch_size=100)
 OPTIONS = {
     "as the paper": TINY,
     "as the released code": replace(TINY, kl=10.0, labels="uniform", weight_decay=0.01, lr_decay=0.98),
-    "equation 4": replace(TINY, ensemble="mean", noise="normal", first=1, diversity=0.3),
+    "equation 4": replace(TINY, ensemble="mean", noise="normal", first=1, diversity=0.3, decay=0.7),
 }
 
 
@@ -77,7 +78,7 @@ class _Slow:
 
     def train(self, client: int, round: int, seed: int) -> Any:
         method, module, mine = self.method, _copy(self.server), self.data(client)
-        sgd, factor = torch.optim.SGD(module.parameters(), 0.1), 0.98**round
+        sgd, factor = torch.optim.SGD(module.parameters(), 0.1), method.decay**round
         self.g.eval()
         for step in range(2):
             loss = F.cross_entropy(module(mine.x), mine.y)
@@ -238,6 +239,36 @@ def test_dp_sgd_covers_the_model_and_not_the_counts(digits: "Digits") -> None:
     ledger = federation.play(TINY, federation.plan(2))[-1][0].ledger
     assert list(ledger.uncovered) == ["counts"]
     assert ledger.updates.covered
+
+
+def test_the_head_judges_features_without_dropout_and_then_trains_on() -> None:
+    module = nn.Module()
+    module.head, module.last = "last", nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3))  # pyright: ignore
+    z, head = torch.randn(5, 4), Head(module)
+    state = torch.get_rng_state()
+    assert _evaluated(head, z).equal(module.last[1](z))
+    assert torch.get_rng_state().equal(state)
+    assert all(layer.training for layer in module.last)
+
+
+def test_an_examples_weight_is_one_of_its_kl_term(digits: "Digits") -> None:
+    federation = digits(sizes=(6, 6)).training(NO_ORDER)
+    work, mine, method = federation.work(), federation.data.clients[0], replace(TINY, kl=10.0)
+    message = method.down(method.start(federation.model, federation.plan(2).facts, 0), 2, 0)
+    head, loss_of = Head(work.module), work.module.training_step
+
+    def term(*weights: Tensor) -> float:
+        batch = (mine.x, mine.y, *weights)
+        with head.watched(), torch.no_grad():
+            found = method._distil(work, head, message, 1, 1.0, 0)(batch, 0)
+            value = loss_of(batch, 0)
+        assert isinstance(value, Tensor)
+        return float(found - value)
+
+    each, w = [term(6 * row) for row in torch.eye(6)], torch.rand(6, generator=generator("weights"))
+    assert min(each) > 0
+    assert term() == pytest.approx(sum(each) / 6, rel=1e-4)
+    assert term(w) == pytest.approx(sum(a * b for a, b in zip(each, w.tolist(), strict=True)) / 6, rel=1e-4)
 
 
 def test_steps_in_chunks_do_not_depend_on_how_many_were_expected() -> None:

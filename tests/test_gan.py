@@ -1,5 +1,7 @@
 """The GAN: its losses, the two regularisers and the augmentation, each against its equation."""
 
+from copy import deepcopy
+from dataclasses import replace
 from math import log
 
 import pytest
@@ -156,3 +158,64 @@ def test_steps_of_a_private_generator_do_not_tell_how_many_images_batches_had(mo
     assert len(of_each[0]) > 2
     for other in of_each[1:]:
         assert all(a[0].equal(b[0]) and a[1].equal(b[1]) for a, b in zip(of_each[0], other, strict=True))
+
+
+def test_colour_is_what_zhao_et_al_say() -> None:
+    """Brightness by up to 1/2, saturation times up to 2, contrast times 1/2 to 3/2; below the square cut out."""
+    for u in torch.rand(50, 8, generator=torch.Generator().manual_seed(0)):
+        x = 2 * torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(1)) - 1
+        u[3:6] = torch.tensor([0.5, 0.5, 0.0])  # no shift, and the square around the upper edge
+        bright = x + (u[0] - 0.5)
+        grey = (bright[:, 0:1] + bright[:, 1:2] + bright[:, 2:3]) / 3
+        saturated = grey + 2 * u[1] * (bright - grey)
+        wanted = saturated.mean() + (0.5 + u[2]) * (saturated - saturated.mean())
+        torch.testing.assert_close(augmented(x, u[None], "all")[..., 2:, :], wanted[..., 2:, :])
+
+
+def test_images_come_from_a_moving_average_that_warms_up() -> None:
+    """Weights of the old average: 1/10, then 2/11, then the decay 0.2 where 3/12 is more."""
+    course = Course(Generator(channels=(4, 8), ema_decay=0.2, lr=0.01), model())
+    wanted = [p.detach().clone() for p in course.model.generator.parameters()]
+    for keep in (1 / 10, 2 / 11, 0.2):
+        course.generator_step(DIGITS.y)
+        now = course.model.generator.parameters()
+        wanted = [keep * old + (1 - keep) * p.detach() for old, p in zip(wanted, now, strict=True)]
+    found = course.averaged()
+    for (name, p), average in zip(course.model.generator.named_parameters(), wanted, strict=True):
+        torch.testing.assert_close(found[name], average)
+        assert not torch.equal(found[name], p.detach())
+
+
+def test_the_power_iteration_follows_the_discriminator_before_each_step_of_the_generator() -> None:
+    course = Course(Generator(channels=(4, 8), lr=0.1), model())
+    course.discriminator_step(DIGITS.x, DIGITS.y)
+    before = deepcopy(course.model.discriminator)
+    course.generator_step(DIGITS.y)
+    after = {name: t for name, t in course.model.discriminator.named_buffers() if name.endswith(("u", "v"))}
+    assert len(after) == 8
+    assert sum(not t.equal(before.get_buffer(name)) for name, t in after.items()) >= 6  # of one row, u is 1 or -1
+    before.iterate()
+    assert all(t.equal(before.get_buffer(name)) for name, t in after.items())
+
+
+def test_constants_reach_networks_and_optimizers() -> None:
+    made = Generator(channels=(4, 8), latent=3, regulariser="r1", gamma=7.0, augment="translation", momentum=0.3)
+    course = Course(made, made.build((1, 8, 8), 10, 0, flip=True))
+    assert (course.model.gamma, course.model.augment, course.model.flip) == (7.0, "translation", True)
+    assert replace(made, regulariser="spectral").build((1, 8, 8), 10, 0).gamma == 0
+    for optimizer in (course.of_generator, course.of_discriminator):
+        assert (optimizer.defaults["betas"], optimizer.defaults["lr"]) == ((0.3, 0.99), made.lr)
+
+
+def test_made_images_of_a_private_step_are_of_all_classes_and_each_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While they are drawn for the discriminator batch norm must not tell how many there are; G's steps train it."""
+    images, seen = GAN.images, {True: set[int](), False: set[int]()}
+
+    def spy(one: GAN, y: Tensor, z: Tensor | None = None) -> Tensor:
+        seen[one.generator.training].update(y.tolist())
+        return images(one, y, z)
+
+    monkeypatch.setattr(GAN, "images", spy)
+    PrivateGAN(channels=(4, 8), latent=3, batch_size=6, draws=8, noise_multiplier=1.0).fit(DIGITS, 10, 7, [3])
+    assert seen[False] == set(range(10))
+    assert len(seen[True]) > 5

@@ -95,7 +95,7 @@ class CoBoosting:
     server_schedule: Annotated[str, "cosine | constant"] = "cosine"
     """of the server's rate: down to 0 by half a cosine over all its epochs, or constant"""
     clip: Annotated[float, "[1e-30, 1e30]"] = 10.0
-    """largest norm of a gradient, of the generator and of the server"""
+    """largest norm of a gradient, of the generator's weights and of the server's"""
 
     def check(self, fields: Mapping[str, Any]) -> None:
         rounds, participation, buffers = (

@@ -31,7 +31,10 @@ Score = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Making:
-    """Constants of the generator's training; images: a batch, of which the best is kept. clip: of a step's gradient."""
+    """Constants of the generator's training; images: a batch, of which the best is kept.
+
+    clip: of the gradient of the generator's weights in a step; that of the noise is as it is.
+    """
 
     images: int
     latent: int
@@ -100,8 +103,7 @@ def make(
     network = Upsampler(shape, how.latent, how.width).to(work.device, kind)
     z = torch.randn(how.images, how.latent, generator=draws).to(work.device, kind).requires_grad_()
     labels = torch.randint(n_classes, (how.images,), generator=draws).to(work.device)
-    parameters = [*network.parameters(), z]
-    optimizer = torch.optim.Adam(parameters, how.lr, (0.5, 0.999))
+    optimizer = torch.optim.Adam([*network.parameters(), z], how.lr, (0.5, 0.999))
     best, kept = torch.full((), inf, device=work.device, dtype=kind), torch.zeros(0)
     work.module.eval()
     for step in range(how.steps):
@@ -113,7 +115,7 @@ def make(
         optimizer.zero_grad()
         loss.backward()
         if how.clip is not None:
-            nn.utils.clip_grad_norm_(parameters, how.clip)
+            nn.utils.clip_grad_norm_(network.parameters(), how.clip)
         optimizer.step()
     return (255 * kept).round().to(torch.uint8), labels
 
