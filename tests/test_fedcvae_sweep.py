@@ -38,6 +38,7 @@ def test_preset_paper_has_the_papers_numbers(script: ModuleType, dataset: str) -
     assert {m: tuple(of[m][f"fedcvae.{name}"] for name in NAMES) for m in TABLE[dataset]} == TABLE[dataset]
     for method, flat in of.items():
         assert (flat["partition.name"], flat["partition.n_clients"]) == ("dirichlet_clients_all", 10)
+        assert flat["federation.weighting"] == "samples"
         assert (flat["model.name"], flat["data.limit"], flat["client.batch_size"]) == ("conv5", 30000, 32)
         assert (flat["federation.rounds"] == 1) == (method != "fedavg")
     rates = [of[m][f"fedcvae.{name}"] for m in TABLE[dataset] for name in ("local_lr", "decoder_lr", "server_lr")]
