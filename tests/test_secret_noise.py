@@ -95,6 +95,22 @@ def test_the_images_of_a_generator_without_noise_are_those_of_every_run() -> Non
     assert facts[0] == facts[1]
 
 
+@pytest.mark.parametrize("noise", [salts.SECRET, salts.SEEDED])
+def test_generators_with_secret_noise_that_draw_otherwise_have_other_salts(
+    noise: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same noise would hide two trainings. Seeded ones draw as ever, and their artifacts stay."""
+
+    def told() -> list[tuple[bytes, Any]]:
+        return [(need.salt, need.images_facts) for need in _needed({**SECRET, "dp.noise": noise})]
+
+    before = told()
+    assert told() == before
+    monkeypatch.setattr(needs, "DRAWS", needs.DRAWS + 1)
+    for (salt, facts), (other, now) in zip(before, told(), strict=True):
+        assert (salt == other) == (facts == now) == (noise == salts.SEEDED)
+
+
 def test_a_run_whose_class_counts_would_get_new_noise_does_not_go_on(tmp_path: Path, state: Path) -> None:
     salt = secret.begun(tmp_path, _needed(SECRET))
     assert secret.begun(tmp_path, _needed(SECRET)) == salt

@@ -38,6 +38,11 @@ NOISE = 2
 """Version of how private generators draw noise: one trained before was hidden by other noise."""
 
 
+DRAWS = 1
+"""Version of what else they draw where noise is secret. Another one has another salt: the same noise on a sum of other
+draws would tell their difference."""
+
+
 @dataclass(frozen=True)
 class GeneratorRecipe:
     """How clients' generators are made: the part, its name, and rho.
@@ -122,6 +127,7 @@ class Need:
             "examples": sha256(content),
             "seed": self.seed,
             **({"noise": NOISE} if takes_noise(self.recipe.generator) else {}),
+            **({"draws": DRAWS} if self.recipe.is_secret and takes_noise(self.recipe.generator) else {}),
             **({"salt": salts.name_of(self.salt)} if self.salt else {}),
         }
 
