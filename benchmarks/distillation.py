@@ -81,7 +81,7 @@ def bare(module: Classifier, epochs: int, shape: tuple[int, ...], clients: list[
             adam.zero_grad()
             loss.backward()
             if boosts:
-                nn.utils.clip_grad_norm_([*network.parameters(), z], how.clip)
+                nn.utils.clip_grad_norm_(network.parameters(), how.clip)
             adam.step()
         if boosts and len(pool):
             for rows in torch.randperm(len(pool)).split(how.server_batch):

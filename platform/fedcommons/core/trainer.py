@@ -1,4 +1,4 @@
-"""Training with Lightning's Trainer, for generators and central models: silent, and Ctrl-C stops it."""
+"""Training with Lightning's Trainer, for DDPMs and central models: silent, and Ctrl-C stops it."""
 
 import logging
 import signal
