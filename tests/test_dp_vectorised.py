@@ -11,13 +11,8 @@ from torch.func import functional_call
 
 from fedcommons.core.dp_sgd import DPSGD, clipped
 from fedcommons.core.dp_vectorised import Loss, clipped_sum, noisy_sum, require_examples_apart, steps
-from fedcommons.core.local import LocalSGD
-from fedcommons.core.noise import SEED_ALONE, Draws, Noise, Source
-from fedcommons.core.work import Work
-from fedcommons.data.clients import ClientData
+from fedcommons.core.noise import SEED_ALONE, Draws, Source
 from fedcommons.errors import UserError
-from fedcommons.seeds import set_default_generator
-from lightning_modules import Classifier
 
 N, D = 6, 2  # examples, and draws for each
 
@@ -237,24 +232,3 @@ def test_with_secret_noise_no_draw_tells_who_else_is_in_the_batch(is_secret: boo
         by_place.append(not torch.isclose(module.w.grad, drawn, atol=1e-6))
     assert len(by_place) == epochs * n // batch_size
     assert any(by_place) != is_secret
-
-
-def test_the_salt_decides_the_other_draws_of_secret_noise() -> None:
-    salted = [Draws(Source(7, salt), ("tests",)).reseeded(5) for salt in (b"a" * 32, b"a" * 32, b"b" * 32)]
-    assert salted[0] == salted[1] != salted[2]
-    assert 5 not in salted
-    assert draws().reseeded(5) == 5
-
-
-def test_with_secret_noise_the_salt_decides_dropout_in_local_training() -> None:
-    def trained(salt: bytes) -> Tensor:
-        set_default_generator(0, "weights")
-        module = Classifier(nn.Sequential(nn.Dropout(0.5), nn.Linear(8, 2)), lr=0.1)
-        work = Work(module, torch.device("cpu"), LocalSGD(1, N, dp=DPSGD(1e-9, 1.0)))
-        work.noise = Noise(Source(7, salt))
-        work.local(work.initial, ClientData(torch.ones(N, 8), torch.arange(N) % 2), 5)
-        return work.params.buffer.clone()
-
-    seeded, salted, again, other = map(trained, (b"", b"a" * 32, b"a" * 32, b"b" * 32))
-    assert torch.allclose(salted, again, atol=1e-6)
-    assert min((salted - other).abs().max(), (salted - seeded).abs().max()) > 1e-3

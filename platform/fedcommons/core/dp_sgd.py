@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from fedcommons.core.accountants import noise_for, require_reachable
 from fedcommons.core.noise import Stream
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
+from fedcommons.seeds import set_default_generator
 
 
 def clipped(g: Tensor, clip: float) -> tuple[Tensor, float]:
@@ -123,15 +124,20 @@ class DPSGD:
         step: int,
         expected: int,
         noise: Stream,
+        seeds: Sequence[int] = (),
     ) -> tuple[Tensor, Release]:
         """Set the parameters' gradients for this batch, noise included; ``expected``: B, the batch's expected size.
 
+        seeds: one an example, of torch's default generators, from which its loss draws; without them all read on in one
+        stream.
         Returns the mean loss of the batch, zero for an empty one, and what protects the gradients.
         """
         total = NoisySum(params[0].new_zeros(sum(p.numel() for p in params)), self.clip)
         losses = params[0].new_zeros(())
         n = len(batch[1])
         for j in range(n):
+            if seeds:
+                set_default_generator(seeds[j])
             value = loss(tuple(t[j : j + 1].clone() for t in batch), step)
             g = torch.cat([part.reshape(-1) for part in torch.autograd.grad(value, params, materialize_grads=True)])
             total.add(*clipped(g, self.clip))

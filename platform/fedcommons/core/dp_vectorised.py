@@ -86,6 +86,7 @@ def steps(
     epochs: int,
     physical_batch: int,
     noise: Draws,
+    draws: torch.Generator | None = None,
 ) -> Iterator[Release]:
     """Train ``module`` by DP-SGD; after every step yields what protects it.
 
@@ -93,6 +94,7 @@ def steps(
     one makes a step of noise alone: it costs as much as any other, and leaving it out would tell of the data.
     draw: where noise is secret, all n examples draw in every step, so that no draw tells who is in a batch, and each
     term of a sum is of its example alone, as amplification by sampling needs. With seeded noise only a batch draws.
+    draws: the generator that ``draw`` reads, if there is one; with secret noise every step seeds it by the salt.
 
     Raises:
         UserError: no example has a gradient of its own.
@@ -103,7 +105,10 @@ def steps(
     for step in range(epochs * dp.steps(n, batch_size)):
         chosen = dp.sample(n, batch_size, noise.stream("batch", step)).to(columns[0].device)
         batch = [column[chosen] for column in columns]
-        drawn = draw(n, chosen) if noise.is_secret else draw(len(chosen), slice(None))
+        seeds = noise.seeds(1, step)
+        if seeds and draws:
+            draws.manual_seed(seeds[0])
+        drawn = draw(n, chosen) if seeds else draw(len(chosen), slice(None))
         total = noisy_sum(named, loss, [*batch, *drawn], dp.clip, physical_batch)
         total.blur(dp.noise_multiplier, noise.stream("noise", step))
         mean = total.values.div_(expected)

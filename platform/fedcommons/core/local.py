@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from itertools import islice
 from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -129,11 +129,12 @@ class LocalSGD:
         n = len(data)
         epochs, clock, (first_epoch, first_step) = self.epochs_for(n, data.n_own, work.share), work.clock, work.began
         private = work.noise.call("local training", *data.columns) if self.dp else None
-        seed = private.reseeded(seed) if private else seed
         set_default_generator(seed, "dropout")
         is_plain, skipped = self.accumulate == 1 and not scaler, 0
         steps: Callable[..., Iterator[Any]] = self._batches if is_plain else self._steps
-        batches = ((epoch, b) for epoch in range(epochs) for b in steps(data, seed, epoch, private))
+        if private:
+            steps = partial(self._samples, private)
+        batches = ((epoch, b) for epoch in range(epochs) for b in steps(data, seed, epoch))
         step, written = plain_step(optimizer), Written(work.params.buffer) if self.dp else None
         kernels = nullcontext() if torch.backends.mkldnn.enabled == self.onednn else onednn(self.onednn)
         with work.logged as logged, kernels:
@@ -144,9 +145,10 @@ class LocalSGD:
                 clock.current_epoch, clock.global_step = first_epoch + epoch, first_step + len(losses)
                 try:
                     if dp and private:
+                        batch, seeds = batch
                         expected, number = min(self.batch_size, n), len(losses)
                         noise = private.stream("noise", number)
-                        value, protection = dp.gradients(parameters, step_loss, batch, number, expected, noise)
+                        value, protection = dp.gradients(parameters, step_loss, batch, number, expected, noise, seeds)
                         protections.add(protection)
                     else:
                         if is_plain:
@@ -201,9 +203,24 @@ class LocalSGD:
             return UNCOVERED
         return replace(protections.pop(), q=self.dp.sampling_rate(n, self.batch_size), steps=steps)
 
-    def _steps(self, data: ClientData, seed: int, epoch: int, private: Draws | None) -> Iterator[list[Batch]]:
+    def _samples(self, private: Draws, data: ClientData, seed: int, epoch: int) -> Iterator[Any]:
+        """The Poisson batches of an epoch, each with its examples' seeds (see ``Draws.seeds``)."""
+        assert self.dp
+        n, steps, draws = len(data), self.dp.steps(len(data), self.batch_size), generator(seed, "order", epoch)
+        for number in range(epoch * steps, (epoch + 1) * steps):
+            chosen = self.dp.sample(n, self.batch_size, private.stream("batch", number))
+            batch, of_all = [t[chosen.to(t.device)] for t in data.columns], private.seeds(n, number)
+            seeds = [of_all[j] for j in chosen.tolist()] if of_all else []
+            if self.augment and seeds:
+                images = zip(batch[0].split(1), seeds, strict=True)
+                batch[0] = torch.cat([flip_and_crop(x, generator(own, "augment")) for x, own in images])
+            elif self.augment and len(chosen):
+                batch[0] = flip_and_crop(batch[0], draws)
+            yield tuple(batch), seeds
+
+    def _steps(self, data: ClientData, seed: int, epoch: int) -> Iterator[list[Batch]]:
         """The batches of each step of an epoch."""
-        batches = self._batches(data, seed, epoch, private)
+        batches = self._batches(data, seed, epoch)
         return iter(lambda: list(islice(batches, self.accumulate)), [])
 
     def _accumulated(self, loss: Loss, batches: Sequence[Batch], step: int, scaler: GradScaler | None) -> Tensor:
@@ -215,20 +232,13 @@ class LocalSGD:
             values.append(value.detach())
         return reduce(torch.add, values)
 
-    def _batches(self, data: ClientData, seed: int, epoch: int, private: Draws | None) -> Iterator[Batch]:
-        n, b, device, columns = len(data), self.batch_size, data.y.device, data.columns
-        if n <= b and not (self.augment or self.dp):
+    def _batches(self, data: ClientData, seed: int, epoch: int) -> Iterator[Batch]:
+        n, b, columns = len(data), self.batch_size, data.columns
+        if n <= b and not self.augment:
             yield columns  # one batch holds all, so its order does not matter
             return
         draws = generator(seed, "order", epoch)
-        if self.dp and private:
-            steps = self.dp.steps(n, b)
-            for number in range(epoch * steps, (epoch + 1) * steps):
-                chosen = self.dp.sample(n, b, private.stream("batch", number)).to(device)
-                batch = [t[chosen] for t in columns]
-                yield self._augmented(batch, draws) if len(chosen) else tuple(batch)
-            return
-        order = torch.randperm(n, generator=draws).to(device)
+        order = torch.randperm(n, generator=draws).to(data.y.device)
         shuffled = self._augmented([t.index_select(0, order) for t in columns], draws)  # one gather, then views
         for first in range(0, n, b):
             if self.drop_last and 0 < first > n - b:

@@ -6,7 +6,8 @@ noise only if they are the same message, and none cancels.
 
 seeded: anybody who knows these facts, the seed among them, can draw the noise again and subtract it. No epsilon is
 earned; one can be stated *if the noise were secret*.
-secret: the key has 256 bits of salt from the system besides, and the stream is a cipher's (ChaCha20).
+secret: the key has 256 bits of salt from the system besides, and the stream is a cipher's (ChaCha20). What else
+examples draw in private steps is then seeded from it too (``Draws.seeds``).
 
 Floats: uniform numbers have 53 bits; normal ones are made of them in float64 (Box and Muller 1958), four summed and
 halved, against the attack that reads a value from the grid of floats its noise lies on (Holohan and Braghin 2021,
@@ -22,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcommons.seeds import seed_for, wide_generator
+from fedcommons.seeds import wide_generator
 from fedcommons.tensors import Payload
 from fedcommons.tensors import data as data_of
 
@@ -107,17 +108,14 @@ class Draws:
         self.given.add(key)
         return self.source.stream(*self.key, *key)
 
-    @property
-    def is_secret(self) -> bool:
-        """Whether the salt decides the draws."""
-        return bool(self.source.salt)
+    def seeds(self, n: int, step: int) -> list[int]:
+        """n seeds of what a step draws besides, such as dropout, where noise is secret; none where it is seeded.
 
-    def reseeded(self, seed: int) -> int:
-        """A seed for what else a private training draws, as dropout: ``seed``, or by the salt where noise is secret.
-
-        An example's place in a batch decides what it draws, so draws of a known seed would tell who else is in it.
+        For an example the seed is that of its number, in a batch or not: one of its place would tell who else is there.
         """
-        return seed_for(seed, repr(self.stream("other draws").random(1)[0])) if self.is_secret else seed
+        if not self.source.salt:
+            return []
+        return (self.stream("other draws", step).random(n) * 2.0**53).astype(np.int64).tolist()
 
 
 class Noise:

@@ -144,13 +144,14 @@ class ByDPSGD:
         epochs: Collection[int],
         noise: Noise,
         *,
+        draws: torch.Generator,
         after: Callable[[], object],
         weights: Callable[[], Mapping[str, Tensor]],
         progress: Progress | None = None,
     ) -> dict[int, TrainedGenerator]:
         """Train ``module``; the receipts tell the q, sigma and steps that were used up to each epoch.
 
-        loss, draw: see ``dp_vectorised.steps``. after: called after every step, it sees the module alone and no
+        loss, draw, draws: see ``dp_vectorised.steps``. after: called after every step, it sees the module alone and no
         example, so that it costs no privacy. weights: what a generator is made of.
         """
         n, kept, protections = len(examples), dict[int, TrainedGenerator](), set[Release]()
@@ -166,6 +167,7 @@ class ByDPSGD:
             epochs=max(epochs),
             physical_batch=self.physical_batch,
             noise=noise.call("private generator", examples.x, examples.y),
+            draws=draws,
         )
         for step, protection in enumerate(steps, 1):
             after()

@@ -65,7 +65,7 @@ class PrivateDDPM(ByDPSGD, Diffusion):
         optimizer = torch.optim.Adam(model.parameters(), self.lr, fused=True)
         return self.train(
             model, optimizer, *per_image(model, self.draws), examples, epochs, noise,
-            after=model.on_train_batch_end, weights=model.averaged, progress=progress,
+            draws=model.generator, after=model.on_train_batch_end, weights=model.averaged, progress=progress,
         )  # fmt: skip
 
     def sample(

@@ -57,7 +57,7 @@ class PrivateCVAE(ByDPSGD, Autoencoder):
         optimizer = torch.optim.Adam(model.parameters(), self.lr, fused=True)
         return self.train(
             model, optimizer, loss, draw, examples, epochs, noise,
-            after=lambda: None, weights=lambda: state_of(model), progress=progress,
+            draws=model.generator, after=lambda: None, weights=lambda: state_of(model), progress=progress,
         )  # fmt: skip
 
     def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:

@@ -75,7 +75,7 @@ class PrivateGAN(ByDPSGD, Adversarial):
 
         return self.train(
             model.discriminator, course.of_discriminator, loss, draw, examples, epochs, noise,
-            after=after, weights=course.averaged, progress=progress,
+            draws=model.draws, after=after, weights=course.averaged, progress=progress,
         )  # fmt: skip
 
     def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:

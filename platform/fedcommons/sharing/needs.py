@@ -38,7 +38,7 @@ NOISE = 2
 """Version of how private generators draw noise: one trained before was hidden by other noise."""
 
 
-DRAWS = 1
+DRAWS = 2
 """Version of what else they draw where noise is secret. Another one has another salt: the same noise on a sum of other
 draws would tell their difference."""
 

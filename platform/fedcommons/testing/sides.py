@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf, isclose, prod
-from typing import Any, ClassVar
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -103,11 +103,10 @@ class PlayedDraws:
 
     side: Side
     what: str
-    is_secret: ClassVar[bool] = False
 
-    def reseeded(self, seed: int) -> int:
-        """See ``Draws``."""
-        return seed
+    def seeds(self, n: int, step: int) -> list[int]:
+        """See ``Draws``; a play is seeded."""
+        return []
 
     def stream(self, *key: int | str) -> Stream:
         """See ``Draws``."""
