@@ -125,7 +125,7 @@ def _of_the_batch(patch: pytest.MonkeyPatch, mean_first: bool) -> None:
 
     def gradients(
         self: DPSGD, params: Sequence[nn.Parameter], loss: Callable[[tuple[Tensor, ...], int], Tensor],
-        batch: tuple[Tensor, ...], step: int, expected: int, noise: Stream,
+        batch: tuple[Tensor, ...], step: int, expected: int, noise: Stream, seeds: Sequence[int],
     ) -> tuple[Tensor, Release]:  # fmt: skip
         value, n = loss(batch, step), len(batch[1])
         g = torch.cat([part.reshape(-1) for part in torch.autograd.grad(value, params)])

@@ -209,7 +209,8 @@ class LocalSGD:
         n, steps, draws = len(data), self.dp.steps(len(data), self.batch_size), generator(seed, "order", epoch)
         for number in range(epoch * steps, (epoch + 1) * steps):
             chosen = self.dp.sample(n, self.batch_size, private.stream("batch", number))
-            batch, of_all = [t[chosen.to(t.device)] for t in data.columns], private.seeds(n, number)
+            rows, of_all = chosen.to(data.y.device), private.seeds(n, number)
+            batch = [t[rows] for t in data.columns]
             seeds = [of_all[j] for j in chosen.tolist()] if of_all else []
             if self.augment and seeds:
                 images = zip(batch[0].split(1), seeds, strict=True)
