@@ -296,6 +296,17 @@ def test_a_measurement_leaves_nothing_and_finds_prices(tmp_path: Path, monkeypat
     assert (found.state, found.kept) == (nbytes(start.state), nbytes({"control": start.model}))
 
 
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedddpm"])
+def test_a_rate_at_which_training_diverges_has_its_price(method: str, tmp_path: Path) -> None:
+    values = {"algorithm": method, "client.lr": 1e10, "client.momentum": 0.0, "measure.every": 0}
+    if method == "fedddpm":
+        values |= {"sharing.setting": "server_synthetic", "model.name": "ddpm", "model.channels": (8, 8)}
+        values |= {"target": "loss <= 1"}
+    prepared = build.prepare(_config(tmp_path, values))
+    found = cost.measure(build.assemble(prepared, [planned.stand_in(need) for need in prepared.needs]))
+    assert found.step + found.training + found.round > 0
+
+
 def test_all_that_is_done_costs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = _config(tmp_path, {"federation.rounds": 1})
     experiment.run(config, tmp_path / "one", say=lambda _: None)

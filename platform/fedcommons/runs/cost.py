@@ -61,6 +61,9 @@ SHORT = 0.05
 FEW, MORE = 2, 17
 """So many steps."""
 
+RATE = 1e-6
+"""Largest learning rate of clients: at the run's own, what is timed could diverge, and no price depends on it."""
+
 SHAPE = (
     "algorithm", "model.", "data.name", "data.augment", "dp.local", "client.batch_size", "client.optimizer",
     "client.momentum", "client.weight_decay", "client.onednn", "federation.buffers",
@@ -232,6 +235,7 @@ def _round(ready: Assembled, joined: int, steps: int, batch: int) -> Small:
     It is the first of as many rounds as the run has, as methods may begin otherwise where there are few.
     """
     c, clients, method = ready.config, ready.data.clients, ready.algorithm
+    c = replace(c, client=replace(c.client, lr=min(c.client.lr, RATE)))
     chooses = isinstance(method, ChoosesClients)  # it may choose all that there are, so there are no others
     n, size = joined if chooses else len(clients), steps * batch
     flat = torch.arange(size) % len(clients.store)
