@@ -4,6 +4,7 @@ import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -130,6 +131,22 @@ def refused(argv: list[str]) -> str:
 def test_a_bad_request_is_refused_in_one_sentence(argv: list[str], parts: list[str]) -> None:
     message = refused(argv)
     assert [part for part in parts if part not in message] == [], message
+
+
+IGNORED: dict[str, Any] = {
+    "client.lr_schedule": "cosine", "client.warmup": 2, "client.momentum": 0.9, "client.weight_decay": 0.1,
+    "client.clip_norm": 1.0, "client.accumulate": 2, "client.precision": "bf16",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IGNORED)
+def test_fields_of_local_steps_are_refused_for_methods_without_them(name: str) -> None:
+    """A server with a pool trains on it as clients would, so one-shot Fedssyn takes them."""
+    for method in ("feddm", "fedcvae"):
+        with pytest.raises(UserError, match=f"{name} changes nothing for {method}, whose clients make no local steps"):
+            check(presets.experiment("smoke", "digits", {"algorithm": method, name: IGNORED[name]}))
+    for method in ("fedavg", "dense", "one_shot"):
+        check(presets.experiment("smoke", "digits", {"algorithm": method, name: IGNORED[name]}))
 
 
 def test_of_a_repeated_option_the_last_decides_as_for_the_parser() -> None:

@@ -363,7 +363,7 @@ class Shares(Protocol):
 def trains_locally(algorithm: Algorithm) -> bool:
     """Whether its clients make local steps, by ``work.local``; not with its attribute ``trains_locally = False``.
 
-    It decides what ``--dry-run`` counts, and nothing else.
+    ``--dry-run`` counts none, and fields of such steps are refused; with ``needs_pool`` they are the server's.
     """
     return getattr(algorithm, "trains_locally", True) is not False
 

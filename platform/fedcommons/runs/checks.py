@@ -37,6 +37,12 @@ from fedcommons.sharing.stage import Stage, serves_pool
 ROUNDS_TRIED = 10_000
 """Rounds in which a schedule is tried before any work."""
 
+OF_STEPS = tuple(
+    f"client.{name}"
+    for name in ("lr_schedule", "warmup", "momentum", "weight_decay", "clip_norm", "accumulate", "precision")
+)
+"""Fields of local steps. Others, such as client.lr, are not refused where there are none: presets set them for all."""
+
 
 def check(config: Experiment) -> None:
     """Raise ``UserError`` for what no data set could make right."""
@@ -74,6 +80,11 @@ def check(config: Experiment) -> None:
             "an actor more would have no block to work on."
         )
     require_rates(c.client.lr_schedule, c.client.constants, c.federation.rounds)
+    method: Any = parts.find("algorithm", c.algorithm)
+    if not (trains_locally(method) or needs_pool(method)):  # a server trains on its pool as clients do
+        for name in OF_STEPS:
+            if name in flat and flat[name] != known[name].default:
+                raise UserError(f"{name} changes nothing for {c.algorithm}, whose clients make no local steps.")
     if c.measure.clients and c.evaluate.clients:
         raise UserError(
             "measure.clients must be false with evaluate.clients true: clients.jsonl is of one of them, and "
