@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -111,7 +112,11 @@ def test_a_sweep_is_stopped_while_its_generators_train(tmp_path: Path) -> None:
 def training(process: subprocess.Popen) -> list[psutil.Process]:
     """All that a sweep has started, once a trial of its own runs, which makes a generator; until then nothing."""
     family = psutil.Process(process.pid).children(recursive=True)
-    return family if any(member.name().startswith("ray::Implicit") for member in family) else []
+    names: list[str] = []
+    for member in family:
+        with suppress(psutil.NoSuchProcess):  # it has ended since
+            names.append(member.name())
+    return family if any(name.startswith("ray::Implicit") for name in names) else []
 
 
 if __name__ == "__main__":

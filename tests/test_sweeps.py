@@ -148,7 +148,7 @@ def test_a_sweep_killed_half_way_and_resumed_equals_one_that_was_not(
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     for child in family:  # what Ray leaves behind of a killed driver, by pid
-        if child.is_running():
+        with suppress(psutil.NoSuchProcess):
             child.kill()
     psutil.wait_procs(family, timeout=30)
     done = [folder for folder in whole.iterdir() if (out / folder.name / "summary.json").exists()]
