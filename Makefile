@@ -19,7 +19,7 @@ test-ray: $(VENV)/.installed
 CPUS := "ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2" \
   "ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41" "ATEN_CPU_CAPABILITY=default"
 BITS := $(addprefix tests/test_,identities.py contract.py every_algorithm.py resume.py estimators.py weighted_examples.py \
-  dp_vectorised.py private_ddpm.py planted_faults.py codes.py feddpms.py)
+  dp_vectorised.py other_draws.py private_ddpm.py planted_faults.py codes.py feddpms.py)
 test-cpus: $(VENV)/.installed
 	for cpu in $(CPUS); do echo "$$cpu" && env $$cpu $(RUN) -m pytest -n 2 --dist worksteal --quiet $(BITS) $(ARGS) || exit; done
 
