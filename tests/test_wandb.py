@@ -23,6 +23,7 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import choose, override
 from fedcommons.errors import ClientError
 from fedcommons.runs import experiment
+from fedcommons.tracking.wandb_tracker import IID
 
 if TYPE_CHECKING:
     from conftest import WandbFile
@@ -115,13 +116,14 @@ def test_the_config_is_nested_and_has_the_chosen_parts_only(
     assert not {"generator", "feddyn", "moon"} & found.keys()
     assert found["sharing"] == {"setting": "real", "audit": False, "withhold": "none"}
     assert not [name for name in keys(found) if "." in name]
-    assert effective == {"effective/alpha": 0.1, "effective/p": 0.0, "effective/lr": 0.1}
+    nothing = {"effective/rho": 0, "effective/noise_multiplier": 0}
+    assert effective == {"effective/alpha": 0.1, "effective/p": 0.0, "effective/lr": 0.1, **nothing}
     assert set(run.tags) == {"digits", "fedprox", "real", "dirichlet_classes", "cnn"}
     assert run.job_type == "federation"
 
 
 def test_effective_values_are_those_that_resulted(config: Experiment, tmp_path: Path, wandb_file: "Reader") -> None:
-    """p is null in the config here and 1/2 in fact; sigma is there with DP-SGD, alpha where the partition has one."""
+    """p is null in the config here and 1/2 in fact; without generators or DP-SGD it is 0, and iid has ``IID``."""
     one = {"federation.rounds": 1, "measure.every": 0}
     made = {**one, "sharing.setting": "shuffled_synthetic", "generator.rho": 0.5, "partition.name": "iid"}
     made |= {"generator.epochs": 1, "generator.channels": (8, 8), "generator.sampling_steps": 2}
@@ -130,13 +132,15 @@ def test_effective_values_are_those_that_resulted(config: Experiment, tmp_path: 
     assert found["sharing"]["p"] is None
     assert summary["p"] == pytest.approx(0.5, abs=0.01)
     effective = {name: value for name, value in found.items() if "/" in name}
-    assert effective == {"effective/p": summary["p"], "effective/rho": 0.5, "effective/lr": 0.1}
+    of_all = {"effective/alpha": IID, "effective/noise_multiplier": 0}
+    assert effective == {"effective/p": summary["p"], "effective/rho": 0.5, "effective/lr": 0.1, **of_all}
     private = override(
         config, {**one, "dp.local": True, "dp.noise_multiplier": 1.5, "client.lr": 0.01, "data.limit": 80}
     )
     result = experiment.run(private, tmp_path / "private")
     effective = {n: v for n, v in wandb_file(tmp_path / "private").config.items() if "/" in n}
-    assert effective == {"effective/alpha": 0.1, "effective/p": 0, "effective/sigma": 1.5, "effective/lr": 0.01}
+    of_all = {"effective/p": 0, "effective/rho": 0, "effective/lr": 0.01}
+    assert effective == {"effective/alpha": 0.1, "effective/noise_multiplier": 1.5, **of_all}
     assert "dp" in wandb_file(tmp_path / "private").run.tags
     private = wandb_file(tmp_path / "private").summary
     name = "epsilon_of_messages_if_secret"
