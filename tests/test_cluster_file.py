@@ -1,6 +1,9 @@
 """``ray_cluster.yaml`` is what ``ray up`` accepts; a real cluster is another test's."""
 
+import copy
+import runpy
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -85,3 +88,57 @@ def test_git_keeps_what_is_private_out_and_all_code_in() -> None:
     assert git("check-ignore", *PRIVATE) == list(PRIVATE)
     assert git("ls-files", "--cached", "--ignored", "--exclude-standard") == []
     assert git("check-ignore", "platform/fedcommons/data/new.py", "tests/data.py") == []
+
+
+@pytest.fixture
+def flaws() -> Callable[..., list[str]]:
+    """What ``make cluster-check`` says of a file's content."""
+    return runpy.run_path(str(ROOT / "cluster" / "check.py"))["flaws"]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
+@pytest.mark.parametrize(("name", "placeholders"), [("ray_cluster.yaml", 3), ("cluster/onprem.yaml", 3)])
+def test_the_files_of_the_repository_have_no_flaw_but_their_placeholders(
+    name: str, placeholders: int, flaws: Any
+) -> None:
+    found = yaml.safe_load((ROOT / name).read_text())
+    assert flaws(copy.deepcopy(found), template=True) == []
+    said = flaws(found)
+    assert len(said) == placeholders
+    assert all(" is still the placeholder " in sentence for sentence in said)
+
+
+GOOD = {"head_ip": "10.0.0.1", "worker_ips": ["10.0.0.2", "lab-3.example.org"]}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, None),
+        ({"provider": {"type": "locl"}}, "provider.type must be aws or local, got 'locl'."),
+        (
+            {"provider": {**GOOD, "type": "local", "worker_ip": []}},
+            "provider.worker_ip is no field; did you mean worker_ips?",
+        ),
+        ({"provider": {**GOOD, "type": "local", "head_ip": "a b"}}, "provider: 'a b' is no address of a host."),
+        (
+            {"provider": {**GOOD, "type": "local", "head_ip": "10.0.0.2"}},
+            "head_ip and worker_ips must be different hosts",
+        ),
+        ({"worker_start_ray_commands": ["ray start --address=x"]}, "starts Ray without a token"),
+        ({"head_start_ray_commands": ["ray stop"]}, "head_start_ray_commands must have a command with `ray start`."),
+        ({"auth": {"ssh_usr": "me"}}, "Ray refuses it: Additional properties are not allowed"),
+    ],
+)
+def test_what_rays_schema_misses_is_said_in_a_sentence(change: dict[str, Any], said: str | None, flaws: Any) -> None:
+    content = yaml.safe_load((ROOT / "cluster" / "onprem.yaml").read_text())
+    content |= {"provider": {**GOOD, "type": "local"}, "auth": {"ssh_user": "me"}, **copy.deepcopy(change)}
+    found = flaws(content)
+    assert not found if said is None else any(said in sentence for sentence in found), found
+
+
+def test_a_head_node_type_that_is_none_is_said(content: dict[str, Any], flaws: Any) -> None:
+    assert any(
+        "head_node_type must be one of head, gpu_worker" in s for s in flaws({**content, "head_node_type": "hed"}, True)
+    )

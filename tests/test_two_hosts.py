@@ -7,13 +7,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
 import hosts
+import pytest
 from hosts import Host
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
@@ -57,9 +55,16 @@ class Lab:
 
     def nodes(self) -> int:
         """How many nodes Ray says it has."""
-        count = 'python -c "import ray; ray.init(log_to_driver=False); print(len([n for n in ray.nodes() if n[\\"Alive\\"]]), \\"nodes\\")"'
-        found = re.search(r"^(\d+) nodes", self.on_head(count), re.MULTILINE)
-        return int(found[1]) if found else 0
+        found = re.search(r"^(\d+) nodes", self.on_head("python /mnt/nodes.py"), re.MULTILINE)
+        assert found
+        return int(found[1])
+
+
+NODES = """
+import ray
+ray.init(log_to_driver=False)
+print(sum(node["Alive"] for node in ray.nodes()), "nodes")
+"""
 
 
 def processes(host: Host) -> list[str]:
@@ -74,11 +79,13 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     if why := hosts.missing():
         pytest.skip(why)
     shared = tmp_path_factory.mktemp("shared")
-    tracked = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    tracked = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, tracked.split("\0")):
         if not name.startswith("docs/results") and (ROOT / name).is_file():
             (shared / "code" / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, shared / "code" / name)
+    (shared / "nodes.py").write_text(NODES)
     with hosts.network(shared, ["head", "worker", "operator", "stranger"]) as (head, worker, operator, stranger):
         made = Lab(head, worker, operator, stranger, shared)
         text = (ROOT / "cluster" / "onprem.yaml").read_text()
@@ -138,25 +145,25 @@ def ends(lab: Lab, process: subprocess.Popen[str], out: str, reference: Path) ->
 def test_a_sweep_runs_on_both_hosts_and_ends_at_the_bits_of_one(lab: Lab, reference: Path) -> None:
     seen = {"head": set[str](), "worker": set[str]()}
     process = lab.start(f"python {TABLE1} --artifacts /mnt/artifacts --out /mnt/table1")
-    with reading(process):
-        while process.poll() is None:
-            for host in (lab.head, lab.worker):
-                seen[host.name] |= {line.split()[0] for line in processes(host) if line.startswith("ray::Implicit")}
-            time.sleep(0.5)
+    while process.poll() is None:  # what it prints fits into the pipe
+        for host in (lab.head, lab.worker):
+            seen[host.name] |= {line.split()[0] for line in processes(host) if line.startswith("ray::Implicit")}
+        time.sleep(0.5)
     assert all(seen.values())
     ends(lab, process, "table1", reference)
-
-
-@contextmanager
-def reading(process: subprocess.Popen[str]) -> Iterator[None]:
-    """Meanwhile the process may write as much as a pipe holds, 64 KiB: a sweep writes less."""
-    yield
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_clients_train_on_both_hosts_to_the_bits_of_one(kind: str, lab: Lab, tmp_path: Path) -> None:
     actors = "--federation.executor ray_actors --federation.actors 4"
-    lab.on_head(f"python {RUN} {KINDS[kind]} {actors} --artifacts /mnt/artifacts --out /mnt/{kind}")
+    process = lab.start(f"python {RUN} {KINDS[kind]} {actors} --artifacts /mnt/artifacts --out /mnt/{kind}")
+    seen = {"head": set[str](), "worker": set[str]()}
+    while process.poll() is None:
+        for host in (lab.head, lab.worker):
+            seen[host.name] |= {line.split()[0] for line in processes(host) if line.startswith("ray::")}
+        time.sleep(0.5)
+    assert process.returncode == 0, process.communicate()
+    print(seen)
     here(f"{RUN} {KINDS[kind]} --artifacts {tmp_path / 'artifacts'} --out {tmp_path / kind}")
     assert results(lab.shared / kind) == results(tmp_path / kind)
 
@@ -205,7 +212,8 @@ def test_a_stranger_gets_nothing_from_any_port(lab: Lab) -> None:
 ASK = r"""
 import json, socket, ssl, sys
 START = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-GET, POST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"POST /get_runtime_envs_info HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+POST = b"POST /get_runtime_envs_info HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"
 def answer(port, tls, said):
     try:
         with socket.create_connection((sys.argv[1], port), 10) as plain:
