@@ -135,35 +135,34 @@ def results(out: Path) -> dict[str, tuple[bytes, bytes]]:
     }
 
 
-def ends(lab: Lab, process: subprocess.Popen[str], out: str, reference: Path) -> None:
-    """A sweep ends, with the bits of one machine."""
+def ends(process: subprocess.Popen[str]) -> None:
+    """It comes to a good end."""
     said, _ = process.communicate(timeout=400)
     assert process.returncode == 0, said
-    assert results(lab.shared / out) == results(reference)
+
+
+def both_work(lab: Lab, process: subprocess.Popen[str], name: str) -> None:
+    """Processes of Ray with names that begin so run on both hosts before the command ends."""
+    seen = set[str]()
+    while process.poll() is None:  # what it prints fits into the pipe
+        seen |= {host.name for host in (lab.head, lab.worker) for line in processes(host) if line.startswith(name)}
+        time.sleep(0.5)
+    assert seen == {"head", "worker"}
 
 
 def test_a_sweep_runs_on_both_hosts_and_ends_at_the_bits_of_one(lab: Lab, reference: Path) -> None:
-    seen = {"head": set[str](), "worker": set[str]()}
     process = lab.start(f"python {TABLE1} --artifacts /mnt/artifacts --out /mnt/table1")
-    while process.poll() is None:  # what it prints fits into the pipe
-        for host in (lab.head, lab.worker):
-            seen[host.name] |= {line.split()[0] for line in processes(host) if line.startswith("ray::Implicit")}
-        time.sleep(0.5)
-    assert all(seen.values())
-    ends(lab, process, "table1", reference)
+    both_work(lab, process, "ray::ImplicitFunc")
+    ends(process)
+    assert results(lab.shared / "table1") == results(reference)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_clients_train_on_both_hosts_to_the_bits_of_one(kind: str, lab: Lab, tmp_path: Path) -> None:
     actors = "--federation.executor ray_actors --federation.actors 4"
     process = lab.start(f"python {RUN} {KINDS[kind]} {actors} --artifacts /mnt/artifacts --out /mnt/{kind}")
-    seen = {"head": set[str](), "worker": set[str]()}
-    while process.poll() is None:
-        for host in (lab.head, lab.worker):
-            seen[host.name] |= {line.split()[0] for line in processes(host) if line.startswith("ray::")}
-        time.sleep(0.5)
-    assert process.returncode == 0, process.communicate()
-    print(seen)
+    both_work(lab, process, "ray::_Actor")
+    ends(process)
     here(f"{RUN} {KINDS[kind]} --artifacts {tmp_path / 'artifacts'} --out {tmp_path / kind}")
     assert results(lab.shared / kind) == results(tmp_path / kind)
 
@@ -173,7 +172,8 @@ def test_a_cut_of_the_network_is_waited_out(lab: Lab, reference: Path) -> None:
     wait_for_work(lab, process)
     with lab.worker.unplugged():
         time.sleep(20)
-    ends(lab, process, "cut", reference)
+    ends(process)
+    assert results(lab.shared / "cut") == results(reference)
 
 
 def wait_for_work(lab: Lab, process: subprocess.Popen[str]) -> None:
@@ -192,7 +192,8 @@ def test_a_killed_driver_is_resumed(lab: Lab, reference: Path) -> None:
     lab.head.run("pkill", "-9", "-f", "sweeps/table1.py")
     process.communicate(timeout=60)
     assert process.returncode != 0
-    ends(lab, lab.start(f"{line} --resume"), "driver", reference)
+    ends(lab.start(f"{line} --resume"))
+    assert results(lab.shared / "driver") == results(reference)
 
 
 def test_a_stranger_gets_nothing_from_any_port(lab: Lab) -> None:
@@ -247,7 +248,8 @@ def test_a_killed_worker_costs_time_only_and_down_leaves_nothing(lab: Lab, refer
     process = lab.start(f"python {TABLE1} --artifacts /mnt/artifacts-worker --out /mnt/worker")
     wait_for_work(lab, process)
     lab.worker.run("pkill", "-9", "-f", "ray")
-    ends(lab, process, "worker", reference)
+    ends(process)
+    assert results(lab.shared / "worker") == results(reference)
     done = lab.ray("down -y cluster.yaml")
     assert done.returncode == 0, done.stdout + done.stderr
     deadline = time.monotonic() + 120
