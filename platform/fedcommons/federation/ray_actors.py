@@ -22,7 +22,7 @@ from fedcommons.core.executor import J, R, S, WorkerDied
 from fedcommons.core.reduction import cut
 from fedcommons.core.worker import RunData, Worker, set_up_process
 from fedcommons.errors import ClientError, UserError, sentence
-from fedcommons.federation.cluster import INLINE_BYTES, bundle
+from fedcommons.federation.cluster import INLINE_BYTES, bundle, pinned
 from fedcommons.federation.variables import differing, variables
 
 DEATHS = 3
@@ -75,7 +75,8 @@ class RayActors:
         gpus = share.get("GPU", 0)
         self.reserved = None
         if get_current_placement_group() is None:  # a trial of a sweep has reserved its place
-            self.reserved = placement_group([share] * actors)
+            pin = pinned(gpus_per_actor)
+            self.reserved = placement_group([share] * actors, bundle_label_selector=[pin] * actors)
             if not self.reserved.wait(wait_s):
                 remove_placement_group(self.reserved)
                 raise UserError(

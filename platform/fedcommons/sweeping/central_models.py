@@ -35,8 +35,9 @@ def train(centrals: "Sequence[Central]", out: Path, display: Display) -> dict[st
     if not todo:
         return {}
     cluster.connect()
-    gpus = cluster.gpu_share(todo[0].config.federation.gpus_per_actor)
-    task, here = ray.remote(num_cpus=1, num_gpus=gpus)(_train), str(parts.base())
+    asked = todo[0].config.federation.gpus_per_actor
+    share, pin = cluster.gpu_share(asked), cluster.pinned(asked)
+    task, here = ray.remote(num_cpus=1, num_gpus=share, label_selector=pin)(_train), str(parts.base())
     pending = {task.remote(here, c, (out / c.name).resolve()): c for c in todo}
     failures = {}
     while pending:

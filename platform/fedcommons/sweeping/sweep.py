@@ -184,7 +184,7 @@ def run_cells(
         cluster.connect()
         f = left.cells[0].config.federation
         cluster.require_actors(f.processes, f.gpus_per_actor)
-        display.say(f"{len(left.cells)} cells to run on {cluster.describe()}.")
+        display.say(f"{len(left.cells)} cells to run on {cluster.describe(f.gpus_per_actor)}.")
         if left.lacking:
             settings = ", ".join(dict.fromkeys(c.config.sharing.setting for c in left.cells if c.config.generator))
             display.say(f"{len(left.lacking)} generators are trained first, for setting {settings}; real needs none.")
@@ -223,7 +223,7 @@ def _run_trials(left: Todo, out: Path, progress: "Progress", scheduler: Any) -> 
     f = cells[0].config.federation
     serial = f.executor == "serial"
     order = InOrder(list(configs), left.lacking, 1 if serial else f.actors)
-    trainable = tune.with_resources(_trial, partial(_resources, f))
+    trainable = tune.with_resources(_trial, partial(_resources, f, cluster.pinned(f.gpus_per_actor)))
     # Tune's own record is not used, as a sweep resumes by its cells' folders, and must not share a full disk with them.
     with scratch.folder() as state, scratch.tempdir(), handed.by_name(configs):  # Tune imports W&B
         tuner = tune.Tuner(
@@ -276,15 +276,16 @@ def with_absolute_paths(config: Experiment) -> Experiment:
     return replace(found, source=config.source)  # what the cell is named after, though a file may have changed since
 
 
-def _resources(f: Federation, params: Mapping[str, Any]):
-    """What one trial reserves: itself, or the client actors it has."""
+def _resources(f: Federation, pin: Mapping[str, str], params: Mapping[str, Any]):
+    """What one trial reserves on nodes with these labels: itself, or the client actors it has."""
     from ray import tune
 
     share = cluster.bundle(f.gpus_per_actor)
     # A trial with actors only waits for them: it reserves no core of its own.
     alone = f.executor == "serial" or "generator" in params
     bundles = [share] if alone else [{}] + [share] * f.actors
-    return tune.PlacementGroupFactory(bundles, strategy="PACK")
+    selectors = [dict(pin) for bundle in bundles if bundle]
+    return tune.PlacementGroupFactory(bundles, strategy="PACK", bundle_label_selector=selectors)
 
 
 def _trial(params: Mapping[str, Any]) -> None:

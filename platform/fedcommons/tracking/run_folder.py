@@ -97,11 +97,8 @@ class RunFolder:
 
         self.path = path
         self._told = defaultdict(hashlib.sha256)  # by file, of the lines that are in it
-        self._courses = [
-            "rounds.jsonl",
-            "timing.jsonl",
-            *(["clients.jsonl"] if config.measure.clients or config.evaluate.clients else []),
-        ]
+        clients = ["clients.jsonl"] if config.measure.clients or config.evaluate.clients else []
+        self._courses = ["rounds.jsonl", "timing.jsonl", *clients]
         try:
             path.mkdir(parents=True, exist_ok=True)
             require_plain(path)
@@ -116,7 +113,9 @@ class RunFolder:
             (path / "summary.json").unlink(missing_ok=True)  # of a run that goes on, or whose rounds.jsonl was damaged
             if is_run(path):
                 self._forget_ends(config)
-            write_json(path / "environment.json", {**environment(), **_sources(config)})
+            gpus = config.federation.gpus_per_actor if config.federation.executor == "ray_actors" else None
+            here = environment(gpus, _facts(path / "environment.json"))
+            write_json(path / "environment.json", {**here, **_sources(config)})
             write_text(path / "config.yaml", yaml.safe_dump(flat.to_dict(config), sort_keys=False))
         except OSError as error:
             raise UserError(f"--out: {path} cannot be written ({error.strerror}).") from error
