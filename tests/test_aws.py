@@ -146,7 +146,7 @@ def scale(cloud: Cloud, tmp_path: Path) -> Iterator[Scale]:
 
 def until(autoscaler: Any, cloud: Cloud, **kinds: int) -> None:
     """Let the autoscaler work until so many workers run of each type, and see that it then stays so."""
-    wanted, deadline = Counter(head=1, **kinds), time.monotonic() + 30
+    wanted, deadline = Counter(head=1, **kinds), time.monotonic() + 20
     while cloud.kinds() != wanted:
         assert time.monotonic() < deadline, cloud.kinds()
         assert autoscaler.update_autoscaling_state() is not None
@@ -203,7 +203,7 @@ def refuse_spot(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     whole, refused = InstanceBackend.run_instances, list[str]()
 
     def run_instances(self: Any, *args: Any, **given: Any) -> Any:
-        if given.get("lifecycle") == "spot":
+        if given.get("instance_market_options") == "spot":
             refused.append(given["instance_type"])
             raise EC2ClientError("InsufficientInstanceCapacity", "There is no Spot capacity available.")
         return whole(self, *args, **given)
