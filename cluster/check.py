@@ -76,7 +76,7 @@ def _provider(content: dict[Any, Any]) -> Iterator[str]:
         near = get_close_matches(str(key), PROVIDERS[kind], 1)
         yield f"provider.{key} is no field{f'; did you mean {near[0]}?' if near else '.'}"
     if kind == "local":
-        every = [provider.get("head_ip"), *(provider.get("worker_ips") or [])]
+        every = [provider.get("head_ip"), *_list(provider.get("worker_ips"))]
         for address in every:
             if not _is_address(address):
                 yield f"provider: {address!r} is no address of a host."
@@ -171,7 +171,7 @@ def _schema(content: dict[Any, Any]) -> Iterator[str]:
     try:
         validate_config(prepare_config(content))
     except Exception as error:  # ValueError, jsonschema's ValidationError, KeyError
-        said = str(error).strip().partition("\n")[0]
+        said = str(error).strip().partition("\n")[0].rstrip(".")
         yield f"Ray refuses it: {said or type(error).__name__}."
 
 

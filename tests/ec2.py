@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -157,9 +158,7 @@ class Head:
     count: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def get_cluster_resource_state(self) -> bytes:
-        from ray.core.generated import autoscaler_pb2 as wire
-        from ray.core.generated.common_pb2 import LABEL_OPERATOR_IN
-
+        wire, common = (import_module(f"ray.core.generated.{name}_pb2") for name in ("autoscaler", "common"))
         reply = wire.GetClusterResourceStateReply()
         state = reply.cluster_resource_state
         state.cluster_resource_state_version = next(self.count)
@@ -182,7 +181,7 @@ class Head:
             task.resources_bundle.update(resources)
             for key, value in label.items():
                 asked = task.label_selectors.add().label_constraints
-                asked.add(label_key=key, label_values=[value], operator=LABEL_OPERATOR_IN)
+                asked.add(label_key=key, label_values=[value], operator=common.LABEL_OPERATOR_IN)
         return reply.SerializeToString()
 
     def drain_node(self, node_id: str, **said: Any) -> tuple[bool, str]:

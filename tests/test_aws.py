@@ -151,7 +151,7 @@ def until(autoscaler: Any, cloud: Cloud, **kinds: int) -> None:
         assert time.monotonic() < deadline, cloud.kinds()
         assert autoscaler.update_autoscaling_state() is not None
         time.sleep(0.02)
-    for _ in range(10):
+    for _ in range(5):
         autoscaler.update_autoscaling_state()
         time.sleep(0.02)
     assert cloud.kinds() == wanted
