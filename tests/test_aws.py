@@ -146,7 +146,7 @@ def scale(cloud: Cloud, tmp_path: Path) -> Iterator[Scale]:
 
 def until(autoscaler: Any, cloud: Cloud, **kinds: int) -> None:
     """Let the autoscaler work until so many workers run of each type, and see that it then stays so."""
-    wanted, deadline = Counter(head=1, **kinds), time.monotonic() + 20
+    wanted, deadline = Counter(head=1, **kinds), time.monotonic() + 60
     while cloud.kinds() != wanted:
         assert time.monotonic() < deadline, cloud.kinds()
         assert autoscaler.update_autoscaling_state() is not None
