@@ -156,7 +156,7 @@ def _mounts(content: dict[Any, Any]) -> Iterator[str]:
         path = Path(os.path.abspath(Path(str(local)).expanduser()))
         homes = {name: Path(name).expanduser() for name in PRIVATE}
         if held := [name for name, home in homes.items() if path.is_relative_to(home) or home.is_relative_to(path)]:
-            yield f"file_mounts.{remote} would take {local} up, with what is yours in {held[0]}: mount ~/.fedcommons alone."
+            yield f"file_mounts.{remote} would take {local} up, and secrets in {held[0]}: mount ~/.fedcommons alone."
         if path.name.startswith(".env"):
             yield f"file_mounts.{remote} would take {local} up: such files hold passwords."
         folder = folder or path.name != ".fedcommons"
