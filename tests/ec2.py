@@ -179,9 +179,10 @@ class Head:
         for resources, label in self.waiting:
             task = state.pending_resource_requests.add(count=1).request
             task.resources_bundle.update(resources)
-            for key, value in label.items():
-                asked = task.label_selectors.add().label_constraints
-                asked.add(label_key=key, label_values=[value], operator=common.LABEL_OPERATOR_IN)
+            if label:  # of one selector all must hold; several would be alternatives
+                constraints = task.label_selectors.add().label_constraints
+                for key, value in label.items():
+                    constraints.add(label_key=key, label_values=[value], operator=common.LABEL_OPERATOR_IN)
         return reply.SerializeToString()
 
     def drain_node(self, node_id: str, **said: Any) -> tuple[bool, str]:

@@ -18,8 +18,10 @@ import pytest
 import yaml
 from ec2 import Cloud, Head, tags
 
+from fedcommons.federation import kinds
+
 ROOT = Path(__file__).parent.parent
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
+pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")]
 
 
 @pytest.fixture(scope="module")
@@ -124,15 +126,13 @@ GPU, CPU = {"CPU": 1.0, "GPU": 1.0}, {"CPU": 8.0}
 def scale(cloud: Cloud, tmp_path: Path) -> Iterator[Scale]:
     """Ray's autoscaler with the config that ``ray up`` sent to the head; workers are started, not set up by SSH."""
 
-    def start(**labels: str) -> tuple[Head, Any]:
+    def start() -> tuple[Head, Any]:
         from ray.autoscaler.v2.autoscaler import Autoscaler
         from ray.autoscaler.v2.instance_manager.config import FileConfigReader
 
         content = cloud.sent()
         content["provider"]["disable_node_updaters"] = True
         content["upscaling_speed"] = 0.01  # one by one: of MinCount to MaxCount this EC2 starts MinCount
-        for kind in content["available_node_types"].values():
-            kind["labels"] = labels
         path = tmp_path / "head.yaml"
         path.write_text(yaml.safe_dump(content))
         head = Head(cloud, content["available_node_types"])
@@ -212,14 +212,18 @@ def refuse_spot(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return refused
 
 
-@pytest.mark.parametrize("known", [False, True])
-def test_work_for_a_kind_of_cpu_starts_a_node_only_if_the_file_has_the_label(
-    known: bool, cloud: Cloud, scale: Scale
-) -> None:
-    label = {"fedcommons-cpu": "x86-avx512"}
-    head, autoscaler = scale(**(label if known else {}))
-    head.waiting = [(CPU, label)] * (2 if known else 1)  # the node with a GPU takes one, if it has the label
-    until(autoscaler, cloud, gpu_on_demand=1, cpu_spot=int(known))
+def test_a_pinned_sweep_starts_nodes_of_its_kind_only(cloud: Cloud, scale: Scale) -> None:
+    """By labels as ``kinds.chosen`` asks for them, of nodes that run."""
+    head, autoscaler = scale()
+    labels = {name: kind["labels"] for name, kind in head.types.items() if kind.get("labels")}
+    nodes = [{"Alive": True, "Labels": has, "Resources": {"CPU": 8}} for has in labels.values()]
+    assert kinds.chosen(nodes[:1], 0)  # of this version of torch
+    head.waiting = [(CPU, labels["cpu_spot"])] * 2
+    until(autoscaler, cloud, gpu_on_demand=1, cpu_spot=2)
+    head.waiting = [(GPU, labels["gpu_spot"])] * 2
+    until(autoscaler, cloud, gpu_on_demand=1, gpu_spot=1, cpu_spot=2)
+    head.waiting = [(CPU, {kinds.CPU: "another"})]
+    until(autoscaler, cloud, gpu_on_demand=1, gpu_spot=1, cpu_spot=2)
     head.waiting, head.idle_s = [], 16 * 60
     until(autoscaler, cloud, gpu_on_demand=1)
 

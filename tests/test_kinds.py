@@ -119,8 +119,8 @@ def main(path: Path) -> None:
     from fedcommons.testing import digits
 
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "labels": {CPU: "odd", TORCH: OURS}})
-    nodes.add_node(num_cpus=3, labels={CPU: "even", TORCH: "1.0"})
-    nodes.add_node(num_cpus=2, labels={CPU: "even", TORCH: OURS})
+    nodes.add_node(num_cpus=3, labels={CPU: kinds.cpu(), TORCH: "1.0"})
+    nodes.add_node(num_cpus=2, labels={CPU: kinds.cpu(), TORCH: OURS})
     os.environ["RAY_ADDRESS"] = str(nodes.address)
     cluster.connect()
     federation = digits()
@@ -137,10 +137,15 @@ def main(path: Path) -> None:
         run = tune.RunConfig(storage_path=str(path.parent / name), verbose=0)
         tuned = tune.Tuner(trainable, tune_config=tune.TuneConfig(num_samples=3), run_config=run).fit()
         found[name] = [result.metrics["at"] if result.metrics else str(result.error) for result in tuned]
-    try:
-        cluster.require_actors(3, 0)
-    except UserError as error:
-        found["refused"] = str(error)
+    for name, refused in (
+        ("too many", lambda: cluster.require_actors(3, 0)),
+        ("another label", lambda: RayActors(federation.build(FedAvg()), federation.data, 1, 0)),
+    ):
+        try:
+            refused()
+        except UserError as error:
+            found[name] = str(error)
+        os.environ[CHOICE] = "odd"  # which this machine is not
     path.write_text(json.dumps(found))
     ray.shutdown()
     nodes.shutdown()
@@ -155,10 +160,12 @@ def test_actors_and_trials_stay_on_nodes_of_one_kind(tmp_path: Path) -> None:
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "found.json").read_text())
-    assert found["actors"] == [f"even {OURS}"] * 2
-    assert found["serial"] == found["with actors"] == [f"even {OURS}"] * 3
-    assert found["said"].startswith("2 cores, 0 GPUs, 1 node(s) even, not on")
-    assert "Ray has 2, room for 2 such actors" in found["refused"]
+    ours = f"{kinds.cpu()} {OURS}"
+    assert found["actors"] == [ours] * 2
+    assert found["serial"] == found["with actors"] == [ours] * 3
+    assert found["said"].startswith(f"2 cores, 0 GPUs, 1 node(s) {kinds.cpu()}, not on")
+    assert "Ray has 2, room for 2 such actors" in found["too many"]
+    assert found["another label"].startswith(f"a node of Ray has the label {CPU}: odd, and is {kinds.cpu()}; correct")
 
 
 if __name__ == "__main__":

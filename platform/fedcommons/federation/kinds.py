@@ -46,6 +46,23 @@ def labels() -> dict[str, str]:
     return {CPU: cpu(), TORCH: _label(version("torch"))}
 
 
+def require_true() -> None:
+    """Check the labels of the node that this process of Ray is on: a cluster file may have given it others.
+
+    Raises:
+        UserError: it has another CPU or torch than they say.
+    """
+    import ray
+
+    said, here = ray.get_runtime_context().get_node_labels(), labels()
+    for name in (CPU, TORCH):
+        if said.get(name, here[name]) != here[name]:
+            raise UserError(
+                f"a node of Ray has the label {name}: {said[name]}, and is {here[name]}; correct it in the cluster "
+                "file (available_node_types.*.labels)."
+            )
+
+
 def _label(text: str) -> str:
     """The text as a label's value: at most 63 letters, digits, dots, dashes and underscores, no dash at an end."""
     return re.sub("[^A-Za-z0-9._-]+", "-", text)[:63].strip("._-") or "unnamed"

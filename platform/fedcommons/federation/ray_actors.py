@@ -22,6 +22,7 @@ from fedcommons.core.executor import J, R, S, WorkerDied
 from fedcommons.core.reduction import cut
 from fedcommons.core.worker import RunData, Worker, set_up_process
 from fedcommons.errors import ClientError, UserError, sentence
+from fedcommons.federation import kinds
 from fedcommons.federation.cluster import INLINE_BYTES, bundle, pinned
 from fedcommons.federation.variables import differing, variables
 
@@ -40,6 +41,7 @@ class _Actor:
         set_up_process()
         self.refused: UserError | ClientError | None = None
         try:
+            kinds.require_true()
             # Ray does not resolve a reference inside a list. As a plain constructor argument Ray would keep another
             # copy of the data.
             self.worker = build(ray.get(data[0]))

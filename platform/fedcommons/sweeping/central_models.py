@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
 
 def _train(here: str, central: "Central", folder: Path) -> None:
+    from fedcommons.federation import kinds
     from fedcommons.runs.central import run
 
+    kinds.require_true()
     os.environ[parts.HERE] = here
     run(central, folder)
 

@@ -15,7 +15,7 @@ from fedcommons.config import flat, parts
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.sections import Federation
 from fedcommons.errors import ClientError, UserError, left_in, sentence
-from fedcommons.federation import cluster, scratch
+from fedcommons.federation import cluster, kinds, scratch
 from fedcommons.federation.rejections import told
 from fedcommons.files import stored
 from fedcommons.sweeping import handed
@@ -298,6 +298,7 @@ def _trial(params: Mapping[str, Any]) -> None:
     if asked:
         from fedcommons.sweeping.order import make
 
+        kinds.require_true()
         make([cell["config"] for cell in cells], asked["images"])
         return
     from fedcommons.runs import experiment
@@ -317,6 +318,7 @@ def _trial(params: Mapping[str, Any]) -> None:
             stored.write_alone(folder / "messages.log", text + "\n")
 
     try:
+        kinds.require_true()
         if lines := read_rounds(folder):  # Tune is told also of a trial that has no round left to play
             last = {name: value for line in lines for name, value in line.items()}
         # A trial never trains a generator: it would hold its cores for work that other trials may do too.
