@@ -33,8 +33,9 @@ class WandbTracker:
     config: nested as in config.yaml, of the chosen parts only, and ``effective/alpha``, ``effective/p``,
     ``effective/rho``, ``effective/noise_multiplier``, ``effective/lr`` (see ``flat.effective``; ``p``: the share of
     shared data that resulted). A run without generators or DP-SGD has 0 there, and one with iid clients ``IID``: W&B's
-    parallel coordinates leave out runs that lack a value; other partitions without an alpha do. tags: the chosen parts,
-    and dp with DP-SGD. group: the sweep's name; of a run alone data set and partition.
+    parallel coordinates leave out runs that lack a value; other partitions without an alpha do. ``preset``: that of
+    the command line. tags: the preset, the chosen parts, and dp with DP-SGD. group: the sweep's name; of a run alone
+    data set and partition.
     summary: the numbers and texts of summary.json, the mean over rounds of each convergence parameter
     (``zeta_hat_sq_mean``), ``rounds_used`` (to the target, or all where it was not reached), ``target_reached``,
     ``privacy/overall`` (epsilon of all messages, or none) and the other values and notes of ``statement.in_short``, and
@@ -119,7 +120,8 @@ def _config(config: Experiment, p: float) -> dict[str, Any]:
     if config.partition.name == "iid":
         effective["alpha"] = IID
     effective["noise_multiplier"] = effective.pop("sigma")
-    return _without_folders(fields) | {f"effective/{name}": value for name, value in effective.items()}
+    known = {"preset": preset} if (preset := config.tracking.preset) else {}
+    return _without_folders(fields | known) | {f"effective/{name}": value for name, value in effective.items()}
 
 
 def _without_folders(value: Any) -> Any:
@@ -141,10 +143,11 @@ def _numbers(found: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _tags(config: Experiment) -> list[str]:
-    """What runs are filtered by: data set, algorithm, sharing setting and the other parts."""
+    """What runs are filtered by: preset, data set, algorithm, sharing setting and the other parts."""
     found = {kind: name for kind, name in config.chosen.items() if kind != "tracker"}
     names = [label(name) for name in found.values() if name not in ("independent", "constant")]  # of every run
-    return list(dict.fromkeys([*names, "dp"] if config.dp.local else names))
+    preset = _without_folders(config.tracking.preset)
+    return list(dict.fromkeys(filter(None, [preset, *names, "dp" if config.dp.local else None])))
 
 
 @scratch.tempdir()
