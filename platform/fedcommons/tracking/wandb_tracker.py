@@ -22,6 +22,7 @@ from fedcommons.errors import Warned
 from fedcommons.federation import scratch
 from fedcommons.files import stored, write_text
 from fedcommons.tracking.tracker import Metric
+from fedcommons.tracking.wandb_media import Columns, pictures
 
 IID = 1e6
 """The alpha by which W&B draws runs whose clients have data of one distribution: Dirichlet's limit, and no infinity."""
@@ -42,11 +43,15 @@ class WandbTracker:
     where the pool was audited the numbers of all clients together, as ``audit/pixels/closer``. A run that ended
     without reaching its target has ``target_reached`` false and no ``rounds_to_target``, so that this column holds
     numbers only.
+    pictures: see ``wandb_media``, with the last round; ``pool``: images for them.
     ``say`` is told in one sentence what W&B cannot do; after a failure nothing more is logged.
     """
 
-    def __init__(self, folder: Path, config: Experiment, p: float, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, folder: Path, config: Experiment, p: float, say: Callable[[str], None], pool: Columns = ()
+    ) -> None:
         self.say, self.run = say, None
+        self.folder, self.pool, self.last = folder, pool, 0
         mode = config.tracking.wandb
         # Set by a process that started this one, a sweep's: W&B would keep our run in that one's service, where the run
         # of a trial that was killed stays open, so that the trial after it, with the same id, would write nothing.
@@ -76,6 +81,7 @@ class WandbTracker:
         try:
             known = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
             self.run.log({"round": round, **known}, step=round)
+            self.last = round
         except Exception as error:
             self._give_up(error)
 
@@ -85,10 +91,24 @@ class WandbTracker:
             return
         try:
             if summary is not None:
+                self._log_pictures(summary)
                 self.run.summary.update(in_summary(summary))
             self.run.finish(exit_code=0 if summary is not None else 1)
         except Exception as error:
             self._give_up(error)
+
+    def _log_pictures(self, summary: Mapping[str, Any]) -> None:
+        """Into the last round's row; a run without them is a whole run all the same."""
+        import wandb
+
+        try:
+            found = pictures(self.folder, summary, self.pool)
+            images = {name: wandb.Image(picture) for name, picture in found.items()}
+        except Exception as error:
+            self.say(Warned(f"W&B: {type(error).__name__}: {error}; the run is kept there without its pictures."))
+            return
+        if self.run and images:
+            self.run.log(images, step=self.last)
 
     def _give_up(self, error: Exception) -> None:
         self.run = None
@@ -174,6 +194,7 @@ def _init(folder: Path, config: Experiment, p: float, mode: str):
             x_disable_stats=True,
             x_disable_meta=True,  # the program and its arguments, the host, the folder
             host="",
+            program="fedcommons",  # else the script's path
         ),
     )
 
