@@ -187,7 +187,7 @@ def _trackers(ready: Assembled, record: RunFolder, say: Callable[[str], None]) -
         if pool := ready.data.pool:
             made = pool.store.x[n_real:].numpy(), pool.store.y[n_real:].numpy()
             name = config.generator.name if config.generator else None
-            shown = pool_images(config.sharing.setting, name, *made, pool.rows.flat - n_real)
+            shown = pool_images(config.sharing.setting, name, *made, pool.rows.flat.numpy() - n_real)
         others.append(WandbTracker(record.path, config, ready.shared.p, say, shown))
     if name := config.tracking.tracker:
         part = parts.find("tracker", name)

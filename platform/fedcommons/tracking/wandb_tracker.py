@@ -67,7 +67,8 @@ class WandbTracker:
             except wandb.Error as error:
                 if mode != "online":
                     raise
-                say(f"W&B: {error}; this run is kept offline.")
+                say(f"W&B: {' '.join(str(error).split())}; this run is kept offline.")
+                wandb.teardown()  # its service holds the run's id since it failed
                 self.run = _init(folder, config, p, "offline")
             self.run.define_metric("round")
             self.run.define_metric("*", step_metric="round")
