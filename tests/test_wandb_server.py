@@ -5,15 +5,14 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from PIL import Image
+from wandb_server import KEY, Server, serving
 
 from fedcommons import experiment, run
 from fedcommons.tracking.wandb_media import KEYS
-from wandb_server import KEY, Server, serving
 
 if TYPE_CHECKING:
     from conftest import WandbFile

@@ -185,9 +185,8 @@ def _trackers(ready: Assembled, record: RunFolder, say: Callable[[str], None]) -
 
         shown, n_real = (), len(ready.prepared.train)
         if pool := ready.data.pool:
-            made = pool.store.x[n_real:].numpy(), pool.store.y[n_real:].numpy()
-            name = config.generator.name if config.generator else None
-            shown = pool_images(config.sharing.setting, name, *made, pool.rows.flat.numpy() - n_real)
+            x, y = pool.store.x[n_real:].numpy(), pool.store.y[n_real:].numpy()
+            shown = pool_images(x, y, pool.rows.flat.numpy() - n_real)
         others.append(WandbTracker(record.path, config, ready.shared.p, say, shown))
     if name := config.tracking.tracker:
         part = parts.find("tracker", name)

@@ -3,7 +3,7 @@
 Who may read the W&B project sees them, so each says what it gives away, and what a run protects is not given away:
 
 - ``media/pool``: images that generators of ours drew and that left the clients before round 1 for the server or other
-  clients. Real images are never shown: no other stage than those of ``POOLS``, and no pool with a real row. A generator
+  clients. Real images are never shown: no stage but those of ``POOLS``, no generator but ours, no real row. A generator
   can have learned an image by heart: ``sharing.audit`` measures it, and ``sharing.withhold`` keeps near copies back.
   Where a run has noise that protects anything, they are shown only if an epsilon covers the pool. Over each column: how
   many images of the class the pool has, so a noisy number with ``generator.label_noise``.
@@ -14,7 +14,8 @@ Who may read the W&B project sees them, so each says what it gives away, and wha
 What is protected is known from the statement in the run's summary, so they are made once, at the run's end.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,6 @@ import numpy as np
 
 from fedcommons.config import parts
 from fedcommons.files import stored
-from fedcommons.tracking.run_folder import read_class_counts
 
 if TYPE_CHECKING:  # it takes a while to import
     from PIL.Image import Image
@@ -45,32 +45,39 @@ Columns = Sequence[tuple[str, Sequence[np.ndarray]]]
 """By class: what stands over its images, and some of them, (C, H, W) uint8."""
 
 
-def pool_images(setting: str, generator: str | None, x: np.ndarray, y: np.ndarray, rows: np.ndarray) -> Columns:
-    """Some images of each class of a pool; none of a pool that is not to be shown.
+def pool_images(x: np.ndarray, y: np.ndarray, rows: np.ndarray) -> Columns:
+    """Some images of each class of a pool; none where one of its rows is real, or where they are no images.
 
-    setting, generator: names of parts. x, y: the made examples; rows: which are in the pool, below 0 for a real one.
+    x, y: the made examples; rows: those that are in the pool, below 0 for a real one.
     """
-    if setting not in POOLS or generator is None or parts.is_own(generator) or (rows < 0).any():
-        return ()
-    if x.dtype != np.uint8 or x.ndim != 4 or x.shape[1] not in (1, 3):
+    if (rows < 0).any() or x.dtype != np.uint8 or x.ndim != 4 or x.shape[1] not in (1, 3):
         return ()
     classes, counts = np.unique(y[rows], return_counts=True)
     told = [*zip(classes.tolist(), counts.tolist(), strict=True)][:CLASSES]
     return [(f"{c} ({n})", list(x[rows[y[rows] == c][:EXAMPLES]])) for c, n in told]
 
 
-def pictures(folder: Path, summary: Mapping[str, Any], pool: Columns) -> dict[str, "Image"]:
-    """Of a finished run, those of ``KEYS`` that there are and that may be shown."""
+def allowed(summary: Mapping[str, Any]) -> set[str]:
+    """Those of ``KEYS`` that may be shown of a finished run."""
     config, privacy = summary["config"], summary["privacy"]
     is_open = privacy["noise"] is None and config["dp.noise"] == "seeded"
-    sizes, found = (stored.json_of(folder / "partition.json") or {}).get("sizes"), {}
-    if pool and (is_open or privacy["commons"] == "covered"):
-        found["media/pool"] = grid(pool, f"{config['sharing.setting']}: made images of each class (of how many)")
-    if is_open and (counts := read_class_counts(folder)):
-        found["media/partition"] = heat_map(np.array(counts))
-    if sizes:
-        found["media/sizes"] = histogram(sizes)
-    return found
+    is_ours = config["sharing.setting"] in POOLS and not parts.is_own(config["generator.name"])
+    asked = (is_ours and (is_open or privacy["commons"] == "covered"), is_open, True)
+    return {key for key, may in zip(KEYS, asked, strict=True) if may}
+
+
+def pictures(folder: Path, summary: Mapping[str, Any], pool: Columns) -> dict[str, "Image"]:
+    """Of a finished run, those that there are and that may be shown."""
+    facts = stored.json_of(folder / "partition.json") or {}
+    made: dict[str, Callable[[], Image]] = {}
+    if pool:
+        title = f"{summary['config']['sharing.setting']}: made images of each class (of how many)"
+        made["media/pool"] = partial(grid, pool, title)
+    if counts := facts.get("class_counts"):
+        made["media/partition"] = partial(heat_map, np.array(counts))
+    if sizes := facts.get("sizes"):
+        made["media/sizes"] = partial(histogram, sizes)
+    return {key: made[key]() for key in made if key in allowed(summary)}
 
 
 def grid(columns: Columns, title: str) -> "Image":
