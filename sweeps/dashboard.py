@@ -5,6 +5,7 @@ python sweeps/dashboard.py runs/table1 --entity ME --project fedcommons     # ma
 python sweeps/dashboard.py --entity ME --project fedcommons                 # the same with all panels, without folders
 """
 
+import re
 import shlex
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedcommons.config import cli
-from fedcommons.errors import UserError
+from fedcommons.errors import UserError, shown
 from fedcommons.files import write_text
 from fedcommons.paths import user_path
 
@@ -36,6 +37,13 @@ def arguments(argv: Sequence[str]):
     options = cli.parse(parser, argv[len(named) :])
     if not named and not options.entity:
         raise UserError("name at least one folder with runs, DIR [DIR ...], or --entity ME for what W&B has.")
+    for option in ("entity", "project"):
+        if options[option] is not None and not re.fullmatch(r"[^/\\#?%:]{1,128}", options[option]):
+            raise UserError(
+                f"--{option} is a name of 1 to 128 characters without / \\ # ? % :, got {shown(options[option])}."
+            )
+    if not re.fullmatch(r"[ -~]{1,128}", options.name):  # W&B takes no emoji
+        raise UserError(f"--name has 1 to 128 characters of ASCII, got {shown(options.name)}.")
     if not find_spec("wandb_workspaces"):
         raise UserError("dashboards need the package wandb-workspaces: pip install 'fedcommons[dashboard]'.")
     options.folders = [user_path("DIR", name) for name in named]

@@ -5,12 +5,15 @@ summary, and pictures (``wandb_media``).
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedcommons.files import stored
 from fedcommons.reports.metrics import words
 from fedcommons.tracking.run_folder import read_rounds, read_summary
 from fedcommons.tracking.wandb_media import KEYS, allowed
@@ -28,18 +31,16 @@ LINES = {
         ("round", ["personal/accuracy_mean", "clients/accuracy_mean"]), ("round", ["train/loss"]),
     ],
     "Client dissimilarity": [
-        ("round", ["convergence/zeta_hat_sq"]), ("round", ["convergence/zeta_hat_sq", "convergence/zeta_lemma1_sq"]),
+        ("round", ["convergence/zeta_hat_sq", "convergence/zeta_lemma1_sq"]),
         ("round", ["convergence/zeta_sq"]), ("round", ["convergence/delta_sq"]),
     ],
-    "Gradient noise": [
-        ("round", ["convergence/sigma_hat_sq"]), ("round", ["convergence/sigma_hat_sq", "convergence/sigma_lemma1_sq"]),
-    ],
+    "Gradient noise": [("round", ["convergence/sigma_hat_sq", "convergence/sigma_lemma1_sq"])],
     "Privacy": [
         ("round", ["privacy/epsilon_local_training"]), ("round", ["privacy/epsilon_local_training_if_secret"]),
     ],
     "Bytes": [("round", ["comm/up_bytes"]), ("round", ["comm/down_bytes"]), ("round", ["comm/lost_bytes"])],
 }  # fmt: skip
-"""Of each section: what stands below a picture, and the metrics in it."""
+"""Of each section: what stands below a picture, and the metrics in it, where some run has them."""
 
 BARS = {
     "Accuracy": ["rounds_to_target", "best_accuracy", "last_accuracy"],
@@ -47,7 +48,6 @@ BARS = {
                 "privacy/pool_epsilon_max_if_secret", "audit/pixels/closer"],
 }  # fmt: skip
 """Of each section: numbers of the summary, a bar a run."""
-
 
 TITLES = {
     "comm/up_bytes": "bytes from clients", "comm/down_bytes": "bytes to clients",
@@ -90,22 +90,35 @@ EVERYTHING = Logged(
 
 
 def logged(folders: Sequence[Path], say: Callable[[str], None]) -> Logged:
-    """What these runs have; ``say`` is told of each that another version of fedcommons made, in one sentence."""
-    metrics, of_each = set[str](), list[set[str]]()
+    """What these runs have; ``say`` is told in one sentence which are of another version of fedcommons."""
+    metrics, of_each, others = set[str](), list[set[str]](), defaultdict[str, list[Path]](list)
     for folder in folders:
         metrics |= {name for line in read_rounds(folder) for name, value in line.items() if value is not None}
-        if (summary := read_summary(folder)) is None:
-            continue
-        try:
-            numbers = {name for name, value in in_summary(summary).items() if isinstance(value, int | float)}
-            of_each.append(numbers | allowed(summary))
-        except KeyError as error:
-            say(
-                f"{folder} is of another version of fedcommons, without {error.args[0]} in its summary: panels show "
-                "what W&B has of it."
-            )
-            of_each.append({name for name, value in summary.items() if isinstance(value, int | float)})
+        if (made_by := _version(folder)) != version("fedcommons"):
+            others[made_by].append(folder)
+        if summary := read_summary(folder):
+            try:
+                found = {**in_summary(summary), **dict.fromkeys(allowed(summary), 0)}
+            except KeyError:  # an earlier version had no such value
+                found = summary
+            of_each.append({name for name, value in found.items() if isinstance(value, int | float)})
+    for made_by, of_it in others.items():
+        more = f" and {len(of_it) - 1} more" if len(of_it) > 1 else ""
+        say(
+            f"{of_it[0]}{more}: of fedcommons {made_by}, not {version('fedcommons')}; panels leave out runs that lack "
+            "what they show."
+        )
     return Logged(metrics, set().union(*of_each), set.intersection(*of_each) if of_each else ())
+
+
+def _version(folder: Path) -> str:
+    """The version of fedcommons by which a run was made."""
+    try:
+        found = stored.json_of(folder / "environment.json")
+        told = found["packages"]["fedcommons"]
+    except (stored.UnreadableError, ValueError, TypeError, KeyError):
+        told = ""
+    return told if isinstance(told, str) and re.fullmatch(r"[\w.+]{1,40}", told) else "(unknown)"
 
 
 def workspace(entity: str, project: str, name: str, known: Logged) -> "workspaces.Workspace":
@@ -119,7 +132,8 @@ def workspace(entity: str, project: str, name: str, known: Logged) -> "workspace
 
     sections = [_decisive(known)]
     for title, lines in LINES.items():
-        panels: list[Any] = [_line(x, y) for x, y in lines if {*y} <= {*known.metrics}]
+        held = [(x, [name for name in y if name in known.metrics]) for x, y in lines]
+        panels: list[Any] = [_line(x, y) for x, y in held if y]
         panels += [_bar(end) for end in BARS.get(title, ()) if end in known.ends]
         if panels:
             sections.append(workspaces.Section(name=title, panels=panels, is_open=True))
