@@ -35,7 +35,7 @@ def arguments(argv: Sequence[str]):
     parser.add_argument("--name", type=str, default=NAME, help="name of the workspace")
     parser.add_argument("--out", type=str, default="runs/dashboard.json", help="file for it, without --entity")
     options = cli.parse(parser, argv[len(named) :])
-    if not named and not options.entity:
+    if not named and options.entity is None:
         raise UserError("name at least one folder with runs, DIR [DIR ...], or --entity ME for what W&B has.")
     for option in ("entity", "project"):
         if options[option] is not None and not re.fullmatch(r"[^/\\#?%:]{1,128}", options[option]):

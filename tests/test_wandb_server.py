@@ -3,85 +3,72 @@
 import io
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from PIL import Image
-from wandb_server import KEY, Server, serving
 
 from fedcommons import experiment, run
 from fedcommons.tracking.wandb_media import KEYS
 
 if TYPE_CHECKING:
     from conftest import WandbFile
+    from wandb_server import Server
 
 SMALL = {"wandb": "online", "federation.rounds": 2, "client.epochs": 1, "measure.every": 1, "data.limit": 80}
 AXES = {"alpha", "p", "rho", "noise_multiplier", "lr"}
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    import wandb
-
-    wandb.teardown()  # it reads these once in a process
-    with serving() as made:
-        monkeypatch.setenv("WANDB_BASE_URL", made.url)
-        monkeypatch.setenv("WANDB_API_KEY", KEY)
-        yield made
-        wandb.teardown()
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
 
 
-def test_the_server_gets_all_of_a_run(server: Server, tmp_path: Path) -> None:
+def test_the_server_gets_all_of_a_run(wandb_online: "Server", tmp_path: Path) -> None:
     fields = {**SMALL, "setting": "shuffled_synthetic", "generator.epochs": 1, "artifacts": str(tmp_path / "made")}
     said: list[str] = []
     run(experiment("smoke", values=fields), tmp_path / "mine", say=said.append)
     assert not [text for text in said if "W&B" in text]
-    bucket = server.bucket
+    bucket = wandb_online.bucket
     assert (bucket["project"], bucket["groupName"]) == ("fedcommons", "digits-dirichlet_classes")
     assert (bucket["jobType"], bucket["displayName"]) == ("federation", "mine")
     tags = {"smoke", "digits", "fedavg", "shuffled_synthetic", "dirichlet_classes", "ddpm", "cnn"}
     assert {*bucket["tags"]} == tags
-    assert {f"effective/{axis}" for axis in AXES} <= server.config.keys()
-    assert (server.config["preset"], server.config["federation"]["rounds"]) == ("smoke", 2)
-    told = [{k: v for k, v in row.items() if k not in KEYS} for row in server.history]
+    assert {f"effective/{axis}" for axis in AXES} <= wandb_online.config.keys()
+    assert (wandb_online.config["preset"], wandb_online.config["federation"]["rounds"]) == ("smoke", 2)
+    told = [{k: v for k, v in row.items() if k not in KEYS} for row in wandb_online.history]
     assert told == lines(tmp_path / "mine")
     assert {"zeta_hat_sq_mean", "rounds_used", "target_reached", "privacy/overall", "best_accuracy"} <= {
-        *server.summary
+        *wandb_online.summary
     }
-    assert "rounds" not in server.summary
-    assert server.streams[-1]["complete"] is True
-    assert server.streams[-1]["exitcode"] == 0
+    assert "rounds" not in wandb_online.summary
+    assert wandb_online.streams[-1]["complete"] is True
+    assert wandb_online.streams[-1]["exitcode"] == 0
 
 
-def test_the_server_gets_the_pictures_that_the_history_names(server: Server, tmp_path: Path) -> None:
+def test_the_server_gets_the_pictures_that_the_history_names(wandb_online: "Server", tmp_path: Path) -> None:
     fields = {**SMALL, "setting": "shuffled_synthetic", "generator.epochs": 1, "artifacts": str(tmp_path / "made")}
     run(experiment("smoke", values=fields), tmp_path / "mine", say=lambda text: None)
-    named = {key: server.history[-1][key] for key in KEYS}
-    assert not [key for row in server.history[:-1] for key in row if key in KEYS]
+    named = {key: wandb_online.history[-1][key] for key in KEYS}
+    assert not [key for row in wandb_online.history[:-1] for key in row if key in KEYS]
     for key, told in named.items():
-        content = server.uploads[told["path"]]
+        content = wandb_online.uploads[told["path"]]
         assert Image.open(io.BytesIO(content)).size == (told["width"], told["height"]), key
         assert len(content) <= 200_000
 
 
-def test_the_server_is_told_nothing_of_this_machine(server: Server, tmp_path: Path) -> None:
+def test_the_server_is_told_nothing_of_this_machine(wandb_online: "Server", tmp_path: Path) -> None:
     """Not the script's path, which W&B's client sends by itself when it is online."""
     run(experiment("smoke", values=SMALL), tmp_path / "mine", say=lambda text: None)
-    assert server.bucket["program"] == "fedcommons"
+    assert wandb_online.bucket["program"] == "fedcommons"
     for here in (str(tmp_path), str(Path.home()), str(Path(__file__).parent), str(Path.cwd()), sys.executable):
-        assert not [body for body in server.received if here.encode() in body], here
+        assert not [body for body in wandb_online.received if here.encode() in body], here
 
 
 def test_a_run_that_the_server_refuses_is_kept_offline(
-    server: Server, tmp_path: Path, wandb_file: "Callable[[Path], WandbFile]"
+    wandb_online: "Server", tmp_path: Path, wandb_file: "Callable[[Path], WandbFile]"
 ) -> None:
-    server.refuses = True
+    wandb_online.refuses = True
     said: list[str] = []
     run(experiment("smoke", values=SMALL), tmp_path / "mine", say=said.append)
     (told,) = [text for text in said if "W&B" in text]
