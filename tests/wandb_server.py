@@ -33,6 +33,9 @@ class Server(ThreadingHTTPServer):
         self.received: list[bytes] = []
         self.refuses = False
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that ends resets its connections, which is no error here."""
+
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"

@@ -1,6 +1,7 @@
 """Weights & Biases beside the run folder: one W&B run per trial, opened inside the trial.
 
-W&B never asks for input here, and its failures do not stop a run. No path of this machine is uploaded.
+W&B never asks for input here, and its failures do not stop a run. No path of this machine is uploaded. (W&B's own
+command ``wandb sync`` tells its path, unless the variable WANDB_PROGRAM has another name for it.)
 """
 
 import netrc
