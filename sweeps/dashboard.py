@@ -8,20 +8,18 @@ python sweeps/dashboard.py --entity ME --project fedcommons                 # th
 import re
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fedcommons.config import cli
 from fedcommons.errors import UserError, shown
 from fedcommons.files import write_text
 from fedcommons.paths import user_path
+from fedcommons.tracking.run_folder import read_config
 
-if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
-    from fedcommons.reports.workspace import Logged
-
-NAME = "fedcommons: which commons?"
+NAME, PROJECT = "fedcommons: which commons?", "fedcommons"
 
 
 def arguments(argv: Sequence[str]):
@@ -31,7 +29,8 @@ def arguments(argv: Sequence[str]):
     parser = cli.Parser(description=title, usage="dashboard.py [DIR ...] [options]")
     text = "W&B user or team; with it the workspace is made on W&B's server, which needs a login"
     parser.add_argument("--entity", type=str | None, default=None, help=text)
-    parser.add_argument("--project", type=str, default="fedcommons", help="W&B project of the runs")
+    text = "W&B project; default: that of the first run, or fedcommons"
+    parser.add_argument("--project", type=str | None, default=None, help=text)
     parser.add_argument("--name", type=str, default=NAME, help="name of the workspace")
     parser.add_argument("--out", type=str, default="runs/dashboard.json", help="file for it, without --entity")
     options = cli.parse(parser, argv[len(named) :])
@@ -50,32 +49,39 @@ def arguments(argv: Sequence[str]):
     return options
 
 
-def known(folders: Sequence[Path]) -> tuple["Logged", str]:
-    """What the runs in these folders have at W&B, and how many they are, in words; without folders everything."""
+def runs_in(folders: Sequence[Path]) -> list[Path]:
+    """The runs in these folders that can be read."""
     from fedcommons.reports.frames import load_runs
-    from fedcommons.reports.workspace import EVERYTHING, logged
 
-    if not folders:
-        return EVERYTHING, "for all runs of the project"
     runs = load_runs(*folders)
     if runs.empty:
         raise UserError(f"no run in {', '.join(map(str, folders))} can be read.")
     paths = [Path(run) for run in runs["run"]]
     if off := [path for path in paths if not (path / "wandb-id.txt").exists()]:
         print(f"{len(off)} of {len(paths)} runs were played without W&B, which does not have them, as {off[0]}.")
-    return logged(paths, print), f"over {len(paths)} runs"
+    return paths
+
+
+def project_of(run: Path) -> str:
+    """The W&B project of a run."""
+    with suppress(UserError):  # its config.yaml is of another version
+        return read_config(run).tracking.project
+    return PROJECT
 
 
 def dashboard(argv: Sequence[str]) -> int:
-    from fedcommons.reports.workspace import workspace
+    from fedcommons.reports.workspace import EVERYTHING, logged, workspace
     from fedcommons.tracking.wandb_tracker import logged_in
 
     options = arguments(argv)
     if options.entity and not logged_in():
         raise UserError("--entity needs a login of W&B: set WANDB_API_KEY or run `wandb login`.")
-    names, over = known(options.folders)
-    made = workspace(options.entity or "ENTITY", options.project, options.name, names)
-    said = f"{len(made.sections)} sections, {sum(len(section.panels) for section in made.sections)} panels {over}"
+    runs = runs_in(options.folders) if options.folders else []
+    project = options.project or (project_of(runs[0]) if runs else PROJECT)
+    names = logged(runs, print) if runs else EVERYTHING
+    made = workspace(options.entity or "ENTITY", project, options.name, names)
+    panels, over = sum(len(section.panels) for section in made.sections), f"{len(runs)} runs" if runs else "all runs"
+    said = f"{len(made.sections)} sections, {panels} panels over {over} of project {project}"
     if options.entity:
         try:
             made.save()
@@ -87,7 +93,7 @@ def dashboard(argv: Sequence[str]) -> int:
     out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out, made._to_model().model_dump_json(by_alias=True, exclude_none=True, indent=1) + "\n")
     print(f"{said}: {out}. After `wandb login`, and `wandb sync` of runs that were kept offline, this makes it:")
-    given = ["--project", options.project, *([] if options.name == NAME else ["--name", options.name])]
+    given = ["--project", project, *([] if options.name == NAME else ["--name", options.name])]
     print(shlex.join(["python", "sweeps/dashboard.py", *map(str, options.folders), *given, "--entity", "YOURS"]))
     return 0
 

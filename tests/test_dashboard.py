@@ -20,7 +20,14 @@ if TYPE_CHECKING:
 
     Reader = Callable[[Path], WandbFile]
 
-FIELDS = {"wandb": "offline", "federation.rounds": 2, "client.epochs": 1, "measure.every": 1, "data.limit": 80}
+FIELDS = {
+    "wandb": "offline",
+    "tracking.project": "mine",
+    "federation.rounds": 2,
+    "client.epochs": 1,
+    "measure.every": 1,
+    "data.limit": 80,
+}
 RUNS = {
     "plain": {}, "swapped": {"setting": "shuffled_real", "p": 0.2, "measure.every": 0},
     "private": {"dp.local": True, "dp.noise_multiplier": 1.5, "client.lr": 0.01},
@@ -76,7 +83,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def view(dashboard: ModuleType, folder: Path) -> dict[str, Any]:
     """The workspace as it was written."""
-    assert dashboard.dashboard([str(folder), "--project", "mine", "--out", str(folder / "out" / "dashboard.json")]) == 0
+    assert dashboard.dashboard([str(folder), "--out", str(folder / "out" / "dashboard.json")]) == 0
     return json.loads((folder / "out" / "dashboard.json").read_text())
 
 
@@ -102,7 +109,7 @@ def test_every_section_and_every_panel_is_read_back(view: dict[str, Any]) -> Non
         found.setdefault(section, []).append(shown(panel))
         assert "/" not in panel["config"]["chartTitle"], "a metric's name is no title"
     assert found == PANELS
-    assert (view["entity"], view["project"]) == ("ENTITY", "mine")
+    assert (view["entity"], view["project"]) == ("ENTITY", "mine")  # the runs' own project
 
 
 def test_the_library_reads_the_file_back(dashboard: ModuleType, view: dict[str, Any]) -> None:
@@ -172,7 +179,7 @@ def test_the_command_that_is_printed_makes_the_same_on_the_server(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     words = [str(folder), "--project", "mine", "--name", "my runs"]
-    assert dashboard.dashboard([*words, "--out", str(folder / "out" / "named.json")]) == 0
+    assert dashboard.dashboard([str(folder), "--name", "my runs", "--out", str(folder / "out" / "named.json")]) == 0
     printed = shlex.split(capsys.readouterr().out.splitlines()[-1])
     assert printed == ["python", "sweeps/dashboard.py", *words, "--entity", "YOURS"]
     assert dashboard.dashboard(["me" if word == "YOURS" else word for word in printed[2:]]) == 0
