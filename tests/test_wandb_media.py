@@ -95,6 +95,7 @@ def test_a_pool_with_one_real_row_has_no_images() -> None:
     assert pool_images(x, y, np.array([0, 1, -1])) == ()
     assert pool_images(x.astype(np.float32), y, np.arange(24)) == ()
     assert pool_images(x[:, :, 0], y, np.arange(24)) == ()
+    assert pool_images(x, y / 3, np.arange(24)) == ()
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 32), (3, 64, 64), (1, 28, 28)])

@@ -46,11 +46,12 @@ Columns = Sequence[tuple[str, Sequence[np.ndarray]]]
 
 
 def pool_images(x: np.ndarray, y: np.ndarray, rows: np.ndarray) -> Columns:
-    """Some images of each class of a pool; none where one of its rows is real, or where they are no images.
+    """Some images of each class of a pool; none where one of its rows is real, or without images and classes.
 
     x, y: the made examples; rows: those that are in the pool, below 0 for a real one.
     """
-    if (rows < 0).any() or x.dtype != np.uint8 or x.ndim != 4 or x.shape[1] not in (1, 3):
+    has_images = x.dtype == np.uint8 and x.ndim == 4 and x.shape[1] in (1, 3)
+    if (rows < 0).any() or not has_images or y.ndim != 1 or y.dtype.kind != "i":
         return ()
     classes, counts = np.unique(y[rows], return_counts=True)
     told = [*zip(classes.tolist(), counts.tolist(), strict=True)][:CLASSES]
