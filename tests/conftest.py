@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:  # the process that hands out the tests imports this file too, and no torch
+    from wandb_server import Server
+
     from fedcommons.config.experiment import Experiment
     from fedcommons.core.algorithm import Algorithm
     from fedcommons.testing import Federation, LeastSquares
@@ -302,3 +304,17 @@ def ray_session() -> Iterator[None]:
     import ray
 
     ray.shutdown()
+
+
+@pytest.fixture
+def wandb_online(monkeypatch: pytest.MonkeyPatch) -> Iterator["Server"]:
+    """A stub of W&B's server, and this process logged in there; see ``wandb_server``."""
+    import wandb
+    from wandb_server import KEY, serving
+
+    wandb.teardown()  # it reads these once in a process
+    with serving() as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        monkeypatch.setenv("WANDB_API_KEY", KEY)
+        yield server
+        wandb.teardown()

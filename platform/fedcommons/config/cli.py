@@ -139,6 +139,8 @@ def parse(parser: Parser, argv: Sequence[str]) -> Options:
         values[one.name] = _value(parser.options[one.name], one, values[one.name])
     for one in (one for one in asked if one.name in parser.options):
         parser.options[one.name].field.check(one.name if one.name in parser.fields else str(one), values[one.name])
+    if {"preset", "tracking.preset"} <= values.keys():  # also where a printed config is read again with another
+        values["tracking.preset"] = values["preset"]
     for name, option in parser.options.items():
         if option.is_many:
             values[name] = [text for one in asked if one.name == name for text in _texts(one)]

@@ -127,7 +127,7 @@ def _run(
         summary = None
         try:
             start = _left(ready, record, resume, salt, say)
-            trackers += _trackers(config, record, ready.shared.p, say)
+            trackers += _trackers(ready, record, say)
             end = _federate(ready, executor, start, record, trackers, on_round, say)
             record.require_rounds(end.round)
             if "model" in end.state:
@@ -172,16 +172,22 @@ def _left(ready: Assembled, record: RunFolder, resume: bool, salt: bytes, say: C
     return now
 
 
-def _trackers(config: Experiment, record: RunFolder, p: float, say: Callable[[str], None]) -> list[Tracker]:
+def _trackers(ready: Assembled, record: RunFolder, say: Callable[[str], None]) -> list[Tracker]:
     """The run folder and, unless it is off, W&B, and a tracker of somebody's own.
 
-    A resumed run tells the earlier rounds again to all but the run folder. ``p``: the share of shared data.
+    A resumed run tells the earlier rounds again to all but the run folder.
     """
     others: list[Tracker] = []
+    config = ready.config
     if config.tracking.wandb != "off":
+        from fedcommons.tracking.wandb_media import pool_images
         from fedcommons.tracking.wandb_tracker import WandbTracker
 
-        others.append(WandbTracker(record.path, config, p, say))
+        shown, n_real = (), len(ready.prepared.train)
+        if pool := ready.data.pool:
+            x, y = pool.store.x[n_real:].numpy(), pool.store.y[n_real:].numpy()
+            shown = pool_images(x, y, pool.rows.flat.numpy() - n_real)
+        others.append(WandbTracker(record.path, config, ready.shared.p, say, shown))
     if name := config.tracking.tracker:
         part = parts.find("tracker", name)
         offered, constants = {"folder": record.path, "config": config.flat}, config.tracking.constants
