@@ -1,10 +1,12 @@
 """``ray up`` for real: a head and a worker, each a host of its own, an operator who starts them, and a stranger."""
 
 import json
+import platform
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +15,8 @@ from pathlib import Path
 import hosts
 import pytest
 from hosts import Host
+
+from fedcommons.federation import kinds
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -27,12 +31,13 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Lab:
-    """The hosts, and the folder that all of them have as /mnt."""
+    """The hosts, and the folder that all of them have as /mnt. other: has the secrets, and is not in the file."""
 
     head: Host
     worker: Host
     operator: Host
     stranger: Host
+    other: Host
     shared: Path
 
     def ray(self, line: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
@@ -86,8 +91,9 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
             (shared / "code" / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, shared / "code" / name)
     (shared / "nodes.py").write_text(NODES)
-    with hosts.network(shared, ["head", "worker", "operator", "stranger"]) as (head, worker, operator, stranger):
-        made = Lab(head, worker, operator, stranger, shared)
+    with hosts.network(shared, ["head", "worker", "operator", "stranger", "other"]) as (head, worker, *rest):
+        operator, stranger, other = rest
+        made = Lab(head, worker, operator, stranger, other, shared)
         text = (ROOT / "cluster" / "onprem.yaml").read_text()
         for old, new in (
             ("head_ip: REPLACE", f"head_ip: {head.ip}"), ("[REPLACE]", f"[{worker.ip}]"),
@@ -98,8 +104,10 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
             text = text.replace(old, new)
         text = re.sub(r"^unused_commands:\n(  .*\n)+", "", text, flags=re.MULTILINE)  # hosts share the environment
         (shared / "code" / "cluster.yaml").write_text(text)
-        done = operator.run("sh", "/mnt/code/cluster/secrets.sh", head.ip, worker.ip)
+        given = f"sh /mnt/code/cluster/secrets.sh {head.ip} {worker.ip} {other.ip} && cp -r ~/.fedcommons /mnt/secrets"
+        done = operator.run("sh", "-c", given)
         assert done.returncode == 0, done.stderr
+        other.run("sh", "-c", "mv /mnt/secrets ~/.fedcommons && cp -r /mnt/code ~/fedcommons")
         done = made.ray("up -y cluster.yaml")
         assert done.returncode == 0, done.stdout + done.stderr
         wait_for_nodes(made, 2)
@@ -241,6 +249,52 @@ def test_a_host_without_the_token_is_told_so_in_a_sentence(lab: Lab) -> None:
     done = lab.stranger.run("sh", "-c", line)
     assert done.returncode == 2
     assert re.fullmatch(r"error: /root/.fedcommons/auth_token is missing: .*\n", done.stderr)
+
+
+JOIN = (
+    ". ~/fedcommons/cluster/environment.sh && ray start --address={head}:6379 --node-ip-address={ip} --num-cpus=2 "
+    '--labels="$(python -m fedcommons.federation.kinds)"'
+)
+
+
+def test_a_host_with_another_kind_of_cpu_joins_and_gets_no_work(lab: Lab, reference: Path) -> None:
+    """All that tells of its CPU is /proc/cpuinfo."""
+    (lab.shared / "cpuinfo").write_text("vendor_id\t: AuthenticAMD\ncpu family\t: 23\nmodel\t\t: 49\nflags\t\t: avx2\n")
+    lab.other.run("mount", "--bind", "/mnt/cpuinfo", "/proc/cpuinfo")
+    done = lab.other.run("bash", "-lc", JOIN.format(head=lab.head.ip, ip=lab.other.ip))
+    assert done.returncode == 0, done.stdout + done.stderr
+    wait_for_nodes(lab, 3)
+    process = lab.start(f"python {TABLE1} --artifacts /mnt/artifacts-kinds --out /mnt/kinds")
+    seen = set[str]()
+    while process.poll() is None:
+        seen |= {line for line in processes(lab.other) if line.startswith("ray::ImplicitFunc")}
+        time.sleep(0.5)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    assert f"2 node(s) {kinds.cpu()}, not on 1 node(s) amd-23-49-avx2 with torch" in said
+    assert not seen
+    assert results(lab.shared / "kinds") == results(reference)
+    played = {
+        path: json.loads(path.read_text())["cpu_kinds"] for path in (lab.shared / "kinds").rglob("environment.json")
+    }
+    assert list(played.values()) == [[kinds.cpu()]] * len(results(reference))
+    said = lab.on_head(f"FEDCOMMONS_CPU=amd-23-49 python {TABLE1} --out /mnt/unkind || true")
+    assert "FEDCOMMONS_CPU: no node is of the kind 'amd-23-49'; did you mean 'amd-23-49-avx2'?" in said
+    lab.other.run("bash", "-lc", "ray stop")
+
+
+def test_a_host_with_another_python_is_refused_by_name(lab: Lab) -> None:
+    """Of another patch, too: actors are pickled."""
+    found = subprocess.run(["/usr/bin/python3", "--version"], capture_output=True, text=True).stdout.split()[-1:]
+    ours = platform.python_version()
+    if not found or found == [ours] or found[0].rpartition(".")[0] != ours.rpartition(".")[0]:
+        pytest.skip(f"takes a Python of another patch than {ours} as /usr/bin/python3, got {found}")
+    packages = sysconfig.get_path("purelib")
+    code = f"import sys; sys.path.append({packages!r}); from ray.scripts.scripts import main; main()"
+    line = JOIN.format(head=lab.head.ip, ip=lab.other.ip).replace("ray start", f'/usr/bin/python3 -c "{code}" start')
+    done = lab.other.run("bash", "-lc", line)
+    assert done.returncode != 0
+    assert re.search(rf"(?s)Version mismatch.*Python: {ours}.*Python: {found[0]}", done.stdout + done.stderr)
 
 
 def test_a_killed_worker_costs_time_only_and_down_leaves_nothing(lab: Lab, reference: Path) -> None:
