@@ -17,10 +17,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedcommons.files import remote, sha256, stored, write_bytes
+from fedcommons.files import memory, remote, sha256, stored, write_bytes
 from fedcommons.files.remote import Bucket, ChangedError, Disk, StorageError
 
 MANIFEST = "MANIFEST.json"
+LONGEST = 200
+"""Characters of a file's name, at most."""
 _OBJECT = "[0-9a-f]{64}-[0-9a-f]{8}"
 
 
@@ -74,8 +76,8 @@ class Snapshots:
             for name, entry in found.items():
                 if not re.fullmatch(self.names, name) or not re.fullmatch(_OBJECT, entry.object):
                     raise ValueError(f"it names {stored.clean(name[:80])!r}")
-                if type(entry.size) is not int or entry.size < 0:
-                    raise ValueError("it has a size that is none")
+                if len(name) > LONGEST or type(entry.size) is not int or not 0 <= entry.size <= memory():
+                    raise ValueError(f"its {stored.clean(name[:80])!r} is longer than this machine can hold")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise StorageError(f"{self.storage.name}/{self.name}/{MANIFEST} is no list of ours ({error})") from None
         return found

@@ -262,11 +262,9 @@ def _federate(
                 tracker.log(now.round, {**metrics, **(_late(now) if "stragglers" in facts else {})})
             best.see(now, metrics, is_extra=now.round % config.evaluate.every != 0)
             record.log_times(now.round, {"train": trained - clock, "observe": time.perf_counter() - trained})
-            if now.round % f.checkpoint_every == 0 or now.round == f.rounds or is_over:
+            if is_saved := now.round % f.checkpoint_every == 0 or now.round == f.rounds or is_over:
                 best.write(record.path, build, ready.facts)
                 checkpoint.save(record.checkpoints, now, record.digest())
-                if kept:
-                    kept.send()
             if now.rejected and not last.rejected:
                 said = f"round {now.round}: {told(records(now.rejected))}; what is rejected later is counted"
                 say(Warned(said))
@@ -276,7 +274,10 @@ def _federate(
                 lost |= new
             if on_round:
                 on_round(now.round, metrics)
-            last, clock = now, time.perf_counter()
+            last = now
+            if kept and is_saved:
+                kept.send()
+            clock = time.perf_counter()
             if is_over:
                 break
     except ClientError:
