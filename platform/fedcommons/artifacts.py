@@ -63,7 +63,7 @@ class Store:
     def __init__(self, folder: Path, say: Callable[[str], None] = print, storage: str | None = None) -> None:
         self.folder, self.say, self.storage = folder, say, storage
         self._unsent = set[tuple[str, str]]()  # of which nobody knows here that the storage has them
-        self._seen = dict[tuple[str, str], str]()  # tags of what the storage has: what is put replaces just that
+        self._brought = dict[tuple[str, str], Snapshots]()  # what is put in the place of one of these replaces it
         self._flaw = ""
 
     def require_writable(self) -> None:
@@ -84,10 +84,10 @@ class Store:
     def get(self, kind: str, key: str) -> Artifact | None:
         """The artifact; None if it does not exist, or if it is damaged, which ``say`` is told."""
         if found := self._read(kind, key):
-            if self.storage and (kind, key) not in self._seen:
+            if self.storage and (kind, key) not in self._brought:
                 self._unsent.add((kind, key))
             return found
-        return self._read(kind, key) if self.storage and self._brought(kind, key) else None
+        return self._read(kind, key) if self.storage and self._bring(kind, key) else None
 
     def _read(self, kind: str, key: str) -> Artifact | None:
         path = self._path(kind, key)
@@ -124,23 +124,23 @@ class Store:
         """Send what is here and not in the storage; why it cannot be sent, empty where all is there."""
         for kind, key in sorted(self._unsent):
             try:
-                there = self._there(kind, key)
-                there.look()
-                if there.tag in (
-                    remote.NEW,
-                    self._seen.get((kind, key)),
-                ):  # else somebody has put it, of the same facts
+                there = self._brought.get((kind, key))
+                if there is None:
+                    there = self._there(kind, key)
+                    there.look()
+                if (kind, key) in self._brought or there.tag == remote.NEW:  # else somebody has put it: of equal facts
                     there.send(self.folder / kind)
             except remote.ChangedError:
-                pass  # just now
+                pass  # somebody has put it just now
             except remote.StorageError as error:
                 return self._told(f"{error}")
+            else:
+                self._brought[kind, key] = there
             self._unsent.remove((kind, key))
-            self._seen[kind, key] = there.tag
         return ""
 
-    def _brought(self, kind: str, key: str) -> bool:
-        """Whether the storage has the artifact, which is now here."""
+    def _bring(self, kind: str, key: str) -> bool:
+        """Bring the artifact from the storage; whether it is here now."""
         try:
             there = self._there(kind, key)
             if not there.look():
@@ -149,7 +149,7 @@ class Store:
         except remote.StorageError as error:
             self._told(f"{error}")
             return False
-        self._seen[kind, key] = there.tag
+        self._brought[kind, key] = there
         for flaw in flaws:
             self.say(Warned(f"{flaw}; it will be built again."))
         return not flaws

@@ -62,6 +62,7 @@ class Kept:
         patience: see ``locks.locked``.
 
         Raises:
+            ClientError: somebody else writes there.
             UserError: the storage has a run already and ``resume`` is not asked for, the folder here has another run,
                 somebody holds it, or what makes a run folder is damaged there.
             OSError: the disk here is full.
@@ -94,6 +95,8 @@ class Kept:
                 self.say(Warned(f"{flaw}; the run goes on from what is whole."))
             self.there.remove_others(self.folder)
             self._see(self.there.tag)
+            if flaws:
+                self.send()  # so that no list names them any more
         self.say(f"{self.folder} was brought from {place}.")
 
     def _stranger(self, path: Path) -> str | None:
