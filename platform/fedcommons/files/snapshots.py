@@ -49,8 +49,14 @@ class Snapshots:
     def __init__(self, storage: Bucket | Disk, name: str, names: str) -> None:
         self.storage, self.name, self.names = storage, name, names
         self.tag, self.held = remote.NEW, dict[str, Entry]()
+        self._damaged = set[str]()  # files of ``held`` that were found so
         self._me = secrets.token_hex(4)
         self._sent = dict[str, Entry]()  # objects that this one has written, by hash: a push that failed goes on
+
+    @property
+    def whole(self) -> set[str]:
+        """The names in ``held``, but for what was found damaged."""
+        return self.held.keys() - self._damaged
 
     def look(self) -> Mapping[str, Entry]:
         """The files of the snapshot that is there now; none if there is no snapshot.
@@ -59,6 +65,7 @@ class Snapshots:
             StorageError: the storage cannot be asked, or the list is none of ours.
         """
         key = f"{self.name}/{MANIFEST}"
+        self._damaged = set()
         if (found := self.storage.look(key)) is None:
             self.tag, self.held = remote.NEW, {}
             return self.held
@@ -93,9 +100,8 @@ class Snapshots:
         """
         while True:
             damaged, tag = self._bring(folder), self.tag
-            whole = {name: entry for name, entry in self.held.items() if name not in damaged}
-            if not damaged or (self.look() and self.tag == tag):
-                self.held = whole  # what is damaged is sent again
+            if not damaged or (self.look() and self.tag == tag):  # else it was replaced meanwhile
+                self._damaged = set(damaged)
                 return list(damaged.values())
 
     def _bring(self, folder: Path) -> dict[str, str]:
@@ -130,7 +136,8 @@ class Snapshots:
                 continue
             digest = sha256(content)
             there = self.held.get(name)
-            entry = there if there and there.content == digest else self._sent.get(digest)
+            is_there = there is not None and there.content == digest and name not in self._damaged
+            entry = there if is_there else self._sent.get(digest)
             if entry is None:
                 entry = Entry(f"{digest}-{self._me}", len(content))
                 self.storage.write(f"{self.name}/objects/{entry.object}", content)
@@ -145,8 +152,8 @@ class Snapshots:
         return all(_digest(_read(folder, name, entry.size)) == entry.content for name, entry in self.held.items())
 
     def remove_others(self, folder: Path) -> None:
-        """Remove the files of the folder that a snapshot may have and ``held`` has not."""
-        for name in [name for name in self._files(folder) if name not in self.held]:
+        """Remove the files of the folder that a snapshot may have and this one has not."""
+        for name in [name for name in self._files(folder) if name not in self.whole]:
             (folder / name).unlink()
 
     def _replace(self, new: dict[str, Entry]) -> None:
@@ -161,7 +168,7 @@ class Snapshots:
                 raise
             self.tag, self.held = theirs.tag, dict(theirs.held)
             return
-        self.tag, self.held = tag, new
+        self.tag, self.held, self._damaged = tag, new, set()
         kept = {entry.object for entry in new.values()}
         for entry in {*before.values(), *self._sent.values()}:
             if entry.object not in kept:

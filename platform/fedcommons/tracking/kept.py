@@ -88,7 +88,7 @@ class Kept:
                 flaws = self.there.bring(self.folder)
             except StorageError as error:
                 raise UserError(f"storage: {error}.") from None
-            if not self.there.held.keys() >= BEGINS:
+            if not self.there.whole >= BEGINS:
                 said = "; ".join(flaws) or "it has no config.yaml and environment.json"
                 raise UserError(f"{place} holds no run that can go on ({said}); choose another --out or --storage.")
             for flaw in flaws:
