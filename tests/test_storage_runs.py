@@ -19,6 +19,8 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.errors import ClientError, UserError
 from fedcommons.files import remote
 from fedcommons.runs import experiment
+from fedcommons.sweeping.keeping import Keeping
+from fedcommons.sweeping.sweep import Trial
 from fedcommons.tracking import kept
 
 ROOT = Path(__file__).parent.parent
@@ -356,6 +358,40 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
 
 def results(out: Path) -> dict[str, bytes]:
     return {p.relative_to(out).as_posix(): p.read_bytes() for p in [*out.glob("*/rounds.jsonl"), *out.glob("*.md")]}
+
+
+def test_a_driver_has_what_other_machines_played(place: str, tmp_path: Path, whole: dict[str, bytes]) -> None:
+    cell, said = Trial("cell", small(tmp_path, place)), list[str]()
+    driver = Keeping([cell], tmp_path / "a" / "out", said.append)
+    driver.begin(resume=False)
+    (tmp_path / "a" / "out").mkdir(parents=True)
+    driver.claim()
+    with pytest.raises(UserError, match="holds a sweep out already; add --resume"):
+        Keeping([cell], tmp_path / "b" / "out").begin(resume=False)
+    worker = tmp_path / "worker" / "out" / "cell"
+    experiment.run(cell.config, worker, resume=True, kept_as="out/cell")
+    driver.bring("cell")
+    driver.bring("cell")
+    assert outputs(tmp_path / "a" / "out" / "cell") == whole
+    assert len(said) == 1
+    (tmp_path / "a" / "out" / "table.md").write_text("the table")
+    driver.end()
+    other = Keeping([cell], tmp_path / "b" / "out", said.append)
+    other.begin(resume=True)
+    assert outputs(tmp_path / "b" / "out" / "cell") == whole
+    (tmp_path / "b" / "out" / "table.md").write_text("another table")
+    other.end()
+    (tmp_path / "a" / "out" / "table.md").write_text("one more")
+    with pytest.raises(ClientError, match="does not take the tables"):
+        driver.end()
+
+
+def test_a_resumed_sweep_sends_what_could_not_be_sent(place: str, tmp_path: Path, whole: dict[str, bytes]) -> None:
+    cell = Trial("cell", small(tmp_path, place))
+    experiment.run(small(tmp_path, None), tmp_path / "a" / "out" / "cell")
+    Keeping([cell], tmp_path / "a" / "out").begin(resume=True)
+    Keeping([cell], tmp_path / "b" / "out").begin(resume=True)
+    assert outputs(tmp_path / "b" / "out" / "cell") == whole
 
 
 @pytest.mark.ray

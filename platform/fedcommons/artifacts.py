@@ -57,7 +57,8 @@ class Store:
     Two processes may put the same artifact at the same time: each renames whole files, of equal content.
 
     storage: where the artifacts are kept besides, for other machines: one that is lacking or damaged here is brought
-    from there, and what is put here is sent. What it cannot do is said once, and stops nobody; see ``send``.
+    from there, and what is put here is sent. What it cannot do is said once, and stops nobody: it is not asked again,
+    as each answer may take its time, until ``send``.
     """
 
     def __init__(self, folder: Path, say: Callable[[str], None] = print, storage: str | None = None) -> None:
@@ -87,7 +88,8 @@ class Store:
             if self.storage and (kind, key) not in self._brought:
                 self._unsent.add((kind, key))
             return found
-        return self._read(kind, key) if self.storage and self._bring(kind, key) else None
+        is_brought = self.storage and not self._flaw and self._bring(kind, key)
+        return self._read(kind, key) if is_brought else None
 
     def _read(self, kind: str, key: str) -> Artifact | None:
         path = self._path(kind, key)
@@ -118,7 +120,8 @@ class Store:
         write_tensors(path, tensors, {"facts": dict(facts), "findings": dict(findings or {})})
         if self.storage:
             self._unsent.add((kind, key_of(facts)))
-            self.send()
+            if not self._flaw:
+                self.send()
 
     def send(self) -> str:
         """Send what is here and not in the storage; why it cannot be sent, empty where all is there."""
@@ -137,6 +140,7 @@ class Store:
             else:
                 self._brought[kind, key] = there
             self._unsent.remove((kind, key))
+        self._flaw = ""
         return ""
 
     def _bring(self, kind: str, key: str) -> bool:

@@ -9,6 +9,7 @@ from fedcommons.files import remote
 from fedcommons.files.remote import StorageError
 from fedcommons.files.snapshots import Snapshots
 from fedcommons.tracking.kept import Kept, name_of
+from fedcommons.tracking.run_folder import read_summary
 
 REPORT = r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.(md|csv|json|png|svg|pdf|tex)"
 """Files in a sweep's own folder that are sent."""
@@ -26,9 +27,10 @@ class Keeping:
         self._there: Snapshots | None = None
 
     def begin(self, resume: bool) -> None:
-        """With ``resume`` bring what there is of the sweep's runs.
+        """With ``resume`` bring what there is of the sweep's runs, and send those that ended here and are not there.
 
         Raises:
+            ClientError: somebody else writes such a run, or the storage cannot take it.
             UserError: the storage cannot be reached or written, or has such a sweep and ``resume`` is not asked for.
         """
         if (storage := next(iter(self.storages.values()), None)) is None:
@@ -45,15 +47,18 @@ class Keeping:
                 f"{storage} holds a sweep {self.out.name} already; add --resume to continue it or name another --out."
             )
         for name in self.storages if resume else ():
-            self.bring(name)
+            if kept := self._kept(name):
+                kept.bring()
+                if read_summary(self.out / name) is not None:
+                    kept.end()
 
     def bring(self, name: str) -> None:
-        """Bring the run of this cell as the storage has it, if it has gone on there.
+        """Bring the run of this cell as the storage has it, unless it has ended here.
 
         Raises:
             UserError: the storage cannot be asked, or see ``Kept.bring``.
         """
-        if kept := self._kept(name):
+        if read_summary(self.out / name) is None and (kept := self._kept(name)):
             kept.bring()
 
     def send(self, name: str) -> None:

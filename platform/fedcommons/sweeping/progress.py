@@ -8,7 +8,7 @@ from typing import Any
 
 from ray.tune import Callback
 
-from fedcommons.errors import UserError
+from fedcommons.errors import ClientError, UserError
 from fedcommons.sweeping.display import Display, duration
 
 
@@ -100,7 +100,7 @@ class Progress(Callback):
         self.played.done += self.rounds[trial.config["cell"]] - number  # of one that was stopped none are left
         self.display.drop(trial.config["cell"])
         self._say()
-        with suppress(UserError, OSError):  # it is tried again, and told, at the end
+        with suppress(UserError, ClientError, OSError):  # it is tried again, and told, at the end
             self.bring(trial.config["cell"])
         self.on_end()
 

@@ -6,6 +6,7 @@ seen the one before, so another one in the storage is always a later one of the 
 """
 
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote
@@ -44,6 +45,7 @@ class Kept:
 
         inner = rf"checkpoints/{checkpoint.FILE}(\.json)?|memory/{memory.FILE}(\.json)?"
         self.folder, self.say, self.late, self.storage, self.has_lost = folder, say, "", storage, False
+        self._not_before = 0.0
         try:
             opened = remote.opened(storage)
             self.there = Snapshots(opened, f"runs/{name}", rf"{FILES}|messages\.log|{re.escape(STOPPED)}|{inner}")
@@ -108,11 +110,15 @@ class Kept:
         return is_run(self.folder) and here.is_file() and here.stat().st_size > (there.size if there else 0)
 
     def send(self) -> None:
-        """Send the folder as it is; where the storage cannot take it, this is said once, and the next time is tried.
+        """Send the folder as it is; where the storage cannot take it, this is said once, and tried again later.
+
+        Trying takes at most a tenth of the time, however long the storage makes us wait.
 
         Raises:
             ClientError: somebody else has written there since.
         """
+        if (began := time.monotonic()) < self._not_before:
+            return
         try:
             self.there.send(self.folder)
             self._see(self.there.tag)
@@ -126,6 +132,7 @@ class Kept:
             if not self.late:
                 self.say(Warned(f"storage: {error}; the run goes on, and {self.folder} has it all."))
             self.late = f"{error}"
+            self._not_before = time.monotonic() + 9 * (time.monotonic() - began)
 
     def end(self, lacking: str = "") -> None:
         """The last ``send``. lacking: why the storage lacks something else of the run, if it does.
@@ -133,6 +140,7 @@ class Kept:
         Raises:
             ClientError: the storage lacks something of the run.
         """
+        self._not_before = 0
         self.send()
         if self.late or lacking:
             raise ClientError(
