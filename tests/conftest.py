@@ -320,6 +320,12 @@ def bucket(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]
     return make
 
 
+@pytest.fixture(params=["s3", "folder"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A new storage of each kind, for ``--storage``."""
+    return str(tmp_path / "storage") if request.param == "folder" else request.getfixturevalue("bucket")()
+
+
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
     """A real Ray on this machine, for tests marked ``ray``; workers find what papers have beside their sweeps.

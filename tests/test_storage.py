@@ -26,12 +26,6 @@ TENSORS: dict[str, Tensor] = {"images": arange(6.0)}
 Bucket = Callable[[], str]
 
 
-@pytest.fixture(params=["s3", "folder"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A new storage of each kind."""
-    return str(tmp_path / "storage") if request.param == "folder" else request.getfixturevalue("bucket")()
-
-
 def keys(place: str) -> list[str]:
     """The objects of a storage, its own file and locks left out."""
     if "://" in place:

@@ -1,4 +1,4 @@
-"""Runs and sweeps with a storage: other machines go on, and what the storage cannot do costs nothing that is here."""
+"""Runs with a storage: other machines go on, and what the storage cannot do costs nothing that is here."""
 
 import http.client
 import json
@@ -19,8 +19,6 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.errors import ClientError, UserError
 from fedcommons.files import remote
 from fedcommons.runs import experiment
-from fedcommons.sweeping.keeping import Keeping
-from fedcommons.sweeping.sweep import Trial
 from fedcommons.tracking import kept
 
 ROOT = Path(__file__).parent.parent
@@ -31,12 +29,6 @@ SMALL = {
 """Clients' memories stand in files."""
 
 Bucket = Callable[[], str]
-
-
-@pytest.fixture(params=["s3", "folder"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A new storage of each kind."""
-    return str(tmp_path / "storage") if request.param == "folder" else request.getfixturevalue("bucket")()
 
 
 def small(folder: Path, storage: str | None, **values: Any) -> Experiment:
@@ -351,71 +343,3 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"^storage: .*cannot be used"):
         experiment.run(small(tmp_path, str(tmp_path / "file")), tmp_path / "run")
-
-
-# --- a sweep
-
-
-def results(out: Path) -> dict[str, bytes]:
-    return {p.relative_to(out).as_posix(): p.read_bytes() for p in [*out.glob("*/rounds.jsonl"), *out.glob("*.md")]}
-
-
-def test_a_driver_has_what_other_machines_played(place: str, tmp_path: Path, whole: dict[str, bytes]) -> None:
-    cell, said = Trial("cell", small(tmp_path, place)), list[str]()
-    driver = Keeping([cell], tmp_path / "a" / "out", said.append)
-    driver.begin(resume=False)
-    (tmp_path / "a" / "out").mkdir(parents=True)
-    driver.claim()
-    with pytest.raises(UserError, match="holds a sweep out already; add --resume"):
-        Keeping([cell], tmp_path / "b" / "out").begin(resume=False)
-    worker = tmp_path / "worker" / "out" / "cell"
-    experiment.run(cell.config, worker, resume=True, kept_as="out/cell")
-    driver.bring("cell")
-    driver.bring("cell")
-    assert outputs(tmp_path / "a" / "out" / "cell") == whole
-    assert len(said) == 1
-    (tmp_path / "a" / "out" / "table.md").write_text("the table")
-    driver.end()
-    other = Keeping([cell], tmp_path / "b" / "out", said.append)
-    other.begin(resume=True)
-    assert outputs(tmp_path / "b" / "out" / "cell") == whole
-    (tmp_path / "b" / "out" / "table.md").write_text("another table")
-    other.end()
-    (tmp_path / "a" / "out" / "table.md").write_text("one more")
-    with pytest.raises(ClientError, match="does not take the tables"):
-        driver.end()
-
-
-def test_a_resumed_sweep_sends_what_could_not_be_sent(place: str, tmp_path: Path, whole: dict[str, bytes]) -> None:
-    cell = Trial("cell", small(tmp_path, place))
-    experiment.run(small(tmp_path, None), tmp_path / "a" / "out" / "cell")
-    Keeping([cell], tmp_path / "a" / "out").begin(resume=True)
-    Keeping([cell], tmp_path / "b" / "out").begin(resume=True)
-    assert outputs(tmp_path / "b" / "out" / "cell") == whole
-
-
-@pytest.mark.ray
-def test_a_sweep_is_resumed_on_a_machine_that_has_nothing(place: str, tmp_path: Path) -> None:
-    words = [sys.executable, str(ROOT / "sweeps" / "table1.py"), "--preset=smoke", "--algorithms=fedavg",
-             "--settings=real,shuffled_synthetic", "--alphas=0.1", "--federation.rounds=2", "--wandb=off", "--out=out",
-             "--artifacts=artifacts", f"--storage={place}"]  # fmt: skip
-
-    def sweep(machine: str, *more: str) -> subprocess.CompletedProcess[str]:
-        (tmp_path / machine).mkdir(exist_ok=True)
-        return subprocess.run([*words, *more], cwd=tmp_path / machine, capture_output=True, text=True, timeout=400)
-
-    first = sweep("a")
-    assert first.returncode == 0, first.stderr
-    assert "4 generators trained" in first.stdout
-    refused = sweep("b")
-    assert refused.returncode == 2
-    assert "holds a sweep out already; add --resume" in refused.stderr
-    again = sweep("b", "--resume")
-    assert again.returncode == 0, again.stderr
-    assert "2 of 2 cells are done already." in again.stdout
-    assert "Starting Ray" not in again.stdout
-    assert results(tmp_path / "b" / "out") == results(tmp_path / "a" / "out")
-    more = sweep("c", "--resume", "--client.lr=0.07")
-    assert more.returncode == 0, more.stderr
-    assert "All generators are in the store: none had to be trained." in more.stdout
-    assert remote.opened(place).look("runs/out/MANIFEST.json")
