@@ -17,11 +17,13 @@ from fedcommons.config.sections import Federation
 from fedcommons.errors import ClientError, UserError, left_in, sentence
 from fedcommons.federation import cluster, kinds, scratch
 from fedcommons.federation.rejections import told
-from fedcommons.files import stored
+from fedcommons.files import remote, stored
 from fedcommons.sweeping import handed
 from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.folders import holds_runs, open_folder
+from fedcommons.sweeping.keeping import Keeping
 from fedcommons.sweeping.predecessors import copy, predecessors
+from fedcommons.tracking.kept import name_of
 from fedcommons.tracking.run_folder import (
     STOPPED,
     is_run,
@@ -134,9 +136,11 @@ def todo(cells: Sequence[Trial], out: Path, display: Display) -> Todo:
     for c, need in wanted:
         users.setdefault(key_of(need.images_facts), []).append(c.name)
     lacking = []
-    for folder in dict.fromkeys(c.config.artifacts for c, _ in wanted):
-        store = Store(Path(folder), display.say)
-        jobs = missing(store, [need for c, need in wanted if c.config.artifacts == folder])
+    for folder, storage in dict.fromkeys((c.config.artifacts, c.config.storage) for c, _ in wanted):
+        store = Store(Path(folder), display.say, storage)
+        of_store = [need for c, need in wanted if (c.config.artifacts, c.config.storage) == (folder, storage)]
+        jobs = missing(store, of_store)
+        store.send()  # trials on other machines find them there
         if jobs:
             store.require_writable()
         for job in jobs:
@@ -178,6 +182,7 @@ def run_cells(
         copy(run, out / name)
     started = time.perf_counter()
     failures: dict[str, str] = {}
+    keeping = Keeping(left.cells, out, display.say)
     trained, ready = 0, started
     if left.cells:
         display.say("Starting Ray ...")
@@ -193,10 +198,17 @@ def run_cells(
         from fedcommons.sweeping.progress import Progress
 
         rounds = {c.name: c.config.federation.rounds for c in left.cells}
-        progress = Progress(display, rounds, len(left.lacking), on_end)
+        progress = Progress(display, rounds, len(left.lacking), on_end, bring=keeping.bring)
         failures, trained = _run_trials(left, out, progress, scheduler)
         ready = max(progress.ready, started)
     for c in left.cells:
+        try:
+            keeping.bring(c.name)
+            if scheduler is not None and c.name not in failures and read_summary(out / c.name) is None:
+                (out / c.name / STOPPED).touch()
+                keeping.send(c.name)
+        except (UserError, ClientError, OSError) as error:
+            failures.setdefault(c.name, sentence(error))
         if (summary := read_summary(out / c.name)) and summary.get("rejected"):
             display.say(f"{c.name}: {told(summary['rejected'])}, see rejected in {out / c.name / 'summary.json'}")
     return Outcome({"generators": ready - started, "cells": time.perf_counter() - started}, trained, failures)
@@ -249,7 +261,7 @@ def _run_trials(left: Todo, out: Path, progress: "Progress", scheduler: Any) -> 
             raise
     for trace in dict.fromkeys(order.traces):  # a cell's own is in its folder; a generator has none
         progress.display.say(trace)
-    failures = dict(order.failed)
+    failures = dict(order.failed) | ({"artifacts": order.unsent} if order.unsent else {})
     for result in results:
         given: dict[str, Any] = result.config or {}
         if "cell" not in given:
@@ -261,9 +273,6 @@ def _run_trials(left: Todo, out: Path, progress: "Progress", scheduler: Any) -> 
             failures[name] = told_there or sentence(result.error)
         elif said := (result.metrics or {}).get("failed"):
             failures[name] = told_there if told_there.startswith(said) else said
-    for c in cells:
-        if scheduler is not None and c.name not in failures and read_summary(out / c.name) is None:
-            (out / c.name / STOPPED).touch()
     return failures, order.trained
 
 
@@ -272,6 +281,8 @@ def with_absolute_paths(config: Experiment) -> Experiment:
     from fedcommons.data.datasets import data_folder
 
     folders = {"artifacts": config.artifacts, "data.dir": data_folder(config.data.dir)}
+    if config.storage is not None and not remote.is_url(config.storage):
+        folders["storage"] = config.storage
     found = flat.override(config, {name: str(Path(folder).resolve()) for name, folder in folders.items()})
     return replace(found, source=config.source)  # what the cell is named after, though a file may have changed since
 
@@ -322,7 +333,8 @@ def _trial(params: Mapping[str, Any]) -> None:
         if lines := read_rounds(folder):  # Tune is told also of a trial that has no round left to play
             last = {name: value for line in lines for name, value in line.items()}
         # A trial never trains a generator: it would hold its cores for work that other trials may do too.
-        experiment.run(c, folder, resume=True, say=say, on_round=report, may_generate=False)
+        name = name_of(folder.parent, folder)
+        experiment.run(c, folder, resume=True, say=say, on_round=report, may_generate=False, kept_as=name)
     except (ClientError, UserError, LookupError) as error:
         # Not raised, as Tune would try again, and the same would happen again.
         last = {**last, "failed": sentence(error)}

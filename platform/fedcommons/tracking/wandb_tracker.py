@@ -138,6 +138,7 @@ def _config(config: Experiment, p: float) -> dict[str, Any]:
     """What W&B is told of an experiment: nothing about this machine's folders, nor W&B's own settings."""
     fields = flat.to_dict(config)
     del fields["artifacts"], fields["data"]["dir"], fields["tracking"]
+    fields.pop("storage", None)
     effective = {"rho": 0.0, "sigma": 0.0, **flat.effective(config.flat, p)}
     if config.partition.name == "iid":
         effective["alpha"] = IID
