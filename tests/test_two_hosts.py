@@ -193,15 +193,42 @@ def wait_for_work(lab: Lab, process: subprocess.Popen[str]) -> None:
         time.sleep(0.2)
 
 
-def test_a_killed_driver_is_resumed(lab: Lab, reference: Path) -> None:
-    line = f"python {TABLE1} --artifacts /mnt/artifacts-driver --out /mnt/driver"
+@pytest.fixture
+def bucket(lab: Lab) -> Iterator[str]:
+    """A bucket on the operator's host, an emulated S3, which both hosts' files in ~/.aws lead to."""
+    at = f"http://{lab.operator.ip}:5000"
+    serving = subprocess.Popen(
+        lab.operator.command("python", "-m", "moto.server", "-H", lab.operator.ip, "-p", "5000"),
+        stderr=subprocess.DEVNULL,
+    )
+    config = f"[default]\nregion = us-east-1\nendpoint_url = {at}\n"
+    credentials = "[default]\naws_access_key_id = somebody\naws_secret_access_key = something\n"
+    for host in (lab.head, lab.worker):
+        host.run("sh", "-c", f"mkdir -p ~/.aws && printf '{config}' > ~/.aws/config")
+        host.run("sh", "-c", f"printf '{credentials}' > ~/.aws/credentials")
+    make = "import boto3, sys; boto3.client('s3').create_bucket(Bucket='commons')"
+    deadline = time.monotonic() + 60
+    while lab.head.run("python", "-c", make).returncode:
+        assert time.monotonic() < deadline
+    yield "s3://commons/lab"
+    lab.operator.run("pkill", "-f", "moto.server")
+    serving.wait(60)
+
+
+def test_a_killed_driver_is_resumed_also_where_hosts_share_a_bucket_only(
+    lab: Lab, reference: Path, bucket: str
+) -> None:
+    line = f"python {TABLE1} --artifacts ~/artifacts --out ~/table1 --storage {bucket}"
     process = lab.start(line)
     wait_for_work(lab, process)
     lab.head.run("pkill", "-9", "-f", "sweeps/table1.py")
     process.communicate(timeout=60)
     assert process.returncode != 0
-    ends(lab.start(f"{line} --resume"))
-    assert results(lab.shared / "driver") == results(reference)
+    both_work(lab, process := lab.start(f"{line} --resume"), "ray::ImplicitFunc")
+    ends(process)
+    lab.head.run("cp", "-r", "/root/table1", "/mnt/brought")
+    assert results(lab.shared / "brought") == results(reference)
+    assert lab.worker.run("ls", "/root/table1").returncode == 0  # of runs that were played there
 
 
 def test_a_stranger_gets_nothing_from_any_port(lab: Lab) -> None:
