@@ -13,8 +13,8 @@ from pathlib import Path
 
 PLATFORM = frozenset(
     {
-        "fedcommons", "lightning_modules", "PIL", "cryptography", "diffusers", "docstring_parser", "fsspec", "lightning",
-        "lightning_fabric", "matplotlib", "mlflow", "numpy", "opacus", "optuna", "pandas", "pytorch_lightning", "ray",
+        "fedcommons", "lightning_modules", "PIL", "cryptography", "diffusers", "docstring_parser", "fsspec",
+        "lightning", "lightning_fabric", "matplotlib", "mlflow", "numpy", "opacus", "optuna", "pandas", "pytorch_lightning", "ray",
         "rich", "s3fs", "safetensors", "scipy", "sklearn", "torch", "torchmetrics", "torchvision", "trackio", "wandb",
         "wandb_workspaces", "yaml",
     }
