@@ -80,7 +80,8 @@ def dashboard(argv: Sequence[str]) -> int:
     project = options.project or (project_of(runs[0]) if runs else PROJECT)
     names = logged(runs, print) if runs else EVERYTHING
     made = workspace(options.entity or "ENTITY", project, options.name, names)
-    panels, over = sum(len(section.panels) for section in made.sections), f"{len(runs)} runs" if runs else "all runs"
+    panels = sum(len(section.panels) for section in made.sections)
+    over = f"{len(runs)} run{'s' if len(runs) > 1 else ''}" if runs else "all runs"
     said = f"{len(made.sections)} sections, {panels} panels over {over} of project {project}"
     if options.entity:
         try:
@@ -90,8 +91,11 @@ def dashboard(argv: Sequence[str]) -> int:
         print(f"{said}: {made.url}")
         return 0
     out = Path(options.out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(out, made._to_model().model_dump_json(by_alias=True, exclude_none=True, indent=1) + "\n")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_text(out, made._to_model().model_dump_json(by_alias=True, exclude_none=True, indent=1) + "\n")
+    except OSError as error:
+        raise UserError(f"--out: {out} cannot be written ({error.strerror}).") from None
     print(f"{said}: {out}. After `wandb login`, and `wandb sync` of runs that were kept offline, this makes it:")
     given = ["--project", project, *([] if options.name == NAME else ["--name", options.name])]
     print(shlex.join(["python", "sweeps/dashboard.py", *map(str, options.folders), *given, "--entity", "YOURS"]))

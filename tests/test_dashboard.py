@@ -260,3 +260,9 @@ def test_runs_of_other_versions_and_damaged_ones_are_told_in_a_sentence_each(
     assert kinds.count(MEDIA) == 3
     with pytest.raises(UserError, match=r"no run in .* can be read"):
         dashboard.dashboard([str(runs / "half")])
+
+
+def test_a_file_that_cannot_be_written_is_told_in_a_sentence(dashboard: ModuleType, folder: Path) -> None:
+    (folder / "file").touch()
+    with pytest.raises(UserError, match=r"--out: .*/file/dashboard\.json cannot be written \("):
+        dashboard.dashboard([str(folder), "--out", str(folder / "file" / "dashboard.json")])
