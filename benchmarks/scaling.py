@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -203,19 +204,21 @@ def on_two_hosts(scales: Sequence[Scale]) -> list[dict[str, float]]:
     if why := hosts.missing():
         sys.exit(f"error: {why}.")
     with TemporaryDirectory() as shared, hosts.network(Path(shared), ["head", "worker"]) as (head, worker):
-        told = head.run("sh", "-c", f"sh {ROOT}/cluster/secrets.sh {head.ip} {worker.ip} && cp -r ~/.fedcommons /mnt/")
+        for name in ("benchmarks", "cluster", "lightning_modules", "platform"):
+            shutil.copytree(ROOT / name, Path(shared) / name)
+        told = head.run("sh", "-c", f"sh /mnt/cluster/secrets.sh {head.ip} {worker.ip} && cp -r ~/.fedcommons /mnt/")
         assert told.returncode == 0, told.stderr
         worker.run("cp", "-r", "/mnt/.fedcommons", "/root/")
-        code, found = f"{ROOT}/platform:{ROOT}:{ROOT}/benchmarks", []
+        start, found = ". /mnt/cluster/environment.sh && export PYTHONPATH=/mnt/platform:/mnt:/mnt/benchmarks", []
         for scale in scales:
             starts = [(head, f"--head --port=6379 --include-dashboard=false --node-ip-address={head.ip}")]
             starts.append((worker, f"--address={head.ip}:6379 --node-ip-address={worker.ip}"))
             for host, options in starts:
                 line = f"ray start {options} --num-cpus={scale.actors // 2} --disable-usage-stats"
-                done = host.run("sh", "-c", f". {ROOT}/cluster/environment.sh && export PYTHONPATH={code} && {line}")
+                done = host.run("sh", "-c", f"{start} && {line}")
                 assert done.returncode == 0, done.stdout + done.stderr
-            given = shlex.join([sys.executable, __file__, "--row", json.dumps(scale.__dict__)])
-            line = f". {ROOT}/cluster/environment.sh && export PYTHONPATH={code} RAY_ADDRESS=auto && {given}"
+            row = shlex.quote(json.dumps(scale.__dict__))
+            line = f"{start} RAY_ADDRESS=auto && python /mnt/benchmarks/scaling.py --row {row}"
             done = head.run("sh", "-c", line, timeout=600)
             assert done.returncode == 0, done.stdout + done.stderr
             found.append(json.loads(done.stdout.splitlines()[-1]))

@@ -18,20 +18,21 @@ START = """
 set -e
 mount --make-rprivate /
 mount --bind "$1" /mnt
-if [ -n "$2" ]; then mount --bind "$2" /mnt/python; fi
-mount -t tmpfs tmpfs /root
-if [ -n "$2" ]; then mkdir -p "$2"; mount --bind /mnt/python "$2"; umount /mnt/python; fi
-mount -t tmpfs tmpfs /tmp
-mount -t tmpfs tmpfs /run
+hostname "$2"
+shift 2
+n=0
+for kept; do mkdir -p /mnt/kept/$((n += 1)); mount --bind "$kept" /mnt/kept/$n; done
+for hidden in /root /tmp /run; do mount -t tmpfs tmpfs $hidden; done
+n=0
+for kept; do mkdir -p "$kept"; mount --bind /mnt/kept/$((n += 1)) "$kept"; umount /mnt/kept/$n; done
 mount -t tmpfs -o size=2g tmpfs /dev/shm
 mkdir -p /run/sshd /root/.ssh
 chmod 700 /root /root/.ssh
-hostname "$3"
 ip link set lo up
 echo started
 while :; do sleep 3600 & wait $!; done
 """
-"""What a host does first. $1: the shared folder; $2: a Python below /root, which stays; $3: the host's name.
+"""What a host does first. $1: the shared folder; $2: the host's name; the rest: folders that stay, of what it hides.
 
 Its first process waits, so that it reaps those whose parents have ended."""
 
@@ -94,7 +95,6 @@ def network(shared: Path, names: Sequence[str]) -> Iterator[list[Host]]:
     """Hosts 198.18.7.1, 198.18.7.2, ... on one bridge; what they put into /mnt lies in ``shared``."""
     keys = shared / "keys"
     keys.mkdir(parents=True)
-    (shared / "python").mkdir()
     for name in ("host", "operator"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", keys / name], check=True)
     with ExitStack() as stack:
@@ -106,9 +106,9 @@ def network(shared: Path, names: Sequence[str]) -> Iterator[list[Host]]:
 
 @contextmanager
 def _host(shared: Path, bridge: int, name: str, number: int) -> Iterator[Host]:
-    base = Path(sys.base_prefix)
-    python = str(base) if base.is_relative_to("/root") else ""
-    with _started("sh", "-c", START, "host", str(shared), python, name) as pid:
+    needed = dict.fromkeys((sys.base_prefix, sys.prefix))
+    kept = [folder for folder in needed if folder.startswith(("/root/", "/tmp/", "/run/"))]
+    with _started("sh", "-c", START, "host", str(shared), name, *kept) as pid:
         host = Host(name, f"198.18.7.{number}", pid, bridge)
         cable = f"to-{name}"
         subprocess.run(
