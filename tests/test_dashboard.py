@@ -260,3 +260,17 @@ def test_runs_of_other_versions_and_damaged_ones_are_told_in_a_sentence_each(
     assert kinds.count(MEDIA) == 3
     with pytest.raises(UserError, match=r"no run in .* can be read"):
         dashboard.dashboard([str(runs / "half")])
+
+
+@pytest.mark.parametrize("project", ["a\nb", "\x1b[2J", "a/b"])
+def test_a_project_that_a_stranger_named_moves_no_terminal(
+    project: str, dashboard: ModuleType, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(folder / "plain", tmp_path / "run")
+    config = tmp_path / "run" / "config.yaml"
+    assert "project: mine" in config.read_text()
+    config.write_text(config.read_text().replace("project: mine", f"project: {json.dumps(project)}"))
+    assert dashboard.dashboard([str(tmp_path / "run"), "--out", str(tmp_path / "made.json")]) == 0
+    assert "--project fedcommons --entity" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"^--project "):
+        dashboard.dashboard([str(tmp_path / "run"), "--project", project])
