@@ -19,6 +19,8 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.errors import ClientError, UserError
 from fedcommons.files import remote
 from fedcommons.runs import experiment
+from fedcommons.sweeping.keeping import Keeping
+from fedcommons.sweeping.sweep import Trial
 from fedcommons.tracking import kept
 
 ROOT = Path(__file__).parent.parent
@@ -364,6 +366,16 @@ def test_a_storage_that_cannot_be_used_is_refused_before_any_work(
 def test_no_message_repeats_a_password() -> None:
     said = remote._why(OSError("no answer from http://me:pass-word@host:9/x?key=1"))
     assert said == "no answer from http://host:9/x?key=1 (OSError)"
+
+
+@pytest.mark.parametrize("name", ["run", "run/storage", "other/../run"])
+def test_a_storage_in_the_folder_that_it_keeps_is_refused(name: str, tmp_path: Path) -> None:
+    place = small(tmp_path, str(tmp_path / name))
+    with pytest.raises(UserError, match=r"^storage must be outside of --out, .*/run, got"):
+        experiment.run(place, tmp_path / "run")
+    with pytest.raises(UserError, match=r"^storage must be outside of --out, .*/run, got"):
+        Keeping([Trial("cell", place)], tmp_path / "run").begin(resume=False)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:

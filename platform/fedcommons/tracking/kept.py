@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from fedcommons import locks
 from fedcommons.config import flat
-from fedcommons.errors import ClientError, UserError, Warned
+from fedcommons.errors import ClientError, UserError, Warned, shown
 from fedcommons.files import remote, stored, write_bytes, write_json
 from fedcommons.files.remote import ChangedError, StorageError
 from fedcommons.files.snapshots import Snapshots
@@ -31,6 +31,16 @@ def name_of(*folders: Path) -> str:
     return "/".join(quote(folder.resolve().name, safe="") or "root" for folder in folders)
 
 
+def require_apart(storage: str, folder: Path) -> None:
+    """Check that the storage is no folder in ``folder``, whose files are kept there, nor the folder itself.
+
+    Raises:
+        UserError: it is.
+    """
+    if not remote.is_url(storage) and Path(storage).resolve().is_relative_to(folder.resolve()):
+        raise UserError(f"storage must be outside of --out, {folder}, got {shown(storage)}.")
+
+
 class Kept:
     """The run in ``folder``, and its snapshots ``runs/NAME`` in the storage.
 
@@ -38,7 +48,7 @@ class Kept:
     has_lost: whether somebody else has written there since.
 
     Raises:
-        UserError: the storage cannot be reached or written.
+        UserError: the storage cannot be reached or written, or lies in the folder.
     """
 
     def __init__(self, storage: str, name: str, folder: Path, say: Callable[[str], None] = print) -> None:
@@ -47,6 +57,7 @@ class Kept:
         inner = rf"checkpoints/{checkpoint.FILE}(\.json)?|memory/{memory.FILE}(\.json)?"
         self.folder, self.say, self.late, self.has_lost = folder, say, "", False
         self._not_before = 0.0
+        require_apart(storage, folder)
         try:
             opened = remote.opened(storage)
             self.storage = opened.name
