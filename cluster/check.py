@@ -134,9 +134,9 @@ def _commands(content: dict[Any, Any]) -> Iterator[str]:
         if not starting:
             yield f"{name} must have a command with `ray start`."
         for line in starting:
-            before = line[: line.index("ray start")]
+            befores = [line[: found.start()] for found in re.finditer("ray start", line)]
             for variable, (value, meaning) in GUARDS.items():
-                if not _is_set(variable, value, before, options):
+                if not all(_is_set(variable, value, before, options) for before in befores):
                     yield f"{name}: {line!r} starts Ray {meaning}."
 
 
@@ -185,7 +185,7 @@ def main(argv: list[str]) -> int:
     for name in files:
         try:
             said = flaws(yaml.safe_load(Path(name).read_text()), template)
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:  # a list may hold itself
             said = [f"it cannot be read ({' '.join(str(error).split())})."]
         for sentence in said:
             print(f"error: {name}: {sentence}", file=sys.stderr)

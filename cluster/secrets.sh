@@ -19,7 +19,9 @@ END
 )
 umask 077
 mkdir -p ~/.fedcommons
+chmod 700 ~/.fedcommons
 cd ~/.fedcommons
+rm -f auth_token node.key node.crt # what is there keeps its mode
 openssl rand -hex 32 > auth_token
 openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 365 -subj "/CN=fedcommons" \
   -addext "subjectAltName=DNS:localhost,IP:127.0.0.1,$names" -keyout node.key -out node.crt 2> /dev/null

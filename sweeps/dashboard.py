@@ -21,6 +21,9 @@ from fedcommons.tracking.run_folder import read_config
 
 NAME, PROJECT = "fedcommons: which commons?", "fedcommons"
 
+ALLOWED = r"[^/\\#?%:\x00-\x1f\x7f-\x9f]{1,128}"
+"""Names of users, teams and projects at W&B."""
+
 
 def arguments(argv: Sequence[str]):
     """The folders, then the options."""
@@ -37,7 +40,7 @@ def arguments(argv: Sequence[str]):
     if not named and options.entity is None:
         raise UserError("name at least one folder with runs, DIR [DIR ...], or --entity ME for what W&B has.")
     for option in ("entity", "project"):
-        if options[option] is not None and not re.fullmatch(r"[^/\\#?%:]{1,128}", options[option]):
+        if options[option] is not None and not re.fullmatch(ALLOWED, options[option]):
             raise UserError(
                 f"--{option} is a name of 1 to 128 characters without / \\ # ? % :, got {shown(options[option])}."
             )
@@ -65,7 +68,8 @@ def runs_in(folders: Sequence[Path]) -> list[Path]:
 def project_of(run: Path) -> str:
     """The W&B project of a run."""
     with suppress(UserError):  # its config.yaml is of another version
-        return read_config(run).tracking.project
+        if re.fullmatch(ALLOWED, found := read_config(run).tracking.project):  # somebody else may have written it
+            return found
     return PROJECT
 
 

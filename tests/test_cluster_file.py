@@ -1,8 +1,10 @@
 """``ray_cluster.yaml`` is what ``ray up`` accepts; a real cluster is another test's."""
 
 import copy
+import os
 import runpy
 import subprocess
+import sys
 from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
@@ -210,6 +212,7 @@ OPTIONS = ["--env RAY_AUTH_MODE=token", "--env RAY_USE_TLS=1"]
         (". ~/f/cluster/environment.sh && ray stop; ray start --head", [], "both"),
         ("echo . ~/f/cluster/environment.sh && ray start --head", [], "both"),
         (". ~/f/cluster/environment.sh && export RAY_USE_TLS=0 && ray start --head", [], "TLS"),
+        (". ~/f/cluster/environment.sh && ray start --head || ray start --head", [], "both"),
         ("RAY_AUTH_MODE=disabled ray start --head", OPTIONS, "token"),
         ("ray start --head # . cluster/environment.sh && RAY_AUTH_MODE=token RAY_USE_TLS=1", [], "both"),
     ],
@@ -240,3 +243,25 @@ def test_without_docker_an_image_must_be_named(filled: dict[str, Any], flaws: An
                                      {"provider": {"type": "local", "worker_ips": 7}, "file_mounts": [2]}])  # fmt: skip
 def test_a_file_of_anything_gets_sentences_and_no_traceback(content: Any, flaws: Any) -> None:
     assert flaws(content)
+
+
+def test_a_file_that_holds_itself_gets_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("provider: &a [*a]\n")
+    words = [sys.executable, "-W", "ignore", str(ROOT / "cluster" / "check.py"), str(tmp_path / "own.yaml")]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"error: {tmp_path / 'own.yaml'}: it cannot be read")
+
+
+def test_secrets_are_for_their_owner_alone_also_where_older_ones_were_not(tmp_path: Path) -> None:
+    folder, names = tmp_path / ".fedcommons", ("auth_token", "node.key", "node.crt")
+    folder.mkdir(mode=0o755)
+    for name in names:
+        (folder / name).write_text("old")
+        (folder / name).chmod(0o644)
+    words = ["sh", str(ROOT / "cluster" / "secrets.sh"), "10.0.0.1"]
+    subprocess.run(words, check=True, capture_output=True, env={**os.environ, "HOME": str(tmp_path)})
+    assert [(folder / name).stat().st_mode & 0o777 for name in names] == [0o600] * 3
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert all((folder / name).read_text() != "old" for name in names)

@@ -266,3 +266,17 @@ def test_a_file_that_cannot_be_written_is_told_in_a_sentence(dashboard: ModuleTy
     (folder / "file").touch()
     with pytest.raises(UserError, match=r"--out: .*/file/dashboard\.json cannot be written \("):
         dashboard.dashboard([str(folder), "--out", str(folder / "file" / "dashboard.json")])
+
+
+@pytest.mark.parametrize("project", ["a\nb", "\x1b[2J", "a/b"])
+def test_a_project_that_a_stranger_named_moves_no_terminal(
+    project: str, dashboard: ModuleType, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(folder / "plain", tmp_path / "run")
+    config = tmp_path / "run" / "config.yaml"
+    assert "project: mine" in config.read_text()
+    config.write_text(config.read_text().replace("project: mine", f"project: {json.dumps(project)}"))
+    assert dashboard.dashboard([str(tmp_path / "run"), "--out", str(tmp_path / "made.json")]) == 0
+    assert "--project fedcommons --entity" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"^--project "):
+        dashboard.dashboard([str(tmp_path / "run"), "--project", project])

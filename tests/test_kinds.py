@@ -108,7 +108,7 @@ def where(worker: Any, shared: Any, job: int) -> str:
     return f"{labels[CPU]} {labels[TORCH]}"
 
 
-def main(path: Path) -> None:
+def pinned(path: Path) -> None:
     """Three nodes, each of another kind: where actors and trials were, and what was refused."""
     import ray
     from ray import tune
@@ -151,15 +151,50 @@ def main(path: Path) -> None:
     nodes.shutdown()
 
 
-@pytest.mark.ray
-def test_actors_and_trials_stay_on_nodes_of_one_kind(tmp_path: Path) -> None:
+def chosen_by_a_driver(path: Path) -> None:
+    """A run with an actor in a sweep whose driver alone knows the choice: more cores are of another kind."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    from fedcommons.config import presets
+    from fedcommons.sweeping.display import Display
+    from fedcommons.sweeping.sweep import Todo, Trial, run_cells
+
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "labels": {CPU: kinds.cpu(), TORCH: OURS}})
+    nodes.add_node(num_cpus=2, labels={CPU: "odd", TORCH: OURS})
+    os.environ |= {"RAY_ADDRESS": str(nodes.address), CHOICE: kinds.cpu()}
+    fields = {
+        "federation.executor": "ray_actors", "federation.actors": 1, "federation.rounds": 1, "data.limit": 80,
+        "tracking.wandb": "off",
+    }  # fmt: skip
+    cell = Trial("cell", presets.experiment("smoke", "digits", fields))
+    path.parent.joinpath("out").mkdir()
+    outcome = run_cells(Todo(1, [cell], []), path.parent / "out", Display(quiet=True))
+    told = json.loads((path.parent / "out" / "cell" / "environment.json").read_text())
+    path.write_text(json.dumps({"failures": outcome.failures, "kinds": told["cpu_kinds"]}))
+    ray.shutdown()
+    nodes.shutdown()
+
+
+def found_by(what: str, folder: Path) -> dict[str, Any]:
+    """What this file as a driver finds."""
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as scratch:  # sockets lie there
         done = subprocess.run(
-            [sys.executable, __file__, str(tmp_path / "found.json")], capture_output=True, text=True, timeout=400,
+            [sys.executable, __file__, what, str(folder / "found.json")], capture_output=True, text=True, timeout=400,
             env={**os.environ, "RAY_TMPDIR": scratch},
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "found.json").read_text())
+    return json.loads((folder / "found.json").read_text())
+
+
+@pytest.mark.ray
+def test_trials_on_other_machines_know_the_choice_of_their_driver(tmp_path: Path) -> None:
+    assert found_by("chosen_by_a_driver", tmp_path) == {"failures": {}, "kinds": [kinds.cpu()]}
+
+
+@pytest.mark.ray
+def test_actors_and_trials_stay_on_nodes_of_one_kind(tmp_path: Path) -> None:
+    found = found_by("pinned", tmp_path)
     ours = f"{kinds.cpu()} {OURS}"
     assert found["actors"] == [ours] * 2
     assert found["serial"] == found["with actors"] == [ours] * 3
@@ -169,4 +204,4 @@ def test_actors_and_trials_stay_on_nodes_of_one_kind(tmp_path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    {"pinned": pinned, "chosen_by_a_driver": chosen_by_a_driver}[sys.argv[1]](Path(sys.argv[2]))

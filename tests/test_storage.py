@@ -97,6 +97,50 @@ def test_of_two_writers_the_second_is_told_and_the_first_stays(place: str, tmp_p
     assert contents(tmp_path / "c") == {"x": "4"}
 
 
+def test_a_list_of_ours_whose_answer_was_lost_is_no_second_writer(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is written, we are not told, and have other files by the time that we try again."""
+    one, other = snapshots(place), snapshots(place)
+    one.send(write(tmp_path / "a", x="1", y="one"))
+    other.look()
+    plain = one.storage.write
+
+    def lost(key: str, content: bytes, tag: str | None = None) -> str:
+        plain(key, content, tag)
+        if key.endswith(MANIFEST):
+            raise StorageError("no answer")
+        return remote.NEW
+
+    with monkeypatch.context() as patch:
+        patch.setattr(one.storage, "write", lost)
+        with pytest.raises(StorageError, match="no answer"):
+            one.send(write(tmp_path / "a", x="2"))
+    one.send(write(tmp_path / "a", x="3"))
+    reader = snapshots(place)
+    reader.look()
+    assert reader.bring(tmp_path / "b") == []
+    assert contents(tmp_path / "b") == {"x": "3", "y": "one"}
+    assert len(keys(place)) == 3
+    with pytest.raises(ChangedError):
+        other.send(write(tmp_path / "c", x="4"))
+
+
+def test_what_somebody_has_removed_is_sent_anew(place: str, tmp_path: Path) -> None:
+    one = snapshots(place)
+    one.send(write(tmp_path / "a", x="1", y="one"))
+    for key in keys(place):
+        one.storage.remove(key)
+    with pytest.raises(StorageError, match=r"runs/a/MANIFEST\.json was removed meanwhile") as told:
+        one.send(write(tmp_path / "a", x="2"))
+    assert not isinstance(told.value, ChangedError)
+    one.send(tmp_path / "a")
+    reader = snapshots(place)
+    reader.look()
+    assert reader.bring(tmp_path / "b") == []
+    assert contents(tmp_path / "b") == {"x": "2", "y": "one"}
+
+
 class PowerCut(Exception):
     pass
 

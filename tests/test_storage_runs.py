@@ -19,6 +19,8 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.errors import ClientError, UserError
 from fedcommons.files import remote
 from fedcommons.runs import experiment
+from fedcommons.sweeping.keeping import Keeping
+from fedcommons.sweeping.sweep import Trial
 from fedcommons.tracking import kept
 
 ROOT = Path(__file__).parent.parent
@@ -175,6 +177,33 @@ def test_a_snapshot_with_fewer_rounds_takes_nothing_away_here(
     experiment.run(small(tmp_path, place), folder, resume=True, on_round=lambda number, _: seen.append(number))
     assert seen == [5, 6]
     assert outputs(folder) == whole
+
+
+@pytest.mark.parametrize("other", [{"seed": 1}, {"client.lr": 0.07}])
+def test_another_run_that_took_its_name_there_takes_nothing_away_here(
+    other: dict[str, Any], place: str, tmp_path: Path, whole: dict[str, bytes]
+) -> None:
+    """Somebody removed the run from the storage; the other one has more rounds."""
+    folder = tmp_path / "a" / "run"
+    with pytest.raises(PowerCut):
+        experiment.run(small(tmp_path, place), folder, on_round=cut_at(3))
+    remote.opened(place).remove("runs/run/MANIFEST.json")
+    experiment.run(small(tmp_path, place, **other), tmp_path / "b" / "run")
+    with pytest.raises(UserError, match=r"runs/run holds another run than .*/a/run; choose another --out or"):
+        experiment.run(small(tmp_path, place), folder, resume=True)
+    experiment.run(small(tmp_path, None), folder, resume=True)
+    assert outputs(folder) == whole
+
+
+def test_a_storage_is_the_same_by_any_path(
+    tmp_path: Path, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep's driver has the path as it was given, its trials have an absolute one."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PowerCut):
+        experiment.run(small(tmp_path, str(tmp_path / "storage")), tmp_path / "run", on_round=cut_at(3))
+    experiment.run(small(tmp_path, "./storage"), tmp_path / "run", resume=True)
+    assert outputs(tmp_path / "run") == whole
 
 
 def test_a_full_disk_leaves_no_half_file(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,6 +366,16 @@ def test_a_storage_that_cannot_be_used_is_refused_before_any_work(
 def test_no_message_repeats_a_password() -> None:
     said = remote._why(OSError("no answer from http://me:pass-word@host:9/x?key=1"))
     assert said == "no answer from http://host:9/x?key=1 (OSError)"
+
+
+@pytest.mark.parametrize("name", ["run", "run/storage", "other/../run"])
+def test_a_storage_in_the_folder_that_it_keeps_is_refused(name: str, tmp_path: Path) -> None:
+    place = small(tmp_path, str(tmp_path / name))
+    with pytest.raises(UserError, match=r"^storage must be outside of --out, .*/run, got"):
+        experiment.run(place, tmp_path / "run")
+    with pytest.raises(UserError, match=r"^storage must be outside of --out, .*/run, got"):
+        Keeping([Trial("cell", place)], tmp_path / "run").begin(resume=False)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:

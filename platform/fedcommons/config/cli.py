@@ -169,7 +169,8 @@ def _value(option: Option, one: Given, before: Any) -> Any:
     if one.name in PATHS and not isinstance(one.value, list):
         one = replace(one, value=str(user_path(f"--{one.name}", one.text)))
     if one.name == "storage" and isinstance(one.value, str) and one.value.strip() not in NULLS:
-        one = one if ":" in one.value else replace(one, value=str(user_path("--storage", one.value)))  # else a URL
+        is_url = ":" in one.value.partition("/")[0]
+        one = one if is_url else replace(one, value=str(user_path("--storage", one.value)))
     return value_of(one, option.field.hint)
 
 

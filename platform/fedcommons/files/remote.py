@@ -59,10 +59,12 @@ def flaw(place: str) -> str | None:
 def opened(place: str) -> "Bucket | Disk":
     """The storage of this name, tried out: it can be written, and refuses a write whose condition does not hold.
 
+    Its own ``name`` is the same however it is written: a folder's is absolute.
+
     Raises:
         StorageError: it cannot be reached or written, does not exist, ignores conditions, or a package is missing.
     """
-    return _opened(place, os.getpid())
+    return _opened(place.rstrip("/") if is_url(place) else str(Path(place).resolve()), os.getpid())
 
 
 @cache
@@ -89,7 +91,7 @@ class Bucket:
     def __init__(self, url: str) -> None:
         import fsspec  # with s3fs they take a second to import, and most runs need neither
 
-        self.name = url.rstrip("/")
+        self.name = url
         self._at = self.name.removeprefix("s3://")
         retries = (
             {}

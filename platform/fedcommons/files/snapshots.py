@@ -89,6 +89,17 @@ class Snapshots:
             raise StorageError(f"{self.storage.name}/{self.name}/{MANIFEST} is no list of ours ({error})") from None
         return found
 
+    def read(self, name: str) -> bytes | None:
+        """The content of one of the files of ``held``; None if it is not there or damaged.
+
+        Raises:
+            StorageError: the storage cannot be asked.
+        """
+        if (entry := self.held.get(name)) is None:
+            return None
+        content = self.storage.read(f"{self.name}/objects/{entry.object}", entry.size + 1)
+        return content if _digest(content) == entry.content else None
+
     def bring(self, folder: Path) -> list[str]:
         """Write the files of ``held`` into the folder, each whole or not at all; what is damaged there, in sentences.
 
@@ -128,7 +139,8 @@ class Snapshots:
 
         Raises:
             ChangedError: somebody else has written a snapshot with other content since; it stays.
-            StorageError: the storage cannot take it; the snapshot before stays.
+            StorageError: the storage cannot take it, and the snapshot before stays; or somebody has removed that one,
+                and the next call sends all anew.
         """
         new = dict[str, Entry]()
         for name in self._files(folder):
@@ -147,9 +159,11 @@ class Snapshots:
             return
         self._replace(new)
 
-    def is_same(self, folder: Path) -> bool:
-        """Whether the folder has the files of ``held`` as they are there."""
-        return all(_digest(_read(folder, name, entry.size)) == entry.content for name, entry in self.held.items())
+    def is_same(self, folder: Path, *names: str) -> bool:
+        """Whether the folder has the files of ``held``, or those of these names, as they are there."""
+        return all(
+            _digest(_read(folder, n, e.size)) == e.content for n, e in self.held.items() if not names or n in names
+        )
 
     def remove_others(self, folder: Path) -> None:
         """Remove the files of the folder that a snapshot may have and this one has not."""
@@ -159,22 +173,34 @@ class Snapshots:
     def _replace(self, new: dict[str, Entry]) -> None:
         files = {name: {"object": e.object, "bytes": e.size} for name, e in sorted(new.items())}
         content = (json.dumps({"files": files}, indent=1) + "\n").encode()
-        before = self.held
+        before, key = {*self.held.values(), *self._sent.values()}, f"{self.name}/{MANIFEST}"
         try:
-            tag = self.storage.write(f"{self.name}/{MANIFEST}", content, self.tag)
+            tag = self.storage.write(key, content, self.tag)
         except ChangedError:
             theirs = Snapshots(self.storage, self.name, self.names)
-            if _hashes(theirs.look()) != _hashes(new):  # equal: a retry of our own, whose first answer was lost
+            theirs.look()
+            if theirs.tag == remote.NEW:
+                self.tag, self.held, self._sent = remote.NEW, {}, {}
+                raise StorageError(f"{self.storage.name}/{key} was removed meanwhile") from None
+            if _hashes(theirs.held) == _hashes(new):  # a retry of our own, whose first answer was lost
+                tag, new = theirs.tag, dict(theirs.held)
+            elif self._is_own(theirs.held):
+                before |= {*theirs.held.values()}
+                tag = self.storage.write(key, content, theirs.tag)
+            else:
                 raise
-            self.tag, self.held = theirs.tag, dict(theirs.held)
-            return
         self.tag, self.held, self._damaged = tag, new, set()
         kept = {entry.object for entry in new.values()}
-        for entry in {*before.values(), *self._sent.values()}:
+        for entry in before:
             if entry.object not in kept:
                 with suppress(StorageError):  # it takes room, and nobody reads it
                     self.storage.remove(f"{self.name}/objects/{entry.object}")
         self._sent = {digest: entry for digest, entry in self._sent.items() if entry.object in kept}
+
+    def _is_own(self, found: Mapping[str, Entry]) -> bool:
+        """Whether a list is one that we wrote without an answer: nobody else knows objects that no list has named."""
+        unknown = {*found.values()} - {*self.held.values()}
+        return bool(unknown) and unknown <= {*self._sent.values()}
 
     def _files(self, folder: Path) -> Iterator[str]:
         """The names of regular files here that a snapshot may have."""

@@ -8,7 +8,7 @@ from fedcommons.errors import ClientError, UserError
 from fedcommons.files import remote
 from fedcommons.files.remote import StorageError
 from fedcommons.files.snapshots import Snapshots
-from fedcommons.tracking.kept import Kept, name_of
+from fedcommons.tracking.kept import Kept, name_of, require_apart
 from fedcommons.tracking.run_folder import read_summary
 
 REPORT = r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.(md|csv|json|png|svg|pdf|tex)"
@@ -31,12 +31,14 @@ class Keeping:
 
         Raises:
             ClientError: somebody else writes such a run, or the storage cannot take it.
-            UserError: the storage cannot be reached or written, or has such a sweep and ``resume`` is not asked for.
+            UserError: the storage cannot be reached or written, lies in ``out``, or has such a sweep and ``resume`` is
+                not asked for.
         """
         if (storage := next(iter(self.storages.values()), None)) is None:
             return
         if what := remote.flaw(storage):
             raise UserError(f"storage must be {what}")
+        require_apart(storage, self.out)
         try:
             self._there = Snapshots(remote.opened(storage), f"runs/{name_of(self.out)}", REPORT)
             self._there.look()

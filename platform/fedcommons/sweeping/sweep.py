@@ -230,12 +230,13 @@ def _run_trials(left: Todo, out: Path, progress: "Progress", scheduler: Any) -> 
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # what stops a trial is said below, in a line
 
     cells = left.cells
-    to_all = {"out": str(out.resolve()), "here": str(parts.base())}
-    configs = {c.name: {"config": flat.to_dict(with_absolute_paths(c.config)), **to_all} for c in cells}
     f = cells[0].config.federation
+    pin = cluster.pinned(f.gpus_per_actor)
+    to_all = {"out": str(out.resolve()), "here": str(parts.base()), "cpu": pin.get(kinds.CPU)}
+    configs = {c.name: {"config": flat.to_dict(with_absolute_paths(c.config)), **to_all} for c in cells}
     serial = f.executor == "serial"
     order = InOrder(list(configs), left.lacking, 1 if serial else f.actors)
-    trainable = tune.with_resources(_trial, partial(_resources, f, cluster.pinned(f.gpus_per_actor)))
+    trainable = tune.with_resources(_trial, partial(_resources, f, pin))
     # Tune's own record is not used, as a sweep resumes by its cells' folders, and must not share a full disk with them.
     with scratch.folder() as state, scratch.tempdir(), handed.by_name(configs):  # Tune imports W&B
         tuner = tune.Tuner(
@@ -306,6 +307,8 @@ def _trial(params: Mapping[str, Any]) -> None:
     asked = params.get("generator")
     cells = [handed.value(name) for name in (asked["cells"] if asked else [params["cell"]])]
     os.environ[parts.HERE] = cells[0]["here"]
+    if kind := cells[0]["cpu"]:  # a node's processes do not have their driver's variables
+        os.environ[kinds.CHOICE] = kind
     if asked:
         from fedcommons.sweeping.order import make
 

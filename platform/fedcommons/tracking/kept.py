@@ -2,25 +2,26 @@
 
 What is sent are the files of a run that ``run_folder`` lists, but for W&B's folder, locks and temporary files. The
 hidden file ``.storage.json`` names the snapshot that the folder here was last equal to. Whoever writes a snapshot has
-seen the one before, so another one in the storage is always a later one of the same run.
+seen the one before, so another one in the storage is a later one of the same run, unless somebody has removed that.
 """
 
 import re
+import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
 from fedcommons import locks
-from fedcommons.errors import ClientError, UserError, Warned
-from fedcommons.files import remote, stored, write_json
+from fedcommons.config import flat
+from fedcommons.errors import ClientError, UserError, Warned, shown
+from fedcommons.files import remote, stored, write_bytes, write_json
 from fedcommons.files.remote import ChangedError, StorageError
 from fedcommons.files.snapshots import Snapshots
-from fedcommons.tracking.run_folder import FILES, STOPPED, is_run, require_plain, stranger
+from fedcommons.tracking.run_folder import FILES, STOPPED, is_run, read_config, require_plain, stranger
 
 SEEN = ".storage.json"
-ENDS = {"summary.json", STOPPED}
-"""Files that only a run that has ended has."""
 BEGINS = {"config.yaml", "environment.json"}
 """Files that make a folder a run's; see ``is_run``."""
 
@@ -30,6 +31,16 @@ def name_of(*folders: Path) -> str:
     return "/".join(quote(folder.resolve().name, safe="") or "root" for folder in folders)
 
 
+def require_apart(storage: str, folder: Path) -> None:
+    """Check that the storage is no folder in ``folder``, whose files are kept there, nor the folder itself.
+
+    Raises:
+        UserError: it is.
+    """
+    if not remote.is_url(storage) and Path(storage).resolve().is_relative_to(folder.resolve()):
+        raise UserError(f"storage must be outside of --out, {folder}, got {shown(storage)}.")
+
+
 class Kept:
     """The run in ``folder``, and its snapshots ``runs/NAME`` in the storage.
 
@@ -37,26 +48,23 @@ class Kept:
     has_lost: whether somebody else has written there since.
 
     Raises:
-        UserError: the storage cannot be reached or written.
+        UserError: the storage cannot be reached or written, or lies in the folder.
     """
 
     def __init__(self, storage: str, name: str, folder: Path, say: Callable[[str], None] = print) -> None:
         from fedcommons.federation import checkpoint, memory  # torch takes seconds to import
 
         inner = rf"checkpoints/{checkpoint.FILE}(\.json)?|memory/{memory.FILE}(\.json)?"
-        self.folder, self.say, self.late, self.storage, self.has_lost = folder, say, "", storage, False
+        self.folder, self.say, self.late, self.has_lost = folder, say, "", False
         self._not_before = 0.0
+        require_apart(storage, folder)
         try:
             opened = remote.opened(storage)
+            self.storage = opened.name
             self.there = Snapshots(opened, f"runs/{name}", rf"{FILES}|messages\.log|{re.escape(STOPPED)}|{inner}")
             self.there.look()
         except StorageError as error:
             raise UserError(f"storage: {error}.") from None
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the run in the storage has ended."""
-        return not ENDS.isdisjoint(self.there.held)
 
     def bring(self, resume: bool = True, patience: float = 0) -> None:
         """Make the folder the storage's snapshot, unless there is none or the folder is further on.
@@ -82,11 +90,13 @@ class Kept:
                 raise UserError(
                     f"{place} holds a run that {self.folder} does not go back to; choose another --out or --storage."
                 )
-            if self._is_further():
-                self.say(f"{self.folder} has more rounds than {place}, and goes on.")
-                return
-            self._see("")  # killed here, it is brought again
             try:
+                if is_run(self.folder) and self._is_other():
+                    raise UserError(f"{place} holds another run than {self.folder}; choose another --out or --storage.")
+                if self._is_further():
+                    self.say(f"{self.folder} has more rounds than {place}, and goes on.")
+                    return
+                self._see("")  # killed here, it is brought again
                 flaws = self.there.bring(self.folder)
             except StorageError as error:
                 raise UserError(f"storage: {error}.") from None
@@ -103,6 +113,22 @@ class Kept:
 
     def _stranger(self, path: Path) -> str | None:
         return None if self._seen() == "" else stranger(path)
+
+    def _is_other(self) -> bool:
+        """Whether the run here has another config, data or secret salt than that of the snapshot.
+
+        So it is where somebody removed a run from the storage, and another one of the same name was sent.
+        """
+        if (self.folder / "partition.json").exists() and not self.there.is_same(self.folder, "partition.json"):
+            return True
+        if self.there.is_same(self.folder, "config.yaml"):
+            return False
+        ours = read_config(self.folder)
+        with tempfile.TemporaryDirectory() as folder:
+            write_bytes(Path(folder) / "config.yaml", self.there.read("config.yaml") or b"")
+            with suppress(UserError):
+                return not {*flat.same_results(ours, read_config(Path(folder)))} <= {"federation.rounds"}
+        return True
 
     def _is_further(self) -> bool:
         """Whether the run here has played more rounds than the snapshot: its lines are the same, and more."""
