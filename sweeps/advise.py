@@ -105,6 +105,7 @@ def advise(argv: Sequence[str]) -> int:
 
         ready = [prepare(c) for c in wanted]
         with sweep.open_sweep(out, options.resume):  # all that cannot be met has been refused
+            keeping.claim()
             found = {one.config.partition.alpha: (one, *predictions(one, options, display)) for one in ready}
             report(found, {}, options, out, display)
             if not runs:
