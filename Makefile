@@ -5,7 +5,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALL := $(VENV)/bin/pip install --quiet --disable-pip-version-check
 
-.PHONY: table1 test test-ray test-cpus lint lock
+.PHONY: table1 test test-ray test-cpus test-cluster cluster-check lint lock
 table1: $(VENV)/.installed
 	$(RUN) sweeps/table1.py --resume $(ARGS)
 
@@ -14,6 +14,14 @@ test: $(VENV)/.installed
 
 test-ray: $(VENV)/.installed
 	$(RUN) -m pytest -m ray $(ARGS)
+
+# Needs root, iproute2, openssh-server and rsync; skips with the reason where they lack.
+test-cluster: $(VENV)/.installed
+	$(RUN) -m pytest -m cluster $(ARGS)
+
+# FILES: filled in files; without them those of the repository, with their placeholders.
+cluster-check: $(VENV)/.installed
+	$(RUN) -W ignore cluster/check.py $(or $(FILES),--template ray_cluster.yaml cluster/onprem.yaml)
 
 # The tests that compare bits, with the instructions of other CPUs, which round differently.
 CPUS := "ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2" \

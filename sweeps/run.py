@@ -61,7 +61,7 @@ def run(argv: Sequence[str]) -> int:
 
 def play(config: Experiment, out: Path, resume: bool, display: Display) -> Mapping[str, Any]:
     """Run it, or what is left of it, and say what came of it; the summary."""
-    if resume and not is_run(out):
+    if resume and not is_run(out) and config.storage is None:
         display.say(f"{out} holds no run to resume: it starts from the beginning.")
     display.say("Loading torch and the data ...")
     from fedcommons.reports import plots  # these and torch take seconds to import, and --help needs none

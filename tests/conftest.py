@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:  # the process that hands out the tests imports this file too, and no torch
+    from wandb_server import Server
+
     from fedcommons.config.experiment import Experiment
     from fedcommons.core.algorithm import Algorithm
     from fedcommons.testing import Federation, LeastSquares
@@ -288,6 +290,45 @@ def as_nobody() -> Callable[[Callable[[], None]], None]:
 
 
 @pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """The endpoint of an emulated S3 on this machine."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def bucket(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
+    """Makes a bucket in that S3 and gives a URL in it; the environment has its endpoint and nobody's credentials."""
+    import boto3
+
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name, value in {
+        "ACCESS_KEY_ID": "nobody", "SECRET_ACCESS_KEY": "pass-word", "DEFAULT_REGION": "us-east-1",
+        "ENDPOINT_URL": s3_server, "EC2_METADATA_DISABLED": "true", "MAX_ATTEMPTS": "2", "CONFIG_FILE": os.devnull,
+        "SHARED_CREDENTIALS_FILE": os.devnull,
+    }.items():  # fmt: skip
+        monkeypatch.setenv(f"AWS_{name}", value)
+
+    def make() -> str:
+        boto3.client("s3").create_bucket(Bucket=(name := f"lab-{secrets.token_hex(8)}"))
+        return f"s3://{name}/some/lab"
+
+    return make
+
+
+@pytest.fixture(params=["s3", "folder"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A new storage of each kind, for ``--storage``."""
+    return str(tmp_path / "storage") if request.param == "folder" else request.getfixturevalue("bucket")()
+
+
+@pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
     """A real Ray on this machine, for tests marked ``ray``; workers find what papers have beside their sweeps.
 
@@ -302,3 +343,17 @@ def ray_session() -> Iterator[None]:
     import ray
 
     ray.shutdown()
+
+
+@pytest.fixture
+def wandb_online(monkeypatch: pytest.MonkeyPatch) -> Iterator["Server"]:
+    """A stub of W&B's server, and this process logged in there; see ``wandb_server``."""
+    import wandb
+    from wandb_server import KEY, serving
+
+    wandb.teardown()  # it reads these once in a process
+    with serving() as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        monkeypatch.setenv("WANDB_API_KEY", KEY)
+        yield server
+        wandb.teardown()

@@ -228,7 +228,8 @@ def test_two_experiments_of_one_seed_share_no_noise(digits: "Digits") -> None:
     ):  # fmt: skip
         assert abs(float(F.cosine_similarity(first, value, dim=0))) < 4 / sqrt(2000)
     ignored: dict[str, object] = {
-        "artifacts": "elsewhere", "data__dir": "d", "data__download": True, "federation__executor": "ray_actors",
+        "artifacts": "elsewhere", "storage": "bucket", "data__dir": "d", "data__download": True,
+        "federation__executor": "ray_actors",
         "federation__actors": 1, "federation__checkpoint_every": 1, "federation__memory_mb": 2.0,
         "federation__gpus_per_actor": 0.5, "tracking__wandb": "off", "tracking__project": "x", "tracking__group": "y",
         "client__momentum": 0, "dp__clip": 5,  # numbers that are equal to the defaults, as integers

@@ -114,7 +114,7 @@ def test_a_config_file_stands_for_its_options_where_it_stands(tmp_path: Path) ->
     assert options.asked == {"seed", "data.dir", "model.channels", "client.lr", "federation.rounds",
                              "federation.checkpoint_every"}  # fmt: skip
     fields = {"seed": 3, "model.channels": (8, 16), "client.lr": 0.1, "federation.rounds": 7,
-              "federation.checkpoint_every": 7}  # fmt: skip
+              "federation.checkpoint_every": 7, "tracking.preset": "paper"}  # fmt: skip
     assert cli.experiment(options) == override(Experiment(), fields)
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.errors import UserError, Warned, name_of
-from fedcommons.files import read_tensors, sha256, write_tensors
+from fedcommons.files import read_tensors, remote, sha256, write_tensors
+from fedcommons.files.snapshots import Snapshots
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,10 +55,17 @@ class Store:
     ``say`` is called with one sentence when an artifact is damaged. If nothing is missing, the folder may be read-only.
 
     Two processes may put the same artifact at the same time: each renames whole files, of equal content.
+
+    storage: where the artifacts are kept besides, for other machines: one that is lacking or damaged here is brought
+    from there, and what is put here is sent. What it cannot do is said once, and stops nobody: it is not asked again,
+    as each answer may take its time, until ``send``.
     """
 
-    def __init__(self, folder: Path, say: Callable[[str], None] = print) -> None:
-        self.folder, self.say = folder, say
+    def __init__(self, folder: Path, say: Callable[[str], None] = print, storage: str | None = None) -> None:
+        self.folder, self.say, self.storage = folder, say, storage
+        self._unsent = set[tuple[str, str]]()  # of which nobody knows here that the storage has them
+        self._brought = dict[tuple[str, str], Snapshots]()  # what is put in the place of one of these replaces it
+        self._flaw = ""
 
     def require_writable(self) -> None:
         """Check that artifacts can be written, before the work of making them; nothing is written.
@@ -76,6 +84,14 @@ class Store:
 
     def get(self, kind: str, key: str) -> Artifact | None:
         """The artifact; None if it does not exist, or if it is damaged, which ``say`` is told."""
+        if found := self._read(kind, key):
+            if self.storage and (kind, key) not in self._brought:
+                self._unsent.add((kind, key))
+            return found
+        is_brought = self.storage and not self._flaw and self._bring(kind, key)
+        return self._read(kind, key) if is_brought else None
+
+    def _read(self, kind: str, key: str) -> Artifact | None:
         path = self._path(kind, key)
         try:
             found = read_tensors(path)
@@ -102,6 +118,55 @@ class Store:
         path = self._path(kind, key_of(facts))
         path.parent.mkdir(parents=True, exist_ok=True)
         write_tensors(path, tensors, {"facts": dict(facts), "findings": dict(findings or {})})
+        if self.storage:
+            self._unsent.add((kind, key_of(facts)))
+            if not self._flaw:
+                self.send()
+
+    def send(self) -> str:
+        """Send what is here and not in the storage; why it cannot be sent, empty where all is there."""
+        for kind, key in sorted(self._unsent):
+            try:
+                there = self._brought.get((kind, key))
+                if there is None:
+                    there = self._there(kind, key)
+                    there.look()
+                if (kind, key) in self._brought or there.tag == remote.NEW:  # else somebody has put it: of equal facts
+                    there.send(self.folder / kind)
+            except remote.ChangedError:
+                pass  # somebody has put it just now
+            except remote.StorageError as error:
+                return self._told(f"{error}")
+            else:
+                self._brought[kind, key] = there
+            self._unsent.remove((kind, key))
+        self._flaw = ""
+        return ""
+
+    def _bring(self, kind: str, key: str) -> bool:
+        """Bring the artifact from the storage; whether it is here now."""
+        try:
+            there = self._there(kind, key)
+            if not there.look():
+                return False
+            flaws = there.bring(self.folder / kind)
+        except remote.StorageError as error:
+            self._told(f"{error}")
+            return False
+        self._brought[kind, key] = there
+        for flaw in flaws:
+            self.say(Warned(f"{flaw}; it will be built again."))
+        return not flaws
+
+    def _there(self, kind: str, key: str) -> Snapshots:
+        names = rf"{key}\.safetensors(\.json)?"
+        return Snapshots(remote.opened(self.storage or ""), f"artifacts/{kind}/{key}", names)
+
+    def _told(self, flaw: str) -> str:
+        if not self._flaw:
+            self.say(Warned(f"storage: {flaw}; work goes on with what is here."))
+        self._flaw = flaw
+        return flaw
 
     def _path(self, kind: str, key: str) -> Path:
         return self.folder / kind / f"{key}.safetensors"

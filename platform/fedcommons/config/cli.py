@@ -139,6 +139,8 @@ def parse(parser: Parser, argv: Sequence[str]) -> Options:
         values[one.name] = _value(parser.options[one.name], one, values[one.name])
     for one in (one for one in asked if one.name in parser.options):
         parser.options[one.name].field.check(one.name if one.name in parser.fields else str(one), values[one.name])
+    if {"preset", "tracking.preset"} <= values.keys():  # also where a printed config is read again with another
+        values["tracking.preset"] = values["preset"]
     for name, option in parser.options.items():
         if option.is_many:
             values[name] = [text for one in asked if one.name == name for text in _texts(one)]
@@ -166,6 +168,9 @@ def _value(option: Option, one: Given, before: Any) -> Any:
         return True
     if one.name in PATHS and not isinstance(one.value, list):
         one = replace(one, value=str(user_path(f"--{one.name}", one.text)))
+    if one.name == "storage" and isinstance(one.value, str) and one.value.strip() not in NULLS:
+        is_url = ":" in one.value.partition("/")[0]
+        one = one if is_url else replace(one, value=str(user_path("--storage", one.value)))
     return value_of(one, option.field.hint)
 
 

@@ -47,6 +47,8 @@ class Experiment:
     """what rounds-to-target counts the rounds to: a test accuracy in (0, 1], or a metric such as "loss <= 0.3" """
     artifacts: str = "runs/artifacts"
     """folder of trained generators and synthetic images, shared between runs"""
+    storage: str | None = None
+    """s3://BUCKET/PREFIX or a folder that keeps runs and artifacts besides: other machines go on from there"""
     data: Data = field(default_factory=Data)
     partition: Partition = field(default_factory=Partition)
     sharing: Sharing = field(default_factory=Sharing)
@@ -94,7 +96,9 @@ class Experiment:
                 constants = getattr(value, "constants", {}) if "constants" in value.__dict__ else {}
                 held = {f"{field_.name}.{n}": v for n, v in {**own, **constants}.items()}
                 values |= {n: v for n, v in held.items() if v is not None or n not in parts.OPTIONAL}
-            elif field_.name not in ("constants", "source", "beside", "generator"):
+            elif field_.name not in ("constants", "source", "beside", "generator") and (
+                value is not None or field_.name not in parts.OPTIONAL
+            ):
                 values[field_.name] = value
         section = parts.section("algorithm", self.algorithm)
         values |= {f"{section}.{n}": v for n, v in self.constants.items()}

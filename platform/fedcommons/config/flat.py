@@ -36,8 +36,9 @@ SECTIONS = {
 }  # fmt: skip
 
 IGNORED_BY_RESULTS = (
-    "artifacts", "data.dir", "data.download", "federation.executor", "federation.actors", "federation.gpus_per_actor",
-    "federation.checkpoint_every", "federation.memory_mb", "tracking.wandb", "tracking.project", "tracking.group",
+    "artifacts", "storage", "data.dir", "data.download", "federation.executor", "federation.actors",
+    "federation.gpus_per_actor", "federation.checkpoint_every", "federation.memory_mb", "tracking.wandb",
+    "tracking.project", "tracking.group",
 )  # fmt: skip
 """Fields of every run that may change between it and its resumption, because no result depends on them."""
 

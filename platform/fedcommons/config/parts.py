@@ -194,8 +194,8 @@ KINDS: Mapping[str, Kind] = {
     "measure": Kind("measure.measure", {}, is_optional=True, has=("__call__",)),
 }
 
-OPTIONAL = frozenset(kind.field for kind in KINDS.values() if kind.is_optional)
-"""Fields that an experiment has only where it has such a part."""
+OPTIONAL = frozenset({"storage", *(kind.field for kind in KINDS.values() if kind.is_optional)})
+"""Fields that an experiment has only where it has such a part, or a storage."""
 
 
 def find(kind: str, name: str) -> Callable[..., Any]:

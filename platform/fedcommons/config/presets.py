@@ -161,7 +161,9 @@ def experiment(name: str = "small", dataset: str = "digits", values: Mapping[str
         UserError: a field that the experiment does not have, or a value out of its range.
     """
     given = full_names(_plain({} if values is None else values))
-    found = choose({**preset(name, dataset, str(given.get("generator.name", "ddpm"))), **given})
+    found = choose(
+        {**preset(name, dataset, str(given.get("generator.name", "ddpm"))), "tracking.preset": name, **given}
+    )
     for field, value in given.items():
         if field not in found.flat and not (field in OPTIONAL and value is None):
             raise not_chosen(field, found)

@@ -314,6 +314,8 @@ class Tracking:
     """project of the W&B run"""
     group: str | None = None
     """group of the W&B run; a sweep sets its own name"""
+    preset: str | None = None
+    """preset that the fields come from, a tag of the W&B run; --preset sets it"""
     tracker: str | None = None
     """who is told every round besides the run folder and W&B"""
     constants: Constants = UNSET

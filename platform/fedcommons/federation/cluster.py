@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from fedcommons.errors import UserError
-from fedcommons.federation import scratch
+from fedcommons.federation import kinds, scratch
 
 if TYPE_CHECKING:
     from ray.job_config import JobConfig
@@ -178,13 +178,14 @@ def gpu_share(wanted: float) -> float:
     return wanted if ray.cluster_resources().get("GPU", 0) > 0 else 0
 
 
-def describe() -> str:
-    """Ray's cores, GPUs and nodes, in words."""
+def describe(gpus_per_actor: float) -> str:
+    """The cores, GPUs and nodes for our work, in words."""
     import ray
 
-    resources = ray.cluster_resources()
-    gpus = int(resources.get("GPU", 0))
-    return f"{int(resources.get('CPU', 0))} cores, {gpus} GPU{'s' if gpus != 1 else ''}, {len(ray.nodes())} node(s)"
+    nodes, pin = ray.nodes(), pinned(gpus_per_actor)
+    resources = kinds.resources(nodes, pin)
+    gpus = int(resources["GPU"])
+    return f"{int(resources['CPU'])} cores, {gpus} GPU{'s' if gpus != 1 else ''}, {kinds.described(nodes, pin)}"
 
 
 def bundle(gpus_per_actor: float) -> dict[str, float]:
@@ -193,17 +194,31 @@ def bundle(gpus_per_actor: float) -> dict[str, float]:
     return {"CPU": 1.0, "GPU": gpus} if gpus else {"CPU": 1.0}
 
 
+def pinned(gpus_per_actor: float) -> dict[str, str]:
+    """The labels of the nodes that all our processes go to, as bits depend on the CPU; see ``kinds.chosen``."""
+    import ray
+
+    return kinds.chosen(ray.nodes(), gpu_share(gpus_per_actor))
+
+
+def cpu_of_actors(gpus_per_actor: float) -> list[str]:
+    """The kind of CPU that actors have, where we are connected to a Ray whose nodes have labels."""
+    import ray
+
+    return [pinned(gpus_per_actor)[kinds.CPU]] if ray.is_initialized() and pinned(gpus_per_actor) else []
+
+
 def require_actors(n: int, gpus_per_actor: float) -> None:
     """Refuse a run whose ``n`` actors can never all have their resources; Ray would wait forever.
 
     Raises:
-        UserError: the machine or cluster is too small for the run's actors.
+        UserError: the nodes of one kind are too few for the run's actors, or see ``pinned``.
     """
     import ray
 
-    resources = ray.cluster_resources()
+    resources = kinds.resources(ray.nodes(), pinned(gpus_per_actor))
     for kind, each in bundle(gpus_per_actor).items():
-        has = resources.get(kind, 0)
+        has = resources[kind]
         room = int(has / each + 1e-9) if each >= 1 else int(has) * int(1 / each + 1e-9)  # a share lies on one GPU
         if n > room:
             raise UserError(

@@ -22,7 +22,8 @@ from fedcommons.core.executor import J, R, S, WorkerDied
 from fedcommons.core.reduction import cut
 from fedcommons.core.worker import RunData, Worker, set_up_process
 from fedcommons.errors import ClientError, UserError, sentence
-from fedcommons.federation.cluster import INLINE_BYTES, bundle
+from fedcommons.federation import kinds
+from fedcommons.federation.cluster import INLINE_BYTES, bundle, pinned
 from fedcommons.federation.variables import differing, variables
 
 DEATHS = 3
@@ -40,6 +41,7 @@ class _Actor:
         set_up_process()
         self.refused: UserError | ClientError | None = None
         try:
+            kinds.require_true()
             # Ray does not resolve a reference inside a list. As a plain constructor argument Ray would keep another
             # copy of the data.
             self.worker = build(ray.get(data[0]))
@@ -75,7 +77,8 @@ class RayActors:
         gpus = share.get("GPU", 0)
         self.reserved = None
         if get_current_placement_group() is None:  # a trial of a sweep has reserved its place
-            self.reserved = placement_group([share] * actors)
+            pin = pinned(gpus_per_actor)
+            self.reserved = placement_group([share] * actors, bundle_label_selector=[pin] * actors)
             if not self.reserved.wait(wait_s):
                 remove_placement_group(self.reserved)
                 raise UserError(

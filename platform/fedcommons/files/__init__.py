@@ -98,7 +98,7 @@ def read_tensors(path: Path, inner: int = 0) -> "tuple[dict[str, Tensor], dict[s
         raise
     except ValueError as error:
         raise ValueError(f"{path} is incomplete: {error}") from None
-    with stored.opened(path, _memory(), inner) as file:
+    with stored.opened(path, memory(), inner) as file:
         if file is None and facts is None:
             return None
         if file is None or facts is None:
@@ -121,7 +121,8 @@ def read_tensors(path: Path, inner: int = 0) -> "tuple[dict[str, Tensor], dict[s
     return {name: t.clone() for name, t in tensors.items()}, plain
 
 
-def _memory() -> int:
+def memory() -> int:
+    """Bytes of this machine's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

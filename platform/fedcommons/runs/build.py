@@ -44,6 +44,7 @@ from fedcommons.federation.participation import joining
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.federation.serial import Serial
 from fedcommons.federation.stragglers import Independent, Rule, arrival
+from fedcommons.files import remote
 from fedcommons.runs import inputs
 from fedcommons.runs.checks import (
     check,
@@ -138,6 +139,8 @@ def prepare(config: Experiment) -> Prepared:
         UserError: something about the request cannot be met.
     """
     check(config)
+    if config.storage is not None and (flaw := remote.flaw(config.storage)):
+        raise UserError(f"storage must be {flaw}")
     if config.dp.noise == SECRET:
         salts.require_writable(Path(config.artifacts))
     kinds = ("algorithm", "sharing", "generator", "straggler")

@@ -195,5 +195,5 @@ def _require_logits(module: LightningModule, dataset: Dataset) -> None:
 
 def _union(prepared: Prepared) -> Examples:
     """All clients' synthetic images, as many of each client's as the federated runs use."""
-    parts = contributions(prepared, Store(Path(prepared.config.artifacts)))
+    parts = contributions(prepared, Store(Path(prepared.config.artifacts), storage=prepared.config.storage))
     return Examples(torch.cat([p.examples.x for p in parts]), torch.cat([p.examples.y for p in parts]))

@@ -38,6 +38,7 @@ from fedcommons.runs.stopping import stop_of
 from fedcommons.runs.worker import build_module, noise_key, run_name
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.stage import Shared, Stage, require_once, require_own
+from fedcommons.tracking.kept import Kept, name_of
 from fedcommons.tracking.own_tracker import OwnTracker
 from fedcommons.tracking.run_folder import RunFolder, is_run, line_of, opened, read_finished
 from fedcommons.tracking.tracker import Tracker
@@ -60,6 +61,7 @@ def run(
     on_round: OnRound | None = None,
     on_step: OnStep | None = None,
     may_generate: bool = True,
+    kept_as: str | None = None,
 ) -> dict[str, Any]:
     """Run the experiment in ``folder`` and return its summary, which is also ``folder/summary.json``.
 
@@ -67,18 +69,24 @@ def run(
     that was broken off continues from its last checkpoint and ends as if it had never been; a finished one is read. One
     that was planned with another number of rounds goes on as if it had been planned with this one (``extended``).
     ``may_generate``: train generators that the store lacks; without it their absence is a ``LookupError``. ``on_step``:
-    told of a generator's steps while it is trained or draws.
+    told of a generator's steps while it is trained or draws. ``kept_as``: the run's name in the storage, where the
+    config has one; the folder's by default. What the storage cannot take is an error only when the run has ended.
     What stops a run is left in ``folder/error.txt``; a client's failure leaves a checkpoint of the round before too. A
     run whose target or stopping rule names a metric that nobody logs leaves no folder, unless its noise was secret.
     """
     prepared = prepare(config)
-    data = prepared.dataset.digest
+    data, patience, kept = prepared.dataset.digest, 0 if may_generate else PATIENCE, None
+    if config.storage is not None:
+        kept = Kept(config.storage, kept_as or name_of(folder), folder, say)
+        kept.bring(resume, patience)
     if resume and (finished := read_finished(folder, config, data)):
         say(f"{folder} holds this run, finished: nothing is left to do.")
+        if kept:
+            kept.end()
         return finished
     if resume:
         extended.require_same_rounds(prepared, folder)
-    store = Store(Path(config.artifacts), say)
+    store = Store(Path(config.artifacts), say, config.storage)
     if jobs := synthetic_pool.missing(store, prepared.needs) if may_generate else []:
         store.require_writable()
     if config.federation.executor == "ray_actors":
@@ -87,13 +95,20 @@ def run(
         cluster.connect()
         cluster.require_actors(config.federation.processes, config.federation.gpus_per_actor)
     begins = not is_run(folder)
-    with opened(folder, config, resume, say, 0 if may_generate else PATIENCE, data) as record:
+    with opened(folder, config, resume, say, patience, data) as record:
         try:
-            return _run(prepared, store, jobs, record, resume, say, on_round, on_step)
+            summary = _run(prepared, store, jobs, record, kept, resume, say, on_round, on_step)
         except NotLogged:
             if begins and config.dp.noise != SECRET:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
+        except ClientError:
+            if kept and not kept.has_lost:
+                kept.send()
+            raise
+        if kept:
+            kept.end(store.send() if may_generate else "")
+        return summary
 
 
 def _run(
@@ -101,6 +116,7 @@ def _run(
     store: Store,
     jobs: Sequence[synthetic_pool.Job],
     record: RunFolder,
+    kept: Kept | None,
     resume: bool,
     say: Callable[[str], None],
     on_round: OnRound | None,
@@ -127,8 +143,8 @@ def _run(
         summary = None
         try:
             start = _left(ready, record, resume, salt, say)
-            trackers += _trackers(config, record, ready.shared.p, say)
-            end = _federate(ready, executor, start, record, trackers, on_round, say)
+            trackers += _trackers(ready, record, say)
+            end = _federate(ready, executor, start, record, kept, trackers, on_round, say)
             record.require_rounds(end.round)
             if "model" in end.state:
                 module = module_with(build_module(config, ready.facts), end.model, end.buffers)
@@ -172,16 +188,22 @@ def _left(ready: Assembled, record: RunFolder, resume: bool, salt: bytes, say: C
     return now
 
 
-def _trackers(config: Experiment, record: RunFolder, p: float, say: Callable[[str], None]) -> list[Tracker]:
+def _trackers(ready: Assembled, record: RunFolder, say: Callable[[str], None]) -> list[Tracker]:
     """The run folder and, unless it is off, W&B, and a tracker of somebody's own.
 
-    A resumed run tells the earlier rounds again to all but the run folder. ``p``: the share of shared data.
+    A resumed run tells the earlier rounds again to all but the run folder.
     """
     others: list[Tracker] = []
+    config = ready.config
     if config.tracking.wandb != "off":
+        from fedcommons.tracking.wandb_media import pool_images
         from fedcommons.tracking.wandb_tracker import WandbTracker
 
-        others.append(WandbTracker(record.path, config, p, say))
+        shown, n_real = (), len(ready.prepared.train)
+        if pool := ready.data.pool:
+            x, y = pool.store.x[n_real:].numpy(), pool.store.y[n_real:].numpy()
+            shown = pool_images(x, y, pool.rows.flat.numpy() - n_real)
+        others.append(WandbTracker(record.path, config, ready.shared.p, say, shown))
     if name := config.tracking.tracker:
         part = parts.find("tracker", name)
         offered, constants = {"folder": record.path, "config": config.flat}, config.tracking.constants
@@ -214,6 +236,7 @@ def _federate(
     executor: Executor,
     start: Standing,
     record: RunFolder,
+    kept: Kept | None,
     trackers: Sequence[Tracker],
     on_round: OnRound | None,
     say: Callable[[str], None],
@@ -245,7 +268,7 @@ def _federate(
                 tracker.log(now.round, {**metrics, **(_late(now) if "stragglers" in facts else {})})
             best.see(now, metrics, is_extra=now.round % config.evaluate.every != 0)
             record.log_times(now.round, {"train": trained - clock, "observe": time.perf_counter() - trained})
-            if now.round % f.checkpoint_every == 0 or now.round == f.rounds or is_over:
+            if is_saved := now.round % f.checkpoint_every == 0 or now.round == f.rounds or is_over:
                 best.write(record.path, build, ready.facts)
                 checkpoint.save(record.checkpoints, now, record.digest())
             if now.rejected and not last.rejected:
@@ -257,7 +280,10 @@ def _federate(
                 lost |= new
             if on_round:
                 on_round(now.round, metrics)
-            last, clock = now, time.perf_counter()
+            last = now
+            if kept and is_saved:
+                kept.send()
+            clock = time.perf_counter()
             if is_over:
                 break
     except ClientError:

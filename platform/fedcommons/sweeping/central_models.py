@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
 
 def _train(here: str, central: "Central", folder: Path) -> None:
+    from fedcommons.federation import kinds
     from fedcommons.runs.central import run
 
+    kinds.require_true()
     os.environ[parts.HERE] = here
     run(central, folder)
 
@@ -35,8 +37,9 @@ def train(centrals: "Sequence[Central]", out: Path, display: Display) -> dict[st
     if not todo:
         return {}
     cluster.connect()
-    gpus = cluster.gpu_share(todo[0].config.federation.gpus_per_actor)
-    task, here = ray.remote(num_cpus=1, num_gpus=gpus)(_train), str(parts.base())
+    asked = todo[0].config.federation.gpus_per_actor
+    share, pin = cluster.gpu_share(asked), cluster.pinned(asked)
+    task, here = ray.remote(num_cpus=1, num_gpus=share, label_selector=pin)(_train), str(parts.base())
     pending = {task.remote(here, c, (out / c.name).resolve()): c for c in todo}
     failures = {}
     while pending:

@@ -54,11 +54,11 @@ def make(cells: Collection[Mapping[str, Any]], images: Collection[str]) -> None:
         trained = False
         configs = [flat.from_dict(cell) for cell in cells]
         needs = [need for config in configs for need in build.prepare(config).needs]
-        store = Store(Path(configs[0].artifacts))
+        store = Store(Path(configs[0].artifacts), storage=configs[0].storage)
         for job in synthetic_pool.missing(store, [need for need in needs if key_of(need.images_facts) in images]):
             synthetic_pool.keep(store, job, synthetic_pool.make(job, step))
             trained = trained or bool(job.epochs)
-        tune.report({"trained": trained})
+        tune.report({"trained": trained, "unsent": store.send()})
     except Exception as error:
         tune.report({"failed": sentence(error), "trace": traceback.format_exc()})
 
@@ -78,6 +78,7 @@ class InOrder(Searcher):
         self.running: dict[str, int | None] = {}  # trial to its generator; None: of a cell
         self.failed: dict[str, str] = {}  # cell: why one of its generators was not made
         self.traces: list[str] = []  # of the generators that failed
+        self.unsent = ""  # why the storage lacks some generators
         self.trained = 0
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
@@ -114,6 +115,7 @@ class InOrder(Searcher):
             self.traces += [trace for trace in [(result or {}).get("trace")] if trace]
         else:
             self.trained += result["trained"]
+            self.unsent = result.get("unsent") or self.unsent
 
     def __getstate__(self) -> dict:
         return {}  # Tune pickles it into its own record, which nobody reads

@@ -2,11 +2,13 @@
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from ray.tune import Callback
 
+from fedcommons.errors import ClientError, UserError
 from fedcommons.sweeping.display import Display, duration
 
 
@@ -33,15 +35,16 @@ class Pile:
 class Progress(Callback):
     """Passes Tune's events on to the display; ``on_end`` is called whenever a cell has ended.
 
-    rounds: of each cell, by its name. ready: when the last generator was made, by ``clock``; 0 before that. clock:
+    bring: brings the folder of the cell of this name, which another machine may have. rounds: of each cell, by its
+    name. ready: when the last generator was made, by ``clock``; 0 before that. clock:
     seconds from any beginning.
     """
 
     def __init__(
         self, display: Display, rounds: Mapping[str, int], n_generators: int, on_end: Callable[[], None],
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] = time.perf_counter, bring: Callable[[str], None] = lambda name: None,
     ) -> None:  # fmt: skip
-        self.display, self.on_end, self.rounds, self.clock = display, on_end, rounds, clock
+        self.display, self.on_end, self.rounds, self.clock, self.bring = display, on_end, rounds, clock, bring
         self.done, self.ready = 0, 0.0
         self.generators, self.played = Pile(n_generators), Pile(sum(rounds.values()))
         self.last: dict[str, tuple[float, int]] = {}  # trial to when it was last heard of, and its round then
@@ -97,6 +100,8 @@ class Progress(Callback):
         self.played.done += self.rounds[trial.config["cell"]] - number  # of one that was stopped none are left
         self.display.drop(trial.config["cell"])
         self._say()
+        with suppress(UserError, ClientError, OSError):  # it is tried again, and told, at the end
+            self.bring(trial.config["cell"])
         self.on_end()
 
     @property

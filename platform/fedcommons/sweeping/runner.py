@@ -9,6 +9,7 @@ from fedcommons.config import cli
 from fedcommons.errors import UserError
 from fedcommons.sweeping import sweep
 from fedcommons.sweeping.display import Display, asked
+from fedcommons.sweeping.keeping import Keeping
 from fedcommons.sweeping.sweep import Outcome, Todo, Trial
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
@@ -40,11 +41,16 @@ def run(
         if options.dry_run:
             dry_run(cells, out, display, options.on_cores, centrals, options.get("total"))
             return 0
+        keeping = Keeping(cells, out, display.say)
+        keeping.begin(options.resume)
         left = sweep.todo(cells, out, display)
         with sweep.open_sweep(out, options.resume):
+            keeping.claim()
             outcome = play(left, out, display)
             report(out, display)
-            return conclude(outcome, started, out, stem, display)
+            code = conclude(outcome, started, out, stem, display)
+            keeping.end()
+            return code
 
 
 def dry_run(

@@ -15,13 +15,15 @@ from fedcommons.config import flat, parts
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.sections import Federation
 from fedcommons.errors import ClientError, UserError, left_in, sentence
-from fedcommons.federation import cluster, scratch
+from fedcommons.federation import cluster, kinds, scratch
 from fedcommons.federation.rejections import told
-from fedcommons.files import stored
+from fedcommons.files import remote, stored
 from fedcommons.sweeping import handed
 from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.folders import holds_runs, open_folder
+from fedcommons.sweeping.keeping import Keeping
 from fedcommons.sweeping.predecessors import copy, predecessors
+from fedcommons.tracking.kept import name_of
 from fedcommons.tracking.run_folder import (
     STOPPED,
     is_run,
@@ -134,9 +136,11 @@ def todo(cells: Sequence[Trial], out: Path, display: Display) -> Todo:
     for c, need in wanted:
         users.setdefault(key_of(need.images_facts), []).append(c.name)
     lacking = []
-    for folder in dict.fromkeys(c.config.artifacts for c, _ in wanted):
-        store = Store(Path(folder), display.say)
-        jobs = missing(store, [need for c, need in wanted if c.config.artifacts == folder])
+    for folder, storage in dict.fromkeys((c.config.artifacts, c.config.storage) for c, _ in wanted):
+        store = Store(Path(folder), display.say, storage)
+        of_store = [need for c, need in wanted if (c.config.artifacts, c.config.storage) == (folder, storage)]
+        jobs = missing(store, of_store)
+        store.send()  # trials on other machines find them there
         if jobs:
             store.require_writable()
         for job in jobs:
@@ -178,13 +182,14 @@ def run_cells(
         copy(run, out / name)
     started = time.perf_counter()
     failures: dict[str, str] = {}
+    keeping = Keeping(left.cells, out, display.say)
     trained, ready = 0, started
     if left.cells:
         display.say("Starting Ray ...")
         cluster.connect()
         f = left.cells[0].config.federation
         cluster.require_actors(f.processes, f.gpus_per_actor)
-        display.say(f"{len(left.cells)} cells to run on {cluster.describe()}.")
+        display.say(f"{len(left.cells)} cells to run on {cluster.describe(f.gpus_per_actor)}.")
         if left.lacking:
             settings = ", ".join(dict.fromkeys(c.config.sharing.setting for c in left.cells if c.config.generator))
             display.say(f"{len(left.lacking)} generators are trained first, for setting {settings}; real needs none.")
@@ -193,10 +198,17 @@ def run_cells(
         from fedcommons.sweeping.progress import Progress
 
         rounds = {c.name: c.config.federation.rounds for c in left.cells}
-        progress = Progress(display, rounds, len(left.lacking), on_end)
+        progress = Progress(display, rounds, len(left.lacking), on_end, bring=keeping.bring)
         failures, trained = _run_trials(left, out, progress, scheduler)
         ready = max(progress.ready, started)
     for c in left.cells:
+        try:
+            keeping.bring(c.name)
+            if scheduler is not None and c.name not in failures and read_summary(out / c.name) is None:
+                (out / c.name / STOPPED).touch()
+                keeping.send(c.name)
+        except (UserError, ClientError, OSError) as error:
+            failures.setdefault(c.name, sentence(error))
         if (summary := read_summary(out / c.name)) and summary.get("rejected"):
             display.say(f"{c.name}: {told(summary['rejected'])}, see rejected in {out / c.name / 'summary.json'}")
     return Outcome({"generators": ready - started, "cells": time.perf_counter() - started}, trained, failures)
@@ -218,12 +230,13 @@ def _run_trials(left: Todo, out: Path, progress: "Progress", scheduler: Any) -> 
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # what stops a trial is said below, in a line
 
     cells = left.cells
-    to_all = {"out": str(out.resolve()), "here": str(parts.base())}
-    configs = {c.name: {"config": flat.to_dict(with_absolute_paths(c.config)), **to_all} for c in cells}
     f = cells[0].config.federation
+    pin = cluster.pinned(f.gpus_per_actor)
+    to_all = {"out": str(out.resolve()), "here": str(parts.base()), "cpu": pin.get(kinds.CPU)}
+    configs = {c.name: {"config": flat.to_dict(with_absolute_paths(c.config)), **to_all} for c in cells}
     serial = f.executor == "serial"
     order = InOrder(list(configs), left.lacking, 1 if serial else f.actors)
-    trainable = tune.with_resources(_trial, partial(_resources, f))
+    trainable = tune.with_resources(_trial, partial(_resources, f, pin))
     # Tune's own record is not used, as a sweep resumes by its cells' folders, and must not share a full disk with them.
     with scratch.folder() as state, scratch.tempdir(), handed.by_name(configs):  # Tune imports W&B
         tuner = tune.Tuner(
@@ -249,7 +262,7 @@ def _run_trials(left: Todo, out: Path, progress: "Progress", scheduler: Any) -> 
             raise
     for trace in dict.fromkeys(order.traces):  # a cell's own is in its folder; a generator has none
         progress.display.say(trace)
-    failures = dict(order.failed)
+    failures = dict(order.failed) | ({"artifacts": order.unsent} if order.unsent else {})
     for result in results:
         given: dict[str, Any] = result.config or {}
         if "cell" not in given:
@@ -261,9 +274,6 @@ def _run_trials(left: Todo, out: Path, progress: "Progress", scheduler: Any) -> 
             failures[name] = told_there or sentence(result.error)
         elif said := (result.metrics or {}).get("failed"):
             failures[name] = told_there if told_there.startswith(said) else said
-    for c in cells:
-        if scheduler is not None and c.name not in failures and read_summary(out / c.name) is None:
-            (out / c.name / STOPPED).touch()
     return failures, order.trained
 
 
@@ -272,19 +282,22 @@ def with_absolute_paths(config: Experiment) -> Experiment:
     from fedcommons.data.datasets import data_folder
 
     folders = {"artifacts": config.artifacts, "data.dir": data_folder(config.data.dir)}
+    if config.storage is not None and not remote.is_url(config.storage):
+        folders["storage"] = config.storage
     found = flat.override(config, {name: str(Path(folder).resolve()) for name, folder in folders.items()})
     return replace(found, source=config.source)  # what the cell is named after, though a file may have changed since
 
 
-def _resources(f: Federation, params: Mapping[str, Any]):
-    """What one trial reserves: itself, or the client actors it has."""
+def _resources(f: Federation, pin: Mapping[str, str], params: Mapping[str, Any]):
+    """What one trial reserves on nodes with these labels: itself, or the client actors it has."""
     from ray import tune
 
     share = cluster.bundle(f.gpus_per_actor)
     # A trial with actors only waits for them: it reserves no core of its own.
     alone = f.executor == "serial" or "generator" in params
     bundles = [share] if alone else [{}] + [share] * f.actors
-    return tune.PlacementGroupFactory(bundles, strategy="PACK")
+    selectors = [dict(pin) for bundle in bundles if bundle]
+    return tune.PlacementGroupFactory(bundles, strategy="PACK", bundle_label_selector=selectors)
 
 
 def _trial(params: Mapping[str, Any]) -> None:
@@ -294,9 +307,12 @@ def _trial(params: Mapping[str, Any]) -> None:
     asked = params.get("generator")
     cells = [handed.value(name) for name in (asked["cells"] if asked else [params["cell"]])]
     os.environ[parts.HERE] = cells[0]["here"]
+    if kind := cells[0]["cpu"]:  # a node's processes do not have their driver's variables
+        os.environ[kinds.CHOICE] = kind
     if asked:
         from fedcommons.sweeping.order import make
 
+        kinds.require_true()
         make([cell["config"] for cell in cells], asked["images"])
         return
     from fedcommons.runs import experiment
@@ -316,10 +332,12 @@ def _trial(params: Mapping[str, Any]) -> None:
             stored.write_alone(folder / "messages.log", text + "\n")
 
     try:
+        kinds.require_true()
         if lines := read_rounds(folder):  # Tune is told also of a trial that has no round left to play
             last = {name: value for line in lines for name, value in line.items()}
         # A trial never trains a generator: it would hold its cores for work that other trials may do too.
-        experiment.run(c, folder, resume=True, say=say, on_round=report, may_generate=False)
+        name = name_of(folder.parent, folder)
+        experiment.run(c, folder, resume=True, say=say, on_round=report, may_generate=False, kept_as=name)
     except (ClientError, UserError, LookupError) as error:
         # Not raised, as Tune would try again, and the same would happen again.
         last = {**last, "failed": sentence(error)}

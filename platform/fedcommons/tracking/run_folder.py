@@ -5,8 +5,8 @@ clients.jsonl (with ``evaluate.clients`` or ``measure.clients``: one line per ro
 ``sharing.audit``), noise.json (with ``dp.noise`` secret: the names of its salts, not these),
 model.safetensors and best.safetensors (the server model of the last round, and of the best on validation data; see
 ``runs/models.py``), summary.json (written last), messages.log (the run's messages), error.txt (what stopped it),
-checkpoints/ (the last two), memory/ (clients' memory), .lock (held by the process that writes). Other files in the
-folder are never changed or removed.
+checkpoints/ (the last two), memory/ (clients' memory), .lock (held by the process that writes), .storage.json (with
+``storage``: see ``kept``). Other files in the folder are never changed or removed.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ from fedcommons.tracking import recorded
 from fedcommons.tracking.environment import environment
 from fedcommons.tracking.tracker import Metric
 
-_FILES = (
+FILES = (
     r"(config\.yaml|wandb-id\.txt|error\.txt|partition\.png|(rounds|timing|clients)\.jsonl"
     r"|(environment|partition|summary|audit|noise)\.json|(model|best|best-before-last)\.safetensors)"
 )
@@ -60,7 +60,7 @@ def opened(
     Raises:
         UserError: another process holds it, it is neither empty nor a run folder, or see ``RunFolder``.
     """
-    with locks.opened(path, _stranger, "run folder", say, patience):
+    with locks.opened(path, stranger, "run folder", say, patience):
         yield RunFolder(path, config, resume, data)
 
 
@@ -69,7 +69,7 @@ def is_run(path: Path) -> bool:
     return os.path.lexists(path / "config.yaml") and os.path.lexists(path / "environment.json")
 
 
-def _stranger(path: Path) -> str | None:
+def stranger(path: Path) -> str | None:
     """A file that shows that ``path`` is not ours: neither a run folder nor the beginning of one. None: it is ours."""
     if is_run(path):
         return None
@@ -78,7 +78,7 @@ def _stranger(path: Path) -> str | None:
 
 
 def _is_half_written(name: str) -> bool:
-    return re.fullmatch(_FILES, unfinished(name) or "") is not None
+    return re.fullmatch(FILES, unfinished(name) or "") is not None
 
 
 class RunFolder:
@@ -97,11 +97,8 @@ class RunFolder:
 
         self.path = path
         self._told = defaultdict(hashlib.sha256)  # by file, of the lines that are in it
-        self._courses = [
-            "rounds.jsonl",
-            "timing.jsonl",
-            *(["clients.jsonl"] if config.measure.clients or config.evaluate.clients else []),
-        ]
+        clients = ["clients.jsonl"] if config.measure.clients or config.evaluate.clients else []
+        self._courses = ["rounds.jsonl", "timing.jsonl", *clients]
         try:
             path.mkdir(parents=True, exist_ok=True)
             require_plain(path)
@@ -110,13 +107,15 @@ class RunFolder:
                     raise UserError(f"{path} holds a run already; add --resume to continue it or choose another --out.")
                 _require_same(path, config, data)
                 require_same_rounding(path)
-            remove_unfinished(path, _FILES)
+            remove_unfinished(path, FILES)
             remove_unfinished(self.checkpoints, rf"{checkpoint.FILE}(\.json)?")
             remove_unfinished(path / "memory", rf"{memory.FILE}(\.json)?")
             (path / "summary.json").unlink(missing_ok=True)  # of a run that goes on, or whose rounds.jsonl was damaged
             if is_run(path):
                 self._forget_ends(config)
-            write_json(path / "environment.json", {**environment(), **_sources(config)})
+            gpus = config.federation.gpus_per_actor if config.federation.executor == "ray_actors" else None
+            here = environment(gpus, _facts(path / "environment.json"))
+            write_json(path / "environment.json", {**here, **_sources(config)})
             write_text(path / "config.yaml", yaml.safe_dump(flat.to_dict(config), sort_keys=False))
         except OSError as error:
             raise UserError(f"--out: {path} cannot be written ({error.strerror}).") from error
@@ -235,7 +234,7 @@ def require_plain(path: Path) -> None:
     """
     from fedcommons.federation import checkpoint, memory
 
-    ours = rf"{_FILES}|messages\.log|{re.escape(STOPPED)}|\{locks.NAME}"
+    ours = rf"{FILES}|messages\.log|{re.escape(STOPPED)}|\{locks.NAME}"
     flaws = (
         stored.flaw(path, ours, ("checkpoints", "memory", "wandb")),
         stored.flaw(path / "checkpoints", rf"{checkpoint.FILE}(\.json)?"),

@@ -1,6 +1,7 @@
 """Weights & Biases beside the run folder: one W&B run per trial, opened inside the trial.
 
-W&B never asks for input here, and its failures do not stop a run. No path of this machine is uploaded.
+W&B never asks for input here, and its failures do not stop a run. No path of this machine is uploaded. (W&B's own
+command ``wandb sync`` tells its path, unless the variable WANDB_PROGRAM has another name for it.)
 """
 
 import netrc
@@ -10,33 +11,48 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 from urllib.parse import urlparse
 
 from fedcommons.accounting.statement import in_short
+from fedcommons.config import flat
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import effective, to_dict
 from fedcommons.config.parts import label
 from fedcommons.errors import Warned
 from fedcommons.federation import scratch
 from fedcommons.files import stored, write_text
 from fedcommons.tracking.tracker import Metric
+from fedcommons.tracking.wandb_media import Columns, pictures
+
+IID = 1e6
+"""The alpha by which W&B draws runs whose clients have data of one distribution: Dirichlet's limit, and no infinity."""
 
 
 class WandbTracker:
     """A W&B run in the run folder, its id kept in wandb-id.txt so that a resumed run continues it.
 
-    config: nested as in config.yaml, of the chosen parts only, and ``effective/alpha``, ``effective/p`` and so on (see
-    ``flat.effective``; ``p``: the share of shared data that resulted). tags: the chosen parts, and dp with DP-SGD.
-    summary: the numbers and texts of summary.json, ``target_reached``, ``privacy/overall`` (epsilon of all messages, or
-    none) and the other values and notes of ``statement.in_short``, and where the pool was audited the numbers
-    of all clients together, as ``audit/pixels/closer``. A run that ended without reaching
-    its target has ``target_reached`` false and no ``rounds_to_target``, so that this column holds numbers only.
+    config: nested as in config.yaml, of the chosen parts only, and ``effective/alpha``, ``effective/p``,
+    ``effective/rho``, ``effective/noise_multiplier``, ``effective/lr`` (see ``flat.effective``; ``p``: the share of
+    shared data that resulted). A run without generators or DP-SGD has 0 there, and one with iid clients ``IID``: W&B's
+    parallel coordinates leave out runs that lack a value; other partitions without an alpha do. ``preset``: that of
+    the command line. tags: the preset, the chosen parts, and dp with DP-SGD. group: the sweep's name; of a run alone
+    data set and partition.
+    summary: the numbers and texts of summary.json, the mean over rounds of each convergence parameter
+    (``zeta_hat_sq_mean``), ``rounds_used`` (to the target, or all where it was not reached), ``target_reached``,
+    ``privacy/overall`` (epsilon of all messages, or none) and the other values and notes of ``statement.in_short``, and
+    where the pool was audited the numbers of all clients together, as ``audit/pixels/closer``. A run that ended
+    without reaching its target has ``target_reached`` false and no ``rounds_to_target``, so that this column holds
+    numbers only.
+    pictures: see ``wandb_media``, with the last round; ``pool``: images for them.
     ``say`` is told in one sentence what W&B cannot do; after a failure nothing more is logged.
     """
 
-    def __init__(self, folder: Path, config: Experiment, p: float, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, folder: Path, config: Experiment, p: float, say: Callable[[str], None], pool: Columns = ()
+    ) -> None:
         self.say, self.run = say, None
+        self.folder, self.pool, self.last = folder, pool, 0
         mode = config.tracking.wandb
         # Set by a process that started this one, a sweep's: W&B would keep our run in that one's service, where the run
         # of a trial that was killed stays open, so that the trial after it, with the same id, would write nothing.
@@ -52,7 +68,8 @@ class WandbTracker:
             except wandb.Error as error:
                 if mode != "online":
                     raise
-                say(f"W&B: {error}; this run is kept offline.")
+                say(f"W&B: {' '.join(str(error).split())}; this run is kept offline.")
+                wandb.teardown()  # its service holds the run's id since it failed
                 self.run = _init(folder, config, p, "offline")
             self.run.define_metric("round")
             self.run.define_metric("*", step_metric="round")
@@ -66,6 +83,7 @@ class WandbTracker:
         try:
             known = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
             self.run.log({"round": round, **known}, step=round)
+            self.last = round
         except Exception as error:
             self._give_up(error)
 
@@ -75,25 +93,58 @@ class WandbTracker:
             return
         try:
             if summary is not None:
-                kept = {k: _without_folders(v) for k, v in summary.items() if isinstance(v, int | float | str)}
-                private = {f"privacy/{name}": value for name, value in in_short(summary["privacy"]).items()}
-                audit = {f"audit/{name}": value for name, value in _numbers(summary.get("audit", {}))}
-                reached = "rounds_to_target" in kept
-                self.run.summary.update({**kept, **private, **audit, "target_reached": reached})
+                self._log_pictures(summary)
+                self.run.summary.update(in_summary(summary))
             self.run.finish(exit_code=0 if summary is not None else 1)
         except Exception as error:
             self._give_up(error)
+
+    def _log_pictures(self, summary: Mapping[str, Any]) -> None:
+        """Into the last round's row; a run without them is a whole run all the same."""
+        import wandb
+
+        try:
+            found = pictures(self.folder, summary, self.pool)
+            images = {name: wandb.Image(picture) for name, picture in found.items()}
+        except Exception as error:
+            self.say(Warned(f"W&B: {type(error).__name__}: {error}; the run is kept there without its pictures."))
+            return
+        if self.run and images:
+            self.run.log(images, step=self.last)
 
     def _give_up(self, error: Exception) -> None:
         self.run = None
         self.say(Warned(f"W&B: {type(error).__name__}: {error}; the run goes on without it."))
 
 
+def in_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """What W&B's summary of a run holds besides the last value of each metric; see ``WandbTracker``."""
+    kept = {k: _without_folders(v) for k, v in summary.items() if isinstance(v, int | float | str) and k != "rounds"}
+    courses = {k: [v for _, v in found if v is not None] for k, found in summary.items() if _is_course(found)}
+    means = {f"{name}_mean": fmean(values) for name, values in courses.items() if values}
+    private = {f"privacy/{name}": value for name, value in in_short(summary["privacy"]).items()}
+    audit = {f"audit/{name}": value for name, value in _numbers(summary.get("audit", {}))}
+    to_target = summary.get("rounds_to_target")
+    used = summary["rounds"] if to_target is None else to_target
+    return {**kept, **means, **private, **audit, "target_reached": to_target is not None, "rounds_used": used}
+
+
+def _is_course(found: Any) -> bool:
+    """Whether a value of the summary is pairs of a round and a number: a convergence parameter."""
+    return isinstance(found, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in found)
+
+
 def _config(config: Experiment, p: float) -> dict[str, Any]:
     """What W&B is told of an experiment: nothing about this machine's folders, nor W&B's own settings."""
-    fields = to_dict(config)
+    fields = flat.to_dict(config)
     del fields["artifacts"], fields["data"]["dir"], fields["tracking"]
-    return _without_folders(fields) | {f"effective/{n}": v for n, v in effective(config.flat, p).items()}
+    fields.pop("storage", None)
+    effective = {"rho": 0.0, "sigma": 0.0, **flat.effective(config.flat, p)}
+    if config.partition.name == "iid":
+        effective["alpha"] = IID
+    effective["noise_multiplier"] = effective.pop("sigma")
+    known = {"preset": preset} if (preset := config.tracking.preset) else {}
+    return _without_folders(fields | known) | {f"effective/{name}": value for name, value in effective.items()}
 
 
 def _without_folders(value: Any) -> Any:
@@ -115,10 +166,11 @@ def _numbers(found: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _tags(config: Experiment) -> list[str]:
-    """What runs are filtered by: data set, algorithm, sharing setting and the other parts."""
+    """What runs are filtered by: preset, data set, algorithm, sharing setting and the other parts."""
     found = {kind: name for kind, name in config.chosen.items() if kind != "tracker"}
     names = [label(name) for name in found.values() if name not in ("independent", "constant")]  # of every run
-    return list(dict.fromkeys([*names, "dp"] if config.dp.local else names))
+    preset = _without_folders(config.tracking.preset)
+    return list(dict.fromkeys(filter(None, [preset, *names, "dp" if config.dp.local else None])))
 
 
 @scratch.tempdir()
@@ -127,7 +179,7 @@ def _init(folder: Path, config: Experiment, p: float, mode: str):
 
     return wandb.init(
         project=config.tracking.project,
-        group=config.tracking.group,
+        group=config.tracking.group or f"{label(config.data.name)}-{label(config.partition.name)}",
         name=folder.name,
         id=_run_id(folder),
         resume="allow" if mode == "online" else None,
@@ -145,6 +197,7 @@ def _init(folder: Path, config: Experiment, p: float, mode: str):
             x_disable_stats=True,
             x_disable_meta=True,  # the program and its arguments, the host, the folder
             host="",
+            program="fedcommons",  # else the script's path
         ),
     )
 

@@ -42,7 +42,7 @@ def play_all(problem: Problem, wanted: Mapping[str, Setting], options: cli.Optio
     import ray
 
     cluster.connect(options.workers)
-    data, remote = ray.put(problem), ray.remote(num_cpus=1)(job)
+    data, remote = ray.put(problem), ray.remote(num_cpus=1, label_selector=cluster.pinned(0))(job)
     sent = {
         name: [remote.remote(data, setting, chunk, options.seed) for chunk in chunks]
         for name, setting in wanted.items()

@@ -74,7 +74,7 @@ def generators(of: Need, test: Examples, shadows: int, canaries: int) -> list[Jo
 
 def work(options: cli.Options, say: Callable[[str], None], on_step: OnStep | None = None) -> None:
     """The whole audit, written into ``--out``; with ``--dry-run`` only what it would take."""
-    prepared, store = prepare(options.config), Store(Path(options.config.artifacts), say)
+    prepared, store = prepare(options.config), Store(Path(options.config.artifacts), say, options.config.storage)
     needs, jobs = prepared.needs, synthetic_pool.missing(store, prepared.needs)
     if not any(need.n for need in needs):
         raise UserError("no client draws an image, so nothing can be audited: use a larger sharing.p.")

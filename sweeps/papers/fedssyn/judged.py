@@ -51,7 +51,7 @@ def _checked(config: Experiment) -> Prepared:
 
 def price(options: cli.Options, say: Callable[[str], None]) -> None:
     """Say what would be trained, and for how long."""
-    store = Store(Path(options.config.artifacts), say)
+    store = Store(Path(options.config.artifacts), say, options.config.storage)
     jobs = synthetic_pool.missing(store, [need for config in options.pools for need in _checked(config).needs])
     seconds = planned.duration(planned.generators(jobs))
     say(f"{len(jobs)} generators to train, about {seconds} here on one core, then two classifiers a pool.")
@@ -59,7 +59,7 @@ def price(options: cli.Options, say: Callable[[str], None]) -> None:
 
 def work(options: cli.Options, say: Callable[[str], None], on_step: OnStep | None = None) -> None:
     """Make the pools that are not stored, judge each, and write all into ``--out``."""
-    store, records, pictures = Store(Path(options.config.artifacts), say), [], []
+    store, records, pictures = Store(Path(options.config.artifacts), say, options.config.storage), [], []
     for seed, of in groupby(options.pools, key=lambda config: config.seed):
         ready = [_checked(config) for config in of]
         with fresh_torch():

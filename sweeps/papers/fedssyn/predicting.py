@@ -16,7 +16,7 @@ from papers.fedssyn.advice_report import local_work
 
 def predictions(ready: build.Prepared, options: cli.Options, display: Display) -> tuple[list[Prediction], str]:
     """The predictions of one experiment, and of which pool they are."""
-    config, store = ready.config, Store(Path(ready.config.artifacts), display.say)
+    config, store = ready.config, Store(Path(ready.config.artifacts), display.say, ready.config.storage)
     known = not synthetic_pool.missing(store, ready.needs)
     synthetic = build.contributions(ready, store) if ready.needs and known else None
     pool = "the pool" if known else "an ideal pool, of real data: no synthetic images are in the store yet"

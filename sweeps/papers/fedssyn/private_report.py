@@ -34,7 +34,7 @@ def images(cell: sweep.Trial) -> "Sequence[Contribution]":
     from fedcommons.artifacts import Store
     from fedcommons.runs.build import contributions, prepare
 
-    return contributions(prepare(cell.config), Store(Path(cell.config.artifacts)))
+    return contributions(prepare(cell.config), Store(Path(cell.config.artifacts), storage=cell.config.storage))
 
 
 def spent(cell: sweep.Trial) -> float | None:

@@ -39,12 +39,14 @@ def jobs(options: cli.Options) -> list[Job]:
     of_each = [prepare(config).needs for config in every]
     if any([need.n > 0 for need in needs] != [True] for needs in of_each):
         raise UserError("a study of sizes has one generator: partition.n_clients must be 1, and sharing.p above 0.")
-    return missing(Store(Path(every[0].artifacts)), [need for needs in of_each for need in needs])
+    return missing(
+        Store(Path(every[0].artifacts), storage=every[0].storage), [need for needs in of_each for need in needs]
+    )
 
 
 def made(config: Experiment, say: Callable[[str], None], on_step: OnStep | None) -> tuple[Contribution, Dataset]:
     """The images of a generator, from the store if they are there, and the data."""
-    prepared, store = prepare(config), Store(Path(config.artifacts), say)
+    prepared, store = prepare(config), Store(Path(config.artifacts), say, config.storage)
     (found,) = synthetic_images(prepared, store, missing(store, prepared.needs), lambda _: None, on_step)
     return found, prepared.dataset
 

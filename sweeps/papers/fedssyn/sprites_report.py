@@ -114,7 +114,7 @@ def pictures(found: Sequence[Entry], path: Path, smoke: bool) -> None:
     for e in mine:
         assert e.rho is not None
         prepared = prepare(e.cell.config)
-        made = contributions(prepared, Store(Path(e.cell.config.artifacts)))
+        made = contributions(prepared, Store(Path(e.cell.config.artifacts), storage=e.cell.config.storage))
         for client in (c for c in CLIENTS if c < len(made)):
             images[client, e.rho, e.epochs] = [x.numpy() for x in made[client].examples.x[:SHOWN]]
             seen[client, e.rho] = len(prepared.needs[client].examples)

@@ -1,0 +1,12 @@
+# What Ray's processes and drivers of a cluster need to know each other, from the files of cluster/secrets.sh. To be read
+# by a shell before `ray start` and before a sweep on the cluster:  . cluster/environment.sh
+for file in auth_token node.key node.crt; do
+  [ -r "$HOME/.fedcommons/$file" ] || {
+    echo "error: $HOME/.fedcommons/$file is missing: copy it from the cluster's other hosts, or make it with cluster/secrets.sh." >&2
+    return 2
+  }
+done
+export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$HOME/.fedcommons/auth_token"
+export RAY_USE_TLS=1 RAY_TLS_SERVER_CERT="$HOME/.fedcommons/node.crt"
+export RAY_TLS_SERVER_KEY="$HOME/.fedcommons/node.key" RAY_TLS_CA_CERT="$HOME/.fedcommons/node.crt"
+export RAY_USAGE_STATS_ENABLED=0 RAY_max_direct_call_object_size=4194304

@@ -1,0 +1,235 @@
+"""Where results are kept besides the local disk: a bucket of S3 or a folder, whose writes can be conditional.
+
+A conditional write takes place only if nobody has written since the object was last read, so that of two writers one is
+told. ``write`` gives the object's tag, by which a later write tells which version it means to replace.
+"""
+
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from fedcommons.files import sha256, stored, write_bytes
+
+ATTEMPTS = 5
+"""How often a request is tried, with growing waits of up to 20 s in all: botocore's ``standard`` mode."""
+
+NEW = ""
+"""The tag of what does not exist yet."""
+
+S3 = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])((?:/[A-Za-z0-9_=+][A-Za-z0-9._=+-]*)*)/?")
+
+
+class StorageError(ValueError):
+    """The storage cannot do what it is asked for; the message is one sentence without its full stop."""
+
+
+class ChangedError(StorageError):
+    """Somebody else has written there since it was last read."""
+
+
+def is_url(place: str) -> bool:
+    """Whether a storage is named by a URL, well-formed or not, and not by a folder."""
+    return re.match("[A-Za-z][A-Za-z0-9+.-]*:", place) is not None
+
+
+def flaw(place: str) -> str | None:
+    """What a storage must be, where this is none; None where it may be one. What may hold a password is not repeated.
+
+    It ends a sentence.
+    """
+    if not is_url(place):
+        return None
+    if "@" in place or "?" in place:
+        return (
+            "a URL without user, password and options: credentials are found where AWS's tools find them, such as "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
+        )
+    scheme = place.partition(":")[0][:20]
+    if not place.startswith("s3://"):
+        return f"s3://BUCKET/PREFIX or a folder, got '{scheme}:'; did you mean 's3://'?"
+    return None if S3.fullmatch(place) else "s3://BUCKET/PREFIX, with letters, digits and . _ - = + in its names."
+
+
+def opened(place: str) -> "Bucket | Disk":
+    """The storage of this name, tried out: it can be written, and refuses a write whose condition does not hold.
+
+    Its own ``name`` is the same however it is written: a folder's is absolute.
+
+    Raises:
+        StorageError: it cannot be reached or written, does not exist, ignores conditions, or a package is missing.
+    """
+    return _opened(place.rstrip("/") if is_url(place) else str(Path(place).resolve()), os.getpid())
+
+
+@cache
+def _opened(place: str, process: int) -> "Bucket | Disk":
+    """The same once in a process: s3fs's thread does not outlive a fork."""
+    if what := flaw(place):
+        raise StorageError(f"it must be {what[:-1]}")
+    if is_url(place) and find_spec("s3fs") is None:
+        raise StorageError("s3:// needs a package: pip install 'fedcommons[s3]'")
+    storage = Bucket(place) if is_url(place) else Disk(place)
+    for tag in (NEW, "0" * 32):  # the first is refused, too, where somebody has been here before
+        try:
+            storage.write("fedcommons.json", b'{"storage": 1}\n', tag)
+        except ChangedError:
+            continue
+        if tag != NEW:
+            raise StorageError(f"{place} ignores the conditions of a write, so two writers would not see each other")
+    return storage
+
+
+class Bucket:
+    """Objects under ``s3://BUCKET/PREFIX``, by s3fs; its endpoint and credentials are those of AWS's tools."""
+
+    def __init__(self, url: str) -> None:
+        import fsspec  # with s3fs they take a second to import, and most runs need neither
+
+        self.name = url
+        self._at = self.name.removeprefix("s3://")
+        retries = (
+            {}
+            if "AWS_MAX_ATTEMPTS" in os.environ
+            else {"retries": {"mode": "standard", "total_max_attempts": ATTEMPTS}}
+        )
+        limits = {"connect_timeout": 10, "read_timeout": 60}
+        self._fs: Any = fsspec.filesystem(
+            "s3", skip_instance_cache=True, use_listings_cache=False, config_kwargs=retries | limits
+        )
+        self._fs.retries = 2  # of s3fs's own, which also meet a connection that breaks off within an object
+
+    def look(self, key: str) -> tuple[int, str] | None:
+        """The size in bytes and the tag of an object; None if there is none."""
+        with self._asked():
+            try:
+                found = self._fs.info(f"{self._at}/{key}", refresh=True)
+            except FileNotFoundError:
+                return None
+        return (found["size"], found["ETag"]) if found["type"] == "file" else None
+
+    def read(self, key: str, most: int) -> bytes | None:
+        """The first ``most`` bytes of an object; None if there is none."""
+        with self._asked():
+            try:
+                return self._fs.cat_file(f"{self._at}/{key}", start=0, end=most)
+            except FileNotFoundError:
+                return None
+            except OSError as error:
+                if _code(error) == "InvalidRange":  # an empty object has no first byte
+                    return b""
+                raise
+
+    def write(self, key: str, content: bytes, tag: str | None = None) -> str:
+        """Write an object whole; its tag. tag: that of the version to replace; None: of any, or none.
+
+        Raises:
+            ChangedError: it has another tag now.
+        """
+        with self._asked():
+            if tag is None:
+                self._fs.pipe_file(f"{self._at}/{key}", content)
+                return NEW
+            bucket, _, path = f"{self._at}/{key}".partition("/")
+            condition = {"IfMatch": tag} if tag else {"IfNoneMatch": "*"}
+            try:
+                return self._fs.call_s3("put_object", Bucket=bucket, Key=path, Body=content, **condition)["ETag"]
+            except OSError as error:
+                if _code(error) in ("PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey", "412", "409"):
+                    raise ChangedError(f"{self.name}/{key} was written by somebody else meanwhile") from None
+                raise
+
+    def remove(self, key: str) -> None:
+        """Remove an object, if there is one."""
+        with self._asked():
+            self._fs.rm_file(f"{self._at}/{key}")
+
+    @contextmanager
+    def _asked(self) -> Iterator[None]:
+        try:
+            yield
+        except (StorageError, MemoryError):
+            raise
+        except Exception as error:  # of s3fs, botocore, aiohttp and asyncio, which have no common base
+            raise StorageError(f"{self.name}: {_why(error)}") from None
+
+
+def _code(error: BaseException) -> str:
+    """S3's word for what went wrong, or the HTTP status where there is no word."""
+    response = getattr(error.__cause__, "response", None) or getattr(error, "response", None) or {}
+    return str(response.get("Error", {}).get("Code", ""))
+
+
+def _why(error: Exception) -> str:
+    """The error in a part of a sentence; no user and password of a URL stand in it."""
+    code, kind = _code(error), type(error).__name__
+    if code == "NoSuchBucket":
+        return "there is no such bucket"
+    if code in ("SlowDown", "ServiceUnavailable", "503"):
+        return f"it is too busy ({code}), also after several tries with growing waits"
+    if kind in ("NoCredentialsError", "PartialCredentialsError"):
+        return "no credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+    if isinstance(error, PermissionError):
+        return f"access was denied ({code or kind})"
+    said = re.sub(r"//[^/\s]*@", "//", " ".join(str(error).split()))
+    return stored.clean(f"{said[:150] or kind} ({code or kind})")
+
+
+class Disk:
+    """The same in a folder, such as one that all nodes mount; a tag is the hash of the content."""
+
+    def __init__(self, folder: str) -> None:
+        self.name = folder
+
+    def look(self, key: str) -> tuple[int, str] | None:
+        """See ``Bucket``."""
+        found = self.read(key, stored.LARGEST_JSON + 1)
+        return None if found is None else (len(found), sha256(found))
+
+    def read(self, key: str, most: int) -> bytes | None:
+        """See ``Bucket``."""
+        try:
+            with stored.opened(Path(self.name) / key, float("inf"), inner=2) as file:
+                return None if file is None else file.read(most)
+        except (OSError, stored.UnreadableError) as error:
+            raise StorageError(_of_disk(error)) from None
+
+    def write(self, key: str, content: bytes, tag: str | None = None) -> str:
+        """See ``Bucket``."""
+        path = Path(self.name) / key
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with nullcontext() if tag is None else _alone(path.parent):
+                if tag is not None and tag != (now[1] if (now := self.look(key)) else NEW):
+                    raise ChangedError(f"{path} was written by somebody else meanwhile")
+                write_bytes(path, content)
+        except OSError as error:
+            raise StorageError(_of_disk(error)) from None
+        return sha256(content)
+
+    def remove(self, key: str) -> None:
+        """See ``Bucket``."""
+        try:
+            (Path(self.name) / key).unlink(missing_ok=True)
+        except OSError as error:
+            raise StorageError(_of_disk(error)) from None
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Nobody else writes there meanwhile; the kernel ends it with the process."""
+    with open(folder / ".writing", "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _of_disk(error: Exception) -> str:
+    """What the disk of a storage says, in a part of a sentence."""
+    if isinstance(error, OSError):
+        return f"{error.filename or 'its folder'} cannot be used ({error.strerror})"
+    return f"{error}"

@@ -1,0 +1,201 @@
+"""A W&B workspace as code: the panels by which runs are compared, for those of their metrics that were logged.
+
+W&B holds of each run what ``WandbTracker`` told it: metrics by round, ``effective/alpha`` and so on in its config, its
+summary, and pictures (``wandb_media``).
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedcommons.files import stored
+from fedcommons.reports.metrics import words
+from fedcommons.tracking.run_folder import read_rounds, read_summary
+from fedcommons.tracking.wandb_media import KEYS, allowed
+from fedcommons.tracking.wandb_tracker import in_summary
+
+if TYPE_CHECKING:  # an optional package
+    from wandb_workspaces import workspaces
+
+AXES = {"alpha": True, "p": False, "rho": False, "noise_multiplier": False, "lr": True}
+"""Of the parallel coordinates: values that took effect in a run (``WandbTracker``), and whether by their logarithm."""
+
+LINES = {
+    "Accuracy": [
+        ("round", ["test/accuracy"]), ("comm/total_bytes", ["test/accuracy"]), ("round", ["validation/accuracy"]),
+        ("round", ["personal/accuracy_mean", "clients/accuracy_mean"]), ("round", ["train/loss"]),
+    ],
+    "Client dissimilarity": [
+        ("round", ["convergence/zeta_hat_sq", "convergence/zeta_lemma1_sq"]),
+        ("round", ["convergence/zeta_sq"]), ("round", ["convergence/delta_sq"]),
+    ],
+    "Gradient noise": [("round", ["convergence/sigma_hat_sq", "convergence/sigma_lemma1_sq"])],
+    "Privacy": [
+        ("round", ["privacy/epsilon_local_training"]), ("round", ["privacy/epsilon_local_training_if_secret"]),
+    ],
+    "Bytes": [("round", ["comm/up_bytes"]), ("round", ["comm/down_bytes"]), ("round", ["comm/lost_bytes"])],
+}  # fmt: skip
+"""Of each section: what stands below a picture, and the metrics in it, where some run has them."""
+
+BARS = {
+    "Accuracy": ["rounds_to_target", "best_accuracy", "last_accuracy"],
+    "Privacy": ["disclosed", "privacy/overall", "privacy/epsilon_of_messages_if_secret", "privacy/pool_epsilon_max",
+                "privacy/pool_epsilon_max_if_secret", "audit/pixels/closer"],
+}  # fmt: skip
+"""Of each section: numbers of the summary, a bar a run."""
+
+TITLES = {
+    "comm/up_bytes": "bytes from clients", "comm/down_bytes": "bytes to clients",
+    "comm/lost_bytes": "bytes of late clients, for nothing",
+    "privacy/epsilon_local_training": "epsilon of local training",
+    "privacy/epsilon_local_training_if_secret": "epsilon of local training, were the noise secret",
+    "privacy/overall": "epsilon of all messages",
+    "privacy/epsilon_of_messages_if_secret": "epsilon of all messages, were the noise secret",
+    "privacy/pool_epsilon_max": "epsilon of the pool",
+    "privacy/pool_epsilon_max_if_secret": "epsilon of the pool, were the noise secret",
+    "audit/pixels/closer": "made images nearer to seen ones than to held-out ones",
+}  # fmt: skip
+"""Of panels whose metric has no words elsewhere."""
+
+WHO = ("preset", "data.name", "partition.name", "algorithm", "sharing.setting")
+"""Fields of W&B's config that runs of a group share, besides the axes."""
+
+RESULTS = ("zeta_hat_sq_mean", "rounds_used")
+"""Of the parallel coordinates: what a run's values led to."""
+
+PICTURES = dict(
+    zip(KEYS, ("Pools", "Training examples by client and class", "Training examples of clients"), strict=True)
+)
+"""What W&B's media browser shows."""
+
+
+@dataclass(frozen=True)
+class Logged:
+    """Names at W&B. metrics: of rounds. ends: of numbers in summaries, and of pictures. shared: ends of all runs."""
+
+    metrics: Collection[str]
+    ends: Collection[str]
+    shared: Collection[str] = ()
+
+
+EVERYTHING = Logged(
+    {name for lines in LINES.values() for _, y in lines for name in y}, {*chain(*BARS.values()), *RESULTS, *KEYS}
+)
+"""Where it is not known what runs have."""
+
+
+def logged(folders: Sequence[Path], say: Callable[[str], None]) -> Logged:
+    """What these runs have; ``say`` is told in one sentence which are of another version of fedcommons."""
+    metrics, of_each, others = set[str](), list[set[str]](), defaultdict[str, list[Path]](list)
+    for folder in folders:
+        metrics |= {name for line in read_rounds(folder) for name, value in line.items() if value is not None}
+        if (made_by := _version(folder)) != version("fedcommons"):
+            others[made_by].append(folder)
+        if summary := read_summary(folder):
+            try:
+                found = {**in_summary(summary), **dict.fromkeys(allowed(summary), 0)}
+            except KeyError:  # an earlier version had no such value
+                found = summary
+            of_each.append({name for name, value in found.items() if isinstance(value, int | float)})
+    for made_by, of_it in others.items():
+        more = f" and {len(of_it) - 1} more" if len(of_it) > 1 else ""
+        say(
+            f"{of_it[0]}{more}: of fedcommons {made_by}, not {version('fedcommons')}; panels leave out runs that lack "
+            "what they show."
+        )
+    return Logged(metrics, set().union(*of_each), set.intersection(*of_each) if of_each else ())
+
+
+def _version(folder: Path) -> str:
+    """The version of fedcommons by which a run was made."""
+    try:
+        found = stored.json_of(folder / "environment.json")
+        told = found["packages"]["fedcommons"]
+    except (stored.UnreadableError, ValueError, TypeError, KeyError):
+        told = ""
+    return told if isinstance(told, str) and re.fullmatch(r"[\w.+]{1,40}", told) else "(unknown)"
+
+
+def workspace(entity: str, project: str, name: str, known: Logged) -> "workspaces.Workspace":
+    """Sections for accuracy over rounds and over bytes, zeta^2, sigma^2, privacy, bytes and pictures, and what decides.
+
+    A panel of metrics that no run has is left out. Lines are means over runs that differ in the seed only, with their
+    standard deviation.
+    """
+    from wandb_workspaces import workspaces
+    from wandb_workspaces.reports import v2
+
+    sections = [_decisive(known)]
+    for title, lines in LINES.items():
+        held = [(x, [name for name in y if name in known.metrics]) for x, y in lines]
+        panels: list[Any] = [_line(x, y) for x, y in held if y]
+        panels += [_bar(end) for end in BARS.get(title, ()) if end in known.ends]
+        if panels:
+            sections.append(workspaces.Section(name=title, panels=panels, is_open=True))
+    shown: list[Any] = [
+        v2.MediaBrowser(title=title, media_keys=[key], mode="gallery", gallery_axis="run")
+        for key, title in PICTURES.items()
+        if key in known.ends
+    ]
+    if shown:
+        sections.append(workspaces.Section(name="Pictures", panels=shown, is_open=True))
+    who = [workspaces.Config(field) for field in (*WHO, *(f"effective/{axis}" for axis in AXES))]
+    return workspaces.Workspace(
+        entity=entity, project=project, name=name, sections=sections,
+        settings=workspaces.WorkspaceSettings(x_axis="round", max_runs=100),
+        runset_settings=workspaces.RunsetSettings(groupby=[*who]),
+    )  # fmt: skip
+
+
+def _decisive(known: Logged) -> "workspaces.Section":
+    """Parallel coordinates: what was chosen on the left, what it led to on the right; and zeta^2 against rounds.
+
+    W&B leaves out a run that lacks a value, as zeta^2 where it was not measured: then rounds alone are drawn, too.
+    """
+    from wandb_workspaces import workspaces
+    from wandb_workspaces.reports import v2
+
+    results = [name for name in RESULTS if name in known.ends]
+    panels: list[Any] = [_coordinates("What decides", results)]
+    if len(results) == 2:
+        if results[0] not in known.shared:
+            panels.append(_coordinates("What decides rounds", results[1:]))
+        zeta, used = map(v2.SummaryMetric, results)
+        panels.append(v2.ScatterPlot(title="Rounds against client dissimilarity", x=zeta, y=used, log_x=True))
+    return workspaces.Section(name="What decides", panels=panels, is_open=True)
+
+
+def _coordinates(title: str, results: Sequence[str]) -> Any:
+    from wandb_workspaces.reports import v2
+
+    column = v2.interface.ParallelCoordinatesPlotColumn
+    columns = [column(metric=v2.Config(f"effective/{axis}"), display_name=axis, log=log) for axis, log in AXES.items()]
+    columns += [column(metric=v2.SummaryMetric(name), display_name=_words(name)) for name in results]
+    return v2.ParallelCoordinatesPlot(title=title, columns=columns)
+
+
+def _line(x: str, y: Sequence[str]) -> Any:
+    from wandb_workspaces.reports import v2
+
+    title = " and ".join(_words(name) for name in y).replace(" of the last round", "")
+    title += "" if x == "round" else " over bytes"
+    return v2.LinePlot(
+        title=title, x=x, y=[*y], title_x="round" if x == "round" else "bytes of all clients, both ways",
+        groupby_aggfunc="mean", groupby_rangefunc="stddev",
+    )  # fmt: skip
+
+
+def _bar(end: str) -> Any:
+    from wandb_workspaces.reports import v2
+
+    return v2.BarPlot(title=_words(end), metrics=[end], groupby_aggfunc="mean", groupby_rangefunc="stddev")
+
+
+def _words(name: str) -> str:
+    """A metric as words, without formulas, which W&B does not render."""
+    return TITLES.get(name) or re.sub(r" ?\$.*?\$", "", words(name.removeprefix("convergence/")))

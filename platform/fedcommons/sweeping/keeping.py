@@ -1,0 +1,98 @@
+"""A sweep in a storage: runs that other machines played are brought from there, tables and pictures are sent there."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from fedcommons.errors import ClientError, UserError
+from fedcommons.files import remote
+from fedcommons.files.remote import StorageError
+from fedcommons.files.snapshots import Snapshots
+from fedcommons.tracking.kept import Kept, name_of, require_apart
+from fedcommons.tracking.run_folder import read_summary
+
+REPORT = r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.(md|csv|json|png|svg|pdf|tex)"
+"""Files in a sweep's own folder that are sent."""
+
+
+class Keeping:
+    """The sweep in ``out`` and its storage, that of its first cell; without one nothing is done.
+
+    cells: each has a name and a config.
+    """
+
+    def __init__(self, cells: Iterable[Any], out: Path, say: Callable[[str], None] = print) -> None:
+        self.storages = {cell.name: cell.config.storage for cell in cells}
+        self.out, self.say = out, say
+        self._there: Snapshots | None = None
+
+    def begin(self, resume: bool) -> None:
+        """With ``resume`` bring what there is of the sweep's runs, and send those that ended here and are not there.
+
+        Raises:
+            ClientError: somebody else writes such a run, or the storage cannot take it.
+            UserError: the storage cannot be reached or written, lies in ``out``, or has such a sweep and ``resume`` is
+                not asked for.
+        """
+        if (storage := next(iter(self.storages.values()), None)) is None:
+            return
+        if what := remote.flaw(storage):
+            raise UserError(f"storage must be {what}")
+        require_apart(storage, self.out)
+        try:
+            self._there = Snapshots(remote.opened(storage), f"runs/{name_of(self.out)}", REPORT)
+            self._there.look()
+        except StorageError as error:
+            raise UserError(f"storage: {error}.") from None
+        if self._there.tag != remote.NEW and not resume:
+            raise UserError(
+                f"{storage} holds a sweep {self.out.name} already; add --resume to continue it or name another --out."
+            )
+        for name in self.storages if resume else ():
+            if kept := self._kept(name):
+                kept.bring()
+                if read_summary(self.out / name) is not None:
+                    kept.end()
+
+    def bring(self, name: str) -> None:
+        """Bring the run of this cell as the storage has it, unless it has ended here.
+
+        Raises:
+            UserError: the storage cannot be asked, or see ``Kept.bring``.
+        """
+        if read_summary(self.out / name) is None and (kept := self._kept(name)):
+            kept.bring()
+
+    def send(self, name: str) -> None:
+        """Send the run of this cell as it is here.
+
+        Raises:
+            UserError: the storage cannot be asked.
+            ClientError: it cannot take it.
+        """
+        if kept := self._kept(name):
+            kept.end()
+
+    def claim(self) -> None:
+        """Take the sweep's name in the storage, where it is new there. Errors: see ``end``."""
+        if self._there and self._there.tag == remote.NEW:
+            self.end()
+
+    def end(self) -> None:
+        """Send the sweep's tables and pictures.
+
+        Raises:
+            ClientError: they cannot be sent, or another process has sent others since; they are here.
+        """
+        try:
+            if self._there:
+                self._there.send(self.out)
+        except StorageError as error:
+            raise ClientError(
+                f"the storage does not take the tables of {self.out}, which has them all: {error}; the same command "
+                "with --resume sends them."
+            ) from None
+
+    def _kept(self, name: str) -> Kept | None:
+        storage, folder = self.storages[name], self.out / name
+        return Kept(storage, name_of(self.out, folder), folder, self.say) if storage else None

@@ -1,0 +1,186 @@
+"""A run folder in a storage besides the local disk: brought before a run goes on, sent with each checkpoint.
+
+What is sent are the files of a run that ``run_folder`` lists, but for W&B's folder, locks and temporary files. The
+hidden file ``.storage.json`` names the snapshot that the folder here was last equal to. Whoever writes a snapshot has
+seen the one before, so another one in the storage is a later one of the same run, unless somebody has removed that.
+"""
+
+import re
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import quote
+
+from fedcommons import locks
+from fedcommons.config import flat
+from fedcommons.errors import ClientError, UserError, Warned, shown
+from fedcommons.files import remote, stored, write_bytes, write_json
+from fedcommons.files.remote import ChangedError, StorageError
+from fedcommons.files.snapshots import Snapshots
+from fedcommons.tracking.run_folder import FILES, STOPPED, is_run, read_config, require_plain, stranger
+
+SEEN = ".storage.json"
+BEGINS = {"config.yaml", "environment.json"}
+"""Files that make a folder a run's; see ``is_run``."""
+
+
+def name_of(*folders: Path) -> str:
+    """What folders, one in another, are called in a storage."""
+    return "/".join(quote(folder.resolve().name, safe="") or "root" for folder in folders)
+
+
+def require_apart(storage: str, folder: Path) -> None:
+    """Check that the storage is no folder in ``folder``, whose files are kept there, nor the folder itself.
+
+    Raises:
+        UserError: it is.
+    """
+    if not remote.is_url(storage) and Path(storage).resolve().is_relative_to(folder.resolve()):
+        raise UserError(f"storage must be outside of --out, {folder}, got {shown(storage)}.")
+
+
+class Kept:
+    """The run in ``folder``, and its snapshots ``runs/NAME`` in the storage.
+
+    late: why the storage lacks the newest snapshot; empty where it has it. ``say`` is told that in a sentence.
+    has_lost: whether somebody else has written there since.
+
+    Raises:
+        UserError: the storage cannot be reached or written, or lies in the folder.
+    """
+
+    def __init__(self, storage: str, name: str, folder: Path, say: Callable[[str], None] = print) -> None:
+        from fedcommons.federation import checkpoint, memory  # torch takes seconds to import
+
+        inner = rf"checkpoints/{checkpoint.FILE}(\.json)?|memory/{memory.FILE}(\.json)?"
+        self.folder, self.say, self.late, self.has_lost = folder, say, "", False
+        self._not_before = 0.0
+        require_apart(storage, folder)
+        try:
+            opened = remote.opened(storage)
+            self.storage = opened.name
+            self.there = Snapshots(opened, f"runs/{name}", rf"{FILES}|messages\.log|{re.escape(STOPPED)}|{inner}")
+            self.there.look()
+        except StorageError as error:
+            raise UserError(f"storage: {error}.") from None
+
+    def bring(self, resume: bool = True, patience: float = 0) -> None:
+        """Make the folder the storage's snapshot, unless there is none or the folder is further on.
+
+        patience: see ``locks.locked``.
+
+        Raises:
+            ClientError: somebody else writes there.
+            UserError: the storage has a run already and ``resume`` is not asked for, the folder here has another run,
+                somebody holds it, or what makes a run folder is damaged there.
+            OSError: the disk here is full.
+        """
+        if self.there.tag == remote.NEW:
+            return
+        place = f"{self.there.storage.name}/{self.there.name}"
+        if not resume:
+            raise UserError(f"{place} holds a run already; add --resume to continue it or choose another --out.")
+        if is_run(self.folder) and self._seen() == self.there.tag:
+            return
+        with locks.opened(self.folder, self._stranger, "run folder", self.say, patience):
+            require_plain(self.folder)
+            if is_run(self.folder) and self._seen() is None and not self.there.is_same(self.folder):
+                raise UserError(
+                    f"{place} holds a run that {self.folder} does not go back to; choose another --out or --storage."
+                )
+            try:
+                if is_run(self.folder) and self._is_other():
+                    raise UserError(f"{place} holds another run than {self.folder}; choose another --out or --storage.")
+                if self._is_further():
+                    self.say(f"{self.folder} has more rounds than {place}, and goes on.")
+                    return
+                self._see("")  # killed here, it is brought again
+                flaws = self.there.bring(self.folder)
+            except StorageError as error:
+                raise UserError(f"storage: {error}.") from None
+            if not self.there.whole >= BEGINS:
+                said = "; ".join(flaws) or "it has no config.yaml and environment.json"
+                raise UserError(f"{place} holds no run that can go on ({said}); choose another --out or --storage.")
+            for flaw in flaws:
+                self.say(Warned(f"{flaw}; the run goes on from what is whole."))
+            self.there.remove_others(self.folder)
+            self._see(self.there.tag)
+            if flaws:
+                self.send()  # so that no list names them any more
+        self.say(f"{self.folder} was brought from {place}.")
+
+    def _stranger(self, path: Path) -> str | None:
+        return None if self._seen() == "" else stranger(path)
+
+    def _is_other(self) -> bool:
+        """Whether the run here has another config, data or secret salt than that of the snapshot.
+
+        So it is where somebody removed a run from the storage, and another one of the same name was sent.
+        """
+        if (self.folder / "partition.json").exists() and not self.there.is_same(self.folder, "partition.json"):
+            return True
+        if self.there.is_same(self.folder, "config.yaml"):
+            return False
+        ours = read_config(self.folder)
+        with tempfile.TemporaryDirectory() as folder:
+            write_bytes(Path(folder) / "config.yaml", self.there.read("config.yaml") or b"")
+            with suppress(UserError):
+                return not {*flat.same_results(ours, read_config(Path(folder)))} <= {"federation.rounds"}
+        return True
+
+    def _is_further(self) -> bool:
+        """Whether the run here has played more rounds than the snapshot: its lines are the same, and more."""
+        there, here = self.there.held.get("rounds.jsonl"), self.folder / "rounds.jsonl"
+        return is_run(self.folder) and here.is_file() and here.stat().st_size > (there.size if there else 0)
+
+    def send(self) -> None:
+        """Send the folder as it is; where the storage cannot take it, this is said once, and tried again later.
+
+        Trying takes at most a tenth of the time, however long the storage makes us wait.
+
+        Raises:
+            ClientError: somebody else has written there since.
+        """
+        if (began := time.monotonic()) < self._not_before:
+            return
+        try:
+            self.there.send(self.folder)
+            self._see(self.there.tag)
+            self.late = ""
+        except ChangedError as error:
+            self.has_lost = True
+            raise ClientError(
+                f"another process plays this run too: {error}; what it wrote stays there, and {self.folder} has ours."
+            ) from None
+        except StorageError as error:
+            if not self.late:
+                self.say(Warned(f"storage: {error}; the run goes on, and {self.folder} has it all."))
+            self.late = f"{error}"
+            self._not_before = time.monotonic() + 9 * (time.monotonic() - began)
+
+    def end(self, lacking: str = "") -> None:
+        """The last ``send``. lacking: why the storage lacks something else of the run, if it does.
+
+        Raises:
+            ClientError: the storage lacks something of the run.
+        """
+        self._not_before = 0
+        self.send()
+        if self.late or lacking:
+            raise ClientError(
+                f"the run has ended and {self.folder} has it all, but the storage has not: {self.late or lacking}; the "
+                "same command with --resume sends it."
+            )
+
+    def _seen(self) -> str | None:
+        """The tag of the snapshot that the folder goes back to; None if nobody knows, or it is of another storage."""
+        try:
+            found = stored.json_of(self.folder / SEEN)
+            return str(found["tag"]) if found["storage"] == self.storage else None
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    def _see(self, tag: str) -> None:
+        write_json(self.folder / SEEN, {"storage": self.storage, "tag": tag})

@@ -1,0 +1,110 @@
+"""A W&B workspace for runs that W&B has or will have: the panels by which they are compared.
+
+python sweeps/dashboard.py runs/table1 runs/mine                            # writes runs/dashboard.json
+python sweeps/dashboard.py runs/table1 --entity ME --project fedcommons     # makes it on W&B's server
+python sweeps/dashboard.py --entity ME --project fedcommons                 # the same with all panels, without folders
+"""
+
+import re
+import shlex
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from itertools import takewhile
+from pathlib import Path
+
+from fedcommons.config import cli
+from fedcommons.errors import UserError, shown
+from fedcommons.files import write_text
+from fedcommons.paths import user_path
+from fedcommons.tracking.run_folder import read_config
+
+NAME, PROJECT = "fedcommons: which commons?", "fedcommons"
+
+ALLOWED = r"[^/\\#?%:\x00-\x1f\x7f-\x9f]{1,128}"
+"""Names of users, teams and projects at W&B."""
+
+
+def arguments(argv: Sequence[str]):
+    """The folders, then the options."""
+    named = list(takewhile(lambda word: not word.startswith("-"), argv))
+    title = (__doc__ or "").partition("\n")[0]
+    parser = cli.Parser(description=title, usage="dashboard.py [DIR ...] [options]")
+    text = "W&B user or team; with it the workspace is made on W&B's server, which needs a login"
+    parser.add_argument("--entity", type=str | None, default=None, help=text)
+    text = "W&B project; default: that of the first run, or fedcommons"
+    parser.add_argument("--project", type=str | None, default=None, help=text)
+    parser.add_argument("--name", type=str, default=NAME, help="name of the workspace")
+    parser.add_argument("--out", type=str, default="runs/dashboard.json", help="file for it, without --entity")
+    options = cli.parse(parser, argv[len(named) :])
+    if not named and options.entity is None:
+        raise UserError("name at least one folder with runs, DIR [DIR ...], or --entity ME for what W&B has.")
+    for option in ("entity", "project"):
+        if options[option] is not None and not re.fullmatch(ALLOWED, options[option]):
+            raise UserError(
+                f"--{option} is a name of 1 to 128 characters without / \\ # ? % :, got {shown(options[option])}."
+            )
+    if not re.fullmatch(r"[ -~]{1,128}", options.name):  # W&B takes no emoji
+        raise UserError(f"--name has 1 to 128 characters of ASCII, got {shown(options.name)}.")
+    if not find_spec("wandb_workspaces"):
+        raise UserError("dashboards need the package wandb-workspaces: pip install 'fedcommons[dashboard]'.")
+    options.folders = [user_path("DIR", name) for name in named]
+    return options
+
+
+def runs_in(folders: Sequence[Path]) -> list[Path]:
+    """The runs in these folders that can be read."""
+    from fedcommons.reports.frames import load_runs
+
+    runs = load_runs(*folders)
+    if runs.empty:
+        raise UserError(f"no run in {', '.join(map(str, folders))} can be read.")
+    paths = [Path(run) for run in runs["run"]]
+    if off := [path for path in paths if not (path / "wandb-id.txt").exists()]:
+        print(f"{len(off)} of {len(paths)} runs were played without W&B, which does not have them, as {off[0]}.")
+    return paths
+
+
+def project_of(run: Path) -> str:
+    """The W&B project of a run."""
+    with suppress(UserError):  # its config.yaml is of another version
+        if re.fullmatch(ALLOWED, found := read_config(run).tracking.project):  # somebody else may have written it
+            return found
+    return PROJECT
+
+
+def dashboard(argv: Sequence[str]) -> int:
+    from fedcommons.reports.workspace import EVERYTHING, logged, workspace
+    from fedcommons.tracking.wandb_tracker import logged_in
+
+    options = arguments(argv)
+    if options.entity and not logged_in():
+        raise UserError("--entity needs a login of W&B: set WANDB_API_KEY or run `wandb login`.")
+    runs = runs_in(options.folders) if options.folders else []
+    project = options.project or (project_of(runs[0]) if runs else PROJECT)
+    names = logged(runs, print) if runs else EVERYTHING
+    made = workspace(options.entity or "ENTITY", project, options.name, names)
+    panels = sum(len(section.panels) for section in made.sections)
+    over = f"{len(runs)} run{'s' if len(runs) > 1 else ''}" if runs else "all runs"
+    said = f"{len(made.sections)} sections, {panels} panels over {over} of project {project}"
+    if options.entity:
+        try:
+            made.save()
+        except Exception as error:  # of W&B's own and of many libraries: no network, no such project, no permission
+            raise UserError(f"W&B did not take the workspace: {' '.join(str(error).split())}") from None
+        print(f"{said}: {made.url}")
+        return 0
+    out = Path(options.out)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_text(out, made._to_model().model_dump_json(by_alias=True, exclude_none=True, indent=1) + "\n")
+    except OSError as error:
+        raise UserError(f"--out: {out} cannot be written ({error.strerror}).") from None
+    print(f"{said}: {out}. After `wandb login`, and `wandb sync` of runs that were kept offline, this makes it:")
+    given = ["--project", project, *([] if options.name == NAME else ["--name", options.name])]
+    print(shlex.join(["python", "sweeps/dashboard.py", *map(str, options.folders), *given, "--entity", "YOURS"]))
+    return 0
+
+
+if __name__ == "__main__":
+    cli.main(dashboard)

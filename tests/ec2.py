@@ -1,0 +1,190 @@
+"""An EC2 for tests, and a user who has run ``ray up`` on it.
+
+EC2 and IAM are emulated (moto, on the loopback interface): their machines run nothing. So ``ssh`` and ``rsync`` are
+scripts that write down what they were to do, and no packet leaves this machine.
+"""
+
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent
+
+SSH = """#!/bin/sh
+for last; do :; done
+printf '%s\\0' "$last" >> "$LOGS/ssh"
+case $last in
+  *"command -v docker"*) echo /usr/bin/docker ;;
+  *"printenv HOME"*) echo /home/ray ;;
+  *".Config.Env"*) echo '["HOME=/home/ray"]' ;;
+esac
+"""
+"""Answers what Ray asks of a machine that has Docker."""
+
+RSYNC = """#!/bin/sh
+for last; do before=$source source=$last; done
+echo "$before ${last#*:}" >> "$LOGS/rsync"
+case $last in
+  *ray_bootstrap_config.yaml) cp "$before" "$LOGS/head.yaml" ;;
+  *ray_bootstrap_key.pem) cp "$before" "$HOME/ray_bootstrap_key.pem" ;;
+esac
+"""
+"""Keeps what the autoscaler on the head reads."""
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """The emulated EC2 of one user, with what the header of ray_cluster.yaml tells to make."""
+
+    ec2: Any
+    group: str
+    subnet: str
+    profile: str
+    folder: Path
+
+    def sent(self) -> dict[str, Any]:
+        """The config that ``ray up`` sent to the head."""
+        return yaml.safe_load((self.folder / "logs" / "head.yaml").read_text())
+
+    def ray(self, *words: str) -> None:
+        """What a user does in a shell."""
+        command = [Path(sys.executable).parent / "ray", *words, "cluster.yaml"]
+        done = subprocess.run(
+            command, cwd=self.folder / "code", stdin=subprocess.DEVNULL, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def nodes(self, state: str = "running") -> list[dict[str, Any]]:
+        """The machines in a state, as EC2 describes them."""
+        wanted = [{"Name": "instance-state-name", "Values": [state]}]
+        found = self.ec2.describe_instances(Filters=wanted)["Reservations"]
+        return [node for reservation in found for node in reservation["Instances"]]
+
+    def kinds(self) -> Counter[str]:
+        """How many run of each node type."""
+        return Counter(tags(node)["ray-user-node-type"] for node in self.nodes())
+
+    def log(self, name: str, end: str) -> list[str]:
+        """What one of the scripts wrote down."""
+        return (self.folder / "logs" / name).read_text().split(end)[:-1]
+
+
+def tags(node: dict[str, Any]) -> dict[str, str]:
+    return {tag["Key"]: tag["Value"] for tag in node["Tags"]}
+
+
+@contextmanager
+def launched(folder: Path) -> Iterator[Cloud]:
+    """After ``ray up`` of ray_cluster.yaml; what belongs to it lies in ``folder``."""
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    for name in ("bin", "logs", "tmp", "home"):
+        (folder / name).mkdir()
+    for name, text in (("ssh", SSH), ("rsync", RSYNC)):
+        (folder / "bin" / name).write_text(text)
+        (folder / "bin" / name).chmod(0o700)
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {
+            "AWS_ENDPOINT_URL": "http://{}:{}".format(*server.get_host_and_port()), "AWS_ACCESS_KEY_ID": "nobody",
+            "AWS_SECRET_ACCESS_KEY": "nothing", "AWS_EC2_METADATA_DISABLED": "true", "LOGS": str(folder / "logs"),
+            "HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp"),
+            "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+        }.items():  # fmt: skip
+            patch.setenv(name, value)
+        made = _account(boto3, folder)
+        shutil.copytree(ROOT / "cluster", folder / "code" / "cluster")
+        (folder / "code" / "cluster.yaml").write_text(_filled(made))
+        subprocess.run(
+            ["sh", "cluster/secrets.sh", "10.0.1.0/24"], cwd=folder / "code", check=True, capture_output=True
+        )
+        made.ray("up", "-y", "--no-config-cache")
+        yield made
+    server.stop()
+
+
+def _account(boto3: Any, folder: Path) -> Cloud:
+    ec2, iam = (boto3.client(name, region_name="us-west-2") for name in ("ec2", "iam"))
+    vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
+    subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.0.1.0/24")["Subnet"]["SubnetId"]
+    ec2.modify_subnet_attribute(SubnetId=subnet, MapPublicIpOnLaunch={"Value": True})
+    group = ec2.create_security_group(GroupName="fedcommons", Description="fedcommons", VpcId=vpc)["GroupId"]
+    profile = iam.create_instance_profile(InstanceProfileName="fedcommons-head")["InstanceProfile"]["Arn"]
+    return Cloud(ec2, group, subnet, profile, folder)
+
+
+def _filled(cloud: Cloud) -> str:
+    """The file of the repository with its placeholders replaced."""
+    text = (ROOT / "ray_cluster.yaml").read_text().partition("cluster_name:")
+    body = text[1] + text[2]
+    image = cloud.ec2.describe_images()["Images"][0]["ImageId"]
+    for old, new in (
+        ("ami-REPLACE", image), ("subnet-REPLACE", cloud.subnet), ("sg-REPLACE", cloud.group),
+        ("fs-REPLACE", "fs-12345678"), ("arn:aws:iam::REPLACE:instance-profile/fedcommons-head", cloud.profile),
+    ):  # fmt: skip
+        assert old in body
+        body = body.replace(old, new)
+    assert "REPLACE" not in body
+    return body
+
+
+@dataclass
+class Head:
+    """What a head tells the autoscaler: the nodes that EC2 runs, with nothing to do, and the work that waits."""
+
+    cloud: Cloud
+    types: dict[str, Any]
+    """``available_node_types``."""
+    waiting: list[tuple[dict[str, float], dict[str, str]]] = field(default_factory=list)
+    """Resources and label of each task that waits for a node."""
+    idle_s: float = 0
+    """For how long workers have had nothing to do."""
+    drained: set[str] = field(default_factory=set)
+    address: str = "10.0.1.4:6379"
+    count: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def get_cluster_resource_state(self) -> bytes:
+        wire, common = (import_module(f"ray.core.generated.{name}_pb2") for name in ("autoscaler", "common"))
+        reply = wire.GetClusterResourceStateReply()
+        state = reply.cluster_resource_state
+        state.cluster_resource_state_version = next(self.count)
+        for node in self.cloud.nodes():
+            kind, number = tags(node)["ray-user-node-type"], node["InstanceId"].encode().ljust(28)
+            has = {"node:__internal_head__": 1} if kind == "head" else self.types[kind]["resources"]
+            idle = kind != "head" and self.idle_s > 0
+            state.node_states.add(
+                node_id=number,
+                instance_id=node["InstanceId"],
+                ray_node_type_name=kind,
+                total_resources=has,
+                available_resources=has,
+                status=wire.DEAD if number.hex() in self.drained else wire.IDLE if idle else wire.RUNNING,
+                idle_duration_ms=int(self.idle_s * 1000) if idle else 0,
+                labels=self.types[kind].get("labels", {}),
+            )
+        for resources, label in self.waiting:
+            task = state.pending_resource_requests.add(count=1).request
+            task.resources_bundle.update(resources)
+            if label:  # of one selector all must hold; several would be alternatives
+                constraints = task.label_selectors.add().label_constraints
+                for key, value in label.items():
+                    constraints.add(label_key=key, label_values=[value], operator=common.LABEL_OPERATOR_IN)
+        return reply.SerializeToString()
+
+    def drain_node(self, node_id: str, **said: Any) -> tuple[bool, str]:
+        self.drained.add(node_id)
+        return True, ""

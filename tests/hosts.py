@@ -1,0 +1,148 @@
+"""Hosts of a lab on one machine: each has its own network, processes, home, /tmp and /dev/shm, and an SSH server.
+
+They share a bridge and one folder, /mnt, as hosts share storage. Takes root, Debian's iproute2 and openssh-server.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+NEEDED = ("ip", "unshare", "nsenter", "rsync", "ssh", "ssh-keygen", "/usr/sbin/sshd")
+
+START = """
+set -e
+mount --make-rprivate /
+mount --bind "$1" /mnt
+hostname "$2"
+shift 2
+n=0
+for kept; do mkdir -p /mnt/kept/$((n += 1)); mount --bind "$kept" /mnt/kept/$n; done
+for hidden in /root /tmp /run; do mount -t tmpfs tmpfs $hidden; done
+n=0
+for kept; do mkdir -p "$kept"; mount --bind /mnt/kept/$((n += 1)) "$kept"; umount /mnt/kept/$n; done
+mount -t tmpfs -o size=2g tmpfs /dev/shm
+mkdir -p /run/sshd /root/.ssh
+chmod 700 /root /root/.ssh
+ip link set lo up
+echo started
+while :; do sleep 3600 & wait $!; done
+"""
+"""What a host does first. $1: the shared folder; $2: the host's name; the rest: folders that stay, of what it hides.
+
+Its first process waits, so that it reaps those whose parents have ended."""
+
+SSHD = """
+Port 22
+ListenAddress {ip}
+HostKey /mnt/keys/host
+AuthorizedKeysFile /mnt/keys/operator.pub
+StrictModes no
+UsePAM no
+PermitRootLogin prohibit-password
+Subsystem sftp internal-sftp
+PidFile none
+MaxStartups 100
+"""
+
+
+def missing() -> str | None:
+    """Why there can be no hosts here, in a sentence; None if there can."""
+    if os.geteuid() != 0:
+        return "hosts in network namespaces take root"
+    if lacking := [name for name in NEEDED if not shutil.which(name)]:
+        return f"hosts need {', '.join(lacking)}: apt-get install iproute2 openssh-server rsync"
+    tried = subprocess.run(["unshare", "--net", "--mount", "--uts", "--pid", "--fork", "true"], capture_output=True)
+    return None if tried.returncode == 0 else "this system lets nobody make network namespaces"
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host; pid: of its first process, as seen from outside; bridge: of a process of the network between hosts."""
+
+    name: str
+    ip: str
+    pid: int
+    bridge: int
+
+    def command(self, *words: str) -> list[str]:
+        """A command that runs there, in a login's environment."""
+        inside = f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin"
+        clean = ["env", "-i", "HOME=/root", "USER=root", f"PATH={inside}", "LANG=C.UTF-8", "TERM=dumb"]
+        return ["nsenter", f"--target={self.pid}", "--all", "--wd=/root", *clean, *words]
+
+    def run(self, *words: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+        """Run a command there to its end."""
+        return subprocess.run(self.command(*words), capture_output=True, text=True, timeout=timeout)
+
+    @contextmanager
+    def unplugged(self) -> Iterator[None]:
+        """Meanwhile nothing reaches it, and it reaches nobody."""
+        cable = f"to-{self.name}"
+        _inside(self.bridge, f"ip link set {cable} down")
+        try:
+            yield
+        finally:
+            _inside(self.bridge, f"ip link set {cable} up")
+
+
+@contextmanager
+def network(shared: Path, names: Sequence[str]) -> Iterator[list[Host]]:
+    """Hosts 198.18.7.1, 198.18.7.2, ... on one bridge; what they put into /mnt lies in ``shared``."""
+    keys = shared / "keys"
+    keys.mkdir(parents=True)
+    for name in ("host", "operator"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", keys / name], check=True)
+    with ExitStack() as stack:
+        bridge = stack.enter_context(_started("sh", "-c", "ip link set lo up; echo started; exec sleep infinity"))
+        _inside(bridge, "ip link add bridge type bridge")
+        _inside(bridge, "ip link set bridge up")
+        yield [stack.enter_context(_host(shared, bridge, name, n)) for n, name in enumerate(names, 1)]
+
+
+@contextmanager
+def _host(shared: Path, bridge: int, name: str, number: int) -> Iterator[Host]:
+    needed = dict.fromkeys((sys.base_prefix, sys.prefix))
+    kept = [folder for folder in needed if folder.startswith(("/root/", "/tmp/", "/run/"))]
+    with _started("sh", "-c", START, "host", str(shared), name, *kept) as pid:
+        host = Host(name, f"198.18.7.{number}", pid, bridge)
+        cable = f"to-{name}"
+        subprocess.run(
+            ["nsenter", "--net", f"--target={bridge}", "ip", "link", "add", cable, "type", "veth", "peer", "name",
+             "eth0", "netns", str(pid)], check=True,
+        )  # fmt: skip
+        _inside(bridge, f"ip link set {cable} master bridge up")
+        for line in (f"ip address add {host.ip}/24 dev eth0", "ip link set eth0 up", "ip route add default dev eth0"):
+            _inside(pid, line)
+        conf = shared / f"sshd-{name}.conf"
+        conf.write_text(SSHD.format(ip=host.ip))
+        code = "/root/fedcommons/platform:/root/fedcommons"  # as if it were installed from there
+        profile = f"export PATH={Path(sys.executable).parent}:$PATH PYTHONPATH={code}\n"
+        for file in (".profile", ".bash_profile", ".bashrc"):
+            host.run("sh", "-c", f"printf '%s' '{profile}' > /root/{file}")
+        serving = host.run("/usr/sbin/sshd", "-f", f"/mnt/{conf.name}", "-E", f"/mnt/sshd-{name}.log")
+        assert serving.returncode == 0, serving.stderr
+        yield host
+
+
+@contextmanager
+def _started(*words: str) -> Iterator[int]:
+    """The process id, from outside, of a command that has said that it started, in namespaces of its own."""
+    kinds = ["--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    process = subprocess.Popen(["unshare", *kinds, *words], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "started\n"
+        (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        yield int(child)
+    finally:
+        process.kill()  # and with it all that runs in there
+        process.communicate()
+
+
+def _inside(pid: int, line: str) -> None:
+    subprocess.run(["nsenter", "--net", f"--target={pid}", *line.split()], check=True)

@@ -1,0 +1,237 @@
+"""The cluster of ray_cluster.yaml from ``ray up`` to ``ray down``, on an emulated EC2.
+
+Real: Ray's launcher, its AWS node provider, its autoscaler, and every request to EC2. Emulated: EC2 and IAM, whose
+machines run nothing; what would go to them by SSH is written down instead (see ec2.py), and what a head reports of
+waiting work and idle nodes is said by the test. So nothing here shows that a machine of EC2 comes up with Ray on it.
+"""
+
+import shutil
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import ec2
+import pytest
+import yaml
+from ec2 import Cloud, Head, tags
+
+from fedcommons.federation import kinds
+
+ROOT = Path(__file__).parent.parent
+pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")]
+
+
+@pytest.fixture(scope="module")
+def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
+    """After ``ray up``."""
+    with ec2.launched(tmp_path_factory.mktemp("aws")) as made:
+        yield made
+
+
+def test_ray_up_launches_one_head_as_the_file_says(cloud: Cloud) -> None:
+    (head,) = cloud.nodes()
+    assert head["InstanceType"] == "m7i.2xlarge"
+    assert head["IamInstanceProfile"]["Arn"] == cloud.profile
+    assert [group["GroupId"] for group in head["SecurityGroups"]] == [cloud.group]
+    assert head["SubnetId"] == cloud.subnet
+    assert head["MetadataOptions"]["HttpTokens"] == "required"
+    assert "InstanceLifecycle" not in head  # no spot
+    said = {"ray-cluster-name": "fedcommons", "ray-node-type": "head", "ray-user-node-type": "head"}
+    assert said.items() <= tags(head).items()
+    assert tags(head)["ray-node-status"] == "up-to-date"
+
+
+def test_ray_makes_no_group_role_or_profile_of_its_own(cloud: Cloud) -> None:
+    """Its group is open to SSH from everywhere, and its role has all rights on EC2."""
+    import boto3
+
+    groups = cloud.ec2.describe_security_groups()["SecurityGroups"]
+    assert {group["GroupName"] for group in groups} == {"default", "fedcommons"}
+    (ours,) = (group for group in groups if group["GroupId"] == cloud.group)
+    assert ours["IpPermissions"] == []  # it adds nothing to ours
+    iam = boto3.client("iam", region_name="us-west-2")
+    assert iam.list_roles()["Roles"] == []
+    assert [profile["Arn"] for profile in iam.list_instance_profiles()["InstanceProfiles"]] == [cloud.profile]
+
+
+def test_the_code_and_the_secrets_of_the_cluster_go_up_and_of_ray_its_config_and_key(cloud: Cloud) -> None:
+    sources = [line.split()[0] for line in cloud.log("rsync", "\n")]
+    key = cloud.folder / "home" / ".ssh" / "ray-autoscaler_us-west-2.pem"
+    assert sources[:2] == ["./", f"{cloud.folder / 'home' / '.fedcommons'}/"]
+    assert [Path(source).name.partition("-")[0] for source in sources[2:]] == ["ray", "ray"]
+    assert Path(sources[2]).name.startswith("ray-bootstrap-")
+    assert sources[3:] == [str(key)]
+
+
+def test_all_in_the_container_has_the_variables_of_environment_sh(cloud: Cloud) -> None:
+    """Drivers of ``ray exec`` start in there by no command of ours."""
+    (run,) = (line for line in cloud.log("ssh", "\0") if "docker run" in line)
+    words = run.split()
+    given = {words[at + 1] for at, word in enumerate(words) if word == "--env"}
+    listed = subprocess.run(
+        ["sh", "-c", ". cluster/environment.sh && env"], cwd=ROOT, capture_output=True, text=True,
+        env={"HOME": str(cloud.folder / "home"), "PATH": "/usr/bin:/bin"}, check=True,
+    ).stdout.splitlines()  # fmt: skip
+    assert given == {
+        line.replace(str(cloud.folder / "home"), "/home/ray") for line in listed if line.startswith("RAY_")
+    }
+
+
+def test_the_start_command_arrives_whole_in_the_container(cloud: Cloud, tmp_path: Path) -> None:
+    """Through ssh, a shell, docker and two more shells, each of which takes quotes away."""
+    start = cloud.log("ssh", "\0")[-1].replace("/home/ray", str(tmp_path))
+    shutil.copytree(cloud.folder / "home" / ".fedcommons", tmp_path / ".fedcommons")
+    shutil.copytree(ROOT / "cluster", tmp_path / "fedcommons" / "cluster")
+    (tmp_path / ".bashrc").write_text(f"export PATH={tmp_path / 'bin'}:/usr/bin:/bin\n")
+    (tmp_path / "bin").mkdir()
+    for name, text in (
+        ("docker", 'while [ "$1" != /bin/bash ]; do shift; done; exec "$@"'),
+        ("python", '[ "$*" = "-m fedcommons.federation.kinds" ] && echo fedcommons-cpu=a,fedcommons-torch=b'),
+        ("ray", 'printf "%s\\n" "$@" > "$HOME/words"; env > "$HOME/env"'),
+    ):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / "bin" / name).chmod(0o700)
+    environment = {"HOME": str(tmp_path), "PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}
+    done = subprocess.run(
+        ["sh", "-c", f"bash --login -c -i {start}"], env=environment, capture_output=True, text=True,
+        stdin=subprocess.DEVNULL, start_new_session=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    words = (tmp_path / "words").read_text().splitlines()
+    assert words[:2] == ["start", "--head"]
+    assert "--labels=fedcommons-cpu=a,fedcommons-torch=b" in words
+    started = (tmp_path / "env").read_text().splitlines()
+    assert {"RAY_AUTH_MODE=token", "RAY_USE_TLS=1", f"RAY_TLS_SERVER_CERT={tmp_path}/.fedcommons/node.crt"} <= {
+        *started
+    }
+
+
+def test_the_certificate_is_good_for_any_address_of_the_subnet(cloud: Cloud) -> None:
+    (head,) = (node for node in cloud.nodes() if tags(node)["ray-node-type"] == "head")
+    certificate = cloud.folder / "home" / ".fedcommons" / "node.crt"
+    for address, fits in ((head["PrivateIpAddress"], True), ("10.0.1.254", True), ("10.0.2.1", False)):
+        asked = ["openssl", "x509", "-in", certificate, "-noout", "-checkip", address]
+        said = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+        assert ("does match" in said) == fits, said
+
+
+Scale = Callable[..., tuple[Head, Any]]
+GPU, CPU = {"CPU": 1.0, "GPU": 1.0}, {"CPU": 8.0}
+
+
+@pytest.fixture
+def scale(cloud: Cloud, tmp_path: Path) -> Iterator[Scale]:
+    """Ray's autoscaler with the config that ``ray up`` sent to the head; workers are started, not set up by SSH."""
+
+    def start() -> tuple[Head, Any]:
+        from ray.autoscaler.v2.autoscaler import Autoscaler
+        from ray.autoscaler.v2.instance_manager.config import FileConfigReader
+
+        content = cloud.sent()
+        content["provider"]["disable_node_updaters"] = True
+        content["upscaling_speed"] = 0.01  # one by one: of MinCount to MaxCount this EC2 starts MinCount
+        path = tmp_path / "head.yaml"
+        path.write_text(yaml.safe_dump(content))
+        head = Head(cloud, content["available_node_types"])
+        return head, Autoscaler("session", FileConfigReader(str(path)), head)  # pyright: ignore[reportArgumentType]
+
+    yield start
+    workers = [node["InstanceId"] for node in cloud.nodes() if tags(node)["ray-node-type"] == "worker"]
+    if workers:
+        cloud.ec2.terminate_instances(InstanceIds=workers)
+
+
+def until(autoscaler: Any, cloud: Cloud, **kinds: int) -> None:
+    """Let the autoscaler work until so many workers run of each type, and see that it then stays so."""
+    wanted, deadline = Counter(head=1, **kinds), time.monotonic() + 60
+    while cloud.kinds() != wanted:
+        assert time.monotonic() < deadline, cloud.kinds()
+        assert autoscaler.update_autoscaling_state() is not None
+        time.sleep(0.02)
+    for _ in range(5):
+        autoscaler.update_autoscaling_state()
+        time.sleep(0.02)
+    assert cloud.kinds() == wanted
+
+
+def test_workers_come_for_work_spot_ones_first_and_go_when_idle(cloud: Cloud, scale: Scale) -> None:
+    head, autoscaler = scale()
+    until(autoscaler, cloud, gpu_on_demand=1)  # min_workers
+    head.waiting = [(GPU, {})] * 3 + [(CPU, {})] * 2
+    until(autoscaler, cloud, gpu_on_demand=1, gpu_spot=2, cpu_spot=2)
+    for node in cloud.nodes():
+        kind = tags(node)["ray-user-node-type"]
+        assert node["InstanceType"] == ("g5.2xlarge" if kind.startswith("gpu") else "m7i.2xlarge")
+        assert (node.get("InstanceLifecycle") == "spot") == kind.endswith("spot")
+        assert [group["GroupId"] for group in node["SecurityGroups"]] == [cloud.group]
+        assert ("IamInstanceProfile" in node) == (kind == "head")
+        assert tags(node)["ray-cluster-name"] == "fedcommons"
+        assert tags(node)["ray-node-type"] == ("head" if kind == "head" else "worker")
+    head.waiting = [(GPU, {})] * 100
+    until(autoscaler, cloud, gpu_on_demand=2, gpu_spot=4, cpu_spot=2)  # no more than max_workers
+    head.waiting, head.idle_s = [], 14 * 60
+    until(autoscaler, cloud, gpu_on_demand=2, gpu_spot=4, cpu_spot=2)  # not yet
+    head.idle_s = 16 * 60
+    until(autoscaler, cloud, gpu_on_demand=1)
+
+
+def test_without_spot_capacity_on_demand_nodes_take_what_spot_ones_would_have_left(
+    cloud: Cloud, scale: Scale, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ray_cluster.yaml says: Ray asks for the spot nodes again and again, and for others only beyond those."""
+    refused = refuse_spot(monkeypatch)
+    head, autoscaler = scale()
+    head.waiting = [(CPU, {})] * 4
+    until(autoscaler, cloud, gpu_on_demand=1)
+    before = len(refused)
+    until(autoscaler, cloud, gpu_on_demand=1)
+    assert len(refused) > before > 0
+    head.waiting = [(CPU, {})] * 7  # one for the node with a GPU, four for the spot nodes that never come
+    until(autoscaler, cloud, gpu_on_demand=1, cpu_on_demand=2)
+    head.waiting, head.idle_s = [], 16 * 60
+    until(autoscaler, cloud, gpu_on_demand=1)
+
+
+def refuse_spot(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Have EC2 no spot capacity from now on; the list gets a line for each refusal."""
+    from moto.ec2.exceptions import EC2ClientError
+    from moto.ec2.models.instances import InstanceBackend
+
+    whole, refused = InstanceBackend.run_instances, list[str]()
+
+    def run_instances(self: Any, *args: Any, **given: Any) -> Any:
+        if given.get("instance_market_options") == "spot":
+            refused.append(given["instance_type"])
+            raise EC2ClientError("InsufficientInstanceCapacity", "There is no Spot capacity available.")
+        return whole(self, *args, **given)
+
+    monkeypatch.setattr(InstanceBackend, "run_instances", run_instances)
+    return refused
+
+
+def test_a_pinned_sweep_starts_nodes_of_its_kind_only(cloud: Cloud, scale: Scale) -> None:
+    """By labels as ``kinds.chosen`` asks for them, of nodes that run."""
+    head, autoscaler = scale()
+    labels = {name: kind["labels"] for name, kind in head.types.items() if kind.get("labels")}
+    nodes = [{"Alive": True, "Labels": has, "Resources": {"CPU": 8}} for has in labels.values()]
+    assert kinds.chosen(nodes[:1], 0)  # of this version of torch
+    head.waiting = [(CPU, labels["cpu_spot"])] * 2
+    until(autoscaler, cloud, gpu_on_demand=1, cpu_spot=2)
+    head.waiting = [(GPU, labels["gpu_spot"])] * 2
+    until(autoscaler, cloud, gpu_on_demand=1, gpu_spot=1, cpu_spot=2)
+    head.waiting = [(CPU, {kinds.CPU: "another"})]
+    until(autoscaler, cloud, gpu_on_demand=1, gpu_spot=1, cpu_spot=2)
+    head.waiting, head.idle_s = [], 16 * 60
+    until(autoscaler, cloud, gpu_on_demand=1)
+
+
+def test_after_ray_down_nothing_runs(cloud: Cloud, scale: Scale) -> None:
+    """The last test of this cluster."""
+    _, autoscaler = scale()
+    until(autoscaler, cloud, gpu_on_demand=1)
+    cloud.ray("down", "-y")
+    assert cloud.nodes() == cloud.nodes("pending") == cloud.nodes("stopped") == []
+    assert cloud.ec2.describe_volumes()["Volumes"] == []

@@ -1,0 +1,94 @@
+"""Sweeps with a storage: a driver has what other machines played, and a machine with nothing goes on."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedcommons.config import presets
+from fedcommons.config.experiment import Experiment
+from fedcommons.errors import ClientError, UserError
+from fedcommons.files import remote
+from fedcommons.runs import experiment
+from fedcommons.sweeping.keeping import Keeping
+from fedcommons.sweeping.sweep import Trial
+
+ROOT = Path(__file__).parent.parent
+SMALL = {"federation.rounds": 2, "client.epochs": 1, "data.limit": 80, "tracking.wandb": "off"}
+
+
+def small(folder: Path, storage: str | None) -> Experiment:
+    fields: dict[str, Any] = {**SMALL, "artifacts": str(folder / "artifacts"), "storage": storage}
+    return presets.experiment("smoke", "digits", fields)
+
+
+def outputs(folder: Path) -> dict[str, bytes]:
+    """What must not differ."""
+    return {p.name: p.read_bytes() for p in (folder / "rounds.jsonl", folder / "summary.json", *folder.glob("*/[!.]*"))}
+
+
+def results(out: Path) -> dict[str, bytes]:
+    return {p.relative_to(out).as_posix(): p.read_bytes() for p in [*out.glob("*/rounds.jsonl"), *out.glob("*.md")]}
+
+
+def test_a_driver_has_what_other_machines_played(place: str, tmp_path: Path) -> None:
+    cell, said = Trial("cell", small(tmp_path, place)), list[str]()
+    driver = Keeping([cell], tmp_path / "a" / "out", said.append)
+    driver.begin(resume=False)
+    (tmp_path / "a" / "out").mkdir(parents=True)
+    driver.claim()
+    with pytest.raises(UserError, match="holds a sweep out already; add --resume"):
+        Keeping([cell], tmp_path / "b" / "out").begin(resume=False)
+    worker = tmp_path / "worker" / "out" / "cell"
+    experiment.run(cell.config, worker, resume=True, kept_as="out/cell")
+    driver.bring("cell")
+    driver.bring("cell")
+    assert outputs(tmp_path / "a" / "out" / "cell") == outputs(worker)
+    assert len(said) == 1
+    (tmp_path / "a" / "out" / "table.md").write_text("the table")
+    driver.end()
+    other = Keeping([cell], tmp_path / "b" / "out", said.append)
+    other.begin(resume=True)
+    assert outputs(tmp_path / "b" / "out" / "cell") == outputs(worker)
+    (tmp_path / "b" / "out" / "table.md").write_text("another table")
+    other.end()
+    (tmp_path / "a" / "out" / "table.md").write_text("one more")
+    with pytest.raises(ClientError, match="does not take the tables"):
+        driver.end()
+
+
+def test_a_resumed_sweep_sends_what_could_not_be_sent(place: str, tmp_path: Path) -> None:
+    cell, worker = Trial("cell", small(tmp_path, place)), tmp_path / "a" / "out" / "cell"
+    experiment.run(small(tmp_path, None), worker)
+    Keeping([cell], tmp_path / "a" / "out").begin(resume=True)
+    Keeping([cell], tmp_path / "b" / "out").begin(resume=True)
+    assert outputs(tmp_path / "b" / "out" / "cell") == outputs(worker)
+
+
+@pytest.mark.ray
+def test_a_sweep_is_resumed_on_a_machine_that_has_nothing(place: str, tmp_path: Path) -> None:
+    words = [sys.executable, str(ROOT / "sweeps" / "table1.py"), "--preset=smoke", "--algorithms=fedavg",
+             "--settings=real,shuffled_synthetic", "--alphas=0.1", "--federation.rounds=2", "--wandb=off", "--out=out",
+             "--artifacts=artifacts", f"--storage={place}"]  # fmt: skip
+
+    def sweep(machine: str, *more: str) -> subprocess.CompletedProcess[str]:
+        (tmp_path / machine).mkdir(exist_ok=True)
+        return subprocess.run([*words, *more], cwd=tmp_path / machine, capture_output=True, text=True, timeout=400)
+
+    first = sweep("a")
+    assert first.returncode == 0, first.stderr
+    assert "4 generators trained" in first.stdout
+    refused = sweep("b")
+    assert refused.returncode == 2
+    assert "holds a sweep out already; add --resume" in refused.stderr
+    again = sweep("b", "--resume")
+    assert again.returncode == 0, again.stderr
+    assert "2 of 2 cells are done already." in again.stdout
+    assert "Starting Ray" not in again.stdout
+    assert results(tmp_path / "b" / "out") == results(tmp_path / "a" / "out")
+    more = sweep("c", "--resume", "--client.lr=0.07")
+    assert more.returncode == 0, more.stderr
+    assert "All generators are in the store: none had to be trained." in more.stdout
+    assert remote.opened(place).look("runs/out/MANIFEST.json")

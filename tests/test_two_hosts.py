@@ -1,0 +1,343 @@
+"""``ray up`` for real: a head and a worker, each a host of its own, an operator who starts them, and a stranger."""
+
+import json
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import hosts
+import pytest
+from hosts import Host
+
+from fedcommons.federation import kinds
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).parent.parent
+TABLE1 = "sweeps/table1.py --preset smoke --wandb off --algorithms fedavg"
+RUN = "sweeps/run.py --preset smoke --wandb off --partition.n_clients 4 --client.lr 0.02 --federation.rounds 3"
+KINDS = {
+    "private": "--dp.local true --dp.noise_multiplier 1.0",
+    "late": "--straggler.rule deadline --straggler.partial take",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Lab:
+    """The hosts, and the folder that all of them have as /mnt. other: has the secrets, and is not in the file."""
+
+    head: Host
+    worker: Host
+    operator: Host
+    stranger: Host
+    other: Host
+    shared: Path
+
+    def ray(self, line: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+        """What the operator does with Ray's launcher."""
+        given = f"cd /mnt/code && RAY_UP_enable_autoscaler_v2=0 ray {line}"
+        return self.operator.run("sh", "-c", given, timeout=timeout)
+
+    def start(self, line: str) -> subprocess.Popen[str]:
+        """A command in the code's folder on the head, by ``ray exec``."""
+        given = f". ~/fedcommons/cluster/environment.sh && cd ~/fedcommons && export RAY_ADDRESS=auto && {line}"
+        command = self.operator.command("sh", "-c", f"cd /mnt/code && ray exec cluster.yaml '{given}'")
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def on_head(self, line: str) -> str:
+        """The same to its end, which is a good one; what it printed."""
+        process = self.start(line)
+        said, _ = process.communicate(timeout=400)
+        assert process.returncode == 0, said
+        return said
+
+    def nodes(self) -> int:
+        """How many nodes Ray says it has."""
+        found = re.search(r"^(\d+) nodes", self.on_head("python /mnt/nodes.py"), re.MULTILINE)
+        assert found
+        return int(found[1])
+
+
+NODES = """
+import ray
+ray.init(log_to_driver=False)
+print(sum(node["Alive"] for node in ray.nodes()), "nodes")
+"""
+
+
+def processes(host: Host) -> list[str]:
+    """What runs on a host, without its first process and its SSH server."""
+    lines = host.run("ps", "ax", "-o", "args=").stdout.splitlines()
+    return [line for line in lines if not line.startswith(("sh -c", "sleep", "sshd", "ps ax"))]
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """The cluster of cluster/onprem.yaml, with two nodes."""
+    if why := hosts.missing():
+        pytest.skip(why)
+    shared = tmp_path_factory.mktemp("shared")
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    tracked = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, tracked.split("\0")):
+        if not name.startswith("docs/results") and (ROOT / name).is_file():
+            (shared / "code" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, shared / "code" / name)
+    (shared / "nodes.py").write_text(NODES)
+    with hosts.network(shared, ["head", "worker", "operator", "stranger", "other"]) as (head, worker, *rest):
+        operator, stranger, other = rest
+        made = Lab(head, worker, operator, stranger, other, shared)
+        text = (ROOT / "cluster" / "onprem.yaml").read_text()
+        for old, new in (
+            ("head_ip: REPLACE", f"head_ip: {head.ip}"), ("[REPLACE]", f"[{worker.ip}]"),
+            ("ssh_user: REPLACE", "ssh_user: root"), ("~/.ssh/id_ed25519", "/mnt/keys/operator"),
+            ("setup_commands:", "unused_commands:"),
+        ):  # fmt: skip
+            assert old in text, old
+            text = text.replace(old, new)
+        text = re.sub(r"^unused_commands:\n(  .*\n)+", "", text, flags=re.MULTILINE)  # hosts share the environment
+        (shared / "code" / "cluster.yaml").write_text(text)
+        given = f"sh /mnt/code/cluster/secrets.sh {head.ip} {worker.ip} {other.ip} && cp -r ~/.fedcommons /mnt/secrets"
+        done = operator.run("sh", "-c", given)
+        assert done.returncode == 0, done.stderr
+        other.run("sh", "-c", "mv /mnt/secrets ~/.fedcommons && cp -r /mnt/code ~/fedcommons")
+        done = made.ray("up -y cluster.yaml")
+        assert done.returncode == 0, done.stdout + done.stderr
+        wait_for_nodes(made, 2)
+        yield made
+
+
+def wait_for_nodes(lab: Lab, n: int) -> None:
+    """Until Ray has so many nodes."""
+    deadline = time.monotonic() + 180
+    while (found := lab.nodes()) != n:
+        assert time.monotonic() < deadline, f"{found} nodes"
+        time.sleep(2)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The table on this machine alone."""
+    out = tmp_path_factory.mktemp("reference")
+    here(f"{TABLE1} --artifacts {out / 'artifacts'} --out {out / 'table1'}")
+    return out / "table1"
+
+
+def here(line: str) -> None:
+    done = subprocess.run([sys.executable, *line.split()], cwd=ROOT, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+
+
+def results(out: Path) -> dict[str, tuple[bytes, bytes]]:
+    """What a run's folder says of its course and its end, by the run."""
+    return {
+        path.parent.name: (path.read_bytes(), (path.parent / "summary.json").read_bytes())
+        for path in sorted(out.rglob("rounds.jsonl"))
+    }
+
+
+def ends(process: subprocess.Popen[str]) -> None:
+    """It comes to a good end."""
+    said, _ = process.communicate(timeout=400)
+    assert process.returncode == 0, said
+
+
+def both_work(lab: Lab, process: subprocess.Popen[str], name: str) -> None:
+    """Processes of Ray with names that begin so run on both hosts before the command ends."""
+    seen = set[str]()
+    while process.poll() is None:  # what it prints fits into the pipe
+        seen |= {host.name for host in (lab.head, lab.worker) for line in processes(host) if line.startswith(name)}
+        time.sleep(0.5)
+    assert seen == {"head", "worker"}
+
+
+def test_a_sweep_runs_on_both_hosts_and_ends_at_the_bits_of_one(lab: Lab, reference: Path) -> None:
+    process = lab.start(f"python {TABLE1} --artifacts /mnt/artifacts --out /mnt/table1")
+    both_work(lab, process, "ray::ImplicitFunc")
+    ends(process)
+    assert results(lab.shared / "table1") == results(reference)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_clients_train_on_both_hosts_to_the_bits_of_one(kind: str, lab: Lab, tmp_path: Path) -> None:
+    actors = "--federation.executor ray_actors --federation.actors 4"
+    process = lab.start(f"python {RUN} {KINDS[kind]} {actors} --artifacts /mnt/artifacts --out /mnt/{kind}")
+    both_work(lab, process, "ray::_Actor")
+    ends(process)
+    here(f"{RUN} {KINDS[kind]} --artifacts {tmp_path / 'artifacts'} --out {tmp_path / kind}")
+    assert results(lab.shared / kind) == results(tmp_path / kind)
+
+
+def test_a_cut_of_the_network_is_waited_out(lab: Lab, reference: Path) -> None:
+    process = lab.start(f"python {TABLE1} --artifacts /mnt/artifacts-cut --out /mnt/cut")
+    wait_for_work(lab, process)
+    with lab.worker.unplugged():
+        time.sleep(20)
+    ends(process)
+    assert results(lab.shared / "cut") == results(reference)
+
+
+def wait_for_work(lab: Lab, process: subprocess.Popen[str]) -> None:
+    """Until a trial of the sweep runs on the worker."""
+    deadline = time.monotonic() + 120
+    while not [line for line in processes(lab.worker) if line.startswith("ray::ImplicitFunc.train")]:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+@pytest.fixture
+def bucket(lab: Lab) -> Iterator[str]:
+    """A bucket on the operator's host, an emulated S3, which both hosts' files in ~/.aws lead to."""
+    at = f"http://{lab.operator.ip}:5000"
+    serving = subprocess.Popen(
+        lab.operator.command("python", "-m", "moto.server", "-H", lab.operator.ip, "-p", "5000"),
+        stderr=subprocess.DEVNULL,
+    )
+    config = f"[default]\nregion = us-east-1\nendpoint_url = {at}\n"
+    credentials = "[default]\naws_access_key_id = somebody\naws_secret_access_key = something\n"
+    for host in (lab.head, lab.worker):
+        host.run("sh", "-c", f"mkdir -p ~/.aws && printf '{config}' > ~/.aws/config")
+        host.run("sh", "-c", f"printf '{credentials}' > ~/.aws/credentials")
+    make = "import boto3, sys; boto3.client('s3').create_bucket(Bucket='commons')"
+    deadline = time.monotonic() + 60
+    while lab.head.run("python", "-c", make).returncode:
+        assert time.monotonic() < deadline
+    yield "s3://commons/lab"
+    lab.operator.run("pkill", "-f", "moto.server")
+    serving.wait(60)
+
+
+def test_a_killed_driver_is_resumed_also_where_hosts_share_a_bucket_only(
+    lab: Lab, reference: Path, bucket: str
+) -> None:
+    actors = "--federation.executor ray_actors --federation.actors 2"  # so that not all cells find room on one host
+    line = f"python {TABLE1} {actors} --artifacts ~/artifacts --out ~/table1 --storage {bucket}"
+    process = lab.start(line)
+    wait_for_work(lab, process)
+    lab.head.run("pkill", "-9", "-f", "sweeps/table1.py")
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+    ends(lab.start(f"{line} --resume"))
+    for host in (lab.head, lab.worker):
+        host.run("cp", "-r", "/root/table1", f"/mnt/brought-{host.name}")
+    brought, played = (results(lab.shared / f"brought-{name}") for name in ("head", "worker"))
+    courses, wanted = ({name: rounds for name, (rounds, _) in of.items()} for of in (brought, results(reference)))
+    assert courses == wanted
+    assert played
+    assert played.items() < brought.items()
+
+
+def test_a_stranger_gets_nothing_from_any_port(lab: Lab) -> None:
+    for host in (lab.head, lab.worker):
+        listening = host.run("ss", "-ltnH").stdout.splitlines()
+        ports = {int(line.split()[3].rpartition(":")[2]) for line in listening} - {22}
+        assert len(ports) >= 3
+        said = lab.stranger.run("python", "-c", ASK, host.ip, *map(str, sorted(ports)))
+        assert said.returncode == 0, said.stderr
+        answers = json.loads(said.stdout)
+        assert len(answers) == 4 * len(ports)
+        for (port, kind), answer in ((name.split(), answer) for name, answer in answers.items()):
+            refused = answer == "" or re.match(r"HTTP/1\.[01] (401|400) ", answer)
+            assert refused, (host.name, port, kind, answer)
+
+
+ASK = r"""
+import json, socket, ssl, sys
+START = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+POST = b"POST /get_runtime_envs_info HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"
+def answer(port, tls, said):
+    try:
+        with socket.create_connection((sys.argv[1], port), 10) as plain:
+            plain.settimeout(10)
+            if not tls:
+                plain.sendall(said)
+                return plain.recv(100)
+            context = ssl.create_default_context()
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            context.set_alpn_protocols(["h2"])
+            with context.wrap_socket(plain) as inside:
+                inside.sendall(said)
+                return inside.recv(100)
+    except (ssl.SSLError, ConnectionError):
+        return b""
+asked = {"plain": (False, START), "tls": (True, START), "get": (False, GET), "post": (False, POST)}
+print(json.dumps({f"{p} {n}": answer(int(p), *a).decode("latin-1") for p in sys.argv[2:] for n, a in asked.items()}))
+"""
+
+
+def test_a_host_without_the_token_is_told_so_in_a_sentence(lab: Lab) -> None:
+    """Ray itself would try for minutes, and say nothing."""
+    line = f". /mnt/code/cluster/environment.sh && ray start --address={lab.head.ip}:6379"
+    done = lab.stranger.run("sh", "-c", line)
+    assert done.returncode == 2
+    assert re.fullmatch(r"error: /root/.fedcommons/auth_token is missing: .*\n", done.stderr)
+
+
+JOIN = (
+    ". ~/fedcommons/cluster/environment.sh && ray start --address={head}:6379 --node-ip-address={ip} --num-cpus=2 "
+    '--labels="$(python -m fedcommons.federation.kinds)"'
+)
+
+
+def test_a_host_with_another_kind_of_cpu_joins_and_gets_no_work(lab: Lab, reference: Path) -> None:
+    """All that tells of its CPU is /proc/cpuinfo."""
+    (lab.shared / "cpuinfo").write_text("vendor_id\t: AuthenticAMD\ncpu family\t: 23\nmodel\t\t: 49\nflags\t\t: avx2\n")
+    lab.other.run("mount", "--bind", "/mnt/cpuinfo", "/proc/cpuinfo")
+    done = lab.other.run("bash", "-lc", JOIN.format(head=lab.head.ip, ip=lab.other.ip))
+    assert done.returncode == 0, done.stdout + done.stderr
+    wait_for_nodes(lab, 3)
+    process = lab.start(f"python {TABLE1} --artifacts /mnt/artifacts-kinds --out /mnt/kinds")
+    seen = set[str]()
+    while process.poll() is None:
+        seen |= {line for line in processes(lab.other) if line.startswith("ray::ImplicitFunc")}
+        time.sleep(0.5)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    assert f"2 node(s) {kinds.cpu()}, not on 1 node(s) amd-23-49-avx2 with torch" in said
+    assert not seen
+    assert results(lab.shared / "kinds") == results(reference)
+    played = {
+        path: json.loads(path.read_text())["cpu_kinds"] for path in (lab.shared / "kinds").rglob("environment.json")
+    }
+    assert list(played.values()) == [[kinds.cpu()]] * len(results(reference))
+    said = lab.on_head(f"FEDCOMMONS_CPU=amd-23-49 python {TABLE1} --out /mnt/unkind || true")
+    assert "FEDCOMMONS_CPU: no node is of the kind 'amd-23-49'; did you mean 'amd-23-49-avx2'?" in said
+    lab.other.run("bash", "-lc", "ray stop")
+
+
+def test_a_host_with_another_python_is_refused_by_name(lab: Lab) -> None:
+    """Of another patch, too: actors are pickled."""
+    found = subprocess.run(["/usr/bin/python3", "--version"], capture_output=True, text=True).stdout.split()[-1:]
+    ours = platform.python_version()
+    if not found or found == [ours] or found[0].rpartition(".")[0] != ours.rpartition(".")[0]:
+        pytest.skip(f"takes a Python of another patch than {ours} as /usr/bin/python3, got {found}")
+    packages = sysconfig.get_path("purelib")
+    code = f"import sys; sys.path.append({packages!r}); from ray.scripts.scripts import main; main()"
+    line = JOIN.format(head=lab.head.ip, ip=lab.other.ip).replace("ray start", f'/usr/bin/python3 -c "{code}" start')
+    done = lab.other.run("bash", "-lc", line)
+    assert done.returncode != 0
+    assert re.search(rf"(?s)Version mismatch.*Python: {ours}.*Python: {found[0]}", done.stdout + done.stderr)
+
+
+def test_a_killed_worker_costs_time_only_and_down_leaves_nothing(lab: Lab, reference: Path) -> None:
+    """The last test of the lab, as nothing is left after it."""
+    process = lab.start(f"python {TABLE1} --artifacts /mnt/artifacts-worker --out /mnt/worker")
+    wait_for_work(lab, process)
+    lab.worker.run("pkill", "-9", "-f", "ray")
+    ends(process)
+    assert results(lab.shared / "worker") == results(reference)
+    done = lab.ray("down -y cluster.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    deadline = time.monotonic() + 120
+    while left := [line for host in (lab.head, lab.worker) for line in processes(host)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(1)

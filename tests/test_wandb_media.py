@@ -1,0 +1,123 @@
+"""Pictures of a run for W&B: what they show, and what they must not give away."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from fedcommons import experiment, run
+from fedcommons.tracking.wandb_media import CLASSES, EXAMPLES, KEYS, allowed, grid, heat_map, histogram, pool_images
+
+if TYPE_CHECKING:
+    from conftest import WandbFile
+
+    Reader = Callable[[Path], WandbFile]
+
+POOL, PARTITION, SIZES = KEYS
+SMALL = {"wandb": "offline", "federation.rounds": 1, "client.epochs": 1, "measure.every": 0, "data.limit": 80}
+
+
+def uploaded(folder: Path) -> set[str]:
+    """The pictures among the files that W&B has of a run, or will have."""
+    files = (folder / "wandb" / "latest-run" / "files").rglob("*.png")
+    return {f"media/{path.name.partition('_')[0]}" for path in files}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"setting": "real"}, {PARTITION, SIZES}),
+        ({"setting": "shuffled_real", "p": 0.2}, {PARTITION, SIZES}),
+        ({"setting": "raw_copies", "sharing.c": 0.2}, {PARTITION, SIZES}),
+        ({"setting": "local_synthetic"}, {PARTITION, SIZES}),  # these images leave nobody
+        ({"setting": "shuffled_synthetic"}, {POOL, PARTITION, SIZES}),
+        ({"setting": "shuffled_synthetic", "dp.local": True}, {SIZES}),  # noise, and a pool that no epsilon covers
+        ({"dp.local": True, "dp.noise": "secret"}, {SIZES}),
+        ({"dp.noise": "secret", "dp.local": True, "setting": "shuffled_real", "p": 0.2}, {SIZES}),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_what_a_run_shows(fields: dict[str, Any], expected: set[str], tmp_path: Path) -> None:
+    more = {"generator.epochs": 1, "generator.sampling_steps": 2} if "synthetic" in fields.get("setting", "") else {}
+    values = {**SMALL, "artifacts": str(tmp_path / "artifacts"), **more, **fields}
+    run(experiment("smoke", values=values), tmp_path / "run", say=lambda text: None)
+    assert uploaded(tmp_path / "run") == expected
+
+
+OWN = """
+from dataclasses import dataclass
+
+from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
+from fedcommons.sharing.stage import Contribution, Contributions
+
+
+@dataclass(frozen=True)
+class Copying(ShuffledSynthetic):
+    def make(self, dealt, drawn):
+        n, real = len(drawn[0].examples), dealt.own.store
+        return Contributions.of_made(dealt, [Contribution(real[rows[:n]], seen=n) for rows in dealt.own.rows])
+"""
+
+
+def test_a_stage_of_ones_own_that_passes_real_images_off_as_made_shows_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    values = {**SMALL, "artifacts": str(tmp_path / "artifacts"), "generator.epochs": 1, "generator.sampling_steps": 2}
+    run(experiment("smoke", values={**values, "setting": "mine.py:Copying"}), tmp_path / "run", say=lambda text: None)
+    assert uploaded(tmp_path / "run") == {PARTITION, SIZES}
+
+
+def said(noise: str | None, commons: str, **config: Any) -> dict[str, Any]:
+    """A summary, as far as it decides."""
+    usual = {"dp.noise": "seeded", "sharing.setting": "shuffled_synthetic", "generator.name": "ddpm"}
+    return {"config": {**usual, **config}, "privacy": {"noise": noise, "commons": commons}}
+
+
+def test_a_pool_that_an_epsilon_covers_may_be_shown_and_class_counts_may_not() -> None:
+    assert allowed(said(None, "uncovered")) == {*KEYS}
+    assert allowed(said("secret", "covered", **{"dp.noise": "secret"})) == {POOL, SIZES}
+    assert allowed(said("secret", "uncovered", **{"dp.noise": "secret"})) == {SIZES}
+    assert allowed(said("seeded", "uncovered")) == {SIZES}
+    assert allowed(said(None, "uncovered", **{"dp.noise": "secret"})) == {SIZES}
+    assert allowed(said(None, "uncovered", **{"generator.name": "mine.py:Painter"})) == {PARTITION, SIZES}
+
+
+def test_a_pool_with_one_real_row_has_no_images() -> None:
+    x, y = np.arange(24 * 4, dtype=np.uint8).reshape(24, 1, 2, 2), np.repeat(np.arange(12), 2)
+    columns = pool_images(x, y, np.arange(24))
+    assert [label for label, _ in columns] == [f"{c} (2)" for c in range(CLASSES)]
+    assert all((image == x[2 * c + i]).all() for c, (_, images) in enumerate(columns) for i, image in enumerate(images))
+    assert pool_images(x, y, np.array([0, 1, -1])) == ()
+    assert pool_images(x.astype(np.float32), y, np.arange(24)) == ()
+    assert pool_images(x[:, :, 0], y, np.arange(24)) == ()
+    assert pool_images(x, y / 3, np.arange(24)) == ()
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 32), (3, 64, 64), (1, 28, 28)])
+def test_a_picture_of_noise_is_small(shape: tuple[int, ...]) -> None:
+    """Noise is what PNG cannot press together."""
+    noise = np.random.default_rng(0).integers(0, 256, (CLASSES, EXAMPLES, *shape), dtype=np.uint8)
+    content = io.BytesIO()
+    grid([(f"{c} (5000)", list(images)) for c, images in enumerate(noise)], "noise").save(content, "PNG")
+    assert len(content.getvalue()) <= 200_000
+
+
+def test_a_cell_of_the_heat_map_is_as_dark_as_its_count() -> None:
+    counts = np.array([[0, 40], [20, 0], [10, 30]])
+    pixels = np.array(heat_map(counts)).astype(int)
+    cell = {(i, c): pixels[14 * (i + 2) + 1, 48 * (c + 1) + 44] for i, c in np.ndindex(counts.shape)}
+    assert sorted(cell, key=lambda at: -cell[at].sum())[-4:] == [(2, 0), (1, 0), (2, 1), (0, 1)]
+    assert cell[0, 0].tolist() == cell[1, 1].tolist() == [247, 251, 255]
+    assert heat_map(np.ones((10_000, 1000), int)).height < 1000
+
+
+def test_a_bar_of_the_histogram_is_as_high_as_its_clients() -> None:
+    picture = np.array(histogram([10] * 6 + [20] * 3))
+    dark = (picture == picture[8 * 14 - 1, 4]).all(axis=2)  # of a bar's foot
+    assert (dark[:, 4].sum() - 1, dark[:, 52].sum() - 1) == (5 * 14, 5 * 14 // 2)
+    assert histogram([75] * 4).width < 300

@@ -1,0 +1,98 @@
+"""W&B online: the real client and its core, and a stub of the server that records what it gets (``wandb_server``)."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from PIL import Image
+
+from fedcommons import experiment, run
+from fedcommons.tracking.wandb_media import KEYS
+
+if TYPE_CHECKING:
+    from conftest import WandbFile
+    from wandb_server import Server
+
+SMALL = {"wandb": "online", "federation.rounds": 2, "client.epochs": 1, "measure.every": 1, "data.limit": 80}
+AXES = {"alpha", "p", "rho", "noise_multiplier", "lr"}
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+
+
+def test_the_server_gets_all_of_a_run(wandb_online: "Server", tmp_path: Path) -> None:
+    fields = {**SMALL, "setting": "shuffled_synthetic", "generator.epochs": 1, "artifacts": str(tmp_path / "made")}
+    said: list[str] = []
+    run(experiment("smoke", values=fields), tmp_path / "mine", say=said.append)
+    assert not [text for text in said if "W&B" in text]
+    bucket = wandb_online.bucket
+    assert (bucket["project"], bucket["groupName"]) == ("fedcommons", "digits-dirichlet_classes")
+    assert (bucket["jobType"], bucket["displayName"]) == ("federation", "mine")
+    tags = {"smoke", "digits", "fedavg", "shuffled_synthetic", "dirichlet_classes", "ddpm", "cnn"}
+    assert {*bucket["tags"]} == tags
+    assert {f"effective/{axis}" for axis in AXES} <= wandb_online.config.keys()
+    assert (wandb_online.config["preset"], wandb_online.config["federation"]["rounds"]) == ("smoke", 2)
+    told = [{k: v for k, v in row.items() if k not in KEYS} for row in wandb_online.history]
+    assert told == lines(tmp_path / "mine")
+    assert {"zeta_hat_sq_mean", "rounds_used", "target_reached", "privacy/overall", "best_accuracy"} <= {
+        *wandb_online.summary
+    }
+    assert "rounds" not in wandb_online.summary
+    assert wandb_online.streams[-1]["complete"] is True
+    assert wandb_online.streams[-1]["exitcode"] == 0
+
+
+def test_the_server_gets_the_pictures_that_the_history_names(wandb_online: "Server", tmp_path: Path) -> None:
+    fields = {**SMALL, "setting": "shuffled_synthetic", "generator.epochs": 1, "artifacts": str(tmp_path / "made")}
+    run(experiment("smoke", values=fields), tmp_path / "mine", say=lambda text: None)
+    named = {key: wandb_online.history[-1][key] for key in KEYS}
+    assert not [key for row in wandb_online.history[:-1] for key in row if key in KEYS]
+    for key, told in named.items():
+        content = wandb_online.uploads[told["path"]]
+        assert Image.open(io.BytesIO(content)).size == (told["width"], told["height"]), key
+        assert len(content) <= 200_000
+
+
+def test_the_server_is_told_nothing_of_this_machine(wandb_online: "Server", tmp_path: Path) -> None:
+    """Not the script's path, which W&B's client sends by itself when it is online."""
+    run(experiment("smoke", values=SMALL), tmp_path / "mine", say=lambda text: None)
+    assert wandb_online.bucket["program"] == "fedcommons"
+    for here in (str(tmp_path), str(Path.home()), str(Path(__file__).parent), str(Path.cwd()), sys.executable):
+        assert not [body for body in wandb_online.received if here.encode() in body], here
+
+
+def test_a_run_that_the_server_refuses_is_kept_offline(
+    wandb_online: "Server", tmp_path: Path, wandb_file: "Callable[[Path], WandbFile]"
+) -> None:
+    wandb_online.refuses = True
+    said: list[str] = []
+    run(experiment("smoke", values=SMALL), tmp_path / "mine", say=said.append)
+    (told,) = [text for text in said if "W&B" in text]
+    assert told.endswith("this run is kept offline.")
+    assert len(told.splitlines()) == 1
+    rows = wandb_file(tmp_path / "mine").history
+    assert [row["test/accuracy"] for row in rows] == [line["test/accuracy"] for line in lines(tmp_path / "mine")]
+
+
+def test_a_run_that_was_kept_offline_is_synced_as_it_is(wandb_online: "Server", tmp_path: Path) -> None:
+    """By W&B's own command. It sends its own path, unless WANDB_PROGRAM says another."""
+    run(experiment("smoke", values={**SMALL, "wandb": "offline"}), tmp_path / "mine", say=lambda text: None)
+    assert wandb_online.received == []
+    (kept,) = (tmp_path / "mine" / "wandb").glob("offline-run-*")
+    command = [str(Path(sys.executable).with_name("wandb")), "sync", "--yes", str(kept)]
+    environment = {**os.environ, "WANDB_PROGRAM": "fedcommons", "HOME": str(tmp_path)}
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    told = [{k: v for k, v in row.items() if k not in KEYS} for row in wandb_online.history]
+    assert told == lines(tmp_path / "mine")
+    assert wandb_online.bucket["displayName"] == "mine"
+    assert {f"effective/{axis}" for axis in AXES} <= wandb_online.config.keys()
+    assert "zeta_hat_sq_mean" in wandb_online.summary
+    assert len([name for name in wandb_online.uploads if name.startswith("media/")]) == 2
+    assert not [body for body in wandb_online.received if str(tmp_path).encode() in body]

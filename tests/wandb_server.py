@@ -1,0 +1,155 @@
+"""A stub of W&B's server on 127.0.0.1, which records what it is sent. The client, wandb with its core, is the real one.
+
+Stubbed: every answer. The server knows one user, ``me``, keeps nothing, checks no key and no type, answers only those
+GraphQL operations that are asked for here, says that no run is there yet (so nothing is resumed), takes every upload
+under an address of its own, and swallows telemetry. What the real server would refuse, or draw, is not seen.
+"""
+
+import gzip
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any, cast
+
+KEY = "0a1b2c3d" * 5
+"""Of the form of W&B's keys; the stub takes any."""
+
+
+class Server(ThreadingHTTPServer):
+    """What came: GraphQL as (operation, variables), the bodies of file streams, uploads by name, and all as bytes.
+
+    refuses: answer everything with 403.
+    """
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.streams: list[dict[str, Any]] = []
+        self.uploads: dict[str, bytes] = {}
+        self.received: list[bytes] = []
+        self.refuses = False
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that ends resets its connections, which is no error here."""
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def variables(self, operation: str) -> list[dict[str, Any]]:
+        """Of each time that this was asked, in order."""
+        return [variables for name, variables in self.asked if name == operation]
+
+    @property
+    def bucket(self) -> dict[str, Any]:
+        """What the run is, after all that was said of it: what is None changes nothing."""
+        return {k: v for told in self.variables("upsertBucket") for k, v in told.items() if v is not None}
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The run's config, without W&B's own entry."""
+        return {k: v["value"] for k, v in json.loads(self.bucket["config"]).items() if k != "_wandb"}
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """The rows, each at the place that it was sent for, without W&B's own columns."""
+        return [{k: v for k, v in row.items() if k[0] != "_"} for row in self._file("wandb-history.jsonl")]
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The last one."""
+        return self._file("wandb-summary.json")[-1]
+
+    def _file(self, name: str) -> list[dict[str, Any]]:
+        found: dict[int, str] = {}
+        for part in (stream["files"][name] for stream in self.streams if name in stream.get("files", {})):
+            found |= dict(enumerate(part["content"], part["offset"]))
+        return [json.loads(found[i]) for i in sorted(found)]
+
+
+@contextmanager
+def serving() -> Iterator[Server]:
+    """A server, ended with the block."""
+    server = Server()
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+ENTITY = {"id": "RW50aXR5", "name": "me"}
+VIEWER = {"id": "VXNlcg==", "username": "me", "entity": "me", "email": "", "flags": "{}", "teams": {"edges": []}}
+
+
+def answer(operation: str, variables: dict[str, Any], url: str) -> dict[str, Any]:
+    """What the real server would say, as far as the client looks at it."""
+    if operation == "upsertBucket":
+        project = {"id": "UHJvamVjdA==", "name": variables["project"], "entity": ENTITY}
+        name = variables["name"]
+        bucket = {"id": "UnVu", "name": name, "displayName": name, "config": "{}", "project": project}
+        return {operation: {"bucket": bucket | {"historyLineCount": 0}, "inserted": True}}
+    if operation == "createRunFiles":
+        files = [{"name": name, "uploadUrl": f"{url}/upload/{name}"} for name in variables["files"]]
+        return {operation: {"runID": "UnVu", "uploadHeaders": [], "files": files}}
+    if operation == "upsertView":
+        return {operation: {"view": {"id": "Vmlldw==", "name": variables["name"]}, "inserted": True}}
+    return {"viewer": VIEWER} if operation == "viewer" else {"model": None}
+
+
+OPERATIONS = ("upsertBucket", "createRunFiles", "upsertView", "viewer")
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: "Server"  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def do_POST(self) -> None:
+        body = self._body()
+        if self.server.refuses:
+            return self._say({"errors": [{"message": "permission denied"}]}, 403)
+        if self.path.endswith("/file_stream"):
+            self.server.streams.append(json.loads(body))
+        if self.path != "/graphql":
+            return self._say({})
+        asked = cast("dict[str, Any]", json.loads(body))
+        operation = next(
+            (name for name in OPERATIONS if f"{name}(" in asked["query"] or f"{name} {{" in asked["query"]), ""
+        )
+        variables = asked.get("variables") or {}
+        self.server.asked.append((operation, variables))
+        self._say({"data": answer(operation, variables, self.server.url)})
+
+    def do_PUT(self) -> None:
+        self.server.uploads[self.path.removeprefix("/upload/")] = self._body()
+        self._say({})
+
+    def do_GET(self) -> None:
+        self._say({})
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing is said."""
+
+    def _body(self) -> bytes:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        while self.headers.get("Transfer-Encoding") == "chunked" and (size := int(self.rfile.readline(), 16)):
+            body += self.rfile.read(size)
+            self.rfile.readline()
+        body = gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
+        self.server.received.append(body)
+        return body
+
+    def _say(self, told: dict[str, Any], code: int = 200) -> None:
+        body = json.dumps(told).encode()
+        self.send_response(code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
