@@ -18,7 +18,7 @@ from fedcommons.config.flat import choose, override
 from fedcommons.errors import UserError, unknown
 from fedcommons.sweeping import grids, runner, sweep
 from fedcommons.sweeping.display import asked
-from fedcommons.sweeping.keeping import Keeping
+from fedcommons.sweeping.sweep_mirror import SweepMirror
 from papers.fedssyn import authors
 from papers.fedssyn.advice_report import report
 
@@ -97,15 +97,15 @@ def advise(argv: Sequence[str]) -> int:
             probes = [sweep.Trial(f"probe, alpha {c.partition.alpha:g}", probed(c, options)) for c in wanted]
             runner.dry_run([*probes, *several], out, display, options.on_cores)
             return 0
-        keeping = Keeping(several, out, display.say)
-        keeping.begin(options.resume)
+        mirror = SweepMirror(several, out, display.say)
+        mirror.begin(options.resume)
         left = sweep.todo(several, out, display)
         from fedcommons.runs.build import prepare
         from papers.fedssyn.predicting import predictions
 
         ready = [prepare(c) for c in wanted]
         with sweep.open_sweep(out, options.resume):  # all that cannot be met has been refused
-            keeping.claim()
+            mirror.claim()
             found = {one.config.partition.alpha: (one, *predictions(one, options, display)) for one in ready}
             report(found, {}, options, out, display)
             if not runs:
@@ -113,7 +113,7 @@ def advise(argv: Sequence[str]) -> int:
             ended = sweep.run_cells(left, out, display)
             report(found, runs, options, out, display)
             code = runner.conclude(ended, started, out, "advise", display)
-            keeping.end()
+            mirror.end()
             return code
 
 

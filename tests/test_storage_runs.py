@@ -19,9 +19,9 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.errors import ClientError, UserError
 from fedcommons.files import remote
 from fedcommons.runs import experiment
-from fedcommons.sweeping.keeping import Keeping
 from fedcommons.sweeping.sweep import Trial
-from fedcommons.tracking import kept
+from fedcommons.sweeping.sweep_mirror import SweepMirror
+from fedcommons.tracking import run_mirror
 
 ROOT = Path(__file__).parent.parent
 SMALL = {
@@ -99,7 +99,7 @@ def test_it_goes_to_and_fro_between_machines(place: str, tmp_path: Path, whole: 
     for machine, last in (("a", 1), ("b", 3), ("a", 5)):
         with pytest.raises(PowerCut):
             experiment.run(small(tmp_path, place), tmp_path / machine / "run", resume=True, on_round=cut_at(last))
-    (tmp_path / "a" / "run" / kept.SEEN).write_text('{"storage": "elsewhere", "tag": "x"}')
+    (tmp_path / "a" / "run" / run_mirror.SEEN).write_text('{"storage": "elsewhere", "tag": "x"}')
     with pytest.raises(UserError, match=r"holds a run that .* does not go back to"):
         experiment.run(small(tmp_path, place), tmp_path / "a" / "run", resume=True)
     experiment.run(small(tmp_path, place), tmp_path / "b" / "run", resume=True)
@@ -223,7 +223,7 @@ def test_a_full_disk_leaves_no_half_file(place: str, tmp_path: Path, monkeypatch
     there = {p.relative_to(tmp_path / "b"): p.read_bytes() for p in (tmp_path / "b").rglob("*") if p.is_file()}
     assert there
     for path, content in there.items():
-        if path.name not in (".lock", kept.SEEN):
+        if path.name not in (".lock", run_mirror.SEEN):
             assert content == (tmp_path / "a" / path).read_bytes()
     experiment.run(small(tmp_path, place), tmp_path / "b" / "run", resume=True, on_round=nothing)
     assert outputs(tmp_path / "b" / "run") == outputs(tmp_path / "a" / "run")
@@ -374,7 +374,7 @@ def test_a_storage_in_the_folder_that_it_keeps_is_refused(name: str, tmp_path: P
     with pytest.raises(UserError, match=r"^storage must be outside of --out, .*/run, got"):
         experiment.run(place, tmp_path / "run")
     with pytest.raises(UserError, match=r"^storage must be outside of --out, .*/run, got"):
-        Keeping([Trial("cell", place)], tmp_path / "run").begin(resume=False)
+        SweepMirror([Trial("cell", place)], tmp_path / "run").begin(resume=False)
     assert not list(tmp_path.iterdir())
 
 

@@ -12,8 +12,8 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.errors import ClientError, UserError
 from fedcommons.files import remote
 from fedcommons.runs import experiment
-from fedcommons.sweeping.keeping import Keeping
 from fedcommons.sweeping.sweep import Trial
+from fedcommons.sweeping.sweep_mirror import SweepMirror
 
 ROOT = Path(__file__).parent.parent
 SMALL = {"federation.rounds": 2, "client.epochs": 1, "data.limit": 80, "tracking.wandb": "off"}
@@ -35,21 +35,21 @@ def results(out: Path) -> dict[str, bytes]:
 
 def test_a_driver_has_what_other_machines_played(place: str, tmp_path: Path) -> None:
     cell, said = Trial("cell", small(tmp_path, place)), list[str]()
-    driver = Keeping([cell], tmp_path / "a" / "out", said.append)
+    driver = SweepMirror([cell], tmp_path / "a" / "out", said.append)
     driver.begin(resume=False)
     (tmp_path / "a" / "out").mkdir(parents=True)
     driver.claim()
     with pytest.raises(UserError, match="holds a sweep out already; add --resume"):
-        Keeping([cell], tmp_path / "b" / "out").begin(resume=False)
+        SweepMirror([cell], tmp_path / "b" / "out").begin(resume=False)
     worker = tmp_path / "worker" / "out" / "cell"
-    experiment.run(cell.config, worker, resume=True, kept_as="out/cell")
+    experiment.run(cell.config, worker, resume=True, mirrored_as="out/cell")
     driver.bring("cell")
     driver.bring("cell")
     assert outputs(tmp_path / "a" / "out" / "cell") == outputs(worker)
     assert len(said) == 1
     (tmp_path / "a" / "out" / "table.md").write_text("the table")
     driver.end()
-    other = Keeping([cell], tmp_path / "b" / "out", said.append)
+    other = SweepMirror([cell], tmp_path / "b" / "out", said.append)
     other.begin(resume=True)
     assert outputs(tmp_path / "b" / "out" / "cell") == outputs(worker)
     (tmp_path / "b" / "out" / "table.md").write_text("another table")
@@ -62,8 +62,8 @@ def test_a_driver_has_what_other_machines_played(place: str, tmp_path: Path) -> 
 def test_a_resumed_sweep_sends_what_could_not_be_sent(place: str, tmp_path: Path) -> None:
     cell, worker = Trial("cell", small(tmp_path, place)), tmp_path / "a" / "out" / "cell"
     experiment.run(small(tmp_path, None), worker)
-    Keeping([cell], tmp_path / "a" / "out").begin(resume=True)
-    Keeping([cell], tmp_path / "b" / "out").begin(resume=True)
+    SweepMirror([cell], tmp_path / "a" / "out").begin(resume=True)
+    SweepMirror([cell], tmp_path / "b" / "out").begin(resume=True)
     assert outputs(tmp_path / "b" / "out" / "cell") == outputs(worker)
 
 

@@ -38,9 +38,9 @@ from fedcommons.runs.stopping import stop_of
 from fedcommons.runs.worker import build_module, noise_key, run_name
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.stage import Shared, Stage, require_once, require_own
-from fedcommons.tracking.kept import Kept, name_of
 from fedcommons.tracking.own_tracker import OwnTracker
 from fedcommons.tracking.run_folder import RunFolder, is_run, line_of, opened, read_finished
+from fedcommons.tracking.run_mirror import RunMirror, name_of
 from fedcommons.tracking.tracker import Tracker
 
 OnRound = Callable[[int, Mapping[str, float | None]], None]
@@ -61,7 +61,7 @@ def run(
     on_round: OnRound | None = None,
     on_step: OnStep | None = None,
     may_generate: bool = True,
-    kept_as: str | None = None,
+    mirrored_as: str | None = None,
 ) -> dict[str, Any]:
     """Run the experiment in ``folder`` and return its summary, which is also ``folder/summary.json``.
 
@@ -69,20 +69,20 @@ def run(
     that was broken off continues from its last checkpoint and ends as if it had never been; a finished one is read. One
     that was planned with another number of rounds goes on as if it had been planned with this one (``extended``).
     ``may_generate``: train generators that the store lacks; without it their absence is a ``LookupError``. ``on_step``:
-    told of a generator's steps while it is trained or draws. ``kept_as``: the run's name in the storage, where the
+    told of a generator's steps while it is trained or draws. ``mirrored_as``: the run's name in the storage, where the
     config has one; the folder's by default. What the storage cannot take is an error only when the run has ended.
     What stops a run is left in ``folder/error.txt``; a client's failure leaves a checkpoint of the round before too. A
     run whose target or stopping rule names a metric that nobody logs leaves no folder, unless its noise was secret.
     """
     prepared = prepare(config)
-    data, patience, kept = prepared.dataset.digest, 0 if may_generate else PATIENCE, None
+    data, patience, mirror = prepared.dataset.digest, 0 if may_generate else PATIENCE, None
     if config.storage is not None:
-        kept = Kept(config.storage, kept_as or name_of(folder), folder, say)
-        kept.bring(resume, patience)
+        mirror = RunMirror(config.storage, mirrored_as or name_of(folder), folder, say)
+        mirror.bring(resume, patience)
     if resume and (finished := read_finished(folder, config, data)):
         say(f"{folder} holds this run, finished: nothing is left to do.")
-        if kept:
-            kept.end()
+        if mirror:
+            mirror.end()
         return finished
     if resume:
         extended.require_same_rounds(prepared, folder)
@@ -97,17 +97,17 @@ def run(
     begins = not is_run(folder)
     with opened(folder, config, resume, say, patience, data) as record:
         try:
-            summary = _run(prepared, store, jobs, record, kept, resume, say, on_round, on_step)
+            summary = _run(prepared, store, jobs, record, mirror, resume, say, on_round, on_step)
         except NotLogged:
             if begins and config.dp.noise != SECRET:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
         except ClientError:
-            if kept and not kept.has_lost:
-                kept.send()
+            if mirror and not mirror.has_lost:
+                mirror.send()
             raise
-        if kept:
-            kept.end(store.send() if may_generate else "")
+        if mirror:
+            mirror.end(store.send() if may_generate else "")
         return summary
 
 
@@ -116,7 +116,7 @@ def _run(
     store: Store,
     jobs: Sequence[synthetic_pool.Job],
     record: RunFolder,
-    kept: Kept | None,
+    mirror: RunMirror | None,
     resume: bool,
     say: Callable[[str], None],
     on_round: OnRound | None,
@@ -144,7 +144,7 @@ def _run(
         try:
             start = _left(ready, record, resume, salt, say)
             trackers += _trackers(ready, record, say)
-            end = _federate(ready, executor, start, record, kept, trackers, on_round, say)
+            end = _federate(ready, executor, start, record, mirror, trackers, on_round, say)
             record.require_rounds(end.round)
             if "model" in end.state:
                 module = module_with(build_module(config, ready.facts), end.model, end.buffers)
@@ -236,7 +236,7 @@ def _federate(
     executor: Executor,
     start: Standing,
     record: RunFolder,
-    kept: Kept | None,
+    mirror: RunMirror | None,
     trackers: Sequence[Tracker],
     on_round: OnRound | None,
     say: Callable[[str], None],
@@ -281,8 +281,8 @@ def _federate(
             if on_round:
                 on_round(now.round, metrics)
             last = now
-            if kept and is_saved:
-                kept.send()
+            if mirror and is_saved:
+                mirror.send()
             clock = time.perf_counter()
             if is_over:
                 break

@@ -12,8 +12,8 @@ from fedcommons.core.worker import only_thread
 from fedcommons.errors import ClientError, UserError, shown
 from fedcommons.reports.frames import folder_path, load_runs
 from fedcommons.sweeping.display import Display
-from fedcommons.sweeping.keeping import Keeping
 from fedcommons.sweeping.sweep import MOST, Trial, cell, open_sweep, require_few, run_cells, todo
+from fedcommons.sweeping.sweep_mirror import SweepMirror
 
 
 def sweep(experiments: Iterable[Experiment], folder: str | Path, *, show: bool = False) -> pd.DataFrame:
@@ -30,7 +30,7 @@ def sweep(experiments: Iterable[Experiment], folder: str | Path, *, show: bool =
     """
     out, cells = folder_path(folder), named(listed(experiments))
     with only_thread(), Display(quiet=not show) as display:
-        Keeping(cells, out, display.say).begin(resume=True)
+        SweepMirror(cells, out, display.say).begin(resume=True)
         left = todo(cells, out, display)
         with open_sweep(out, resume=True, say=lambda text: None):
             failures = run_cells(left, out, display).failures

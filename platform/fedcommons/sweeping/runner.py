@@ -9,8 +9,8 @@ from fedcommons.config import cli
 from fedcommons.errors import UserError
 from fedcommons.sweeping import sweep
 from fedcommons.sweeping.display import Display, asked
-from fedcommons.sweeping.keeping import Keeping
 from fedcommons.sweeping.sweep import Outcome, Todo, Trial
+from fedcommons.sweeping.sweep_mirror import SweepMirror
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
     from fedcommons.runs.central import Central
@@ -41,15 +41,15 @@ def run(
         if options.dry_run:
             dry_run(cells, out, display, options.on_cores, centrals, options.get("total"))
             return 0
-        keeping = Keeping(cells, out, display.say)
-        keeping.begin(options.resume)
+        mirror = SweepMirror(cells, out, display.say)
+        mirror.begin(options.resume)
         left = sweep.todo(cells, out, display)
         with sweep.open_sweep(out, options.resume):
-            keeping.claim()
+            mirror.claim()
             outcome = play(left, out, display)
             report(out, display)
             code = conclude(outcome, started, out, stem, display)
-            keeping.end()
+            mirror.end()
             return code
 
 

@@ -21,9 +21,8 @@ from fedcommons.files import remote, stored
 from fedcommons.sweeping import handed
 from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.folders import holds_runs, open_folder
-from fedcommons.sweeping.keeping import Keeping
 from fedcommons.sweeping.predecessors import copy, predecessors
-from fedcommons.tracking.kept import name_of
+from fedcommons.sweeping.sweep_mirror import SweepMirror
 from fedcommons.tracking.run_folder import (
     STOPPED,
     is_run,
@@ -32,6 +31,7 @@ from fedcommons.tracking.run_folder import (
     read_summary,
     require_same_data,
 )
+from fedcommons.tracking.run_mirror import name_of
 
 if TYPE_CHECKING:  # torch and Ray take seconds to import, and --help needs neither
     from fedcommons.sweeping.order import Lacking
@@ -182,7 +182,7 @@ def run_cells(
         copy(run, out / name)
     started = time.perf_counter()
     failures: dict[str, str] = {}
-    keeping = Keeping(left.cells, out, display.say)
+    mirror = SweepMirror(left.cells, out, display.say)
     trained, ready = 0, started
     if left.cells:
         display.say("Starting Ray ...")
@@ -198,15 +198,15 @@ def run_cells(
         from fedcommons.sweeping.progress import Progress
 
         rounds = {c.name: c.config.federation.rounds for c in left.cells}
-        progress = Progress(display, rounds, len(left.lacking), on_end, bring=keeping.bring)
+        progress = Progress(display, rounds, len(left.lacking), on_end, bring=mirror.bring)
         failures, trained = _run_trials(left, out, progress, scheduler)
         ready = max(progress.ready, started)
     for c in left.cells:
         try:
-            keeping.bring(c.name)
+            mirror.bring(c.name)
             if scheduler is not None and c.name not in failures and read_summary(out / c.name) is None:
                 (out / c.name / STOPPED).touch()
-                keeping.send(c.name)
+                mirror.send(c.name)
         except (UserError, ClientError, OSError) as error:
             failures.setdefault(c.name, sentence(error))
         if (summary := read_summary(out / c.name)) and summary.get("rejected"):
@@ -337,7 +337,7 @@ def _trial(params: Mapping[str, Any]) -> None:
             last = {name: value for line in lines for name, value in line.items()}
         # A trial never trains a generator: it would hold its cores for work that other trials may do too.
         name = name_of(folder.parent, folder)
-        experiment.run(c, folder, resume=True, say=say, on_round=report, may_generate=False, kept_as=name)
+        experiment.run(c, folder, resume=True, say=say, on_round=report, may_generate=False, mirrored_as=name)
     except (ClientError, UserError, LookupError) as error:
         # Not raised, as Tune would try again, and the same would happen again.
         last = {**last, "failed": sentence(error)}

@@ -6,7 +6,7 @@ clients.jsonl (with ``evaluate.clients`` or ``measure.clients``: one line per ro
 model.safetensors and best.safetensors (the server model of the last round, and of the best on validation data; see
 ``runs/models.py``), summary.json (written last), messages.log (the run's messages), error.txt (what stopped it),
 checkpoints/ (the last two), memory/ (clients' memory), .lock (held by the process that writes), .storage.json (with
-``storage``: see ``kept``). Other files in the folder are never changed or removed.
+``storage``: see ``run_mirror``). Other files in the folder are never changed or removed.
 """
 
 import hashlib

@@ -8,14 +8,14 @@ from fedcommons.errors import ClientError, UserError
 from fedcommons.files import remote
 from fedcommons.files.remote import StorageError
 from fedcommons.files.snapshots import Snapshots
-from fedcommons.tracking.kept import Kept, name_of, require_apart
 from fedcommons.tracking.run_folder import read_summary
+from fedcommons.tracking.run_mirror import RunMirror, name_of, require_apart
 
 REPORT = r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.(md|csv|json|png|svg|pdf|tex)"
 """Files in a sweep's own folder that are sent."""
 
 
-class Keeping:
+class SweepMirror:
     """The sweep in ``out`` and its storage, that of its first cell; without one nothing is done.
 
     cells: each has a name and a config.
@@ -49,19 +49,19 @@ class Keeping:
                 f"{storage} holds a sweep {self.out.name} already; add --resume to continue it or name another --out."
             )
         for name in self.storages if resume else ():
-            if kept := self._kept(name):
-                kept.bring()
+            if mirror := self._mirror(name):
+                mirror.bring()
                 if read_summary(self.out / name) is not None:
-                    kept.end()
+                    mirror.end()
 
     def bring(self, name: str) -> None:
         """Bring the run of this cell as the storage has it, unless it has ended here.
 
         Raises:
-            UserError: the storage cannot be asked, or see ``Kept.bring``.
+            UserError: the storage cannot be asked, or see ``RunMirror.bring``.
         """
-        if read_summary(self.out / name) is None and (kept := self._kept(name)):
-            kept.bring()
+        if read_summary(self.out / name) is None and (mirror := self._mirror(name)):
+            mirror.bring()
 
     def send(self, name: str) -> None:
         """Send the run of this cell as it is here.
@@ -70,8 +70,8 @@ class Keeping:
             UserError: the storage cannot be asked.
             ClientError: it cannot take it.
         """
-        if kept := self._kept(name):
-            kept.end()
+        if mirror := self._mirror(name):
+            mirror.end()
 
     def claim(self) -> None:
         """Take the sweep's name in the storage, where it is new there. Errors: see ``end``."""
@@ -93,6 +93,6 @@ class Keeping:
                 "with --resume sends them."
             ) from None
 
-    def _kept(self, name: str) -> Kept | None:
+    def _mirror(self, name: str) -> RunMirror | None:
         storage, folder = self.storages[name], self.out / name
-        return Kept(storage, name_of(self.out, folder), folder, self.say) if storage else None
+        return RunMirror(storage, name_of(self.out, folder), folder, self.say) if storage else None

@@ -41,7 +41,7 @@ def require_apart(storage: str, folder: Path) -> None:
         raise UserError(f"storage must be outside of --out, {folder}, got {shown(storage)}.")
 
 
-class Kept:
+class RunMirror:
     """The run in ``folder``, and its snapshots ``runs/NAME`` in the storage.
 
     late: why the storage lacks the newest snapshot; empty where it has it. ``say`` is told that in a sentence.
