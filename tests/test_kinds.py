@@ -88,11 +88,14 @@ def test_gpus_decide_where_they_are_asked_for() -> None:
     assert kinds.chosen(nodes, 0.25) == {CPU: "b", TORCH: OURS, GPU: "A10G"}
 
 
-def test_nodes_with_another_torch_have_no_part_in_it_and_are_refused_where_all_have() -> None:
+def test_nodes_with_another_torch_have_no_part_in_it_and_are_refused_where_all_have(monkeypatch: Any) -> None:
     nodes = [node("a", torch="1.0", cores=9), node("a")]
     assert kinds.resources(nodes, kinds.chosen(nodes, 0))["CPU"] == 2
     with pytest.raises(UserError, match=r"the nodes of Ray have torch 1\.0, and torch is .* here"):
         kinds.chosen(nodes[:1], 0)
+    monkeypatch.setenv(CHOICE, "b")
+    with pytest.raises(UserError, match=r"the nodes of Ray have torch 0\.9, and torch is .* here"):
+        kinds.chosen([*nodes, node("b", torch="0.9")], 0)
 
 
 def test_a_ray_without_labels_is_used_as_it_is() -> None:

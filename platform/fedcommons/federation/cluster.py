@@ -205,7 +205,8 @@ def cpu_of_actors(gpus_per_actor: float) -> list[str]:
     """The kind of CPU that actors have, where we are connected to a Ray whose nodes have labels."""
     import ray
 
-    return [pinned(gpus_per_actor)[kinds.CPU]] if ray.is_initialized() and pinned(gpus_per_actor) else []
+    pin = pinned(gpus_per_actor) if ray.is_initialized() else {}
+    return [pin[kinds.CPU]] if pin else []
 
 
 def require_actors(n: int, gpus_per_actor: float) -> None:

@@ -91,9 +91,9 @@ def chosen(nodes: Sequence[Mapping[str, Any]], gpus: float) -> dict[str, str]:
     if asked and asked not in cpus:
         there = f"The nodes have {', '.join(cpus)}." if cpus else "No node of Ray has a label of its CPU."
         raise UserError(f"{CHOICE}: no node is of the kind {asked!r}{nearest(asked, cpus)} {there}")
-    ours = _label(version("torch"))
-    if not (fitting := {kind: n for kind, n in room.items() if kind[1] == ours and asked in (None, "", kind[0])}):
-        theirs = ", ".join(sorted({kind[1] for kind in room}))
+    ours, wanted = _label(version("torch")), {kind: n for kind, n in room.items() if asked in (None, "", kind[0])}
+    if not (fitting := {kind: n for kind, n in wanted.items() if kind[1] == ours}):
+        theirs = ", ".join(sorted({kind[1] for kind in wanted}))
         raise UserError(f"the nodes of Ray have torch {theirs}, and torch is {ours} here: install the same everywhere.")
     best = min(fitting, key=lambda kind: (-fitting[kind], kind))
     return {name: value for name, value in zip(names, best, strict=True) if value}
