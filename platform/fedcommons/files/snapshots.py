@@ -97,8 +97,12 @@ class Snapshots:
         """
         if (entry := self.held.get(name)) is None:
             return None
-        content = self.storage.read(f"{self.name}/objects/{entry.object}", entry.size + 1)
+        content = self._object(entry)
         return content if _digest(content) == entry.content else None
+
+    def _object(self, entry: Entry) -> bytes | None:
+        """What is there under the object's name, up to a byte more than it should be."""
+        return self.storage.read(f"{self.name}/objects/{entry.object}", entry.size + 1)
 
     def bring(self, folder: Path) -> list[str]:
         """Write the files of ``held`` into the folder, each whole or not at all; what is damaged there, in sentences.
@@ -123,9 +127,8 @@ class Snapshots:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
         damaged = {}
         for name, entry in lacking.items():
-            content = self.storage.read(f"{self.name}/objects/{entry.object}", entry.size + 1)
             where = f"{self.storage.name}/{self.name}: {name}"
-            if content is None:
+            if (content := self._object(entry)) is None:
                 damaged[name] = f"{where} is missing"
             elif len(content) != entry.size or sha256(content) != entry.content:
                 damaged[name] = f"{where} was truncated or altered: its checksum is not the one it was written with"
