@@ -240,6 +240,9 @@ def test_wandb_keeps_the_runs_id_and_its_whole_history(moment: str, runs: Path, 
     assert found.run.run_id == (runs / "killed" / moment / "wandb-id.txt").read_text().strip()
     rows = [{k: v for k, v in row.items() if not k.startswith(("_", "media/"))} for row in found.history]
     assert rows == lines(runs / moment)
+    shown = [{k for k in row if k.startswith("media/")} for row in found.history]
+    assert shown[-1]
+    assert not any(shown[:-1])  # pictures come once, with the last round
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
