@@ -5,7 +5,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALL := $(VENV)/bin/pip install --quiet --disable-pip-version-check
 
-.PHONY: table1 test test-ray test-cpus test-cluster cluster-check lint lock
+.PHONY: table1 test test-ray test-cpus test-cluster test-browser docs cluster-check lint lock
 table1: $(VENV)/.installed
 	$(RUN) sweeps/table1.py --resume $(ARGS)
 
@@ -18,6 +18,10 @@ test-ray: $(VENV)/.installed
 # Needs root, iproute2, openssh-server and rsync; skips with the reason where they lack.
 test-cluster: $(VENV)/.installed
 	$(RUN) -m pytest -m cluster $(ARGS)
+
+# Needs chromium (Debian's package); skips with the reason where it lacks.
+test-browser: $(VENV)/.installed
+	$(RUN) -m pytest -m browser $(ARGS)
 
 # FILES: filled in files; without them those of the repository, with their placeholders.
 cluster-check: $(VENV)/.installed
