@@ -5,7 +5,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALL := $(VENV)/bin/pip install --quiet --disable-pip-version-check
 
-.PHONY: table1 test test-ray test-cpus test-cluster test-browser docs cluster-check lint lock
+.PHONY: table1 test test-ray test-cpus test-cluster test-browser docs nightly cluster-check lint lock
 table1: $(VENV)/.installed
 	$(RUN) sweeps/table1.py --resume $(ARGS)
 
@@ -34,6 +34,10 @@ BITS := $(addprefix tests/test_,identities.py contract.py every_algorithm.py res
   dp_vectorised.py other_draws.py private_ddpm.py planted_faults.py codes.py feddpms.py)
 test-cpus: $(VENV)/.installed
 	for cpu in $(CPUS); do echo "$$cpu" && env $$cpu $(RUN) -m pytest -n 2 --dist worksteal --quiet $(BITS) $(ARGS) || exit; done
+
+# Result pages' numbers anew, by hand: ARGS="--minutes 60" says how long it may take (docs/results/regenerate.py).
+nightly: $(VENV)/.installed
+	$(RUN) docs/results/regenerate.py $(ARGS)
 
 lint: $(VENV)/.installed
 	$(RUN) -m ruff format --check .
