@@ -57,10 +57,10 @@ def differences(
     found = []
     for column, most in tolerance.items():
         a, b = one[column], other[column]
-        off = (a - b).abs().where(a.notna() | b.notna(), 0.0).fillna(float("inf"))
-        if off.max() > most:
-            where = ", ".join(map(str, off.index[[int(off.to_numpy().argmax())]].to_frame().iloc[0]))
-            found.append(f"{column} is {off.max():.4g} off at {where} (allowed: {most:g})")
+        off = (a - b).abs().where(a.notna() | b.notna(), 0.0).fillna(float("inf")).to_numpy()
+        if off[worst := int(off.argmax())] > most:
+            where = one.reset_index()[list(rows)].iloc[worst].tolist()
+            found.append(f"{column} is {off[worst]:.4g} off at {', '.join(map(str, where))} (allowed: {most:g})")
     return found
 
 
