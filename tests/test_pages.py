@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 from fedcommons.config import cli
+from fedcommons.errors import UserError
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "docs/howto.md", "docs/claims.md", "docs/results/README.md")
@@ -40,9 +41,7 @@ def test_a_claim_has_a_verdict_an_effect_over_seeds_a_page_and_a_command(paper: 
     assert verdict in VERDICTS
     assert (effect == "-") == (verdict == "not tried")
     if verdict != "not tried":
-        assert re.search(
-            r"(\b\d+ seeds?|[\d,]+ (repetitions|draws|problems)|no repetitions|nothing is random)$", effect
-        )
+        assert re.search(r"(\b\d+ seeds?|[\d,]+ (repetitions|draws|problems|combinations)|nothing is random)$", effect)
     link = re.fullmatch(r"\[page\]\((.+)\)", page)
     assert page == "-" or (link and (ROOT / "docs" / link[1]).exists())
     assert page != "-" or verdict == "not tried" or "--from" in command
@@ -69,7 +68,7 @@ def commands() -> list[tuple[str, str]]:
         spans = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.S))
         lines = [line for block in re.findall(r"```\w*\n(.*?)```", text, re.S) for line in block.splitlines()]
         for command in (*spans, *lines):
-            if match := re.match(r"(?:\$ )?(python sweeps/.*?)(?:\s+#.*)?$", command):
+            if match := re.match(r"(?:\$ )?(python sweeps/[a-z]\w*\.py.*?)(?:\s+#.*)?$", command):
                 found.setdefault(match[1], page)
     return list(found.items())
 
@@ -82,11 +81,16 @@ def test_a_command_is_one_that_its_sweep_takes(
         (tmp_path / name).symlink_to(ROOT / name)
     examples = ("own_method", "own_tracker", "own_measure")
     (tmp_path / "my_lab.py").write_text("\n".join((ROOT / f"examples/{name}.py").read_text() for name in examples))
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "config.yaml").write_text("seed: 0\n")
     monkeypatch.chdir(tmp_path)
     python, script, *words = shlex.split(command)
     assert python == "python"
     if "--replay" in words:  # no other option goes with it
-        assert cli.named(words).keys() <= {"replay", "round", "client", "pdb"}
+        assert cli.named(words) <= {"replay", "round", "client", "pdb"}
+    elif "fedavgg" in words:  # the page shows how it is refused
+        with pytest.raises(UserError, match="did you mean 'fedavg'"):
+            sweeps(Path(script).stem).arguments(words)
     else:
         sweeps(Path(script).stem).arguments(words)
 
