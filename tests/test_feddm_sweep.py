@@ -204,7 +204,7 @@ def test_a_seed_that_missed_the_target_makes_a_bound() -> None:
     found = frame(("methods", "feddm", 0.3, 0, 0.5, 0.8), ("methods", "feddm", 0.3, 1, 0.5, 0.6))
     found = found.assign(best_accuracy=[0.8, 0.7], rounds_to_target=[4, None])
     text = feddm_tables.markdown(feddm_tables.with_choice(found), [])
-    wanted = "0.1, feddm, 0.3, 2, 70.0 ± 14.1, 75.0 ± 7.1, >8 (1 of 2 seeds), 0.500, 1.000, >9.00"
+    wanted = "0.1, feddm, 0.3, 2, 70.0 ± 14.1, 75.0 ± 7.1, >8 (missed by 1 of 2), 0.500, 1.000, >9.00"
     assert cells_of(text, "Methods")[1] == wanted.split(", ")
     assert "Rates that were tried" not in text
     assert "FedDM against" not in text

@@ -50,8 +50,8 @@ def spent(cell: sweep.Trial) -> float | None:
 
 def table(found: Sequence[Entry], out: Path) -> tuple[str, list[dict[str, Any]]]:
     """A line for each federation, method and pool, over seeds; and its numbers."""
-    head = ["alpha", "algorithm", "pool", "epochs", "epsilon of images", "with labels", "sigma", "rounds to target",
-            "last accuracy", "best"]  # fmt: skip
+    head = ["alpha", "algorithm", "pool", "epochs", "epsilon of images", "with labels", "noise multiplier",
+            "rounds to target", "last accuracy", "best"]  # fmt: skip
     lines, records = [], []
     runs = grids.finished([e.cell for e in found], out)
     names = {} if runs.empty else {Path(run).name: row for run, row in zip(runs["run"], range(len(runs)), strict=True)}

@@ -30,7 +30,7 @@ def report(records: Sequence[dict[str, Any]], options: cli.Options, out: Path) -
         f"{g['generator.delta']:g}.",
         f"Seeds: {options.seeds}; ± is the sample standard deviation.",
     ]
-    text = tables.markdown(["images", "pool", "sigma", "accuracy, %"], lines) + tables.numbered(notes)
+    text = tables.markdown(["images", "pool", "noise multiplier", "accuracy, %"], lines) + tables.numbered(notes)
     smoke = options.preset == "smoke"
     text = f"**{presets.SMOKE}**\n\n{text}" if smoke else text
     write_text(out / "private_sizes.md", text)
