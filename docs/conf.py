@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
 project, author, release = "fedcommons", "The fedcommons developers", fedcommons.__version__
 copyright = author
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "links", "mathml", "generated"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "links", "mathml", "generated"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = "fedcommons"
@@ -23,6 +23,6 @@ myst_heading_anchors = 4  # links such as privacy.md#threat-model work here as t
 nb_execution_mode = "off"  # the notebook holds what it showed; tests/test_notebook.py runs it
 suppress_warnings = ["myst.header"]  # a page of results may go from # to ###
 
-autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
+python_maximum_signature_line_length = 100

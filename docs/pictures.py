@@ -1,8 +1,9 @@
-"""The pictures of docs/ideas, from real partitions of the 1,295 training digits (alpha 0.1, N 10) by the package's code.
+"""The pictures of docs/ideas, from real partitions of the 1,295 training digits by the package's code.
 
 python docs/pictures.py [NAME ...]      all of them, or those; two calls write the same bytes
 """
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
+
 from fedcommons import Experiment, experiment
 from fedcommons.convergence import per_sample
 from fedcommons.federation.participation import participants
@@ -20,9 +23,7 @@ from fedcommons.runs.worker import build_module
 from fedcommons.seeds import set_default_generator
 from fedcommons.sharing.needs import contributions
 from fedcommons.sharing.swapped import n_swapped
-from matplotlib.axes import Axes
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 HERE = Path(__file__).parent / "ideas"
 BLUE, RED, GREY = "#2e6da4", "#c0392b", "0.75"
 OFF = {"wandb": "off"}
@@ -123,7 +124,13 @@ def p() -> None:
     swapped = [n_swapped(share, n_own) for share in shares]
     for axes, kept, others, title, name in (
         (row[0], [n_own] * 4, made, "shuffled_synthetic: images join", "from the pool of synthetic images"),
-        (row[1], [n_own - s for s in swapped], swapped, "shuffled_real: images are swapped", "from the pool of real images"),
+        (
+            row[1],
+            [n_own - s for s in swapped],
+            swapped,
+            "shuffled_real: images are swapped",
+            "from the pool of real images",
+        ),
     ):
         axes.barh(range(4), kept, 0.6, color=BLUE, label="its own real images")
         axes.barh(range(4), others, 0.6, left=kept, color=RED, label=name)
@@ -166,7 +173,10 @@ def zeta() -> None:
     means = np.stack([one.mean(0) for one in both["real"]])
     plane = np.linalg.svd(means - means.mean(0), full_matrices=False)[2][:2]
     figure, (row,) = panels(1, 2, (9.3, 4.2), sharey=True)
-    titles = {"real": "on real data: zeta_sq", "shuffled_real": "after half is swapped, on what they train on: zeta_hat_sq"}
+    titles = {
+        "real": "on real data: zeta_sq",
+        "shuffled_real": "after half is swapped, on what they train on: zeta_hat_sq",
+    }
     for axes, (setting, each) in zip(row, both.items(), strict=True):
         at = np.stack([one.mean(0) for one in each])
         zeta_sq = float(((at - at.mean(0)) ** 2).sum(1).mean())
@@ -179,8 +189,8 @@ def zeta() -> None:
         axes.set_title(f"{titles[setting]}\nzeta^2 {zeta_sq:.2f}, sigma^2 {sigma_sq:.2f}", fontsize=10)
         axes.set_xlabel("first direction of the gradient")
     row[0].set_ylabel("second direction")
-    figure.suptitle("dot: an image's gradient; star: a client's mean (five clients, a colour each); cross: mean of stars",
-                    fontsize=10)  # fmt: skip
+    told = "dot: an image's gradient; star: a client's mean (five clients, a colour each); cross: mean of stars"
+    figure.suptitle(told, fontsize=10)
     save(figure, HERE / "zeta.png", 110)
 
 
@@ -218,6 +228,7 @@ PICTURES: Mapping[str, Callable[[], None]] = {
 }  # fmt: skip
 
 if __name__ == "__main__":
+    os.chdir(Path(__file__).parent.parent)  # what a data set of our own draws is keyed by the path that names it
     set_default_generator(0)
     torch.set_num_threads(1)
     for name in sys.argv[1:] or PICTURES:

@@ -11,13 +11,14 @@ import ast
 import inspect
 import re
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
+
+from sphinx.application import Sphinx
 
 import fedcommons
 from fedcommons.config.declared import fields_in
 from fedcommons.config.fields import Field
 from fedcommons.config.parts import KINDS, section
-from sphinx.application import Sphinx
 
 ROOT = Path(__file__).parent.parent.parent
 ALIASES = ("Payload", "Replies", "Rule", "State")
@@ -53,7 +54,7 @@ def prose(text: str) -> str:
 def paragraph(text: str) -> str:
     if text.startswith("    "):
         return f"```text\n{inspect.cleandoc(text)}\n```"
-    first, *rest = re.split(r"(?:;  +|(?<=[.,])   +)", " ".join(text.split("\n")))
+    first, *rest = re.split(r"(?:;  +|(?<=[.,])   +)", " ".join(text.replace(";\n", ";  ").split("\n")))
     symbols = [one for one in [first, *rest] if re.match(r"[\w^~ ,()]{1,30}: ", one)]
     if len(symbols) < 2:
         return plain(text)
@@ -64,10 +65,13 @@ def paragraph(text: str) -> str:
 def plain(text: str) -> str:
     """Text whose only marks are code and emphasis."""
     pieces = re.split(r"(``[^`]+``)", text.replace("<-", "←").replace("$", r"\$"))
-    pieces = [p[1:-1] if p.startswith("``") else re.sub(r"arXiv:(\d{4}\.\d{5})",
-              r"[arXiv:\1](https://arxiv.org/abs/\1)", p).replace("<", "&lt;").replace("_", r"\_")
-              for p in pieces]  # fmt: skip
-    return "".join(pieces)
+    return "".join(piece[1:-1] if piece.startswith("``") else unmarked(piece) for piece in pieces)
+
+
+def unmarked(text: str) -> str:
+    """Text that is no code, in which only emphasis and links are marks."""
+    text = re.sub(r"arXiv:(\d{4}\.\d{5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", text)
+    return text.replace("<", "&lt;").replace("_", r"\_")
 
 
 def constants(of: str, fields: dict[str, Field]) -> str:
@@ -79,11 +83,9 @@ def constants(of: str, fields: dict[str, Field]) -> str:
 
 
 def cells(field: Field) -> str:
-    kind = str(field.hint).replace("<class '", "").replace("'>", "") if get_origin(field.hint) else (
-        getattr(field.hint, "__name__", str(field.hint)))  # fmt: skip
-    if get_origin(field.hint) is Literal:
-        kind = "one of " + ", ".join(map(str, get_args(field.hint)))
-    default = "none" if field.default is None else f"`{str(field.default).lower() if isinstance(field.default, bool) else field.default}`"
+    kind = field.hint.__name__ if isinstance(field.hint, type) else str(field.hint)
+    value = str(field.default).lower() if isinstance(field.default, bool) else field.default
+    default = "none" if value is None else f"`{value}`"
     told = [kind, field.allowed or "any", default, plain(field.help)]
     return " | ".join(one.replace("|", r"\|") for one in told)
 
@@ -106,11 +108,11 @@ def public() -> str:
 
 
 def entry(name: str) -> str:
-    thing = getattr(fedcommons, name)
     if name in ALIASES:
         return f".. autodata:: fedcommons.{fedcommons._MODULES[name]}.{name}\n   :no-value:\n"
-    kind = "autofunction" if inspect.isfunction(thing) else "autoclass"
-    return f".. {kind}:: fedcommons.{name}\n   :members:\n" if kind == "autoclass" else f".. {kind}:: fedcommons.{name}\n"
+    if inspect.isfunction(getattr(fedcommons, name)):
+        return f".. autofunction:: fedcommons.{name}\n"
+    return f".. autoclass:: fedcommons.{name}\n   :members:\n"
 
 
 def read(app: Sphinx, docname: str, text: list[str]) -> None:
@@ -125,20 +127,38 @@ def read(app: Sphinx, docname: str, text: list[str]) -> None:
 def escaped(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
     """Our docstrings are plain text with ``code``; what reStructuredText would read besides is escaped.
 
-    A paragraph of definitions with hanging lines becomes a list.
+    ``Raises:`` and ``Args:`` get a list, and so does a paragraph of definitions with hanging lines.
     """
-    for i, line in enumerate(lines):
-        pieces = re.split(r"(``[^`]+``|:\w+:`[^`]*`)", line)
-        lines[i] = "".join(p if p.endswith("`") else re.sub(r"([|*]|_\b)", r"\\\1", p) for p in pieces)
-    listed = []
-    for block in "\n".join(lines).split("\n\n"):
-        starts = [line for line in block.splitlines() if not line.startswith(" ")]
-        is_hanging = len(starts) > 1 and all(re.match(r"[\w, ]+: ", line) for line in starts)
-        listed.append(re.sub(r"^(?=\S)", "- ", block, flags=re.M).replace("\n    ", "\n  ") if is_hanging else block)
-    lines[:] = "\n\n".join(listed).split("\n")
+    told = []
+    for block in "\n".join(lines).strip().split("\n\n"):
+        pieces = re.split(r"(``[^`]+``)", block)
+        block = "".join(p if p.startswith("``") else re.sub(r"([|*\\]|_\b)", r"\\\1", p) for p in pieces)
+        head, _, rest = block.partition("\n")
+        if re.fullmatch(r"(Raises|Args|Returns):", head):
+            told += [f"**{head}**", listed(inspect.cleandoc(rest))]
+        else:
+            starts = [line for line in block.splitlines() if not line.startswith(" ")]
+            is_hanging = len(starts) > 1 and all(re.match(r"[\w, ]+: ", line) for line in starts)
+            told.append(listed(block) if is_hanging else block)
+    lines[:] = [*"\n\n".join(told).split("\n"), ""]
+
+
+def listed(block: str) -> str:
+    """A list whose items begin where a line does; further lines of an item hang."""
+    return re.sub(r"^(?=\S)", "- ", re.sub(r"^ +", "  ", block, flags=re.M), flags=re.M)
+
+
+def signature(
+    app: Sphinx, what: str, name: str, thing: Any, options: Any, given: str | None, back: str | None
+) -> tuple[str | None, str | None]:
+    """Without ranges, factories and the arguments of protocols, which nobody calls."""
+    if given in (None, "(*args, **kwargs)"):
+        return ("" if given else given), back
+    return re.sub(r"Annotated\[([\w| ]+), [^\]]*\]+'\]", r"\1", given).replace(" = <factory>", ""), back
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("source-read", read)
-    app.connect("autodoc-process-docstring", escaped, priority=900)  # after napoleon
+    app.connect("autodoc-process-docstring", escaped)
+    app.connect("autodoc-process-signature", signature)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
