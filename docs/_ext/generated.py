@@ -34,9 +34,10 @@ def docstring(kind: str, name: str) -> str:
     own = len([n for n in KINDS[kind].known.values() if n.startswith(f"{module}:")]) == 1  # its file has no other part
     whole = (ast.get_docstring(tree) or "") if own or kind == "algorithm" else ""
     words = re.split(r"\n\n(?:Args|Raises):", ast.get_docstring(node) or "")[0]
-    formula = f"In the code's words:\n\n```text\n{words}\n```" if whole else prose(words)
-    fields = fields_in(where, KINDS[kind].handed)
-    return "\n\n".join([prose(whole), formula, constants(section(kind, name), fields)])
+    table = constants(section(kind, name), fields_in(where, KINDS[kind].handed))
+    first, _, rest = whole.partition("\n\n")
+    said = f"```text\n{words}\n```" if kind == "algorithm" else prose(words)  # of a method these are its formulas
+    return "\n\n".join([prose(first), said, prose(rest), table])
 
 
 def source(module: str) -> Path:
