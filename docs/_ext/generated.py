@@ -36,7 +36,7 @@ def docstring(kind: str, name: str) -> str:
     words = re.split(r"\n\n(?:Args|Raises):", ast.get_docstring(node) or "")[0]
     table = constants(section(kind, name), fields_in(where, KINDS[kind].handed))
     first, _, rest = whole.partition("\n\n")
-    said = f"```text\n{words}\n```" if kind == "algorithm" else prose(words)  # of a method these are its formulas
+    said = block(words) if kind == "algorithm" else prose(words)  # of a method these are its formulas
     return "\n\n".join([prose(first), said, prose(rest), table])
 
 
@@ -54,13 +54,18 @@ def prose(text: str) -> str:
 
 def paragraph(text: str) -> str:
     if text.startswith("    "):
-        return f"```text\n{inspect.cleandoc(text)}\n```"
+        return block(text)
     first, *rest = re.split(r"(?:;  +|(?<=[.,])   +)", " ".join(text.replace(";\n", ";  ").split("\n")))
     symbols = [one for one in [first, *rest] if re.match(r"[\w^~ ,()]{1,30}: ", one)]
     if len(symbols) < 2:
         return plain(text)
     told = [f"- {plain(one.rstrip('.'))}" for one in rest]
     return "\n".join([*([f"- {plain(first)}"] if first in symbols else [plain(first), ""]), *told])
+
+
+def block(text: str) -> str:
+    """Formulas, line by line."""
+    return f"```text\n{inspect.cleandoc(text).replace('``', '')}\n```"
 
 
 def plain(text: str) -> str:
