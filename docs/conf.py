@@ -16,7 +16,7 @@ html_title = "fedcommons"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = html_show_sourcelink = False
-html_show_sphinx = False
+html_show_sphinx = html_use_index = False
 
 myst_enable_extensions = ["dollarmath", "deflist"]
 myst_heading_anchors = 4  # links such as privacy.md#threat-model work here as they do on a git host
