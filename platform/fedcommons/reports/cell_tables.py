@@ -13,10 +13,10 @@ RESULTS = (
     Column(intervals.ROUNDS, "rounds to target", digits=1),
     Column("last_accuracy", "last accuracy, %", 100, 1),
     Column("best_accuracy", "best accuracy, %", 100, 1),
-    Column("test/loss", "last test loss"),
     Column("MB", "MB exchanged"),
     Column("bytes_once", "of these MB once", 1e-6),
     Column("disclosed", "given away, % of examples", 100, 1),
+    Column("test/loss", "last test loss"),
 )
 BYTES = (
     Column("bytes_down", "MB to clients", 1e-6),
@@ -41,8 +41,8 @@ CONVERGENCE = (
 _LATEX = {"ζ̂²": r"$\hat\zeta^2$", "ζ²": r"$\zeta^2$", "σ̂²": r"$\hat\sigma^2$", "σ²": r"$\sigma^2$", "δ²": r"$\delta^2$"}
 
 INTERVALS = (
-    "Numbers are means over the seeds of finished runs, in brackets the 95 % Student t interval of the mean. A seed that "
-    "missed the target has no round: what is told then is the mean of the others, without an interval."
+    "Numbers are means over the seeds of finished runs, in brackets the 95 % Student t interval of the mean. A seed "
+    "that missed the target has no round: what is told then is the mean of the others, without an interval."
 )
 
 
@@ -61,17 +61,18 @@ def made(groups: Sequence[Group], numbers: Sequence[Sequence[int]]) -> list[Tabl
             CONVERGENCE,
         ),
     }
-    found = [_table(name, *of_table, groups, numbers) for name, of_table in texts.items()]
+    found = [
+        _table(Table(name, title, note, [], asked, []), groups, numbers) for name, (title, note, asked) in texts.items()
+    ]
     return [_with_texts(table, of) for table in found if table.columns]
 
 
-def _table(
-    name: str, title: str, note: str, asked: Sequence[Column], groups: Sequence[Group], numbers: Sequence[Sequence[int]]
-) -> Table:
+def _table(empty: Table, groups: Sequence[Group], numbers: Sequence[Sequence[int]]) -> Table:
+    """The table with those of its columns that some run has, and its lines."""
     of = [cell for group in groups for cell in group.cells]
     heads, firsts = first_columns(of)
-    known = [column for column in asked if any(cell.values(column.name) for cell in of)]
-    if name == "results" and intervals.ROUNDS not in [column.name for column in known]:
+    known = [column for column in empty.columns if any(cell.values(column.name) for cell in of)]
+    if empty.name == "results" and intervals.ROUNDS not in [column.name for column in known]:
         known = [RESULTS[0], *known]  # all missed it
     place, filled = 0, []
     for number, group in enumerate(groups):
@@ -81,7 +82,7 @@ def _table(
             lines.append(Line(place, numbers[place], firsts[place], [t for t, _ in pairs], [v for _, v in pairs]))
             place += 1
         filled.append((number, group.title, lines))
-    return Table(name, title, note, heads, known, filled)
+    return replace(empty, heads=heads, columns=known, groups=filled)
 
 
 def first_columns(of: Sequence[Cell]) -> tuple[list[str], list[list[str]]]:
@@ -97,22 +98,18 @@ def first_columns(of: Sequence[Cell]) -> tuple[list[str], list[list[str]]]:
 
 def _first(cell: Cell, name: str) -> str:
     found = value(cell, name)
-    return "-" if name == "p" and not found else columns.text(found)
+    if name == "p":  # a share that clients got
+        return f"{found:.2f}" if found else "-"
+    return columns.text(found)
 
 
 def _with_texts(table: Table, of: Sequence[Cell]) -> Table:
     """The table with its lines of CSV and LaTeX, by pandas: the head, then a line for each of its own, in order."""
-    import pandas as pd
-
     csv = intervals.frame(table, of).to_csv(index=False, lineterminator="\n").splitlines()
     heads = [*table.heads, "seeds", *(column.head for column in table.columns)]
     rows = [[*line.first, str(len(of[line.cell].runs)), *line.texts] for _, _, lines in table.groups for line in lines]
-    shown = pd.DataFrame(rows, columns=[_latex(head) for head in heads])
-    style = shown.style.format(escape="latex").hide(axis="index")
-    latex = style.to_latex(hrules=True, column_format="l" * len(table.heads) + "r" * (len(heads) - len(table.heads)))
-    lines = latex.splitlines()
-    start = lines.index(r"\midrule") + 1
-    return replace(table, csv=csv, latex=lines[: start + len(rows)], tail=lines[start + len(rows) :])
+    latex, tail = intervals.latex([_latex(head) for head in heads], rows, len(table.heads))
+    return replace(table, csv=csv, latex=latex, tail=tail)
 
 
 def _latex(head: str) -> str:

@@ -24,7 +24,7 @@ def vega() -> str:
     """Vega, Vega-Lite and vega-embed, as one script that leaves ``vegaEmbed`` in the window. Takes seconds, once."""
     import vl_convert
 
-    return vl_convert.javascript_bundle()
+    return vl_convert.javascript_bundle(None)
 
 
 def specifications() -> dict[str, Any]:
@@ -44,7 +44,10 @@ def _looks() -> "dict[str, Any]":
     """Colour and dash: page.js says which column each stands for."""
     import altair as alt
 
-    legend = alt.Legend(orient="bottom", columns=2, labelLimit=300, title=None, symbolType="stroke")
+    legend = alt.Legend(
+        orient="bottom", columns=2, labelLimit=300, title=None, symbolType="stroke", symbolOpacity=1,
+        symbolStrokeWidth=2, symbolSize=300,
+    )  # fmt: skip
     return {
         "color": alt.Color("colour:N", sort=None, legend=legend).scale(range=LOOKS),
         "strokeDash": alt.StrokeDash("dash:N", sort=None, legend=legend).scale(range=list(DASHES)),
@@ -52,7 +55,7 @@ def _looks() -> "dict[str, Any]":
     }
 
 
-def _course(x: str, x_title: str, y: str, y_title: str) -> "alt.LayerChart":
+def _course(x: str, x_title: str, y: str, y_title: str) -> "alt.LayerChart | alt.FacetChart":
     """A line a cell, the mean over its finished runs, in a band from the least to the most; runs under way are thin."""
     import altair as alt
 
@@ -74,7 +77,7 @@ def _course(x: str, x_title: str, y: str, y_title: str) -> "alt.LayerChart":
     return alt.layer(band, line).properties(width="container", height=240)
 
 
-def _reached() -> "alt.LayerChart":
+def _reached() -> "alt.LayerChart | alt.FacetChart":
     """A dot a seed; hollow, at the run's last round, where it missed the target; a bar at the mean."""
     import altair as alt
 

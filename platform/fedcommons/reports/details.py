@@ -4,6 +4,7 @@ import base64
 import io
 import os
 import shlex
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -51,22 +52,21 @@ def shared(values: Sequence[Any], numbers: Sequence[int] | None = None) -> list[
 
 def sweeps(runs: "pd.DataFrame") -> list[dict[str, Any]]:
     """A line for each folder that runs stand in: what was run, in how many runs, with which seeds, when."""
+    facts = {"data": "dataset", "methods": "algorithm", "settings": "setting", "seeds": "seed"}
+    fields = ("partition.n_clients", "federation.participation", "partition.alpha")
     lines = []
     for parent, of in runs.groupby(runs["run"].map(lambda run: str(Path(run).parent)), sort=False):
-        facts = {
-            "data": of["dataset"], "methods": of["algorithm"], "settings": of["setting"], "seeds": of["seed"],
-        }  # fmt: skip
-        told = {name: ", ".join(map(str, dict.fromkeys(column))) for name, column in facts.items()}
-        where = [columns.head(name) + " " + _listed(of[name]) for name in
-                 ("partition.n_clients", "federation.participation", "partition.alpha") if name in of]  # fmt: skip
-        statuses = of["status"].value_counts().to_dict()
-        state = ", ".join(f"{count} {status}" for status, count in statuses.items())
-        lines.append({"folder": parent, "runs": state, "where": "; ".join(where), **told, "when": _when(of["run"])})
+        told = {name: ", ".join(map(str, dict.fromkeys(of[column].tolist()))) for name, column in facts.items()}
+        where = [f"{columns.head(name)} {_listed(of[name].tolist())}" for name in fields if name in of]
+        state = ", ".join(f"{count} {status}" for status, count in Counter(of["status"].tolist()).items())
+        lines.append(
+            {"folder": parent, "runs": state, "where": "; ".join(where), **told, "when": _when(of["run"].tolist())}
+        )
     return lines
 
 
-def _listed(column: "pd.Series") -> str:
-    return ", ".join(columns.text(value) for value in sorted(column.dropna().unique().tolist(), key=str))
+def _listed(values: Sequence[Any]) -> str:
+    return ", ".join(columns.text(value) for value in sorted({value for value in values if value == value}, key=str))
 
 
 def _when(folders: Sequence[str]) -> str:
@@ -83,14 +83,20 @@ def _when(folders: Sequence[str]) -> str:
 
 def privacy(groups: Sequence[Group], told: Sequence[Told]) -> list[dict[str, Any]]:
     """By cell: the epsilon of the commons, and the statement's words, where runs differ each with its runs."""
-    lines = []
+    lines: list[dict[str, Any]] = []
     for group in groups:
         for cell in group.cells:
             numbers = cell.runs.index.tolist()
             words = shared([told[n].words or None for n in numbers], numbers)
             if words:
-                lines.append({"group": group.title, "cell": name(cell), "epsilon": _epsilon(cell), "words": words})
+                facts = {"group": group.title, "cell": name(cell), "epsilon": _epsilon(cell), "words": words}
+                lines.append({**facts, "line": len(lines)})
     return lines
+
+
+def said(words: Sequence[Facts]) -> str:
+    """The sentences of a cell in one text."""
+    return " / ".join(" ".join(fact.text) for fact in words)
 
 
 def _epsilon(cell: Cell) -> str:
@@ -152,7 +158,11 @@ def pools(runs: "pd.DataFrame") -> tuple[list[dict[str, Any]], int]:
         if key in seen:
             seen[key]["runs"].append(number)
         elif len(shown) < SHOWN and (picture := _png(file)):
-            seen[key] = {"data": picture, "runs": [number], "title": runs["setting"].iloc[number]}
+            first = runs.iloc[number]
+            title = (
+                f"{first['setting']}, {first['dataset']}, alpha = {columns.text(first['alpha'])}, seed {first['seed']}"
+            )
+            seen[key] = {"data": picture, "runs": [number], "title": title}
             shown.append(seen[key])
     return shown, len({file.name for _, file in files})
 

@@ -163,7 +163,7 @@ def read(folders: Collection[str | Path], say: Say) -> Iterator[Recorded]:
     """The runs of these folders, each once, in the order of their names. ``say`` and errors: as in ``load_runs``."""
     seen = set()
     for folder in map(folder_path, folders):
-        found = list(_runs_below(folder))
+        found = list(runs_below(folder))
         if not found:
             raise UserError(f"{folder} {'holds no run' if folder.is_dir() else 'is not a folder'}.")
         for path in found:
@@ -178,7 +178,8 @@ def read(folders: Collection[str | Path], say: Say) -> Iterator[Recorded]:
                 say(f"left out: {error}")
 
 
-def _runs_below(folder: Path) -> Iterator[Path]:
+def runs_below(folder: Path) -> Iterator[Path]:
+    """The run folders at or below ``folder``, in the order of their names."""
     for path, inner, _ in os.walk(folder):
         inner.sort()
         if is_run(Path(path)):

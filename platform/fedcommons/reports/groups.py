@@ -31,16 +31,17 @@ def grouped(runs: "pd.DataFrame", say: Callable[[str], None]) -> list[Group]:
     A run that is not finished belongs to its cell; who averages leaves it out.
     """
     names = [name for name in fields(runs) if name.startswith(ENVIRONMENT)]
-    varied = [name for name in names if runs[name].astype(object).map(_plain).nunique(dropna=False) > 1]
-    frame = runs.assign(_key=[tuple(map(_plain, v)) for v in zip(*(runs[n] for n in [*names, DIGEST]), strict=True)])
-    digests: dict[Any, set[Any]] = {}
-    for key in frame["_key"]:
-        digests.setdefault(key[:-1], set()).add(key[-1])
+    plain = {name: [_plain(value) for value in runs[name].tolist()] for name in [*names, DIGEST]}
+    varied = [name for name in names if len(set(plain[name])) > 1]
+    places: dict[tuple[Any, ...], list[int]] = {}
+    for place, key in enumerate(zip(*plain.values(), strict=True)):
+        places.setdefault(key, []).append(place)
     found = []
-    for key, same in frame.groupby("_key", sort=False):
-        data = f", data {key[-1] or 'of no known digest'}" if len(digests[key[:-1]]) > 1 else ""
-        for where, part in _of_one_partition(same.drop(columns="_key")):
-            ordered = part.iloc[(part["status"] != "finished").argsort(kind="stable")]
+    for key, of in places.items():
+        several = sum(other[:-1] == key[:-1] for other in places) > 1
+        data = f", data {key[-1] or 'of no known digest'}" if several else ""
+        for where, part in _of_one_partition(runs.iloc[of]):
+            ordered = part.iloc[(part["status"] != "finished").to_numpy().argsort(kind="stable")]
             title = _title(ordered, varied) + data + where
             found.append(Group(title, tuple(cells(once(ordered, say)))))
     return found

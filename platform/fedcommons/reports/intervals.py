@@ -127,3 +127,14 @@ def frame(table: Table, cells: Sequence[Cell]) -> "pd.DataFrame":
                     row[f"{ROUNDS}_missed"] = missed
             rows.append(row)
     return pd.DataFrame(rows)
+
+
+def latex(heads: Sequence[str], rows: Sequence[Sequence[object]], left: int) -> tuple[list[str], list[str]]:
+    """A table in LaTeX, by pandas: its head and a line a row, and what ends it. left: columns that are no numbers."""
+    import pandas as pd
+
+    style = pd.DataFrame(rows, columns=pd.Index(heads)).style.hide(axis="index")
+    style.format(escape="latex")
+    lines = style.to_latex(hrules=True, column_format="l" * left + "r" * (len(heads) - left)).splitlines()
+    end = lines.index(r"\midrule") + 1 + len(rows)
+    return lines[:end], lines[end:]

@@ -1,7 +1,7 @@
 """The report: one HTML file of run folders that carries all it needs, and asks no network for anything.
 
-The file has a policy (Content-Security-Policy) by which a browser runs its own scripts only, known by their digests, and
-loads nothing. Names and texts of runs, which somebody else may have written, are escaped by Jinja2 or stand in JSON.
+The file has a policy (Content-Security-Policy): a browser runs its own scripts only, known by their digests, and loads
+nothing. Names and texts of runs, which somebody else may have written, are escaped by Jinja2 or stand in JSON.
 """
 
 import base64
@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from fedcommons.errors import UserError, shown
 from fedcommons.files import stored, write_text
-from fedcommons.reports import cell_tables, charts, columns, details, intervals
+from fedcommons.reports import cell_tables, charts, columns, details, intervals, tables
 from fedcommons.reports.frames import folder_path
 from fedcommons.reports.gathered import Told, gather
-from fedcommons.reports.groups import Group, grouped
-from fedcommons.reports.intervals import Column, Table
+from fedcommons.reports.groups import grouped
+from fedcommons.reports.intervals import Column
 
 if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
     import pandas as pd
@@ -39,7 +39,14 @@ COMMANDS = 200
 HERE = Path(__file__).parent / "template"
 
 _WHO = ("dataset", "algorithm", "setting", "alpha", "p", "seed")
-_WORDS = {"dataset": "data set", "algorithm": "method", "setting": "setting", "alpha": "alpha", "p": "p", "seed": "seed"}
+_WORDS = {
+    "dataset": "data set",
+    "algorithm": "method",
+    "setting": "setting",
+    "alpha": "alpha",
+    "p": "p",
+    "seed": "seed",
+}
 _ALWAYS = (Column("rounds", "rounds", digits=0), Column("validation_accuracy", "validation accuracy, %", 100, 1))
 
 
@@ -118,13 +125,21 @@ def contents(runs: "pd.DataFrame", told: Sequence[Told], say: Callable[[str], No
     groups = grouped(runs, say)
     of = [cell for group in groups for cell in group.cells]
     numbers = [[int(n) for n in cell.runs.index] for cell in of]
-    tables = cell_tables.made(groups, numbers)
-    known = dict.fromkeys([*_ALWAYS, *(column for table in tables for column in table.columns)])
+    made = cell_tables.made(groups, numbers)
+    known = dict.fromkeys([*_ALWAYS, *(column for table in made for column in table.columns)])
     shown_columns = [column for column in known if column.name in runs]
     rows = _rows(runs, shown_columns)
     dims = _dims(runs)
     partitions, n_partitions = details.partitions(runs, say)
     pools, n_pools = details.pools(runs)
+    privacy, trouble = details.privacy(groups, told), details.trouble(runs, told)
+    files = {"runs": _files(runs)}
+    if privacy:
+        said = [[one["group"], one["cell"], one["epsilon"], details.said(one["words"])] for one in privacy]
+        files["privacy"] = _files_of_texts(("group", "runs", "epsilon of the commons", "statement"), said)
+    if trouble:
+        late = [[rows[one["run"]]["name"], one["late"], one["lost"], one["rejected"]] for one in trouble]
+        files["late"] = _files_of_texts(("run", "replies late", "MB for nothing", "rejected"), late)
     thinned, every = thin([one.curve for one in told])
     data = {
         "runs": [
@@ -140,15 +155,15 @@ def contents(runs: "pd.DataFrame", told: Sequence[Told], say: Callable[[str], No
         "quantiles": [intervals.quantile(n) for n in range(2, 1 + max(map(len, numbers), default=1))],
         "curves": thinned,
         "specs": charts.specifications(),
-        "files": {t.name: {"csv": t.csv, "latex": t.latex, "tail": t.tail} for t in tables} | {"runs": _files(runs)},
+        "files": {t.name: {"csv": t.csv, "latex": t.latex, "tail": t.tail} for t in made} | files,
     }  # fmt: skip
     return {
-        "data": data, "tables": {table.name: table for table in tables}, "groups": groups,
+        "data": data, "tables": {table.name: table for table in made}, "groups": groups,
         "sweeps": details.sweeps(runs), "dims": dims, "rows": rows, "columns": shown_columns, "every": every,
-        "privacy": details.privacy(groups, told), "trouble": details.trouble(runs, told), "pools": pools,
+        "privacy": privacy, "trouble": trouble, "pools": pools,
         "n_pools": n_pools, "partitions": partitions, "n_partitions": n_partitions,
         "environments": details.environments(told),
-        "finished": set(runs.index[runs["status"] == "finished"].tolist()), "latex_rows": LATEX_ROWS,
+        "finished": {n for n, status in enumerate(runs["status"]) if status == "finished"}, "latex_rows": LATEX_ROWS,
         "commands": [details.command(one.folder) for one in told[:COMMANDS]],
     }  # fmt: skip
 
@@ -172,12 +187,14 @@ def _rows(runs: "pd.DataFrame", known: Sequence[Column]) -> list[dict[str, Any]]
     """Of each run who it is, and its numbers as they are and as they are printed."""
     values = [runs[column.name].tolist() for column in known]
     who = [[columns.text(_plain(v)) for v in runs[name].tolist()] for name in _WHO]
+    who[_WHO.index("p")] = [f"{p:.3g}" if p else "-" for p in map(_plain, runs["p"].tolist())]
     found = []
     for n, (run, status) in enumerate(zip(runs["run"], runs["status"], strict=True)):
         numbers = []
         for column, of in zip(known, values, strict=True):
             value = _plain(of[n])
-            text = "" if value is None else intervals.number(column.scale * value, column.digits)
+            digits = 0 if column.name == intervals.ROUNDS else column.digits
+            text = "" if value is None else intervals.number(column.scale * value, digits)
             numbers.append(("" if value is None else repr(value), text))
         name = Path(run).name
         found.append({"name": name, "folder": run, "status": status, "who": [w[n] for w in who], "numbers": numbers})
@@ -189,6 +206,8 @@ def _dims(runs: "pd.DataFrame") -> list[dict[str, Any]]:
     found = []
     for name in _WHO:
         plain = [_plain(value) for value in runs[name].tolist()]
+        if name == "p":  # what clients got of one share that was asked for differs a little
+            plain = [value if value is None else round(value, 2) for value in plain]
         values = sorted(dict.fromkeys(plain), key=lambda v: (v is None, isinstance(v, str), v if v is not None else 0))
         if len(values) > 1:
             place = {value: i for i, value in enumerate(values)}
@@ -205,19 +224,30 @@ def _plain(value: Any) -> Any:
 
 def _files(runs: "pd.DataFrame") -> dict[str, Sequence[str]]:
     """The frame of ``load_runs`` as CSV, and the columns of the papers' CSVs as LaTeX, a text a line."""
-    from fedcommons.reports.tables import RUN
-
-    csv = runs.to_csv(index=False, lineterminator="\n").splitlines()
-    if len(csv) != 1 + len(runs):  # a text with a line break, which only somebody's own tracker could have written
-        csv = runs.replace(r"[\r\n]+", " ", regex=True).to_csv(index=False, lineterminator="\n").splitlines()
+    csv = _csv(runs)
     if len(runs) > LATEX_ROWS:
         return {"csv": csv, "latex": (), "tail": ()}
-    part = runs[[name for name in RUN if name in runs]]
-    part = part.rename(columns={name: name.replace("_", r"\_") for name in part})
-    style = part.style.format(escape="latex", na_rep="-", precision=4).hide(axis="index")
-    lines = style.to_latex(hrules=True).splitlines()
-    start = lines.index(r"\midrule") + 1
-    return {"csv": csv, "latex": lines[: start + len(runs)], "tail": lines[start + len(runs) :]}
+    part = runs[[name for name in tables.RUN if name in runs]]
+    rows = [[columns.text(_plain(value)) for value in row] for row in part.itertuples(index=False)]
+    lines, tail = intervals.latex([name.replace("_", r"\_") for name in part], rows, len(part.columns))
+    return {"csv": csv, "latex": lines, "tail": tail}
+
+
+def _files_of_texts(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> dict[str, Sequence[str]]:
+    """A table of texts as CSV and LaTeX."""
+    import pandas as pd
+
+    lines, tail = intervals.latex(heads, [[str(value) for value in row] for row in rows], len(heads))
+    return {"csv": _csv(pd.DataFrame(rows, columns=pd.Index(heads))), "latex": lines, "tail": tail}
+
+
+def _csv(frame: "pd.DataFrame") -> list[str]:
+    lines = frame.to_csv(index=False, lineterminator="\n").splitlines()
+    if len(lines) != 1 + len(
+        frame
+    ):  # a text with a line break, which only a tracker of somebody's own may have written
+        lines = frame.replace(r"[\r\n]+", " ", regex=True).to_csv(index=False, lineterminator="\n").splitlines()
+    return lines
 
 
 def _html(context: Mapping[str, Any]) -> str:

@@ -187,10 +187,16 @@ async function draw(chart) {
   figure.hidden = !rows.length;
   if (!rows.length) return;
   const spec = structuredClone(D.specs[kind]), cells = D.cells.filter(cell => cell.g === group);
-  const [colours, dashes] = ["colour", "dash"].map(which => new Set(cells.map(cell => cell[which])).size);
+  const names = (which, of) => [...new Set(of.map(cell => cell[which]))];
+  const colour = names("colour", D.cells).length > 1 ? "colour" : "dash"; // of one method colours tell settings apart
   for (const { encoding } of spec.layer) {
-    if (colours === 1 && encoding.color) encoding.color.field = "dash"; // there is one method: colours tell settings apart
-    if (colours === 1 || dashes === 1) delete encoding.strokeDash;
+    for (const [channel, which] of [["color", colour], ["fill", colour], ["strokeDash", "dash"]]) {
+      if (!encoding[channel]) continue;
+      encoding[channel].field = which;
+      encoding[channel].scale.domain = names(which, D.cells); // a name looks the same in all groups
+      if (encoding[channel].legend) encoding[channel].legend.values = names(which, cells);
+    }
+    if (colour === "dash" || names("dash", cells).length === 1) delete encoding.strokeDash;
   }
   if (name === "reached") spec.height = 26 * new Set(rows.map(row => row.name)).size;
   spec.config = looks();
