@@ -2,12 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from fedcommons.reports import columns, intervals
 from fedcommons.reports.cells import ENVIRONMENT, Cell
 from fedcommons.reports.groups import Group
 from fedcommons.reports.intervals import Column, Line, Table
 from fedcommons.reports.series import value
+
+if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
+    import pandas as pd
 
 RESULTS = (
     Column(intervals.ROUNDS, "rounds to target", digits=1),
@@ -40,6 +44,9 @@ CONVERGENCE = (
 )
 _LATEX = {"ζ̂²": r"$\hat\zeta^2$", "ζ²": r"$\zeta^2$", "σ̂²": r"$\hat\sigma^2$", "σ²": r"$\sigma^2$", "δ²": r"$\delta^2$"}
 
+SHOWN, LATEX = 1000, 500
+"""The most lines that a page shows of a table, and that it has in LaTeX."""
+
 INTERVALS = (
     "Numbers are means over the seeds of finished runs, in brackets the 95 % Student t interval of the mean. A seed "
     "that missed the target has no round: what is told then is the mean of the others, without an interval."
@@ -49,6 +56,7 @@ INTERVALS = (
 def made(groups: Sequence[Group], numbers: Sequence[Sequence[int]]) -> list[Table]:
     """The tables of numbers that these groups have something for. numbers: of each cell in turn, those of its runs."""
     of = [cell for group in groups for cell in group.cells]
+    finished = [cell.runs.loc[cell.runs["status"] == "finished", :] for cell in of]
     more = tuple(Column(name, head, 100, 1) for name, head in columns.of_clients(of))
     texts = {
         "results": ("Results", INTERVALS, (*RESULTS, *more)),
@@ -61,28 +69,39 @@ def made(groups: Sequence[Group], numbers: Sequence[Sequence[int]]) -> list[Tabl
             CONVERGENCE,
         ),
     }
-    found = [
-        _table(Table(name, title, note, [], asked, []), groups, numbers) for name, (title, note, asked) in texts.items()
-    ]
-    return [_with_texts(table, of) for table in found if table.columns]
+    found = []
+    for name, (title, note, asked) in texts.items():
+        known = [column for column in asked if any(cell.values(column.name) for cell in of)]
+        if name == "results" and intervals.ROUNDS not in [column.name for column in known]:
+            known = [RESULTS[0], *known]  # all missed it
+        if known:
+            whole = _filled(Table(name, title, note, [], known, []), groups, numbers, finished)
+            found.append(_shown(_with_files(whole, finished)))
+    return found
 
 
-def _table(empty: Table, groups: Sequence[Group], numbers: Sequence[Sequence[int]]) -> Table:
-    """The table with those of its columns that some run has, and its lines."""
-    of = [cell for group in groups for cell in group.cells]
-    heads, firsts = first_columns(of)
-    known = [column for column in empty.columns if any(cell.values(column.name) for cell in of)]
-    if empty.name == "results" and intervals.ROUNDS not in [column.name for column in known]:
-        known = [RESULTS[0], *known]  # all missed it
+def _filled(
+    empty: Table, groups: Sequence[Group], numbers: Sequence[Sequence[int]], finished: "Sequence[pd.DataFrame]"
+) -> Table:
+    """The table with a line for each cell; those beyond ``SHOWN`` have no texts."""
+    heads, firsts = first_columns([cell for group in groups for cell in group.cells])
     place, filled = 0, []
     for number, group in enumerate(groups):
         lines = []
-        for cell in group.cells:
-            pairs = [intervals.of_cell(cell, column) for column in known]
+        for _ in group.cells:
+            pairs = [intervals.of_runs(finished[place], column) for column in empty.columns] if place < SHOWN else []
             lines.append(Line(place, numbers[place], firsts[place], [t for t, _ in pairs], [v for _, v in pairs]))
             place += 1
         filled.append((number, group.title, lines))
-    return replace(empty, heads=heads, columns=known, groups=filled)
+    return replace(empty, heads=heads, groups=filled)
+
+
+def _shown(table: Table) -> Table:
+    """The table with the lines that a page shows."""
+    of = [(n, title, [line for line in lines if line.cell < SHOWN]) for n, title, lines in table.groups]
+    count = sum(len(lines) for _, _, lines in table.groups)
+    cut = f"Shown: the first {SHOWN:,} of {count:,} lines. The CSV has all." if count > SHOWN else ""
+    return replace(table, groups=[group for group in of if group[2]], cut=cut)
 
 
 def first_columns(of: Sequence[Cell]) -> tuple[list[str], list[list[str]]]:
@@ -92,7 +111,7 @@ def first_columns(of: Sequence[Cell]) -> tuple[list[str], list[list[str]]]:
     """
     varied = dict.fromkeys(name for cell in of for name in columns.others(cell) if not name.startswith(ENVIRONMENT))
     names = ["algorithm", "sharing.setting", *varied, *([] if "sharing.p" in varied else ["p"])]
-    heads = [columns.head(name) for name in names]
+    heads = ["method", *map(columns.head, names[1:])]
     return heads, [[_first(cell, name) for name in names] for cell in of]
 
 
@@ -103,11 +122,14 @@ def _first(cell: Cell, name: str) -> str:
     return columns.text(found)
 
 
-def _with_texts(table: Table, of: Sequence[Cell]) -> Table:
+def _with_files(table: Table, finished: "Sequence[pd.DataFrame]") -> Table:
     """The table with its lines of CSV and LaTeX, by pandas: the head, then a line for each of its own, in order."""
-    csv = intervals.frame(table, of).to_csv(index=False, lineterminator="\n").splitlines()
+    csv = intervals.frame(table, finished).to_csv(index=False, lineterminator="\n").splitlines()
+    every = [line for _, _, lines in table.groups for line in lines]
+    if len(every) > LATEX:
+        return replace(table, csv=csv)
     heads = [*table.heads, "seeds", *(column.head for column in table.columns)]
-    rows = [[*line.first, str(len(of[line.cell].runs)), *line.texts] for _, _, lines in table.groups for line in lines]
+    rows = [[*line.first, str(len(finished[line.cell])), *line.texts] for line in every]
     latex, tail = intervals.latex([_latex(head) for head in heads], rows, len(table.heads))
     return replace(table, csv=csv, latex=latex, tail=tail)
 

@@ -24,7 +24,7 @@ def vega() -> str:
     """Vega, Vega-Lite and vega-embed, as one script that leaves ``vegaEmbed`` in the window. Takes seconds, once."""
     import vl_convert
 
-    return vl_convert.javascript_bundle(None)
+    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
 
 
 def specifications() -> dict[str, Any]:
@@ -60,7 +60,7 @@ def _course(x: str, x_title: str, y: str, y_title: str) -> "alt.LayerChart | alt
     import altair as alt
 
     base = alt.Chart(alt.NamedData("curve"))
-    across = alt.X(x, title=x_title).scale(nice=False)
+    across = alt.X(x, title=x_title, axis=_whole() if x.startswith("round") else alt.Axis()).scale(nice=False)
     up = alt.Y(f"{y}:Q", title=y_title).scale(zero=False)
     tips = [
         alt.Tooltip("name:N", title="runs"), alt.Tooltip("round:Q"), alt.Tooltip(f"{y}:Q", format=".4g", title="mean"),
@@ -77,6 +77,13 @@ def _course(x: str, x_title: str, y: str, y_title: str) -> "alt.LayerChart | alt
     return alt.layer(band, line).properties(width="container", height=240)
 
 
+def _whole() -> "alt.Axis":
+    """An axis of rounds, which are whole."""
+    import altair as alt
+
+    return alt.Axis(tickMinStep=1, format="d")
+
+
 def _reached() -> "alt.LayerChart | alt.FacetChart":
     """A dot a seed; hollow, at the run's last round, where it missed the target; a bar at the mean."""
     import altair as alt
@@ -85,7 +92,7 @@ def _reached() -> "alt.LayerChart | alt.FacetChart":
     rows = alt.Y("name:N", sort=None, title=None).axis(labelLimit=220)
     colour = alt.Color("colour:N", sort=None, legend=None).scale(range=LOOKS)
     tips = [alt.Tooltip("name:N", title="runs"), alt.Tooltip("seed:N"), alt.Tooltip("said:N", title="target")]
-    across = alt.X("rounds:Q", title="rounds to the target").scale(zero=True)
+    across = alt.X("rounds:Q", title="rounds to the target", axis=_whole()).scale(zero=True)
     dots = base.mark_point(size=50, opacity=0.8).encode(
         x=across, y=rows, color=colour, fill=alt.Fill("colour:N", sort=None, legend=None).scale(range=LOOKS),
         fillOpacity=alt.condition("datum.missed", alt.value(0), alt.value(0.8)), tooltip=tips,

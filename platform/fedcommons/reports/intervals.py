@@ -2,13 +2,13 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from math import sqrt
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
-from fedcommons.reports.cells import Cell, counted
+from fedcommons.reports.cells import counted
 
 if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
     import pandas as pd
@@ -39,7 +39,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Table:
-    """heads: of the first columns. groups: titles and their lines. csv, latex: the whole table, a text a line."""
+    """heads: of the first columns. groups: titles and their lines. csv, latex: the table, a text a line.
+
+    cut: how many of its lines are shown, where these are not all; the CSV has all.
+    """
 
     name: str
     title: str
@@ -49,7 +52,8 @@ class Table:
     groups: Sequence[tuple[int, str, Sequence[Line]]]
     csv: Sequence[str] = ()
     latex: Sequence[str] = ()
-    tail: Sequence[str] = field(default_factory=tuple)
+    tail: Sequence[str] = ()
+    cut: str = ""
 
 
 @cache
@@ -95,9 +99,8 @@ def text_of_rounds(reached: Sequence[float], missed: int, column: Column) -> str
     return f"{said}, else {number(fmean(reached), column.digits)}" if reached else said
 
 
-def of_cell(cell: Cell, column: Column) -> tuple[str, float | None]:
+def of_runs(finished: "pd.DataFrame", column: Column) -> tuple[str, float | None]:
     """The text of a cell's finished runs, and the number that it is sorted by: missed targets count with all rounds."""
-    finished = cell.runs.loc[cell.runs["status"] == "finished", :]
     values, missed = counted(finished, column.name)
     if column.name != ROUNDS:
         return text(values, column), fmean(values) if values else None
@@ -107,19 +110,20 @@ def of_cell(cell: Cell, column: Column) -> tuple[str, float | None]:
     return text_of_rounds(reached, missed, column), fmean(values) if values else None
 
 
-def frame(table: Table, cells: Sequence[Cell]) -> "pd.DataFrame":
-    """The table's numbers: the columns that it has, seeds, and of each number mean, ends of its interval and missed."""
+def frame(table: Table, finished: "Sequence[pd.DataFrame]") -> "pd.DataFrame":
+    """The table's numbers: the columns that it has, seeds, and of each number mean, ends of its interval and missed.
+
+    finished: by cell, its finished runs.
+    """
     import pandas as pd
 
     rows = []
     for _, title, lines in table.groups:
         for line in lines:
             row: dict[str, object] = {"group": title, **dict(zip(table.heads, line.first, strict=True))}
-            finished = cells[line.cell].runs
-            finished = finished.loc[finished["status"] == "finished", :]
-            row["seeds"] = len(finished)
+            row["seeds"] = len(finished[line.cell])
             for column in table.columns:
-                values, missed = counted(finished, column.name)
+                values, missed = counted(finished[line.cell], column.name)
                 ends = interval(values) if len(values) > 1 and not missed else (None, None)
                 row[column.name] = fmean(values) if values else None
                 row |= {f"{column.name}_low": ends[0], f"{column.name}_high": ends[1]}

@@ -30,9 +30,6 @@ MARK = "<!doctype html><!-- fedcommons report -->"
 POINTS = 60_000
 """The most points of all curves: of more, every k-th round is drawn."""
 
-LATEX_ROWS = 500
-"""The most runs whose numbers stand in LaTeX, too."""
-
 COMMANDS = 200
 """The most runs whose commands are printed."""
 
@@ -132,7 +129,7 @@ def contents(runs: "pd.DataFrame", told: Sequence[Told], say: Callable[[str], No
     dims = _dims(runs)
     partitions, n_partitions = details.partitions(runs, say)
     pools, n_pools = details.pools(runs)
-    privacy, trouble = details.privacy(groups, told), details.trouble(runs, told)
+    privacy, trouble = details.privacy(groups, told)[: cell_tables.SHOWN], details.trouble(runs, told)
     files = {"runs": _files(runs)}
     if privacy:
         said = [[one["group"], one["cell"], one["epsilon"], details.said(one["words"])] for one in privacy]
@@ -163,7 +160,7 @@ def contents(runs: "pd.DataFrame", told: Sequence[Told], say: Callable[[str], No
         "privacy": privacy, "trouble": trouble, "pools": pools,
         "n_pools": n_pools, "partitions": partitions, "n_partitions": n_partitions,
         "environments": details.environments(told),
-        "finished": {n for n, status in enumerate(runs["status"]) if status == "finished"}, "latex_rows": LATEX_ROWS,
+        "finished": {n for n, status in enumerate(runs["status"]) if status == "finished"}, 
         "commands": [details.command(one.folder) for one in told[:COMMANDS]],
     }  # fmt: skip
 
@@ -225,7 +222,7 @@ def _plain(value: Any) -> Any:
 def _files(runs: "pd.DataFrame") -> dict[str, Sequence[str]]:
     """The frame of ``load_runs`` as CSV, and the columns of the papers' CSVs as LaTeX, a text a line."""
     csv = _csv(runs)
-    if len(runs) > LATEX_ROWS:
+    if len(runs) > cell_tables.LATEX:
         return {"csv": csv, "latex": (), "tail": ()}
     part = runs[[name for name in tables.RUN if name in runs]]
     rows = [[columns.text(_plain(value)) for value in row] for row in part.itertuples(index=False)]

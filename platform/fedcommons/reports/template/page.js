@@ -80,7 +80,7 @@ function filter() {
     const rows = all("tr[data-runs]", body);
     if (rows.length && body.rows[0].className === "title") body.hidden = rows.every(row => row.hidden);
   }
-  for (const group of all(".group")) group.hidden = !D.cells.some((cell, c) => cell.g === Number(group.dataset.group) && D.ofCell[c].some(run => shown.has(run)));
+  for (const group of all(".group")) group.hidden = !visible(Number(group.dataset.group)).length;
   for (const told of all(".seeds")) told.hidden = !some;
   if (!form) return;
   for (const one of all(".filter", form)) {
@@ -114,10 +114,10 @@ function sort(button) {
 }
 
 // Files: lines that pandas wrote, of the rows that are shown, in their order.
-function save(name, kind) {
+function save(name, kind, whole) {
   const held = D.files[name], lines = kind === "csv" ? held.csv : held.latex, head = lines.length - held.csv.length + 1;
   const rows = all(`table[data-name="${name}"] tr[data-line]`).filter(row => !row.hidden);
-  const text = [...lines.slice(0, head), ...rows.map(row => lines[head + Number(row.dataset.line)]), ...(kind === "csv" ? [] : held.tail)];
+  const text = whole ? lines : [...lines.slice(0, head), ...rows.map(row => lines[head + Number(row.dataset.line)]), ...(kind === "csv" ? [] : held.tail)];
   const link = document.createElement("a");
   link.href = URL.createObjectURL(new Blob([text.join("\n") + "\n"], { type: "text/plain;charset=utf-8" }));
   link.download = `${name}.${kind}`;
@@ -125,16 +125,19 @@ function save(name, kind) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
 
+// The cells of a group of which some run is shown. Of very many lines nobody can tell one from another.
+const LINES = 60;
+const visible = group => [...D.cells.keys()].filter(c => D.cells[c].g === group && D.ofCell[c].some(run => shown.has(run)));
+
 // The rows of charts. A finished cell is a line, its mean in the rounds that all its runs have; others are thin lines.
-function courses(group) {
+function courses(cells) {
   const rows = [];
-  D.cells.forEach((cell, c) => {
-    const runs = D.ofCell[c].filter(run => shown.has(run));
-    if (cell.g !== group || !runs.length) return;
-    const done = runs.filter(finished), lines = runs.filter(run => !finished(run)).map(run => [[run], 1, `${cell.name}, seed ${D.runs[run].seed}, ${D.runs[run].s}`]);
+  for (const c of cells) {
+    const cell = D.cells[c], runs = D.ofCell[c].filter(run => shown.has(run)), done = runs.filter(finished);
+    const lines = runs.filter(run => !finished(run)).map(run => [[run], 1, `${cell.name}, seed ${D.runs[run].seed}, ${D.runs[run].s}`]);
     if (done.length) lines.unshift([done, 2, `${cell.name}, ${done.length} seed${done.length > 1 ? "s" : ""}`]);
     lines.forEach(([of, width, name], i) => rows.push(...line(of).map(row => ({ ...row, width, name, line: `${c}-${i}`, colour: cell.colour, dash: cell.dash }))));
-  });
+  }
   return rows;
 }
 
@@ -156,15 +159,12 @@ function line(runs) {
   });
 }
 
-function reached(group) {
+function reached(cells) {
   const rows = [];
-  D.cells.forEach((cell, c) => {
-    if (cell.g !== group) return;
-    for (const run of D.ofCell[c].filter(run => shown.has(run) && finished(run))) {
-      const rounds = place.rounds_to_target === undefined ? null : valueOf(run, "rounds_to_target"), missed = rounds === null;
-      rows.push({ name: cell.name, colour: cell.colour, seed: D.runs[run].seed, missed, rounds: missed ? valueOf(run, "rounds") : rounds, said: missed ? "missed" : "reached" });
-    }
-  });
+  for (const c of cells) for (const run of D.ofCell[c].filter(run => shown.has(run) && finished(run))) {
+    const found = place.rounds_to_target === undefined ? null : valueOf(run, "rounds_to_target"), missed = found === null;
+    rows.push({ ...D.cells[c], seed: D.runs[run].seed, missed, rounds: missed ? valueOf(run, "rounds") : found, said: missed ? "missed" : "reached" });
+  }
   return rows;
 }
 
@@ -181,12 +181,14 @@ function looks() {
 async function draw(chart) {
   const kind = chart.dataset.kind, group = Number(chart.closest(".group").dataset.group), name = kind === "target" ? "reached" : "curve";
   const measure = kind === "loss" ? "loss" : "accuracy";
-  const rows = name === "reached" ? reached(group) : courses(group).filter(row => row[measure] !== null);
+  const every = visible(group), few = every.slice(0, LINES);
+  const rows = name === "reached" ? reached(few) : courses(few).filter(row => row[measure] !== null);
   const turn = (turns.get(chart) ?? 0) + 1, figure = chart.closest("figure");
   turns.set(chart, turn);
   figure.hidden = !rows.length;
+  figure.querySelector("figcaption span").textContent = every.length > LINES ? ` (the first ${LINES} of ${every.length}; filter to see others)` : "";
   if (!rows.length) return;
-  const spec = structuredClone(D.specs[kind]), cells = D.cells.filter(cell => cell.g === group);
+  const spec = structuredClone(D.specs[kind]), cells = few.map(c => D.cells[c]);
   const names = (which, of) => [...new Set(of.map(cell => cell[which]))];
   const colour = names("colour", D.cells).length > 1 ? "colour" : "dash"; // of one method colours tell settings apart
   for (const { encoding } of spec.layer) {
@@ -194,7 +196,7 @@ async function draw(chart) {
       if (!encoding[channel]) continue;
       encoding[channel].field = which;
       encoding[channel].scale.domain = names(which, D.cells); // a name looks the same in all groups
-      if (encoding[channel].legend) encoding[channel].legend.values = names(which, cells);
+      if (encoding[channel].legend) encoding[channel].legend = names(which, cells).length > 20 ? null : { ...encoding[channel].legend, values: names(which, cells) };
     }
     if (colour === "dash" || names("dash", cells).length === 1) delete encoding.strokeDash;
   }
@@ -228,7 +230,7 @@ function highlight(runs) {
 document.addEventListener("click", event => {
   const button = event.target.closest("thead button"), file = event.target.closest("[data-file]"), link = event.target.closest('a[href^="#run-"]');
   if (button) sort(button);
-  if (file) save(file.dataset.table, file.dataset.file);
+  if (file) save(file.dataset.table, file.dataset.file, "all" in file.dataset);
   if (link) highlight(numbersOf(link.dataset.runs ? link : link.closest("[data-runs]")).filter(run => shown.has(run)));
   for (const one of all(".filter[open]")) if (!one.contains(event.target)) one.open = false;
 });
