@@ -12,6 +12,9 @@ from fedcommons.reports.frames import Recorded, read, row
 if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
     import pandas as pd
 
+WHO = ("dataset", "algorithm", "setting", "alpha", "p", "seed")
+"""Columns that tell who a run is; None where a run has no such thing, as p before its end."""
+
 DIGEST = "data digest"
 """A column: the digest of the content of a run's data set; None in runs of earlier versions."""
 
@@ -46,7 +49,8 @@ def gather(folders: Sequence[Path], say: Callable[[str], None]) -> "tuple[pd.Dat
         found = row(run)
         rows.append({"partition": fingerprint, **found, DIGEST: digest})
         told.append(_told(run))
-    return pd.DataFrame(rows), told
+    runs = pd.DataFrame(rows)
+    return runs.reindex(columns=[*runs.columns, *(name for name in WHO if name not in runs)]), told
 
 
 def _identity(folder: Path) -> tuple[str | None, str | None]:

@@ -17,7 +17,7 @@ from fedcommons.errors import UserError, shown
 from fedcommons.files import stored, write_text
 from fedcommons.reports import cell_tables, charts, columns, details, intervals, tables
 from fedcommons.reports.frames import folder_path
-from fedcommons.reports.gathered import Told, gather
+from fedcommons.reports.gathered import WHO, Told, gather
 from fedcommons.reports.groups import grouped
 from fedcommons.reports.intervals import Column
 
@@ -35,7 +35,6 @@ COMMANDS = 200
 
 HERE = Path(__file__).parent / "template"
 
-_WHO = ("dataset", "algorithm", "setting", "alpha", "p", "seed")
 _WORDS = {
     "dataset": "data set",
     "algorithm": "method",
@@ -183,8 +182,8 @@ def thin(curves: Sequence[Mapping[str, Sequence[float | None]]]) -> tuple[list[l
 def _rows(runs: "pd.DataFrame", known: Sequence[Column]) -> list[dict[str, Any]]:
     """Of each run who it is, and its numbers as they are and as they are printed."""
     values = [runs[column.name].tolist() for column in known]
-    who = [[columns.text(_plain(v)) for v in runs[name].tolist()] for name in _WHO]
-    who[_WHO.index("p")] = [f"{p:.3g}" if p else "-" for p in map(_plain, runs["p"].tolist())]
+    who = [[columns.text(_plain(v)) for v in runs[name].tolist()] for name in WHO]
+    who[WHO.index("p")] = [f"{p:.3g}" if p else "-" for p in map(_plain, runs["p"].tolist())]
     found = []
     for n, (run, status) in enumerate(zip(runs["run"], runs["status"], strict=True)):
         numbers = []
@@ -201,7 +200,7 @@ def _rows(runs: "pd.DataFrame", known: Sequence[Column]) -> list[dict[str, Any]]
 def _dims(runs: "pd.DataFrame") -> list[dict[str, Any]]:
     """What can be filtered by: the fields that have several values, these, and of each run the number of its own."""
     found = []
-    for name in _WHO:
+    for name in WHO:
         plain = [_plain(value) for value in runs[name].tolist()]
         if name == "p":  # what clients got of one share that was asked for differs a little
             plain = [value if value is None else round(value, 2) for value in plain]
@@ -274,5 +273,5 @@ def _html(context: Mapping[str, Any]) -> str:
         policy=Markup(policy),
         when=f"{now:%Y-%m-%d %H:%M} UTC",
         version=version("fedcommons"),
-        who=[_WORDS[name] for name in _WHO],
+        who=[_WORDS[name] for name in WHO],
     )

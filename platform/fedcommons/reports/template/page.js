@@ -235,6 +235,7 @@ document.addEventListener("click", event => {
   for (const one of all(".filter[open]")) if (!one.contains(event.target)) one.open = false;
 });
 document.addEventListener("keydown", event => { if (event.key === "Escape") for (const one of all(".filter[open]")) one.open = false; });
+document.addEventListener("mouseover", event => { if (event.target.localName === "data") event.target.title = event.target.value; });
 document.getElementById("theme").addEventListener("click", () => { theme(dark() ? "light" : "dark"); kept.set("theme", dark() ? "dark" : "light"); });
 form?.addEventListener("change", filter);
 form?.addEventListener("reset", () => setTimeout(filter));
