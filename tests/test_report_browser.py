@@ -11,7 +11,7 @@ from typing import Any
 
 import browser
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, expect
 
 from fedcommons import experiment, report, run
 from fedcommons.reports.watching import Server, Watched
@@ -126,7 +126,7 @@ def test_filters_filter_tables_runs_and_curves(chromium: Browser, url: str, fold
         assert texts(page, "results", "method") == ["fedprox"]
         assert texts(page, "runs", "run") == [f"fedprox-0.1-{seed}" for seed in (0, 1, 2)]
         assert page.locator("#filters output").inner_text() == "3 of 12 runs"
-        page.wait_for_function(f"document.querySelectorAll({json.dumps(LINES)}).length === 1")
+        expect(page.locator(f".group:not([hidden]) {LINES}")).to_have_count(1)
         assert page.locator("details.group:visible").count() == 1
         tick(page, "seed", "0")
         tick(page, "seed", "2")
@@ -136,7 +136,7 @@ def test_filters_filter_tables_runs_and_curves(chromium: Browser, url: str, fold
         assert texts(page, "results", "last accuracy") == [f"{mean:.1f} ({mean - half:.1f} to {mean + half:.1f})"]
         assert page.locator("#results .seeds").is_visible()
         page.get_by_role("button", name="show all").click()
-        page.wait_for_function("document.querySelector('#filters output').textContent === '12 of 12 runs'")
+        expect(page.locator("#filters output")).to_have_text("12 of 12 runs")
         assert texts(page, "results", "last accuracy") == before
 
 
@@ -212,9 +212,7 @@ def test_a_watched_page_follows_its_folder_and_keeps_what_was_ticked(
         with browser.opened(chromium, server.address) as page:
             tick(page, "method", "fedavg")
             shutil.copytree(folder / "fedavg-0.1-1", tmp_path / "fedavg-0.1-1")
-            page.wait_for_function(
-                "document.querySelector('#filters output').textContent === '2 of 3 runs'", timeout=60_000
-            )
+            expect(page.locator("#filters output")).to_have_text("2 of 3 runs", timeout=60_000)
             assert texts(page, "results", "seeds") == ["2"]
     finally:
         server.shutdown()
