@@ -14,7 +14,7 @@ import pytest
 
 from fedcommons import experiment, report, run
 from fedcommons.errors import UserError
-from fedcommons.reports import intervals, page
+from fedcommons.reports import contents, intervals, page
 from fedcommons.reports.gathered import gather
 from fedcommons.reports.groups import grouped
 from fedcommons.reports.intervals import Column
@@ -172,6 +172,17 @@ def test_texts_of_others_are_no_markup(folder: Path, tmp_path: Path) -> None:
     assert HOSTILE in unescape(html)
 
 
+def test_a_text_in_the_place_of_a_number_is_left_out(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "fedavg-0", tmp_path / "run")
+    told = summary(tmp_path / "run")
+    told["privacy"]["in_words"] = 5
+    odd = {"zeta_sq": "many", "bytes_lost": None, "clients/accuracy_mean": "x", "L_max": True}
+    (tmp_path / "run" / "summary.json").write_text(json.dumps({**told, **odd}))
+    html = page.page([tmp_path], None, quiet)
+    assert "many" not in rows(html)["run"]
+    assert repr(told["last_accuracy"]) in rows(html)["run"]
+
+
 def test_no_address_is_loaded_and_only_known_scripts_run(html: str) -> None:
     policy = unescape(re.findall(r'Content-Security-Policy" content="([^"]+)"', html)[0])
     assert "default-src 'none'" in policy
@@ -241,14 +252,14 @@ def test_a_folder_without_runs_is_refused_and_an_earlier_report_stays(make: bool
 def test_curves_are_thinned_to_what_a_browser_can_draw_and_keep_their_ends() -> None:
     rounds: list[float | None] = [float(r) for r in range(201)]
     curve = {"round": rounds, "accuracy": [r / 200 for r in range(201)], "loss": [None] * 201, "bytes": rounds}
-    whole, every = page.thin([curve])
+    whole, every = contents.thin([curve])
     assert every == 1
     assert whole[0][0] == rounds
-    found, every = page.thin([curve] * 1000)
+    found, every = contents.thin([curve] * 1000)
     assert every == 4
     assert found[0][0][:3] == [0, 4, 8]
     assert found[0][0][-1] == 200
-    assert sum(len(one[0]) for one in found) < 1.1 * page.POINTS
+    assert sum(len(one[0]) for one in found) < 1.1 * contents.POINTS
 
 
 def test_lines_beyond_the_most_are_in_the_csv_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,8 @@ CONVERGENCE = (
     Column("L_p", "L, training data"),
     Column("L_lemma1", "L, bound of Lemma 1"),
 )
+NUMBERS = {column.name for column in (*RESULTS, *BYTES, *CONVERGENCE)}
+
 _LATEX = {"ζ̂²": r"$\hat\zeta^2$", "ζ²": r"$\zeta^2$", "σ̂²": r"$\hat\sigma^2$", "σ²": r"$\sigma^2$", "δ²": r"$\delta^2$"}
 
 SHOWN, LATEX = 1000, 500

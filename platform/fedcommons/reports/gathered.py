@@ -67,7 +67,7 @@ def _identity(folder: Path) -> tuple[str | None, str | None]:
 
 def _told(run: Recorded) -> Told:
     said = run.summary.get("privacy", {}).get("in_words", ())
-    words = tuple(text[: stored.LARGEST_TEXT] for text in said if isinstance(text, str)) if said else ()
+    words = tuple(text for text in said if isinstance(text, str)) if isinstance(said, list) else ()
     late = sum(len(line["late"]) for line in run.lines if isinstance(line.get("late"), list))
     return Told(run.folder, _curve(run.lines), words, late, _facts(run.folder))
 

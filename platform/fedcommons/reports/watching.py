@@ -57,7 +57,7 @@ class Watched:
             if (now := self.state()) != self._state or not self._html:
                 try:
                     self._html = page(self.folders, self.title, lambda text: None, now)
-                except UserError as error:  # no run yet, or one has just begun
+                except (UserError, OSError) as error:  # no run yet, one has just begun, or a folder has just gone
                     self._html = _WAITING.format(escape(str(error)))
                 self._state = now
             return self._html
