@@ -9,8 +9,9 @@ import pytest
 from fedcommons.errors import UserError
 from fedcommons.reports import columns, tables
 from fedcommons.reports.cells import Cell
-from fedcommons.reports.plots import RoundBar, class_heatmap, round_bars
+from fedcommons.reports.plots import class_heatmap
 from papers.fedssyn.published import fedssyn_table1
+from papers.fedssyn.table1_pictures import accuracy_over_rounds, rounds_to_target
 
 
 def run(setting: str, seed: int, reached: int | None, *, lr: float = 0.1, validation: float = 0.5, **more: Any) -> dict:
@@ -105,11 +106,14 @@ def test_published_values_are_the_papers() -> None:
 def test_pictures_are_drawn(tmp_path: Path) -> None:
     import numpy as np
 
-    bars = [RoundBar("real", 30, None, False), RoundBar("shuffled_synthetic", 4, 1.0, True)]
-    more = [RoundBar("my_lab.py:Mine", 8, 2.0, True), RoundBar("other.py:Its", 9, None, True)]
-    round_bars(tmp_path / "bars.png", [("α = 0.01", [*bars, *more])], 30, "digits", smoke=True)
+    settings = {"real": None, "shuffled_synthetic": 4, "my_lab.py:Mine": 8, "other.py:Its": 9}
+    runs = [run(name, seed, reached) for name, reached in settings.items() for seed in (0, 1)]
+    cells = compared(*runs, *(one | {"algorithm": "fedprox", "partition.alpha": 0.1} for one in runs))
+    rounds = [{"run": one["run"], "round": r, "test/accuracy": 0.1 * r} for one in runs for r in range(3)]
+    rounds_to_target(tmp_path / "bars.png", cells, "digits", smoke=True)
+    accuracy_over_rounds(tmp_path / "curves.png", cells, pd.DataFrame(rounds), "digits", smoke=True)
     class_heatmap(np.eye(10, dtype=int) * 12, tmp_path / "heat.png")
-    for name in ("bars.png", "heat.png"):
+    for name in ("bars.png", "curves.png", "heat.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
