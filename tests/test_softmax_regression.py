@@ -278,7 +278,7 @@ def test_the_table_says_what_the_cells_say(script: ModuleType, tmp_path: Path) -
     text = (tmp_path / "more" / "mnist_softmax.md").read_text()
     (line,) = [line for line in text.splitlines() if line.startswith("| one class per client | 5 | 0.5     | 0 ")]
     assert f"{middle:.4f} [{low:.4f}, {high:.4f}] | >3 " in line
-    assert "Seeds 7, 8, 9: median and range." in text
+    assert "Seeds 7, 8, 9: median [least, most]." in text
     assert band([1, float("inf"), 3], "g") == "3 [1, inf]"
     before = (out / "summary.json").read_bytes(), (out / "mnist_softmax.md").read_text()
     assert script.mnist_softmax(options) == 0

@@ -51,7 +51,7 @@ def figure(panels: Sequence[Panel], title: str) -> Figure:
 
 def _slot(low: int, high: int) -> float:
     """How wide the place on either side is, in powers of ten."""
-    return 0.22 * (high - low)
+    return 0.28 * (high - low)
 
 
 def _place(point: Point, low: int, high: int) -> float:
