@@ -120,7 +120,7 @@ def report(cells: Sequence[sweep.Trial], options: cli.Options, out: Path, displa
     markdown = grids.stamped(accuracy_table(found, notes), options)
     write_text(out / "figure3.md", markdown)
     write_text(out / "figure3.csv", tables.to_csv([*own, *of_central]))
-    title = f"{grids.title([c.config for c in cells])}, after round {cells[0].config.federation.rounds}"
+    title = f"Test accuracy after round {cells[0].config.federation.rounds}, seeds {options.seeds}"
     accuracy_dots(out / "figure3.png", panels(found), title, grids.is_smoke(options))
     display.say("\n" + markdown)
 

@@ -15,6 +15,7 @@ from fedcommons.reports.tables import markdown, numbered, percent, share
 LINES = {"central_real": ("k", 0), "central_synthetic": ("#2e8b57", 5)}
 """Colour, as in the paper, and where the dashes begin, so that two lines at the same place are both seen."""
 
+WHITE = {"color": "w", "pad": 0.8}
 MEANING = "dots and dashed lines: mean of the seeds; bars and bands: least to most"
 
 
@@ -89,7 +90,8 @@ def accuracy_dots(path: Path, panels: Sequence[Panel], title: str, smoke: bool) 
             y, mean, colour = rows.index((dot.group, dot.setting)), fmean(dot.values), colour_of(dot.setting, settings)
             axes.plot([min(dot.values), max(dot.values)], [y, y], color=colour, lw=1.6, marker="|", ms=7)
             axes.plot(mean, y, "o", color=colour, ms=7)
-            axes.annotate(f"{mean:.1f}", (mean, y), (0, 6), textcoords="offset points", ha="center", fontsize=8)
+            left = {"xytext": (-5, 0), "textcoords": "offset points", "ha": "right", "va": "center"}
+            axes.annotate(f"{mean:.1f}", (min(dot.values), y), fontsize=8, bbox=WHITE, **left)
         axes.set(title=panel.title, xlabel="top-1 test accuracy (%)", xlim=(max(0, 5 * ((least - 1) // 5)), 100))
         axes.set_yticks(range(len(rows)), names)
         axes.set_ylim(len(rows) - 0.5, -0.7)
