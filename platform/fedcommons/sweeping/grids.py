@@ -122,10 +122,14 @@ def method_note(cells: Sequence[Experiment]) -> str:
     for algorithm in dict.fromkeys(c.algorithm for c in cells):
         those, section = [c for c in cells if c.algorithm == algorithm], parts.section("algorithm", algorithm)
         given = [name for name in those[0].constants if any(c.constants[name] is not None for c in those)]
-        constants = [f"{name} {several(those, f'{section}.{name}')}" for name in given]
+        constants = [_in_words(name, several(those, f"{section}.{name}")) for name in given]
         if constants:
-            said.append(f"{parts.label(algorithm)}: {', '.join(constants)}")
+            said.append(f"{parts.label(algorithm)}'s {', '.join(constants)}")
     return "; ".join(said) + "."
+
+
+def _in_words(name: str, values: str) -> str:
+    return {"True": name, "False": f"not {name}"}.get(values, f"{name} {values}")
 
 
 def departures(cells: Sequence[Experiment], varied: Iterable[str]) -> str:

@@ -62,7 +62,8 @@ def _bar(axes: Axes, y: float, cell: Cell, colour: str) -> None:
     needed, missed = counted(cell.runs, "rounds_to_target")
     mean = fmean(needed)
     axes.barh(y, mean, 0.85, color=colour, hatch="//" if missed else None, edgecolor="w")
-    axes.plot([min(needed), max(needed)], [y, y], color="k", lw=1.3, marker="|", ms=5)
+    if len(needed) > 1:
+        axes.plot([min(needed), max(needed)], [y, y], color="k", lw=1.3, marker="|", ms=5)
     axes.annotate(
         f"{'>' if missed else ''}{mean:.3g}",
         (max(needed), y),
