@@ -8,7 +8,9 @@ from dataclasses import replace
 from math import sqrt
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import pandas as pd
 import pytest
 
 from fedcommons.artifacts import Store
@@ -22,8 +24,9 @@ from fedcommons.errors import UserError
 from fedcommons.federation.participation import participants
 from fedcommons.runs import build, experiment
 from fedcommons.runs.probe import probe
+from fedcommons.sweeping import grids
 from papers.fedssyn.advice import Advice, advice_panels, advice_table
-from papers.fedssyn.advice_report import local_work
+from papers.fedssyn.advice_report import Outcome, local_work, outcome
 
 ROOT = Path(__file__).parent.parent
 
@@ -144,6 +147,24 @@ def test_the_advice_is_the_smallest_share_that_is_enough(tmp_path: Path) -> None
     assert rows[3][:6] == ["0.5", "0.50", "0.25 to 0.50", "2.0x", "50", "0.50"]
     advice_panels(tmp_path / "a.png", [some, some], "digits", smoke=False)
     assert (tmp_path / "a.png").stat().st_size > 5000
+
+
+def test_an_outcome_is_the_quotient_of_means_and_its_spread_that_of_each_seed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Seeds are paired by their number, in whatever order they ended; one that missed the target leaves no quotient."""
+
+    def frame(**reached: int | None) -> pd.DataFrame:
+        of = {"seed": [int(name[1:]) for name in reached], "rounds_to_target": list(reached.values())}
+        return pd.DataFrame({**of, "rounds": 30, "last_accuracy": 0.9})
+
+    sides = {0.0: frame(s0=20, s1=10, s2=30), 0.5: frame(s2=3, s0=4, s1=5), 0.1: frame(s0=4, s1=None)}
+    monkeypatch.setattr(grids, "finished", lambda p, out: sides[p])
+    runs: Any = {(0.01, p): p for p in sides}
+    found = outcome(0.01, 0.5, runs, tmp_path)
+    assert (found.rounds, found.ratio) == ("4.0 ± 1.0", pytest.approx(0.2))
+    assert sorted(found.ratios) == pytest.approx([0.1, 0.2, 0.5])
+    assert outcome(0.01, 0.1, runs, tmp_path) == Outcome(">30 (1 of 2 seeds)", None, ())
 
 
 @pytest.fixture

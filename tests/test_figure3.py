@@ -11,9 +11,11 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
 from fedcommons.errors import UserError
 from fedcommons.reports import tables
+from papers.fedssyn import figures
 from papers.fedssyn.figures import Dot, Panel, accuracy_dots, accuracy_table, panels
 
 ROOT = Path(__file__).parent.parent
@@ -73,6 +75,18 @@ def test_the_picture_is_drawn(algorithms: list[str], tmp_path: Path) -> None:
     several = [Panel("α = 0.1", dots, [("central_real", [98.0])]), Panel("α = 1", dots[:1], [])]
     accuracy_dots(tmp_path / "f.png", several, "digits", False)
     assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_axis_begins_below_the_least_accuracy_and_dots_are_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(figures, "save", lambda figure, *rest: drawn.append(figure))
+    dots = [Dot("fedavg", "real", [78.0, 84.0]), Dot("fedavg", "shuffled_real", [97.0, 98.0])]
+    accuracy_dots(Path("f.png"), [Panel("α = 0.1", dots, [("central_real", [98.0, 99.0])])], "digits", False)
+    axes = drawn[0].axes[0]
+    assert axes.get_xlim() == (75, 100)
+    assert [line.get_xdata()[0] for line in axes.get_lines() if line.get_marker() == "o"] == [81.0, 97.5]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["real", "shuffled_real"]
+    assert "bars and bands: least to most" in drawn[0].get_suptitle()
 
 
 @pytest.fixture(scope="module")
