@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from fedcommons.reports import columns, epsilon, series, tables
+from fedcommons.reports import columns, series, tables
 from fedcommons.reports.cells import Cell, once
 from fedcommons.reports.frames import load_rounds, load_runs
 from fedcommons.reports.metrics import words
@@ -58,6 +58,8 @@ def private(found: Sequence[Cell]) -> bool:
 
 def draw(found: Sequence[Cell], path: Path, x: str, title: str, round: int, smoke: bool) -> None:
     """A panel for each federation; a series for each algorithm and way of sharing. x: disclosed, or pool_epsilon."""
+    from fedcommons.reports import epsilon
+
     several = len({cell.runs["algorithm"].iloc[0] for cell in found}) > 1
     panels = []
     for place in dict.fromkeys(map(columns.place, found)):
