@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
@@ -84,7 +85,10 @@ def test_the_axis_begins_below_the_least_accuracy_and_dots_are_means(monkeypatch
     accuracy_dots(Path("f.png"), [Panel("α = 0.1", dots, [("central_real", [98.0, 99.0])])], "digits", False)
     axes = drawn[0].axes[0]
     assert axes.get_xlim() == (75, 100)
-    assert [line.get_xdata()[0] for line in axes.get_lines() if line.get_marker() == "o"] == [81.0, 97.5]
+    assert [np.asarray(line.get_xydata())[0, 0] for line in axes.get_lines() if line.get_marker() == "o"] == [
+        81.0,
+        97.5,
+    ]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["real", "shuffled_real"]
     assert "bars and bands: least to most" in drawn[0].get_suptitle()
 

@@ -55,11 +55,12 @@ def outcome(alpha: float, p: float, runs: Runs, out: Path) -> Outcome:
     here, base = (grids.finished(runs.get((alpha, share), ()), out) for share in (p, 0.0))
     if here.empty or base.empty:
         return Outcome("", None, ())
-    at, without = (dict(zip(side["seed"], reached(side), strict=True)) for side in (here, base))
+    at, without = (dict(zip(side["seed"].tolist(), reached(side), strict=True)) for side in (here, base))
+    pairs = [(rounds, without.get(seed)) for seed, rounds in at.items()]
     if None in (*at.values(), *without.values()):
         return Outcome(tables.rounds(here), None, ())
     ratio = tables.mean_rounds(here)[0] / tables.mean_rounds(base)[0]
-    return Outcome(tables.rounds(here), ratio, [at[seed] / without[seed] for seed in at if seed in without])
+    return Outcome(tables.rounds(here), ratio, [a / b for a, b in pairs if a and b])
 
 
 def report(

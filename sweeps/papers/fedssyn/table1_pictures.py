@@ -47,7 +47,7 @@ def rounds_to_target(path: Path, cells: Sequence[Cell], title: str, smoke: bool)
         axes.spines[["top", "right"]].set_visible(False)
     for axes in grid.flat[len(places) :]:
         axes.set_visible(False)
-    keys = [Patch(color=colour_of(s, settings), label=s) for s in settings]
+    keys: list[Patch | Line2D] = [Patch(color=colour_of(s, settings), label=s) for s in settings]
     if any(counted(cell.runs, "rounds_to_target")[1] for cell in cells):
         keys.append(
             Patch(facecolor="0.9", edgecolor="0.4", hatch="//", label="a seed missed it, counted with all rounds")
@@ -100,7 +100,7 @@ def accuracy_over_rounds(path: Path, cells: Sequence[Cell], rounds: "pd.DataFram
         axes.set_xlabel("round")
         axes.grid(alpha=0.3)
         axes.label_outer()
-    keys = [Line2D([], [], color=colour_of(s, settings), label=s) for s in settings]
+    keys: list[Patch | Line2D] = [Line2D([], [], color=colour_of(s, settings), label=s) for s in settings]
     keys.append(Line2D([], [], color="0.4", ls=":", lw=0.8, label="target"))
     if any(len(cell.runs) > 1 for cell in cells):
         keys.append(Patch(color="0.8", label="line: mean; band: least to most of the seeds"))
