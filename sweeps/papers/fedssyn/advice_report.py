@@ -75,17 +75,18 @@ def report(
         lines = []
         for one in predicted:
             images, mb = costs(ready, one.p)
-            tried = outcome(alpha, one.p, runs, out)
-            least, most = (min(tried.ratios), max(tried.ratios)) if tried.ratios else (None, None)
-            found_out = {"outcome": tried.ratio, "outcome_least": least, "outcome_most": most}
+            ended = outcome(alpha, one.p, runs, out)
+            least, most = (min(ended.ratios), max(ended.ratios)) if ended.ratios else (None, None)
+            found_out = {"outcome": ended.ratio, "outcome_least": least, "outcome_most": most}
             costs_of = {"images": images, "mb": mb}
-            lines.append({"alpha": alpha, **asdict(one), **costs_of, "rounds": tried.rounds, **found_out})
+            lines.append({"alpha": alpha, **asdict(one), **costs_of, "rounds": ended.rounds, **found_out})
         sections.append(Advice(alpha, pool, lines, outcome(alpha, 0.0, runs, out).rounds))
     records = [line for section in sections for line in section.lines]
     text = grids.stamped(advice_table(sections, options.speed_up), options)
     write_text(out / "advise.md", text)
     write_text(out / "advise.csv", tables.to_csv(records))
     write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "predictions": records})
-    title = grids.title([ready.config for ready, *_ in found.values()])
+    tried = [cell.config for each in runs.values() for cell in each]
+    title = grids.title(tried or [ready.config for ready, *_ in found.values()])
     advice_panels(out / "advise.png", sections, title, grids.is_smoke(options))
     display.say("\n" + text)
