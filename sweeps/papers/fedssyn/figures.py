@@ -51,8 +51,8 @@ def panels(cells: Sequence[Cell]) -> list[Panel]:
     result = []
     for here in dict.fromkeys(map(alpha, federated)):
         inside = [cell for cell in federated if alpha(cell) == here]
-        dots = [Dot(method(cell), setting(cell), last(cell)) for cell in inside]
-        lines = [(setting(cell), last(cell)) for cell in central if alpha(cell) in (None, here)]
+        dots = [Dot(method(cell), setting(cell), last(cell)) for cell in inside if last(cell)]
+        lines = [(setting(cell), last(cell)) for cell in central if last(cell) and alpha(cell) in (None, here)]
         result.append(Panel(f"{value(inside[0], 'data.name')}, α = {text(here)}", dots, lines))
     return result
 
@@ -80,7 +80,8 @@ def accuracy_dots(path: Path, panels: Sequence[Panel], title: str, smoke: bool) 
     columns = min(2, len(panels))
     size = (2.2 + 3.8 * columns, 1.2 + (0.9 + 0.3 * len(rows)) * -(-len(panels) // columns))
     figure, grid = empty(-(-len(panels) // columns), columns, size, sharey=True)
-    least = min(min(values) for p in panels for values in (*(d.values for d in p.dots), *(v for _, v in p.lines)))
+    every = [of for p in panels for of in (*(d.values for d in p.dots), *(values for _, values in p.lines))]
+    least = min((value for of in every for value in of), default=0)
     for axes, panel in zip(grid.flat, panels, strict=False):
         for name, values in panel.lines:
             colour, offset = LINES[name]

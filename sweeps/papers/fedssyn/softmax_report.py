@@ -11,7 +11,9 @@ import numpy as np
 from fedcommons.config import cli
 from fedcommons.reports import tables
 
-if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
+if TYPE_CHECKING:  # torch and matplotlib take seconds to import, and --help needs neither
+    from matplotlib.figure import Figure
+
     from fedcommons.data.examples import Dataset
 
 PER_CLASS = 1024  # images, Fedssyn A.3.1
@@ -63,14 +65,21 @@ def seeds(options: cli.Options, several: str) -> str:
 
 
 def picture(cells: Sequence[Curve], options: cli.Options) -> bytes:
-    """A PNG of test loss over rounds: a row for each kind of clients, a column for each E and s, a curve for each p.
+    """A PNG of ``drawn``."""
+    from fedcommons.reports.plots import png
+
+    return png(drawn(cells, options), 110)
+
+
+def drawn(cells: Sequence[Curve], options: cli.Options) -> "Figure":
+    """Test loss over rounds: a row for each kind of clients, a column for each E and s, a curve for each p.
 
     Curves are medians over seeds, and bands go from the least to the most.
     """
     from matplotlib import colormaps
     from matplotlib.ticker import LogLocator, NullLocator
 
-    from fedcommons.reports.plots import panels, png
+    from fedcommons.reports.plots import panels
 
     columns = list(product(sorted(options.epochs), sorted(options.noise)))
     figure, grid = panels(len(PARTITIONS), len(columns), (1.2 + 2.5 * len(columns), 6), sharey=True)
@@ -97,4 +106,4 @@ def picture(cells: Sequence[Curve], options: cli.Options) -> bytes:
     figure.suptitle(f"{what}test loss {options.target:g}.\n{of_seeds}.", fontsize=10)
     figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(options.p),
                   title="p, share of real images swapped (thin curves lie on thick ones)", frameon=False)  # fmt: skip
-    return png(figure, 110)
+    return figure
