@@ -22,6 +22,9 @@ if TYPE_CHECKING:  # pandas takes a second to import
 WIDEST = 4
 """Panels in a row."""
 
+NARROWEST = 6.5
+"""Inches, in which the legend has room."""
+
 
 def rounds_to_target(path: Path, cells: Sequence[Cell], title: str, smoke: bool) -> None:
     """A panel for each federation, in it a row for each method, in that a bar for each data setting.
@@ -32,7 +35,7 @@ def rounds_to_target(path: Path, cells: Sequence[Cell], title: str, smoke: bool)
     columns = min(WIDEST, len(places))
     rows = -(-len(places) // columns)
     height = 0.6 + 0.22 * len(methods) * (len(settings) + 0.8)
-    figure, grid = panels(rows, columns, (1.4 + 3.4 * columns, 0.9 + height * rows))
+    figure, grid = panels(rows, columns, (max(NARROWEST, 1.4 + 3.4 * columns), 0.9 + height * rows))
     pitch = len(settings) + 0.8
     for axes, where in zip(grid.flat, places, strict=False):
         for cell in (cell for cell in cells if place(cell) == where):
@@ -80,7 +83,7 @@ def accuracy_over_rounds(path: Path, cells: Sequence[Cell], rounds: "pd.DataFram
     Lines are means over the seeds, bands go from the least to the most.
     """
     places, methods, settings = (list(dict.fromkeys(map(of, cells))) for of in (place, method, setting))
-    size = (0.8 + 2.1 * len(methods), 1.1 + 1.9 * len(places))
+    size = (max(NARROWEST, 0.8 + 2.1 * len(methods)), 1.1 + 1.9 * len(places))
     figure, grid = panels(len(places), len(methods), size, sharey=True)
     for cell in cells:
         axes, colour = grid[places.index(place(cell)), methods.index(method(cell))], colour_of(setting(cell), settings)
