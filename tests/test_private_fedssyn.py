@@ -20,20 +20,20 @@ def test_every_method_has_no_pool_the_plain_one_and_each_private_one(private: Mo
     argv = ["--epsilons", "1,10", "--sigmas", "1.906", "--seeds", "0,1", "--generator.epochs", "20"]
     found = private.entries(private.arguments(argv))
     last = [(e.cell.config.algorithm, e.cell.config.seed, e.pool) for e in found if e.last]
-    pools = ["none", "plain", "epsilon 1", "epsilon 10", "sigma 1.906"]
+    pools = ["none", "plain", "epsilon 1", "epsilon 10", "noise multiplier 1.906"]
     assert last == [(a, s, pool) for a in ("fedavg", "scaffold") for s in (0, 1) for pool in pools]
     early = [(e.pool, e.cell.config.flat["generator.epochs"]) for e in found if not e.last]
     assert early == [(pool, epochs) for pool in pools[2:] for epochs in (2, 10)]  # of the first seed's first method
     fields = {e.pool: e.cell.config.flat for e in found if e.last}
     assert fields["plain"]["generator.name"] == "ddpm"
     assert fields["epsilon 10"]["generator.target_epsilon"] == 10
-    assert fields["sigma 1.906"]["generator.target_epsilon"] is None
+    assert fields["noise multiplier 1.906"]["generator.target_epsilon"] is None
     assert {e.cell.config.flat["generator.target_epochs"] for e in found if e.pool == "epsilon 1"} == {20}
 
 
 def test_preset_paper_has_the_noise_of_the_paper_at_the_batch_where_it_gives_ten(private: ModuleType) -> None:
     found = private.entries(private.arguments(["--preset", "paper", "--dataset", "cifar10"]))
-    one = next(e.cell.config.flat for e in found if e.pool == "sigma 1.906" and e.last)
+    one = next(e.cell.config.flat for e in found if e.pool == "noise multiplier 1.906" and e.last)
     assert (one["generator.noise_multiplier"], one["generator.batch_size"], one["generator.epochs"]) == (
         1.906,
         128,

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from fedcommons.config.presets import SMOKE
 from fedcommons.files import write_bytes
@@ -45,6 +47,19 @@ def png(figure: Figure, dpi: int, smoke: bool = False) -> bytes:
 def save(figure: Figure, path: Path, dpi: int, smoke: bool = False) -> None:
     """Write a PNG, whole or not at all."""
     write_bytes(path, png(figure, dpi, smoke))
+
+
+def band(axes: Axes, x: Any, mean: Any, spread: Any, colour: str, label: str, style: str = "-") -> None:
+    """A line with a band of ``spread`` on each side."""
+    axes.plot(x, mean, style, color=colour, label=label)
+    axes.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.2, linewidth=0)
+
+
+def plain_ticks(axis: Axis) -> None:
+    """Ticks of a logarithmic axis at 1, 2 and 5 times powers of ten, as plain numbers."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_locator(NullLocator())
 
 
 def partition_of(folder: Path) -> None:
