@@ -20,7 +20,7 @@ Curve = Mapping[str, Any]
 
 NAMES = {"iid": "iid", "dirichlet_plain": "Dirichlet(0.1)", "single_class": "single class"}
 SHOWN = (10, 20)  # rounds whose numbers stand in the table, besides the first and last
-SPAN = 1e4  # figure 3's axis is logarithmic down to about this part of the largest sum
+SPAN = 1e4  # figure 3's axis is logarithmic from the smallest sum on, or from this part of the largest
 CLOSE = 0.95  # of the last accuracy of iid clients that share nothing
 
 
@@ -105,8 +105,8 @@ def products_picture(curves: Sequence[Curve], title: str) -> Figure:
     """Figure 3: sums of scalar products of the examples' gradients over rounds, a panel for each curve."""
     figure, grid = plots.panels(1, len(curves), (1 + 4.6 * len(curves), 4.6), sharey=True)
     kinds = ("same_class", "cross_class", "norm_sq")
-    largest = max(abs(value) for curve in curves for of in kinds for value in curve[of])
-    linear = 10.0 ** np.floor(np.log10(largest / SPAN))
+    sizes = [abs(value) for curve in curves for of in kinds for value in curve[of]]
+    linear = 10.0 ** np.floor(np.log10(max(min(sizes), max(sizes) / SPAN)))
     for axes, curve in zip(grid[0], curves, strict=True):
         for of, label, colour in zip(
             kinds,
