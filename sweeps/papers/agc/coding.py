@@ -117,7 +117,7 @@ def products_picture(curves: Sequence[Curve], title: str) -> Figure:
             _line_and_band(axes, curve, of, label, color=colour)
         axes.axhline(0, color="0.5", linewidth=0.6)
         axes.axhspan(-linear, linear, color="0.93", zorder=0)
-        axes.set_yscale("symlog", linthresh=linear)
+        axes.set_yscale("symlog", linthresh=linear, linscale=0.3)
         shared = f"c = {curve['c']:g}, d = {curve['d']}" if curve["c"] else "nothing shared"
         axes.set(title=f"{shared}, q = {curve['q']:g}", xlabel="round")
     grid[0, 0].set_ylabel("sum of scalar products")
