@@ -156,7 +156,7 @@ def over_federations(path: Path, of: Sequence[Cell], smoke: bool) -> None:
     for name in ("partition.alpha", "partition.n_clients"):
         inside = [cell for cell in of if name in cell.fields]
         found = [series.point(cell, name, "last_accuracy", cell.runs["algorithm"].iloc[0]) for cell in inside]
-        apart = [replace(p, x=columns.text(p.x)) for p in found if p]
+        apart = [replace(p, x=columns.text(p.x)) for p in sorted((p for p in found if p), key=lambda p: p.x)]
         panels += [series.Panel("", words(name), apart)] if inside else []
     if panels:
         seeds = max(len(cell.runs) for cell in of)
