@@ -8,7 +8,9 @@ from types import ModuleType
 import pytest
 
 from fedcommons.errors import UserError
+from fedcommons.runs.build import prepare
 from fedcommons.runs.checks import check
+from papers.fedssyn.private_report import columns
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +72,21 @@ def test_a_run_has_one_delta_which_may_be_another_one(private: ModuleType) -> No
     """dp.delta is of use also where clients do not train by DP-SGD, if their generators do."""
     found = private.entries(private.arguments(["--generator.delta", "1e-6", "--dp.delta", "1e-6"]))
     assert {e.cell.config.dp.delta for e in found} == {1e-6}
+
+
+def test_pictures_show_the_generators_that_saw_most_and_fewest_images_of_a_class(private: ModuleType) -> None:
+    """At alpha 0.1 some generator is asked for a class that it never saw, as labels follow noised counts."""
+    found = private.entries(private.arguments(["--algorithms", "fedavg", "--epsilons", "10"]))
+    needs = prepare(next(e.cell.config for e in found if e.pool == "epsilon 10" and e.last)).needs
+    shown = columns(needs)
+    for label in range(10):
+        asked = [i for i, need in enumerate(needs) if (need.labels[: need.n] == label).any()]
+        seen = [int((needs[i].examples.y == label).sum()) for i in asked]
+        mine = [(client, n) for of, client, n in shown if of == label]
+        assert [mine[0][1], mine[-1][1]] == [max(seen), min(seen)]
+        assert all(int((needs[client].examples.y == label).sum()) == n for client, n in mine)
+    never = {(client, label) for label, client, n in shown if n == 0}
+    assert (0, 0) in never  # of seed 0: the zeros of client 0, which look like other digits
 
 
 @pytest.mark.ray
