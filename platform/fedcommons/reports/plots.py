@@ -49,12 +49,6 @@ def save(figure: Figure, path: Path, dpi: int, smoke: bool = False) -> None:
     write_bytes(path, png(figure, dpi, smoke))
 
 
-def band(axes: Axes, x: Any, mean: Any, spread: Any, colour: str, label: str, style: str = "-") -> None:
-    """A line with a band of ``spread`` on each side."""
-    axes.plot(x, mean, style, color=colour, label=label)
-    axes.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.2, linewidth=0)
-
-
 def plain_ticks(axis: Axis) -> None:
     """Ticks of a logarithmic axis at 1, 2 and 5 times powers of ten, as plain numbers."""
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))

@@ -15,7 +15,7 @@ def write(file: Path, facts: Mapping[str, Any], what: str, result: Mapping[str, 
 
 
 def read(file: Path, facts: Mapping[str, Any], what: str) -> dict[str, Any] | None:
-    """The result in ``file``, None if there is none.
+    """The result in ``file``, None if there is none. A fact that is left out has its default.
 
     Raises:
         UserError: it was made from other facts, or the file is damaged.
@@ -31,9 +31,7 @@ def read(file: Path, facts: Mapping[str, Any], what: str) -> dict[str, Any] | No
         raise UserError(f"--resume: {file} is damaged: it has no facts or no {what}; remove it or name another --out.")
     plain = json.loads(json.dumps(facts))  # tuples as lists, as they stand in the file
     for name in (*plain, *other):
-        was, now = other.get(name), plain.get(name)
+        was, now = (shown(of[name]) if name in of else "its default" for of in (other, plain))
         if was != now:
-            raise UserError(
-                f"--resume: {file} is of {name} = {shown(was)}, and now it is {shown(now)}; name another --out."
-            )
+            raise UserError(f"--resume: {file} is of {name} = {was}, and now it is {now}; name another --out.")
     return result

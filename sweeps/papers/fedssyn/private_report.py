@@ -122,7 +122,9 @@ def figure(found: Sequence[Entry], out: Path, path: Path, title: str, smoke: boo
                     (alpha, algorithm, pool)]  # fmt: skip
             of = rounds[rounds["cell"].isin(mine) & (rounds["round"] > 0)]
             course = 100 * of.groupby("round")["test/accuracy"].agg(["mean", "std"])
-            plots.band(axes, course.index, course["mean"], course["std"].fillna(0), colours[pool], pool)
+            mean, spread = course["mean"], course["std"].fillna(0)
+            axes.plot(course.index, mean, color=colours[pool], label=pool)
+            axes.fill_between(course.index, mean - spread, mean + spread, color=colours[pool], alpha=0.2, linewidth=0)
         axes.set(xlabel="round (logarithmic)", ylabel="test accuracy, %", title=f"{algorithm}, alpha {alpha:g}",
                  xscale="log")  # fmt: skip
         plots.plain_ticks(axes.xaxis)
