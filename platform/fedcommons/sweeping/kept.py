@@ -31,7 +31,7 @@ def read(file: Path, facts: Mapping[str, Any], what: str) -> dict[str, Any] | No
         raise UserError(f"--resume: {file} is damaged: it has no facts or no {what}; remove it or name another --out.")
     plain = json.loads(json.dumps(facts))  # tuples as lists, as they stand in the file
     for name in (*plain, *other):
-        was, now = (shown(of[name]) if name in of else "its default" for of in (other, plain))
-        if was != now:
+        if (name in other, other.get(name)) != (name in plain, plain.get(name)):
+            was, now = (shown(of[name]) if name in of else "its default" for of in (other, plain))
             raise UserError(f"--resume: {file} is of {name} = {was}, and now it is {now}; name another --out.")
     return result
