@@ -92,7 +92,7 @@ def picture(path: Path, exchange: Exchange, dataset: str, smoke: bool) -> None:
         right.set_xticks([])
         for i in range(1, len(rows)):
             right.axhline(height * i - 0.5, color="w", linewidth=1)
-    right.set(title=f"decoded images that were received,\nthe first {SHOWN} of each class")
+    right.set(title=f"decoded, received: first {SHOWN} of each class")
     save(figure, path, 110, smoke)
 
 
