@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from fedcommons.config.presets import SMOKE
 from fedcommons.files import write_bytes
@@ -42,6 +44,13 @@ def png(figure: Figure, dpi: int, smoke: bool = False) -> bytes:
 def save(figure: Figure, path: Path, dpi: int, smoke: bool = False) -> None:
     """Write a PNG, whole or not at all."""
     write_bytes(path, png(figure, dpi, smoke))
+
+
+def plain_ticks(axis: Axis) -> None:
+    """Ticks of a logarithmic axis at 1, 2 and 5 times powers of ten, as plain numbers."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_locator(NullLocator())
 
 
 def partition_of(folder: Path) -> None:
