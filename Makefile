@@ -13,7 +13,7 @@ test: $(VENV)/.installed
 	$(RUN) -m pytest -n 2 --dist worksteal $(ARGS)
 
 test-ray: $(VENV)/.installed
-	$(RUN) -m pytest -m ray $(ARGS)
+	$(RUN) -m pytest -m ray -n 2 --dist loadfile $(ARGS)
 
 # Needs root, iproute2, openssh-server and rsync; skips with the reason where they lack.
 test-cluster: $(VENV)/.installed
@@ -34,6 +34,10 @@ BITS := $(addprefix tests/test_,identities.py contract.py every_algorithm.py res
   dp_vectorised.py other_draws.py private_ddpm.py planted_faults.py codes.py feddpms.py)
 test-cpus: $(VENV)/.installed
 	for cpu in $(CPUS); do echo "$$cpu" && env $$cpu $(RUN) -m pytest -n 2 --dist worksteal --quiet $(BITS) $(ARGS) || exit; done
+
+# The site, in docs/_build/html; warnings are errors, and nothing is fetched.
+docs: $(VENV)/.installed
+	$(RUN) -m sphinx -W --keep-going -q -b html docs docs/_build/html $(ARGS)
 
 # Result pages' numbers anew, by hand: ARGS="--minutes 60" says how long it may take (docs/results/regenerate.py).
 nightly: $(VENV)/.installed

@@ -17,7 +17,7 @@ PHONE, SCREEN = 390, 1280
 pytestmark = needed
 
 FOUND = {
-    "claims": "claims.html",
+    "claims Fedssyn MNIST": "claims.html",
     "what epsilon covers": "ideas/privacy.html",
     "add a partition": "ideas/partitions.html",
     "run cost before": "ideas/cost.html",
