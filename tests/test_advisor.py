@@ -164,7 +164,7 @@ def test_an_outcome_is_the_quotient_of_means_and_its_spread_that_of_each_seed(
     found = outcome(0.01, 0.5, runs, tmp_path)
     assert (found.rounds, found.ratio) == ("4.0 ± 1.0", pytest.approx(0.2))
     assert sorted(found.ratios) == pytest.approx([0.1, 0.2, 0.5])
-    assert outcome(0.01, 0.1, runs, tmp_path) == Outcome(">30 (1 of 2 seeds)", None, ())
+    assert outcome(0.01, 0.1, runs, tmp_path) == Outcome(">30 (missed by 1 of 2)", None, ())
 
 
 @pytest.fixture
