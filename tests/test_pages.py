@@ -40,6 +40,7 @@ def test_a_claim_has_a_verdict_an_effect_over_seeds_a_page_and_a_command(paper: 
     _, _, verdict, effect, _, page, command = row
     assert verdict in VERDICTS
     assert (effect == "-") == (verdict == "not tried")
+    assert not (verdict == "holds" and re.search(r"\b1 seed$", effect)), "one seed is no result"
     if verdict != "not tried":
         assert re.search(r"(\b\d+ seeds?|[\d,]+ (repetitions|draws|problems|combinations)|nothing is random)$", effect)
     link = re.fullmatch(r"\[page\]\((.+)\)", page)

@@ -130,7 +130,15 @@ def test_a_missed_target_is_said_and_has_no_interval() -> None:
     column = Column("rounds_to_target", "", digits=1)
     assert intervals.text_of_rounds([10.0, 12.0], 1, column) == "missed by 1 of 3, else 11.0"
     assert intervals.text_of_rounds([], 3, column) == "missed by 3 of 3"
-    assert intervals.text_of_rounds([10.0, 12.0], 0, column) == "11.0 (-1.7 to 23.7)"
+    assert intervals.text_of_rounds([10.0, 12.0], 0, column) == "11.0 (0.0 to 23.7)"
+
+
+def test_an_interval_is_cut_off_where_no_mean_can_lie() -> None:
+    accuracy, loss = Column("last_accuracy", "", 100, 1), Column("test/loss", "")
+    assert intervals.text([0.9, 1.0], accuracy) == "95.0 (31.5 to 100.0)"
+    assert intervals.text([1.0, 3.0], loss) == "2 (0 to 14.7)"
+    assert intervals.text([-1.0, 1.0], loss) == "0 (-12.7 to 12.7)"
+    assert intervals.interval([0.9, 1.0], accuracy.most / accuracy.scale)[1] == 1.0
 
 
 @pytest.mark.parametrize(

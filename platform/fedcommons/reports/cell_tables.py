@@ -50,7 +50,8 @@ SHOWN, LATEX = 1000, 500
 """The most lines that a page shows of a table, and that it has in LaTeX."""
 
 INTERVALS = (
-    "Numbers are means over the seeds of finished runs, in brackets the 95 % Student t interval of the mean. A seed "
+    "Numbers are means over the seeds of finished runs, in brackets the 95 % Student t interval of the mean, cut off "
+    "at 0 and 100 %. A seed "
     "that missed the target has no round: what is told then is the mean of the others, without an interval. A number "
     "without brackets is of one seed, or the same in all."
 )
@@ -128,12 +129,16 @@ def _first(cell: Cell, name: str) -> str:
 def _with_files(table: Table, finished: "Sequence[pd.DataFrame]") -> Table:
     """The table with its lines of CSV and LaTeX, by pandas: the head, then a line for each of its own, in order."""
     csv = intervals.frame(table, finished).to_csv(index=False, lineterminator="\n").splitlines()
-    every = [line for _, _, lines in table.groups for line in lines]
+    every = [(title, line) for _, title, lines in table.groups for line in lines]
     if len(every) > LATEX:
         return replace(table, csv=csv)
-    heads = [*table.heads, "seeds", *(column.head for column in table.columns)]
-    rows = [[*line.first, str(len(finished[line.cell])), *line.texts] for line in every]
-    latex, tail = intervals.latex([_latex(head) for head in heads], rows, len(table.heads))
+    many = len(table.groups) > 1  # then a line says of which group it is
+    first = [*(["group"] if many else []), *table.heads]
+    heads = [*first, "seeds", *(column.head for column in table.columns)]
+    rows = [
+        [*([title] if many else []), *line.first, str(len(finished[line.cell])), *line.texts] for title, line in every
+    ]
+    latex, tail = intervals.latex([_latex(head) for head in heads], rows, len(first))
     return replace(table, csv=csv, latex=latex, tail=tail)
 
 

@@ -194,6 +194,8 @@ def _run(folder: Path) -> Recorded:
         UserError: it is damaged, or of another version.
     """
     summary, found = read_run(folder)
+    if summary is None and found and (flaw := _flaw_of_end(folder, len(found) - 1)):
+        raise UserError(f"{folder} is damaged: {flaw}.")
     lines = _named(folder / "rounds.jsonl", found)
     if not lines:
         raise UserError(f"{folder} has no round yet.")
@@ -207,6 +209,19 @@ def _run(folder: Path) -> Recorded:
     return Recorded(
         folder, {n: tuple(v) if isinstance(v, list) else v for n, v in config.items()}, lines, summary or {}
     )
+
+
+def _flaw_of_end(folder: Path, rounds: int) -> str | None:
+    """Why a run that has ended cannot be read; None for one that has not. It may go on: then it has more rounds."""
+    if not (folder / "summary.json").exists():
+        return None
+    try:
+        summary = stored.json_of(folder / "summary.json")
+    except ValueError:
+        return "its summary.json cannot be read"
+    if not isinstance(summary, dict) or not isinstance(summary.get("rounds"), int):
+        return "its summary.json is no summary"
+    return "its rounds.jsonl has fewer rounds than its summary" if rounds < summary["rounds"] else None
 
 
 def _named(file: Path, lines: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import sqrt
+from math import inf, sqrt
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,11 @@ class Column:
     head: str
     scale: float = 1.0
     digits: int | None = None
+
+    @property
+    def most(self) -> float:
+        """The largest value that a run can have, as it is printed: shares are printed in percent."""
+        return 100.0 if self.scale == 100 else inf
 
 
 @dataclass(frozen=True)
@@ -64,10 +69,13 @@ def quantile(n: int) -> float:
     return float(t.ppf(0.975, n - 1))
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % Student t interval of the mean of at least two values."""
+def interval(values: Sequence[float], most: float = inf) -> tuple[float, float]:
+    """The 95 % Student t interval of the mean of at least two values, cut off where no mean can lie.
+
+    That is below 0, unless a value lies there, and above ``most``.
+    """
     half = quantile(len(values)) * stdev(values) / sqrt(len(values))
-    return fmean(values) - half, fmean(values) + half
+    return max(fmean(values) - half, -inf if min(values) < 0 else 0.0), min(fmean(values) + half, most)
 
 
 def number(value: float, digits: int | None) -> str:
@@ -87,7 +95,7 @@ def text(values: Sequence[float], column: Column) -> str:
     mean = number(fmean(scaled), column.digits)
     if len(scaled) == 1:
         return mean
-    low, high = (number(end, column.digits) for end in interval(scaled))
+    low, high = (number(end, column.digits) for end in interval(scaled, column.most))
     return mean if low == high else f"{mean} ({low} to {high})"
 
 
@@ -124,7 +132,7 @@ def frame(table: Table, finished: "Sequence[pd.DataFrame]") -> "pd.DataFrame":
             row["seeds"] = len(finished[line.cell])
             for column in table.columns:
                 values, missed = counted(finished[line.cell], column.name)
-                ends = interval(values) if len(values) > 1 and not missed else (None, None)
+                ends = interval(values, column.most / column.scale) if len(values) > 1 and not missed else (None, None)
                 row[column.name] = fmean(values) if values else None
                 row |= {f"{column.name}_low": ends[0], f"{column.name}_high": ends[1]}
                 if column.name == ROUNDS:

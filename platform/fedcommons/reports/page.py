@@ -17,7 +17,7 @@ from fedcommons.errors import UserError, shown
 from fedcommons.files import stored, write_text
 from fedcommons.reports import charts
 from fedcommons.reports.contents import contents
-from fedcommons.reports.frames import folder_path
+from fedcommons.reports.frames import folder_path, load_central
 from fedcommons.reports.gathered import gather
 
 MARK = "<!doctype html><!-- fedcommons report -->"
@@ -91,6 +91,9 @@ def page(folders: Sequence[Path], title: str | None, say: Callable[[str], None] 
     runs, told = gather(folders, tell)
     if runs.empty:
         raise UserError(f"none of the runs in {', '.join(map(str, folders))} can be read.")
+    for folder in folders:
+        if central := len(load_central(*sorted(folder.glob("central_*")))):
+            tell(f"left out: {central} central models in {folder}, which are no federations; its own tables have them.")
     context = contents(runs, told, tell)
     name = title or f"fedcommons report: {', '.join(folder.name or str(folder) for folder in folders)}"
     return _html({**context, "title": stored.clean(name), "notes": notes, "state": state})

@@ -27,7 +27,8 @@ function interval(values, column) {
   if (scaled.length === 1) return text;
   const sd = Math.sqrt(scaled.reduce((sum, value) => sum + (value - middle) ** 2, 0) / (scaled.length - 1));
   const half = D.quantiles[scaled.length - 2] * sd / Math.sqrt(scaled.length);
-  const [low, high] = [middle - half, middle + half].map(end => number(end, column.digits));
+  const [least, most] = [Math.min(...scaled) < 0 ? -Infinity : 0, column.scale === 100 ? 100 : Infinity];
+  const [low, high] = [Math.max(middle - half, least), Math.min(middle + half, most)].map(end => number(end, column.digits));
   return low === high ? text : `${text} (${low} to ${high})`;
 }
 
@@ -59,6 +60,11 @@ function retell(row) {
     if (cell.dataset.text === "-" || !cell.firstElementChild) continue;
     cell.firstElementChild.textContent = whole ? cell.dataset.text : textOf(some, cell.dataset.c);
     if (some.length) cell.firstElementChild.hash = `run-${some[0]}`;
+  }
+  const seeds = row.querySelector("td[data-seeds] a");
+  if (seeds) {
+    seeds.dataset.text ??= seeds.textContent;
+    seeds.textContent = whole ? seeds.dataset.text : `${some.length} of ${runs.length}`;
   }
 }
 
@@ -216,6 +222,8 @@ async function draw(chart) {
 const watcher = new IntersectionObserver(entries => {
   for (const entry of entries) if (entry.isIntersecting && !turns.has(entry.target)) draw(entry.target);
 }, { rootMargin: "300px" });
+
+addEventListener("beforeprint", () => { for (const chart of all(".chart")) if (!turns.has(chart)) draw(chart); });
 
 function theme(name) {
   document.documentElement.dataset.theme = name;
