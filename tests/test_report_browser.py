@@ -133,7 +133,10 @@ def test_filters_filter_tables_runs_and_curves(chromium: Browser, url: str, fold
         two = [100 * summary(folder / f"fedprox-0.1-{seed}")["last_accuracy"] for seed in (0, 2)]
         half = 12.706204736 * abs(two[0] - two[1]) / 2  # Student's t with one degree of freedom
         mean = fmean(two)
-        assert texts(page, "results", "last accuracy") == [f"{mean:.1f} ({mean - half:.1f} to {mean + half:.1f})"]
+        assert texts(page, "results", "last accuracy") == [
+            f"{mean:.1f} ({max(mean - half, 0):.1f} to {min(mean + half, 100):.1f})"
+        ]
+        assert texts(page, "results", "seeds") == ["2 of 3"]
         assert page.locator("#results .seeds").is_visible()
         page.get_by_role("button", name="show all").click()
         expect(page.locator("#filters output")).to_have_text("12 of 12 runs")
