@@ -5,7 +5,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALL := $(VENV)/bin/pip install --quiet --disable-pip-version-check
 
-.PHONY: table1 test test-ray test-cpus test-cluster cluster-check lint lock
+.PHONY: table1 test test-ray test-cpus test-cluster test-browser docs nightly cluster-check lint lock
 table1: $(VENV)/.installed
 	$(RUN) sweeps/table1.py --resume $(ARGS)
 
@@ -13,11 +13,15 @@ test: $(VENV)/.installed
 	$(RUN) -m pytest -n 2 --dist worksteal $(ARGS)
 
 test-ray: $(VENV)/.installed
-	$(RUN) -m pytest -m ray $(ARGS)
+	$(RUN) -m pytest -m ray -n 2 --dist loadfile $(ARGS)
 
 # Needs root, iproute2, openssh-server and rsync; skips with the reason where they lack.
 test-cluster: $(VENV)/.installed
 	$(RUN) -m pytest -m cluster $(ARGS)
+
+# Needs chromium (Debian's package); skips with the reason where it lacks.
+test-browser: $(VENV)/.installed
+	$(RUN) -m pytest -m browser $(ARGS)
 
 # FILES: filled in files; without them those of the repository, with their placeholders.
 cluster-check: $(VENV)/.installed
@@ -30,6 +34,14 @@ BITS := $(addprefix tests/test_,identities.py contract.py every_algorithm.py res
   dp_vectorised.py other_draws.py private_ddpm.py planted_faults.py codes.py feddpms.py)
 test-cpus: $(VENV)/.installed
 	for cpu in $(CPUS); do echo "$$cpu" && env $$cpu $(RUN) -m pytest -n 2 --dist worksteal --quiet $(BITS) $(ARGS) || exit; done
+
+# The site, in docs/_build/html; warnings are errors, and nothing is fetched.
+docs: $(VENV)/.installed
+	$(RUN) -m sphinx -W --keep-going -q -b html docs docs/_build/html $(ARGS)
+
+# Result pages' numbers anew, by hand: ARGS="--minutes 60" says how long it may take (docs/results/regenerate.py).
+nightly: $(VENV)/.installed
+	$(RUN) docs/results/regenerate.py $(ARGS)
 
 lint: $(VENV)/.installed
 	$(RUN) -m ruff format --check .

@@ -1,4 +1,4 @@
-"""The cost of measuring zeta^2, sigma^2 and L: in time, counted in plain passes over the same data, and in memory.
+"""The cost of measuring zeta^2, sigma^2 and L: processor seconds, counted in plain passes over the data, and memory.
 
 python benchmarks/estimators.py [vgg11 cnn] [--json] [--repeats 5] [--steps 100]
 
@@ -85,9 +85,10 @@ def measured(executor: Serial) -> None:
 
 
 def seconds_of(act: Callable[[], object]) -> float:
-    start = time.perf_counter()
+    """Processor seconds, so that other work on the machine counts little."""
+    start = time.process_time()
     act()
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def in_turns(*acts: Callable[[], object], repeats: int) -> list[float]:

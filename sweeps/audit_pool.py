@@ -2,6 +2,7 @@
 
 python sweeps/audit_pool.py                    # digits, some minutes on a laptop
 python sweeps/audit_pool.py --preset smoke     # the same code with smaller numbers
+python sweeps/audit_pool.py --seeds 0,1,2      # three federations: table and ROC with their range
 python sweeps/audit_pool.py --generator private_ddpm --generator.target_epsilon 10
 """
 
@@ -12,8 +13,9 @@ from pathlib import Path
 from typing import Annotated
 
 from fedcommons.config import cli, parts, presets
-from fedcommons.config.flat import generates
+from fedcommons.config.flat import choose, generates
 from fedcommons.errors import UserError
+from fedcommons.sweeping import sweep
 from fedcommons.sweeping.display import Display
 from papers.fedssyn import authors
 
@@ -27,6 +29,7 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     few = preset == "smoke"
     for name, kind, default, text in (
         ("preset", str, "small", ", ".join(presets.PRESETS)),
+        ("seeds", str, "", "seeds, separated by commas (default: seed)"),
         (
             "attacked",
             Annotated[int | None, "[0, 1e9]"],
@@ -43,9 +46,18 @@ def arguments(argv: Sequence[str]) -> cli.Options:
         ("out", str, f"runs/audit-{preset}-{parts.label(dataset)}", "folder of the results"),
     ):
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
+    parser.add_argument("--resume", action="store_true", help="keep the audits that are already in that folder")
     parser.add_argument("--dry-run", action="store_true", help="say what would be trained, and stop")
     options = cli.parse(parser, argv)
-    options.config = authors.settled(options.preset, cli.experiment(options), options.asked)
+    if options.seeds:
+        cli.refuse_fields(options, {"seed": "seeds"})
+    field = options.fields["seed"]
+    seeds = cli.split("--seeds", options.seeds, int, field.allowed) if options.seeds else (options.seed,)
+    sweep.require_few(len(seeds))
+    flat = cli.flat(options)
+    each = (choose({**flat, "seed": seed}, options.fields) for seed in seeds)
+    options.configs = [authors.settled(options.preset, config, options.asked) for config in each]
+    options.config = options.configs[0]
     if not generates(options.config.sharing.setting):
         raise UserError(f"sharing.setting {options.config.sharing.setting} makes no images, so nothing can be audited.")
     return options
@@ -56,10 +68,11 @@ def audit_pool(argv: Sequence[str]) -> int:
     with Display() as display:
         display.say("Loading torch and the data ...")
         from fedcommons.sweeping import folders
-        from papers.fedssyn.attacks import work
+        from papers.fedssyn.attacks import checked, price, work
 
         if options.dry_run:
-            work(options, display.say)
+            for config in options.configs:
+                price(*checked(config, options.attacked), options, display.say)
             return 0
         with folders.open_folder(Path(options.out)):
             work(options, display.say, partial(display.step, ends=False))

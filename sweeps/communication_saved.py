@@ -15,7 +15,8 @@ from fedcommons.sweeping import folders
 from papers.fedssyn import saved
 
 
-def communication_saved(argv: Sequence[str]) -> int:
+def arguments(argv: Sequence[str]) -> cli.Options:
+    """The options; ``from`` is given."""
     parser = cli.Parser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
         "--from", type=str | None, help="a CSV of rounds, or a folder with runs, such as a Table 1 sweep"
@@ -25,6 +26,11 @@ def communication_saved(argv: Sequence[str]) -> int:
     options = cli.parse(parser, argv)
     if options["from"] is None:
         raise UserError("--from is missing: name a CSV of rounds or a folder with runs.")
+    return options
+
+
+def communication_saved(argv: Sequence[str]) -> int:
+    options = arguments(argv)
     source = Path(options["from"])
     lines = saved.from_sweep(source) if source.is_dir() else saved.from_rounds(source)
     if not lines:

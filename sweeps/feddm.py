@@ -123,7 +123,7 @@ def entries(options: cli.Options) -> list[Entry]:
     for sigma, algorithm in product([0.0, *levels] if levels else [], cli.split("--noisy", options.noisy)):
         private: dict[str, Any] = {"dp.local": sigma > 0, "dp.noise_multiplier": sigma or 1.0}
         fields = {"feddm.sigma": sigma} if algorithm == "feddm" else private
-        add("noise level", f"{algorithm}, sigma {sigma:g}", alpha, algorithm=algorithm, **fields)
+        add("noise level", f"{algorithm}, noise level {sigma:g}", alpha, algorithm=algorithm, **fields)
     if levels:  # its images are shown: they are those of the first round of a longer run
         add("round", "feddm, round 1", alpha, algorithm="feddm", **{"federation.rounds": 1})
     return found

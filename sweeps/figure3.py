@@ -107,7 +107,7 @@ def report(cells: Sequence[sweep.Trial], options: cli.Options, out: Path, displa
     """Write table, picture and summary from the folders, and show the table."""
     import pandas as pd
 
-    from papers.fedssyn.figures import accuracy_bars, accuracy_table, panels
+    from papers.fedssyn.figures import accuracy_dots, accuracy_table, panels
 
     runs, lines = grids.finished(cells, out, display.say), central_lines(cells, options)
     central = load_central(*(out / line.name for line in sorted(lines, key=lambda line: line.source)))
@@ -120,7 +120,8 @@ def report(cells: Sequence[sweep.Trial], options: cli.Options, out: Path, displa
     markdown = grids.stamped(accuracy_table(found, notes), options)
     write_text(out / "figure3.md", markdown)
     write_text(out / "figure3.csv", tables.to_csv([*own, *of_central]))
-    accuracy_bars(out / "figure3.png", panels(found), grids.is_smoke(options))
+    title = f"Test accuracy after round {cells[0].config.federation.rounds}, seeds {options.seeds}"
+    accuracy_dots(out / "figure3.png", panels(found), title, grids.is_smoke(options))
     display.say("\n" + markdown)
 
 

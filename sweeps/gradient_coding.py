@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 from fedcommons.config import cli
 from fedcommons.config.reading import number
 from fedcommons.errors import UserError, unknown
-from fedcommons.files import write_json
-from fedcommons.sweeping import folders
+from fedcommons.sweeping import folders, kept
 from fedcommons.sweeping.display import Display
 from papers.agc.presets import PRESETS
 
@@ -93,7 +92,7 @@ def settings(options: cli.Options) -> "dict[str, Setting]":
 def gradient_coding(argv: Sequence[str]) -> int:
     options = arguments(argv)
     print("Loading torch and the data ...", flush=True)
-    from papers.agc.curves import finished, load_problem, play_all, summed_up
+    from papers.agc.curves import load_problem, play_all, summed_up
     from papers.agc.gradient_coding import check
     from papers.agc.report import write_all
 
@@ -110,11 +109,11 @@ def gradient_coding(argv: Sequence[str]) -> int:
             raise UserError(f"--out: {out} holds curves already; add --resume to keep them or name another folder.")
         of_all = {name: options[name] for name in ("preset", "dataset", "repetitions", "seed")}
         facts = {name: {**of_all, **asdict(setting)} for name, setting in wanted.items()}
-        curves = {name: curve for name in wanted if (curve := finished(files[name], facts[name]))}
+        curves = {name: curve for name in wanted if (curve := kept.read(files[name], facts[name], "curve"))}
         left = {name: setting for name, setting in wanted.items() if name not in curves}
         for number, (name, played) in enumerate(play_all(problem, left, options), 1):
             curves[name] = summed_up(left[name], played)
-            write_json(files[name], {"facts": facts[name], "curve": curves[name]})
+            kept.write(files[name], facts[name], "curve", curves[name])
             display.step("curves", number, len(left), name)
         write_all([{**curves[name], "lr": wanted[name].lr} for name in wanted], problem, options, display)
     return 0

@@ -57,7 +57,7 @@ def _levels(options: cli.Options) -> dict[str, dict[str, Any]]:
     for e in epsilons:
         found[f"epsilon {e:g}"] = {"generator.target_epsilon": e, "generator.target_epochs": last}
     for s in sigmas:
-        found[f"sigma {s:g}"] = {"generator.noise_multiplier": s}
+        found[f"noise multiplier {s:g}"] = {"generator.noise_multiplier": s}
     return found
 
 

@@ -25,12 +25,8 @@ from fedcommons.tracking.run_folder import is_run, read_rounds
 from papers.fedssyn import authors
 
 
-def run(argv: Sequence[str]) -> int:
-    given = cli.named(argv)
-    if "replay" in given:
-        return play_again(argv)
-    if "round" in given:
-        raise UserError("--round goes with --replay RUN_DIR and --client I.")
+def arguments(argv: Sequence[str]) -> cli.Options:
+    """Options on top of every field of the experiment."""
     chosen = ("preset", "small"), ("data.name", "digits"), ("generator.name", "ddpm")
     defaults = presets.preset(*(cli.early(argv, *one) for one in chosen))
     again = "With --replay RUN_DIR --round R --client I (and no other option) run that client of a run again."
@@ -42,7 +38,16 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the summary as JSON, and nothing else to stdout")
     parser.add_argument("--export", default=None, type=str | None, help="onnx: write the model to model.onnx too")
     cli.add_screen(parser)
-    options = cli.parse(parser, argv)
+    return cli.parse(parser, argv)
+
+
+def run(argv: Sequence[str]) -> int:
+    given = cli.named(argv)
+    if "replay" in given:
+        return play_again(argv)
+    if "round" in given:
+        raise UserError("--round goes with --replay RUN_DIR and --client I.")
+    options = arguments(argv)
     config = authors.settled(options.preset, cli.experiment(options), options.asked)
     if options.export is not None:
         exports.require(options.export)

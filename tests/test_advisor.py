@@ -8,7 +8,9 @@ from dataclasses import replace
 from math import sqrt
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import pandas as pd
 import pytest
 
 from fedcommons.artifacts import Store
@@ -22,8 +24,9 @@ from fedcommons.errors import UserError
 from fedcommons.federation.participation import participants
 from fedcommons.runs import build, experiment
 from fedcommons.runs.probe import probe
+from fedcommons.sweeping import grids
 from papers.fedssyn.advice import Advice, advice_panels, advice_table
-from papers.fedssyn.advice_report import local_work
+from papers.fedssyn.advice_report import Outcome, local_work, outcome
 
 ROOT = Path(__file__).parent.parent
 
@@ -126,9 +129,10 @@ def test_without_a_gradient_nothing_is_predicted() -> None:
 
 def _lines(relative: Sequence[float]) -> list[dict]:
     return [
-        {"p": p, "relative": r, "low": r / 2, "high": r, "images": 100 * p, "mb": p, "rounds": "5", "outcome": 0.4}
+        {"p": p, "relative": r, "low": r / 2, "high": r, "images": 100 * p, "mb": p, "rounds": "5", "outcome": 0.4,
+         "outcome_least": 0.3, "outcome_most": 0.45}
         for p, r in zip((0.1, 0.5, 0.9), relative, strict=True)
-    ]
+    ]  # fmt: skip
 
 
 def test_the_advice_is_the_smallest_share_that_is_enough(tmp_path: Path) -> None:
@@ -139,10 +143,28 @@ def test_the_advice_is_the_smallest_share_that_is_enough(tmp_path: Path) -> None
     assert "outcome" not in advice_table([some], 2)
     tried = advice_table([Advice(0.1, "the pool", _lines([0.9, 0.5, 0.1]), "12")], 2)
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in tried.splitlines() if line.startswith("|")]
-    assert [row[-3:] for row in rows[2:]] == [["5", "0.40", "no"], ["5", "0.40", "yes"], ["5", "0.40", "no"]]
+    assert [row[-3:] for row in rows[2:]] == [["5", "0.40 [0.30, 0.45]", said] for said in ("no", "yes", "no")]
     assert rows[3][:6] == ["0.5", "0.50", "0.25 to 0.50", "2.0x", "50", "0.50"]
     advice_panels(tmp_path / "a.png", [some, some], "digits", smoke=False)
     assert (tmp_path / "a.png").stat().st_size > 5000
+
+
+def test_an_outcome_is_the_quotient_of_means_and_its_spread_that_of_each_seed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Seeds are paired by their number, in whatever order they ended; one that missed the target leaves no quotient."""
+
+    def frame(**reached: int | None) -> pd.DataFrame:
+        of = {"seed": [int(name[1:]) for name in reached], "rounds_to_target": list(reached.values())}
+        return pd.DataFrame({**of, "rounds": 30, "last_accuracy": 0.9})
+
+    sides = {0.0: frame(s0=20, s1=10, s2=30), 0.5: frame(s2=3, s0=4, s1=5), 0.1: frame(s0=4, s1=None)}
+    monkeypatch.setattr(grids, "finished", lambda p, out: sides[p])
+    runs: Any = {(0.01, p): p for p in sides}
+    found = outcome(0.01, 0.5, runs, tmp_path)
+    assert (found.rounds, found.ratio) == ("4.0 ± 1.0", pytest.approx(0.2))
+    assert sorted(found.ratios) == pytest.approx([0.1, 0.2, 0.5])
+    assert outcome(0.01, 0.1, runs, tmp_path) == Outcome(">30 (missed by 1 of 2)", None, ())
 
 
 @pytest.fixture
@@ -234,5 +256,5 @@ def test_the_advisor_predicts_and_checks(tmp_path: Path) -> None:
     assert [r["p"] for r in records] == [0.2, 0.5]
     rounds = {s["p"]: s["rounds_to_target"] for s in (json.loads(p.read_text()) for p in out.glob("*/summary.json"))}
     assert records[0]["outcome"] is None
-    assert records[1]["outcome"] == rounds[0.5] / rounds[0.0]
+    assert records[1]["outcome"] == records[1]["outcome_least"] == rounds[0.5] / rounds[0.0]
     assert {"advise.md", "advise.csv", "advise.png"} <= {p.name for p in out.iterdir()}

@@ -1,15 +1,19 @@
 """The sweep that audits a pool, with a generator of one's own that copies."""
 
+import csv
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 from fedcommons.audits.lower_bound import lower_bound
 from fedcommons.errors import UserError
-from papers.fedssyn.audits import words
+from papers.fedssyn import attacks
+from papers.fedssyn.audits import GRID, words
 
 PARROT = '''
 from dataclasses import dataclass
@@ -54,7 +58,7 @@ def test_a_pool_of_copies_is_told_to_be_one(
     assert not (here / "out").exists()
     assert "4 generators to train, then 4 shadows and 2 with canaries" in capsys.readouterr().out
     assert sweep.audit_pool(argv) == 0
-    record = json.loads((here / "out" / "audit_pool.json").read_text())
+    record = json.loads((here / "out" / "seed_0.json").read_text())["audit"]
     for space in ("pixels", "features"):
         found = record["spaces"][space]["all"]
         assert found["memorised"]
@@ -72,18 +76,50 @@ def test_a_pool_of_copies_is_told_to_be_one(
     table = (here / "out" / "audit_pool.md").read_text()
     assert table.startswith("**SMOKE")
     assert "**memorised**" in table
-    assert "pixels: finds" in table
     assert f"trained on {record['validation']} validation images" in table
-    assert "untrained, as there are no validation images" in words({**record, "validation": 0}, 4)
-    assert "reported: none, as nothing protects it" in table
-    assert f"were all right, {e['ceiling']:.3g})" in " ".join(table.split())
+    assert "untrained, as there are no validation images" in words({0: {**record, "validation": 0}}, 4)
+    assert re.search(r"epsilon reported +\| none ", table)
+    assert f"| {e['at_least']:.3g} ({e['ceiling']:.3g}) " in table
     for name in ("roc", "pairs"):
         assert (here / "out" / f"audit_pool_{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_seeds_are_audited_once_and_their_mean_and_range_stand_beside_them(
+    here: Path, sweeps: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A seed of three is the audit that it is alone; a second call only reports, and one of other facts is refused."""
+    argv = ["--preset", "smoke", "--generator", "mine.py:Parrot", "--shadows", "2", "--canaries", "8"]
+    sweep = sweeps("audit_pool")
+    assert sweep.audit_pool([*argv, "--seed", "1", "--out", "one"]) == 0
+    assert sweep.audit_pool([*argv, "--seeds", "0,1", "--out", "two"]) == 0
+    one, two = here / "one", here / "two"
+    assert (one / "seed_1.json").read_bytes() == (two / "seed_1.json").read_bytes()
+    records = [json.loads((two / f"seed_{seed}.json").read_text())["audit"] for seed in (0, 1)]
+    areas = [record["attacks"]["pool"]["auc"] for record in records]
+    (line,) = (line for line in (two / "audit_pool.md").read_text().splitlines() if "pool: AUC" in line)
+    assert line.split("|")[-2].strip() == f"{sum(areas) / 2:.3f} [{min(areas):.3f}, {max(areas):.3f}]"
+    for record in records:
+        curve = record["attacks"]["pool"]["roc"]
+        assert (len(curve), curve[-1]) == (len(GRID), 1)
+        assert curve == sorted(curve)
+        assert float(np.trapezoid(curve, GRID)) == pytest.approx(record["attacks"]["pool"]["auc"], abs=0.02)
+    with (two / "audit_pool.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["images"] for row in rows if row["group"] == "all"] == ["200"] * 4  # two seeds, two spaces
+    with pytest.raises(UserError, match="holds audits already; add --resume"):
+        sweep.audit_pool([*argv, "--seeds", "0,1", "--out", "two"])
+    monkeypatch.setattr(attacks, "audited", None)
+    before = {path.name: path.read_bytes() for path in two.iterdir() if not path.name.startswith(".")}
+    assert sweep.audit_pool([*argv, "--seeds", "0,1", "--out", "two", "--resume"]) == 0
+    assert before == {path.name: path.read_bytes() for path in two.iterdir() if not path.name.startswith(".")}
+    with pytest.raises(UserError, match=r"seed_0\.json is of shadows = 2, and now it is 3; name another --out"):
+        sweep.audit_pool([*argv[:-3], "3", *argv[-2:], "--seeds", "0,1", "--out", "two", "--resume"])
 
 
 @pytest.mark.parametrize(
     ("more", "said"),
     [
+        (["--seeds", "0,1", "--seed", "2"], "seed is set by the sweep's own option: use --seeds instead of 2"),
         (["--setting", "real"], "sharing.setting real makes no images"),
         (["--shadows", "1"], r"--shadows must lie in \[2, 10000\], got 1"),
         (["--canaries", "3"], r"--canaries must lie in \[4, 1e9\], got 3"),

@@ -133,6 +133,13 @@ def test_a_bad_request_is_refused_in_one_sentence(argv: list[str], parts: list[s
     assert [part for part in parts if part not in message] == [], message
 
 
+def test_a_private_pool_takes_secret_noise_where_local_steps_have_none() -> None:
+    """Its generators draw noise of their own, so the option changes something."""
+    pool = [*SYNTHETIC, "--generator", "private_ddpm", "--dp.noise", "secret"]
+    options = cli.parse(cli.parser("", pool, presets.preset("smoke", "digits")), pool)
+    assert (options.dp.noise, options.dp.local) == ("secret", False)
+
+
 IGNORED: dict[str, Any] = {
     "client.lr_schedule": "cosine", "client.warmup": 2, "client.momentum": 0.9, "client.weight_decay": 0.1,
     "client.clip_norm": 1.0, "client.accumulate": 2, "client.precision": "bf16",

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 from types import ModuleType
 from typing import Any
 
@@ -75,29 +76,34 @@ def test_a_curve_is_the_mean_and_range_over_seeds_in_the_rounds_that_all_have() 
     assert found.course("accuracy")[3] == pytest.approx((0.53, 0.53, 0.53))
 
 
-def test_the_tables_show_four_rounds_and_each_parameter_beside_its_value_of_lemma_1() -> None:
+def test_the_table_shows_some_rounds_of_what_was_measured() -> None:
     curves = [curve("p = 0", [run(0)]), curve("p = 0.5", [run(0.5)])]
     text = courses.section("Figure", curves)
     assert text.startswith("## Figure\n\n|")
-    zeta = table_of(text, "zeta_mix_sq")
-    assert [(line["curve"], line["round"]) for line in zeta] == [
+    lines = table_of(text, "delta_sq")
+    assert [(line["curve"], line["round"]) for line in lines] == [
         (label, r) for label in ("p = 0", "p = 0.5") for r in ("0", "5", "10")
     ]
-    assert zeta[1] == {
-        "curve": "p = 0", "round": "5", "accuracy": "0.550", "zeta_sq": "48", "zeta_hat_sq": "15", "zeta_mix_sq": "",
-        "zeta_lemma1_sq": "", "zeta_hat_sq / Lemma 1": "",
+    assert lines[1] == {
+        "curve": "p = 0", "round": "5", "accuracy": "0.550", "zeta_hat_sq": "15", "zeta_hat_sq / Lemma 1": "",
+        "sigma_hat_sq": lines[4]["sigma_hat_sq"], "sigma_hat_sq / Lemma 1": "", "sigma_pool_sq": "", "delta_sq": "",
     }  # fmt: skip
-    assert zeta[3] == {
-        "curve": "p = 0.5", "round": "0", "accuracy": "0.500", "zeta_sq": "8", "zeta_hat_sq": "2.5",
-        "zeta_mix_sq": "2.1", "zeta_lemma1_sq": "2", "zeta_hat_sq / Lemma 1": "1.250",
+    assert lines[5] == {
+        "curve": "p = 0.5", "round": "10", "accuracy": "0.600", "zeta_hat_sq": "27.5", "zeta_hat_sq / Lemma 1": "1.250",
+        "sigma_hat_sq": "209", "sigma_hat_sq / Lemma 1": "0.950", "sigma_pool_sq": "176", "delta_sq": "44",
     }  # fmt: skip
-    (sigma,) = [line for line in table_of(text, "sigma_mix_sq") if (line["curve"], line["round"]) == ("p = 0.5", "10")]
-    assert sigma == {
-        "curve": "p = 0.5", "round": "10", "sigma_sq": "440", "sigma_hat_sq": "209", "sigma_mix_sq": "231",
-        "sigma_lemma1_sq": "220", "sigma_hat_sq / Lemma 1": "0.950", "sigma_avg_sq": "528", "sigma_pool_sq": "176",
-        "delta_sq": "44",
-    }  # fmt: skip
-    assert "L_max" not in text
+
+
+def test_every_number_of_the_table_is_mean_least_and_most_of_the_csv() -> None:
+    one = curve("p = 0.5", [run(0.5, 0), run(0.5, 1, zeta_hat_sq=4.0, delta_sq=3.0)])
+    written = list(csv.DictReader(tables.to_csv(courses.rows([one])).splitlines()))
+    for line in table_of(courses.section("", [one]), "delta_sq"):
+        of_round = [row for row in written if row["round"] == line["round"]]
+        for name in ("zeta_hat_sq", courses.ZETA, "sigma_hat_sq", "delta_sq"):
+            values = [float(row[name]) for row in of_round]
+            shown = [float(number) for number in re.findall(r"[\d.]+", line[name])]
+            expected = [fmean(values), min(values), max(values)] if min(values) < max(values) else values[:1]
+            assert shown == pytest.approx(expected, rel=5e-3), name
 
 
 @pytest.mark.parametrize(
@@ -114,10 +120,10 @@ def test_the_terms_of_lemma_1_are_shares_that_sum_to_it_only_where_there_is_a_po
     # 0.25 * 40 + 0.75 * 16 + 0.1875 * (8 + 4) = 10 + 12 + 2.25, in one round
     exact = 24.25
     curves = [curve("p = 0", [run(0)]), curve("p", [run(0.75, sigma_lemma1_sq=exact)])]
-    lines = table_of(courses.section("", curves), "p sigma_pool_sq, %")
-    assert [line["curve"] for line in lines] == ["p"] * 3
-    shares = [float(share) for name, share in lines[0].items() if name.endswith("%")]
-    assert shares == pytest.approx([1000 / exact, 1200 / exact, 150 / exact, 75 / exact], abs=0.06)
+    without, *_, first, _, _ = courses.rows(curves)
+    assert {without[name] for name in courses.TERMS.values()} == {None}
+    shares = [float(first[name]) for name in courses.TERMS.values()]
+    assert shares == pytest.approx([1000 / exact, 1200 / exact, 150 / exact, 75 / exact], rel=1e-5)
     assert [sum(one[r][0] for one in map(curves[1].course, courses.TERMS.values())) for r in (0, 5)] == pytest.approx(
         [100, 100]
     )
@@ -138,13 +144,11 @@ def test_how_runs_ended_and_how_often_lemma_1_was_exceeded() -> None:
     assert ends[4:] == ["0.750 [0.500, 1.250]", "2 of 6", "0.950", "0 of 6"]
 
 
-def test_smoothness_has_its_table_and_its_bound_where_it_was_measured() -> None:
+def test_smoothness_has_its_columns_where_it_was_measured() -> None:
     one = curve("p = 0.5", [run(0.5, L_max=4.0, L_p=3.0, L_pool=2.0, L_lemma1=3.0)])
-    lines = table_of(courses.section("", [curve("p = 0", [run(0, L_max=4.0, L_p=4.0)]), one]), "L_pool")
-    assert lines[0] == {
-        "curve": "p = 0", "round": "0", "L_max": "4", "L_p": "4", "L_pool": "", "L_lemma1": "", "L_p / Lemma 1": "",
-    }  # fmt: skip
-    assert list(lines[3].values()) == ["p = 0.5", "0", "4", "3", "2", "3", "1.000"]
+    lines = table_of(courses.section("", [curve("p = 0", [run(0, L_max=4.0, L_p=4.0)]), one]), "L_p")
+    assert [(line["L_p"], line["L_p / Lemma 1"]) for line in (lines[0], lines[3])] == [("4", ""), ("3", "1.000")]
+    assert "L_p" not in courses.section("", [curve("p = 0.5", [run(0.5)])])
 
 
 def test_the_csv_has_a_line_for_every_measured_round_of_every_run() -> None:
@@ -155,7 +159,7 @@ def test_the_csv_has_a_line_for_every_measured_round_of_every_run() -> None:
         for label, seed in (("p = 0", "0"), ("p = 0.5", "0"), ("p = 0.5", "1"))
         for r in ("0", "5", "10")
     ]
-    assert {*NAMES, *courses.QUOTIENTS} < lines[0].keys()
+    assert {*NAMES, *courses.QUOTIENTS, *courses.TERMS.values()} < lines[0].keys()
     assert (lines[0]["zeta_mix_sq"], lines[0]["zeta_sq"], lines[0]["accuracy"]) == ("", "8", "0.5")
     assert (lines[7]["delta_sq"], lines[7]["accuracy"], lines[7]["p"]) == ("24", "0.75", "0.5")
 
@@ -183,8 +187,9 @@ def test_the_picture_over_rounds_has_own_models_above_and_one_model_below() -> N
     assert [axes.get_lines()[0].get_linestyle() for axes in found[:3]] == ["--"] * 3
     assert drawn(found[0])[0][:2] == ("IID", list(range(11)))  # accuracy was found in every round
     assert drawn(found[1])[3] == ("p = 0.5", [0, 5, 10], [2.5, 15.0, 27.5])
-    assert [len(axes.collections) for axes in found] == [0, 1, 0, 0, 0, 1]  # the range over the seeds of p = 0.06
-    assert all("p = 0.06, one model" in axes.get_title() for axes in found[3:])
+    assert [len(axes.collections) for axes in found] == [0, 1, 0, 1, 0, 1]  # the range over the seeds of p = 0.06
+    assert all("at the models of p = 0.06" in axes.get_title() for axes in found[3:])
+    assert [axes.get_title()[:3] for axes in found] == [f"({letter})" for letter in "abcdef"]
     assert drawn(found[3])[0][0] == "Lemma 1"
     assert drawn(found[5]) == [(r"$\hat\zeta^2$", [0, 5, 10], [1.375] * 3), (r"$\hat\sigma^2$", [0, 5, 10], [0.95] * 3)]
 

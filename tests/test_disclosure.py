@@ -4,6 +4,7 @@ import csv
 import json
 import shutil
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,9 +15,11 @@ import fedcommons
 from fedcommons.config import presets
 from fedcommons.core.accountants import composed
 from fedcommons.errors import UserError
+from fedcommons.reports import epsilon
 from fedcommons.reports.cells import cells
 from fedcommons.reports.disclosure import epsilon_place
 from fedcommons.reports.frames import load_runs
+from fedcommons.reports.series import Panel, Point
 from fedcommons.sweeping.display import Display
 
 QUICK = {"federation.rounds": 2, "client.epochs": 1, "measure.every": 0, "tracking.wandb": "off"}
@@ -88,8 +91,21 @@ def test_where_an_epsilon_covers_what_was_shared_accuracy_stands_against_it_too(
     assert {row[-2].strip() for row in rows} == {"-", "none", *(f"{e:.3g} if secret" for e in expected)}
     assert (out / "disclosure_epsilon.png").read_bytes().startswith(b"\x89PNG")
     found = cells(load_runs(tmp_path / "runs"))
-    places = [name for _, name in sorted(epsilon_place(cell) for cell in found)]
-    assert places == ["nothing", *(f"{e:.3g} if secret" for e in reversed(expected)), "none"]
+    assert sorted(map(epsilon_place, found)) == pytest.approx([0.0, *reversed(expected), inf])
+
+
+def test_epsilons_stand_on_a_true_axis_and_all_else_beside_it() -> None:
+    """Nothing shared and no guarantee lie off the axis, on their own sides, and are called so."""
+    points = [Point(x, 0.5, 0.1, "fedavg", False) for x in (0.0, 10.0, 100.0, 1000.0, inf)]
+    axes = epsilon.figure([Panel("digits", "epsilon", points)], "digits").axes[0]
+    (line, *_) = axes.containers[0]
+    nothing, *three, bare = line.get_xdata()
+    assert three[1] - three[0] == pytest.approx(three[2] - three[1])
+    names = {label.get_text(): x for label, x in zip(axes.get_xticklabels(), axes.get_xticks(), strict=True)}
+    assert (names["10"], names["1000"]) == pytest.approx((three[0], three[2]))
+    assert (names["nothing\nshared"], names["no\nguarantee"]) == pytest.approx((nothing, bare))
+    assert nothing < three[0] - 0.2
+    assert bare > three[2] + 0.2
 
 
 def test_points_of_any_folders(runs: Path, tmp_path: Path, sweeps: Callable[[str], ModuleType]) -> None:

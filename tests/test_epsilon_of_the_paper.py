@@ -1,4 +1,4 @@
-"""Every number of docs/results/epsilon_of_the_paper.md is what the accountants give."""
+"""Every number of docs/notes/epsilon_of_the_paper.md is what the accountants give."""
 
 from collections.abc import Mapping
 from fractions import Fraction
@@ -12,7 +12,7 @@ from opacus.accountants.analysis.rdp import compute_rdp
 
 from fedcommons.core.accountants import epsilon, noise_for
 
-PAGE = (Path(__file__).parent.parent / "docs" / "results" / "epsilon_of_the_paper.md").read_text()
+PAGE = (Path(__file__).parent.parent / "docs" / "notes" / "epsilon_of_the_paper.md").read_text()
 DELTA = 1e-5
 
 
@@ -43,7 +43,7 @@ def test_the_page_has_its_tables() -> None:
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: next(iter(row.values())))
 def test_each_epsilon_of_the_page(row: Mapping[str, str]) -> None:
-    course = float(Fraction(row["q"])), float(row["sigma"]), int(row["steps"])
+    course = float(Fraction(row["q"])), float(row["noise multiplier"]), int(row["steps"])
     assert f"{epsilon(*course, DELTA):.2f}" == row["RDP"]
     if "PRV" in row:
         assert f"{epsilon(*course, DELTA, 'prv'):.2f}" == row["PRV"]

@@ -26,7 +26,7 @@ def test_a_run_that_stands_in_several_tables_is_played_once(feddm: ModuleType) -
     found = feddm.entries(feddm.arguments([]))
     names = {(e.table, e.method): e.cell.name for e in found if e.alpha == 0.1 and e.cell.config.seed == 0}
     same = [("methods", "feddm"), ("images per class", "feddm, ipc 3"), ("radius", "feddm, radius 5"),
-            ("noise level", "feddm, sigma 0")]  # fmt: skip
+            ("noise level", "feddm, noise level 0")]  # fmt: skip
     assert len({names[each] for each in same}) == 1
     assert len(set(names.values())) == len(names) - 3
     of_rows = {len([e for e in found if (e.table, e.method) == each and e.alpha == 0.1]) for each in same}
@@ -45,9 +45,12 @@ def test_preset_paper_has_the_papers_numbers(feddm: ModuleType) -> None:
     assert {name: one[f"feddm.{name}"] for name in wanted} == wanted
     assert (one["federation.rounds"], one["model.width"], one["client.batch_size"]) == (20, 128, 256)
     noisy = {e.method: e.cell.config.flat for e in found if e.table == "noise level"}
-    assert noisy["feddm, sigma 3"]["feddm.sigma"] == 3
-    assert (noisy["scaffold, sigma 3"]["dp.local"], noisy["scaffold, sigma 3"]["dp.noise_multiplier"]) == (True, 3)
-    assert not noisy["scaffold, sigma 0"]["dp.local"]
+    assert noisy["feddm, noise level 3"]["feddm.sigma"] == 3
+    assert (noisy["scaffold, noise level 3"]["dp.local"], noisy["scaffold, noise level 3"]["dp.noise_multiplier"]) == (
+        True,
+        3,
+    )
+    assert not noisy["scaffold, noise level 0"]["dp.local"]
 
 
 def test_each_method_runs_at_each_of_its_own_rates(feddm: ModuleType) -> None:
@@ -62,8 +65,9 @@ def test_each_method_runs_at_each_of_its_own_rates(feddm: ModuleType) -> None:
         assert fields["client.lr"] == 1 or "scaffold" in e.method
     others, own = [0.2, 2, 0.7], [1, 0.03]
     assert tried == {
-        "feddm": own, "REAL": [None], "scaffold": others, "feddm, sigma 0": own, "scaffold, sigma 0": others,
-        "feddm, sigma 1": own, "scaffold, sigma 1": others, "feddm, round 1": own,
+        "feddm": own, "REAL": [None], "scaffold": others, "feddm, noise level 0": own,
+        "scaffold, noise level 0": others,
+        "feddm, noise level 1": own, "scaffold, noise level 1": others, "feddm, round 1": own,
         **{f"feddm, {study}": own for study in ("ipc 1", "ipc 3", "ipc 5", "radius 3", "radius 5", "radius 10")},
     }  # fmt: skip
     alone = feddm.entries(feddm.arguments([*words, "--rates=0.2,0.7", "--feddm.image_lr=0.03"]))
@@ -111,7 +115,8 @@ def test_ties_go_to_the_smaller_rate_and_a_rate_without_all_seeds_is_left_out() 
 
 def test_the_run_of_one_round_has_the_rate_of_the_longer_run_whose_images_it_shows() -> None:
     found = frame(
-        ("noise level", "feddm, sigma 0", 0.03, 0, 0.6, 0.6), ("noise level", "feddm, sigma 0", 0.3, 0, 0.7, 0.5),
+        ("noise level", "feddm, noise level 0", 0.03, 0, 0.6, 0.6),
+        ("noise level", "feddm, noise level 0", 0.3, 0, 0.7, 0.5),
         ("round", "feddm, round 1", 0.03, 0, 0.4, 0.4), ("round", "feddm, round 1", 0.3, 0, 0.2, 0.2),
     )  # fmt: skip
     assert kept(found) == ["1", "3"]
@@ -204,7 +209,7 @@ def test_a_seed_that_missed_the_target_makes_a_bound() -> None:
     found = frame(("methods", "feddm", 0.3, 0, 0.5, 0.8), ("methods", "feddm", 0.3, 1, 0.5, 0.6))
     found = found.assign(best_accuracy=[0.8, 0.7], rounds_to_target=[4, None])
     text = feddm_tables.markdown(feddm_tables.with_choice(found), [])
-    wanted = "0.1, feddm, 0.3, 2, 70.0 ± 14.1, 75.0 ± 7.1, >8 (1 of 2 seeds), 0.500, 1.000, >9.00"
+    wanted = "0.1, feddm, 0.3, 2, 70.0 ± 14.1, 75.0 ± 7.1, >8 (missed by 1 of 2), 0.500, 1.000, >9.00"
     assert cells_of(text, "Methods")[1] == wanted.split(", ")
     assert "Rates that were tried" not in text
     assert "FedDM against" not in text
@@ -228,7 +233,7 @@ def test_tables_curves_and_pictures_come_from_the_folders(feddm: ModuleType, tmp
     lines = [line for line in (tmp_path / "feddm.md").read_text().splitlines() if line.startswith("| 0.5 ")][:2]
     assert [line.split("|")[2].strip() for line in lines] == of_methods["method"].tolist() == ["feddm", "REAL"]
     assert [line.split("|")[5].strip() for line in lines] == [f"{100 * a:.1f}" for a in of_methods["last_accuracy"]]
-    noisy = ["feddm, sigma 0", "fedavg, sigma 0", "feddm, sigma 2", "fedavg, sigma 2"]
+    noisy = ["feddm, noise level 0", "fedavg, noise level 0", "feddm, noise level 2", "fedavg, noise level 2"]
     assert frame["method"].tolist() == ["feddm", "REAL", *noisy, "feddm, round 1"]
     assert frame["level"].tolist() == [0, 0, 0, 0, 2, 2, 0]
     assert len(set(frame["run_dir"])) == 6  # one stands in two tables

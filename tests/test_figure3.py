@@ -9,12 +9,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
 from fedcommons.errors import UserError
 from fedcommons.reports import tables
-from papers.fedssyn.figures import Bar, Panel, accuracy_bars, accuracy_table, panels
+from papers.fedssyn import figures
+from papers.fedssyn.figures import Dot, Panel, accuracy_dots, accuracy_table, panels
 
 ROOT = Path(__file__).parent.parent
 
@@ -37,7 +40,7 @@ RUNS = [
 ]  # fmt: skip
 
 
-def test_the_table_has_a_line_for_each_bar_and_each_central_model() -> None:
+def test_the_table_has_a_line_for_each_dot_and_each_central_model() -> None:
     text = accuracy_table(tables.compared(pd.DataFrame(RUNS)), ["One note."])
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
     assert rows[2] == ["digits", "10", "1", "0.1", "fedavg", "real", "55.0 ± 7.1", "56.0 ± 7.1", "0.50", "0.04"]
@@ -46,22 +49,22 @@ def test_the_table_has_a_line_for_each_bar_and_each_central_model() -> None:
     assert text.endswith("\n1. One note.\n")
 
 
-def test_a_panel_has_the_bars_and_lines_of_its_alpha() -> None:
+def test_a_panel_has_the_dots_and_lines_of_its_alpha() -> None:
     first, second = panels(tables.compared(pd.DataFrame(RUNS)))
-    assert first.bars[1] == Bar("fedavg", "shuffled_synthetic", 90.0, 0.0)
+    assert first.dots[0] == Dot("fedavg", "real", [50.0, 60.0])
     assert [name for name, _ in first.lines] == ["central_real", "central_synthetic"]
-    assert first.lines[0][1] == pytest.approx(97)
+    assert first.lines[0][1] == pytest.approx([98, 96])
     assert second.lines == first.lines[:1]  # no synthetic images were made for this alpha
     one_seed = panels(tables.compared(pd.DataFrame(RUNS[:1])))
-    assert one_seed == [Panel("digits, α = 0.1", [Bar("fedavg", "real", 50.0, None)], [])]
+    assert one_seed == [Panel("digits, α = 0.1", [Dot("fedavg", "real", [50.0])], [])]
 
 
-def test_what_else_varies_has_a_column_and_bars_of_its_own() -> None:
+def test_what_else_varies_has_a_column_and_dots_of_its_own() -> None:
     more = [run("my_stage", 0, 0.1 * d, **{"sharing.d": d, "straggler.q": q}) for d in (2, 3) for q in (0.0, 0.3)]
     cells = tables.compared(pd.DataFrame([*more, *RUNS[-4:]]))
     assert "| setting           | sharing.d | straggler.q |" in accuracy_table(cells, [])
     (panel,) = panels(cells)
-    assert [(bar.group, bar.setting) for bar in panel.bars] == [
+    assert [(dot.group, dot.setting) for dot in panel.dots] == [
         (f"fedavg straggler.q {q}", f"my_stage sharing.d {d}") for d in (2, 3) for q in ("0", "0.3")
     ]
     assert [name for name, _ in panel.lines] == ["central_real", "central_synthetic"]
@@ -69,11 +72,25 @@ def test_what_else_varies_has_a_column_and_bars_of_its_own() -> None:
 
 @pytest.mark.parametrize("algorithms", [["fedavg"], ["fedavg", "fedprox", "scaffold"]])
 def test_the_picture_is_drawn(algorithms: list[str], tmp_path: Path) -> None:
-    bars = [Bar(a, setting, 50, 2.0) for a in algorithms for setting in ("real", "shuffled_real")]
-    accuracy_bars(
-        tmp_path / "f.png", [Panel("α = 0.1", bars, [("central_real", 98.0)]), Panel("α = 1", bars[:1], [])], False
-    )
+    dots = [Dot(a, setting, [50.0, 52.0]) for a in algorithms for setting in ("real", "shuffled_real")]
+    several = [Panel("α = 0.1", dots, [("central_real", [98.0])]), Panel("α = 1", dots[:1], [])]
+    accuracy_dots(tmp_path / "f.png", several, "digits", False)
     assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_axis_begins_below_the_least_accuracy_and_dots_are_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(figures, "save", lambda figure, *rest: drawn.append(figure))
+    dots = [Dot("fedavg", "real", [78.0, 84.0]), Dot("fedavg", "shuffled_real", [97.0, 98.0])]
+    accuracy_dots(Path("f.png"), [Panel("α = 0.1", dots, [("central_real", [98.0, 99.0])])], "digits", False)
+    axes = drawn[0].axes[0]
+    assert axes.get_xlim() == (75, 100)
+    assert [np.asarray(line.get_xydata())[0, 0] for line in axes.get_lines() if line.get_marker() == "o"] == [
+        81.0,
+        97.5,
+    ]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["real", "shuffled_real"]
+    assert "bars and bands: least to most" in drawn[0].get_suptitle()
 
 
 @pytest.fixture(scope="module")

@@ -178,6 +178,16 @@ def test_runs_that_are_not_finished_say_so(folder: Path, tmp_path: Path) -> None
     assert runs.loc["failed", "client.lr"] == 0.02
 
 
+@pytest.mark.parametrize("content", ['{"rounds": 3', "[1, 2]", "{}", '{"rounds": 99}', "\udcff"])
+def test_a_run_whose_end_is_damaged_is_not_taken_for_one_under_way(folder: Path, tmp_path: Path, content: str) -> None:
+    for name in ("good", "damaged"):
+        shutil.copytree(folder / "slow", tmp_path / name)
+    (tmp_path / "damaged" / "summary.json").write_bytes(content.encode(errors="surrogateescape"))
+    said: list[str] = []
+    assert load_runs(tmp_path, say=said.append)["run"].tolist() == [str(tmp_path / "good")]
+    assert [text for text in said if "damaged is damaged: its" in text] == said != []
+
+
 def test_folders_that_cannot_be_read_are_named_and_left_out(folder: Path, tmp_path: Path) -> None:
     for name in ("good", "damaged", "old", "empty"):
         shutil.copytree(folder / "slow", tmp_path / name)

@@ -21,7 +21,7 @@ from papers.agc.gradient_coding import Problem, Setting, chosen, play
 QUICK = ["--preset=smoke", "--workers=1", "--shares=0.2", "--pairs=0.5:3,0.7:4"]
 KINDS = ("iid", "dirichlet_plain", "single_class")
 FILES = [".lock", "curves", "figure1.png", "figure2.png", "figure3.png", "gradient_coding.csv", "gradient_coding.md",
-         "iid.png", "summary.json"]  # fmt: skip
+         "gradient_coding_table.csv", "iid.png", "summary.json"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -79,10 +79,12 @@ def test_table_and_csv_say_what_the_curves_say(script: ModuleType, out: Path) ->
     assert {(row["lr"], bool(row["same_class"])) for row in rows[72:]} == {("0.01", True)}
     text = (out / "gradient_coding.md").read_text()
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
-    assert len(lines) == 2 + 12
+    assert len(lines) == 2 + 10  # iid clients at c = 0 only
     c = curves[-1]
-    shown = f"{c['accuracy'][5]:.4f} ± {c['accuracy_se'][5]:.4f}"
-    assert lines[-1][:5] == ["single class", "0.7", "4", "0.2", shown]
+    shown = f"{100 * c['accuracy'][5]:.1f} ± {100 * c['accuracy_se'][5]:.1f}"
+    assert [*lines[-1][:4], lines[-1][5]] == ["single class", "0.7", "4", "0.2", shown]
+    table = list(csv.DictReader((out / "gradient_coding_table.csv").read_text().splitlines()))
+    assert [row["second_moment_after_5"] for row in table] == [f"{c['second_moment'][5]:.6g}" for c in curves]
     assert lines[-1][-2:] == [f"{c['second_moment'][0]:.3g}", f"{c['second_moment'][5]:.3g}"]
     notes = re.sub(r"\s+", " ", text)
     for said in ("random 30 training images of each class, 359 test images, pixels in [0, 1]", "4 repetitions, seed 0",
@@ -101,8 +103,18 @@ def test_rounds_until_it_is_as_good_as_iid() -> None:
         curve("iid", 0.2, 0.1, 0.77, 0.8),
         curve("single_class", 0.2, 0.1, 0.5, 0.7),
     ]
-    lines = [line.split("|")[6].strip() for line in coding.table(curves).splitlines()]
-    assert lines == ["rounds to 95% of iid", "-" * 22, "2", "1", ">2"]  # 0.76
+    assert [row["rounds_to_close_to_iid"] for row in coding.summary(curves)] == [2, 1, None]  # 0.76
+    lines = [line.split("|")[7].strip() for line in coding.table(curves).splitlines()]
+    assert lines == ["rounds to 95% of iid", "-" * 22, "2", ">2"]
+
+
+def test_figure_3_is_logarithmic_on_both_sides_of_zero_and_says_the_rate_of_its_runs(out: Path) -> None:
+    products = json.loads((out / "summary.json").read_text())["scalar_products"]
+    for axes, curve in zip(coding.products_picture(products, "").axes, products, strict=True):
+        assert axes.get_yscale() == "symlog"
+        assert [*np.asarray(axes.get_lines()[1].get_ydata())] == curve["cross_class"]
+    assert {curve["lr"] for curve in products} == {0.01}
+    assert "in figure 3 it is 0.01 throughout" in " ".join((out / "gradient_coding.md").read_text().split())
 
 
 def test_panels_show_their_curves(out: Path) -> None:

@@ -120,10 +120,12 @@ def test_digits_train_without_onednn_and_nothing_else_does() -> None:
 def test_the_note_on_methods_has_those_that_ran() -> None:
     of = [override(Experiment(), {"algorithm": name}) for name in ("fedavg", "fedprox", "fedpvr", "feddyn")]
     assert grids.method_note(of) == (
-        "Clients weigh alike; fedprox: mu 0.01; feddyn: alpha 0.01, clip 10, squared True."
+        "Clients weigh alike; FedProx's mu 0.01; FedDyn's alpha 0.01, clip 10, squared on."
     )
     weighted = override(of[2], {"federation.weighting": "samples", "fedpvr.layers": "network.last"})
-    assert grids.method_note([weighted]) == ("Clients weigh by their numbers of examples; fedpvr: layers network.last.")
+    assert grids.method_note([weighted]) == (
+        "Clients weigh by their numbers of examples; FedPVR's layers network.last."
+    )
 
 
 def test_one_experiment_and_tune_take_the_authors_values_too() -> None:

@@ -30,6 +30,7 @@ HERE = Path(__file__).parent
 NAMES = json.loads((HERE / "names.json").read_text())
 RESULTS = HERE.parent / "docs" / "results"
 PUBLISHED = {
+    "table1_small_digits": "table1 --seeds 0,1,2",
     "disclosure_digits": "disclosure --seeds 0,1,2",
     "feddm_digits": "feddm",
     "table2_digits": "table2 --seeds 0,1,2",

@@ -114,7 +114,8 @@ def test_the_wheel_carries_the_list_and_every_module(wheels: list[Path]) -> None
         name.replace("fedcommons_sweeps/", "sweeps/") for name in modules if name.startswith("fedcommons_sweeps/")
         if name.endswith(".py")
     }  # fmt: skip
-    assert {Path(name).suffix for name in modules} <= {".py", ".typed", ".csv"}
+    assert {Path(name).suffix for name in modules} <= {".py", ".typed", ".csv", ".html", ".css", ".js"}
+    assert {f"fedcommons/reports/template/page.{end}" for end in ("html", "css", "js")} <= modules  # of a report
     assert {name.partition("/")[0] for name in modules} == {"fedcommons", "fedcommons_sweeps", "lightning_modules"}
 
 

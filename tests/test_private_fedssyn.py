@@ -8,7 +8,9 @@ from types import ModuleType
 import pytest
 
 from fedcommons.errors import UserError
+from fedcommons.runs.build import prepare
 from fedcommons.runs.checks import check
+from papers.fedssyn.private_report import columns
 
 
 @pytest.fixture(scope="module")
@@ -20,20 +22,20 @@ def test_every_method_has_no_pool_the_plain_one_and_each_private_one(private: Mo
     argv = ["--epsilons", "1,10", "--sigmas", "1.906", "--seeds", "0,1", "--generator.epochs", "20"]
     found = private.entries(private.arguments(argv))
     last = [(e.cell.config.algorithm, e.cell.config.seed, e.pool) for e in found if e.last]
-    pools = ["none", "plain", "epsilon 1", "epsilon 10", "sigma 1.906"]
+    pools = ["none", "plain", "epsilon 1", "epsilon 10", "noise multiplier 1.906"]
     assert last == [(a, s, pool) for a in ("fedavg", "scaffold") for s in (0, 1) for pool in pools]
     early = [(e.pool, e.cell.config.flat["generator.epochs"]) for e in found if not e.last]
     assert early == [(pool, epochs) for pool in pools[2:] for epochs in (2, 10)]  # of the first seed's first method
     fields = {e.pool: e.cell.config.flat for e in found if e.last}
     assert fields["plain"]["generator.name"] == "ddpm"
     assert fields["epsilon 10"]["generator.target_epsilon"] == 10
-    assert fields["sigma 1.906"]["generator.target_epsilon"] is None
+    assert fields["noise multiplier 1.906"]["generator.target_epsilon"] is None
     assert {e.cell.config.flat["generator.target_epochs"] for e in found if e.pool == "epsilon 1"} == {20}
 
 
 def test_preset_paper_has_the_noise_of_the_paper_at_the_batch_where_it_gives_ten(private: ModuleType) -> None:
     found = private.entries(private.arguments(["--preset", "paper", "--dataset", "cifar10"]))
-    one = next(e.cell.config.flat for e in found if e.pool == "sigma 1.906" and e.last)
+    one = next(e.cell.config.flat for e in found if e.pool == "noise multiplier 1.906" and e.last)
     assert (one["generator.noise_multiplier"], one["generator.batch_size"], one["generator.epochs"]) == (
         1.906,
         128,
@@ -70,6 +72,21 @@ def test_a_run_has_one_delta_which_may_be_another_one(private: ModuleType) -> No
     """dp.delta is of use also where clients do not train by DP-SGD, if their generators do."""
     found = private.entries(private.arguments(["--generator.delta", "1e-6", "--dp.delta", "1e-6"]))
     assert {e.cell.config.dp.delta for e in found} == {1e-6}
+
+
+def test_pictures_show_the_generators_that_saw_most_and_fewest_images_of_a_class(private: ModuleType) -> None:
+    """At alpha 0.1 some generator is asked for a class that it never saw, as labels follow noised counts."""
+    found = private.entries(private.arguments(["--algorithms", "fedavg", "--epsilons", "10"]))
+    needs = prepare(next(e.cell.config for e in found if e.pool == "epsilon 10" and e.last)).needs
+    shown = columns(needs)
+    for label in range(10):
+        asked = [i for i, need in enumerate(needs) if (need.labels[: need.n] == label).any()]
+        seen = [int((needs[i].examples.y == label).sum()) for i in asked]
+        mine = [(client, n) for of, client, n in shown if of == label]
+        assert [mine[0][1], mine[-1][1]] == [max(seen), min(seen)]
+        assert all(int((needs[client].examples.y == label).sum()) == n for client, n in mine)
+    never = {(client, label) for label, client, n in shown if n == 0}
+    assert (0, 0) in never  # of seed 0: the zeros of client 0, which look like other digits
 
 
 @pytest.mark.ray

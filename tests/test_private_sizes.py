@@ -11,6 +11,7 @@ import torch
 from fedcommons.core.accountants import epsilon
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
+from papers.fedssyn import sizes_report
 from papers.fedssyn.sizes import taught
 
 
@@ -35,7 +36,7 @@ def test_each_size_has_real_images_the_plain_pool_and_each_private_one(
         rows = list(csv.DictReader(file))
     assert [row["pool"] for row in rows] == ["real images", "plain", "epsilon 5", "epsilon 50"]
     assert float(rows[0]["accuracy"]) > 0.3  # 32 real digits teach something
-    sigmas = [float(row["sigma"]) for row in rows[2:]]
+    sigmas = [float(row["noise_multiplier"]) for row in rows[2:]]
     found = [epsilon(1.0, sigma, 1, 1e-5) for sigma in sigmas]
     assert found == [pytest.approx(5, abs=0.01), pytest.approx(50, abs=0.01)]
     assert "± is the sample" in capsys.readouterr().out
@@ -46,6 +47,19 @@ def test_each_size_has_real_images_the_plain_pool_and_each_private_one(
     assert sorted((tmp_path / "artifacts").rglob("*")) == before
     names = [tmp_path / folder / "private_sizes.csv" for folder in ("out", "again")]
     assert names[0].read_text() == names[1].read_text()
+
+
+def test_a_row_a_seed_and_a_picture_of_their_spread(private: ModuleType, tmp_path: Path) -> None:
+    """The table's mean is that of the rows."""
+    options = private.arguments(["--preset", "smoke", "--seeds", "3,5"])
+    records = [{"n": n, "pool": "plain", "sigma": None, "accuracy": [0.5, (n + 160) / 320]} for n in (40, 80)]
+    text = sizes_report.report(records, options, tmp_path)
+    with (tmp_path / "private_sizes.csv").open() as file:
+        rows = [(row["n"], row["seed"], float(row["accuracy"])) for row in csv.DictReader(file)]
+    assert rows == [("40", "3", 0.5), ("40", "5", 0.625), ("80", "3", 0.5), ("80", "5", 0.75)]
+    assert "| 56.2 ± 8.8 " in text
+    assert "| 62.5 ± 17.7 " in text
+    assert (tmp_path / "private_sizes.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_pool_that_is_the_data_teaches_all_and_one_with_turned_labels_nothing() -> None:

@@ -3,14 +3,19 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from fedcommons.errors import UserError
 from fedcommons.reports import columns, tables
 from fedcommons.reports.cells import Cell
-from fedcommons.reports.plots import RoundBar, class_heatmap, round_bars
+from fedcommons.reports.plots import class_heatmap
+from papers.fedssyn import table1_pictures
 from papers.fedssyn.published import fedssyn_table1
+from papers.fedssyn.table1_pictures import accuracy_over_rounds, rounds_to_target
 
 
 def run(setting: str, seed: int, reached: int | None, *, lr: float = 0.1, validation: float = 0.5, **more: Any) -> dict:
@@ -51,7 +56,7 @@ def test_the_table_is_exact() -> None:
 def test_what_was_not_reached_is_censored() -> None:
     runs = [run("real", 0, None), run("real", 1, 20), run("shuffled_synthetic", 0, 4), run("shuffled_synthetic", 1, 4)]
     text = tables.table1_markdown(compared(*runs), {}, [])
-    assert rounds_column(text) == [">30 (1 of 2 seeds)", "4.0 ± 0.0"]
+    assert rounds_column(text) == [">30 (missed by 1 of 2)", "4.0 ± 0.0"]
     assert "| >6.2x " in text
     both = compared(run("real", 0, None), run("shuffled_synthetic", 0, None))
     assert rounds_column(tables.table1_markdown(both, {}, [])) == [">30", ">30"]
@@ -103,14 +108,34 @@ def test_published_values_are_the_papers() -> None:
 
 
 def test_pictures_are_drawn(tmp_path: Path) -> None:
-    import numpy as np
-
-    bars = [RoundBar("real", 30, None, False), RoundBar("shuffled_synthetic", 4, 1.0, True)]
-    more = [RoundBar("my_lab.py:Mine", 8, 2.0, True), RoundBar("other.py:Its", 9, None, True)]
-    round_bars(tmp_path / "bars.png", [("α = 0.01", [*bars, *more])], 30, "digits", smoke=True)
+    settings = {"real": None, "shuffled_synthetic": 4, "my_lab.py:Mine": 8, "other.py:Its": 9}
+    runs = [run(name, seed, reached) for name, reached in settings.items() for seed in (0, 1)]
+    cells = compared(*runs, *(one | {"algorithm": "fedprox", "partition.alpha": 0.1} for one in runs))
+    rounds = [{"run": one["run"], "round": r, "test/accuracy": 0.1 * r} for one in runs for r in range(3)]
+    rounds_to_target(tmp_path / "bars.png", cells, "digits", smoke=True)
+    accuracy_over_rounds(tmp_path / "curves.png", cells, pd.DataFrame(rounds), "digits", smoke=True)
     class_heatmap(np.eye(10, dtype=int) * 12, tmp_path / "heat.png")
-    for name in ("bars.png", "heat.png"):
+    for name in ("bars.png", "curves.png", "heat.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_bars_of_table_1_have_a_panel_a_federation_and_a_row_a_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bars are means, their lines go from the least to the most, and a missed target is marked."""
+    drawn: list[Figure] = []
+    monkeypatch.setattr(table1_pictures, "save", lambda figure, *rest: drawn.append(figure))
+    runs = [run("real", 0, 16), run("real", 1, 20), run("shuffled_synthetic", 0, 4), run("shuffled_synthetic", 1, None)]
+    more = [{**one, "algorithm": "scaffold"} for one in runs[:3]]
+    other = [{**one, "partition.alpha": 0.1} for one in runs[:2]]
+    rounds_to_target(Path("t.png"), compared(*runs, *more, *other), "digits", smoke=False)
+    first, second = drawn[0].axes
+    assert [axes.get_title()[-12:] for axes in (first, second)] == ["alpha = 0.01", " alpha = 0.1"]
+    assert [label.get_text() for label in first.get_yticklabels()] == ["fedavg", "scaffold"]
+    bars = [bar for bar in first.patches if isinstance(bar, Rectangle)]
+    assert [bar.get_width() for bar in bars] == [18, 17, 18, 4]
+    assert [bar.get_hatch() for bar in bars] == [None, "//", None, None]
+    assert [np.asarray(line.get_xdata()).tolist() for line in first.get_lines()] == [[16, 20], [4, 30], [16, 20]]
+    assert [text.get_text() for text in first.texts] == ["18", ">17", "18", "4"]
+    assert "least to most" in drawn[0].legends[0].get_texts()[-1].get_text()
 
 
 def test_the_spread_between_algorithms() -> None:

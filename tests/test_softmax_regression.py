@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from matplotlib import pyplot as plt
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -25,7 +24,7 @@ from fedcommons.data.examples import Dataset
 from fedcommons.errors import UserError
 from fedcommons.runs.inputs import load
 from papers.fedssyn.softmax_regression import Labelled, balanced, clients, gradient, loss, train, zeta_sq
-from papers.fedssyn.softmax_report import band, picture
+from papers.fedssyn.softmax_report import band, drawn
 
 SWEEP = Path(__file__).parent.parent / "sweeps" / "mnist_softmax.py"
 KINDS = [(name, p) for name in ("iid", "single_class") for p in (0.0, 0.3, 1.0)]
@@ -278,14 +277,14 @@ def test_the_table_says_what_the_cells_say(script: ModuleType, tmp_path: Path) -
     text = (tmp_path / "more" / "mnist_softmax.md").read_text()
     (line,) = [line for line in text.splitlines() if line.startswith("| one class per client | 5 | 0.5     | 0 ")]
     assert f"{middle:.4f} [{low:.4f}, {high:.4f}] | >3 " in line
-    assert "Seeds 7, 8, 9: median and range." in text
+    assert "Seeds 7, 8, 9: median [least, most]." in text
     assert band([1, float("inf"), 3], "g") == "3 [1, inf]"
     before = (out / "summary.json").read_bytes(), (out / "mnist_softmax.md").read_text()
     assert script.mnist_softmax(options) == 0
     assert ((out / "summary.json").read_bytes(), (out / "mnist_softmax.md").read_text()) == before
 
 
-def test_panels_show_their_cells(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_panels_show_their_cells(script: ModuleType) -> None:
     options = script.arguments(["--epochs=2,1", "--noise=0.5,0,2", "--p=0,0.5", "--target=0.4", "--seeds=1,2,3"])
     grid = list(product(("iid", "single_class"), (1, 2), (0.0, 0.5, 2.0)))
     cells = [
@@ -294,10 +293,7 @@ def test_panels_show_their_cells(script: ModuleType, monkeypatch: pytest.MonkeyP
         for i, (name, e, s) in enumerate(grid)
         for p in (0.0, 0.5)
     ]
-    monkeypatch.setattr(plt, "close", lambda figure: None)
-    assert picture(cells, options).startswith(b"\x89PNG")
-    figure: Any = plt.gcf()
-    monkeypatch.undo()
+    figure: Any = drawn(cells, options)
     assert len(figure.axes) == 12
     for axes, (name, e, s) in zip(figure.axes, grid, strict=True):
         assert axes.get_title() == f"E = {e}, s = {s:g}"
@@ -314,8 +310,11 @@ def test_panels_show_their_cells(script: ModuleType, monkeypatch: pytest.MonkeyP
     assert ["iid" in axes.get_ylabel() for axes in figure.axes[::6]] == [True, False]
     assert [text.get_text() for legend in figure.legends for text in legend.get_texts()] == ["0", "0.5"]
     title = figure.get_suptitle()
-    assert [part for part in ("digits", "target test loss 0.4 (dotted)", "Seeds 1, 2, 3") if part not in title] == []
-    plt.close(figure)
+    assert [
+        part
+        for part in ("digits", "the target, test loss 0.4", "Seeds 1, 2, 3: lines are medians, bands")
+        if part not in title
+    ] == []
 
 
 BAD = [

@@ -2,8 +2,8 @@
 
 ``from fedcommons import ...`` gives all that experiments and parts of one's own need:
 
-runs        Experiment, experiment, run, load, Result, sweep, load_runs, load_rounds, load_clients, means, UserError,
-            ClientError
+runs        Experiment, experiment, run, load, Result, sweep, load_runs, load_rounds, load_clients, means, report,
+            UserError, ClientError
 methods     Algorithm, ChoosesClients, Shares, Personal, TellsWork, Facts, State, Message, Reply, Replies, Common,
             Release, Work, LocalSGD, ClientData, Clients, Executor; check_algorithm, least_squares and audit_method test
             them
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from fedcommons.generators.generator import Generator, Receipt, TrainedGenerator
     from fedcommons.reports.cells import means
     from fedcommons.reports.frames import load_clients, load_rounds, load_runs
+    from fedcommons.reports.page import report
     from fedcommons.runs.own_measure import Measure
     from fedcommons.seeds import generator, numpy_generator, seed_for, set_default_generator
     from fedcommons.sharing.dealt import Dealt
@@ -102,6 +103,7 @@ _HOMES = {
     "generators.generator": "Generator Receipt TrainedGenerator",
     "reports.cells": "means",
     "reports.frames": "load_clients load_rounds load_runs",
+    "reports.page": "report",
     "runs.own_measure": "Measure",
     "seeds": "generator numpy_generator seed_for set_default_generator",
     "sharing.dealt": "Dealt",
@@ -125,8 +127,8 @@ __all__ = [
     "Release", "Replies", "Reply", "Result", "Rule", "RunData", "Shares", "Source", "Stage", "State", "TakesLong",
     "TellsWork", "Tracker", "TrainedGenerator", "UserError", "Work", "add", "audit_method", "check_algorithm", "copy",
     "experiment", "flat", "flatten", "generator", "least_squares", "load", "load_clients", "load_rounds", "load_runs",
-    "means", "norm", "numpy_generator", "put", "run", "scalar", "scale", "seed_for", "select", "set_default_generator",
-    "sq_norm", "sub", "sweep", "zeros_like",
+    "means", "norm", "numpy_generator", "put", "report", "run", "scalar", "scale", "seed_for", "select",
+    "set_default_generator", "sq_norm", "sub", "sweep", "zeros_like",
 ]  # fmt: skip
 
 

@@ -152,7 +152,8 @@ def parse(parser: Parser, argv: Sequence[str]) -> Options:
         sys.exit(0)
     result = Options(values, parser.fields, {one.name for one in asked} & parser.fields.keys(), parser.chosen)
     changed = sorted(n for n in result.asked if n.startswith("dp.") and result[n] != parser.fields[n].default)
-    used = {"dp.local", "dp.delta"} if "generator.delta" in result.fields else {"dp.local"}
+    used = {"dp.local", "dp.noise"}  # generators, labels and some methods draw noise of their own
+    used |= {"dp.delta"} if "generator.delta" in result.fields else set()
     if (idle := [n for n in changed if n not in used]) and not result.dp.local:
         raise UserError(f"{idle[0]} changes nothing without --dp.local true.")
     return result

@@ -13,10 +13,10 @@ from pathlib import Path
 
 PLATFORM = frozenset(
     {
-        "fedcommons", "lightning_modules", "PIL", "cryptography", "diffusers", "docstring_parser", "fsspec",
-        "lightning", "lightning_fabric", "matplotlib", "mlflow", "numpy", "opacus", "optuna", "pandas",
-        "pytorch_lightning", "ray", "rich", "s3fs", "safetensors", "scipy", "sklearn", "torch", "torchmetrics",
-        "torchvision", "trackio", "wandb", "wandb_workspaces", "yaml",
+        "fedcommons", "lightning_modules", "PIL", "altair", "cryptography", "diffusers", "docstring_parser", "fsspec",
+        "jinja2", "lightning", "lightning_fabric", "markupsafe", "matplotlib", "mlflow", "numpy", "opacus", "optuna",
+        "pandas", "pytorch_lightning", "ray", "rich", "s3fs", "safetensors", "scipy", "sklearn", "torch",
+        "torchmetrics", "torchvision", "trackio", "vl_convert", "wandb", "wandb_workspaces", "yaml",
     }
 )  # fmt: skip
 """What the platform itself uses is never a module of the user's, wherever it lies: no process can load it twice."""

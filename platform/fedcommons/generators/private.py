@@ -4,7 +4,7 @@ Each image's loss is a mean over ``draws`` pairs (t, eps); after each step the m
 too. See ``dp_constants.py``.
 
 Departs from Fedssyn, which prints a noise multiplier that gives its epsilon at one batch size only (see
-docs/results/epsilon_of_the_paper.md): here the target is given, and every client's noise is solved for.
+docs/notes/epsilon_of_the_paper.md): here the target is given, and every client's noise is solved for.
 """
 
 from collections.abc import Collection, Mapping

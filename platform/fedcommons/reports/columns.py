@@ -21,7 +21,7 @@ def others(cell: Cell) -> list[str]:
 def identified(of: Sequence[Cell]) -> tuple[list[str], list[list[str]]]:
     """The first columns of a table: their heads, and the values of each cell. Other fields have their short name."""
     names = [*IDENTIFYING, *others(of[0])]
-    return [_head(name) for name in names], [[text(value(cell, name)) for name in names] for cell in of]
+    return [head(name) for name in names], [[text(value(cell, name)) for name in names] for cell in of]
 
 
 def key(cell: Cell) -> tuple[Any, ...]:
@@ -54,7 +54,7 @@ def of_clients(of: Sequence[Cell]) -> list[tuple[str, str]]:
 def place(cell: Cell) -> str:
     """The federation: ``digits, N = 10, C = 1, alpha = 0.1``, and other fields that methods have to cope with."""
     dataset, *names = [name for name in (*IDENTIFYING, *others(cell)) if name.startswith(ENVIRONMENT)]
-    return ", ".join([value(cell, dataset), *(f"{_head(name)} = {text(value(cell, name))}" for name in names)])
+    return ", ".join([value(cell, dataset), *(f"{head(name)} = {text(value(cell, name))}" for name in names)])
 
 
 def method(cell: Cell) -> str:
@@ -73,11 +73,12 @@ def variant(cell: Cell) -> str:
 
 
 def _named(cell: Cell, first: str, more: Sequence[str]) -> str:
-    known = [f"{_head(name)} {text(found)}" for name in more if (found := value(cell, name)) is not None]
+    known = [f"{head(name)} {text(found)}" for name in more if (found := value(cell, name)) is not None]
     return " ".join([value(cell, first), *known])
 
 
-def _head(name: str) -> str:
+def head(name: str) -> str:
+    """What a field is called in short."""
     return _HEADS.get(name, name)
 
 

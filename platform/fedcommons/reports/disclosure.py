@@ -57,27 +57,28 @@ def private(found: Sequence[Cell]) -> bool:
 
 
 def draw(found: Sequence[Cell], path: Path, x: str, title: str, round: int, smoke: bool) -> None:
-    """A panel for each federation; a series for each algorithm and way of sharing.
+    """A panel for each federation; a series for each algorithm and way of sharing. x: disclosed, or pool_epsilon."""
+    from fedcommons.reports import epsilon
 
-    x: disclosed, or pool_epsilon: then runs that shared nothing stand on the left, those without a guarantee on the
-    right.
-    """
     several = len({cell.runs["algorithm"].iloc[0] for cell in found}) > 1
     panels = []
     for place in dict.fromkeys(map(columns.place, found)):
         shown = []
-        for cell in sorted((c for c in found if columns.place(c) == place), key=lambda c: epsilon_place(c)[0]):
+        for cell in sorted((c for c in found if columns.place(c) == place), key=epsilon_place):
             setting = str(cell.runs["sharing.setting"].iloc[0])
             name = f"{cell.runs['algorithm'].iloc[0]}, {setting}" if several else setting
             point = series.point(cell, "disclosed", ACCURACY, name)
             if point:
-                shown.append(point if x == "disclosed" else replace(point, x=epsilon_place(cell)[1]))
+                shown.append(point if x == "disclosed" else replace(point, x=epsilon_place(cell)))
         panels.append(series.Panel(place, words(x), shown))
-    series.draw(path, panels, "test accuracy", "way of sharing", f"{title}, after round {round}", smoke)
+    title = f"{title}, after round {round}"
+    if x == "disclosed":
+        series.draw(path, panels, "test accuracy", "way of sharing", title, smoke)
+    else:
+        epsilon.draw(path, panels, title, smoke)
 
 
-def epsilon_place(cell: Cell) -> tuple[float, str]:
-    """Where a cell stands by the epsilon of what it shared, and the name of that place."""
-    epsilon = tables.commons_epsilon(cell)
-    ends = {"-": (0.0, "nothing"), "none": (inf, "none")}
-    return ends[epsilon] if epsilon in ends else (tables.largest_epsilon(cell) or 0.0, epsilon)
+def epsilon_place(cell: Cell) -> float:
+    """The epsilon of what a cell shared; 0 where it shared nothing, inf where no epsilon covers it."""
+    said = tables.commons_epsilon(cell)
+    return {"-": 0.0, "none": inf}.get(said, tables.largest_epsilon(cell) or 0.0)

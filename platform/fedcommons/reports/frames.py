@@ -79,7 +79,7 @@ def load_runs(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
     """
     import pandas as pd
 
-    return pd.DataFrame([_row(run) for run in _read(folders, say)])
+    return pd.DataFrame([row(run) for run in read(folders, say)])
 
 
 def load_rounds(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
@@ -90,7 +90,7 @@ def load_rounds(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
     import pandas as pd
 
     rows = []
-    for run in _read(folders, say):
+    for run in read(folders, say):
         whose = {name: value for name, value in _facts(run).items() if name in _WHO}
         rows += [_first(whose, {_short(name): value for name, value in line.items()}) for line in run.lines]
     return pd.DataFrame(rows)
@@ -108,7 +108,7 @@ def load_clients(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
     import pandas as pd
 
     rows = []
-    for run in _read(folders, say):
+    for run in read(folders, say):
         whose = {name: value for name, value in _facts(run).items() if name in _WHO}
         try:
             lines = _of_clients(run.folder)
@@ -139,7 +139,9 @@ def load_central(*folders: Path) -> "pd.DataFrame":
 
 
 @dataclass(frozen=True)
-class _Run:
+class Recorded:
+    """What a run folder holds."""
+
     folder: Path
     config: Mapping[str, Any]  # flat
     lines: Sequence[Mapping[str, Any]]
@@ -157,11 +159,11 @@ def folder_path(folder: object) -> Path:
     return Path(folder)
 
 
-def _read(folders: Collection[str | Path], say: Say) -> Iterator[_Run]:
-    """The runs of these folders, each once, in the order of their names."""
+def read(folders: Collection[str | Path], say: Say) -> Iterator[Recorded]:
+    """The runs of these folders, each once, in the order of their names. ``say`` and errors: as in ``load_runs``."""
     seen = set()
     for folder in map(folder_path, folders):
-        found = list(_runs_below(folder))
+        found = list(runs_below(folder))
         if not found:
             raise UserError(f"{folder} {'holds no run' if folder.is_dir() else 'is not a folder'}.")
         for path in found:
@@ -176,7 +178,8 @@ def _read(folders: Collection[str | Path], say: Say) -> Iterator[_Run]:
                 say(f"left out: {error}")
 
 
-def _runs_below(folder: Path) -> Iterator[Path]:
+def runs_below(folder: Path) -> Iterator[Path]:
+    """The run folders at or below ``folder``, in the order of their names."""
     for path, inner, _ in os.walk(folder):
         inner.sort()
         if is_run(Path(path)):
@@ -184,13 +187,15 @@ def _runs_below(folder: Path) -> Iterator[Path]:
             yield Path(path)
 
 
-def _run(folder: Path) -> _Run:
+def _run(folder: Path) -> Recorded:
     """What a run folder holds.
 
     Raises:
         UserError: it is damaged, or of another version.
     """
     summary, found = read_run(folder)
+    if summary is None and found and (flaw := _flaw_of_end(folder, len(found) - 1)):
+        raise UserError(f"{folder} is damaged: {flaw}.")
     lines = _named(folder / "rounds.jsonl", found)
     if not lines:
         raise UserError(f"{folder} has no round yet.")
@@ -201,7 +206,22 @@ def _run(folder: Path) -> _Run:
     config = summary["config"] if summary else read_config(folder).flat
     if flaw := flaw_of_config(config):
         raise UserError(f"{folder} is damaged: {flaw}.")
-    return _Run(folder, {n: tuple(v) if isinstance(v, list) else v for n, v in config.items()}, lines, summary or {})
+    return Recorded(
+        folder, {n: tuple(v) if isinstance(v, list) else v for n, v in config.items()}, lines, summary or {}
+    )
+
+
+def _flaw_of_end(folder: Path, rounds: int) -> str | None:
+    """Why a run that has ended cannot be read; None for one that has not. It may go on: then it has more rounds."""
+    if not (folder / "summary.json").exists():
+        return None
+    try:
+        summary = stored.json_of(folder / "summary.json")
+    except ValueError:
+        return "its summary.json cannot be read"
+    if not isinstance(summary, dict) or not isinstance(summary.get("rounds"), int):
+        return "its summary.json is no summary"
+    return "its rounds.jsonl has fewer rounds than its summary" if rounds < summary["rounds"] else None
 
 
 def _named(file: Path, lines: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
@@ -253,7 +273,7 @@ def _check(folder: Path, summary: Mapping[str, Any]) -> None:
         raise UserError(f"{folder / 'summary.json'} is damaged: its config has no {lacking[0]}.")
 
 
-def _facts(run: _Run) -> dict[str, Any]:
+def _facts(run: Recorded) -> dict[str, Any]:
     """Who a run is."""
     c = run.config
     return {
@@ -262,25 +282,25 @@ def _facts(run: _Run) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _row(run: _Run) -> dict[str, Any]:
+def row(run: Recorded) -> dict[str, Any]:
+    """The run's row in ``load_runs``."""
     scalars = {n: v for n, v in run.summary.items() if isinstance(v, int | float | str)}
     course = _course(run)
-    row = _first(_facts(run), {"status": _status(run)}, run.config, {**scalars, **course})
+    found = _first(_facts(run), {"status": _status(run)}, run.config, {**scalars, **course})
     measured: dict[str, list[float]] = {}
     for line in run.lines:
         for name, value in line.items():
             if value is not None and name != "round" and not isinstance(value, list):
                 measured.setdefault(name, []).append(value)
-    row = _first(row, {_short(name): values[-1] for name, values in measured.items()})
-    row |= {f"{_short(n)}_mean": fmean(values) for n, values in measured.items() if _short(n) != n}
-    row["MB"] = run.lines[-1].get("comm/total_bytes", float("nan")) / 1e6
+    found = _first(found, {_short(name): values[-1] for name, values in measured.items()})
+    found |= {f"{_short(n)}_mean": fmean(values) for n, values in measured.items() if _short(n) != n}
+    found["MB"] = run.lines[-1].get("comm/total_bytes", float("nan")) / 1e6
     if rejected := run.summary.get("rejected"):
-        row["rejections"] = told(rejected)
-    row |= _spent(run)
-    return row
+        found["rejections"] = told(rejected)
+    return found | _spent(run)
 
 
-def _spent(run: _Run) -> dict[str, Any]:
+def _spent(run: Recorded) -> dict[str, Any]:
     """The epsilons of a run. Those of earlier versions, which said nothing of the noise, were all of seeded noise."""
     said, last = run.summary.get("privacy", {}), run.lines[-1]
     old = IF_SECRET if said and "noise" not in said else ""
@@ -294,7 +314,7 @@ def _spent(run: _Run) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _course(run: _Run) -> dict[str, Any]:
+def _course(run: Recorded) -> dict[str, Any]:
     """What the rounds that are there say; of a finished run the same as its summary."""
     after = accuracies(run.lines)
     return {
@@ -306,7 +326,7 @@ def _course(run: _Run) -> dict[str, Any]:
     }
 
 
-def _status(run: _Run) -> str:
+def _status(run: Recorded) -> str:
     if run.summary:
         return "finished"
     if (run.folder / STOPPED).exists():

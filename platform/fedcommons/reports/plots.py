@@ -2,14 +2,13 @@
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from fedcommons.config.presets import SMOKE
 from fedcommons.files import write_bytes
@@ -47,6 +46,13 @@ def save(figure: Figure, path: Path, dpi: int, smoke: bool = False) -> None:
     write_bytes(path, png(figure, dpi, smoke))
 
 
+def plain_ticks(axis: Axis) -> None:
+    """Ticks of a logarithmic axis at 1, 2 and 5 times powers of ten, as plain numbers."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_locator(NullLocator())
+
+
 def partition_of(folder: Path) -> None:
     """Draw ``partition.png`` in a run folder, from its ``partition.json``; not where labels are no classes."""
     if counts := read_class_counts(folder):
@@ -68,49 +74,3 @@ def class_heatmap(counts: np.ndarray, path: Path) -> None:
                 )
     figure.colorbar(image, label="training images of the class")
     save(figure, path, 100)
-
-
-@dataclass(frozen=True)
-class RoundBar:
-    """Rounds to the target in a data setting: mean and standard deviation over seeds (None for one seed).
-
-    reached: whether every seed reached the target; those that did not count as R rounds.
-    """
-
-    setting: str
-    mean: float
-    deviation: float | None
-    reached: bool
-
-
-def round_bars(
-    path: Path, groups: Sequence[tuple[str, Sequence[RoundBar]]], rounds: int, title: str, smoke: bool
-) -> None:
-    """The bars of Table 1, in labelled groups; ``rounds``: R."""
-    settings = list(dict.fromkeys(bar.setting for _, bars in groups for bar in bars))
-    figure, ((axes,),) = panels(1, 1, (7, 1.4 + 0.3 * sum(len(bars) + 1 for _, bars in groups)))
-    y, ticks = 0.0, []
-    for label, bars in groups:
-        ticks.append((y + (len(bars) - 1) / 2, label))
-        for bar in bars:
-            _round_bar(axes, y, bar, colour_of(bar.setting, settings), rounds)
-            y += 1
-        y += 0.7
-    axes.set(yticks=[t for t, _ in ticks], yticklabels=[name for _, name in ticks], xlim=(0, rounds * 1.15))
-    spread = ", with the standard deviation over seeds" if any(b.deviation for _, bars in groups for b in bars) else ""
-    axes.set_xlabel(f"rounds to the target{spread}")
-    axes.set_title(title, fontsize=10)
-    axes.invert_yaxis()
-    keys = [Patch(color=colour_of(s, settings), label=s) for s in settings]
-    if not all(bar.reached for _, bars in groups for bar in bars):
-        keys.append(Patch(facecolor="0.9", edgecolor="0.4", hatch="//", label=f"not reached within {rounds} rounds"))
-    axes.legend(handles=keys, fontsize=8, loc="best")
-    axes.spines[["top", "right"]].set_visible(False)
-    save(figure, path, 120, smoke)
-
-
-def _round_bar(axes: Axes, y: float, bar: RoundBar, colour: str, rounds: int) -> None:
-    hatch = None if bar.reached else "//"
-    axes.barh(y, bar.mean, 0.8, color=colour, hatch=hatch, edgecolor="w", xerr=bar.deviation, capsize=2)
-    text = f"{bar.mean:.3g}" if bar.reached else f">{bar.mean:.3g}"
-    axes.text(bar.mean + (bar.deviation or 0) + rounds * 0.01, y, text, va="center", fontsize=8)

@@ -24,6 +24,9 @@ Spread = tuple[float, float, float]
 BOUND = "hollow: a seed did not\nreach the target, counted\nwith all its rounds"
 
 
+BARS = "bars: one standard deviation over seeds, up and down"
+
+
 @dataclass(frozen=True)
 class Point:
     """A cell: y and its sample standard deviation over seeds (0 where there is one); ``bound``: y is at least this."""
@@ -103,6 +106,8 @@ def draw(path: Path, panels: Sequence[Panel], y: str, series: str, title: str, s
             list(handles.values()), list(handles), loc="outside right upper", fontsize=8, title=series or None
         )
     figure.suptitle(title, fontsize=10)
+    if any(p.sd for panel in panels for p in panel.points):
+        figure.supxlabel(BARS, fontsize=8, color="0.3")
     plots.save(figure, path, 120, smoke)
 
 

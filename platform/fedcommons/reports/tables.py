@@ -66,9 +66,9 @@ def rounds(runs: "pd.DataFrame") -> str:
 
 
 def rounds_needed(reached: Sequence[float | None], most: int) -> str:
-    """Rounds to the target over seeds (None: not reached), ``>R`` where a seed did not reach it within ``most``."""
+    """Rounds to the target over seeds (None: not reached); ``>R`` and how many seeds missed it within ``most``."""
     if n := reached.count(None):
-        return f">{most}" if n == len(reached) else f">{most} ({n} of {len(reached)} seeds)"
+        return f">{most}" if n == len(reached) else f">{most} (missed by {n} of {len(reached)})"
     return mean_std([r for r in reached if r is not None], 0 if len(reached) == 1 else 1)
 
 

@@ -122,9 +122,10 @@ def method_note(cells: Sequence[Experiment]) -> str:
     for algorithm in dict.fromkeys(c.algorithm for c in cells):
         those, section = [c for c in cells if c.algorithm == algorithm], parts.section("algorithm", algorithm)
         given = [name for name in those[0].constants if any(c.constants[name] is not None for c in those)]
-        constants = [f"{name} {several(those, f'{section}.{name}')}" for name in given]
+        constants = [f"{name.replace('_', ' ')} {several(those, f'{section}.{name}')}" for name in given]
         if constants:
-            said.append(f"{parts.label(algorithm)}: {', '.join(constants)}")
+            called = KINDS["algorithm"].known.get(algorithm, algorithm).rpartition(":")[2]
+            said.append(f"{called}'s {', '.join(constants)}")
     return "; ".join(said) + "."
 
 
@@ -157,7 +158,9 @@ def several(cells: Sequence[Experiment], field: str) -> str:
 def _plain(value: object) -> str:
     if isinstance(value, tuple):
         return "-".join(map(str, value))
-    return "none" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "on", False: "off"}[value]
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def work_note(cells: Sequence[Experiment]) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedcommons.config import cli
-from fedcommons.errors import UserError
+from fedcommons.errors import UserError, Warned, sentence
 from fedcommons.sweeping import sweep
 from fedcommons.sweeping.display import Display, asked
 from fedcommons.sweeping.sweep import Outcome, Todo, Trial
@@ -48,9 +48,20 @@ def run(
             mirror.claim()
             outcome = play(left, out, display)
             report(out, display)
+            write_page(out, stem, display)
             code = conclude(outcome, started, out, stem, display)
             mirror.end()
             return code
+
+
+def write_page(out: Path, stem: str, display: Display) -> None:
+    """Write ``report.html`` on all runs in ``out``; what hinders it is said and stops nothing."""
+    from fedcommons.reports.page import report  # altair takes a second to import, and a dry run needs none
+
+    try:
+        report(out, out=out / "report.html", title=f"fedcommons report: {stem}", say=lambda text: None)
+    except Exception as error:  # of whatever kind: hours of runs do not fail for a page
+        display.say(Warned(f"report.html was not written: {sentence(error)}"))
 
 
 def dry_run(
@@ -72,5 +83,7 @@ def conclude(outcome: Outcome, started: float, out: Path, stem: str, display: Di
     display.say(
         f"Time: {time.perf_counter() - started:.0f} s ({spent}; {outcome.generators_trained} generators trained)."
     )
-    display.say(f"All in {out}: {stem}.md, {stem}.csv, {stem}.png, summary.json, and a folder for each run.")
+    display.say(
+        f"All in {out}: report.html, {stem}.md, {stem}.csv, {stem}.png, summary.json, and a folder for each run."
+    )
     return 1 if outcome.failures else 0

@@ -94,7 +94,8 @@ def ending(
         "target": _target(summary),
         "bytes": f"{_bytes(summary['bytes_down'])} down, {_bytes(summary['bytes_up'])} up"
         + (f", {_bytes(summary['bytes_once'])} once" if summary["bytes_once"] else ""),
-        "disclosed": f"{100 * summary['disclosed']:.3g} % of all examples, with nothing that covers them",
+        "disclosed": f"{100 * summary['disclosed']:.3g} % of all examples went into a commons without an epsilon, "
+        "earned or not",
     }
     for name, key in _own(last):
         mean, worst = _number(last[f"{key}_mean"]), _number(last[f"{key}_worst_decile"])

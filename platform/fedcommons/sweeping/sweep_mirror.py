@@ -11,7 +11,7 @@ from fedcommons.files.snapshots import Snapshots
 from fedcommons.tracking.run_folder import read_summary
 from fedcommons.tracking.run_mirror import RunMirror, name_of, require_apart
 
-REPORT = r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.(md|csv|json|png|svg|pdf|tex)"
+REPORT = r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.(md|csv|json|png|svg|pdf|tex|html)"
 """Files in a sweep's own folder that are sent."""
 
 

@@ -20,26 +20,46 @@ Curve = Mapping[str, Any]
 
 NAMES = {"iid": "iid", "dirichlet_plain": "Dirichlet(0.1)", "single_class": "single class"}
 SHOWN = (10, 20)  # rounds whose numbers stand in the table, besides the first and last
+SPAN = 1e4  # figure 3's axis is logarithmic from the smallest sum on, or from this part of the largest
 CLOSE = 0.95  # of the last accuracy of iid clients that share nothing
 
 
 def table(curves: Sequence[Curve]) -> str:
-    """A line for each curve: accuracy and second moment at some rounds, and rounds until it is close to iid's."""
+    """A line for iid clients and for others with the least and the most c: the ends of what ``summary`` has."""
+    last = len(curves[0]["accuracy"]) - 1
+    at = SHOWN[0] if SHOWN[0] < last else 0
+    head = ["clients", "q", "d", "c", f"accuracy after {at}, %", f"accuracy after {last}, %",
+            f"rounds to {CLOSE:.0%} of iid", "second moment after 0", f"second moment after {last}"]  # fmt: skip
+    ends, lines = {min(c["c"] for c in curves), max(c["c"] for c in curves)}, []
+    for c in curves:
+        if c["c"] in ends and not (c["partition"] == "iid" and c["c"]):
+            lines.append(
+                [NAMES[c["partition"]], f"{c['q']:g}", c["d"], f"{c['c']:g}",
+                 *(f"{100 * c['accuracy'][r]:.1f} ± {100 * c['accuracy_se'][r]:.1f}" for r in (at, last)),
+                 f">{last}" if (reached := _reached(c, curves)) is None else reached,
+                 *(f"{c['second_moment'][r]:.3g}" for r in (0, last))]
+            )  # fmt: skip
+    return tables.markdown(head, lines)
+
+
+def summary(curves: Sequence[Curve]) -> list[dict[str, Any]]:
+    """A row for each curve: accuracy and second moment at some rounds, and rounds until it is close to iid's."""
     last = len(curves[0]["accuracy"]) - 1
     at = [*(r for r in SHOWN if r < last), last]
-    head = ["clients", "q", "d", "c", *(f"accuracy after {r}" for r in at), f"rounds to {CLOSE:.0%} of iid",
-            *(f"second moment after {r}" for r in (0, *at))]  # fmt: skip
-    return tables.markdown(head, [_line(c, curves, at) for c in curves])
+    return [
+        {**{name: c[name] for name in ("partition", "q", "d", "c")},
+         **{f"{name}_after_{r}": f"{c[of][r]:.6g}" for r in at
+            for name, of in (("accuracy", "accuracy"), ("accuracy_standard_error", "accuracy_se"))},
+         "rounds_to_close_to_iid": _reached(c, curves),
+         **{f"second_moment_after_{r}": f"{c['second_moment'][r]:.6g}" for r in (0, *at)}}
+        for c in curves
+    ]  # fmt: skip
 
 
-def _line(curve: Curve, curves: Sequence[Curve], at: Sequence[int]) -> list[object]:
-    accuracy, errors = curve["accuracy"], curve["accuracy_se"]
+def _reached(curve: Curve, curves: Sequence[Curve]) -> int | None:
+    """Rounds until the accuracy is close to the last one of iid clients at the same q; None: never."""
     (iid,) = (c for c in curves if (c["partition"], c["q"], c["d"], c["c"]) == ("iid", curve["q"], curve["d"], 0))
-    goal = CLOSE * iid["accuracy"][-1]
-    reached = next((r for r, value in enumerate(accuracy) if value >= goal), f">{at[-1]}")
-    return [NAMES[curve["partition"]], f"{curve['q']:g}", curve["d"], f"{curve['c']:g}",
-            *(f"{accuracy[r]:.4f} ± {errors[r]:.4f}" for r in at), reached,
-            *(f"{curve['second_moment'][r]:.3g}" for r in (0, *at))]  # fmt: skip
+    return next((r for r, value in enumerate(curve["accuracy"]) if value >= CLOSE * iid["accuracy"][-1]), None)
 
 
 def rows(curves: Sequence[Curve], repetitions: int) -> list[dict[str, Any]]:
@@ -83,18 +103,26 @@ def picture(curves: Sequence[Curve], partition: str, title: str) -> Figure:
 
 def products_picture(curves: Sequence[Curve], title: str) -> Figure:
     """Figure 3: sums of scalar products of the examples' gradients over rounds, a panel for each curve."""
-    figure, grid = plots.panels(1, len(curves), (1 + 4.6 * len(curves), 4.4))
+    figure, grid = plots.panels(1, len(curves), (1 + 4.6 * len(curves), 4.6), sharey=True)
+    kinds = ("same_class", "cross_class", "norm_sq")
+    sizes = [abs(value) for curve in curves for of in kinds for value in curve[of]]
+    linear = 10.0 ** np.floor(np.log10(max(min(sizes), max(sizes) / SPAN)))
     for axes, curve in zip(grid[0], curves, strict=True):
-        for of, label, colour in (
-            ("same_class", "pairs of one class (type I)", "#2e6da4"),
-            ("cross_class", "pairs of two classes (type II)", "#d98c21"),
-            ("norm_sq", "both: ‖g‖²", "k"),
+        for of, label, colour in zip(
+            kinds,
+            ("pairs of one class (type I)", "pairs of two classes (type II)", "both: ‖g‖²"),
+            ("#2e6da4", "#d98c21", "k"),
+            strict=True,
         ):
             _line_and_band(axes, curve, of, label, color=colour)
         axes.axhline(0, color="0.5", linewidth=0.6)
+        axes.axhspan(-linear, linear, color="0.93", zorder=0)
+        axes.set_yscale("symlog", linthresh=linear, linscale=0.3)
         shared = f"c = {curve['c']:g}, d = {curve['d']}" if curve["c"] else "nothing shared"
-        axes.set(title=f"{shared}, q = {curve['q']:g}", xlabel="round", ylabel="sum of scalar products")
-    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+        axes.set(title=f"{shared}, q = {curve['q']:g}", xlabel="round")
+    grid[0, 0].set_ylabel("sum of scalar products")
+    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False,
+                  title="axis: logarithmic on both sides of zero, linear in the grey strip")  # fmt: skip
     figure.suptitle(title, fontsize=10)
     return figure
 

@@ -1,15 +1,12 @@
-"""The curves of figures 1 to 3: played, by Ray where there are several workers, summed up, and read again."""
+"""The curves of figures 1 to 3: played, by Ray where there are several workers, and summed up."""
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from fedcommons.config import cli
 from fedcommons.config.sections import Data
 from fedcommons.core.worker import set_up_process
-from fedcommons.errors import UserError, shown
 from fedcommons.federation import cluster
-from fedcommons.files import stored
 from fedcommons.runs.inputs import load
 from papers.agc.gradient_coding import Played, Problem, Setting, chosen, joined, play
 from papers.agc.presets import PER_CLASS, PRESETS
@@ -63,26 +60,4 @@ def summed_up(setting: Setting, played: Played) -> Curve:
     ):
         curve[name] = found.mean(0).tolist()
         curve[f"{name}_se"] = (found.std(0, ddof=1) / len(found) ** 0.5).tolist()
-    return curve
-
-
-def finished(file: Path, facts: Mapping[str, Any]) -> Curve | None:
-    """The curve in ``file``, None if there is none.
-
-    Raises:
-        UserError: it was computed with other options.
-    """
-    try:
-        found = stored.json_of(file)
-        if found is None:
-            return None
-    except ValueError as error:
-        raise UserError(f"--resume: {error}; remove it or name another --out.") from None
-    other, curve = (found.get(name) if isinstance(found, dict) else None for name in ("facts", "curve"))
-    if not isinstance(other, dict) or not isinstance(curve, dict):
-        raise UserError(f"--resume: {file} is damaged: it has no facts or no curve; remove it or name another --out.")
-    for name, value in facts.items():
-        if other.get(name) != value:
-            was, now = shown(other.get(name)), shown(value)
-            raise UserError(f"--resume: {file} is of {name} = {was}, and now it is {now}; name another --out.")
     return curve

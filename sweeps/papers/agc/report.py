@@ -32,12 +32,13 @@ def report(curves: Sequence[Curve], problem: Problem, options: cli.Options) -> s
 Dirichlet(0.1) drops those that get no image. Start: PyTorch's default, anew in each repetition.
 2. {options.repetitions} repetitions, seed {options.seed}; ± is the standard error of their mean. All curves use the \
 same random numbers.
-3. A client straggles in a round with probability q. Rate 0.1, times 0.97 after each round that somebody answers.
+3. A client straggles in a round with probability q. Learning rate 0.1, times 0.97 after each round that somebody \
+answers; in figure 3 it is 0.01 throughout.
 4. {share} are not private, drawn at random, and each is copied {copied}.
 5. second moment after r rounds: E||g^||^2 of the estimate for the next one, over 15 draws of stragglers; 0 if nobody \
 answers. It is of the mean gradient; that of the sum is {len(problem.y)}^2 times as large.
 6. rounds to {coding.CLOSE:.0%} of iid: until the mean accuracy is that part of the last one of iid clients that \
-share nothing, at the same q.
+share nothing, at the same q. All curves and c: gradient_coding_table.csv; each round of them: gradient_coding.csv.
 """
     return coding.table(curves) + notes
 
@@ -51,11 +52,12 @@ def write_all(curves: Sequence[Curve], problem: Problem, options: cli.Options, d
     facts = {name: options[name] for name in ("preset", "dataset", "repetitions", "seed", "sharing")}
     write_json(out / "summary.json", {"name": out.name, **facts, "curves": grid, "scalar_products": figure3})
     write_text(out / "gradient_coding.md", text)
+    write_text(out / "gradient_coding_table.csv", tables.to_csv(coding.summary(grid)))
     write_text(out / "gradient_coding.csv", tables.to_csv(coding.rows([*grid, *figure3], options.repetitions)))
     many = f"mean over {options.repetitions} repetitions, band: ± standard error"
     for file, partition in (("figure1", "dirichlet_plain"), ("figure2", "single_class"), ("iid", "iid")):
         title = f"{options.dataset} (preset {options.preset}), {coding.NAMES[partition]} clients: {many}"
         plots.save(coding.picture(grid, partition, title), out / f"{file}.png", 110, smoke)
-    title = f"{options.dataset} (preset {options.preset}), single class, rate 0.01: {many}"
+    title = f"{options.dataset} (preset {options.preset}), single class, learning rate 0.01: {many}"
     plots.save(coding.products_picture(figure3, title), out / "figure3.png", 110, smoke)
-    display.say(f"\n{text}\nAll in {out}: gradient_coding.md, .csv, figure1, 2, 3 and iid.png, summary.json.")
+    display.say(f"\n{text}\nAll in {out}: gradient_coding.md, two .csv, figure1, 2, 3 and iid.png, summary.json.")

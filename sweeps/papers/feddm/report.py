@@ -29,7 +29,7 @@ class Entry:
 def rows(found: Sequence[Entry], out: Path, say: Callable[[str], None]) -> Any:
     """A frame, a row for each entry whose run is finished: its table, method and alpha, then the columns of a run.
 
-    level: sigma of the noise, FedDM's own or that of DP-SGD.
+    level: of the noise, FedDM's own or the noise multiplier of DP-SGD.
     """
     import pandas as pd
 

@@ -1,6 +1,6 @@
 """Tables and pictures of sweeps/feddm.py: methods at their chosen rates, FedDM against each, what rates were tried.
 
-A frame here has a row for each run and table it stands in: ``table``, ``method``, ``at`` (alpha), ``level`` (sigma of
+A frame here has a row for each run and table it stands in: ``table``, ``method``, ``at`` (alpha), ``level`` (of
 the noise), ``rate`` (of FedDM the pixels', of REAL none, of others the clients'), and the columns of ``load_runs``.
 """
 
@@ -114,7 +114,7 @@ def _validated(runs: Any) -> str:
 
 
 def courses(frame: Any, path: Path, smoke: bool) -> None:
-    """Figure 2: accuracy over rounds, over all MB and over MB sent up; a column for each alpha.
+    """Figure 2: accuracy over rounds and over all MB; a column for each alpha.
 
     Lines are means over seeds, bands go from the least seed to the best.
     """
@@ -122,12 +122,11 @@ def courses(frame: Any, path: Path, smoke: bool) -> None:
     if main.empty:
         return
     rounds: Any = load_rounds(*main["run"].unique()).merge(main, on="run")
-    rounds["up"] = rounds.groupby("run")["comm/up_bytes"].cumsum().fillna(0) / MB
     rounds["total"] = rounds["comm/total_bytes"].fillna(0) / MB
     rounds["percent"] = 100 * rounds["test/accuracy"]
     alphas, methods = main["at"].unique(), main["method"].unique()
-    axes_of = (("round", "rounds"), ("total", "MB up and down"), ("up", "MB up"))
-    figure, grid = plots.panels(3, len(alphas), (2.6 * len(alphas) + 1, 7.5), sharey=True)
+    axes_of = (("round", "rounds"), ("total", "MB, up and down, all clients"))
+    figure, grid = plots.panels(2, len(alphas), (2.6 * max(2, len(alphas)) + 1, 6.2), sharey=True)
     for (i, (column, words)), (j, alpha) in product(enumerate(axes_of), enumerate(alphas)):
         axes = grid[i][j]
         for method, colour in zip(methods, series.COLOURS, strict=False):
@@ -138,7 +137,10 @@ def courses(frame: Any, path: Path, smoke: bool) -> None:
         axes.set(xlabel=words, title=f"alpha {alpha:g}" if i == 0 else None)
         if j == 0:
             axes.set_ylabel("test accuracy, %")
-    grid[0][-1].legend(fontsize=7)
+    figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=len(methods), fontsize=9)
+    seeds = frame["seed"].nunique()
+    spread = f"line: mean over {seeds} seeds, band: lowest to highest seed" if seeds > 1 else "one seed, so no band"
+    figure.suptitle(f"Accuracy over rounds and over bytes, {frame['dataset'].iloc[0]}; {spread}", fontsize=10)
     plots.save(figure, path, 110, smoke)
 
 
@@ -147,7 +149,7 @@ def noise(frame: Any, path: Path, smoke: bool) -> None:
     at_rate = frame[frame["chosen"] & (frame["table"] == NOISE)]
     of_level = at_rate.groupby(["algorithm", "level"], sort=False)
     points = [series.point(Cell({}, runs), "level", "last_accuracy", name) for (name, _), runs in of_level]
-    panel = series.Panel("feddm: as printed, not certified; others: DP-SGD", r"$\sigma$", [p for p in points if p])
+    panel = series.Panel("feddm: as printed, not certified; others: DP-SGD", "noise level", [p for p in points if p])
     if panel.points:
         series.draw(path, [panel], "last_accuracy", "algorithm", series.title(frame), smoke)
 
@@ -163,7 +165,7 @@ def pictures(frame: Any, path: Path, smoke: bool) -> None:
     if not sets:
         return
     labels = sorted({label for _, y in sets.values() for label in y.tolist()})[:20]
-    figure, grid = plots.panels(len(sets), len(labels), (0.8 * len(labels) + 1, len(sets) + 0.4))
+    figure, grid = plots.panels(len(sets), len(labels), (0.8 * len(labels) + 1.6, len(sets) + 0.9))
     for row, (method, (x, y)) in zip(grid, sets.items(), strict=True):
         for axes, label in zip(row, labels, strict=True):
             axes.set(xticks=[], yticks=[])
@@ -171,21 +173,28 @@ def pictures(frame: Any, path: Path, smoke: bool) -> None:
                 image = x[y == label][0].movedim(0, -1).numpy()
                 low, high = image.min(), image.max()
                 axes.imshow(((image - low) / (high - low)).squeeze(), cmap="gray")
-        row[0].set_ylabel(method.removeprefix("feddm, "), fontsize=8)
+        said = method.removeprefix("feddm, ")
+        last = "" if said.startswith("round") else "\nlast round"
+        row[0].set_ylabel(said + last, fontsize=8, rotation=0, ha="right", va="center")
+    for axes, label in zip(grid[0], labels, strict=True):
+        axes.set_title(f"class {label}", fontsize=8)
+    figure.suptitle(f"Images that clients sent, the first of each class; seed {shown['seed'].iloc[0]}", fontsize=10)
     plots.save(figure, path, 110, smoke)
 
 
 def figure1(path: Path, smoke: bool) -> None:
     """The loss of one weight, its surrogate of 20 matched points, and its tangent; three seeds."""
     w = np.linspace(-2, 10, 200)
-    figure, (row,) = plots.panels(1, 3, (9, 2.8), sharey=True)
+    figure, (row,) = plots.panels(1, 3, (9, 3.5), sharey=True)
     for seed, axes in enumerate(row):
         real = surrogate.draw(seed)
         matched = surrogate.match(real, surrogate.first(real, seed), seed)
-        for points, name in ((real, "100 real points"), (matched, "20 matched points")):
+        for points, name in ((real, "of 100 real points"), (matched, "of 20 matched points (the surrogate)")):
             axes.plot(w, surrogate.loss(w, points), label=name)
         axes.plot(w, surrogate.tangent(w, real), ":", color="0.4", label="tangent at 0")
-        axes.set(xlabel="w", title=f"seed {seed}", ylim=(0, 2))
+        axes.axvline(0, color="0.8", linewidth=0.8, zorder=0)
+        axes.set(xlabel="weight w", title=f"seed {seed}", ylim=(0, 2))
     row[0].set_ylabel("loss")
-    row[0].legend(fontsize=7)
+    figure.legend(*row[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=9)
+    figure.suptitle("A loss and its surrogate, matched at w = 0: three draws, a panel each", fontsize=10)
     plots.save(figure, path, 110, smoke)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from matplotlib.patches import Rectangle
 
 from fedcommons.federation import checkpoint
 from fedcommons.federation.memory import ClientMemory
@@ -13,6 +14,11 @@ from fedcommons.tensors import data
 from fedcommons.tracking.run_folder import read_class_counts, read_config
 
 SHOWN = 6  # decoded images of a class
+NAMES = {
+    "fmnist": ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot"),
+    "cifar10": ("plane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+}
+"""Classes whose numbers say nothing to a reader."""
 
 
 @dataclass(frozen=True)
@@ -55,26 +61,38 @@ def read(run: Path) -> Exchange | None:
     )  # fmt: skip
 
 
-def picture(path: Path, exchange: Exchange, smoke: bool) -> None:
-    """How many examples of each class clients hold before and after, and some decoded images of each class."""
+def picture(path: Path, exchange: Exchange, dataset: str, smoke: bool) -> None:
+    """What clients hold of each class before and after, with what was received marked, and decoded images."""
     classes = exchange.before.shape[1]
-    figure, ((left, middle, right),) = panels(1, 3, (13, 4.6))
-    for axes, counts, title in ((left, exchange.before, "before"), (middle, exchange.after, "after, with decoded")):
+    names = NAMES.get(dataset, tuple(map(str, range(classes))))
+    figure, ((left, middle, right),) = panels(1, 3, (13.5, 5.2))
+    received = exchange.after - exchange.before
+    for axes, counts, title in (
+        (left, exchange.before, "before the exchange"),
+        (middle, exchange.after, "after it (red: received)"),
+    ):
         axes.imshow(counts, cmap="Blues", aspect="auto", vmax=exchange.after.max())
         axes.set(xlabel="class", ylabel="client", title=f"images of each client, {title}")
         if classes <= 20 and len(counts) <= 20:
-            axes.set(xticks=range(classes), yticks=range(len(counts)))
+            turned = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if dataset in NAMES else {}
+            axes.set_xticks(range(classes), names, **turned)
+            axes.set_yticks(range(len(counts)))
             for (i, c), n in np.ndenumerate(counts):
                 colour = "w" if n > exchange.after.max() / 2 else "k"
                 axes.text(c, i, str(n) if n else "", ha="center", va="center", fontsize=7, color=colour)
+    for i, c in zip(*np.nonzero(received), strict=True):
+        middle.add_patch(Rectangle((c - 0.46, i - 0.46), 0.92, 0.92, fill=False, edgecolor="#c0392b", linewidth=1.5))
     rows = [np.concatenate(list(_padded(exchange.images[c])), axis=2) for c in exchange.images]
     if rows:
         shown = np.concatenate(rows, axis=1).transpose(1, 2, 0).astype(float)
         shown /= max(shown.max(), 1)
         right.imshow(shown.squeeze(-1) if shown.shape[2] == 1 else shown, cmap="gray")
         height = rows[0].shape[1]
-        right.set(yticks=[height * (i + 0.5) for i in range(len(rows))], yticklabels=list(exchange.images), xticks=[])
-    right.set(title="decoded images", ylabel="class")
+        right.set_yticks([height * (i + 0.5) for i in range(len(rows))], [names[c] for c in exchange.images])
+        right.set_xticks([])
+        for i in range(1, len(rows)):
+            right.axhline(height * i - 0.5, color="w", linewidth=1)
+    right.set(title=f"decoded, received: first {SHOWN} of each class")
     save(figure, path, 110, smoke)
 
 

@@ -39,7 +39,7 @@ def report(of_tables: Mapping[str, Sequence[sweep.Trial]], options: cli.Options,
             text.append(f"{table}\n\n{said}")
     if first := next((run for run in every.to_dict("records") if run["run"] in exchanges), None):
         text.append(f"Table 6\n\n{own.sent(first, exchanges[first['run']])}")
-        exchange.picture(out / "feddpms.png", exchanges[first["run"]], smoke)
+        exchange.picture(out / "feddpms.png", exchanges[first["run"]], first["dataset"], smoke)
     one, two, three = (compared.get(table, []) for table in ("Table 1", "Table 2", "Figure 3"))
     own.over_rounds(out / "feddpms_rounds.png", [*one, *three], smoke)
     own.over_federations(out / "feddpms_federations.png", [*one, *two], smoke)

@@ -1,6 +1,7 @@
 """Tables and pictures of sweeps/feddpms.py: methods beside FedAvg, FedDPMS by its constants, and what it sends."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,7 +80,7 @@ def constants(of: Sequence[Cell], delta: float) -> str:
         notes.append("feddpms.preliminary_rounds: -: 0.4 of the rounds.")
     sound = [series.value(c, "feddpms.sigma") for c in of if series.value(c, "feddpms.privacy") == "sound"]
     if sound:
-        spent = "; ".join(f"sigma {s:g}: {epsilon(1, s, 1, delta):.2f}" for s in dict.fromkeys(sound))
+        spent = "; ".join(f"noise multiplier {s:g}: {epsilon(1, s, 1, delta):.2f}" for s in dict.fromkeys(sound))
         notes.append(
             f"privacy sound, epsilon of a client's codes at delta {delta:g} if their noise is secret: {spent}. With "
             "seeded noise (dp.noise) there is none, as whoever knows the seed can draw it again. Nothing covers which "
@@ -122,19 +123,30 @@ def sent(run: Mapping[Any, Any], e: Exchange) -> str:
 def over_rounds(path: Path, of: Sequence[Cell], smoke: bool) -> None:
     """Figure 3: test accuracy over rounds in the first federation: of each cell the mean, in a band of least and most.
 
-    A cell may stand in ``of`` twice, once for each table that it is in.
+    On the left all rounds, on the right the last two thirds, near the best accuracy. A cell may stand in ``of`` twice,
+    once for each table that it is in.
     """
-    figure, ((axes,),) = plots.panels(1, 1, (7, 4.2))
+    figure, ((whole, near),) = plots.panels(1, 2, (10, 4.8))
     first = {tuple(cell.runs["run"]): cell for cell in of if columns.place(cell) == columns.place(of[0])}.values()
+    late: list[float] = []
+    last, seeds = 0, 1
     for i, (cell, colour) in enumerate(zip(first, cycle(series.COLOURS), strict=False)):
         course = series.course(load_rounds(*cell.runs["run"]), "test/accuracy")
         (means, low, high), dash = 100 * np.array(list(course.values())).T, "-" if i < len(series.COLOURS) else "--"
-        axes.plot(list(course), means, dash, color=colour, lw=1.3, label=columns.method(cell))
-        axes.fill_between(list(course), low, high, color=colour, alpha=0.12, lw=0)
-    axes.set(xlabel="round", ylabel="test accuracy, %")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(fontsize=8)
-    axes.grid(alpha=0.3)
+        for axes in (whole, near):
+            axes.plot(list(course), means, dash, color=colour, lw=1.3, label=columns.method(cell))
+            axes.fill_between(list(course), low, high, color=colour, alpha=0.12, lw=0)
+        last, seeds = max(last, *course), max(seeds, len(cell.runs))
+        late += [v for r, *values in zip(course, low, high, strict=True) if r >= last / 3 for v in values]
+    near.set(xlim=(last / 3, last), ylim=(min(late) - 0.5, max(late) + 0.5), title="the same, nearer")
+    whole.set(title="all rounds")
+    for axes in (whole, near):
+        axes.set(xlabel="round", ylabel="test accuracy, %")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(alpha=0.3)
+    spread = f"line: mean over {seeds} seeds, band: lowest to highest" if seeds > 1 else "one seed, so no band"
+    figure.legend(*whole.get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize=8)
+    figure.suptitle(f"{columns.place(of[0])}; {spread}", fontsize=10)
     plots.save(figure, path, 120, smoke)
 
 
@@ -144,6 +156,9 @@ def over_federations(path: Path, of: Sequence[Cell], smoke: bool) -> None:
     for name in ("partition.alpha", "partition.n_clients"):
         inside = [cell for cell in of if name in cell.fields]
         found = [series.point(cell, name, "last_accuracy", cell.runs["algorithm"].iloc[0]) for cell in inside]
-        panels += [series.Panel("", words(name), [p for p in found if p])] if inside else []
+        apart = [replace(p, x=columns.text(p.x)) for p in sorted((p for p in found if p), key=lambda p: p.x)]
+        panels += [series.Panel("", words(name), apart)] if inside else []
     if panels:
-        series.draw(path, panels, "last_accuracy", "algorithm", "", smoke)
+        seeds = max(len(cell.runs) for cell in of)
+        spread = f"mark: mean over {seeds} seeds, bar: ± standard deviation" if seeds > 1 else "one seed, so no bars"
+        series.draw(path, panels, "last_accuracy", "algorithm", f"{of[0].runs['dataset'].iloc[0]}; {spread}", smoke)

@@ -5,14 +5,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedcommons.reports.plots import panels, save
-from fedcommons.reports.tables import markdown
+from fedcommons.reports.tables import markdown, numbered
 
 NOTES = (
     "Rounds with sharing over rounds without: Lemma 1 and Corollary I (non-convex) at the probe's last model, epsilon "
     "= its ||grad f||^2. Band: over the probe's models, epsilon down to a tenth, and the estimates' 95 % intervals.",
-    "The corollary is an upper bound, for the best step size and full participation: its ratio is a guide, no promise.",
+    "The corollary is an upper bound on rounds, for the best step size and full participation. A quotient of two upper "
+    "bounds bounds nothing: sharing may do more or less than it says.",
     "Images: what a client hands to the server; MB: 10^6 bytes of all clients' images and labels, up and down, once.",
+)
+TRIED = (
+    "Outcome: mean rounds to the target at p over mean rounds at p = 0, and [least, most] of the seeds' own quotients. "
+    "In band: whether the quotient of the means is."
 )
 
 
@@ -21,7 +28,8 @@ class Advice:
     """The prediction at one alpha, a line for each share p, with the outcome where it was tried.
 
     A line: p, relative, low, high, images, mb; rounds: those that were needed, as printed; outcome: over those without
-    sharing, None where it is not known. ``base``: rounds without sharing, empty where nothing was tried.
+    sharing, with outcome_least and outcome_most of the seeds; None where it is not known. ``base``: rounds without
+    sharing, empty where nothing was tried.
     """
 
     alpha: float
@@ -52,7 +60,8 @@ def advice_table(sections: Sequence[Advice], speed_up: float) -> str:
         text.append(f"alpha = {section.alpha:g}, predicted for {section.pool}.{without}\n")
         text.append(markdown([*head, *tried], lines))
         text.append(section.sentence(speed_up) + "\n")
-    return "\n".join([*text, *(f"{i}. {note}" for i, note in enumerate(NOTES, 1))]) + "\n"
+    notes = [*NOTES, *([TRIED] if any(section.base for section in sections) else [])]
+    return "\n".join(text) + numbered(notes)
 
 
 def _line(line: Mapping[str, Any], tried: bool) -> list[str]:
@@ -64,26 +73,38 @@ def _line(line: Mapping[str, Any], tried: bool) -> list[str]:
     if tried:
         found += [
             line["rounds"],
-            *(("", "") if ratio is None else (f"{ratio:.2f}", "yes" if low <= ratio <= high else "no")),
+            *(("", "") if ratio is None else (_spread(line), "yes" if low <= ratio <= high else "no")),
         ]
     return found
 
 
+def _spread(line: Mapping[str, Any]) -> str:
+    return f"{line['outcome']:.2f} [{line['outcome_least']:.2f}, {line['outcome_most']:.2f}]"
+
+
 def advice_panels(path: Path, sections: Sequence[Advice], title: str, smoke: bool) -> None:
-    """A panel for each alpha: predicted rounds over those without sharing, with their band, and outcomes as crosses."""
-    figure, grid = panels(1, len(sections), (4.2 * len(sections), 3.4), sharey=True)
+    """A panel for each alpha: predicted rounds over those without sharing with their band, and outcomes with theirs."""
+    figure, grid = panels(1, len(sections), (1.2 + 4.2 * len(sections), 4), sharey=True)
     for axes, section in zip(grid[0], sections, strict=True):
         p, relative, low, high = ([line[name] for line in section.lines] for name in ("p", "relative", "low", "high"))
-        axes.fill_between(p, low, high, color="#2e6da4", alpha=0.2, lw=0)
-        axes.plot(p, relative, color="#2e6da4", label="predicted, with its band")
-        tried = [(line["p"], line["outcome"]) for line in section.lines if line["outcome"] is not None]
+        axes.fill_between(p, low, high, color="#2e6da4", alpha=0.2, lw=0, label="predicted: its band")
+        axes.plot(p, relative, color="#2e6da4", label="predicted, at the probe's last model")
+        tried = [line for line in section.lines if line["outcome"] is not None]
         if tried:
-            axes.plot(*zip(*tried, strict=True), "x", color="#c0392b", ms=8, label="outcome")
+            at, mean, least, most = (
+                np.array([line[name] for line in tried]) for name in ("p", "outcome", "outcome_least", "outcome_most")
+            )
+            axes.errorbar(
+                at, mean, (mean - least, most - mean), fmt="o", color="#c0392b", ms=5, capsize=4,
+                label="outcome: means over seeds; bar: least to most of the seeds",
+            )  # fmt: skip
         axes.axhline(1, color="0.6", lw=0.8)
-        axes.set(xlabel="share p of shared data", title=f"alpha = {section.alpha:g}")
-        axes.set_ylim(bottom=0)
+        axes.set(xlabel="share p of shared data", title=f"alpha = {section.alpha:g}", ylim=(0, None))
         axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
     grid[0][0].set_ylabel("rounds with sharing / without")
-    grid[0][-1].legend(fontsize=8, loc="upper right")
+    figure.legend(
+        *grid[0][0].get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=3, frameon=False
+    )
     figure.suptitle(title, fontsize=11)
     save(figure, path, 120, smoke)

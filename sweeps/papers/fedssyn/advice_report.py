@@ -1,7 +1,7 @@
 """What the advisor writes: its predictions, what they cost, and how they turned out where that was tried."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from math import ceil
 from pathlib import Path
 from statistics import fmean
@@ -14,6 +14,7 @@ from fedcommons.convergence.advisor import LocalWork, Prediction
 from fedcommons.federation.participation import joining
 from fedcommons.files import write_json, write_text
 from fedcommons.reports import tables
+from fedcommons.reports.cells import reached
 from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
 
@@ -37,13 +38,29 @@ def costs(ready: "Prepared", p: float) -> tuple[float, float]:
     return fmean(images), 2 * images_nbytes(sum(images), ready.dataset.shape, ready.dealt.itemsize) / 1e6
 
 
-def outcome(alpha: float, p: float, runs: Runs, out: Path) -> tuple[str, float | None]:
-    """(rounds to the target as printed, those over the rounds at p = 0 or None where one is not known)."""
-    sides = [grids.finished(runs.get((alpha, share), ()), out) for share in (p, 0.0)]
-    if any(side.empty for side in sides):
-        return "", None
-    (rounds, late), (base, censored) = map(tables.mean_rounds, sides)
-    return tables.rounds(sides[0]), None if late or censored else rounds / base
+@dataclass(frozen=True)
+class Outcome:
+    """Rounds to the target as printed, and over those at p = 0: of the means over seeds, and of each seed.
+
+    ``ratio`` is None and ``ratios`` is empty where one of them is not known.
+    """
+
+    rounds: str
+    ratio: float | None
+    ratios: Sequence[float]
+
+
+def outcome(alpha: float, p: float, runs: Runs, out: Path) -> Outcome:
+    """How it turned out at this share."""
+    here, base = (grids.finished(runs.get((alpha, share), ()), out) for share in (p, 0.0))
+    if here.empty or base.empty:
+        return Outcome("", None, ())
+    at, without = (dict(zip(side["seed"].tolist(), reached(side), strict=True)) for side in (here, base))
+    pairs = [(rounds, without.get(seed)) for seed, rounds in at.items()]
+    if None in (*at.values(), *without.values()):
+        return Outcome(tables.rounds(here), None, ())
+    ratio = tables.mean_rounds(here)[0] / tables.mean_rounds(base)[0]
+    return Outcome(tables.rounds(here), ratio, [a / b for a, b in pairs if a and b])
 
 
 def report(
@@ -58,16 +75,18 @@ def report(
         lines = []
         for one in predicted:
             images, mb = costs(ready, one.p)
-            rounds, ratio = outcome(alpha, one.p, runs, out)
-            lines.append(
-                {"alpha": alpha, **asdict(one), "images": images, "mb": mb, "rounds": rounds, "outcome": ratio}
-            )
-        sections.append(Advice(alpha, pool, lines, outcome(alpha, 0.0, runs, out)[0]))
+            ended = outcome(alpha, one.p, runs, out)
+            least, most = (min(ended.ratios), max(ended.ratios)) if ended.ratios else (None, None)
+            found_out = {"outcome": ended.ratio, "outcome_least": least, "outcome_most": most}
+            costs_of = {"images": images, "mb": mb}
+            lines.append({"alpha": alpha, **asdict(one), **costs_of, "rounds": ended.rounds, **found_out})
+        sections.append(Advice(alpha, pool, lines, outcome(alpha, 0.0, runs, out).rounds))
     records = [line for section in sections for line in section.lines]
     text = grids.stamped(advice_table(sections, options.speed_up), options)
     write_text(out / "advise.md", text)
     write_text(out / "advise.csv", tables.to_csv(records))
     write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "predictions": records})
-    title = grids.title([ready.config for ready, *_ in found.values()])
+    tried = [cell.config for each in runs.values() for cell in each]
+    title = grids.title(tried or [ready.config for ready, *_ in found.values()])
     advice_panels(out / "advise.png", sections, title, grids.is_smoke(options))
     display.say("\n" + text)

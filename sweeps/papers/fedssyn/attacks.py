@@ -14,21 +14,22 @@ from fedcommons.audits.closeness import Subject
 from fedcommons.audits.copies import audit
 from fedcommons.audits.membership import Attack, Losing
 from fedcommons.audits.one_run import FEWEST, LOOKS, Bounded
-from fedcommons.config import cli, presets
+from fedcommons.config import cli
+from fedcommons.config.experiment import Experiment
+from fedcommons.config.flat import deciding
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.work import Work
 from fedcommons.core.worker import fresh_torch, set_up_process
 from fedcommons.data.clients import ClientData
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
-from fedcommons.files import write_json, write_text
 from fedcommons.runs.build import OnStep, Prepared, prepare, recipe, synthetic_images
 from fedcommons.runs.worker import build_module
 from fedcommons.seeds import numpy_generator, seed_for
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.needs import Need
 from fedcommons.sharing.synthetic_pool import Job
-from fedcommons.sweeping import planned
+from fedcommons.sweeping import kept, planned
 from papers.fedssyn import audits as pictures
 
 
@@ -72,50 +73,85 @@ def generators(of: Need, test: Examples, shadows: int, canaries: int) -> list[Jo
     return [*[shadow] * shadows, *with_and_without]
 
 
-def work(options: cli.Options, say: Callable[[str], None], on_step: OnStep | None = None) -> None:
-    """The whole audit, written into ``--out``; with ``--dry-run`` only what it would take."""
-    prepared, store = prepare(options.config), Store(Path(options.config.artifacts), say, options.config.storage)
-    needs, jobs = prepared.needs, synthetic_pool.missing(store, prepared.needs)
+def checked(config: Experiment, asked: int | None) -> tuple[Prepared, int]:
+    """What is audited, and the client that is attacked: the one asked for, or the one whose generator sees most.
+
+    Raises:
+        UserError: there is nothing to audit, or nothing to compare it with.
+    """
+    prepared = prepare(config)
+    needs, held_out = prepared.needs, prepared.dataset.test
     if not any(need.n for need in needs):
         raise UserError("no client draws an image, so nothing can be audited: use a larger sharing.p.")
-    one = max(range(len(needs)), key=lambda i: len(needs[i].examples)) if options.attacked is None else options.attacked
+    one = max(range(len(needs)), key=lambda i: len(needs[i].examples)) if asked is None else asked
     if not 0 <= one < len(needs):
         raise UserError(f"--attacked must be one of 0 ... {len(needs) - 1}, got {one}.")
-    held_out, dealt = prepared.dataset.test, prepared.dealt
     if len(held_out) < FEWEST:
         raise UserError(
             f"an audit needs at least {FEWEST} test images, which are held out, and data set "
             f"{prepared.config.data.name} has {len(held_out)}."
         )
-    pool.subjects(dealt, needs, held_out)  # refuses before any work
-    say(f"{len(jobs)} generators to train, then {options.shadows} shadows and 2 with canaries, like client {one}'s.")
-    if options.dry_run:
-        attackers = generators(needs[one], held_out, options.shadows, options.canaries)
-        seconds = planned.generators([*jobs, *attackers])
-        say(f"In all about {planned.duration(seconds)} here on one core, without the comparison of images.")
-        return
-    out, smoke = Path(options.out), options.preset == "smoke"
+    pool.subjects(prepared.dealt, needs, held_out)  # refuses before any work
+    return prepared, one
+
+
+def audited(
+    prepared: Prepared, one: int, options: cli.Options, say: Callable[[str], None], on_step: OnStep | None
+) -> dict[str, Any]:
+    """The audit of one seed, as plain values, all that tables and pictures need."""
+    config, needs = prepared.config, prepared.needs
+    store = Store(Path(config.artifacts), say, config.storage)
     with fresh_torch():
         set_up_process()
-        made = synthetic_images(prepared, store, jobs, say, on_step)
-        subjects = pool.subjects(dealt, needs, held_out, [contribution.examples for contribution in made])
-        found = audit(subjects, pool.spaces(classifier(prepared)), dealt.seed)
-        found_out = attacked(prepared, subjects[one], options.shadows, say)
+        made = synthetic_images(prepared, store, synthetic_pool.missing(store, needs), say, on_step)
+        images = [contribution.examples for contribution in made]
+        subjects = pool.subjects(prepared.dealt, needs, prepared.dataset.test, images)
+        found = audit(subjects, pool.spaces(classifier(prepared)), prepared.dealt.seed)
+        attacks = attacked(prepared, subjects[one], options.shadows, say)
         say("two generators with and without canaries")
         bound = bounded(prepared, subjects[one], options.canaries)
-    record: dict[str, Any] = {
+    return {
         "spaces": found.record(),
         "validation": len(prepared.dataset.validation),
         "client": one,
-        "attacks": {name: attack.record() for name, attack in found_out.items()},
+        "attacks": {name: {**attack.record(), "roc": pictures.curve(attack)} for name, attack in attacks.items()},
         "epsilon": {"at_least": bound.audited.bound, "ceiling": bound.audited.ceiling, "guesses": bound.audited.r,
                     "right": bound.audited.v, "canaries": bound.audited.m, "reported": bound.reported,
                     "verdict": bound.verdict},
+        "pairs": pictures.pairs(found.compared["pixels"]),
     }  # fmt: skip
-    text = pictures.table(record["spaces"]) + "\n\n" + pictures.words(record, options.shadows)
-    write_text(out / "audit_pool.md", f"**{presets.SMOKE}**\n\n{text}" if smoke else text)
-    write_json(out / "audit_pool.json", record)
-    title = f"membership in the training of a generator like client {one}'s, {options.shadows} generators"
-    pictures.roc(out / "audit_pool_roc.png", found_out, title, smoke)
-    pictures.closest_pairs(out / "audit_pool_pairs.png", found.compared["pixels"], smoke)
-    say("\n" + text)
+
+
+def price(found: Prepared, one: int, options: cli.Options, say: Callable[[str], None]) -> None:
+    """Say what the audit of a seed trains, and how long that takes."""
+    store = Store(Path(found.config.artifacts), say, found.config.storage)
+    jobs = synthetic_pool.missing(store, found.needs)
+    attackers = generators(found.needs[one], found.dataset.test, options.shadows, options.canaries)
+    seconds = planned.generators([*jobs, *attackers])
+    say(
+        f"Seed {found.config.seed}: {len(jobs)} generators to train, then {options.shadows} shadows and 2 with "
+        f"canaries, like client {one}'s: about {planned.duration(seconds)} here on one core, without the comparison "
+        "of images."
+    )
+
+
+def work(options: cli.Options, say: Callable[[str], None], on_step: OnStep | None = None) -> None:
+    """The audits of all seeds, each kept in ``--out``, their tables and pictures."""
+    out = Path(options.out)
+    ready = {config.seed: checked(config, options.attacked) for config in options.configs}
+    files = {seed: out / f"seed_{seed}.json" for seed in ready}
+    if not options.resume and any(file.exists() for file in files.values()):
+        raise UserError(f"--out: {out} holds audits already; add --resume to keep them or name another folder.")
+    facts = {
+        seed: {**deciding(prepared.config), "attacked": one, "shadows": options.shadows, "canaries": options.canaries}
+        for seed, (prepared, one) in ready.items()
+    }
+    earlier = {seed: kept.read(files[seed], facts[seed], "audit") for seed in ready}
+    records = {}
+    for number, (seed, (prepared, one)) in enumerate(ready.items(), 1):
+        if (record := earlier[seed]) is None:
+            say(f"seed {seed} ({number} of {len(ready)})")
+            record = audited(prepared, one, options, say, on_step)
+            kept.write(files[seed], facts[seed], "audit", record)
+        records[seed] = record
+    say("\n" + pictures.report(records, options, out))

@@ -1,118 +1,209 @@
-"""Tables and pictures of an audit of a pool."""
+"""The table, CSVs and pictures of an audit of a pool, from the kept audits of its seeds."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from fedcommons.audits.closeness import Compared
 from fedcommons.audits.membership import Attack
+from fedcommons.config import cli, presets
+from fedcommons.files import write_text
 from fedcommons.reports import tables
 from fedcommons.reports.plots import panels, save
 
-COLUMNS = ("closer", "near (expected)", "copied", "finds")
 PAIRS = 12
 """How many of the closest pairs are shown."""
 
+ATTACKERS = {"pool": "attacker has the pool", "loss": "attacker has the generator"}
+"""The kinds of attacks in words."""
 
-def table(record: Mapping[str, Any]) -> str:
-    """A line for all, for each client and for each class; ``record``: see ``Audit.record``."""
-    names = list(record)
-    head = ["", "images", *(f"{name}: {what}" for name in names for what in COLUMNS)]
-    first = record[names[0]]
-    groups = [("all", ("all",)), *((f"client {c}", ("clients", c)) for c in first["clients"]),
-              *((f"class {c}", ("classes", c)) for c in first["classes"])]  # fmt: skip
-    lines = []
-    for said, path in groups:
-        found = [_at(record[name], path) for name in names]
-        lines.append([said, str(found[0]["images"]), *(cell for of in found for cell in _cells(of))])
+GRID = np.union1d(np.linspace(0, 1, 101), np.geomspace(1e-3, 1, 91)).round(6)
+"""False positive rates at which a ROC is kept, so that means over seeds can be taken."""
+
+Record = Mapping[str, Any]
+"""The audit of a seed: see ``attacks.audited``."""
+
+
+def curve(attack: Attack) -> list[float]:
+    """The true positive rates at ``GRID``."""
+    last = np.searchsorted(attack.fpr, GRID + 1e-9, side="right") - 1
+    return attack.tpr[last].round(6).tolist()
+
+
+def pairs(compared: Sequence[Compared]) -> list[dict[str, Any]]:
+    """The made images that are closest to one that was seen, by the limit, each with the one that was seen."""
+    near = [(float(c.made.to_seen[i] / max(c.limit, 1e-9)), c, i) for c in compared for i in range(len(c.near))]
+    return [
+        {"distance": distance, "client": c.of.client, "made": c.of.made.x[i].tolist(),
+         "seen": c.of.seen.x[int(c.made.closest_seen[i])].tolist()}
+        for distance, c, i in sorted(near, key=lambda found: found[0])[:PAIRS]
+    ]  # fmt: skip
+
+
+def report(records: Mapping[int, Record], options: cli.Options, out: Path) -> str:
+    """Write the table, the CSVs and the pictures; the table with its notes is returned. ``records``: by seed."""
+    smoke = options.preset == "smoke"
+    text = table(records) + words(records, options.shadows)
+    text = f"**{presets.SMOKE}**\n\n{text}" if smoke else text
+    write_text(out / "audit_pool.md", text)
+    write_text(out / "audit_pool.csv", tables.to_csv(closeness(records)))
+    write_text(out / "audit_pool_attacks.csv", tables.to_csv(attacks(records)))
+    seeds = ", ".join(map(str, records))
+    title = f"Was this image trained on? {options.shadows} generators a seed, {options.config.data.name}, seeds {seeds}"
+    roc(out / "audit_pool_roc.png", list(records.values()), title, smoke)
+    closest_pairs(out / "audit_pool_pairs.png", records, smoke)
+    return text
+
+
+def table(records: Mapping[int, Record]) -> str:
+    """A line for each quantity, a column for each seed, and the mean over seeds."""
+    of, one = list(records.values()), next(iter(records.values()))
+    lines: list[list[str]] = []
+
+    def add(name: str, said: Sequence[str], values: Sequence[float] = (), digits: int = 1) -> None:
+        lines.append([name, *said, *([_mean(values, digits) if values else ""] if len(of) > 1 else [])])
+
+    for space in one["spaces"]:
+        all_of = [r["spaces"][space]["all"] for r in of]
+        shares = [tuple(100 * f[name] for name in ("closer", "low", "high")) for f in all_of]
+        add(f"{space}: closer to a seen image, %", [_interval(*s) for s in shares], [s[0] for s in shares])
+        add(f"{space}: near-copies (at most expected)", [f"{f['near_copies']} ({f['expected']:.1f})" for f in all_of],
+            [f["near_copies"] for f in all_of])  # fmt: skip
+        add(f"{space}: copied", [f"{f['copied']} : {f['control']}, {f['copied_half']} : {f['control_half']}"
+                                 for f in all_of])  # fmt: skip
+        add(f"{space}: verdict", [_verdict(f) for f in all_of])
+    for name in one["attacks"]:
+        found = [r["attacks"][name] for r in of]
+        said = [_interval(a["auc"], *a["auc_interval"], digits=3) for a in found]
+        add(f"{ATTACKERS[name]}: AUC", said, [a["auc"] for a in found], 3)
+        rates = [tuple(100 * v for v in (a["tpr_at_1_percent_fpr"], *a["tpr_interval"])) for a in found]
+        add(f"{ATTACKERS[name]}: TPR at 1 % FPR, %", [_interval(*v) for v in rates],
+            [v[0] for v in rates])  # fmt: skip
+    bounds = [r["epsilon"] for r in of]
+    add("canaries: guesses right", [f"{e['right']} of {e['guesses']}" for e in bounds])
+    add("epsilon is at least (were all right)", [f"{e['at_least']:.3g} ({e['ceiling']:.3g})" for e in bounds],
+        [e["at_least"] for e in bounds], 2)  # fmt: skip
+    add("epsilon reported", ["none" if e["reported"] is None else f"{e['reported']:.3g}: {e['verdict']}"
+                             for e in bounds])  # fmt: skip
+    head = ["", *(f"seed {seed}" for seed in records), *(["mean [lowest, highest]"] if len(of) > 1 else [])]
     return tables.markdown(head, lines)
 
 
-def _at(record: Mapping[str, Any], path: Sequence[str]) -> Mapping[str, Any]:
-    for name in path:
-        record = record[name]
-    return record
+def _interval(value: float, low: float, high: float, digits: int = 1) -> str:
+    return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
-def _cells(found: Mapping[str, Any]) -> list[str]:
-    closer = f"{100 * found['closer']:.1f} [{100 * found['low']:.0f}, {100 * found['high']:.0f}] %"
-    mark = " **memorised**" if found["memorised"] else ""
-    return [
-        closer + mark,
-        f"{found['near_copies']} ({found['expected']:.1f})",
-        f"{found['copied']} : {found['control']}, {found['copied_half']} : {found['control_half']}",
-        "" if found["memorised"] else "none" if found["finds"] is None else f"{100 * found['finds']:.2g} %",
-    ]
+def _mean(values: Sequence[float], digits: int) -> str:
+    return _interval(fmean(values), min(values), max(values), digits)
 
 
-def words(record: Mapping[str, Any], shadows: int) -> str:
-    """What a reader must know to read the numbers, and what the attacks have found."""
-    e, n = record["epsilon"], record["validation"]
-    trained = f"trained on {n:,} validation images" if n else "untrained, as there are no validation images"
-    reported = "none, as nothing protects it" if e["reported"] is None else f"{e['reported']:.3g}"
-    attacks = [
-        f"{name}: AUC {a['auc']:.3f} [{a['auc_interval'][0]:.3f}, {a['auc_interval'][1]:.3f}], TPR "
-        f"{100 * a['tpr_at_1_percent_fpr']:.1f} % [{100 * a['tpr_interval'][0]:.1f}, "
-        f"{100 * a['tpr_interval'][1]:.1f}] at 1 % FPR"
-        for name, a in record["attacks"].items()
-    ]
+def _verdict(found: Record) -> str:
+    if found["memorised"]:
+        return "**memorised**"
+    return "not shown; finds no share" if found["finds"] is None else f"not shown; finds {100 * found['finds']:.2g} %"
+
+
+def words(records: Mapping[int, Record], shadows: int) -> str:
+    """What a reader must know to read the numbers."""
+    of = list(records.values())
+    few, many = min(r["validation"] for r in of), max(r["validation"] for r in of)
+    n = f"{few:,}" if few == many else f"{few:,} to {many:,}"
+    trained = f"trained on {n} validation images" if many else "untrained, as there are no validation images"
+    images, clients, canaries = (
+        " or ".join(f"{value:,}" for value in sorted(set(values)))
+        for values in (
+            [r["spaces"]["pixels"]["all"]["images"] for r in of],
+            [r["client"] for r in of],
+            [r["epsilon"]["canaries"] for r in of],
+        )
+    )
     notes = [
-        "closer: share of made images that are closer to an image their generator saw than to any of as many held-out "
-        "ones of the same classes, with a 95 % interval; 50 % if nothing was memorised. near: images below a distance "
-        "that at most the expected number of fresh images would be below. copied: seen images with a made one that "
-        "near, against held-out images with one; then the same at half of that distance. An image that is moved by a "
-        "pixel or mirrored is the same image. "
-        "finds: the smallest share of copies (exact, moved by a pixel or mirrored) among the made images that the "
-        "verdict finds with probability 0.9, by planting them; none: not even if all are copies.",
-        f"features: the embedding of the model, {trained}. Held-out: test images, and the client's own that its "
+        f"[ ]: 95 % interval of a seed; in the last column the range over seeds. Partition, generators and attacks "
+        f"follow the seed. Images made: {images}.",
+        "Closer: share of made images that are closer to an image their generator saw than to any of as many held-out "
+        "ones of the same classes; 50 % if nothing was memorised. Near-copies: images below a distance that at most "
+        "the expected number of fresh images would be below. Copied: seen images with a made one that near : held-out "
+        "images with one; then the same at half of that distance. An image that is moved by a pixel or mirrored is the "
+        "same image. Finds: the smallest share of copies (exact, moved by a pixel or mirrored) among the made images "
+        "that the verdict finds with probability 0.9, by planting them; no share: not even if all are copies.",
+        f"Features: the embedding of the model, {trained}. Held-out: test images, and the client's own that its "
         "generator did not see.",
-        f"Membership, generators like client {record['client']}'s, {shadows} of them: {'; '.join(attacks)}.",
-        f"One run with {e['canaries']} test images as canaries, {e['right']} of {e['guesses']} guesses right: epsilon "
-        f"is at least {e['at_least']:.3g} (95 %; were all right, {e['ceiling']:.3g}), reported: {reported}"
-        f"{_verdict(e)}.",
+        f"Attacks: was this image among those that the generator was trained on? Whoever has the pool looks at the "
+        "distance to its closest image, whoever has the generator at its loss. Generators like that of client "
+        f"{clients}, {shadows} of them for each seed.",
+        f"Canaries: {canaries} test images, half of which one more training saw. Epsilon is at least so much "
+        "with confidence 95 %; in brackets the most that so many guesses can show. None is reported where nothing "
+        "protects the images.",
     ]
     return tables.numbered(notes)
 
 
-def roc(path: Path, attacks: Mapping[str, Attack], title: str, smoke: bool) -> None:
-    """The ROC of every kind of score, both axes linear and both logarithmic."""
-    figure, ((linear, logarithmic),) = panels(1, 2, (9, 4.2))
+def closeness(records: Mapping[int, Record]) -> list[dict[str, Any]]:
+    """For each seed and space what is said of all images, of each client's and of each class's."""
+    lines = []
+    for seed, record in records.items():
+        for space, found in record["spaces"].items():
+            groups = {"all": found["all"], **{f"client {c}": f for c, f in found["clients"].items()},
+                      **{f"class {c}": f for c, f in found["classes"].items()}}  # fmt: skip
+            lines += [{"seed": seed, "space": space, "group": group, **f} for group, f in groups.items()]
+    return lines
+
+
+def attacks(records: Mapping[int, Record]) -> list[dict[str, Any]]:
+    """For each seed the attacks, and beside them the bound on epsilon."""
+    lines = []
+    for seed, record in records.items():
+        for name, a in record["attacks"].items():
+            (low, high), (least, most), e = a["auc_interval"], a["tpr_interval"], record["epsilon"]
+            lines.append(
+                {"seed": seed, "client": record["client"], "attack": name, "auc": a["auc"], "auc_low": low,
+                 "auc_high": high, "tpr_at_1_percent_fpr": a["tpr_at_1_percent_fpr"], "tpr_low": least,
+                 "tpr_high": most, **{f"epsilon_{key}": value for key, value in e.items()}}
+            )  # fmt: skip
+    return lines
+
+
+def roc(path: Path, records: Sequence[Record], title: str, smoke: bool) -> None:
+    """The ROC of every kind of attack, mean and range over seeds; both axes linear, and both logarithmic."""
+    figure, ((linear, logarithmic),) = panels(1, 2, (9.4, 5.2))
+    for name in records[0]["attacks"]:
+        found = [r["attacks"][name] for r in records]
+        rates = np.array([a["roc"] for a in found])
+        areas = [a["auc"] for a in found]
+        (low, high) = (min(areas), max(areas)) if len(found) > 1 else found[0]["auc_interval"]
+        label = f"{ATTACKERS[name]}: AUC {fmean(areas):.3f} [{low:.3f}, {high:.3f}]"
+        for axes in (linear, logarithmic):
+            (line,) = axes.plot(GRID, rates.mean(0), drawstyle="steps-post", label=label)
+            axes.fill_between(GRID, rates.min(0), rates.max(0), step="post", alpha=0.25, color=line.get_color(),
+                              linewidth=0)  # fmt: skip
     for axes in (linear, logarithmic):
-        for name, found in attacks.items():
-            low, high = found.auc_interval
-            label = f"{name}: AUC {found.auc:.3f} [{low:.3f}, {high:.3f}]"
-            axes.plot(found.fpr, found.tpr, drawstyle="steps-post", label=label)
-        axes.plot([1e-3, 1], [1e-3, 1], "--", color="0.6", linewidth=1, label="guessing")
+        axes.plot([1e-3, 1], [1e-3, 1], "--", color="0.5", linewidth=1, label="guessing")
         axes.set(xlabel="false positive rate", ylabel="true positive rate")
-    logarithmic.set(xscale="log", yscale="log", xlim=(1e-3, 1), ylim=(1e-3, 1))
-    linear.legend(fontsize=8, loc="lower right")
-    figure.suptitle(title, fontsize=10)
+    logarithmic.set(xscale="log", yscale="log", xlim=(1e-3, 1), ylim=(1e-3, 1), title="the same, logarithmic axes")
+    linear.set(xlim=(0, 1), ylim=(0, 1))
+    many = len(records) > 1
+    figure.legend(*linear.get_legend_handles_labels(), loc="outside lower center", fontsize=9, title=(
+        f"line: mean over {len(records)} seeds; band and [ ]: lowest and highest seed" if many
+        else "one seed; [ ]: 95 % interval of the AUC"))  # fmt: skip
+    figure.suptitle(title, fontsize=11)
     save(figure, path, 120, smoke)
 
 
-def closest_pairs(path: Path, compared: Sequence[Compared], smoke: bool) -> None:
-    """The made images that are closest to one that was seen, by the limit; below each the one that was seen."""
-    near = [(c.made.to_seen[i] / max(c.limit, 1e-9), c, i) for c in compared for i in range(len(c.near))]
-    shown = sorted(near, key=lambda found: float(found[0]))[:PAIRS]
-    figure, axes = panels(2, max(1, len(shown)), (1.1 * max(2, len(shown)), 2.9))
-    for column, (distance, c, i) in zip(axes.T, shown, strict=True):
-        column[0].set_title(f"{distance:.2f}\nclient {c.of.client}", fontsize=8)
-        for place, x in zip(column, (c.of.made.x[i], c.of.seen.x[int(c.made.closest_seen[i])]), strict=True):
-            place.imshow(_pixels(x.numpy()), cmap="gray", vmin=0, vmax=255)
+def closest_pairs(path: Path, records: Mapping[int, Record], smoke: bool) -> None:
+    """The closest pairs of all seeds."""
+    every = [(pair["distance"], seed, pair) for seed, record in records.items() for pair in record["pairs"]]
+    shown = sorted(every, key=lambda found: found[:2])[:PAIRS]
+    figure, axes = panels(2, max(1, len(shown)), (1.1 * max(4, len(shown)), 3.2))
+    for column, (distance, seed, pair) in zip(axes.T, shown, strict=True):
+        column[0].set_title(f"{distance:.2f}\nseed {seed}\nclient {pair['client']}", fontsize=8)
+        for place, name in zip(column, ("made", "seen"), strict=True):
+            x = np.array(pair[name])
+            place.imshow(x[0] if len(x) == 1 else np.moveaxis(x, 0, -1), cmap="gray", vmin=0, vmax=255)
             place.set(xticks=[], yticks=[])
     axes[0, 0].set_ylabel("made", fontsize=9)
     axes[1, 0].set_ylabel("seen", fontsize=9)
     figure.suptitle("closest pairs; the distance in units of that below which an image is a near-copy", fontsize=9)
     save(figure, path, 120, smoke)
-
-
-def _verdict(epsilon: Mapping[str, Any]) -> str:
-    """What the bound says of the reported epsilon, where there is one."""
-    return "" if epsilon["reported"] is None else f"; verdict: {epsilon['verdict']}"
-
-
-def _pixels(x: np.ndarray) -> np.ndarray:
-    """An image (C, H, W) as matplotlib has it."""
-    return x[0] if len(x) == 1 else np.moveaxis(x, 0, -1)

@@ -31,15 +31,11 @@ TERMS = {
 }
 """The terms of sigma_lemma1_sq, in percent of it."""
 
-TABLES = (
-    ("accuracy", "zeta_sq", "zeta_hat_sq", "zeta_mix_sq", "zeta_lemma1_sq", ZETA),
-    ("sigma_sq", "sigma_hat_sq", "sigma_mix_sq", "sigma_lemma1_sq", SIGMA, "sigma_avg_sq", "sigma_pool_sq", "delta_sq"),
-    tuple(TERMS.values()),
-    ("L_max", "L_p", "L_pool", "L_lemma1", L),
-)
+COLUMNS = ("accuracy", "zeta_hat_sq", ZETA, "sigma_hat_sq", SIGMA, "sigma_pool_sq", "delta_sq", "L_p", L)
+"""Of a figure's table; the CSV has all that was measured."""
 
 SHOWN = (0, 0.1, 0.5, 1)
-"""Tables show the measured rounds next to these shares of the run; round 0 is the untrained model."""
+"""A table shows the measured rounds next to these shares of the run; round 0 is the untrained model."""
 
 LEMMA = ("Lemma 1", {"color": "0.8", "linewidth": 6})  # broad, because the equal curve is drawn on top of it
 OWN, HAT, MIX = {"color": "k"}, {"color": "#d55e00"}, {"color": "#0072b2", "linestyle": (0, (2, 2))}
@@ -49,13 +45,13 @@ PANELS: Mapping[str, Looks] = {
         "zeta_lemma1_sq": LEMMA, "zeta_sq": (r"$\zeta^2$", OWN), "zeta_hat_sq": (r"$\hat\zeta^2$", HAT),
         "zeta_mix_sq": (r"$\zeta^2_{mix}$", MIX),
     },
-    r"(d) $\sigma^2$ per sample, $\delta^2$": {
+    r"(e) $\sigma^2$ per sample, $\delta^2$": {
         "sigma_lemma1_sq": LEMMA, "sigma_sq": (r"$\sigma^2$", OWN), "sigma_hat_sq": (r"$\hat\sigma^2$", HAT),
         "sigma_mix_sq": (r"$\sigma^2_{mix}$", MIX), "sigma_avg_sq": (r"$\sigma^2_{avg}$", {**OWN, "linestyle": ":"}),
         "sigma_pool_sq": (r"$\tilde\sigma^2_{avg}$", {"color": "#cc79a7"}),
         "delta_sq": (r"$\delta^2$", {"color": "#009e73"}),
     },
-    "(d) measured / Lemma 1": {ZETA: (r"$\hat\zeta^2$", HAT), SIGMA: (r"$\hat\sigma^2$", MIX), L: ("$L_p$", OWN)},
+    "(f) measured / Lemma 1": {ZETA: (r"$\hat\zeta^2$", HAT), SIGMA: (r"$\hat\sigma^2$", MIX), L: ("$L_p$", OWN)},
 }  # fmt: skip
 """Label and line of each term at one model, in Okabe and Ito's colours, which colour-blind readers can tell apart."""
 
@@ -63,6 +59,8 @@ TITLES = {
     "accuracy": "top-1 test accuracy", "zeta_hat_sq": r"$\hat\zeta^2$", "sigma_hat_sq": r"$\hat\sigma^2$, per sample",
     "delta_sq": r"$\delta^2$", "sigma_pool_sq": r"$\tilde\sigma^2_{avg}$, per sample", ZETA: r"$\hat\zeta^2$ / Lemma 1",
 }  # fmt: skip
+
+MEANING = "lines: means, bands: least to most of the seeds"
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,7 @@ def curve(label: str, runs: pd.DataFrame, rounds: pd.DataFrame) -> Curve:
 
 def rows(curves: Sequence[Curve]) -> list[dict[str, Any]]:
     """A line for every measured round of every run, with six digits; run folders have all digits."""
-    names, lines = ("accuracy", *NAMES, *QUOTIENTS), []
+    names, lines = ("accuracy", *NAMES, *QUOTIENTS, *TERMS.values()), []
     for one in curves:
         facts = records(one.runs, ("seed", "p", "n_clients", "alpha", "generator.epochs"))
         of = dict(zip(one.runs["run"], facts, strict=True))
@@ -111,24 +109,21 @@ def rows(curves: Sequence[Curve]) -> list[dict[str, Any]]:
 
 
 def section(title: str, curves: Sequence[Curve]) -> str:
-    """The tables of a figure: how its runs ended, then all parameters in some rounds."""
+    """Two tables of a figure: how its runs ended, and the ``COLUMNS`` that were measured, in some rounds."""
     measured = {name for one in curves for name in one.rounds}
     quotients = [name for name in QUOTIENTS if name in measured]
     head = ["curve", "p", "last acc., %", "best acc., %", *(h for name in quotients for h in (name, "rounds above 1"))]
-    parts, rounds = [markdown(head, [_ends(one, quotients) for one in curves])], shown(curves)
-    for table in TABLES:
-        if names := [name for name in table if name in measured]:
-            lines = []
-            for one in curves:
-                found = {name: one.course(name) for name in names}
-                cells = {r: [_show(course.get(r), _form(name)) for name, course in found.items()] for r in rounds}
-                lines += [[one.label, r, *cells[r]] for r in rounds if any(cells[r])]
-            parts.append(markdown(["curve", "round", *names], lines))
-    return f"## {title}\n\n" + "\n".join(parts)
+    ends, names = markdown(head, [_ends(one, quotients) for one in curves]), [n for n in COLUMNS if n in measured]
+    lines = []
+    for one in curves:
+        found = {name: one.course(name) for name in names}
+        cells = {r: [_show(course.get(r), _form(name)) for name, course in found.items()] for r in shown(curves)}
+        lines += [[one.label, r, *of] for r, of in cells.items() if any(of)]
+    return f"## {title}\n\n{ends}\n{markdown(['curve', 'round', *names], lines)}"
 
 
 def shown(curves: Sequence[Curve]) -> list[int]:
-    """The rounds that the tables show."""
+    """The rounds that the table shows."""
     measured = list(curves[0].course("zeta_sq"))
     return list(dict.fromkeys(min(measured, key=lambda r: abs(r - share * measured[-1])) for share in SHOWN))
 
@@ -159,22 +154,23 @@ def _show(found: Spread | None, form: str) -> str:
 
 
 def over_rounds(curves: Sequence[Curve], title: str) -> Figure:
-    """(a) accuracy, (b) zeta_hat^2, (c) sigma_hat^2, each at its own model; (d) all terms at that of one run."""
+    """(a) accuracy, (b) zeta_hat^2, (c) sigma_hat^2, each at its own model; (d) to (f) all terms at that of one run."""
     one = next((c for c in curves if c.course("zeta_lemma1_sq")), None)
     figure, grid = panels(2 if one else 1, 3, (12, 7.4 if one else 4))
     for letter, name, axes in zip("abc", list(TITLES)[:3], grid[0], strict=True):
         for c, colour in zip(curves, _shades(curves), strict=True):
             style = ("k", "--") if c.label == "IID" else (colour, "-")
             _draw(axes, c.course(name), label=c.label, color=style[0], linestyle=style[1])
-        _frame(axes, f"({letter}) {TITLES[name]}, own models", "round", log=name != "accuracy")
+        own = "" if name == "accuracy" else ", each at its own models"
+        _frame(axes, f"({letter}) {TITLES[name]}{own}", "round", log=name != "accuracy")
     grid[0, 0].legend(fontsize=9)
     if one:
         for (heading, looks), axes in zip(PANELS.items(), grid[1], strict=True):
             for name, (label, look) in looks.items():
-                _draw(axes, one.course(name), band=ZETA in looks, label=label, **look)
-            _frame(axes, f"{heading}, {one.label}, one model", "round", log=ZETA not in looks)
+                _draw(axes, one.course(name), label=label, **look)
+            _frame(axes, f"{heading}, at the models of {one.label}", "round", log=ZETA not in looks)
             axes.legend(fontsize=9, ncols=2)
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle(f"{title}; {MEANING}", fontsize=11)
     return figure
 
 
@@ -191,8 +187,8 @@ def over_generator_epochs(curves: Sequence[Curve], title: str) -> Figure:
         _frame(axes, heading + bound, "epochs of the generators", log=name.endswith("_sq"))
         axes.set_xticks([_epochs(c) for c in curves])
     grid[0, 0].legend(fontsize=9)
-    own = "every point at its own server model, which is the same for all at round 0"
-    figure.suptitle(f"{title}; {own}", fontsize=11)
+    own = "Every point is at its own server model, which is the same for all at round 0"
+    figure.suptitle(f"{title}; {MEANING}\n{own}", fontsize=11)
     return figure
 
 
@@ -212,7 +208,7 @@ def _draw(axes: Axes, found: Mapping[int, Spread], band: bool = True, **look: An
     mean, least, most = zip(*found.values(), strict=True)
     (line,) = axes.plot(list(found), mean, **{"linewidth": 1.5, **look})
     if band and least != most:
-        axes.fill_between(list(found), least, most, color=line.get_color(), alpha=0.2, linewidth=0)
+        axes.fill_between(list(found), least, most, color=line.get_color(), alpha=0.15, linewidth=0)
 
 
 def _frame(axes: Axes, title: str, xlabel: str, log: bool) -> None:

@@ -23,12 +23,12 @@ NOTES = (
     "zeta_sq, sigma_sq: on the real data D_i; _hat: on what clients train on, D_i and a part of the pool D~; _mix: on "
     "(1 - p) D_i + p D~; sigma_avg_sq: on all real data as one set; sigma_pool_sq: on D~; delta_sq: between the mean "
     "of the clients' gradients and the pool's.",
-    "Lemma 1: (1 - p)^2 zeta^2; (1 - p) sigma^2 + p sigma_pool^2 + p (1 - p) (zeta^2 + delta^2), its terms in % of it. "
-    "_mix follows from the gradients on D_i and D~ and equals it at every model; _hat may lie above, as no client has "
-    "the whole pool.",
+    "Lemma 1: (1 - p)^2 zeta^2; (1 - p) sigma^2 + p sigma_pool^2 + p (1 - p) (zeta^2 + delta^2), its terms in % of it "
+    "are in the CSV. _mix follows from the gradients on D_i and D~ and equals it at every model; _hat may lie above, "
+    "as no client has the whole pool.",
     "Every run is measured at its own server models, so that curves differ in their models too; the columns of a line "
-    "and all of panels (d) are at one model. / Lemma 1, rounds above 1: median [least, most], and how many, of all "
-    "measured rounds of all seeds.",
+    "and all of panels (d) to (f) are at one model. / Lemma 1, rounds above 1: median [least, most], and how many, of "
+    "all measured rounds of all seeds.",
 )
 L_NOTE = (
     "L_max, L_p: the largest Hessian eigenvalue of any client's loss on D_i, and on what it trains on; L_pool: of the "

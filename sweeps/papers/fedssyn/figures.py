@@ -3,37 +3,38 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 
 from fedcommons.reports.cells import Cell
 from fedcommons.reports.columns import identified, method, setting, text
-from fedcommons.reports.plots import COLOURS, colour_of, save
+from fedcommons.reports.plots import colour_of, save
 from fedcommons.reports.plots import panels as empty
 from fedcommons.reports.series import value
 from fedcommons.reports.tables import markdown, numbered, percent, share
 
-DARK = ("shuffled_synthetic", "shuffled_real")
 LINES = {"central_real": ("k", 0), "central_synthetic": ("#2e8b57", 5)}
-"""Colour, as in the paper, and where the dashes begin, so that two lines at the same height are both seen."""
+"""Colour, as in the paper, and where the dashes begin, so that two lines at the same place are both seen."""
+
+WHITE = {"color": "w", "pad": 0.8}
+MEANING = "dots and dashed lines: mean of the seeds; bars and bands: least to most"
 
 
 @dataclass(frozen=True)
-class Bar:
-    """Mean and standard deviation over seeds of an accuracy in percent; no deviation where there is one seed."""
+class Dot:
+    """Accuracies in percent, one of each seed."""
 
     group: str
     setting: str
-    mean: float
-    deviation: float | None
+    values: Sequence[float]
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Bars, in groups along the axis, and horizontal lines: (central_real or central_synthetic, percent)."""
+    """Dots, in groups along the axis, and lines: (central_real or central_synthetic, one percent of each seed)."""
 
     title: str
-    bars: Sequence[Bar]
-    lines: Sequence[tuple[str, float]]
+    dots: Sequence[Dot]
+    lines: Sequence[tuple[str, Sequence[float]]]
 
 
 def panels(cells: Sequence[Cell]) -> list[Panel]:
@@ -50,17 +51,14 @@ def panels(cells: Sequence[Cell]) -> list[Panel]:
     result = []
     for here in dict.fromkeys(map(alpha, federated)):
         inside = [cell for cell in federated if alpha(cell) == here]
-        bars = [
-            Bar(method(cell), setting(cell), fmean(last(cell)), stdev(last(cell)) if len(cell.runs) > 1 else None)
-            for cell in inside
-        ]
-        lines = [(setting(cell), fmean(last(cell))) for cell in central if alpha(cell) in (None, here)]
-        result.append(Panel(f"{value(inside[0], 'data.name')}, α = {text(here)}", bars, lines))
+        dots = [Dot(method(cell), setting(cell), last(cell)) for cell in inside if last(cell)]
+        lines = [(setting(cell), last(cell)) for cell in central if last(cell) and alpha(cell) in (None, here)]
+        result.append(Panel(f"{value(inside[0], 'data.name')}, α = {text(here)}", dots, lines))
     return result
 
 
 def accuracy_table(cells: Sequence[Cell], footnotes: Sequence[str]) -> str:
-    """A line for each bar and each central model."""
+    """A line for each dot and each central model."""
     head, known = identified(cells)
     results = [
         [percent(cell, "last_accuracy"), percent(cell, "best_accuracy"), share(cell), text(value(cell, "lr"))]
@@ -70,33 +68,40 @@ def accuracy_table(cells: Sequence[Cell], footnotes: Sequence[str]) -> str:
     return markdown([*head, "last acc.", "best acc.", "p", "lr"], lines) + numbered(footnotes)
 
 
-def accuracy_bars(path: Path, panels: Sequence[Panel], smoke: bool) -> None:
-    """A panel for each partition, in it a group of bars for each algorithm and a dashed line for each central model."""
-    groups = max(len({b.group for b in p.bars}) for p in panels)
-    settings = list(dict.fromkeys(b.setting for p in panels for b in p.bars))
-    rows, columns = (len(panels), 1) if groups > 2 else (1, len(panels))
-    width, height = max(2.2, 0.6 * len(settings) * groups + 0.6), 2.8 if rows > 1 else 3.4
-    size = (1.2 + width * columns, 0.8 + height * rows)
-    figure, grid = empty(rows, columns, size, sharey=True)
-    pitch = len(settings) + 0.8  # from one group to the next
-    for axes, panel in zip(grid.flat, panels, strict=True):
-        names = list(dict.fromkeys(b.group for b in panel.bars))
-        for b in panel.bars:
-            x = names.index(b.group) * pitch + settings.index(b.setting)
-            axes.bar(x, b.mean, 0.9, color=colour_of(b.setting, settings), yerr=b.deviation, capsize=3, label=b.setting)
-            ink = "w" if b.setting in DARK else "k"
-            axes.text(x, 2, f"{b.mean:.1f}", ha="center", fontsize=9, color=ink)  # at the foot, clear of the lines
-        for name, height in panel.lines:
+def accuracy_dots(path: Path, panels: Sequence[Panel], title: str, smoke: bool) -> None:
+    """A panel for each partition, in it a row for each algorithm and setting, and a line for each central model.
+
+    Dots and lines are means over the seeds; thin bars and bands go from the least to the most.
+    """
+    rows = list(dict.fromkeys((d.group, d.setting) for p in panels for d in p.dots))
+    settings = list(dict.fromkeys(name for _, name in rows))
+    several = len({group for group, _ in rows}) > 1
+    names = [f"{group}, {setting}" if several else setting for group, setting in rows]
+    columns = min(2, len(panels))
+    size = (2.2 + 3.8 * columns, 1.2 + (0.9 + 0.3 * len(rows)) * -(-len(panels) // columns))
+    figure, grid = empty(-(-len(panels) // columns), columns, size, sharey=True)
+    every = [of for p in panels for of in (*(d.values for d in p.dots), *(values for _, values in p.lines))]
+    least = min((value for of in every for value in of), default=0)
+    for axes, panel in zip(grid.flat, panels, strict=False):
+        for name, values in panel.lines:
             colour, offset = LINES[name]
-            axes.axhline(height, color=colour, linestyle=(offset, (5, 5)), linewidth=1.4, label=name)
-        axes.set_xticks([i * pitch + (len(settings) - 1) / 2 for i in range(len(names))], names)
-        axes.tick_params("x", length=0)
-        axes.set(title=panel.title, ylim=(0, 105), ylabel="top-1 test accuracy (%)")
-        axes.label_outer()
+            axes.axvline(fmean(values), color=colour, linestyle=(offset, (5, 5)), linewidth=1.4, label=name)
+            axes.axvspan(min(values), max(values), color=colour, alpha=0.12, lw=0)
+        for dot in panel.dots:
+            y, mean, colour = rows.index((dot.group, dot.setting)), fmean(dot.values), colour_of(dot.setting, settings)
+            axes.plot([min(dot.values), max(dot.values)], [y, y], color=colour, lw=1.6, marker="|", ms=7)
+            axes.plot(mean, y, "o", color=colour, ms=7)
+            left = {"xytext": (-5, 0), "textcoords": "offset points", "ha": "right", "va": "center"}
+            axes.annotate(f"{mean:.1f}", (min(dot.values), y), fontsize=8, bbox=WHITE, **left)
+        axes.set(title=panel.title, xlabel="top-1 test accuracy (%)", xlim=(max(0, 5 * ((least - 1) // 5)), 100))
+        axes.set_yticks(range(len(rows)), names)
+        axes.set_ylim(len(rows) - 0.5, -0.7)
+        axes.grid(axis="x", alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-    labelled = [axes.get_legend_handles_labels() for axes in grid.flat]
-    found = {name: handle for handles, names in labelled for handle, name in zip(handles, names, strict=True)}
-    shown = [name for name in dict.fromkeys((*COLOURS, *settings, *LINES)) if name in found]
-    look = {"ncols": 3 if size[0] > 6 else 1, "fontsize": 9, "handlelength": 3, "frameon": False}
-    figure.legend([found[n] for n in shown], shown, loc="outside lower center", **look)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_visible(False)
+    found = {name: handle for axes in grid.flat for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.suptitle(f"{title}\n{MEANING}", fontsize=10)
+    if found:
+        figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=2, fontsize=9, frameon=False)
     save(figure, path, 120, smoke)

@@ -15,7 +15,7 @@ _SMALL = {"generator.batch_size": 32, "generator.channels": (8, 16), "generator.
 PRIVATE: Mapping[str, Mapping[str, Any]] = {
     "smoke": {**_SMALL, "generator.epochs": 3, "generator.batch_size": 16},
     "small": {**_SMALL, "generator.epochs": 60},
-    "paper": {"generator.batch_size": 128},  # where 1.906 gives 10: see docs/results/epsilon_of_the_paper.md
+    "paper": {"generator.batch_size": 128},  # where 1.906 gives 10: see docs/notes/epsilon_of_the_paper.md
 }
 
 _PLAIN = ("generator.epochs", "generator.batch_size", "generator.channels", "generator.lr")

@@ -16,6 +16,7 @@ from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
+    from fedcommons.sharing.needs import Need
     from fedcommons.sharing.synthetic_pool import Contribution
 
 
@@ -50,8 +51,8 @@ def spent(cell: sweep.Trial) -> float | None:
 
 def table(found: Sequence[Entry], out: Path) -> tuple[str, list[dict[str, Any]]]:
     """A line for each federation, method and pool, over seeds; and its numbers."""
-    head = ["alpha", "algorithm", "pool", "epochs", "epsilon of images", "with labels", "sigma", "rounds to target",
-            "last accuracy", "best"]  # fmt: skip
+    head = ["alpha", "algorithm", "pool", "epochs", "epsilon of images", "with labels", "noise multiplier",
+            "rounds to target", "last accuracy, %", "best, %"]  # fmt: skip
     lines, records = [], []
     runs = grids.finished([e.cell for e in found], out)
     names = {} if runs.empty else {Path(run).name: row for run, row in zip(runs["run"], range(len(runs)), strict=True)}
@@ -76,7 +77,8 @@ def table(found: Sequence[Entry], out: Path) -> tuple[str, list[dict[str, Any]]]
         )  # fmt: skip
         records.append(
             {"alpha": alpha, "algorithm": algorithm, "pool": pool, "epochs": epochs, "seeds": len(of),
-             "epsilon" + IF_SECRET * (not secret): max(known, default=None), "sigma": fmean(sigmas) if sigmas else None,
+             "epsilon" + IF_SECRET * (not secret): max(known, default=None),
+             "noise_multiplier": fmean(sigmas) if sigmas else None,
              "last_accuracy": fmean(cell.values("last_accuracy"))}
         )  # fmt: skip
     return tables.markdown(head, lines), records
@@ -100,7 +102,7 @@ def figure(found: Sequence[Entry], out: Path, path: Path, title: str, smoke: boo
     panels = list(dict.fromkeys((e.cell.config.partition.alpha, e.cell.config.algorithm) for e in last))
     rounds: Any = load_rounds(out)
     rounds["cell"] = [Path(run).name for run in rounds["run"]]
-    drawing, (row,) = plots.panels(1, 1 + len(panels), (3.8 * (1 + len(panels)), 3.4))
+    drawing, (row,) = plots.panels(1, 1 + len(panels), (3.8 * (1 + len(panels)), 4))
     for pool in pools:
         of = next(e for e in last if e.pool == pool)
         if "generator.clip" in of.cell.config.flat:
@@ -108,46 +110,77 @@ def figure(found: Sequence[Entry], out: Path, path: Path, title: str, smoke: boo
             shown = sorted({max(1, round(epochs * k / 20)) for k in range(1, 21)})
             receipts = [r for made in images(of.cell) if (r := made.receipt)]
             largest = [max(epsilon(r.q, r.sigma, r.steps * e // epochs, delta) for r in receipts) for e in shown]
-            row[0].plot(shown, largest, color=colours[pool], label=pool)
+            row[0].plot(shown, largest, color=colours[pool])
+            row[0].annotate(pool, (shown[-1], largest[-1]), (-4, 6), textcoords="offset points", ha="right", fontsize=8)
     said = "epsilon" if found[0].cell.config.dp.noise == SECRET else "epsilon, were the noise secret"
-    row[0].set(xlabel="epochs of the generator", ylabel=said, yscale="log", title="privacy spent by generators")
+    row[0].set(xlabel="epochs of the generator", ylabel=said, yscale="log", title="spent by generators, first seed")
+    row[0].margins(y=0.15)
+    plots.plain_ticks(row[0].yaxis)
     for axes, (alpha, algorithm) in zip(row[1:], panels, strict=True):
         for pool in pools:
             mine = [e.cell.name for e in last if (e.cell.config.partition.alpha, e.cell.config.algorithm, e.pool) ==
                     (alpha, algorithm, pool)]  # fmt: skip
-            course = 100 * rounds[rounds["cell"].isin(mine)].groupby("round")["test/accuracy"].agg(["mean", "std"])
-            axes.plot(course.index, course["mean"], color=colours[pool], label=pool)
-            low, high = course["mean"] - course["std"].fillna(0), course["mean"] + course["std"].fillna(0)
-            axes.fill_between(course.index, low, high, color=colours[pool], alpha=0.2, linewidth=0)
-        axes.set(xlabel="rounds", ylabel="test accuracy, %", title=f"{algorithm}, alpha {alpha:g}")
-    row[-1].legend(fontsize=7, title="pool")
+            of = rounds[rounds["cell"].isin(mine) & (rounds["round"] > 0)]
+            course = 100 * of.groupby("round")["test/accuracy"].agg(["mean", "std"])
+            mean, spread = course["mean"], course["std"].fillna(0)
+            axes.plot(course.index, mean, color=colours[pool], label=pool)
+            axes.fill_between(course.index, mean - spread, mean + spread, color=colours[pool], alpha=0.2, linewidth=0)
+        axes.set(xlabel="round (logarithmic)", ylabel="test accuracy, %", title=f"{algorithm}, alpha {alpha:g}",
+                 xscale="log")  # fmt: skip
+        plots.plain_ticks(axes.xaxis)
+    seeds = len({e.cell.config.seed for e in last})
+    spread = f"band: ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed, so no band"
+    drawing.legend(*row[-1].get_legend_handles_labels(), loc="outside lower center", ncols=len(pools), fontsize=9,
+                   title=f"shared pool; {spread}")  # fmt: skip
     drawing.suptitle(title, fontsize=10)
     plots.save(drawing, path, 110, smoke)
 
 
+def columns(needs: "Sequence[Need]") -> list[tuple[int, int, int]]:
+    """For each class the client whose generator saw most of its images and the one that saw fewest.
+
+    Among those that are asked for an image of the class; ``(class, place of the client, images seen)``.
+    """
+    chosen = []
+    for label in range(min(needs[0].n_classes, 10)):
+        asked = [i for i, need in enumerate(needs) if int((need.labels[: need.n] == label).sum())]
+        seen = {i: int((needs[i].examples.y == label).sum()) for i in asked}
+        if asked:
+            ends = max(asked, key=seen.__getitem__), min(asked, key=seen.__getitem__)
+            chosen += [(label, i, seen[i]) for i in dict.fromkeys(ends)]
+    return chosen
+
+
 def pictures(found: Sequence[Entry], path: Path, smoke: bool) -> None:
-    """Images of the pools that the first seed's first method shared: a row each, two images of each class."""
+    """Images of the pools that the first seed's first method shared: a row each, two of each class.
+
+    Labels follow noised class counts, so that a generator is also asked for classes that it hardly saw, or never: over
+    each column stands how many images of the class its generator saw.
+    """
     from fedcommons.reports import plots
+    from fedcommons.runs.build import prepare
 
     first = found[0].cell.config
     mine = [e for e in found if e.pool != "none" and e.cell.config.algorithm == first.algorithm]
     rows = [e for e in mine if (e.cell.config.seed, e.cell.config.partition) == (first.seed, first.partition)]
-    n_classes, sets = 0, []
-    for e in rows:
-        made = [m.examples for m in images(e.cell)]
-        n_classes = max([n_classes, *(int(m.y.max()) + 1 for m in made)])
-        sets.append([(x, int(y)) for m in made for x, y in zip(m.x, m.y, strict=True)])
-    wide = 2 * min(n_classes, 10)
-    drawing, grid = plots.panels(len(rows), wide, (0.55 * wide + 1.5, 0.65 * len(rows) + 0.3))
-    for e, pool, row in zip(rows, sets, grid, strict=True):
-        for place, axes in enumerate(row):
+    if not rows:
+        return
+    shown = columns(prepare(rows[0].cell.config).needs)
+    drawing, grid = plots.panels(len(rows), len(shown), (0.55 * len(shown) + 1.5, 0.65 * len(rows) + 1.1))
+    for e, row in zip(rows, grid, strict=True):
+        made = images(e.cell)
+        for axes, (label, client, _) in zip(row, shown, strict=True):
             axes.set(xticks=[], yticks=[])
-            of_class = [x for x, y in pool if y == place // 2]
-            if of_class:
-                x = of_class[(place % 2) * (len(of_class) - 1)]
-                axes.imshow(x.movedim(0, -1).squeeze().numpy(), cmap="gray", vmin=0, vmax=255)
+            examples = made[client].examples
+            if len(of_class := examples.x[examples.y == label]):
+                axes.imshow(of_class[0].movedim(0, -1).squeeze().numpy(), cmap="gray", vmin=0, vmax=255)
         epochs = e.cell.config.flat["generator.epochs"]
         row[0].set_ylabel(f"{e.pool}\n{epochs} epochs", fontsize=7, rotation=0, ha="right", va="center")
+    for axes, (label, _, seen) in zip(grid[0], shown, strict=True):
+        axes.set_title(f"label {label}\nsaw {seen}", fontsize=7, color="#c0392b" if not seen else "k")
+    drawing.suptitle(
+        "Images of the pools. Of each label: from the generator that saw most real images of the class, and from the "
+        "one that saw fewest (red: none)", fontsize=9)  # fmt: skip
     plots.save(drawing, path, 110, smoke)
 
 

@@ -56,12 +56,19 @@ def picture(rows: Rows, curves: Mapping[float, np.ndarray], options: cli.Options
     fewest.set(
         title=f"(b) rounds to ε = {options.target:.3g}", xlabel="p, share of the samples swapped", ylabel="rounds"
     )
+    if (lowest := fewest.get_ylim()[0]) < 0:
+        fewest.axhspan(lowest, 0, color="0.93", lw=0, zorder=0)
+        fewest.text(
+            0.02, lowest / 2, "negative: no number of rounds, as the line's B is below 0", fontsize=8, va="center"
+        )
+        fewest.set_ylim(bottom=lowest)
     theory, *edges = column("theory_ratio")
     ratios.plot(p, theory, color=RED, label=r"theory, $(1-p)\sqrt{L_p / L_0}$")
     ratios.fill_between(p, *edges, color=RED, alpha=0.2, linewidth=0)
     ratios.plot(p, (1 - p) ** 2, "--", color="0.4", label="$(1-p)^2$")
     ratios.set(title="(c) slope of the fitted line", xlabel="p, share of the samples swapped", ylabel="$A_p / A_0$")
     for axes in (over_rounds, fewest, ratios):
+        axes.title.set_size(11)
         axes.legend(fontsize=8, frameon=False)
     figure.suptitle(heading(options), fontsize=10)
     return png(figure)

@@ -80,9 +80,10 @@ def figure(rows: Sequence[dict[str, Any]], central: Sequence[float], path: Path,
     from fedcommons.reports.series import COLOURS, MARKERS
 
     drawing, (row,) = plots.panels(1, 3, (13, 4), sharey=True)
-    for axes, panel, x, series, label, said in zip(
-        row, "abc", ("number", "epochs", "generator"), ("rho", "n_clients", None),
-        ("rho {:g}", "N = {:g}", "pool"), ("n~/n_i", "epochs of the generators", "generator"), strict=True,
+    for axes, panel, x, series, label, said, subject in zip(
+        row, "abc", ("number", "epochs", "generator"), ("rho", "n_clients", None), ("rho {:g}", "N = {:g}", "pool"),
+        ("images dealt to a client over its own, n~/n_i", "epochs of the generators", "generator"),
+        ("alpha 0.1", "alpha 0.01", "alpha 0.01"), strict=True,
     ):  # fmt: skip
         mine = [r for r in rows if r["panel"] == panel]
         pools = [r for r in mine if r["generator"]]
@@ -103,7 +104,7 @@ def figure(rows: Sequence[dict[str, Any]], central: Sequence[float], path: Path,
             axes.axhline(none["last"], color=COLOURS[i % len(COLOURS)], linestyle="--", linewidth=1, label=name)
         if central:
             axes.axhline(fmean(central), color="k", linestyle=":", label="central, real images")
-        axes.set(title=f"({panel})", xlabel=said)
+        axes.set(title=f"({panel}) {subject}", xlabel=said)
         if panel == "c":
             axes.margins(x=0.2)
         else:
@@ -150,6 +151,9 @@ def report(found: Sequence[Entry], central: Sequence[str], options: cli.Options,
     write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "pools": rows, "runs": runs})
     write_text(out / "sensitivity.csv", tables.to_csv(plain))
     write_text(out / "sensitivity.md", markdown)
-    figure(rows, list(by_seed.values()), out / "sensitivity.png", grids.title([e.cell.config for e in done]),
-           grids.is_smoke(options))  # fmt: skip
+    title = (
+        f"{config.data.name}, FedAvg after round {config.federation.rounds}, {max(r['seeds'] for r in rows)} seeds; "
+        "points: means; bands and bars: ± standard deviation"
+    )
+    figure(rows, list(by_seed.values()), out / "sensitivity.png", title, grids.is_smoke(options))
     display.say("\n" + markdown)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from fedcommons.config import cli, presets
@@ -13,7 +13,7 @@ from fedcommons.files import write_text
 
 def report(records: Sequence[dict[str, Any]], options: cli.Options, out: Path) -> str:
     """Table, CSV and picture; the table is returned."""
-    from fedcommons.reports import plots, tables
+    from fedcommons.reports import tables
 
     lines = [
         [str(r["n"]), r["pool"], "-" if r["sigma"] is None else f"{r['sigma']:.3g}",
@@ -30,21 +30,44 @@ def report(records: Sequence[dict[str, Any]], options: cli.Options, out: Path) -
         f"{g['generator.delta']:g}.",
         f"Seeds: {options.seeds}; ± is the sample standard deviation.",
     ]
-    text = tables.markdown(["images", "pool", "sigma", "accuracy, %"], lines) + tables.numbered(notes)
+    text = tables.markdown(["images", "pool", "noise multiplier", "accuracy, %"], lines) + tables.numbered(notes)
     smoke = options.preset == "smoke"
     text = f"**{presets.SMOKE}**\n\n{text}" if smoke else text
     write_text(out / "private_sizes.md", text)
-    rows = [{**r, "accuracy": fmean(r["accuracy"]), "seeds": len(r["accuracy"])} for r in records]
-    write_text(out / "private_sizes.csv", tables.to_csv(rows))
-    drawing, ((axes,),) = plots.panels(1, 1, (5, 3.6))
+    write_text(out / "private_sizes.csv", tables.to_csv(by_seed(records, options)))
+    picture(records, f"{g['data.name']}: what images of one generator teach", out / "private_sizes.png", smoke)
+    return text
+
+
+def by_seed(records: Sequence[dict[str, Any]], options: cli.Options) -> list[dict[str, Any]]:
+    """A row for each size, pool and seed."""
+    seeds = cli.split("--seeds", options.seeds, int)
+    return [
+        {"n": r["n"], "pool": r["pool"], "noise_multiplier": r["sigma"], "seed": seed, "accuracy": accuracy}
+        for r in records
+        for seed, accuracy in zip(seeds, r["accuracy"], strict=True)
+    ]
+
+
+def picture(records: Sequence[dict[str, Any]], title: str, path: Path, smoke: bool) -> None:
+    """Accuracy over sizes: of each pool the mean with a bar of the standard deviation, and each seed as a point."""
+    from fedcommons.reports import plots
+
+    drawing, ((axes,),) = plots.panels(1, 1, (6, 4.4))
     for pool in dict.fromkeys(r["pool"] for r in records):
-        of = [r for r in rows if r["pool"] == pool]
-        axes.plot([r["n"] for r in of], [100 * r["accuracy"] for r in of], marker="o", label=pool)
-    axes.set(xscale="log", xlabel="images that the generator saw", ylabel="accuracy that its images teach, %")
-    sizes = list(dict.fromkeys(r["n"] for r in rows))
+        of = [(r["n"], [100 * a for a in r["accuracy"]]) for r in records if r["pool"] == pool]
+        spread = [stdev(a) if len(a) > 1 else 0 for _, a in of]
+        bars = axes.errorbar([n for n, _ in of], [fmean(a) for _, a in of], spread, marker="o", capsize=3, label=pool)
+        for n, accuracies in of:
+            axes.plot([n] * len(accuracies), accuracies, ".", color=bars[0].get_color(), alpha=0.6, markersize=4)
+    sizes = list(dict.fromkeys(r["n"] for r in records))
+    axes.set(xscale="log", xlabel="images that the generator saw", ylabel="accuracy of a logistic regression, %")
     axes.minorticks_off()
     axes.set_xticks(sizes, list(map(str, sizes)))
-    axes.legend(fontsize=8, title="trained on")
-    drawing.suptitle(f"{g['data.name']}, seeds {options.seeds}", fontsize=10)
-    plots.save(drawing, out / "private_sizes.png", 110, smoke)
-    return text
+    axes.grid(alpha=0.3)
+    seeds = max(len(r["accuracy"]) for r in records)
+    spread_of = f"bar: ± standard deviation over {seeds} seeds; dots: the seeds" if seeds > 1 else "one seed"
+    drawing.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8,
+                   title=f"trained on; {spread_of}")  # fmt: skip
+    drawing.suptitle(title, fontsize=10)
+    plots.save(drawing, path, 110, smoke)

@@ -1,6 +1,5 @@
 """Figure A.3: table and picture."""
 
-import io
 from collections.abc import Sequence
 from itertools import product
 from math import inf
@@ -12,7 +11,9 @@ import numpy as np
 from fedcommons.config import cli
 from fedcommons.reports import tables
 
-if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
+if TYPE_CHECKING:  # torch and matplotlib take seconds to import, and --help needs neither
+    from matplotlib.figure import Figure
+
     from fedcommons.data.examples import Dataset
 
 PER_CLASS = 1024  # images, Fedssyn A.3.1
@@ -51,53 +52,58 @@ def table(cells: Sequence[Curve], dataset: "Dataset", options: cli.Options) -> s
 2. Test loss: of the server model on {len(dataset.test)} images, with the paper's factor 1/{k}; last: after round \
 {options.rounds}; target: {options.target:g}.
 3. E full-batch steps of every client in a round, rate {options.lr:g}, start at 0, no bias; noise N(0, s^2/{d}) on \
-all coordinates of a step's gradient, the same draws for every p and both kinds of clients. {seeds(options)}.
+all coordinates of a step's gradient, the same draws for every p and both kinds of clients. \
+{seeds(options, "median [least, most]")}.
 4. zeta^2: mean squared distance of a client's gradient from their mean, after swapping, without noise.
 """
     return tables.markdown(head, lines) + notes
 
 
-def seeds(options: cli.Options) -> str:
+def seeds(options: cli.Options, several: str) -> str:
     some = ", ".join(map(str, options.seeds))
-    return f"Seed {some}" if len(options.seeds) == 1 else f"Seeds {some}: median and range"
+    return f"Seed {some}" if len(options.seeds) == 1 else f"Seeds {some}: {several}"
 
 
 def picture(cells: Sequence[Curve], options: cli.Options) -> bytes:
-    """A PNG of test loss over rounds: a row for each kind of clients, a column for each E and s, a curve for each p.
+    """A PNG of ``drawn``."""
+    from fedcommons.reports.plots import png
+
+    return png(drawn(cells, options), 110)
+
+
+def drawn(cells: Sequence[Curve], options: cli.Options) -> "Figure":
+    """Test loss over rounds: a row for each kind of clients, a column for each E and s, a curve for each p.
 
     Curves are medians over seeds, and bands go from the least to the most.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    from matplotlib import colormaps
     from matplotlib.ticker import LogLocator, NullLocator
 
+    from fedcommons.reports.plots import panels
+
     columns = list(product(sorted(options.epochs), sorted(options.noise)))
-    figure, grid = plt.subplots(len(PARTITIONS), len(columns), figsize=(1.2 + 2.5 * len(columns), 5.8), sharex=True,
-                                sharey=True, squeeze=False, layout="constrained")  # fmt: skip
+    figure, grid = panels(len(PARTITIONS), len(columns), (1.2 + 2.5 * len(columns), 6), sharey=True)
     for (name, column), axes in zip(product(PARTITIONS, columns), grid.flat, strict=True):
         own = curves([c for c in cells if (c["partition"], c["epochs"], c["noise"]) == (name, *column)])
         for i, some in enumerate(own):
             part = i / max(1, len(own) - 1)
-            colour = plt.get_cmap("viridis_r")(0.1 + 0.9 * part)
+            colour = colormaps["viridis_r"](0.1 + 0.9 * part)
             width = 5 - 4 * part  # ever thinner, so that all are seen where they coincide
             losses = np.array([c["losses"] for c in some])
             axes.plot(np.median(losses, axis=0), color=colour, linewidth=width, label=f"{some[0]['p']:g}")
             if len(some) > 1:
                 axes.fill_between(range(losses.shape[1]), losses.min(0), losses.max(0), color=colour, alpha=0.25, lw=0)
         axes.axhline(options.target, color="0.4", linewidth=0.8, linestyle=":")
-        axes.set(title="E = {}, s = {:g}".format(*column), xlabel="round", ylabel=f"{PARTITIONS[name]}\ntest loss")
+        axes.set_title("E = {}, s = {:g}".format(*column), fontsize=10)
+        axes.set(xlabel="round", ylabel=f"{PARTITIONS[name]}\ntest loss")
         axes.set_yscale("log")
         axes.yaxis.set(major_locator=LogLocator(subs=(1, 2, 3, 5)), minor_locator=NullLocator())
         axes.yaxis.set_major_formatter("{x:g}")
         axes.grid(alpha=0.3)
         axes.label_outer()
-    figure.suptitle(f"{options.dataset}, softmax regression, target test loss {options.target:g} (dotted). "
-                    f"{seeds(options)}.", fontsize=10)  # fmt: skip
+    what = f"Softmax regression on {options.dataset}: E local steps a round, gradient noise s. Dotted: the target, "
+    of_seeds = seeds(options, "lines are medians, bands go from the least to the most")
+    figure.suptitle(f"{what}test loss {options.target:g}.\n{of_seeds}.", fontsize=10)
     figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(options.p),
                   title="p, share of real images swapped (thin curves lie on thick ones)", frameon=False)  # fmt: skip
-    content = io.BytesIO()
-    figure.savefig(content, dpi=110)
-    plt.close(figure)
-    return content.getvalue()
+    return figure

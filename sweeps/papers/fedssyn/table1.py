@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.config import cli, presets
@@ -10,7 +9,7 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import same_results
 from fedcommons.files import write_json, write_text
 from fedcommons.reports import columns, tables
-from fedcommons.reports.cells import counted
+from fedcommons.reports.frames import load_rounds
 from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
 from papers.fedssyn import authors
@@ -51,7 +50,7 @@ def written(cells: Sequence[sweep.Trial], runs: "pd.DataFrame", out: Path, optio
     """Write the tables, the picture and the summary of these runs; the table, if there is any run."""
     import pandas as pd
 
-    from fedcommons.reports.plots import RoundBar, round_bars
+    from papers.fedssyn.table1_pictures import rounds_to_target
 
     if runs.empty:
         return ""
@@ -66,15 +65,8 @@ def written(cells: Sequence[sweep.Trial], runs: "pd.DataFrame", out: Path, optio
     write_text(out / "table1.md", markdown)
     chosen = pd.concat([one.runs for one in found])
     write_text(out / "table1.csv", tables.to_csv(tables.records(chosen, names)))
-    groups: dict[str, list[RoundBar]] = {}
-    for one in found:
-        _, n, c, alpha, *_ = columns.key(one)
-        label = f"{columns.method(one)}, α = {columns.text(alpha)}\nN = {n}, C = {c:g}"
-        needed, missed = counted(one.runs, "rounds_to_target")
-        bar = RoundBar(columns.setting(one), fmean(needed), stdev(needed) if len(needed) > 1 else None, not missed)
-        groups.setdefault(label, []).append(bar)
     title = grids.title([c.config for c in cells])
-    round_bars(out / "table1.png", list(groups.items()), max(runs["rounds"].tolist()), title, grids.is_smoke(options))
+    rounds_to_target(out / "table1.png", found, title, grids.is_smoke(options))
     return markdown
 
 
@@ -104,8 +96,14 @@ class Growing:
         return sweep.run_cells(left, out, display, on_end=lambda: self.grow(out, display))
 
     def report(self, out: Path, display: Display) -> None:
-        """Write the table, and show it."""
+        """Write the table and both pictures, and show the table."""
+        from papers.fedssyn.table1_pictures import accuracy_over_rounds
+
         display.say("\n" + self.write(out, display.say))
+        runs, title = self.frame(self.cells), grids.title([c.config for c in self.cells])
+        if not runs.empty:
+            cells, rounds = tables.compared(runs), load_rounds(*runs["run"])
+            accuracy_over_rounds(out / "table1_rounds.png", cells, rounds, title, grids.is_smoke(self.options))
 
     def grow(self, out: Path, display: Display) -> None:
         """Write the table, and say the rows that have become complete."""

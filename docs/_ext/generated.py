@@ -1,0 +1,170 @@
+"""What pages take from the code while they are read, so that it is true of the code.
+
+A page asks for it by a comment of its own, which a reader of the raw file does not see:
+
+<!-- docstring KIND NAME -->   the docstrings of a part of ``config/parts.py`` and a table of its constants
+<!-- sweep NAME -->            a sweep's commands, from its docstring
+<!-- public -->                the reference of ``fedcommons``, in the groups of its docstring
+"""
+
+import ast
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+from sphinx.application import Sphinx
+
+import fedcommons
+from fedcommons.config.declared import fields_in
+from fedcommons.config.fields import Field
+from fedcommons.config.parts import KINDS, section
+
+ROOT = Path(__file__).parent.parent.parent
+ALIASES = ("Payload", "Replies", "Rule", "State")
+"""Names of types, whose words stand below them where they are defined."""
+
+
+def docstring(kind: str, name: str) -> str:
+    """The part's docstrings as Markdown, and a table of its constants."""
+    where = KINDS[kind].known[name]
+    module, _, of = where.partition(":")
+    tree = ast.parse(source(module).read_text())
+    node = next(n for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef) and n.name == of)
+    own = len([n for n in KINDS[kind].known.values() if n.startswith(f"{module}:")]) == 1  # its file has no other part
+    whole = (ast.get_docstring(tree) or "") if own or kind == "algorithm" else ""
+    words = re.split(r"\n\n(?:Args|Raises):", ast.get_docstring(node) or "")[0]
+    table = constants(section(kind, name), fields_in(where, KINDS[kind].handed))
+    first, _, rest = whole.partition("\n\n")
+    said = block(words) if kind == "algorithm" else prose(words)  # of a method these are its formulas
+    return "\n\n".join([prose(first), said, prose(rest), table])
+
+
+def source(module: str) -> Path:
+    """The file of a module of the package, which need not be imported."""
+    package, *rest = module.split(".")
+    home = ROOT / "platform" / package if package == "fedcommons" else ROOT / package
+    return home.joinpath(*rest).with_suffix(".py")
+
+
+def prose(text: str) -> str:
+    """A docstring's paragraphs as Markdown; a paragraph that defines symbols becomes a list."""
+    return "\n\n".join(paragraph(one) for one in text.split("\n\n"))
+
+
+def paragraph(text: str) -> str:
+    if text.startswith("    "):
+        return block(text)
+    first, *rest = re.split(r"(?:;  +|(?<=[.,])   +)", " ".join(text.replace(";\n", ";  ").split("\n")))
+    symbols = [one for one in [first, *rest] if re.match(r"[\w^~ ,()]{1,30}: ", one)]
+    if len(symbols) < 2:
+        return plain(text)
+    told = [f"- {plain(one.rstrip('.'))}" for one in rest]
+    return "\n".join([*([f"- {plain(first)}"] if first in symbols else [plain(first), ""]), *told])
+
+
+def block(text: str) -> str:
+    """Formulas, line by line."""
+    return f"```text\n{inspect.cleandoc(text).replace('``', '')}\n```"
+
+
+def plain(text: str) -> str:
+    """Text whose only marks are code and emphasis."""
+    pieces = re.split(r"(``[^`]+``)", text.replace("<-", "←").replace("$", r"\$"))
+    return "".join(piece[1:-1] if piece.startswith("``") else unmarked(piece) for piece in pieces)
+
+
+def unmarked(text: str) -> str:
+    """Text that is no code, in which only emphasis and links are marks."""
+    text = re.sub(r"arXiv:(\d{4}\.\d{5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", text)
+    return text.replace("<", "&lt;").replace("_", r"\_")
+
+
+def constants(of: str, fields: dict[str, Field]) -> str:
+    """A table of constants: option, type, range, default and help."""
+    if not fields:
+        return "It has no constants."
+    rows = [f"| `--{of}.{name}` | {cells(field)} |" for name, field in fields.items()]
+    return "\n".join(["| constant | type | allowed | default | meaning |", "|---|---|---|---|---|", *rows])
+
+
+def cells(field: Field) -> str:
+    kind = field.hint.__name__ if isinstance(field.hint, type) else str(field.hint)
+    value = str(field.default).lower() if isinstance(field.default, bool) else field.default
+    default = "none" if value is None else f"`{value}`"
+    told = [kind, field.allowed or "any", default, plain(field.help)]
+    return " | ".join(one.replace("|", r"\|") for one in told)
+
+
+def sweep(name: str) -> str:
+    """A sweep's commands."""
+    text = ast.get_docstring(ast.parse((ROOT / "sweeps" / f"{name}.py").read_text())) or ""
+    lines = [line for line in text.splitlines() if line.startswith("python ")]
+    return "\n".join(["```bash", *lines, "```"])
+
+
+def public() -> str:
+    """The public names in the groups of the package's docstring, documented by autodoc."""
+    listed = re.findall(r"^(\w[\w ]*?)  +(.+(?:\n {4,}.+)*)", fedcommons.__doc__ or "", re.M)
+    told = []
+    for group, names in listed:
+        found = [name for name in re.findall(r"\w+", names) if name in fedcommons.__all__]
+        told += [f"## {group.capitalize()}", "```{eval-rst}", *map(entry, found), "```"]
+    return "\n\n".join(told)
+
+
+def entry(name: str) -> str:
+    if name in ALIASES:
+        return f".. autodata:: fedcommons.{fedcommons._MODULES[name]}.{name}\n   :no-value:\n"
+    if inspect.isfunction(getattr(fedcommons, name)):
+        return f".. autofunction:: fedcommons.{name}\n"
+    return f".. autoclass:: fedcommons.{name}\n   :members:\n"
+
+
+def read(app: Sphinx, docname: str, text: list[str]) -> None:
+    makers = {"docstring": docstring, "sweep": sweep, "public": public}
+
+    def one(asked: re.Match[str]) -> str:
+        return makers[asked[1]](*asked[2].split())
+
+    text[0] = re.sub(r"<!-- (docstring|sweep|public)((?: \w+)*) -->", one, text[0])
+
+
+def escaped(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Our docstrings are plain text with ``code``; what reStructuredText would read besides is escaped.
+
+    ``Raises:`` and ``Args:`` get a list, and so does a paragraph of definitions with hanging lines.
+    """
+    told = []
+    for block in "\n".join(lines).strip().split("\n\n"):
+        pieces = re.split(r"(``[^`]+``)", block)
+        block = "".join(p if p.startswith("``") else re.sub(r"([|*\\]|_\b)", r"\\\1", p) for p in pieces)
+        head, _, rest = block.partition("\n")
+        if re.fullmatch(r"(Raises|Args|Returns):", head):
+            told += [f"**{head}**", listed(inspect.cleandoc(rest))]
+        else:
+            starts = [line for line in block.splitlines() if not line.startswith(" ")]
+            is_hanging = len(starts) > 1 and all(re.match(r"[\w, ]+: ", line) for line in starts)
+            told.append(listed(block) if is_hanging else block)
+    lines[:] = [*"\n\n".join(told).split("\n"), ""]
+
+
+def listed(block: str) -> str:
+    """A list whose items begin where a line does; further lines of an item hang."""
+    return re.sub(r"^(?=\S)", "- ", re.sub(r"^ +", "  ", block, flags=re.M), flags=re.M)
+
+
+def signature(
+    app: Sphinx, what: str, name: str, thing: Any, options: Any, given: str | None, back: str | None
+) -> tuple[str | None, str | None]:
+    """Without ranges, factories and the arguments of protocols, which nobody calls."""
+    if given in (None, "(*args, **kwargs)"):
+        return ("" if given else given), back
+    return re.sub(r"Annotated\[([\w| ]+), [^\]]*\]+'\]", r"\1", given).replace(" = <factory>", ""), back
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    app.connect("source-read", read)
+    app.connect("autodoc-process-docstring", escaped)
+    app.connect("autodoc-process-signature", signature)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,235 @@
+"""The pictures of docs/ideas, from real partitions of the 1,295 training digits by the package's code.
+
+python docs/pictures.py [NAME ...]      all of them, or those; two calls write the same bytes
+"""
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+
+from fedcommons import Experiment, experiment
+from fedcommons.convergence import per_sample
+from fedcommons.federation.participation import participants
+from fedcommons.reports.plots import panels, save
+from fedcommons.runs import inputs
+from fedcommons.runs.build import assemble, prepare
+from fedcommons.runs.worker import build_module
+from fedcommons.seeds import set_default_generator
+from fedcommons.sharing.needs import contributions
+from fedcommons.sharing.swapped import n_swapped
+
+HERE = Path(__file__).parent / "ideas"
+BLUE, RED, GREY = "#2e6da4", "#c0392b", "0.75"
+OFF = {"wandb": "off"}
+
+
+def counts(name: str = "dirichlet_classes", dataset: str = "digits", **constants: Any) -> np.ndarray:
+    """Training examples of each class at each client, (clients, classes)."""
+    own = {f"partition.{key}": value for key, value in constants.items()}
+    config = experiment("small", dataset, {"partition": name, **OFF, **own})
+    data = inputs.load(config.data)
+    train = data.train
+    groups = None if train.groups is None else train.groups.numpy()
+    factors = {factor: values.numpy() for factor, values in train.factors.items()}
+    dealt = inputs.deal(
+        config.partition, train.y.numpy(), data.n_classes, 0, groups=groups, factors=factors, origin=data.origin
+    )
+    assert dealt.class_counts is not None
+    return dealt.class_counts
+
+
+def bubbles(axes: Axes, held: np.ndarray, title: str) -> None:
+    """A disc for each client and class; its area is the number of examples."""
+    client, label = np.nonzero(held)
+    size = 220 * held[client, label] / 129
+    axes.scatter(client, label, s=size, color=BLUE, linewidths=0)
+    axes.set(title=title, xlabel="client", xlim=(-0.7, len(held) - 0.3), ylim=(-0.7, held.shape[1] - 0.3))
+    axes.title.set_fontsize(10)
+    axes.set_xticks(range(0, len(held), 1 if len(held) <= 12 else 10))
+    axes.set_yticks(range(held.shape[1]))
+
+
+def row_of_partitions(path: Path, held: Mapping[str, np.ndarray], title: str) -> None:
+    figure, (row,) = panels(1, len(held), (3.1 * len(held), 3.3), sharey=True)
+    for axes, (name, one) in zip(row, held.items(), strict=True):
+        bubbles(axes, one, name)
+    row[0].set_ylabel("class")
+    figure.suptitle(f"{title}\na disc: a client's images of a class, its area their number", fontsize=10)
+    save(figure, path, 110)
+
+
+def alpha() -> None:
+    held = {f"alpha = {a:g}": counts(alpha=a) for a in (0.01, 0.1, 1, 100)}
+    row_of_partitions(HERE / "alpha.png", held, "alpha: the smaller, the more clients differ (digits, N = 10)")
+
+
+def n() -> None:
+    held = {f"N = {n}": counts(n_clients=n) for n in (4, 10, 40)}
+    row_of_partitions(HERE / "n.png", held, "N: the same 1,295 images, dealt to more clients (digits, alpha = 0.1)")
+
+
+def c() -> None:
+    figure, (row,) = panels(1, 3, (9.3, 3.1), sharey=True)
+    for axes, share in zip(row, (0.2, 0.5, 1.0), strict=True):
+        drawn = [(r, i) for r in range(1, 13) for i in participants(10, share, 0, r)]
+        axes.scatter(*zip(*drawn, strict=True), marker="s", s=70, color=BLUE)
+        axes.set(title=f"C = {share:g}: {int(10 * share)} of 10 take part", xlabel="round", xticks=range(1, 13, 2))
+        axes.title.set_fontsize(10)
+    row[0].set(ylabel="client", yticks=range(10))
+    figure.suptitle("C: share of the clients that train in a round; a square: this client trains", fontsize=10)
+    save(figure, HERE / "c.png", 110)
+
+
+def steps(path: Path, title: str, courses: Mapping[str, tuple[int, int]]) -> None:
+    """A client with 129 images: each step of a round as a bar as wide as its batch. courses: label to (E, B)."""
+    figure, ((axes,),) = panels(1, 1, (8, 1.3 + 0.55 * len(courses)))
+    for y, (epochs, batch) in enumerate(courses.values()):
+        for epoch in range(epochs):
+            starts = np.arange(0, 129, batch)
+            widths = np.minimum(batch, 129 - starts)
+            axes.barh(y, widths, 0.6, left=129 * epoch + starts, color=BLUE if epoch % 2 == 0 else "#8fb4d6",
+                      edgecolor="w", linewidth=0.6)  # fmt: skip
+        axes.text(129 * epochs + 8, y, f"{epochs * -(-129 // batch)} steps", va="center", fontsize=9)
+    axes.set(yticks=range(len(courses)), yticklabels=list(courses), xlabel="images that the client has gone through")
+    axes.set_xlim(0, 129 * max(e for e, _ in courses.values()) * 1.13)
+    axes.invert_yaxis()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title(f"{title}\na bar: a step, as wide as its batch; a shade: an epoch", fontsize=10)
+    save(figure, path, 110)
+
+
+def e() -> None:
+    steps(HERE / "e.png", "E: passes over a client's 129 images in a round (B = 32)",
+          {f"E = {e}": (e, 32) for e in (1, 2, 4)})  # fmt: skip
+
+
+def b() -> None:
+    steps(HERE / "b.png", "B: images in a step (E = 2, a client with 129 images)",
+          {f"B = {b}": (2, b) for b in (10, 32, 129)})  # fmt: skip
+
+
+def p() -> None:
+    shares = (0.0, 0.1, 0.3, 0.5)
+    config = experiment("small", "digits", {"alpha": 0.1, "setting": "shuffled_synthetic", **OFF})
+    dealt = prepare(config).dealt
+    n_own = dealt.own.sizes[0]
+    figure, (row,) = panels(1, 2, (9.3, 2.6), sharey=True)
+    made = [contributions(share, dealt)[0] if share else 0 for share in shares]
+    swapped = [n_swapped(share, n_own) for share in shares]
+    for axes, kept, others, title, name in (
+        (row[0], [n_own] * 4, made, "shuffled_synthetic: images join", "from the pool of synthetic images"),
+        (
+            row[1],
+            [n_own - s for s in swapped],
+            swapped,
+            "shuffled_real: images are swapped",
+            "from the pool of real images",
+        ),
+    ):
+        axes.barh(range(4), kept, 0.6, color=BLUE, label="its own real images")
+        axes.barh(range(4), others, 0.6, left=kept, color=RED, label=name)
+        for y, (own, other) in enumerate(zip(kept, others, strict=True)):
+            axes.text(own + other + 5, y, f"{other} of {own + other}", va="center", fontsize=9)
+        axes.set(title=title, xlabel="images that the client trains on", xlim=(0, 320), yticks=range(4),
+                 yticklabels=[f"p = {share:g}" for share in shares], ylim=(-0.5, 5.4))  # fmt: skip
+        axes.title.set_fontsize(10)
+        axes.legend(fontsize=8, loc="upper right", frameon=False)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(f"p: share of shared images in what a client with {n_own} images trains on", fontsize=10)
+    save(figure, HERE / "p.png", 110)
+
+
+def rho() -> None:
+    shares = (0.25, 0.75, 1.0)
+    figure, ((axes,),) = panels(1, 1, (8, 2.5))
+    seen = []
+    for share in shares:
+        values = {"alpha": 0.1, "setting": "shuffled_synthetic", "rho": share, **OFF}
+        seen.append(len(prepare(experiment("small", "digits", values)).needs[0].examples))
+    axes.barh(range(3), seen, 0.6, color=BLUE, label="its generator is trained on these")
+    axes.barh(range(3), [129 - s for s in seen], 0.6, left=seen, color=GREY, label="never seen by its generator")
+    for y, some in enumerate(seen):
+        axes.text(131, y, f"{some} of 129", va="center", fontsize=9)
+    axes.set(xlabel="real images of one client", yticks=range(3), yticklabels=[f"rho = {s:g}" for s in shares],
+             xlim=(0, 150), ylim=(-0.5, 3.7))  # fmt: skip
+    axes.set_title("rho: share of a client's images that its generator sees", fontsize=10)
+    axes.legend(fontsize=8, loc="upper right", ncols=2, frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    save(figure, HERE / "rho.png", 110)
+
+
+def zeta() -> None:
+    """Gradients of the untrained linear model, in the plane where those of clients on real data vary most."""
+    both: dict[str, list[np.ndarray]] = {}
+    for setting, share in (("real", None), ("shuffled_real", 0.5)):
+        values = {"alpha": 0.1, "setting": setting, "partition.n_clients": 5, "model": "linear", **OFF}
+        both[setting] = gradients(experiment("small", "digits", values | ({"p": share} if share else {})))
+    means = np.stack([one.mean(0) for one in both["real"]])
+    plane = np.linalg.svd(means - means.mean(0), full_matrices=False)[2][:2]
+    figure, (row,) = panels(1, 2, (9.3, 4.2), sharey=True)
+    titles = {
+        "real": "on real data: zeta_sq",
+        "shuffled_real": "after half is swapped, on what they train on: zeta_hat_sq",
+    }
+    for axes, (setting, each) in zip(row, both.items(), strict=True):
+        at = np.stack([one.mean(0) for one in each])
+        zeta_sq = float(((at - at.mean(0)) ** 2).sum(1).mean())
+        sigma_sq = float(np.mean([((one - one.mean(0)) ** 2).sum(1).mean() for one in each]))
+        for client, one in enumerate(each):
+            points, (mean,) = one @ plane.T, one.mean(0, keepdims=True) @ plane.T
+            axes.scatter(*points.T, s=5, color=f"C{client}", alpha=0.35, linewidths=0)
+            axes.scatter(*mean, s=130, marker="*", color=f"C{client}", edgecolor="k", zorder=3)
+        axes.scatter(*(at.mean(0) @ plane.T), s=70, marker="X", color="k", zorder=4)
+        axes.set_title(f"{titles[setting]}\nzeta^2 {zeta_sq:.2f}, sigma^2 {sigma_sq:.2f}", fontsize=10)
+        axes.set_xlabel("first direction of the gradient")
+    row[0].set_ylabel("second direction")
+    told = "dot: an image's gradient; star: a client's mean (five clients, a colour each); cross: mean of stars"
+    figure.suptitle(told, fontsize=10)
+    save(figure, HERE / "zeta.png", 110)
+
+
+def gradients(config: Experiment) -> list[np.ndarray]:
+    """The gradient of each example that each client trains on, (n, P), at the untrained model."""
+    built = assemble(prepare(config))
+    module, clients = build_module(config, built.facts), built.data.clients
+    batches = [(clients[i].x.split(1), clients[i].y.split(1)) for i in range(len(clients))]
+    return [torch.stack([per_sample.gradients(module, one)[0] for one in zip(x, y, strict=True)]).double().numpy()
+            for x, y in batches]  # fmt: skip
+
+
+def partitions() -> None:
+    """A picture for each partition, digits and N = 10 where it can be."""
+    names = {
+        "iid": {}, "dirichlet_classes": {}, "dirichlet_niid": {}, "dirichlet_clients": {},
+        "dirichlet_clients_all": {}, "dirichlet_plain": {}, "single_class": {}, "shards": {}, "quantity": {},
+    }  # fmt: skip
+    for name, constants in names.items():
+        one(name, counts(name, **constants), "digits")
+    one("by_group", counts("by_group", "examples/hospitals.py:Patients"), "patients of hospitals")
+    one("by_factor", counts("by_factor", "procedural_sprites", factor="quadrant_shape"), "drawn sprites")
+
+
+def one(name: str, held: np.ndarray, data: str) -> None:
+    figure, ((axes,),) = panels(1, 1, (5.4, 3.2))
+    scaled = held * (129 / max(129, held.max()))
+    bubbles(axes, scaled, f"{name}, {data}\na disc's area: the client's examples of a class")
+    axes.set_ylabel("class")
+    save(figure, HERE / f"partition_{name}.png", 100)
+
+
+PICTURES: Mapping[str, Callable[[], None]] = {
+    "alpha": alpha, "n": n, "c": c, "e": e, "b": b, "p": p, "rho": rho, "zeta": zeta, "partitions": partitions,
+}  # fmt: skip
+
+if __name__ == "__main__":
+    os.chdir(Path(__file__).parent.parent)  # what a data set of our own draws is keyed by the path that names it
+    set_default_generator(0)
+    torch.set_num_threads(1)
+    for name in sys.argv[1:] or PICTURES:
+        PICTURES[name]()

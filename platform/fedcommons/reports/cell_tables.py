@@ -1,0 +1,148 @@
+"""The tables of a report: a line a cell, in groups: accuracy and rounds, bytes, convergence parameters."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fedcommons.reports import columns, intervals
+from fedcommons.reports.cells import ENVIRONMENT, Cell
+from fedcommons.reports.groups import Group
+from fedcommons.reports.intervals import Column, Line, Table
+from fedcommons.reports.series import value
+
+if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
+    import pandas as pd
+
+RESULTS = (
+    Column(intervals.ROUNDS, "rounds to target", digits=1),
+    Column("last_accuracy", "last accuracy, %", 100, 1),
+    Column("best_accuracy", "best accuracy, %", 100, 1),
+    Column("MB", "MB exchanged"),
+    Column("bytes_once", "of these MB once", 1e-6),
+    Column("disclosed", "given away, % of examples", 100, 1),
+    Column("test/loss", "last test loss"),
+)
+BYTES = (
+    Column("bytes_down", "MB to clients", 1e-6),
+    Column("bytes_up", "MB from clients", 1e-6),
+    Column("bytes_once", "MB of shared data, once", 1e-6),
+    Column("bytes_lost", "MB to late clients, for nothing", 1e-6),
+)
+CONVERGENCE = (
+    Column("zeta_sq", "ζ², own data"),
+    Column("zeta_hat_sq", "ζ̂², training data"),
+    Column("zeta_mix_sq", "ζ², exact mixtures"),
+    Column("zeta_lemma1_sq", "ζ² by Lemma 1"),
+    Column("sigma_sq", "σ², own data"),
+    Column("sigma_hat_sq", "σ̂², training data"),
+    Column("sigma_mix_sq", "σ², exact mixtures"),
+    Column("sigma_lemma1_sq", "σ² by Lemma 1"),
+    Column("delta_sq", "δ², shift of the pool"),
+    Column("L_max", "L, own data, largest"),
+    Column("L_p", "L, training data"),
+    Column("L_lemma1", "L, bound of Lemma 1"),
+)
+NUMBERS = {column.name for column in (*RESULTS, *BYTES, *CONVERGENCE)}
+
+_LATEX = {"ζ̂²": r"$\hat\zeta^2$", "ζ²": r"$\zeta^2$", "σ̂²": r"$\hat\sigma^2$", "σ²": r"$\sigma^2$", "δ²": r"$\delta^2$"}
+
+SHOWN, LATEX = 1000, 500
+"""The most lines that a page shows of a table, and that it has in LaTeX."""
+
+INTERVALS = (
+    "Numbers are means over the seeds of finished runs, in brackets the 95 % Student t interval of the mean, cut off "
+    "at 0 and 100 %. A seed "
+    "that missed the target has no round: what is told then is the mean of the others, without an interval. A number "
+    "without brackets is of one seed, or the same in all."
+)
+
+
+def made(groups: Sequence[Group], numbers: Sequence[Sequence[int]]) -> list[Table]:
+    """The tables of numbers that these groups have something for. numbers: of each cell in turn, those of its runs."""
+    of = [cell for group in groups for cell in group.cells]
+    finished = [cell.runs.loc[cell.runs["status"] == "finished", :] for cell in of]
+    more = tuple(Column(name, head, 100, 1) for name, head in columns.of_clients(of))
+    texts = {
+        "results": ("Results", INTERVALS, (*RESULTS, *more)),
+        "bytes": ("Bytes", "Of all messages of all clients and rounds; an MB has 10⁶ bytes.", BYTES),
+        "convergence": (
+            "Convergence parameters beside their bounds",
+            "At the server model of the last round that was measured. Lemma 1 of Fedssyn says what ζ² and σ² of exact "
+            "mixtures with the whole pool are (for L it is an upper bound); the data that clients really train on "
+            "follow it roughly.",
+            CONVERGENCE,
+        ),
+    }
+    found = []
+    for name, (title, note, asked) in texts.items():
+        known = [column for column in asked if any(cell.values(column.name) for cell in of)]
+        if name == "results" and intervals.ROUNDS not in [column.name for column in known]:
+            known = [RESULTS[0], *known]  # all missed it
+        if known:
+            whole = _filled(Table(name, title, note, [], known, []), groups, numbers, finished)
+            found.append(_shown(_with_files(whole, finished)))
+    return found
+
+
+def _filled(
+    empty: Table, groups: Sequence[Group], numbers: Sequence[Sequence[int]], finished: "Sequence[pd.DataFrame]"
+) -> Table:
+    """The table with a line for each cell; those beyond ``SHOWN`` have no texts."""
+    heads, firsts = first_columns([cell for group in groups for cell in group.cells])
+    place, filled = 0, []
+    for number, group in enumerate(groups):
+        lines = []
+        for _ in group.cells:
+            pairs = [intervals.of_runs(finished[place], column) for column in empty.columns] if place < SHOWN else []
+            lines.append(Line(place, numbers[place], firsts[place], [t for t, _ in pairs], [v for _, v in pairs]))
+            place += 1
+        filled.append((number, group.title, lines))
+    return replace(empty, heads=heads, groups=filled)
+
+
+def _shown(table: Table) -> Table:
+    """The table with the lines that a page shows."""
+    of = [(n, title, [line for line in lines if line.cell < SHOWN]) for n, title, lines in table.groups]
+    count = sum(len(lines) for _, _, lines in table.groups)
+    cut = f"Shown: the first {SHOWN:,} of {count:,} lines. The CSV has all." if count > SHOWN else ""
+    return replace(table, groups=[group for group in of if group[2]], cut=cut)
+
+
+def first_columns(of: Sequence[Cell]) -> tuple[list[str], list[list[str]]]:
+    """Heads and texts that tell the cells of a group apart: algorithm, setting, p, and the fields that vary in a group.
+
+    Fields of the federation stand in the group's title.
+    """
+    varied = dict.fromkeys(name for cell in of for name in columns.others(cell) if not name.startswith(ENVIRONMENT))
+    names = ["algorithm", "sharing.setting", *varied, *([] if "sharing.p" in varied else ["p"])]
+    heads = ["method", *map(columns.head, names[1:])]
+    return heads, [[_first(cell, name) for name in names] for cell in of]
+
+
+def _first(cell: Cell, name: str) -> str:
+    found = value(cell, name)
+    if name == "p":  # a share that clients got
+        return f"{found:.2f}" if found else "-"
+    return columns.text(found)
+
+
+def _with_files(table: Table, finished: "Sequence[pd.DataFrame]") -> Table:
+    """The table with its lines of CSV and LaTeX, by pandas: the head, then a line for each of its own, in order."""
+    csv = intervals.frame(table, finished).to_csv(index=False, lineterminator="\n").splitlines()
+    every = [(title, line) for _, title, lines in table.groups for line in lines]
+    if len(every) > LATEX:
+        return replace(table, csv=csv)
+    many = len(table.groups) > 1  # then a line says of which group it is
+    first = [*(["group"] if many else []), *table.heads]
+    heads = [*first, "seeds", *(column.head for column in table.columns)]
+    rows = [
+        [*([title] if many else []), *line.first, str(len(finished[line.cell])), *line.texts] for title, line in every
+    ]
+    latex, tail = intervals.latex([_latex(head) for head in heads], rows, len(first))
+    return replace(table, csv=csv, latex=latex, tail=tail)
+
+
+def _latex(head: str) -> str:
+    for symbol, formula in _LATEX.items():
+        head = head.replace(symbol, formula)
+    return head.replace("%", r"\%").replace("_", r"\_")

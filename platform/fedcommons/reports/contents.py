@@ -1,0 +1,174 @@
+"""What a report's template prints of runs, and the data that its script sorts, filters and draws."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedcommons.reports import cell_tables, charts, columns, details, intervals, tables
+from fedcommons.reports.gathered import WHO, Told
+from fedcommons.reports.groups import grouped
+from fedcommons.reports.intervals import Column
+
+if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
+    import pandas as pd
+
+POINTS = 60_000
+"""The most points of all curves: of more, every k-th round is drawn."""
+
+COMMANDS = 200
+"""The most runs whose commands are printed."""
+
+_WORDS = {
+    "dataset": "data set",
+    "algorithm": "method",
+    "setting": "setting",
+    "alpha": "alpha",
+    "p": "p",
+    "seed": "seed",
+}
+_ALWAYS = (Column("rounds", "rounds", digits=0), Column("validation_accuracy", "validation accuracy, %", 100, 1))
+
+
+def contents(runs: "pd.DataFrame", told: Sequence[Told], say: Callable[[str], None]) -> dict[str, Any]:
+    """All that the template prints of these runs, and their data for page.js."""
+    runs = _with_numbers(runs)
+    groups = grouped(runs, say)
+    of = [cell for group in groups for cell in group.cells]
+    numbers = [[int(n) for n in cell.runs.index] for cell in of]
+    made = cell_tables.made(groups, numbers)
+    known = dict.fromkeys([*_ALWAYS, *(column for table in made for column in table.columns)])
+    shown_columns = [column for column in known if column.name in runs]
+    rows = _rows(runs, shown_columns)
+    dims = _dims(runs)
+    partitions, n_partitions = details.partitions(runs, say)
+    pools, n_pools = details.pools(runs)
+    privacy, trouble = details.privacy(groups, told)[: cell_tables.SHOWN], details.trouble(runs, told)
+    files = {"runs": _files(runs)}
+    if privacy:
+        said = [[one["group"], one["cell"], one["epsilon"], details.said(one["words"])] for one in privacy]
+        files["privacy"] = _files_of_texts(("group", "runs", "epsilon of the commons", "statement"), said)
+    if trouble:
+        late = [[rows[one["run"]]["name"], one["late"], one["lost"], one["rejected"]] for one in trouble]
+        files["late"] = _files_of_texts(("run", "replies late", "MB for nothing", "rejected"), late)
+    thinned, every = thin([one.curve for one in told])
+    data = {
+        "runs": [
+            {"f": [dim["of"][n] for dim in dims], "s": runs["status"].iloc[n], "n": Path(runs["run"].iloc[n]).name,
+             "seed": str(runs["seed"].iloc[n])} for n in range(len(runs))
+        ],
+        "cells": [
+            {"g": g, "name": details.name(cell), "colour": columns.method(cell), "dash": columns.setting(cell)}
+            for g, group in enumerate(groups) for cell in group.cells
+        ],
+        "ofCell": numbers,
+        "columns": [{"name": c.name, "scale": c.scale, "digits": c.digits} for c in shown_columns],
+        "quantiles": [intervals.quantile(n) for n in range(2, 1 + max(map(len, numbers), default=1))],
+        "curves": thinned,
+        "specs": charts.specifications(),
+        "files": {t.name: {"csv": t.csv, "latex": t.latex, "tail": t.tail} for t in made} | files,
+    }  # fmt: skip
+    return {
+        "data": data, "tables": {table.name: table for table in made}, "groups": groups,
+        "sweeps": details.sweeps(runs), "dims": dims, "rows": rows, "columns": shown_columns, "every": every,
+        "privacy": privacy, "trouble": trouble, "pools": pools,
+        "n_pools": n_pools, "partitions": partitions, "n_partitions": n_partitions,
+        "environments": details.environments(told), "who": [_WORDS[name] for name in WHO],
+        "finished": {n for n, status in enumerate(runs["status"]) if status == "finished"}, 
+        "commands": [details.command(one.folder) for one in told[:COMMANDS]],
+    }  # fmt: skip
+
+
+def _with_numbers(runs: "pd.DataFrame") -> "pd.DataFrame":
+    """The frame, with nothing but numbers in the columns of numbers: somebody may have put a text into a summary."""
+    import pandas as pd
+
+    names = [name for name in runs if name in cell_tables.NUMBERS or str(name).startswith(("clients/", "personal/"))]
+    return runs.assign(**{str(name): pd.to_numeric(runs[name], errors="coerce") for name in names})
+
+
+def thin(curves: Sequence[Mapping[str, Sequence[float | None]]]) -> tuple[list[list[list[float | None]]], int]:
+    """Curves of at most about ``POINTS`` points in all, numbers of five digits; and k: every k-th round is kept.
+
+    A run's last round always is. Each is four lists: rounds, accuracies, losses and MB.
+    """
+    every = -(-sum(len(curve["round"]) for curve in curves) // POINTS) or 1
+    found = []
+    for curve in curves:
+        rounds = curve["round"]
+        kept = [i for i, r in enumerate(rounds) if i == len(rounds) - 1 or (r is not None and r % every == 0)]
+        lists = [[curve[name][i] for i in kept] for name in ("round", "accuracy", "loss", "bytes")]
+        found.append([[None if v is None else float(f"{v:.5g}") for v in one] for one in lists])
+    return found, every
+
+
+def _rows(runs: "pd.DataFrame", known: Sequence[Column]) -> list[dict[str, Any]]:
+    """Of each run who it is, and its numbers as they are and as they are printed."""
+    values = [runs[column.name].tolist() for column in known]
+    who = [[columns.text(_plain(v)) for v in runs[name].tolist()] for name in WHO]
+    who[WHO.index("p")] = [f"{p:.3g}" if p else "-" for p in map(_plain, runs["p"].tolist())]
+    found = []
+    for n, (run, status) in enumerate(zip(runs["run"], runs["status"], strict=True)):
+        numbers = []
+        for column, of in zip(known, values, strict=True):
+            value = _plain(of[n])
+            digits = 0 if column.name == intervals.ROUNDS else column.digits
+            text = "" if value is None else intervals.number(column.scale * value, digits)
+            numbers.append(("" if value is None else repr(value), text))
+        name = Path(run).name
+        found.append({"name": name, "folder": run, "status": status, "who": [w[n] for w in who], "numbers": numbers})
+    return found
+
+
+def _dims(runs: "pd.DataFrame") -> list[dict[str, Any]]:
+    """What can be filtered by: the fields that have several values, these, and of each run the number of its own."""
+    found = []
+    for name in WHO:
+        plain = [_plain(value) for value in runs[name].tolist()]
+        if name == "p":  # what clients got of one share that was asked for differs a little
+            plain = [value if value is None else round(value, 2) for value in plain]
+        values = sorted(dict.fromkeys(plain), key=_order)
+        if len(values) > 1:
+            place = {value: i for i, value in enumerate(values)}
+            found.append(
+                {"name": _WORDS[name], "values": [*map(columns.text, values)], "of": [place[v] for v in plain]}
+            )
+    return found
+
+
+def _order(value: Any) -> tuple[int, Any]:
+    """Numbers first, then texts, none last: an alpha of somebody's own partition may be anything."""
+    is_number = isinstance(value, int | float)
+    return (0, value) if is_number else (2, "") if value is None else (1, str(value))
+
+
+def _plain(value: Any) -> Any:
+    """None for what a frame lacks."""
+    return None if value is None or value != value else value
+
+
+def _files(runs: "pd.DataFrame") -> dict[str, Sequence[str]]:
+    """The frame of ``load_runs`` as CSV, and the columns of the papers' CSVs as LaTeX, a text a line."""
+    csv = _csv(runs)
+    if len(runs) > cell_tables.LATEX:
+        return {"csv": csv, "latex": (), "tail": ()}
+    part = runs[[name for name in tables.RUN if name in runs]]
+    rows = [[columns.text(_plain(value)) for value in row] for row in part.itertuples(index=False)]
+    lines, tail = intervals.latex([name.replace("_", r"\_") for name in part], rows, len(part.columns))
+    return {"csv": csv, "latex": lines, "tail": tail}
+
+
+def _files_of_texts(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> dict[str, Sequence[str]]:
+    """A table of texts as CSV and LaTeX."""
+    import pandas as pd
+
+    lines, tail = intervals.latex(heads, [[str(value) for value in row] for row in rows], len(heads))
+    return {"csv": _csv(pd.DataFrame(rows, columns=pd.Index(heads))), "latex": lines, "tail": tail}
+
+
+def _csv(frame: "pd.DataFrame") -> list[str]:
+    lines = frame.to_csv(index=False, lineterminator="\n").splitlines()
+    if len(lines) != 1 + len(
+        frame
+    ):  # a text with a line break, which only a tracker of somebody's own may have written
+        lines = frame.replace(r"[\r\n]+", " ", regex=True).to_csv(index=False, lineterminator="\n").splitlines()
+    return lines

@@ -1,0 +1,129 @@
+"""The report: one HTML file of run folders that carries all it needs, and asks no network for anything.
+
+The file has a policy (Content-Security-Policy): a browser runs its own scripts only, known by their digests, and loads
+nothing. Names and texts of runs, which somebody else may have written, are escaped by Jinja2 or stand in JSON.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fedcommons.errors import UserError, shown
+from fedcommons.files import stored, write_text
+from fedcommons.reports import charts
+from fedcommons.reports.contents import contents
+from fedcommons.reports.frames import folder_path, load_central
+from fedcommons.reports.gathered import gather
+
+MARK = "<!doctype html><!-- fedcommons report -->"
+"""How a report begins: another file is never replaced by one."""
+
+HERE = Path(__file__).parent / "template"
+
+
+def report(
+    *folders: str | Path,
+    out: str | Path = "report.html",
+    title: str | None = None,
+    say: Callable[[str], None] = print,
+) -> Path:
+    """Write a report on the runs in these folders, and give its path: tables, curves, privacy, partitions, commands.
+
+    Each folder is a run folder, or one with run folders at any depth. A run that cannot be read is left out; ``say`` is
+    told which, and the report says it, too. Runs of other data, partitions, federations or targets stand in groups of
+    their own and are never averaged. title: of the page.
+
+    Raises:
+        UserError: a folder does not exist or holds no run, no run can be read, or ``out`` cannot be written or is a
+            file that is no report.
+    """
+    path = folder_path(out)
+    require_place(path)
+    html = page([folder_path(folder) for folder in folders], title, say)
+    try:
+        write_text(path, html)
+    except OSError as error:
+        raise UserError(f"--out: {path} cannot be written ({error.strerror}).") from None
+    return path
+
+
+def require_place(path: Path) -> None:
+    """See that a report can be written there, before any work.
+
+    Raises:
+        UserError: it cannot, or what stands there is no report.
+    """
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"--out names an HTML file such as report.html, got {shown(str(path))}.")
+    try:
+        if path.is_dir():
+            raise UserError(f"--out: {path} is a folder; name a file in it, such as {path / 'report.html'}.")
+        if not path.parent.is_dir():
+            raise UserError(f"--out: there is no folder {path.parent}; make it first.")
+        head = stored.content(path, stored.LARGEST_JSON, inner=0)
+    except stored.UnreadableError as error:
+        raise UserError(f"--out: {error}; name another file.") from None
+    except OSError as error:
+        raise UserError(f"--out: {path} cannot be written ({error.strerror}).") from None
+    if head is not None and not head.startswith(MARK.encode()):
+        raise UserError(f"--out: {path} is no report of fedcommons and stays as it is; name another file.")
+
+
+def page(folders: Sequence[Path], title: str | None, say: Callable[[str], None] = print, state: str = "") -> str:
+    """The HTML. state: of folders that are watched; the page asks its server for it, and loads itself anew.
+
+    Raises:
+        UserError: a folder does not exist or holds no run, or no run can be read.
+    """
+    notes: list[str] = []
+
+    def tell(text: str) -> None:
+        notes.append(text)
+        say(text)
+
+    if not folders:
+        raise UserError("name at least one folder with runs.")
+    runs, told = gather(folders, tell)
+    if runs.empty:
+        raise UserError(f"none of the runs in {', '.join(map(str, folders))} can be read.")
+    for folder in folders:
+        if central := len(load_central(*sorted(folder.glob("central_*")))):
+            tell(f"left out: {central} central models in {folder}, which are no federations; its own tables have them.")
+    context = contents(runs, told, tell)
+    name = title or f"fedcommons report: {', '.join(folder.name or str(folder) for folder in folders)}"
+    return _html({**context, "title": stored.clean(name), "notes": notes, "state": state})
+
+
+def _html(context: Mapping[str, Any]) -> str:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    scripts = [charts.vega(), (HERE / "page.js").read_text()]
+    if any("</script" in script.lower() for script in scripts):
+        raise RuntimeError("a script of the page would end where it says </script")
+    digests = [f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts]
+    policy = (
+        f"default-src 'none'; script-src {' '.join(digests)}; style-src 'unsafe-inline'; img-src data:; "
+        f"connect-src '{'self' if context['state'] else 'none'}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    text = json.dumps(context["data"], allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    made = Environment(
+        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    template = made.get_template("page.html")
+    now = datetime.now(UTC)
+    return MARK + template.render(
+        context,
+        json=Markup(text),
+        scripts=[Markup(script) for script in scripts],
+        style=Markup((HERE / "page.css").read_text()),
+        policy=Markup(policy),
+        when=f"{now:%Y-%m-%d %H:%M} UTC",
+        version=version("fedcommons"),
+    )

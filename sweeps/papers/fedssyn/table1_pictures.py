@@ -1,0 +1,117 @@
+"""Table 1 as pictures: rounds to the target, and the test accuracy over the rounds."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from fedcommons.config import target
+from fedcommons.reports.cells import Cell, counted
+from fedcommons.reports.columns import method, place, setting
+from fedcommons.reports.plots import colour_of, panels, save
+from fedcommons.reports.series import course, value
+
+if TYPE_CHECKING:  # pandas takes a second to import
+    import pandas as pd
+
+WIDEST = 4
+"""Panels in a row."""
+
+NARROWEST = 6.5
+"""Inches, in which the legend has room."""
+
+
+def rounds_to_target(path: Path, cells: Sequence[Cell], title: str, smoke: bool) -> None:
+    """A panel for each federation, in it a row for each method, in that a bar for each data setting.
+
+    Seeds that missed the target count with all their rounds, and their cell's bar is hatched.
+    """
+    places, methods, settings = (list(dict.fromkeys(map(of, cells))) for of in (place, method, setting))
+    columns = min(WIDEST, len(places))
+    rows = -(-len(places) // columns)
+    height = 0.6 + 0.22 * len(methods) * (len(settings) + 0.8)
+    figure, grid = panels(rows, columns, (max(NARROWEST, 1.4 + 3.4 * columns), 0.9 + height * rows))
+    pitch = len(settings) + 0.8
+    for axes, where in zip(grid.flat, places, strict=False):
+        for cell in (cell for cell in cells if place(cell) == where):
+            y = methods.index(method(cell)) * pitch + settings.index(setting(cell))
+            _bar(axes, y, cell, colour_of(setting(cell), settings))
+        axes.set_yticks([i * pitch + (len(settings) - 1) / 2 for i in range(len(methods))], methods)
+        axes.invert_yaxis()
+        axes.set_xlim(0, 1.15 * axes.get_xlim()[1])
+        axes.set_title(where, fontsize=9)
+        axes.set_xlabel("rounds to the target")
+        axes.tick_params("y", length=0)
+        axes.spines[["top", "right"]].set_visible(False)
+    for axes in grid.flat[len(places) :]:
+        axes.set_visible(False)
+    keys: list[Patch | Line2D] = [Patch(color=colour_of(s, settings), label=s) for s in settings]
+    if any(counted(cell.runs, "rounds_to_target")[1] for cell in cells):
+        keys.append(
+            Patch(facecolor="0.9", edgecolor="0.4", hatch="//", label="a seed missed it, counted with all rounds")
+        )
+    if any(len(cell.runs) > 1 for cell in cells):
+        keys.append(Line2D([], [], color="k", label="bar: mean; line: least to most of the seeds"))
+    _finish(figure, keys, title)
+    save(figure, path, 120, smoke)
+
+
+def _bar(axes: Axes, y: float, cell: Cell, colour: str) -> None:
+    needed, missed = counted(cell.runs, "rounds_to_target")
+    mean = fmean(needed)
+    axes.barh(y, mean, 0.85, color=colour, hatch="//" if missed else None, edgecolor="w")
+    if len(needed) > 1:
+        axes.plot([min(needed), max(needed)], [y, y], color="k", lw=1.3, marker="|", ms=5)
+    axes.annotate(
+        f"{'>' if missed else ''}{mean:.3g}",
+        (max(needed), y),
+        (5, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=8,
+    )
+
+
+def accuracy_over_rounds(path: Path, cells: Sequence[Cell], rounds: "pd.DataFrame", title: str, smoke: bool) -> None:
+    """A row for each federation, a column for each method, a curve for each data setting. rounds: of ``load_rounds``.
+
+    Lines are means over the seeds, bands go from the least to the most.
+    """
+    places, methods, settings = (list(dict.fromkeys(map(of, cells))) for of in (place, method, setting))
+    size = (max(NARROWEST, 0.8 + 2.1 * len(methods)), 1.1 + 1.9 * len(places))
+    figure, grid = panels(len(places), len(methods), size, sharey=True)
+    for cell in cells:
+        axes, colour = grid[places.index(place(cell)), methods.index(method(cell))], colour_of(setting(cell), settings)
+        found = course(rounds.loc[rounds["run"].isin(cell.runs["run"].tolist()), :], target.ACCURACY)
+        if found:
+            mean, least, most = zip(*found.values(), strict=True)
+            axes.plot(list(found), mean, color=colour, lw=1.5)
+            axes.fill_between(list(found), least, most, color=colour, alpha=0.25, lw=0)
+        aim = target.read(value(cell, "target"))
+        if aim.metric == target.ACCURACY:
+            axes.axhline(aim.bound, color="0.4", lw=0.8, ls=":")
+    for axes, name in zip(grid[0], methods, strict=True):
+        axes.set_title(name, fontsize=10)
+    for axes, where in zip(grid[:, 0], places, strict=True):
+        axes.set_ylabel("\n".join([*where.split(", ", 1), "test accuracy"]), fontsize=8)
+    for axes in grid.flat:
+        axes.set_xlabel("round")
+        axes.grid(alpha=0.3)
+        axes.label_outer()
+    keys: list[Patch | Line2D] = [Line2D([], [], color=colour_of(s, settings), label=s) for s in settings]
+    keys.append(Line2D([], [], color="0.4", ls=":", lw=0.8, label="target"))
+    if any(len(cell.runs) > 1 for cell in cells):
+        keys.append(Patch(color="0.8", label="line: mean; band: least to most of the seeds"))
+    _finish(figure, keys, title)
+    save(figure, path, 120, smoke)
+
+
+def _finish(figure: Figure, keys: Sequence[Patch | Line2D], title: str) -> None:
+    columns = 4 if figure.get_figwidth() > 8 else 2
+    figure.legend(handles=keys, fontsize=8, loc="outside lower center", ncols=columns, frameon=False)
+    figure.suptitle(title, fontsize=10)

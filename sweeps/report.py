@@ -1,0 +1,39 @@
+"""A report on runs: one HTML file with tables, curves, privacy, partitions and the runs that each number comes from.
+
+python sweeps/report.py runs/table1 --out report.html
+python sweeps/report.py runs/table1 runs/tune runs/mine --out report.html --title "Which commons?"
+"""
+
+from collections.abc import Sequence
+from itertools import takewhile
+
+from fedcommons.config import cli
+from fedcommons.errors import UserError
+from fedcommons.paths import user_path
+
+
+def arguments(argv: Sequence[str]):
+    """The folders, then the options."""
+    named = list(takewhile(lambda word: not word.startswith("-"), argv))
+    title = (__doc__ or "").partition("\n")[0]
+    parser = cli.Parser(description=title, usage="report.py RUNS [RUNS ...] [options]")
+    parser.add_argument("--out", type=str, default="report.html", help="the file; an earlier report is replaced")
+    parser.add_argument("--title", type=str | None, default=None, help="title of the page; default: the folders' names")
+    options = cli.parse(parser, argv[len(named) :])
+    if not named:
+        raise UserError("name at least one folder with runs: report.py RUNS [RUNS ...] --out report.html")
+    options.folders = [user_path("RUNS", name) for name in named]
+    return options
+
+
+def report(argv: Sequence[str]) -> int:
+    options = arguments(argv)
+    from fedcommons.reports import page  # pandas takes a second to import, and --help needs none
+
+    made = page.report(*options.folders, out=options.out, title=options.title)
+    print(f"{made}: {made.stat().st_size / 1e6:.1f} MB. It opens in any browser and needs no network.")
+    return 0
+
+
+if __name__ == "__main__":
+    cli.main(report)

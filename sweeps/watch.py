@@ -1,0 +1,52 @@
+"""The report of a sweep under way, in a browser on this machine: it follows the folders until Ctrl-C.
+
+python sweeps/watch.py runs/table1
+python sweeps/watch.py runs/table1 runs/tune --port 8765
+"""
+
+from collections.abc import Sequence
+from itertools import takewhile
+
+from fedcommons.config import cli
+from fedcommons.errors import UserError, shown
+from fedcommons.paths import user_path
+
+
+def arguments(argv: Sequence[str]):
+    """The folders, then the options."""
+    named = list(takewhile(lambda word: not word.startswith("-"), argv))
+    title = (__doc__ or "").partition("\n")[0]
+    parser = cli.Parser(description=title, usage="watch.py RUNS [RUNS ...] [options]")
+    parser.add_argument("--port", type=int, default=0, help="port on 127.0.0.1; 0: one that is free")
+    parser.add_argument("--title", type=str | None, default=None, help="title of the page; default: the folders' names")
+    options = cli.parse(parser, argv[len(named) :])
+    if not named:
+        raise UserError("name at least one folder with runs: watch.py RUNS [RUNS ...]")
+    if not 0 <= options.port < 2**16:
+        raise UserError(f"--port lies in 0 ... 65535, got {shown(options.port)}.")
+    options.folders = [user_path("RUNS", name) for name in named]
+    for folder in options.folders:
+        if not folder.is_dir():
+            raise UserError(f"{folder} is not a folder.")
+    return options
+
+
+def watch(argv: Sequence[str]) -> int:
+    options = arguments(argv)
+    from fedcommons.reports.watching import Server, Watched  # pandas takes a second to import, and --help needs none
+
+    try:
+        server = Server(Watched(options.folders, options.title), options.port)
+    except OSError as error:
+        raise UserError(f"--port {options.port} cannot be had ({error.strerror}).") from None
+    with server:
+        print(f"{server.address}\nOpen this address on this machine. Whoever has it sees the runs. Ctrl-C ends it.")
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print("stopped watching; the runs go on.")
+    return 130
+
+
+if __name__ == "__main__":
+    cli.main(watch)

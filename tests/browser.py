@@ -1,0 +1,55 @@
+"""A real Chromium without a screen, for tests of pages: Debian's, driven by playwright."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+CHROMIUM = shutil.which("chromium")
+
+needed = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="apt-get install chromium")]
+"""``pytestmark`` of a file whose tests need the browser."""
+
+_FLAGS = [
+    "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+"""Without these Chromium looks for Google's hosts by itself."""
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """A browser of its own, ended in the end. As root Chromium starts without its sandbox only."""
+    root = ["--no-sandbox"] if os.getuid() == 0 else []
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=[*root, *_FLAGS])
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@contextmanager
+def opened(
+    browser: Browser, url: str, *, size: tuple[int, int] = (1280, 900), dark: bool = False, quiet: bool = True
+) -> Iterator[Page]:
+    """A page of this address. In the end it must have said no error on its console, thrown nothing and lacked no file.
+
+    quiet: False where a test means to see such errors.
+    """
+    context = browser.new_context(
+        viewport={"width": size[0], "height": size[1]}, color_scheme="dark" if dark else "light"
+    )
+    page, said = context.new_page(), list[str]()
+    page.on("console", lambda line: said.append(line.text) if line.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("requestfailed", lambda request: said.append(f"not loaded: {request.url}"))
+    try:
+        page.goto(url, wait_until="load")
+        yield page
+    finally:
+        context.close()
+    assert not (quiet and said), said

@@ -1,0 +1,145 @@
+"""The site, built as ``make docs`` does, and every page of it opened in a browser."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from browser import chromium, needed
+from PIL import Image
+from playwright.sync_api import Page
+
+ROOT = Path(__file__).parent.parent
+PHONE, SCREEN = 390, 1280
+pytestmark = needed
+
+FOUND = {
+    "claims Fedssyn MNIST": "claims.html",
+    "what epsilon covers": "ideas/privacy.html",
+    "add a partition": "ideas/partitions.html",
+    "run cost before": "ideas/cost.html",
+    "zeta_hat_sq": "ideas/zeta.html",
+}
+"""What a newcomer may search for, and the page that must be among what is found."""
+
+RAW = ("$", "\\frac", "\\sum", "<!--", "{toctree}")
+"""Marks that no page shows outside of code."""
+
+SEEN = """() => {
+  const shown = document.querySelector('article').cloneNode(true);
+  shown.querySelectorAll('pre, code, math').forEach(one => one.remove());
+  return {
+    links: [...document.querySelectorAll('a[href]')].map(a => a.href),
+    ids: [...document.querySelectorAll('[id]')].map(one => one.id),
+    empty: [...document.images].filter(i => !i.naturalWidth).map(i => i.src),
+    odd: document.querySelectorAll('.system-message, .problematic, merror').length,
+    text: shown.textContent,
+  };
+}"""
+
+
+WIDE = """() => [...document.querySelectorAll('article *')].filter(one => {
+  for (let above = one; above.tagName != 'ARTICLE'; above = above.parentElement)
+    if (/auto|scroll/.test(getComputedStyle(above.parentElement).overflowX)) return false;
+  return one.getBoundingClientRect().right > innerWidth + 1;
+}).map(one => one.tagName + ' ' + one.textContent.slice(0, 40))"""
+"""What stands out of the screen and is in nothing that scrolls by itself."""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of its pages. Warnings are errors."""
+    out = tmp_path_factory.mktemp("site")
+    words = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", f"{out}/read", "-b", "html"]
+    path = os.pathsep.join([str(ROOT / "platform"), str(ROOT)])
+    done = subprocess.run(
+        [*words, str(ROOT / "docs"), f"{out}/html"],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return out / "html"
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Page]:
+    with chromium() as browser:
+        yield browser.new_page()
+
+
+def test_every_page_is_whole(site: Path, page: Page) -> None:
+    """No error, no network, no empty picture, no raw equation, no broken link or anchor, fit for a phone."""
+    wrong: list[str] = []
+    here = ""
+    page.on("console", lambda line: wrong.append(f"{here}: {line.text}") if line.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: wrong.append(f"{here}: {error}"))
+    page.on("requestfailed", lambda request: wrong.append(f"{here}: not loaded: {request.url}"))
+    page.on(
+        "request",
+        lambda asked: None if asked.url.startswith(("file:", "data:")) else wrong.append(f"{here}: asks {asked.url}"),
+    )
+    pages = sorted(site.rglob("*.html"))
+    assert len(pages) > 60
+    ids: dict[Path, set[str]] = {}
+    links: list[tuple[str, str]] = []
+    for path in pages:
+        here = path.relative_to(site).as_posix()
+        page.set_viewport_size({"width": SCREEN, "height": 900})
+        page.goto(path.as_uri(), wait_until="load")
+        seen = page.evaluate(SEEN)
+        ids[path] = {*seen["ids"], ""}
+        links += [(here, unquote(link)) for link in seen["links"] if link.startswith("file:")]
+        wrong += [f"{here}: empty picture {one}" for one in seen["empty"]]
+        wrong += [
+            f"{here}: raw {mark}" for mark in ("$", "\\frac", "\\sum", "<!--", "{toctree}") if mark in seen["text"]
+        ]
+        wrong += [f"{here}: marked as wrong"] * bool(seen["odd"])
+        page.set_viewport_size({"width": PHONE, "height": 844})
+        wrong += [f"{here}: too wide for a phone: {one}" for one in page.evaluate(WIDE)[:3]]
+    for where, link in links:
+        target = urlsplit(link)
+        file = Path(target.path)
+        is_there = target.fragment in ids[file] if file in ids else file.is_file() and file.is_relative_to(site)
+        wrong += [] if is_there else [f"{where}: broken link {link}"]
+    assert not wrong, "\n".join(wrong[:50])
+
+
+def test_no_picture_is_of_one_colour(site: Path) -> None:
+    pictures = [*(site / "_images").glob("*.png")]
+    assert len(pictures) > 50
+    for path in pictures:
+        with Image.open(path) as picture:
+            assert any(low < high for low, high in picture.convert("RGB").getextrema()), path.name  # pyright: ignore
+
+
+def test_equations_are_drawn_on_the_page_of_each_method(site: Path, page: Page) -> None:
+    methods = [*(site / "methods").glob("*.html")]
+    for path in methods:
+        page.goto(path.as_uri())
+        if path.stem != "index":
+            boxes = [one.bounding_box() for one in page.query_selector_all(".equation > math")]
+            assert boxes, path.stem
+            assert all(box and box["width"] > 40 and box["height"] > 10 for box in boxes), path.stem
+
+
+@pytest.mark.parametrize("words", FOUND)
+def test_a_newcomers_question_finds_its_page(site: Path, page: Page, words: str) -> None:
+    """By the search, and from the first page's list of what a reader wants."""
+    page.goto(f"{(site / 'search.html').as_uri()}?q={words.replace(' ', '+')}")
+    page.wait_for_selector(f"#search-results li a[href*='{FOUND[words]}']", timeout=20_000)
+    page.goto((site / "index.html").as_uri())
+    assert page.query_selector(f"article td a[href*='{FOUND[words]}']")
+
+
+def test_light_and_dark(site: Path, page: Page) -> None:
+    """The page follows the reader's system."""
+    shades = []
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)  # pyright: ignore[reportArgumentType]
+        page.goto((site / "ideas" / "zeta.html").as_uri())
+        shades.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert shades[0] != shades[1]
