@@ -122,6 +122,7 @@ def refused(argv: list[str]) -> str:
             ],
         ),
         (["--sigma", "0.3"], ["dp.noise_multiplier changes nothing without --dp.local true."]),
+        (["--dp.noise", "secret"], ["dp.noise changes nothing without --dp.local true."]),
         (["--alhpa", "0.3"], ["unknown option '--alhpa'; did you mean '--partition.alpha'?"]),
         (["--zzzzzz", "1"], ["unknown option '--zzzzzz'. See --help."]),
         ([*SYNTHETIC, "--sharing.p", "0.999999999"], ["synthetic images would take", "GB", "a smaller sharing.p"]),
@@ -133,10 +134,10 @@ def test_a_bad_request_is_refused_in_one_sentence(argv: list[str], parts: list[s
     assert [part for part in parts if part not in message] == [], message
 
 
-def test_a_private_pool_takes_secret_noise_where_local_steps_have_none() -> None:
-    """Its generators draw noise of their own, so the option changes something."""
-    pool = [*SYNTHETIC, "--generator", "private_ddpm", "--dp.noise", "secret"]
-    options = cli.parse(cli.parser("", pool, presets.preset("smoke", "digits")), pool)
+@pytest.mark.parametrize("words", [[*SYNTHETIC, "--generator", "private_ddpm"], ["--algorithm", "feddpms"]], ids=str)
+def test_what_draws_noise_of_its_own_takes_secret_noise_without_dp_in_local_steps(words: list[str]) -> None:
+    argv = [*words, "--dp.noise", "secret"]
+    options = cli.parse(cli.parser("", argv, presets.preset("smoke", "digits")), argv)
     assert (options.dp.noise, options.dp.local) == ("secret", False)
 
 

@@ -51,9 +51,8 @@ SHOWN, LATEX = 1000, 500
 
 INTERVALS = (
     "Numbers are means over the seeds of finished runs, in brackets the 95 % Student t interval of the mean, cut off "
-    "at 0 and 100 %. A seed "
-    "that missed the target has no round: what is told then is the mean of the others, without an interval. A number "
-    "without brackets is of one seed, or the same in all."
+    "at 0 and 100 %. A seed that missed the target has no round: what is told then is the mean of the others, without "
+    "an interval. A number without brackets is of one seed, or the same in all."
 )
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedcommons.reports import cell_tables, charts, columns, details, intervals, tables
 from fedcommons.reports.gathered import WHO, Told
-from fedcommons.reports.groups import grouped
+from fedcommons.reports.groups import grouped, plain
 from fedcommons.reports.intervals import Column
 
 if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
@@ -73,7 +73,7 @@ def contents(runs: "pd.DataFrame", told: Sequence[Told], say: Callable[[str], No
         "privacy": privacy, "trouble": trouble, "pools": pools,
         "n_pools": n_pools, "partitions": partitions, "n_partitions": n_partitions,
         "environments": details.environments(told), "who": [_WORDS[name] for name in WHO],
-        "finished": {n for n, status in enumerate(runs["status"]) if status == "finished"}, 
+        "finished": {n for n, status in enumerate(runs["status"]) if status == "finished"},
         "commands": [details.command(one.folder) for one in told[:COMMANDS]],
     }  # fmt: skip
 
@@ -104,13 +104,13 @@ def thin(curves: Sequence[Mapping[str, Sequence[float | None]]]) -> tuple[list[l
 def _rows(runs: "pd.DataFrame", known: Sequence[Column]) -> list[dict[str, Any]]:
     """Of each run who it is, and its numbers as they are and as they are printed."""
     values = [runs[column.name].tolist() for column in known]
-    who = [[columns.text(_plain(v)) for v in runs[name].tolist()] for name in WHO]
-    who[WHO.index("p")] = [f"{p:.3g}" if p else "-" for p in map(_plain, runs["p"].tolist())]
+    who = [[columns.text(plain(v)) for v in runs[name].tolist()] for name in WHO]
+    who[WHO.index("p")] = [f"{p:.3g}" if p else "-" for p in map(plain, runs["p"].tolist())]
     found = []
     for n, (run, status) in enumerate(zip(runs["run"], runs["status"], strict=True)):
         numbers = []
         for column, of in zip(known, values, strict=True):
-            value = _plain(of[n])
+            value = plain(of[n])
             digits = 0 if column.name == intervals.ROUNDS else column.digits
             text = "" if value is None else intervals.number(column.scale * value, digits)
             numbers.append(("" if value is None else repr(value), text))
@@ -123,14 +123,14 @@ def _dims(runs: "pd.DataFrame") -> list[dict[str, Any]]:
     """What can be filtered by: the fields that have several values, these, and of each run the number of its own."""
     found = []
     for name in WHO:
-        plain = [_plain(value) for value in runs[name].tolist()]
+        values_of = [plain(value) for value in runs[name].tolist()]
         if name == "p":  # what clients got of one share that was asked for differs a little
-            plain = [value if value is None else round(value, 2) for value in plain]
-        values = sorted(dict.fromkeys(plain), key=_order)
+            values_of = [value if value is None else round(value, 2) for value in values_of]
+        values = sorted(dict.fromkeys(values_of), key=_order)
         if len(values) > 1:
             place = {value: i for i, value in enumerate(values)}
             found.append(
-                {"name": _WORDS[name], "values": [*map(columns.text, values)], "of": [place[v] for v in plain]}
+                {"name": _WORDS[name], "values": [*map(columns.text, values)], "of": [place[v] for v in values_of]}
             )
     return found
 
@@ -141,18 +141,13 @@ def _order(value: Any) -> tuple[int, Any]:
     return (0, value) if is_number else (2, "") if value is None else (1, str(value))
 
 
-def _plain(value: Any) -> Any:
-    """None for what a frame lacks."""
-    return None if value is None or value != value else value
-
-
 def _files(runs: "pd.DataFrame") -> dict[str, Sequence[str]]:
     """The frame of ``load_runs`` as CSV, and the columns of the papers' CSVs as LaTeX, a text a line."""
     csv = _csv(runs)
     if len(runs) > cell_tables.LATEX:
         return {"csv": csv, "latex": (), "tail": ()}
     part = runs[[name for name in tables.RUN if name in runs]]
-    rows = [[columns.text(_plain(value)) for value in row] for row in part.itertuples(index=False)]
+    rows = [[columns.text(plain(value)) for value in row] for row in part.itertuples(index=False)]
     lines, tail = intervals.latex([name.replace("_", r"\_") for name in part], rows, len(part.columns))
     return {"csv": csv, "latex": lines, "tail": tail}
 
@@ -167,8 +162,6 @@ def _files_of_texts(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> d
 
 def _csv(frame: "pd.DataFrame") -> list[str]:
     lines = frame.to_csv(index=False, lineterminator="\n").splitlines()
-    if len(lines) != 1 + len(
-        frame
-    ):  # a text with a line break, which only a tracker of somebody's own may have written
+    if len(lines) != 1 + len(frame):  # a text has a line break, which only somebody's own tracker may have written
         lines = frame.replace(r"[\r\n]+", " ", regex=True).to_csv(index=False, lineterminator="\n").splitlines()
     return lines

@@ -31,10 +31,10 @@ def grouped(runs: "pd.DataFrame", say: Callable[[str], None]) -> list[Group]:
     A run that is not finished belongs to its cell; who averages leaves it out.
     """
     names = [name for name in fields(runs) if name.startswith(ENVIRONMENT)]
-    plain = {name: [_plain(value) for value in runs[name].tolist()] for name in [*names, DIGEST]}
-    varied = [name for name in names if len(set(plain[name])) > 1]
+    held = {name: [plain(value) for value in runs[name].tolist()] for name in [*names, DIGEST]}
+    varied = [name for name in names if len(set(held[name])) > 1]
     places: dict[tuple[Any, ...], list[int]] = {}
-    for place, key in enumerate(zip(*plain.values(), strict=True)):
+    for place, key in enumerate(zip(*held.values(), strict=True)):
         places.setdefault(key, []).append(place)
     found = []
     for key, of in places.items():
@@ -47,7 +47,8 @@ def grouped(runs: "pd.DataFrame", say: Callable[[str], None]) -> list[Group]:
     return found
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """None for what a frame lacks."""
     return None if value is None or value != value else value
 
 
@@ -75,8 +76,6 @@ def _agree(runs: "pd.DataFrame") -> bool:
 
 def _title(runs: "pd.DataFrame", varied: list[str]) -> str:
     """``digits, N = 10, C = 1, alpha = 0.01, target test accuracy >= 0.8``, and what else tells groups apart."""
-    shared = {
-        name: runs[name].iloc[0] for name in varied if name != "target" and _plain(runs[name].iloc[0]) is not None
-    }
+    shared = {name: runs[name].iloc[0] for name in varied if name != "target" and plain(runs[name].iloc[0]) is not None}
     place = columns.place(Cell(shared, runs)).replace(", alpha = -", "")
     return f"{place}, target {target.in_words(runs['target'].iloc[0])}"

@@ -48,20 +48,21 @@ def run(
             mirror.claim()
             outcome = play(left, out, display)
             report(out, display)
-            write_page(out, stem, display)
             code = conclude(outcome, started, out, stem, display)
             mirror.end()
             return code
 
 
-def write_page(out: Path, stem: str, display: Display) -> None:
-    """Write ``report.html`` on all runs in ``out``; what hinders it is said and stops nothing."""
-    from fedcommons.reports.page import report  # altair takes a second to import, and a dry run needs none
-
+def write_page(out: Path, stem: str, display: Display) -> bool:
+    """Write ``report.html`` on all runs in ``out``; whether it is there. What hinders it is said and stops nothing."""
     try:
+        from fedcommons.reports.page import report  # altair takes a second to import, and a dry run needs none
+
         report(out, out=out / "report.html", title=f"fedcommons report: {stem}", say=lambda text: None)
     except Exception as error:  # of whatever kind: hours of runs do not fail for a page
         display.say(Warned(f"report.html was not written: {sentence(error)}"))
+        return False
+    return True
 
 
 def dry_run(
@@ -76,14 +77,13 @@ def dry_run(
 
 
 def conclude(outcome: Outcome, started: float, out: Path, stem: str, display: Display) -> int:
-    """Say what failed, how long it took and where it all is; the exit code."""
+    """Write the page, say what failed, how long it took and where it all is; the exit code."""
+    page = "report.html, " if write_page(out, stem, display) else ""
     for name, message in outcome.failures.items():
         display.say(f"failed: {name}: {message}")
     spent = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in outcome.seconds.items())
     display.say(
         f"Time: {time.perf_counter() - started:.0f} s ({spent}; {outcome.generators_trained} generators trained)."
     )
-    display.say(
-        f"All in {out}: report.html, {stem}.md, {stem}.csv, {stem}.png, summary.json, and a folder for each run."
-    )
+    display.say(f"All in {out}: {page}{stem}.md, {stem}.csv, {stem}.png, summary.json, and a folder for each run.")
     return 1 if outcome.failures else 0
