@@ -78,6 +78,8 @@ def test_labels_keep_their_order_and_their_gap() -> None:
 
 # --- the guide
 
+NOTHING_RAW = "disclose nothing raw, nor more than 5 % near-copies"
+
 
 def lines(decide: ModuleType, rows: Sequence[Any]) -> dict[str, list[tuple[str, set[str]]]]:
     """Of each limit the ways that are named, each with those that cannot be told from it."""
@@ -99,7 +101,7 @@ def test_more_bytes_are_advised_only_where_they_are_told_to_help(decide: ModuleT
     """Means 50, 51, 80 and 81: the second and the fourth cannot be told from those before them."""
     rows = [row("a", 1, 49, 50, 51), row("b", 2, 53, 50, 50), row("c", 3, 79.1, 80, 80.9), row("d", 4, 84, 80, 79)]
     assert lines(decide, rows)["disclose whatever helps"] == [("a", set()), ("c", set())]
-    assert lines(decide, [*rows, row("e", 2.5, 80, 79, 81.1)])["disclose nothing raw"] == [("a", set()), ("e", set())]
+    assert lines(decide, [*rows, row("e", 2.5, 80, 79, 81.1)])[NOTHING_RAW] == [("a", set()), ("e", set())]
 
 
 def test_what_is_cheaper_and_cannot_be_told_apart_is_named(decide: ModuleType, row: Callable[..., Any]) -> None:
@@ -112,7 +114,8 @@ def test_what_is_cheaper_and_cannot_be_told_apart_is_named(decide: ModuleType, r
 def test_limits_leave_out_what_breaks_them_and_bounds(decide: ModuleType, row: Callable[..., Any]) -> None:
     rows = [
         row("copies", 1, 90, 91, 92, raw=0.1, disclosed=0.1),
-        row("pool", 1, 80, 81, 82, disclosed=0.75),
+        row("near-copies", 1, 85, 86, 87, disclosed=0.9, near_copies=0.8),
+        row("pool", 1, 80, 81, 82, disclosed=0.75, near_copies=0.03),
         row("private", 1, 70, 71, 72, epsilon=10.0, rounds=0.0),
         row("alone", 1, 60, 61, 62),
         row("bound", 1, 98, 98, 99, bound=True),
@@ -120,7 +123,7 @@ def test_limits_leave_out_what_breaks_them_and_bounds(decide: ModuleType, row: C
     found = {limit: [way for way, _ in of] for limit, of in lines(decide, rows).items()}
     assert found == {
         "disclose whatever helps": ["copies"],
-        "disclose nothing raw": ["pool"],
+        NOTHING_RAW: ["pool"],
         "put nothing into a commons that no epsilon covers": ["private"],
         "have clients in one round at most": ["private"],
         "have clients in one round at most and disclose nothing that no epsilon covers": ["private"],

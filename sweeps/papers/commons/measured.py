@@ -121,6 +121,7 @@ def _measured(way: str, alpha: float, runs: "pd.DataFrame", first: Entry) -> Mea
         rounds=fmean(with_clients),
         disclosed=disclosed,
         raw=fmean(summary.get("disclosed_raw", 0.0) for _, summary in summaries),
+        near_copies=shown.copies if shown else 0.0,
         epsilon=None if disclosed else tables.largest_epsilon(Cell({}, runs)),
         bound=WAYS[way].bound,
     )

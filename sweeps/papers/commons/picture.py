@@ -42,11 +42,12 @@ def draw(rows: Sequence[Measured], path: Path, title: str, smoke: bool) -> None:
         _panel(left, mine, [one.row.mb for one in mine])
         _panel(right, mine, [100 * one.row.disclosed for one in mine])
         left.set(xscale="log", xlabel="MB in all, all clients, both ways", ylabel="test accuracy, %")
-        left.xaxis.set_minor_formatter("")  # where there are few powers of 10 its labels would cover each other
+        plots.plain_ticks(left.xaxis)
         right.set(xlabel="examples given away without an epsilon, %", xlim=(-4, 104))
         left.set_title(f"alpha = {alpha:g}", fontsize=10)
     figure.legend(handles=_keys(), loc="outside lower center", ncols=4, fontsize=8)
-    figure.suptitle(title, fontsize=10)
+    several = any(len(one.row.best) > 1 for one in rows)
+    figure.suptitle(f"{title}{'; a line through a point: least to most of the seeds' * several}", fontsize=10)
     plots.save(figure, path, 120, smoke)
 
 

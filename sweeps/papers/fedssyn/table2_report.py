@@ -151,13 +151,14 @@ def report(found: Sequence[Entry], options: cli.Options, out: Path, display: Dis
     records = tables.records(frame, (*CSV, *tables.RUN))
     write_text(out / "table2.csv", tables.to_csv(records))
     write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "cells": records})
+    title = grids.title([e.cell.config for e in found])
     for name, methods in FIGURES.items():
-        draw(frame[frame["method"].isin(methods)], out / f"{name}.png", options)
+        draw(frame[frame["method"].isin(methods)], out / f"{name}.png", title, options)
     display.say("\n" + text)
 
 
-def draw(frame: Any, path: Path, options: cli.Options) -> None:
-    """Accuracy over rounds and over MB, a column for each alpha; means over seeds, bands from least to best."""
+def draw(frame: Any, path: Path, title: str, options: cli.Options) -> None:
+    """Accuracy over rounds and over MB, a column for each alpha; means over seeds, bands from least to most."""
     from fedcommons.reports import plots, series
 
     if frame.empty:
@@ -174,9 +175,12 @@ def draw(frame: Any, path: Path, options: cli.Options) -> None:
         for axes, x in ((grid[0][j], accuracy.index), (grid[1][j], sent)):
             axes.plot(x, accuracy, color=colour, label=method)
             axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
-        grid[0][j].set(title=f"alpha {alpha:g}", xlabel="rounds")
-        grid[1][j].set(xlabel="MB up and down, all clients", xscale="symlog")
+        grid[0][j].set(title=f"alpha {alpha:g}", xlabel="round")
+        grid[0][j].locator_params("x", integer=True)
+        grid[1][j].set(xlabel="MB sent so far, all clients, both ways", xscale="symlog")
     for row in grid:
         row[0].set_ylabel("test accuracy, %")
     grid[0][-1].legend(fontsize=7)
+    several = bool((frame.groupby(["at", "method"])["seed"].nunique() > 1).any())
+    figure.suptitle(f"{title}{'; line: mean, band: least to most of the seeds' * several}", fontsize=10)
     plots.save(figure, path, 110, grids.is_smoke(options))
