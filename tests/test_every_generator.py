@@ -16,6 +16,7 @@ from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from fedcommons.generators.generator import TrainedGenerator
 from fedcommons.runs import inputs
+from fedcommons.runs.build import prepare
 from fedcommons.sharing.needs import takes, takes_noise
 
 SHAPE, N_CLASSES = (1, 8, 8), 10
@@ -163,3 +164,10 @@ def test_a_preset_fits_it_to_each_of_our_data_sets(name: str) -> None:
                 given = {"sharing.setting": "shuffled_synthetic", "generator.name": name, **noise}
                 made: Any = part_of(choose({**fields, **given}), "generator")
                 made.check_shape((1, side, side), data)
+
+
+def test_preset_smoke_runs_with_it(name: str) -> None:
+    """Among others no sampling rate of a private generator is above 1."""
+    noise = {"generator.noise_multiplier": 1.5} if takes_noise(tiny(name)) else {}
+    given = {"sharing.setting": "shuffled_synthetic", "generator.name": name, **noise}
+    assert prepare(presets.experiment("smoke", "digits", given)).config.partition.n_clients == 4
