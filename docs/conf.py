@@ -15,6 +15,7 @@ html_theme = "furo"
 html_title = "fedcommons"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_search_scorer = str(Path(__file__).parent / "scorer.js")
 html_copy_source = html_show_sourcelink = False
 html_show_sphinx = html_use_index = False
 
