@@ -62,7 +62,7 @@ def _levels(options: cli.Options) -> dict[str, dict[str, Any]]:
 
 
 def entries(options: cli.Options) -> list[Entry]:
-    """No pool, the plain one, the private ones; of the first seed's first method private ones at checkpoints too."""
+    """No pool, the plain one, the private ones; with the first method private ones at checkpoints too."""
     base, found, epochs = grids.base(options), [], options["generator.epochs"]
     plain = private_presets.plain(options.preset, base["data.name"])
     early = sorted({max(1, round(share * epochs)) for share in options.shares} - {epochs})
@@ -82,7 +82,7 @@ def entries(options: cli.Options) -> list[Entry]:
                 continue
             add("plain", True, **mine, **plain)
             for name, level in _levels(options).items():
-                for e in (*(early if (seed, algorithm) == (seeds[0], algorithms[0]) else ()), epochs):
+                for e in (*(early if algorithm == algorithms[0] else ()), epochs):
                     add(name, e == epochs, **mine, **level, **{"generator.epochs": e})
     return found
 

@@ -15,6 +15,7 @@ from fedcommons.algorithms.coboosting import CoBoosting
 from fedcommons.algorithms.dense import DENSE
 from fedcommons.core.pieces import smaller_of
 from fedcommons.errors import UserError
+from fedcommons.reports.intervals import student
 from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.sweep import Trial
 
@@ -148,7 +149,7 @@ def test_ahead_is_by_common_seeds(decide: ModuleType, row: Callable[..., Any]) -
     assert not decide.is_ahead(one, row("b", 1, 19, 49, 89))
     assert not decide.is_ahead(other, one)
     assert not decide.is_ahead(one, one)
-    assert decide.interval([0.1, 0.2, 0.3]) == pytest.approx((0.2 - 0.24841377, 0.2 + 0.24841377))
+    assert student([0.1, 0.2, 0.3]) == pytest.approx((0.2 - 0.24841377, 0.2 + 0.24841377))
 
 
 # --- rounds

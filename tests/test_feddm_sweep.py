@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from fedcommons.errors import UserError
+from fedcommons.reports.intervals import ends
 from fedcommons.runs import experiment
 from fedcommons.runs.build import prepare
 from fedcommons.runs.checks import check
@@ -144,7 +145,7 @@ def test_tables_say_the_rate_what_was_tried_and_how_far_feddm_is_ahead() -> None
     head, tried = cells_of(text, "Rates that were tried")
     assert (head, tried) == (["alpha", "method", "0.03", "0.3"], ["0.1", "feddm", "**90.0** (81.0)", "70.0 (99.0)"])
     assert text.endswith("\n1. a note\n")
-    assert feddm_tables.interval([2.0]) == "-"
+    assert ends([2.0]) == "-"
 
 
 def test_preset_small_has_other_numbers_on_large_images(feddm: ModuleType) -> None:

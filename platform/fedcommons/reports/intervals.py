@@ -69,13 +69,27 @@ def quantile(n: int) -> float:
     return float(t.ppf(0.975, n - 1))
 
 
+def student(values: Sequence[float]) -> tuple[float, float] | None:
+    """The 95 % Student t interval of the mean of these, as of differences; None of fewer than two."""
+    if len(values) < 2:
+        return None
+    half = quantile(len(values)) * stdev(values) / sqrt(len(values))
+    return fmean(values) - half, fmean(values) + half
+
+
+def ends(values: Sequence[float], sign: str = "") -> str:
+    """``[low, high]`` of ``student``, a digit after the point; ``-`` of one value. sign: ``+``: of gains too."""
+    found = student(values)
+    return f"[{found[0]:{sign}.1f}, {found[1]:{sign}.1f}]" if found else "-"
+
+
 def interval(values: Sequence[float], most: float = inf) -> tuple[float, float]:
     """The 95 % Student t interval of the mean of at least two values, cut off where no mean can lie.
 
     That is below 0, unless a value lies there, and above ``most``.
     """
-    half = quantile(len(values)) * stdev(values) / sqrt(len(values))
-    return max(fmean(values) - half, -inf if min(values) < 0 else 0.0), min(fmean(values) + half, most)
+    low, high = student(values) or (-inf, inf)
+    return max(low, -inf if min(values) < 0 else 0.0), min(high, most)
 
 
 def number(value: float, digits: int | None) -> str:

@@ -6,9 +6,10 @@ of their accuracies, seed by seed, excludes 0; of one seed nothing is.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean
 
-LEVEL = 0.95
+from fedcommons.reports.intervals import student
+
 ROUNDING = 1e-9
 """A wider interval is not of equal gaps alone."""
 
@@ -53,23 +54,13 @@ def front(points: Sequence[tuple[float, float]]) -> list[int]:
     return sorted((i for i, is_beaten in enumerate(beaten) if not is_beaten), key=lambda i: points[i])
 
 
-def interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Student's interval of the mean of these; None of fewer than two."""
-    if len(values) < 2:
-        return None
-    from scipy.stats import t  # half a second to import
-
-    half = float(t.ppf((1 + LEVEL) / 2, len(values) - 1)) * stdev(values) / len(values) ** 0.5
-    return fmean(values) - half, fmean(values) + half
-
-
 def is_ahead(one: Row, other: Row) -> bool:
     """Whether ``one`` is more accurate than ``other`` beyond what their common seeds leave open.
 
     Gaps that are equal in all seeds have an interval of no width, which tells nothing: few seeds of a finite test set
     agree by chance.
     """
-    found = interval([one.best[seed] - other.best[seed] for seed in one.best if seed in other.best])
+    found = student([one.best[seed] - other.best[seed] for seed in one.best if seed in other.best])
     return found is not None and found[0] > 0 and found[1] - found[0] > ROUNDING
 
 

@@ -11,9 +11,9 @@ from fedcommons.config import cli, parts
 from fedcommons.files import write_json, write_text
 from fedcommons.reports import columns, tables
 from fedcommons.reports.cells import Cell
+from fedcommons.reports.intervals import ends, student
 from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
-from papers.commons.decide import interval
 from papers.fedcvae.presets import METHODS, SENDS
 
 MB = 10**6
@@ -82,12 +82,6 @@ def markdown(frame: Any, notes: Sequence[str]) -> str:
     return text + tables.numbered(notes)
 
 
-def ends(values: Sequence[float], sign: str = "") -> str:
-    """Student's interval of the mean; ``-`` of one value."""
-    found = interval(values)
-    return f"[{found[0]:{sign}.1f}, {found[1]:{sign}.1f}]" if found else "-"
-
-
 def notes(found: Sequence[Entry], frame: Any, options: cli.Options) -> list[str]:
     """What a reader must know to read the numbers."""
     config = next((e.cell.config for e in found if e.method != "fedavg"), found[0].cell.config)
@@ -129,7 +123,7 @@ def figure(frame: Any, path: Path, title: str, smoke: bool) -> None:
         means = [fmean(values) for _, values in there]
         axes.bar(at, means, width, color=COLOURS[i], label=method)
         known = [(x, mean, mean - found[0]) for x, mean, (_, values) in zip(at, means, there, strict=True)
-                 if (found := interval(values))]  # fmt: skip
+                 if (found := student(values))]  # fmt: skip
         if known:
             axes.errorbar(*zip(*known, strict=True), color="k", linestyle="none", linewidth=1, capsize=2)
     axes.set_xticks(range(len(alphas)), [f"{alpha:g}" for alpha in alphas])

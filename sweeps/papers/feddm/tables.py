@@ -7,7 +7,7 @@ the noise), ``rate`` (of FedDM the pixels', of REAL none, of others the clients'
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,11 @@ from fedcommons.federation import checkpoint
 from fedcommons.reports import columns, plots, series, tables
 from fedcommons.reports.cells import Cell, until_target
 from fedcommons.reports.frames import load_rounds
+from fedcommons.reports.intervals import ends
 from fedcommons.tensors import data
 from papers.feddm import surrogate
 
 MB = 10**6
-LEVEL = 0.95
-"""Of the intervals for a mean difference over seeds."""
 METHODS, ROUND, NOISE = "methods", "round", "noise level"
 """Tables with a part of their own: table 2; one round, for its images; figure 3."""
 _ROW = ["table", "at", "method"]
@@ -81,19 +80,9 @@ def _ahead(frame: Any) -> str:
             gaps = [100 * gap for gap in both["last_accuracy_x"] - both["last_accuracy_y"]]
             if gaps:
                 each = ", ".join(f"{gap:+.1f}" for gap in gaps)
-                lines.append([columns.text(alpha), method, each, f"{fmean(gaps):+.1f}", interval(gaps)])
-    head = ("alpha", "FedDM minus", "points, seed by seed", "mean", f"{LEVEL:.0%} interval")
+                lines.append([columns.text(alpha), method, each, f"{fmean(gaps):+.1f}", ends(gaps, "+")])
+    head = ("alpha", "FedDM minus", "points, seed by seed", "mean", "95 % interval")
     return tables.markdown(head, lines) if lines else ""
-
-
-def interval(values: Sequence[float]) -> str:
-    """Student's interval for the mean of these, ``[low, high]``; ``-`` of one value."""
-    from scipy.stats import t  # half a second to import
-
-    if len(values) < 2:
-        return "-"
-    half = float(t.ppf((1 + LEVEL) / 2, len(values) - 1)) * stdev(values) / len(values) ** 0.5
-    return f"[{fmean(values) - half:+.1f}, {fmean(values) + half:+.1f}]"
 
 
 def _tried(frame: Any) -> str:

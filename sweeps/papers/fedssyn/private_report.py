@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedcommons.config import cli
 from fedcommons.core.salts import IF_SECRET, SECRET
 from fedcommons.files import write_json, write_text
-from fedcommons.reports import tables
+from fedcommons.reports import intervals, tables
 from fedcommons.reports.cells import Cell
 from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
@@ -56,12 +56,7 @@ def table(found: Sequence[Entry], out: Path) -> tuple[str, list[dict[str, Any]]]
     lines, records = [], []
     runs = grids.finished([e.cell for e in found], out)
     names = {} if runs.empty else {Path(run).name: row for run, row in zip(runs["run"], range(len(runs)), strict=True)}
-    groups: dict[tuple, list[Entry]] = {}
-    for e in found:
-        c, fields = e.cell.config, e.cell.config.flat
-        if e.cell.name in names:
-            groups.setdefault((c.partition.alpha, c.algorithm, e.pool, fields.get("generator.epochs")), []).append(e)
-    for (alpha, algorithm, pool, epochs), of in groups.items():
+    for (alpha, algorithm, pool, epochs), of in _groups([e for e in found if e.cell.name in names]).items():
         cell = Cell({}, runs.iloc[[names[e.cell.name] for e in of]])
         secret = of[0].cell.config.dp.noise == SECRET
         epsilons = [spent(e.cell) for e in of] if epochs else [None]
@@ -82,6 +77,48 @@ def table(found: Sequence[Entry], out: Path) -> tuple[str, list[dict[str, Any]]]
              "last_accuracy": fmean(cell.values("last_accuracy"))}
         )  # fmt: skip
     return tables.markdown(head, lines), records
+
+
+_ABOVE = (
+    "Points of test accuracy above the same seed's run without a pool: mean and 95 % interval (Student's t over the "
+    "seeds). Lines without a pool: the accuracy itself, in percent."
+)
+
+
+def gains(found: Sequence[Entry], out: Path) -> str:
+    """Points of test accuracy above the same seed's run without a pool after rounds 1, 2 and the last, with interval.
+
+    The line of no pool has its own accuracy.
+    """
+    from fedcommons.reports.frames import load_rounds
+
+    rounds: Any = load_rounds(*(out / e.cell.name for e in found))
+    rounds["cell"] = [Path(run).name for run in rounds["run"]]
+    accuracy = rounds.set_index(["cell", "round"])["test/accuracy"].mul(100).to_dict()
+    every = set.intersection(*(set(of["round"]) for _, of in rounds.groupby("cell")))
+    after = sorted({1, 2, max(every)} & every)
+    groups, lines = _groups(found), []
+    for (alpha, algorithm, pool, epochs), of in groups.items():
+        alone = {e.cell.config.seed: e.cell.name for e in groups.get((alpha, algorithm, "none", None), [])}
+        shown = []
+        for r in after:
+            values = [accuracy[e.cell.name, r] for e in of]
+            pairs = [(v, accuracy[alone[seed], r]) for v, e in zip(values, of, strict=True)
+                     if (seed := e.cell.config.seed) in alone]  # fmt: skip
+            over = [v - base for v, base in pairs]
+            of_pool = f"{fmean(over):+.1f} {intervals.ends(over)}" if over else "-"
+            shown.append(tables.mean_std(values, 1) if pool == "none" else of_pool)
+        lines.append([f"{alpha:g}", algorithm, pool, str(epochs or "-"), *shown])
+    return tables.markdown(["alpha", "algorithm", "pool", "epochs", *(f"after round {r}" for r in after)], lines)
+
+
+def _groups(found: Sequence[Entry]) -> dict[tuple, list[Entry]]:
+    """The runs of each (alpha, algorithm, pool, epochs of its generators or None)."""
+    groups: dict[tuple, list[Entry]] = {}
+    for e in found:
+        c, fields = e.cell.config, e.cell.config.flat
+        groups.setdefault((c.partition.alpha, c.algorithm, e.pool, fields.get("generator.epochs")), []).append(e)
+    return groups
 
 
 def _range(values: Sequence[float]) -> str:
@@ -206,7 +243,8 @@ def report(found: Sequence[Entry], options: cli.Options, out: Path, display: Dis
         grids.work_note([e.cell.config for e in found]),
         f"Seeds: {options.seeds}; ± is the sample standard deviation.",
     ]
-    markdown = grids.stamped(text + tables.numbered(notes), options)
+    above = f"\n## What a pool adds\n\n{_ABOVE}\n\n{gains(found, out)}"
+    markdown = grids.stamped(text + tables.numbered(notes) + above, options)
     write_text(out / "private_fedssyn.md", markdown)
     write_text(out / "private_fedssyn.csv", tables.to_csv(records))
     write_json(out / "summary.json", {"name": out.name, "cells": records})

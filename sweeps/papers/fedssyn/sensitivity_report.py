@@ -9,6 +9,7 @@ from typing import Any
 from fedcommons.config import cli
 from fedcommons.files import write_json, write_text
 from fedcommons.reports import tables
+from fedcommons.reports.intervals import student
 from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
 from fedcommons.tracking.run_folder import read_summary
@@ -53,12 +54,8 @@ def records(found: Sequence[Entry], out: Path, central: Mapping[int, float]) -> 
 
 def is_above(differences: Sequence[float]) -> bool | None:
     """Whether Student's 95 % interval of the mean lies above 0; None of fewer than two."""
-    if len(differences) < 2:
-        return None
-    from scipy.stats import t  # half a second to import
-
-    half = float(t.ppf(0.975, len(differences) - 1)) * stdev(differences) / len(differences) ** 0.5
-    return fmean(differences) > half
+    ends = student(differences)
+    return None if ends is None else ends[0] > 0
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
