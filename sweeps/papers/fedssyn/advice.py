@@ -11,8 +11,9 @@ from fedcommons.reports.plots import panels, save
 from fedcommons.reports.tables import markdown, numbered
 
 NOTES = (
-    "Rounds with sharing over rounds without: Lemma 1 and Corollary I (non-convex) at the probe's last model, epsilon "
-    "= its ||grad f||^2. Band: over the probe's models, epsilon down to a tenth, and the estimates' 95 % intervals.",
+    "Rounds with sharing over rounds without: Lemma 1 and Corollary I (non-convex) at the probe's last model, to the "
+    "accuracy of its ||grad f||^2. Band: over the probe's models, accuracies down to a tenth of it, and the estimates' "
+    "95 % intervals.",
     "The corollary is an upper bound on rounds, for the best step size and full participation. A quotient of two upper "
     "bounds bounds nothing: sharing may do more or less than it says.",
     "Images: what a client hands to the server; MB: 10^6 bytes of all clients' images and labels, up and down, once.",
