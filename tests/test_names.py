@@ -33,13 +33,15 @@ PUBLISHED = {
     "table1_small_digits": "table1 --seeds 0,1,2",
     "figure3_small_digits": "figure3 --seeds 0,1,2",
     "disclosure_digits": "disclosure --seeds 0,1,2",
+    "disclosure_digits_epsilon": "disclosure --alphas 0.1 --federation.rounds 15 --settings real,raw_copies "
+    "--shares 0.05,0.2 --seeds 0,1,2 + private_fedssyn --federation.rounds 15 --checkpoints 0.5,1 --seeds 0,1,2",
     "feddm_digits": "feddm",
     "table2_digits": "table2 --seeds 0,1,2",
     "feddm_mnist": "feddm --dataset mnist --alphas 0.01,0.1 --ipcs= --radii= --sigmas 3 --rates= --image-rates=",
     "feddpms_digits": "feddpms --seeds 0,1,2 --alphas 0.5,0.1 --lrs 0.005,0.01,0.02 --sigmas= --quotas=",
     "feddpms_fmnist": "feddpms --dataset fmnist --seeds 0,1,2 --sigmas= --quotas=",
 }
-"""Pages of results whose CSV names its runs, and their commands."""
+"""Pages of results whose CSV names its runs, and their commands; +: runs of several sweeps."""
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +92,8 @@ def test_what_a_run_is_named_after(script: Callable[[str], ModuleType], line: st
 
 @pytest.mark.parametrize("page", PUBLISHED)
 def test_a_published_run_is_found_by_its_command(script: Callable[[str], ModuleType], page: str) -> None:
-    name, *argv = PUBLISHED[page].split()
-    found = {one.name for one in cells(script(name), argv)}
+    lines = [line.split() for line in PUBLISHED[page].split(" + ")]
+    found = {one.name for name, *argv in lines for one in cells(script(name), argv)}
     rows = csv.DictReader((RESULTS / f"{page}.csv").read_text().splitlines())
     runs = {row["run_dir"] for row in rows if not row["run_dir"].startswith("central_")}  # no runs of a federation
     assert runs
