@@ -37,7 +37,7 @@ COLUMNS = ("accuracy", "zeta_hat_sq", ZETA, "sigma_hat_sq", SIGMA, "sigma_pool_s
 SHOWN = (0, 0.1, 0.5, 1)
 """A table shows the measured rounds next to these shares of the run; round 0 is the untrained model."""
 
-LEMMA = ("Lemma 1", {"color": "0.8", "linewidth": 6})  # broad, because the equal curve is drawn on top of it
+LEMMA = ("Lemma 1", {"color": "#f2cf63", "linewidth": 7})  # broad, because the equal curve is drawn on top of it
 OWN, HAT, MIX = {"color": "k"}, {"color": "#d55e00"}, {"color": "#0072b2", "linestyle": (0, (2, 2))}
 Looks = Mapping[str, tuple[str, Mapping[str, Any]]]
 PANELS: Mapping[str, Looks] = {
