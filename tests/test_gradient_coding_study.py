@@ -11,11 +11,12 @@ from torch import Tensor, float64, nn
 from torch.nn import functional as F
 
 from fedcommons.config.sections import Data
+from fedcommons.core.torch_settings import without_denormals
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.errors import UserError
 from fedcommons.runs.inputs import load
 from papers.agc import gradient_coding as study
-from papers.agc.gradient_coding import Draws, Problem, Setting, check, chosen, copies, draw, play, play_block
+from papers.agc.gradient_coding import Draws, Problem, Setting, check, chosen, copies, draw, joined, play, play_block
 
 
 @pytest.fixture(scope="module")
@@ -326,3 +327,17 @@ def test_what_cannot_be_played_is_refused(changes: dict, sentence: str) -> None:
 def test_one_client_is_refused() -> None:
     with pytest.raises(UserError, match="at least 2 clients, got 1"):
         check(Setting("iid", 0.5, 1, 0.1), 1, [30])
+
+
+def test_subnormal_numbers_are_flushed_and_leave_the_results_as_they_are() -> None:
+    """Raw pixels saturate the softmax, whose tails fall below 1e-308 within some rounds."""
+    digits = load(Data(validation=0.0))
+    problem = Problem.of(chosen(digits, 6, first=True, seed=0), digits.test[slice(0, 40)], 10, 4000.0)
+    setting, smallest = Setting("single_class", 0.5, 3, 0.2, rounds=20), torch.finfo(float64).tiny
+    found = play(problem, setting, range(3), 0)
+    assert torch.tensor(smallest, dtype=float64) / 2 > 0  # this thread is as it was
+    kept = joined([play_block(problem, setting, [draw(problem, setting, r, 0) for r in range(3)])])
+    for name in ("accuracy", "second_moment", "same_class", "cross_class"):
+        np.testing.assert_allclose(getattr(found, name), getattr(kept, name), rtol=1e-12)
+    with without_denormals():
+        assert torch.tensor(smallest, dtype=float64) / 2 == 0

@@ -57,6 +57,20 @@ def _flushes_denormals() -> bool:
     return sys.float_info.min / 2 == 0  # torch has no way to ask; Python computes in the same registers
 
 
+@contextmanager
+def without_denormals() -> Iterator[None]:
+    """Take numbers below the smallest normal one as 0 in this thread; afterwards as before.
+
+    On Intel's CPUs a product with many of them, as of the tails of a saturated softmax, takes ten times as long.
+    """
+    before = _flushes_denormals()
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(before)
+
+
 SETTINGS = (
     Setting(torch.get_default_dtype, torch.set_default_dtype, torch.float32),
     *(

@@ -37,6 +37,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcommons.config.sections import Partition
+from fedcommons.core.torch_settings import without_denormals
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.errors import UserError, unknown
 from fedcommons.runs.inputs import deal
@@ -203,7 +204,10 @@ def draw(problem: Problem, setting: Setting, repetition: int, seed: int) -> Draw
 def play(problem: Problem, setting: Setting, repetitions: range, seed: int) -> Played:
     """These repetitions, in blocks of ``BLOCK``."""
     blocks = (repetitions[i : i + BLOCK] for i in range(0, len(repetitions), BLOCK))
-    return joined([play_block(problem, setting, [draw(problem, setting, r, seed) for r in some]) for some in blocks])
+    with without_denormals():
+        return joined(
+            [play_block(problem, setting, [draw(problem, setting, r, seed) for r in some]) for some in blocks]
+        )
 
 
 def joined(parts: Sequence[Played]) -> Played:
