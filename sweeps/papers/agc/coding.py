@@ -107,6 +107,7 @@ def products_picture(curves: Sequence[Curve], title: str) -> Figure:
     kinds = ("same_class", "cross_class", "norm_sq")
     sizes = [abs(value) for curve in curves for of in kinds for value in curve[of]]
     linear = 10.0 ** np.floor(np.log10(max(min(sizes), max(sizes) / SPAN)))
+    powers = [linear * 10**k for k in range(1 + round(np.log10(max(sizes) / linear)))]
     for axes, curve in zip(grid[0], curves, strict=True):
         for of, label, colour in zip(
             kinds,
@@ -118,6 +119,7 @@ def products_picture(curves: Sequence[Curve], title: str) -> Figure:
         axes.axhline(0, color="0.5", linewidth=0.6)
         axes.axhspan(-linear, linear, color="0.93", zorder=0)
         axes.set_yscale("symlog", linthresh=linear, linscale=0.3)
+        axes.set_yticks([*(-p for p in powers if -p > axes.get_ylim()[0]), 0, *powers], minor=False)
         shared = f"c = {curve['c']:g}, d = {curve['d']}" if curve["c"] else "nothing shared"
         axes.set(title=f"{shared}, q = {curve['q']:g}", xlabel="round")
     grid[0, 0].set_ylabel("sum of scalar products")
