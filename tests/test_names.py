@@ -36,7 +36,7 @@ PUBLISHED = {
     "disclosure_digits_epsilon": "disclosure --alphas 0.1 --federation.rounds 15 --settings real,raw_copies "
     "--shares 0.05,0.2 --seeds 0,1,2 + private_fedssyn --federation.rounds 15 --checkpoints 0.5,1 --seeds 0,1,2",
     "feddm_digits": "feddm",
-    "table2_digits": "table2 --seeds 0,1,2",
+    "table2_digits": "table2 --seeds 0,1,2 --rates 0.1 --image-rates 0.1",
     "feddm_mnist": "feddm --dataset mnist --alphas 0.01,0.1 --ipcs= --radii= --sigmas 3 --rates= --image-rates=",
     "feddpms_digits": "feddpms --seeds 0,1,2 --alphas 0.5,0.1 --lrs 0.005,0.01,0.02 --sigmas= --quotas=",
     "feddpms_fmnist": "feddpms --dataset fmnist --seeds 0,1,2 --sigmas= --quotas=",
