@@ -362,6 +362,17 @@ class _DrawsAModel(_Sound):
         return {"model": Flat(model.layout, model.buffer + torch.randn(model.layout.size))}
 
 
+class _TrainsOtherwiseWhenPlayedAgain(_Sound):
+    """Starts each client of a round a little further away, by how often clients were played."""
+
+    played: ClassVar[list[float]] = []
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        self.played.append(1.0)
+        x = scale(flat(message.common, "model"), 1 + 1e-3 * len(self.played))
+        return super().client(work, Message({"model": x}, message.own), memory, data, round, seed)
+
+
 BROKEN: dict[str, tuple[type[_Sound], ...]] = {
     "what_a_module_draws_is_keyed_in_every_mode": (_DrawsFromNumpy, _StartsFromTheLastClient),
     "batch_norms_statistics_follow_the_policy": (_ForgetsTheStatistics,),
@@ -386,6 +397,7 @@ BROKEN: dict[str, tuple[type[_Sound], ...]] = {
     "continuing_from_a_checkpoint_is_never_having_stopped": (_KeepsStateToItself,),
     "personal_models_are_whole_and_asking_changes_nothing": (
         _GivesAPartOfTheModel, _MovesTheServerModel, _HasNoModelAtFirst, _DrawsAModel),
+    "clients_at_once_train_as_one_after_another": (_TrainsOtherwiseWhenPlayedAgain,),
     "neither_the_worker_nor_the_order_decides_a_bit": (_StartsFromTheLastClient,),
 }  # fmt: skip
 

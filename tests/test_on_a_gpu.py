@@ -22,7 +22,7 @@ from fedcommons.convergence.estimators import Part, moments, zeta_sq_of_each
 from fedcommons.convergence.smoothness import smoothness, smoothness_of_each
 from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.dp_sgd import DPSGD
-from fedcommons.core.local import AddToGrad, LocalSGD
+from fedcommons.core.local import LocalSGD
 from fedcommons.core.work import floating_buffers
 from fedcommons.errors import ClientError, UserError
 from fedcommons.federation.evaluation import ModelTask, evaluate
@@ -30,7 +30,7 @@ from fedcommons.generators import ddpm
 from fedcommons.runs import experiment, inputs, worker
 from fedcommons.runs.replay import replay
 from fedcommons.seeds import generator, set_default_generator
-from fedcommons.tensors import Flat, data
+from fedcommons.tensors import data
 from fedcommons.testing import Federation, check_algorithm, digits
 from fedcommons.testing.comparing import bits
 from fedcommons.testing.on_device import PRETEND, check_on, two_rounds
@@ -127,16 +127,13 @@ def test_a_methods_step_costs_less_than_four_plain_ones_whatever_the_batch(
 class _Buggy(FedDyn):
     bug: Callable[[Tensor, Tensor], object] = print  # of a parameter and its gradient
 
-    def regularised(self, x: Flat, g_i: Flat) -> AddToGrad:
-        sound = super().regularised(x, g_i)
-
-        def add_to_grad(params: Mapping[str, nn.Parameter]) -> None:
-            p = next(iter(params.values()))
-            assert p.grad is not None
-            self.bug(p.detach(), p.grad)
-            sound(params)
-
-        return add_to_grad
+    def regularise(
+        self, params: Mapping[str, nn.Parameter], x: Mapping[str, Tensor], g_i: Mapping[str, Tensor]
+    ) -> None:
+        p = next(iter(params.values()))
+        assert p.grad is not None
+        self.bug(p.detach(), p.grad)
+        super().regularise(params, x, g_i)
 
 
 WAITS = r"a local step waits for the GPU .* in tests/test_on_a_gpu\.py:\d+$"

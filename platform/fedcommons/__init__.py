@@ -5,8 +5,8 @@
 runs        Experiment, experiment, run, load, Result, sweep, load_runs, load_rounds, load_clients, means, report,
             UserError, ClientError
 methods     Algorithm, ChoosesClients, Shares, Personal, TellsWork, Facts, State, Message, Reply, Replies, Common,
-            Release, Work, LocalSGD, ClientData, Clients, Executor; check_algorithm, least_squares and audit_method test
-            them
+            Release, Work, LocalSGD, Correction, ClientData, Clients, Executor; check_algorithm, least_squares and
+            audit_method test them
 arithmetic  Flat, Payload, flat, flatten, scalar, add, sub, scale, zeros_like, copy, select, put, norm, sq_norm
 draws       seed_for, generator, numpy_generator, set_default_generator
 data        Examples, Source, Partition
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         TellsWork,
     )
     from fedcommons.core.executor import Executor
-    from fedcommons.core.local import LocalSGD
+    from fedcommons.core.local import Correction, LocalSGD
     from fedcommons.core.release import Release
     from fedcommons.core.work import Work
     from fedcommons.core.worker import RunData
@@ -91,7 +91,7 @@ _HOMES = {
     "config.presets": "experiment",
     "core.algorithm": "Algorithm ChoosesClients Common Facts Message Personal Replies Reply Shares State TellsWork",
     "core.executor": "Executor",
-    "core.local": "LocalSGD",
+    "core.local": "Correction LocalSGD",
     "core.release": "Release",
     "core.work": "Work",
     "core.worker": "RunData",
@@ -122,13 +122,13 @@ _MODULES = {name: module for module, names in _HOMES.items() for name in names.s
 
 __all__ = [
     "Algorithm", "Assigned", "ChoosesClients", "ClientData", "ClientError", "Clients", "Common", "Contribution",
-    "Contributions", "Dealt", "Examples", "Executor", "Experiment", "Facts", "Flat", "Generating", "Generator",
-    "GeneratorRecipe", "LocalSGD", "Measure", "Message", "Need", "Partition", "Payload", "Personal", "Receipt",
-    "Release", "Replies", "Reply", "Result", "Rule", "RunData", "Shares", "Source", "Stage", "State", "TakesLong",
-    "TellsWork", "Tracker", "TrainedGenerator", "UserError", "Work", "add", "audit_method", "check_algorithm", "copy",
-    "experiment", "flat", "flatten", "generator", "least_squares", "load", "load_clients", "load_rounds", "load_runs",
-    "means", "norm", "numpy_generator", "put", "report", "run", "scalar", "scale", "seed_for", "select",
-    "set_default_generator", "sq_norm", "sub", "sweep", "zeros_like",
+    "Contributions", "Correction", "Dealt", "Examples", "Executor", "Experiment", "Facts", "Flat", "Generating",
+    "Generator", "GeneratorRecipe", "LocalSGD", "Measure", "Message", "Need", "Partition", "Payload", "Personal",
+    "Receipt", "Release", "Replies", "Reply", "Result", "Rule", "RunData", "Shares", "Source", "Stage", "State",
+    "TakesLong", "TellsWork", "Tracker", "TrainedGenerator", "UserError", "Work", "add", "audit_method",
+    "check_algorithm", "copy", "experiment", "flat", "flatten", "generator", "least_squares", "load", "load_clients",
+    "load_rounds", "load_runs", "means", "norm", "numpy_generator", "put", "report", "run", "scalar", "scale",
+    "seed_for", "select", "set_default_generator", "sq_norm", "sub", "sweep", "zeros_like",
 ]  # fmt: skip
 
 

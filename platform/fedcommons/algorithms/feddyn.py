@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import AddToGrad
+from fedcommons.core.local import Correction, clip_gradients
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.tensors import Flat, Payload, add, flat, scalar, scale, sub, zeros_like
@@ -49,28 +49,27 @@ class FedDyn:
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         x, w = flat(message.common, "model"), work.weight(data)
         g_i = flat(memory, "gradient") if memory else zeros_like(x)
-        y, metrics, spent = work.local(x, data, seed, add_to_grad=self.regularised(x, g_i))
+        y, metrics, spent = work.local(x, data, seed, add_to_grad=Correction(self.regularise, (x, g_i)))
         delta = sub(y, x)
         memory = {"gradient": add(g_i, delta, -self.alpha)}
         return Reply({"delta": scale(delta, w)}, weight=w, memory=memory, metrics=metrics, releases=[spent.of("delta")])
 
-    def regularised(self, x: Flat, g_i: Flat) -> AddToGrad:
+    def regularise(
+        self, params: Mapping[str, nn.Parameter], x: Mapping[str, Tensor], g_i: Mapping[str, Tensor]
+    ) -> None:
         """Adds -g_i + alpha (y - x) to the gradient, then clips it."""
-        anchors, linear, strength = dict(x), dict(g_i), torch.tensor(self.alpha, dtype=torch.float64)
-
-        def add_to_grad(params: Mapping[str, nn.Parameter]) -> None:
-            moved = {name: y.detach() - anchors[name] for name, y in params.items()}
-            pull = strength
-            if not self.squared:  # the gradient of (alpha/2) ||y - x||; zero at y = x
-                distance = torch.stack([m.square().sum() for m in moved.values()]).sum().sqrt()
-                pull = strength / 2 / distance.double().clamp(min=1e-12)  # a tensor: float() would wait for a GPU
-            for name, y in params.items():
-                if y.grad is not None:
-                    y.grad.sub_(linear[name]).addcmul_(moved[name], pull)
-            if self.clip is not None:
-                nn.utils.clip_grad_norm_(params.values(), self.clip)
-
-        return add_to_grad
+        moved, pull = (
+            {name: y.detach() - x[name] for name, y in params.items()},
+            torch.tensor(self.alpha, dtype=torch.float64),
+        )
+        if not self.squared:  # the gradient of (alpha/2) ||y - x||; zero at y = x
+            distance = torch.stack([m.square().sum() for m in moved.values()]).sum().sqrt()
+            pull = pull / 2 / distance.double().clamp(min=1e-12)  # a tensor: float() would wait for a GPU
+        for name, y in params.items():
+            if y.grad is not None:
+                y.grad = torch.addcmul(y.grad.sub_(g_i[name]), moved[name], pull.to(y.grad.dtype))  # vmap: no addcmul_
+        if self.clip is not None:
+            clip_gradients(params.values(), self.clip)
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
         mean = weighted_mean(flat(state, "model"), total, replies)

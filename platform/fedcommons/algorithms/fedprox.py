@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean, weighted_reply
 from fedcommons.core.executor import Executor
+from fedcommons.core.local import Correction
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.tensors import Flat, Payload, flat
@@ -37,15 +38,14 @@ class FedProx:
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         x = flat(message.common, "model")
-        anchors = dict(x)
-
-        def add_proximal_gradient(params: Mapping[str, nn.Parameter]) -> None:
-            for name, y in params.items():
-                if y.grad is not None:
-                    y.grad.add_(y.detach() - anchors[name], alpha=self.mu)
-
-        trained = work.local(x, data, seed, add_to_grad=add_proximal_gradient)
+        trained = work.local(x, data, seed, add_to_grad=Correction(self.pull, (x,)))
         return weighted_reply(x, trained, work.weight(data))
+
+    def pull(self, params: Mapping[str, nn.Parameter], x: Mapping[str, Tensor]) -> None:
+        """Adds mu (y - x) to the gradient."""
+        for name, y in params.items():
+            if y.grad is not None:
+                y.grad.add_(y.detach() - x[name], alpha=self.mu)
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
         return {"model": weighted_mean(flat(state, "model"), total, replies)}

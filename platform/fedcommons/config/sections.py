@@ -189,8 +189,11 @@ class Client:
     """batches whose gradients make one step, as if they were one batch; the last step of an epoch takes what is left"""
     precision: Annotated[str, "fp32 | bf16 | fp16-mixed"] = "fp32"
     """of local training, by torch's autocast: fp32, bf16, or fp16-mixed, with a loss scale that begins anew"""
+    batched: bool = False
+    """train the clients of a block at once, as one tensor program: faster on few pixels, and other rounding"""
     onednn: bool = True
-    """convolve with oneDNN in training; steps on few pixels are faster without it (presets smoke and small: digits)"""
+    """convolve with oneDNN in training; steps on few pixels are faster without it (presets smoke and small: digits),
+    but for batched clients, which always have it"""
     constants: Constants = UNSET
     __getattr__ = _constant
 

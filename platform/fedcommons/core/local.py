@@ -1,9 +1,9 @@
 """The one local training loop: plain minibatch steps that drive the client's LightningModule."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import cached_property, partial, reduce
 from itertools import islice
 from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -36,6 +36,25 @@ Extra forward passes must run in evaluation mode: then they draw no random numbe
 
 AddToGrad = Callable[[Mapping[str, nn.Parameter]], None]
 """Changes the gradients of the named parameters, between the backward pass and the step."""
+
+
+@dataclass(frozen=True)
+class Correction:
+    """An ``AddToGrad`` that batched clients can make at once: ``function(params, *of)``, a function of tensors alone.
+
+    of: what differs between clients, each given to the function as tensors by name. Clients whose functions are equal
+    are trained together, and ``torch.vmap`` takes the function; of a parameter it sees ``grad`` and ``detach()`` only.
+    """
+
+    function: Callable[..., None]
+    of: tuple[Flat, ...]
+
+    def __call__(self, params: Mapping[str, nn.Parameter]) -> None:
+        self.function(params, *self._parts)
+
+    @cached_property
+    def _parts(self) -> list[dict[str, Tensor]]:
+        return [dict(x) for x in self.of]
 
 
 KINDS = {"bf16": torch.bfloat16, "fp16-mixed": torch.float16}
@@ -74,6 +93,7 @@ class LocalSGD:
     clip_norm: float | None = None  # of a step's gradient, before ``add_to_grad``
     precision: str = "fp32"  # of the loss, by torch's autocast: fp32, bf16 or fp16-mixed; weights stay as they are
     accumulate: int = 1  # batches of a step, whose gradient is that of the mean over all their examples
+    batched: bool = False  # clients of a block at once (see ``batched``)
 
     def epochs_for(self, n: int, n_own: float | None, share: float = 1.0) -> int:
         """E' = max(1, floor(n_i E/(n_i + n~))), the authors' rule, where n~ of the n examples are not the client's.
@@ -90,11 +110,15 @@ class LocalSGD:
 
     def steps_for(self, n: int, n_own: float | None) -> int:
         """K, steps of a round of a client with n examples; under DP-SGD of Poisson batches."""
+        return self.steps_of(n, self.epochs_for(n, n_own))
+
+    def steps_of(self, n: int, epochs: int) -> int:
+        """Steps of so many epochs of n examples."""
         if self.dp:
-            return self.epochs_for(n, n_own) * self.dp.steps(n, self.batch_size)
+            return epochs * self.dp.steps(n, self.batch_size)
         full, left = divmod(n, self.batch_size)
         batches = full + (left > 0 and not (self.drop_last and full > 0))
-        return self.epochs_for(n, n_own) * -(-batches // self.accumulate)
+        return epochs * -(-batches // self.accumulate)
 
     def run(
         self,
@@ -108,6 +132,8 @@ class LocalSGD:
         lr: float | None = None,
     ) -> LocalResult:
         """Train from ``start``; see ``Work.local``."""
+        if work.instead:
+            return work.instead(work, self, start, data, seed, loss or lr, add_to_grad)
         module, optimizer, parameters = work.module, work.optimizer, list(work.named.values())
         step_loss: Loss = loss or module.training_step  # pyright: ignore[reportAssignmentType]
         if self.precision != "fp32":
@@ -131,7 +157,7 @@ class LocalSGD:
         private = work.noise.call("local training", *data.columns) if self.dp else None
         set_default_generator(seed, "dropout")
         is_plain, skipped = self.accumulate == 1 and not scaler, 0
-        steps: Callable[..., Iterator[Any]] = self._batches if is_plain else self._steps
+        steps: Callable[..., Iterator[Any]] = self.batches if is_plain else self._steps
         if private:
             steps = partial(self._samples, private)
         batches = ((epoch, b) for epoch in range(epochs) for b in steps(data, seed, epoch))
@@ -221,7 +247,7 @@ class LocalSGD:
 
     def _steps(self, data: ClientData, seed: int, epoch: int) -> Iterator[list[Batch]]:
         """The batches of each step of an epoch."""
-        batches = self._batches(data, seed, epoch)
+        batches = self.batches(data, seed, epoch)
         return iter(lambda: list(islice(batches, self.accumulate)), [])
 
     def _accumulated(self, loss: Loss, batches: Sequence[Batch], step: int, scaler: GradScaler | None) -> Tensor:
@@ -233,7 +259,8 @@ class LocalSGD:
             values.append(value.detach())
         return reduce(torch.add, values)
 
-    def _batches(self, data: ClientData, seed: int, epoch: int) -> Iterator[Batch]:
+    def batches(self, data: ClientData, seed: int, epoch: int) -> Iterator[Batch]:
+        """The batches of an epoch."""
         n, b, columns = len(data), self.batch_size, data.columns
         if n <= b and not self.augment:
             yield columns  # one batch holds all, so its order does not matter
@@ -294,14 +321,22 @@ def onednn(enabled: bool) -> Iterator[None]:
         torch.backends.mkldnn.enabled = before
 
 
-def constant(correction: Flat) -> AddToGrad:
+def constant(correction: Flat) -> Correction:
     """Adds the same vector to the gradients of every step; it may name some of the parameters only."""
-    parts = list(correction.items())
+    return Correction(_add, (correction,))
 
-    def add_to_grad(params: Mapping[str, nn.Parameter]) -> None:
-        for name, part in parts:
-            grad = params[name].grad
-            if grad is not None:
-                grad.add_(part)
 
-    return add_to_grad
+def _add(params: Mapping[str, nn.Parameter], correction: Mapping[str, Tensor]) -> None:
+    for name, part in correction.items():
+        grad = params[name].grad
+        if grad is not None:
+            grad.add_(part)
+
+
+def clip_gradients(params: Iterable[nn.Parameter], most: float) -> None:
+    """Scale the gradients so that their norm together is at most ``most``, as ``clip_grad_norm_``, for vmap too."""
+    grads = [p.grad for p in params if p.grad is not None]
+    total = torch.stack([torch.linalg.vector_norm(g) for g in grads]).norm()
+    factor = (most / (total + 1e-6)).clamp(max=1.0)
+    for grad in grads:
+        grad.mul_(factor)

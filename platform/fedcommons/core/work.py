@@ -1,6 +1,6 @@
 """What one process trains with: a module, its optimizer, its weights and buffers as flat tensors, the local loop."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ class Work:
     ``noise``: of the client's round, which the round engine sets, from ``source``; all that protects a release is drawn
     from it (``noise.call``).
     ``rates``: of the optimizer's groups in this round.
+    ``instead``: what a local training gives in place of steps, where clients are batched (see ``batched``).
     ``trained``: what protects each local training and gradient since the round engine emptied it, before a client.
 
     Raises:
@@ -49,6 +50,7 @@ class Work:
     ) -> None:
         self.module, self.device, self.loop, self.weighting = module.to(device), device, loop, weighting
         self.share, self.clock, self.began = 1.0, Clock(), (0, 0)
+        self.instead: Callable[..., LocalResult] | None = None
         self.source, self.noise = source, Noise(source)
         self.trained: list[Release] = []
         self.clock.attach(module)

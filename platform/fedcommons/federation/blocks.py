@@ -6,13 +6,16 @@ The result is a pure function of (message, memory, data, seed), so a block may r
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
 from math import hypot, isfinite
 
 import torch
 from torch import Tensor
 
-from fedcommons.core import watched
-from fedcommons.core.algorithm import BUFFERS, Message, Reply, require_reply
+from fedcommons.core import batched, watched
+from fedcommons.core.algorithm import BUFFERS, Message, Reply, require_reply, trains_locally
+from fedcommons.core.local import LocalResult
 from fedcommons.core.noise import Noise
 from fedcommons.core.reduction import BlockSum, Total
 from fedcommons.core.release import Release, uncovered
@@ -97,6 +100,8 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
     device, private = worker.work.device, worker.work.loop.dp is not None
     common = to_device(task.common, device)
     seeds = [seed_for(task.seed, "client", task.round, client) for client in block.clients]
+    is_batched = worker.work.loop.batched and trains_locally(worker.algorithm)
+    ready = _at_once(worker, task, block, common, seeds) if is_batched else {}
     each = zip(block.clients, seeds, block.own, block.memory, block.shares, strict=True)
     for client, seed, own, memory, share in each:
         rows = worker.data.clients[client]
@@ -111,6 +116,7 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
             worker.work.noise = Noise(worker.work.source, task.round, client, received=received)
             if private:  # what a client does to its message reaches nobody else
                 message = Message(_cloned(message.common), _cloned(message.own))
+            worker.work.instead = batched.give(ready[client]) if client in ready else None
             reply = _client(worker, task, message, memory, rows, seed)
             require_reply(reply)
         except BaseException as error:  # whatever somebody's code raises
@@ -122,7 +128,7 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
             failed.client, failed.round = client, task.round
             raise failed from error
         finally:
-            worker.work.share = 1.0  # what the server trains is whole
+            worker.work.share, worker.work.instead = 1.0, None  # what the server trains is whole, and its own
         if private:
             watched.put_back(worker.work)
             outlived |= watched.differing(
@@ -151,6 +157,32 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
         releases=releases,
         outlived=outlived,
     )
+
+
+def _at_once(
+    worker: Worker, task: RoundTask, block: Block, common: Payload, seeds: Sequence[int]
+) -> dict[int, LocalResult]:
+    """The local trainings of those of the block's clients that can be trained together."""
+    work, found, device = worker.work, {}, worker.work.device
+    each = zip(block.clients, seeds, block.own, block.memory, block.shares, strict=True)
+    try:
+        for client, seed, own, memory, share in each:
+            rows, work.share = worker.data.clients[client], share
+            work.begin(task.round, rows)
+            set_default_generator(seed, "client")
+            message, memory = Message(common, to_device(own, device)), to_device(memory, device)
+            work.noise = Noise(work.source, task.round, client, received=(common, message.own, memory))
+            play = partial(worker.algorithm.client, work, message, memory, rows, task.round, seed)
+            if request := batched.asked(work, play):
+                found[client] = request
+        parts = [part for part in batched.alike(found) if len(part) > 1]
+        trained = [zip(part, batched.train(work, [found[client] for client in part]), strict=True) for part in parts]
+        return dict(chain.from_iterable(trained))
+    except Exception as error:
+        where = f"clients {', '.join(map(str, block.clients))}, round {task.round}, {task.algorithm}"
+        raise ClientError.of(error, where, f"{name_of(worker.algorithm)}.client", ["batched"]) from error
+    finally:
+        work.share, work.instead = 1.0, None
 
 
 def _client(worker: Worker, task: RoundTask, message: Message, memory: Payload, rows: ClientData, seed: int) -> Reply:

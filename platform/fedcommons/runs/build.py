@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedcommons import capacity
 from fedcommons.accounting import privacy
@@ -17,7 +18,7 @@ from fedcommons.config import parts
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import part_of
 from fedcommons.config.sections import Data
-from fedcommons.core import salts
+from fedcommons.core import batched, salts
 from fedcommons.core.algorithm import (
     Algorithm,
     ChoosesClients,
@@ -33,7 +34,7 @@ from fedcommons.core.executor import Executor
 from fedcommons.core.features import batch_norm_parameters, head_parameters
 from fedcommons.core.noise import Source
 from fedcommons.core.salts import SECRET
-from fedcommons.core.work import floating_buffers, trained
+from fedcommons.core.work import Work, floating_buffers, trained
 from fedcommons.core.worker import RunData, fresh_torch, set_up_process
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Dataset, Examples, without_images
@@ -179,9 +180,12 @@ def prepare(config: Experiment) -> Prepared:
         pool.subjects(prepared.dealt, prepared.needs, dataset.validation)
     # of a network of ours names and shapes without numbers; an algorithm that refuses them does so here
     own = parts.is_own(config.model.name) or parts.is_own(config.data.name)
-    module = build_module(config, dataset, "cpu" if own else "meta")
+    module = build_module(config, dataset, "cpu" if own or config.client.batched else "meta")
     if own:
         try_module(module, config.model.name, dataset)
+    if config.client.batched:
+        examples = dataset.train[slice(0, 2)]
+        batched.require(Work(module, torch.device("cpu")), (examples.x.clone(), examples.y.clone()), config.model.name)
     model = flatten(trained(module))
     capacity.require_model(model)
     keeps = config.federation.buffers == "keep"

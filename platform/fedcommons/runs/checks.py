@@ -39,7 +39,7 @@ ROUNDS_TRIED = 10_000
 
 OF_STEPS = tuple(
     f"client.{name}"
-    for name in ("lr_schedule", "warmup", "momentum", "weight_decay", "clip_norm", "accumulate", "precision")
+    for name in ("lr_schedule", "warmup", "momentum", "weight_decay", "clip_norm", "accumulate", "precision", "batched")
 )
 """Fields of local steps. Others, such as client.lr, are not refused where there are none: presets set them for all."""
 
@@ -104,6 +104,8 @@ def check(config: Experiment) -> None:
             f"client.accumulate must be 1 with dp.local, got {c.client.accumulate}: gradients are those of one example "
             "at a time anyway; use a larger client.batch_size."
         )
+    if c.client.batched and (c.dp.local or c.client.accumulate > 1 or c.client.precision != "fp32"):
+        raise UserError("client.batched needs dp.local false, client.accumulate 1 and client.precision fp32.")
     if c.client.optimizer == "adam" and c.client.momentum:
         raise UserError(f"client.momentum must be 0 with client.optimizer adam, got {c.client.momentum:g}.")
 

@@ -106,6 +106,7 @@ def local_loop(config: Experiment, augment: bool) -> LocalSGD:
         c.clip_norm,
         c.precision,
         c.accumulate,
+        c.batched,
     )
 
 

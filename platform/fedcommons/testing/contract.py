@@ -25,6 +25,7 @@ from fedcommons.federation.evaluation import ModelTask, evaluate
 from fedcommons.federation.stragglers import Independent
 from fedcommons.tensors import EMPTY, Payload, data, flat
 from fedcommons.testing.absent import LATE, play_with_absent_clients, require_all_trained, rounds_of
+from fedcommons.testing.batching import clients_at_once_train_as_one_after_another
 from fedcommons.testing.comparing import bits, differing, listed, raw, require
 from fedcommons.testing.elsewhere import Apart, require_the_bits_of_one_process, require_the_same_of_ray
 from fedcommons.testing.federations import Federation, digits
@@ -94,8 +95,7 @@ def check_algorithm(
 
 def two_rounds_keep_names_shapes_and_types(algorithm: Algorithm, local: LocalSGD) -> None:
     federation = digits(method=algorithm).training(local)
-    untrained = federation.model
-    plan = federation.plan(2)
+    untrained, plan = federation.model, federation.plan(2)
     played = federation.play(algorithm, plan)
     require([now.round for now, _ in played] == [1, 2], "two rounds were planned, and others were played")
     for after, model in [(f"after round {now.round}", m) for now, _ in played for m in models(algorithm, plan, now)]:
@@ -203,10 +203,7 @@ def bytes_are_those_of_the_tensors(algorithm: Algorithm, local: LocalSGD) -> Non
     answers = [len(present) for _, present in rounds_of(federation, algorithm, plan, played)]
     require(len(spy.calls) == sum(answers), f"{len(spy.calls)} clients' rounds were played instead of {sum(answers)}")
     down, up = [_down(c) for c in spy.calls], [_up(c) for c in spy.calls]
-    require(
-        min(down, default=1) > 0,
-        "a message to a client is empty, so what the client knows has not travelled as a message",
-    )
+    require(min(down, default=1) > 0, "a message to a client is empty: what the client knows has not travelled in it")
     require(min(up, default=1) > 0, "a client's reply is empty, so what the server learns has not travelled as a reply")
     for number, (_, facts) in enumerate(played):
         for way, sizes in (("down", down), ("up", up)):
@@ -385,6 +382,7 @@ CHECKS: dict[str, Check] = {
         all_that_is_sent_is_named_by_a_release,
         its_work_can_be_priced,
         personal_models_are_whole_and_asking_changes_nothing,
+        clients_at_once_train_as_one_after_another,
     )
 }
 """What ``check_algorithm`` checks, by name."""

@@ -21,6 +21,7 @@ from fedcommons.core.algorithm import (
     State,
     sees_statistics,
     takes_partial,
+    trains_locally,
 )
 from fedcommons.core.executor import Executor
 from fedcommons.core.work import Work
@@ -58,6 +59,7 @@ class Spy:
 
     def __post_init__(self) -> None:
         self.sees_statistics, self.takes_partial = sees_statistics(self.inner), takes_partial(self.inner)
+        self.trains_locally = trains_locally(self.inner)
         if isinstance(self.inner, ChoosesClients):
             self.participants = partial(self._participants, self.inner)
         if isinstance(self.inner, Personal):
