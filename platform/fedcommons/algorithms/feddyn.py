@@ -58,10 +58,8 @@ class FedDyn:
         self, params: Mapping[str, nn.Parameter], x: Mapping[str, Tensor], g_i: Mapping[str, Tensor]
     ) -> None:
         """Adds -g_i + alpha (y - x) to the gradient, then clips it."""
-        moved, pull = (
-            {name: y.detach() - x[name] for name, y in params.items()},
-            torch.tensor(self.alpha, dtype=torch.float64),
-        )
+        moved = {name: y.detach() - x[name] for name, y in params.items()}
+        pull = torch.tensor(self.alpha, dtype=torch.float64)
         if not self.squared:  # the gradient of (alpha/2) ||y - x||; zero at y = x
             distance = torch.stack([m.square().sum() for m in moved.values()]).sum().sqrt()
             pull = pull / 2 / distance.double().clamp(min=1e-12)  # a tensor: float() would wait for a GPU

@@ -334,9 +334,7 @@ def _add(params: Mapping[str, nn.Parameter], correction: Mapping[str, Tensor]) -
 
 
 def clip_gradients(params: Iterable[nn.Parameter], most: float) -> None:
-    """Scale the gradients so that their norm together is at most ``most``, as ``clip_grad_norm_``, for vmap too."""
-    grads = [p.grad for p in params if p.grad is not None]
-    total = torch.stack([torch.linalg.vector_norm(g) for g in grads]).norm()
-    factor = (most / (total + 1e-6)).clamp(max=1.0)
-    for grad in grads:
-        grad.mul_(factor)
+    """Scale the gradients so that their norm together is at most ``most``; a ``Correction`` may use it."""
+    every = list(params)
+    is_vmapped = not isinstance(every[0], nn.Parameter)  # vmap has no rule for torch's fused form
+    nn.utils.clip_grad_norm_(every, most, foreach=False if is_vmapped else None)
