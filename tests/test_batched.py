@@ -1,7 +1,7 @@
 """Clients of a block that are trained at once (``client.batched``): results, launches, refusals."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -17,15 +17,18 @@ from fedcommons.algorithms.fedprox import FedProx
 from fedcommons.algorithms.fedpvr import FedPVR
 from fedcommons.algorithms.moon import MOON
 from fedcommons.algorithms.scaffold import SCAFFOLD
+from fedcommons.config.flat import deciding, same_results
 from fedcommons.config.presets import experiment
 from fedcommons.core import batched
-from fedcommons.core.algorithm import Algorithm
+from fedcommons.core.algorithm import Algorithm, Message, Reply
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.work import Work
-from fedcommons.errors import UserError
+from fedcommons.data.clients import ClientData
+from fedcommons.errors import ClientError, UserError
 from fedcommons.federation.stragglers import Slow
 from fedcommons.runs.build import prepare
-from fedcommons.tensors import Flat, flat
+from fedcommons.seeds import set_default_generator
+from fedcommons.tensors import Flat, Payload, flat
 from fedcommons.testing import digits
 from fedcommons.testing.federations import Federation
 from fedcommons.testing.pretend_gpu import GPU, PretendGPU
@@ -68,8 +71,8 @@ def test_each_way_of_training(loop: LocalSGD) -> None:
     assert off(*(played(federation, FedAvg(), at_once=at_once, rounds=3) for at_once in (False, True))) < 1e-5
 
 
-def test_clipping_is_by_client() -> None:
-    """One client's large gradient leaves the others' as they are; a norm over all of them would not."""
+def test_clipping_as_above_changes_the_model() -> None:
+    """So that a norm over all clients together, in place of one a client, would be seen there."""
     federation = digits(sizes=UNEQUAL, method=FedAvg()).training(replace(LOCAL, clip_norm=0.1))
     whole = digits(sizes=UNEQUAL, method=FedAvg()).training(LOCAL)
     assert off(*(played(one, FedAvg(), at_once=True, rounds=2) for one in (federation, whole))) > 1e-3
@@ -84,7 +87,7 @@ class _Net(LightningModule):
         self.layers, self.made = nn.Sequential(nn.Flatten(), *layers), optimizer
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x.float() / 16)
+        return self.layers(x.float() / 255)
 
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
         said = self(batch[0])
@@ -121,7 +124,7 @@ def _two_rates(p: Any) -> Any:
 
 
 def of(module: Callable[[], LightningModule], sizes: tuple[int, ...] = UNEQUAL) -> Federation:
-    torch.manual_seed(0)
+    set_default_generator(0, "weights")
     weights = module().state_dict()
 
     def make() -> LightningModule:
@@ -216,6 +219,38 @@ def test_a_block_is_one_program(trained: list[int]) -> None:
     federation = digits(sizes=UNEQUAL, method=SCAFFOLD()).training(replace(LOCAL, batched=True))
     federation.play(SCAFFOLD(), federation.plan(1, blocks=2))
     assert trained == [3, 2] or trained == [2, 3]
+
+
+@dataclass(frozen=True)
+class _Fails(FedAvg):
+    """One client fails, before or after its training."""
+
+    error: type[BaseException] = ValueError
+    trained: bool = False
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        reply = super().client(work, message, memory, data, round, seed) if self.trained or len(data) != 7 else None
+        if len(data) == 7:
+            raise self.error("on purpose")
+        assert reply
+        return reply
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_client_that_fails_is_named_as_if_it_trained_alone(error: type[BaseException], *, trained: bool) -> None:
+    federation, said = digits(sizes=UNEQUAL, method=FedAvg()).training(LOCAL), []
+    for at_once in (False, True):
+        with pytest.raises(ClientError, match="client 3, round 1") as caught:
+            played(federation, _Fails(error, trained), at_once=at_once, rounds=1)
+        said.append((caught.value.sentence, caught.value.client, caught.value.round))
+    assert said[0] == said[1]
+
+
+def test_it_decides_results_so_that_no_run_goes_on_with_another_value() -> None:
+    one, other = (experiment("smoke", "digits", {"client.batched": value}) for value in (False, True))
+    assert deciding(other).keys() - deciding(one).keys() == {"client.batched"}
+    assert same_results(one, other) == ["client.batched"]
 
 
 # --- refusals

@@ -24,7 +24,7 @@ from fedcommons.core.local import Batch, Correction, LocalResult, LocalSGD, oned
 from fedcommons.core.plain_step import plain_step
 from fedcommons.core.release import UNCOVERED
 from fedcommons.data.clients import ClientData
-from fedcommons.errors import UserError, sentence
+from fedcommons.errors import UserError, ends, sentence
 from fedcommons.tensors import Flat
 
 if TYPE_CHECKING:
@@ -65,7 +65,9 @@ def asked(work: "Work", client: Callable[[], object]) -> Asked | None:
         client()
     except Asked as request:
         return request
-    except _Alone:
+    except BaseException as error:  # of whatever kind: alone the client fails again, and is named
+        if ends(error):
+            raise
         return None
     finally:
         work.instead = None

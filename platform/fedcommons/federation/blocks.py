@@ -178,7 +178,9 @@ def _at_once(
         parts = [part for part in batched.alike(found) if len(part) > 1]
         trained = [zip(part, batched.train(work, [found[client] for client in part]), strict=True) for part in parts]
         return dict(chain.from_iterable(trained))
-    except Exception as error:
+    except BaseException as error:  # whatever somebody's code raises
+        if ends(error):
+            raise
         where = f"clients {', '.join(map(str, block.clients))}, round {task.round}, {task.algorithm}"
         raise ClientError.of(error, where, f"{name_of(worker.algorithm)}.client", ["batched"]) from error
     finally:
