@@ -79,6 +79,25 @@ def test_a_step_that_overflows_is_left_out_and_every_client_begins_its_scale_ane
     assert torch.equal(work.local(federation.model, data, 0, loss=loss).model.buffer, first)
 
 
+def test_tf32_holds_in_steps_alone_and_is_fp32_on_a_cpu(digits: "Digits") -> None:
+    found, during = [], []
+    gpus = torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn
+    for precision in ("fp32", "tf32"):
+        federation, work = _work(digits, precision)
+
+        def loss(batch: tuple[Tensor, ...], step: int, work: Work = work) -> Tensor:
+            during.append({of.fp32_precision for of in gpus})
+            value = work.module.training_step(batch, step)
+            assert isinstance(value, Tensor)
+            return value
+
+        before = [of.fp32_precision for of in gpus]
+        found.append(work.local(federation.model, federation.data.clients[1], 0, loss=loss).model.buffer.clone())
+        assert [of.fp32_precision for of in gpus] == before
+    assert torch.equal(*found)
+    assert [each == {"tf32"} for each in during] == [False] * 4 + [True] * 4
+
+
 @pytest.mark.parametrize("precision", HALF)
 def test_workers_of_any_number_have_the_same_bits(precision: str, digits: "Digits") -> None:
     """A client's training does not depend on who was trained before it."""
@@ -102,9 +121,9 @@ def test_accumulation_and_the_scale_agree(digits: "Digits") -> None:
     [
         (
             {"dp.local": True, "client.precision": "fp16-mixed"},
-            r"client\.precision must be fp32 or bf16 with dp\.local",
+            r"client\.precision must be fp32, tf32 or bf16 with dp\.local",
         ),
-        ({"client.precision": "fp8"}, r"unknown client\.precision 'fp8'. Known: bf16, fp16-mixed, fp32"),
+        ({"client.precision": "fp8"}, r"unknown client\.precision 'fp8'. Known: bf16, fp16-mixed, fp32, tf32"),
     ],
 )
 def test_what_is_not_right_is_refused(values: dict[str, object], said: str) -> None:

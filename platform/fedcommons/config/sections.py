@@ -187,8 +187,9 @@ class Client:
     """L2 norm at which a step's gradient is clipped; a method's correction is added after; default: no clipping"""
     accumulate: Annotated[int, "[1, 1e9]"] = 1
     """batches whose gradients make one step, as if they were one batch; the last step of an epoch takes what is left"""
-    precision: Annotated[str, "fp32 | bf16 | fp16-mixed"] = "fp32"
-    """of local training, by torch's autocast: fp32, bf16, or fp16-mixed, with a loss scale that begins anew"""
+    precision: Annotated[str, "fp32 | tf32 | bf16 | fp16-mixed"] = "fp32"
+    """of local training: fp32, tf32 (products on GPUs; on a CPU the same as fp32), and by torch's autocast bf16, or
+    fp16-mixed, with a loss scale that begins anew"""
     batched: bool = False
     """train the clients of a block at once, as one tensor program: faster on few pixels, and other rounding"""
     onednn: bool = True

@@ -16,6 +16,7 @@ from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.noise import Draws
 from fedcommons.core.plain_step import plain_step
 from fedcommons.core.release import UNCOVERED, Release
+from fedcommons.core.torch_settings import tf32
 from fedcommons.core.written import WRITTEN, Written
 from fedcommons.data.augment import flip_and_crop
 from fedcommons.data.clients import ClientData
@@ -91,7 +92,7 @@ class LocalSGD:
     onednn: bool = True  # slower than torch's own kernels on few pixels
     schedule: Callable[[int], float] | None = None  # factor of the module's rates in a round; None: 1
     clip_norm: float | None = None  # of a step's gradient, before ``add_to_grad``
-    precision: str = "fp32"  # of the loss, by torch's autocast: fp32, bf16 or fp16-mixed; weights stay as they are
+    precision: str = "fp32"  # fp32, tf32, and of the loss by torch's autocast bf16 or fp16-mixed; weights stay float32
     accumulate: int = 1  # batches of a step, whose gradient is that of the mean over all their examples
     batched: bool = False  # clients of a block at once (see ``batched``)
 
@@ -136,7 +137,7 @@ class LocalSGD:
             return work.instead(work, self, start, data, seed, loss or lr, add_to_grad)
         module, optimizer, parameters = work.module, work.optimizer, list(work.named.values())
         step_loss: Loss = loss or module.training_step  # pyright: ignore[reportAssignmentType]
-        if self.precision != "fp32":
+        if self.precision in KINDS:
             step_loss = autocast(step_loss, work.device.type, KINDS[self.precision])
         scaler = GradScaler(work.device.type, init_scale=SCALE) if self.precision == "fp16-mixed" else None
         dp = self._private(work, data) if self.dp else None
@@ -163,7 +164,7 @@ class LocalSGD:
         batches = ((epoch, b) for epoch in range(epochs) for b in steps(data, seed, epoch))
         step, written = plain_step(optimizer), Written(work.params.buffer) if self.dp else None
         kernels = nullcontext() if torch.backends.mkldnn.enabled == self.onednn else onednn(self.onednn)
-        with work.logged as logged, kernels:
+        with work.logged as logged, kernels, tf32() if self.precision == "tf32" else nullcontext():
             for epoch, batch in batches:
                 if schedulers and epoch != last:
                     schedulers.after("epoch", epoch)

@@ -71,6 +71,23 @@ def without_denormals() -> Iterator[None]:
         torch.set_flush_denormal(before)
 
 
+_OF_GPUS = tuple(map(_precision, attrgetter("cuda.matmul", "cudnn.conv", "cudnn.rnn")(backends)))
+
+
+@contextmanager
+def tf32() -> Iterator[None]:
+    """Let GPUs multiply float32 numbers that are rounded to 10 bits of mantissa (TF32); afterwards as before.
+
+    Sums stay in float32. On a CPU nothing changes.
+    """
+    before = [setting.read() for setting in _OF_GPUS]
+    _write((setting, "tf32") for setting in _OF_GPUS)
+    try:
+        yield
+    finally:
+        _write(zip(_OF_GPUS, before, strict=True))
+
+
 SETTINGS = (
     Setting(torch.get_default_dtype, torch.set_default_dtype, torch.float32),
     *(
@@ -88,7 +105,7 @@ SETTINGS = (
     _old(lambda: backends.cudnn.allow_tf32, partial(setattr, backends.cudnn, "allow_tf32"), False),
     _precision(backends),  # what is above stands before what is below
     *map(_precision, attrgetter("mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")(backends)),
-    *map(_precision, attrgetter("cuda.matmul", "cudnn.conv", "cudnn.rnn")(backends)),
+    *_OF_GPUS,
     _of(backends.mkldnn, "enabled", True),
     _of(backends.mkldnn, "deterministic", False),
     Setting(torch._C._get_nnpack_enabled, torch._C._set_nnpack_enabled, True),

@@ -96,7 +96,7 @@ def check(config: Experiment) -> None:
         raise UserError("give either dp.target_epsilon or dp.noise_multiplier, not both.")
     if c.dp.local and c.client.precision == "fp16-mixed":
         raise UserError(
-            "client.precision must be fp32 or bf16 with dp.local: fp16-mixed leaves out a step whose gradient "
+            "client.precision must be fp32, tf32 or bf16 with dp.local: fp16-mixed leaves out a step whose gradient "
             "overflows, and that shows the data."
         )
     if c.dp.local and c.client.accumulate > 1:
@@ -196,14 +196,14 @@ def require_sources(config: Experiment, kinds: Collection[str] = tuple(parts.KIN
 
 
 def require_precision(precision: str, module: nn.Module) -> None:
-    """Refuse half precision where autocast would do nothing.
+    """Refuse a precision that would do nothing.
 
     Raises:
         UserError: the model is in float64.
     """
     if precision != "fp32" and any(p.dtype == torch.float64 for p in module.parameters()):
         raise UserError(
-            f"client.precision must be fp32 for a model in float64, which autocast leaves as it is, got {precision}."
+            f"client.precision must be fp32 for a model in float64, which {precision} leaves as it is."
         )
 
 
