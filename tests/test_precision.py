@@ -1,6 +1,7 @@
 """bf16 and fp16-mixed: torch's autocast, the obvious loops, a loss scale that no client leaves to another, refusals."""
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -81,7 +82,7 @@ def test_a_step_that_overflows_is_left_out_and_every_client_begins_its_scale_ane
 
 def test_tf32_holds_in_steps_alone_and_is_fp32_on_a_cpu(digits: "Digits") -> None:
     found, during = [], []
-    gpus = torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn
+    gpus = attrgetter("cuda.matmul", "cudnn.conv", "cudnn.rnn")(torch.backends)
     for precision in ("fp32", "tf32"):
         federation, work = _work(digits, precision)
 

@@ -1,10 +1,11 @@
 """What a caller can set in torch that changes a run's numbers, and what each is in a run."""
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from operator import attrgetter
 from typing import Any
 
@@ -14,8 +15,8 @@ from torch import backends
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting of the process, or of the thread that asks. usual: what it is in a run; None is read where it is left
-    alone."""
+    """A setting of the process, or of the thread that asks. usual: what it is in a run, or a function that tells; None
+    is read where it is left alone."""
 
     read: Callable[[], Any]
     write: Callable[[Any], object]
@@ -51,6 +52,32 @@ def _precision(owner: Any) -> Setting:
             owner.fp32_precision = value
 
     return Setting(read, write, "ieee", alike="none")
+
+
+CUBLAS = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+"""A variable and its value with which cuBLAS gives the same bits each time. It is read at a process's first product."""
+
+
+@cache
+def has_gpu() -> bool:
+    """Whether torch has a GPU in this process; asked once, as it looks for a driver each time."""
+    return torch.cuda.is_available()
+
+
+_FILLS = _of(torch.utils.deterministic, "fill_uninitialized_memory", lambda: not has_gpu())
+"""Whether deterministic algorithms fill memory that nobody reads, which takes time."""
+
+
+def prepare_gpu() -> None:
+    """Let this process's GPU give the same bits each time: by slower kernels, where torch has them, and no TF32.
+
+    Where torch has none, it warns at the first call.
+    """
+    os.environ.setdefault(*CUBLAS)
+    backends.cudnn.deterministic, backends.cudnn.benchmark = True, False
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    _FILLS.write(False)
+    _write((setting, "ieee") for setting in _OF_GPUS)
 
 
 def _flushes_denormals() -> bool:
@@ -95,7 +122,8 @@ SETTINGS = (
         for kind in ("cpu", "cuda")
     ),
     Setting(_flushes_denormals, torch.set_flush_denormal, False),
-    Setting(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0),
+    Setting(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, lambda: int(has_gpu())),
+    _FILLS,
     Setting(
         lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
         lambda value: torch.set_anomaly_enabled(*value),
@@ -125,9 +153,10 @@ SETTINGS = (
 def usual() -> Iterator[None]:
     """All ``SETTINGS`` as they are in a run; afterwards as they were, whatever was set in between."""
     found = [(setting, setting.read()) for setting in SETTINGS]
+    wanted = [setting.usual() if callable(setting.usual) else setting.usual for setting in SETTINGS]
     try:
-        if any(value not in (setting.usual, setting.alike) for setting, value in found):
-            _write((setting, setting.usual) for setting, value in found if value is not None)
+        if any(value not in (want, setting.alike) for (setting, value), want in zip(found, wanted, strict=True)):
+            _write((s, want) for (s, value), want in zip(found, wanted, strict=True) if value is not None)
         yield
     finally:
         _write((setting, value) for setting, value in found if value is not None)

@@ -23,13 +23,11 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
 def default_device() -> torch.device:
-    """The GPU this process was given, if any, else the CPU.
-
-    On a GPU it also makes cuDNN deterministic and switches off TF32, so that processes round alike.
-    """
-    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """The GPU this process was given, if any, prepared so that processes round alike; else the CPU."""
+    if not torch_settings.has_gpu():
+        return torch.device("cpu")
+    torch_settings.prepare_gpu()
+    return torch.device("cuda")
 
 
 def set_up_process() -> None:

@@ -6,6 +6,7 @@ Each is read once in a process, often before any code of ours runs, so it can be
 import os
 from collections.abc import Mapping
 
+from fedcommons.core.torch_settings import CUBLAS
 from fedcommons.errors import shown
 
 ROUNDING = (
@@ -18,8 +19,9 @@ ROUNDING = (
 
 
 def variables() -> dict[str, str]:
-    """Those that are set in this process."""
-    return {name: os.environ[name] for name in ROUNDING if name in os.environ}
+    """Those that are set in this process, and not by us: on a GPU we set ``CUBLAS`` where nobody has."""
+    found = {name: os.environ[name] for name in ROUNDING if name in os.environ}
+    return {name: value for name, value in found.items() if (name, value) != CUBLAS}
 
 
 def differing(theirs: Mapping[str, object], ours: Mapping[str, object]) -> str | None:

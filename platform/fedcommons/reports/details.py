@@ -191,8 +191,8 @@ def environments(told: Sequence[Told]) -> list[Facts]:
 def _environment(facts: Mapping[str, Any]) -> tuple[tuple[str, str], ...] | None:
     packages = facts.get("packages")
     versions = ", ".join(f"{n} {v}" for n, v in packages.items()) if isinstance(packages, dict) else ""
-    names = ("python", "machine", "cpu", "gpus", "commit", "uncommitted_changes")
-    told = [(name.replace("_", " "), str(facts[name])) for name in names if name in facts]
+    names = ("python", "machine", "cpu", "gpus", "gpu_kinds", "commit", "uncommitted_changes")
+    told = [(name.replace("_", " "), str(facts[name])) for name in names if facts.get(name, []) != []]
     return (*told, *([("packages", versions)] if versions else [])) or None
 
 

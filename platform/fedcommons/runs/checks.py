@@ -202,9 +202,7 @@ def require_precision(precision: str, module: nn.Module) -> None:
         UserError: the model is in float64.
     """
     if precision != "fp32" and any(p.dtype == torch.float64 for p in module.parameters()):
-        raise UserError(
-            f"client.precision must be fp32 for a model in float64, which {precision} leaves as it is."
-        )
+        raise UserError(f"client.precision must be fp32 for a model in float64, which {precision} leaves as it is.")
 
 
 def require_target(algorithm: Algorithm, loop: LocalSGD, sizes: Collection[int]) -> None:
