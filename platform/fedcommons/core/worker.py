@@ -13,6 +13,7 @@ import torch
 from fedcommons.core import torch_settings
 from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.executor import J, R, S
+from fedcommons.core.gpu_memory import is_lost, with_room
 from fedcommons.core.work import Work
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
@@ -23,9 +24,15 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
 def default_device() -> torch.device:
-    """The GPU this process was given, if any, prepared so that processes round alike; else the CPU."""
+    """The GPU this process was given, if any, prepared so that processes round alike; else the CPU.
+
+    Raises:
+        UserError: the GPU serves this process no more.
+    """
     if not torch_settings.has_gpu():
         return torch.device("cpu")
+    if is_lost():
+        raise UserError("an earlier error has cut this process off from its GPU: start a new process.")
     torch_settings.prepare_gpu()
     return torch.device("cuda")
 
@@ -154,9 +161,18 @@ class Worker:
     data: RunData
 
     def run(self, function: Callable[["Worker", S, J], R], shared: S, job: J) -> R:
-        """The job's result. What an earlier job has told the module of its round is forgotten, and so is its noise."""
-        self.work.begin(0)
-        self.work.noise.close()
+        """The job's result, tried once more where the GPU had no memory left for it.
+
+        What an earlier job has told the module of its round is forgotten, and so is its noise.
+        """
         name = getattr(function, "__name__", "a job")  # a partial has none
-        with somebodys(self.work.module, "", name.replace("_", " ").strip()):
-            return function(self, shared, job)
+
+        def play() -> R:
+            self.work.begin(0)
+            self.work.noise.close()
+            for parameter in self.work.named.values():
+                parameter.grad = None
+            with somebodys(self.work.module, "", name.replace("_", " ").strip()):
+                return function(self, shared, job)
+
+        return with_room(play)

@@ -6,6 +6,7 @@ of its data and draws labelled images from it.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from numbers import Integral, Real
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedcommons.artifacts import Store, constants, key_of
+from fedcommons.core.gpu_memory import with_room
 from fedcommons.core.worker import fresh_torch
 from fedcommons.data.examples import Examples
 from fedcommons.errors import ClientError, given, somebodys
@@ -60,11 +62,11 @@ def make(job: Job, step: Step | None = None) -> JobResult:
         ClientError: the images are not of the type and shape of the real ones.
     """
     try:
-        return _made(job, step)
+        return with_room(partial(_made, job, step))
     except Exception:  # whatever a generator raises at weights of another one
         if not job.trained:
             raise
-    return _made(Job(job.needs, {}), step)
+    return with_room(partial(_made, Job(job.needs, {}), step))
 
 
 def _telling(function: Callable[..., Any], step: Step | None, what: str) -> dict[str, Any]:

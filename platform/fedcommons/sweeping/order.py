@@ -13,6 +13,7 @@ from ray.tune.search import Searcher
 
 from fedcommons.artifacts import Store, key_of
 from fedcommons.config import flat
+from fedcommons.core.gpu_memory import is_lost
 from fedcommons.core.worker import set_up_process
 from fedcommons.errors import sentence
 from fedcommons.runs import build
@@ -39,7 +40,8 @@ class Lacking:
 def make(cells: Collection[Mapping[str, Any]], images: Collection[str]) -> None:
     """Train the generator that cells of these configs need for these images, draw them and keep both.
 
-    What stops it is reported, not raised: it would stop it again.
+    What stops it is reported, not raised: it would stop it again. Where this process has lost its GPU it is raised as
+    well, so that Tune starts a new one.
     """
     set_up_process()
     told = time.monotonic()
@@ -61,6 +63,8 @@ def make(cells: Collection[Mapping[str, Any]], images: Collection[str]) -> None:
         tune.report({"trained": trained, "unsent": store.send()})
     except Exception as error:
         tune.report({"failed": sentence(error), "trace": traceback.format_exc()})
+        if is_lost():
+            raise
 
 
 class InOrder(Searcher):

@@ -14,6 +14,7 @@ from fedcommons.artifacts import Store, key_of
 from fedcommons.config import flat, parts
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.sections import Federation
+from fedcommons.core.gpu_memory import is_lost
 from fedcommons.errors import ClientError, UserError, left_in, sentence
 from fedcommons.federation import cluster, kinds, scratch
 from fedcommons.federation.rejections import told
@@ -339,6 +340,8 @@ def _trial(params: Mapping[str, Any]) -> None:
         name = name_of(folder.parent, folder)
         experiment.run(c, folder, resume=True, say=say, on_round=report, may_generate=False, mirrored_as=name)
     except (ClientError, UserError, LookupError) as error:
+        if is_lost():  # the next cell needs another process, which Tune starts after an error
+            raise
         # Not raised, as Tune would try again, and the same would happen again.
         last = {**last, "failed": sentence(error)}
     if last:

@@ -1,0 +1,142 @@
+"""A GPU without memory, and one that is lost, as injected faults: one more try with the same bits, then a sentence."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.config import parts
+from fedcommons.core import gpu_memory, torch_settings
+from fedcommons.core.algorithm import Algorithm
+from fedcommons.core.gpu_memory import with_room
+from fedcommons.core.local import LocalSGD
+from fedcommons.core.worker import default_device
+from fedcommons.errors import ClientError, UserError
+from fedcommons.testing.comparing import bits
+from fedcommons.testing.federations import Federation
+from fedcommons.testing.on_device import two_rounds
+
+LINEAR = nn.Linear.forward
+FULL = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB"
+
+
+@pytest.fixture
+def fails_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[range], list[int]]:
+    """From now on these calls of linear layers find no memory on the GPU; the numbers of all calls."""
+
+    def begin(numbers: range) -> list[int]:
+        calls = list[int]()
+
+        def forward(self: nn.Linear, x: Tensor) -> Tensor:
+            calls.append(len(calls))
+            if calls[-1] in numbers:
+                raise torch.OutOfMemoryError(FULL)
+            return LINEAR(self, x)
+
+        monkeypatch.setattr(nn.Linear, "forward", forward)
+        return calls
+
+    return begin
+
+
+@pytest.mark.parametrize("name", parts.KINDS["algorithm"].known)
+def test_what_is_tried_again_has_the_bits_of_what_never_failed(
+    name: str, quick: Callable[[str], Algorithm], digits: Callable[..., Federation],
+    fails_at: Callable[[range], list[int]],
+) -> None:  # fmt: skip
+    federation = digits((9, 5, 7), dropout=0.3, batch_norm=True, method=quick(name)).training(LocalSGD(2, 4))
+    right = bits(two_rounds(quick(name), federation))
+    for at in (1, 14):
+        calls = fails_at(range(at, at + 1))
+        assert bits(two_rounds(quick(name), federation)) == right
+        assert len(calls) > at, "it has not failed"
+
+
+def test_so_has_a_block_of_batched_clients(
+    digits: Callable[..., Federation], fails_at: Callable[[range], list[int]]
+) -> None:
+    loop = LocalSGD(2, 4, batched=True)
+    federation = digits((9, 5, 7), linear=True).training(loop)
+    right = bits(two_rounds(FedAvg(), federation))
+    fails_at(range(3, 4))
+    assert bits(two_rounds(FedAvg(), federation)) == right
+
+
+def test_who_finds_no_memory_twice_is_named(
+    digits: Callable[..., Federation], fails_at: Callable[[range], list[int]]
+) -> None:
+    calls = fails_at(range(4, 1000))
+    with pytest.raises(ClientError, match=r"^client 0, round 1, .*out of memory: CUDA out of memory") as caught:
+        two_rounds(FedAvg(), digits((9, 5, 7)).training(LocalSGD(2, 4)))
+    assert (caught.value.client, caught.value.round) == (0, 1)
+    assert len(calls) == 6  # the third step of two layers fails, then the first of the second try
+
+
+@pytest.mark.parametrize(
+    ("error", "tries"),
+    [
+        (torch.OutOfMemoryError(FULL), 2),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), 2),
+        (RuntimeError("CUDA error: device-side assert triggered"), 1),
+        (MemoryError(), 1),  # of the CPU: what was tried has cost minutes, and nothing is freed
+        (ValueError("wrong"), 1),
+        (KeyboardInterrupt(), 1),
+    ],
+)
+def test_only_a_full_gpu_is_tried_again_and_memory_is_freed_between(
+    error: BaseException, tries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: seen.append("freed"))
+
+    def play() -> None:
+        seen.append("tried")
+        raise error
+
+    with pytest.raises(type(error)):
+        with_room(play)
+    assert seen == ["tried", "freed", "tried"][: 2 * tries - 1]
+
+
+def test_the_frames_of_the_first_try_are_gone_before_the_second() -> None:
+    alive: list[bool] = []
+
+    class Large:
+        def __del__(self) -> None:
+            alive[-1] = False
+
+    def play() -> list[bool]:
+        if alive:
+            return [*alive]
+        alive.append(True)
+        held = Large()
+        raise RuntimeError("STATUS_ALLOC_FAILED") from torch.OutOfMemoryError(f"{id(held)}")
+
+    assert with_room(play) == [False]
+
+
+def test_a_share_bounds_what_a_process_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda at: type("", (), {"total_memory": 80 * 2**30}))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", asked.append)
+    for share in (0.25, 0.0001, 1.0):
+        gpu_memory.bound(share)
+    assert asked == [0.25 - 600 / 80 / 1024, 0.0]  # who has a GPU alone is not bounded
+
+
+def test_a_process_that_has_lost_its_gpu_begins_no_other_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not gpu_memory.is_lost()
+
+    def synchronize(*_: Any) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    monkeypatch.setattr(torch_settings, "has_gpu", lambda: True)
+    assert gpu_memory.is_lost()
+    with pytest.raises(UserError, match="start a new process"):
+        default_device()
