@@ -64,7 +64,7 @@ def _config(folder: Path, values: dict[str, Any]) -> Experiment:
 def _counted(config: Experiment) -> tuple[Counts, list[tuple[int, int]]]:
     prepared = build.prepare(config)
     work = [generator_work(job) for job in missing(Store(Path(config.artifacts)), prepared.needs)]
-    return counted(build.assemble(prepared, [planned.stand_in(need) for need in prepared.needs])), work
+    return counted(build.assemble(prepared, [cost.stand_in(need) for need in prepared.needs])), work
 
 
 @pytest.mark.parametrize("values", SETTINGS.values(), ids=SETTINGS)
@@ -274,7 +274,7 @@ def test_numbers_in_words() -> None:
 def test_shapes_are_shared_by_what_does_not_change_a_step(tmp_path: Path) -> None:
     def shape(values: dict[str, Any]) -> tuple:
         prepared = build.prepare(_config(tmp_path, values))
-        return cost.shape_of(build.assemble(prepared, [planned.stand_in(need) for need in prepared.needs]))
+        return cost.shape_of(build.assemble(prepared, [cost.stand_in(need) for need in prepared.needs]))
 
     one = shape({})
     assert shape({"seed": 3, "partition.alpha": 0.5, "client.lr": 0.3, "federation.rounds": 9, **POOL}) == one
@@ -303,7 +303,7 @@ def test_a_rate_at_which_training_diverges_has_its_price(method: str, tmp_path: 
         values |= {"sharing.setting": "server_synthetic", "model.name": "ddpm", "model.channels": (8, 8)}
         values |= {"target": "loss <= 1"}
     prepared = build.prepare(_config(tmp_path, values))
-    found = cost.measure(build.assemble(prepared, [planned.stand_in(need) for need in prepared.needs]))
+    found = cost.measure(build.assemble(prepared, [cost.stand_in(need) for need in prepared.needs]))
     assert found.step + found.training + found.round > 0
 
 

@@ -11,10 +11,10 @@ import torch
 from fedcommons.config import presets
 from fedcommons.core import torch_settings
 from fedcommons.core.worker import default_device, fresh_torch
-from fedcommons.federation.variables import variables
+from fedcommons.federation.variables import OURS, variables
 from fedcommons.tracking.run_folder import RunFolder
 
-NAME, VALUE = torch_settings.CUBLAS
+NAME, VALUE = OURS
 
 
 @pytest.fixture
@@ -48,6 +48,7 @@ def test_what_cublas_reads_is_set_where_nobody_has_and_is_no_difference_between_
 ) -> None:
     """A driver without a GPU does not set it, and its actors do."""
     default_device()
+    assert torch_settings.CUBLAS == OURS
     assert os.environ[NAME] == VALUE
     assert NAME not in variables()
     monkeypatch.setenv(NAME, ":16:8")

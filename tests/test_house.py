@@ -26,8 +26,8 @@ HOLDERS = {"Experiment", "Data", "Partition", "Generator", "Sharing", "Model", "
 FLAT = {"fields", "flat", "values", "config"}
 """What a mapping of dotted names to values is called."""
 BESIDE = ("sweeping/", "reports/", "config/cli", "config/options", "config/presets", "config/search_space",
-          "runs/replay", "runs/probe", "runs/central", "runs/cost", "runs/counting", "core/", "federation/",
-          "prices/")  # fmt: skip
+          "runs/replay", "runs/probe", "runs/central", "runs/cost", "runs/counting", "runs/gpu_need", "core/",
+          "federation/", "prices/")  # fmt: skip
 """Files that no run passes on its way to the algorithm, or whose mappings are no config."""
 
 

@@ -177,7 +177,7 @@ def test_feddm_by_another_name_is_counted_and_priced_as_feddm(values: dict[str, 
     for times in (cost.FEW, cost.MORE):
         variants = [smaller_of(one.algorithm, times) for one in (ours, theirs)]  # pyright: ignore[reportArgumentType]
         small = [
-            [cost._round(cost._with(one, variant), 1, 1, n).pieces for variant, n in of_one]
+            [cost.small_round(cost._with(one, variant), 1, 1, n).pieces for variant, n in of_one]
             for one, of_one in zip((ours, theirs), variants, strict=True)
         ]
         assert small[0] == small[1]

@@ -17,12 +17,14 @@ from unittest import mock
 
 import pytest
 
+from fedcommons import experiment
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.core.worker import Worker
 from fedcommons.errors import UserError
 from fedcommons.federation import cluster
 from fedcommons.federation.evaluation import ModelTask
 from fedcommons.federation.ray_actors import RayActors
+from fedcommons.runs.gpu_need import with_share
 from fedcommons.testing import digits
 
 pytestmark = pytest.mark.ray
@@ -77,7 +79,10 @@ def another_ray(num_cpus: int) -> Iterator[None]:
 
 
 def two_actors_on_a_gpu() -> dict[str, Any]:
-    """What two actors see that ask for half of one GPU each, and what a third is told. The GPU need not be there."""
+    """What two actors see that ask for half of one GPU each, and what a third is told. The GPU need not be there.
+
+    auto: the shares of eight processes that leave it to us, or ask for a half. What they need cannot be known here.
+    """
     import ray
 
     ray.init(num_cpus=3, num_gpus=1, include_dashboard=False, log_to_driver=False)
@@ -89,8 +94,10 @@ def two_actors_on_a_gpu() -> dict[str, Any]:
     except UserError as error:
         said = str(error)
     two.close()
+    of_fields = [{"federation.gpus_per_actor": value} for value in ("auto", 0.5)]
+    shares = with_share([experiment("smoke", values=fields) for fields in of_fields], 8)
     ray.shutdown()
-    return {"seen": seen, "the third": said}
+    return {"seen": seen, "the third": said, "auto": [c.federation.gpus_per_actor for c in shares]}
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +132,10 @@ def test_ray_has_the_gpus_that_cuda_visible_devices_leaves_to_it(found: dict[str
 def test_an_actor_that_finds_no_gpu_free_says_so(found: dict[str, Any]) -> None:
     assert "needs 1 CPU and 0.5 GPU" in found["with half a GPU each"]["the third"]
     assert "1 CPU and 0 GPU free" in found["with half a GPU each"]["the third"]
+
+
+def test_eight_processes_share_the_gpu_where_they_leave_it_to_us(found: dict[str, Any]) -> None:
+    assert found["with half a GPU each"]["auto"] == [0.125, 0.5]
 
 
 def test_a_ray_that_somebody_else_has_started_here_is_left_alone(found: dict[str, Any]) -> None:

@@ -157,7 +157,7 @@ def sentence(error: BaseException) -> str:
     cause = cause if isinstance(cause, BaseException) else error
     if isinstance(cause, ClientError):
         return cause.sentence
-    said = _message(cause)
+    said = message_of(cause)
     if isinstance(cause, UserError):
         return said
     if lacks_memory(cause):
@@ -169,7 +169,7 @@ def lacks_memory(error: BaseException) -> bool:
     """Whether this process, or its limits, had no memory left, or none for one more thread or process."""
     if isinstance(error, OSError):
         return error.errno in (ENOMEM, EAGAIN)
-    told = isinstance(error, RuntimeError | ImportError) and any(words in _message(error) for words in _NO_MEMORY)
+    told = isinstance(error, RuntimeError | ImportError) and any(words in message_of(error) for words in _NO_MEMORY)
     return isinstance(error, MemoryError) or told
 
 
@@ -180,10 +180,11 @@ _NO_MEMORY = (
 """In the errors of torch, oneDNN and threading, and of the loader of libraries."""
 
 
-def _message(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
+    """What the error says, in one line; somebody's own may be one that cannot be told."""
     try:
         return clean(" ".join(str(error).split()))
-    except BaseException:  # somebody's exception
+    except BaseException:
         return "it cannot say why"
 
 

@@ -1,6 +1,7 @@
 """What can be set: type, default, range and line of help of a field, read where they stand: a dataclass or a signature.
 
-``mu: Annotated[float, "[0, inf)"] = 0.01`` has a range, ``Annotated[str, "serial | ray_actors"]`` a choice.
+``mu: Annotated[float, "[0, inf)"] = 0.01`` has a range, ``Annotated[str, "serial | ray_actors"]`` a choice, and
+``Annotated[float | str, "(0, 1] or auto"]`` a range and a word beside it.
 """
 
 import inspect
@@ -17,7 +18,7 @@ from fedcommons.errors import UserError, shown, unknown
 
 @dataclass(frozen=True)
 class Field:
-    """One field. allowed: an interval such as ``(0, 1]``, names such as ``a | b``, or empty for any value."""
+    """One field. allowed: an interval as ``(0, 1]`` or ``(0, 1] or auto``, names as ``a | b``; empty for any value."""
 
     hint: Any
     default: Any
@@ -40,12 +41,13 @@ class Field:
         if not self.allowed or value is None:
             return
         many: Sequence[Any] = value if isinstance(value, tuple) else (value,)
+        interval, _, word = self.allowed.partition(" or ")
         for one in many:
             if "|" in self.allowed:
                 if one not in (names := [n.strip() for n in self.allowed.split("|")]):
                     raise unknown(name, one, names)
-            elif not _inside(self.allowed, one):
-                raise UserError(f"{name} must lie in {self.allowed}, got {shown(one)}.")
+            elif one != word and (isinstance(one, str) or not _inside(interval, one)):
+                raise UserError(f"{name} must lie in {interval}{word and f' or be {word}'}, got {shown(one)}.")
 
 
 def _inside(interval: str, value: float) -> bool:
@@ -113,7 +115,7 @@ def _require_usable(name: str, field: Field) -> None:
         )
     try:
         if field.allowed and "|" not in field.allowed:
-            _inside(field.allowed, 0.0)
+            _inside(field.allowed.partition(" or ")[0], 0.0)
         field.check(name, field.default)
     except UserError:  # told where the value is used
         pass

@@ -218,8 +218,8 @@ class Federation:
     """serial (this process) or ray_actors; the results are the same bits"""
     actors: Annotated[int, "[1, 1e9]"] = 2
     """actors of ray_actors, at most `blocks`"""
-    gpus_per_actor: Annotated[float, "[0.0001, 1]"] = 1.0
-    """share of a GPU per actor, if there is a GPU"""
+    gpus_per_actor: Annotated[float | str, "[0.0001, 1] or auto"] = 1.0
+    """share of a GPU per actor, if there is a GPU; auto: as many on a GPU as needed and as its memory has room for"""
     checkpoint_every: Annotated[int, "[1, 1e9]"] = 5
     """rounds between checkpoints"""
     buffers: Annotated[str, "average | keep"] = "average"

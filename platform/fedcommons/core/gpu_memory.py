@@ -9,6 +9,8 @@ from typing import TypeVar
 
 import torch
 
+from fedcommons.errors import message_of
+
 CONTEXT = 600 * 2**20
 """Bytes of a process on a GPU that torch's allocator does not count: CUDA's context and the code of its libraries."""
 
@@ -18,7 +20,7 @@ T = TypeVar("T")
 def is_full(error: BaseException | None) -> bool:
     """Whether the GPU had no memory left: for torch, or for a library that torch calls."""
     while error is not None:
-        if isinstance(error, torch.OutOfMemoryError) or "STATUS_ALLOC_FAILED" in str(error):
+        if isinstance(error, torch.OutOfMemoryError) or "STATUS_ALLOC_FAILED" in message_of(error):
             return True
         error = error.__cause__
     return False

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 INLINE_BYTES = 4 * 2**20
 """Smaller arguments and results travel with the call; for a cluster ray_cluster.yaml sets the same."""
 
+AUTO = "auto"
+"""In the place of a share of a GPU: what a process needs."""
+
 JOIN_S = 20
 """Seconds within which the cluster at RAY_ADDRESS must answer."""
 
@@ -171,14 +174,19 @@ def cores() -> int | None:
     return fewest if fewest != os.cpu_count() else None
 
 
-def gpu_share(wanted: float) -> float:
-    """The share of a GPU to ask for: ``wanted``, or 0 without a GPU, as Ray would wait for one forever."""
+def gpu_share(wanted: float | str) -> float:
+    """The share of a GPU to ask for: ``wanted``, or 0 without a GPU, as Ray would wait for one forever.
+
+    ``AUTO`` is a whole one here; see ``runs.gpu_need``.
+    """
     import ray
 
-    return wanted if ray.cluster_resources().get("GPU", 0) > 0 else 0
+    if ray.cluster_resources().get("GPU", 0) <= 0:
+        return 0
+    return 1.0 if isinstance(wanted, str) else wanted
 
 
-def describe(gpus_per_actor: float) -> str:
+def describe(gpus_per_actor: float | str) -> str:
     """The cores, GPUs and nodes for our work, in words."""
     import ray
 
@@ -188,20 +196,20 @@ def describe(gpus_per_actor: float) -> str:
     return f"{int(resources['CPU'])} cores, {gpus} GPU{'s' if gpus != 1 else ''}, {kinds.described(nodes, pin)}"
 
 
-def bundle(gpus_per_actor: float) -> dict[str, float]:
+def bundle(gpus_per_actor: float | str) -> dict[str, float]:
     """The resources that one process that trains clients reserves."""
     gpus = gpu_share(gpus_per_actor)
     return {"CPU": 1.0, "GPU": gpus} if gpus else {"CPU": 1.0}
 
 
-def pinned(gpus_per_actor: float) -> dict[str, str]:
+def pinned(gpus_per_actor: float | str) -> dict[str, str]:
     """The labels of the nodes that all our processes go to, as bits depend on the CPU; see ``kinds.chosen``."""
     import ray
 
     return kinds.chosen(ray.nodes(), gpu_share(gpus_per_actor))
 
 
-def cpu_of_actors(gpus_per_actor: float) -> list[str]:
+def cpu_of_actors(gpus_per_actor: float | str) -> list[str]:
     """The kind of CPU that actors have, where we are connected to a Ray whose nodes have labels."""
     import ray
 
@@ -209,7 +217,7 @@ def cpu_of_actors(gpus_per_actor: float) -> list[str]:
     return [pin[kinds.CPU]] if pin else []
 
 
-def require_actors(n: int, gpus_per_actor: float) -> None:
+def require_actors(n: int, gpus_per_actor: float | str) -> None:
     """Refuse a run whose ``n`` actors can never all have their resources; Ray would wait forever.
 
     Raises:

@@ -19,6 +19,7 @@ from ray.util import get_current_placement_group, placement_group, remove_placem
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fedcommons.core.executor import J, R, S, WorkerDied
+from fedcommons.core.gpu_memory import bound
 from fedcommons.core.reduction import cut
 from fedcommons.core.worker import RunData, Worker, set_up_process
 from fedcommons.errors import ClientError, UserError, sentence
@@ -37,8 +38,9 @@ LOST = (RayActorError, ObjectLostError, NodeDiedError, OutOfMemoryError, WorkerC
 
 
 class _Actor:
-    def __init__(self, build: Callable[[RunData], Worker], data: "list[ray.ObjectRef]") -> None:
+    def __init__(self, build: Callable[[RunData], Worker], data: "list[ray.ObjectRef]", gpus: float) -> None:
         set_up_process()
+        bound(gpus or 1.0)
         self.refused: UserError | ClientError | None = None
         try:
             kinds.require_true()
@@ -70,7 +72,12 @@ class RayActors:
     """
 
     def __init__(
-        self, build: Callable[[RunData], Worker], data: RunData, actors: int, gpus_per_actor: float, wait_s: float = 30
+        self,
+        build: Callable[[RunData], Worker],
+        data: RunData,
+        actors: int,
+        gpus_per_actor: float | str,
+        wait_s: float = 30,
     ) -> None:
         set_up_process()  # this process makes the server's sums
         share = bundle(gpus_per_actor)
@@ -87,8 +94,8 @@ class RayActors:
                 )
         place = PlacementGroupSchedulingStrategy(self.reserved) if self.reserved else None
         self.kind = ray.remote(num_cpus=1, num_gpus=gpus, scheduling_strategy=place)(_Actor)
-        self.build, self.data = build, ray.put(data)
-        self.actors: list[Any] = [self.kind.remote(build, [self.data]) for _ in range(actors)]
+        self.build, self.data, self.gpus = build, ray.put(data), gpus
+        self.actors: list[Any] = [self.kind.remote(build, [self.data], gpus) for _ in range(actors)]
         self._await(self.actors)
 
     def map(self, function: Callable[[Worker, S, J], R], shared: S, jobs: Sequence[J]) -> list[R]:
@@ -121,7 +128,7 @@ class RayActors:
     def _renew(self, number: int) -> None:
         """Replace an actor by a new one."""
         ray.kill(self.actors[number])
-        self.actors[number] = self.kind.remote(self.build, [self.data])
+        self.actors[number] = self.kind.remote(self.build, [self.data], self.gpus)
         self._await([self.actors[number]])
 
     def _await(self, actors: Sequence[Any]) -> None:

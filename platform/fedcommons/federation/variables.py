@@ -6,7 +6,6 @@ Each is read once in a process, often before any code of ours runs, so it can be
 import os
 from collections.abc import Mapping
 
-from fedcommons.core.torch_settings import CUBLAS
 from fedcommons.errors import shown
 
 ROUNDING = (
@@ -17,11 +16,14 @@ ROUNDING = (
 )  # fmt: skip
 """Of torch, oneDNN (under its old name too), MKL, OpenBLAS, numpy, the C library, and CUDA's libraries."""
 
+OURS = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+"""The variable that we set on a GPU, where nobody has: ``core.torch_settings.CUBLAS``."""
+
 
 def variables() -> dict[str, str]:
-    """Those that are set in this process, and not by us: on a GPU we set ``CUBLAS`` where nobody has."""
+    """Those that are set in this process, and not as we set it."""
     found = {name: os.environ[name] for name in ROUNDING if name in os.environ}
-    return {name: value for name, value in found.items() if (name, value) != CUBLAS}
+    return {name: value for name, value in found.items() if (name, value) != OURS}
 
 
 def differing(theirs: Mapping[str, object], ours: Mapping[str, object]) -> str | None:

@@ -162,7 +162,7 @@ def measure(ready: Assembled) -> Prices:
     reset_peak()
     ready, of_pieces = _of_pieces(ready)
     of_rounds = _of_rounds(ready, of_pieces)
-    now = _round(ready, 1, 1, c.client.batch_size).play()
+    now = small_round(ready, 1, 1, c.client.batch_size).play()
     with scratch.folder() as folder:
         saving = seconds_of(lambda: checkpoint.save(folder, now))
     worker = build_worker(c, ready.facts, str(parts.base()), SEED_ALONE, ready.algorithm, ready.data)
@@ -191,9 +191,9 @@ def _of_pieces(ready: Assembled) -> tuple[Assembled, dict[str, float]]:
         return ready, {}
     local, timed = trains_locally(method), []
     least, n = smaller_of(method, FEW)[0]
-    short = seconds_of(_round(_with(ready, least), 1, 1, n).play) < SHORT
+    short = seconds_of(small_round(_with(ready, least), 1, 1, n).play) < SHORT
     for variant, n in smaller_of(method, MORE if short else FEW):
-        small = _round(_with(ready, variant), 1, 1, n)
+        small = small_round(_with(ready, variant), 1, 1, n)
         timed.append(Timed(n if local else 0, small.pieces, seconds_of(small.play)))
     return _with(ready, least), prices(type(method).__name__, timed)
 
@@ -202,11 +202,11 @@ def _of_rounds(ready: Assembled, of_pieces: Mapping[str, float]) -> dict[str, fl
     """The prices of a round and of its clients' steps, without the pieces of its method's own work."""
 
     def seconds(joined: int, steps: int, batch: int) -> float:
-        small = _round(ready, joined, steps, batch)
+        small = small_round(ready, joined, steps, batch)
         return max(0.0, seconds_of(small.play) - in_seconds(small.pieces, of_pieces))
 
     b, two = ready.config.client.batch_size, min(2, ready.plan.facts.n_clients)
-    _round(ready, 1, 1, 1).play()  # what torch does once in a process, also where a step is not repeated as it is slow
+    small_round(ready, 1, 1, 1).play()  # what torch does once in a process: a slow step is not repeated
     alone, step, smaller = seconds(1, 1, b), 0.0, 0.0
     if trains_locally(ready.algorithm):
         k = MORE if alone < SHORT else FEW
@@ -229,7 +229,7 @@ class Small:
     pieces: Mapping[str, float]
 
 
-def _round(ready: Assembled, joined: int, steps: int, batch: int) -> Small:
+def small_round(ready: Assembled, joined: int, steps: int, batch: int) -> Small:
     """Round 1 with so many clients, who make so many steps each.
 
     It is the first of as many rounds as the run has, as methods may begin otherwise where there are few.
@@ -258,6 +258,12 @@ def _round(ready: Assembled, joined: int, steps: int, batch: int) -> Small:
     held = replace(facts, counts=partial(few.counts, ready.facts.n_classes))
     pieces = pieces_of(method, held, loop, 1, rounds.answering(method, plan, start.state, 1)[1])
     return Small(lambda: next(rounds.run(method, executor, plan, start))[0], pieces)
+
+
+def stand_in(need: Need) -> Contribution:
+    """Black images in the number and of the classes of those that are not there yet."""
+    labels = need.labels[torch.from_numpy(np.arange(need.n) % len(need.labels))]
+    return Contribution(Examples(need.examples.x.new_zeros((need.n, *need.examples.x.shape[1:])), labels))
 
 
 @fresh_torch()

@@ -4,6 +4,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from math import isfinite
@@ -91,8 +92,11 @@ def run(
         store.require_writable()
     if config.federation.executor == "ray_actors":
         from fedcommons.federation import cluster
+        from fedcommons.runs.gpu_need import with_share
 
         cluster.connect()
+        (config,) = with_share([config], config.federation.processes)
+        prepared = replace(prepared, config=config)
         cluster.require_actors(config.federation.processes, config.federation.gpus_per_actor)
     begins = not is_run(folder)
     with opened(folder, config, resume, say, patience, data) as record:

@@ -11,20 +11,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from fedcommons.artifacts import Store
 from fedcommons.config.experiment import Experiment
-from fedcommons.data.examples import Examples
 from fedcommons.federation import cluster
 from fedcommons.runs import build, cost
 from fedcommons.runs.build import Prepared
 from fedcommons.runs.central import Central
 from fedcommons.runs.cost import GeneratorPrices, Prices
 from fedcommons.runs.counting import counted, generator_work
-from fedcommons.sharing.needs import Need
-from fedcommons.sharing.stage import Contribution
 from fedcommons.sharing.synthetic_pool import Job, missing
 from fedcommons.sweeping import sweep
 from fedcommons.sweeping.display import Display, duration
@@ -115,7 +111,7 @@ def dry_run(
 
 def _cell(ready: Prepared, bill: Bill) -> str:
     """Put a cell on the bill; its cost in words."""
-    contributed, sharing = cost.contribute(ready, [stand_in(need) for need in ready.needs])
+    contributed, sharing = cost.contribute(ready, [cost.stand_in(need) for need in ready.needs])
     assembled, c = build.assemble_contributed(ready, contributed), ready.config
     counts, shape = counted(assembled), cost.shape_of(assembled)
     if shape not in bill.prices:
@@ -129,12 +125,6 @@ def _cell(ready: Prepared, bill: Bill) -> str:
     bill.cells.append(seconds)
     bill.memory, bill.runs = max(bill.memory, price.memory), bill.runs + disk
     return f"{duration(seconds)}, {amount(price.memory)} of memory, {amount(disk)} on disk"
-
-
-def stand_in(need: Need) -> Contribution:
-    """Black images in the number and of the classes of those that are not there yet."""
-    labels = need.labels[torch.from_numpy(np.arange(need.n) % len(need.labels))]
-    return Contribution(Examples(need.examples.x.new_zeros((need.n, *need.examples.x.shape[1:])), labels))
 
 
 def _generator(job: Job, bill: Bill) -> None:

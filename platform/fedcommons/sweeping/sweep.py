@@ -14,7 +14,6 @@ from fedcommons.artifacts import Store, key_of
 from fedcommons.config import flat, parts
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.sections import Federation
-from fedcommons.core.gpu_memory import is_lost
 from fedcommons.errors import ClientError, UserError, left_in, sentence
 from fedcommons.federation import cluster, kinds, scratch
 from fedcommons.federation.rejections import told
@@ -188,6 +187,7 @@ def run_cells(
     if left.cells:
         display.say("Starting Ray ...")
         cluster.connect()
+        left = _sharing_gpus(left)
         f = left.cells[0].config.federation
         cluster.require_actors(f.processes, f.gpus_per_actor)
         display.say(f"{len(left.cells)} cells to run on {cluster.describe(f.gpus_per_actor)}.")
@@ -213,6 +213,16 @@ def run_cells(
         if (summary := read_summary(out / c.name)) and summary.get("rejected"):
             display.say(f"{c.name}: {told(summary['rejected'])}, see rejected in {out / c.name / 'summary.json'}")
     return Outcome({"generators": ready - started, "cells": time.perf_counter() - started}, trained, failures)
+
+
+def _sharing_gpus(left: Todo) -> Todo:
+    """The same cells, so many of which share a GPU at a time as there are cores, where they leave that to us."""
+    import ray
+
+    from fedcommons.runs.gpu_need import with_share
+
+    configs = with_share([c.config for c in left.cells], int(ray.cluster_resources().get("CPU", 1)))
+    return replace(left, cells=[replace(c, config=config) for c, config in zip(left.cells, configs, strict=True)])
 
 
 def _run_trials(left: Todo, out: Path, progress: "Progress", scheduler: Any) -> tuple[dict[str, str], int]:
@@ -303,7 +313,10 @@ def _resources(f: Federation, pin: Mapping[str, str], params: Mapping[str, Any])
 
 def _trial(params: Mapping[str, Any]) -> None:
     """One cell, or one generator, which ``params`` name: Tune writes them down."""
+    import ray
     from ray import tune
+
+    from fedcommons.core.gpu_memory import bound, is_lost
 
     asked = params.get("generator")
     cells = [handed.value(name) for name in (asked["cells"] if asked else [params["cell"]])]
@@ -334,6 +347,8 @@ def _trial(params: Mapping[str, Any]) -> None:
 
     try:
         kinds.require_true()
+        if c.federation.executor == "serial" and ray.get_gpu_ids():
+            bound(cluster.gpu_share(c.federation.gpus_per_actor))
         if lines := read_rounds(folder):  # Tune is told also of a trial that has no round left to play
             last = {name: value for line in lines for name, value in line.items()}
         # A trial never trains a generator: it would hold its cores for work that other trials may do too.

@@ -13,7 +13,7 @@ from fedcommons.federation.variables import variables
 PACKAGES = ("fedcommons", "torch", "torchvision", "pytorch-lightning", "ray", "diffusers", "opacus", "wandb", "numpy")
 
 
-def environment(gpus_per_actor: float | None, before: Mapping[str, Any]) -> dict[str, Any]:
+def environment(gpus_per_actor: float | str | None, before: Mapping[str, Any]) -> dict[str, Any]:
     """What results depend on besides the config: versions, machine, variables by which libraries round, commit.
 
     cpu_kinds: of all nodes where the run was played so far, those of its actors too where nodes have labels. gpu_kinds:

@@ -27,7 +27,7 @@ def client_seconds(config: Experiment, prices: dict[tuple, cost.GeneratorPrices]
     prices: of generators, filled as they are timed: rows that share a generator share its price.
     """
     prepared = build.prepare(config)
-    contributed, _ = cost.contribute(prepared, [planned.stand_in(need) for need in prepared.needs])
+    contributed, _ = cost.contribute(prepared, [cost.stand_in(need) for need in prepared.needs])
     ready = build.assemble_contributed(prepared, contributed)
     n, price = counted(ready), cost.measure(ready)
     mine = {name: pieces for name, pieces in n.pieces.items() if name in OF_CLIENTS.get(config.algorithm, ())}

@@ -1,0 +1,90 @@
+"""``federation.gpus_per_actor auto``: the share of a GPU that a process needs, measured on one before any work."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from math import floor
+from pathlib import Path
+
+import torch
+
+from fedcommons.config import flat, parts
+from fedcommons.config.experiment import Experiment
+from fedcommons.convergence.estimators import BATCH, mean_gradient
+from fedcommons.core.gpu_memory import CONTEXT
+from fedcommons.core.noise import SEED_ALONE
+from fedcommons.core.torch_settings import has_gpu
+from fedcommons.core.worker import default_device, fresh_torch
+from fedcommons.data.clients import ClientData
+from fedcommons.data.datasets import data_folder
+from fedcommons.federation import cluster, kinds
+from fedcommons.federation.evaluation import ModelTask, evaluate_chunk
+from fedcommons.runs import build, cost
+from fedcommons.runs.worker import build_worker
+
+
+def share(need: int, total: int, processes: int, gpus: int) -> float:
+    """The share of a GPU for each of ``processes`` that are to run at once: 1/min(ceil(processes/gpus), total // need).
+
+    So they spread over all GPUs, and no more share one than have room in its memory. At least 1/10,000, in whole ones
+    of which Ray counts. need, total: bytes; a need of 0 is not known, and bounds nothing.
+    """
+    room = max(1, total // need) if need else processes
+    return max(1, floor(10_000 / min(-(-processes // gpus), room))) / 10_000
+
+
+def with_share(configs: Sequence[Experiment], processes: int) -> list[Experiment]:
+    """The same experiments, with one share of a GPU in the place of ``auto``, if that stands there and Ray has GPUs.
+
+    processes: that are to run at once. One experiment of each shape plays a short round on a GPU; the most that any
+    takes decides. Ray must be connected.
+    """
+    asked = [c for c in configs if c.federation.gpus_per_actor == cluster.AUTO]
+    if not asked or not cluster.gpu_share(cluster.AUTO):
+        return [*configs]
+    import ray
+
+    pin = cluster.pinned(cluster.AUTO)
+    task, here = ray.remote(num_cpus=1, num_gpus=1, label_selector=pin, max_calls=1)(_measured), str(parts.base())
+    names = (*cost.SHAPE, "generator.")
+    shapes = {tuple(pair for pair in c.flat.items() if pair[0].startswith(names)): c for c in asked}
+    found = ray.get([task.remote(here, _absolute(config)) for config in shapes.values()])
+    chosen = share(*max(found), processes, int(kinds.resources(ray.nodes(), pin)["GPU"]))
+
+    def told(c: Experiment) -> Experiment:
+        is_auto = c.federation.gpus_per_actor == cluster.AUTO
+        return replace(c, federation=replace(c.federation, gpus_per_actor=chosen)) if is_auto else c
+
+    return [*map(told, configs)]
+
+
+def _absolute(config: Experiment) -> Experiment:
+    """With the folder of the data as it is called from everywhere."""
+    return flat.override(config, {"data.dir": str(Path(data_folder(config.data.dir)).resolve())})
+
+
+def _measured(here: str, config: Experiment) -> tuple[int, int]:
+    """Bytes that a process of this experiment takes on this task's GPU, and all that the GPU has; 0, 0 without one."""
+    os.environ[parts.HERE] = here
+    if not has_gpu():
+        return 0, 0
+    default_device()
+    torch.cuda.reset_peak_memory_stats()
+    play(config)
+    return torch.cuda.max_memory_reserved() + CONTEXT, torch.cuda.get_device_properties(0).total_memory
+
+
+@fresh_torch()
+def play(config: Experiment) -> None:
+    """What takes most memory: two steps of a client, a chunk of the evaluation, a generator's training and drawing."""
+    prepared = build.prepare(config)
+    contributed, _ = cost.contribute(prepared, [cost.stand_in(need) for need in prepared.needs])
+    ready = build.assemble_contributed(prepared, contributed)
+    now = cost.small_round(ready, 1, cost.FEW, config.client.batch_size).play()
+    worker = build_worker(config, ready.facts, str(parts.base()), SEED_ALONE, ready.algorithm, ready.data)
+    evaluate_chunk(worker, ModelTask(now.model if now.has_model else worker.work.initial, now.buffers), ("test", 0))
+    if config.measure.every:
+        some = worker.data.own[0]
+        mean_gradient(worker, ClientData(some.x[:BATCH], some.y[:BATCH]))
+    if prepared.needs:
+        cost.measure_generator(max(prepared.needs, key=lambda need: len(need.examples)))
