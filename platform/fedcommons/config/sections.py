@@ -270,6 +270,9 @@ class DP:
     """clipping norm: largest L2 norm of an example's gradient"""
     delta: Annotated[float, "(0, 1)"] = 1e-5
     """delta of the (epsilon, delta) guarantee"""
+    at_once: Annotated[int, "[1, 1e9]"] = 1
+    """examples whose gradients local training computes in one call: 1 is faster on most CPUs, some dozens on a GPU,
+    with other rounding; a method's own loss is taken one example at a time"""
     noise: Annotated[str, "seeded | secret"] = "seeded"
     """seeded: reproducible, so that whoever knows the seed can subtract it and no epsilon is earned; secret: from the
     system's randomness, whose salt stays in your state directory"""

@@ -15,16 +15,16 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
-from pytorch_lightning import LightningModule
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 
 from fedcommons.core.clock import Clock
 from fedcommons.core.local import Batch, Correction, LocalResult, LocalSGD, onednn
 from fedcommons.core.plain_step import plain_step
 from fedcommons.core.release import UNCOVERED
+from fedcommons.core.step import Step
 from fedcommons.data.clients import ClientData
-from fedcommons.errors import UserError, ends, sentence
+from fedcommons.errors import ends, sentence
 from fedcommons.tensors import Flat
 
 if TYPE_CHECKING:
@@ -83,33 +83,6 @@ def give(result: LocalResult) -> Callable[..., LocalResult]:
         return result
 
     return instead
-
-
-class Step(nn.Module):
-    """A client's training step as a function of its weights and batch: its loss, and what the module logs."""
-
-    def __init__(self, module: LightningModule) -> None:
-        super().__init__()
-        self.inner = module
-
-    def forward(self, batch: Batch, number: int) -> tuple[Tensor, dict[str, Tensor]]:
-        logged: dict[str, Tensor] = {}
-
-        def log(name: str, value: Any, *args: Any, **options: Any) -> None:
-            logged[name] = torch.as_tensor(value, dtype=torch.float32).detach().reshape(())
-
-        def log_dict(values: Mapping[str, Any], *args: Any, **options: Any) -> None:
-            for name, value in values.items():
-                log(name, value)
-
-        before = {name: vars(self.inner).get(name) for name in ("log", "log_dict")}
-        vars(self.inner).update(log=log, log_dict=log_dict)
-        try:
-            value = self.inner.training_step(batch, number)
-        finally:
-            vars(self.inner).update(before)
-        assert isinstance(value, Tensor)
-        return value, logged
 
 
 class Stacked:
@@ -277,16 +250,6 @@ def flaw(work: "Work", batch: Batch) -> str | None:
     finally:
         work.clock.attach(work.module)
         work.module.train(training)
-
-
-def require(work: "Work", batch: Batch, name: str) -> None:
-    """Refuse to batch clients of a module that cannot be; name: of the model.
-
-    Raises:
-        UserError: it is one.
-    """
-    if why := flaw(work, batch):
-        raise UserError(f"client.batched must be false for model {name}: {why}.")
 
 
 def alike(requests: Mapping[int, Asked]) -> list[list[int]]:

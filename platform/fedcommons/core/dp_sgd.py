@@ -12,12 +12,12 @@ for every batch drawn. Divided by the batch's own size, or by one that follows a
 counted (arXiv:2605.15648).
 
 Gradients are computed one example at a time. This is exact for every module and loss, and on a CPU it was faster than
-vectorised ways; on a GPU it is slow. Noise and batches are drawn on the CPU, by ``noise.py``, and copied, so they are
-the same on every device.
+vectorised ways; on a GPU it is slow, and ``at_once`` examples may be one call (``dp_vectorised``). Noise and batches
+are drawn on the CPU, by ``noise.py``, and copied, so they are the same on every device.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
@@ -94,13 +94,14 @@ class DPSGD:
     noise_multiplier: float  # sigma
     clip: float  # C
     target: Target | None = None  # in place of sigma, which is then each client's own
+    at_once: int = 1  # examples whose gradients are one call, in local training without a loss of the method's own
 
     def of_client(self, n: int, batch_size: int, steps: int) -> "DPSGD":
         """The same with the sigma of a client with n examples, who makes so many steps a round."""
         if self.target is None:
             return self
         sigma = self.target.sigma(self.sampling_rate(n, batch_size), steps)
-        return DPSGD(sigma, self.clip)
+        return replace(self, noise_multiplier=sigma, target=None)
 
     @staticmethod
     def steps(n: int, batch_size: int) -> int:
@@ -142,10 +143,14 @@ class DPSGD:
             g = torch.cat([part.reshape(-1) for part in torch.autograd.grad(value, params, materialize_grads=True)])
             total.add(*clipped(g, self.clip))
             losses += value.detach()
+        return losses / max(n, 1), self.put(total, params, expected, noise)
+
+    def put(self, total: NoisySum, params: Sequence[nn.Parameter], expected: int, noise: Stream) -> Release:
+        """Set the parameters' gradients to the sum with noise, over ``expected``; what protects them."""
         total.blur(self.noise_multiplier, noise)
         mean = total.values.div_(expected)
         start = 0
         for p in params:
             p.grad = mean[start : start + p.numel()].view_as(p)
             start += p.numel()
-        return losses / max(n, 1), total.release
+        return total.release

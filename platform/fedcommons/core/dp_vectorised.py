@@ -1,4 +1,4 @@
-"""DP-SGD steps whose gradients are computed for many examples at once, for networks that take long one by one.
+"""DP-SGD steps with gradients of many examples at once, for networks that take long one by one, and for GPUs.
 
 Noise multiplicity (De et al. 2022, arXiv:2204.13650; Dockhorn et al. 2023, arXiv:2210.09929): the loss of an example
 may be a mean over several random draws, before its gradient is clipped. So it costs computing time and no epsilon.
@@ -12,14 +12,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
+from pytorch_lightning import LightningModule
 from torch import Tensor, nn
-from torch.func import grad
+from torch.func import functional_call, grad, grad_and_value
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedcommons.core.dp_sgd import DPSGD, NoisySum
 from fedcommons.core.noise import Draws
 from fedcommons.core.release import Release
-from fedcommons.errors import UserError
+from fedcommons.core.step import Step
+from fedcommons.errors import UserError, sentence
 
 Loss = Callable[..., Tensor]
 """(parameters by name, one example's row of each column) -> its loss; ``torch.func.functional_call`` helps."""
@@ -72,6 +74,45 @@ def noisy_sum(
             if len(rows[0]):  # the one piece of an empty batch is empty
                 total.add(*clipped_sum(list(of_each(values, *rows).values()), clip))
     return total
+
+
+def of_step(
+    dp: DPSGD, module: LightningModule, named: Mapping[str, nn.Parameter], batch: Sequence[Tensor], number: int
+) -> tuple[NoisySum, dict[str, Tensor]]:
+    """The clipped sum of a local step, before noise, and sums over its examples of the loss and of what they log.
+
+    ``dp.at_once`` examples are one call, in which the module sees each alone, as a batch of one.
+    """
+    values = {name: p.detach() for name, p in named.items()}
+    total = NoisySum(next(iter(values.values())).new_zeros(sum(p.numel() for p in values.values())), dp.clip)
+    sums: dict[str, Tensor] = {"loss": total.values.new_zeros(())}
+    step = Step(module)
+
+    def loss(weights: Mapping[str, Tensor], *row: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        of_one = tuple(t.unsqueeze(0) for t in row)
+        return functional_call(step, {f"inner.{name}": w for name, w in weights.items()}, (of_one, number))
+
+    of_each = torch.vmap(grad_and_value(loss, has_aux=True), in_dims=(None, *(0,) * len(batch)))
+    with sdpa_kernel(SDPBackend.MATH):
+        for rows in zip(*(column.split(dp.at_once) for column in batch), strict=True):
+            if len(rows[0]):
+                gradients, (losses, logged) = of_each(values, *rows)
+                total.add(*clipped_sum([gradients[name] for name in values], dp.clip))
+                for name, each in {**logged, "loss": losses}.items():
+                    sums[name] = sums.get(name, 0.0) + each.detach().sum()
+    return total, sums
+
+
+def flaw(module: LightningModule, named: Mapping[str, nn.Parameter], batch: Sequence[Tensor]) -> str | None:
+    """Why examples of this module cannot be taken at once, tried on a batch of two; None where they can."""
+    training = module.training
+    try:
+        of_step(DPSGD(0.0, 1.0, at_once=2), module.train(), named, batch, 0)
+    except Exception as error:  # whatever vmap or somebody's code raises
+        return sentence(error)
+    finally:
+        module.train(training)
+    return None
 
 
 def steps(

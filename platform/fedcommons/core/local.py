@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
+from fedcommons.core import dp_vectorised
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.noise import Draws
 from fedcommons.core.plain_step import plain_step
@@ -175,8 +176,15 @@ class LocalSGD:
                         batch, seeds = batch
                         expected, number = min(self.batch_size, n), len(losses)
                         noise = private.stream("noise", number)
-                        value, protection = dp.gradients(parameters, step_loss, batch, number, expected, noise, seeds)
-                        protections.add(protection)
+                        if dp.at_once > 1 and loss is None:
+                            total, sums = dp_vectorised.of_step(dp, module, work.named, batch, number)
+                            value = sums.pop("loss") / max(len(batch[1]), 1)
+                            logged.add(sums, len(batch[1]))
+                            protections.add(dp.put(total, parameters, expected, noise))
+                        else:
+                            found = dp.gradients(parameters, step_loss, batch, number, expected, noise, seeds)
+                            value = found[0]
+                            protections.add(found[1])
                     else:
                         if is_plain:
                             value = step_loss(batch, len(losses))

@@ -28,6 +28,13 @@ class Logged:
         self.means = {name: total / n for name, (total, n) in (self._sums or {}).items()}
         self._sums = None
 
+    def add(self, sums: Mapping[str, Tensor], n: int) -> None:
+        """The sums over n examples of what each has logged, as if each had logged by itself."""
+        assert self._sums is not None
+        for name, value in sums.items():
+            total, count = self._sums.get(name, (0.0, 0))
+            self._sums[name] = total + value, count + n
+
     def _log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
         if self._sums is None:
             return

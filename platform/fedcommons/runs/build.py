@@ -18,7 +18,7 @@ from fedcommons.config import parts
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import part_of
 from fedcommons.config.sections import Data
-from fedcommons.core import batched, salts
+from fedcommons.core import salts
 from fedcommons.core.algorithm import (
     Algorithm,
     ChoosesClients,
@@ -47,6 +47,7 @@ from fedcommons.federation.serial import Serial
 from fedcommons.federation.stragglers import Independent, Rule, arrival
 from fedcommons.files import remote
 from fedcommons.runs import inputs
+from fedcommons.runs.at_once import require_at_once
 from fedcommons.runs.checks import (
     check,
     refuse,
@@ -180,12 +181,13 @@ def prepare(config: Experiment) -> Prepared:
         pool.subjects(prepared.dealt, prepared.needs, dataset.validation)
     # of a network of ours names and shapes without numbers; an algorithm that refuses them does so here
     own = parts.is_own(config.model.name) or parts.is_own(config.data.name)
-    module = build_module(config, dataset, "cpu" if own or config.client.batched else "meta")
+    at_once = {"clients": config.client.batched, "examples": config.dp.at_once > 1}
+    module = build_module(config, dataset, "cpu" if own or any(at_once.values()) else "meta")
     if own:
         try_module(module, config.model.name, dataset)
-    if config.client.batched:
-        examples = dataset.train[slice(0, 2)]
-        batched.require(Work(module, torch.device("cpu")), (examples.x.clone(), examples.y.clone()), config.model.name)
+    if any(at_once.values()):
+        some, work = dataset.train[slice(0, 2)], Work(module, torch.device("cpu"))
+        require_at_once(config.model.name, work, (some.x.clone(), some.y.clone()), **at_once)
     model = flatten(trained(module))
     capacity.require_model(model)
     keeps = config.federation.buffers == "keep"

@@ -106,6 +106,8 @@ def check(config: Experiment) -> None:
         )
     if c.client.batched and (c.dp.local or c.client.accumulate > 1 or c.client.precision != "fp32"):
         raise UserError("client.batched needs dp.local false, client.accumulate 1 and client.precision fp32.")
+    if c.dp.at_once > 1 and not (c.dp.local and c.client.precision in ("fp32", "tf32")):
+        raise UserError("dp.at_once above 1 needs dp.local true, and client.precision fp32 or tf32.")
     if c.client.optimizer == "adam" and c.client.momentum:
         raise UserError(f"client.momentum must be 0 with client.optimizer adam, got {c.client.momentum:g}.")
 

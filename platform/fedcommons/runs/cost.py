@@ -65,7 +65,8 @@ RATE = 1e-6
 """Largest learning rate of clients: at the run's own, what is timed could diverge, and no price depends on it."""
 
 SHAPE = (
-    "algorithm", "model.", "data.name", "data.augment", "dp.local", "client.batch_size", "client.optimizer",
+    "algorithm", "model.", "data.name", "data.augment", "dp.local", "dp.at_once", "client.batch_size",
+    "client.optimizer",
     "client.momentum", "client.weight_decay", "client.onednn", "federation.buffers",
 )  # fmt: skip
 """Fields, or beginnings of their names, on which the price of a step depends."""

@@ -92,7 +92,7 @@ def local_loop(config: Experiment, augment: bool) -> LocalSGD:
     c = config.client
     d, rounds = config.dp, config.federation.rounds
     target = Target(d.target_epsilon, d.delta, rounds) if d.target_epsilon is not None else None
-    dp = DPSGD(d.noise_multiplier, d.clip, target) if d.local else None
+    dp = DPSGD(d.noise_multiplier, d.clip, target, d.at_once) if d.local else None
     schedule = schedule_of(c.lr_schedule, c.constants, rounds)
     return LocalSGD(
         c.epochs,

@@ -1,5 +1,6 @@
 """Clients that are trained at once, beside the same clients one after another."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -9,7 +10,7 @@ from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.local import LocalSGD
 from fedcommons.tensors import data
 from fedcommons.testing.comparing import require
-from fedcommons.testing.federations import digits
+from fedcommons.testing.federations import Federation, digits
 from fedcommons.testing.spy import Spy
 
 MOST = 1e-5
@@ -25,20 +26,24 @@ def clients_at_once_train_as_one_after_another(algorithm: Algorithm, local: Loca
     federation = digits(sizes=(13, 20, 20, 7, 16), method=algorithm).training(local)
     if batched.flaw(federation.work(), tuple(column[:2] for column in federation.data.clients[0].columns)):
         return
-    spies = Spy(algorithm), Spy(algorithm)
-    plan, at_once = federation.plan(4, blocks=1), federation.training(replace(local, batched=True))
-    standing = federation.start(algorithm, plan)
-    for now, _ in federation.play(spies[0], plan):
-        at_once.play(spies[1], replace(plan, facts=replace(plan.facts, rounds=now.round)), start=standing)
+    for name, off in differences(algorithm, federation, federation.training(replace(local, batched=True))):
+        require(
+            off <= MOST,
+            f"{name} of a client trained at once with others is {off:.2g} away from that of one trained alone: its "
+            "client function is played twice and must do the same both times, and a Correction must be a function of "
+            "its tensors alone",
+        )
+
+
+def differences(algorithm: Algorithm, one: Federation, other: Federation) -> Iterator[tuple[str, float]]:
+    """What clients send in each of four rounds, which begin from the same state: by name, ||x - y|| / ||x||."""
+    spies, plan = (Spy(algorithm), Spy(algorithm)), one.plan(4, blocks=1)
+    standing = one.start(algorithm, plan)
+    for now, _ in one.play(spies[0], plan):
+        other.play(spies[1], replace(plan, facts=replace(plan.facts, rounds=now.round)), start=standing)
         standing = now
-    for one, other in zip(spies[0].calls, spies[1].calls, strict=True):
-        for a, b in ((one.reply.sums, other.reply.sums), (one.reply.each, other.reply.each)):
-            for name in a:
-                x, y = data(a[name]).double(), data(b[name]).double()
-                off = float(torch.linalg.vector_norm(x - y) / torch.linalg.vector_norm(x).clamp(min=1e-30))
-                require(
-                    off <= MOST,
-                    f"{name} of a client trained at once with others is {off:.2g} away from that of one trained alone: "
-                    "its client function is played twice and must do the same both times, and a Correction must be a "
-                    "function of its tensors alone",
-                )
+    for a, b in zip(spies[0].calls, spies[1].calls, strict=True):
+        for here, there in ((a.reply.sums, b.reply.sums), (a.reply.each, b.reply.each)):
+            for name in here:
+                x, y = data(here[name]).double(), data(there[name]).double()
+                yield name, float(torch.linalg.vector_norm(x - y) / torch.linalg.vector_norm(x).clamp(min=1e-30))

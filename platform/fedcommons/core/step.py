@@ -1,0 +1,35 @@
+"""A LightningModule's training step as a function of its weights, for ``torch.func``."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor, nn
+
+
+class Step(nn.Module):
+    """A client's training step as a function of its weights and batch: its loss, and what the module logs."""
+
+    def __init__(self, module: LightningModule) -> None:
+        super().__init__()
+        self.inner = module
+
+    def forward(self, batch: tuple[Tensor, ...], number: int) -> tuple[Tensor, dict[str, Tensor]]:
+        logged: dict[str, Tensor] = {}
+
+        def log(name: str, value: Any, *args: Any, **options: Any) -> None:
+            logged[name] = torch.as_tensor(value, dtype=torch.float32).detach().reshape(())
+
+        def log_dict(values: Mapping[str, Any], *args: Any, **options: Any) -> None:
+            for name, value in values.items():
+                log(name, value)
+
+        before = {name: vars(self.inner).get(name) for name in ("log", "log_dict")}
+        vars(self.inner).update(log=log, log_dict=log_dict)
+        try:
+            value = self.inner.training_step(batch, number)
+        finally:
+            vars(self.inner).update(before)
+        assert isinstance(value, Tensor)
+        return value, logged
