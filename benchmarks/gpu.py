@@ -1,0 +1,306 @@
+"""What the package promises of a GPU, tried on one in ten minutes: each line says PASS or FAIL, and what was seen.
+
+python benchmarks/gpu.py [--only WORDS]      # exit code 0: all passed; 1: not all; 2: torch finds no GPU
+
+The tests try the same on a GPU that is not there (``testing/pretend_gpu.py``), which has no speed and no rounding of
+its own. The last line is pfl's definition of CIFAR-10 (``image_classification/baseline.yaml``; Granqvist et al. 2024,
+arXiv:2404.06430): 1,000 users of 50 images, 50 of them in a round, E = 1, B = 10, rate 0.1, 1,626,442 parameters; the
+images are random, as no speed depends on them. Goal: its 1,500 rounds in 60 s.
+"""
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from hashlib import sha256
+from itertools import islice
+
+import numpy as np
+import torch
+from round_time import machine
+from torch import Tensor, nn
+
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.feddyn import FedDyn
+from fedcommons.algorithms.fednova import FedNova
+from fedcommons.algorithms.fedprox import FedProx
+from fedcommons.algorithms.fedpvr import FedPVR
+from fedcommons.algorithms.scaffold import SCAFFOLD
+from fedcommons.config.presets import experiment
+from fedcommons.core import gpu_memory
+from fedcommons.core.algorithm import Facts
+from fedcommons.core.dp_sgd import DPSGD
+from fedcommons.core.executor import Executor
+from fedcommons.core.local import LocalSGD
+from fedcommons.core.work import Work
+from fedcommons.core.worker import RunData, Worker, default_device
+from fedcommons.data.clients import Clients
+from fedcommons.data.examples import Examples
+from fedcommons.errors import ClientError, UserError
+from fedcommons.federation import cluster, rounds
+from fedcommons.federation.rounds import Plan, Standing
+from fedcommons.federation.serial import Serial
+from fedcommons.runs import gpu_need
+from fedcommons.testing.federations import digits
+from fedcommons.testing.on_device import check_on, two_rounds
+from lightning_modules import Classifier
+from lightning_modules.networks import CNN
+
+LOOP = LocalSGD(1, 10)
+METHODS = (FedAvg, FedProx, SCAFFOLD, FedDyn, FedPVR, FedNova)
+ROUNDS, SECONDS = 1500, 60.0
+"""Of pfl's definition, and the goal."""
+
+PLAIN = 30
+"""Launches of a plain step on the pretended GPU (``test_on_a_gpu.py``)."""
+
+Seen = tuple[bool, str]
+"""Whether it is as promised, and what was seen."""
+
+
+def pfl_network() -> nn.Module:
+    """Two convolutions without padding, a pool, two layers: 1,626,442 parameters."""
+    torch.manual_seed(0)
+    convolutions = nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2)
+    return nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(64 * 14 * 14, 128), nn.ReLU(), nn.Linear(128, 10))
+
+
+def small_network() -> nn.Module:
+    torch.manual_seed(0)
+    return CNN((3, 32, 32), 10)
+
+
+def images(clients: int, each: int, shape: tuple[int, ...] = (3, 32, 32)) -> Clients:
+    """Clients with random images and labels."""
+    draws, n = torch.Generator().manual_seed(1), clients * each
+    x = torch.randint(0, 256, (n, *shape), dtype=torch.uint8, generator=draws)
+    return Clients(Examples(x, torch.randint(0, 10, (n,), generator=draws)), list(np.arange(n).reshape(clients, each)))
+
+
+def worker(network: Callable[[], nn.Module], loop: LocalSGD, data: RunData) -> Worker:
+    device = default_device()
+    module = Classifier(network(), lr=0.1, mean=(0.5,) * 3, std=(0.25,) * 3)
+    return Worker(Work(module, device, loop), FedAvg(), data.to(device))
+
+
+def course(
+    clients: Clients, share: float, loop: LocalSGD, network: Callable[[], nn.Module], executor: Executor | None = None
+) -> Iterator[Standing]:
+    """The server after each round of FedAvg without evaluation."""
+    data = RunData(clients, clients, {})
+    build = partial(worker, network, loop)
+    start = FedAvg().start(build(data).work.snapshot(), facts := Facts(len(clients), clients.sizes, 10**9), 0)
+    plan = Plan(facts, share, 4, 0)
+    return (now for now, _ in rounds.run(FedAvg(), executor or Serial(build, data), plan, Standing(0, start)))
+
+
+def rate(rounds_: Iterator[Standing], seconds: float = 3.0, least: int = 3) -> tuple[float, Standing]:
+    """Rounds a second after two of warming up, and the last one."""
+    last = [*islice(rounds_, 2)][-1]
+    started, n = time.perf_counter(), 0
+    while n < least or time.perf_counter() - started < seconds:
+        last, n = next(rounds_), n + 1
+    return n / (time.perf_counter() - started), last
+
+
+def digest() -> str:
+    """Of the model's bits after two rounds of each method, computed in this process."""
+    found = sha256()
+    for method in METHODS:
+        standing = two_rounds(method(), digits().on(default_device()))
+        found.update(standing.model.buffer.cpu().numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+def same_bits_twice() -> Seen:
+    others = [subprocess.run([sys.executable, __file__, "--digest"], capture_output=True, text=True) for _ in range(2)]
+    found = {digest(), *(other.stdout.strip() for other in others)}
+    return len(found) == 1, f"two rounds of {len(METHODS)} methods in three processes: {sorted(found)}"
+
+
+def as_on_the_cpu() -> Seen:
+    said = []
+    for method in METHODS:
+        try:
+            check_on(default_device().type)(method(), digits())
+        except AssertionError as error:
+            said.append(f"{method.__name__}: {error}")
+    return not said, "; ".join(said) or f"{len(METHODS)} methods, two rounds, up to rounding"
+
+
+def no_step_waits() -> Seen:
+    """Torch raises at a call that waits for the GPU, from a client's second step to its last one."""
+    inside = worker(small_network, replace(LOOP, batch_size=5), RunData(c := images(1, 50), c, {}))
+    step = inside.work.module.training_step
+
+    def watched(batch: tuple[Tensor, ...], number: int) -> Tensor:
+        torch.cuda.set_sync_debug_mode("error" if number else "default")
+        value = step(batch, number)
+        assert isinstance(value, Tensor)
+        return value
+
+    inside.work.module.training_step = watched
+    try:
+        inside.work.local(inside.work.initial, inside.data.clients[0], 0)
+    except RuntimeError as error:
+        return False, f"{error}"
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return True, "nine steps, none waits"
+
+
+def launches() -> Seen:
+    """Kernels of a step: the difference between trainings of 20 and of 10 steps."""
+    found = []
+    for n in (100, 200):
+        inside = worker(small_network, LOOP, RunData(c := images(1, n), c, {}))
+        inside.work.local(inside.work.initial, inside.data.clients[0], 0)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            inside.work.local(inside.work.initial, inside.data.clients[0], 0)
+            torch.cuda.synchronize()
+        kernels = [e for e in profile.events() or () if e.device_type.name == "CUDA" and "Memcpy" not in e.name]
+        found.append(len(kernels))
+    each = (found[1] - found[0]) / 10
+    return 0 < each <= 3 * PLAIN, f"{each:g} kernels a step; operations on the pretended GPU: {PLAIN}"
+
+
+def precisions() -> Seen:
+    told, clients = {}, images(10, 500)
+    for precision in ("fp32", "tf32", "bf16"):
+        loop = replace(LOOP, batch_size=100, precision=precision)
+        told[precision] = 50 * rate(course(clients, 1.0, loop, pfl_network))[0]
+    said = ", ".join(f"{name} {value:.0f}" for name, value in told.items())
+    return told["tf32"] >= 0.9 * told["fp32"], f"steps a second, B = 100, pfl's network: {said}"
+
+
+def at_once() -> Seen:
+    """Batched clients and private examples in one call: at least as fast as one by one, the same but for rounding."""
+    clients, off, told = images(20, 50), [], []
+    private = replace(LOOP, dp=DPSGD(1.0, 1.0))
+    for name, one, many in (
+        ("batched clients", LOOP, replace(LOOP, batched=True)),
+        ("dp.at_once 64", private, replace(private, dp=DPSGD(1.0, 1.0, at_once=64))),
+    ):
+        first = [next(course(clients, 1.0, loop, small_network)).model.buffer.cpu() for loop in (one, many)]
+        off.append(float((first[0] - first[1]).norm() / first[0].norm()))
+        speed = [rate(course(clients, 1.0, loop, small_network))[0] for loop in (one, many)]
+        told.append((speed[1] / speed[0], f"{name}: {speed[1] / speed[0]:.2f} times as fast, {off[-1]:.1e} apart"))
+    return max(off) < 1e-3 and min(faster for faster, _ in told) >= 1, "; ".join(said for _, said in told)
+
+
+def actors() -> Seen:
+    from fedcommons.federation.ray_actors import RayActors
+
+    clients, told, bits = images(8, 500), [], set[bytes]()
+    data = RunData(clients, clients, {})
+    cluster.connect(num_cpus=4)
+    for n in (1, 2, 4):
+        executor = RayActors(partial(worker, pfl_network, LOOP), data, n, 1 / n)
+        rounds_ = course(clients, 1.0, LOOP, pfl_network, executor)
+        bits.add(next(rounds_).model.buffer.numpy().tobytes())
+        told.append(f"{n}: {rate(rounds_)[0]:.2f}")
+        executor.close()
+    return len(bits) == 1, f"actors on the GPU and rounds a second: {', '.join(told)}; {len(bits)} different bits"
+
+
+def a_share() -> Seen:
+    need, total = gpu_need._measured(".", experiment("smoke", values={"federation.gpus_per_actor": "auto"}))
+    share = gpu_need.share(need, total, 4, 1)
+    return 0 < need < total and share == 0.25, f"{need / 2**20:.0f} of {total / 2**20:.0f} MiB: a share of {share:g}"
+
+
+def a_full_gpu() -> Seen:
+    """A client without memory is named, and the next job of the same worker is right."""
+    clients = images(4, 50)
+    inside = worker(small_network, LOOP, RunData(clients, clients, {}))
+    right = next(course(clients, 1.0, LOOP, small_network)).model.buffer.clone()
+    real = inside.work.module.training_step
+
+    def full(batch: tuple[Tensor, ...], number: int) -> Tensor:
+        return torch.empty(2**50, dtype=torch.uint8, device=batch[0].device)
+
+    inside.work.module.training_step = full
+    data, said = inside.data, ""
+    try:
+        next(course(clients, 1.0, LOOP, small_network, executor := Serial(lambda _: inside, data)))
+    except torch.OutOfMemoryError:
+        said = "not told as a client's"
+    except ClientError as error:
+        said = error.sentence
+    inside.work.module.training_step = real
+    after = next(course(clients, 1.0, LOOP, small_network, executor)).model.buffer
+    return "out of memory" in said and torch.equal(after, right), said[:120]
+
+
+def a_lost_gpu() -> Seen:
+    """In a process of its own: an assertion fails on the device."""
+    done = subprocess.run([sys.executable, __file__, "--lose"], capture_output=True, text=True)
+    return done.stdout.strip().endswith("lost, and nothing begins"), (done.stdout.strip() or done.stderr.strip())[-160:]
+
+
+def lose() -> str:
+    """Break this process's GPU by a label that the network does not have, and begin again."""
+    clients = images(1, 10)
+    clients.store.y.fill_(77)
+    try:
+        next(course(clients, 1.0, LOOP, small_network))
+    except ClientError as error:
+        said = error.sentence[:80]
+    else:
+        return "no error"
+    try:
+        default_device()
+    except UserError:
+        return f"{said}: lost, and nothing begins" if gpu_memory.is_lost() else f"{said}: not known as lost"
+    return f"{said}: the next experiment would begin"
+
+
+def pfl_definition() -> Seen:
+    network = pfl_network()
+    assert sum(p.numel() for p in network.parameters()) == 1_626_442
+    told, clients = {}, images(1000, 50)
+    for name, loop in (("one by one", LOOP), ("batched", replace(LOOP, batched=True))):
+        told[name] = ROUNDS / rate(course(clients, 0.05, loop, pfl_network), seconds=10)[0]
+    said = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in told.items())
+    return min(told.values()) <= SECONDS, f"{ROUNDS} rounds: {said}; goal {SECONDS:.0f} s"
+
+
+CHECKS: tuple[Callable[[], Seen], ...] = (
+    same_bits_twice, as_on_the_cpu, no_step_waits, launches, precisions, at_once, actors, a_share, a_full_gpu,
+    a_lost_gpu, pfl_definition,
+)  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="words, separated by commas: checks with one of them in their names")
+    parser.add_argument("--digest", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--lose", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("torch finds no GPU here: nothing was tried.", file=sys.stderr)
+        return 2
+    if options.digest or options.lose:
+        print(digest() if options.digest else lose())
+        return 0
+    print(f"{machine()}, {torch.cuda.get_device_name()}, CUDA {torch.version.cuda}", flush=True)
+    failed = 0
+    for check in CHECKS:
+        if not any(word in check.__name__ for word in options.only.split(",")):
+            continue
+        started = time.perf_counter()
+        try:
+            passed, said = check()
+        except Exception as error:  # the other checks still tell something
+            passed, said = False, f"{type(error).__name__}: {error}"
+        failed += not passed
+        seconds = time.perf_counter() - started
+        print(f"{'PASS' if passed else 'FAIL'} {check.__name__} ({seconds:.0f} s): {said}", flush=True)
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
