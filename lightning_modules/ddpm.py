@@ -8,6 +8,7 @@ or v by 1 at most. So with gradients as noisy as those of DP-SGD they make image
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from diffusers.models.unets.unet_2d import UNet2DModel
@@ -22,7 +23,8 @@ from torch.nn import functional as F
 class DDPM(LightningModule):
     """A U-Net that predicts the noise, x or v, and the moving average of its weights, with which samples are drawn.
 
-    A batch is (x, y): x uint8 (B, C, H, W), y (B,) classes. All draws come from a generator seeded with ``seed``.
+    A batch is (x, y): x uint8 (B, C, H, W), y (B,) classes. All draws come from one generator, seeded with
+    ``seed``, on the module's device; so a GPU waits for none, and draws other numbers than a CPU.
     """
 
     def __init__(
@@ -62,7 +64,14 @@ class DDPM(LightningModule):
         # EMAModel copies the weights in the first step and then has the decay min(ema_decay, (1 + k)/(10 + k)), so that
         # initial weights do not dominate after few steps
         self.average = EMAModel(self.unet.parameters(), decay=ema_decay, foreach=True)
-        self.generator = torch.Generator().manual_seed(seed)
+        self.seed, self._generator = seed, None
+
+    @property
+    def generator(self) -> torch.Generator:
+        """What a training draws from; first asked for when the module is on its device."""
+        if self._generator is None:
+            self._generator = torch.Generator(self.device).manual_seed(self.seed)
+        return self._generator
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """Mean squared error of what is predicted."""
@@ -70,11 +79,10 @@ class DDPM(LightningModule):
 
     def draw(self, n: int) -> tuple[Tensor, ...]:
         """What is drawn for n images: t (n,), noise (n, C, H, W), and with ``flip`` what to mirror (n, 1, 1, 1)."""
-        t = torch.randint(len(self.schedule), (n,), generator=self.generator)
-        drawn = t, torch.randn(n, *self.shape, generator=self.generator)
-        if self.flip:
-            drawn = (*drawn, torch.rand(n, 1, 1, 1, generator=self.generator) < 0.5)
-        return tuple(part.to(self.device) for part in drawn)
+        place: Any = {"generator": self.generator, "device": self.device}
+        t = torch.randint(len(self.schedule), (n,), **place)
+        drawn = t, torch.randn(n, *self.shape, **place)
+        return (*drawn, torch.rand(n, 1, 1, 1, **place) < 0.5) if self.flip else drawn
 
     def forward(
         self, images: Tensor, labels: Tensor, t: Tensor, noise: Tensor, mirrored: Tensor | None = None
@@ -96,7 +104,8 @@ class DDPM(LightningModule):
     def losses(self, images: Tensor, labels: Tensor, seed: int, *, draws: int = 16) -> Tensor:
         """Mean squared error of each image, (n,), over ``draws`` times, evenly spread, each with one noise for all."""
         self.eval()
-        noises = torch.randn(draws, 1, *self.shape, generator=torch.Generator().manual_seed(seed)).to(self.device)
+        generator = torch.Generator(self.device).manual_seed(seed)
+        noises = torch.randn(draws, 1, *self.shape, generator=generator, device=self.device)
         times = ((torch.arange(draws) + 0.5) * len(self.schedule) / draws).long().to(self.device)
         found = []
         for x, y in zip(images.to(self.device).split(256), labels.to(self.device).split(256), strict=True):
@@ -140,12 +149,12 @@ class DDPM(LightningModule):
         kind = {"ddpm": DDPMScheduler, "ddim": DDIMScheduler}[sampler]
         schedule = kind.from_config(self.schedule.config)
         schedule.set_timesteps(steps)
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator(self.device).manual_seed(seed)
         self.eval()
         steps_there = schedule.timesteps.to(self.device)  # copied once: a copy in each step would wait for the GPU
         images, done, of = [], 0, -(-len(labels) // batch_size) * steps
         for y in labels.to(self.device).split(batch_size):
-            x = torch.randn(len(y), *self.shape, generator=generator).to(self.device)
+            x = torch.randn(len(y), *self.shape, generator=generator, device=self.device)
             for t, there in zip(schedule.timesteps, steps_there, strict=True):
                 predicted = self.unet(x, there, class_labels=y).sample
                 x = schedule.step(predicted, t, x, generator=generator).prev_sample
