@@ -25,6 +25,7 @@ from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.work import floating_buffers
 from fedcommons.errors import ClientError, UserError
+from fedcommons.federation import evaluation
 from fedcommons.federation.evaluation import ModelTask, evaluate
 from fedcommons.generators import ddpm
 from fedcommons.runs import experiment, inputs, worker
@@ -216,6 +217,19 @@ def test_measuring_and_evaluating(clients: Federation) -> None:
     jobs, starts, totals_of_moments = files["convergence/smoothness.py"], 2, 4
     assert jobs - starts == files["core/reduction.py"] - totals_of_moments > 5
     assert _by_file(gpu.seen.waits - gpu.seen.copies)["federation/evaluation.py"] == 2
+
+
+def test_an_evaluation_copies_the_model_once_for_all_its_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    clients, copies, found = digits(), [], []
+    for chunk in (1000, 20):
+        monkeypatch.setattr(evaluation, "CHUNK", chunk)
+        with PretendGPU() as gpu:
+            executor, at = clients.on(GPU).serial(FedAvg()), ModelTask(clients.model)
+            before = gpu.seen.since(Seen())
+            found.append(evaluate(executor, at, {"test": 100}))
+        copies.append(_by_file(gpu.seen.since(before).copies))
+    assert copies[0] == copies[1] == {"federation/evaluation.py": 1}
+    assert found[0]["test/accuracy"] == found[1]["test/accuracy"]
 
 
 def test_a_run_and_one_client_of_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

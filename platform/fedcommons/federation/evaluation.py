@@ -46,9 +46,16 @@ class ModelTask:
     def nbytes(self) -> int:
         return data(self.model).nbytes + (data(self.buffers).nbytes if self.buffers else 0)
 
+    def on(self, device: torch.device) -> Flat:
+        """The model there, copied once for all jobs that a process has of this task."""
+        held: dict[torch.device, Flat] = self.__dict__.setdefault("_copies", {})
+        if device not in held:
+            held[device] = Flat(self.model.layout, self.model.buffer.detach().to(device))
+        return held[device]
+
     def load(self, work: Work) -> None:
         """Load this model into the worker's module, in evaluation mode."""
-        work.load(self.model)
+        work.load(self.on(work.device))
         work.load_buffers(self.buffers or work.initial_buffers)
         work.clock.set(self.round, self.round * work.loop.epochs, self.round * self.step)
         work.module.eval()
