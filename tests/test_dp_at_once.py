@@ -39,13 +39,12 @@ def _with(at_once: int, **more: object) -> LocalSGD:
 def test_clients_of_every_method_send_what_they_send_one_example_at_a_time(
     name: str, quick: Callable[[str], Algorithm], digits: Callable[..., Federation]
 ) -> None:
-    federation = digits((13, 20, 20, 7, 16), method=quick(name)).training(LOOP)
+    federation = digits((11, 20, 20, 7, 16), method=quick(name)).training(replace(LOOP, epochs=1))
     work, data = federation.work(), federation.data.clients[0]
     if dp_vectorised.flaw(work.module, work.named, (data.x[:2], data.y[:2])):
         return  # such a run is refused
-    for at_once in (4, 1000):
-        found = [*differences(quick(name), federation, federation.training(_with(at_once)))]
-        assert max((off for _, off in found), default=0) <= 1e-5
+    found = [*differences(quick(name), federation, federation.training(_with(4, epochs=1)), rounds=2)]
+    assert max((off for _, off in found), default=0) <= 1e-5
 
 
 def _trained(digits: Callable[..., Federation], loop: LocalSGD, **more: object) -> Mapping[str, object]:

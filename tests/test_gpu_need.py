@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fedcommons import experiment
+from fedcommons.config import parts
 from fedcommons.config.experiment import Experiment
 from fedcommons.errors import UserError
 from fedcommons.federation import cluster
@@ -66,6 +67,7 @@ def test_what_is_played_writes_nothing_and_what_it_took_is_told(
     setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(parts.HERE, str(tmp_path))  # it is set there, and is to be as before
     played = list[str]()
     monkeypatch.setattr(gpu_need, "play", lambda config: (played.append(config.algorithm), play(config)))
     monkeypatch.setattr(gpu_need, "has_gpu", lambda: True)

@@ -35,9 +35,11 @@ def clients_at_once_train_as_one_after_another(algorithm: Algorithm, local: Loca
         )
 
 
-def differences(algorithm: Algorithm, one: Federation, other: Federation) -> Iterator[tuple[str, float]]:
-    """What clients send in each of four rounds, which begin from the same state: by name, ||x - y|| / ||x||."""
-    spies, plan = (Spy(algorithm), Spy(algorithm)), one.plan(4, blocks=1)
+def differences(
+    algorithm: Algorithm, one: Federation, other: Federation, rounds: int = 4
+) -> Iterator[tuple[str, float]]:
+    """What clients send in each of so many rounds, which begin from the same state: by name, ||x - y|| / ||x||."""
+    spies, plan = (Spy(algorithm), Spy(algorithm)), one.plan(rounds, blocks=1)
     standing = one.start(algorithm, plan)
     for now, _ in one.play(spies[0], plan):
         other.play(spies[1], replace(plan, facts=replace(plan.facts, rounds=now.round)), start=standing)
