@@ -5,12 +5,15 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALL := $(VENV)/bin/pip install --quiet --disable-pip-version-check
 
-.PHONY: table1 test test-ray test-cpus test-cluster test-browser docs nightly cluster-check lint lock
+.PHONY: table1 test test-long test-ray test-cpus test-cluster test-browser docs nightly cluster-check lint lock
 table1: $(VENV)/.installed
 	$(RUN) sweeps/table1.py --resume $(ARGS)
 
 test: $(VENV)/.installed
 	$(RUN) -m pytest -n 2 --dist worksteal $(ARGS)
+
+test-long: $(VENV)/.installed
+	$(RUN) -m pytest -m long -n 2 --dist worksteal $(ARGS)
 
 test-ray: $(VENV)/.installed
 	$(RUN) -m pytest -m ray -n 2 --dist loadfile $(ARGS)
@@ -32,7 +35,7 @@ CPUS := "ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2" "ATEN_CPU_CAPABILITY=
 BITS := $(addprefix tests/test_,identities.py contract.py every_algorithm.py resume.py estimators.py weighted_examples.py \
   dp_vectorised.py other_draws.py private_ddpm.py planted_faults.py codes.py feddpms.py)
 test-cpus: $(VENV)/.installed
-	for cpu in $(CPUS); do echo "$$cpu" && env $$cpu $(RUN) -m pytest -n 2 --dist worksteal --quiet $(BITS) $(ARGS) || exit; done
+	for cpu in $(CPUS); do echo "$$cpu" && env $$cpu $(RUN) -m pytest -m "not slow and not ray" -n 2 --dist worksteal --quiet $(BITS) $(ARGS) || exit; done
 
 # The site, in docs/_build/html; warnings are errors, and nothing is fetched.
 docs: $(VENV)/.installed

@@ -78,11 +78,13 @@ def test_no_step_costs_nothing() -> None:
 
 @pytest.mark.parametrize("target", [0.5, 3.0, 10.0])
 @pytest.mark.parametrize(("q", "steps"), [(Q, 7500), (0.2, 50), (1.0, 20)])
+@pytest.mark.long
 def test_the_noise_for_a_target_just_reaches_it(target: float, q: float, steps: int) -> None:
     found = epsilon(q, noise_for(target, q, steps, 1e-5), steps, 1e-5)
     assert target - 0.01 <= found <= target
 
 
+@pytest.mark.long
 def test_prv_needs_less_noise_than_rdp() -> None:
     sigma, plain = (noise_for(3.0, 0.2, 200, 1e-5, accountant) for accountant in ("prv", "rdp"))
     assert 0.8 * plain < sigma < plain

@@ -180,6 +180,7 @@ def config(tmp_path: Path) -> Experiment:
     return presets.experiment("smoke", "digits", short)
 
 
+@pytest.mark.long
 def test_the_probe_is_a_run_without_sharing(config: Experiment, tmp_path: Path) -> None:
     run = override(config, {"measure.smoothness": True})
     experiment.run(run, tmp_path / "run")
@@ -197,6 +198,7 @@ def test_the_probe_is_a_run_without_sharing(config: Experiment, tmp_path: Path) 
         assert 0 < estimates["L_pool"].value < estimates["L_max"].value
 
 
+@pytest.mark.long
 def test_the_probe_measures_the_pool_that_is_there(config: Experiment, tmp_path: Path) -> None:
     small = {"data.limit": 60, "federation.rounds": 1}
     generator = {"generator.epochs": 1, "generator.channels": (8, 8), "generator.sampling_steps": 2}

@@ -72,6 +72,7 @@ def test_a_copier_is_caught(noise: float) -> None:
         assert (found["identical"] == 300) == (noise == 0)
 
 
+@pytest.mark.long
 def test_a_fresh_sample_passes() -> None:
     """The interval holds 1/2 for nearly every seed (95 %), and nobody is called a copier."""
     found = [verdict(drawn(300, "fresh", seed), drawn(300, "seen", seed), seed) for seed in range(40)]
@@ -84,6 +85,7 @@ def test_a_fresh_sample_passes() -> None:
     assert {f["identical"] for f in found} == {0}
 
 
+@pytest.mark.long
 def test_a_few_copies_among_fresh_images_are_caught_by_the_near_copies() -> None:
     """A tenth: the share that is closer hardly moves, the number of images that are copied does."""
     for seed in SEEDS:
@@ -125,6 +127,7 @@ def changed(seen: Examples, look: Look) -> Examples:
     return Examples(look.of(seen.x), seen.y)
 
 
+@pytest.mark.long
 def test_copies_that_are_moved_or_mirrored_are_identical_whatever_fills_their_edge() -> None:
     """All 18 looks, at ten seeds, in a pool of as many fresh images: every verdict is memorised."""
     for seed in range(10):
@@ -249,6 +252,7 @@ def test_clopper_pearson_has_half_the_error_on_each_side(k: int, n: int) -> None
     assert (k == n) == (high == 1)
 
 
+@pytest.mark.long
 def test_a_fresh_image_is_below_the_limit_as_rarely_as_is_said() -> None:
     """j/(m + 1), whatever the distribution: here j = 1, m = 30, in 300 draws of everything."""
     below = []

@@ -49,6 +49,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_a_pool_of_copies_is_told_to_be_one(
     here: Path, sweeps: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -84,6 +85,7 @@ def test_a_pool_of_copies_is_told_to_be_one(
         assert (here / "out" / f"audit_pool_{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.long
 def test_seeds_are_audited_once_and_their_mean_and_range_stand_beside_them(
     here: Path, sweeps: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:

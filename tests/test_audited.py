@@ -28,6 +28,7 @@ def test_of_randomised_response_it_is_rarely_above_epsilon_and_close_to_it(epsil
         assert np.median(found) > epsilon - gap
 
 
+@pytest.mark.long
 def test_how_often_it_is_above_epsilon_is_said_exactly() -> None:
     """Summed over all outcomes, for sizes at which it can be: at most 5 %, and not far below it."""
     for m, epsilon in product((30, 200), (0.3, 1.0, 3.0)):

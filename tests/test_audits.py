@@ -98,6 +98,7 @@ def test_copies_are_withheld_and_so_is_every_epsilon() -> None:
 
 
 @pytest.mark.parametrize("look", [Look(down=1), Look(right=-1), Look(mirrored=True), Look(-1, 1, True)])
+@pytest.mark.long
 def test_copies_that_are_moved_or_mirrored_are_found_and_withheld(look: Look) -> None:
     found = made_by(experiment(sharing__withhold="near_copies"), lambda examples: look.of(examples.x))
     assert found.audited is not None
@@ -156,6 +157,7 @@ class Parrot:
         return torch.stack([weights["x"][weights["y"] == label][0] for label in labels])
 
 
+@pytest.mark.long
 def test_a_run_writes_and_tells_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when it is resumed; and one where nobody makes images says so."""
     parrot = Parrot()
@@ -180,6 +182,7 @@ def test_a_run_writes_and_tells_it(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not (tmp_path / "real" / "audit.json").exists()
 
 
+@pytest.mark.long
 def test_the_images_of_the_pool_are_those_that_are_audited(tmp_path: Path) -> None:
     """What the store holds, cut to the contribution, is what the audit counts."""
     config = experiment(sharing__audit=True, sharing__p=0.25, artifacts=str(tmp_path), data__limit=120)

@@ -53,6 +53,7 @@ def off(a: Flat, b: Flat) -> float:
 
 @pytest.mark.parametrize("sizes", [EQUAL, UNEQUAL], ids=["equal", "unequal"])
 @pytest.mark.parametrize("algorithm", METHODS, ids=repr)
+@pytest.mark.long
 def test_ten_rounds_are_those_of_one_client_after_another(algorithm: Algorithm, sizes: tuple[int, ...]) -> None:
     federation = digits(sizes=sizes, method=algorithm).training(LOCAL)
     assert off(*(played(federation, algorithm, at_once=at_once) for at_once in (False, True))) < 1e-5

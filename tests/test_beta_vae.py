@@ -154,6 +154,7 @@ def test_the_mean_codes_travel_with_the_weights(trained: Mapping[str, Tensor]) -
 
 
 @pytest.mark.parametrize("seed", range(2))
+@pytest.mark.long
 def test_it_learns_to_draw_classes(seed: int) -> None:
     many = Examples(X.repeat(4, 1, 1, 1), Y.repeat(4))
     one = Generator(epochs=60, batch_size=16, lr=5e-3, latent=2, filters=8, hidden=16, ramp=4, capacity=3.0)

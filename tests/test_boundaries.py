@@ -209,6 +209,7 @@ def require_one_sentence(err: str, *names: str) -> None:
 @pytest.mark.usefixtures("untimed")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("seam", SEAMS, ids=lambda seam: f"{seam.kind}-{seam.method}")
+@pytest.mark.long
 def test_a_part_that_breaks_is_told_in_one_sentence(
     lab: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], seam: Seam, way: str
 ) -> None:

@@ -56,6 +56,7 @@ def _trained(federation: "Federation", client: int, start: Standing, number: int
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
+@pytest.mark.long
 def test_averaged_statistics_are_the_weighted_mean_of_the_clients(weighting: str, federation: "Federation") -> None:
     federation = replace(federation, weighting=weighting)
     algorithm, plan = FedAvg(), federation.plan(2)

@@ -69,6 +69,7 @@ def trained(digits: Dataset, seed: int, epochs: int = 1) -> tuple[list[float], T
     return accuracies, nn.utils.parameters_to_vector(module.parameters()).detach()
 
 
+@pytest.mark.long
 def test_it_learns_digits_and_the_same_seed_gives_the_same_bits(digits: Dataset) -> None:
     accuracies, weights = trained(digits, 0, epochs=3)
     assert accuracies[-1] > 0.85  # 0.91 to 0.95 for seeds 0 to 4; chance is 0.1

@@ -118,6 +118,7 @@ def test_a_client_is_played_again_though_only_the_state_tells_who_it_is(config: 
             replay(tmp_path / "run", number, client, say=lambda _: None)
 
 
+@pytest.mark.long
 def test_a_run_that_was_cut_is_as_if_it_had_not_been(config: Experiment, tmp_path: Path) -> None:
     config = override(config, {"federation.checkpoint_every": 1, "dp.local": True})
 

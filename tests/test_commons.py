@@ -353,6 +353,7 @@ def test_bad_requests_are_refused(commons: ModuleType, argv: list[str], why: str
         entries(commons, *argv)
 
 
+@pytest.mark.long
 def test_smoke(commons: ModuleType, tmp_path: Path) -> None:
     """Three ways from real runs: one table, CSV, picture, guide; a row of the server alone has no round."""
     options = commons.arguments(

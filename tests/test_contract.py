@@ -407,11 +407,13 @@ def _named(error: AssertionError) -> list[str]:
     return re.findall(r"^- (\w+): ", str(error), re.MULTILINE)
 
 
+@pytest.mark.long
 def test_a_sound_algorithm_passes() -> None:
     check_algorithm(_Sound(), local=LocalSGD(epochs=2, batch_size=8))
 
 
 @pytest.mark.parametrize(("check", "kind"), [(check, kind) for check, kinds in BROKEN.items() for kind in kinds])
+@pytest.mark.long
 def test_a_broken_promise_is_found_and_named(check: str, kind: type[_Sound]) -> None:
     with pytest.raises(AssertionError) as caught:
         check_algorithm(kind(), only=[check])

@@ -312,6 +312,7 @@ def test_runs_have_names_that_tell_them_apart_and_a_run_of_both_figures_one(swee
 
 
 @pytest.mark.usefixtures("untimed")
+@pytest.mark.long
 def test_a_dry_run_names_every_run_once(sweep: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = [
         "--preset=smoke",
@@ -328,6 +329,7 @@ def test_a_dry_run_names_every_run_once(sweep: ModuleType, tmp_path: Path, capsy
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.long
 def test_a_report_is_made_of_the_runs_that_are_done(
     sweep: ModuleType, recorded: Callable[..., None], tmp_path: Path
 ) -> None:

@@ -68,6 +68,7 @@ def _counted(config: Experiment) -> tuple[Counts, list[tuple[int, int]]]:
 
 
 @pytest.mark.parametrize("values", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.long
 def test_what_is_counted_is_what_a_run_does(
     values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,6 +298,7 @@ def test_a_measurement_leaves_nothing_and_finds_prices(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedddpm"])
+@pytest.mark.long
 def test_a_rate_at_which_training_diverges_has_its_price(method: str, tmp_path: Path) -> None:
     values = {"algorithm": method, "client.lr": 1e10, "client.momentum": 0.0, "measure.every": 0}
     if method == "fedddpm":

@@ -183,6 +183,7 @@ def real_dataset(loaded: dict[str, Dataset], name: str) -> Dataset:
         ("cifar10", (3, 32, 32), [45_000, 5_000, 10_000]),
     ],
 )
+@pytest.mark.long
 def test_real_data_sets_have_their_published_shapes_counts_and_statistics(
     name: str, shape: tuple[int, ...], sizes: list[int], real: dict[str, Dataset]
 ) -> None:

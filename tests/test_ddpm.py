@@ -279,6 +279,7 @@ def test_steps_draw_fresh_noise_keyed_by_the_seed() -> None:
     assert losses(1) != first
 
 
+@pytest.mark.long
 def test_the_loss_falls_in_training() -> None:
     ddpm = model(timesteps=100, lr=3e-3)
     optimizer = ddpm.configure_optimizers()

@@ -218,6 +218,7 @@ def test_the_boundary_counts_only_images_that_ensemble_and_student_class_differe
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.long
 def test_distilling_brings_the_server_nearer_to_the_ensemble(digits: "Digits", seed: int) -> None:
     """On real images that nobody trained on, whatever it started from."""
     federation = digits((9, 16, 12), lr=0.3).training(LocalSGD(8, 4))

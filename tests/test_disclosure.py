@@ -69,6 +69,7 @@ class Generator:
 """
 
 
+@pytest.mark.long
 def test_where_an_epsilon_covers_what_was_shared_accuracy_stands_against_it_too(
     tmp_path: Path, sweeps: Callable[[str], ModuleType]
 ) -> None:

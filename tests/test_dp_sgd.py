@@ -335,6 +335,7 @@ def test_training_takes_such_batches_and_an_empty_one_is_a_step(digits: "Digits"
     ],
     ids=["FedAvg", "FedProx", "SCAFFOLD", "FedPVR", "FedDyn", "FedNova", "MOON", "FedMix"],
 )
+@pytest.mark.long
 def test_works_with_every_methods_loss_and_correction(method: Algorithm, digits: "Digits") -> None:
     """Without noise and clipping full batches are the method's own, to rounding; with them the model is finite.
 

@@ -52,6 +52,7 @@ def lines(folder: Path) -> list[bytes]:
     return [(folder / name).read_bytes() for name in ("rounds.jsonl", "clients.jsonl", "summary.json")]
 
 
+@pytest.mark.long
 def test_a_stop_in_between_changes_no_bit(config: Experiment, tmp_path: Path) -> None:
     run(config, tmp_path / "whole", say=quiet)
 

@@ -194,6 +194,7 @@ def test_measuring_between_rounds_changes_no_bit(digits: "Digits") -> None:
     assert torch.equal(then.model.buffer, straight.model.buffer)
 
 
+@pytest.mark.long
 def test_iid_clients_differ_by_what_sampling_leaves_as_one_over_their_size(digits: "Digits") -> None:
     """E zeta^2 = sigma_avg^2 (N - 1)/(N n - 1) over the ways to deal N n examples to N clients."""
     population = digits(sizes=(120,) * 5, linear=True)
@@ -285,6 +286,7 @@ def _estimates(own: Moments, pool: Moments) -> list[float]:
     return [own.sq_of_mean, own.zeta_sq, *noises, delta_sq(own, pool), *mixed(own, pool, 0.3)]
 
 
+@pytest.mark.long
 def test_estimates_from_a_part_are_unbiased_and_would_not_be_without_their_correction(least_squares: "Problem") -> None:
     """Two examples of the first client and of the pool; the second client is too small to be cut."""
     federation, model = _with_pool(least_squares(sizes=(60, 10, 40)), 2)

@@ -206,6 +206,7 @@ def test_clients_stand_in_their_file_and_in_frames(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["ditto", "fedproto", "fedper"])
+@pytest.mark.long
 def test_a_resumed_run_ends_as_if_it_had_never_been_broken_off(algorithm: str, tmp_path: Path) -> None:
     """Memory in files too."""
     whole = played(tmp_path / "whole", algorithm=algorithm, evaluate__every=2)
@@ -303,6 +304,7 @@ def test_nobody_is_asked_for_a_model_unless_clients_are_evaluated(tmp_path: Path
         played(tmp_path / "b", algorithm=f"{source}:Odd")
 
 
+@pytest.mark.long
 def test_a_dry_run_counts_what_is_evaluated(untimed: None) -> None:
     def evaluated(**fields: Any) -> int:
         ready = build.assemble(build.prepare(experiment("smoke", values={**FIELDS, **fields})))

@@ -64,12 +64,14 @@ def test_weights_are_finite_on_the_cpu_and_of_no_graph(name: str) -> None:
     assert all(t.device.type == "cpu" and not t.requires_grad and t.isfinite().all() for t in trained(name).values())
 
 
+@pytest.mark.long
 def test_one_seed_gives_the_same_weights_bit_for_bit_and_another_seed_others(name: str) -> None:
     torch.manual_seed(99)  # what was drawn before must not matter
     assert same(fit(name)[1].weights, trained(name))
     assert not same(fit(name, 1)[1].weights, trained(name))
 
 
+@pytest.mark.long
 def test_weights_after_an_epoch_do_not_depend_on_the_epochs_asked_for(name: str) -> None:
     some, all_ = fit(name, epochs=[3]), fit(name, epochs=[1, 2, 3])
     assert (sorted(some), sorted(all_)) == ([3], [1, 2, 3])
@@ -78,6 +80,7 @@ def test_weights_after_an_epoch_do_not_depend_on_the_epochs_asked_for(name: str)
     assert not same(all_[2].weights, all_[3].weights)
 
 
+@pytest.mark.long
 def test_what_is_asked_for_changes_the_weights(name: str) -> None:
     assert not same(fit(name, flip=True)[1].weights, trained(name))
     for image, label in ((0, 1), (1, 0)):
@@ -97,6 +100,7 @@ def test_samples_are_images_one_for_each_label_and_follow_the_seed(name: str) ->
     assert not torch.equal(images[0], images[2])  # of one class, each from its own draws
 
 
+@pytest.mark.long
 def test_the_label_decides_the_image(name: str) -> None:
     several = tiny(name).fit(DIGITS, N_CLASSES, 0, [5])[5].weights
     a, b = (tiny(name).sample(several, SHAPE, N_CLASSES, torch.full((4,), label), 0) for label in (0, 1))

@@ -52,6 +52,7 @@ def play(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("name", [name for name in SAID if name != "sweep"])
+@pytest.mark.long
 def test_a_program_runs_alone(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,6 +77,7 @@ def commands(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", [name for name in SAID if name != "sweep"])
+@pytest.mark.long
 def test_the_commands_of_a_docstring_run(
     sweeps: Callable[[str], ModuleType], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

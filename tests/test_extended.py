@@ -88,6 +88,7 @@ def play(folder: Path, plan: Experiment, kill_at: int | None = None) -> list[int
         ((4, 6), None, {**BEST_AT_4, "federation__checkpoint_every": 1}),
     ],
 )
+@pytest.mark.long
 def test_a_longer_plan_gives_the_same_bits(
     plans: tuple[int, ...], first: int | None, values: Mapping[str, Any], tmp_path: Path
 ) -> None:
@@ -100,6 +101,7 @@ def test_a_longer_plan_gives_the_same_bits(
 
 
 @pytest.mark.parametrize(("kill_at", "then"), [(3, 7), (4, 9), (6, 7)])
+@pytest.mark.long
 def test_an_extension_that_is_killed_goes_on(kill_at: int, then: int, tmp_path: Path) -> None:
     play(tmp_path / "run", config(tmp_path, 3))
     with pytest.raises(Killed):
@@ -109,6 +111,7 @@ def test_an_extension_that_is_killed_goes_on(kill_at: int, then: int, tmp_path: 
     assert bits(tmp_path / "run") == bits(tmp_path / "whole")
 
 
+@pytest.mark.long
 def test_a_run_that_was_broken_off_can_end_sooner(tmp_path: Path) -> None:
     with pytest.raises(Killed):
         play(tmp_path / "run", config(tmp_path, 9), 4)
@@ -139,6 +142,7 @@ def test_what_cannot_go_on_is_refused_and_left_as_it_was(tmp_path: Path) -> None
         assert bits(tmp_path / "run") == before
 
 
+@pytest.mark.long
 def test_what_knows_the_number_of_rounds_is_not_extended(tmp_path: Path) -> None:
     (tmp_path / "rules.py").write_text(RULE)
     rule = {"straggler__rule": f"{tmp_path / 'rules.py'}:Sleepy"}
@@ -166,6 +170,7 @@ def test_what_knows_the_number_of_rounds_is_not_extended(tmp_path: Path) -> None
         assert bits(tmp_path / name) == bits(tmp_path / f"{name}-whole")
 
 
+@pytest.mark.long
 def test_secret_noise_goes_on_with_its_salt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDCOMMONS_STATE", str(tmp_path / "state"))
     secret = {"dp__local": True, "dp__noise": "secret", "measure__every": 2}
@@ -186,6 +191,7 @@ def test_other_clients_or_data_are_refused_as_before(tmp_path: Path) -> None:
         play(tmp_path / "run", override(config(tmp_path, 5, **pool), {"sharing.p": 0.2}))
 
 
+@pytest.mark.long
 def test_a_longer_cell_goes_on_from_a_copy_of_the_shorter(tmp_path: Path) -> None:
     """Of several the one with the most rounds; a run of other fields, or one that cannot go on, is left alone."""
     plans = [config(tmp_path, rounds) for rounds in (2, 3, 7)]
@@ -207,6 +213,7 @@ def test_a_longer_cell_goes_on_from_a_copy_of_the_shorter(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("copied", [1, 4, 8])
+@pytest.mark.long
 def test_a_copy_that_is_killed_loses_rounds_alone(copied: int, tmp_path: Path) -> None:
     """Its files stand there up to one of them."""
     play(tmp_path / "run", config(tmp_path, 4))
@@ -221,6 +228,7 @@ def test_a_copy_that_is_killed_loses_rounds_alone(copied: int, tmp_path: Path) -
     assert bits(tmp_path / "run") == bits(tmp_path / "whole")
 
 
+@pytest.mark.long
 def test_what_knows_the_number_of_rounds_is_no_predecessor(tmp_path: Path) -> None:
     feddpms = {"algorithm": "feddpms", "model__name": "vae", "measure__every": 0, "client__lr": 0.005}
     short, long = (named([config(tmp_path, rounds, **feddpms)])[0] for rounds in (2, 6))

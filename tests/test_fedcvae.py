@@ -241,6 +241,7 @@ def test_labels_of_kd_are_uniform_whatever_the_histograms(worker: Worker) -> Non
     assert (y.bincount(minlength=4) - 500).abs().max() < 4 * (2000 * 3 / 16) ** 0.5
 
 
+@pytest.mark.long
 def test_the_servers_decoder_comes_to_make_what_it_was_taught() -> None:
     """Two classes, black and white images."""
     networks, y = _networks(classes=2), torch.arange(40) % 2

@@ -114,6 +114,7 @@ def lines_of(text: str, first: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in below]
 
 
+@pytest.mark.long
 def test_the_report_chooses_rates_by_validation_and_compares_seed_by_seed(
     script: ModuleType, recorded: Callable[..., None], tmp_path: Path
 ) -> None:

@@ -68,6 +68,7 @@ def test_it_needs_a_pool() -> None:
         prepare(presets.experiment("smoke", "digits", {"algorithm": "fedddpm", "model": "ddpm"}))
 
 
+@pytest.mark.long
 def test_a_diffusion_model_is_federated(tmp_path: Path) -> None:
     """Its loss on test data falls, and the model of the last round draws images."""
     values = {

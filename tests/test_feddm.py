@@ -340,6 +340,7 @@ def test_a_step_of_the_server_goes_down_the_loss_of_all_images_with_its_weights(
         assert torch.allclose(now.model.buffer - federation.model.buffer, -0.1 * gradient, atol=1e-7)
 
 
+@pytest.mark.long
 def test_the_server_model_stays_in_the_ball_around_the_one_before(digits: "Digits") -> None:
     federation = digits()
     for keep in (True, False):
@@ -371,6 +372,7 @@ class _Killed(Exception):
     pass
 
 
+@pytest.mark.long
 def test_killed_while_the_server_trains_and_continued_is_never_killed(digits: "Digits", tmp_path: "Path") -> None:
     federation, method = digits(dropout=0.3), FedDM()
     plan = federation.plan(3)

@@ -216,6 +216,7 @@ def test_a_seed_that_missed_the_target_makes_a_bound() -> None:
     assert "FedDM against" not in text
 
 
+@pytest.mark.long
 def test_tables_curves_and_pictures_come_from_the_folders(feddm: ModuleType, tmp_path: Path) -> None:
     small = "--preset smoke --seeds 0 --alphas 0.5 --study-alpha 0.5 --algorithms feddm --sigmas 2 --tracking.wandb off"
     small += " --noisy feddm,fedavg --image-rates 0.1,0.3"

@@ -56,6 +56,7 @@ def _decoder(model: Flat) -> Flat:
 
 
 @pytest.mark.parametrize("helpers", [1, 2])
+@pytest.mark.long
 def test_all_give_after_the_first_round_of_stage_two_and_receive_in_the_next(helpers: int, digits: "Digits") -> None:
     played, spy, _ = _play(digits, replace(NEAR, helpers=helpers), 6)
     calls = {(call.round, client): call for call, client in zip(spy.calls, 6 * [0, 1, 2, 3, 4], strict=False)}
@@ -81,6 +82,7 @@ def test_all_give_after_the_first_round_of_stage_two_and_receive_in_the_next(hel
 
 
 @pytest.mark.parametrize("rule", [None, Independent(0.4)], ids=["all reply", "some are late"])
+@pytest.mark.long
 def test_with_partial_participation_each_gives_at_its_first_selection_and_receives_at_the_first_it_can(
     rule: Independent | None, digits: "Digits"
 ) -> None:
@@ -141,6 +143,7 @@ def test_the_decoder_is_the_mean_of_the_clients_after_stage_one_and_never_change
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
+@pytest.mark.long
 def test_without_lambda_and_exchange_it_is_fedavg_bit_for_bit(weighting: str, digits: "Digits") -> None:
     """Through both stages: codes that are given in the last round reach nobody."""
     local = LocalSGD(1, 10)
@@ -175,6 +178,7 @@ def test_only_in_stage_one_the_autoencoders_loss_has_a_say(second: bool, alike: 
     assert torch.equal(*found) == alike
 
 
+@pytest.mark.long
 def test_clients_weigh_by_their_data_with_the_images_that_joined(digits: "Digits") -> None:
     federation = digits(sizes=SIZES, method=NEAR, lr=0.2).training(LOCAL, "samples")
     spy = Spy(NEAR)
@@ -257,6 +261,7 @@ def test_a_mean_without_noise_among_others_uncovers_the_codes(
     assert ledger.commons.uncovered["codes"] == 5
 
 
+@pytest.mark.long
 def test_as_printed_nothing_is_certified_and_the_ledger_says_why(digits: "Digits") -> None:
     dp = LocalSGD(2, 5, dp=DPSGD(1.0, 1.0))
     federation = digits(method=NEAR).training(dp)
@@ -271,6 +276,7 @@ def test_as_printed_nothing_is_certified_and_the_ledger_says_why(digits: "Digits
 
 
 @pytest.mark.parametrize("helpers", [1, 3])
+@pytest.mark.long
 def test_with_sound_the_receiver_keeps_what_the_servers_model_recognises(helpers: int, digits: "Digits") -> None:
     """Of each mean at most the quota."""
     method = replace(SOUND, sigma=0.1, preliminary_rounds=2, helpers=helpers)
@@ -294,6 +300,7 @@ def test_with_sound_the_receiver_keeps_what_the_servers_model_recognises(helpers
     assert (most > 2) == (helpers > 1)  # each gives two
 
 
+@pytest.mark.long
 def test_with_sound_who_got_nothing_that_is_recognised_is_helped_again_until_it_does(digits: "Digits") -> None:
     """With this much noise some clients recognise nothing at first; nobody is helped after it was served."""
     method = replace(SOUND, sigma=2.0, spread=0.1, quota=1, tries=1)
@@ -310,6 +317,7 @@ def test_with_sound_who_got_nothing_that_is_recognised_is_helped_again_until_it_
     assert sorted(data(played[-1].state["received"]).tolist()) == done
 
 
+@pytest.mark.long
 def test_in_the_ablations_clients_get_the_givers_own_images_or_nothing(digits: "Digits") -> None:
     """At most the quota of each class; what is given raw counts as given away."""
     federation = digits(sizes=SIZES, method=NEAR)

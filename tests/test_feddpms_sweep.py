@@ -144,6 +144,7 @@ def test_preset_authors_is_the_released_code_as_far_as_fields_say_it(feddpms: Mo
         assert {n: both for n, both in found.items() if not n.startswith("tracking.")} == expected[name]
 
 
+@pytest.mark.long
 def test_the_tables_say_what_the_runs_did(feddpms: ModuleType, tmp_path: Path) -> None:
     options = feddpms.arguments([*SMOKE, "--algorithms", "feddpms,fedavg", "--quotas", "", "--sigmas", "0.3"])
     of_tables = feddpms.grid(options)

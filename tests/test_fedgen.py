@@ -162,6 +162,7 @@ def test_three_rounds_agree_with_the_papers_equations_one_by_one(name: str, digi
         assert torch.allclose(flat(state, "generator")["norm.variance"], variance, rtol=0, atol=1e-6)
 
 
+@pytest.mark.long
 def test_weight_0_trains_fedavgs_model(digits: "Digits") -> None:
     federation, loop = digits(), LocalSGD(epochs=2, batch_size=5)
     for weighting in ("uniform", "samples"):

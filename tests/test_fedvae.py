@@ -40,6 +40,7 @@ def test_every_part_of_the_model_learns_and_travels(digits: "Digits") -> None:
     assert played[0][1]["comm/up_bytes"] == 5 * federation.model.buffer.nbytes
 
 
+@pytest.mark.long
 def test_the_rate_decays_after_every_ten_epochs(digits: "Digits") -> None:
     """With 4 epochs a round, rounds 1 to 6 begin after 0, 4, 8, 12, 16 and 20 epochs."""
     federation = digits(method=FedVAE()).training(LocalSGD(4, 5))

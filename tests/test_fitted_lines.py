@@ -64,6 +64,7 @@ def test_the_constraints_of_the_authors_fit_bind() -> None:
     assert lines.fit_all("authors", (0, 0.1, 0.25), missing) == [tuple(found[0]), None, pytest.approx(found[1])]
 
 
+@pytest.mark.long
 def test_both_fits_of_figure_2_c() -> None:
     """The plain one lies on (1-p)^2, the authors' on theory's line; and it is what the released code's solver finds."""
     shares = q.SHARES[:25]  # p up to 0.6

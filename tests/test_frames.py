@@ -105,6 +105,7 @@ def test_a_row_a_round(folder: Path) -> None:
         assert set(of_run["algorithm"]) == {read_config(Path(str(path))).algorithm}
 
 
+@pytest.mark.long
 def test_means_count_as_the_tables_do(folder: Path, tmp_path: Path) -> None:
     """A seed that missed the target counts with its rounds and shows; what is unfinished or there twice is named."""
     base = {**FIELDS, "alpha": 0.1, "target": 0.3}

@@ -92,6 +92,7 @@ def at_most(size: int) -> Callable[[], None]:
     ("size", "of"),
     [(500, "config.yaml"), (20_500, "round-000000"), (22_500, None)],
 )
+@pytest.mark.long
 def test_a_file_too_large_ends_a_run_in_one_sentence(
     size: int, of: str | None, play: Play, whole: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -112,6 +113,7 @@ def test_a_file_too_large_ends_a_run_in_one_sentence(
     assert outputs(tmp_path / "run") == whole
 
 
+@pytest.mark.long
 def test_a_record_that_grows_too_large_ends_a_run_and_half_a_line_is_written_again(play: Play, tmp_path: Path) -> None:
     """rounds.jsonl alone is appended to."""
     more = ["--algorithm=fedavg", "--federation.rounds=80", "--federation.checkpoint_every=20", "--data.limit=20"]
@@ -150,6 +152,7 @@ def disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
 
 
 @pytest.mark.parametrize("size", [4, 16, 32, 56, 96, 120])
+@pytest.mark.long
 def test_a_full_disk_ends_a_run_in_one_sentence_and_more_room_ends_it_well(
     size: int, play: Play, whole: dict[str, bytes], disk: Callable[[int], Path]
 ) -> None:
@@ -163,6 +166,7 @@ def test_a_full_disk_ends_a_run_in_one_sentence_and_more_room_ends_it_well(
     assert outputs(folder / "run") == whole
 
 
+@pytest.mark.long
 def test_a_closed_pipe_ends_a_run_in_one_sentence(play: Play, whole: dict[str, bytes], tmp_path: Path) -> None:
     """As ``| head -1`` does."""
     reads, writes = os.pipe()

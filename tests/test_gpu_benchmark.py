@@ -24,6 +24,7 @@ def gpu() -> Iterator[ModuleType]:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.long
 def test_without_a_gpu_it_says_so_and_ends_with_2() -> None:
     done = subprocess.run([sys.executable, FOLDER / "gpu.py"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
@@ -31,11 +32,13 @@ def test_without_a_gpu_it_says_so_and_ends_with_2() -> None:
 
 
 @pytest.mark.parametrize("check", ["as_on_the_cpu", "a_full_gpu"])
+@pytest.mark.long
 def test_checks_that_mean_something_on_a_cpu_pass_there(check: str, gpu: ModuleType) -> None:
     passed, said = getattr(gpu, check)()
     assert passed, said
 
 
+@pytest.mark.long
 def test_the_digest_is_of_the_bits(gpu: ModuleType) -> None:
     assert gpu.digest() == gpu.digest()
 

@@ -63,6 +63,7 @@ def test_without_gpus_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("setting", ["real", "shuffled_synthetic"])
+@pytest.mark.long
 def test_what_is_played_writes_nothing_and_what_it_took_is_told(
     setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -290,6 +290,7 @@ def test_first_and_random_images_of_every_class(digits: Dataset) -> None:
         chosen(replace(digits, train=lacking), 30, first=True, seed=0)
 
 
+@pytest.mark.long
 def test_sharing_lowers_the_second_moment_and_quickens_learning(digits: Dataset) -> None:
     problem = Problem.of(chosen(digits, 30, first=False, seed=0), digits.test, 10, white=1.0)
     found = [play(problem, Setting("single_class", 0.7, 4, c), range(20), 0) for c in (0.0, 0.2, 0.5)]

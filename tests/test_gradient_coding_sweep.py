@@ -138,6 +138,7 @@ def test_panels_show_their_curves(out: Path) -> None:
     assert len(coding.picture(curves, "iid", "").axes[0].get_lines()) == 2
 
 
+@pytest.mark.long
 def test_it_goes_on_where_it_stopped(
     script: ModuleType, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,6 +75,7 @@ def test_preset_authors_sets_each_cell_and_yields_to_an_option(table1: ModuleTyp
         ("--preset small --dataset cifar10", False),
     ],
 )
+@pytest.mark.long
 def test_published_values_stand_only_beside_the_papers_own_setting(
     table1: ModuleType, options: str, shown: bool
 ) -> None:
@@ -220,6 +221,7 @@ def test_table1_runs_row_by_row_and_in_a_row_first_what_needs_generators(table1:
     assert sorted(c.name for c in ordered) == sorted(c.name for c in cells)
 
 
+@pytest.mark.long
 def test_table1_grows_as_runs_end(table1: ModuleType, recorded: Callable[..., None], tmp_path: Path) -> None:
     """A table of what is done is there at any time; a row is said once, when all its runs are."""
     words = ["--preset", "smoke", "--algorithms", "fedavg,scaffold", "--alphas", "0.1", "--federation.rounds", "30"]
@@ -299,6 +301,7 @@ def test_more_cells_than_a_sweep_can_have_are_refused_before_any_is_made(
         getattr(sweeps(script), script)(argv)
 
 
+@pytest.mark.long
 def test_what_a_few_cells_cost_stands_for_all() -> None:
     one = planned.Bill(cells=[2.0, 4.0])
     many = planned.Bill(cells=[2.0, 4.0], times=1000.0)

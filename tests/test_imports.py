@@ -102,6 +102,7 @@ def allowed(path: Path, name: str) -> bool:
     return not testing or module_name(path) == "fedcommons"  # which names what everybody may use
 
 
+@pytest.mark.long
 def test_nobody_imports_what_is_not_for_it() -> None:
     wrong = [
         f"{path.relative_to(ROOT)} imports {name}"

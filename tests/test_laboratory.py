@@ -171,6 +171,7 @@ class _Line(LightningModule):
 
 
 @pytest.mark.parametrize("times", [80, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.long
 def test_the_interval_holds_the_truth_about_as_often_as_it_says(times: int, least_squares: "Problem") -> None:
     federation = Federation(least_squares(sizes=(1000, 750)).federation(0.1).data, _Line)
     at, executor = ModelTask(federation.model), federation.serial(ALGORITHM)
@@ -270,6 +271,7 @@ def _measured(line: dict[str, Any]) -> set[str]:
         pytest.param({"measure.smoothness": True}, ALWAYS | {"L_max", "L_p"}, id="smoothness without a pool"),
     ],
 )
+@pytest.mark.long
 def test_a_run_logs_what_its_setting_has(values: dict[str, Any], names: set[str], tmp_path: Path) -> None:
     summary = experiment.run(_config(tmp_path, **values), tmp_path / "run", say=lambda _: None)
     lines = _lines(tmp_path / "run")
@@ -283,6 +285,7 @@ def test_a_run_logs_what_its_setting_has(values: dict[str, Any], names: set[str]
 
 
 @pytest.mark.parametrize("samples", [None, 16])
+@pytest.mark.long
 def test_a_run_logs_what_the_laboratory_finds_at_its_model(samples: int | None, tmp_path: Path) -> None:
     """With standard errors where not all was measured; the model has buffers."""
     values = SHUFFLED | {

@@ -51,6 +51,7 @@ def test_other_errors_are_no_lack_of_memory(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize("megabytes", [175, 700])  # at less than 150 OpenBLAS ends a process by itself
+@pytest.mark.long
 def test_a_command_under_a_limit_of_memory_ends_in_a_sentence(tmp_path: Path, megabytes: int) -> None:
     script = Path(__file__).parents[1] / "sweeps/run.py"
     ended = subprocess.run(

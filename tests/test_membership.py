@@ -70,6 +70,7 @@ def test_a_generator_that_memorises_is_found_out() -> None:
     assert attacked(Parrot(noise=1), 120, 8, 0).auc > found.auc
 
 
+@pytest.mark.long
 def test_a_generator_that_ignores_its_data_is_not() -> None:
     """AUC 1/2 within its interval, in nearly all of 30 attacks (95 %), and as many true as false positives."""
     found = [attacked(Parrot(deaf=True), 80, 6, seed) for seed in range(30)]

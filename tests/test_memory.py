@@ -158,6 +158,7 @@ def test_a_checkpoint_whose_memory_is_damaged_gives_way_to_the_one_before(tmp_pa
 
 
 @pytest.mark.parametrize("name", KINDS["algorithm"].known)
+@pytest.mark.long
 def test_a_federation_is_the_same_wherever_its_memory_is(
     name: str, quick: Callable[[str], Algorithm], digits: "Digits", tmp_path: Path
 ) -> None:

@@ -137,6 +137,7 @@ def test_without_validation_data_there_is_no_best_round(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "best.safetensors").exists()
 
 
+@pytest.mark.long
 def test_an_exported_model_gives_the_same_logits(
     done: Result, tmp_path: Path, sweeps: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -145,6 +145,7 @@ def settled(folder: Path, more: str, **values: object) -> Experiment:
 @pytest.mark.filterwarnings("ignore:.*training_step.*:UserWarning", "ignore:.*configure_optimizers.*:UserWarning")
 @pytest.mark.filterwarnings("ignore:Lazy modules.*:UserWarning")
 @pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.long
 def test_a_module_that_cannot_be_trained_as_it_says_is_refused_in_a_sentence(tmp_path: Path, name: str) -> None:
     more, said = REFUSED[name]
     with pytest.raises(UserError, match=said) as refused:

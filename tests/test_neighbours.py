@@ -189,6 +189,7 @@ def test_only_files_that_are_imported_are_opened_and_none_is_run(lab: Lab) -> No
     assert not (lab.folder / "executed").exists()
 
 
+@pytest.mark.long
 def test_what_the_platform_imports_is_nobodys_neighbour() -> None:
     """A process cannot load torch a second time, also where somebody works on torch in the folder of the command."""
     files = [path for folder in ("platform", "lightning_modules") for path in (ROOT / folder).rglob("*.py")]

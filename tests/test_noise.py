@@ -319,6 +319,7 @@ def first_sent(federation: "Federation", method: Algorithm, source: Source) -> l
 
 
 @pytest.mark.parametrize("name", METHODS)
+@pytest.mark.long
 def test_every_covered_release_is_drawn_from_the_clients_noise(
     name: str, digits: "Digits", monkeypatch: pytest.MonkeyPatch
 ) -> None:

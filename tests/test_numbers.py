@@ -90,6 +90,7 @@ OUT_OF_RANGE = (
 )  # fmt: skip
 
 
+@pytest.mark.long
 def test_what_is_out_of_range_is_refused_before_torch_is_imported_and_data_are_loaded(tmp_path: Path) -> None:
     sweeps = Path(__file__).parents[1] / "sweeps"
     code = f"""

@@ -85,6 +85,7 @@ SAMPLES = "return torch.zeros(len(labels), *shape, dtype=torch.uint8)"
         (FITS, f"{SAMPLES}.to_sparse()", "part.py:Mine drew examples that are sparse, or without values"),
     ],
 )
+@pytest.mark.long
 def test_a_generator_that_breaks_is_told_by_a_dry_run_too(
     fit: str, sample: str, said: str, dry_run: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

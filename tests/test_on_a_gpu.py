@@ -77,6 +77,7 @@ def played(method: Algorithm, clients: Federation) -> tuple[dict[str, bytes], li
 
 
 @pytest.mark.parametrize("name", METHODS)
+@pytest.mark.long
 def test_every_method_runs_on_a_gpu_and_its_steps_do_not_wait(make: Callable[[], Algorithm]) -> None:
     check_on(PRETEND)(*case(make, replace(PLAIN, augment=True), BATCH_NORM))
 
@@ -103,6 +104,7 @@ def test_a_plain_step_launches_thirty_kernels() -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
+@pytest.mark.long
 def test_a_methods_step_costs_less_than_four_plain_ones_whatever_the_batch(
     name: str, make: Callable[[], Algorithm]
 ) -> None:
@@ -176,6 +178,7 @@ def test_other_bits_are_found_and_on_a_real_device_other_numbers() -> None:
             check_on(device)(method, clients)
 
 
+@pytest.mark.long
 def test_check_algorithm_takes_a_device() -> None:
     only = ["two_rounds_keep_names_shapes_and_types"]
     for device in (PRETEND, "cpu"):
@@ -194,6 +197,7 @@ def test_a_device_that_does_not_exist_is_refused(device: str, said: str) -> None
 
 
 @pytest.mark.parametrize("clients", [TWO(), BATCH_NORM()], ids=["plain", "BatchNorm"])
+@pytest.mark.long
 def test_measuring_and_evaluating(clients: Federation) -> None:
     """A vector travels to a worker, and its answer back, once a job, however many clients the job has."""
     at = ModelTask(clients.model, floating_buffers(clients.module()))
@@ -232,6 +236,7 @@ def test_an_evaluation_copies_the_model_once_for_all_its_chunks(monkeypatch: pyt
     assert found[0]["test/accuracy"] == found[1]["test/accuracy"]
 
 
+@pytest.mark.long
 def test_a_run_and_one_client_of_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = presets.experiment("smoke", "digits")
     plan = replace(
@@ -289,6 +294,7 @@ def test_a_step_of_the_diffusion_model_neither_waits_nor_copies() -> None:
 
 
 @pytest.mark.parametrize("sampler", ["ddim", "ddpm"])
+@pytest.mark.long
 def test_sampling_copies_classes_times_and_images_alone(sampler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     weights, labels = _trained(CPU), torch.arange(10)
     for steps in (4, 8):

@@ -54,6 +54,7 @@ def given(lab: Path, line: str) -> str:
 
 
 @pytest.mark.parametrize("line", [c for c in COMMANDS if "run.py" in c], ids=lambda c: c.rpartition("/")[2])
+@pytest.mark.long
 def test_a_run_with_ones_own_parts(
     lab: Path, line: str, command: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:

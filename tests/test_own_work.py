@@ -169,6 +169,7 @@ def _of(name: str, values: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("values", CELLS.values(), ids=CELLS)
+@pytest.mark.long
 def test_feddm_by_another_name_is_counted_and_priced_as_feddm(values: dict[str, Any], lab: Path) -> None:
     ours, theirs = ready(_of("FedDM", values)), ready(_of("Mine", values))
     assert not isinstance(theirs.algorithm, FedDM)
@@ -183,6 +184,7 @@ def test_feddm_by_another_name_is_counted_and_priced_as_feddm(values: dict[str, 
         assert small[0] == small[1]
 
 
+@pytest.mark.long
 def test_prices_of_a_method_that_trains_not_by_local_steps(lab: Path) -> None:
     found = cost.measure(ready(_of("Mine", {})))
     assert (found.step, found.half) == (0, 0)
@@ -198,6 +200,7 @@ def test_cells_share_prices_where_the_smaller_variants_are_equal(name: str, lab:
     assert other[0] == other[1] != one
 
 
+@pytest.mark.long
 def test_a_method_that_tells_nothing_is_counted_as_local_steps(lab: Path) -> None:
     """FedDM's copy without the hook: nobody can know better."""
     silent, average = ready(_of("Silent", {})), ready({"algorithm": "fedavg"})
@@ -211,6 +214,7 @@ def test_a_method_that_tells_nothing_is_counted_as_local_steps(lab: Path) -> Non
 @pytest.mark.parametrize(
     "values", [{}, UNEQUAL, {"straggler.q": 0.9}], ids=["all reply", "some reply", "nobody, in some rounds"]
 )
+@pytest.mark.long
 def test_a_server_that_trains_is_counted_beside_its_clients(values: dict[str, Any], lab: Path) -> None:
     algorithm = "polish.py:Polish"
     own = {"algorithm": algorithm, "federation.rounds": 6, **values}

@@ -135,6 +135,7 @@ def installed(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> C
     return run
 
 
+@pytest.mark.long
 def test_the_installed_command_lists_the_sweeps_and_knows_what_is_meant(
     installed: Callable[..., Any], tmp_path: Path
 ) -> None:

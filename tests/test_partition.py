@@ -290,6 +290,7 @@ def test_feddyns_clients_have_about_the_global_class_frequencies_when_alpha_is_l
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("alpha", [0.01, 0.0001])
+@pytest.mark.long
 def test_feddyns_clients_hold_few_classes_when_alpha_is_small_and_the_classes_unequal(alpha: float) -> None:
     class_sizes = np.array([0, 300, 30, 3, 1, 150, 75, 500, 40, 101])
     held = []
@@ -320,6 +321,7 @@ def redrawn(class_sizes: np.ndarray, totals: np.ndarray, alpha: float, rng: np.r
     return sizes
 
 
+@pytest.mark.long
 def test_feddyns_sizes_have_the_law_of_redrawing_one_image_at_a_time() -> None:
     class_sizes, totals, draws = np.array([8, 3, 1]), np.array([4, 4, 4]), 5_000
     rng = np.random.default_rng(0)

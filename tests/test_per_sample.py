@@ -292,6 +292,7 @@ def _loop(module: Classifier, batch: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("name", FAST | SLOW)
+@pytest.mark.long
 def test_equals_the_loop(name: str, weighted: bool) -> None:
     batch = _batch(weighted=weighted)
     mean, sq_norms = gradients(_module(name), batch)

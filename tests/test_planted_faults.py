@@ -197,6 +197,7 @@ OF_TRAINING: Mapping[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
 
 
 @pytest.mark.parametrize("name", OF_TRAINING)
+@pytest.mark.long
 def test_the_audit_finds_faults_of_training(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant, said = OF_TRAINING[name]
     plant(monkeypatch)

@@ -48,6 +48,7 @@ def coarse(records: torch.Tensor):
 
 @pytest.mark.parametrize("space", [pixel_space, coarse])
 @pytest.mark.parametrize("label", [None, 1])
+@pytest.mark.long
 def test_a_planted_pool_is_counted_as_if_it_were_measured_again(space: Space, label: int | None) -> None:
     clients = [honest(3, 60, client, space) for client in range(2)]
     for n in (1, 7, 20, 40):
@@ -80,6 +81,7 @@ def test_copies_are_exact_moved_and_mirrored_in_equal_parts() -> None:
     assert sorted(copies_of(rows, numpy_generator(0)).x.tolist()) == sorted(rows.x.tolist())
 
 
+@pytest.mark.long
 def test_the_power_is_that_of_pools_with_copies() -> None:
     """Another pool, other seen images and other copies each time, measured from the start.
 

@@ -197,6 +197,7 @@ other steps, nobody has any in one-shot Fedssyn, and no noise is in FedCVAE's de
 
 
 @pytest.mark.parametrize("name", [n for n in KINDS["algorithm"].known if n not in OTHERS])
+@pytest.mark.long
 def test_methods_under_dp_sgd_are_charged_their_steps_and_nothing_is_uncovered(name: str, digits: "Digits") -> None:
     """Two rounds of two epochs of ceil(n/B) steps at q = B/n; Ditto's train twice in each, one-shot methods' in one."""
     algorithm = parts.make("algorithm", name, {})
@@ -314,6 +315,7 @@ def test_a_step_without_noise_among_others_uncovers_all(digits: "Digits", monkey
     assert _ledger(FedAvg(), digits()).uncovered == {"delta": 10}  # nor are steps of two kinds one event
 
 
+@pytest.mark.long
 def test_the_ledger_rests_in_checkpoints(digits: "Digits", tmp_path: Path) -> None:
     federation = digits().training(PRIVATE)
     start = replace(federation.start(FedAvg(), federation.plan(4)), ledger=Ledger.of([Release(1, ("images",))]))

@@ -84,6 +84,7 @@ def test_a_receipt_tells_what_was_used_up_to_each_epoch() -> None:
 
 
 @pytest.mark.parametrize("target_epochs", [None, 5])
+@pytest.mark.long
 def test_each_size_gets_the_noise_with_which_its_target_is_reached(target_epochs: int | None) -> None:
     generator = replace(TINY, batch_size=36, noise_multiplier=None, target_epsilon=4.0, target_epochs=target_epochs)
     last, sigmas = target_epochs or 1, []
@@ -124,6 +125,7 @@ def test_a_training_is_the_beginning_of_a_longer_one(trained: Mapping[str, Tenso
 
 
 @pytest.mark.parametrize("physical_batch", [2, 5])
+@pytest.mark.long
 def test_physical_batches_change_rounding_only(physical_batch: int, trained: Mapping[str, Tensor]) -> None:
     found = flat(fit(replace(TINY, physical_batch=physical_batch)))
     # Adam's first steps move every weight by lr, whatever its gradient: compare with that
@@ -131,6 +133,7 @@ def test_physical_batches_change_rounding_only(physical_batch: int, trained: Map
     assert (flat(fit(seed=1)) - flat(trained)).abs().max() > TINY.lr
 
 
+@pytest.mark.long
 def test_nothing_but_rounding_and_sampling_shares_noise_between_two_trainings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the noise of one would cancel that of the other. What a training alone and what a run's job draws from."""
     blur, drawn = NoisySum.blur, []
@@ -212,6 +215,7 @@ def test_mirroring_is_asked_for_and_changes_the_weights(trained: Mapping[str, Te
     assert not torch.equal(flat(fit(flip=True)), flat(trained))
 
 
+@pytest.mark.long
 def test_with_little_noise_it_learns() -> None:
     easy = replace(TINY, noise_multiplier=0.01, clip=10.0, lr=1e-2, batch_size=36, timesteps=100, draws=1)
     weights = easy.fit(DIGITS, N_CLASSES, 0, [10])[10].weights

@@ -21,6 +21,7 @@ def private(sweeps: Callable[[str], ModuleType]) -> ModuleType:
 
 
 @pytest.mark.usefixtures("untimed")
+@pytest.mark.long
 def test_each_size_has_real_images_the_plain_pool_and_each_private_one(
     private: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

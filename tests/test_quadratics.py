@@ -282,6 +282,7 @@ def test_bad_requests_are_refused_before_any_work(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_an_unreachable_target_exits_with_2_and_names_the_floor(
     script: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -309,6 +310,7 @@ def test_an_unreachable_target_exits_with_2_and_names_the_floor(
     assert (one["p"], one["reached"], one["rounds"]) == (0.5, 1, [round] * 3)
 
 
+@pytest.mark.long
 def test_the_sweep(script: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert script["quadratics"](["--preset", "smoke", "--seeds", "0,1,4", "--out", str(tmp_path)]) == 0
     rows = [
@@ -370,6 +372,7 @@ def test_the_sweep(script: dict[str, Any], tmp_path: Path, capsys: pytest.Captur
     assert [path.name for path in tmp_path.glob(".*")] == [".lock"]
 
 
+@pytest.mark.long
 def test_one_fit_and_one_seed(script: dict[str, Any], tmp_path: Path) -> None:
     argv = ["--preset", "smoke", "--seeds", "2", "--p", "0.5", "--fit", "authors", "--out", str(tmp_path)]
     assert script["quadratics"](argv) == 0

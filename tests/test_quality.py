@@ -186,6 +186,7 @@ def test_a_grid_has_places_for_missing_images(tmp_path: Path) -> None:
     assert (tmp_path / "grid.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.long
 def test_the_command(tmp_path: Path, sweeps: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text(STRIPES)
     monkeypatch.chdir(tmp_path)
@@ -210,6 +211,7 @@ def lines(out: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.long
 def test_pools_of_generators_sizes_and_epochs_stand_in_one_table(
     tmp_path: Path, sweeps: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:

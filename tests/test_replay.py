@@ -99,6 +99,7 @@ def _contents(folder: Path) -> dict[Path, tuple[int, bytes]]:
     ],
     ids=["memory in files", "stragglers", "buffers kept", "pool and means", "noise", "partial work"],
 )
+@pytest.mark.long
 def test_a_client_that_is_run_again_does_what_it_did(
     fields: Mapping[str, Any], config: Experiment, tmp_path: Path, trained: dict[tuple[int, int], BlockResult]
 ) -> None:
@@ -308,6 +309,7 @@ def test_a_client_that_does_not_train_is_refused_with_those_that_do(drawn: Path,
         assert said.endswith(those)
 
 
+@pytest.mark.long
 def test_images_that_are_gone_are_not_made_again(config: Experiment, tmp_path: Path, script: ModuleType) -> None:
     quick = {"generator.epochs": 1, "generator.channels": (8, 8), "generator.sampling_steps": 2}
     shuffled = override(config, {"sharing.setting": "shuffled_synthetic", "federation.rounds": 1, **quick})

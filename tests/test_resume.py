@@ -132,6 +132,7 @@ def test_a_run_that_a_client_stopped_goes_on_from_the_round_before(
     assert not (tmp_path / "cut" / "error.txt").exists()
 
 
+@pytest.mark.long
 def test_a_run_killed_while_it_writes_a_checkpoint_goes_on_from_the_one_before(
     config: Experiment, tmp_path: Path, whole: dict[str, bytes]
 ) -> None:
@@ -149,6 +150,7 @@ def test_a_run_killed_while_it_writes_a_checkpoint_goes_on_from_the_one_before(
 
 
 @pytest.mark.parametrize(("lost", "first"), [(1, 5), (2, 5), (3, 0)])
+@pytest.mark.long
 def test_a_checkpoint_whose_lines_are_lost_is_not_gone_on_from(
     lost: int, first: int, config: Experiment, tmp_path: Path, whole: dict[str, bytes]
 ) -> None:
@@ -209,6 +211,7 @@ def test_a_folder_with_a_run_is_not_overwritten(config: Experiment, tmp_path: Pa
     experiment.run(override(config, {"federation.actors": 3}), tmp_path / "run", resume=True)
 
 
+@pytest.mark.long
 def test_a_damaged_artifact_is_said_and_rebuilt_to_the_same_bits(config: Experiment, tmp_path: Path) -> None:
     shuffled = override(config, {**POOL, "federation.rounds": 1})
     experiment.run(shuffled, tmp_path / "whole", say=lambda _: None)
@@ -228,6 +231,7 @@ def test_a_trial_that_lacks_its_generators_fails_and_trains_none(config: Experim
     assert not (tmp_path / "artifacts").exists()
 
 
+@pytest.mark.long
 def test_artifacts_need_be_writable_only_where_some_are_missing(
     config: Experiment, as_nobody: Callable[[Callable[[], None]], None]
 ) -> None:

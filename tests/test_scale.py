@@ -105,6 +105,7 @@ DRAWN = [name for name in KINDS["algorithm"].known if not hasattr(parts.find("al
 
 
 @pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.long
 def test_a_round_of_a_million_clients_costs_what_its_participants_cost(
     name: str, quick: Callable[[str], Algorithm], digits: "Digits", monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +133,7 @@ def test_a_round_of_a_million_clients_costs_what_its_participants_cost(
     assert peak < 500_000  # bytes; a vector with one byte for each client takes twice that
 
 
+@pytest.mark.long
 def test_the_bound_on_memory_holds_in_every_round_and_changes_no_bit(digits: "Digits", tmp_path: Path) -> None:
     federation, algorithm = digits().training(LocalSGD(1, 5)), parts.make("algorithm", "scaffold", {})
     each = federation.model.buffer.nbytes

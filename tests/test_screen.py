@@ -295,6 +295,7 @@ GENERATORS = {
 
 
 @pytest.mark.parametrize("name", GENERATORS)
+@pytest.mark.long
 def test_a_generator_tells_each_of_its_steps_and_draws_what_it_draws_unasked(name: str, tmp_path: Path) -> None:
     fields = {**FIELDS, "partition": "iid", "sharing": "shuffled_synthetic", "generator": name, **GENERATORS[name]}
     fields |= {"generator.epochs": 2, "generator.channels": (8, 8), "partition.n_clients": 2, "federation.rounds": 1}

@@ -99,6 +99,7 @@ def whole(tmp_path: Path) -> Path:
     return tmp_path / "whole"
 
 
+@pytest.mark.long
 def test_two_secret_runs_of_one_seed_differ_and_two_seeded_ones_do_not(tmp_path: Path, state: Path) -> None:
     for noise, alike in (("seeded", True), ("secret", False)):
         one, other = (tmp_path / f"{noise} {k}" for k in (1, 2))
@@ -113,6 +114,7 @@ def test_two_secret_runs_of_one_seed_differ_and_two_seeded_ones_do_not(tmp_path:
     assert len(names) == 2
 
 
+@pytest.mark.long
 def test_a_salt_stands_in_no_other_file_and_is_never_printed(
     tmp_path: Path, state: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -189,6 +191,7 @@ def test_without_the_name_of_its_salt_a_run_does_not_go_on(tmp_path: Path, whole
 
 
 @pytest.mark.parametrize("which", ["generator", "class counts"])
+@pytest.mark.long
 def test_without_the_salt_of_a_generator_or_its_counts_a_run_does_not_go_on(
     which: str, tmp_path: Path, state: Path
 ) -> None:
@@ -204,6 +207,7 @@ def test_without_the_salt_of_a_generator_or_its_counts_a_run_does_not_go_on(
         replay(cut, 3, 0, quiet)
 
 
+@pytest.mark.long
 def test_a_client_of_a_secret_run_is_replayed_with_its_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     played: dict[tuple[int, int], BlockResult] = {}
 
@@ -279,6 +283,7 @@ def test_cells_of_a_sweep_share_what_does_not_depend_on_their_difference(tmp_pat
     assert [facts for _, facts, _ in seeded] != [facts for _, facts, _ in first]
 
 
+@pytest.mark.long
 def test_generators_and_class_counts_are_drawn_anew_with_other_salts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,6 +82,7 @@ def test_torch_on_a_cpu_knows_32_bits_of_a_seed() -> None:
 
 
 @pytest.mark.parametrize("purpose", ["dp noise", "dp batch"])
+@pytest.mark.long
 def test_wide_keys_of_three_hundred_rounds_of_a_thousand_clients_are_distinct(purpose: str) -> None:
     keys = {wide_key(0, client, purpose, round) for round in range(300) for client in range(1000)}
     assert len(keys) == 300_000

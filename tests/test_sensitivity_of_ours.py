@@ -32,6 +32,7 @@ SEEDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2,
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", KINDS["algorithm"].known)
+@pytest.mark.long
 def test_no_method_is_blamed(name: str, seed: int, quick: Callable[[str], Algorithm]) -> None:
     method: Any = quick(name)
     for local in (LOCAL, SMALL_CLIP)[: 1 + seed % 2]:
@@ -39,6 +40,7 @@ def test_no_method_is_blamed(name: str, seed: int, quick: Callable[[str], Algori
 
 
 @pytest.mark.parametrize("seed", SEEDS[:1] + SEEDS[2:])
+@pytest.mark.long
 def test_methods_that_declare_that_nothing_protects_something_are_not_blamed(
     seed: int, quick: Callable[[str], Algorithm]
 ) -> None:

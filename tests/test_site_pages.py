@@ -72,6 +72,7 @@ def shape(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("line", [c for c in COMMANDS if "run.py" in c], ids=lambda c: c[-30:])
+@pytest.mark.long
 def test_a_run_of_start(lab: Path, line: str, command: Command) -> None:
     words = line.split()[2:]
     done = command("run", *words, *([] if "--dry-run" in words else ["--wandb", "off"]), cwd=lab)
@@ -88,6 +89,7 @@ def test_a_run_of_start(lab: Path, line: str, command: Command) -> None:
 
 
 @pytest.mark.parametrize("line", [c for c in COMMANDS if c.startswith("python ") and "sweeps/" not in c])
+@pytest.mark.long
 def test_a_program_of_start(lab: Path, line: str) -> None:
     done = subprocess.run([sys.executable, *line.split()[1:]], cwd=lab, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]

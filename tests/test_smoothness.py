@@ -206,6 +206,7 @@ def test_dropout_is_off(digits: "Digits") -> None:
 
 
 @pytest.mark.parametrize(("rounds", "worst"), [(0, 1), (3, 4)])
+@pytest.mark.long
 def test_of_a_cnns_client_it_is_the_dense_hessians(rounds: int, worst: int, digits: "Digits") -> None:
     """Untrained and trained: clients on which power iteration stopped 6 % and 23 % too low."""
     federation = digits(sizes=(20, 30, 25, 40, 15), lr=0.3).training(LocalSGD(5, 5))

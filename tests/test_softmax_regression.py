@@ -211,6 +211,7 @@ def script(sweeps: Callable[[str], ModuleType]) -> ModuleType:
     return sweeps("mnist_softmax")
 
 
+@pytest.mark.long
 def test_the_sweep_leaves_what_it_promises(
     script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -245,6 +246,7 @@ def test_the_sweep_leaves_what_it_promises(
         assert c["losses"] == losses[:, int(c["noise"] > 0)].tolist()
 
 
+@pytest.mark.long
 def test_the_table_says_what_the_cells_say(script: ModuleType, tmp_path: Path) -> None:
     out = tmp_path / "out"
     options = ["--preset=smoke", f"--out={out}", "--p=1,0", "--noise=0.5", "--epochs=5", "--target=0.185", "--seeds=7",

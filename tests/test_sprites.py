@@ -33,6 +33,7 @@ def published(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_the_papers_clients_by_counting() -> None:
     cells = quadrant_shape(EVERYTHING)
     train, test = split(cells, None, "dsprites")

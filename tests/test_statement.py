@@ -79,6 +79,7 @@ def test_it_is_said_that_runs_add_up_and_that_a_rejection_shows() -> None:
     ],
     ids=["local_synthetic", "shuffled_real", "fedmix"],
 )
+@pytest.mark.long
 def test_a_run_that_shares_something_has_no_epsilon_of_all_messages(values: dict[str, Any], tmp_path: Path) -> None:
     plain = {"dp.local": True, "tracking.wandb": "off", "measure.every": 0, "data.limit": 60, "client.epochs": 1}
     config = presets.experiment("smoke", "digits", plain | values | {"artifacts": str(tmp_path / "store")})

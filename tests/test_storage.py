@@ -97,6 +97,7 @@ def test_of_two_writers_the_second_is_told_and_the_first_stays(place: str, tmp_p
     assert contents(tmp_path / "c") == {"x": "4"}
 
 
+@pytest.mark.long
 def test_a_list_of_ours_whose_answer_was_lost_is_no_second_writer(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,6 +228,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("how", HOSTILE)
+@pytest.mark.long
 def test_a_hostile_list_is_refused(how: str, place: str, tmp_path: Path) -> None:
     remote.opened(place).write(f"runs/a/{MANIFEST}", json.dumps(HOSTILE[how]).encode())
     with pytest.raises(StorageError, match=r"runs/a/MANIFEST\.json is no list of ours"):
@@ -243,6 +245,7 @@ def test_what_is_no_json_or_too_long_is_refused(place: str, tmp_path: Path, monk
         snapshots(place).look()
 
 
+@pytest.mark.long
 def test_what_has_no_room_here_is_not_brought(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = snapshots(place)
     one.send(write(tmp_path / "a", x="12345", y="1"))

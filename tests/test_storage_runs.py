@@ -68,6 +68,7 @@ def cut_at(last: int) -> Callable[[int, Mapping[str, float | None]], None]:
 
 
 @pytest.mark.parametrize(("last", "first"), [(0, 0), (1, 1), (3, 3), (6, 5)])  # from the last checkpoint that was sent
+@pytest.mark.long
 def test_a_run_cut_on_one_machine_goes_on_on_another(
     last: int, first: int, place: str, tmp_path: Path, whole: dict[str, bytes]
 ) -> None:
@@ -80,6 +81,7 @@ def test_a_run_cut_on_one_machine_goes_on_on_another(
     assert outputs(folder) == whole
 
 
+@pytest.mark.long
 def test_a_finished_run_is_brought_and_not_run_again(place: str, tmp_path: Path, whole: dict[str, bytes]) -> None:
     experiment.run(small(tmp_path, place), tmp_path / "a" / "run")
     with pytest.raises(UserError, match=r"runs/run holds a run already; add --resume to continue it"):
@@ -94,6 +96,7 @@ def test_a_finished_run_is_brought_and_not_run_again(place: str, tmp_path: Path,
         experiment.run(small(tmp_path, place, seed=1), tmp_path / "c" / "run", resume=True)
 
 
+@pytest.mark.long
 def test_it_goes_to_and_fro_between_machines(place: str, tmp_path: Path, whole: dict[str, bytes]) -> None:
     """The folder that is behind is brought up to date, and the one that is ahead goes on."""
     for machine, last in (("a", 1), ("b", 3), ("a", 5)):
@@ -106,6 +109,7 @@ def test_it_goes_to_and_fro_between_machines(place: str, tmp_path: Path, whole: 
     assert outputs(tmp_path / "b" / "run") == whole
 
 
+@pytest.mark.long
 def test_a_run_from_before_there_was_a_storage_is_sent(place: str, tmp_path: Path, whole: dict[str, bytes]) -> None:
     experiment.run(small(tmp_path, None), tmp_path / "a" / "run")
     experiment.run(small(tmp_path, place), tmp_path / "a" / "run", resume=True)
@@ -113,6 +117,7 @@ def test_a_run_from_before_there_was_a_storage_is_sent(place: str, tmp_path: Pat
     assert outputs(tmp_path / "b" / "run") == whole
 
 
+@pytest.mark.long
 def test_of_two_machines_that_play_one_run_the_second_is_told(
     place: str, tmp_path: Path, whole: dict[str, bytes]
 ) -> None:
@@ -140,6 +145,7 @@ def damaged(place: str, name: str) -> None:
     storage.write(f"runs/run/objects/{found[name]['object']}", b"altered")
 
 
+@pytest.mark.long
 def test_a_damaged_checkpoint_is_told_and_the_one_before_goes_on(
     place: str, tmp_path: Path, whole: dict[str, bytes]
 ) -> None:
@@ -158,6 +164,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_goes_on(
     assert "round-000004.safetensors was truncated or altered" in told
 
 
+@pytest.mark.long
 def test_a_run_whose_config_is_damaged_is_refused_and_stays(place: str, tmp_path: Path) -> None:
     experiment.run(small(tmp_path, place), tmp_path / "a" / "run")
     damaged(place, "config.yaml")
@@ -165,6 +172,7 @@ def test_a_run_whose_config_is_damaged_is_refused_and_stays(place: str, tmp_path
         experiment.run(small(tmp_path, place), tmp_path / "b" / "run", resume=True)
 
 
+@pytest.mark.long
 def test_a_snapshot_with_fewer_rounds_takes_nothing_away_here(
     place: str, tmp_path: Path, whole: dict[str, bytes]
 ) -> None:
@@ -180,6 +188,7 @@ def test_a_snapshot_with_fewer_rounds_takes_nothing_away_here(
 
 
 @pytest.mark.parametrize("other", [{"seed": 1}, {"client.lr": 0.07}])
+@pytest.mark.long
 def test_another_run_that_took_its_name_there_takes_nothing_away_here(
     other: dict[str, Any], place: str, tmp_path: Path, whole: dict[str, bytes]
 ) -> None:
@@ -206,6 +215,7 @@ def test_a_storage_is_the_same_by_any_path(
     assert outputs(tmp_path / "run") == whole
 
 
+@pytest.mark.long
 def test_a_full_disk_leaves_no_half_file(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     experiment.run(small(tmp_path, place), tmp_path / "a" / "run")
     code = (
@@ -291,6 +301,7 @@ def front(s3_server: str, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> It
     made.server.server_close()
 
 
+@pytest.mark.long
 def test_a_busy_storage_is_waited_for(
     front: Front, bucket: Bucket, tmp_path: Path, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,6 +313,7 @@ def test_a_busy_storage_is_waited_for(
     assert outputs(tmp_path / "a" / "run") == whole
 
 
+@pytest.mark.long
 def test_an_answer_that_is_lost_is_no_second_writer(
     front: Front, bucket: Bucket, tmp_path: Path, whole: dict[str, bytes]
 ) -> None:
@@ -313,6 +325,7 @@ def test_an_answer_that_is_lost_is_no_second_writer(
     assert outputs(tmp_path / "b" / "run") == whole
 
 
+@pytest.mark.long
 def test_a_storage_that_stays_busy_costs_nothing_that_is_here(
     front: Front, bucket: Bucket, tmp_path: Path, whole: dict[str, bytes]
 ) -> None:
@@ -351,6 +364,7 @@ BROKEN: dict[str, tuple[Callable[[pytest.MonkeyPatch], object], str]] = {
 
 
 @pytest.mark.parametrize("how", BROKEN)
+@pytest.mark.long
 def test_a_storage_that_cannot_be_used_is_refused_before_any_work(
     how: str, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,7 @@ def results(out: Path) -> dict[str, bytes]:
     return {p.relative_to(out).as_posix(): p.read_bytes() for p in [*out.glob("*/rounds.jsonl"), *out.glob("*.md")]}
 
 
+@pytest.mark.long
 def test_a_driver_has_what_other_machines_played(place: str, tmp_path: Path) -> None:
     cell, said = Trial("cell", small(tmp_path, place)), list[str]()
     driver = SweepMirror([cell], tmp_path / "a" / "out", said.append)

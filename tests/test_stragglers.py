@@ -162,6 +162,7 @@ def _end(federation: "Federation", algorithm: Algorithm, plan: Plan) -> dict[str
 
 
 @pytest.mark.parametrize("name", [n for n in KINDS["algorithm"].known if n not in ("feddm", "one_shot", "fedcvae")])
+@pytest.mark.long
 def test_half_the_work_is_half_the_epochs(name: str, quick: Callable[[str], Algorithm], digits: "Digits") -> None:
     algorithm = quick(name)
     long, short = (digits(method=algorithm).training(LocalSGD(epochs, 10)) for epochs in (2, 1))
@@ -176,6 +177,7 @@ def test_half_the_work_of_feddm_is_half_the_steps_on_the_pixels(digits: "Digits"
     assert half != _end(federation, method, federation.plan(3))
 
 
+@pytest.mark.long
 def test_fedavg_drops_late_clients_and_fedprox_takes_them(digits: "Digits") -> None:
     """FedProx with mu = 0 is FedAvg, but for what it takes."""
     federation, shares = digits().training(LocalSGD(3, 5)), {0: 0.2, 3: 0.9}
@@ -260,6 +262,7 @@ SHORT = {"federation.rounds": 4, "federation.checkpoint_every": 2, "measure.ever
 
 
 @pytest.mark.parametrize("partial", ["method", "take"])
+@pytest.mark.long
 def test_the_record_says_who_was_late_and_goes_on_after_a_stop(partial: str, tmp_path: Path) -> None:
     values = {**SHORT, "straggler.rule": "deadline", "straggler.deadline": 1.0, "straggler.partial": partial}
     config = presets.experiment("smoke", "digits", values)

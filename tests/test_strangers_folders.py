@@ -204,6 +204,7 @@ def _places(folder: Path, name: str) -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("kind", "name"), [pytest.param(*pair, marks=() if pair in SOME else pytest.mark.slow) for pair in EVERY]
 )
+@pytest.mark.long
 def test_whatever_stands_in_the_place_of_a_file_no_reader_hangs_or_leaves_the_folder(
     kind: str, name: str, folder: Path
 ) -> None:
@@ -283,6 +284,7 @@ def _each_odd(file: Path, whole: Any, write: Callable[[Any], str], read: Callabl
 
 
 @pytest.mark.parametrize("name", ["summary.json", "partition.json", ".lock", "environment.json"])
+@pytest.mark.long
 def test_odd_values_in_json_are_told_in_a_sentence(name: str, folder: Path) -> None:
     for other in folder.glob("checkpoints/*"):
         other.unlink()
@@ -306,6 +308,7 @@ def _drawn(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["rounds.jsonl", "clients.jsonl", "timing.jsonl"])
+@pytest.mark.long
 def test_odd_values_in_lines_are_told_in_a_sentence(name: str, folder: Path) -> None:
     lines = [json.loads(line) for line in (folder / name).read_text().splitlines()]
 

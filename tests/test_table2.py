@@ -84,6 +84,7 @@ def test_a_ratio_is_a_bound_where_a_run_missed_the_target(rounds: tuple[float | 
     assert table2_report.ratio(frame("a", rounds[0], 3.0), frame("b", rounds[1], 6.0)) == said
 
 
+@pytest.mark.long
 def test_the_report_chooses_rates_by_validation_and_counts_bytes_until_the_target(
     table2: ModuleType, recorded: Callable[..., None], tmp_path: Path
 ) -> None:

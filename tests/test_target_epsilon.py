@@ -22,6 +22,7 @@ PRIVATE = {
 
 @pytest.mark.parametrize("target", [0.5, 2.0, 8.0])
 @pytest.mark.parametrize(("n", "rounds"), [(20, 3), (100, 3), (100, 30), (16, 5)])
+@pytest.mark.long
 def test_all_rounds_together_spend_the_target(target: float, n: int, rounds: int) -> None:
     steps = DPSGD.steps(n, 16)
     dp = DPSGD(1.0, 5.0, Target(target, DELTA, rounds)).of_client(n, 16, steps)
@@ -30,6 +31,7 @@ def test_all_rounds_together_spend_the_target(target: float, n: int, rounds: int
     assert target - 0.011 <= spent <= target
 
 
+@pytest.mark.long
 def test_the_ledger_has_what_was_asked_for(tmp_path: Path) -> None:
     """Of every client, though they differ in their sizes and so in their noise."""
     result = run(experiment("smoke", values=PRIVATE), tmp_path / "run", say=lambda _: None)

@@ -155,6 +155,7 @@ def test_patience_ends_a_run_that_many_rounds_after_its_best(values: list[float 
     assert not Stop("patience", 0.8, ends or 9, 2, "validation/loss", "min").why(every[: (ends or 6) + 1])
 
 
+@pytest.mark.long
 def test_a_run_ends_with_its_target_and_so_does_one_that_goes_on(tmp_path: Path) -> None:
     """The whole run tells when that is; the same bits come of a run killed on the way, resumed or extended."""
     whole = run(config(federation__rounds=6), tmp_path / "whole", say=quiet)
@@ -224,6 +225,7 @@ def test_a_run_without_progress_ends(tmp_path: Path) -> None:
         ),  # of round 1 to 3, and 4, 5, nothing is known
     ],
 )
+@pytest.mark.long
 def test_rounds_that_are_not_evaluated_are_no_reason_to_refuse_or_end_a_run(
     values: Mapping[str, Any], ends: int, tmp_path: Path
 ) -> None:

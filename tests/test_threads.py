@@ -184,6 +184,7 @@ NESTED: dict[str, Callable[[str, Path], dict[str, object]]] = {
 
 
 @pytest.mark.parametrize("name", NESTED)
+@pytest.mark.long
 def test_a_run_within_a_run_changes_no_bit_of_either(name: str, lab: Path, config: Config, tmp_path: Path) -> None:
     alone, inside = tmp_path / "alone", tmp_path / "inside"
     for folder in (alone, inside):

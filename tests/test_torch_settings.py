@@ -183,6 +183,7 @@ def test_a_run_that_ends_early_restores_the_setting(setting: Context, tmp_path: 
         assert _settings() == before
 
 
+@pytest.mark.long
 def test_replays_and_probes_are_the_same(
     setting: Context, usual: tuple[Path, tuple[bytes, ...]], tmp_path: Path
 ) -> None:
@@ -321,6 +322,7 @@ def plain() -> object:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", SET)
+@pytest.mark.long
 def test_no_setting_of_a_caller_changes_a_bit_and_each_is_restored(name: str, plain: object) -> None:
     def play() -> tuple[str, str, str]:
         SET[name]()

@@ -77,6 +77,7 @@ def test_every_tracker_is_read_back() -> None:
 
 @pytest.mark.filterwarnings("ignore")  # of the trackers' own packages
 @pytest.mark.parametrize("name", READ)
+@pytest.mark.long
 def test_a_tracker_has_every_number_of_every_round(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of a run that was killed and resumed, which tells the earlier rounds again."""
     if name != "csv" and find_spec(name) is None:

@@ -131,6 +131,7 @@ def test_a_seed_that_missed_the_target_counts_with_all_its_rounds() -> None:
     assert ranking.shown(pd.DataFrame([_row(1, 0.1, 0, None)]), "validation_accuracy") == "-"
 
 
+@pytest.mark.long
 def test_a_sweep_leaves_every_number_of_its_runs(tune: ModuleType, tmp_path: Path) -> None:
     options = tune.arguments([*TINY, "--space=alpha=0.1,1", "--space=lr=0.05,0.1", "--seeds=0,1",
                               "--metric=zeta_hat_sq", "--measure.every=1", f"--out={tmp_path}"])  # fmt: skip

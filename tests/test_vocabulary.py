@@ -90,6 +90,7 @@ DRY = {
 
 @pytest.mark.usefixtures("untimed")
 @pytest.mark.parametrize("script", DRY)
+@pytest.mark.long
 def test_a_dry_run_says_what_would_run_and_writes_nothing(
     sweeps: Sweeps, script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

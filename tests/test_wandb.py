@@ -43,6 +43,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.long
 def test_wandb_holds_every_round_of_the_run_folder(config: Experiment, tmp_path: Path, wandb_file: "Reader") -> None:
     experiment.run(config, tmp_path / "run")
     found = wandb_file(tmp_path / "run")
@@ -70,6 +71,7 @@ def test_wandb_gets_the_lost_bytes_but_no_lists_of_clients(
         assert not {"late", "partial"} & row.keys()
 
 
+@pytest.mark.long
 def test_nobody_learns_from_wandb_where_a_run_was_made(
     config: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wandb_file: "Reader"
 ) -> None:
@@ -124,6 +126,7 @@ def test_the_config_is_nested_and_has_the_chosen_parts_only(
     assert run.job_type == "federation"
 
 
+@pytest.mark.long
 def test_effective_values_are_those_that_resulted(config: Experiment, tmp_path: Path, wandb_file: "Reader") -> None:
     """p is null in the config here and 1/2 in fact; without generators or DP-SGD it is 0, and iid has ``IID``."""
     one = {"federation.rounds": 1, "measure.every": 0}
@@ -181,6 +184,7 @@ def images(folder="", folders=("",)):
 
 
 @pytest.mark.parametrize("home", ["", "~/", "lab/"])
+@pytest.mark.long
 def test_of_parts_of_ones_own_only_file_names_are_uploaded(
     home: str, config: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wandb_file: "Reader"
 ) -> None:
@@ -280,6 +284,7 @@ def test_what_wandb_leaves_of_a_killed_run_nobody_else_can_enter_and_the_next_re
         assert [*Path(temporary).iterdir()] == []
 
 
+@pytest.mark.long
 def test_a_resumed_run_keeps_its_id_and_its_whole_history(
     config: Experiment, tmp_path: Path, wandb_file: "Reader"
 ) -> None:

@@ -40,6 +40,7 @@ def uploaded(folder: Path) -> set[str]:
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
+@pytest.mark.long
 def test_what_a_run_shows(fields: dict[str, Any], expected: set[str], tmp_path: Path) -> None:
     more = {"generator.epochs": 1, "generator.sampling_steps": 2} if "synthetic" in fields.get("setting", "") else {}
     values = {**SMALL, "artifacts": str(tmp_path / "artifacts"), **more, **fields}

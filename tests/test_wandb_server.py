@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from PIL import Image
 
 from fedcommons import experiment, run
@@ -26,6 +27,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.long
 def test_the_server_gets_all_of_a_run(wandb_online: "Server", tmp_path: Path) -> None:
     fields = {**SMALL, "setting": "shuffled_synthetic", "generator.epochs": 1, "artifacts": str(tmp_path / "made")}
     said: list[str] = []
@@ -48,6 +50,7 @@ def test_the_server_gets_all_of_a_run(wandb_online: "Server", tmp_path: Path) ->
     assert wandb_online.streams[-1]["exitcode"] == 0
 
 
+@pytest.mark.long
 def test_the_server_gets_the_pictures_that_the_history_names(wandb_online: "Server", tmp_path: Path) -> None:
     fields = {**SMALL, "setting": "shuffled_synthetic", "generator.epochs": 1, "artifacts": str(tmp_path / "made")}
     run(experiment("smoke", values=fields), tmp_path / "mine", say=lambda text: None)
@@ -59,6 +62,7 @@ def test_the_server_gets_the_pictures_that_the_history_names(wandb_online: "Serv
         assert len(content) <= 200_000
 
 
+@pytest.mark.long
 def test_the_server_is_told_nothing_of_this_machine(wandb_online: "Server", tmp_path: Path) -> None:
     """Not the script's path, which W&B's client sends by itself when it is online."""
     run(experiment("smoke", values=SMALL), tmp_path / "mine", say=lambda text: None)
@@ -67,6 +71,7 @@ def test_the_server_is_told_nothing_of_this_machine(wandb_online: "Server", tmp_
         assert not [body for body in wandb_online.received if here.encode() in body], here
 
 
+@pytest.mark.long
 def test_a_run_that_the_server_refuses_is_kept_offline(
     wandb_online: "Server", tmp_path: Path, wandb_file: "Callable[[Path], WandbFile]"
 ) -> None:
@@ -80,6 +85,7 @@ def test_a_run_that_the_server_refuses_is_kept_offline(
     assert [row["test/accuracy"] for row in rows] == [line["test/accuracy"] for line in lines(tmp_path / "mine")]
 
 
+@pytest.mark.long
 def test_a_run_that_was_kept_offline_is_synced_as_it_is(wandb_online: "Server", tmp_path: Path) -> None:
     """By W&B's own command. It sends its own path, unless WANDB_PROGRAM says another."""
     run(experiment("smoke", values={**SMALL, "wandb": "offline"}), tmp_path / "mine", say=lambda text: None)

@@ -143,6 +143,7 @@ def test_a_tracker_is_told_every_round_and_changes_nothing(lab: Path) -> None:
     assert rounds == [[one.pop("round"), one] for one in recorded]
 
 
+@pytest.mark.long
 def test_a_resumed_run_tells_a_tracker_all_rounds(lab: Path) -> None:
     wanted = described(tracking__tracker=TRACKER)
     run(wanted, lab / "whole", say=quiet)
@@ -152,6 +153,7 @@ def test_a_resumed_run_tells_a_tracker_all_rounds(lab: Path) -> None:
     assert (lab / "run" / "told.jsonl").read_bytes() == (lab / "whole" / "told.jsonl").read_bytes()
 
 
+@pytest.mark.long
 def test_a_resumed_run_may_have_another_tracker_or_none(lab: Path) -> None:
     wanted = described(tracking__tracker=TRACKER)
     with pytest.raises(Stopped):

@@ -203,6 +203,7 @@ def _ledger(federation: "Federation", module: Callable[[], LightningModule], rou
 
 
 @pytest.mark.parametrize("name", PLANTS)
+@pytest.mark.long
 def test_what_a_module_keeps_is_named_and_nothing_is_covered(name: str, digits: "Digits") -> None:
     federation = digits().training(PRIVATE)
     ledger = _ledger(federation, PLANTS[name])
@@ -359,6 +360,7 @@ def test_values_are_compared_and_not_objects(digits: "Digits") -> None:
 
 
 @pytest.mark.parametrize("name", KINDS["algorithm"].known)
+@pytest.mark.long
 def test_no_method_of_ours_keeps_anything(name: str, digits: "Digits") -> None:
     constants = {"feddm": {"init": "noise", "iterations": 2, "least": 1, "ipc": 1}, "feddpms": {"quota": 2, "tries": 2}}
     method = parts.make("algorithm", name, constants.get(name, {}))
@@ -372,6 +374,7 @@ def test_no_method_of_ours_keeps_anything(name: str, digits: "Digits") -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in KINDS["model"].known if name not in ("resnet18", "vgg11")])
+@pytest.mark.long
 def test_no_model_of_ours_keeps_anything(name: str, tmp_path: Path) -> None:
     fields = {"dp.local": True, "model.name": name, "data.limit": 60, "client.epochs": 1, "federation.rounds": 1}
     config = presets.experiment("smoke", "digits", {**fields, "measure.every": 0, "tracking.wandb": "off"})
