@@ -8,6 +8,7 @@ or v by 1 at most. So with gradients as noisy as those of DP-SGD they make image
 """
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ class DDPM(LightningModule):
         schedule: str = "linear",
         prediction: str = "epsilon",
         ema_decay: float = 0.9995,
+        snr_gamma: float | None = None,
         flip: bool = False,
         seed: int = 0,
     ) -> None:
@@ -55,7 +57,7 @@ class DDPM(LightningModule):
             norm_num_groups=8,
             num_class_embeds=n_classes,
         )
-        self.prediction = prediction
+        self.prediction, self.snr_gamma = prediction, snr_gamma
         self.schedule = DDPMScheduler(  # by name: from_config forgets what was given by position
             num_train_timesteps=timesteps,
             beta_schedule=schedule,  # pyright: ignore[reportArgumentType]
@@ -92,7 +94,22 @@ class DDPM(LightningModule):
         if mirrored is not None:
             x = torch.where(mirrored, x.flip(-1), x)
         noisy = self.schedule.add_noise(x, noise, t)  # pyright: ignore[reportArgumentType]  (annotated IntTensor)
-        return F.mse_loss(self.unet(noisy, t, class_labels=labels).sample, self._target(x, noise, t))
+        predicted, target = self.unet(noisy, t, class_labels=labels).sample, self._target(x, noise, t)
+        if self.snr_gamma is None:
+            return F.mse_loss(predicted, target)
+        return (self.weights[t] * (predicted - target).square().flatten(1).mean(1)).mean()
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """(T,), min-SNR weights of the times' losses (Hang et al., ICCV 2023, arXiv:2303.09556, section 3.4).
+
+        Of the image's error min(SNR, gamma), where SNR_t = abar_t / (1 - abar_t); the errors of eps and v are SNR and
+        SNR + 1 times that of the image.
+        """
+        abar = self.schedule.alphas_cumprod.double()
+        snr = abar / (1 - abar)
+        of_image = {"epsilon": snr, "sample": torch.ones_like(snr), "v_prediction": snr + 1}[self.prediction]
+        return (snr.clamp(max=self.snr_gamma) / of_image).float().to(self.device)
 
     def _target(self, x: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         """What the network shall predict, of the shape of x."""

@@ -20,7 +20,8 @@ PAPER_A8 = {"partition.n_clients": 40, "partition.alpha": 0.01, "generator.rho":
 """Fields of figures 5 and A.7, and of A.8, on top of preset paper, unless they are asked for."""
 
 CHECKPOINTS = (0.1, 0.3, 0.5, 0.7, 0.9)  # of generator.epochs: the paper's 50 ... 450 of 500
-TAKEN = {"seed": "seeds", "sharing.p": "p", "sharing.setting": "p", "measure.smoothness": "hessians"}
+TAKEN = {"seed": "seeds", "sharing.p": "p", "sharing.setting": "p", "measure.smoothness": "hessians",
+         "generator.steps": "generator-epochs"}  # fmt: skip
 """Fields that an option of the sweep sets."""
 
 

@@ -17,7 +17,8 @@ from fedcommons.sweeping import grids, runner, sweep
 from papers.fedssyn import sprites_presets
 from papers.fedssyn.sprites_report import Entry, report
 
-TAKEN = {"seed": "seeds", "generator.rho": "rhos", "sharing.p": "numbers", "sharing.setting": "rhos"}
+TAKEN = {"seed": "seeds", "generator.rho": "rhos", "sharing.p": "numbers", "sharing.setting": "rhos",
+         "generator.steps": "checkpoints"}  # fmt: skip
 """Fields that an option sets."""
 
 

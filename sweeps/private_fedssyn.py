@@ -41,7 +41,7 @@ def arguments(argv: Sequence[str]) -> cli.Options:
             f"--settings must name one with generators, such as shuffled_synthetic, got {options.settings}."
         )
     owners = {"generator.target_epsilon": "epsilons", "generator.noise_multiplier": "sigmas",
-              "generator.target_epochs": "checkpoints"}  # fmt: skip
+              "generator.target_epochs": "checkpoints", "generator.steps": "checkpoints"}  # fmt: skip
     grids.refuse_fields(options, owners)
     options.shares = cli.split("--checkpoints", options.checkpoints, float, "(0, 1]")
     return options

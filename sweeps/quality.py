@@ -69,6 +69,8 @@ def pools(options: cli.Options) -> "list[Experiment]":
         config = choose(fields, options.fields)
         if shares != (1.0,) and "generator.epochs" not in config.flat:
             raise UserError(f"--checkpoints needs a generator that has epochs, and {parts.label(name)} has none.")
+        if shares != (1.0,) and config.flat.get("generator.steps") is not None:
+            raise UserError("--checkpoints are shares of generator.epochs: leave generator.steps out.")
         epochs = config.flat.get("generator.epochs")
         early = [] if epochs is None else sorted({max(1, round(share * epochs)) for share in shares})
         found += [choose({**fields, "generator.epochs": epoch}, options.fields) for epoch in early] or [config]

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from fedcommons.runs.central import Central
 
 TAKEN = {"seed": "seeds", "generator.rho": "rhos", "sharing.p": "numbers", "sharing.setting": "rhos",
-         "partition.n_clients": "clients", "generator.name": "generators"}  # fmt: skip
+         "partition.n_clients": "clients", "generator.name": "generators",
+         "generator.steps": "checkpoints"}  # fmt: skip
 """Fields that an option sets."""
 
 

@@ -249,7 +249,7 @@ def test_every_constant_of_the_generator_decides_one_of_the_keys(name: str) -> N
     """One that decided none would let a stale artifact be taken for the new one."""
     need = needed(experiment(**FIVE))[0]
     values = asdict(DDPM())
-    other = (8, 16) if name == "channels" else values[name] * 2
+    other = (8, 16) if name == "channels" else 7 if values[name] is None else values[name] * 2
     if isinstance(values[name], bool):
         other = not values[name]
     changed = replace(need, recipe=replace(need.recipe, generator=DDPM(**{**values, name: other})))

@@ -17,7 +17,7 @@ from fedcommons.audits.lower_bound import LowerBound, by_scores, coins
 from fedcommons.audits.membership import Score
 from fedcommons.core.accountants import composed
 from fedcommons.data.examples import Examples
-from fedcommons.generators.generator import Generator, Receipt, Weights
+from fedcommons.generators.generator import Generator, Receipt, Weights, of_client
 from fedcommons.seeds import numpy_generator, seed_for
 
 FEWEST = 4
@@ -54,6 +54,7 @@ def bound(
     """
     if (m := len(canaries)) < FEWEST:
         raise ValueError(f"at least {FEWEST} canaries are needed, of which one is guessed, got {m}")
+    generator = of_client(generator, len(examples))
     inside, epochs = coins(m, numpy_generator(seed, "coins")), generator.epochs
 
     def seen(weights: Weights) -> np.ndarray:

@@ -21,9 +21,11 @@ class _Steps(Callback):
 
 def fit(
     module: LightningModule, batches: Iterable[Any], epochs: int, callbacks: Sequence[Callback],
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] | None = None, precision: Any = "32-true",
 ) -> None:  # fmt: skip
     """Train ``module`` in this process, each epoch one pass over ``batches``; progress: told steps done, and of all.
+
+    precision: as Lightning's Trainer takes it.
 
     Raises:
         KeyboardInterrupt: Ctrl-C.
@@ -34,6 +36,7 @@ def fit(
     trainer = Trainer(
         accelerator="gpu" if default_device().type == "cuda" else "cpu",
         devices=1,
+        precision=precision,
         max_epochs=epochs,
         callbacks=[*callbacks, *([_Steps(progress)] if progress else [])],
         logger=False,

@@ -5,7 +5,7 @@ Departs from the paper: the moving average of the weights warms up, because with
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -63,6 +63,14 @@ class DDPM(Diffusion):
     even_batches: bool = False
     """split an epoch's images into batches of equal sizes, at most batch_size; else the last one has the rest, and Adam
     steps as far for one image as for many"""
+    steps: Annotated[int | None, "[1, 1e9]"] = None
+    """train every client's generator for as many passes as make at least so many steps, however few images it has, in
+    place of epochs; default: epochs"""
+    snr_gamma: Annotated[float | None, "(0, 1e6]"] = None
+    """gamma of min-SNR weighting (Hang et al. 2023: 5): losses of times with little noise weigh less; default: all
+    times weigh alike, as in Ho et al."""
+    precision: Annotated[str, "fp32 | bf16"] = "fp32"
+    """of training, by torch's autocast; images are drawn in fp32"""
 
     def check(self, fields: Mapping[str, Any]) -> None:
         """See ``Generator``."""
@@ -75,6 +83,13 @@ class DDPM(Diffusion):
                 f"generator.sampling_steps must be at most generator.timesteps = {self.timesteps}, "
                 f"got {self.sampling_steps}."
             )
+
+    def for_images(self, n: int) -> "DDPM":
+        """The same for a client whose generator sees n images: with the epochs that ``steps`` take."""
+        if self.steps is None:
+            return self
+        batches = -(-n // batch_of(n, self.batch_size, self.even_batches))
+        return replace(self, epochs=-(-self.steps // batches), steps=None)
 
     def check_type(self, dtype: torch.dtype, data: str) -> None:
         """See ``Generator``."""
@@ -116,7 +131,8 @@ class DDPM(Diffusion):
                         model.averaged(), Receipt()
                     )  # nothing protects it
 
-        trainer.fit(model, loader, max(epochs), [Keep()], progress)
+        precision = {"fp32": "32-true", "bf16": "bf16-mixed"}[self.precision]
+        trainer.fit(model, loader, max(epochs), [Keep()], progress, precision)
         return kept
 
     def sample(
@@ -150,6 +166,7 @@ class DDPM(Diffusion):
             schedule=self.schedule,
             prediction=self.prediction,
             ema_decay=self.ema_decay,
+            snr_gamma=self.snr_gamma,
             flip=flip,
             seed=seed_for(seed, "noise"),
         )

@@ -53,6 +53,7 @@ class Generator(Protocol):
     data)`` and ``check_shape(shape, data)`` examples of this type or shape, (C, H, W) for images, of the data set of
     this name, and ``check_sizes(sizes)`` the numbers of them that each client's generator would see. ``fit`` and
     ``sample`` may have one more parameter, ``progress``: a function or None, see ``Progress``, for the screen.
+    ``for_images(n)`` may give another one for a client with n examples, as one that makes as many steps everywhere.
     """
 
     sampling: ClassVar[tuple[str, ...]]
@@ -76,6 +77,12 @@ class Generator(Protocol):
     def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:
         """One example for each label, (n, *shape), of the type that ``fit`` saw: uint8 for images."""
         ...
+
+
+def of_client(generator: Generator, n: int) -> Generator:
+    """The generator as it is for a client with n examples: what its ``for_images(n)`` gives, where it has that."""
+    own = getattr(generator, "for_images", None)
+    return own(n) if own else generator
 
 
 def require_images(names: str, dtype: torch.dtype, data: str) -> None:

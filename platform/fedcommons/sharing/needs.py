@@ -26,7 +26,7 @@ from fedcommons.core.release import SAMPLED_GAUSSIAN
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError, given, somebodys
 from fedcommons.files import sha256
-from fedcommons.generators.generator import Generator, Receipt
+from fedcommons.generators.generator import Generator, Receipt, of_client
 from fedcommons.seeds import numpy_generator, seed_for, wide_key
 from fedcommons.sharing.dealt import Dealt
 
@@ -218,7 +218,7 @@ def needs(p: float | None, dealt: Dealt, recipe: GeneratorRecipe) -> list[Need]:
         labels = np.repeat(np.arange(dealt.n_classes), largest_remainder(counts, n_drawn))
         need = Need(
             client=client,
-            recipe=recipe,
+            recipe=replace(recipe, generator=of_client(recipe.generator, seen)),
             flip=dealt.flip,
             n_classes=dealt.n_classes,
             examples=examples,
