@@ -126,10 +126,13 @@ def courses(frame: Any, path: Path, smoke: bool) -> None:
         axes.set(xlabel=words, title=f"alpha {alpha:g}" if i == 0 else None)
         if j == 0:
             axes.set_ylabel("test accuracy, %")
-    figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=len(methods), fontsize=9)
+    is_narrow = len(alphas) < 4
+    columns = 3 if is_narrow else len(methods)
+    figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=columns, fontsize=9)
     seeds = frame["seed"].nunique()
     spread = f"line: mean over {seeds} seeds, band: lowest to highest seed" if seeds > 1 else "one seed, so no band"
-    figure.suptitle(f"Accuracy over rounds and over bytes, {frame['dataset'].iloc[0]}; {spread}", fontsize=10)
+    title = f"Accuracy over rounds and over bytes, {frame['dataset'].iloc[0]}", spread
+    figure.suptitle((";\n" if is_narrow else "; ").join(title), fontsize=10)
     plots.save(figure, path, 110, smoke)
 
 
