@@ -44,6 +44,7 @@ from fedcommons.federation import cluster, rounds
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.federation.serial import Serial
 from fedcommons.runs import gpu_need
+from fedcommons.seeds import set_default_generator
 from fedcommons.testing.federations import digits
 from fedcommons.testing.on_device import check_on, two_rounds
 from lightning_modules import Classifier
@@ -63,13 +64,13 @@ Seen = tuple[bool, str]
 
 def pfl_network() -> nn.Module:
     """Two convolutions without padding, a pool, two layers: 1,626,442 parameters."""
-    torch.manual_seed(0)
+    set_default_generator("initial weights of the benchmark")
     convolutions = nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2)
     return nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(64 * 14 * 14, 128), nn.ReLU(), nn.Linear(128, 10))
 
 
 def small_network() -> nn.Module:
-    torch.manual_seed(0)
+    set_default_generator("initial weights of the benchmark")
     return CNN((3, 32, 32), 10)
 
 
@@ -207,7 +208,7 @@ def actors() -> Seen:
 
 
 def a_share() -> Seen:
-    need, total = gpu_need._measured(".", experiment("smoke", values={"federation.gpus_per_actor": "auto"}))
+    need, total = gpu_need.measured(".", experiment("smoke", values={"federation.gpus_per_actor": "auto"}))
     share = gpu_need.share(need, total, 4, 1)
     return 0 < need < total and share == 0.25, f"{need / 2**20:.0f} of {total / 2**20:.0f} MiB: a share of {share:g}"
 

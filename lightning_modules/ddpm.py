@@ -97,10 +97,10 @@ class DDPM(LightningModule):
         predicted, target = self.unet(noisy, t, class_labels=labels).sample, self._target(x, noise, t)
         if self.snr_gamma is None:
             return F.mse_loss(predicted, target)
-        return (self.weights[t] * (predicted - target).square().flatten(1).mean(1)).mean()
+        return (self.time_weights[t] * (predicted - target).square().flatten(1).mean(1)).mean()
 
     @cached_property
-    def weights(self) -> Tensor:
+    def time_weights(self) -> Tensor:
         """(T,), min-SNR weights of the times' losses (Hang et al., ICCV 2023, arXiv:2303.09556, section 3.4).
 
         Of the image's error min(SNR, gamma), where SNR_t = abar_t / (1 - abar_t); the errors of eps and v are SNR and

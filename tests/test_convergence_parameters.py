@@ -315,13 +315,8 @@ def test_runs_have_names_that_tell_them_apart_and_a_run_of_both_figures_one(swee
 @pytest.mark.long
 def test_a_dry_run_names_every_run_once(sweep: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = [
-        "--preset=smoke",
-        "--p=0.5",
-        "--dry-run",
-        "--wandb=off",
-        f"--out={tmp_path / 'out'}",
-        f"--artifacts={tmp_path}",
-    ]
+        "--preset=smoke", "--p=0.5", "--dry-run", "--wandb=off", f"--out={tmp_path / 'out'}", f"--artifacts={tmp_path}",
+    ]  # fmt: skip
     assert sweep.convergence_parameters(options) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[-1].startswith("3 cells, 4 generators")  # IID, p = 0.5, which is also that of 2 epochs, and of 1 epoch

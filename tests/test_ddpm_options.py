@@ -16,7 +16,7 @@ from fedcommons.generators.ddpm import DDPM
 from fedcommons.generators.loop import batch_of
 from fedcommons.runs import inputs
 from fedcommons.runs.build import prepare
-from fedcommons.seeds import generator
+from fedcommons.seeds import generator, set_default_generator
 from lightning_modules import ddpm
 
 TINY = DDPM(epochs=2, batch_size=16, channels=(8, 16), timesteps=20, sampling_steps=4, lr=1e-3)
@@ -45,7 +45,7 @@ def test_it_is_the_training_of_those_epochs_under_the_same_key() -> None:
 
 
 def _model(prediction: str, gamma: float | None = None) -> ddpm.DDPM:
-    torch.manual_seed(0)
+    set_default_generator("initial weights of the tests")
     more = {"prediction": prediction, "snr_gamma": gamma, "schedule": "squaredcos_cap_v2"}
     return ddpm.DDPM(shape=(1, 8, 8), n_classes=10, channels=(8, 16), lr=1e-3, timesteps=20, **more)  # pyright: ignore
 

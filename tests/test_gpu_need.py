@@ -77,6 +77,6 @@ def test_what_is_played_writes_nothing_and_what_it_took_is_told(
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: len(played) * GB)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda at: type("", (), {"total_memory": 80 * GB}))
     config = _config(**{"sharing.setting": setting, "algorithm": "scaffold", "measure.every": 1})
-    assert gpu_need._measured(str(tmp_path), config) == (2 * GB + gpu_need.CONTEXT, 80 * GB)
+    assert gpu_need.measured(str(tmp_path), config) == (2 * GB + gpu_need.CONTEXT, 80 * GB)
     assert played == ["begins", "scaffold"]
     assert not [*tmp_path.iterdir()]

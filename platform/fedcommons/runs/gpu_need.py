@@ -45,7 +45,7 @@ def with_share(configs: Sequence[Experiment], processes: int) -> list[Experiment
     import ray
 
     pin = cluster.pinned(cluster.AUTO)
-    task, here = ray.remote(num_cpus=1, num_gpus=1, label_selector=pin, max_calls=1)(_measured), str(parts.base())
+    task, here = ray.remote(num_cpus=1, num_gpus=1, label_selector=pin, max_calls=1)(measured), str(parts.base())
     names = (*cost.SHAPE, "generator.")
     shapes = {tuple(pair for pair in c.flat.items() if pair[0].startswith(names)): c for c in asked}
     found = ray.get([task.remote(here, _absolute(config)) for config in shapes.values()])
@@ -63,7 +63,7 @@ def _absolute(config: Experiment) -> Experiment:
     return flat.override(config, {"data.dir": str(Path(data_folder(config.data.dir)).resolve())})
 
 
-def _measured(here: str, config: Experiment) -> tuple[int, int]:
+def measured(here: str, config: Experiment) -> tuple[int, int]:
     """Bytes that a process of this experiment takes on this task's GPU, and all that the GPU has; 0, 0 without one."""
     os.environ[parts.HERE] = here
     if not has_gpu():
