@@ -208,6 +208,7 @@ def partitions() -> None:
     names = {
         "iid": {}, "dirichlet_classes": {}, "dirichlet_niid": {}, "dirichlet_clients": {},
         "dirichlet_clients_all": {}, "dirichlet_plain": {}, "single_class": {}, "shards": {}, "quantity": {},
+        "labels_lognormal": {},
     }  # fmt: skip
     for name, constants in names.items():
         one(name, counts(name, **constants), "digits")

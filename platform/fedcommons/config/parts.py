@@ -116,6 +116,7 @@ KINDS: Mapping[str, Kind] = {
                 "single_class",
                 "shards",
                 "quantity",
+                "labels_lognormal",
             )
         }
         | {name: f"fedcommons.data.groups:{name}" for name in ("by_group", "by_factor")},
