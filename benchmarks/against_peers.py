@@ -1,9 +1,10 @@
 """Seconds of a round of fedcommons and of other simulators, all against one bare PyTorch loop, in one run.
 
-python benchmarks/against_peers.py [W1 W2 W3] [--peers DIR] [--environments DIR] [--repeats 3] [--json]
+python benchmarks/against_peers.py [W1 W2 W3 LR] [--peers DIR] [--environments DIR] [--repeats 3] [--json]
 
-The workloads are those of round_time.py. A rival runs as a process of its own virtual environment, which should have
-our torch, with its script in DIR of ``--peers``. All of them take half an hour on two idle cores. Fairness:
+The workloads are those of round_time.py; LR is lr_mnist.py, whole commands on MNIST (FEDCOMMONS_DATA). A rival runs as
+a process of its own virtual environment, which should have our torch, with its script in DIR of ``--peers``. All of
+them take half an hour on two idle cores. Fairness:
 
 - In turns. A block, one stretch each of the bare loop and of ours, in one process and in two, is played before and
   after every run of a rival. A rival's ratio is its seconds to the mean of the two blocks around it of the bare loop in
@@ -31,6 +32,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import lr_mnist
 import torch
 from round_time import WORKLOADS, Bare, Ours, machine
 
@@ -40,13 +42,15 @@ OURS: dict[str, Callable[[str], Bare | Ours]] = {
     "fedcommons, 2 actors": lambda workload: Ours(workload, 2),
     "bare, 1 process": lambda workload: Bare(workload, 1),
     "fedcommons, serial": lambda workload: Ours(workload, None),
+    "fedcommons, 2 actors, batched": lambda workload: Ours(workload, 2, batched=True),
+    "fedcommons, serial, batched": lambda workload: Ours(workload, None, batched=True),
 }
 TIMEOUT_S = 300
 PEERS = Path(__file__).parents[2] / "shared" / "peerbench"
 
 ENVIRONMENTS = {
-    "venv-pfl": '"pfl[pytorch]==0.6.0"',
-    "venv-flwr": '"flwr[simulation]==1.41.0" torch',
+    "venv-pfl": '"pfl[pytorch]==0.6.0" safetensors',
+    "venv-flwr": '"flwr[simulation]==1.41.0" torch safetensors',
     "venv-fedlab": "--no-deps fedlab==1.3.0 munch tqdm, then torch pynvml pandas scikit-learn pillow",
     "venv-fedjax": 'fedjax==0.0.17 "jax[cpu]==0.10.2" torch',
 }
@@ -171,14 +175,14 @@ def measure(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workloads", nargs="*", default=list(WORKLOADS), metavar="W", help="W1, W2, W3")
+    parser.add_argument("workloads", nargs="*", default=[*WORKLOADS, "LR"], metavar="W", help="W1, W2, W3, LR")
     parser.add_argument("--peers", type=Path, default=PEERS, metavar="DIR", help="folder of the rivals' scripts")
     parser.add_argument("--environments", type=Path, metavar="DIR", help="folder of venv-pfl, ...; default: --peers")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each rival")
     parser.add_argument("--json", action="store_true", help="print seconds and ratios as JSON, as the last line")
     options = parser.parse_args()
-    if unknown := set(options.workloads) - set(WORKLOADS):
-        parser.error(f"unknown workload {', '.join(sorted(unknown))}; known: {', '.join(WORKLOADS)}")
+    if unknown := set(options.workloads) - {*WORKLOADS, "LR"}:
+        parser.error(f"unknown workload {', '.join(sorted(unknown))}; known: {', '.join(WORKLOADS)}, LR")
     if options.repeats < 1:
         parser.error(f"--repeats {options.repeats}: at least 1 is needed")
     peers = options.peers.absolute()  # the rivals run elsewhere
@@ -196,7 +200,7 @@ def main() -> None:
     print(f"| workload | {' | '.join(systems)} |\n" + (1 + len(systems)) * "|---" + "|")
     table: dict[str, dict[str, dict[str, float]]] = {}
     failures: list[str] = []
-    for workload in options.workloads:
+    for workload in (w for w in options.workloads if w in WORKLOADS):
         medians, failed = measure(workload, rivals, options.repeats, peers, environments)
         cells = [f"{m.seconds:.3g} s, {m.ratio:.3g}" if (m := medians.get(s)) else "-" for s in systems]
         print(f"| {workload} | {' | '.join(cells)} |", flush=True)
@@ -204,6 +208,8 @@ def main() -> None:
         failures += [f"{name} on {workload}: {why}" for name, why in failed.items()]
     for failure in failures:
         print(failure)
+    if "LR" in options.workloads:
+        lr_mnist.compare(environments, options.repeats)
     if options.json:
         print(json.dumps(table))
 

@@ -179,19 +179,19 @@ class Bare:
 class Ours:
     """Our round loop with an executor; ``stretch`` plays a workload's timed rounds."""
 
-    def __init__(self, name: str, actors: int | None) -> None:
+    def __init__(self, name: str, actors: int | None, *, batched: bool = False) -> None:
         w = WORKLOADS[name]
         data = examples(w)
         rows = np.arange(len(data)).reshape(w.clients, w.per_client)
         clients = Clients(data, list(rows))
-        build = partial(build_worker, name)
+        build = partial(build_worker, name, batched)
         self.executor: Executor
         if actors is None:
             self.executor = Serial(build, RunData(clients, clients, {}))
         else:
             from fedcommons.federation.ray_actors import RayActors
 
-            cluster.connect(num_cpus=actors)
+            cluster.connect(num_cpus=2 * actors)  # another side may have its own, asleep while this one works
             self.executor = RayActors(build, RunData(clients, clients, {}), actors, 1.0)
         work = build(RunData(clients, clients, {})).work
         algorithm = FedAvg()
@@ -208,9 +208,9 @@ class Ours:
         self.executor.close()
 
 
-def build_worker(name: str, data: RunData) -> Worker:
+def build_worker(name: str, batched: bool, data: RunData) -> Worker:
     w = WORKLOADS[name]
-    work = Work(Classifier(network(name), lr=w.lr), default_device(), LocalSGD(w.epochs, w.batch))
+    work = Work(Classifier(network(name), lr=w.lr), default_device(), LocalSGD(w.epochs, w.batch, batched=batched))
     return Worker(work, FedAvg(), data)
 
 
