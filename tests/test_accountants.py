@@ -12,7 +12,7 @@ from fedcommons.errors import UserError
 Q = 256 / 3750
 """Fedssyn's sampling rate: batches of 256, and three quarters of a client's 5,000 images."""
 
-COURSES = [(Q, 1.906, 7500), (Q, 3.19, 7500), (0.01, 1.1, 1000), (0.2, 4.0, 200), (1.0, 8.0, 30)]
+COURSES = [(Q, 1.906, 7500), (Q, 3.19, 7500), (0.01, 1.1, 1000), (0.2, 4.0, 200)]
 
 
 @pytest.mark.parametrize("course", COURSES)

@@ -23,7 +23,6 @@ from fedcommons.algorithms.moon import MOON
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import IGNORED_BY_RESULTS, override
-from fedcommons.core.accountants import epsilon
 from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
@@ -353,15 +352,6 @@ def test_works_with_every_methods_loss_and_correction(method: Algorithm, digits:
     noisy, again = (_ends(private, method, 2, 0.6).model.buffer for _ in range(2))
     assert torch.equal(noisy, again)
     assert bool(torch.isfinite(noisy).all())
-
-
-def test_epsilon_of_steps_on_all_examples_is_the_closed_form_of_the_gaussian_mechanism() -> None:
-    """q = 1: a step costs a / (2 sigma^2) at order a; made (epsilon, delta) as Balle et al. 2020 do, least over a."""
-    orders, sigma, delta = np.linspace(1.01, 60, 200_000), 4.0, 1e-5
-    rdp = 3 * orders / (2 * sigma**2)
-    exact = np.min(rdp - (np.log(delta) + np.log(orders)) / (orders - 1) + np.log((orders - 1) / orders))
-    assert epsilon(1.0, sigma, 3, delta) == pytest.approx(exact, rel=1e-2)  # the accountant has a grid of orders
-    assert epsilon(1.0, sigma, 3, delta) >= exact - 1e-9
 
 
 @pytest.mark.parametrize(("n", "batch_size"), [(9, 4), (8, 4), (3, 5), (1, 1)])

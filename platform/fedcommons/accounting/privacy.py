@@ -5,7 +5,8 @@ model, which every run sends. ``statement.py`` puts both into words.
 
 Whoever makes a message or an artifact states in a ``Release`` what protects it. Without a statement it is uncovered.
 
-Accountant: Renyi differential privacy of the subsampled Gaussian mechanism (Mironov et al. 2019), by Opacus.
+Accountant: Renyi differential privacy of the subsampled Gaussian mechanism (Mironov et al. 2019), by Opacus; where
+every event has q = 1, the exact curve of the Gaussian mechanism.
 q: sampling rate;  sigma: noise multiplier;  delta: of the guarantee;  n_i: examples of client i.
 
 Neighbouring data sets: one example of one client is blanked out, that is, it keeps its place but its gradient is zero.

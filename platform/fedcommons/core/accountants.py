@@ -1,5 +1,7 @@
 """Epsilon of DP-SGD with Poisson sampling, and the noise for a target, by Opacus' accountants.
 
+Steps without sampling (q = 1) alone are one Gaussian mechanism, and exact (``gaussian``). Others, and mixtures, by
+
 rdp: Renyi differential privacy (Mironov et al. 2019), as in the ledger, with its divergences from ``renyi``;  prv:
 numerical composition of privacy losses (Gopi et al. 2021), tighter by some percent, and seconds for an answer.
 q: sampling rate;  sigma: noise multiplier.
@@ -9,9 +11,11 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache, reduce
+from math import sqrt
 
 import numpy as np
 
+from fedcommons.core import gaussian
 from fedcommons.core.renyi import divergences
 from fedcommons.errors import UserError
 
@@ -39,13 +43,13 @@ def _renyi_of_a_step(q: float, sigma: float) -> np.ndarray:
 
 @lru_cache(maxsize=100_000)
 def composed(spent: Spent, delta: float) -> float:
-    """epsilon >= 0 of all these steps, by rdp: their Renyi divergences add up at each order; 0 for no step."""
+    """epsilon >= 0 of all these steps; 0 for no step. By rdp, divergences add up at each order; q = 1 alone: exact."""
+    if all(q == 1 for q, _, steps in spent if steps):
+        return gaussian.epsilon(sqrt(sum(steps / sigma**2 for _, sigma, steps in spent)), delta)
     from opacus.accountants import RDPAccountant
     from opacus.accountants.analysis.rdp import get_privacy_spent
 
     costs = [steps * _renyi_of_a_step(q, sigma) for q, sigma, steps in spent if steps]
-    if not costs:
-        return 0.0
     with _quiet():
         total = get_privacy_spent(orders=RDPAccountant.DEFAULT_ALPHAS, rdp=list(reduce(np.add, costs)), delta=delta)[0]
     return max(0.0, float(total))  # the formula is negative if delta alone is more than enough
@@ -78,7 +82,9 @@ def require_reachable(target: float, q: float, steps: int, delta: float, account
 
 @lru_cache(maxsize=1024)
 def noise_for(target: float, q: float, steps: int, delta: float, accountant: str = "rdp") -> float:
-    """The smallest sigma whose epsilon is at most the target; epsilon falls short of it by 0.01 at most."""
+    """The smallest sigma whose epsilon is at most the target; by Opacus epsilon falls short of it by 0.01 at most."""
+    if q == 1 and accountant == "rdp":
+        return sqrt(steps) * gaussian.noise_for(target, delta)
     from opacus.accountants.utils import get_noise_multiplier
 
     with _quiet():

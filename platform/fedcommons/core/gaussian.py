@@ -1,0 +1,49 @@
+"""The Gaussian mechanism exactly: epsilon of a noisy value of bounded sensitivity, and the noise for a target.
+
+Balle and Wang, "Improving the Gaussian mechanism for differential privacy", arXiv:1805.06530, theorem 8.
+mu: sensitivity over standard deviation of the noise, 1/sigma for a noise multiplier sigma;  Phi: normal distribution.
+
+    delta(epsilon) = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu)
+
+Several such mechanisms on the same data are one with mu^2 the sum of theirs (Dong, Roth and Su, arXiv:1905.02383).
+"""
+
+from math import exp, expm1, inf, log
+
+MU = (1e-7, 1e7)
+"""Where the roots are sought: beyond it a value is all noise, or none."""
+
+
+def delta(epsilon: float, mu: float) -> float:
+    """The smallest delta of this epsilon >= 0, for mu > 0."""
+    from scipy.special import log_ndtr  # half a second to import
+
+    first, second = float(log_ndtr(mu / 2 - epsilon / mu)), float(log_ndtr(-mu / 2 - epsilon / mu))
+    return -exp(first) * expm1(min(0.0, epsilon + second - first)) if first > -inf else 0.0
+
+
+def epsilon(mu: float, delta_: float) -> float:
+    """The smallest epsilon >= 0 at ``delta_`` in (0, 1), for mu >= 0.
+
+    Raises:
+        ValueError: mu is above 1e7.
+    """
+    from scipy.optimize import brentq
+
+    if mu > MU[1]:
+        raise ValueError(f"mu must be at most {MU[1]:g}, got {mu:g}")
+    if mu == 0 or delta(0.0, mu) <= delta_:
+        return 0.0
+    most = (
+        mu * mu / 2 + mu * (2 * log(1 / delta_)) ** 0.5
+    )  # Phi(-z) <= e^(-z^2/2): there the first term is below delta_
+    return float(brentq(lambda e: log(max(delta(e, mu), 1e-300)) - log(delta_), 0.0, most, xtol=1e-12, rtol=1e-12))
+
+
+def noise_for(target: float, delta_: float) -> float:
+    """The smallest noise multiplier sigma whose epsilon at ``delta_`` is the target > 0."""
+    from scipy.optimize import brentq
+
+    least, most = MU
+    excess = lambda at: log(max(delta(target, exp(at)), 1e-300)) - log(delta_)  # noqa: E731
+    return exp(-float(brentq(excess, log(least), log(most), xtol=1e-14, rtol=1e-14)))
