@@ -28,7 +28,7 @@ def epsilon(mu: float, delta_: float) -> float:
     Raises:
         ValueError: mu is above 1e7.
     """
-    from scipy.optimize import brentq
+    from scipy.optimize import root_scalar
 
     if mu > MU[1]:
         raise ValueError(f"mu must be at most {MU[1]:g}, got {mu:g}")
@@ -37,13 +37,14 @@ def epsilon(mu: float, delta_: float) -> float:
     most = (
         mu * mu / 2 + mu * (2 * log(1 / delta_)) ** 0.5
     )  # Phi(-z) <= e^(-z^2/2): there the first term is below delta_
-    return float(brentq(lambda e: log(max(delta(e, mu), 1e-300)) - log(delta_), 0.0, most, xtol=1e-12, rtol=1e-12))
+    excess = lambda e: log(max(delta(e, mu), 1e-300)) - log(delta_)  # noqa: E731
+    return float(root_scalar(excess, bracket=(0.0, most), xtol=1e-12, rtol=1e-12).root)
 
 
 def noise_for(target: float, delta_: float) -> float:
     """The smallest noise multiplier sigma whose epsilon at ``delta_`` is the target > 0."""
-    from scipy.optimize import brentq
+    from scipy.optimize import root_scalar
 
     least, most = MU
     excess = lambda at: log(max(delta(target, exp(at)), 1e-300)) - log(delta_)  # noqa: E731
-    return exp(-float(brentq(excess, log(least), log(most), xtol=1e-14, rtol=1e-14)))
+    return exp(-float(root_scalar(excess, bracket=(log(least), log(most)), xtol=1e-14, rtol=1e-14).root))
