@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedcommons.accounting.privacy import Ledger, Released
+from fedcommons.core import gaussian
 from fedcommons.core.salts import IF_SECRET, SECRET, SEEDED
 
 WORDS = {
@@ -58,16 +59,18 @@ def statement(
     local: bool,
     secret: bool,
     own: Mapping[str, str] | None = None,
+    views: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """What is protected and what is not. A number is there only where everything that it speaks of is covered.
 
     clients: N. rejected: number of rejected replies in the run. local: local training is DP-SGD. secret: nobody can
-    draw the noise again. own: kind to name of the parts that are not ours.
+    draw the noise again. own: kind to name of the parts that are not ours. views: see ``sharing.stage.Assigned``.
 
     commons: nothing, covered or uncovered. pool_epsilon_max: of a covered commons, the largest of all clients' (their
-    data are disjoint), else None. overall: the epsilon of all messages, or ``none``. in_words: a sentence for each.
-    trusted: what is taken at the word of parts that are not ours. Without ``secret`` all epsilons are None or none, and
-    those that secret noise would earn have names that end in ``_if_secret``.
+    data are disjoint), else None. pool_epsilon_of_each_view: what each party learns of a client's data from what was
+    shared before round 1, where parties see different things. overall: the epsilon of all messages, or ``none``.
+    in_words: a sentence for each. trusted: what is taken at the word of parts that are not ours. Without ``secret`` all
+    epsilons are None or none, and those that secret noise would earn have names that end in ``_if_secret``.
     """
     dp = local or bool(ledger.commons.covered or ledger.updates.covered)
     leaks = [_leak(name, times, name in ledger.outlived) for name, times in ledger.uncovered.items()]
@@ -79,9 +82,11 @@ def statement(
     largest = max((e for i in range(clients) if (e := ledger.of_all(i, delta)) is not None), default=0.0)
     overall = largest if dp and not leaks else None
     spent = [ledger.of_rounds(client, delta) for client in range(clients)]
+    of_views = {party: gaussian.epsilon(mu, delta) for party, mu in (views or {}).items()}
     earned: dict[str, Any] = {
         "pool_epsilon_max": pool,
         "pool_epsilon_of_each_client": None if pool is None else [ledger.commons.of(i, delta) for i in range(clients)],
+        **({"pool_epsilon_of_each_view": of_views} if of_views and pool is not None else {}),
         "overall": "none" if overall is None else overall,
         "epsilon_of_messages": overall,
         "epsilon_local_training": {"largest": max(spent), "of_each_client": spent} if local else None,

@@ -132,6 +132,7 @@ KINDS: Mapping[str, Kind] = {
             "shuffled_real": "fedcommons.sharing.shuffled_real:ShuffledReal",
             "raw_copies": "fedcommons.sharing.raw_copies:RawCopies",
             "server_synthetic": "fedcommons.sharing.server_synthetic:ServerSynthetic",
+            "merf": "fedcommons.sharing.merf:MERF",
         },
         has=("make", "release", "assign"),
     ),

@@ -64,11 +64,12 @@ from fedcommons.runs.checks import (
 from fedcommons.runs.worker import build_module, build_worker, local_loop, noise_key
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.dealt import Dealt
-from fedcommons.sharing.needs import GeneratorRecipe, Need, n_seen, require_constants
+from fedcommons.sharing.needs import GeneratorRecipe, Need, n_seen, require_constants, salts_told
 from fedcommons.sharing.stage import (
     Contribution,
     Contributions,
     Generating,
+    Salted,
     Shared,
     Stage,
     contribute,
@@ -100,7 +101,15 @@ class Prepared:
     def dealt(self) -> Dealt:
         """What its sharing stage starts from."""
         data = self.dataset
-        return Dealt(Clients(self.train, self.partition.rows), data.n_classes, data.flip, self.config.seed)
+        own, is_secret = Clients(self.train, self.partition.rows), self.config.dp.noise == SECRET
+        return Dealt(own, data.n_classes, data.flip, self.config.seed, is_secret)
+
+    @property
+    def salts(self) -> list[str]:
+        """What tells the secret salts of all that is made before round 1; none where noise is seeded."""
+        dealt, stage = self.dealt, self.stage
+        own = stage.salts(dealt) if dealt.is_secret and isinstance(stage, Salted) else ()
+        return [*salts_told(self.needs), *map(salts.name_of, own)]
 
     @property
     def needs(self) -> Sequence[Need]:
@@ -335,6 +344,7 @@ class Assembled:
 @fresh_torch()
 def assemble(prepared: Prepared, made: Sequence[Contribution] = ()) -> Assembled:
     """Share, and plan the rounds; ``made``: the clients' ``synthetic_images``."""
+    set_up_process()
     return assemble_contributed(prepared, contribute(prepared.stage, prepared.dealt, made))
 
 

@@ -130,7 +130,7 @@ def _run(
     with leaving_errors(folder, [*parts_of_own(config), *dir_option(config.data.dir)]):
         salt = b""
         if config.dp.noise == SECRET:
-            salt = secret.begun(folder, prepared.needs)
+            salt = secret.begun(folder, prepared.salts)
         _write_partition(folder, prepared.partition, prepared.tests, prepared.dataset.digest, salt)
         made = synthetic_images(prepared, store, jobs, say, on_step)
         require_own(prepared.stage, prepared.dealt, prepared.needs, made)
@@ -158,7 +158,7 @@ def _run(
             rejected = sum(line.get("rejected", 0) for line in record.rounds())
             n, dp = ready.plan.facts.n_clients, config.dp
             own = {kind: name.rpartition("/")[2] for kind, name in config.chosen.items() if parts.is_own(name)}
-            said = partial(statement, local=dp.local, secret=bool(salt), own=own)
+            said = partial(statement, local=dp.local, secret=bool(salt), own=own, views=ready.shared.views)
             summary["privacy"] = said(end.ledger, n, dp.delta, rejected)
             if ready.audited:
                 summary["audit"] = ready.audited.facts

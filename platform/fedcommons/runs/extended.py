@@ -52,7 +52,7 @@ def may_continue(prepared: Prepared, folder: Path) -> bool:
         require_same_data(folder, config.data.name, prepared.dataset.digest)
         require_same_rounding(folder)
         if config.dp.noise == SECRET:
-            secret.kept(folder, prepared.needs)
+            secret.kept(folder, prepared.salts)
     except UserError:
         return False
     return done <= config.federation.rounds and not dependence(prepared, held.federation.rounds, done)

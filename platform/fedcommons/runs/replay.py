@@ -79,7 +79,7 @@ def replay(
     prepared = prepare(config)
     require_same_data(folder, config.data.name, prepared.dataset.digest)
     _require_within("--client", client, 0, len(prepared.partition.rows) - 1)
-    salt = secret.kept(folder, prepared.needs) if config.dp.noise == SECRET else b""  # without it images are not found
+    salt = secret.kept(folder, prepared.salts) if config.dp.noise == SECRET else b""  # without it images are not found
     try:
         images = synthetic_images(prepared, Store(Path(config.artifacts), say), (), say)
     except LookupError as error:

@@ -1,6 +1,7 @@
 """The salt of a run whose noise is secret: drawn as it begins, found again when it goes on; see ``salts``.
 
-``noise.json`` in the run folder holds the names (hashes) of the run's salt and of its generators', never a salt.
+``noise.json`` in the run folder holds the names (hashes) of the run's salt and of those of its generators or sharing
+stage, never a salt.
 ``partition.json`` has the first of them too, so that another run's ``noise.json`` is not taken for its own.
 """
 
@@ -14,40 +15,39 @@ from typing import Any
 from fedcommons.core import salts
 from fedcommons.errors import UserError
 from fedcommons.files import stored, write_json
-from fedcommons.sharing.needs import Need, salts_told
 
 FILE, PARTITION = "noise.json", "partition.json"
 
 
-def begun(folder: Path, needs: Sequence[Need]) -> bytes:
-    """The salt of the run in ``folder``, a new one if it has not begun; needs: its generators.
+def begun(folder: Path, shared: Sequence[str]) -> bytes:
+    """The salt of the run in ``folder``, a new one if it has not begun; shared: what tells the salts before round 1.
 
     Raises:
         UserError: a salt is lost, or cannot be kept.
     """
     salts.require_outside(folder)
     if any(os.path.lexists(folder / name) for name in (FILE, PARTITION, "checkpoints")):  # it is written first
-        return kept(folder, needs)
+        return kept(folder, shared)
     salt = salts.new()
-    write_json(folder / FILE, {"salt": salts.name_of(salt), "generators": salts_told(needs)})
+    write_json(folder / FILE, {"salt": salts.name_of(salt), "generators": list(shared)})
     return salt
 
 
-def kept(folder: Path, needs: Sequence[Need]) -> bytes:
-    """The salt that the run in ``folder`` began with; needs: its generators.
+def kept(folder: Path, shared: Sequence[str]) -> bytes:
+    """The salt that the run in ``folder`` began with; shared: see ``begun``.
 
     Raises:
-        UserError: it is lost, or that of a generator is.
+        UserError: it is lost, or that of a generator or sharing stage is.
     """
     name, generators = _told(folder / FILE)
     with suppress(ValueError, KeyError, TypeError):  # a run broken off before has none
         if stored.json_of(folder / PARTITION)["noise"] != name:
             raise UserError(f"{folder / FILE} names the secret salt of another run; bring its own back or start anew.")
     salt = salts.of_run(name, folder)
-    if generators != salts_told(needs):
+    if generators != list(shared):
         raise UserError(
-            f"the noise of the generators of {folder} is secret, and their salts are lost: with new ones they would "
-            "release twice, so start anew (or FEDCOMMONS_STATE names the wrong folder)."
+            f"the noise of what {folder} shares before round 1 is secret, and its salts are lost: with new ones it "
+            "would release twice, so start anew (or FEDCOMMONS_STATE names the wrong folder)."
         )
     return salt
 

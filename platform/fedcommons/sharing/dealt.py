@@ -11,14 +11,15 @@ class Dealt:
     """The clients' real data as the partition dealt them, and public facts.
 
     own: the clients' rows of all training images. n_classes: None where labels are no classes. flip: mirrored images
-    are as likely. seed: the run's. before: digest of examples and rows, the examples as they were when a digest of
-    them was first asked for.
+    are as likely. seed: the run's. is_secret: nobody can draw the noise again. before: digest of examples and rows, the
+    examples as they were when a digest of them was first asked for.
     """
 
     own: Clients
     n_classes: int | None
     flip: bool
     seed: int
+    is_secret: bool = False
     before: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

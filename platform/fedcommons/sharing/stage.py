@@ -123,7 +123,7 @@ class Assigned:
     each client's kept rows, then of its received ones, None where all are 1 (see ``ClientData``); n_own: how many of
     its rows count as its own in the rule of equal work, None for the sum of its weights; pool: all contributions, in
     the parts in which they were dealt, () where there is no pool; once: bytes of the exchange over all clients, up and
-    down; notes: what the user is told.
+    down; notes: what the user is told; views: of a noisy release, mu = sensitivity over noise of what each party sees.
     """
 
     kept: Sequence[np.ndarray]
@@ -134,6 +134,7 @@ class Assigned:
     pool: Sequence[np.ndarray] = ()
     once: int = 0
     notes: Sequence[str] = ()
+    views: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -141,7 +142,7 @@ class Shared:
     """The data of a run, the share p of what clients train on that came through sharing, its cost and its releases.
 
     owners: (rows of the store,), the client that each came from, -1 where no client holds it.
-    disclosed: number of real examples that left their clients as they are. notes: what the user is told.
+    disclosed: number of real examples that left their clients as they are. notes, views: see ``Assigned``.
     """
 
     data: RunData
@@ -151,6 +152,7 @@ class Shared:
     releases: Sequence[Release] = ()
     disclosed: int = 0
     notes: Sequence[str] = ()
+    views: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -163,9 +165,10 @@ class Shared:
 class Stage(Protocol):
     """Constants in a frozen dataclass, and functions that do not change their arguments; every draw is keyed.
 
-    Optional: ``needs`` (``Generating``); ``shorter`` (``TakesLong``); ``serves_pool = True`` where the server holds the
-    pool and may train on it; ``check(fields)``, which refuses an experiment by its fields (dotted names to values);
-    ``check_dealt(dealt)``, which refuses data that the stage is not defined for. Both raise ``UserError``.
+    Optional: ``needs`` (``Generating``); ``shorter`` (``TakesLong``); ``salts`` (``Salted``); ``serves_pool = True``
+    where the server holds the pool and may train on it; ``check(fields)``, which refuses an experiment by its fields
+    (dotted names to values); ``check_dealt(dealt)``, which refuses data that the stage is not defined for. Both raise
+    ``UserError``.
     """
 
     def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
@@ -191,6 +194,15 @@ class Generating(Protocol):
 
     def needs(self, dealt: Dealt, recipe: GeneratorRecipe) -> Sequence[Need]:
         """What must be made before ``make`` is called: one ``Need`` per client, in client order."""
+        ...
+
+
+@runtime_checkable
+class Salted(Protocol):
+    """A stage that draws noise itself, not a generator of its."""
+
+    def salts(self, dealt: Dealt) -> Sequence[bytes]:
+        """The salts of all its noise where that is secret, each kept as an artifact's."""
         ...
 
 
@@ -308,6 +320,7 @@ def _shared(
         releases=leaving.with_raw(releases, owners[left], len(dealt.own)),
         disclosed=len(left),
         notes=assigned.notes,
+        views=assigned.views,
     )
 
 

@@ -1,0 +1,183 @@
+"""FedMERF: clients release noisy sums of random features by class, once; images are fitted to the sum of all.
+
+Harder, Adamczewski and Park, "DP-MERF: differentially private mean embeddings with random features for practical
+privacy-preserving data generation", AISTATS 2021, arXiv:2002.11603, with sums over clients.
+v(x, y): [phi(x), 1]/sqrt(2) in row y (``random_features``), |v| <= 1;  N: clients;  z_i ~ N(0, I);
+sigma: the noise multiplier;  sigma_i: of one message.
+
+    client i sends  S_i = sum_j v(x_j, y_j) + sigma_i z_i        noise local:   sigma_i = sigma
+    the server adds S = sum_i S_i and fits images to it          noise summed:  sigma_i = sigma / sqrt(N - t)
+
+An image blanked out adds nothing, so the sensitivity is 1 and a message is one Gaussian mechanism (q = 1). Sums add up
+over clients, so it does not matter how labels are dealt. Images follow from S and cost no privacy. Everybody gets all.
+
+local: whoever sees a message, epsilon is the target. summed: that is so for who sees S only, that is under secure
+aggregation, or with a server that is trusted to add first; ``views`` says what each party sees. t: clients that may be
+missing.
+
+Departs from the paper: sums with counts instead of a mean over a public n; neighbours are ours, not replaced ones
+(sqrt(2) as far); images themselves are fitted, not a generator; the scale s is public, not the data's median.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod, sqrt
+from typing import Annotated, Any
+
+import torch
+
+from fedcommons.accounting.communication import images_nbytes
+from fedcommons.artifacts import constants, key_of
+from fedcommons.core import gaussian, salts
+from fedcommons.core.dp_sgd import NoisySum
+from fedcommons.core.noise import Noise, Source
+from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
+from fedcommons.errors import UserError
+from fedcommons.files import sha256
+from fedcommons.seeds import seed_for, wide_key
+from fedcommons.sharing.dealt import Dealt
+from fedcommons.sharing.random_features import Features, Fourier, fitted, sums
+from fedcommons.sharing.stage import Assigned, Contribution, Contributions
+
+SCALE = 105 / 784
+"""s over d that DP-MERF publishes for MNIST, with pixels in [0, 1]."""
+
+
+@dataclass(frozen=True)
+class MERF:
+    """D_i and the images that were fitted to all clients' noisy sums."""
+
+    serves_pool = True
+
+    target_epsilon: Annotated[float | None, "[0.001, 1000]"] = None
+    """epsilon of what every client releases. Either this or noise_multiplier"""
+    noise_multiplier: Annotated[float | None, "[0, 1e6]"] = None
+    """sigma, standard deviation of the noise over the sensitivity 1; 0: none, and no guarantee"""
+    delta: Annotated[float, "(0, 1)"] = 1e-5
+    """delta of target_epsilon; a run has one delta, so it must be dp.delta"""
+    noise: Annotated[str, "local | summed"] = "local"
+    """whom a client's own noise protects from: all, or those who see the sum over clients only (secure aggregation)"""
+    may_miss: Annotated[int, "[0, 1e6]"] = 0
+    """t, with noise summed: so many clients' noise may be missing from the sum"""
+    features: Annotated[int, "[4, 1e6]"] = 1000
+    """D, random features of an image"""
+    scale: Annotated[float | None, "(0, 1e9]"] = None
+    """s, squared length scale, never from private data; default: 105/784 of an image's numbers, published for MNIST"""
+    second_scale: Annotated[float | None, "(0, 1e9]"] = None
+    """s of half of the features; default: all have one"""
+    per_class: Annotated[int, "[1, 1e6]"] = 20
+    """images of each class that are fitted"""
+    steps: Annotated[int, "[1, 1e9]"] = 400
+    """steps of the fit"""
+
+    def check(self, fields: Mapping[str, Any]) -> None:
+        """See ``Stage``."""
+        if (self.target_epsilon is None) == (self.noise_multiplier is None):
+            given = "neither" if self.target_epsilon is None else "both"
+            raise UserError(f"give either sharing.target_epsilon or sharing.noise_multiplier, not {given}.")
+        if self.may_miss and self.noise != "summed":
+            raise UserError("sharing.may_miss is for sharing.noise summed: with local noise each message has its own.")
+        if fields.get("dp.delta", self.delta) != self.delta:
+            raise UserError(f"sharing.delta must be dp.delta = {fields['dp.delta']:g}, got {self.delta:g}.")
+
+    def check_dealt(self, dealt: Dealt) -> None:
+        """See ``Stage``."""
+        if dealt.n_classes is None:
+            raise UserError("setting merf sums features by class, and the labels of this data set are no classes.")
+        if dealt.own.store.x.dtype != torch.uint8:
+            raise UserError(
+                "setting merf fits images of whole numbers 0 to 255 (uint8), and these examples are others."
+            )
+        if self.may_miss >= len(dealt.own):
+            raise UserError(f"sharing.may_miss must be below the number of clients, {len(dealt.own)}: some must send.")
+
+    @property
+    def sigma(self) -> float:
+        """The noise multiplier, of a message (local) or of the sum (summed)."""
+        if self.noise_multiplier is not None:
+            return self.noise_multiplier
+        assert self.target_epsilon is not None
+        return gaussian.noise_for(self.target_epsilon, self.delta)
+
+    def sigma_of_each(self, n_clients: int) -> float:
+        """sigma_i, of one message."""
+        return self.sigma if self.noise == "local" else self.sigma / sqrt(n_clients - self.may_miss)
+
+    def phi(self, dealt: Dealt) -> Features:
+        """The features, which everybody can draw."""
+        d = prod(dealt.shape)
+        scales = [self.scale or SCALE * d, *([self.second_scale] if self.second_scale else [])]
+        return Fourier.draw(d, self.features, scales, dealt.seed)
+
+    def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
+        """The clients' messages, their sum and the images; who contributes which image does not matter."""
+        phi, classes, n = self.phi(dealt), dealt.n_classes or 0, len(dealt.own)
+        total = torch.zeros(classes, phi.size + 1, dtype=torch.float64)
+        for client in range(n):
+            total += self.message(dealt, client, phi).values.float()  # as it travels
+        seed = seed_for(dealt.seed, "merf")
+        images = fitted(phi, total, dealt.shape, self.per_class, self.steps, seed)
+        return Contributions.of_made(dealt, [Contribution(images[slice(i, None, n)]) for i in range(n)])
+
+    def message(self, dealt: Dealt, client: int, phi: Features) -> NoisySum:
+        """S_i (classes, D + 1)."""
+        own = dealt.own.store[dealt.own.rows[client]]
+        total = NoisySum(torch.zeros(dealt.n_classes or 0, phi.size + 1, dtype=torch.float64), clip=1.0)
+        total.add(sums(phi, own, dealt.n_classes or 0), norm=1.0)
+        if sigma := self.sigma_of_each(len(dealt.own)):
+            key, content = self._key(dealt, client), (own.x, own.y)
+            source = Source(wide_key("merf", key), self._salt(key) if dealt.is_secret else b"")
+            total.blur(sigma, Noise(source).call("sums of features", *content).stream())
+        return total
+
+    def shorter(self) -> tuple["MERF", float]:
+        """See ``TakesLong``: the fit is nearly all of it."""
+        few = min(self.steps, 20)
+        return replace(self, steps=few), self.steps / few
+
+    def salts(self, dealt: Dealt) -> list[bytes]:
+        """See ``Salted``: of each client's message."""
+        return [self._salt(self._key(dealt, client)) for client in range(len(dealt.own))] if self.sigma else []
+
+    def _key(self, dealt: Dealt, client: int) -> str:
+        """Of all that decides a message: with the same noise it is the same release."""
+        own = dealt.own.store[dealt.own.rows[client]]
+        content = sha256(own.x.numpy().tobytes() + own.y.numpy().tobytes())
+        decides = constants(self, ("per_class", "steps"))
+        return key_of({"seed": dealt.seed, "client": client, "clients": len(dealt.own), "own": content, **decides})
+
+    @staticmethod
+    def _salt(key: str) -> bytes:
+        return salts.of_artifact(f"{key}-merf")
+
+    def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
+        """One noisy value a client. With summed noise the event is that of the sum, and its name says so."""
+        if not self.sigma:
+            return contributed, [Release(i, (SUMS,), seen=n) for i, n in enumerate(dealt.own.sizes)]
+        what = (SUMS if self.noise == "local" else f"{SUMS}, seen added up over clients only",)
+        event = Release(0, what, mechanism=SAMPLED_GAUSSIAN, sigma=self.sigma, sensitivity=1.0, steps=1)
+        return contributed, [replace(event, client=i) for i in range(len(dealt.own))]
+
+    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
+        """All get all images: sums go up, images come down."""
+        n, phi = len(dealt.own), self.phi(dealt)
+        up = 4 * (phi.size + 1) * (dealt.n_classes or 0)
+        down = images_nbytes(len(released.rows), dealt.shape, dealt.itemsize, dealt.label_nbytes)
+        parts, views = released.of_each(n), self.views(n) if self.sigma else {}
+        return Assigned(
+            dealt.own.rows, [released.rows] * n, n_own=dealt.own.sizes, pool=parts, once=n * (up + down), views=views
+        )
+
+    def views(self, n: int) -> dict[str, float]:
+        """mu = 1/sigma of what each party sees of a client's data, for n clients of whom none is missing."""
+        one = self.sigma_of_each(n)
+        seen = {"outsiders, who see images": n, "the server under secure aggregation": n, "the server without it": 1}
+        if n > 1:
+            seen |= {"another client, which knows its own noise": n - 1}
+        if n > 3:
+            seen |= {f"{n // 2} clients together": n - n // 2}
+        return {party: 1 / (sqrt(terms) * one) for party, terms in seen.items()}
+
+
+SUMS = "noisy sums of features"
+"""The ledger's name of what clients release."""
