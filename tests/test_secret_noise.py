@@ -26,7 +26,7 @@ from fedcommons.generators.generator import Receipt, TrainedGenerator
 from fedcommons.runs import build, inputs, secret
 from fedcommons.sharing import needs, synthetic_pool
 from fedcommons.sharing.dealt import Dealt
-from fedcommons.sharing.needs import GeneratorRecipe, Need
+from fedcommons.sharing.needs import GeneratorRecipe, Need, salts_told
 from fedcommons.testing import Federation
 
 SECRET: dict[str, Any] = {
@@ -112,12 +112,12 @@ def test_generators_with_secret_noise_that_draw_otherwise_have_other_salts(
 
 
 def test_a_run_whose_class_counts_would_get_new_noise_does_not_go_on(tmp_path: Path, state: Path) -> None:
-    salt = secret.begun(tmp_path, _needed(SECRET))
-    assert secret.begun(tmp_path, _needed(SECRET)) == salt
+    salt = secret.begun(tmp_path, salts_told(_needed(SECRET)))
+    assert secret.begun(tmp_path, salts_told(_needed(SECRET))) == salt
     for path in state.glob("artifact-*-*"):
         path.unlink()
-    with pytest.raises(UserError, match="their salts are lost"):
-        secret.begun(tmp_path, _needed(SECRET))
+    with pytest.raises(UserError, match="its salts are lost"):
+        secret.begun(tmp_path, salts_told(_needed(SECRET)))
 
 
 @pytest.mark.parametrize("left", ["partition.json", "checkpoints"])

@@ -19,6 +19,7 @@ OTHERWISE: dict[str, dict[str, Any]] = {
     "feddpms": {"privacy": "sound"},
     "shuffled_real": {"p": 0.3},
     "raw_copies": {"c": 0.3},
+    "merf": {"noise_multiplier": 3.0, "features": 40, "per_class": 2, "steps": 3},
 }
 """Constants that make a part private, or that it must be given."""
 

@@ -32,6 +32,7 @@ from fedcommons.core import gaussian, salts
 from fedcommons.core.dp_sgd import NoisySum
 from fedcommons.core.noise import Noise, Source
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
+from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from fedcommons.files import sha256
 from fedcommons.seeds import seed_for, wide_key
@@ -117,6 +118,7 @@ class MERF:
             total += self.message(dealt, client, phi).values.float()  # as it travels
         seed = seed_for(dealt.seed, "merf")
         images = fitted(phi, total, dealt.shape, self.per_class, self.steps, seed)
+        images = Examples(images.x.to(dealt.own.store.x.dtype), images.y)
         return Contributions.of_made(dealt, [Contribution(images[slice(i, None, n)]) for i in range(n)])
 
     def message(self, dealt: Dealt, client: int, phi: Features) -> NoisySum:
