@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.config import cli
+from fedcommons.config.flat import part_of
 from fedcommons.core.salts import IF_SECRET, SECRET
 from fedcommons.files import write_json, write_text
 from fedcommons.reports import intervals, tables
@@ -16,6 +17,10 @@ from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
+    from torch import Tensor
+
+    from fedcommons.data.examples import Examples
+    from fedcommons.sharing.merf import MERF
     from fedcommons.sharing.needs import Need
     from fedcommons.sharing.synthetic_pool import Contribution
 
@@ -38,10 +43,39 @@ def images(cell: sweep.Trial) -> "Sequence[Contribution]":
     return contributions(prepare(cell.config), Store(Path(cell.config.artifacts), storage=cell.config.storage))
 
 
+def of_one_release(cell: sweep.Trial) -> "MERF | None":
+    """FedMERF's stage, whose pool is no generator's; None for other pools."""
+    from fedcommons.sharing.merf import MERF
+
+    stage = part_of(cell.config, "sharing")
+    return stage if isinstance(stage, MERF) else None
+
+
+@lru_cache(maxsize=16)
+def fitted_images(cell: sweep.Trial) -> "Examples":
+    """FedMERF's pool, which is in no store."""
+    from fedcommons.core.worker import set_up_process
+    from fedcommons.runs.build import contribute, prepare
+
+    set_up_process()
+    prepared = prepare(cell.config)
+    return contribute(prepared.stage, prepared.dealt, []).store[slice(len(prepared.train), None)]
+
+
+def shown_images(cell: sweep.Trial, client: int, label: int) -> "Tensor":
+    """Images (n, C, H, W) of this label in the pool that this client contributed; FedMERF's are of all clients."""
+    of_all = of_one_release(cell) is not None
+    examples = fitted_images(cell) if of_all else images(cell)[client].examples
+    of_label = examples.x[examples.y == label]
+    return of_label.roll(-client, 0) if of_all else of_label
+
+
 def spent(cell: sweep.Trial) -> float | None:
-    """The largest epsilon of the clients' pools by Renyi accounting; None where nothing protects one."""
+    """The largest epsilon of the clients' pools by the ledger's accounting; None where nothing protects one."""
     from fedcommons.core.accountants import epsilon
 
+    if (released := of_one_release(cell)) is not None:
+        return epsilon(1.0, released.sigma, 1, cell.config.dp.delta)
     receipts = [made.receipt for made in images(cell)]
     if not all(r is not None and r.release(0).covered for r in receipts):
         return None
@@ -59,9 +93,10 @@ def table(found: Sequence[Entry], out: Path) -> tuple[str, list[dict[str, Any]]]
     for (alpha, algorithm, pool, epochs), of in _groups([e for e in found if e.cell.name in names]).items():
         cell = Cell({}, runs.iloc[[names[e.cell.name] for e in of]])
         secret = of[0].cell.config.dp.noise == SECRET
-        epsilons = [spent(e.cell) for e in of] if epochs else [None]
+        epsilons = [None] if pool == "none" else [spent(e.cell) for e in of]
         known = [e for e in epsilons if e is not None]
         sigmas = [r.sigma for e in of for made in images(e.cell) if (r := made.receipt)] if known else []
+        sigmas += [stage.sigma for e in of if (stage := of_one_release(e.cell))]
         said = "-" if pool == "none" else f"{max(known):.2f}" if len(known) == len(of) else "no guarantee"
         said += " if secret" if known and not secret else ""
         lines.append(
@@ -202,17 +237,19 @@ def pictures(found: Sequence[Entry], path: Path, smoke: bool) -> None:
     rows = [e for e in mine if (e.cell.config.seed, e.cell.config.partition) == (first.seed, first.partition)]
     if not rows:
         return
-    shown = columns(prepare(rows[0].cell.config).needs)
+    by_generators = [e for e in rows if of_one_release(e.cell) is None]
+    if not by_generators:
+        return
+    shown = columns(prepare(by_generators[0].cell.config).needs)
     drawing, grid = plots.panels(len(rows), len(shown), (0.55 * len(shown) + 1.5, 0.65 * len(rows) + 1.1))
     for e, row in zip(rows, grid, strict=True):
-        made = images(e.cell)
         for axes, (label, client, _) in zip(row, shown, strict=True):
             axes.set(xticks=[], yticks=[])
-            examples = made[client].examples
-            if len(of_class := examples.x[examples.y == label]):
+            if len(of_class := shown_images(e.cell, client, label)):
                 axes.imshow(of_class[0].movedim(0, -1).squeeze().numpy(), cmap="gray", vmin=0, vmax=255)
-        epochs = e.cell.config.flat["generator.epochs"]
-        row[0].set_ylabel(f"{e.pool}\n{epochs} epochs", fontsize=7, rotation=0, ha="right", va="center")
+        epochs = e.cell.config.flat.get("generator.epochs")
+        said = e.pool if epochs is None else f"{e.pool}\n{epochs} epochs"
+        row[0].set_ylabel(said, fontsize=7, rotation=0, ha="right", va="center")
     for axes, (label, _, seen) in zip(grid[0], shown, strict=True):
         axes.set_title(f"label {label}\nsaw {seen}", fontsize=7, color="#c0392b" if not seen else "k")
     drawing.suptitle(
@@ -231,10 +268,10 @@ def report(found: Sequence[Entry], options: cli.Options, out: Path, display: Dis
     text, records = table(found, out)
     private = [e.cell.config.flat for e in found if "generator.clip" in e.cell.config.flat]
     notes = [
-        f"Epsilon is that of the largest client's pool at delta {found[0].cell.config.dp.delta:g} by Renyi accounting, "
-        "from what the generators' receipts say was used. With labels: of the whole pool, as labels follow each "
-        "client's class counts; none: these are not covered (generator.label_noise 0). Nothing covers the updates of "
-        "the model, which every run sends. So the guarantee of the whole run is: none.",
+        f"Epsilon is that of the largest client's pool at delta {found[0].cell.config.dp.delta:g} by the ledger's "
+        "accounting, from what the generators' receipts say was used. With labels: of the whole pool, as labels follow "
+        "each client's class counts; none: these are not covered (generator.label_noise 0). Nothing covers the updates "
+        "of the model, which every run sends. So the guarantee of the whole run is: none.",
         *(
             f"Private generators: B = {g['generator.batch_size']}, draws an image: {g['generator.draws']}, clip "
             f"{g['generator.clip']:g}, rho = {g['generator.rho']:g}."
