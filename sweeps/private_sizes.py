@@ -1,4 +1,4 @@
-"""At which size of data does a useful private pool begin? One generator of n images, judged by what its images teach.
+"""At which size of data does a useful private pool begin? Of n images a client, judged by what its images teach.
 
 python sweeps/private_sizes.py                 # digits, a quarter of an hour on a laptop
 python sweeps/private_sizes.py --preset smoke  # the same code with smaller numbers
@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 from fedcommons.config import cli, parts, presets
 from fedcommons.errors import UserError
@@ -33,6 +34,7 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     for name, kind, default, text in (
         ("preset", str, "small", ", ".join(private_presets.PRIVATE)),
         ("sizes", str, "40,80" if few else "129,322,645,1290", "numbers of images n, separated by commas"),
+        ("clients", Annotated[int, "[1, 1000]"], 10, "clients of n images each whose releases are also added up"),
         ("epsilons", str, "10", "target epsilons, separated by commas"),
         ("seeds", str, "0" if few else "0,1,2", "seeds of the generators; the images that they see are the same"),
         ("out", str, f"runs/private_sizes-{preset}-{parts.label(dataset)}", "folder of the results"),

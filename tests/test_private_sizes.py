@@ -35,11 +35,17 @@ def test_each_size_has_real_images_the_plain_pool_and_each_private_one(
     assert private.private_sizes(argv) == 0
     with (tmp_path / "out" / "private_sizes.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [row["pool"] for row in rows] == ["real images", "plain", "epsilon 5", "epsilon 50"]
+    of_merf = [
+        f"FedMERF {whose}, epsilon {e}"
+        for e in (5, 50)
+        for whose in ("alone", "10 clients, local", "10 clients, summed")
+    ]
+    assert [row["pool"] for row in rows] == ["real images", "plain", "epsilon 5", "epsilon 50", *of_merf]
     assert float(rows[0]["accuracy"]) > 0.3  # 32 real digits teach something
     sigmas = [float(row["noise_multiplier"]) for row in rows[2:]]
     found = [epsilon(1.0, sigma, 1, 1e-5) for sigma in sigmas]
-    assert found == [pytest.approx(5, abs=0.01), pytest.approx(50, abs=0.01)]
+    assert found == pytest.approx([5, 50, 5, 5, 5, 50, 50, 50], abs=0.01)
+    assert max(float(row["accuracy"]) for row in rows[4:]) > 0.6
     assert "± is the sample" in capsys.readouterr().out
     for name in ("private_sizes.md", "private_sizes.png"):
         assert (tmp_path / "out" / name).exists()

@@ -1,6 +1,10 @@
-"""What one private generator of n images teaches: the trainings of a study over n, and its records."""
+"""What a private pool of n images a client teaches: the trainings of a study over n, and its records.
+
+Pools: of one generator that saw n images; of one noisy release of n images (FedMERF), and of such of N clients.
+"""
 
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +12,11 @@ from fedcommons.artifacts import Store
 from fedcommons.config import cli
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import choose
-from fedcommons.core.worker import fresh_torch
+from fedcommons.core.worker import fresh_torch, set_up_process
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.errors import UserError
-from fedcommons.runs.build import OnStep, prepare, synthetic_images
+from fedcommons.generators.generator import Receipt
+from fedcommons.runs.build import OnStep, contribute, prepare, synthetic_images
 from fedcommons.sharing.stage import Contribution
 from fedcommons.sharing.synthetic_pool import Job, missing
 from fedcommons.sweeping.sweep import require_few
@@ -25,6 +30,24 @@ def configs(options: cli.Options, n: int, seed: int) -> dict[str, Experiment]:
     for epsilon in cli.split("--epsilons", options.epsilons, float):
         found[f"epsilon {epsilon:g}"] = choose({**at, "generator.target_epsilon": epsilon}, options.fields)
     return found
+
+
+def released(options: cli.Options, n: int, seed: int) -> dict[str, Experiment]:
+    """FedMERF of one client with n images, and of ``--clients`` of them with local and with summed noise."""
+    flat = {name: value for name, value in cli.flat(options).items() if name.partition(".")[0] not in _NOT_OF_MERF}
+    found = {}
+    for epsilon, (clients, noise) in product(
+        cli.split("--epsilons", options.epsilons, float),
+        ((1, "local"), (options.clients, "local"), (options.clients, "summed"))[: 1 + 2 * (options.clients > 1)],
+    ):
+        own = {"sharing.setting": "merf", "sharing.target_epsilon": epsilon, "sharing.noise": noise}
+        at = {"data.limit": clients * n, "seed": seed, "partition.n_clients": clients}
+        of = "alone" if clients == 1 else f"{clients} clients, {noise}"
+        found[f"FedMERF {of}, epsilon {epsilon:g}"] = choose({**flat, **own, **at}, options.fields)
+    return found
+
+
+_NOT_OF_MERF = ("generator", "sharing")
 
 
 def jobs(options: cli.Options) -> list[Job]:
@@ -51,6 +74,18 @@ def made(config: Experiment, say: Callable[[str], None], on_step: OnStep | None)
     return found, prepared.dataset
 
 
+def fitted(config: Experiment) -> tuple[Contribution, Dataset] | None:
+    """The images that are fitted to all clients' releases; None where there are not as many real images."""
+    set_up_process()
+    prepared = prepare(config)
+    if len(prepared.train) < (config.data.limit or 0):
+        return None
+    pool = contribute(prepared.stage, prepared.dealt, ())
+    (receipt, *_) = prepared.stage.release(prepared.dealt, pool)[1]
+    images = pool.store[slice(len(prepared.train), None)]
+    return Contribution(images, Receipt(receipt.mechanism, 1.0, receipt.sigma, 1.0, 1)), prepared.dataset
+
+
 def taught(examples: Examples, test: Examples) -> float:
     """Accuracy, in [0, 1], on test images of a logistic regression on pixels that these examples have trained."""
     from sklearn.linear_model import LogisticRegression
@@ -67,9 +102,13 @@ def study(options: cli.Options, say: Callable[[str], None], on_step: OnStep | No
     for n in sizes:
         found: dict[str, dict[str, Any]] = {}
         for seed in seeds:
-            for pool, config in configs(options, n, seed).items():
+            of_each = configs(options, n, seed)
+            for pool, config in {**of_each, **released(options, n, seed)}.items():
                 with fresh_torch():
-                    images, data = made(config, say, on_step)
+                    drawn = made(config, say, on_step) if pool in of_each else fitted(config)
+                if drawn is None:
+                    continue
+                images, data = drawn
                 real = found.setdefault("real images", {"n": n, "pool": "real images", "sigma": None, "accuracy": []})
                 if pool == "plain":
                     real["accuracy"].append(taught(data.train, data.test))

@@ -24,6 +24,9 @@ def report(records: Sequence[dict[str, Any]], options: cli.Options, out: Path) -
     notes = [
         "Accuracy: of a logistic regression on pixels, trained on as many images of the pool as the generator saw, on "
         "real test images, %. The images that generators see are drawn iid, and are the same for each seed.",
+        "FedMERF: images fitted to one noisy release of random features, of one client with so many images (alone), or "
+        f"of {options.clients} with so many each, where each hides itself (local) or only the sum is hidden (summed). "
+        "Such rows are missing where there are not as many real images.",
         f"Private generators: {g['generator.epochs']} epochs, B = {g['generator.batch_size']}, learning rate "
         f"{g['generator.lr']:g}, channels {shown(list(g['generator.channels']))}, prediction "
         f"{g['generator.prediction']}, clip {g['generator.clip']:g}, draws {g['generator.draws']}, delta "
