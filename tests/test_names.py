@@ -31,6 +31,9 @@ NAMES = json.loads((HERE / "names.json").read_text())
 RESULTS = HERE.parent / "docs" / "results"
 PUBLISHED = {
     "table1_small_digits": "table1 --seeds 0,1,2",
+    "table1_small_cifar10": "table1 --dataset cifar10 --alphas 0.01 --algorithms fedavg,scaffold --data.limit 12000 "
+    "--generator.steps 500 --generator.prediction v_prediction --client.epochs 2 --client.batch_size 32 "
+    "--federation.rounds 25 --lrs 0.03,0.06,0.12 --target 0.3 --seeds 0,1,2",
     "figure3_small_digits": "figure3 --seeds 0,1,2",
     "disclosure_digits": "disclosure --seeds 0,1,2",
     "disclosure_digits_epsilon": "disclosure --alphas 0.1 --federation.rounds 15 --settings real,raw_copies "
