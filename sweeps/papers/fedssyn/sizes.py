@@ -15,9 +15,7 @@ from fedcommons.config.flat import choose
 from fedcommons.core.worker import fresh_torch, set_up_process
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.errors import UserError
-from fedcommons.generators.generator import Receipt
 from fedcommons.runs.build import OnStep, contribute, prepare, synthetic_images
-from fedcommons.sharing.stage import Contribution
 from fedcommons.sharing.synthetic_pool import Job, missing
 from fedcommons.sweeping.sweep import require_few
 from papers.fedssyn import private_presets
@@ -67,23 +65,25 @@ def jobs(options: cli.Options) -> list[Job]:
     )
 
 
-def made(config: Experiment, say: Callable[[str], None], on_step: OnStep | None) -> tuple[Contribution, Dataset]:
-    """The images of a generator, from the store if they are there, and the data."""
+def made(
+    config: Experiment, say: Callable[[str], None], on_step: OnStep | None
+) -> tuple[Examples, float | None, Dataset]:
+    """The images of a generator, from the store if they are there, its noise multiplier, and the data."""
     prepared, store = prepare(config), Store(Path(config.artifacts), say, config.storage)
     (found,) = synthetic_images(prepared, store, missing(store, prepared.needs), lambda _: None, on_step)
-    return found, prepared.dataset
+    sigma = found.receipt.sigma if found.receipt and found.receipt.sigma else None
+    return found.examples, sigma, prepared.dataset
 
 
-def fitted(config: Experiment) -> tuple[Contribution, Dataset] | None:
-    """The images that are fitted to all clients' releases; None where there are not as many real images."""
+def fitted(config: Experiment) -> tuple[Examples, float | None, Dataset] | None:
+    """As ``made``, of images that are fitted to all clients' releases; None where there are not as many real images."""
     set_up_process()
     prepared = prepare(config)
     if len(prepared.train) < (config.data.limit or 0):
         return None
     pool = contribute(prepared.stage, prepared.dealt, ())
-    (receipt, *_) = prepared.stage.release(prepared.dealt, pool)[1]
-    images = pool.store[slice(len(prepared.train), None)]
-    return Contribution(images, Receipt(receipt.mechanism, 1.0, receipt.sigma, 1.0, 1)), prepared.dataset
+    event = prepared.stage.release(prepared.dealt, pool)[1][0]
+    return pool.store[slice(len(prepared.train), None)], event.sigma, prepared.dataset
 
 
 def taught(examples: Examples, test: Examples) -> float:
@@ -108,13 +108,12 @@ def study(options: cli.Options, say: Callable[[str], None], on_step: OnStep | No
                     drawn = made(config, say, on_step) if pool in of_each else fitted(config)
                 if drawn is None:
                     continue
-                images, data = drawn
+                images, sigma, data = drawn
                 real = found.setdefault("real images", {"n": n, "pool": "real images", "sigma": None, "accuracy": []})
                 if pool == "plain":
                     real["accuracy"].append(taught(data.train, data.test))
-                sigma = images.receipt.sigma if images.receipt and images.receipt.sigma else None
                 one = found.setdefault(pool, {"n": n, "pool": pool, "sigma": sigma, "accuracy": []})
-                one["accuracy"].append(taught(images.examples, data.test))
+                one["accuracy"].append(taught(images, data.test))
                 say(f"{n} images, {pool}, seed {seed}: {100 * one['accuracy'][-1]:.1f} % of test images are right")
         records += found.values()
     return records
