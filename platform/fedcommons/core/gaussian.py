@@ -47,4 +47,5 @@ def noise_for(target: float, delta_: float) -> float:
 
     least, most = MU
     excess = lambda at: log(max(delta(target, exp(at)), 1e-300)) - log(delta_)  # noqa: E731
-    return exp(-float(root_scalar(excess, bracket=(log(least), log(most)), xtol=1e-14, rtol=1e-14).root))
+    sigma = exp(-float(root_scalar(excess, bracket=(log(least), log(most)), xtol=1e-14, rtol=1e-14).root))
+    return sigma * (1 + 1e-12)  # rounding must not spend more than the target
