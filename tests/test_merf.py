@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedcommons.accounting.privacy import Ledger
+from fedcommons.accounting.statement import statement
 from fedcommons.config.flat import choose
 from fedcommons.core import gaussian
 from fedcommons.data.clients import Clients
@@ -300,6 +302,20 @@ def test_a_run_says_what_each_party_sees(tmp_path: Any) -> None:
     assert views["the server without it"] == pytest.approx(7.539, abs=1e-3)
     assert "seen added up over clients only" in said["in_words"][0]
     assert said["pool_epsilon_of_each_view"] is None
+    (closer,) = [line for line in said["uncovered"] if "what these would see" in line]
+    assert "the server without it (epsilon 7.539)" in closer
+    assert "secure aggregation" not in closer
+
+
+@pytest.mark.parametrize("noise", ["local", "summed"])
+def test_an_overall_epsilon_says_who_must_see_sums_only(noise: str) -> None:
+    """Where all is covered there is one, and with summed noise a server that sees messages has a larger one."""
+    stage, sent = MERF(target_epsilon=2.0, noise=noise), dealt(20, 40)
+    _, events = stage.release(sent, SMALL.make(sent, []))
+    ledger = Ledger.of([replace(event, commons=True) for event in events])
+    said = statement(ledger, 3, 1e-5, 0, local=True, secret=True, views=stage.views(3))
+    assert said["overall"] == pytest.approx(2.0, rel=1e-6)
+    assert ("added up over clients only" in said["in_words"][1]) == (noise == "summed")
 
 
 def test_a_secret_run_earns_its_epsilon_and_goes_on_with_its_salts_only(
@@ -314,6 +330,7 @@ def test_a_secret_run_earns_its_epsilon_and_goes_on_with_its_salts_only(
     said = experiment.run(config, tmp_path / "run")["privacy"]
     assert said["pool_epsilon_max"] == pytest.approx(2.0, rel=1e-6)
     assert said["pool_epsilon_of_each_view"]["the server without it"] == pytest.approx(2.0, rel=1e-6)
+    assert not any("what these would see" in line for line in said["uncovered"])
     told = build.prepare(config).salts
     assert len(told) == 10
     assert secret.kept(tmp_path / "run", told)

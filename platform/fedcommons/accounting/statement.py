@@ -47,6 +47,8 @@ TRUSTED = {
 }
 """What is taken at a part's word, by kind of part."""
 
+ADDED = ", for who sees what was shared before round 1 added up over clients only"
+
 DRAWN_AGAIN = "whoever knows --seed can draw the noise again (dp.noise seeded)"
 
 
@@ -72,6 +74,7 @@ def statement(
     in_words: a sentence for each. trusted: what is taken at the word of parts that are not ours. Without ``secret`` all
     epsilons are None or none, and those that secret noise would earn have names that end in ``_if_secret``.
     """
+    of_views = {party: gaussian.epsilon(mu, delta) for party, mu in (views or {}).items()}
     dp = local or bool(ledger.commons.covered or ledger.updates.covered)
     leaks = [_leak(name, times, name in ledger.outlived) for name, times in ledger.uncovered.items()]
     if rejected and dp:
@@ -82,7 +85,7 @@ def statement(
     largest = max((e for i in range(clients) if (e := ledger.of_all(i, delta)) is not None), default=0.0)
     overall = largest if dp and not leaks else None
     spent = [ledger.of_rounds(client, delta) for client in range(clients)]
-    of_views = {party: gaussian.epsilon(mu, delta) for party, mu in (views or {}).items()}
+    closer = _of_closer_views(of_views, ledger.commons.largest(delta))
     earned: dict[str, Any] = {
         "pool_epsilon_max": pool,
         "pool_epsilon_of_each_client": None if pool is None else [ledger.commons.of(i, delta) for i in range(clients)],
@@ -99,9 +102,12 @@ def statement(
         "delta": delta if dp else None,
         "commons": shared,
         **earned,
-        "uncovered": [*NOTES, *leaks],
+        "uncovered": [*NOTES, *closer, *leaks],
         "trusted": [f"{kind} {name}: {TRUSTED[kind]}" for kind, name in (own or {}).items() if kind in TRUSTED],
-        "in_words": [_of_commons(ledger.commons, delta, secret), _overall(leaks, overall, delta, secret)],
+        "in_words": [
+            _of_commons(ledger.commons, delta, secret),
+            _overall(leaks, overall, delta, secret, ADDED * bool(closer)),
+        ],
     }
 
 
@@ -129,13 +135,23 @@ def _of_commons(commons: Released, delta: float, secret: bool) -> str:
     return f"Commons: no guarantee{covered} as nothing covers {_list(commons.uncovered)}."
 
 
-def _overall(leaks: Sequence[str], overall: float | None, delta: float, secret: bool) -> str:
+def _overall(leaks: Sequence[str], overall: float | None, delta: float, secret: bool, to: str) -> str:
     if overall is None:
         more = f" and {len(leaks) - 1} more" if len(leaks) > 1 else ""
         return f"Overall guarantee: none, because of {leaks[0]}{more}." if leaks else "Overall guarantee: none."
     if not secret:
-        return f"Overall guarantee: none as run: {DRAWN_AGAIN}; {_epsilon(overall, delta, secret)}, of all messages."
-    return f"Overall guarantee: {_epsilon(overall, delta, secret)}, of all messages in this run."
+        return (
+            f"Overall guarantee: none as run: {DRAWN_AGAIN}; {_epsilon(overall, delta, secret)}, of all messages{to}."
+        )
+    return f"Overall guarantee: {_epsilon(overall, delta, secret)}, of all messages in this run{to}."
+
+
+def _of_closer_views(of_views: Mapping[str, float], stated: float) -> list[str]:
+    """Parties that would learn more of a client than the epsilon that is stated; a root differs in its last digits."""
+    closer = [f"{party} (epsilon {value:.4g})" for party, value in of_views.items() if value > stated * (1 + 1e-6)]
+    return [f"what these would see of what was shared before round 1, and so of all: {', '.join(closer)}"] * bool(
+        closer
+    )
 
 
 def _leak(name: str, times: int, has_outlived: bool) -> str:

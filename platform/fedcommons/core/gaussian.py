@@ -22,6 +22,11 @@ def delta(epsilon: float, mu: float) -> float:
     return -exp(first) * expm1(min(0.0, epsilon + second - first)) if first > -inf else 0.0
 
 
+def _excess(epsilon_: float, mu: float, delta_: float) -> float:
+    """log(delta(epsilon)/delta), which is 0 at the root."""
+    return log(max(delta(epsilon_, mu), 1e-300)) - log(delta_)
+
+
 def epsilon(mu: float, delta_: float) -> float:
     """The smallest epsilon >= 0 at ``delta_`` in (0, 1), for mu >= 0.
 
@@ -37,8 +42,7 @@ def epsilon(mu: float, delta_: float) -> float:
     most = (
         mu * mu / 2 + mu * (2 * log(1 / delta_)) ** 0.5
     )  # Phi(-z) <= e^(-z^2/2): there the first term is below delta_
-    excess = lambda e: log(max(delta(e, mu), 1e-300)) - log(delta_)  # noqa: E731
-    return float(root_scalar(excess, bracket=(0.0, most), xtol=1e-12, rtol=1e-12).root)
+    return float(root_scalar(lambda e: _excess(e, mu, delta_), bracket=(0.0, most), xtol=1e-12, rtol=1e-12).root)
 
 
 def noise_for(target: float, delta_: float) -> float:
@@ -46,6 +50,7 @@ def noise_for(target: float, delta_: float) -> float:
     from scipy.optimize import root_scalar
 
     least, most = MU
-    excess = lambda at: log(max(delta(target, exp(at)), 1e-300)) - log(delta_)  # noqa: E731
-    sigma = exp(-float(root_scalar(excess, bracket=(log(least), log(most)), xtol=1e-14, rtol=1e-14).root))
+    ends = log(least), log(most)
+    root = root_scalar(lambda at: _excess(target, exp(at), delta_), bracket=ends, xtol=1e-14, rtol=1e-14).root
+    sigma = exp(-float(root))
     return sigma * (1 + 1e-12)  # rounding must not spend more than the target
