@@ -12,7 +12,7 @@ from fedcommons.core.accountants import epsilon
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from papers.fedssyn import sizes_report
-from papers.fedssyn.sizes import taught
+from papers.fedssyn.sizes import fitted, released, taught
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +67,15 @@ def test_a_row_a_seed_and_a_picture_of_their_spread(private: ModuleType, tmp_pat
     assert "| 56.2 ± 8.8 " in text
     assert "| 62.5 ± 17.7 " in text
     assert (tmp_path / "private_sizes.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("n", "there"), [(129, 3), (322, 1), (1290, 1)])
+def test_clients_together_are_left_out_where_there_are_not_as_many_images(
+    private: ModuleType, n: int, there: int
+) -> None:
+    options = private.arguments([])
+    pools = [fitted(config) for config in released(options, n, 0).values()]
+    assert [pool is not None for pool in pools] == [True] * there + [False] * (3 - there)
 
 
 def test_a_pool_that_is_the_data_teaches_all_and_one_with_turned_labels_nothing() -> None:

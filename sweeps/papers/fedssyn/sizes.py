@@ -4,6 +4,7 @@ Pools: of one generator that saw n images; of one noisy release of n images (Fed
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from fedcommons.config.flat import choose
 from fedcommons.core.worker import fresh_torch, set_up_process
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.errors import UserError
+from fedcommons.runs import inputs
 from fedcommons.runs.build import OnStep, contribute, prepare, synthetic_images
 from fedcommons.sharing.synthetic_pool import Job, missing
 from fedcommons.sweeping.sweep import require_few
@@ -78,9 +80,9 @@ def made(
 def fitted(config: Experiment) -> tuple[Examples, float | None, Dataset] | None:
     """As ``made``, of images that are fitted to all clients' releases; None where there are not as many real images."""
     set_up_process()
-    prepared = prepare(config)
-    if len(prepared.train) < (config.data.limit or 0):
+    if len(inputs.load(replace(config.data, limit=None)).train) < (config.data.limit or 0):
         return None
+    prepared = prepare(config)
     pool = contribute(prepared.stage, prepared.dealt, ())
     event = prepared.stage.release(prepared.dealt, pool)[1][0]
     return pool.store[slice(len(prepared.train), None)], event.sigma, prepared.dataset
