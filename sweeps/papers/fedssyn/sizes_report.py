@@ -38,7 +38,7 @@ def report(records: Sequence[dict[str, Any]], options: cli.Options, out: Path) -
     text = f"**{presets.SMOKE}**\n\n{text}" if smoke else text
     write_text(out / "private_sizes.md", text)
     write_text(out / "private_sizes.csv", tables.to_csv(by_seed(records, options)))
-    picture(records, f"{g['data.name']}: what images of one generator teach", out / "private_sizes.png", smoke)
+    picture(records, f"{g['data.name']}: what images of a private pool teach", out / "private_sizes.png", smoke)
     return text
 
 
@@ -56,7 +56,7 @@ def picture(records: Sequence[dict[str, Any]], title: str, path: Path, smoke: bo
     """Accuracy over sizes: of each pool the mean with a bar of the standard deviation, and each seed as a point."""
     from fedcommons.reports import plots
 
-    drawing, ((axes,),) = plots.panels(1, 1, (6, 4.4))
+    drawing, ((axes,),) = plots.panels(1, 1, (6, 4.8))
     for pool in dict.fromkeys(r["pool"] for r in records):
         of = [(r["n"], [100 * a for a in r["accuracy"]]) for r in records if r["pool"] == pool]
         spread = [stdev(a) if len(a) > 1 else 0 for _, a in of]
@@ -64,13 +64,13 @@ def picture(records: Sequence[dict[str, Any]], title: str, path: Path, smoke: bo
         for n, accuracies in of:
             axes.plot([n] * len(accuracies), accuracies, ".", color=bars[0].get_color(), alpha=0.6, markersize=4)
     sizes = list(dict.fromkeys(r["n"] for r in records))
-    axes.set(xscale="log", xlabel="images that the generator saw", ylabel="accuracy of a logistic regression, %")
+    axes.set(xscale="log", xlabel="images of a client", ylabel="accuracy of a logistic regression, %")
     axes.minorticks_off()
     axes.set_xticks(sizes, list(map(str, sizes)))
     axes.grid(alpha=0.3)
     seeds = max(len(r["accuracy"]) for r in records)
     spread_of = f"bar: ± standard deviation over {seeds} seeds; dots: the seeds" if seeds > 1 else "one seed"
-    drawing.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8,
+    drawing.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8,
                    title=f"trained on; {spread_of}")  # fmt: skip
     drawing.suptitle(title, fontsize=10)
     plots.save(drawing, path, 110, smoke)
