@@ -17,6 +17,7 @@ from fedcommons.core.gpu_memory import with_room
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.worker import default_device
 from fedcommons.errors import ClientError, UserError
+from fedcommons.federation import blocks
 from fedcommons.testing.comparing import bits
 from fedcommons.testing.federations import Federation
 from fedcommons.testing.on_device import two_rounds
@@ -141,6 +142,39 @@ def test_a_process_that_has_lost_its_gpu_begins_no_other_experiment(monkeypatch:
     assert gpu_memory.is_lost()
     with pytest.raises(UserError, match="start a new process"):
         default_device()
+
+
+@pytest.mark.parametrize(("batched", "named"), [(False, "client 0, round 1"), (True, "clients 0, 1, 2, round 1")])
+def test_who_loses_the_gpu_is_named_though_all_that_follows_fails(
+    batched: bool, named: str, digits: Callable[..., Federation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU tells of what failed on it where somebody waits for it, and from then on at every call."""
+    lost = list[int]()
+
+    def call(*_: Any) -> list[Tensor]:
+        if lost:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+        return [torch.zeros(1)]
+
+    def failing(play: Callable[..., Any]) -> Callable[..., Any]:
+        def begun(*given: Any) -> object:
+            done = play(*given)
+            lost.append(1)
+            return done if batched else call()
+
+        return begun
+
+    for name in ("synchronize", "get_rng_state", "set_rng_state", "get_rng_state_all", "set_rng_state_all"):
+        monkeypatch.setattr(torch.cuda, name, call)
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: None)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    place, name = (blocks.batched, "train") if batched else (blocks, "norm")
+    monkeypatch.setattr(place, name, failing(getattr(place, name)))
+    federation = digits((9, 5, 7), linear=True).training(LocalSGD(1, 4, batched=batched))
+    with pytest.raises(ClientError, match=f"^{named}, .*device-side assert"):
+        federation.play(FedAvg(), federation.plan(2, blocks=1))
+    assert gpu_memory.is_lost()
 
 
 LOSES = '''

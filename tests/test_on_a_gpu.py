@@ -31,7 +31,7 @@ from fedcommons.generators import ddpm
 from fedcommons.runs import experiment, inputs, worker
 from fedcommons.runs.replay import replay
 from fedcommons.seeds import generator, set_default_generator
-from fedcommons.tensors import data
+from fedcommons.tensors import data, to_device
 from fedcommons.testing import Federation, check_algorithm, digits
 from fedcommons.testing.comparing import bits
 from fedcommons.testing.on_device import PRETEND, check_on, two_rounds
@@ -94,6 +94,16 @@ def test_under_dp_sgd_a_step_copies_the_rows_of_its_batch_and_the_noise_alone(ma
 
 def _by_file(lines: Counter[str]) -> Counter[str]:
     return Counter(line.partition(":")[0] for line in lines.elements())
+
+
+def test_a_start_that_was_computed_there_is_the_servers() -> None:
+    method, clients = case(FedAvg)
+    plan = clients.plan(2)
+    start, right = clients.start(method, plan), clients.play(method, plan)[-1][0]
+    with PretendGPU():
+        there = replace(start, state=to_device(start.state, GPU))
+        end = clients.on(GPU).play(method, plan, start=there)[-1][0]
+    assert bits(end) == bits(right)
 
 
 def test_a_plain_step_launches_thirty_kernels() -> None:

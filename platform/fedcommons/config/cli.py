@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -23,6 +24,9 @@ from fedcommons.paths import user_path
 
 PATHS = ("artifacts", "data.dir", "data_dir", "from", "log_file", "out", "replay")
 """Options that name a file or folder."""
+
+LAST_S = 15.0
+"""Seconds that a script which SIGTERM ends may clean up for."""
 
 
 def parser(
@@ -313,6 +317,10 @@ def _run(function: Callable[[Sequence[str]], int]) -> int | str | None:
 
 
 def _end(*_: object) -> NoReturn:
+    """Begin to end, and end after ``LAST_S``: where SIGTERM went to Ray's processes too, this one may wait for them."""
+    last = threading.Timer(LAST_S, os._exit, (143,))
+    last.daemon = True
+    last.start()
     raise Ended(143)
 
 

@@ -49,12 +49,16 @@ def bound(share: float) -> None:
         torch.cuda.set_per_process_memory_fraction(max(0.0, share - CONTEXT / total))
 
 
+def wait() -> None:
+    """Wait until this process's GPU, if it uses one, has done all that was asked: what failed there is raised here."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
 def is_lost() -> bool:
     """Whether the GPU serves this process no more."""
-    if not torch.cuda.is_initialized():
-        return False
     try:
-        torch.cuda.synchronize()
+        wait()
     except RuntimeError:
         return True
     return False

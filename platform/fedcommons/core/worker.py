@@ -83,6 +83,18 @@ def only_thread() -> Iterator[None]:
 
 
 @contextmanager
+def _draws_as_before() -> Iterator[None]:
+    """Restore the states of the default random generators afterwards; those of a GPU that is lost are lost too."""
+    with torch.random.fork_rng(devices=[]):
+        before = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() and not is_lost() else []
+        try:
+            yield
+        finally:
+            if before and not is_lost():
+                torch.cuda.set_rng_state_all(before)
+
+
+@contextmanager
 def fresh_torch() -> Iterator[None]:
     """Run with torch's own defaults, whatever the caller has set, and restore the caller's settings afterwards.
 
@@ -95,8 +107,7 @@ def fresh_torch() -> Iterator[None]:
     """
     with ExitStack() as settings:
         settings.enter_context(only_thread())
-        gpus = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
-        settings.enter_context(torch.random.fork_rng(devices=gpus))
+        settings.enter_context(_draws_as_before())
         settings.callback(torch.set_num_threads, torch.get_num_threads())
         settings.enter_context(torch_settings.usual())
         settings.enter_context(np.errstate(divide="warn", over="warn", under="ignore", invalid="warn"))

@@ -13,7 +13,7 @@ from math import hypot, isfinite
 import torch
 from torch import Tensor
 
-from fedcommons.core import batched, watched
+from fedcommons.core import batched, gpu_memory, watched
 from fedcommons.core.algorithm import BUFFERS, Message, Reply, require_reply, trains_locally
 from fedcommons.core.local import LocalResult
 from fedcommons.core.noise import Noise
@@ -119,6 +119,7 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
             worker.work.instead = batched.give(ready[client]) if client in ready else None
             reply = _client(worker, task, message, memory, rows, seed)
             require_reply(reply)
+            size = _norm(reply, task.max_norm)  # waits for a GPU, which tells only now what failed on it
         except BaseException as error:  # whatever somebody's code raises
             if ends(error):
                 raise
@@ -138,7 +139,6 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
         releases += _released(reply, client, rows, has_drawn=worker.work.noise.calls > 0)
         if private:
             releases += _unnamed(worker.work.trained, reply.releases, client)
-        size = _norm(reply, task.max_norm)
         if isinstance(size, str):
             rejected[client] = size
             continue
@@ -177,6 +177,7 @@ def _at_once(
                 found[client] = request
         parts = [part for part in batched.alike(found) if len(part) > 1]
         trained = [zip(part, batched.train(work, [found[client] for client in part]), strict=True) for part in parts]
+        gpu_memory.wait()  # else the first client would be told as the one at fault
         return dict(chain.from_iterable(trained))
     except BaseException as error:  # whatever somebody's code raises
         if ends(error):

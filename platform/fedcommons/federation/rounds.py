@@ -30,13 +30,13 @@ from fedcommons.core.release import Release
 from fedcommons.core.worker import give_back_freed
 from fedcommons.errors import ClientError, UserError, given, somebodys
 from fedcommons.federation.at_server import AtServer
-from fedcommons.federation.blocks import NOT_FINITE, Block, BlockResult, Form, RoundTask, train_block
+from fedcommons.federation.blocks import CPU, NOT_FINITE, Block, BlockResult, Form, RoundTask, train_block
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.participation import participants
 from fedcommons.federation.rejections import Largest, Rejected, counted, largest, unusable
 from fedcommons.federation.stragglers import Rule
 from fedcommons.seeds import seed_for
-from fedcommons.tensors import EMPTY, Flat, Layout, flat, nbytes, scale
+from fedcommons.tensors import EMPTY, Flat, Layout, flat, nbytes, scale, to_device
 
 
 @dataclass(frozen=True)
@@ -102,11 +102,13 @@ def run(
 ) -> Iterator[tuple[Standing, dict[str, float]]]:
     """Play the rounds after ``start.round`` and yield, after each, the federation's state and the round's facts.
 
+    The server is on the CPU, wherever the state before round 1 was computed.
+
     Raises:
         ClientError: a client failed (the error names client, round and algorithm), all replies of a round were
             rejected, or the merged state is ``unusable`` (the error names the client with the largest reply).
     """
-    now = start
+    now = replace(start, state=to_device(start.state, CPU))
     for number in range(start.round + 1, plan.facts.rounds + 1):
         now, facts = _round(algorithm, executor, plan, now, number)
         if now.memory.in_files:  # RAM is short

@@ -190,7 +190,8 @@ class _Kernels(TorchDispatchMode):
             self._compare(func, name, args, kwargs)
         if on:
             masked = name in ("index", "index_put_") and any(t.dtype == torch.bool for t in given[1:])
-            if masked or name in WAITS:
+            fills = name == "index_put_" and place(args[2]) != GPU and args[2].numel() == 1  # as masked_fill_
+            if (masked and not fills) or name in WAITS:
                 self.gpu.seen.waits[_line()] += 1
         out = func(*args, **kwargs)
         old = {_storage(t)._cdata for t in given}
