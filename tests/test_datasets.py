@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedcommons.config.presets import experiment
 from fedcommons.config.sections import Data
 from fedcommons.data.augment import flip_and_crop
 from fedcommons.data.clients import Clients, Rows
@@ -17,6 +18,8 @@ from fedcommons.data.datasets import data_folder
 from fedcommons.data.examples import Dataset, Examples, without_images
 from fedcommons.errors import UserError
 from fedcommons.runs.inputs import load
+from fedcommons.runs.worker import build_module
+from lightning_modules import Classifier
 
 DIGITS = load(Data())
 FOLDERS = {"mnist": "MNIST/raw", "fmnist": "FashionMNIST/raw", "cifar10": "cifar-10-batches-py",
@@ -101,6 +104,15 @@ def test_augmentation_can_be_asked_for_and_not() -> None:
 def test_generators_mirror_no_digit_also_where_clients_augment() -> None:
     assert not load(Data(augment=True)).flip
     assert not load(Data()).flip
+
+
+def test_models_see_pixels_as_they_are_where_nothing_is_to_be_standardised() -> None:
+    config = experiment("smoke", "digits", {"data.standardise": False, "model.name": "linear"})
+    data = load(config.data)
+    assert (data.mean, data.std) == ((0.0,), (1.0,))
+    module, x = build_module(config, data), DIGITS.test.x[:5]
+    assert isinstance(module, Classifier)
+    torch.testing.assert_close(module(x), module.network(x.float() / 255))
 
 
 def test_an_unknown_data_set_is_refused_with_the_nearest_name() -> None:

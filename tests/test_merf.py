@@ -201,6 +201,18 @@ def test_clients_who_do_not_send_leave_what_summed_noise_promises() -> None:
     assert gaussian.epsilon(1 / left, 1e-5) == pytest.approx(2.0, rel=1e-6)
 
 
+@pytest.mark.parametrize("noise", ["local", "summed"])
+def test_what_can_be_hoped_for_is_told_by_the_noise_in_a_class(noise: str) -> None:
+    stage, given = replace(SMALL, noise=noise, features=2000, noise_multiplier=0.3), dealt(20, 40, n=3000)
+    phi = Fourier.draw(64, 2000, [8.0], 3)
+    moved = total(stage, given, phi) - total(replace(stage, noise_multiplier=0.0), given, phi)
+    ratio = float((sqrt(2) * moved[:, :-1].norm(dim=1) / (3000 / 10)).mean())
+    told = float(stage.note(given).partition("features is ")[2].partition(" times")[0])
+    assert told == pytest.approx(ratio, rel=0.1)
+    assert "taught a classifier 91 % of digits" in stage.note(given)
+    assert "taught a classifier 31 % of digits" in replace(stage, noise_multiplier=60.0).note(given)
+
+
 def test_without_noise_nothing_is_covered() -> None:
     stage = replace(SMALL, noise_multiplier=0.0)
     shared = share(stage, dealt(20, 40))

@@ -58,7 +58,7 @@ def cells(module: ModuleType, argv: Sequence[str]) -> list[Trial]:
     name, options = module.__name__, module.arguments(argv)
     if name == "tune":
         return module.cells(options)[0]
-    if name in ("feddm", "private_fedssyn", "dsprites", "table2", "sensitivity", "fedcvae"):
+    if name in ("feddm", "private_fedssyn", "dsprites", "table2", "sensitivity", "fedcvae", "replicate"):
         return [entry.cell for entry in module.entries(options)]
     if name == "feddpms":
         return [*chain.from_iterable(module.grid(options).values())]

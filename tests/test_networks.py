@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_modules import Classifier
-from lightning_modules.networks import CNN, VGG11, Conv5, ConvNet, Linear, ResNet18
+from lightning_modules.networks import CNN, MLP, VGG11, Conv5, ConvNet, Linear, ResNet18
 
 CIFAR, DIGITS = (3, 32, 32), (1, 8, 8)
 
@@ -64,6 +64,8 @@ def test_vgg11_drops_out_in_training_only(vgg: VGG11) -> None:
         (lambda shape: CNN(shape, 3), (2, 9, 7)),
         (lambda shape: Linear(shape, 10), DIGITS),
         (lambda shape: Linear(shape, 100), CIFAR),
+        (lambda shape: MLP(shape, 10), DIGITS),
+        (lambda shape: MLP(shape, 100, hidden=(7,)), CIFAR),
         (lambda shape: VGG11(shape, 100), CIFAR),
         (lambda shape: ConvNet(shape, 10, width=4), DIGITS),
         (lambda shape: ConvNet(shape, 10, width=4), (1, 28, 28)),
@@ -80,6 +82,8 @@ def test_vgg11_drops_out_in_training_only(vgg: VGG11) -> None:
         "cnn odd sides",
         "linear digits",
         "linear cifar100",
+        "mlp digits",
+        "mlp cifar100",
         "vgg11",
         "convnet digits",
         "convnet mnist",
@@ -111,6 +115,11 @@ def test_the_linear_network_is_softmax_regression() -> None:
     x = torch.randn(3, *DIGITS, generator=torch.Generator().manual_seed(0))
     assert parameters(network) == 64 * 10 + 10
     torch.testing.assert_close(network(x), x.view(3, 64) @ network.last.weight.T + network.last.bias)
+
+
+def test_the_mlp_has_the_papers_size() -> None:
+    """McMahan et al. (2017): 199,210 parameters."""
+    assert parameters(MLP((1, 28, 28), 10)) == 199_210
 
 
 def test_the_cnn_has_the_channels_asked_for() -> None:

@@ -135,7 +135,7 @@ def test_a_part_of_ones_own_has_the_constants_of_its_base_class(lab: Path) -> No
         ("bad.py:Small", "importing bad.py failed: ZeroDivisionError: division by zero"),
         (
             "cnm",
-            "unknown model.name 'cnm'; did you mean 'cnn'? Known: cnn, conv5, convnet, ddpm, encoder, linear, "
+            "unknown model.name 'cnm'; did you mean 'cnn'? Known: cnn, conv5, convnet, ddpm, encoder, linear, mlp, "
             "resnet18, vae, vgg11, or",
         ),
     ],

@@ -5,8 +5,9 @@ from lightning_modules.networks.conv5 import Conv5
 from lightning_modules.networks.convnet import ConvNet
 from lightning_modules.networks.encoder import Encoder
 from lightning_modules.networks.linear import Linear
+from lightning_modules.networks.mlp import MLP
 from lightning_modules.networks.projected import Projected
 from lightning_modules.networks.resnet import ResNet18
 from lightning_modules.networks.vgg import VGG11
 
-__all__ = ["CNN", "VGG11", "Conv5", "ConvNet", "Encoder", "Linear", "Projected", "ResNet18"]
+__all__ = ["CNN", "MLP", "VGG11", "Conv5", "ConvNet", "Encoder", "Linear", "Projected", "ResNet18"]

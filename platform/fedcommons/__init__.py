@@ -5,8 +5,8 @@
 runs        Experiment, experiment, run, load, Result, sweep, load_runs, load_rounds, load_clients, means, report,
             UserError, ClientError
 methods     Algorithm, ChoosesClients, Shares, Personal, TellsWork, Facts, State, Message, Reply, Replies, Common,
-            Release, Work, LocalSGD, Correction, ClientData, Clients, Executor; check_algorithm, least_squares and
-            audit_method test them
+            Release, Work, LocalSGD, Correction, ClientData, Clients, Executor; check_algorithm, referee with Claims
+            (gives Verdicts), least_squares and audit_method test them
 arithmetic  Flat, Payload, flat, flatten, scalar, add, sub, scale, zeros_like, copy, select, put, norm, sq_norm
 draws       seed_for, generator, numpy_generator, set_default_generator
 data        Examples, Source, Partition
@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     )
     from fedcommons.testing.contract import check_algorithm
     from fedcommons.testing.federations import least_squares
+    from fedcommons.testing.referee import Claims, Verdict, referee
     from fedcommons.tracking.tracker import Tracker
 
 __version__ = "0.2.0"
@@ -114,6 +115,7 @@ _HOMES = {
     "tensors": "Flat Payload add copy flat flatten norm put scalar scale select sq_norm sub zeros_like",
     "testing.contract": "check_algorithm",
     "testing.federations": "least_squares",
+    "testing.referee": "Claims Verdict referee",
     "tracking.tracker": "Tracker",
 }
 """Which names stand in which module. A module is imported when a name is asked for, as torch alone takes seconds."""
@@ -121,14 +123,15 @@ _HOMES = {
 _MODULES = {name: module for module, names in _HOMES.items() for name in names.split()}
 
 __all__ = [
-    "Algorithm", "Assigned", "ChoosesClients", "ClientData", "ClientError", "Clients", "Common", "Contribution",
-    "Contributions", "Correction", "Dealt", "Examples", "Executor", "Experiment", "Facts", "Flat", "Generating",
-    "Generator", "GeneratorRecipe", "LocalSGD", "Measure", "Message", "Need", "Partition", "Payload", "Personal",
-    "Receipt", "Release", "Replies", "Reply", "Result", "Rule", "RunData", "Shares", "Source", "Stage", "State",
-    "TakesLong", "TellsWork", "Tracker", "TrainedGenerator", "UserError", "Work", "add", "audit_method",
-    "check_algorithm", "copy", "experiment", "flat", "flatten", "generator", "least_squares", "load", "load_clients",
-    "load_rounds", "load_runs", "means", "norm", "numpy_generator", "put", "report", "run", "scalar", "scale",
-    "seed_for", "select", "set_default_generator", "sq_norm", "sub", "sweep", "zeros_like",
+    "Algorithm", "Assigned", "ChoosesClients", "Claims", "ClientData", "ClientError", "Clients", "Common",
+    "Contribution", "Contributions", "Correction", "Dealt", "Examples", "Executor", "Experiment", "Facts", "Flat",
+    "Generating", "Generator", "GeneratorRecipe", "LocalSGD", "Measure", "Message", "Need", "Partition", "Payload",
+    "Personal", "Receipt", "Release", "Replies", "Reply", "Result", "Rule", "RunData", "Shares", "Source", "Stage",
+    "State", "TakesLong", "TellsWork", "Tracker", "TrainedGenerator", "UserError", "Verdict", "Work", "add",
+    "audit_method", "check_algorithm", "copy", "experiment", "flat", "flatten", "generator", "least_squares",
+    "load", "load_clients", "load_rounds", "load_runs", "means", "norm", "numpy_generator", "put", "referee",
+    "report", "run", "scalar", "scale", "seed_for", "select", "set_default_generator", "sq_norm", "sub", "sweep",
+    "zeros_like",
 ]  # fmt: skip
 
 

@@ -172,6 +172,7 @@ KINDS: Mapping[str, Kind] = {
             "cnn": f"{_NETWORKS}.cnn:CNN",
             "vgg11": f"{_NETWORKS}.vgg:VGG11",
             "linear": f"{_NETWORKS}.linear:Linear",
+            "mlp": f"{_NETWORKS}.mlp:MLP",
             "conv5": f"{_NETWORKS}.conv5:Conv5",
             "convnet": f"{_NETWORKS}.convnet:ConvNet",
             "resnet18": f"{_NETWORKS}.resnet:ResNet18",

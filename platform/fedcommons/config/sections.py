@@ -76,6 +76,8 @@ class Data:
     clients that are whole groups of a data set whose test images have groups: these are theirs"""
     augment: bool | None = None
     """random flip and crop in training; default: for CIFAR only"""
+    standardise: bool = True
+    """models see pixels less the data set's mean, over its deviation; false: pixels in [0, 1] as they are"""
     constants: Constants = UNSET
     __getattr__ = _constant
 

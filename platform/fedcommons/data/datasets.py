@@ -33,6 +33,7 @@ def load(
     validation_from: str = "random",
     limit: int | None = None,
     augment: bool | None = None,
+    standardise: bool = True,
 ) -> Dataset:
     """Make and read a data set, split off its validation part and keep at most ``limit`` of its training images.
 
@@ -40,7 +41,8 @@ def load(
     what it draws from the global generators while it is made and read.
 
     make: gives a ``Source``, or what ``own.read`` takes; validation: a share of the training images; validation_from:
-    ``random`` or ``last``; augment: None is as the data set says.
+    ``random`` or ``last``; augment: None is as the data set says; standardise: whether models see its values less its
+    mean and over its deviation.
 
     Raises:
         UserError: the data set is not in its folder, is damaged or not as ``own.read`` needs it, or it has fewer
@@ -64,8 +66,8 @@ def load(
     return Dataset(
         name=name,
         n_classes=source.n_classes,
-        mean=source.mean,
-        std=source.std,
+        mean=source.mean if standardise else (0.0,) * len(source.mean),
+        std=source.std if standardise else (1.0,) * len(source.std),
         augment=augmented,
         train=train[rest],
         validation=held,

@@ -39,7 +39,7 @@ def load(data: Data) -> Dataset:
         make = partial(part, **{**taken(part, offered), **data.constants})
         return datasets.load(
             data.name, make, validation=data.validation, validation_from=data.validation_from, limit=data.limit,
-            augment=data.augment,
+            augment=data.augment, standardise=data.standardise,
         )  # fmt: skip
 
 

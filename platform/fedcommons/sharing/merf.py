@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from math import prod, sqrt
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 
 from fedcommons.accounting.communication import images_nbytes
@@ -39,6 +40,9 @@ from fedcommons.seeds import seed_for, wide_key
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.random_features import Features, Fourier, fitted, sums
 from fedcommons.sharing.stage import Assigned, Contribution, Contributions
+
+TAUGHT = ((0.35, 91), (0.7, 88), (1, 86), (1.6, 79), (2.4, 65), (4, 31))
+"""Measured on digits (ten clients, D = 1,000, three seeds): the noise's ratio, and test accuracy by 200 images, %."""
 
 SCALE = 105 / 784
 """s over d that DP-MERF publishes for MNIST, with pixels in [0, 1]."""
@@ -166,8 +170,25 @@ class MERF:
         up = 4 * (phi.size + 1) * (dealt.n_classes or 0)
         down = images_nbytes(len(released.rows), dealt.shape, dealt.itemsize, dealt.label_nbytes)
         parts, views = released.of_each(n), self.views(n) if self.sigma else {}
+        notes = [self.note(dealt)] if self.sigma else []
         return Assigned(
-            dealt.own.rows, [released.rows] * n, n_own=dealt.own.sizes, pool=parts, once=n * (up + down), views=views
+            dealt.own.rows, [released.rows] * n, n_own=dealt.own.sizes, pool=parts, once=n * (up + down),
+            views=views, notes=notes,
+        )  # fmt: skip
+
+    def note(self, dealt: Dealt) -> str:
+        """What can be hoped for: the noise in a class's mean of features, sqrt(2 D) sigma_S/n_c, and what it taught.
+
+        sigma_S: of the noise in the sum; n_c: images of a class, were the clients' dealt evenly, which is public.
+        """
+        n, classes = len(dealt.own), dealt.n_classes or 1
+        noise = self.sigma_of_each(n) * sqrt(n)
+        ratio = sqrt(2 * self.features) * noise * classes / sum(dealt.own.sizes)
+        told = np.interp(ratio, [at for at, _ in TAUGHT], [taught for _, taught in TAUGHT])
+        return (
+            f"merf: the noise in a class's mean of features is {ratio:.2g} times as long as that mean can be; at this "
+            f"ratio images taught a classifier {told:.0f} % of digits (at "
+            f"{', '.join(f'{at:g}: {taught} %' for at, taught in TAUGHT)})."
         )
 
     def views(self, n: int) -> dict[str, float]:

@@ -10,7 +10,6 @@ import pickle
 from collections.abc import Callable, Collection
 from copy import deepcopy
 from dataclasses import replace
-from itertools import chain
 
 import torch
 
@@ -33,7 +32,7 @@ from fedcommons.testing.on_device import check_on
 from fedcommons.testing.personal import losses, models, personal_models_are_whole_and_asking_changes_nothing
 from fedcommons.testing.priced import its_work_can_be_priced
 from fedcommons.testing.sensitivity import what_leaves_a_client_moves_as_declared
-from fedcommons.testing.spy import Call, Spy
+from fedcommons.testing.spy import Spy, received, sent
 
 Check = Callable[[Algorithm, LocalSGD], None]
 
@@ -165,8 +164,8 @@ def memory_is_never_sent(algorithm: Algorithm, local: LocalSGD) -> None:
     federation.play(spy, federation.plan(3))
     for call in spy.calls:
         kept = {call.handed[name] for name, x in call.memory.items() if data(x).numel() > 1 and data(x).any()}
-        sent = (call.message.common, call.message.own, call.reply.sums, call.reply.each)
-        found = [name for payload in sent for name, value in raw(payload).items() if value in kept]
+        travelled = (call.message.common, call.message.own, call.reply.sums, call.reply.each)
+        found = [name for payload in travelled for name, value in raw(payload).items() if value in kept]
         require(not found, f"{listed(found)}, which travelled in round {call.round}, is what the client had in memory")
 
 
@@ -202,7 +201,7 @@ def bytes_are_those_of_the_tensors(algorithm: Algorithm, local: LocalSGD) -> Non
     played = federation.play(spy, plan)
     answers = [len(present) for _, present in rounds_of(federation, algorithm, plan, played)]
     require(len(spy.calls) == sum(answers), f"{len(spy.calls)} clients' rounds were played instead of {sum(answers)}")
-    down, up = [_down(c) for c in spy.calls], [_up(c) for c in spy.calls]
+    down, up = [received(c) for c in spy.calls], [sent(c) for c in spy.calls]
     require(min(down, default=1) > 0, "a message to a client is empty: what the client knows has not travelled in it")
     require(min(up, default=1) > 0, "a client's reply is empty, so what the server learns has not travelled as a reply")
     for number, (_, facts) in enumerate(played):
@@ -386,13 +385,3 @@ CHECKS: dict[str, Check] = {
     )
 }
 """What ``check_algorithm`` checks, by name."""
-
-
-def _down(call: Call) -> int:
-    """Bytes of the message's tensors."""
-    return sum(map(len, chain(raw(call.message.common).values(), raw(call.message.own).values())))
-
-
-def _up(call: Call) -> int:
-    """Bytes of the reply's tensors, one that is summed and seen singly once; memory stays, so it is not counted."""
-    return sum(map(len, {**raw(call.reply.sums), **raw(call.reply.each)}.values()))

@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
+from itertools import chain, count
 
 import numpy as np
 import torch
@@ -128,3 +128,13 @@ def _tensors(rows: ClientData) -> dict[str, Tensor]:
     if rows.commons is not None:  # no copy of the store's rows, as the others are: a change would reach every client
         found |= {"commons.x": rows.commons.x, "commons.y": rows.commons.y}
     return {name: values for name, values in found.items() if values is not None}
+
+
+def received(call: Call) -> int:
+    """Bytes of the message's tensors."""
+    return sum(map(len, chain(raw(call.message.common).values(), raw(call.message.own).values())))
+
+
+def sent(call: Call) -> int:
+    """Bytes of the reply's tensors, one that is summed and seen singly once; memory stays, so it is not counted."""
+    return sum(map(len, {**raw(call.reply.sums), **raw(call.reply.each)}.values()))

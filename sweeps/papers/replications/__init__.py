@@ -1,0 +1,1 @@
+"""Settings that others published numbers of, as our experiments."""

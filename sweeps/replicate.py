@@ -1,0 +1,98 @@
+"""Replications: published numbers of other papers and programs beside ours, each with a verdict.
+
+python sweeps/replicate.py --data-dir DIR                          # R1, R4, R5, R6 and R10 with five seeds
+python sweeps/replicate.py --data-dir DIR --rows R2 --dry-run      # what another row costs
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fedcommons.config import cli, presets
+from fedcommons.config.flat import own_fields
+from fedcommons.errors import UserError, unknown
+from fedcommons.sweeping import grids, runner, sweep
+from fedcommons.sweeping.display import Display
+from fedcommons.tracking.run_folder import is_run, read_rounds, read_summary
+from papers.replications.rows import NOT_HERE, ROWS, Quantity
+
+SMALL = "R1,R4,R5,R6,R10"
+VARIED = {"partition.name": "", "federation.participation": "C", "client.lr": "lr", "seed": "seed"}
+"""Fields in the names of run folders, and what they are called there."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A run of a row's variant."""
+
+    row: str
+    variant: str
+    cell: sweep.Trial
+
+
+def arguments(argv: Sequence[str]) -> cli.Options:
+    """The options, rows and seeds split and checked."""
+    parser = cli.Parser(description=(__doc__ or "").partition("\n")[0])
+    for name, kind, default, text in (
+        ("rows", str, SMALL, f"which to run, separated by commas, of {', '.join(ROWS)}"),
+        ("seeds", str, "0,1,2,3,4", "seeds, separated by commas; with fewer than three there is no verdict"),
+        ("data-dir", str | None, None, "folder with the data sets; default: FEDCOMMONS_DATA, else ./data"),
+        ("out", str, "runs/replicate", "folder of the sweep"),
+    ):
+        parser.add_argument(f"--{name}", type=kind, default=default, help=text)
+    parser.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
+    cli.add_shared(parser)
+    options = cli.parse(parser, argv)
+    options.rows = cli.split("--rows", options.rows)
+    for name in options.rows:
+        if name in NOT_HERE:
+            raise UserError(f"--rows {name} is not run here: {NOT_HERE[name]}.")
+        if name not in ROWS:
+            raise unknown("row", name, ROWS)
+    cli.split("--seeds", options.seeds, int, own_fields()["seed"].allowed)
+    return options
+
+
+def entries(options: cli.Options) -> list[Entry]:
+    """The runs, in the order of the page."""
+    found = []
+    for name in options.rows:
+        for variant, fields in ROWS[name].variants.items():
+            for seed in cli.split("--seeds", options.seeds, int):
+                values: dict[str, Any] = {**fields, "seed": seed, "data.dir": options.data_dir, "tracking.wandb": "off"}
+                found.append(Entry(name, variant, sweep.cell(presets.experiment("small", "mnist", values), VARIED)))
+    return found
+
+
+def numbers(folder: Path, quantities: Sequence[Quantity]) -> dict[str, float | None] | None:
+    """What a finished run has to say of these quantities, accuracies in percent; None: the run is not finished."""
+    if not is_run(folder) or (summary := read_summary(folder)) is None:
+        return None
+    accuracy = {line["round"]: 100 * line["test/accuracy"] for line in read_rounds(folder) if "test/accuracy" in line}
+    return {q.words: summary["rounds_to_target"] if q.round is None else accuracy[q.round] for q in quantities}
+
+
+def report(found: Sequence[Entry], options: cli.Options, out: Path, display: Display) -> None:
+    """Write the page from the run folders, and show its table."""
+    from papers.replications.report import compared, write
+
+    runs: dict[tuple[str, str], dict[int, dict[str, float | None]]] = {}
+    for entry in found:
+        those = [q for q in ROWS[entry.row].quantities if q.variant == entry.variant]
+        if one := numbers(out / entry.cell.name, those):
+            runs.setdefault((entry.row, entry.variant), {})[entry.cell.config.seed] = one
+    if runs:
+        display.say("\n" + write(compared(runs), options.seeds, out))
+
+
+def replicate(argv: Sequence[str]) -> int:
+    options = arguments(argv)
+    found = entries(options)
+    cells = grids.once(entry.cell for entry in found)
+    return runner.run(options, "replicate", cells, partial(report, found, options))
+
+
+if __name__ == "__main__":
+    cli.main(replicate)

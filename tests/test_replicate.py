@@ -1,0 +1,111 @@
+"""``sweeps/replicate.py``: its rows are experiments, its verdicts follow from the prediction interval."""
+
+import os
+from collections.abc import Callable
+from math import sqrt
+from pathlib import Path
+from statistics import fmean, stdev
+from types import ModuleType
+
+import numpy as np
+import pytest
+from scipy.stats import t
+
+from fedcommons.errors import UserError
+from fedcommons.seeds import numpy_generator
+from papers.replications import report
+from papers.replications.report import Compared
+from papers.replications.rows import NOT_HERE, ROWS, Published, Quantity
+
+DATA = Path(os.environ.get("FEDCOMMONS_DATA") or Path(__file__).parents[2] / "shared" / "data")
+
+
+@pytest.fixture(scope="module")
+def script(sweeps: Callable[[str], ModuleType]) -> ModuleType:
+    return sweeps("replicate")
+
+
+def verdict(values: list[float | None], published: float, off: float = 0.0) -> str:
+    quantity = Quantity("one", None, ())
+    return Compared("R1", quantity, Published(published, "somebody", off), dict(enumerate(values))).verdict
+
+
+def test_the_interval_is_the_one_for_a_run_more() -> None:
+    values = [40.0, 44.0, 43.0, 45.0, 41.0]
+    one = Compared("R1", Quantity("one", None, ()), Published(1, "somebody"), dict(enumerate(values)))
+    half = t.ppf(0.975, 4) * stdev(values) * sqrt(1 + 1 / 5)
+    assert one.predicted == pytest.approx((fmean(values) - half, fmean(values) + half))
+
+
+def test_it_covers_a_run_more_as_often_as_it_says() -> None:
+    draws = numpy_generator("replications").normal(size=(2000, 6))
+    inside = [verdict([*row[:5]], row[5]) != "outside" for row in draws.tolist()]
+    assert np.mean(inside) == pytest.approx(0.95, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("values", "published", "off", "said"),
+    [
+        ([99.0, 100.0, 101.0], 104, 0, "inside"),
+        ([1.0, 2.0, 3.0], 2, 0, "inside, wide"),
+        ([1.0, 2.0, 3.0], 12, 0, "outside"),
+        ([99.0, 100.0, 101.0], 110, 6, "inside"),
+        ([1.0, 2.0], 2, 0, "cannot tell"),
+        ([1.0, 2.0, None], 2, 0, "cannot tell"),
+        ([2.0, 2.0, 2.0], 2, 0, "inside"),
+        ([2.0, 2.0, 2.0], 3, 0, "outside"),
+    ],
+)
+def test_verdicts(values: list[float | None], published: float, off: float, said: str) -> None:
+    assert verdict(values, published, off) == said
+
+
+def test_every_row_has_its_experiments_and_every_number_a_variant(script: ModuleType) -> None:
+    options = script.arguments(["--rows", ",".join(ROWS), "--seeds", "3"])
+    found = script.entries(options)
+    assert {(entry.row, entry.variant) for entry in found} == {(n, v) for n, row in ROWS.items() for v in row.variants}
+    for name, row in ROWS.items():
+        assert {q.variant for q in row.quantities} == {*row.variants}, name
+        for quantity in row.quantities:
+            config = next(e.cell.config for e in found if (e.row, e.variant) == (name, quantity.variant))
+            assert (quantity.round or 1) <= config.federation.rounds
+            assert (quantity.round is None) == (config.federation.stop == "target")
+            assert config.data.validation in (0, 0.02)  # theirs train on all images
+    assert not ROWS.keys() & NOT_HERE.keys()
+
+
+def test_the_numbers_of_a_row_are_read_from_its_runs(script: ModuleType, tmp_path: Path) -> None:
+    runs = {("R4", "IID"): {seed: {q.words: 90.0 + seed for q in ROWS["R4"].quantities} for seed in (0, 1, 2)}}
+    found = report.compared(runs)
+    assert [one.published.value for one in found] == [43.46, 87.64, 93.19, 95.14]
+    text = report.write(found, "0,1,2", tmp_path)
+    assert text.count("| R4") == 4
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "replicate.csv", "replicate.md", "replicate.png", "summary.json",
+    ]  # fmt: skip
+    assert len((tmp_path / "replicate.csv").read_text().splitlines()) == 1 + 4 * 3
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--rows", "R12"], "unknown row 'R12'"),
+        (["--rows", "R8"], "--rows R8 is not run here: NDPDC"),
+        (["--rows", ""], "--rows takes different values"),
+        (["--seeds", "0,0"], "--seeds takes different values"),
+        (["--seeds", "-1"], "seeds"),
+    ],
+)
+def test_bad_input_is_said_in_a_sentence(argv: list[str], said: str, script: ModuleType) -> None:
+    with pytest.raises(UserError, match=said):
+        script.arguments(argv)
+
+
+@pytest.mark.ray
+@pytest.mark.skipif(not (DATA / "MNIST").is_dir(), reason="no MNIST (FEDCOMMONS_DATA names another folder)")
+@pytest.mark.usefixtures("ray_session")
+def test_a_row_runs_and_has_its_page(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    out = tmp_path / "out"
+    assert script.replicate(["--rows", "R6", "--seeds", "0", "--data-dir", str(DATA), "--out", str(out)]) == 0
+    assert "| R6  | FedAvg  | accuracy after round 100, % | 81 ± 1 (FLUTE) |" in (out / "replicate.md").read_text()
+    assert "cannot tell" in capsys.readouterr().out
