@@ -6,23 +6,25 @@ python sweeps/referee.py my_lab.py:Drift --exact          # it reaches the optim
 python sweeps/referee.py my_lab.py:Noisy --private        # its releases hold: neighbouring data, canaries
 """
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import yaml
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fedcommons.config import cli, parts, presets
 from fedcommons.config.flat import part_of
-from fedcommons.errors import UserError
+from fedcommons.errors import ClientError, UserError, sentence
 from fedcommons.files import write_text
 from fedcommons.reports import tables
-from fedcommons.sweeping import folders
+from fedcommons.sweeping import folders, sweep
 from fedcommons.sweeping.display import Display
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
-    from fedcommons import Algorithm, Verdict
+    from fedcommons import Algorithm, Experiment, Verdict
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 ROW = {"partition.alpha": 0.01, "sharing.setting": "real", "measure.every": 0, "tracking.wandb": "off"}
 """The row of table 1: digits of preset small, ten clients, a Dirichlet partition."""
@@ -34,16 +36,16 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     parser = cli.Parser(description=(__doc__ or "").partition("\n")[0], usage="referee.py METHOD [options]")
     size = Annotated[float | None, "[0, 1e6]"]
     for name, kind, default, text in (
-        ("constants", str, "", "of the method, as mu=0.1,layers=*"),
+        ("constants", str, "", 'of the method, as "mu=0.1 layers=*"'),
         ("special-case", str | None, None, 'constants with which it is another method: "mu=0 is fedavg"'),
-        ("down", size, None, "numbers that a client receives in a round, in sizes of the model"),
-        ("up", size, None, "numbers that a client sends in a round, in sizes of the model"),
+        ("down", size, None, "bytes that a client receives in a round, in sizes of the model"),
+        ("up", size, None, "bytes that a client sends in a round, in sizes of the model"),
         ("out", str, "runs/referee", "folder for referee.md and referee.html"),
     ):
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
     for name, text in (
         ("exact", "it reaches the minimiser of all clients' losses, however they differ"),
-        ("private", "its releases hold under DP-SGD"),
+        ("private", "under DP-SGD all that it sends is covered, and its releases hold"),
         ("no-row", "no row of table 1 beside FedAvg's, which takes a minute"),
     ):
         parser.add_argument(f"--{name}", action="store_true", help=text)
@@ -54,20 +56,26 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     return options
 
 
-def fields(method: str, constants: str) -> dict[str, object]:
-    """An experiment's fields that choose this method with these constants."""
-    found: dict[str, object] = {"algorithm": method}
-    for part in filter(None, map(str.strip, constants.split(","))):
-        name, _, value = part.partition("=")
-        if not name or not value:
-            raise UserError(f"constants are given as name=value, separated by commas, got {part!r}.")
-        found[f"{parts.section('algorithm', method)}.{name.strip()}"] = yaml.safe_load(value)
-    return found
+def chosen(method: str, constants: str, fields: Mapping[str, Any] = NOTHING) -> "Experiment":
+    """The experiment of the row with this method; constants are read as they are on a command line."""
+    words = []
+    try:
+        given = shlex.split(constants)
+    except ValueError as error:
+        raise UserError(f"constants cannot be read: {error}, in {constants!r}.") from None
+    for part in given:
+        name, is_there, value = part.partition("=")
+        if not name or not is_there:
+            raise UserError(f"constants are given as name=value, separated by spaces, got {part!r}.")
+        words.append(f"--{parts.section('algorithm', method)}.{name}={value}")
+    argv = ["--algorithm", method, *words]
+    parser = cli.parser("", argv, {**presets.preset("small", "digits"), **fields})
+    return cli.experiment(cli.parse(parser, argv))
 
 
 def made(method: str, constants: str) -> "Algorithm":
     """The method with these constants."""
-    return part_of(presets.experiment("small", values=fields(method, constants)), "algorithm")
+    return part_of(chosen(method, constants), "algorithm")
 
 
 def special_case(options: cli.Options) -> "tuple[Algorithm, Algorithm] | None":
@@ -77,7 +85,8 @@ def special_case(options: cli.Options) -> "tuple[Algorithm, Algorithm] | None":
     constants, _, other = options.special_case.partition(" is ")
     if not other:
         raise UserError(f'--special-case is given as "name=value is METHOD", got {options.special_case!r}.')
-    return made(options.method, constants), made(other.strip(), "")
+    both = f"{options.constants} {constants}"  # the later of two values counts
+    return made(options.method, both), made(other.strip(), "")
 
 
 def row(options: cli.Options, out: Path, display: Display) -> "Verdict":
@@ -86,12 +95,15 @@ def row(options: cli.Options, out: Path, display: Display) -> "Verdict":
 
     said = []
     for name, constants in ((options.method, options.constants), ("fedavg", "")):
-        values = {**ROW, **fields(name, constants)}
-        result = run(presets.experiment("small", values=values), out / f"row-{parts.label(name)}", say=display.say)
-        reached = result.summary["rounds_to_target"]
-        accuracy, rounds = 100 * result.summary["last_accuracy"], result.summary["rounds"]
+        config = chosen(name, constants, ROW)
+        try:
+            summary = run(config, out / sweep.cell(config, {}).name, say=display.say).summary
+        except (UserError, ClientError) as error:
+            said.append(f"{parts.label(name)}: {sentence(error)}")
+            continue
+        reached, rounds = summary["rounds_to_target"], summary["rounds"]
         when = "never" if reached is None else f"in round {reached}"
-        said.append(f"{parts.label(name)}: {accuracy:.1f} % after {rounds} rounds, 80 % {when}")
+        said.append(f"{parts.label(name)}: {100 * summary['last_accuracy']:.1f} % after {rounds} rounds, 80 % {when}")
     return Verdict("table 1, digits, alpha 0.01, one seed", None, "; ".join(said))
 
 
@@ -105,26 +117,32 @@ def referee(argv: Sequence[str]) -> int:
 
         method = made(options.method, options.constants)
         claims = Claims(special_case(options), options.exact, options.down, options.up, options.private)
+        name, verdicts = parts.label(options.method), []
         with folders.open_folder(out := Path(options.out)):
-            verdicts = []
             for verdict in judge(method, claims):
                 verdicts.append(verdict)
                 display.say(f"{verdict.word}  {verdict.check}: {verdict.said}")
+            write(out, name, verdicts)
             if not options.no_row:
                 verdicts.append(row(options, out, display))
                 display.say(f"-  {verdicts[-1].check}: {verdicts[-1].said}")
-            write_text(out / "referee.md", markdown(parts.label(options.method), verdicts))
-            write_text(out / "referee.html", page(parts.label(options.method), verdicts))
+                write(out, name, verdicts)
             failed = sum(verdict.passed is False for verdict in verdicts)
             display.say(f"{failed} of {len(verdicts)} checks failed. All in {out}: referee.md, referee.html.")
     return int(failed > 0)
+
+
+def write(out: Path, name: str, verdicts: "Sequence[Verdict]") -> None:
+    """The page, for reading and for a browser."""
+    write_text(out / "referee.md", markdown(name, verdicts))
+    write_text(out / "referee.html", page(name, verdicts))
 
 
 def markdown(name: str, verdicts: "Sequence[Verdict]") -> str:
     """The page: a line a verdict."""
     failed = sum(one.passed is False for one in verdicts)
     head = f"# {name}: {failed} of {len(verdicts)} checks failed" if failed else f"# {name}: nothing was found"
-    lines = [[one.check, one.word, one.said.replace("|", "\\|").replace("\n", " ")] for one in verdicts]
+    lines = [[one.check, one.word, escape(one.said, quote=False).replace("|", "\\|")] for one in verdicts]
     return f"{head}\n\n{tables.markdown(['check', 'verdict', 'what was seen'], lines)}"
 
 

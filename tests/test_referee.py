@@ -16,12 +16,13 @@ from fedcommons.algorithms.fedpvr import FedPVR
 from fedcommons.algorithms.moon import MOON
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.config import parts
-from fedcommons.core.algorithm import Algorithm, Message, Reply
+from fedcommons.core.algorithm import Algorithm, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_reply
+from fedcommons.core.executor import Executor
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
-from fedcommons.tensors import Payload, copy, flat
+from fedcommons.tensors import Payload, copy, flat, scale
 from fedcommons.testing import referee
 from fedcommons.testing.referee import Claims
 
@@ -116,7 +117,58 @@ def test_noise_that_is_declared_and_was_not_drawn_is_found_by_neighbouring_data(
 @pytest.mark.long
 def test_models_that_travel_are_counted(claims_only: None) -> None:
     assert not failed(SCAFFOLD(), Claims(down=2, up=2))
-    assert failed(SCAFFOLD(), Claims(down=1, up=2))["models"].endswith("claimed: 1, 2")
+    assert failed(SCAFFOLD(), Claims(down=1, up=2))["models"].endswith("claimed: it receives 1")
+
+
+@dataclass(frozen=True)
+class Later(FedAvg):
+    """What it does wrong, it does after ``rounds`` rounds only."""
+
+    what: str = "raises"
+    rounds: int = 10
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        reply = super().client(work, message, memory, data, round, seed)
+        if round <= self.rounds:
+            return reply
+        if self.what == "raises":
+            raise RuntimeError("| <b> too\nlate \x1b[31m")
+        if self.what == "halves":
+            return replace(reply, sums={name: scale(flat(reply.sums, name), 0.5) for name in reply.sums})
+        return replace(reply, each={"model": copy(flat(message.common, "model"))})
+
+    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
+        if self.what == "leaves":
+            raise SystemExit(0)
+        return super().merge(executor, state, total, replies, round, seed)
+
+
+@pytest.mark.parametrize(
+    ("method", "claims", "check"),
+    [
+        (Later(), Claims(exact=True), "exact"),
+        (Later("leaves"), Claims(exact=True), "exact"),
+        (FedAvg(), Claims(exact=True), "exact"),
+        (Later("halves", 2), Claims((Later("halves", 2), FedAvg())), "special case"),
+        (Later("sends more", 0), Claims(up=1), "models"),
+        (Later("sends more", 0), Claims(private=True), "covered"),
+    ],
+)
+@pytest.mark.long
+def test_claims_that_only_look_true_are_found(method: Algorithm, claims: Claims, check: str, claims_only: None) -> None:
+    assert check in failed(method, claims)
+
+
+def test_what_is_said_fits_into_a_line(claims_only: None) -> None:
+    assert failed(Later(rounds=0), Claims(exact=True))["exact"].isprintable()
+
+
+@pytest.mark.parametrize("name", ["fedadam", "fedyogi", "fedadagrad", "fedproto", "fedgen", "fedcvae"])
+@pytest.mark.long
+def test_an_honest_method_that_claims_nothing_is_not_accused(
+    name: str, quick: Callable[[str], Algorithm], claims_only: None
+) -> None:
+    assert failed(quick(name)) == {}
 
 
 OURS: Mapping[str, Claims] = {
@@ -167,7 +219,9 @@ def test_the_command_writes_a_page_and_ends_with_1_where_something_fails(
     [
         ([], "name a method"),
         (["fedprx"], "did you mean 'fedprox'"),
-        (["fedprox", "--constants", "nu=1"], "unknown config key 'fedprox.nu'"),
+        (["fedprox", "--constants", "nu=1"], "unknown option '--fedprox.nu'"),
+        (["fedprox", "--constants", "mu=a"], "fedprox.mu takes float"),
+        (["fedprox", "--constants", "mu='1"], "cannot be read"),
         (["fedprox", "--constants", "mu"], "name=value"),
         (["fedprox", "--constants", "mu=-1"], "fedprox.mu must lie in"),
         (["fedprox", "--special-case", "mu=0"], '"name=value is METHOD"'),

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from math import sqrt
 from pathlib import Path
 from statistics import fmean, stdev
@@ -35,10 +36,16 @@ def test_the_interval_is_the_one_for_a_run_more() -> None:
     one = Compared("R1", Quantity("one", None, ()), Published(1, "somebody"), dict(enumerate(values)))
     half = t.ppf(0.975, 4) * stdev(values) * sqrt(1 + 1 / 5)
     assert one.predicted == pytest.approx((fmean(values) - half, fmean(values) + half))
+    five = replace(one, published=Published(1, "somebody", runs=5), quantity=Quantity("one", 3, ()))
+    half *= sqrt(2 / 5) / sqrt(6 / 5)
+    assert five.predicted == pytest.approx((fmean(values) - half, fmean(values) + half))
+    wide = replace(five, values={0: 96.0, 1: 92.0, 2: 99.0}).predicted
+    assert wide is not None
+    assert wide[1] == 100.0  # no accuracy lies above
 
 
 def test_it_covers_a_run_more_as_often_as_it_says() -> None:
-    draws = numpy_generator("replications").normal(size=(2000, 6))
+    draws = 50 + numpy_generator("replications").normal(size=(2000, 6))
     inside = [verdict([*row[:5]], row[5]) != "outside" for row in draws.tolist()]
     assert np.mean(inside) == pytest.approx(0.95, abs=0.02)
 

@@ -1,7 +1,7 @@
 """The page of replications: each published number beside ours, and a verdict.
 
-Our runs with n seeds give a prediction interval for one run more, mean +- t s sqrt(1 + 1/n) (95 %, Student's t with
-n - 1 degrees of freedom): a published number is one run of somebody's. Verdicts:
+Our runs with n seeds give a prediction interval for the mean of m runs more, mean +- t s sqrt(1/m + 1/n) (95 %,
+Student's t with n - 1 degrees of freedom), where the published number is the mean of m runs, mostly of one. Verdicts:
 
 inside        the published number, give or take what its source allows, lies in that interval
 inside, wide  so it does, but the interval goes further than a tenth of the mean to each side, so it says little
@@ -11,7 +11,7 @@ cannot tell   there are fewer than three seeds, or a seed missed the target
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -40,12 +40,13 @@ class Compared:
 
     @property
     def predicted(self) -> tuple[float, float] | None:
-        """The prediction interval for one run more; None where there is none."""
+        """The prediction interval for as many runs more as were published; None where there is none."""
         n = len(self.values)
         if n < LEAST or len(self.reached) < n:
             return None
-        half = quantile(n) * stdev(self.reached) * sqrt(1 + 1 / n)
-        return fmean(self.reached) - half, fmean(self.reached) + half
+        half = quantile(n) * stdev(self.reached) * sqrt(1 / self.published.runs + 1 / n)
+        most = inf if self.quantity.round is None else 100
+        return max(0, fmean(self.reached) - half), min(most, fmean(self.reached) + half)
 
     @property
     def verdict(self) -> str:
@@ -84,15 +85,18 @@ def table(found: Sequence[Compared], seeds: str) -> str:
     for one in found:
         give = f" ± {number(one.published.off, None)}" if one.published.off else ""
         published = f"{number(one.published.value, None)}{give} ({one.published.source})"
-        lines.append([one.row, one.quantity.variant, one.quantity.words, published, ours(one), one.verdict])
+        lines.append(
+            [one.row, one.quantity.variant, one.quantity.words, published, len(one.values), ours(one), one.verdict]
+        )
     names = list(dict.fromkeys(one.row for one in found))
     notes = [
         *(f"{name}: {ROWS[name].setting}." for name in names),
         *(f"{name} departs: {ROWS[name].departs}." for name in names if ROWS[name].departs),
-        f"Seeds {seeds}. Ours: the mean, and the 95 % prediction interval for one run more; a published number is one "
-        f"run, or a mean of unknown spread. With fewer than {LEAST} seeds, or a missed target, there is no verdict.",
+        f"Seeds {seeds}; n: how many are finished. Ours: the mean, and the 95 % prediction interval for one run more, "
+        "or for the mean of as many as were published (Flower: five). Wide: further than a tenth of the mean to each "
+        f"side, so it says little. With fewer than {LEAST} seeds, or a missed target, there is no verdict.",
     ]
-    head = ["row", "variant", "quantity", "published", "ours", "verdict"]
+    head = ["row", "variant", "quantity", "published", "n", "ours", "verdict"]
     return tables.markdown(head, lines) + tables.numbered(notes)
 
 
