@@ -2,8 +2,8 @@
 
 What is claimed is tried where the answer is known:
 
-special case   with these constants it is that other method: the same model after two rounds on digits, up to rounding,
-               whether clients weigh alike or by their examples
+special case   with these constants it is that other method: the same softmax regression after four rounds on digits, up
+               to rounding, of all clients or some, whether they weigh alike or by their examples
 alike          clients that hold the same data: how near the server's model comes to the solution of their least squares
 exact          clients that differ: it goes to the minimiser of the mean of their losses, with five full-batch steps a
                round, and goes on nearing it; FedAvg stays at 2 % of the way
@@ -36,7 +36,7 @@ ROUNDING = 1e-4
 """Relative distance of two models that are the same up to rounding."""
 
 NEAR = 0.01
-"""Share of the way to the solution that may be left after ``ROUNDS``."""
+"""Share of the way to the solution that may be left after twice ``ROUNDS``."""
 
 ROUNDS, LR, STEPS = 400, 0.05, LocalSGD(epochs=5, batch_size=100)
 """On least squares: rounds, and full-batch steps of a client in each."""
@@ -95,15 +95,15 @@ def referee(algorithm: Algorithm, claims: Claims = NOTHING) -> Iterator[Verdict]
 
 
 def _tried(
-    check: str, play: Callable[[], object], holds: str, *, claimed: bool = True, must_apply: bool = True
+    check: str, try_it: Callable[[], object], holds: str, *, claimed: bool = True, must_apply: bool = True
 ) -> Verdict:
     """Its verdict. claimed: else what is seen is told, and no failure. must_apply: a check that cannot be played fails.
 
-    ``play`` raises an AssertionError where the check fails, and returns what was seen where that is worth a word.
+    ``try_it`` raises an AssertionError where the check fails, and returns what was seen where that is worth a word.
     """
     try:
         with fresh_torch(), somebodys("method"):
-            said = play()
+            said = try_it()
     except BaseException as error:  # whatever somebody's code raises
         if ends(error):
             raise
