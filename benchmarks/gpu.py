@@ -50,6 +50,7 @@ from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.federation.serial import Serial
 from fedcommons.runs import gpu_need
 from fedcommons.seeds import set_default_generator
+from fedcommons.testing.comparing import bits, differing
 from fedcommons.testing.federations import digits
 from fedcommons.testing.on_device import check_on, two_rounds
 from lightning_modules import Classifier
@@ -197,6 +198,28 @@ def at_once() -> Seen:
     return max(off) < 1e-3 and min(faster for faster, _ in told) >= 1, "; ".join(said for _, said in told)
 
 
+def graphs() -> Seen:
+    """By CUDA graphs, in the same process as without: the same bits, batch norm and dropout too, and faster."""
+    other, device = [], default_device()
+    for method in METHODS:
+        plain = partial(digits, (9, 5, 14), method=method())
+        for each in (plain(), plain(momentum=0.9) if method is FedAvg else plain(dropout=0.3, batch_norm=True)):
+            clients = each.training(LocalSGD(2, 4, clip_norm=1.0)).on(device)
+            by_graphs = clients.training(replace(clients.loop, graphs=True))
+            ends = [bits(two_rounds(method(), each)) for each in (clients, by_graphs, clients)]
+            if not ends[0] == ends[1] == ends[2]:
+                other.append(f"{method.__name__}: other {differing(ends[0], ends[1])}")
+    told = []
+    for precision in ("fp32", "tf32", "bf16"):
+        loops = [LocalSGD(1, 10, precision=precision, graphs=by_graphs) for by_graphs in (False, True)]
+        speeds = [rate(course(images(20, 50), 1.0, loop, pfl_network))[0] for loop in loops]
+        told.append((speeds[1] / speeds[0], f"{precision} {speeds[1] / speeds[0]:.2f} times as fast"))
+        first = [next(course(images(20, 50), 1.0, loop, pfl_network)).model.buffer for loop in loops]
+        other += [] if torch.equal(*first) else [f"pfl's network, {precision}"]
+    said = ", ".join(said for _, said in told)
+    return not other and min(faster for faster, _ in told) >= 1, "; ".join([said, *other])
+
+
 def actors() -> Seen:
     from fedcommons.federation.ray_actors import RayActors
 
@@ -308,14 +331,15 @@ def pfl_definition() -> Seen:
     network = pfl_network()
     assert sum(p.numel() for p in network.parameters()) == 1_626_442
     told, clients = {}, images(1000, 50)
-    for name, loop in (("one by one", LOOP), ("batched", replace(LOOP, batched=True))):
+    ways = {"batched": replace(LOOP, batched=True), "by graphs": replace(LOOP, graphs=True)}
+    for name, loop in {"one by one": LOOP, **ways}.items():
         told[name] = ROUNDS / rate(course(clients, 0.05, loop, pfl_network), seconds=10)[0]
     said = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in told.items())
     return min(told.values()) <= SECONDS, f"{ROUNDS} rounds: {said}; goal {SECONDS:.0f} s"
 
 
 CHECKS: tuple[Callable[[], Seen], ...] = (
-    same_bits_twice, as_on_the_cpu, no_step_waits, launches, precisions, at_once, actors, a_share, a_full_gpu,
+    same_bits_twice, as_on_the_cpu, no_step_waits, launches, precisions, at_once, graphs, actors, a_share, a_full_gpu,
     a_lost_gpu, a_sweep_that_loses_a_gpu, pfl_definition,
 )  # fmt: skip
 

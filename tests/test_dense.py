@@ -22,7 +22,7 @@ from fedcommons.core.local import LocalSGD
 from fedcommons.data import datasets
 from fedcommons.errors import UserError
 from fedcommons.runs.build import prepare
-from fedcommons.runs.checks import require_distillable
+from fedcommons.runs.modules import require_distillable
 from fedcommons.seeds import generator, seed_for, set_default_generator
 from fedcommons.tensors import Flat, data
 from lightning_modules import Classifier

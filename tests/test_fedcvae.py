@@ -23,7 +23,7 @@ from fedcommons.errors import UserError
 from fedcommons.federation import checkpoint
 from fedcommons.federation.stragglers import PerClient
 from fedcommons.runs.build import prepare
-from fedcommons.runs.checks import require_distillable
+from fedcommons.runs.modules import require_distillable
 from fedcommons.seeds import generator, seed_for, set_default_generator
 from fedcommons.tensors import Flat, data, flat, flatten
 from fedcommons.testing.comparing import bits

@@ -194,6 +194,8 @@ class Client:
     fp16-mixed, with a loss scale that begins anew"""
     batched: bool = False
     """train the clients of a block at once, as one tensor program: faster on few pixels, and other rounding"""
+    graphs: bool = False
+    """launch the kernels of a step as one (CUDA graphs): faster with small networks on a GPU; on a CPU as without"""
     onednn: bool = True
     """convolve with oneDNN in training; steps on few pixels are faster without it (presets smoke and small: digits),
     but for batched clients, which always have it"""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from fedcommons.core.clock import Clock
+from fedcommons.core.clock import NoClock
 from fedcommons.core.local import Batch, Correction, LocalResult, LocalSGD, onednn
 from fedcommons.core.plain_step import plain_step
 from fedcommons.core.release import UNCOVERED
@@ -221,15 +221,6 @@ class _Row:
         return self.value
 
 
-class _NoClock(Clock):
-    """Tells a module that asks how many steps its client has made that this differs between clients."""
-
-    def __getattribute__(self, name: str) -> Any:
-        if name in ("current_epoch", "global_step"):
-            raise ValueError(f"it reads self.{name}, in which clients of a batch differ")
-        return super().__getattribute__(name)
-
-
 def flaw(work: "Work", batch: Batch) -> str | None:
     """Why clients of this module cannot be batched, tried on a batch; None where they can."""
     if len(work.buffers) or work.counters:
@@ -239,7 +230,7 @@ def flaw(work: "Work", batch: Batch) -> str | None:
     if type(work.optimizer) not in STEPWISE:
         return f"its optimizer is {type(work.optimizer).__name__}, and not SGD, Adam or AdamW"
     training = work.module.training
-    _NoClock().attach(work.module.train())
+    NoClock("in which clients of a batch differ").attach(work.module.train())
     try:
         stacked = Stacked(work, [work.initial] * 2)
         stacked.add_gradients({0: batch, 1: batch}, 0)

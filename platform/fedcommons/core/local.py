@@ -96,6 +96,7 @@ class LocalSGD:
     precision: str = "fp32"  # fp32, tf32, and of the loss by torch's autocast bf16 or fp16-mixed; weights stay float32
     accumulate: int = 1  # batches of a step, whose gradient is that of the mean over all their examples
     batched: bool = False  # clients of a block at once (see ``batched``)
+    graphs: bool = False  # on a GPU, steps as CUDA graphs (see ``graphs``)
 
     def epochs_for(self, n: int, n_own: float | None, share: float = 1.0) -> int:
         """E' = max(1, floor(n_i E/(n_i + n~))), the authors' rule, where n~ of the n examples are not the client's.
@@ -136,6 +137,9 @@ class LocalSGD:
         """Train from ``start``; see ``Work.local``."""
         if work.instead:
             return work.instead(work, self, start, data, seed, loss or lr, add_to_grad)
+        if work.graphs and loss is None and lr is None and isinstance(add_to_grad, Correction | None):
+            work.trained.append(UNCOVERED)
+            return work.graphs.train(start, data, seed, add_to_grad, self.epochs_for(len(data), data.n_own, work.share))
         module, optimizer, parameters = work.module, work.optimizer, list(work.named.values())
         step_loss: Loss = loss or module.training_step  # pyright: ignore[reportAssignmentType]
         if self.precision in KINDS:

@@ -7,7 +7,7 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
-from fedcommons.core import optimizers
+from fedcommons.core import graphs, optimizers
 from fedcommons.core.clock import Clock
 from fedcommons.core.local import BARE_GRADIENT, AddToGrad, LocalResult, LocalSGD, Loss
 from fedcommons.core.logged import Logged
@@ -34,6 +34,7 @@ class Work:
     from it (``noise.call``).
     ``rates``: of the optimizer's groups in this round.
     ``instead``: what a local training gives in place of steps, where clients are batched (see ``batched``).
+    ``graphs``: what trains by CUDA graphs, where that is asked for and the device is a GPU (see ``graphs``).
     ``trained``: what protects each local training and gradient since the round engine emptied it, before a client.
 
     Raises:
@@ -70,6 +71,7 @@ class Work:
         self.factor = 1.0
         self.rates: list[Any] = [group["lr"] for group in optimizer.param_groups]
         self._rates = self.rates
+        self.graphs = graphs.of(self)
 
     def begin(self, round: int, data: ClientData | None = None) -> None:
         """Set the clock and the rates to a client's round; ``data``: the client's. Round 0: of a job outside rounds."""

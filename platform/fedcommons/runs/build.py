@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from fedcommons import capacity
 from fedcommons.accounting import privacy
@@ -34,7 +33,7 @@ from fedcommons.core.executor import Executor
 from fedcommons.core.features import batch_norm_parameters, head_parameters
 from fedcommons.core.noise import Source
 from fedcommons.core.salts import SECRET
-from fedcommons.core.work import Work, floating_buffers, trained
+from fedcommons.core.work import floating_buffers, trained
 from fedcommons.core.worker import RunData, fresh_torch, set_up_process
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Dataset, Examples, without_images
@@ -47,20 +46,16 @@ from fedcommons.federation.serial import Serial
 from fedcommons.federation.stragglers import Independent, Rule, arrival
 from fedcommons.files import remote
 from fedcommons.runs import inputs
-from fedcommons.runs.at_once import require_at_once
 from fedcommons.runs.checks import (
     check,
     refuse,
-    require_distillable,
     require_no_server_model,
     require_participants,
     require_pool,
-    require_precision,
     require_replies,
-    require_statistics,
     require_target,
-    try_module,
 )
+from fedcommons.runs.modules import require_distillable, require_precision, require_statistics, try_a_step, try_module
 from fedcommons.runs.worker import build_module, build_worker, local_loop, noise_key
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.dealt import Dealt
@@ -185,18 +180,18 @@ def prepare(config: Experiment) -> Prepared:
     )
     if config.dp.local or config.dp.delta != type(config.dp).delta:  # one that is given is taken to be used
         privacy.refuse_large_delta(config.dp.delta, sizes)
-    require_target(prepared.algorithm, local_loop(config, dataset.augment), sizes)
+    loop = local_loop(config, dataset.augment)
+    require_target(prepared.algorithm, loop, sizes)
     if config.sharing.is_audited:
         pool.subjects(prepared.dealt, prepared.needs, dataset.validation)
     # of a network of ours names and shapes without numbers; an algorithm that refuses them does so here
     own = parts.is_own(config.model.name) or parts.is_own(config.data.name)
-    at_once = {"clients": config.client.batched, "examples": config.dp.at_once > 1}
-    module = build_module(config, dataset, "cpu" if own or any(at_once.values()) else "meta")
+    is_tried = loop.batched or loop.graphs or config.dp.at_once > 1
+    module = build_module(config, dataset, "cpu" if own or is_tried else "meta")
     if own:
         try_module(module, config.model.name, dataset)
-    if any(at_once.values()):
-        some, work = dataset.train[slice(0, 2)], Work(module, torch.device("cpu"))
-        require_at_once(config.model.name, work, (some.x.clone(), some.y.clone()), **at_once)
+    if is_tried:
+        try_a_step(loop, config.model.name, module, dataset)
     model = flatten(trained(module))
     capacity.require_model(model)
     keeps = config.federation.buffers == "keep"

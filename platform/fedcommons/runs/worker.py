@@ -107,6 +107,7 @@ def local_loop(config: Experiment, augment: bool) -> LocalSGD:
         c.precision,
         c.accumulate,
         c.batched,
+        c.graphs,
     )
 
 

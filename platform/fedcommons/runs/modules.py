@@ -1,0 +1,184 @@
+"""What of a module is looked at, and tried, before any work."""
+
+from inspect import signature
+
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from fedcommons.config import parts
+from fedcommons.core import batched, dp_vectorised, graphs
+from fedcommons.core.algorithm import Algorithm
+from fedcommons.core.clock import Clock
+from fedcommons.core.features import seen
+from fedcommons.core.local import LocalSGD
+from fedcommons.core.logged import Logged
+from fedcommons.core.work import Work
+from fedcommons.data.clients import ClientData
+from fedcommons.data.examples import Dataset
+from fedcommons.errors import UserError, before_any_work, somebodys
+from fedcommons.federation.evaluation import judged
+
+
+def try_module(module: LightningModule, name: str, dataset: Dataset) -> None:
+    """See that a module takes these examples and leaves them as they are, and can be judged; it is trained by a step.
+
+    Raises:
+        UserError: it does not.
+    """
+    x, y = dataset.train.x[:2].clone(), dataset.train.y[:2].clone()
+    called = parts.called("model", name)
+    what = f"{called} on {x.dtype} examples {dataset.shape} of {dataset.name.rpartition('/')[2]}"
+    with before_any_work():
+        with somebodys(called):
+            _require_supported(module)
+        with somebodys(what, "", "training_step"):
+            Logged(module)
+            Clock().attach(module)
+            loss = module.training_step((x, y), 0)
+            if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
+                raise ValueError("training_step must return the loss, one number with a gradient")
+        with somebodys(what, "", "configure_optimizers"):
+            work = Work(module, torch.device("cpu"))
+            require_plain(work.optimizer)
+        with somebodys(what):
+            frozen = {n: p.clone() for n, p in module.named_parameters() if n not in work.named}
+            work.local(work.snapshot(), ClientData(x, y), 0)
+            if moved := [n for n, p in frozen.items() if not torch.equal(p, module.get_parameter(n))]:
+                raise ValueError(f"training changes {moved[0]}, which has requires_grad = False and is never sent")
+            work.load(work.initial)
+            module.eval()
+            judged(work, x, y, 0, dataset.n_classes or 0, what)
+            module.train()
+            if not (torch.equal(x, dataset.train.x[:2]) and torch.equal(y, dataset.train.y[:2])):
+                raise ValueError("it must leave a batch as it is, and changes it in place: x = x - a, not x -= a")
+
+
+def _require_supported(module: LightningModule) -> None:
+    """Refuse a module that would be trained otherwise than it says.
+
+    Raises:
+        ValueError: it is such a module.
+    """
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    for name, tensor in tensors.items():
+        if is_lazy(tensor):
+            raise ValueError(f"{name} has no shape before the first batch: give lazy layers their sizes")
+        if tensor.is_meta:
+            raise ValueError(f"{name} is on the meta device, without values")
+    parameters = dict(module.named_parameters())
+    kinds = {parameter.dtype for parameter in parameters.values() if parameter.requires_grad}
+    if len(kinds) > 1 or not kinds <= {torch.float32, torch.float64}:
+        worst = next(iter(kinds - {torch.float32, torch.float64}), torch.float64)
+        raise ValueError(f"its trained parameters must all be float32, or all float64, and some are {worst}")
+    at: dict[int, str] = {}
+    for name, parameter in parameters.items():
+        if parameter.numel() and (other := at.setdefault(parameter.data_ptr(), name)) != name:
+            raise ValueError(
+                f"{other} and {name} share their memory: tie them by using one nn.Parameter in both places"
+            )
+    if any(hasattr(one, "_orig_mod") or getattr(one, "_compiled_call_impl", None) for one in module.modules()):
+        raise ValueError("it is compiled by torch.compile, which rounds otherwise: give the module as it is")
+    if not module.automatic_optimization:
+        raise ValueError("automatic_optimization = False is not supported: the platform takes the optimizer's steps")
+
+
+def require_plain(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer whose steps need a closure.
+
+    Raises:
+        ValueError: it is one, such as LBFGS.
+    """
+    closure = signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise ValueError(f"{type(optimizer).__name__} needs a closure, and a step here is that of one gradient")
+
+
+def require_distillable(algorithm: Algorithm, module: nn.Module, dataset: Dataset) -> None:
+    """Refuse what a server cannot make, or a model that has no logits, for an algorithm that distils.
+
+    module: on any device, also without numbers (meta).
+
+    Raises:
+        UserError: examples are no images, the model's forward gives no logits, or see ``_require_pixels``.
+    """
+    if not getattr(algorithm, "distils", False):
+        return
+    name, x = type(algorithm).__name__, dataset.train.x
+    if x.dtype != torch.uint8 or x.dim() != 4:
+        kind = f"{x.dtype} of shape {dataset.shape}"
+        raise UserError(
+            f"{name} makes images (C, H, W) with pixels in 0..255, and examples of {dataset.name} are {kind}."
+        )
+    with before_any_work(), somebodys(module, "", "forward"), torch.no_grad():
+        first = next(module.parameters(), None)
+        found = module.eval()(x[:2] if first is None else x[:2].to(first.device))
+        module.train()
+    shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+    if shape != (2, dataset.n_classes):
+        raise UserError(
+            f"{name} distils logits, and for two examples the model's forward gives {shape} in the place of "
+            f"{(2, dataset.n_classes)}."
+        )
+    if getattr(algorithm, "trains_images", False) and not found.is_meta:
+        _require_pixels(name, module, x[:2], first)
+
+
+def _require_pixels(name: str, module: nn.Module, x: Tensor, like: Tensor | None) -> None:
+    """Refuse a model to which floating pixels, as ``ensemble.seen`` gives them, are not what the same uint8 ones are.
+
+    Raises:
+        UserError: it scales images by their type, and has no ``normalise``.
+    """
+    device, kind = (torch.device("cpu"), torch.float32) if like is None else (like.device, like.dtype)
+    images = torch.arange(x.numel(), device=device).remainder(256).to(torch.uint8).view(x.shape)
+    with before_any_work(), somebodys(module, "", "forward"), torch.no_grad():
+        module.eval()
+        wanted, found = module(images), module(seen(module, images.to(kind) / 255))
+        module.train()
+    if not torch.allclose(found, wanted, rtol=0, atol=0.01 * float(wanted.abs().max())):
+        raise UserError(
+            f"{name} trains images through the model, which gives other logits for floating pixels in 0..255 than for "
+            "the same uint8 ones: give the module normalise(x), which maps such pixels to what its network sees."
+        )
+
+
+def require_precision(precision: str, module: nn.Module) -> None:
+    """Refuse a precision that would do nothing.
+
+    Raises:
+        UserError: the model is in float64.
+    """
+    if precision != "fp32" and any(p.dtype == torch.float64 for p in module.parameters()):
+        raise UserError(f"client.precision must be fp32 for a model in float64, which {precision} leaves as it is.")
+
+
+def require_statistics(module: nn.Module, *, private: bool, measured: bool) -> None:
+    """Refuse BatchNorm where its statistics are of no use: under DP-SGD, or measured at a server that has none.
+
+    Raises:
+        UserError: the module has it.
+    """
+    if not any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules()):
+        return
+    if private:
+        raise UserError("dp.local is not for a model with BatchNorm: its statistics mix the examples of a batch.")
+    if measured:
+        raise UserError("measure.every must be 0 with federation.buffers keep: the server model has no statistics.")
+
+
+def try_a_step(loop: LocalSGD, model: str, module: LightningModule, dataset: Dataset) -> None:
+    """Refuse a module that what is asked for does not take, tried on a batch of two.
+
+    Raises:
+        UserError: it is one.
+    """
+    some, work = dataset.train[slice(0, 2)], Work(module, torch.device("cpu"))
+    batch = some.x.clone(), some.y.clone()
+    if loop.batched and (why := batched.flaw(work, batch)):
+        raise UserError(f"client.batched must be false for model {model}: {why}.")
+    if loop.graphs and (why := graphs.flaw(work, batch)):
+        raise UserError(f"client.graphs must be false for model {model}: {why}.")
+    if loop.dp and loop.dp.at_once > 1 and (why := dp_vectorised.flaw(work.module, work.named, batch)):
+        raise UserError(f"dp.at_once must be 1 for model {model}: {why}.")
