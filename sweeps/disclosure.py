@@ -4,6 +4,7 @@ Where runs share something that an epsilon covers, a second picture has accuracy
 
 python sweeps/disclosure.py                     # digits: raw copies, and synthetic images that were shuffled
 python sweeps/disclosure.py --shares 0.1,0.5 --rhos 0.25,0.75 --seeds 0,1,2
+python sweeps/disclosure.py --settings real,raw_copies,merf --epsilons 1,10 --seeds 0,1,2
 python sweeps/disclosure.py --also runs/mine,runs/other       # points from any other run folders beside these
 """
 
@@ -30,6 +31,7 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     more = (
         ("shares", str, "0.05,0.1,0.2,0.5", "c of raw_copies: shares of examples that others get copies of"),
         ("rhos", str, "0.25,0.75", "rho of stages with generators: shares of examples that they see"),
+        ("epsilons", str, "1,10", "of stages that release once under differential privacy, such as merf"),
         ("round", int | None, None, "after which round accuracy is compared; default: federation.rounds, here 20"),
         ("also", str | None, None, "folders with other runs to draw, separated by commas"),
     )
@@ -39,7 +41,8 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     smoke = grids.preset_and_dataset(argv)[0] == "smoke"
     parser.set_defaults({"alphas": "0.01", "federation.rounds": 3 if smoke else 20})
     options = cli.parse(parser, argv)
-    grids.refuse_fields(options, {"sharing.c": "shares", "generator.rho": "rhos"})
+    owned = {"sharing.c": "shares", "generator.rho": "rhos", "sharing.target_epsilon": "epsilons"}
+    grids.refuse_fields(options, owned)
     rounds = cli.flat(options)["federation.rounds"]
     options.round = rounds if options.round is None else options.round
     if not 0 <= options.round <= rounds:
@@ -52,6 +55,7 @@ def grid(options: cli.Options) -> list[sweep.Trial]:
     """A cell for every value of the field by which its stage gives more or less away."""
     base, found = grids.base(options), []
     shares, rhos = cli.split("--shares", options.shares, float), cli.split("--rhos", options.rhos, float)
+    epsilons = cli.split("--epsilons", options.epsilons, float)
     for alpha, algorithm, setting, seed in product(
         cli.split("--alphas", options.alphas, float), cli.split("--algorithms", options.algorithms),
         cli.split("--settings", options.settings), cli.split("--seeds", options.seeds, int),
@@ -63,6 +67,8 @@ def grid(options: cli.Options) -> list[sweep.Trial]:
         plain = authors.cell(options, {**base, **values})
         if "c" in plain.config.sharing.constants:
             found += [authors.cell(options, {**base, **values, "sharing.c": c}) for c in shares]
+        elif "target_epsilon" in plain.config.sharing.constants:
+            found += [authors.cell(options, {**base, **values, "sharing.target_epsilon": e}) for e in epsilons]
         elif plain.config.generator is not None:
             found += [authors.cell(options, {**base, **values, "generator.rho": rho}) for rho in rhos]
         else:

@@ -143,14 +143,16 @@ def test_points_of_any_folders(runs: Path, tmp_path: Path, sweeps: Callable[[str
 
 def test_each_stage_is_varied_by_what_makes_it_give_more_away(sweeps: Callable[[str], ModuleType]) -> None:
     disclosure = sweeps("disclosure")
-    argv = ["--shares", "0.1,0.4", "--rhos", "0.3", "--alphas", "0.01", "--seeds", "0,1"]
+    argv = ["--shares", "0.1,0.4", "--rhos", "0.3", "--epsilons", "2,5", "--alphas", "0.01", "--seeds", "0,1"]
+    argv += ["--settings", "real,raw_copies,shuffled_synthetic,merf"]
     fields = [cell.config.flat for cell in disclosure.grid(disclosure.arguments(argv))]
-    found = [(f["sharing.setting"], f.get("sharing.c"), f.get("generator.rho"), f["seed"]) for f in fields]
-    assert found == [
-        ("real", None, None, 0),
-        ("real", None, None, 1),
-        *(("raw_copies", c, None, seed) for seed in (0, 1) for c in (0.1, 0.4)),
-        *(("shuffled_synthetic", None, 0.3, seed) for seed in (0, 1)),
+    by = ("sharing.setting", "sharing.c", "generator.rho", "sharing.target_epsilon", "seed")
+    assert [tuple(f.get(name) for name in by) for f in fields] == [
+        ("real", None, None, None, 0),
+        ("real", None, None, None, 1),
+        *(("raw_copies", c, None, None, seed) for seed in (0, 1) for c in (0.1, 0.4)),
+        *(("shuffled_synthetic", None, 0.3, None, seed) for seed in (0, 1)),
+        *(("merf", None, None, epsilon, seed) for seed in (0, 1) for epsilon in (2.0, 5.0)),
     ]
     assert {f["federation.rounds"] for f in fields} == {20}
 
@@ -160,6 +162,7 @@ def test_each_stage_is_varied_by_what_makes_it_give_more_away(sweeps: Callable[[
     [
         (["--sharing.c", "0.1"], "--shares"),
         (["--rho", "0.1"], "--rhos"),
+        (["--settings", "merf", "--merf.target_epsilon", "1"], "--epsilons"),
         (["--round", "21"], r"--round must lie in 0 \.\.\. federation\.rounds = 20, got 21"),
         (["--shares", "a"], "--shares takes finite float values"),
         (["--settings", "raw_copy"], "raw_copies"),

@@ -38,6 +38,9 @@ PUBLISHED = {
     "disclosure_digits": "disclosure --seeds 0,1,2",
     "disclosure_digits_epsilon": "disclosure --alphas 0.1 --federation.rounds 15 --settings real,raw_copies "
     "--shares 0.05,0.2 --seeds 0,1,2 + private_fedssyn --federation.rounds 15 --checkpoints 0.5,1 --seeds 0,1,2",
+    "disclosure_digits_merf": "disclosure --alphas 0.1 --federation.rounds 15 --settings real,raw_copies,merf "
+    "--shares 0.05,0.2 --epsilons 1,10 --seeds 0,1,2 + disclosure --alphas 0.1 --federation.rounds 15 "
+    "--settings merf --epsilons 1,10 --merf.noise summed --seeds 0,1,2",
     "feddm_digits": "feddm",
     "table2_digits": "table2 --seeds 0,1,2 --rates 0.1 --image-rates 0.1",
     "feddm_mnist": "feddm --dataset mnist --alphas 0.01,0.1 --ipcs= --radii= --sigmas 3 --rates= --image-rates=",
