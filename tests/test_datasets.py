@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from fedcommons.config.presets import experiment
 from fedcommons.config.sections import Data
+from fedcommons.data import datasets
 from fedcommons.data.augment import flip_and_crop
 from fedcommons.data.clients import Clients, Rows
 from fedcommons.data.datasets import data_folder
@@ -104,6 +106,15 @@ def test_augmentation_can_be_asked_for_and_not() -> None:
 def test_generators_mirror_no_digit_also_where_clients_augment() -> None:
     assert not load(Data(augment=True)).flip
     assert not load(Data()).flip
+
+
+def test_what_is_no_image_is_seen_as_it_is_anyway() -> None:
+    def numbers() -> tuple[Any, Any]:
+        return torch.randn(40, 3, generator=torch.Generator().manual_seed(0)).numpy(), [0, 1] * 20
+
+    assert datasets.load("numbers", numbers).mean
+    with pytest.raises(UserError, match=r"data.standardise must be true for data set numbers: it is for images"):
+        datasets.load("numbers", numbers, standardise=False)
 
 
 def test_models_see_pixels_as_they_are_where_nothing_is_to_be_standardised() -> None:

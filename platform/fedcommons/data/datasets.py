@@ -45,12 +45,17 @@ def load(
     mean and over its deviation.
 
     Raises:
-        UserError: the data set is not in its folder, is damaged or not as ``own.read`` needs it, or it has fewer
-            training images than ``limit``.
+        UserError: the data set is not in its folder, is damaged or not as ``own.read`` needs it, it has fewer training
+            images than ``limit``, or ``standardise`` is false and its examples are no images.
     """
     with keyed_globals("data set", name):
         source, origin = own.read(name, make())
     train = source.train
+    if not standardise and train.x.dtype != torch.uint8:
+        raise UserError(
+            f"data.standardise must be true for data set {name}: it is for images of whole numbers 0 to 255, and these "
+            "examples are seen as they are."
+        )
     order = numpy_generator("validation split", name).permutation(len(train))
     n_validation = int(validation * len(train))
     if validation_from == "last":

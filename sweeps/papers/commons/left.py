@@ -52,7 +52,15 @@ def shown_by(summary: Mapping[str, Any], config: Experiment, folder: Path) -> Sh
         return None
     if found := (summary.get("audit") or {}).get("pixels"):
         return Shown.of(found)
+    if config.sharing.setting == "merf":
+        return _of_fitted(prepare(config))
     return _of_state(prepare(config), folder) if config.algorithm in ("feddm", "fedcvae") else None
+
+
+def _of_fitted(prepared: Prepared) -> Shown | None:
+    """Of images that were fitted to clients' noisy sums, which are fitted anew."""
+    pool = prepared.stage.make(prepared.dealt, ())
+    return _against_all(prepared, pool.store[pool.rows])
 
 
 def _of_state(prepared: Prepared, folder: Path) -> Shown | None:
@@ -64,7 +72,12 @@ def _of_state(prepared: Prepared, folder: Path) -> Shown | None:
     x = data(standing.state["images"])
     if x.is_floating_point():  # as the network sees them
         x = (x * std + mean).mul(255).round().clamp(0, 255).to(torch.uint8)
-    made = Examples(x, data(standing.state["labels"]))
+    return _against_all(prepared, Examples(x, data(standing.state["labels"])))
+
+
+def _against_all(prepared: Prepared, made: Examples) -> Shown | None:
+    """Of images that were made of all clients' images."""
+    dataset = prepared.dataset
     of_all = subject(0, made, prepared.train, dataset.validation, prepared.config.seed)
     found = audit([of_all], {"pixels": pixel_space}, prepared.config.seed).record()["pixels"]["all"]
     return Shown.of(found) if found else None

@@ -55,6 +55,8 @@ _POOL = {"algorithm": "fedavg", "sharing.setting": "shuffled_synthetic", "sharin
 _SERVER = {"sharing.setting": "server_synthetic", "sharing.audit": True}
 _LOCAL, _OWN = "clients E epochs a round", "{generator} epochs of a generator a client"
 _PRIVATE = {"generator.name": "private_ddpm", "generator.target_epsilon": 10.0}
+_MERF = {"algorithm": "fedavg", "sharing.setting": "merf", "sharing.target_epsilon": 10.0}
+_ONCE = "one noisy sum of features a client, epsilon 10"
 _COPIES = {"sharing.setting": "raw_copies", "sharing.c": 0.1, "sharing.d": 2}
 _AT_SERVER = "server E epochs a round on the pool"
 _TO_TWO = "copies of 10 % for two others each"
@@ -103,6 +105,11 @@ WAYS: Mapping[str, Way] = {
     "one-shot Fedssyn (DDPM)": Way({"algorithm": "one_shot", **_SERVER}, f"{_AT_SERVER}; {_OWN}"),
     "one-shot Fedssyn (private DDPM)": Way(
         {"algorithm": "one_shot", **_SERVER, **_PRIVATE}, f"{_AT_SERVER}; {_OWN}, epsilon 10 for images"
+    ),
+    "FedMERF": Way(_MERF, f"{_LOCAL}; {_ONCE}"),
+    "FedMERF (summed)": Way({**_MERF, "sharing.noise": "summed"}, f"{_LOCAL}; {_ONCE}"),
+    "one-shot FedMERF (summed)": Way(
+        {**_MERF, "algorithm": "one_shot", "sharing.noise": "summed"}, f"{_AT_SERVER}; {_ONCE}"
     ),
     "FedDM": Way(
         _FEDDM,
