@@ -59,7 +59,11 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     options.configs = [authors.settled(options.preset, config, options.asked) for config in each]
     options.config = options.configs[0]
     if not generates(options.config.sharing.setting):
-        raise UserError(f"sharing.setting {options.config.sharing.setting} makes no images, so nothing can be audited.")
+        setting = options.config.sharing.setting
+        raise UserError(
+            f"sharing.setting {setting} trains no generators, and this audit attacks them; images of merf are judged "
+            "by commons.py."
+        )
     return options
 
 

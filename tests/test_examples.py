@@ -20,6 +20,7 @@ SAID = {
     "own_measure": "measure/sharpness",
     "fine_tuning": "5,280 bytes up in a round",
     "hospitals": "patients of each hospital: ",
+    "fedprox_synthetic": "| synthetic(1, 1) | FedProx, mu = 1 |",
     "regression": "squared error by round: ",
     "autoencoder": "loss by round: 1",
     "characters": "clients: 7",
@@ -29,7 +30,7 @@ SAID = {
 """Of what each program prints."""
 PARTS = {
     "own_method": {"algorithm"}, "own_stage": {"sharing"}, "own_tracker": set(), "hospitals": {"data"},
-    "regression": {"data"}, "fine_tuning": {"model"}, "two_nn": {"model"},
+    "fedprox_synthetic": {"data"}, "regression": {"data"}, "fine_tuning": {"model"}, "two_nn": {"model"},
     "autoencoder": {"data", "model"}, "characters": {"data", "model"},
 }  # fmt: skip
 """What a program defines, where its name does not tell it; a tracker changes no result, so no config names it."""
@@ -38,7 +39,7 @@ PERSONAL = {
     "autoencoder": "loss", "characters": "accuracy", "fine_tuning": "accuracy",
 }  # fmt: skip
 """Whose last command evaluates each client's own model on its own test examples, and a metric that tells of it."""
-GROUPED = {"hospitals": 5, "regression": 2, "autoencoder": 5, "characters": 7}
+GROUPED = {"hospitals": 5, "fedprox_synthetic": 30, "regression": 2, "autoencoder": 5, "characters": 7}
 """Of these the data that have groups, and how many."""
 SMALL = ["--preset=smoke", "--federation.rounds=1", "--client.epochs=1", "--data.limit=100", "--wandb=off"]
 
