@@ -185,6 +185,6 @@ ROWS = {
 NOT_HERE = {
     "R8": "NDPDC: there is no such stage yet",
     "R9": "Opacus' MNIST example as a client: docs/results/opacus_mnist.md",
-    "R11": "FedProx' synthetic(alpha, beta): there is no such data set yet",
+    "R11": "FedProx' synthetic(alpha, beta): curves without numbers, examples/fedprox_synthetic.py",
 }
 """Rows of the same list that this sweep does not run, and why or where."""
