@@ -133,6 +133,7 @@ KINDS: Mapping[str, Kind] = {
             "raw_copies": "fedcommons.sharing.raw_copies:RawCopies",
             "server_synthetic": "fedcommons.sharing.server_synthetic:ServerSynthetic",
             "merf": "fedcommons.sharing.merf:MERF",
+            "ndpdc": "fedcommons.sharing.ndpdc:NDPDC",
         },
         has=("make", "release", "assign"),
     ),
