@@ -390,5 +390,5 @@ def test_nobody_else_draws_what_hides() -> None:
     found = {path.relative_to(root).as_posix() for path in root.rglob("*.py") if "wide_generator" in path.read_text()}
     assert found == {"seeds.py", "core/noise.py", "testing/sides.py"}
     blurs = [path for path in root.rglob("*.py") if re.search(r"\.(blur|noisy_mean)\(", path.read_text())]
-    known = {"dp_sgd.py", "dp_vectorised.py", "codes.py", "matching.py", "feddpms.py", "merf.py"}
+    known = {"dp_sgd.py", "dp_vectorised.py", "codes.py", "matching.py", "feddpms.py", "condensation.py", "merf.py"}
     assert {path.name for path in blurs} == known

@@ -20,6 +20,7 @@ OTHERWISE: dict[str, dict[str, Any]] = {
     "shuffled_real": {"p": 0.3},
     "raw_copies": {"c": 0.3},
     "merf": {"noise_multiplier": 3.0, "features": 40, "per_class": 2, "steps": 3},
+    "ndpdc": {"noise_multiplier": 3.0, "iterations": 3, "per_class": 2, "width": 8, "batch": 2},
 }
 """Constants that make a part private, or that it must be given."""
 

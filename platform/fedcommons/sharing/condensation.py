@@ -1,6 +1,6 @@
 """What NDPDC shares beside the data: a keyed sequence of random networks, noisy sums of their features, and the fit.
 
-Zhao and Bilen, "Dataset condensation with distribution matching", WACV 2023, arXiv:2110.04181; Zheng and Li (``ndpdc``).
+Zhao and Bilen, "Dataset condensation with distribution matching", WACV 2023, arXiv:2110.04181; see ``ndpdc``.
 psi_t: features of step t's network, flattened;  A_tc: its augmentation of class c;  D: numbers of psi_t;  S: images.
 
     phi_t(x, c) = psi_t(A_tc x) / max(1, |psi_t(A_tc x)|),   |phi_t| <= 1
@@ -67,6 +67,11 @@ class Networks:
         return network
 
 
+def deep(shape: tuple[int, ...]) -> int:
+    """Blocks after which images of this shape, padded by ``ConvNet``, have 4x4 places or a few more; at most three."""
+    return min(3, max(1, (min(shape[1:]) + 7).bit_length() - 3))
+
+
 def clipped(features: Tensor) -> Tensor:
     """(n, D): those longer than 1 are cut to it; those that are not finite become zero, so a blank image adds none."""
     short = features / features.norm(dim=1, keepdim=True).clamp_min(1)
@@ -111,7 +116,13 @@ class Sender:
 
 
 def condensed(
-    networks: Networks, total: Callable[[Phi, int], Tensor], steps: int, per_class: int, expected: float, batch: int, lr: float
+    networks: Networks,
+    total: Callable[[Phi, int], Tensor],
+    steps: int,
+    per_class: int,
+    expected: float,
+    batch: int,
+    lr: float,
 ) -> Examples:
     """``per_class`` uint8 images of each class, after a step of SGD for each noisy total (classes, D), asked for once.
 

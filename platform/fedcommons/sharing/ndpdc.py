@@ -14,8 +14,8 @@ No message depends on the images, so they follow from the messages and cost no p
 
 q_i = min(1, L classes/n_i), as if a client's classes were equally large: how many it has of each is private, and n_i is
 public. Every example is drawn at this one rate whatever its class. ``class_size`` is a public number in its place.
-Noise is drawn once, by a key of all that decides the messages (Dosser draws it anew, from a clock): the same run sends
-the same bits. A step's messages are added up and gone.
+Noise is drawn once, by a key of all that decides the messages: the same run sends the same bits. A step's messages are
+added up and gone.
 
 Departs from the paper: q = L/n_c there, of the smallest class; ours are the neighbours that the ledger has; the
 distance is over (R/L)^2, so that the rate means the same for any number of clients; images become uint8 in the end.
@@ -39,12 +39,11 @@ from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from fedcommons.files import sha256
 from fedcommons.seeds import seed_for, wide_key
-from fedcommons.sharing.condensation import Networks, Phi, Sender, condensed
+from fedcommons.sharing.condensation import Networks, Phi, Sender, condensed, deep
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.stage import Assigned, Contribution, Contributions
 
 SUMS = "noisy sums of features of random networks"
-"""The ledger's name of what clients release."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +68,8 @@ class NDPDC:
     """a client's images of a class, by which q = L/class_size: a public number; default: n_i over the classes"""
     width: Annotated[int, "[1, 1e4]"] = 128
     """channels of the random ConvNets"""
-    depth: Annotated[int, "[1, 3]"] = 3
-    """blocks of the random ConvNets, fewer where images cannot be halved so often"""
+    depth: Annotated[int | None, "[1, 3]"] = None
+    """blocks of the random ConvNets, if images can be halved so often; default: as leave 4x4 places (paper: 3)"""
     lr: Annotated[float, "(0, 1e38]"] = 1.0
     """learning rate of the pixels"""
     augment: Annotated[str, "none | translation | all"] = "none"
@@ -88,18 +87,15 @@ class NDPDC:
         """See ``Stage``. It solves for every client's noise, so that what cannot be reached is refused before work."""
         if dealt.n_classes is None:
             raise UserError("setting ndpdc sums features by class, and the labels of this data set are no classes.")
-        shape = dealt.shape
-        if dealt.own.store.x.dtype != torch.uint8 or len(shape) != 3 or min(shape[1:]) < 2:
-            raise UserError(
-                "setting ndpdc fits images (C, H, W) of at least 2x2 whole numbers 0 to 255 (uint8), and these "
-                "examples are others."
-            )
+        if dealt.own.store.x.dtype != torch.uint8 or len(dealt.shape) != 3 or min(dealt.shape[1:]) < 2:
+            what = "images (C, H, W) of at least 2x2 whole numbers 0 to 255 (uint8)"
+            raise UserError(f"setting ndpdc fits {what}, and these examples are others.")
         for n in {*dealt.own.sizes}:
             self.sigma(n, dealt.n_classes)
 
     def rate(self, n: int, classes: int) -> float:
         """q of a client with n examples, from public numbers."""
-        return min(1.0, self.batch / self.class_size if self.class_size else self.batch * classes / n)
+        return min(1.0, self.batch / self.class_size if self.class_size else self.batch * classes / max(n, 1))
 
     def sigma(self, n: int, classes: int) -> float:
         """The noise multiplier of a client with n examples.
@@ -115,14 +111,19 @@ class NDPDC:
 
     def networks(self, dealt: Dealt) -> Networks:
         """phi_1, ..., phi_T, which everybody can draw."""
-        seed = seed_for(dealt.seed, "ndpdc")
         return Networks(
-            dealt.shape, dealt.n_classes or 0, self.width, self.depth, self.augment, dealt.flip, seed
-        )  # fmt: skip
+            shape=dealt.shape,
+            n_classes=dealt.n_classes or 0,
+            width=self.width,
+            depth=self.depth or deep(dealt.shape),
+            augment=self.augment,
+            flip=dealt.flip,
+            seed=seed_for(dealt.seed, "ndpdc"),
+        )
 
     def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
         """The clients' messages, their totals and the images, step by step; who contributes which does not matter."""
-        n, classes = len(dealt.own), dealt.n_classes or 0
+        n = len(dealt.own)
         senders = [self.sender(dealt, client) for client in range(n)]
 
         def total(phi: Phi, step: int) -> Tensor:
@@ -170,15 +171,12 @@ class NDPDC:
 
     def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
         """T noisy values a client."""
+        classes = dealt.n_classes or 0
         if self.noise_multiplier == 0:
             return contributed, [Release(i, (SUMS,), seen=n) for i, n in enumerate(dealt.own.sizes)]
-        event, classes = Release(0, (SUMS,), mechanism=SAMPLED_GAUSSIAN, sensitivity=1.0, steps=self.iterations), (
-            dealt.n_classes or 0
-        )
-        return contributed, [
-            replace(event, client=i, q=self.rate(n, classes), sigma=self.sigma(n, classes))
-            for i, n in enumerate(dealt.own.sizes)
-        ]
+        event = Release(0, (SUMS,), mechanism=SAMPLED_GAUSSIAN, sensitivity=1.0, steps=self.iterations)
+        of_each = [(self.rate(n, classes), self.sigma(n, classes)) for n in dealt.own.sizes]
+        return contributed, [replace(event, client=i, q=q, sigma=sigma) for i, (q, sigma) in enumerate(of_each)]
 
     def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
         """All get all images: T messages go up, images come down."""
