@@ -19,10 +19,10 @@ Departs from the paper: sums with counts instead of a mean over a public n; neig
 (sqrt(2) as far); images themselves are fitted, not a generator; the scale s is public, not the data's median.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod, sqrt
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from fedcommons.files import sha256
 from fedcommons.seeds import seed_for, wide_key
+from fedcommons.sharing import targets
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.random_features import Features, Fourier, fitted, sums
 from fedcommons.sharing.stage import Assigned, Contribution, Contributions
@@ -75,15 +76,7 @@ class MERF:
     steps: Annotated[int, "[1, 1e9]"] = 400
     """steps of the fit"""
 
-    def check(self, fields: Mapping[str, Any]) -> None:
-        """See ``Stage``."""
-        if (self.target_epsilon is None) == (self.noise_multiplier is None):
-            given = "neither" if self.target_epsilon is None else "both"
-            raise UserError(f"give either sharing.target_epsilon or sharing.noise_multiplier, not {given}.")
-        if self.may_miss and self.noise != "summed":
-            raise UserError("sharing.may_miss is for sharing.noise summed: with local noise each message has its own.")
-        if fields.get("dp.delta", self.delta) != self.delta:
-            raise UserError(f"sharing.delta must be dp.delta = {fields['dp.delta']:g}, got {self.delta:g}.")
+    check = targets.check
 
     def check_dealt(self, dealt: Dealt) -> None:
         """See ``Stage``."""
@@ -93,6 +86,8 @@ class MERF:
             raise UserError(
                 "setting merf fits images of whole numbers 0 to 255 (uint8), and these examples are others."
             )
+        if self.may_miss and self.noise != "summed":
+            raise UserError("sharing.may_miss is for sharing.noise summed: with local noise each message has its own.")
         if self.may_miss >= len(dealt.own):
             raise UserError(f"sharing.may_miss must be below the number of clients, {len(dealt.own)}: some must send.")
 

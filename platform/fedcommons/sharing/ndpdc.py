@@ -21,10 +21,10 @@ Departs from the paper: q = L/n_c there, of the smallest class; ours are the nei
 distance is over (R/L)^2, so that the rate means the same for any number of clients; images become uint8 in the end.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -38,8 +38,9 @@ from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from fedcommons.files import sha256
+from fedcommons.generators.condensation import Networks, Phi, Sender, condensed
 from fedcommons.seeds import seed_for, wide_key
-from fedcommons.sharing.condensation import Networks, Phi, Sender, condensed, deep
+from fedcommons.sharing import targets
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.stage import Assigned, Contribution, Contributions
 
@@ -75,13 +76,7 @@ class NDPDC:
     augment: Annotated[str, "none | translation | all"] = "none"
     """what both real and fitted images go through; all: colour, translation and cutout"""
 
-    def check(self, fields: Mapping[str, Any]) -> None:
-        """See ``Stage``."""
-        if (self.target_epsilon is None) == (self.noise_multiplier is None):
-            given = "neither" if self.target_epsilon is None else "both"
-            raise UserError(f"give either sharing.target_epsilon or sharing.noise_multiplier, not {given}.")
-        if fields.get("dp.delta", self.delta) != self.delta:
-            raise UserError(f"sharing.delta must be dp.delta = {fields['dp.delta']:g}, got {self.delta:g}.")
+    check = targets.check
 
     def check_dealt(self, dealt: Dealt) -> None:
         """See ``Stage``. It solves for every client's noise, so that what cannot be reached is refused before work."""
@@ -115,7 +110,7 @@ class NDPDC:
             shape=dealt.shape,
             n_classes=dealt.n_classes or 0,
             width=self.width,
-            depth=self.depth or deep(dealt.shape),
+            depth=self.depth,
             augment=self.augment,
             flip=dealt.flip,
             seed=seed_for(dealt.seed, "ndpdc"),

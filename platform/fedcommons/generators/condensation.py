@@ -17,14 +17,10 @@ from fedcommons.core.dp_sgd import NoisySum
 from fedcommons.core.noise import Draws
 from fedcommons.data.examples import Examples
 from fedcommons.seeds import generator, keyed_globals
-from lightning_modules.gan import augmented
-from lightning_modules.networks import ConvNet
+from lightning_modules.random_convnet import RandomConvNet, blocks
 
 BLOCK = 256
 """Images whose features are worked out at a time."""
-
-LAYERS = 4
-"""Of a block of ``ConvNet``: convolution, instance norm, ReLU, average-pool."""
 
 Phi = Callable[[Tensor, Tensor], Tensor]
 """Features (n, D) of images (n, C, H, W) in [-1, 1] and their classes (n,)."""
@@ -32,12 +28,12 @@ Phi = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Networks:
-    """phi_1, phi_2, ...: everybody can draw them. depth: blocks of ``ConvNet``, fewer where images are too small."""
+    """phi_1, phi_2, ...: everybody can draw them. depth: blocks of ``ConvNet``; None: ``blocks``."""
 
     shape: tuple[int, ...]
     n_classes: int
     width: int
-    depth: int
+    depth: int | None
     augment: str
     flip: bool
     seed: int
@@ -46,30 +42,17 @@ class Networks:
     def size(self) -> int:
         """D."""
         with torch.no_grad(), keyed_globals(self.seed, "size of features"):
-            return self._network().embed(torch.zeros(1, *self.shape)).numel()
+            return self._network()(torch.zeros(1, *self.shape), torch.zeros(1, 8)).numel()
 
     def at(self, step: int) -> Phi:
         """phi_t; one draw of the augmentation for each class, the same for its real and made images."""
         with keyed_globals(self.seed, "network", step):
             network = self._network()
         drawn = torch.rand(self.n_classes, 8, generator=generator(self.seed, "augmentation", step))
+        return lambda x, y: clipped(network(x, drawn[y]))
 
-        def phi(x: Tensor, y: Tensor) -> Tensor:
-            if self.augment != "none":
-                x = augmented(x, drawn[y], self.augment, self.flip)
-            return clipped(network.embed(x))
-
-        return phi
-
-    def _network(self) -> ConvNet:
-        network = ConvNet(self.shape, 1, self.width).requires_grad_(False)
-        network.features = network.features[: LAYERS * self.depth]
-        return network
-
-
-def deep(shape: tuple[int, ...]) -> int:
-    """Blocks after which images of this shape, padded by ``ConvNet``, have 4x4 places or a few more; at most three."""
-    return min(3, max(1, (min(shape[1:]) + 7).bit_length() - 3))
+    def _network(self) -> RandomConvNet:
+        return RandomConvNet(self.shape, self.width, self.depth or blocks(self.shape), self.augment, self.flip)
 
 
 def clipped(features: Tensor) -> Tensor:

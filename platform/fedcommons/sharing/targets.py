@@ -1,0 +1,26 @@
+"""What a stage is told that draws noise itself: the epsilon that it is to spend or the noise, and one delta."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from fedcommons.errors import UserError
+
+
+class Noisy(Protocol):
+    """A stage with these constants."""
+
+    @property
+    def target_epsilon(self) -> float | None: ...
+    @property
+    def noise_multiplier(self) -> float | None: ...
+    @property
+    def delta(self) -> float: ...
+
+
+def check(stage: Noisy, fields: Mapping[str, Any]) -> None:
+    """See ``Stage``."""
+    if (stage.target_epsilon is None) == (stage.noise_multiplier is None):
+        given = "neither" if stage.target_epsilon is None else "both"
+        raise UserError(f"give either sharing.target_epsilon or sharing.noise_multiplier, not {given}.")
+    if fields.get("dp.delta", stage.delta) != stage.delta:
+        raise UserError(f"sharing.delta must be dp.delta = {fields['dp.delta']:g}, got {stage.delta:g}.")

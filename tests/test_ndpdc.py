@@ -1,0 +1,402 @@
+"""NDPDC: sigmas, sensitivity, sums, noise, the fit beside a slow loop, the ledger's epsilon, and what a run says."""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from torch import Tensor
+
+from fedcommons.accounting.privacy import Ledger
+from fedcommons.config.flat import choose
+from fedcommons.core.accountants import epsilon
+from fedcommons.core.noise import Source
+from fedcommons.data.clients import Clients
+from fedcommons.data.examples import Examples
+from fedcommons.errors import UserError
+from fedcommons.generators.condensation import Networks, Sender, clipped, pixels, sums
+from fedcommons.runs import build, experiment
+from fedcommons.seeds import generator, keyed_globals
+from fedcommons.sharing.dealt import Dealt
+from fedcommons.sharing.ndpdc import NDPDC
+from fedcommons.sharing.stage import share
+from fedcommons.testing import check_stage
+from lightning_modules.networks import ConvNet
+from lightning_modules.random_convnet import blocks
+
+SMALL = NDPDC(noise_multiplier=1.0, iterations=3, per_class=2, batch=2, width=8)
+SHAPE = (1, 8, 8)
+
+
+def some(n: int, seed: int = 0) -> Examples:
+    draws = generator(seed, "images of the test")
+    x = torch.randint(256, (n, *SHAPE), generator=draws, dtype=torch.uint8)
+    return Examples(x, torch.randint(10, (n,), generator=draws))
+
+
+def dealt(*cuts: int, seed: int = 0, is_secret: bool = False, n: int = 60) -> Dealt:
+    """The same images, cut into clients at these places."""
+    return Dealt(Clients(some(n), np.split(np.arange(n), cuts)), 10, False, seed, is_secret)
+
+
+def message(stage: NDPDC, given: Dealt, client: int = 0, step: int = 0) -> Tensor:
+    return stage.sender(given, client).message(stage.networks(given).at(step), step).values
+
+
+# --- networks and their sums
+
+
+def test_mnist_has_the_papers_features() -> None:
+    stage = NDPDC(noise_multiplier=1.0)
+    for shape, size in (((1, 28, 28), 2048), ((3, 32, 32), 2048), (SHAPE, 128 * 16)):
+        given = Dealt(Clients(Examples(torch.zeros(1, *shape), torch.zeros(1).long()), [np.arange(1)]), 10, False, 0)
+        assert stage.networks(given).size == size
+    assert [blocks((1, side, side)) for side in (2, 8, 9, 16, 24, 28, 32, 64)] == [1, 1, 2, 2, 2, 3, 3, 3]
+
+
+@pytest.mark.parametrize("augment", ["none", "all"])
+def test_an_image_adds_a_vector_of_at_most_norm_one_to_its_class_alone_and_a_blank_one_nothing(augment: str) -> None:
+    examples, phi = some(20), Networks(SHAPE, 10, 8, 1, augment, True, 5).at(0)
+    whole = sums(phi, examples, 10)
+    for i in range(20):
+        x = examples.x.float()
+        x[i] = torch.nan
+        moved = whole - sums(phi, Examples(x, examples.y), 10)
+        assert 0.5 < moved.norm() <= 1 + 1e-5
+        assert moved[examples.y[i]].norm() == pytest.approx(moved.norm().item(), abs=1e-5)
+        loud = examples.x.float()
+        loud[i] *= 1e6
+        assert (sums(phi, Examples(loud, examples.y), 10) - sums(phi, Examples(x, examples.y), 10)).norm() <= 1 + 1e-5
+
+
+def test_only_features_that_are_too_long_are_cut() -> None:
+    features = torch.tensor([[0.3, 0.4], [3.0, 4.0], [torch.inf, 0.0], [torch.nan, 1.0]])
+    assert torch.allclose(clipped(features), torch.tensor([[0.3, 0.4], [0.6, 0.8], [0.0, 0.0], [0.0, 0.0]]))
+
+
+def test_sums_do_not_depend_on_blocks_and_nobody_adds_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    phi = SMALL.networks(dealt()).at(0)
+    once = sums(phi, some(30), 10)
+    monkeypatch.setattr("fedcommons.generators.condensation.BLOCK", 7)
+    assert torch.allclose(sums(phi, some(30), 10), once, rtol=0, atol=1e-5)
+    assert torch.equal(sums(phi, some(30)[slice(0, 0)], 10), torch.zeros_like(once))
+
+
+def test_every_step_has_a_network_of_its_own_which_all_can_draw_again() -> None:
+    x, y = pixels(some(5).x), torch.arange(5)
+    networks, others = SMALL.networks(dealt()), SMALL.networks(dealt(seed=1))
+    first = networks.at(0)(x, y)
+    assert torch.equal(networks.at(0)(x, y), first)
+    for other in (networks.at(1), others.at(0)):
+        assert (other(x, y) - first).norm() > 0.1
+
+
+def test_real_and_fitted_images_of_a_class_go_through_the_same_augmentation() -> None:
+    """So two copies of an image have the same features, and a copy of another class has others."""
+    phi = Networks(SHAPE, 10, 8, 1, "all", False, 0).at(0)
+    x = pixels(some(1).x).expand(3, -1, -1, -1)
+    one, same, other = phi(x, torch.tensor([3, 3, 4]))
+    assert torch.equal(one, same)
+    assert (one - other).norm() > 0.1
+
+
+# --- the rate, samples and noise
+
+
+def test_the_rate_follows_public_numbers_and_is_one_for_small_clients() -> None:
+    stage = NDPDC(noise_multiplier=1.0)
+    assert stage.rate(60_000, 10) == pytest.approx(1 / 120)
+    assert replace(stage, class_size=5421).rate(60_000, 10) == pytest.approx(50 / 5421)
+    assert stage.rate(500, 10) == stage.rate(129, 10) == stage.rate(0, 10) == 1
+    skewed = Dealt(Clients(Examples(some(60).x, torch.zeros(60).long()), [np.arange(60)]), 10, False, 0)
+    assert (
+        stage.release(skewed, SMALL.make(skewed, ()))[1][0].q == stage.release(dealt(), SMALL.make(skewed, ()))[1][0].q
+    )
+
+
+def test_a_label_decides_nothing_but_the_row_its_image_is_added_to() -> None:
+    """In a Poisson sample too: nobody else is drawn, or not, because of it."""
+    silent, given = replace(SMALL, noise_multiplier=0.0), dealt()
+    y = given.own.store.y.clone()
+    y[7] = (y[7] + 1) % 10
+    sender, phi = silent.sender(given, 0), silent.networks(given).at(0)
+    relabelled = replace(sender, own=Examples(given.own.store.x, y), draws=silent.sender(given, 0).draws)
+    for step in range(6):
+        moved = relabelled.message(phi, step).values - sender.message(phi, step).values
+        assert moved.norm(dim=1).max() <= 1 + 1e-5
+        assert (moved.norm(dim=1) > 1e-5).sum() in (0, 2)
+
+
+def test_each_image_is_drawn_at_the_rate_whatever_its_class() -> None:
+    """Of 400 steps: counts of an image lie within 5 standard deviations."""
+    given, steps = dealt(), 400
+    sender = replace(SMALL, noise_multiplier=0.0).sender(given, 0)
+    assert sender.q == pytest.approx(1 / 3)
+
+    def phi(x: Tensor, y: Tensor) -> Tensor:
+        return torch.eye(60)[[int((whole == one).all((1, 2, 3)).nonzero()) for one in x]]
+
+    whole = pixels(given.own.store.x)
+    counts = torch.stack([sender.message(phi, step).values.sum(0) for step in range(steps)])
+    assert ((counts == 0) | (counts == 1)).all()
+    far = (counts.sum(0) - steps / 3).abs() / (steps * 2 / 9) ** 0.5
+    assert far.max() < 5
+    assert (torch.corrcoef(counts.T) - torch.eye(60)).abs().max() < 5 / steps**0.5
+
+
+def test_noise_has_the_variance_that_is_stated_and_is_new_in_every_step_and_client() -> None:
+    stage, given = replace(SMALL, noise_multiplier=2.0, batch=50), dealt(20, 40)
+    silent = replace(stage, noise_multiplier=0.0)
+    senders = [(stage.sender(given, i), silent.sender(given, i)) for i in range(3)]
+    noises = []
+    for step in range(2):
+        phi = stage.networks(given).at(step)
+        noises += [one.message(phi, step).values - exact.message(phi, step).values for one, exact in senders]
+    n = noises[0].numel()
+    for noise in noises:
+        assert noise.std().item() == pytest.approx(2.0, rel=4 / (2 * n) ** 0.5)
+    together = torch.corrcoef(torch.stack([noise.flatten() for noise in noises])) - torch.eye(6)
+    assert together.abs().max() < 4.5 / n**0.5
+
+
+def test_the_same_message_has_the_same_noise_and_any_other_has_other_noise() -> None:
+    stage = replace(SMALL, batch=50)
+
+    def noise(stage: NDPDC = stage, client: int = 0, **how: Any) -> Tensor:
+        given = dealt(20, 40, **how)
+        return message(stage, given, client) - message(replace(stage, noise_multiplier=0.0), given, client)
+
+    assert torch.equal(noise(), noise())
+    assert torch.equal(noise(), noise(replace(stage, per_class=9, lr=0.3)))  # the images are not the message
+    others = [noise(client=1), noise(seed=1), noise(replace(stage, noise_multiplier=1.5)) / 1.5]
+    others += [noise(replace(stage, iterations=4)), noise(replace(stage, augment="all"))]
+    for other in others:
+        assert (noise() - other).std() > 1.2  # sqrt(2), and 0 if they were the same
+
+
+def test_no_message_is_drawn_twice_or_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every stream is opened once; the engine of a client refuses a step that was sent."""
+    opened: Counter[tuple[int | str, ...]] = Counter()
+    stream = Source.stream
+
+    def counted(self: Source, *key: int | str) -> Any:
+        opened[(self.facts, *key)] += 1
+        return stream(self, *key)
+
+    monkeypatch.setattr(Source, "stream", counted)
+    SMALL.make(dealt(20, 40), ())
+    assert set(opened.values()) == {1}
+    assert len(opened) == 3 * SMALL.iterations * 2
+    sender, phi = SMALL.sender(dealt(), 0), SMALL.networks(dealt()).at(0)
+    sender.message(phi, 0)
+    with pytest.raises(ValueError, match="has been drawn"):
+        sender.message(phi, 0)
+
+
+def test_secret_noise_is_drawn_from_a_salt_that_is_kept(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDCOMMONS_STATE", str(tmp_path))
+    seeded, secret = (message(SMALL, dealt(20, is_secret=on)) for on in (False, True))
+    assert not torch.allclose(seeded, secret, atol=0.1)
+    assert torch.equal(secret, message(SMALL, dealt(20, is_secret=True)))
+    assert len(set(SMALL.salts(dealt(20)))) == 2
+    assert replace(SMALL, noise_multiplier=0.0).salts(dealt(20)) == []
+    monkeypatch.setenv("FEDCOMMONS_STATE", str(tmp_path / "another"))
+    assert not torch.allclose(secret, message(SMALL, dealt(20, is_secret=True)), atol=0.1)
+
+
+# --- the fit
+
+
+@pytest.mark.parametrize("cuts", [(), (17, 40)])
+def test_without_noise_and_with_every_image_it_is_distribution_matching(cuts: tuple[int, ...]) -> None:
+    """Image by image and class by class, with momentum by hand; rounding alone may differ, by one of 255."""
+    stage, given = replace(SMALL, noise_multiplier=0.0, batch=60, iterations=4, lr=0.1), dealt(*cuts)
+    networks, ipc, batch = stage.networks(given), stage.per_class, stage.batch
+    images = torch.randn(20, *SHAPE, generator=generator(networks.seed, "first images"))
+    velocity = torch.zeros_like(images)
+    expected = 60 / 10
+    for step in range(stage.iterations):
+        with keyed_globals(networks.seed, "network", step):
+            network = ConvNet(SHAPE, 1, stage.width)
+
+        def feature(x: Tensor, network: ConvNet = network) -> Tensor:
+            f = network.features[:4](x.unsqueeze(0)).flatten()
+            return f / max(1.0, f.norm().item()) if not x.requires_grad else f / f.norm().clamp(min=1)
+
+        for c in range(10):
+            real = torch.zeros(networks.size)
+            for x, y in zip(given.own.store.x, given.own.store.y, strict=True):
+                if y == c:
+                    real += feature(x / 255 * 2 - 1).detach()
+            mine = [images[c * ipc + k].clone().requires_grad_() for k in range(ipc)]
+            matched = batch / ipc * torch.stack([feature(x) for x in mine]).sum(0)
+            loss = ((batch / expected * real - matched) ** 2).sum()
+            for k, g in enumerate(torch.autograd.grad(loss, mine)):
+                velocity[c * ipc + k] = 0.5 * velocity[c * ipc + k] + g
+        images = images - 0.1 * velocity
+    found = share(stage, given).data.pool
+    assert found is not None
+    x, y = stage.make(given, ()).store.x[60:], stage.make(given, ()).store.y[60:]
+    order = torch.cat([torch.arange(20)[i :: len(cuts) + 1] for i in range(len(cuts) + 1)])
+    slow = ((images + 1) * 127.5).clamp(0, 255).round()[order]
+    assert y.tolist() == (order // ipc).tolist()
+    assert (x.float() - slow).abs().max() <= 1
+    start = ((torch.randn(20, *SHAPE, generator=generator(networks.seed, "first images")) + 1) * 127.5).clamp(0, 255)
+    assert (slow - start[order]).abs().mean() > 2  # they have moved
+
+
+def test_images_come_nearer_to_the_real_ones_under_networks_that_were_not_matched() -> None:
+    given = dealt()
+    stage = NDPDC(noise_multiplier=0.0, iterations=1, per_class=2, width=16, batch=6, lr=0.1)
+
+    def distance(iterations: int) -> float:
+        made = replace(stage, iterations=iterations).make(given, ()).store[slice(60, None)]
+        phi, counts = stage.networks(given).at(10_000), torch.bincount(given.own.store.y)[:, None]
+        return (sums(phi, given.own.store, 10) / counts - sums(phi, made, 10) / 2).norm().item()
+
+    assert distance(60) < 0.75 * distance(1)
+
+
+@pytest.mark.parametrize("noise_multiplier", [0.0, 1.0])
+def test_the_same_seed_has_the_same_bits(noise_multiplier: float) -> None:
+    stage = replace(SMALL, noise_multiplier=noise_multiplier)
+    first = stage.make(dealt(20), ()).store.x
+    torch.rand(3)  # what somebody draws elsewhere does not matter
+    assert torch.equal(stage.make(dealt(20), ()).store.x, first)
+    assert not torch.equal(stage.make(dealt(20, seed=1), ()).store.x[60:], first[60:])
+
+
+def test_images_teach_digits() -> None:
+    of = {"sharing.target_epsilon": 50.0, "sharing.iterations": 15, "sharing.per_class": 4, "sharing.width": 16}
+    ready = build.prepare(choose({"sharing.setting": "ndpdc", "partition.n_clients": 5, **of}))
+    made = build.contribute(ready.stage, ready.dealt, ()).store[slice(len(ready.train), None)]
+    test = ready.dataset.test
+    taught = LogisticRegression(max_iter=300).fit((made.x.flatten(1) / 255).numpy(), made.y.numpy())
+    assert taught.score((test.x.flatten(1) / 255).numpy(), test.y.numpy()) > 0.6
+
+
+# --- what is stated
+
+
+@pytest.mark.parametrize(
+    ("n_c", "delta", "target", "sigma"),
+    [  # shared/spec/methods.md, 13: MNIST, Fashion-MNIST, CIFAR-10
+        (5421, 1e-5, 1.0, 3.82),
+        (5421, 1e-5, 10.0, 0.80),
+        (6000, 1e-5, 1.0, 3.46),
+        (6000, 1e-5, 10.0, 0.76),
+        (5000, 5e-6, 1.0, 4.275),
+    ],
+)
+def test_sigma_is_that_of_the_spec(n_c: int, delta: float, target: float, sigma: float) -> None:
+    stage = NDPDC(target_epsilon=target, delta=delta, iterations=10_000, class_size=n_c)
+    assert stage.sigma(10 * n_c, 10) == pytest.approx(sigma, abs=0.03)
+    assert epsilon(50 / n_c, stage.sigma(10 * n_c, 10), 10_000, delta) == pytest.approx(target, abs=0.01)
+
+
+@pytest.mark.parametrize("batch", [2, 50])
+def test_the_ledgers_epsilon_is_the_accountants(batch: int) -> None:
+    stage, given = NDPDC(target_epsilon=3.0, batch=batch, iterations=20, width=8, per_class=1), dealt(10, 35)
+    shared = share(stage, given)
+    ledger = Ledger.of([replace(event, commons=True) for event in shared.releases])
+    for client, n in enumerate((10, 25, 25)):
+        q = min(1.0, batch * 10 / n)
+        sigma = stage.sigma(n, 10)
+        assert ledger.commons.of(client, 1e-5) == pytest.approx(epsilon(q, sigma, 20, 1e-5), rel=1e-9)
+        assert ledger.commons.of(client, 1e-5) == pytest.approx(3.0, abs=0.011)
+    assert shared.disclosed == 0
+
+
+@pytest.mark.parametrize("batch", [2, 50])
+@pytest.mark.parametrize("augment", ["none", "translation"])
+def test_what_leaves_moves_no_more_than_is_stated(batch: int, augment: str) -> None:
+    check_stage(replace(SMALL, noise_multiplier=3.0, batch=batch, augment=augment))
+
+
+@dataclass(frozen=True)
+class HalfTheNoise(NDPDC):
+    """Less than it says."""
+
+    def sender(self, dealt: Dealt, client: int) -> Sender:
+        sender = super().sender(dealt, client)
+        return Sender(sender.own, sender.n_classes, sender.q, sender.sigma / 2, sender.draws)
+
+
+def test_a_stage_with_less_noise_than_it_says_is_found() -> None:
+    with pytest.raises(AssertionError, match="HalfTheNoise"):
+        check_stage(HalfTheNoise(noise_multiplier=3.0, iterations=3, per_class=2, batch=2, width=8))
+
+
+def test_without_noise_nothing_is_covered() -> None:
+    shared = share(replace(SMALL, noise_multiplier=0.0), dealt(20, 40))
+    assert [event.covered for event in shared.releases] == [False] * 3
+    assert [event.seen for event in shared.releases] == [20, 20, 20]
+    assert shared.notes == []
+
+
+def test_everybody_gets_all_images_and_pays_for_the_messages_and_them() -> None:
+    given = dealt(20, 30)
+    shared = share(SMALL, given)
+    for i, client in enumerate(shared.data.clients):
+        assert len(client) == len(given.own.rows[i]) + 20
+        assert client.n_own == len(given.own.rows[i])
+    up = message(SMALL, given).numel() * 4 * SMALL.iterations
+    assert shared.traffic.once == 3 * (up + 20 * (prod(SHAPE) + 1))
+    assert shared.data.pool is not None
+    assert len(shared.data.pool.rows.flat) == 20
+
+
+def test_a_dry_run_plays_fewer_steps() -> None:
+    few, times = NDPDC(target_epsilon=1.0, iterations=600).shorter()
+    assert (few.iterations, times) == (3, 200.0)
+    assert SMALL.shorter() == (SMALL, 1.0)
+
+
+def test_what_can_be_hoped_for_is_told_by_the_noise_in_a_step() -> None:
+    stage, given = replace(SMALL, batch=50, noise_multiplier=3.0), dealt(20, 40)
+    noise = torch.zeros(10, stage.networks(given).size)
+    for client in range(3):
+        noise += message(stage, given, client) - message(replace(stage, noise_multiplier=0.0), given, client)
+    told = float(stage.note(given).partition("class is ")[2].partition(" times")[0])
+    assert told == pytest.approx(noise.norm(dim=1).mean().item() / 6, rel=0.1)
+
+
+# --- runs
+
+
+def test_a_run_states_its_epsilon(tmp_path: Any) -> None:
+    config = choose(
+        {"sharing.setting": "ndpdc", "sharing.target_epsilon": 2.0, "sharing.iterations": 3, "sharing.width": 8,
+         "federation.rounds": 1, "client.epochs": 1, "model.name": "linear", "tracking.wandb": "off"}
+    )  # fmt: skip
+    said = experiment.run(config, tmp_path / "run")["privacy"]
+    assert said["pool_epsilon_max_if_secret"] == pytest.approx(2.0, abs=0.011)
+    assert "noisy sums of features of random networks" in said["in_words"][0]
+
+
+@pytest.mark.parametrize(
+    ("said", "values"),
+    [
+        ("give either sharing.target_epsilon or sharing.noise_multiplier, not neither", {}),
+        ("give either sharing.target_epsilon or sharing.noise_multiplier, not both",
+         {"sharing.target_epsilon": 1.0, "sharing.noise_multiplier": 1.0}),
+        ("sharing.delta must be dp.delta = 1e-05, got 0.001", {"sharing.target_epsilon": 1.0, "sharing.delta": 1e-3}),
+        ("target_epsilon 0.1 would need a noise multiplier above 100",
+         {"sharing.target_epsilon": 0.1, "sharing.iterations": 10_000}),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused(said: str, values: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=said):
+        build.prepare(choose({"sharing.setting": "ndpdc", **values}))
+
+
+def test_other_examples_are_refused() -> None:
+    floats = Dealt(Clients(Examples(some(9).x.float(), some(9).y), [np.arange(9)]), 10, False, 0)
+    with pytest.raises(UserError, match="uint8"):
+        SMALL.check_dealt(floats)
+    with pytest.raises(UserError, match="no classes"):
+        SMALL.check_dealt(replace(dealt(), n_classes=None))
