@@ -111,7 +111,7 @@ def condensed(
 
         S <- S - lr d/dS sum_c | L/R total_c - L/ipc sum_k phi_t(S_ck, c) |^2,   momentum 0.5, from N(0, 1)
 
-    expected: R, real images of a class in a total. With one client R is L.
+    expected: R, real images of a class in a total; batch: L, to which distances are scaled.
     """
     y = torch.arange(networks.n_classes).repeat_interleave(per_class)
     images = torch.randn(len(y), *networks.shape, generator=generator(networks.seed, "first images")).requires_grad_()
