@@ -1,8 +1,10 @@
 """NDPDC: sigmas, sensitivity, sums, noise, the fit beside a slow loop, the ledger's epsilon, and what a run says."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -376,6 +378,16 @@ def test_a_run_states_its_epsilon(tmp_path: Any) -> None:
     said = experiment.run(config, tmp_path / "run")["privacy"]
     assert said["pool_epsilon_max_if_secret"] == pytest.approx(2.0, abs=0.011)
     assert "noisy sums of features of random networks" in said["in_words"][0]
+
+
+@pytest.mark.parametrize("setting", ["ndpdc", "merf"])
+def test_a_command_line_may_ask_for_secret_noise_and_another_delta(
+    setting: str, sweeps: Callable[[str], ModuleType]
+) -> None:
+    """Without local DP-SGD too: the stage draws noise itself."""
+    asked = ["--sharing", setting, "--sharing.target_epsilon", "2", "--sharing.delta", "1e-6", "--dp.delta", "1e-6"]
+    options = sweeps("run").arguments([*asked, "--dp.noise", "secret"])
+    assert (options["dp.noise"], options["dp.delta"]) == ("secret", 1e-6)
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ def parse(parser: Parser, argv: Sequence[str]) -> Options:
         sys.exit(0)
     result = Options(values, parser.fields, {one.name for one in asked} & parser.fields.keys(), parser.chosen)
     changed = sorted(n for n in result.asked if n.startswith("dp.") and result[n] != parser.fields[n].default)
-    used = {"dp.local", *(["dp.delta"] if "generator.delta" in result.fields else [])}
+    used = {"dp.local", *(["dp.delta"] if {"generator.delta", "sharing.delta"} & result.fields.keys() else [])}
     used |= {"dp.noise"} if _may_draw_noise(result) else set()
     if (idle := [n for n in changed if n not in used]) and not result.dp.local:
         raise UserError(f"{idle[0]} changes nothing without --dp.local true.")
@@ -164,9 +164,9 @@ def parse(parser: Parser, argv: Sequence[str]) -> Options:
 
 
 def _may_draw_noise(options: Options) -> bool:
-    """Whether something besides local steps may: generators and their labels, FedDPMS's means, a part of one's own."""
+    """Whether something besides local steps may: generators, their labels, stages, FedDPMS's means, one's own part."""
     is_own = any(":" in name for names in options.chosen.values() for name in names)
-    return is_own or bool({"generator.label_noise", "feddpms.sigma"} & options.fields.keys())
+    return is_own or bool({"generator.label_noise", "sharing.delta", "feddpms.sigma"} & options.fields.keys())
 
 
 def _value(option: Option, one: Given, before: Any) -> Any:
