@@ -175,9 +175,9 @@ ROWS = {
             for name, data, smallest in (("MNIST", "mnist", 5421), ("Fashion-MNIST", "fmnist", 6000))
         },
         (_after("MNIST", 10, 93.1, "NDPDC", 0.4), _after("Fashion-MNIST", 10, 77.7, "NDPDC")),
-        "1,000 steps with networks of 32 channels, five to ten minutes of a core, theirs 10,000 with 128; images become "
-        "uint8; the ConvNet that judges them has 100 epochs of batches of ten at 0.01 with momentum 0.9, theirs 1,000 of 256 "
-        "at 0.01, and a tenth of it in the second half",
+        "1,000 steps with networks of 32 channels, five to ten minutes of a core, theirs 10,000 with 128; images "
+        "become uint8; the ConvNet that judges them has 100 epochs of batches of ten at 0.01 with momentum 0.9, theirs "
+        "1,000 of 256 at 0.01, and a tenth of it in the second half",
     ),
     "R10": Row(
         "softmax regression, clients as R6, E = 10; 0 or 90 % of a round's clients do part of their epochs",
