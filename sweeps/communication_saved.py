@@ -52,4 +52,4 @@ def communication_saved(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.main(communication_saved)
+    cli.main(communication_saved, resumes=False)

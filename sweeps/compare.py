@@ -139,4 +139,4 @@ def compare(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.main(compare)
+    cli.main(compare, resumes=False)

@@ -107,4 +107,4 @@ def dashboard(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.main(dashboard)
+    cli.main(dashboard, resumes=False)

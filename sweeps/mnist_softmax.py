@@ -111,4 +111,4 @@ def mnist_softmax(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.main(mnist_softmax)
+    cli.main(mnist_softmax, resumes=False)

@@ -75,4 +75,4 @@ def private_sizes(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.main(private_sizes)
+    cli.main(private_sizes, resumes=False)

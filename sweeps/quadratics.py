@@ -126,4 +126,4 @@ def play_all(problems: Mapping[int, Sequence[q.Quadratics]], out: Path, options:
 
 
 if __name__ == "__main__":
-    cli.main(quadratics)
+    cli.main(quadratics, resumes=False)

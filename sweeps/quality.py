@@ -99,4 +99,4 @@ def quality(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.main(quality)
+    cli.main(quality, resumes=False)

@@ -3,12 +3,17 @@
 python sweeps/referee.py my_lab.py:FedAvgM
 python sweeps/referee.py my_lab.py:MyProx --constants mu=0.1 --special-case "mu=0 is fedavg" --down 1 --up 1
 python sweeps/referee.py my_lab.py:Drift --exact          # it reaches the optimum where clients differ
+python sweeps/referee.py my_lab.py:FedAvg --rate          # on quadratics its error is within Corollary I's bound
 python sweeps/referee.py my_lab.py:Noisy --private        # its releases hold: neighbouring data, canaries
+python sweeps/referee.py their.py:FlowerClient --strategy their.py:Server --special-case "is fedavg"  # see ``adapted``
 """
 
 import shlex
+from ast import literal_eval
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from html import escape
+from inspect import isclass, signature
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -38,6 +43,7 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     for name, kind, default, text in (
         ("constants", str, "", 'of the method, as "mu=0.1 layers=*"'),
         ("special-case", str | None, None, 'constants with which it is another method: "mu=0 is fedavg"'),
+        ("strategy", str | None, None, "of a client of Flower's form, its server, such as their.py:Server"),
         ("down", size, None, "bytes that a client receives in a round, in sizes of the model"),
         ("up", size, None, "bytes that a client sends in a round, in sizes of the model"),
         ("out", str, "runs/referee", "folder for referee.md and referee.html"),
@@ -45,6 +51,7 @@ def arguments(argv: Sequence[str]) -> cli.Options:
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
     for name, text in (
         ("exact", "it reaches the minimiser of all clients' losses, however they differ"),
+        ("rate", "it converges as FedAvg: on quadratics within Corollary I's bound"),
         ("private", "under DP-SGD all that it sends is covered, and its releases hold"),
         ("no-row", "no row of table 1 beside FedAvg's, which takes a minute"),
     ):
@@ -56,46 +63,81 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     return options
 
 
-def chosen(method: str, constants: str, fields: Mapping[str, Any] = NOTHING) -> "Experiment":
-    """The experiment of the row with this method; constants are read as they are on a command line."""
-    words = []
+def valued(constants: str) -> dict[str, str]:
+    """Constants by name, as they are written."""
     try:
-        given = shlex.split(constants)
+        pairs = [part.partition("=") for part in shlex.split(constants)]
     except ValueError as error:
         raise UserError(f"constants cannot be read: {error}, in {constants!r}.") from None
-    for part in given:
-        name, is_there, value = part.partition("=")
+    for name, is_there, value in pairs:
         if not name or not is_there:
-            raise UserError(f"constants are given as name=value, separated by spaces, got {part!r}.")
-        words.append(f"--{parts.section('algorithm', method)}.{name}={value}")
+            raise UserError(f"constants are given as name=value, separated by spaces, got {name + is_there + value!r}.")
+    return {name: value for name, _, value in pairs}
+
+
+def chosen(method: str, constants: Mapping[str, str], fields: Mapping[str, Any] = NOTHING) -> "Experiment":
+    """The experiment of the row with this method; constants are read as they are on a command line."""
+    words = [f"--{parts.section('algorithm', method)}.{name}={value}" for name, value in constants.items()]
     argv = ["--algorithm", method, *words]
     parser = cli.parser("", argv, {**presets.preset("small", "digits"), **fields})
     return cli.experiment(cli.parse(parser, argv))
 
 
-def made(method: str, constants: str) -> "Algorithm":
+def is_theirs(method: str) -> bool:
+    """Whether it is a class that has none of our functions, or a function that takes a module and builds a client."""
+    found = parts.find("algorithm", method)
+    if isclass(found):
+        return not any(hasattr(found, name) for name in parts.KINDS["algorithm"].has)
+    with suppress(ValueError, TypeError):  # Python does not tell its parameters
+        return "module" in signature(found).parameters
+    return False
+
+
+def theirs(of: str = "", strategy: str = "", constants: str = "") -> "Algorithm":
+    """The method that a client of another framework is: a part of its own, ``sweeps/referee.py:theirs``, of any run."""
+    from fedcommons import adapted
+
+    values: dict[str, Any] = {}
+    for name, value in valued(constants).items():
+        try:
+            values[name] = literal_eval(value)
+        except (ValueError, SyntaxError):
+            values[name] = value
+    return adapted(parts.find("algorithm", of), parts.find("algorithm", strategy) if strategy else None, values)
+
+
+def made(method: str, constants: str, strategy: str | None = None) -> "Algorithm":
     """The method with these constants."""
-    return part_of(chosen(method, constants), "algorithm")
+    if is_theirs(method):
+        return theirs(method, strategy or "", constants)
+    if strategy:
+        raise UserError(f"--strategy is of a client of Flower's form, and {method} is a method of ours.")
+    return part_of(chosen(method, valued(constants)), "algorithm")
 
 
 def special_case(options: cli.Options) -> "tuple[Algorithm, Algorithm] | None":
     """The method with the constants of ``--special-case``, and the method that it then is."""
     if options.special_case is None:
         return None
-    constants, _, other = options.special_case.partition(" is ")
+    constants, _, other = f" {options.special_case}".partition(" is ")
     if not other:
         raise UserError(f'--special-case is given as "name=value is METHOD", got {options.special_case!r}.')
     both = f"{options.constants} {constants}"  # the later of two values counts
-    return made(options.method, both), made(other.strip(), "")
+    return made(options.method, both, options.strategy), made(other.strip(), "")
 
 
 def row(options: cli.Options, out: Path, display: Display) -> "Verdict":
     """The method's row of table 1, and FedAvg's."""
     from fedcommons import Verdict, run
 
-    said = []
-    for name, constants in ((options.method, options.constants), ("fedavg", "")):
-        config = chosen(name, constants, ROW)
+    said, fields = [], ROW
+    method, constants = options.method, valued(options.constants)
+    if is_theirs(method):  # whose server averages by examples
+        fields = {**ROW, "federation.weighting": "samples"}
+        constants = {"of": method, "strategy": options.strategy or "", "constants": options.constants}
+        method = f"{Path(__file__)}:{theirs.__name__}"
+    for name, part, its in ((options.method, method, constants), ("fedavg", "fedavg", {})):
+        config = chosen(part, its, fields)
         try:
             summary = run(config, out / sweep.cell(config, {}).name, say=display.say).summary
         except (UserError, ClientError) as error:
@@ -115,8 +157,9 @@ def referee(argv: Sequence[str]) -> int:
         from fedcommons import Claims
         from fedcommons import referee as judge
 
-        method = made(options.method, options.constants)
-        claims = Claims(special_case(options), options.exact, options.down, options.up, options.private)
+        method = made(options.method, options.constants, options.strategy)
+        said = options.exact, options.down, options.up, options.private, options.rate
+        claims = Claims(special_case(options), *said)
         name, verdicts = parts.label(options.method), []
         with folders.open_folder(out := Path(options.out)):
             for verdict in judge(method, claims):
@@ -161,4 +204,4 @@ def page(name: str, verdicts: "Sequence[Verdict]") -> str:
 
 
 if __name__ == "__main__":
-    cli.main(referee)
+    cli.main(referee, resumes=False)

@@ -36,4 +36,4 @@ def report(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.main(report)
+    cli.main(report, resumes=False)

@@ -49,4 +49,4 @@ def watch(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.main(watch)
+    cli.main(watch, resumes=False)

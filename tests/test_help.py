@@ -46,6 +46,9 @@ def test_help_imports_nothing_heavy() -> None:
     for name, word, code, out, err, heavy in played:
         helped = word == "--help" and code == 0 and "usage:" in out
         refused = word != "--help" and code == 2 and "unknown option" in err and "usage:" not in out
+        resumes = "resumes=False" not in (SWEEPS / f"{name}.py").read_text()  # what Ctrl-C then advises
+        if helped and resumes != ("--resume" in out):
+            wrong.append(f"{name} {'has no' if resumes else 'has'} --resume")
         if heavy or not (helped or refused):
             wrong.append(f"{name} {word}: exit code {code}, imports {heavy}, says {err}")
     assert not wrong

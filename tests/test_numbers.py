@@ -97,7 +97,7 @@ def test_what_is_out_of_range_is_refused_before_torch_is_imported_and_data_are_l
 import runpy, sys
 from fedcommons.config import cli
 found, ends = {{}}, []
-cli.main = lambda function: found.update({{function.__name__: function}})
+cli.main = lambda function, **_: found.update({{function.__name__: function}})
 sys.path.insert(0, {str(sweeps)!r})
 for line in {OUT_OF_RANGE!r}:
     script, *argv = line.split()

@@ -6,7 +6,7 @@ runs        Experiment, experiment, run, load, Result, sweep, load_runs, load_ro
             UserError, ClientError
 methods     Algorithm, ChoosesClients, Shares, Personal, TellsWork, Facts, State, Message, Reply, Replies, Common,
             Release, Work, LocalSGD, Correction, ClientData, Clients, Executor; check_algorithm, referee with Claims,
-            Verdict, least_squares and audit_method test them
+            Verdict, adapted, least_squares and audit_method test them
 arithmetic  Flat, Payload, flat, flatten, scalar, add, sub, scale, zeros_like, copy, select, put, norm, sq_norm
 draws       seed_for, generator, numpy_generator, set_default_generator
 data        Examples, Source, Partition
@@ -77,6 +77,7 @@ if TYPE_CHECKING:
         sub,
         zeros_like,
     )
+    from fedcommons.testing.adapters import adapted
     from fedcommons.testing.contract import check_algorithm
     from fedcommons.testing.federations import least_squares
     from fedcommons.testing.referee import Claims, Verdict, referee
@@ -113,6 +114,7 @@ _HOMES = {
     "sweeping.many": "sweep",
     "sweeping.one": "Result load run",
     "tensors": "Flat Payload add copy flat flatten norm put scalar scale select sq_norm sub zeros_like",
+    "testing.adapters": "adapted",
     "testing.contract": "check_algorithm",
     "testing.federations": "least_squares",
     "testing.referee": "Claims Verdict referee",
@@ -127,7 +129,7 @@ __all__ = [
     "Contribution", "Contributions", "Correction", "Dealt", "Examples", "Executor", "Experiment", "Facts", "Flat",
     "Generating", "Generator", "GeneratorRecipe", "LocalSGD", "Measure", "Message", "Need", "Partition", "Payload",
     "Personal", "Receipt", "Release", "Replies", "Reply", "Result", "Rule", "RunData", "Shares", "Source", "Stage",
-    "State", "TakesLong", "TellsWork", "Tracker", "TrainedGenerator", "UserError", "Verdict", "Work", "add",
+    "State", "TakesLong", "TellsWork", "Tracker", "TrainedGenerator", "UserError", "Verdict", "Work", "adapted", "add",
     "audit_method", "check_algorithm", "copy", "experiment", "flat", "flatten", "generator", "least_squares",
     "load", "load_clients", "load_rounds", "load_runs", "means", "norm", "numpy_generator", "put", "referee",
     "report", "run", "scalar", "scale", "seed_for", "select", "set_default_generator", "sq_norm", "sub", "sweep",

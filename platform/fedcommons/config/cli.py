@@ -278,19 +278,21 @@ def split(option: str, text: str, kind: Callable[[str], Any] = str, allowed: str
     return tuple(values)
 
 
-def main(function: Callable[[Sequence[str]], int]) -> NoReturn:
+def main(function: Callable[[Sequence[str]], int], *, resumes: bool = True) -> NoReturn:
     """Run a script and exit: with 2 for a bad request, 1 for a failing client or disk, 130 for Ctrl-C.
 
+    resumes: whether it has ``--resume``, so that who was stopped is told of it.
     Each error is printed as one sentence, in the last line. The traceback of somebody's code is in ``error.txt``.
     """
     signal.signal(signal.SIGTERM, _end)
-    code = _run(function)
+    code = _run(function, resumes)
     for stream in (sys.stdout, sys.stderr):
         _drop(stream)
     sys.exit(code)
 
 
-def _run(function: Callable[[Sequence[str]], int]) -> int | str | None:
+def _run(function: Callable[[Sequence[str]], int], resumes: bool = True) -> int | str | None:
+    stays = f"what was written stays{': a run or a sweep goes on with --resume' if resumes else ''}."
     try:
         try:
             code = function(Line(sys.argv[1:]))
@@ -305,15 +307,16 @@ def _run(function: Callable[[Sequence[str]], int]) -> int | str | None:
         notes = getattr(error, "__notes__", [])
         return _fail("\n".join([*notes, f"error: {error.sentence}"]), 1)
     except BrokenPipeError:
-        return _fail("error: nobody reads the output any more; a run or a sweep goes on with --resume.", 1)
+        return _fail(f"error: nobody reads the output any more; {stays}", 1)
     except OSError as error:  # of the disk: it is full, a file too large, a folder in a file's place
-        return _fail(f"error: {sentence(error)}; what was written stays: a run or a sweep goes on with --resume.", 1)
+        return _fail(f"error: {sentence(error)}; {stays}", 1)
     except (MemoryError, RuntimeError, ImportError) as error:
         if not lacks_memory(error):
             raise
-        return _fail(f"error: {sentence(error)}; what was written stays: a run or a sweep goes on with --resume.", 1)
+        return _fail(f"error: {sentence(error)}; {stays}", 1)
     except KeyboardInterrupt:
-        return _fail("stopped; the same command with --resume goes on from the last checkpoints.", 130)
+        goes_on = "the same command with --resume goes on from the last checkpoints."
+        return _fail(f"stopped; {goes_on if resumes else stays}", 130)
 
 
 def _end(*_: object) -> NoReturn:

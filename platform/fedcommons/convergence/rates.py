@@ -9,7 +9,8 @@ L, mu    smoothness and strong convexity
 strongly convex  s^2 / (mu N epsilon) + sqrt(L / epsilon) (tau zeta + sqrt(tau) s) / mu + (L tau / mu) log(1/epsilon)
 non-convex       L s^2 / (N epsilon^2) + L (tau zeta + sqrt(tau) s) / epsilon^(3/2)     + L tau / epsilon
 
-Both are upper bounds, with the step size that is best for this epsilon.
+Both are upper bounds, with the step size that is best for this epsilon. ``on_quadratics`` has the strongly convex one
+for a given step size, without noise, with all constants.
 Source: Fedssyn (Li et al., TMLR 2024), corollary I, after Koloskova et al., ICML 2020, arXiv:2003.10422.
 """
 
@@ -51,3 +52,32 @@ def strongly_convex(
     return Iterations(
         step_sq / (mu * n * epsilon), sqrt(smooth / epsilon) * drift / mu, smooth * tau / mu * log(1 / epsilon)
     )
+
+
+def on_quadratics(
+    rounds: int, rate: float, tau: int, zeta_sq: float, smooth: float, mu: float, distance: float
+) -> float:
+    """The most that f(x_R) - f* can be after R rounds of FedAvg with full-batch steps, on any quadratics f_i.
+
+        sqrt(f(x_R) - f*) <= sqrt(L/8) eta (tau - 1) zeta / phi
+                             + sqrt(L/2) (1 - phi eta tau mu)^R (||x_0 - x*|| + eta (tau - 1) zeta sqrt(L/mu) / (2 phi))
+
+    eta: the step size, in (0, 1/L], at which phi = (1 - (1 - eta L)^tau) / (eta tau L), in (0, 1]; f: the mean of the
+    f_i; L: the largest eigenvalue of their Hessians A_i; mu: the least of f's; zeta^2 = (1/N) sum_i ||grad f_i(x*)||^2.
+    So f(x_R) - f* <= epsilon takes eta <= O(sqrt(epsilon / L) / (tau zeta)), and with it T of ``strongly_convex``.
+
+    A round is x <- x - Q (x - x'), Q = (1/N) sum_i P_i A_i, P_i = eta sum_(k < tau) (1 - eta A_i)^k. As functions of an
+    eigenvalue, D_i = eta tau - P_i is at most eta^2 tau (tau-1) A_i / 2, and P_i A_i at least phi eta tau A_i. The
+    gradients at x* add up to 0, so x' - x* = Q^-1 (1/N) sum_i D_i grad f_i(x*). By Cauchy and Schwarz its norm in Q is
+    at most c zeta, c^2 = max D^2 / (P A) <= eta^3 tau (tau-1)^2 L / (4 phi), and Q >= phi eta tau (1/N) sum_i A_i.
+    Where a few clients have all the curvature, and gradients in proportion, x' comes near to it.
+
+    Raises:
+        ValueError: eta is not in (0, 1/L].
+    """
+    if not 0 < rate * smooth <= 1:
+        raise ValueError(f"the step size must lie in (0, 1/L], got {rate:g} with L = {smooth:g}")
+    phi = (1 - (1 - rate * smooth) ** tau) / (rate * tau * smooth)
+    drift = sqrt(smooth * zeta_sq / 8) * rate * (tau - 1) / phi
+    descent = sqrt(smooth / 2) * (1 - phi * rate * tau * mu) ** rounds
+    return (drift + descent * (distance + drift * sqrt(2 / mu))) ** 2

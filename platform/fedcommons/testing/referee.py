@@ -7,11 +7,16 @@ special case   with these constants it is that other method: the same softmax re
 alike          clients that hold the same data: how near the server's model comes to the solution of their least squares
 exact          clients that differ: it goes to the minimiser of the mean of their losses, with five full-batch steps a
                round, and goes on nearing it; FedAvg stays at 2 % of the way
+rate           on quadratics its error is never above Corollary I's bound at its rate (``rates.on_quadratics``), and
+               where it is exact it falls linearly; of what the corollary says nothing, this is told
 models         bytes that a client receives and sends in a round at most, in sizes of the model
 private        all that it sends under DP-SGD is covered, moves as declared, and an audit by canaries finds no more
+
+A client of another framework (``adapters``) is asked what is its own doing (``theirs``), with full batches and weighed
+by its examples, and a verdict names what cannot be judged of it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -23,9 +28,9 @@ from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.worker import fresh_torch
 from fedcommons.errors import ClientError, ends, sentence, somebodys
-from fedcommons.federation.rounds import Standing
-from fedcommons.federation.rounds import run as play
-from fedcommons.tensors import copy, norm, sub
+from fedcommons.tensors import norm, sub
+from fedcommons.testing import rate, theirs
+from fedcommons.testing.adapters import Adapted
 from fedcommons.testing.comparing import listed, require
 from fedcommons.testing.contract import CHECKS, LOCAL
 from fedcommons.testing.federations import LeastSquares, digits, least_squares
@@ -38,8 +43,8 @@ ROUNDING = 1e-4
 NEAR = 0.01
 """Share of the way to the solution that may be left after twice ``ROUNDS``."""
 
-ROUNDS, LR, STEPS = 400, 0.05, LocalSGD(epochs=5, batch_size=100)
-"""On least squares: rounds, and full-batch steps of a client in each."""
+ROUNDS = 400
+"""On least squares, at the rate and with the steps of ``rate``."""
 
 AUDITED = LocalSGD(1, 1000, dp=DPSGD(noise_multiplier=1.0, clip=1.5))
 """One step of all examples, so that canaries show much."""
@@ -50,7 +55,7 @@ class Claims:
     """What an author says of a method.
 
     special_case: the method with other constants, and the method that it then is. exact, private: see above. down, up:
-    bytes that a client receives and sends, in sizes of the model.
+    bytes that a client receives and sends, in sizes of the model. rate: it converges as FedAvg does.
     """
 
     special_case: tuple[Algorithm, Algorithm] | None = None
@@ -58,6 +63,7 @@ class Claims:
     down: float | None = None
     up: float | None = None
     private: bool = False
+    rate: bool = False
 
 
 NOTHING = Claims()
@@ -78,17 +84,25 @@ class Verdict:
 
 def referee(algorithm: Algorithm, claims: Claims = NOTHING) -> Iterator[Verdict]:
     """The verdicts, one after another: on the contract's promises, then on the claims."""
-    for name, check in CHECKS.items():
+    is_theirs = isinstance(algorithm, Adapted)
+    for name, check in (theirs.CHECKS if is_theirs else CHECKS).items():
         yield _tried(name.replace("_", " "), partial(check, algorithm, LOCAL), "holds")
-    yield _tried("clients that are alike", partial(_distance, algorithm, _alike()), "", claimed=False)
     if claims.special_case:
-        same = partial(_are_the_same, *claims.special_case)
+        loop, weightings = (theirs.FULL, ("samples",)) if is_theirs else (LOCAL, ("uniform", "samples"))
+        same = partial(_are_the_same, *claims.special_case, loop, weightings)
         yield _tried("special case", same, "the same, up to rounding")
-    if claims.exact:
-        yield _tried("exact", partial(_nears_the_solution, algorithm), "")
+    if is_theirs and not algorithm.takes_loss:
+        yield Verdict("least squares", None, f"not judged: {theirs.NO_LOSS}")
+    else:
+        yield _tried("clients that are alike", partial(_distance, algorithm, _alike()), "", claimed=False)
+        if claims.exact:
+            yield _tried("exact", partial(_nears_the_solution, algorithm), "")
+        yield from _rates(algorithm, claims)
     has_claim = claims.down is not None or claims.up is not None
     yield _tried("models", partial(_models, algorithm, claims), "", claimed=has_claim)
-    if claims.private:
+    if is_theirs:
+        yield from (Verdict(what, None, f"not judged: {why}") for what, why in theirs.NOT_JUDGED.items())
+    elif claims.private:
         yield _tried("sensitivity", partial(what_leaves_a_client_moves_as_declared, algorithm, LOCAL), "as declared")
         yield _tried("covered", partial(_all_is_covered, algorithm), "all that it sends is covered by a release")
         yield _tried("audit", partial(_audit, algorithm), "", must_apply=False)
@@ -126,14 +140,19 @@ def _alike() -> LeastSquares:
 
 
 def _left(algorithm: Algorithm, problem: LeastSquares, rounds: int) -> Iterator[float]:
-    """After each round, the distance from the solution over that of the start, ones: zeros would hide faults."""
-    federation = problem.federation(LR).training(STEPS)
-    plan, model = federation.plan(rounds), federation.model
-    model.buffer.fill_(1)
-    start = Standing(0, algorithm.start(copy(model), plan.facts, plan.seed))
-    for now, _ in play(algorithm, federation.serial(algorithm), plan, start):
-        found = now.model.buffer.double().numpy()
-        yield float(np.linalg.norm(found - problem.optimum) / np.linalg.norm(1 - problem.optimum))
+    """After each round, the distance from the solution over that of the start."""
+    start, *after = rate.courses(algorithm, problem, rounds)
+    first = np.linalg.norm(start - problem.optimum)
+    yield from (float(np.linalg.norm(found - problem.optimum) / first) for found in after)
+
+
+def _rates(algorithm: Algorithm, claims: Claims) -> Iterator[Verdict]:
+    if why := rate.not_judged(algorithm):
+        yield Verdict("rate", None, f"not judged: {why}, and of that Corollary I says nothing")
+        return
+    yield _tried("rate", partial(rate.within_the_bound, algorithm), "", claimed=claims.rate)
+    if claims.exact:
+        yield _tried("linear", partial(rate.is_linear, algorithm), "")
 
 
 def _distance(algorithm: Algorithm, problem: LeastSquares) -> str:
@@ -150,11 +169,11 @@ def _nears_the_solution(algorithm: Algorithm) -> str:
     return f"{said} after twice as many"
 
 
-def _are_the_same(one: Algorithm, other: Algorithm) -> None:
+def _are_the_same(one: Algorithm, other: Algorithm, loop: LocalSGD, weightings: Sequence[str]) -> None:
     """Four rounds, of all clients and of some, who weigh alike or by their examples."""
-    for weighting in ("uniform", "samples"):
+    for weighting in weightings:
         for participation in (1.0, 0.6):
-            federation = digits(linear=True, method=one).training(LOCAL, weighting)
+            federation = digits(linear=True, method=one).training(loop, weighting)
             plan = federation.plan(4, participation)
             a, b = (federation.play(method, plan)[-1][0].model for method in (one, other))
             off = norm(sub(a, b)) / norm(sub(b, federation.model))

@@ -1,0 +1,210 @@
+"""Clients of other frameworks as methods of ours: by the names of their functions, without these frameworks.
+
+What is adapted is a class, or a function that builds its object, called with those of these names that it takes:
+
+module      a torch module of the untrained weights, a copy of its own: ``module(x)`` are logits, or predictions
+loss        ``loss(module(x), y)``: mean cross entropy, or half the mean square where y are floats
+x, y        tensors, the client's examples, (n, ...) and (n,)
+rate, epochs, batch_size, seed      of the local training
+
+Flower's NumPyClient    ``fit(parameters, config) -> (parameters, n_examples, metrics)``, lists of arrays in the order
+                        of ``module.parameters()``; config: ``{"server_round": round}``
+PFLlib's client         ``set_parameters(model)``, ``train()``, ``.model``, and ``.train_samples`` or ``len(.data)``
+
+An object is built anew for each client and round. The server averages by examples, or asks a strategy, of which one
+object is kept for a run: ``aggregate_fit(server_round, results, failures) -> (parameters, metrics)``, where results
+are pairs of a client's name and what has ``.parameters``, ``.num_examples`` and ``.metrics``. Other than in Flower,
+parameters are lists of arrays throughout.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from inspect import Parameter, isclass, signature
+from numbers import Integral
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
+from fedcommons.core.averaging import weighted_mean, weighted_reply
+from fedcommons.core.executor import Executor
+from fedcommons.core.local import LocalResult
+from fedcommons.core.release import UNCOVERED, uncovered
+from fedcommons.core.work import Work, trained
+from fedcommons.data.clients import ClientData
+from fedcommons.errors import UserError, before_any_work, name_of, shown, somebodys
+from fedcommons.seeds import keyed_globals
+from fedcommons.tensors import Flat, Payload, copy, flat
+from fedcommons.testing.federations import digits
+
+HANDED = ("module", "loss", "x", "y", "rate", "epochs", "batch_size", "seed")
+OURS, FLOWER, PFLLIB = ("start", "down", "client", "merge"), ("get_parameters", "fit"), ("set_parameters", "train")
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a strategy sees of a client."""
+
+    parameters: list[np.ndarray]
+    num_examples: int
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """See ``adapted``. server: the strategy's object of this run, if there is a strategy."""
+
+    build: Callable[..., Any]
+    strategy: Callable[[], Any] | None = None
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    server: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    refuses_batch_norm = True
+
+    @property
+    def takes_loss(self) -> bool:
+        """Whether it trains by the loss that it is given, so that it can be asked to solve least squares."""
+        return "loss" in _handed(self.build, HANDED)
+
+    def start(self, model: Flat, facts: Facts, seed: int) -> State:
+        self.server[:] = [self.strategy()] if self.strategy else []
+        return {"model": model}
+
+    def down(self, state: State, round: int, client: int) -> Message:
+        return Message({"model": state["model"]})
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        if data.weight is not None:
+            raise ValueError("a client of another framework knows no weights of examples")
+        x = flat(message.common, "model")
+        with keyed_globals(seed, "adapted"):
+            theirs = self.made(work, data, seed)
+            if _has(theirs, FLOWER):
+                arrays, n, _ = theirs.fit(arrays_of(x), {"server_round": round})
+            else:
+                theirs.set_parameters(_module(work, x))
+                theirs.train()
+                arrays = [p.detach().numpy(force=True) for p in trained(theirs.model).values()]
+                n = theirs.train_samples if hasattr(theirs, "train_samples") else len(theirs.data)
+        if not isinstance(n, Integral) or n < 1:
+            raise ValueError(f"a client must say how many examples it has, from 1, got {shown(n)}")
+        y = flat_of(arrays, x)
+        work.load(y)
+        with torch.no_grad():
+            metrics = {"loss": float(_loss_of(data.y)(work.module(data.x), data.y))}
+        if self.strategy:
+            return Reply(each={"model": y}, weight=float(n), metrics=metrics, releases=[uncovered(("model",))])
+        return weighted_reply(x, LocalResult(y, metrics, UNCOVERED), float(n))
+
+    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
+        x = flat(state, "model")
+        if not self.strategy:
+            return {"model": weighted_mean(x, total, replies)}
+        if not self.server:  # a run that goes on from a checkpoint
+            self.server.append(self.strategy())
+        results = [
+            (str(i), Result(arrays_of(flat(reply.each, "model")), int(reply.weight))) for i, reply in replies.items()
+        ]
+        with keyed_globals(seed, "strategy"):
+            arrays, _ = self.server[0].aggregate_fit(round, results, [])
+        return {"model": x if arrays is None else flat_of(arrays, x)}
+
+    def made(self, work: Work, data: ClientData, seed: int) -> Any:
+        """The client's object."""
+        epochs = work.loop.epochs_for(len(data), data.n_own, work.share)
+        values = dict(module=_module(work, work.initial), loss=_loss_of(data.y), x=data.x, y=data.y)
+        values |= dict(rate=float(work.rates[0]), epochs=epochs, batch_size=work.loop.batch_size, seed=seed)
+        names = _handed(self.build, HANDED)
+        return self.build(**{name: value for name, value in values.items() if name in names}, **self.constants)
+
+
+def adapted(
+    build: Callable[..., Any], strategy: Callable[[], Any] | None = None, constants: Mapping[str, Any] = NOTHING
+) -> Adapted:
+    """A client of Flower's or PFLlib's form as a method; ``build``: its class, or a function that builds its object.
+
+    strategy: builds a server of Flower's form; None: the average by examples. constants: are passed to ``build`` too.
+
+    Raises:
+        UserError: it is of no form that is known, or cannot be built for a client of ten digits.
+    """
+    known = f"ours ({', '.join(OURS)}), Flower's NumPyClient ({', '.join(FLOWER)}), PFLlib's ({', '.join(PFLLIB)})"
+    unknown = UserError(f"{name_of(build)} has none of the interfaces that are known: {known}.")
+    if isclass(build) and not (_has(build, FLOWER) or _has(build, PFLLIB)):
+        raise unknown
+    for name, parameter in _parameters(build).items():
+        is_free = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if not (is_free or parameter.default is not parameter.empty or name in (*HANDED, *constants)):
+            raise UserError(f"{name_of(build)} asks for {name}; what it can get is {', '.join(HANDED)} and constants.")
+    if odd := [name for name in constants if name in HANDED or not _handed(build, [name])]:
+        raise UserError(f"{name_of(build)} takes no constant {shown(odd[0])}.")
+    result, federation = Adapted(build, strategy, constants), digits(linear=True)
+    with before_any_work(), somebodys(build):
+        theirs = result.made(federation.work(), federation.data.clients[0], 0)
+        server = strategy() if strategy else None
+    if not (_has(theirs, FLOWER) or _has(theirs, PFLLIB)):
+        raise unknown
+    if strategy and not hasattr(server, "aggregate_fit"):
+        raise UserError(f"{name_of(strategy)} has no aggregate_fit, which a strategy of Flower's form has.")
+    return result
+
+
+def arrays_of(x: Flat) -> list[np.ndarray]:
+    """Copies of its parts, in their order."""
+    return [part.detach().cpu().clone().numpy() for part in x.values()]
+
+
+def flat_of(arrays: Sequence[Any], like: Flat) -> Flat:
+    """A copy of these arrays as a ``Flat`` of the same layout and type.
+
+    Raises:
+        ValueError: they are not as many, or not of these shapes.
+    """
+    shapes = [tuple(np.shape(one)) for one in arrays]
+    if shapes != [*like.layout.shapes]:
+        raise ValueError(f"it gives arrays of shapes {shown(shapes)}, the model's are {shown([*like.layout.shapes])}")
+    result = copy(like)
+    for one, part in zip(arrays, result.values(), strict=True):
+        part.copy_(torch.as_tensor(np.asarray(one)))
+    return result
+
+
+def _module(work: Work, weights: Flat) -> nn.Module:
+    """A copy of the worker's module with these weights, of which nothing is shared."""
+    module = deepcopy(work.module)
+    with torch.no_grad():
+        for name, parameter in trained(module).items():
+            parameter.copy_(weights[name])
+    return module.train()
+
+
+def _loss_of(y: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    return _half_square if y.is_floating_point() else F.cross_entropy
+
+
+def _half_square(outputs: Tensor, y: Tensor) -> Tensor:
+    return (outputs - y).square().mean() / 2
+
+
+def _has(thing: object, names: Sequence[str]) -> bool:
+    return all(callable(getattr(thing, name, None)) for name in names)
+
+
+def _parameters(build: Callable[..., Any]) -> Mapping[str, Parameter]:
+    try:
+        return signature(build).parameters
+    except (ValueError, TypeError):
+        raise UserError(f"{name_of(build)}: Python does not tell what parameters it has.") from None
+
+
+def _handed(build: Callable[..., Any], names: Sequence[str]) -> list[str]:
+    """Those of these names that it takes."""
+    found = _parameters(build)
+    has_any = any(one.kind is one.VAR_KEYWORD for one in found.values())
+    return [name for name in names if has_any or name in found]

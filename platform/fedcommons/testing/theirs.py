@@ -1,0 +1,121 @@
+"""What is asked of a client of another framework (see ``adapters``): of the contract what is its own doing, and more.
+
+On softmax regression with full batches, where no order of examples decides anything.
+"""
+
+import torch
+from torch.nn import functional as F
+
+from fedcommons.core.algorithm import Message
+from fedcommons.core.local import LocalSGD
+from fedcommons.core.work import Work
+from fedcommons.data.clients import ClientData
+from fedcommons.seeds import generator
+from fedcommons.tensors import Flat, add, copy, flat, norm, sub
+from fedcommons.testing import contract
+from fedcommons.testing.adapters import Adapted
+from fedcommons.testing.comparing import require
+from fedcommons.testing.federations import Federation, digits
+
+FULL = LocalSGD(epochs=2, batch_size=1000)
+"""Full-batch steps."""
+
+ALMOST_ZERO = 1e-6
+"""A rate at which weights stay as they are; 0 would be divided by."""
+
+NOT_JUDGED = {
+    "keyed seeds": "the adapter seeds torch's, numpy's and Python's own generators before each training, so equal bits "
+    "would say nothing of it",
+    "privacy": "what it sends declares no noise, so all of it counts as uncovered",
+    "state": "a client's object is built anew in each round, so what it would keep in itself is lost (and --exact may "
+    "accuse it unjustly), and no checkpoint holds what a strategy keeps",
+}
+"""What cannot be judged, and why."""
+
+NO_LOSS = "it takes no loss=, and its own is hardly that of least squares, on which exactness and rates are known"
+
+
+def it_counts_its_examples(algorithm: Adapted, local: LocalSGD) -> None:
+    federation = _federation()
+    for i, data in enumerate(federation.data.clients):
+        n = int(_trained(algorithm, federation.work(), federation.model, federation, i)[1])
+        require(n == len(data), f"a client of {len(data)} examples says it has {n}, by which the server weighs it")
+
+
+def it_begins_at_the_weights_that_it_is_given(algorithm: Adapted, local: LocalSGD) -> None:
+    """At a rate of almost zero it gives them back."""
+    federation = _federation(ALMOST_ZERO)
+    for round in (1, 2):
+        x = _another(federation.model, round)
+        y, _ = _trained(algorithm, federation.work(), x, federation, 0)
+        off = norm(sub(y, x)) / norm(x)
+        require(
+            off <= 1e-3,
+            f"at rate {ALMOST_ZERO:g} it returns other weights than it was given, {100 * off:.2g} % away: it begins at "
+            "stale ones, or at its own",
+        )
+
+
+def its_training_lowers_its_loss(algorithm: Adapted, local: LocalSGD) -> None:
+    federation = _federation()
+    data, work = federation.data.clients[0], federation.work()
+    y, _ = _trained(algorithm, work, federation.model, federation, 0)
+    before, after = (_loss(work, weights, data) for weights in (federation.model, y))
+    require(
+        after < before,
+        f"by its training a client's loss goes from {before:.3f} to {after:.3f}: does it return its update with the "
+        "wrong sign?",
+    )
+
+
+def no_client_shows_in_the_next(algorithm: Adapted, local: LocalSGD) -> None:
+    """The same client before and after another one, which begins elsewhere."""
+    federation, work = _federation(), _federation().work()
+    x = federation.model
+    first, _ = _trained(algorithm, work, x, federation, 0)
+    _trained(algorithm, work, _another(x, 1), federation, 1)
+    again, _ = _trained(algorithm, work, x, federation, 0)
+    off = norm(sub(again, first)) / norm(sub(first, x))
+    require(off <= 1e-3, f"after another client it returns another model, {100 * off:.2g} % off: something is kept")
+
+
+CHECKS = {
+    check.__name__: check
+    for check in (
+        it_counts_its_examples,
+        it_begins_at_the_weights_that_it_is_given,
+        its_training_lowers_its_loss,
+        no_client_shows_in_the_next,
+        contract.two_rounds_keep_names_shapes_and_types,
+        contract.the_loss_falls,
+        contract.nothing_that_is_handed_in_is_changed,
+        contract.clients_with_one_sample_take_part,
+        contract.stragglers_change_nothing,
+    )
+}
+"""The checks by name; the contract's others are of what the adapter does."""
+
+
+def _federation(lr: float = 0.1) -> Federation:
+    return digits(linear=True, lr=lr).training(FULL, "samples")
+
+
+def _loss(work: Work, weights: Flat, data: ClientData) -> float:
+    work.load(weights)
+    with torch.no_grad():
+        return float(F.cross_entropy(work.module(data.x), data.y))
+
+
+def _another(x: Flat, number: int) -> Flat:
+    """Other weights."""
+    result = copy(x)
+    result.buffer.normal_(generator=generator("another", number))
+    return result
+
+
+def _trained(algorithm: Adapted, work: Work, x: Flat, federation: Federation, client: int) -> tuple[Flat, float]:
+    """The model that a client returns, and its weight."""
+    reply = algorithm.client(work, Message({"model": x}), {}, federation.data.clients[client], 1, 0)
+    if "model" in reply.each:
+        return flat(reply.each, "model"), reply.weight
+    return add(x, flat(reply.sums, "delta"), 1 / reply.weight), reply.weight

@@ -1,0 +1,130 @@
+"""The rate on quadratics: the bound on random ones, how near FedAvg comes to it, and faults that exceed it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from fedcommons.algorithms.ditto import Ditto
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.feddm import FedDM
+from fedcommons.algorithms.feddyn import FedDyn
+from fedcommons.algorithms.one_shot import OneShot
+from fedcommons.algorithms.scaffold import SCAFFOLD
+from fedcommons.convergence.rates import on_quadratics
+from fedcommons.core.algorithm import Algorithm, Message, Replies, Reply, State
+from fedcommons.core.averaging import weighted_reply
+from fedcommons.core.executor import Executor
+from fedcommons.core.work import Work
+from fedcommons.data.clients import ClientData
+from fedcommons.tensors import Flat, Payload, add, copy, flat
+from fedcommons.testing import rate, referee
+from fedcommons.testing.referee import Claims, Verdict
+
+
+def test_fedavg_stays_within_the_bound_on_any_quadratics() -> None:
+    """Random Hessians that do not commute, step sizes up to 1/L, any number of steps."""
+    draw, shares = np.random.default_rng(0), []
+    for _ in range(300):
+        n, d, tau = draw.integers(2, 6), draw.integers(1, 5), int(draw.integers(1, 12))
+        roots = draw.normal(size=(n, d, d)) * draw.uniform(0, 2, (n, 1, d))
+        a = roots @ roots.swapaxes(1, 2)
+        gradients = draw.normal(size=(n, d)) * draw.exponential(size=(n, 1))
+        gradients -= gradients.mean(0)  # at x* = 0
+        smooth, mu = np.linalg.eigvalsh(a).max(), np.linalg.eigvalsh(a.mean(0)).min()
+        eta, x = draw.uniform(0.01, 1) / smooth, draw.normal(size=d)
+        start, zeta_sq = float(np.linalg.norm(x)), float(np.square(gradients).sum(1).mean())
+        for r in range(60):
+            error = x @ a.mean(0) @ x / 2
+            shares.append(error / on_quadratics(r, eta, tau, zeta_sq, smooth, mu, start))
+            y = np.repeat(x[None], n, axis=0)
+            for _ in range(tau):
+                y = y - eta * (np.einsum("nij,nj->ni", a, y) + gradients)
+            x = y.mean(0)
+    assert max(shares) <= 1
+    assert max(shares) > 0.5
+
+
+def test_one_local_step_has_no_drift_and_a_larger_step_size_than_the_bound_is_for_is_refused() -> None:
+    assert on_quadratics(10**6, 0.1, 1, 5.0, 1.0, 0.1, 1.0) < 1e-300
+    assert on_quadratics(10**6, 0.1, 2, 5.0, 1.0, 0.1, 1.0) > 1e-3
+    with pytest.raises(ValueError, match=r"must lie in \(0, 1/L\]"):
+        on_quadratics(1, 0.6, 1, 0.0, 2.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("zeta", rate.ZETAS)
+def test_the_problems_have_the_zeta_the_smoothness_and_the_convexity_that_the_bound_is_given(zeta: float) -> None:
+    problem = rate.quadratics(zeta)
+    hessians = np.stack([a.T @ a / len(b) for a, b in zip(problem.a, problem.b, strict=True)])
+    assert np.square(problem.gradients(problem.optimum)).sum(1).mean() == pytest.approx(zeta**2)
+    assert np.linalg.eigvalsh(hessians).max() == pytest.approx(rate.SMOOTH)
+    mu = rate.SMOOTH * rate.CURVATURES.mean() * rate.AXES.min()
+    assert np.linalg.eigvalsh(hessians.mean(0)).min() == pytest.approx(mu)
+    assert problem.optimum == pytest.approx(rate.quadratics(0.0).optimum)
+
+
+@dataclass(frozen=True)
+class Faster(FedAvg):
+    """Steps are longer than the rate, on the sly."""
+
+    times: float = 3.0
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        x = flat(message.common, "model")
+        return weighted_reply(x, work.local(x, data, seed, lr=self.times * work.rates[0]), work.weight(data))
+
+
+@dataclass(frozen=True)
+class Biased(FedAvg):
+    """The server adds something to the mean."""
+
+    bias: float = 1e-3
+
+    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
+        found = copy(flat(super().merge(executor, state, total, replies, round, seed), "model"))
+        return {"model": add(found, Flat(found.layout, found.buffer.new_ones(len(found.buffer))), self.bias)}
+
+
+@dataclass(frozen=True)
+class BiasedSCAFFOLD(SCAFFOLD):
+    """The same of a method that corrects drift."""
+
+    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
+        after = super().merge(executor, state, total, replies, round, seed)
+        found = flat(after, "model")
+        return {**after, "model": add(found, Flat(found.layout, found.buffer.new_ones(len(found.buffer))), 1e-3)}
+
+
+def judged(algorithm: Algorithm, claims: Claims, monkeypatch: pytest.MonkeyPatch) -> dict[str, Verdict]:
+    monkeypatch.setattr(referee, "CHECKS", {})
+    return {one.check: one for one in referee.referee(algorithm, claims)}
+
+
+@pytest.mark.long
+def test_fedavg_converges_as_the_corollary_says_and_a_step_or_a_bias_on_the_sly_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right = judged(FedAvg(), Claims(rate=True), monkeypatch)["rate"]
+    assert right.passed
+    assert "is 0.48 times Corollary I's bound" in right.said
+    for wrong, zeta in ((Faster(), 10), (Faster(1.5), 10), (Faster(0.5), 0), (Biased(), 0)):
+        verdict = judged(wrong, Claims(rate=True), monkeypatch)["rate"]
+        assert verdict.passed is False
+        assert f"at zeta {zeta} after round" in verdict.said
+
+
+@pytest.mark.long
+def test_a_method_that_corrects_drift_reaches_the_minimiser_linearly() -> None:
+    for right in (SCAFFOLD(), FedDyn(1.0)):
+        assert rate.is_linear(right).startswith("linear to the exact minimiser")
+    for wrong in (FedAvg(), BiasedSCAFFOLD()):
+        with pytest.raises(AssertionError, match="which is not linear"):
+            rate.is_linear(wrong)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", [OneShot(), Ditto(), FedDM()])
+def test_of_what_the_corollary_says_nothing_this_is_told(method: Algorithm, monkeypatch: pytest.MonkeyPatch) -> None:
+    verdict = judged(method, Claims(rate=True), monkeypatch)["rate"]
+    assert verdict.passed is None
+    assert verdict.said.startswith("not judged: ")
