@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.config import cli
 from fedcommons.errors import UserError
 from fedcommons.testing import referee, theirs
 from fedcommons.testing.adapters import Adapted, Result, adapted
@@ -223,6 +224,15 @@ def judged(method: Adapted, claims: Claims | None = None) -> dict[str, Verdict]:
     return {one.check: one for one in referee.referee(method, claims)}
 
 
+def judged_until(check: str, method: Adapted) -> dict[str, Verdict]:
+    """The verdicts to this one, so that least squares, which take seconds, are left out."""
+    found: dict[str, Verdict] = {}
+    verdicts = referee.referee(method, Claims((method, FedAvg())))
+    while check not in found:
+        found |= {(one := next(verdicts)).check: one}
+    return found
+
+
 def failed(verdicts: Mapping[str, Verdict]) -> dict[str, str]:
     return {check: one.said for check, one in verdicts.items() if one.passed is False}
 
@@ -230,9 +240,16 @@ def failed(verdicts: Mapping[str, Verdict]) -> dict[str, str]:
 @pytest.mark.long
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_right_fedavg_of_another_form_passes(name: str) -> None:
-    verdicts = judged(adapted(*RIGHT[name]))
+    verdicts = judged_until("special case", adapted(*RIGHT[name]))
     assert failed(verdicts) == {}
     assert verdicts["special case"].passed
+
+
+@pytest.mark.long
+def test_what_cannot_be_judged_is_said() -> None:
+    verdicts = judged(adapted(FlowerStyle))
+    assert failed(verdicts) == {}
+    assert verdicts["models"].passed
     for what in theirs.NOT_JUDGED:
         assert verdicts[what].passed is None
         assert verdicts[what].said.startswith("not judged: ")
@@ -242,7 +259,7 @@ def test_a_right_fedavg_of_another_form_passes(name: str) -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found_and_told(fault: str) -> None:
     build, strategy, check, said = FAULTS[fault]
-    assert said in failed(judged(adapted(build, strategy)))[check]
+    assert said in failed(judged_until(check, adapted(build, strategy)))[check]
 
 
 @pytest.mark.long
@@ -326,6 +343,45 @@ def test_the_command_refuses_what_it_does_not_know(sweeps: Callable[[str], Modul
         command([f"{their}:Neither"])
     with pytest.raises(UserError, match="takes no constant 'nu'"):
         command([f"{their}:FlowerProximal", "--constants", "nu=1"])
+
+
+BAD = {
+    "their.py:Neither": "none of the interfaces",
+    "their.py:AsksForMore": "asks for loader",
+    "their.py:FlowerStile": "did you mean 'FlowerStyle'",
+    "their.py:FlowerStyle --strategy their.py:Neither": "has no aggregate_fit",
+    "their.py:FlowerStyle --strategy nowhere.py:Server": "there is no file",
+    "their.py:FlowerStyle --constants mu=1": "takes no constant 'mu'",
+    "their.py:FlowerStyle --rate=perhaps": "--rate takes true or false",
+}
+
+
+@pytest.mark.parametrize("line", BAD)
+def test_bad_input_ends_with_2_and_one_sentence(
+    line: str, sweeps: Callable[[str], ModuleType], their: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli._run(lambda _: sweeps("referee").referee(line.split()), resumes=False) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert BAD[line] in said
+    assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+def test_ctrl_c_advises_resume_only_where_there_is_such_an_option(
+    resumes: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for error, code in (
+        (KeyboardInterrupt(), 130),
+        (OSError(28, "No space left on device"), 1),
+        (BrokenPipeError(), 1),
+    ):
+
+        def fail(_: object, error: BaseException = error) -> int:
+            raise error
+
+        assert cli._run(fail, resumes) == code
+        assert ("--resume" in capsys.readouterr().err) is resumes
 
 
 @pytest.mark.long
