@@ -122,7 +122,7 @@ def test_seeds_are_audited_once_and_their_mean_and_range_stand_beside_them(
     ("more", "said"),
     [
         (["--seeds", "0,1", "--seed", "2"], "seed is set by the sweep's own option: use --seeds instead of 2"),
-        (["--setting", "real"], "sharing.setting real makes no images"),
+        (["--setting", "real"], "sharing.setting real trains no generators"),
         (["--shadows", "1"], r"--shadows must lie in \[2, 10000\], got 1"),
         (["--canaries", "3"], r"--canaries must lie in \[4, 1e9\], got 3"),
         (

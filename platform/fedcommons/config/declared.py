@@ -44,8 +44,12 @@ def fields_in(where: str, handed: Collection[str]) -> dict[str, Field]:
 
 
 def has(where: str, method: str) -> bool:
-    """Whether the class at ``package.module:Name``, or a base class of it, defines this method."""
-    defined = (line.name for line in _find(where)[1].body if isinstance(line, ast.FunctionDef))
+    """Whether the class at ``package.module:Name``, or a base class of it, has it: ``def f`` or ``f = other.f``."""
+    body = _find(where)[1].body
+    defined = {line.name for line in body if isinstance(line, ast.FunctionDef)}
+    defined |= {
+        of.attr for line in body if isinstance(line, ast.Assign) and isinstance(of := line.value, ast.Attribute)
+    }
     return method in defined or any(has(base, method) for base in _bases(where))
 
 
