@@ -1,11 +1,13 @@
 """Local steps as CUDA graphs (``client.graphs``), on a GPU that is not there: bits, waits, recordings, refusals."""
 
+import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pytorch_lightning import LightningModule
@@ -236,6 +238,16 @@ class _ReadsItsNumber(_Net):
         return super().training_step(batch, batch_idx) * (1 if batch_idx else 2)
 
 
+class _Mixes(_Net):
+    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) * float(np.random.beta(1, 1))  # noqa: NPY002  (as users do)
+
+
+class _Flips(_Net):
+    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) * random.random()
+
+
 class _Schedules(_Net):
     def configure_optimizers(self) -> Any:
         optimizer = super().configure_optimizers()
@@ -248,6 +260,8 @@ class _Schedules(_Net):
         (_Net, None),
         (_ReadsItsClock, "it reads self.current_epoch, which a graph has as it was when recorded"),
         (_ReadsItsNumber, r"it reads its step's number \(batch_idx\)"),
+        (_Mixes, "it draws random numbers from Python or numpy"),
+        (_Flips, "it draws random numbers from Python or numpy"),
         (_Schedules, "it has a learning rate scheduler of its own"),
         (partial(_Net, torch.optim.Adam), "its optimizer is Adam, and not SGD"),
         (partial(_Net, lambda p: torch.optim.SGD(p, 0.1, momentum=0.5, dampening=0.5)), "its optimizer has dampening"),

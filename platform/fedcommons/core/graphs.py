@@ -10,12 +10,14 @@ a schedule changes them all are recorded anew. A client is trained step by step 
 of its own, or a correction of the gradient that is no ``Correction``.
 """
 
+import random
 from collections import Counter
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -209,9 +211,12 @@ def flaw(work: "Work", batch: Batch) -> str | None:
         return "its optimizer has dampening"
     before, training = [b.clone() for b in work.module.buffers()], work.module.training
     NoClock("which a graph has as it was when recorded").attach(work.module.train())
+    outside = _outside()
     try:
         with _generators_as_before():
             Step(work.module)(batch, NO_NUMBER)[0].backward()
+        if outside != _outside():
+            return "it draws random numbers from Python or numpy, which a graph has as they were when recorded"
     except Exception as error:  # whatever somebody's code raises
         return sentence(error)
     finally:
@@ -222,6 +227,12 @@ def flaw(work: "Work", batch: Batch) -> str | None:
         for parameter in work.named.values():
             parameter.grad = None
     return None
+
+
+def _outside() -> tuple[Any, ...]:
+    """How far Python's and numpy's generators are."""
+    of: Any = np.random.get_state(legacy=False)  # noqa: NPY002  (it is the one that others use)
+    return random.getstate(), of["state"]["pos"], of["has_gauss"]
 
 
 def _generators_as_before() -> AbstractContextManager[None]:
