@@ -23,7 +23,8 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (BOMB, "aliases"), ("seed: &s 3\ntarget: *s\n", "aliases"), ("a: " + "[" * 300_000, "nested too deeply"),
+        (BOMB, "aliases"), ("seed: &s 3\ntarget: *s\n", "aliases"),
+        ("a: " + "[" * 300_000, "nested too deeply|nesting depth"),  # ours, and PyYAML's from 6.0.4
         ("a: [" + "1," * 200_000 + "1]", "100,000 values"), ("x" * 1_000_001, "at most 1,000,000"),
     ],
 )  # fmt: skip
