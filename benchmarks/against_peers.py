@@ -3,8 +3,9 @@
 python benchmarks/against_peers.py [W1 W2 W3 LR] [--peers DIR] [--environments DIR] [--repeats 3] [--json]
 
 The workloads are those of round_time.py; LR is lr_mnist.py, whole commands on MNIST (FEDCOMMONS_DATA). A rival runs as
-a process of its own virtual environment, which should have our torch, with its script in DIR of ``--peers``. All of
-them take half an hour on two idle cores. Fairness:
+a process of its own virtual environment, which should have our torch; its script is in DIR of ``--peers``, fluke's in
+peers/ here. One whose environment is not there is left out, and named. All of them take half an hour on two idle
+cores. BlazeFL is not measured: the package registry does not have it. Fairness:
 
 - In turns. A block, one stretch each of the bare loop and of ours, in one process and in two, is played before and
   after every run of a rival. A rival's ratio is its seconds to the mean of the two blocks around it of the bare loop in
@@ -12,9 +13,10 @@ them take half an hour on two idle cores. Fairness:
 - Steady rounds. A rival's first round is left out (Flower starts its actors in it), as is our first block. A rival's
   seconds are the median of its rounds; a stretch's are the mean, so that a round held up by the machine favours the
   rivals. The table has the medians of these seconds and of these ratios, each for itself.
-- The same work: models, sizes, steps, one torch thread a process (FedJAX: XLA's threads), at most two processes. No
-  evaluation, tracking or start-up in the timed part. Our processes sleep while a rival runs, but for a twentieth of a
-  core that Ray always takes, from the bare loop too.
+- The same work: models, sizes, steps, one torch thread a process (FedJAX: XLA's threads), at most two processes. fluke,
+  FedLab's serial trainer and FedJAX have one; only FedJAX shuffles. No evaluation, tracking or start-up in the timed
+  part. Our processes sleep while a rival runs, but for a twentieth of a core that Ray always takes, from the bare loop
+  too.
 """
 
 import argparse
@@ -47,11 +49,13 @@ OURS: dict[str, Callable[[str], Bare | Ours]] = {
 }
 TIMEOUT_S = 300
 PEERS = Path(__file__).parents[2] / "shared" / "peerbench"
+OWN = Path(__file__).parent / "peers"
 
 ENVIRONMENTS = {
     "venv-pfl": '"pfl[pytorch]==0.6.0" safetensors',
     "venv-flwr": '"flwr[simulation]==1.41.0" torch safetensors',
     "venv-fedlab": "--no-deps fedlab==1.3.0 munch tqdm, then torch pynvml pandas scikit-learn pillow",
+    "venv-fluke": "fluke-fl==0.8.1 torch",
     "venv-fedjax": 'fedjax==0.0.17 "jax[cpu]==0.10.2" torch',
 }
 """What pip installs into each."""
@@ -72,6 +76,7 @@ RIVALS = (
     Rival("pfl, 2 processes", "venv-pfl", "pfl_two.py {workload}"),
     Rival("Flower, 2 actors", "venv-flwr", "flower_bench.py {workload} msg"),
     Rival("FedLab", "venv-fedlab", "fedlab_bench.py {workload}"),
+    Rival("fluke", "venv-fluke", "fluke_bench.py {workload}"),
     Rival("FedJAX", "venv-fedjax", "fedjax_bench.py {workload}", ("W1", "W3")),
 )
 
@@ -100,9 +105,11 @@ def run(rival: Rival, workload: str, peers: Path, environments: Path) -> float:
         RivalError: it failed, took too long or played no steady round.
     """
     script, *arguments = rival.command.format(workload=workload).split()
-    command = [interpreter(environments, rival.environment), peers / script, *arguments]
+    folder_of_script = OWN if (OWN / script).exists() else peers
+    command = [interpreter(environments, rival.environment), folder_of_script / script, *arguments]
     variables = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}  # those are for ours
     variables |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "ignore"}  # nothing is written beside the scripts
+    variables |= {"PYTHONPATH": str(peers)}  # work.py, also for a script of ours
     # Ray listens on all interfaces; a rival's that knows no tokens is not ours to shut
     variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+", errors="replace") as log:
