@@ -7,8 +7,8 @@ default stays: models stay in memory, each client that took part keeps its model
 each message and the loss is read after each step. Evaluation is off and there is no logger. fluke's progress bars
 cannot be switched off; where the output is a file they draw nothing.
 
-The clock stops at the end of each round, before fluke hands the last model to all clients. ``check`` then runs the bare
-loop, and reports the largest difference of a weight.
+The clock stops at the end of each round, before fluke hands the last model to all clients. With ``check`` all is in
+float64, where rounding switches no ReLU; then the bare loop runs, and the largest difference of a weight is reported.
 """
 
 import sys
@@ -27,7 +27,9 @@ from torch import nn
 from work import W, data, local_train, make_model, report, schedule
 
 torch.set_num_threads(1)
-workload = sys.argv[1]
+workload, checked = sys.argv[1], sys.argv[2:] == ["check"]
+if checked:
+    torch.set_default_dtype(torch.float64)
 size = W[workload]
 x, y = data(workload)
 joining = iter(schedule(workload))
@@ -85,6 +87,6 @@ began = time.time()
 algorithm.run(size["rounds"], size["per_round"] / size["clients"])
 rounds = [end - start for start, end in zip([began, *ends], ends, strict=False)]
 more: dict[str, Any] = {"version": __version__}
-if "check" in sys.argv:
+if checked:
     more["difference"] = difference(algorithm.server.model)
 report("fluke", workload, began, rounds, algorithm.server.model, **more)
