@@ -2,6 +2,7 @@
 
 python sweeps/private_sizes.py                 # digits, a quarter of an hour on a laptop
 python sweeps/private_sizes.py --preset smoke  # the same code with smaller numbers
+python sweeps/private_sizes.py --ways merf,ndpdc --epsilons 1,10    # one noisy release of features, or one a step
 python sweeps/private_sizes.py --dataset mnist --data-dir DIR --sizes 1000,6000 --generator.channels [8,16,16]
 """
 
@@ -12,13 +13,16 @@ from pathlib import Path
 from typing import Annotated
 
 from fedcommons.config import cli, parts, presets
-from fedcommons.errors import UserError
+from fedcommons.errors import UserError, unknown
 from fedcommons.sweeping.display import Display, duration
 from papers.fedssyn import private_presets
 from papers.fedssyn.sizes_report import report
 
 TAKEN = {"data.limit": "sizes", "generator.target_epsilon": "epsilons", "seed": "seeds"}
 """Fields that an option sets."""
+
+WAYS = ("plain", "private", "merf", "ndpdc")
+"""Generators without and with privacy, and stages that fit images to clients' noisy sums."""
 
 
 def arguments(argv: Sequence[str]) -> cli.Options:
@@ -35,6 +39,7 @@ def arguments(argv: Sequence[str]) -> cli.Options:
         ("preset", str, "small", ", ".join(private_presets.PRIVATE)),
         ("sizes", str, "40,80" if few else "129,322,645,1290", "numbers of images n, separated by commas"),
         ("clients", Annotated[int, "[1, 1000]"], 10, "clients of n images each whose releases are also added up"),
+        ("ways", str, ",".join(WAYS), "pools beside the real images, separated by commas"),
         ("epsilons", str, "10", "target epsilons, separated by commas"),
         ("seeds", str, "0" if few else "0,1,2", "seeds of the generators; the images that they see are the same"),
         ("out", str, f"runs/private_sizes-{preset}-{parts.label(dataset)}", "folder of the results"),
@@ -51,6 +56,10 @@ def arguments(argv: Sequence[str]) -> cli.Options:
         raise UserError(f"generator.name must be private_ddpm here, got {options['generator.name']}.")
     for name, option in TAKEN.items():
         cli.split(f"--{option}", options[option], options.fields[name].kinds[0], options.fields[name].allowed)
+    options.ways = cli.split("--ways", options.ways)
+    for name in options.ways:
+        if name not in WAYS:
+            raise unknown("way", name, WAYS)
     return options
 
 

@@ -18,6 +18,14 @@ PRIVATE: Mapping[str, Mapping[str, Any]] = {
     "paper": {"generator.batch_size": 128},  # where 1.906 gives 10: see docs/notes/epsilon_of_the_paper.md
 }
 
+NDPDC: Mapping[str, Mapping[str, Any]] = {
+    "smoke": {"sharing.iterations": 20, "sharing.batch": 10, "sharing.width": 8},
+    "small": {"sharing.iterations": 200, "sharing.batch": 10, "sharing.width": 32, "sharing.per_class": 20,
+              "sharing.lr": 0.3},
+    "paper": {"sharing.iterations": 10_000, "sharing.per_class": 50},
+}  # fmt: skip
+"""Fields of the stage ndpdc; those of small were chosen by validation images of digits, with seeds 10 and 11."""
+
 _PLAIN = ("generator.epochs", "generator.batch_size", "generator.channels", "generator.lr")
 
 

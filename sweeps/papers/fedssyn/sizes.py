@@ -1,6 +1,6 @@
 """What a private pool of n images a client teaches: the trainings of a study over n, and its records.
 
-Pools: of one generator that saw n images; of one noisy release of n images (FedMERF), and of such of N clients.
+Pools: of one generator that saw n images; of noisy sums of n images (FedMERF, NDPDC), and of such of N clients.
 """
 
 from collections.abc import Callable
@@ -22,32 +22,42 @@ from fedcommons.sharing.synthetic_pool import Job, missing
 from fedcommons.sweeping.sweep import require_few
 from papers.fedssyn import private_presets
 
+_SUMS = {"merf": "FedMERF", "ndpdc": "NDPDC"}
+"""The ways that fit images to clients' noisy sums."""
+
 
 def configs(options: cli.Options, n: int, seed: int) -> dict[str, Experiment]:
     """The plain generator of n images, and a private one for each epsilon."""
     at = {**cli.flat(options), "data.limit": n, "seed": seed}
-    found = {"plain": choose({**at, **private_presets.plain(options.preset, at["data.name"])}, options.fields)}
-    for epsilon in cli.split("--epsilons", options.epsilons, float):
+    found = {}
+    if "plain" in options.ways:
+        found["plain"] = choose({**at, **private_presets.plain(options.preset, at["data.name"])}, options.fields)
+    for epsilon in cli.split("--epsilons", options.epsilons, float) if "private" in options.ways else ():
         found[f"epsilon {epsilon:g}"] = choose({**at, "generator.target_epsilon": epsilon}, options.fields)
     return found
 
 
 def released(options: cli.Options, n: int, seed: int) -> dict[str, Experiment]:
-    """FedMERF of one client with n images, and of ``--clients`` of them with local and with summed noise."""
-    flat = {name: value for name, value in cli.flat(options).items() if name.partition(".")[0] not in _NOT_OF_MERF}
+    """Noisy sums of one client with n images, and of ``--clients`` of them; those of FedMERF with summed noise, too."""
+    flat = {name: value for name, value in cli.flat(options).items() if name.partition(".")[0] not in _NOT_OF_SUMS}
     found = {}
-    for epsilon, (clients, noise) in product(
-        cli.split("--epsilons", options.epsilons, float),
+    epsilons, stages = cli.split("--epsilons", options.epsilons, float), [way for way in options.ways if way in _SUMS]
+    for epsilon, way, (clients, noise) in product(
+        epsilons,
+        stages,
         ((1, "local"), (options.clients, "local"), (options.clients, "summed"))[: 1 + 2 * (options.clients > 1)],
     ):
-        own = {"sharing.setting": "merf", "sharing.target_epsilon": epsilon, "sharing.noise": noise}
+        if (way, noise) == ("ndpdc", "summed"):
+            continue
+        own = {"sharing.noise": noise} if way == "merf" else private_presets.NDPDC[options.preset]
+        level = {"sharing.setting": way, "sharing.target_epsilon": epsilon}
         at = {"data.limit": clients * n, "seed": seed, "partition.n_clients": clients}
         of = "alone" if clients == 1 else f"{clients} clients, {noise}"
-        found[f"FedMERF {of}, epsilon {epsilon:g}"] = choose({**flat, **own, **at}, options.fields)
+        found[f"{_SUMS[way]} {of}, epsilon {epsilon:g}"] = choose({**flat, **level, **own, **at}, options.fields)
     return found
 
 
-_NOT_OF_MERF = ("generator", "sharing")
+_NOT_OF_SUMS = ("generator", "sharing")
 
 
 def jobs(options: cli.Options) -> list[Job]:
@@ -62,9 +72,8 @@ def jobs(options: cli.Options) -> list[Job]:
     of_each = [prepare(config).needs for config in every]
     if any([need.n > 0 for need in needs] != [True] for needs in of_each):
         raise UserError("a study of sizes has one generator: partition.n_clients must be 1, and sharing.p above 0.")
-    return missing(
-        Store(Path(every[0].artifacts), storage=every[0].storage), [need for needs in of_each for need in needs]
-    )
+    store = Store(Path(options["artifacts"]), storage=options["storage"])
+    return missing(store, [need for needs in of_each for need in needs])
 
 
 def made(
@@ -103,7 +112,7 @@ def study(options: cli.Options, say: Callable[[str], None], on_step: OnStep | No
     records = []
     for n in sizes:
         found: dict[str, dict[str, Any]] = {}
-        for seed in seeds:
+        for place, seed in enumerate(seeds):
             of_each = configs(options, n, seed)
             for pool, config in {**of_each, **released(options, n, seed)}.items():
                 with fresh_torch():
@@ -112,7 +121,7 @@ def study(options: cli.Options, say: Callable[[str], None], on_step: OnStep | No
                     continue
                 images, sigma, data = drawn
                 real = found.setdefault("real images", {"n": n, "pool": "real images", "sigma": None, "accuracy": []})
-                if pool == "plain":
+                if len(real["accuracy"]) == place:  # the first pool is of one client, so its data are these n images
                     real["accuracy"].append(taught(data.train, data.test))
                 one = found.setdefault(pool, {"n": n, "pool": pool, "sigma": sigma, "accuracy": []})
                 one["accuracy"].append(taught(images, data.test))

@@ -9,6 +9,7 @@ from fedcommons.config import cli, presets
 from fedcommons.config.flat import choose
 from fedcommons.errors import shown
 from fedcommons.files import write_text
+from papers.fedssyn import private_presets
 
 
 def report(records: Sequence[dict[str, Any]], options: cli.Options, out: Path) -> str:
@@ -20,26 +21,37 @@ def report(records: Sequence[dict[str, Any]], options: cli.Options, out: Path) -
          tables.mean_std([100 * a for a in r["accuracy"]], 1)]
         for r in records
     ]  # fmt: skip
-    g = choose(cli.flat(options), options.fields).flat
-    notes = [
-        "Accuracy: of a logistic regression on pixels, trained on as many images of the pool as the generator saw, on "
-        "real test images, %. The images that generators see are drawn iid, and are the same for each seed.",
-        "FedMERF: images fitted to one noisy release of random features, of one client with so many images (alone), or "
-        f"of {options.clients} with so many each, where each hides itself (local) or only the sum is hidden (summed). "
-        "Such rows are missing where there are not as many real images.",
-        f"Private generators: {g['generator.epochs']} epochs, B = {g['generator.batch_size']}, learning rate "
-        f"{g['generator.lr']:g}, channels {shown(list(g['generator.channels']))}, prediction "
-        f"{g['generator.prediction']}, clip {g['generator.clip']:g}, draws {g['generator.draws']}, delta "
-        f"{g['generator.delta']:g}.",
-        f"Seeds: {options.seeds}; ± is the sample standard deviation.",
-    ]
-    text = tables.markdown(["images", "pool", "noise multiplier", "accuracy, %"], lines) + tables.numbered(notes)
+    text = tables.markdown(["images", "pool", "noise multiplier", "accuracy, %"], lines)
+    text += tables.numbered(notes(options))
     smoke = options.preset == "smoke"
     text = f"**{presets.SMOKE}**\n\n{text}" if smoke else text
     write_text(out / "private_sizes.md", text)
     write_text(out / "private_sizes.csv", tables.to_csv(by_seed(records, options)))
-    picture(records, f"{g['data.name']}: what images of a private pool teach", out / "private_sizes.png", smoke)
+    picture(records, f"{options['data.name']}: what images of a private pool teach", out / "private_sizes.png", smoke)
     return text
+
+
+def notes(options: cli.Options) -> list[str]:
+    """What a reader must know of the accuracies and of each way's pools."""
+    g = choose(cli.flat(options), options.fields).flat
+    of_steps = {name.partition(".")[2]: value for name, value in private_presets.NDPDC[options.preset].items()}
+    of_ways = {
+        "private": f"Private generators: {g['generator.epochs']} epochs, B = {g['generator.batch_size']}, learning "
+        f"rate {g['generator.lr']:g}, channels {shown(list(g['generator.channels']))}, prediction "
+        f"{g['generator.prediction']}, clip {g['generator.clip']:g}, draws {g['generator.draws']}, delta "
+        f"{g['generator.delta']:g}.",
+        "merf": "FedMERF: images fitted to one noisy release of random features, of one client with so many images "
+        f"(alone), or of {options.clients} with so many each, where each hides itself (local) or only the sum is "
+        "hidden (summed). Such rows are missing where there are not as many real images.",
+        "ndpdc": "NDPDC: images fitted to a noisy sum of features of a random network in each step, of one client or "
+        f"of so many that each hide themselves; {', '.join(f'{name} {value}' for name, value in of_steps.items())}.",
+    }
+    return [
+        "Accuracy: of a logistic regression on pixels, trained on the images of the pool, on real test images, %. "
+        "Generators draw as many images as they saw; these are drawn iid, and are the same for each seed.",
+        *(text for way, text in of_ways.items() if way in options.ways),
+        f"Seeds: {options.seeds}; ± is the sample standard deviation.",
+    ]
 
 
 def by_seed(records: Sequence[dict[str, Any]], options: cli.Options) -> list[dict[str, Any]]:
