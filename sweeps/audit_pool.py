@@ -4,6 +4,7 @@ python sweeps/audit_pool.py                    # digits, some minutes on a lapto
 python sweeps/audit_pool.py --preset smoke     # the same code with smaller numbers
 python sweeps/audit_pool.py --seeds 0,1,2      # three federations: table and ROC with their range
 python sweeps/audit_pool.py --generator private_ddpm --generator.target_epsilon 10
+python sweeps/audit_pool.py --sharing merf --sharing.target_epsilon 10   # of noisy sums: an estimate of epsilon
 """
 
 import time
@@ -17,7 +18,7 @@ from fedcommons.config.flat import choose, generates
 from fedcommons.errors import UserError
 from fedcommons.sweeping import sweep
 from fedcommons.sweeping.display import Display
-from papers.fedssyn import authors
+from papers.fedssyn import authors, private_presets
 
 
 def arguments(argv: Sequence[str]) -> cli.Options:
@@ -41,7 +42,8 @@ def arguments(argv: Sequence[str]) -> cli.Options:
             "canaries",
             Annotated[int, "[4, 1e9]"],
             8 if few else 400,
-            "test images at most for the bound on epsilon; half are trained on",
+            "test images at most for the bound on epsilon; half are trained on. Of noisy sums: a 25th of the draws of "
+            "each world (merf), or a fourth of the canaries in the run (ndpdc)",
         ),
         ("out", str, f"runs/audit-{preset}-{parts.label(dataset)}", "folder of the results"),
     ):
@@ -58,12 +60,10 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     each = (choose({**flat, "seed": seed}, options.fields) for seed in seeds)
     options.configs = [authors.settled(options.preset, config, options.asked) for config in each]
     options.config = options.configs[0]
-    if not generates(options.config.sharing.setting):
+    options.of_sums = options.config.sharing.setting in private_presets.OF_SUMS
+    if not (options.of_sums or generates(options.config.sharing.setting)):
         setting = options.config.sharing.setting
-        raise UserError(
-            f"sharing.setting {setting} trains no generators, and this audit attacks them; images of merf are judged "
-            "by commons.py."
-        )
+        raise UserError(f"sharing.setting {setting} trains no generators and sends no noisy sums: nothing to audit.")
     return options
 
 
@@ -72,6 +72,9 @@ def audit_pool(argv: Sequence[str]) -> int:
     with Display() as display:
         display.say("Loading torch and the data ...")
         from fedcommons.sweeping import folders
+
+        if options.of_sums:
+            return _of_sums(options, display)
         from papers.fedssyn.attacks import checked, price, work
 
         if options.dry_run:
@@ -81,6 +84,18 @@ def audit_pool(argv: Sequence[str]) -> int:
         with folders.open_folder(Path(options.out)):
             work(options, display.say, partial(display.step, ends=False))
         display.say(f"Time: {time.perf_counter() - started:.0f} s. All in {options.out}.")
+    return 0
+
+
+def _of_sums(options: cli.Options, display: Display) -> int:
+    from fedcommons.sweeping import folders
+    from papers.fedssyn import noisy_sums
+
+    if options.dry_run:
+        display.say("Nothing is trained: the noisy sums are drawn anew.")
+        return 0
+    with folders.open_folder(Path(options.out)):
+        noisy_sums.work(options, display.say)
     return 0
 
 

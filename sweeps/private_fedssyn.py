@@ -3,7 +3,7 @@
 python sweeps/private_fedssyn.py                      # digits, minutes on a laptop
 python sweeps/private_fedssyn.py --preset smoke       # the same code with smaller numbers
 python sweeps/private_fedssyn.py --dataset mnist --data-dir DIR --epsilons 1,10 --sigmas 1.906
-python sweeps/private_fedssyn.py --settings real,shuffled_synthetic,merf      # and one noisy release of random features
+python sweeps/private_fedssyn.py --settings real,shuffled_synthetic,merf,ndpdc      # and images fitted to noisy sums
 python sweeps/private_fedssyn.py --preset paper --dataset cifar10 --data-dir DIR       # for GPUs
 """
 
@@ -78,10 +78,10 @@ def entries(options: cli.Options) -> list[Entry]:
         at: dict[str, Any] = {"partition.alpha": alpha, "algorithm": algorithm, "seed": seed}
         for setting in settings:
             mine = {**at, "sharing.setting": setting}
-            if setting == "merf":
-                for e, noise in product(cli.split("--epsilons", options.epsilons, float), ("local", "summed")):
-                    level = {"sharing.target_epsilon": e, "sharing.noise": noise}
-                    add(f"FedMERF {noise}, epsilon {e:g}", True, **mine, **level)
+            if setting in private_presets.OF_SUMS:
+                for e in cli.split("--epsilons", options.epsilons, float):
+                    for noise, level in private_presets.of_sums(setting, options.preset, e).items():
+                        add(f"{private_presets.OF_SUMS[setting]} {noise}, epsilon {e:g}", True, **{**mine, **level})
                 continue
             if "generator.rho" not in grids.cell(options, {**base, **mine, **plain}).config.flat:
                 add("none", True, **mine)

@@ -6,11 +6,12 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 from fedcommons.errors import UserError
 from fedcommons.runs.build import prepare
 from fedcommons.runs.checks import check
-from papers.fedssyn.private_report import columns, gains
+from papers.fedssyn.private_report import columns, gains, is_fitted, releases, shown_images, spent
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +32,20 @@ def test_every_method_has_no_pool_the_plain_one_and_each_private_one(private: Mo
     assert fields["epsilon 10"]["generator.target_epsilon"] == 10
     assert fields["noise multiplier 1.906"]["generator.target_epsilon"] is None
     assert {e.cell.config.flat["generator.target_epochs"] for e in found if e.pool == "epsilon 1"} == {20}
+
+
+def test_images_fitted_to_noisy_sums_are_pools_too_and_spend_what_they_say(private: ModuleType) -> None:
+    """FedMERF with local and with summed noise, NDPDC with local; no generator has to be asked for the spending."""
+    argv = ["--preset", "smoke", "--epsilons", "2,10", "--algorithms", "fedavg", "--settings"]
+    found = private.entries(private.arguments([*argv, "shuffled_synthetic,merf,ndpdc"]))
+    of_sums = [e for e in found if is_fitted(e.cell)]
+    kinds = ("FedMERF local", "FedMERF summed"), ("NDPDC local",)
+    assert [e.pool for e in of_sums] == [f"{kind}, epsilon {e}" for of in kinds for e in (2, 10) for kind in of]
+    for e in of_sums:
+        assert spent(e.cell) == pytest.approx(e.cell.config.flat["sharing.target_epsilon"], rel=1e-3)
+        assert {event.steps for event in releases(e.cell)} == {20 if e.cell.config.sharing.setting == "ndpdc" else 1}
+    images = shown_images(of_sums[-1].cell, 1, 3)
+    assert (len(images), images.dtype) == (10, torch.uint8)
 
 
 def test_preset_paper_has_the_noise_of_the_paper_at_the_batch_where_it_gives_ten(private: ModuleType) -> None:

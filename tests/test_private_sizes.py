@@ -12,7 +12,7 @@ from fedcommons.core.accountants import epsilon
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from papers.fedssyn import sizes_report
-from papers.fedssyn.sizes import fitted, released, taught
+from papers.fedssyn.sizes import configs, fitted, jobs, released, taught
 
 
 @pytest.fixture(scope="module")
@@ -35,16 +35,15 @@ def test_each_size_has_real_images_the_plain_pool_and_each_private_one(
     assert private.private_sizes(argv) == 0
     with (tmp_path / "out" / "private_sizes.csv").open() as file:
         rows = list(csv.DictReader(file))
-    of_merf = [
-        f"FedMERF {whose}, epsilon {e}"
-        for e in (5, 50)
-        for whose in ("alone", "10 clients, local", "10 clients, summed")
-    ]
-    assert [row["pool"] for row in rows] == ["real images", "plain", "epsilon 5", "epsilon 50", *of_merf]
+    alone = ("FedMERF alone", "FedMERF 10 clients, local", "FedMERF 10 clients, summed")
+    of_sums = [f"{of}, epsilon {e}" for e in (5, 50) for of in (*alone, "NDPDC alone", "NDPDC 10 clients, local")]
+    assert [row["pool"] for row in rows] == ["real images", "plain", "epsilon 5", "epsilon 50", *of_sums]
     assert float(rows[0]["accuracy"]) > 0.3  # 32 real digits teach something
-    sigmas = [float(row["noise_multiplier"]) for row in rows[2:]]
-    found = [epsilon(1.0, sigma, 1, 1e-5) for sigma in sigmas]
-    assert found == pytest.approx([5, 50, 5, 5, 5, 50, 50, 50], abs=0.01)
+    courses = {"NDPDC": (1.0, 20)}  # at L = 10 a client of 32 images of ten classes draws all, in 20 steps
+    for row in rows[2:]:
+        q, steps = courses.get(row["pool"].partition(" ")[0], (1.0, 1))
+        spent = epsilon(q, float(row["noise_multiplier"]), steps, 1e-5)
+        assert spent == pytest.approx(float(row["pool"].rpartition(" ")[2]), abs=0.01)
     assert max(float(row["accuracy"]) for row in rows[4:]) > 0.6
     assert "± is the sample" in capsys.readouterr().out
     for name in ("private_sizes.md", "private_sizes.png"):
@@ -73,9 +72,28 @@ def test_a_row_a_seed_and_a_picture_of_their_spread(private: ModuleType, tmp_pat
 def test_clients_together_are_left_out_where_there_are_not_as_many_images(
     private: ModuleType, n: int, there: int
 ) -> None:
-    options = private.arguments([])
+    options = private.arguments(["--ways", "merf"])
     pools = [fitted(config) for config in released(options, n, 0).values()]
     assert [pool is not None for pool in pools] == [True] * there + [False] * (3 - there)
+
+
+def test_only_the_ways_that_are_asked_for_are_judged(private: ModuleType, tmp_path: Path) -> None:
+    """Without generators nothing is trained, and NDPDC has no summed noise."""
+    options = private.arguments(["--ways", "ndpdc,merf", "--epsilons", "1,10", "--artifacts", str(tmp_path)])
+    assert (jobs(options), configs(options, 129, 0)) == ([], {})
+    of = {name: config.flat for name, config in released(options, 129, 0).items()}
+    assert list(of)[:5] == [
+        "NDPDC alone, epsilon 1",
+        "NDPDC 10 clients, local, epsilon 1",
+        "FedMERF alone, epsilon 1",
+        "FedMERF 10 clients, local, epsilon 1",
+        "FedMERF 10 clients, summed, epsilon 1",
+    ]
+    assert {f["data.limit"] // f["partition.n_clients"] for f in of.values()} == {129}
+    assert not any(name.startswith("generator.") for f in of.values() for name in f)
+    only = private.arguments(["--ways", "private", "--epsilons", "1,10"])
+    assert list(configs(only, 129, 0)) == ["epsilon 1", "epsilon 10"]
+    assert released(only, 129, 0) == {}
 
 
 def test_a_pool_that_is_the_data_teaches_all_and_one_with_turned_labels_nothing() -> None:
@@ -94,6 +112,7 @@ def test_a_pool_that_is_the_data_teaches_all_and_one_with_turned_labels_nothing(
         (["--generator", "ddpm"], "generator.name must be private_ddpm here, got ddpm"),
         (["--preset", "authors"], "--preset must be one of smoke, small, paper"),
         (["--sizes", "8"], "generator.batch_size must be at most the number of images"),
+        (["--ways", "merf,nope"], "unknown way 'nope'"),
         (["--sizes", "many"], "--sizes takes int values"),
     ],
 )

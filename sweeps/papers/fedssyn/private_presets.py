@@ -20,11 +20,13 @@ PRIVATE: Mapping[str, Mapping[str, Any]] = {
 
 NDPDC: Mapping[str, Mapping[str, Any]] = {
     "smoke": {"sharing.iterations": 20, "sharing.batch": 10, "sharing.width": 8},
-    "small": {"sharing.iterations": 200, "sharing.batch": 10, "sharing.width": 32, "sharing.per_class": 20,
-              "sharing.lr": 0.3},
+    "small": {"sharing.iterations": 200, "sharing.width": 32, "sharing.per_class": 20, "sharing.lr": 0.3},
     "paper": {"sharing.iterations": 10_000, "sharing.per_class": 50},
 }  # fmt: skip
 """Fields of the stage ndpdc; those of small were chosen by validation images of digits, with seeds 10 and 11."""
+
+OF_SUMS = {"merf": "FedMERF", "ndpdc": "NDPDC"}
+"""Stages that fit images to clients' noisy sums, and their names on pages."""
 
 _PLAIN = ("generator.epochs", "generator.batch_size", "generator.channels", "generator.lr")
 
@@ -38,3 +40,11 @@ def plain(preset: str, dataset: str) -> dict[str, Any]:
     """Those of the plain generator beside them: its training is the preset's, what it predicts is as in the others."""
     found = presets.preset(preset, dataset)
     return {"generator.name": "ddpm", **{name: found[name] for name in _PLAIN if name in found}}
+
+
+def of_sums(setting: str, preset: str, epsilon: float) -> dict[str, dict[str, Any]]:
+    """The dotted fields of each pool of this stage, by how its clients' noise is called: local or summed."""
+    level = {"sharing.setting": setting, "sharing.target_epsilon": epsilon}
+    if setting == "merf":
+        return {noise: {**level, "sharing.noise": noise} for noise in ("local", "summed")}
+    return {"local": {**level, **NDPDC[preset]}}

@@ -8,19 +8,19 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.config import cli
-from fedcommons.config.flat import part_of
 from fedcommons.core.salts import IF_SECRET, SECRET
 from fedcommons.files import write_json, write_text
 from fedcommons.reports import intervals, tables
 from fedcommons.reports.cells import Cell
 from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
+from papers.fedssyn import private_presets
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
     from torch import Tensor
 
+    from fedcommons.core.release import Release
     from fedcommons.data.examples import Examples
-    from fedcommons.sharing.merf import MERF
     from fedcommons.sharing.needs import Need
     from fedcommons.sharing.synthetic_pool import Contribution
 
@@ -43,17 +43,24 @@ def images(cell: sweep.Trial) -> "Sequence[Contribution]":
     return contributions(prepare(cell.config), Store(Path(cell.config.artifacts), storage=cell.config.storage))
 
 
-def of_one_release(cell: sweep.Trial) -> "MERF | None":
-    """FedMERF's stage, whose pool is no generator's; None for other pools."""
-    from fedcommons.sharing.merf import MERF
+def is_fitted(cell: sweep.Trial) -> bool:
+    """Whether its images are fitted to clients' noisy sums (merf, ndpdc), so that there is no generator's receipt."""
+    return cell.config.sharing.setting in private_presets.OF_SUMS
 
-    stage = part_of(cell.config, "sharing")
-    return stage if isinstance(stage, MERF) else None
+
+@lru_cache(maxsize=256)
+def releases(cell: sweep.Trial) -> "Sequence[Release]":
+    """What left the clients of this cell for images that are fitted; what these are does not matter."""
+    from fedcommons.runs.build import prepare
+    from fedcommons.sharing.stage import Contributions
+
+    prepared = prepare(cell.config)
+    return prepared.stage.release(prepared.dealt, Contributions.of_made(prepared.dealt, []))[1]
 
 
 @lru_cache(maxsize=16)
 def fitted_images(cell: sweep.Trial) -> "Examples":
-    """FedMERF's pool, which is in no store."""
+    """The pool that is fitted to noisy sums, which is in no store."""
     from fedcommons.core.worker import set_up_process
     from fedcommons.runs.build import contribute, prepare
 
@@ -63,8 +70,8 @@ def fitted_images(cell: sweep.Trial) -> "Examples":
 
 
 def shown_images(cell: sweep.Trial, client: int, label: int) -> "Tensor":
-    """Images (n, C, H, W) of this label in the pool that this client contributed; FedMERF's are of all clients."""
-    of_all = of_one_release(cell) is not None
+    """Images (n, C, H, W) of this label in the pool that this client contributed; fitted ones are of all clients."""
+    of_all = is_fitted(cell)
     examples = fitted_images(cell) if of_all else images(cell)[client].examples
     of_label = examples.x[examples.y == label]
     return of_label.roll(-client, 0) if of_all else of_label
@@ -74,13 +81,11 @@ def spent(cell: sweep.Trial) -> float | None:
     """The largest epsilon of the clients' pools by the ledger's accounting; None where nothing protects one."""
     from fedcommons.core.accountants import epsilon
 
-    if (released := of_one_release(cell)) is not None:
-        return epsilon(1.0, released.sigma, 1, cell.config.dp.delta)
-    receipts = [made.receipt for made in images(cell)]
-    if not all(r is not None and r.release(0).covered for r in receipts):
+    receipts = [] if is_fitted(cell) else [made.receipt for made in images(cell)]
+    events = releases(cell) if is_fitted(cell) else [r.release(0) for r in receipts if r is not None]
+    if len(events) < len(receipts) or not all(event.covered for event in events):
         return None
-    delta = cell.config.dp.delta
-    return max(epsilon(r.q, r.sigma, r.steps, delta) for r in receipts if r is not None)
+    return max(epsilon(e.q, e.sigma, e.steps, cell.config.dp.delta) for e in events)
 
 
 def table(found: Sequence[Entry], out: Path) -> tuple[str, list[dict[str, Any]]]:
@@ -96,7 +101,7 @@ def table(found: Sequence[Entry], out: Path) -> tuple[str, list[dict[str, Any]]]
         epsilons = [None] if pool == "none" else [spent(e.cell) for e in of]
         known = [e for e in epsilons if e is not None]
         sigmas = [r.sigma for e in of for made in images(e.cell) if (r := made.receipt)] if known else []
-        sigmas += [stage.sigma for e in of if (stage := of_one_release(e.cell))]
+        sigmas += [event.sigma for e in of if is_fitted(e.cell) for event in releases(e.cell)]
         said = "-" if pool == "none" else f"{max(known):.2f}" if len(known) == len(of) else "no guarantee"
         said += " if secret" if known and not secret else ""
         lines.append(
@@ -237,7 +242,7 @@ def pictures(found: Sequence[Entry], path: Path, smoke: bool) -> None:
     rows = [e for e in mine if (e.cell.config.seed, e.cell.config.partition) == (first.seed, first.partition)]
     if not rows:
         return
-    by_generators = [e for e in rows if of_one_release(e.cell) is None]
+    by_generators = [e for e in rows if not is_fitted(e.cell)]
     if not by_generators:
         return
     shown = columns(prepare(by_generators[0].cell.config).needs)

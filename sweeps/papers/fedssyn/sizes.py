@@ -22,9 +22,6 @@ from fedcommons.sharing.synthetic_pool import Job, missing
 from fedcommons.sweeping.sweep import require_few
 from papers.fedssyn import private_presets
 
-_SUMS = {"merf": "FedMERF", "ndpdc": "NDPDC"}
-"""The ways that fit images to clients' noisy sums."""
-
 
 def configs(options: cli.Options, n: int, seed: int) -> dict[str, Experiment]:
     """The plain generator of n images, and a private one for each epsilon."""
@@ -41,19 +38,15 @@ def released(options: cli.Options, n: int, seed: int) -> dict[str, Experiment]:
     """Noisy sums of one client with n images, and of ``--clients`` of them; those of FedMERF with summed noise, too."""
     flat = {name: value for name, value in cli.flat(options).items() if name.partition(".")[0] not in _NOT_OF_SUMS}
     found = {}
-    epsilons, stages = cli.split("--epsilons", options.epsilons, float), [way for way in options.ways if way in _SUMS]
-    for epsilon, way, (clients, noise) in product(
-        epsilons,
-        stages,
-        ((1, "local"), (options.clients, "local"), (options.clients, "summed"))[: 1 + 2 * (options.clients > 1)],
-    ):
-        if (way, noise) == ("ndpdc", "summed"):
-            continue
-        own = {"sharing.noise": noise} if way == "merf" else private_presets.NDPDC[options.preset]
-        level = {"sharing.setting": way, "sharing.target_epsilon": epsilon}
-        at = {"data.limit": clients * n, "seed": seed, "partition.n_clients": clients}
-        of = "alone" if clients == 1 else f"{clients} clients, {noise}"
-        found[f"{_SUMS[way]} {of}, epsilon {epsilon:g}"] = choose({**flat, **level, **own, **at}, options.fields)
+    chosen = [way for way in options.ways if way in private_presets.OF_SUMS]
+    for epsilon, way in product(cli.split("--epsilons", options.epsilons, float), chosen):
+        name, levels = private_presets.OF_SUMS[way], private_presets.of_sums(way, options.preset, epsilon)
+        pools = {"alone": (1, levels["local"])}
+        if (many := options.clients) > 1:
+            pools |= {f"{many} clients, {noise}": (many, level) for noise, level in levels.items()}
+        for of, (clients, level) in pools.items():
+            at = {"data.limit": clients * n, "seed": seed, "partition.n_clients": clients}
+            found[f"{name} {of}, epsilon {epsilon:g}"] = choose({**flat, **level, **at}, options.fields)
     return found
 
 

@@ -1,0 +1,107 @@
+"""The audit of stages that fit images to clients' noisy sums (merf, ndpdc), by who sees these sums.
+
+The images follow from the sums, so whoever has the images alone knows no more. An estimate: ``audits.directions``.
+
+merf: the worst neighbour, one image that is there or not, in many draws of both worlds; with noise summed, of the sum.
+ndpdc: k examples that are each the worst one, as their features are orthogonal and of norm 1 in all steps; half are in.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcommons.audits.directions import Estimate, estimate, of_release
+from fedcommons.config import cli, presets
+from fedcommons.core.release import Release
+from fedcommons.data.clients import Clients
+from fedcommons.data.examples import Examples
+from fedcommons.errors import UserError
+from fedcommons.files import write_text
+from fedcommons.reports import tables
+from fedcommons.runs.build import Prepared, prepare
+from fedcommons.seeds import numpy_generator, seed_for
+from fedcommons.sharing.dealt import Dealt
+from fedcommons.sharing.merf import MERF
+from fedcommons.sharing.ndpdc import NDPDC
+from fedcommons.sharing.random_features import sums
+from fedcommons.sharing.stage import Contributions
+
+DRAWS, DIRECTIONS = 25, 4
+"""Draws of each world (merf), and canaries in the run (ndpdc), for each one of ``--canaries``."""
+
+
+def of_merf(stage: MERF, dealt: Dealt, stated: Release, canaries: int, delta: float) -> Estimate:
+    """By draws of a message, or of the sum of all, with one image and with none."""
+    phi, classes, seeds = stage.phi(dealt), dealt.n_classes or 0, count(seed_for(dealt.seed, "audit of sums"))
+    one, senders = dealt.own.store[np.arange(1)], len(dealt.own) if stage.noise == "summed" else 1
+    added = sums(phi, one, classes).flatten()
+
+    def draw(there: bool) -> np.ndarray:
+        rows = [np.arange(int(there and i == 0)) for i in range(senders)]
+        world = Dealt(Clients(one, rows), classes, dealt.flip, next(seeds))
+        return torch.stack([stage.message(world, i, phi).values for i in range(senders)]).sum(0).flatten().numpy()
+
+    return of_release(draw, (added / added.norm()).numpy(), stated, delta, DRAWS * canaries)
+
+
+def of_ndpdc(stage: NDPDC, dealt: Dealt, stated: Release, canaries: int, delta: float) -> Estimate:
+    """By one run of T messages of the client, who has the canaries in place of its own examples."""
+    seed, canaries = seed_for(dealt.seed, "audit of sums"), DIRECTIONS * canaries
+    inside = numpy_generator(seed, "canaries").permutation(canaries) < canaries // 2
+    numbers = torch.from_numpy(np.flatnonzero(inside)).float()
+    has_canaries = Examples(numbers.view(-1, 1, 1, 1), torch.zeros(len(numbers), dtype=torch.long))
+    sender = replace(stage.sender(replace(dealt, seed=seed), stated.client), own=has_canaries, n_classes=1)
+
+    def phi(x: Tensor, _: Tensor) -> Tensor:
+        which = ((x.flatten() + 1) * 127.5).round().long()  # as ``condensation.pixels`` has scaled them
+        return torch.nn.functional.one_hot(which, canaries).float()
+
+    scores = torch.stack([sender.message(phi, step).values[0] for step in range(stage.iterations)]).sum(0)
+    return estimate(scores.numpy(), inside, stated, delta)
+
+
+def audited(prepared: Prepared, attacked: int | None, canaries: int) -> tuple[Release, Estimate]:
+    """What a client's sums state, and what is seen of it; attacked: by default who has most images.
+
+    Raises:
+        UserError: nothing is stated, or there is no such client.
+    """
+    stage, dealt = prepared.stage, prepared.dealt
+    client = int(np.argmax(dealt.own.sizes)) if attacked is None else attacked
+    if not 0 <= client < len(dealt.own):
+        raise UserError(f"--attacked must be one of 0 ... {len(dealt.own) - 1}, got {client}.")
+    stated = stage.release(dealt, Contributions.of_made(dealt, []))[1][client]
+    if not stated.covered:
+        raise UserError("without noise no epsilon is reported, so there is none to audit: set sharing.target_epsilon.")
+    by = of_merf if isinstance(stage, MERF) else of_ndpdc
+    return stated, by(stage, dealt, stated, canaries, prepared.config.dp.delta)  # type: ignore[arg-type]
+
+
+def work(options: cli.Options, say: Callable[[str], None]) -> None:
+    """The audit of each seed, as a table, and in ``--out``."""
+    head = ["seed", "client", "q", "noise multiplier", "steps", "distance mu of the worlds", "epsilon is about",
+            "with mu as stated", "reported", "verdict"]  # fmt: skip
+    lines, faults = [], []
+    for config in options.configs:
+        stated, found = audited(prepare(config), options.attacked, options.canaries)
+        numbers = (stated.q, stated.sigma, stated.steps)
+        lines.append(
+            [str(config.seed), str(stated.client), *(f"{n:.3g}" for n in numbers),
+             f"{found.mu:.3g} [{found.low:.3g}, {found.high:.3g}]", f"{found.epsilon:.3g}", f"{found.ceiling:.3g}",
+             f"{found.reported:.3g}", found.verdict]
+        )  # fmt: skip
+        faults += [f"Seed {config.seed}: {fault}." for fault in found.faults]
+    notes = [
+        "An estimate that takes tails for normal, by who sees every noisy sum; [ ]: 95 % interval of mu. Epsilon is "
+        "that of its lower end. It is no bound.",
+        *faults,
+    ]
+    text = tables.markdown(head, lines) + tables.numbered(notes)
+    text = f"**{presets.SMOKE}**\n\n{text}" if options.preset == "smoke" else text
+    write_text(Path(options.out) / "audit_pool.md", text)
+    say("\n" + text)

@@ -1,0 +1,84 @@
+"""The audit of stages that fit images to noisy sums: what it says of right sums, and of sums with half of their noise."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from fedcommons.audits.directions import Estimate
+from fedcommons.core.dp_sgd import NoisySum
+from fedcommons.core.noise import Stream
+from fedcommons.errors import UserError
+from fedcommons.runs.build import prepare
+from papers.fedssyn.noisy_sums import audited
+
+STAGES = {
+    "merf": ["--sharing.features", "20", "--partition.n_clients", "2"],
+    "ndpdc": ["--sharing.iterations", "30", "--sharing.batch", "5", "--partition.n_clients", "2"],
+}
+BOTH = pytest.mark.parametrize("setting", STAGES)
+
+
+@pytest.fixture(scope="module")
+def sweep(sweeps: Callable[[str], ModuleType]) -> ModuleType:
+    return sweeps("audit_pool")
+
+
+def found(sweep: ModuleType, setting: str, canaries: int, *more: str) -> Estimate:
+    argv = ["--preset", "smoke", "--sharing", setting, "--sharing.target_epsilon", "10", *STAGES[setting], *more]
+    return audited(prepare(sweep.arguments(argv).config), None, canaries)[1]
+
+
+@BOTH
+def test_right_sums_say_most_of_what_is_reported_and_no_more(sweep: ModuleType, setting: str) -> None:
+    """merf: with one step and q = 1 mu says all; ndpdc: mu says less than who weighs each step by itself."""
+    of = found(sweep, setting, 200 if setting == "merf" else 400)
+    assert of.faults == []
+    assert 0.8 * of.ceiling < of.epsilon < of.reported == pytest.approx(10, abs=0.01)
+    assert of.ceiling == pytest.approx(of.reported, rel=1e-3 if setting == "merf" else 0.5)
+    assert of.verdict == "not above the reported one"
+
+
+@BOTH
+def test_half_of_the_noise_is_seen(sweep: ModuleType, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    blur = NoisySum.blur
+
+    def half(self: NoisySum, sigma: float, noise: Stream) -> None:
+        blur(self, sigma / 2, noise)
+
+    monkeypatch.setattr(NoisySum, "blur", half)
+    of = found(sweep, setting, 100)
+    assert any("the noise multiplier is about" in fault for fault in of.faults)
+    assert of.epsilon > of.reported
+
+
+def test_summed_noise_is_that_of_the_sum(sweep: ModuleType) -> None:
+    of = found(sweep, "merf", 40, "--sharing.noise", "summed")
+    assert of.faults == []
+    assert of.noise[0] == pytest.approx(of.sigma, rel=0.1)
+
+
+def test_a_client_that_is_not_there_and_sums_without_noise_are_refused(sweep: ModuleType) -> None:
+    argv = ["--preset", "smoke", "--sharing", "merf", "--sharing.target_epsilon", "10"]
+    prepared = prepare(sweep.arguments(argv).config)
+    with pytest.raises(UserError, match=r"--attacked must be one of 0 \.\.\. \d+, got 10000"):
+        audited(prepared, 10000, 8)
+    bare = prepare(sweep.arguments([*argv[:-2], "--sharing.noise_multiplier", "0"]).config)
+    with pytest.raises(UserError, match="without noise no epsilon is reported"):
+        audited(bare, None, 8)
+
+
+def test_the_sweep_writes_a_line_for_each_seed(
+    sweep: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["--preset", "smoke", "--sharing", "merf", "--sharing.target_epsilon", "5", *STAGES["merf"]]
+    argv += ["--seeds", "0,1", "--out", str(tmp_path / "out")]
+    assert sweep.audit_pool([*argv, "--dry-run"]) == 0
+    assert "Nothing is trained" in capsys.readouterr().out
+    assert sweep.audit_pool(argv) == 0
+    text = (tmp_path / "out" / "audit_pool.md").read_text()
+    assert text.startswith("**SMOKE")
+    rows = re.findall(r"^\| ([01]) +\| [01] +\| 1 +\| 0\.89\d* +\| 1 ", text, re.M)
+    assert rows == ["0", "1"]
