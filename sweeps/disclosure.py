@@ -4,7 +4,7 @@ Where runs share something that an epsilon covers, a second picture has accuracy
 
 python sweeps/disclosure.py                     # digits: raw copies, and synthetic images that were shuffled
 python sweeps/disclosure.py --shares 0.1,0.5 --rhos 0.25,0.75 --seeds 0,1,2
-python sweeps/disclosure.py --settings real,raw_copies,merf --epsilons 1,10 --seeds 0,1,2
+python sweeps/disclosure.py --settings real,raw_copies,merf,ndpdc --epsilons 1,10 --seeds 0,1,2
 python sweeps/disclosure.py --also runs/mine,runs/other       # points from any other run folders beside these
 """
 

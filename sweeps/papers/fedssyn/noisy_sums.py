@@ -78,8 +78,11 @@ def audited(prepared: Prepared, attacked: int | None, canaries: int) -> tuple[Re
     stated = stage.release(dealt, Contributions.of_made(dealt, []))[1][client]
     if not stated.covered:
         raise UserError("without noise no epsilon is reported, so there is none to audit: set sharing.target_epsilon.")
-    by = of_merf if isinstance(stage, MERF) else of_ndpdc
-    return stated, by(stage, dealt, stated, canaries, prepared.config.dp.delta)  # type: ignore[arg-type]
+    given = dealt, stated, canaries, prepared.config.dp.delta
+    if isinstance(stage, MERF):
+        return stated, of_merf(stage, *given)
+    assert isinstance(stage, NDPDC)
+    return stated, of_ndpdc(stage, *given)
 
 
 def work(options: cli.Options, say: Callable[[str], None]) -> None:
