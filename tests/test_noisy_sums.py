@@ -31,6 +31,7 @@ def found(sweep: ModuleType, setting: str, canaries: int, *more: str) -> Estimat
     return audited(prepare(sweep.arguments(argv).config), None, canaries)[1]
 
 
+@pytest.mark.long
 @BOTH
 def test_right_sums_say_most_of_what_is_reported_and_no_more(sweep: ModuleType, setting: str) -> None:
     """merf: with one step and q = 1 mu says all; ndpdc: mu says less than who weighs each step by itself."""
