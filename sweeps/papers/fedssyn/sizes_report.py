@@ -35,16 +35,17 @@ def notes(options: cli.Options) -> list[str]:
     """What a reader must know of the accuracies and of each way's pools."""
     g = choose(cli.flat(options), options.fields).flat
     of_steps = {name.partition(".")[2]: value for name, value in private_presets.NDPDC[options.preset].items()}
+    many = options.clients
+    together = f", or of {many} with so many images each, if there are as many real ones" if many > 1 else ""
     of_ways = {
         "private": f"Private generators: {g['generator.epochs']} epochs, B = {g['generator.batch_size']}, learning "
         f"rate {g['generator.lr']:g}, channels {shown(list(g['generator.channels']))}, prediction "
         f"{g['generator.prediction']}, clip {g['generator.clip']:g}, draws {g['generator.draws']}, delta "
         f"{g['generator.delta']:g}.",
-        "merf": "FedMERF: images fitted to one noisy release of random features, of one client with so many images "
-        f"(alone), or of {options.clients} with so many each, where each hides itself (local) or only the sum is "
-        "hidden (summed). Such rows are missing where there are not as many real images.",
-        "ndpdc": "NDPDC: images fitted to a noisy sum of features of a random network in each step, of one client or "
-        f"of so many that each hide themselves; {', '.join(f'{name} {value}' for name, value in of_steps.items())}.",
+        "merf": f"FedMERF: images fitted to one noisy release of random features, of one client (alone){together}. "
+        "Local: each client hides itself; summed: only the sum is hidden.",
+        "ndpdc": "NDPDC: images fitted to a noisy sum of features of a random network in each step, of one client "
+        f"(alone){together}; {', '.join(f'{name} {value}' for name, value in of_steps.items())}.",
     }
     return [
         "Accuracy: of a logistic regression on pixels, trained on the images of the pool, on real test images, %. "
