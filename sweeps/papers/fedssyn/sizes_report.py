@@ -42,8 +42,8 @@ def notes(options: cli.Options) -> list[str]:
         f"rate {g['generator.lr']:g}, channels {shown(list(g['generator.channels']))}, prediction "
         f"{g['generator.prediction']}, clip {g['generator.clip']:g}, draws {g['generator.draws']}, delta "
         f"{g['generator.delta']:g}.",
-        "merf": f"FedMERF: images fitted to one noisy release of random features, of one client (alone){together}"
-        + ". Local: each client hides itself; summed: only the sum is hidden." * (many > 1),
+        "merf": f"FedMERF: images fitted to one noisy release of random features, of one client (alone){together}."
+        + " Local: each client hides itself; summed: only the sum is hidden." * (many > 1),
         "ndpdc": "NDPDC: images fitted to a noisy sum of features of a random network in each step, of one client "
         f"(alone){together}; {', '.join(f'{name} {value}' for name, value in of_steps.items())}.",
     }
