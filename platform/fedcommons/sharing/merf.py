@@ -15,8 +15,10 @@ local: whoever sees a message, epsilon is the target. summed: that is so for who
 aggregation, or with a server that is trusted to add first; ``views`` says what each party sees. t: clients that may be
 missing.
 
+``fit`` says what is fitted: images themselves, or the paper's generator (``merf_generator``), which then draws them.
+
 Departs from the paper: sums with counts instead of a mean over a public n; neighbours are ours, not replaced ones
-(sqrt(2) as far); images themselves are fitted, not a generator; the scale s is public, not the data's median.
+(sqrt(2) as far); the scale s is public, not the data's median; by default images themselves are fitted.
 """
 
 from collections.abc import Sequence
@@ -39,6 +41,7 @@ from fedcommons.files import sha256
 from fedcommons.seeds import seed_for, wide_key
 from fedcommons.sharing import targets
 from fedcommons.sharing.dealt import Dealt
+from fedcommons.sharing.merf_generator import generated
 from fedcommons.sharing.random_features import Features, Fourier, fitted, sums
 from fedcommons.sharing.stage import Assigned, Contribution, Contributions
 
@@ -72,9 +75,11 @@ class MERF:
     second_scale: Annotated[float | None, "(0, 1e9]"] = None
     """s of half of the features; default: all have one"""
     per_class: Annotated[int, "[1, 1e6]"] = 20
-    """images of each class that are fitted"""
+    """images of each class that are fitted, or drawn by the generator (paper: 6,000)"""
     steps: Annotated[int, "[1, 1e9]"] = 400
-    """steps of the fit"""
+    """steps of the fit (paper's generator: 3,000)"""
+    fit: Annotated[str, "images | generator"] = "images"
+    """what is fitted to the sum: pixels, or a small network that draws images"""
 
     check = targets.check
 
@@ -85,6 +90,10 @@ class MERF:
         if dealt.own.store.x.dtype != torch.uint8:
             raise UserError(
                 "setting merf fits images of whole numbers 0 to 255 (uint8), and these examples are others."
+            )
+        if self.fit == "generator" and len(dealt.shape) != 3:
+            raise UserError(
+                f"sharing.fit generator is for images (C, H, W), and these examples have the shape {dealt.shape}."
             )
         if self.may_miss and self.noise != "summed":
             raise UserError("sharing.may_miss is for sharing.noise summed: with local noise each message has its own.")
@@ -116,7 +125,8 @@ class MERF:
         for client in range(n):
             total += self.message(dealt, client, phi).values.float()  # as it travels
         seed = seed_for(dealt.seed, "merf")
-        images = fitted(phi, total, dealt.shape, self.per_class, self.steps, seed)
+        fit = generated if self.fit == "generator" else fitted
+        images = fit(phi, total, dealt.shape, self.per_class, self.steps, seed)
         images = Examples(images.x.to(dealt.own.store.x.dtype), images.y)
         return Contributions.of_made(dealt, [Contribution(images[slice(i, None, n)]) for i in range(n)])
 
@@ -144,7 +154,7 @@ class MERF:
         """Of all that decides a message: with the same noise it is the same release."""
         own = dealt.own.store[dealt.own.rows[client]]
         content = sha256(own.x.numpy().tobytes() + own.y.numpy().tobytes())
-        decides = constants(self, ("per_class", "steps"))
+        decides = constants(self, ("per_class", "steps", "fit"))
         return key_of({"seed": dealt.seed, "client": client, "clients": len(dealt.own), "own": content, **decides})
 
     @staticmethod

@@ -88,6 +88,12 @@ def sums(features: Features, examples: Examples, n_classes: int) -> Tensor:
     return total
 
 
+def means(noisy: Tensor) -> Tensor:
+    """(classes, D): sum_c/n_c, of noisy ``sums`` (classes, D + 1). Where the noisy n_c is below 1, it counts as 1."""
+    per = noisy.float() * sqrt(2)
+    return per[:, :-1] / per[:, -1:].clamp_min(1)
+
+
 def fitted(
     features: Features, noisy: Tensor, shape: tuple[int, ...], per_class: int, steps: int, seed: int
 ) -> Examples:
@@ -95,11 +101,10 @@ def fitted(
 
         min over images of  sum_c | mean_k phi(x_ck) - sum_c/n_c |^2
 
-    by Adam on their logits, from N(0, 1/4). A class whose noisy n_c is below 1 counts as one of one image.
+    by Adam on their logits, from N(0, 1/4).
     """
-    per, d = noisy.float() * sqrt(2), prod(shape)
-    wanted = per[:, :-1] / per[:, -1:].clamp_min(1)
-    start = torch.randn(len(per), per_class, d, generator=generator(seed, "logits of images"))
+    wanted, d = means(noisy), prod(shape)
+    start = torch.randn(len(wanted), per_class, d, generator=generator(seed, "logits of images"))
     logits = (start.to(wanted.device) / 2).requires_grad_()
     optimizer = torch.optim.Adam([logits], LR)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
@@ -109,4 +114,4 @@ def fitted(
         optimizer.step()
         schedule.step()
     images = (255 * logits.detach().sigmoid()).round().to(torch.uint8).view(-1, *shape)
-    return Examples(images.cpu(), torch.arange(len(per)).repeat_interleave(per_class))
+    return Examples(images.cpu(), torch.arange(len(wanted)).repeat_interleave(per_class))

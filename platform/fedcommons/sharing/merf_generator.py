@@ -1,0 +1,99 @@
+"""DP-MERF's generator: a small network whose images have given means of random features, by class.
+
+Harder, Adamczewski and Park, "DP-MERF", AISTATS 2021, arXiv:2002.11603; the network and its training as their released
+code has them (ParkLabML/DP-MERF).   z ~ N(0, I_5): a code;  e_y: class y as one-hot;  C: classes;  B: a batch;
+m_c: noisy mean of the features of class c (``random_features.means``).
+
+    G(z, y): FC 200, BN, ReLU, FC to 16 maps of a quarter of the sides, BN, [to half, conv 5x5 to 8, ReLU],
+             [to the whole, conv 5x5], sigmoid                                        166,161 weights for MNIST
+    a step:  y_k uniform, and down   sum_c | 1/B sum_{k: y_k = c} phi(G(z_k, y_k)) - m_c/C |^2
+
+by Adam, whose rate is 0.01 and falls by a tenth after each fifth of the steps. Maps are enlarged bilinearly, so a side
+that four does not divide is rounded up for the seed.
+
+Departs from the paper: classes weigh alike, there by their noisy share; images are rounded to uint8.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+
+from fedcommons.data.examples import Examples
+from fedcommons.seeds import generator, keyed_globals
+from fedcommons.sharing.random_features import BLOCK, Features, bounded, means
+
+CODE = 5
+"""Numbers of z."""
+
+BATCH = 100
+"""B."""
+
+LR = 0.01
+"""Adam's first rate."""
+
+
+class Generator(nn.Module):
+    """G for images of this shape (C, H, W)."""
+
+    def __init__(self, shape: tuple[int, ...], n_classes: int) -> None:
+        super().__init__()
+        channels, *whole = shape
+        half, seed = ([-(-side // by) for side in whole] for by in (2, 4))
+        self.layers = nn.Sequential(
+            nn.Linear(CODE + n_classes, 200),
+            nn.BatchNorm1d(200),
+            nn.ReLU(),
+            nn.Linear(200, size := 16 * seed[0] * seed[1]),
+            nn.BatchNorm1d(size),
+            nn.Unflatten(1, (16, *seed)),
+            nn.UpsamplingBilinear2d(size=(half[0], half[1])),
+            nn.Conv2d(16, 8, 5, padding=2),
+            nn.ReLU(),
+            nn.UpsamplingBilinear2d(size=(whole[0], whole[1])),
+            nn.Conv2d(8, channels, 5, padding=2),
+            nn.Sigmoid(),
+        )
+        self.n_classes = n_classes
+
+    def forward(self, z: Tensor, y: Tensor) -> Tensor:
+        """Images (n, C, H, W) in [0, 1] of codes (n, 5) and classes (n,)."""
+        return self.layers(torch.cat([z, one_hot(y, self.n_classes).to(z)], 1))
+
+
+def generated(
+    features: Features, noisy: Tensor, shape: tuple[int, ...], per_class: int, steps: int, seed: int
+) -> Examples:
+    """As ``random_features.fitted``, but drawn from a generator that is trained so many steps."""
+    return drawn(trained(features, noisy, shape, steps, seed), per_class, seed)
+
+
+def trained(features: Features, noisy: Tensor, shape: tuple[int, ...], steps: int, seed: int) -> Generator:
+    """G after so many steps, of noisy ``sums`` (classes, D + 1); in evaluation mode."""
+    wanted = means(noisy) / len(noisy)
+    draws = generator(seed, "codes of batches")
+    with keyed_globals(seed, "first weights of the generator"):
+        network = Generator(shape, len(noisy)).to(wanted.device)
+    optimizer = torch.optim.Adam(network.parameters(), LR)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9 ** (5 * step // steps))
+    for _ in range(steps):
+        y = torch.randint(len(noisy), (BATCH,), generator=draws).to(wanted.device)
+        z = torch.randn(BATCH, CODE, generator=draws).to(wanted.device)
+        optimizer.zero_grad()
+        phi = bounded(features, network(z, y).flatten(1))
+        has = one_hot(y, len(noisy)).to(phi).T @ phi / BATCH
+        ((has - wanted) ** 2).sum().backward()
+        optimizer.step()
+        schedule.step()
+    return network.eval()
+
+
+def drawn(network: Generator, per_class: int, seed: int) -> Examples:
+    """``per_class`` uint8 images of each class."""
+    labels = torch.arange(network.n_classes).repeat_interleave(per_class)
+    codes = torch.randn(len(labels), CODE, generator=generator(seed, "codes of images"))
+    device = next(network.parameters()).device
+    with torch.no_grad():
+        parts = [
+            network(z.to(device), y.to(device)) for z, y in zip(codes.split(BLOCK), labels.split(BLOCK), strict=True)
+        ]
+    return Examples((255 * torch.cat(parts)).round().to(torch.uint8).cpu(), labels)

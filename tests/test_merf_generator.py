@@ -1,0 +1,162 @@
+"""DP-MERF's generator: its size, what training does to its features, and what its images depend on."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedcommons.config.flat import choose
+from fedcommons.data.clients import Clients
+from fedcommons.data.examples import Examples
+from fedcommons.errors import UserError
+from fedcommons.runs import build, experiment
+from fedcommons.seeds import generator
+from fedcommons.sharing import merf_generator
+from fedcommons.sharing.dealt import Dealt
+from fedcommons.sharing.merf import MERF
+from fedcommons.sharing.merf_generator import Generator, drawn, generated, trained
+from fedcommons.sharing.random_features import Fourier, means, pixels, sums
+
+SHAPE = (1, 8, 8)
+PHI = Fourier.draw(64, 200, [8.0], 3)
+
+
+def some(n: int, seed: int = 0) -> Examples:
+    """Bars: an image of class c has row or column c bright, and noise everywhere."""
+    draws = generator(seed, "images of the test")
+    x = torch.randint(60, (n, *SHAPE), generator=draws, dtype=torch.uint8)
+    y = torch.arange(n) % 4
+    for c in range(4):
+        x[y == c, :, 2 * c] += 190
+    return Examples(x, y)
+
+
+def features_of(images: Examples, classes: int) -> Tensor:
+    return torch.stack([PHI(pixels(images.x[images.y == c])).mean(0) for c in range(classes)])
+
+
+def test_the_network_has_the_papers_size_for_mnist() -> None:
+    network = Generator((1, 28, 28), 10)
+    assert sum(each.numel() for each in network.parameters()) == 166_161
+    assert sum(isinstance(layer, torch.nn.Conv2d) for layer in network.layers) == 2
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 32), (2, 5, 7), (1, 1, 1)])
+def test_images_of_any_sides_come_out_in_their_shape(shape: tuple[int, ...]) -> None:
+    images = drawn(Generator(shape, 3).eval(), 2, seed=0)
+    assert images.x.shape == (6, *shape)
+    assert images.x.dtype == torch.uint8
+    assert images.y.tolist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_training_brings_means_of_features_to_those_of_the_sums() -> None:
+    """Without noise, to less than a tenth of where it began, and each class to its own mean, not to another's."""
+    noisy = sums(PHI, some(400), 4)
+
+    def off(steps: int) -> Tensor:
+        got = features_of(generated(PHI, noisy, SHAPE, 50, steps, seed=0), 4)
+        return torch.cdist(got, means(noisy)) ** 2
+
+    first, last = off(1), off(60)
+    assert last.diag().sum() < 0.1 * first.diag().sum()
+    assert last.argmin(1).tolist() == [0, 1, 2, 3]
+
+
+def test_a_rare_class_is_met_as_a_frequent_one() -> None:
+    """Classes weigh alike: their sums are divided by counts, and labels are uniform."""
+    examples = some(400)
+    keep = (examples.y > 0) | (torch.arange(400) < 40)
+    noisy = sums(PHI, Examples(examples.x[keep], examples.y[keep]), 4)
+    got = features_of(generated(PHI, noisy, SHAPE, 50, 60, seed=0), 4)
+    off = ((got - means(noisy)) ** 2).sum(1)
+    assert off[0] < 2 * off[1:].max()
+
+
+def test_the_rate_falls_by_a_tenth_after_each_fifth_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates: list[float] = []
+
+    class Told(torch.optim.Adam):
+        def step(self, *of: Any, **how: Any) -> None:
+            rates.append(self.param_groups[0]["lr"])
+            super().step(*of, **how)
+
+    monkeypatch.setattr(torch.optim, "Adam", Told)
+    trained(PHI, sums(PHI, some(40), 4), SHAPE, 10, seed=0)
+    assert rates == pytest.approx([0.01 * 0.9 ** (i // 2) for i in range(10)])
+
+
+def test_the_same_seed_draws_the_same_bits_and_leaves_other_draws_alone() -> None:
+    noisy = sums(PHI, some(40), 4)
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    one = generated(PHI, noisy, SHAPE, 5, 3, seed=0)
+    assert torch.equal(torch.rand(3), expected)
+    assert torch.equal(one.x, generated(PHI, noisy, SHAPE, 5, 3, seed=0).x)
+    assert not torch.equal(one.x, generated(PHI, noisy, SHAPE, 5, 3, seed=1).x)
+    assert not torch.equal(one.x, generated(PHI, noisy + 1, SHAPE, 5, 3, seed=0).x)
+
+
+def test_images_do_not_depend_on_blocks_nor_on_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """BatchNorm has its statistics from training: an image is a function of its own code."""
+    network = trained(PHI, sums(PHI, some(40), 4), SHAPE, 3, seed=0)
+    once = drawn(network, 5, seed=0)
+    monkeypatch.setattr(merf_generator, "BLOCK", 10)
+    again = drawn(network, 5, seed=0)
+    assert (once.x.int() - again.x.int()).abs().max() <= 1  # sums in another order
+    assert len(once.x.flatten(1).unique(dim=0)) == 20
+
+
+# --- the stage
+
+
+def dealt(x: Tensor, y: Tensor, classes: int = 4) -> Dealt:
+    return Dealt(Clients(Examples(x, y), np.array_split(np.arange(len(x)), 2)), classes, False, 0)
+
+
+def images_of(stage: MERF, given: Dealt) -> Tensor:
+    """What it adds to the clients' own."""
+    return stage.make(given, []).store.x[len(given.own.store) :]
+
+
+def test_images_follow_from_the_release_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other private images behind the same noisy messages give the same images: processing after the release."""
+    stage = MERF(noise_multiplier=1.0, features=40, per_class=3, steps=3, fit="generator")
+    mine, others = (dealt(each.x, each.y) for each in (some(40), some(40, seed=1)))
+    sent = [stage.message(mine, client, stage.phi(mine)) for client in range(2)]
+    own = images_of(stage, mine)
+    assert not torch.equal(own, images_of(stage, others))
+    monkeypatch.setattr(MERF, "message", lambda self, dealt, client, phi: sent[client])
+    assert torch.equal(own, images_of(stage, others))
+
+
+def test_the_message_and_its_noise_are_the_same_whatever_is_fitted() -> None:
+    given, images = dealt(some(40).x, some(40).y), MERF(noise_multiplier=1.0, features=40)
+    by_generator = replace(images, fit="generator", per_class=7, steps=9)
+    phi = images.phi(given)
+    assert torch.equal(images.message(given, 0, phi).values, by_generator.message(given, 0, phi).values)
+
+
+def test_what_is_no_image_is_refused() -> None:
+    flat = dealt(some(8).x.flatten(1), some(8).y)
+    MERF(noise_multiplier=1.0).check_dealt(flat)
+    with pytest.raises(UserError, match=r"sharing.fit generator is for images \(C, H, W\), .* the shape \(64,\)"):
+        MERF(noise_multiplier=1.0, fit="generator").check_dealt(flat)
+
+
+def test_another_fit_is_refused() -> None:
+    with pytest.raises(UserError, match=r"unknown sharing\.fit 'ddpm'\. Known: generator, images\."):
+        build.prepare(choose({"sharing.setting": "merf", "sharing.target_epsilon": 1.0, "sharing.fit": "ddpm"}))
+
+
+def test_a_run_trains_on_its_images(tmp_path: Any) -> None:
+    config = choose(
+        {"sharing.setting": "merf", "sharing.target_epsilon": 10.0, "sharing.fit": "generator", "sharing.steps": 3,
+         "sharing.per_class": 4, "algorithm": "one_shot", "federation.rounds": 1, "client.epochs": 1,
+         "model.name": "linear", "tracking.wandb": "off"}
+    )  # fmt: skip
+    summary = experiment.run(config, tmp_path / "run")
+    assert summary["privacy"]["pool_epsilon_max_if_secret"] == pytest.approx(10.0, rel=1e-6)
