@@ -25,13 +25,14 @@ PHI = Fourier.draw(64, 200, [8.0], 3)
 
 
 def some(n: int, seed: int = 0) -> Examples:
-    """Bars: an image of class c has row or column c bright, and noise everywhere."""
+    """Bars: an image of class c has a bright row or a bright column, as it comes, and noise everywhere."""
     draws = generator(seed, "images of the test")
     x = torch.randint(60, (n, *SHAPE), generator=draws, dtype=torch.uint8)
     y = torch.arange(n) % 4
     for c in range(4):
         x[y == c, :, 2 * c] += 190
-    return Examples(x, y)
+    across = torch.rand(n, generator=draws) < 0.5
+    return Examples(torch.where(across[:, None, None, None], x.mT, x), y)
 
 
 def features_of(images: Examples, classes: int) -> Tensor:
@@ -53,15 +54,15 @@ def test_images_of_any_sides_come_out_in_their_shape(shape: tuple[int, ...]) -> 
 
 
 def test_training_brings_means_of_features_to_those_of_the_sums() -> None:
-    """Without noise, to less than a tenth of where it began, and each class to its own mean, not to another's."""
+    """Without noise, to a twentieth of where it began, and each class to its own. One image repeated has another."""
     noisy = sums(PHI, some(400), 4)
 
     def off(steps: int) -> Tensor:
         got = features_of(generated(PHI, noisy, SHAPE, 50, steps, seed=0), 4)
         return torch.cdist(got, means(noisy)) ** 2
 
-    first, last = off(1), off(60)
-    assert last.diag().sum() < 0.1 * first.diag().sum()
+    first, last = off(1), off(200)
+    assert last.diag().sum() < 0.05 * first.diag().sum()
     assert last.argmin(1).tolist() == [0, 1, 2, 3]
 
 
@@ -70,7 +71,7 @@ def test_a_rare_class_is_met_as_a_frequent_one() -> None:
     examples = some(400)
     keep = (examples.y > 0) | (torch.arange(400) < 40)
     noisy = sums(PHI, Examples(examples.x[keep], examples.y[keep]), 4)
-    got = features_of(generated(PHI, noisy, SHAPE, 50, 60, seed=0), 4)
+    got = features_of(generated(PHI, noisy, SHAPE, 50, 100, seed=0), 4)
     off = ((got - means(noisy)) ** 2).sum(1)
     assert off[0] < 2 * off[1:].max()
 
