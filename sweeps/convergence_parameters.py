@@ -22,7 +22,7 @@ PAPER_A8 = {"partition.n_clients": 40, "partition.alpha": 0.01, "generator.rho":
 CHECKPOINTS = (0.1, 0.3, 0.5, 0.7, 0.9)  # of generator.epochs: the paper's 50 ... 450 of 500
 TAKEN = {"seed": "seeds", "sharing.p": "p", "sharing.setting": "p", "measure.smoothness": "hessians",
          "generator.steps": "generator-epochs"}  # fmt: skip
-"""Fields that an option of the sweep sets."""
+"""Fields that an option of the sweep sets; generator.steps is free without figure A.8."""
 
 
 def arguments(argv: Sequence[str]) -> cli.Options:
@@ -49,7 +49,8 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     cli.add_shared(parser)
     parser.hide(TAKEN)
     options = cli.parse(parser, argv)
-    cli.refuse_fields(options, TAKEN)
+    has_a8 = options.generator_epochs != ""
+    cli.refuse_fields(options, {f: option for f, option in TAKEN.items() if has_a8 or f != "generator.steps"})
     if options.measure.every < 1:
         raise UserError(f"measure.every must be at least 1 in this sweep, got {options.measure.every}.")
     return options

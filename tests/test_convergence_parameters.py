@@ -288,6 +288,14 @@ def test_a8_takes_shares_of_the_generators_epochs_unless_told(sweep: ModuleType)
     assert (c.sharing.setting, c.sharing.p, c.partition.n_clients) == ("shuffled_synthetic", 0.3, 10)
 
 
+def test_generators_train_by_steps_only_where_a8_is_left_out(sweep: ModuleType) -> None:
+    options = sweep.arguments(["--generator-epochs=", "--generator.steps", "7"])
+    ((shared,),) = [cells for label, cells in sweep.figure_a7(options).items() if label == "p = 0.5"]
+    assert shared.config.generator.steps == 7 and not sweep.figure_a8(options)
+    with pytest.raises(UserError, match="use --generator-epochs instead of 7"):
+        sweep.arguments(["--generator.steps", "7"])
+
+
 def test_preset_paper_has_the_papers_federations_unless_others_are_asked_for(sweep: ModuleType) -> None:
     def facts(c: Any) -> tuple:
         return c.data.name, c.model.name, c.partition.n_clients, c.partition.alpha, c.generator.rho, c.sharing.p
