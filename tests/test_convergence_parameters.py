@@ -188,7 +188,7 @@ def test_the_picture_over_rounds_has_own_models_above_and_one_model_below() -> N
     assert drawn(found[0])[0][:2] == ("IID", list(range(11)))  # accuracy was found in every round
     assert drawn(found[1])[3] == ("p = 0.5", [0, 5, 10], [2.5, 15.0, 27.5])
     assert [len(axes.collections) for axes in found] == [0, 1, 0, 1, 0, 1]  # the range over the seeds of p = 0.06
-    assert all("at the models of p = 0.06" in axes.get_title() for axes in found[3:])
+    assert all("models of p = 0.06" in axes.get_title() for axes in found[3:])
     assert [axes.get_title()[:3] for axes in found] == [f"({letter})" for letter in "abcdef"]
     assert drawn(found[3])[0][0] == "Lemma 1"
     assert drawn(found[5]) == [(r"$\hat\zeta^2$", [0, 5, 10], [1.375] * 3), (r"$\hat\sigma^2$", [0, 5, 10], [0.95] * 3)]

@@ -168,7 +168,7 @@ def over_rounds(curves: Sequence[Curve], title: str) -> Figure:
         for (heading, looks), axes in zip(PANELS.items(), grid[1], strict=True):
             for name, (label, look) in looks.items():
                 _draw(axes, one.course(name), label=label, **look)
-            _frame(axes, f"{heading}, at the models of {one.label}", "round", log=ZETA not in looks)
+            _frame(axes, f"{heading}, models of {one.label}", "round", log=ZETA not in looks)
             axes.legend(fontsize=9, ncols=2)
     figure.suptitle(f"{title}; {MEANING}", fontsize=11)
     return figure
@@ -215,6 +215,8 @@ def _frame(axes: Axes, title: str, xlabel: str, log: bool) -> None:
     axes.set_title(title, fontsize=10)
     axes.set_xlabel(xlabel)
     axes.set_yscale("log" if log else "linear")
+    if not log:
+        axes.ticklabel_format(axis="y", useOffset=False)  # ratios near 1 as they are
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3, which="both" if log else "major")
     axes.spines[["top", "right"]].set_visible(False)

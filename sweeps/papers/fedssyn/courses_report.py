@@ -40,13 +40,15 @@ def footnotes(a7: Figure, a8: Figure, options: cli.Options) -> list[str]:
     """What a reader must know to read the numbers."""
     configs, of_a8 = ([cell.config for cells in figure.values() for cell in cells] for figure in (a7, a8))
     c = configs[0]
+    steps, epochs = options.generator.steps, options.generator.epochs
+    trained = f"{steps} steps" if steps else f"{epochs} epochs"
     some = "all" if c.measure.samples is None else f"{c.measure.samples} (standard errors: rounds.jsonl)"
     notes = [
         *NOTES,
         *([L_NOTE] if options.hessians else []),
         f"A.7: {c.algorithm}, N = {c.partition.n_clients}, C = {c.federation.participation:g}, alpha = "
-        f"{grids.several(configs, 'partition.alpha')} (IID: cut equally); generators of {options.generator.epochs} "
-        f"epochs on rho = {options.generator.rho:g} of a client's images; measured on {some} of a client's examples. "
+        f"{grids.several(configs, 'partition.alpha')} (IID: cut equally); generators of {trained} "
+        f"on rho = {options.generator.rho:g} of a client's images; measured on {some} of a client's examples. "
         f"{grids.work_note(configs)} Seeds: {options.seeds}; mean [least, most] of several.",
     ]
     if of_a8:
