@@ -291,7 +291,8 @@ def test_a8_takes_shares_of_the_generators_epochs_unless_told(sweep: ModuleType)
 def test_generators_train_by_steps_only_where_a8_is_left_out(sweep: ModuleType) -> None:
     options = sweep.arguments(["--generator-epochs=", "--generator.steps", "7"])
     ((shared,),) = [cells for label, cells in sweep.figure_a7(options).items() if label == "p = 0.5"]
-    assert shared.config.generator.steps == 7 and not sweep.figure_a8(options)
+    assert shared.config.generator.steps == 7
+    assert not sweep.figure_a8(options)
     with pytest.raises(UserError, match="use --generator-epochs instead of 7"):
         sweep.arguments(["--generator.steps", "7"])
 
