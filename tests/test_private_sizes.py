@@ -7,10 +7,12 @@ from types import ModuleType
 
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
 
 from fedcommons.core.accountants import epsilon
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
+from fedcommons.seeds import generator
 from papers.fedssyn import sizes_report
 from papers.fedssyn.sizes import configs, fitted, jobs, released, taught
 
@@ -120,3 +122,15 @@ def test_bad_requests_are_refused(argv: list[str], why: str, private: ModuleType
     with pytest.raises(UserError, match=why):
         private.private_sizes([*argv, "--out", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
+
+
+def test_the_judge_is_the_regression_of_least_loss() -> None:
+    """Few noisy images: stopped early it would be another one, by its solver and the number of threads."""
+    draws = generator(0, "judge")
+    means = 60 * torch.rand(10, 1, 10, 10, generator=draws)
+    y = torch.arange(10).repeat(200)
+    x = (means[y] + 90 * torch.randn(len(y), 1, 10, 10, generator=draws)).clamp(0, 255).to(torch.uint8)
+    train, test = Examples(x[:200], y[:200]), Examples(x[200:], y[200:])
+    pixels, tested = ((e.x.flatten(1) / 255).double().numpy() for e in (train, test))
+    best = LogisticRegression(solver="newton-cholesky", tol=1e-10).fit(pixels, train.y.numpy())
+    assert taught(train, test) == best.score(tested, test.y.numpy())
