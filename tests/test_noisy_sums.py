@@ -83,3 +83,6 @@ def test_the_sweep_writes_a_line_for_each_seed(
     assert text.startswith("**SMOKE")
     rows = re.findall(r"^\| ([01]) +\| [01] +\| 1 +\| 0\.89\d* +\| 1 ", text, re.M)
     assert rows == ["0", "1"]
+    with pytest.raises(UserError, match="holds an audit already; name another folder"):
+        sweep.audit_pool([*argv, "--sharing.features", "30"])
+    assert (tmp_path / "out" / "audit_pool.md").read_text() == text

@@ -86,7 +86,14 @@ def audited(prepared: Prepared, attacked: int | None, canaries: int) -> tuple[Re
 
 
 def work(options: cli.Options, say: Callable[[str], None]) -> None:
-    """The audit of each seed, as a table, and in ``--out``."""
+    """The audit of each seed, as a table, and in ``--out``.
+
+    Raises:
+        UserError: an audit is in there already.
+    """
+    path = Path(options.out) / "audit_pool.md"
+    if path.exists():
+        raise UserError(f"--out: {options.out} holds an audit already; name another folder.")
     head = ["seed", "client", "q", "noise multiplier", "steps", "distance mu of the worlds", "epsilon is about",
             "with mu as stated", "reported", "verdict"]  # fmt: skip
     lines, faults = [], []
@@ -106,5 +113,5 @@ def work(options: cli.Options, say: Callable[[str], None]) -> None:
     ]
     text = tables.markdown(head, lines) + tables.numbered(notes)
     text = f"**{presets.SMOKE}**\n\n{text}" if options.preset == "smoke" else text
-    write_text(Path(options.out) / "audit_pool.md", text)
+    write_text(path, text)
     say("\n" + text)
