@@ -271,6 +271,8 @@ def test_the_curves_of_a7_are_iid_clients_without_a_pool_and_every_share(sweep: 
     assert {(c.measure.every, c.measure.smoothness) for c in every} == {(1, False)}
     (c, *_) = cells(sweep, "figure_a7", "--hessians", "--measure.every=3")["IID"]
     assert (c.measure.every, c.measure.smoothness) == (3, True)
+    (c,) = cells(sweep, "figure_a7", "--generator-epochs=", "--generator.steps=7")["p = 0.5"]
+    assert c.generator.steps == 7  # which is refused where A.8 sets epochs
 
 
 def test_a8_takes_shares_of_the_generators_epochs_unless_told(sweep: ModuleType) -> None:
@@ -286,15 +288,6 @@ def test_a8_takes_shares_of_the_generators_epochs_unless_told(sweep: ModuleType)
     assert epochs("--generator-epochs=", "--generator-p=0") == []  # not asked for, so not refused
     (c,) = cells(sweep, "figure_a8", "--generator-epochs=5", "--generator-p=0.3")["5 epochs"]
     assert (c.sharing.setting, c.sharing.p, c.partition.n_clients) == ("shuffled_synthetic", 0.3, 10)
-
-
-def test_generators_train_by_steps_only_where_a8_is_left_out(sweep: ModuleType) -> None:
-    options = sweep.arguments(["--generator-epochs=", "--generator.steps", "7"])
-    ((shared,),) = [cells for label, cells in sweep.figure_a7(options).items() if label == "p = 0.5"]
-    assert shared.config.generator.steps == 7
-    assert not sweep.figure_a8(options)
-    with pytest.raises(UserError, match="use --generator-epochs instead of 7"):
-        sweep.arguments(["--generator.steps", "7"])
 
 
 def test_preset_paper_has_the_papers_federations_unless_others_are_asked_for(sweep: ModuleType) -> None:
