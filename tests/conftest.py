@@ -7,6 +7,7 @@ Tests cannot import each other, so helpers are fixtures; their types are importe
 import json
 import os
 import secrets
+import signal
 import struct
 import subprocess
 import sys
@@ -34,6 +35,10 @@ if TYPE_CHECKING:  # the process that hands out the tests imports this file too,
 os.environ["RAY_AUTH_MODE"] = "token"
 os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+
+# What a script starts in its background ignores Ctrl-C, and so would the programs that tests start and end by it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
