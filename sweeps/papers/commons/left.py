@@ -6,6 +6,7 @@ seen and one that was held out, how much better than by chance the nearest made 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,13 @@ from fedcommons.audits.closeness import subject
 from fedcommons.audits.copies import audit
 from fedcommons.audits.distances import pixel_space
 from fedcommons.config.experiment import Experiment
+from fedcommons.config.flat import choose
+from fedcommons.core.worker import fresh_torch
 from fedcommons.data.examples import Examples
 from fedcommons.federation import checkpoint
 from fedcommons.runs.build import Prepared, prepare
 from fedcommons.tensors import data
+from papers.fedssyn.private_presets import OF_SUMS
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,9 @@ class Shown:
 EXACT = Shown(1.0, 1.0, 1.0, 1.0)
 """Of images that were sent as they are."""
 
+_OF_POOL = ("data.", "partition.", "sharing.", "dp.", "seed")
+"""Beginnings of the names of fields on which images that are fitted to noisy sums depend."""
+
 STAYS = ("local_synthetic",)
 """Sharing stages whose made images leave nobody."""
 
@@ -52,13 +59,17 @@ def shown_by(summary: Mapping[str, Any], config: Experiment, folder: Path) -> Sh
         return None
     if found := (summary.get("audit") or {}).get("pixels"):
         return Shown.of(found)
-    if config.sharing.setting == "merf":
-        return _of_fitted(prepare(config))
+    if config.sharing.setting in OF_SUMS:
+        return _of_fitted(tuple(field for field in config.flat.items() if field[0].startswith(_OF_POOL)))
     return _of_state(prepare(config), folder) if config.algorithm in ("feddm", "fedcvae") else None
 
 
-def _of_fitted(prepared: Prepared) -> Shown | None:
-    """Of images that were fitted to clients' noisy sums, which are fitted anew."""
+@cache
+@fresh_torch()
+def _of_fitted(fields: tuple[tuple[str, Any], ...]) -> Shown | None:
+    """Of images that were fitted to clients' noisy sums, which are fitted anew, with one thread as in the runs."""
+    torch.set_num_threads(1)  # on a busy machine two take up to a hundred times as long
+    prepared = prepare(choose(dict(fields)))
     pool = prepared.stage.make(prepared.dealt, ())
     return _against_all(prepared, pool.store[pool.rows])
 

@@ -57,6 +57,8 @@ _LOCAL, _OWN = "clients E epochs a round", "{generator} epochs of a generator a 
 _PRIVATE = {"generator.name": "private_ddpm", "generator.target_epsilon": 10.0}
 _MERF = {"algorithm": "fedavg", "sharing.setting": "merf", "sharing.target_epsilon": 10.0}
 _ONCE = "one noisy sum of features a client, epsilon 10"
+_NDPDC = {"algorithm": "fedavg", "sharing.setting": "ndpdc", "sharing.target_epsilon": 10.0}
+_EACH_STEP = "{iterations} noisy sums of features a client, epsilon 10 for all"
 _COPIES = {"sharing.setting": "raw_copies", "sharing.c": 0.1, "sharing.d": 2}
 _AT_SERVER = "server E epochs a round on the pool"
 _TO_TWO = "copies of 10 % for two others each"
@@ -111,6 +113,8 @@ WAYS: Mapping[str, Way] = {
     "one-shot FedMERF (summed)": Way(
         {**_MERF, "algorithm": "one_shot", "sharing.noise": "summed"}, f"{_AT_SERVER}; {_ONCE}"
     ),
+    "NDPDC": Way(_NDPDC, f"{_LOCAL}; {_EACH_STEP}"),
+    "one-shot NDPDC": Way({**_NDPDC, "algorithm": "one_shot"}, f"{_AT_SERVER}; {_EACH_STEP}"),
     "FedDM": Way(
         _FEDDM,
         "clients {iterations} steps on the pixels a round, server {server_epochs} epochs of these images",
@@ -192,12 +196,14 @@ def fields(way: Way, options: cli.Options) -> dict[str, Any]:
         found |= private_presets.fields(preset)
         found.setdefault("generator.epochs", options["generator.epochs"])
         found["generator.target_epochs"] = found["generator.epochs"]
+    if found.get("sharing.setting") == "ndpdc":
+        found |= private_presets.NDPDC[preset]
     is_large = preset == "small" and options["data.name"] in presets.LARGE_IMAGES
     return {**found, **(way.smaller if preset == "smoke" else way.large if is_large else {})}
 
 
 def budget(way: Way, values: Mapping[str, Any]) -> str:
     """A row's budget, with the numbers that it has in these fields."""
-    own = f"{values['algorithm']}."
-    known = {name.removeprefix(own): value for name, value in values.items() if name.startswith(own)}
+    own = f"{values['algorithm']}.", "sharing."
+    known = {name.partition(".")[2]: value for name, value in values.items() if name.startswith(own)}
     return way.budget.format(generator=values.get("generator.epochs"), **known)
