@@ -182,6 +182,43 @@ def test_batch_norm_has_each_models_own_statistics(rows: ClientData) -> None:
     _check(_batch_norm, rows, steps=2)
 
 
+@pytest.mark.parametrize("weights", [False, True])
+def test_features_of_the_models_that_stand_still_are_computed_once(
+    weights: bool, rows: ClientData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the same as in each step, as with augmentation; here it is one that changes nothing."""
+    if weights:
+        rows = replace(rows, weight=torch.linspace(0, 2, len(rows), dtype=torch.float64))
+    monkeypatch.setattr("fedcommons.core.local.flip_and_crop", lambda images, draws: images)
+    monkeypatch.setattr("fedcommons.algorithms.moon.CHUNK", 4)
+    work = Work(_dropout(), torch.device("cpu"))
+    initial = _Model(work.initial, {})
+    memory = {"previous": _moved(initial.weights), "previous buffers": work.initial_buffers}
+    passes: list[int] = []
+
+    def counted() -> Classifier:
+        module = _dropout()
+        module.network.register_forward_hook(lambda *_: passes.append(1))
+        return module
+
+    replies = [
+        _client(MOON(mu=5.0), counted, initial, memory, rows, LocalSGD(4, 4, augment=each_step))
+        for each_step in (True, False)
+    ]
+    assert len(passes) == 4 * 3 * 3 + (4 * 3 + 2 * 3)  # 4 epochs of 3 batches: in each, or once in 3 chunks
+    slow, fast = (flat(reply.sums, "delta").buffer for reply in replies)
+    assert torch.allclose(slow, fast, rtol=0, atol=1e-13)
+
+
+def test_without_its_contrast_it_is_local_sgd(rows: ClientData) -> None:
+    """At mu = 0, where no features are computed."""
+    work = Work(_dropout(), torch.device("cpu"), LocalSGD(2, 4))
+    x = _moved(work.initial)
+    trained = work.local(x, rows, SEED).model.buffer - x.buffer
+    moon = _client(MOON(mu=0.0), _dropout, _Model(x, {}), {}, rows, LocalSGD(2, 4))
+    assert torch.equal(flat(moon.sums, "delta").buffer, trained)
+
+
 def test_a_client_remembers_the_model_it_trained(rows: ClientData) -> None:
     """Its own, of its last round: not the server's and not that of an earlier round."""
     x = _moved(Work(_plain(), torch.device("cpu")).initial)

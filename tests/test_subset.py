@@ -68,6 +68,8 @@ def test_parts_weigh_together_what_the_whole_weighs(digits: "Digits") -> None:
 def test_a_part_has_what_all_clients_hold_and_what_nobody_gave_stays_nothing(digits: "Digits") -> None:
     commons = digits().data.clients.with_commons(digits().data.sets["test"])
     assert commons[0].subset(torch.tensor([0])).commons is commons.commons
+    numbered = replace(commons[0], beside=(torch.arange(len(commons[0])),))
+    assert numbered.subset(torch.tensor([2, 0])).columns[-1].tolist() == [2, 0]
     bare = replace(commons[0], n_own=None, ids=None).subset(torch.tensor([1, 0]))
     assert bare.n_own is bare.ids is bare.weight is bare.total is None
     assert len(bare) == bare.size == 2

@@ -7,10 +7,14 @@ the client's model after its previous round;  mu: weight of the contrast;  T: te
 Departs from the paper: there is a projection head only if the network has one (``model.projection``). Server model and
 previous model are evaluated in evaluation mode, without gradients. In a client's first round z_prev is of the initial
 model.
+
+The server's and the previous model stand still, so z_glob and z_prev of a client's images are computed once, before its
+local steps; only with augmentation, where no image is seen twice, they are computed in each step. At mu = 0 they are
+not needed: it is FedAvg.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import torch
@@ -22,11 +26,14 @@ from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean, weighted_reply
 from fedcommons.core.executor import Executor
 from fedcommons.core.features import Head
-from fedcommons.core.local import Batch
+from fedcommons.core.local import Batch, LocalSGD
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
 from fedcommons.tensors import Flat, Payload, copy, flat
+
+CHUNK = 128
+"""Images whose features are computed at once."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +59,8 @@ class MOON:
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         x, module = flat(message.common, "model"), work.module
-        head = Head(module)
-        buffers = copy(work.buffers)  # the server's, before training moves them
-        server = {**x, **buffers}
+        head, own = Head(module), len(data.columns)
+        server = {**x, **copy(work.buffers)}  # the server's buffers, before training moves them
         if memory:
             previous = {**flat(memory, "previous"), **flat(memory, "previous buffers")}
         else:
@@ -67,19 +73,37 @@ class MOON:
             module.train()
             return head.inputs
 
+        def of_both(inputs: Tensor) -> list[Tensor]:
+            return [features(model, inputs) for model in (server, previous)]
+
         def loss(batch: Batch, step: int) -> Tensor:
-            value = module.training_step(batch, step)
+            value = module.training_step(batch[:own], step)
             assert isinstance(value, Tensor)
+            if self.mu == 0:
+                return value
             z = head.inputs
-            s = [F.cosine_similarity(z, features(model, batch[0])) for model in (server, previous)]
+            s = [F.cosine_similarity(z, other) for other in batch[own:] or of_both(batch[0])]
             contrast = F.softplus((s[1] - s[0]) / self.temperature)  # -log(e^a / (e^a + e^b)) = log(1 + e^(b - a))
-            weighted = contrast * batch[2] if len(batch) > 2 else contrast
+            weighted = contrast * batch[2] if own > 2 else contrast
             return value + self.mu * weighted.mean()
 
         with head.watched():
+            if self.mu and not work.loop.augment:
+                parts = zip(*map(of_both, data.x.split(CHUNK)), strict=True)
+                data = replace(data, beside=tuple(map(torch.cat, parts)))
             trained = work.local(x, data, seed, loss=loss)
         kept = {"previous": work.snapshot(), "previous buffers": copy(work.buffers)}
         return weighted_reply(x, trained, work.weight(data), memory=kept)
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
         return {"model": weighted_mean(flat(state, "model"), total, replies)}
+
+    def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
+        """Images whose features under the two models that stand still are computed."""
+        passes = (self.mu > 0) * (loop.epochs if loop.augment else 1)
+        return {"features": passes * sum(facts.sizes[i] for i in clients)}
+
+    def smaller(self, times: int) -> Sequence[tuple["MOON", int]]:
+        """On as many images, without their features and with them."""
+        n = CHUNK // 2 * times
+        return [(type(self)(mu=0.0), n), (type(self)(), n)]

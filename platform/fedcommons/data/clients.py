@@ -22,6 +22,7 @@ class ClientData:
     n_own: how many of the n examples the rule of equal work counts as the client's own; by default ``size``.
     total: sum_j w_j, or None without weights; see ``size``.
     commons: examples that all clients hold (FedMix's means: x (m, ...) float, y (m, classes) frequencies), or None.
+    beside: further columns (n, ...), for a method's own loss alone: no ``training_step`` may see them.
 
     The client's objective, in training and in measurements, is  f_i = sum_j w_j F(x, xi_j) / sum_j w_j.  So an example
     that is held twice with weight 1/2 changes neither f_i nor the client's size sum_j w_j. With w_j = 1/d_j for an
@@ -36,6 +37,7 @@ class ClientData:
     n_own: float | None = None
     total: float | None = None
     commons: Examples | None = None
+    beside: tuple[Tensor, ...] = ()
 
     def __len__(self) -> int:
         return self.y.shape[0]  # len() of a tensor takes four times as long
@@ -57,12 +59,16 @@ class ClientData:
             total = self.size * share / n
             weight = weight[rows] * (m / share)
         n_own = None if self.n_own is None else self.n_own * m / n
-        return ClientData(self.x[rows], self.y[rows], weight, ids=ids, n_own=n_own, total=total, commons=self.commons)
+        beside = tuple(column[rows] for column in self.beside)
+        return ClientData(
+            self.x[rows], self.y[rows], weight, ids=ids, n_own=n_own, total=total, commons=self.commons, beside=beside
+        )
 
     @property
     def columns(self) -> tuple[Tensor, ...]:
-        """(x, y), with weights (x, y, weight): the columns of a batch that the module's ``training_step`` gets."""
-        return (self.x, self.y) if self.weight is None else (self.x, self.y, self.weight)
+        """(x, y), with weights (x, y, weight), as the module's ``training_step`` gets them; then those ``beside``."""
+        own = (self.x, self.y) if self.weight is None else (self.x, self.y, self.weight)
+        return (*own, *self.beside)
 
 
 @dataclass(frozen=True)
