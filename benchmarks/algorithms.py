@@ -3,7 +3,7 @@
 python benchmarks/algorithms.py [W1 W2] [--json] [--repeats 7] [--only fedgen,moon]
 
 W1: small CNN, 10 of 100 clients x 15 steps a round. W2: VGG-11, 10 clients x 2 steps of 64. No evaluation, no tracking
-in the timed part. Goals: fedprox, fednova 1.1; scaffold, fedpvr, feddyn 1.25; moon 2.2 (two more forward passes);
+in the timed part. Goals: fedprox, fednova 1.1; scaffold, fedpvr, feddyn 1.25; moon 2.1 (features of two models more);
 fedmix 3.2; feddpms 1.1 of fedvae, which train an autoencoder (feddpms: its first stage); fedgen 1.3 beside its server's
 steps, that is with one step in the place of fifty ("fedgen, one step of its server"). FedDM, DENSE and Co-Boosting do
 other work, which benchmarks/feddm.py and benchmarks/distillation.py time; one_shot, fedddpm and fedcvae train at the
