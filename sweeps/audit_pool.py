@@ -61,9 +61,11 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     options.configs = [authors.settled(options.preset, config, options.asked) for config in each]
     options.config = options.configs[0]
     options.of_sums = options.config.sharing.setting in private_presets.OF_SUMS
-    if not (options.of_sums or generates(options.config.sharing.setting)):
-        setting = options.config.sharing.setting
+    setting = options.config.sharing.setting
+    if not (options.of_sums or generates(setting)):
         raise UserError(f"sharing.setting {setting} trains no generators and sends no noisy sums: nothing to audit.")
+    if options.of_sums and (idle := cli.named(argv) & {"shadows", "resume"}):
+        raise UserError(f"--{min(idle)} is for audits of generators, and sharing.setting {setting} trains none.")
     return options
 
 

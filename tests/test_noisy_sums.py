@@ -71,6 +71,13 @@ def test_a_client_that_is_not_there_and_sums_without_noise_are_refused(sweep: Mo
         audited(bare, None, 8)
 
 
+@pytest.mark.parametrize("more", [["--shadows", "5"], ["--resume"]])
+def test_what_only_generators_have_is_refused(sweep: ModuleType, more: list[str]) -> None:
+    argv = ["--preset", "smoke", "--sharing", "merf", "--sharing.target_epsilon", "10", *more]
+    with pytest.raises(UserError, match=f"{more[0]} is for audits of generators, and sharing.setting merf trains none"):
+        sweep.arguments(argv)
+
+
 def test_the_sweep_writes_a_line_for_each_seed(
     sweep: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,145 @@
+"""Fronts and guide of the comparison of ways to a commons, of made-up rows."""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from fedcommons.reports.intervals import student
+
+SEEDS = (0, 1, 2)
+
+
+@pytest.fixture(scope="module")
+def commons(sweeps: Callable[[str], ModuleType]) -> ModuleType:
+    return sweeps("commons")
+
+
+@pytest.fixture(scope="module")
+def decide(commons: ModuleType) -> ModuleType:
+    from papers.commons import decide  # beside the script, which is found by now
+
+    return decide
+
+
+@pytest.fixture(scope="module")
+def row(decide: ModuleType) -> Callable[..., Any]:
+    """A row with these accuracies in percent, one for each seed, by default no raw example, no epsilon and no round."""
+
+    def make(way: str, mb: float, *percent: float, **more: Any) -> Any:
+        values = {"once": 0.0, "rounds": 9.0, "disclosed": 0.0, "raw": 0.0, **more}
+        return decide.Row(way, {seed: p / 100 for seed, p in enumerate(percent)}, mb, **values)
+
+    return make
+
+
+# --- the front
+
+
+@pytest.mark.parametrize(
+    ("points", "expected"),
+    [
+        ([], []),
+        ([(1, 0.5)], [0]),
+        ([(2, 0.9), (1, 0.5)], [1, 0]),  # by cost
+        ([(1, 0.5), (2, 0.4)], [0]),
+        ([(1, 0.5), (1, 0.6)], [1]),  # as dear and better
+        ([(1, 0.5), (2, 0.5)], [0]),  # as good and dearer
+        ([(1, 0.5), (1, 0.5), (3, 0.4)], [0, 1]),  # equal ones stand together
+        ([(0, 0.1), (0, 0.3), (5, 0.3), (5, 0.9)], [1, 3]),
+    ],
+)
+def test_the_front(decide: ModuleType, points: Sequence[tuple[float, float]], expected: Sequence[int]) -> None:
+    assert decide.front(points) == expected
+
+
+def test_labels_keep_their_order_and_their_gap() -> None:
+    from papers.commons.picture import spread_out
+
+    found = spread_out([50.0, 50.0, 10.0, 51.0, 90.0], 5.0, 0.0, 100.0)
+    in_order = [found[i] for i in (2, 0, 1, 3, 4)]
+    assert all(b - a >= 5 - 1e-9 for a, b in pairwise(in_order))
+    assert found[2] == 10
+    assert found[4] == 90
+    crowded = spread_out([99.0, 99.0, 99.0], 5.0, 0.0, 100.0)
+    assert crowded == [90, 95, 100]
+
+
+# --- the guide
+
+NOTHING_RAW = "disclose nothing raw, nor more than 5 % near-copies"
+
+
+def lines(decide: ModuleType, rows: Sequence[Any]) -> dict[str, list[tuple[str, set[str]]]]:
+    """Of each limit the ways that are named, each with those that cannot be told from it."""
+    found: dict[str, list[tuple[str, set[str]]]] = {}
+    for advice in decide.guide(rows):
+        found.setdefault(advice.limit, []).append((advice.best.way, {one.way for one in advice.alike}))
+    return found
+
+
+def test_a_way_told_to_be_better_stands_though_another_has_its_mean_for_less(decide: Any, row: Any) -> None:
+    """The other one cannot be told from the cheapest, as its seeds differ."""
+    rows = [row("a", 1, 50, 50.1, 49.9), row("wide", 2, 80, 40, 75), row("dear", 3, 65.5, 64.5, 65)]
+    found = [advice for advice in decide.guide(rows) if advice.limit == "disclose whatever helps"]
+    assert [advice.best.way for advice in found] == ["a", "dear"]
+    assert [one.way for one in found[1].alike] == ["wide"]
+
+
+def test_more_bytes_are_advised_only_where_they_are_told_to_help(decide: ModuleType, row: Callable[..., Any]) -> None:
+    """Means 50, 51, 80 and 81: the second and the fourth cannot be told from those before them."""
+    rows = [row("a", 1, 49, 50, 51), row("b", 2, 53, 50, 50), row("c", 3, 79.1, 80, 80.9), row("d", 4, 84, 80, 79)]
+    assert lines(decide, rows)["disclose whatever helps"] == [("a", set()), ("c", set())]
+    assert lines(decide, [*rows, row("e", 2.5, 80, 79, 81.1)])[NOTHING_RAW] == [("a", set()), ("e", set())]
+
+
+def test_what_is_cheaper_and_cannot_be_told_apart_is_named(decide: ModuleType, row: Callable[..., Any]) -> None:
+    """``c`` is not told from ``b``, though it is worse on average, and costs less; ``a`` is."""
+    rows = [row("a", 1, 10, 11, 12), row("c", 2, 85, 70, 79), row("b", 2, 80.1, 81, 81.9)]
+    found = lines(decide, rows)["disclose whatever helps"]
+    assert found == [("a", set()), ("b", {"c"})]
+
+
+def test_limits_leave_out_what_breaks_them_and_bounds(decide: ModuleType, row: Callable[..., Any]) -> None:
+    rows = [
+        row("copies", 1, 90, 91, 92, raw=0.1, disclosed=0.1),
+        row("near-copies", 1, 85, 86, 87, disclosed=0.9, near_copies=0.8),
+        row("pool", 1, 80, 81, 82, disclosed=0.75, near_copies=0.03),
+        row("private", 1, 70, 71, 72, epsilon=10.0, rounds=0.0),
+        row("alone", 1, 60, 61, 62),
+        row("bound", 1, 98, 98, 99, bound=True),
+    ]
+    found = {limit: [way for way, _ in of] for limit, of in lines(decide, rows).items()}
+    assert found == {
+        "disclose whatever helps": ["copies"],
+        NOTHING_RAW: ["pool"],
+        "put nothing into a commons that no epsilon covers": ["private"],
+        "have clients in one round at most": ["private"],
+        "have clients in one round at most and disclose nothing that no epsilon covers": ["private"],
+    }
+
+
+def test_of_one_seed_nothing_is_told_apart(decide: ModuleType, row: Callable[..., Any]) -> None:
+    rows = [row("a", 1, 10), row("b", 2, 99), row("c", 3, 50)]
+    assert lines(decide, rows)["disclose whatever helps"] == [("b", {"a"})]
+    assert not decide.is_ahead(rows[1], rows[0])
+    said = decide.in_words(decide.guide(rows)[0])
+    assert said == (
+        "If you may send 2 MB in all and disclose whatever helps: b (99.0 %, 2 MB). Cannot be told apart from it: "
+        "a (10.0 %, 1 MB)."
+    )
+
+
+def test_ahead_is_by_common_seeds(decide: ModuleType, row: Callable[..., Any]) -> None:
+    """About the same gap on every seed is told however much seeds differ; a tie is not, nor gaps that are all equal."""
+    one, other = row("a", 1, 20, 50, 90), row("b", 1, 19, 48.9, 89)
+    assert decide.is_ahead(one, other)
+    assert not decide.is_ahead(one, row("b", 1, 19, 49, 89))
+    assert not decide.is_ahead(other, one)
+    assert not decide.is_ahead(one, one)
+    assert student([0.1, 0.2, 0.3]) == pytest.approx((0.2 - 0.24841377, 0.2 + 0.24841377))
+
+
+# --- rounds
