@@ -1,7 +1,9 @@
 """Clients of a block that are trained at once (``client.batched``): results, launches, refusals."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import fedcommons
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddyn import FedDyn
 from fedcommons.algorithms.fednova import FedNova
@@ -214,6 +217,17 @@ def test_a_method_with_a_loss_of_its_own_trains_each_client_alone_and_once(
     played(federation, MOON(), at_once=True, rounds=2)
     assert trained == []
     assert len(runs) == 2 * len(UNEQUAL)
+
+
+@pytest.mark.parametrize(("algorithm", "said"), [("fedprox", []), ("moon", ["moon"])])
+def test_a_run_says_where_clients_are_trained_alone_all_the_same(
+    algorithm: str, said: list[str], tmp_path: Path
+) -> None:
+    values = {"algorithm": algorithm, "client.batched": True, "federation.rounds": 1, "data.limit": 100}
+    told = list[str]()
+    fedcommons.run(experiment("smoke", values=values), tmp_path / "run", say=told.append)
+    found = [re.search(r"client.batched changes nothing: (\w+) trains clients with a loss or rate", x) for x in told]
+    assert [one[1] for one in found if one] == said
 
 
 def test_a_block_is_one_program(trained: list[int]) -> None:

@@ -9,6 +9,7 @@ import torch
 from fedcommons import experiment
 from fedcommons.config import parts
 from fedcommons.config.experiment import Experiment
+from fedcommons.core import batched
 from fedcommons.errors import UserError
 from fedcommons.federation import cluster
 from fedcommons.runs import gpu_need
@@ -80,3 +81,14 @@ def test_what_is_played_writes_nothing_and_what_it_took_is_told(
     assert gpu_need.measured(str(tmp_path), config) == (2 * GB + gpu_need.CONTEXT, 80 * GB)
     assert played == ["begins", "scaffold"]
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(("blocks", "expected"), [(4, [3]), (1, [10]), (10, [])])
+def test_of_batched_clients_a_whole_block_is_played(
+    blocks: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten clients: what a block's take at once is what a process needs."""
+    sizes, train = list[int](), batched.train
+    monkeypatch.setattr(batched, "train", lambda work, asked: (sizes.append(len(asked)), train(work, asked))[1])
+    play(_config(**{"client.batched": True, "federation.blocks": blocks, "partition.n_clients": 10}))
+    assert sizes == expected

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from fedcommons.algorithms.moon import MOON
 from fedcommons.core.algorithm import Message, Reply
+from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.features import Head
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.work import Work
@@ -183,30 +184,72 @@ def test_batch_norm_has_each_models_own_statistics(rows: ClientData) -> None:
 
 
 @pytest.mark.parametrize("weights", [False, True])
-def test_features_of_the_models_that_stand_still_are_computed_once(
-    weights: bool, rows: ClientData, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("batch_size", "make"), [(4, _dropout), (FULL, _plain)])
+def test_features_of_the_models_that_stand_still_are_kept_after_the_first_epoch(
+    batch_size: int, make: Make, weights: bool, rows: ClientData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is the same as in each step, as with augmentation; here it is one that changes nothing."""
+    """They are those of each step, as with augmentation; here it is one that changes nothing."""
     if weights:
         rows = replace(rows, weight=torch.linspace(0, 2, len(rows), dtype=torch.float64))
     monkeypatch.setattr("fedcommons.core.local.flip_and_crop", lambda images, draws: images)
-    monkeypatch.setattr("fedcommons.algorithms.moon.CHUNK", 4)
-    work = Work(_dropout(), torch.device("cpu"))
-    initial = _Model(work.initial, {})
-    memory = {"previous": _moved(initial.weights), "previous buffers": work.initial_buffers}
+    slow, passes = _epochs(rows, LocalSGD(4, batch_size, augment=True), make)
+    fast, fewer = _epochs(rows, LocalSGD(4, batch_size), make)
+    batches = -(-len(rows) // batch_size)
+    assert (passes, fewer) == (4 * batches * 3, 4 * batches + 2 * batches)
+    assert torch.allclose(slow, fast, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("loop", [LocalSGD(2, 4, drop_last=True), LocalSGD(2, 4, dp=DPSGD(1.0, 1.0))])
+def test_features_are_computed_in_each_step_where_a_first_epoch_has_not_all(loop: LocalSGD, rows: ClientData) -> None:
+    """Or where an example's gradient must not depend on another one."""
+    _, passes = _epochs(rows, loop)
+    assert passes % 3 == 0
+
+
+def test_in_private_training_every_pass_is_of_one_example(rows: ClientData) -> None:
+    """Also those of the models that stand still: a network could mix the images of a batch in evaluation mode, too."""
+    sizes: list[int] = []
+
+    def watched() -> Classifier:
+        module = _plain()
+        module.network.register_forward_hook(lambda _, given, __: sizes.append(len(given[0])))
+        return module
+
+    _epochs(rows, LocalSGD(2, 100, dp=DPSGD(1.0, 1.0)), watched)
+    assert len(sizes) == 2 * len(rows) * 3
+    assert {*sizes} == {1}
+
+
+def _epochs(rows: ClientData, loop: LocalSGD, make: Make = _dropout) -> tuple[Tensor, int]:
+    """What a client sends after its epochs, and how many passes it made through its network."""
+    work = Work(make(), torch.device("cpu"))
+    memory = {"previous": _moved(work.initial), "previous buffers": work.initial_buffers}
     passes: list[int] = []
 
     def counted() -> Classifier:
-        module = _dropout()
+        module = make()
         module.network.register_forward_hook(lambda *_: passes.append(1))
         return module
 
-    replies = [
-        _client(MOON(mu=5.0), counted, initial, memory, rows, LocalSGD(4, 4, augment=each_step))
-        for each_step in (True, False)
-    ]
-    assert len(passes) == 4 * 3 * 3 + (4 * 3 + 2 * 3)  # 4 epochs of 3 batches: in each, or once in 3 chunks
-    slow, fast = (flat(reply.sums, "delta").buffer for reply in replies)
+    reply = _client(MOON(mu=5.0), counted, _Model(work.initial, {}), memory, rows, loop)
+    return flat(reply.sums, "delta").buffer, len(passes)
+
+
+class _Twice(Classifier):
+    """Two embeddings an image: the head sees 2 B rows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        network = self.network
+        assert isinstance(network, CNN)
+        z = network.embed((x - self.mean) / self.std)
+        logits = network.last(torch.stack([z, z.flip(1)], 1).flatten(0, 1))
+        return logits.unflatten(0, (len(x), 2)).mean(1)
+
+
+def test_a_head_may_see_several_embeddings_of_an_image(rows: ClientData, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedcommons.core.local.flip_and_crop", lambda images, draws: images)
+    twice = lambda: _Twice(_plain().network, lr=LR, mean=(0.3,), std=(0.4,)).double()  # noqa: E731
+    slow, fast = (_epochs(rows, LocalSGD(3, 4, augment=augment), twice)[0] for augment in (True, False))
     assert torch.allclose(slow, fast, rtol=0, atol=1e-13)
 
 

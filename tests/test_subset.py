@@ -69,7 +69,18 @@ def test_a_part_has_what_all_clients_hold_and_what_nobody_gave_stays_nothing(dig
     commons = digits().data.clients.with_commons(digits().data.sets["test"])
     assert commons[0].subset(torch.tensor([0])).commons is commons.commons
     numbered = replace(commons[0], beside=(torch.arange(len(commons[0])),))
-    assert numbered.subset(torch.tensor([2, 0])).columns[-1].tolist() == [2, 0]
+    assert [column.tolist() for column in numbered.subset(torch.tensor([2, 0])).beside] == [[2, 0]]
     bare = replace(commons[0], n_own=None, ids=None).subset(torch.tensor([1, 0]))
     assert bare.n_own is bare.ids is bare.weight is bare.total is None
     assert len(bare) == bare.size == 2
+
+
+@pytest.mark.parametrize("rows", [20, 19])
+def test_columns_beside_are_for_a_loss_that_takes_them(digits: "Digits", rows: int) -> None:
+    """No module sees them as weights, and there is one row an example."""
+    work, data = digits().work(), replace(_shared(digits), beside=(torch.zeros(rows),))
+    own = None if rows == 20 else lambda batch, number: work.module.training_step(batch[:2], number)
+    with pytest.raises(ValueError, match="columns beside a client's data are for a loss of the method's own, one row"):
+        work.local(work.initial, data, 0, loss=own)  # pyright: ignore[reportArgumentType]
+    bare = replace(data, beside=())
+    assert torch.equal(work.gradient(work.initial, data).buffer, work.gradient(work.initial, bare).buffer)

@@ -8,9 +8,10 @@ Departs from the paper: there is a projection head only if the network has one (
 previous model are evaluated in evaluation mode, without gradients. In a client's first round z_prev is of the initial
 model.
 
-The server's and the previous model stand still, so z_glob and z_prev of a client's images are computed once, before its
-local steps; only with augmentation, where no image is seen twice, they are computed in each step. At mu = 0 they are
-not needed: it is FedAvg.
+The server's and the previous model stand still, so z_glob and z_prev of an image are kept from a client's first epoch
+to its last. They are computed in each step with augmentation, where no image is seen twice; under DP-SGD, where an
+example's gradient may depend on no other one; and with ``drop_last``, where a first epoch leaves images out. At mu = 0
+they are not needed: it is FedAvg.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,9 +32,6 @@ from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
 from fedcommons.tensors import Flat, Payload, copy, flat
-
-CHUNK = 128
-"""Images whose features are computed at once."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ class MOON:
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         x, module = flat(message.common, "model"), work.module
-        head, own = Head(module), len(data.columns)
+        head, own, n = Head(module), len(data.columns), len(data)
         server = {**x, **copy(work.buffers)}  # the server's buffers, before training moves them
         if memory:
             previous = {**flat(memory, "previous"), **flat(memory, "previous buffers")}
@@ -73,37 +71,51 @@ class MOON:
             module.train()
             return head.inputs
 
-        def of_both(inputs: Tensor) -> list[Tensor]:
-            return [features(model, inputs) for model in (server, previous)]
+        kept: list[Tensor] = []  # z_glob and z_prev of the client's images, (n, ...)
 
-        def loss(batch: Batch, step: int) -> Tensor:
-            value = module.training_step(batch[:own], step)
+        def of_both(inputs: Tensor, rows: Tensor | None, batch: int) -> list[Tensor]:
+            if rows is not None and batch >= -(-n // work.loop.batch_size):  # the first epoch is over
+                return [z[rows].flatten(0, 1) for z in kept]
+            both = [features(model, inputs) for model in (server, previous)]
+            if rows is not None:
+                parts = [z.unflatten(0, (len(inputs), -1)) for z in both]  # an image may have several embeddings
+                kept[:] = kept or [z.new_empty(n, *z.shape[1:]) for z in parts]
+                for z, part in zip(kept, parts, strict=True):
+                    z[rows] = part
+            return both
+
+        def loss(batch: Batch, number: int) -> Tensor:
+            value = module.training_step(batch[:own], number)
             assert isinstance(value, Tensor)
             if self.mu == 0:
                 return value
             z = head.inputs
-            s = [F.cosine_similarity(z, other) for other in batch[own:] or of_both(batch[0])]
+            others = of_both(batch[0], batch[own] if keeps else None, number)
+            s = [F.cosine_similarity(z, other) for other in others]
             contrast = F.softplus((s[1] - s[0]) / self.temperature)  # -log(e^a / (e^a + e^b)) = log(1 + e^(b - a))
             weighted = contrast * batch[2] if own > 2 else contrast
             return value + self.mu * weighted.mean()
 
+        if keeps := _keeps(work.loop):
+            data = replace(data, beside=(torch.arange(n, device=data.y.device),))
         with head.watched():
-            if self.mu and not work.loop.augment:
-                parts = zip(*map(of_both, data.x.split(CHUNK)), strict=True)
-                data = replace(data, beside=tuple(map(torch.cat, parts)))
             trained = work.local(x, data, seed, loss=loss)
-        kept = {"previous": work.snapshot(), "previous buffers": copy(work.buffers)}
-        return weighted_reply(x, trained, work.weight(data), memory=kept)
+        memory = {"previous": work.snapshot(), "previous buffers": copy(work.buffers)}
+        return weighted_reply(x, trained, work.weight(data), memory=memory)
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
         return {"model": weighted_mean(flat(state, "model"), total, replies)}
 
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
         """Images whose features under the two models that stand still are computed."""
-        passes = (self.mu > 0) * (loop.epochs if loop.augment else 1)
+        passes = (self.mu > 0) * (1 if _keeps(loop) else loop.epochs)
         return {"features": passes * sum(facts.sizes[i] for i in clients)}
 
     def smaller(self, times: int) -> Sequence[tuple["MOON", int]]:
         """On as many images, without their features and with them."""
-        n = CHUNK // 2 * times
-        return [(type(self)(mu=0.0), n), (type(self)(), n)]
+        return [(type(self)(mu=0.0), 32 * times), (type(self)(), 32 * times)]
+
+
+def _keeps(loop: LocalSGD) -> bool:
+    """Whether features are kept from a client's first epoch to its last."""
+    return loop.epochs > 1 and not (loop.augment or loop.dp or loop.drop_last)

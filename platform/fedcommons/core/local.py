@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fedcommons.core.work import Work
 
 Batch = tuple[Tensor, ...]
-"""(x, y) or (x, y, weight)."""
+"""(x, y) or (x, y, weight); for a method's own loss those ``beside`` follow (see ``ClientData``)."""
 
 Loss = Callable[[Batch, int], Tensor]
 """Loss of a batch, given the step's number. A method's own loss calls ``training_step`` in it.
@@ -135,6 +135,8 @@ class LocalSGD:
         lr: float | None = None,
     ) -> LocalResult:
         """Train from ``start``; see ``Work.local``."""
+        if data.beside and (loss is None or any(len(column) != len(data) for column in data.beside)):
+            raise ValueError("columns beside a client's data are for a loss of the method's own, one row an example")
         if work.instead:
             return work.instead(work, self, start, data, seed, loss or lr, add_to_grad)
         if work.graphs and loss is None and lr is None and isinstance(add_to_grad, Correction | None):
@@ -249,7 +251,7 @@ class LocalSGD:
         for number in range(epoch * steps, (epoch + 1) * steps):
             chosen = self.dp.sample(n, self.batch_size, private.stream("batch", number))
             rows, of_all = chosen.to(data.y.device), private.seeds(n, number)
-            batch = [t[rows] for t in data.columns]
+            batch = [t[rows] for t in (*data.columns, *data.beside)]
             seeds = [of_all[j] for j in chosen.tolist()] if of_all else []
             if self.augment and seeds:
                 images = zip(batch[0].split(1), seeds, strict=True)
@@ -274,7 +276,7 @@ class LocalSGD:
 
     def batches(self, data: ClientData, seed: int, epoch: int) -> Iterator[Batch]:
         """The batches of an epoch."""
-        n, b, columns = len(data), self.batch_size, data.columns
+        n, b, columns = len(data), self.batch_size, (*data.columns, *data.beside)
         if n <= b and not self.augment:
             yield columns  # one batch holds all, so its order does not matter
             return

@@ -22,7 +22,7 @@ class ClientData:
     n_own: how many of the n examples the rule of equal work counts as the client's own; by default ``size``.
     total: sum_j w_j, or None without weights; see ``size``.
     commons: examples that all clients hold (FedMix's means: x (m, ...) float, y (m, classes) frequencies), or None.
-    beside: further columns (n, ...), for a method's own loss alone: no ``training_step`` may see them.
+    beside: further columns (n, ...), which follow in the batches that a method's own loss gets.
 
     The client's objective, in training and in measurements, is  f_i = sum_j w_j F(x, xi_j) / sum_j w_j.  So an example
     that is held twice with weight 1/2 changes neither f_i nor the client's size sum_j w_j. With w_j = 1/d_j for an
@@ -66,9 +66,8 @@ class ClientData:
 
     @property
     def columns(self) -> tuple[Tensor, ...]:
-        """(x, y), with weights (x, y, weight), as the module's ``training_step`` gets them; then those ``beside``."""
-        own = (self.x, self.y) if self.weight is None else (self.x, self.y, self.weight)
-        return (*own, *self.beside)
+        """(x, y), with weights (x, y, weight): the columns of a batch that the module's ``training_step`` gets."""
+        return (self.x, self.y) if self.weight is None else (self.x, self.y, self.weight)
 
 
 @dataclass(frozen=True)

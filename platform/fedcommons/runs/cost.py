@@ -202,20 +202,28 @@ def _of_pieces(ready: Assembled) -> tuple[Assembled, dict[str, float]]:
 def _of_rounds(ready: Assembled, of_pieces: Mapping[str, float]) -> dict[str, float]:
     """The prices of a round and of its clients' steps, without the pieces of its method's own work."""
 
-    def seconds(joined: int, steps: int, batch: int) -> float:
-        small = small_round(ready, joined, steps, batch)
+    def seconds(blocks: int, steps: int, batch: int) -> float:
+        small = small_round(ready, blocks * m, steps, batch, blocks)
         return max(0.0, seconds_of(small.play) - in_seconds(small.pieces, of_pieces))
 
-    b, two = ready.config.client.batch_size, min(2, ready.plan.facts.n_clients)
+    b, n, m = ready.config.client.batch_size, ready.plan.facts.n_clients, at_once(ready)
     small_round(ready, 1, 1, 1).play()  # what torch does once in a process: a slow step is not repeated
-    alone, step, smaller = seconds(1, 1, b), 0.0, 0.0
+    one, step, smaller = seconds(1, 1, b), 0.0, 0.0
     if trains_locally(ready.algorithm):
-        k = MORE if alone < SHORT else FEW
+        k = MORE if one < SHORT else FEW
         several = seconds(1, k, b)
-        step = max(several - alone, 0.0) / (k - 1)
-        smaller = max(0.0, step - max(several - seconds(1, k, half(b)), 0.0) / k)
-    training = max(0.0, seconds(two, 1, b) - alone - step) if two > 1 else 0.0
-    return {"step": step, "half": smaller, "training": training, "round": max(0.0, alone - step - training)}
+        step = max(several - one, 0.0) / ((k - 1) * m)
+        smaller = max(0.0, step - max(several - seconds(1, k, half(b)), 0.0) / (k * m))
+    training = max(0.0, (seconds(2, 1, b) - one) / m - step) if 2 * m <= n else 0.0
+    return {"step": step, "half": smaller, "training": training, "round": max(0.0, one - m * (step + training))}
+
+
+def at_once(ready: Assembled) -> int:
+    """Clients of a block that are trained at once; 1 where each is trained alone."""
+    if not ready.config.client.batched:
+        return 1
+    joined = max(1, round(ready.plan.participation * ready.plan.facts.n_clients))
+    return -(-joined // ready.plan.blocks)
 
 
 def _with(ready: Assembled, algorithm: Algorithm) -> Assembled:
@@ -230,8 +238,8 @@ class Small:
     pieces: Mapping[str, float]
 
 
-def small_round(ready: Assembled, joined: int, steps: int, batch: int) -> Small:
-    """Round 1 with so many clients, who make so many steps each.
+def small_round(ready: Assembled, joined: int, steps: int, batch: int, blocks: int = 1) -> Small:
+    """Round 1 with so many clients in so many blocks, who make so many steps each.
 
     It is the first of as many rounds as the run has, as methods may begin otherwise where there are few.
     """
@@ -247,7 +255,7 @@ def small_round(ready: Assembled, joined: int, steps: int, batch: int) -> Small:
     if loop.dp:  # no noise is solved for sizes that no client has
         loop = replace(loop, dp=replace(loop.dp, target=None))
     facts = replace(ready.plan.facts, n_clients=n, sizes=rows.totals.tolist())
-    plan = replace(ready.plan, facts=facts, participation=joined / n, late=None)
+    plan = replace(ready.plan, facts=facts, participation=joined / n, blocks=blocks, late=None)
 
     def build(data: RunData) -> Worker:
         device = default_device()

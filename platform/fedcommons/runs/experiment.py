@@ -142,6 +142,8 @@ def _run(
             say(ready.audited.told)
         elif config.sharing.is_audited:
             say(f"audit: with sharing.setting {config.sharing.setting} no generator makes images, so there is none.")
+        if config.client.batched and not ready.trains_at_once:
+            say(f"client.batched changes nothing: {config.algorithm} trains clients with a loss or rate of its own.")
         executor = ready.executor(salt)
         trackers: list[Tracker] = []
         summary = None

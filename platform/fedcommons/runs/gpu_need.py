@@ -76,11 +76,13 @@ def measured(here: str, config: Experiment) -> tuple[int, int]:
 
 @fresh_torch()
 def play(config: Experiment) -> None:
-    """What takes most memory: two steps of a client, a chunk of the evaluation, a generator's training and drawing."""
+    """What takes most memory: two steps of a client, or of a block's clients where they are trained at once, a chunk of
+    the evaluation, a generator's training and drawing.
+    """
     prepared = build.prepare(config)
     contributed, _ = cost.contribute(prepared, [cost.stand_in(need) for need in prepared.needs])
     ready = build.assemble_contributed(prepared, contributed)
-    now = cost.small_round(ready, 1, cost.FEW, config.client.batch_size).play()
+    now = cost.small_round(ready, cost.at_once(ready), cost.FEW, config.client.batch_size).play()
     worker = build_worker(config, ready.facts, str(parts.base()), SEED_ALONE, ready.algorithm, ready.data)
     evaluate_chunk(worker, ModelTask(now.model if now.has_model else worker.work.initial, now.buffers), ("test", 0))
     if config.measure.every:

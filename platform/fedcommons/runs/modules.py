@@ -177,8 +177,8 @@ def try_a_step(loop: LocalSGD, model: str, module: LightningModule, dataset: Dat
     some, work = dataset.train[slice(0, 2)], Work(module, torch.device("cpu"))
     batch = some.x.clone(), some.y.clone()
     if loop.batched and (why := batched.flaw(work, batch)):
-        raise UserError(f"client.batched must be false for model {model}: {why}.")
+        raise UserError(f"client.batched must be false for model {model}: {why.rstrip('.')}.")
     if loop.graphs and (why := graphs.flaw(work, batch)):
-        raise UserError(f"client.graphs must be false for model {model}: {why}.")
+        raise UserError(f"client.graphs must be false for model {model}: {why.rstrip('.')}.")
     if loop.dp and loop.dp.at_once > 1 and (why := dp_vectorised.flaw(work.module, work.named, batch)):
-        raise UserError(f"dp.at_once must be 1 for model {model}: {why}.")
+        raise UserError(f"dp.at_once must be 1 for model {model}: {why.rstrip('.')}.")
