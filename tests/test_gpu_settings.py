@@ -10,8 +10,10 @@ import torch
 
 from fedcommons.config import presets
 from fedcommons.core import torch_settings
-from fedcommons.core.worker import default_device, fresh_torch
+from fedcommons.core.worker import default_device, fresh_torch, require_precision
+from fedcommons.errors import UserError
 from fedcommons.federation.variables import OURS, variables
+from fedcommons.runs.gpu_need import play
 from fedcommons.tracking.run_folder import RunFolder
 
 NAME, VALUE = OURS
@@ -55,6 +57,31 @@ def test_what_cublas_reads_is_set_where_nobody_has_and_is_no_difference_between_
     default_device()
     assert os.environ[NAME] == ":16:8"
     assert variables()[NAME] == ":16:8"
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_a_precision_that_a_gpu_only_imitates_is_refused(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the process that has it, as the one that starts a run may have none."""
+    capability = [7, 5]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: tuple(capability))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    gpu, why = torch.device("cuda"), "needs a GPU of compute capability 8.0 or newer, and Tesla T4 has 7.5: use fp32"
+    with pytest.raises(UserError, match=f"^client.precision {precision} {why}"):
+        require_precision("client.precision", precision, gpu)
+    require_precision("client.precision", "fp16-mixed", gpu)
+    require_precision("client.precision", precision, torch.device("cpu"))
+    capability[0] = 8
+    require_precision("client.precision", precision, gpu)
+
+
+def test_who_trains_asks_whether_its_gpu_has_the_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[tuple[str, str]]()
+    note = lambda field, precision, device: asked.append((field, precision))  # noqa: E731
+    monkeypatch.setattr("fedcommons.runs.worker.require_precision", note)
+    monkeypatch.setattr("fedcommons.generators.ddpm.require_precision", note)
+    values = {"sharing": "local_synthetic", "generator.precision": "bf16", "client.precision": "tf32"}
+    play(presets.experiment("smoke", values=values))
+    assert set(asked) == {("client.precision", "tf32"), ("generator.precision", "bf16")}
 
 
 def test_a_cpu_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

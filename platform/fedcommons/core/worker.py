@@ -37,6 +37,21 @@ def default_device() -> torch.device:
     return torch.device("cuda")
 
 
+def require_precision(field: str, precision: str, device: torch.device) -> None:
+    """Refuse what a GPU can only imitate: tf32 and bf16 on one without such numbers.
+
+    Raises:
+        UserError: it has none.
+    """
+    if device.type == "cuda" and precision in ("tf32", "bf16"):
+        major, minor = torch.cuda.get_device_capability(device)
+        if major < 8:
+            raise UserError(
+                f"{field} {precision} needs a GPU of compute capability 8.0 or newer, and "
+                f"{torch.cuda.get_device_name(device)} has {major}.{minor}: use fp32."
+            )
+
+
 def set_up_process() -> None:
     """Use one torch thread, as more would round differently, and keep freed memory in the process.
 

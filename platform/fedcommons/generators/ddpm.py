@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedcommons import capacity
-from fedcommons.core.worker import default_device
+from fedcommons.core.worker import default_device, require_precision
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError, shown
 from fedcommons.generators.generator import Progress, Receipt, TrainedGenerator, Weights, require_images
@@ -114,6 +114,7 @@ class DDPM(Diffusion):
 
         from fedcommons.core import trainer
 
+        require_precision("generator.precision", self.precision, default_device())
         set_default_generator(seed, "initial weights")
         model = self.build(tuple(examples.x.shape[1:]), n_classes, seed, flip)
         loader = DataLoader(

@@ -19,7 +19,7 @@ from fedcommons.core.dp_sgd import DPSGD, Target
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.noise import Source
 from fedcommons.core.work import Work
-from fedcommons.core.worker import RunData, Worker, default_device, fresh_torch
+from fedcommons.core.worker import RunData, Worker, default_device, fresh_torch, require_precision
 from fedcommons.data.examples import Dataset
 from fedcommons.errors import UserError, before_any_work, somebodys
 from fedcommons.runs import weights
@@ -139,12 +139,13 @@ def build_worker(
     here: the folder from which import paths start; algorithm: None in another process, which finds the part itself.
 
     Raises:
-        UserError: in that process a part of somebody's own has other code.
+        UserError: in that process a part of somebody's own has other code, or its GPU lacks the precision.
     """
     if algorithm is None:
         os.environ[parts.HERE] = here
         require_sources(config, ("model", "algorithm", "measure", "schedule"))
     device = default_device()
+    require_precision("client.precision", config.client.precision, device)
     loop = local_loop(config, facts.augment)
     work = Work(build_module(config, facts), device, loop, config.federation.weighting, source)
     return Worker(work, algorithm or part_of(config, "algorithm"), data.to(device))
