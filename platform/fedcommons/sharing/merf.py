@@ -48,6 +48,9 @@ from fedcommons.sharing.stage import Assigned, Contribution, Contributions
 TAUGHT = ((0.35, 91), (0.7, 88), (1, 86), (1.6, 79), (2.4, 65), (4, 31))
 """Measured on digits (ten clients, D = 1,000, three seeds): the noise's ratio, and test accuracy by 200 images, %."""
 
+DRAWS = 1
+"""Version of how a message is computed and its noise drawn; another one has other secret salts."""
+
 SCALE = 105 / 784
 """s over d that DP-MERF publishes for MNIST, with pixels in [0, 1]."""
 
@@ -133,12 +136,13 @@ class MERF:
     def message(self, dealt: Dealt, client: int, phi: Features) -> NoisySum:
         """S_i (classes, D + 1)."""
         own = dealt.own.store[dealt.own.rows[client]]
-        total = NoisySum(torch.zeros(dealt.n_classes or 0, phi.size + 1, dtype=torch.float64), clip=1.0)
-        total.add(sums(phi, own, dealt.n_classes or 0), norm=1.0)
+        exact = sums(phi, own, dealt.n_classes or 0)
+        total = NoisySum(torch.zeros_like(exact), clip=1.0)
+        total.add(exact, norm=1.0)
         if sigma := self.sigma_of_each(len(dealt.own)):
-            key, content = self._key(dealt, client), (own.x, own.y)
-            source = Source(wide_key("merf", key), self._salt(key) if dealt.is_secret else b"")
-            total.blur(sigma, Noise(source).call("sums of features", *content).stream())
+            salt = self._salt(dealt, client, phi) if dealt.is_secret else b""
+            source = Source(wide_key("merf", self._key(dealt, client)), salt)
+            total.blur(sigma, Noise(source).call("sums of features", own.x, own.y).hiding(exact))
         return total
 
     def shorter(self) -> tuple["MERF", float]:
@@ -148,18 +152,20 @@ class MERF:
 
     def salts(self, dealt: Dealt) -> list[bytes]:
         """See ``Salted``: of each client's message."""
-        return [self._salt(self._key(dealt, client)) for client in range(len(dealt.own))] if self.sigma else []
+        phi = self.phi(dealt)
+        return [self._salt(dealt, client, phi) for client in range(len(dealt.own))] if self.sigma else []
 
     def _key(self, dealt: Dealt, client: int) -> str:
-        """Of all that decides a message: with the same noise it is the same release."""
+        """Of what is asked for, by which noise is drawn."""
         own = dealt.own.store[dealt.own.rows[client]]
         content = sha256(own.x.numpy().tobytes() + own.y.numpy().tobytes())
         decides = constants(self, ("per_class", "steps", "fit"))
         return key_of({"seed": dealt.seed, "client": client, "clients": len(dealt.own), "own": content, **decides})
 
-    @staticmethod
-    def _salt(key: str) -> bytes:
-        return salts.of_artifact(f"{key}-merf")
+    def _salt(self, dealt: Dealt, client: int, phi: Features) -> bytes:
+        """Of what a message really is, as salts outlive what computes it: the same noise on another one would tell."""
+        really = {"draws": DRAWS, "sigma": self.sigma_of_each(len(dealt.own)), "features": phi.digest}
+        return salts.of_artifact(f"{key_of({'asked': self._key(dealt, client), **really})}-merf")
 
     def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
         """One noisy value a client. With summed noise the event is that of the sum, and its name says so."""

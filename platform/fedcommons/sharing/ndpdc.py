@@ -46,6 +46,9 @@ from fedcommons.sharing.stage import Assigned, Contribution, Contributions
 
 SUMS = "noisy sums of features of random networks"
 
+DRAWS = 1
+"""Version of how messages are computed and samples and noise drawn; another one has other secret salts."""
+
 
 @dataclass(frozen=True)
 class NDPDC:
@@ -138,8 +141,9 @@ class NDPDC:
     def sender(self, dealt: Dealt, client: int) -> Sender:
         """The client, who sends T messages (classes, D)."""
         own, classes = dealt.own.store[dealt.own.rows[client]], dealt.n_classes or 0
-        sigma, key = self.sigma(len(own), classes), self._key(dealt, client)
-        source = Source(wide_key("ndpdc", key), self._salt(key) if dealt.is_secret and sigma else b"")
+        sigma = self.sigma(len(own), classes)
+        salt = self._salt(dealt, client) if dealt.is_secret and sigma else b""
+        source = Source(wide_key("ndpdc", self._key(dealt, client)), salt)
         draws = Noise(source).call("sums of features of networks", own.x, own.y)
         return Sender(own, classes, self.rate(len(own), classes), sigma, draws)
 
@@ -151,18 +155,26 @@ class NDPDC:
     def salts(self, dealt: Dealt) -> list[bytes]:
         """See ``Salted``: of each client's messages."""
         has_noise = self.noise_multiplier != 0
-        return [self._salt(self._key(dealt, client)) for client in range(len(dealt.own))] if has_noise else []
+        return [self._salt(dealt, client) for client in range(len(dealt.own))] if has_noise else []
 
     def _key(self, dealt: Dealt, client: int) -> str:
-        """Of all that decides the messages: with the same noise they are the same release."""
+        """Of what is asked for, by which samples and noise are drawn."""
         own = dealt.own.store[dealt.own.rows[client]]
         content = sha256(own.x.numpy().tobytes() + own.y.numpy().tobytes())
         decides = {**constants(self, ("per_class", "lr")), "classes": dealt.n_classes, "flip": dealt.flip}
         return key_of({"seed": dealt.seed, "client": client, "own": content, **decides})
 
-    @staticmethod
-    def _salt(key: str) -> bytes:
-        return salts.of_artifact(f"{key}-ndpdc")
+    def _salt(self, dealt: Dealt, client: int) -> bytes:
+        """Of what the messages really are, as salts outlive what computes them: the same noise on others would tell."""
+        n, classes = dealt.own.sizes[client], dealt.n_classes or 0
+        really = {
+            "draws": DRAWS,
+            "q": self.rate(n, classes),
+            "sigma": self.sigma(n, classes),
+            "iterations": self.iterations,
+            "features": self.networks(dealt).digest,
+        }
+        return salts.of_artifact(f"{key_of({'asked': self._key(dealt, client), **really})}-ndpdc")
 
     def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
         """T noisy values a client."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedcommons.data.examples import Examples
+from fedcommons.files import sha256
 from fedcommons.seeds import generator
 
 BLOCK = 4096
@@ -32,6 +33,11 @@ class Features(Protocol):
         """D, numbers of a vector."""
         ...
 
+    @property
+    def digest(self) -> str:
+        """A hash of what was drawn for them."""
+        ...
+
     def __call__(self, x: Tensor) -> Tensor:
         """Vectors (..., D) of images (..., d) with pixels in [0, 1]; longer ones than 1 are cut to it."""
         ...
@@ -47,6 +53,11 @@ class Fourier:
     def size(self) -> int:
         """See ``Features``."""
         return 2 * len(self.w)
+
+    @property
+    def digest(self) -> str:
+        """See ``Features``."""
+        return sha256(self.w.numpy().tobytes())
 
     def __call__(self, x: Tensor) -> Tensor:
         """See ``Features``."""
