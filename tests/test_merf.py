@@ -256,6 +256,31 @@ def test_features_that_are_too_long_are_cut() -> None:
     assert torch.allclose(sums(Long(PHI.w), some(30), 10), sums(PHI, some(30), 10), rtol=0, atol=1e-5)
 
 
+class Broken(Fourier):
+    """Features of which some are no numbers."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        phi = super().__call__(x)
+        return torch.where((torch.arange(len(x)) % 3 == 0)[:, None], phi * torch.tensor([torch.nan, *[1.0] * 199]), phi)
+
+
+def test_features_that_are_no_numbers_are_zero() -> None:
+    """Noise does not hide them: a row that is no number would tell that a client holds its class."""
+    whole = sums(Broken(PHI.w), some(30), 10)
+    there = some(30)[np.flatnonzero(np.arange(30) % 3 != 0)]
+    assert torch.allclose(whole[:, :-1], sums(PHI, there, 10)[:, :-1], rtol=0, atol=1e-5)
+    assert torch.equal(whole[:, -1], sums(PHI, some(30), 10)[:, -1])
+    tiny = replace(SMALL, scale=1e-76)  # 1/sqrt(s) overflows in float32
+    assert not tiny.phi(dealt())(torch.ones(1, 64)).isfinite().all()
+    assert total(tiny, dealt(20), tiny.phi(dealt())).isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["scale", "second_scale"])
+def test_scales_at_which_features_would_overflow_are_refused(name: str) -> None:
+    with pytest.raises(UserError, match=rf"{name} must lie in \[1e-9, 1e9\]"):
+        choose({"sharing.setting": "merf", "sharing.target_epsilon": 1.0, f"sharing.{name}": 1e-76})
+
+
 # --- images
 
 

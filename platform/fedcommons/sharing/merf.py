@@ -73,9 +73,9 @@ class MERF:
     """t, with noise summed: so many clients' noise may be missing from the sum"""
     features: Annotated[int, "[4, 1e6]"] = 1000
     """D, random features of an image"""
-    scale: Annotated[float | None, "(0, 1e9]"] = None
+    scale: Annotated[float | None, "[1e-9, 1e9]"] = None
     """s, squared length scale, never from private data; default: 105/784 of an image's numbers, published for MNIST"""
-    second_scale: Annotated[float | None, "(0, 1e9]"] = None
+    second_scale: Annotated[float | None, "[1e-9, 1e9]"] = None
     """s of half of the features; default: all have one"""
     per_class: Annotated[int, "[1, 1e6]"] = 20
     """images of each class that are fitted, or drawn by the generator (paper: 6,000)"""

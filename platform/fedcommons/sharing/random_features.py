@@ -78,9 +78,10 @@ def pixels(x: Tensor) -> Tensor:
 
 
 def bounded(features: Features, x: Tensor) -> Tensor:
-    """Features whose norm is at most 1, whatever they are: shorter ones are as they are."""
+    """Features whose norm is at most 1, whatever they are: shorter ones are as they are, not finite ones are zero."""
     phi = features(x)
-    return phi / phi.norm(dim=-1, keepdim=True).clamp_min(1)
+    short = phi / phi.norm(dim=-1, keepdim=True).clamp_min(1)
+    return torch.where(short.isfinite().all(-1, keepdim=True), short, 0.0)
 
 
 def sums(features: Features, examples: Examples, n_classes: int) -> Tensor:
