@@ -52,8 +52,13 @@ def test_the_root_is_one_from_all_noise_to_none(mu: float, delta: float) -> None
     else:
         assert gaussian.delta(epsilon, mu) == pytest.approx(delta, rel=1e-6)
     assert gaussian.epsilon(0.0, delta) == 0
-    with pytest.raises(ValueError, match="mu must be at most"):
-        gaussian.epsilon(1e8, delta)
+
+
+@pytest.mark.parametrize("delta", [1e-250, 1e-12, 1e-5, 0.4])
+def test_where_there_is_hardly_any_noise_it_is_a_bound_that_is_no_looser_than_rounding(delta: float) -> None:
+    below, above = (gaussian.epsilon(gaussian.MU[1] * by, delta) for by in (1, 1 + 1e-9))
+    assert below < above < below * (1 + 1e-5)
+    assert gaussian.epsilon(1e9, delta) == pytest.approx(1e18 / 2, rel=1e-6)
 
 
 def test_steps_without_sampling_are_one_mechanism_and_the_ledger_is_exact_for_them() -> None:

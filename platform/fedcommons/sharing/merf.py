@@ -169,11 +169,10 @@ class MERF:
 
     def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
         """One noisy value a client. With summed noise the event is that of the sum, and its name says so."""
-        if not self.sigma:
-            return contributed, [Release(i, (SUMS,), seen=n) for i, n in enumerate(dealt.own.sizes)]
-        what = (SUMS if self.noise == "local" else f"{SUMS}, seen added up over clients only",)
-        event = Release(0, what, mechanism=SAMPLED_GAUSSIAN, sigma=self.sigma, sensitivity=1.0, steps=1)
-        return contributed, [replace(event, client=i) for i in range(len(dealt.own))]
+        what = f"{SUMS}, seen added up over clients only" if self.sigma and self.noise == "summed" else SUMS
+        event = Release(0, (what,), mechanism=SAMPLED_GAUSSIAN, sigma=self.sigma, sensitivity=1.0, steps=1)
+        sizes = dealt.own.sizes
+        return contributed, [replace(event, client=i, seen=0 if event.covered else n) for i, n in enumerate(sizes)]
 
     def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
         """All get all images: sums go up, images come down."""

@@ -178,12 +178,13 @@ class NDPDC:
 
     def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
         """T noisy values a client."""
-        classes = dealt.n_classes or 0
-        if self.noise_multiplier == 0:
-            return contributed, [Release(i, (SUMS,), seen=n) for i, n in enumerate(dealt.own.sizes)]
-        event = Release(0, (SUMS,), mechanism=SAMPLED_GAUSSIAN, sensitivity=1.0, steps=self.iterations)
-        of_each = [(self.rate(n, classes), self.sigma(n, classes)) for n in dealt.own.sizes]
-        return contributed, [replace(event, client=i, q=q, sigma=sigma) for i, (q, sigma) in enumerate(of_each)]
+        event, classes = Release(0, (SUMS,), mechanism=SAMPLED_GAUSSIAN, sensitivity=1.0), dealt.n_classes or 0
+        events = []
+        for client, n in enumerate(dealt.own.sizes):
+            how = {"q": self.rate(n, classes), "sigma": self.sigma(n, classes), "steps": self.iterations}
+            sent = replace(event, client=client, **how)
+            events.append(replace(sent, seen=0 if sent.covered else n))
+        return contributed, events
 
     def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
         """All get all images: T messages go up, images come down."""
