@@ -202,14 +202,18 @@ class MERF:
         )
 
     def views(self, n: int) -> dict[str, float]:
-        """mu = 1/sigma of what each party sees of a client's data, for n clients of whom none is missing."""
-        one = self.sigma_of_each(n)
-        seen = {"outsiders, who see images": n, "the server under secure aggregation": n, "the server without it": 1}
+        """mu = 1/sigma of what each party sees of the data of a client that sends, of n clients of whom t are missing.
+
+        A sum has the noise of n - t clients, less of those who know theirs; the client's own is there in any case.
+        """
+        one, sent, many = self.sigma_of_each(n), n - self.may_miss, max(2, n // 2)
+        seen = {"outsiders, who see images": 0, "the server under secure aggregation": 0}
+        seen |= {"the server without it": sent - 1}
         if n > 1:
-            seen |= {"another client, which knows its own noise": n - 1}
-        if n > 3:
-            seen |= {f"{n // 2} clients together": n - n // 2}
-        return {party: 1 / (sqrt(terms) * one) for party, terms in seen.items()}
+            seen |= {"another client, which knows its own noise": 1}
+        if n > many:
+            seen |= {f"{many} clients together": many}
+        return {party: 1 / (sqrt(max(1, sent - known)) * one) for party, known in seen.items()}
 
 
 SUMS = "noisy sums of features"
