@@ -14,6 +14,7 @@ from fedcommons.config.flat import choose
 from fedcommons.core import gaussian
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
+from fedcommons.errors import UserError
 from fedcommons.runs import experiment
 from fedcommons.seeds import generator
 from fedcommons.sharing.dealt import Dealt
@@ -114,10 +115,38 @@ def test_what_can_be_hoped_for_is_told_by_the_noise_in_a_class(noise: str) -> No
     ]
     moved = torch.stack(of_each).sum(0)
     ratio = float((sqrt(2) * moved[:, :-1].norm(dim=1) / (3000 / 10)).mean())
-    told = float(stage.note(given).partition("features is ")[2].partition(" times")[0])
+    (sentence,) = stage.beforehand(given)
+    told = float(sentence.partition("features is ")[2].partition(" times")[0])
     assert told == pytest.approx(ratio, rel=0.1)
-    assert "taught a classifier 91 % of digits" in stage.note(given)
-    assert "taught a classifier 31 % of digits" in replace(stage, noise_multiplier=60.0).note(given)
+    assert replace(stage, noise_multiplier=0.0).beforehand(given) == []
+
+
+@pytest.mark.parametrize(
+    ("ratio", "taught"),
+    [(0.1, "91 % or more"), (0.36, "some 91 %"), (2.0, "some 72 %"), (4.0, "some 31 %"),
+     (4.1, "at most 31 %, and hardly more than chance far above"), (1e4, "at most 31 %")],
+)  # fmt: skip
+def test_what_was_measured_is_not_told_of_ratios_beyond(ratio: float, taught: str) -> None:
+    """In between it is interpolated: 79 % at 1.6, 65 % at 2.4."""
+    noise = ratio * 6 / sqrt(2 * 40) / sqrt(3)
+    (sentence,) = replace(SMALL, noise_multiplier=noise).beforehand(dealt(20, 40))
+    assert f"With the data set digits, at such a ratio, images taught a classifier {taught}" in sentence
+
+
+@pytest.mark.parametrize("setting", ["merf", "ndpdc"])
+def test_what_can_be_hoped_for_is_told_before_images_are_fitted(
+    setting: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+
+    def fails(*_: Any) -> None:
+        raise UserError("no images")
+
+    monkeypatch.setattr(experiment, "assemble", fails)
+    config = choose({"sharing.setting": setting, "sharing.target_epsilon": 2.0, "tracking.wandb": "off"})
+    with pytest.raises(UserError, match="no images"):
+        experiment.run(config, tmp_path / "run", say=said.append)
+    assert [sentence.partition(":")[0] for sentence in said] == [setting]
 
 
 def test_a_run_says_what_each_party_sees(tmp_path: Any) -> None:

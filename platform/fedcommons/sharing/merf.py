@@ -179,27 +179,30 @@ class MERF:
         n, phi = len(dealt.own), self.phi(dealt)
         up = 4 * (phi.size + 1) * (dealt.n_classes or 0)
         down = images_nbytes(len(released.rows), dealt.shape, dealt.itemsize, dealt.label_nbytes)
-        parts, views = released.of_each(n), self.views(n) if self.sigma else {}
-        notes = [self.note(dealt)] if self.sigma else []
         return Assigned(
-            dealt.own.rows, [released.rows] * n, n_own=dealt.own.sizes, pool=parts, once=n * (up + down),
-            views=views, notes=notes,
+            dealt.own.rows, [released.rows] * n, n_own=dealt.own.sizes, pool=released.of_each(n), once=n * (up + down),
+            views=self.views(n) if self.sigma else {},
         )  # fmt: skip
 
-    def note(self, dealt: Dealt) -> str:
+    def beforehand(self, dealt: Dealt) -> list[str]:
         """What can be hoped for: the noise in a class's mean of features, sqrt(2 D) sigma_S/n_c, and what it taught.
 
         sigma_S: of the noise in the sum; n_c: images of a class, were the clients' dealt evenly, which is public.
         """
+        if not self.sigma:
+            return []
         n, classes = len(dealt.own), dealt.n_classes or 1
         noise = self.sigma_of_each(n) * sqrt(n)
         ratio = sqrt(2 * self.features) * noise * classes / sum(dealt.own.sizes)
-        told = np.interp(ratio, [at for at, _ in TAUGHT], [taught for _, taught in TAUGHT])
-        return (
-            f"merf: the noise in a class's mean of features is {ratio:.2g} times as long as that mean can be; at this "
-            f"ratio images taught a classifier {told:.0f} % of digits (at "
-            f"{', '.join(f'{at:g}: {taught} %' for at, taught in TAUGHT)})."
-        )
+        (least, best), (most, worst) = TAUGHT[0], TAUGHT[-1]
+        told = f"some {np.interp(ratio, [at for at, _ in TAUGHT], [taught for _, taught in TAUGHT]):.0f} %"
+        if not least <= ratio <= most:
+            told = f"{best} % or more" if ratio < least else f"at most {worst} %, and hardly more than chance far above"
+        measured = ", ".join(f"{at:g}: {taught} %" for at, taught in TAUGHT)
+        return [
+            f"merf: the noise in a class's mean of features is {ratio:.2g} times as long as that mean can be. With the "
+            f"data set digits, at such a ratio, images taught a classifier {told} (at {measured})."
+        ]
 
     def views(self, n: int) -> dict[str, float]:
         """mu = 1/sigma of what each party sees of the data of a client that sends, of n clients of whom t are missing.

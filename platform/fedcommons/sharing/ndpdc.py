@@ -192,16 +192,17 @@ class NDPDC:
         up = 4 * self.iterations * (dealt.n_classes or 0) * self.networks(dealt).size
         down = images_nbytes(len(released.rows), dealt.shape, dealt.itemsize, dealt.label_nbytes)
         return Assigned(
-            dealt.own.rows, [released.rows] * n, n_own=dealt.own.sizes, pool=released.of_each(n), once=n * (up + down),
-            notes=[self.note(dealt)] if self.noise_multiplier != 0 else [],
+            dealt.own.rows, [released.rows] * n, n_own=dealt.own.sizes, pool=released.of_each(n), once=n * (up + down)
         )  # fmt: skip
 
-    def note(self, dealt: Dealt) -> str:
+    def beforehand(self, dealt: Dealt) -> list[str]:
         """What can be hoped for: the noise in a total, over how long it can be, and over the root of T."""
+        if self.noise_multiplier == 0:
+            return []
         classes = dealt.n_classes or 0
         noise = sqrt(sum(self.sigma(n, classes) ** 2 for n in dealt.own.sizes) * self.networks(dealt).size)
         ratio = noise / self.expected(dealt)
-        return (
+        return [
             f"ndpdc: the noise in a step's sum of a class is {ratio:.2g} times as long as that sum can be, and in the "
             f"mean of {self.iterations:,} steps {ratio / sqrt(self.iterations):.2g} times."
-        )
+        ]
