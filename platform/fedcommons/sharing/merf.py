@@ -65,7 +65,7 @@ class MERF:
     """epsilon of what every client releases. Either this or noise_multiplier"""
     noise_multiplier: Annotated[float | None, "[0, 1e6]"] = None
     """sigma, standard deviation of the noise over the sensitivity 1; 0: none, and no guarantee"""
-    delta: Annotated[float, "(0, 1)"] = 1e-5
+    delta: Annotated[float, "[1e-250, 1)"] = 1e-5
     """delta of target_epsilon; a run has one delta, so it must be dp.delta"""
     noise: Annotated[str, "local | summed"] = "local"
     """whom a client's own noise protects from: all, or those who see the sum over clients only (secure aggregation)"""

@@ -60,7 +60,7 @@ class NDPDC:
     """epsilon of what every client releases. Either this or noise_multiplier"""
     noise_multiplier: Annotated[float | None, "[0, 1e6]"] = None
     """sigma, standard deviation of the noise over the sensitivity 1; 0: none, and no guarantee"""
-    delta: Annotated[float, "(0, 1)"] = 1e-5
+    delta: Annotated[float, "[1e-250, 1)"] = 1e-5
     """delta of target_epsilon; a run has one delta, so it must be dp.delta"""
     iterations: Annotated[int, "[1, 1e6]"] = 1000
     """T, networks, each with a message and a step on the pixels (paper: 10,000)"""
