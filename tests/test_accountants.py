@@ -1,5 +1,9 @@
 """Epsilons and the noise for a target, against Opacus called directly, published numbers and dp-accounting's PLD."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from opacus.accountants import PRVAccountant, RDPAccountant
@@ -8,6 +12,8 @@ from opacus.accountants.analysis.rdp import compute_rdp
 from fedcommons.core.accountants import LARGEST_SIGMA, composed, epsilon, noise_for, require_reachable
 from fedcommons.core.renyi import divergences
 from fedcommons.errors import UserError
+
+SWEEPS = Path(__file__).parents[1] / "sweeps"
 
 Q = 256 / 3750
 """Fedssyn's sampling rate: batches of 256, and three quarters of a client's 5,000 images."""
@@ -96,3 +102,15 @@ def test_a_target_beyond_the_largest_noise_is_refused() -> None:
     require_reachable(least, 1.0, 1000, 1e-5)
     with pytest.raises(UserError, match=r"target_epsilon 0\.5 would need a noise multiplier above 100, at wh"):
         require_reachable(0.5, 1.0, 1000, 1e-5)
+
+
+@pytest.mark.long
+def test_a_target_beyond_the_largest_noise_is_refused_in_one_line() -> None:
+    """Importing Opacus has the root logger print all that is logged, ours among it."""
+    argv = ["--sharing", "ndpdc", "--sharing.target_epsilon", "0.1", "--sharing.iterations", "10000"]
+    run = subprocess.run([sys.executable, str(SWEEPS / "run.py"), *argv], capture_output=True, text=True, check=False)
+    assert run.returncode == 2
+    said = [line for line in run.stderr.splitlines() if "target_epsilon" in line]
+    assert len(said) == 1
+    assert said[0].startswith("error: ")
+    assert said[0].endswith("ask for a larger epsilon or fewer steps.")

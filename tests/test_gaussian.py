@@ -7,7 +7,9 @@ import pytest
 from opacus.accountants import RDPAccountant
 from scipy.stats import norm
 
+from fedcommons.config.flat import choose
 from fedcommons.core import accountants, gaussian
+from fedcommons.errors import UserError
 
 
 @pytest.mark.parametrize(("sigma", "epsilon"), [(0.5, 10.0), (3.731, 1.0), (1.0, 3.0), (2.0, 0.0), (0.1, 60.0)])
@@ -52,8 +54,24 @@ def test_the_root_is_one_from_all_noise_to_none(mu: float, delta: float) -> None
     else:
         assert gaussian.delta(epsilon, mu) == pytest.approx(delta, rel=1e-6)
     assert gaussian.epsilon(0.0, delta) == 0
-    with pytest.raises(ValueError, match="mu must be at most"):
-        gaussian.epsilon(1e8, delta)
+
+
+@pytest.mark.parametrize("delta", [1e-250, 0.999999])
+@pytest.mark.parametrize("target", [0.001, 1.0, 1000.0])
+def test_every_delta_that_may_be_asked_for_has_its_noise(target: float, delta: float) -> None:
+    assert gaussian.epsilon(1 / gaussian.noise_for(target, delta), delta) == pytest.approx(target, rel=1e-6)
+    names = ("dp.delta", "sharing.delta")
+    choose({"sharing.setting": "merf", "sharing.target_epsilon": target, **dict.fromkeys(names, delta)})
+    for name in names:
+        with pytest.raises(UserError, match=rf"{name} must lie in \[1e-250, 1\), got 1e-305"):
+            choose({"sharing.setting": "merf", "sharing.target_epsilon": target, name: 1e-305})
+
+
+@pytest.mark.parametrize("delta", [1e-250, 1e-12, 1e-5, 0.4])
+def test_where_there_is_hardly_any_noise_it_is_a_bound_that_is_no_looser_than_rounding(delta: float) -> None:
+    below, above = (gaussian.epsilon(gaussian.MU[1] * by, delta) for by in (1, 1 + 1e-9))
+    assert below < above < below * (1 + 1e-5)
+    assert gaussian.epsilon(1e9, delta) == pytest.approx(1e18 / 2, rel=1e-6)
 
 
 def test_steps_without_sampling_are_one_mechanism_and_the_ledger_is_exact_for_them() -> None:

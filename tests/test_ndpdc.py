@@ -288,7 +288,6 @@ def test_without_noise_nothing_is_covered() -> None:
     shared = share(replace(SMALL, noise_multiplier=0.0), dealt(20, 40))
     assert [event.covered for event in shared.releases] == [False] * 3
     assert [event.seen for event in shared.releases] == [20, 20, 20]
-    assert shared.notes == []
 
 
 def test_everybody_gets_all_images_and_pays_for_the_messages_and_them() -> None:
@@ -314,8 +313,10 @@ def test_what_can_be_hoped_for_is_told_by_the_noise_in_a_step() -> None:
     noise = torch.zeros(10, stage.networks(given).size)
     for client in range(3):
         noise += message(stage, given, client) - message(replace(stage, noise_multiplier=0.0), given, client)
-    told = float(stage.note(given).partition("class is ")[2].partition(" times")[0])
+    (sentence,) = stage.beforehand(given)
+    told = float(sentence.partition("class is ")[2].partition(" times")[0])
     assert told == pytest.approx(noise.norm(dim=1).mean().item() / 6, rel=0.1)
+    assert replace(stage, noise_multiplier=0.0).beforehand(given) == []
 
 
 # --- runs

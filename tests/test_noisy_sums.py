@@ -2,16 +2,19 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from fedcommons.audits.directions import Estimate
+from fedcommons.config.flat import choose
 from fedcommons.core.dp_sgd import NoisySum
 from fedcommons.core.noise import Stream
 from fedcommons.errors import UserError
 from fedcommons.runs.build import prepare
+from fedcommons.sharing.stage import Contributions
 from papers.fedssyn.noisy_sums import audited
 
 STAGES = {
@@ -69,6 +72,22 @@ def test_a_client_that_is_not_there_and_sums_without_noise_are_refused(sweep: Mo
     bare = prepare(sweep.arguments([*argv[:-2], "--sharing.noise_multiplier", "0"]).config)
     with pytest.raises(UserError, match="without noise no epsilon is reported"):
         audited(bare, None, 8)
+
+
+@BOTH
+def test_noise_that_no_accountant_takes_is_refused_and_discloses_all(sweep: ModuleType, setting: str) -> None:
+    """Before any work; a stage that is called all the same says what it gives away."""
+    small = {"sharing.setting": setting, "sharing.noise_multiplier": 1e-9}
+    with pytest.raises(UserError, match=r"sharing.noise_multiplier must be 0 or at least 0.0001, got 1e-09"):
+        prepare(choose(small))
+    prepared = prepare(choose({**small, "sharing.noise_multiplier": 1e-4}))
+    given, stage = prepared.dealt, prepared.stage
+    for sigma, covered in ((0.0, False), (9e-5, False), (1e-4, True)):
+        of = replace(stage, noise_multiplier=sigma)  # type: ignore[type-var]
+        _, events = of.release(given, Contributions.none(given))
+        assert [(event.covered, event.seen) for event in events] == [
+            (covered, 0 if covered else n) for n in given.own.sizes
+        ]
 
 
 @pytest.mark.parametrize("more", [["--shadows", "5"], ["--resume"]])

@@ -272,7 +272,7 @@ class DP:
     """epsilon of each client's local training in all rounds; its noise is solved for, in place of noise_multiplier"""
     clip: Annotated[float, "[1e-30, 1e30]"] = 5.0
     """clipping norm: largest L2 norm of an example's gradient"""
-    delta: Annotated[float, "(0, 1)"] = 1e-5
+    delta: Annotated[float, "[1e-250, 1)"] = 1e-5
     """delta of the (epsilon, delta) guarantee"""
     at_once: Annotated[int, "[1, 1e9]"] = 1
     """examples whose gradients local training computes in one call: 1 is faster on most CPUs, some dozens on a GPU,

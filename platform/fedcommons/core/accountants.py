@@ -7,11 +7,13 @@ numerical composition of privacy losses (Gopi et al. 2021), tighter by some perc
 q: sampling rate;  sigma: noise multiplier.
 """
 
+import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache, reduce
+from functools import cache, lru_cache, reduce
 from math import sqrt
+from types import ModuleType
 
 import numpy as np
 
@@ -34,11 +36,21 @@ def _quiet() -> Iterator[None]:
         yield
 
 
+@cache
+def _opacus() -> ModuleType:
+    """Opacus' accountants. Their import has the root logger print, so that what we say would be there twice."""
+    root = logging.getLogger()
+    before = [*root.handlers]
+    import opacus.accountants.utils
+
+    for handler in {*root.handlers} - {*before}:
+        root.removeHandler(handler)
+    return opacus.accountants
+
+
 @lru_cache(maxsize=4096)
 def _renyi_of_a_step(q: float, sigma: float) -> np.ndarray:
-    from opacus.accountants import RDPAccountant
-
-    return divergences(q, sigma, np.asarray(RDPAccountant.DEFAULT_ALPHAS, dtype=float))
+    return divergences(q, sigma, np.asarray(_opacus().RDPAccountant.DEFAULT_ALPHAS, dtype=float))
 
 
 @lru_cache(maxsize=100_000)
@@ -46,23 +58,19 @@ def composed(spent: Spent, delta: float) -> float:
     """epsilon >= 0 of all these steps; 0 for no step. By rdp, divergences add up at each order; q = 1 alone: exact."""
     if all(q == 1 for q, _, steps in spent if steps):
         return gaussian.epsilon(sqrt(sum(steps / sigma**2 for _, sigma, steps in spent)), delta)
-    from opacus.accountants import RDPAccountant
-    from opacus.accountants.analysis.rdp import get_privacy_spent
-
+    orders, spent_at = _opacus().RDPAccountant.DEFAULT_ALPHAS, _opacus().analysis.rdp.get_privacy_spent
     costs = [steps * _renyi_of_a_step(q, sigma) for q, sigma, steps in spent if steps]
     with _quiet():
-        total = get_privacy_spent(orders=RDPAccountant.DEFAULT_ALPHAS, rdp=list(reduce(np.add, costs)), delta=delta)[0]
+        total = spent_at(orders=orders, rdp=list(reduce(np.add, costs)), delta=delta)[0]
     return max(0.0, float(total))  # the formula is negative if delta alone is more than enough
 
 
 @lru_cache(maxsize=4096)
 def epsilon(q: float, sigma: float, steps: int, delta: float, accountant: str = "rdp") -> float:
     """epsilon >= 0 of so many steps; 0 for no step."""
-    from opacus.accountants import create_accountant
-
     if accountant == "rdp" or steps == 0:
         return composed(((q, sigma, steps),), delta)
-    counter = create_accountant(accountant)
+    counter = _opacus().create_accountant(accountant)
     counter.history = [(sigma, q, steps)]
     return max(0.0, float(counter.get_epsilon(delta)))
 
@@ -76,7 +84,7 @@ def require_reachable(target: float, q: float, steps: int, delta: float, account
     if (least := epsilon(q, LARGEST_SIGMA, steps, delta, accountant)) > target:
         raise UserError(
             f"target_epsilon {target:g} would need a noise multiplier above {LARGEST_SIGMA:g}, at which epsilon "
-            f"is still {least:.3g} (q = {q:.3g}, {steps} steps); ask for a larger epsilon or fewer epochs."
+            f"is still {least:.3g} (q = {q:.3g}, {steps} steps); ask for a larger epsilon or fewer steps."
         )
 
 
@@ -85,11 +93,9 @@ def noise_for(target: float, q: float, steps: int, delta: float, accountant: str
     """The smallest sigma whose epsilon is at most the target; by Opacus epsilon falls short of it by 0.01 at most."""
     if q == 1 and accountant == "rdp":
         return sqrt(steps) * gaussian.noise_for(target, delta)
-    from opacus.accountants.utils import get_noise_multiplier
-
     with _quiet():
         return float(
-            get_noise_multiplier(
+            _opacus().utils.get_noise_multiplier(
                 target_epsilon=target, target_delta=delta, sample_rate=q, steps=steps, accountant=accountant
             )
         )

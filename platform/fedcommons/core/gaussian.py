@@ -11,7 +11,7 @@ Several such mechanisms on the same data are one with mu^2 the sum of theirs (Do
 from math import exp, expm1, inf, log
 
 MU = (1e-7, 1e7)
-"""Where the roots are sought: beyond it a value is all noise, or none."""
+"""Where roots are sought: beyond it a value is all noise, or none."""
 
 
 def delta(epsilon: float, mu: float) -> float:
@@ -28,20 +28,16 @@ def _excess(epsilon_: float, mu: float, delta_: float) -> float:
 
 
 def epsilon(mu: float, delta_: float) -> float:
-    """The smallest epsilon >= 0 at ``delta_`` in (0, 1), for mu >= 0.
-
-    Raises:
-        ValueError: mu is above 1e7.
-    """
+    """The smallest epsilon >= 0 at ``delta_`` in (0, 1), for mu >= 0; above mu = 1e7 a bound, larger by some 1e-6."""
     from scipy.optimize import root_scalar
 
-    if mu > MU[1]:
-        raise ValueError(f"mu must be at most {MU[1]:g}, got {mu:g}")
     if mu == 0 or delta(0.0, mu) <= delta_:
         return 0.0
     most = (
         mu * mu / 2 + mu * (2 * log(1 / delta_)) ** 0.5
     )  # Phi(-z) <= e^(-z^2/2): there the first term is below delta_
+    if mu > MU[1]:
+        return most
     return float(root_scalar(lambda e: _excess(e, mu, delta_), bracket=(0.0, most), xtol=1e-12, rtol=1e-12).root)
 
 

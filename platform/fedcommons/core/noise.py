@@ -108,6 +108,14 @@ class Draws:
         self.given.add(key)
         return self.source.stream(*self.key, *key)
 
+    def hiding(self, value: Tensor, *key: int | str) -> Stream:
+        """The stream of the noise on this value, which whoever draws it again may compute otherwise.
+
+        Where noise is secret, a value that differs in a bit has other noise: of two with the same, their difference
+        would tell how. Seeded noise hides nothing, and stays the same whatever rounding does.
+        """
+        return self.stream(*key, *([_digest([value])] if self.source.salt else []))
+
     def seeds(self, n: int, step: int) -> list[int]:
         """n seeds of what a step draws besides, such as dropout, where noise is secret; none where it is seeded.
 

@@ -6,6 +6,7 @@ psi_t: features of step t's network, flattened;  A_tc: its augmentation of class
     phi_t(x, c) = psi_t(A_tc x) / max(1, |psi_t(A_tc x)|),   |phi_t| <= 1
 """
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -43,6 +44,14 @@ class Networks:
         """D."""
         with torch.no_grad(), keyed_globals(self.seed, "size of features"):
             return self._network()(torch.zeros(1, *self.shape), torch.zeros(1, 8)).numel()
+
+    @property
+    def digest(self) -> str:
+        """A hash of what the networks are and of the first one's weights."""
+        with keyed_globals(self.seed, "network", 0):
+            weights = self._network().state_dict()
+        told = repr((self.shape, self.n_classes, self.width, self.depth, self.augment, self.flip)).encode()
+        return hashlib.sha256(told + b"".join(weights[name].numpy().tobytes() for name in sorted(weights))).hexdigest()
 
     def at(self, step: int) -> Phi:
         """phi_t; one draw of the augmentation for each class, the same for its real and made images."""
@@ -94,7 +103,7 @@ class Sender:
         total = NoisySum(torch.zeros_like(real), clip=1.0)
         total.add(real, norm=1.0)
         if self.sigma:
-            total.blur(self.sigma, self.draws.stream("noise", step))
+            total.blur(self.sigma, self.draws.hiding(real, "noise", step))
         return total
 
 

@@ -47,7 +47,7 @@ class ByDPSGD:
     """epochs after which target_epsilon is reached; default: generator.epochs"""
     noise_multiplier: Annotated[float | None, "[0.001, 1e6]"] = None
     """sigma, standard deviation of the noise divided by clip"""
-    delta: Annotated[float, "(0, 1)"] = 1e-5
+    delta: Annotated[float, "[1e-250, 1)"] = 1e-5
     """delta of target_epsilon; a run has one delta, so it must be dp.delta"""
     clip: Annotated[float, "[1e-30, 1e30]"] = 1.0
     """clipping norm: largest L2 norm of an image's gradient"""

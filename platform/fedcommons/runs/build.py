@@ -65,6 +65,7 @@ from fedcommons.sharing.needs import GeneratorRecipe, Need, n_seen, require_cons
 from fedcommons.sharing.stage import (
     Contribution,
     Contributions,
+    Forewarning,
     Generating,
     Salted,
     Shared,
@@ -107,6 +108,15 @@ class Prepared:
         dealt, stage = self.dealt, self.stage
         own = stage.salts(dealt) if dealt.is_secret and isinstance(stage, Salted) else ()
         return [*salts_told(self.needs), *map(salts.name_of, own)]
+
+    @property
+    def told(self) -> Sequence[str]:
+        """What the user is told before any costly step."""
+        stage = self.stage
+        if not isinstance(stage, Forewarning):
+            return ()
+        with before_any_work(), somebodys(stage, "beforehand"):
+            return [given(str, sentence) for sentence in stage.beforehand(self.dealt)]
 
     @property
     def needs(self) -> Sequence[Need]:

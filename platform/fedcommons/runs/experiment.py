@@ -132,6 +132,8 @@ def _run(
         if config.dp.noise == SECRET:
             salt = secret.begun(folder, prepared.salts)
         _write_partition(folder, prepared.partition, prepared.tests, prepared.dataset.digest, salt)
+        for sentence in prepared.told:
+            say(sentence)
         made = synthetic_images(prepared, store, jobs, say, on_step)
         require_own(prepared.stage, prepared.dealt, prepared.needs, made)
         ready = assemble(prepared, made)

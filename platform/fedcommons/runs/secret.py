@@ -47,7 +47,8 @@ def kept(folder: Path, shared: Sequence[str]) -> bytes:
     if generators != list(shared):
         raise UserError(
             f"the noise of what {folder} shares before round 1 is secret, and its salts are lost: with new ones it "
-            "would release twice, so start anew (or FEDCOMMONS_STATE names the wrong folder)."
+            "would release twice, so start anew (or FEDCOMMONS_STATE names the wrong folder, or another version of "
+            "fedcommons began the run, whose sums or noise were others)."
         )
     return salt
 

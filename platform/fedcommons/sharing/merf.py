@@ -48,6 +48,9 @@ from fedcommons.sharing.stage import Assigned, Contribution, Contributions
 TAUGHT = ((0.35, 91), (0.7, 88), (1, 86), (1.6, 79), (2.4, 65), (4, 31))
 """Measured on digits (ten clients, D = 1,000, three seeds): the noise's ratio, and test accuracy by 200 images, %."""
 
+DRAWS = 1
+"""Version of how a message is computed and its noise drawn; another one has other secret salts."""
+
 SCALE = 105 / 784
 """s over d that DP-MERF publishes for MNIST, with pixels in [0, 1]."""
 
@@ -62,7 +65,7 @@ class MERF:
     """epsilon of what every client releases. Either this or noise_multiplier"""
     noise_multiplier: Annotated[float | None, "[0, 1e6]"] = None
     """sigma, standard deviation of the noise over the sensitivity 1; 0: none, and no guarantee"""
-    delta: Annotated[float, "(0, 1)"] = 1e-5
+    delta: Annotated[float, "[1e-250, 1)"] = 1e-5
     """delta of target_epsilon; a run has one delta, so it must be dp.delta"""
     noise: Annotated[str, "local | summed"] = "local"
     """whom a client's own noise protects from: all, or those who see the sum over clients only (secure aggregation)"""
@@ -70,9 +73,9 @@ class MERF:
     """t, with noise summed: so many clients' noise may be missing from the sum"""
     features: Annotated[int, "[4, 1e6]"] = 1000
     """D, random features of an image"""
-    scale: Annotated[float | None, "(0, 1e9]"] = None
+    scale: Annotated[float | None, "[1e-9, 1e9]"] = None
     """s, squared length scale, never from private data; default: 105/784 of an image's numbers, published for MNIST"""
-    second_scale: Annotated[float | None, "(0, 1e9]"] = None
+    second_scale: Annotated[float | None, "[1e-9, 1e9]"] = None
     """s of half of the features; default: all have one"""
     per_class: Annotated[int, "[1, 1e6]"] = 20
     """images of each class that are fitted, or drawn by the generator (paper: 6,000)"""
@@ -133,12 +136,13 @@ class MERF:
     def message(self, dealt: Dealt, client: int, phi: Features) -> NoisySum:
         """S_i (classes, D + 1)."""
         own = dealt.own.store[dealt.own.rows[client]]
-        total = NoisySum(torch.zeros(dealt.n_classes or 0, phi.size + 1, dtype=torch.float64), clip=1.0)
-        total.add(sums(phi, own, dealt.n_classes or 0), norm=1.0)
+        exact = sums(phi, own, dealt.n_classes or 0)
+        total = NoisySum(torch.zeros_like(exact), clip=1.0)
+        total.add(exact, norm=1.0)
         if sigma := self.sigma_of_each(len(dealt.own)):
-            key, content = self._key(dealt, client), (own.x, own.y)
-            source = Source(wide_key("merf", key), self._salt(key) if dealt.is_secret else b"")
-            total.blur(sigma, Noise(source).call("sums of features", *content).stream())
+            salt = self._salt(dealt, client, phi) if dealt.is_secret else b""
+            source = Source(wide_key("merf", self._key(dealt, client)), salt)
+            total.blur(sigma, Noise(source).call("sums of features", own.x, own.y).hiding(exact))
         return total
 
     def shorter(self) -> tuple["MERF", float]:
@@ -148,63 +152,71 @@ class MERF:
 
     def salts(self, dealt: Dealt) -> list[bytes]:
         """See ``Salted``: of each client's message."""
-        return [self._salt(self._key(dealt, client)) for client in range(len(dealt.own))] if self.sigma else []
+        phi = self.phi(dealt)
+        return [self._salt(dealt, client, phi) for client in range(len(dealt.own))] if self.sigma else []
 
     def _key(self, dealt: Dealt, client: int) -> str:
-        """Of all that decides a message: with the same noise it is the same release."""
+        """Of what is asked for, by which noise is drawn."""
         own = dealt.own.store[dealt.own.rows[client]]
         content = sha256(own.x.numpy().tobytes() + own.y.numpy().tobytes())
         decides = constants(self, ("per_class", "steps", "fit"))
         return key_of({"seed": dealt.seed, "client": client, "clients": len(dealt.own), "own": content, **decides})
 
-    @staticmethod
-    def _salt(key: str) -> bytes:
-        return salts.of_artifact(f"{key}-merf")
+    def _salt(self, dealt: Dealt, client: int, phi: Features) -> bytes:
+        """Of what a message really is, as salts outlive what computes it: the same noise on another one would tell."""
+        really = {"draws": DRAWS, "sigma": self.sigma_of_each(len(dealt.own)), "features": phi.digest}
+        return salts.of_artifact(f"{key_of({'asked': self._key(dealt, client), **really})}-merf")
 
     def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
         """One noisy value a client. With summed noise the event is that of the sum, and its name says so."""
-        if not self.sigma:
-            return contributed, [Release(i, (SUMS,), seen=n) for i, n in enumerate(dealt.own.sizes)]
-        what = (SUMS if self.noise == "local" else f"{SUMS}, seen added up over clients only",)
-        event = Release(0, what, mechanism=SAMPLED_GAUSSIAN, sigma=self.sigma, sensitivity=1.0, steps=1)
-        return contributed, [replace(event, client=i) for i in range(len(dealt.own))]
+        what = f"{SUMS}, seen added up over clients only" if self.sigma and self.noise == "summed" else SUMS
+        event = Release(0, (what,), mechanism=SAMPLED_GAUSSIAN, sigma=self.sigma, sensitivity=1.0, steps=1)
+        sizes = dealt.own.sizes
+        return contributed, [replace(event, client=i, seen=0 if event.covered else n) for i, n in enumerate(sizes)]
 
     def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
         """All get all images: sums go up, images come down."""
         n, phi = len(dealt.own), self.phi(dealt)
         up = 4 * (phi.size + 1) * (dealt.n_classes or 0)
         down = images_nbytes(len(released.rows), dealt.shape, dealt.itemsize, dealt.label_nbytes)
-        parts, views = released.of_each(n), self.views(n) if self.sigma else {}
-        notes = [self.note(dealt)] if self.sigma else []
         return Assigned(
-            dealt.own.rows, [released.rows] * n, n_own=dealt.own.sizes, pool=parts, once=n * (up + down),
-            views=views, notes=notes,
+            dealt.own.rows, [released.rows] * n, n_own=dealt.own.sizes, pool=released.of_each(n), once=n * (up + down),
+            views=self.views(n) if self.sigma else {},
         )  # fmt: skip
 
-    def note(self, dealt: Dealt) -> str:
+    def beforehand(self, dealt: Dealt) -> list[str]:
         """What can be hoped for: the noise in a class's mean of features, sqrt(2 D) sigma_S/n_c, and what it taught.
 
         sigma_S: of the noise in the sum; n_c: images of a class, were the clients' dealt evenly, which is public.
         """
+        if not self.sigma:
+            return []
         n, classes = len(dealt.own), dealt.n_classes or 1
         noise = self.sigma_of_each(n) * sqrt(n)
         ratio = sqrt(2 * self.features) * noise * classes / sum(dealt.own.sizes)
-        told = np.interp(ratio, [at for at, _ in TAUGHT], [taught for _, taught in TAUGHT])
-        return (
-            f"merf: the noise in a class's mean of features is {ratio:.2g} times as long as that mean can be; at this "
-            f"ratio images taught a classifier {told:.0f} % of digits (at "
-            f"{', '.join(f'{at:g}: {taught} %' for at, taught in TAUGHT)})."
-        )
+        (least, best), (most, worst) = TAUGHT[0], TAUGHT[-1]
+        told = f"some {np.interp(ratio, [at for at, _ in TAUGHT], [taught for _, taught in TAUGHT]):.0f} %"
+        if not least <= ratio <= most:
+            told = f"{best} % or more" if ratio < least else f"at most {worst} %, and hardly more than chance far above"
+        measured = ", ".join(f"{at:g}: {taught} %" for at, taught in TAUGHT)
+        return [
+            f"merf: the noise in a class's mean of features is {ratio:.2g} times as long as that mean can be. With the "
+            f"data set digits, at such a ratio, images taught a classifier {told} (at {measured})."
+        ]
 
     def views(self, n: int) -> dict[str, float]:
-        """mu = 1/sigma of what each party sees of a client's data, for n clients of whom none is missing."""
-        one = self.sigma_of_each(n)
-        seen = {"outsiders, who see images": n, "the server under secure aggregation": n, "the server without it": 1}
+        """mu = 1/sigma of what each party sees of the data of a client that sends, of n clients of whom t are missing.
+
+        A sum has the noise of n - t clients, less of those who know theirs; the client's own is there in any case.
+        """
+        one, sent, many = self.sigma_of_each(n), n - self.may_miss, max(2, n // 2)
+        seen = {"outsiders, who see images": 0, "the server under secure aggregation": 0}
+        seen |= {"the server without it": sent - 1}
         if n > 1:
-            seen |= {"another client, which knows its own noise": n - 1}
-        if n > 3:
-            seen |= {f"{n // 2} clients together": n - n // 2}
-        return {party: 1 / (sqrt(terms) * one) for party, terms in seen.items()}
+            seen |= {"another client, which knows its own noise": 1}
+        if n > many:
+            seen |= {f"{many} clients together": many}
+        return {party: 1 / (sqrt(max(1, sent - known)) * one) for party, known in seen.items()}
 
 
 SUMS = "noisy sums of features"

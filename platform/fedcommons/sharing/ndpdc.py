@@ -46,6 +46,9 @@ from fedcommons.sharing.stage import Assigned, Contribution, Contributions
 
 SUMS = "noisy sums of features of random networks"
 
+DRAWS = 1
+"""Version of how messages are computed and samples and noise drawn; another one has other secret salts."""
+
 
 @dataclass(frozen=True)
 class NDPDC:
@@ -57,7 +60,7 @@ class NDPDC:
     """epsilon of what every client releases. Either this or noise_multiplier"""
     noise_multiplier: Annotated[float | None, "[0, 1e6]"] = None
     """sigma, standard deviation of the noise over the sensitivity 1; 0: none, and no guarantee"""
-    delta: Annotated[float, "(0, 1)"] = 1e-5
+    delta: Annotated[float, "[1e-250, 1)"] = 1e-5
     """delta of target_epsilon; a run has one delta, so it must be dp.delta"""
     iterations: Annotated[int, "[1, 1e6]"] = 1000
     """T, networks, each with a message and a step on the pixels (paper: 10,000)"""
@@ -138,8 +141,9 @@ class NDPDC:
     def sender(self, dealt: Dealt, client: int) -> Sender:
         """The client, who sends T messages (classes, D)."""
         own, classes = dealt.own.store[dealt.own.rows[client]], dealt.n_classes or 0
-        sigma, key = self.sigma(len(own), classes), self._key(dealt, client)
-        source = Source(wide_key("ndpdc", key), self._salt(key) if dealt.is_secret and sigma else b"")
+        sigma = self.sigma(len(own), classes)
+        salt = self._salt(dealt, client) if dealt.is_secret and sigma else b""
+        source = Source(wide_key("ndpdc", self._key(dealt, client)), salt)
         draws = Noise(source).call("sums of features of networks", own.x, own.y)
         return Sender(own, classes, self.rate(len(own), classes), sigma, draws)
 
@@ -151,27 +155,36 @@ class NDPDC:
     def salts(self, dealt: Dealt) -> list[bytes]:
         """See ``Salted``: of each client's messages."""
         has_noise = self.noise_multiplier != 0
-        return [self._salt(self._key(dealt, client)) for client in range(len(dealt.own))] if has_noise else []
+        return [self._salt(dealt, client) for client in range(len(dealt.own))] if has_noise else []
 
     def _key(self, dealt: Dealt, client: int) -> str:
-        """Of all that decides the messages: with the same noise they are the same release."""
+        """Of what is asked for, by which samples and noise are drawn."""
         own = dealt.own.store[dealt.own.rows[client]]
         content = sha256(own.x.numpy().tobytes() + own.y.numpy().tobytes())
         decides = {**constants(self, ("per_class", "lr")), "classes": dealt.n_classes, "flip": dealt.flip}
         return key_of({"seed": dealt.seed, "client": client, "own": content, **decides})
 
-    @staticmethod
-    def _salt(key: str) -> bytes:
-        return salts.of_artifact(f"{key}-ndpdc")
+    def _salt(self, dealt: Dealt, client: int) -> bytes:
+        """Of what the messages really are, as salts outlive what computes them: the same noise on others would tell."""
+        n, classes = dealt.own.sizes[client], dealt.n_classes or 0
+        really = {
+            "draws": DRAWS,
+            "q": self.rate(n, classes),
+            "sigma": self.sigma(n, classes),
+            "iterations": self.iterations,
+            "features": self.networks(dealt).digest,
+        }
+        return salts.of_artifact(f"{key_of({'asked': self._key(dealt, client), **really})}-ndpdc")
 
     def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
         """T noisy values a client."""
-        classes = dealt.n_classes or 0
-        if self.noise_multiplier == 0:
-            return contributed, [Release(i, (SUMS,), seen=n) for i, n in enumerate(dealt.own.sizes)]
-        event = Release(0, (SUMS,), mechanism=SAMPLED_GAUSSIAN, sensitivity=1.0, steps=self.iterations)
-        of_each = [(self.rate(n, classes), self.sigma(n, classes)) for n in dealt.own.sizes]
-        return contributed, [replace(event, client=i, q=q, sigma=sigma) for i, (q, sigma) in enumerate(of_each)]
+        event, classes = Release(0, (SUMS,), mechanism=SAMPLED_GAUSSIAN, sensitivity=1.0), dealt.n_classes or 0
+        events = []
+        for client, n in enumerate(dealt.own.sizes):
+            how = {"q": self.rate(n, classes), "sigma": self.sigma(n, classes), "steps": self.iterations}
+            sent = replace(event, client=client, **how)
+            events.append(replace(sent, seen=0 if sent.covered else n))
+        return contributed, events
 
     def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
         """All get all images: T messages go up, images come down."""
@@ -179,16 +192,17 @@ class NDPDC:
         up = 4 * self.iterations * (dealt.n_classes or 0) * self.networks(dealt).size
         down = images_nbytes(len(released.rows), dealt.shape, dealt.itemsize, dealt.label_nbytes)
         return Assigned(
-            dealt.own.rows, [released.rows] * n, n_own=dealt.own.sizes, pool=released.of_each(n), once=n * (up + down),
-            notes=[self.note(dealt)] if self.noise_multiplier != 0 else [],
+            dealt.own.rows, [released.rows] * n, n_own=dealt.own.sizes, pool=released.of_each(n), once=n * (up + down)
         )  # fmt: skip
 
-    def note(self, dealt: Dealt) -> str:
+    def beforehand(self, dealt: Dealt) -> list[str]:
         """What can be hoped for: the noise in a total, over how long it can be, and over the root of T."""
+        if self.noise_multiplier == 0:
+            return []
         classes = dealt.n_classes or 0
         noise = sqrt(sum(self.sigma(n, classes) ** 2 for n in dealt.own.sizes) * self.networks(dealt).size)
         ratio = noise / self.expected(dealt)
-        return (
+        return [
             f"ndpdc: the noise in a step's sum of a class is {ratio:.2g} times as long as that sum can be, and in the "
             f"mean of {self.iterations:,} steps {ratio / sqrt(self.iterations):.2g} times."
-        )
+        ]

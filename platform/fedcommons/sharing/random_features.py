@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedcommons.data.examples import Examples
+from fedcommons.files import sha256
 from fedcommons.seeds import generator
 
 BLOCK = 4096
@@ -32,6 +33,11 @@ class Features(Protocol):
         """D, numbers of a vector."""
         ...
 
+    @property
+    def digest(self) -> str:
+        """A hash of what was drawn for them."""
+        ...
+
     def __call__(self, x: Tensor) -> Tensor:
         """Vectors (..., D) of images (..., d) with pixels in [0, 1]; longer ones than 1 are cut to it."""
         ...
@@ -47,6 +53,11 @@ class Fourier:
     def size(self) -> int:
         """See ``Features``."""
         return 2 * len(self.w)
+
+    @property
+    def digest(self) -> str:
+        """See ``Features``."""
+        return sha256(self.w.numpy().tobytes())
 
     def __call__(self, x: Tensor) -> Tensor:
         """See ``Features``."""
@@ -67,9 +78,10 @@ def pixels(x: Tensor) -> Tensor:
 
 
 def bounded(features: Features, x: Tensor) -> Tensor:
-    """Features whose norm is at most 1, whatever they are: shorter ones are as they are."""
+    """Features whose norm is at most 1, whatever they are: shorter ones are as they are, not finite ones are zero."""
     phi = features(x)
-    return phi / phi.norm(dim=-1, keepdim=True).clamp_min(1)
+    short = phi / phi.norm(dim=-1, keepdim=True).clamp_min(1)
+    return torch.where(short.isfinite().all(-1, keepdim=True), short, 0.0)
 
 
 def sums(features: Features, examples: Examples, n_classes: int) -> Tensor:

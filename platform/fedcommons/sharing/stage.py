@@ -165,10 +165,10 @@ class Shared:
 class Stage(Protocol):
     """Constants in a frozen dataclass, and functions that do not change their arguments; every draw is keyed.
 
-    Optional: ``needs`` (``Generating``); ``shorter`` (``TakesLong``); ``salts`` (``Salted``); ``serves_pool = True``
-    where the server holds the pool and may train on it; ``check(fields)``, which refuses an experiment by its fields
-    (dotted names to values); ``check_dealt(dealt)``, which refuses data that the stage is not defined for. Both raise
-    ``UserError``.
+    Optional: ``needs`` (``Generating``); ``shorter`` (``TakesLong``); ``salts`` (``Salted``); ``beforehand``
+    (``Forewarning``); ``serves_pool = True`` where the server holds the pool and may train on it; ``check(fields)``,
+    which refuses an experiment by its fields (dotted names to values); ``check_dealt(dealt)``, which refuses data that
+    the stage is not defined for. Both raise ``UserError``.
     """
 
     def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
@@ -203,6 +203,15 @@ class Salted(Protocol):
 
     def salts(self, dealt: Dealt) -> Sequence[bytes]:
         """The salts of all its noise where that is secret, each kept as an artifact's."""
+        ...
+
+
+@runtime_checkable
+class Forewarning(Protocol):
+    """A stage of which something can be told before its ``make``, which may take long."""
+
+    def beforehand(self, dealt: Dealt) -> Sequence[str]:
+        """What the user is told, by public numbers alone: nobody's examples decide it."""
         ...
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from fedcommons.core.release import SIGMAS
 from fedcommons.errors import UserError
 
 
@@ -22,5 +23,7 @@ def check(stage: Noisy, fields: Mapping[str, Any]) -> None:
     if (stage.target_epsilon is None) == (stage.noise_multiplier is None):
         given = "neither" if stage.target_epsilon is None else "both"
         raise UserError(f"give either sharing.target_epsilon or sharing.noise_multiplier, not {given}.")
+    if 0 < (sigma := stage.noise_multiplier or 0) < SIGMAS[0]:
+        raise UserError(f"sharing.noise_multiplier must be 0 or at least {SIGMAS[0]:g}, got {sigma:g}.")
     if fields.get("dp.delta", stage.delta) != stage.delta:
         raise UserError(f"sharing.delta must be dp.delta = {fields['dp.delta']:g}, got {stage.delta:g}.")

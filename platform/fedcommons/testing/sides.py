@@ -114,6 +114,10 @@ class PlayedDraws:
         (self.side.again.append if what in self.side.opened else self.side.opened.add)(what)
         return PlayedStream(self.side, what)
 
+    def hiding(self, value: Tensor, *key: int | str) -> Stream:
+        """See ``Draws``."""
+        return self.stream(*key)
+
 
 @contextmanager
 def playing(side: Side) -> Iterator[None]:
