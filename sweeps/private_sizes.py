@@ -68,16 +68,19 @@ def private_sizes(argv: Sequence[str]) -> int:
     with Display() as display:
         display.say("Loading torch and the data ...")
         from fedcommons.sweeping import folders, planned
-        from papers.fedssyn.sizes import jobs, study
+        from papers.fedssyn.sizes import jobs, of_sums, seconds, study
 
-        left = jobs(options)  # refuses what cannot be, before any work
+        left, pools = jobs(options), sum(1 for _ in of_sums(options))  # refuses what cannot be, before any work
         if options.dry_run:
-            needed = duration(planned.generators(left))
-            display.say(f"{len(left)} generators to make, in about {needed} here on one core.")
+            needed = duration(planned.generators(left) + seconds(of_sums(options)))
+            what = f"{len(left)} generators to make, {pools} pools to fit to noisy sums"
+            display.say(f"{what}, in about {needed} here on one core.")
             return 0
-        with folders.open_folder(Path(options.out)):
-            found = study(options, display.say, partial(display.step, ends=False))
-            display.say("\n" + report(found, options, Path(options.out)))
+        with folders.open_folder(out := Path(options.out)):
+            text = ""
+            for found in study(options, display.say, partial(display.step, ends=False)):
+                text = report(found, options, out)  # after each size, so that what is judged is kept
+            display.say("\n" + text)
         spent = time.perf_counter() - started
         display.say(f"Time: {spent:.0f} s. All in {options.out}; generators in the store are kept.")
     return 0

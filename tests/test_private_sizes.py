@@ -9,12 +9,15 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
+from fedcommons.config.experiment import Experiment
 from fedcommons.core.accountants import epsilon
-from fedcommons.data.examples import Examples
+from fedcommons.data.examples import Dataset, Examples
 from fedcommons.errors import UserError
+from fedcommons.runs import cost
+from fedcommons.runs.inputs import load
 from fedcommons.seeds import generator
-from papers.fedssyn import sizes_report
-from papers.fedssyn.sizes import configs, fitted, jobs, released, taught
+from papers.fedssyn import sizes, sizes_report
+from papers.fedssyn.sizes import configs, fitted, jobs, of_sums, released, seconds, taught
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +35,7 @@ def test_each_size_has_real_images_the_plain_pool_and_each_private_one(
             "--generator.batch_size", "32", "--artifacts", str(tmp_path / "artifacts"),
             "--out", str(tmp_path / "out")]  # fmt: skip
     assert private.private_sizes([*argv, "--dry-run"]) == 0
-    assert "3 generators to make" in capsys.readouterr().out
+    assert "3 generators to make, 10 pools to fit to noisy sums" in capsys.readouterr().out
     assert not (tmp_path / "out").exists()
     assert private.private_sizes(argv) == 0
     with (tmp_path / "out" / "private_sizes.csv").open() as file:
@@ -98,6 +101,35 @@ def test_only_the_ways_that_are_asked_for_are_judged(private: ModuleType, tmp_pa
     assert released(only, 129, 0) == {}
 
 
+def test_sums_have_a_price_whatever_the_seed(
+    private: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each pool is timed for one seed; of ten clients with 1,290 images there is none."""
+    timed: list[dict[str, object]] = []
+    monkeypatch.setattr(cost, "contribute", lambda ready, made: (None, timed.append(ready.config.flat) or 2.0))
+    argv = ["--ways", "merf", "--sizes", "129,1290", "--seeds", "0,1,2", "--artifacts", str(tmp_path)]
+    pools = [*of_sums(private.arguments(argv))]
+    assert seconds(pools) == 2.0 * len(pools) == 2.0 * 3 * (3 + 1)
+    assert [(at["data.limit"], at["seed"]) for at in timed] == [(129, 0), (1290, 0), (1290, 0), (1290, 0)]
+
+
+def test_what_is_judged_is_kept_where_a_later_size_fails(
+    private: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails_later(config: Experiment) -> tuple[Examples, float | None, Dataset]:
+        if config.data.limit == 80:
+            raise RuntimeError("out of memory")
+        data = load(config.data)
+        return data.train, None, data
+
+    monkeypatch.setattr(sizes, "fitted", fails_later)
+    argv = ["--preset", "smoke", "--ways", "merf", "--clients", "1", "--out", str(tmp_path / "out")]
+    with pytest.raises(RuntimeError, match="out of memory"):
+        private.private_sizes([*argv, "--artifacts", str(tmp_path / "artifacts")])
+    with (tmp_path / "out" / "private_sizes.csv").open() as file:
+        assert [row["n"] for row in csv.DictReader(file)] == ["40", "40"]
+
+
 def test_a_pool_that_is_the_data_teaches_all_and_one_with_turned_labels_nothing() -> None:
     x = torch.zeros(40, 1, 4, 4, dtype=torch.uint8)
     x[20:] = 255
@@ -116,6 +148,9 @@ def test_a_pool_that_is_the_data_teaches_all_and_one_with_turned_labels_nothing(
         (["--sizes", "8"], "generator.batch_size must be at most the number of images"),
         (["--ways", "merf,nope"], "unknown way 'nope'"),
         (["--sizes", "many"], "--sizes takes int values"),
+        (["--ways", "ndpdc", "--sizes", "40,400", "--epsilons", "10,0.01"], "target_epsilon 0.01 would need a noise"),
+        (["--ways", "merf", "--epsilons", "1e-9", "--dry-run"], r"target_epsilon must lie in \[0.001, 1000\]"),
+        (["--ways", "ndpdc", "--epsilons", "0.01", "--dry-run"], "target_epsilon 0.01 would need a noise"),
     ],
 )
 def test_bad_requests_are_refused(argv: list[str], why: str, private: ModuleType, tmp_path: Path) -> None:

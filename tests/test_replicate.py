@@ -96,7 +96,7 @@ def test_the_numbers_of_a_row_are_read_from_its_runs(script: ModuleType, tmp_pat
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["--rows", "R12"], "unknown row 'R12'"),
+        (["--rows", "R13"], "unknown row 'R13'"),
         (["--rows", "R9"], "--rows R9 is not run here: Opacus"),
         (["--rows", ""], "--rows takes different values"),
         (["--seeds", "0,0"], "--seeds takes different values"),

@@ -3,7 +3,7 @@
 Pools: of one generator that saw n images; of noisy sums of n images (FedMERF, NDPDC), and of such of N clients.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -16,8 +16,8 @@ from fedcommons.config.flat import choose
 from fedcommons.core.worker import fresh_torch, set_up_process
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.errors import UserError
-from fedcommons.runs import inputs
-from fedcommons.runs.build import OnStep, contribute, prepare, synthetic_images
+from fedcommons.runs import cost, inputs
+from fedcommons.runs.build import OnStep, Prepared, contribute, prepare, synthetic_images
 from fedcommons.sharing.synthetic_pool import Job, missing
 from fedcommons.sweeping.sweep import require_few
 from papers.fedssyn import private_presets
@@ -57,7 +57,7 @@ def jobs(options: cli.Options) -> list[Job]:
     """The trainings that are not in the store yet.
 
     Raises:
-        UserError: something that cannot be met, or not one generator that draws images.
+        UserError: a generator that cannot be met, or not one that draws images.
     """
     sizes, seeds = (cli.split(f"--{name}", options[name], int) for name in ("sizes", "seeds"))
     require_few(len(sizes) * len(seeds) * len(options.epsilons.split(",")))
@@ -67,6 +67,36 @@ def jobs(options: cli.Options) -> list[Job]:
         raise UserError("a study of sizes has one generator: partition.n_clients must be 1, and sharing.p above 0.")
     store = Store(Path(options["artifacts"]), storage=options["storage"])
     return missing(store, [need for needs in of_each for need in needs])
+
+
+def of_sums(options: cli.Options) -> Iterator[Prepared]:
+    """The pools of noisy sums, checked: noise for a target is solved for.
+
+    Raises:
+        UserError: one cannot be met.
+    """
+    sizes, seeds = (cli.split(f"--{name}", options[name], int) for name in ("sizes", "seeds"))
+    every = (config for n in sizes for seed in seeds for config in released(options, n, seed).values())
+    return (ready for config in every if (ready := enough(config)))
+
+
+def enough(config: Experiment) -> Prepared | None:
+    """It, prepared; None where there are not as many real images."""
+    if len(inputs.load(replace(config.data, limit=None)).train) < (config.data.limit or 0):
+        return None
+    return prepare(config)
+
+
+def seconds(pools: Iterable[Prepared]) -> float:
+    """Of fitting these, one after another; of those that differ in the seed one is timed, by a part of its steps."""
+    prices: dict[str, float] = {}
+    found = 0.0
+    for ready in pools:
+        shape = str({**ready.config.flat, "seed": None})
+        if shape not in prices:
+            prices[shape] = cost.contribute(ready, ())[1]
+        found += prices[shape]
+    return found
 
 
 def made(
@@ -82,9 +112,8 @@ def made(
 def fitted(config: Experiment) -> tuple[Examples, float | None, Dataset] | None:
     """As ``made``, of images that are fitted to all clients' releases; None where there are not as many real images."""
     set_up_process()
-    if len(inputs.load(replace(config.data, limit=None)).train) < (config.data.limit or 0):
+    if (prepared := enough(config)) is None:
         return None
-    prepared = prepare(config)
     pool = contribute(prepared.stage, prepared.dealt, ())
     event = prepared.stage.release(prepared.dealt, pool)[1][0]
     return pool.store[slice(len(prepared.train), None)], event.sigma, prepared.dataset
@@ -103,8 +132,10 @@ def taught(examples: Examples, test: Examples) -> float:
     return float(found.score(tested, test.y.numpy()))
 
 
-def study(options: cli.Options, say: Callable[[str], None], on_step: OnStep | None = None) -> list[dict[str, Any]]:
-    """A record for each size and pool: accuracies by seed, and the noise multiplier."""
+def study(
+    options: cli.Options, say: Callable[[str], None], on_step: OnStep | None = None
+) -> Iterator[list[dict[str, Any]]]:
+    """A record for each size and pool, with accuracies by seed and the noise multiplier: after each size all so far."""
     sizes, seeds = (cli.split(f"--{name}", options[name], int) for name in ("sizes", "seeds"))
     records = []
     for n in sizes:
@@ -125,4 +156,4 @@ def study(options: cli.Options, say: Callable[[str], None], on_step: OnStep | No
                 one["accuracy"].append(taught(images, data.test))
                 say(f"{n} images, {pool}, seed {seed}: {100 * one['accuracy'][-1]:.1f} % of test images are right")
         records += found.values()
-    return records
+        yield records
