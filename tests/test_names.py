@@ -43,7 +43,7 @@ PUBLISHED = {
     "figure3_small_digits": "figure3 --seeds 0,1,2",
     "figure3_fmnist": "figure3 --dataset fmnist --data.limit null --generator.steps 400 --generator.sampling_steps 15 "
     "--generator.prediction v_prediction --client.epochs 1 --client.batch_size 32 --federation.rounds 10 --alphas 0.01 "
-    "--client.lr 0.1 --seeds 0",
+    "--client.lr 0.1 --seeds 0,1",
     "disclosure_digits": "disclosure --seeds 0,1,2",
     "disclosure_digits_epsilon": "disclosure --alphas 0.1 --federation.rounds 15 --settings real,raw_copies "
     "--shares 0.05,0.2 --seeds 0,1,2 + private_fedssyn --federation.rounds 15 --checkpoints 0.5,1 --seeds 0,1,2",
