@@ -83,12 +83,15 @@ def test_what_is_played_writes_nothing_and_what_it_took_is_told(
     assert not [*tmp_path.iterdir()]
 
 
-@pytest.mark.parametrize(("blocks", "expected"), [(4, [3]), (1, [10]), (10, [])])
+@pytest.mark.parametrize(
+    ("blocks", "share", "expected"), [(4, 1.0, [3]), (1, 1.0, [10]), (10, 1.0, []), (1, 0.38, [3])]
+)
 def test_of_batched_clients_a_whole_block_is_played(
-    blocks: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
+    blocks: int, share: float, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ten clients: what a block's take at once is what a process needs."""
+    """Ten clients, or a share of them, cut: what a block's take at once is what a process needs."""
     sizes, train = list[int](), batched.train
     monkeypatch.setattr(batched, "train", lambda work, asked: (sizes.append(len(asked)), train(work, asked))[1])
-    play(_config(**{"client.batched": True, "federation.blocks": blocks, "partition.n_clients": 10}))
+    values = {"client.batched": True, "federation.blocks": blocks, "federation.participation": share}
+    play(_config(**{**values, "partition.n_clients": 10}))
     assert sizes == expected

@@ -342,7 +342,7 @@ class Assembled:
 
     @property
     def trains_at_once(self) -> bool:
-        """Whether clients are trained at once where that is asked for: not by a loss or a rate of the method's own.
+        """Whether clients are trained at once where that is asked for: not by a loss, rate or gradient of its own.
 
         It is tried on the first client, up to its first local training.
         """

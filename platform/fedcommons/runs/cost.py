@@ -37,6 +37,7 @@ from fedcommons.errors import given, somebodys
 from fedcommons.federation import checkpoint, rounds, scratch
 from fedcommons.federation.evaluation import CHUNK, ModelTask, evaluate_chunk
 from fedcommons.federation.memory import ClientMemory
+from fedcommons.federation.participation import joining
 from fedcommons.federation.rounds import Standing
 from fedcommons.federation.serial import Serial
 from fedcommons.runs import central, experiment
@@ -222,8 +223,8 @@ def at_once(ready: Assembled) -> int:
     """Clients of a block that are trained at once; 1 where each is trained alone."""
     if not ready.config.client.batched:
         return 1
-    joined = max(1, round(ready.plan.participation * ready.plan.facts.n_clients))
-    return -(-joined // ready.plan.blocks)
+    joined = joining(ready.plan.facts.n_clients, ready.plan.participation)
+    return max(1, -(-joined // ready.plan.blocks))
 
 
 def _with(ready: Assembled, algorithm: Algorithm) -> Assembled:

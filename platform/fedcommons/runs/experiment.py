@@ -145,7 +145,7 @@ def _run(
         elif config.sharing.is_audited:
             say(f"audit: with sharing.setting {config.sharing.setting} no generator makes images, so there is none.")
         if config.client.batched and not ready.trains_at_once:
-            say(f"client.batched changes nothing: {config.algorithm} trains clients with a loss or rate of its own.")
+            say(f"client.batched changes nothing: {config.algorithm} trains with a loss, rate or gradient of its own.")
         executor = ready.executor(salt)
         trackers: list[Tracker] = []
         summary = None
