@@ -22,6 +22,7 @@ from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
 from fedcommons.errors import UserError
 from fedcommons.runs.experiment import run
+from fedcommons.runs.worker import local_loop
 from fedcommons.seeds import set_default_generator
 from fedcommons.testing.elsewhere import Apart
 from lightning_modules import Classifier
@@ -384,3 +385,28 @@ def test_no_model_of_ours_keeps_anything(name: str, tmp_path: Path) -> None:
         assert "BatchNorm" in str(error)  # noqa: PT017
         return
     assert said["epsilon_of_messages_if_secret"] > 0
+
+
+class _OwnSchedule(Plain):
+    """Its scheduler halves the learning rate in every epoch, within each round."""
+
+    def configure_optimizers(self) -> Any:
+        sgd = torch.optim.SGD(self.parameters(), 0.1, momentum=0.5)
+        return [sgd], [torch.optim.lr_scheduler.StepLR(sgd, 1, 0.5)]
+
+
+@pytest.mark.parametrize("module", [Plain, _OwnSchedule])
+@pytest.mark.parametrize("name", KINDS["schedule"].known)
+def test_a_learning_rate_that_changes_spends_what_a_constant_one_does(
+    module: Callable[[], LightningModule], name: str, digits: "Digits"
+) -> None:
+    values = {"client.lr_schedule": name, "client.warmup": 2, "federation.rounds": 3}
+    schedule = local_loop(presets.experiment("smoke", values=values), augment=False).schedule
+    federations = [
+        replace(digits().training(replace(PRIVATE, epochs=2, schedule=each)), module=module)
+        for each in (None, schedule)
+    ]
+    constant, changing = (f.play(FedAvg(), f.plan(3))[-1][0].ledger for f in federations)
+    assert changing.outlived == ()
+    assert changing.uncovered == {}
+    assert changing.updates.covered == constant.updates.covered
