@@ -95,8 +95,7 @@ class Graphs:
             work.optimizer.state[parameter] = {"momentum_buffer": momentum.zero_()}
         for total in self.sums.values():
             total.zero_()
-        for group, rate in zip(work.optimizer.param_groups, work.rates, strict=True):
-            group["lr"] = rate
+        work.set_rates()
         if work.rates != self.rates or len(self.graphs) >= MOST:
             self.graphs.clear()
             self.corrections.clear()

@@ -154,12 +154,8 @@ class LocalSGD:
         dp = self._private(work, data) if self.dp else None
         work.load(start)
         optimizer.state.clear()  # momentum starts anew: the next client knows nothing of this one's
-        for group, rate in zip(optimizer.param_groups, work.rates, strict=True):
-            group["lr"] = rate if lr is None else lr
-        schedulers = work.schedulers if lr is None else None
-        if schedulers:
-            schedulers.begin(work.factor)
-            last = 0
+        work.set_rates(lr)
+        schedulers, last = work.schedulers if lr is None else None, 0
         if not module.training:
             module.train()
         losses: list[Tensor] = []

@@ -84,6 +84,14 @@ class Work:
         if self.loop.schedule:
             self.factor = self.loop.schedule(round) if round else 1.0
             self.rates = [rate * self.factor for rate in self._rates]
+        self.set_rates()
+
+    def set_rates(self, lr: float | None = None) -> None:
+        """Set all rates to ``lr``, by default to those of the round, and the schedulers to how they were built."""
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate if lr is None else lr
+        if self.schedulers and lr is None:
+            self.schedulers.begin(self.factor)
 
     def inputs(self, x: Tensor, y: Tensor) -> Tensor:
         """Return examples as the module's ``forward`` gets them: those of a batch that its hooks have transferred."""

@@ -109,8 +109,6 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
         worker.work.share = share
         worker.work.begin(task.round, rows)
         worker.work.trained.clear()
-        if private:  # at the round's learning rate, to which it is put back
-            watched.put_back(worker.work)
         before = watched.state(worker.work, worker.algorithm, {"commons": rows.commons}) if private else {}
         set_default_generator(seed, "client")  # for what a module draws outside of local training
         try:
