@@ -93,6 +93,10 @@ class DENSE:
         )
         whole_models.check("dense", self.warmup_rounds, rounds, participation, buffers)
 
+    def effective_constants(self, model: Flat, facts: Facts, epochs: int) -> dict[str, int]:
+        """Return the epochs of the clients' last training."""
+        return {"client_epochs": self.client_epochs or epochs}
+
     def participants(self, state: State, round: int) -> Sequence[int]:
         return whole_models.participants(state, self.warmup_rounds, round)
 

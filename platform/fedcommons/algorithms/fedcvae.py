@@ -99,6 +99,15 @@ class FedCVAE:
         return {"model": model, "clients": clients, "classes": classes, "shape": torch.tensor(facts.shape),
                 "first": zero, "second": zero, "steps": torch.tensor(0)}  # fmt: skip
 
+    @property
+    def bound(self) -> float:
+        """w."""
+        return self.truncate or (1.0 if self.variant == "kd" else 3.0)
+
+    def effective_constants(self, model: Flat, facts: Facts, epochs: int) -> dict[str, float]:
+        """Return w."""
+        return {"truncate": self.bound}
+
     def participants(self, state: State, round: int) -> Sequence[int]:
         """All clients until decoders have come, at least one, then nobody."""
         return range(0 if "images" in state else int(scalar(state, "clients")))
@@ -149,7 +158,7 @@ class FedCVAE:
             sizes=[int(scalar(each, "size")) for each in sent],
             histograms=torch.stack([values(each["histogram"]) for each in sent]),
             samples=self.samples,
-            bound=self.truncate or (1.0 if is_kd else 3.0),
+            bound=self.bound,
             again=Training(self.decoder_epochs, self.batch_size, self.decoder_lr) if is_kd else None,
         )
 

@@ -70,6 +70,10 @@ class CVAE(Autoencoder):
     """split an epoch's images into batches of equal sizes, at most batch_size; else the last one has the rest, and Adam
     steps as far for one image as for many"""
 
+    def effective_constants(self, n: int) -> dict[str, int]:
+        """Return the batch size of a client whose generator sees n images."""
+        return {"batch_size": min(n, batch_of(n, self.batch_size, self.even_batches))}
+
     def check_type(self, dtype: torch.dtype, data: str) -> None:
         """See ``Generator``."""
         require_images("cvae and private_cvae", dtype, data)

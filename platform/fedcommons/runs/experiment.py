@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from fedcommons.accounting.privacy import Ledger, require_small_delta
-from fedcommons.accounting.statement import statement
 from fedcommons.artifacts import Store
 from fedcommons.config import parts
 from fedcommons.config.experiment import Experiment
@@ -157,15 +156,7 @@ def _run(
             if "model" in end.state:
                 module = module_with(build_module(config, ready.facts), end.model, end.buffers)
                 models.write(folder / models.LAST, module, end.round, ready.facts)
-            dealt, p = prepared.partition, ready.shared.p
-            summary = measures.summarise(config, dealt, record.rounds(), p, end) | ready.shared.facts
-            rejected = sum(line.get("rejected", 0) for line in record.rounds())
-            n, dp = ready.plan.facts.n_clients, config.dp
-            own = {kind: name.rpartition("/")[2] for kind, name in config.chosen.items() if parts.is_own(name)}
-            said = partial(statement, local=dp.local, secret=bool(salt), own=own, views=ready.shared.views)
-            summary["privacy"] = said(end.ledger, n, dp.delta, rejected)
-            if ready.audited:
-                summary["audit"] = ready.audited.facts
+            summary = measures.summarise(ready, record.rounds(), end, is_secret=bool(salt))
             if summary["rejected"]:
                 say(f"{told(summary['rejected'])}, see rejected in {folder / 'summary.json'}")
             return summary

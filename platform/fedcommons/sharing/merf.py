@@ -111,6 +111,11 @@ class MERF:
         assert self.target_epsilon is not None
         return gaussian.noise_for(self.target_epsilon, self.delta)
 
+    def effective_constants(self, dealt: Dealt) -> dict[str, float]:
+        """Return the noise multiplier and the squared length scales that were used."""
+        scale = self.scale or SCALE * prod(dealt.shape)
+        return {"noise_multiplier": self.sigma, "scale": scale, "second_scale": self.second_scale or scale}
+
     def sigma_of_each(self, n_clients: int) -> float:
         """sigma_i, of one message."""
         return self.sigma if self.noise == "local" else self.sigma / sqrt(n_clients - self.may_miss)

@@ -24,7 +24,7 @@ distance is over (R/L)^2, so that the rate means the same for any number of clie
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -106,6 +106,15 @@ class NDPDC:
         course = self.rate(n, classes), self.iterations, self.delta
         require_reachable(self.target_epsilon, *course)
         return noise_for(self.target_epsilon, *course)
+
+    def effective_constants(self, dealt: Dealt) -> dict[str, Any]:
+        """Return the noise multiplier and the class size of each client, and the depth that was used."""
+        sizes, classes = dealt.own.sizes, dealt.n_classes or 1
+        return {
+            "noise_multiplier": [self.sigma(n, classes) for n in sizes],
+            "class_size": [self.class_size or n / classes for n in sizes],
+            "depth": self.networks(dealt).blocks,
+        }
 
     def networks(self, dealt: Dealt) -> Networks:
         """phi_1, ..., phi_T, which everybody can draw."""
