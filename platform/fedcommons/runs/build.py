@@ -341,11 +341,15 @@ class Assembled:
         return RayActors(partial(build, None), self.data, f.actors, f.gpus_per_actor)
 
     @property
-    def trains_at_once(self) -> bool:
-        """Whether clients are trained at once where that is asked for: not by a loss, rate or gradient of its own.
-
-        It is tried on the first client, up to its first local training.
-        """
+    def trains_alone(self) -> str:
+        """Why ``client.batched`` trains no clients at once; empty if it does. The first client's training is tried."""
+        joined, blocks = (
+            joining_of(self.algorithm, self.plan.facts.n_clients, self.plan.participation),
+            self.plan.blocks,
+        )
+        if joined is not None and joined <= blocks:
+            fewer = f"{joined} clients of a round are in a block each; federation.blocks below {joined} would have more"
+            return fewer if joined > 1 else "a round has one client"
         state, rows, c = self.start(ClientMemory()).state, self.data.clients[0], self.config
         work = Work(build_module(c, self.facts), torch.device("cpu"), local_loop(c, self.facts.augment))
         work.begin(1, rows)
@@ -353,7 +357,8 @@ class Assembled:
         def play() -> None:
             self.algorithm.client(work, self.algorithm.down(state, 1, 0), {}, rows, 1, c.seed)
 
-        return asked(work, play) is not None
+        own = "trains with a loss, rate or gradient of its own"
+        return f"{self.config.algorithm} {own}" if asked(work, play) is None else ""
 
     def start(self, memory: ClientMemory) -> Standing:
         """Before round 1: the untrained model; ``memory``: empty, to be filled by the clients."""

@@ -22,7 +22,7 @@ from fedcommons.core import salts
 from fedcommons.core.executor import Executor
 from fedcommons.core.salts import IF_SECRET, SECRET
 from fedcommons.core.work import module_with
-from fedcommons.core.worker import fresh_torch
+from fedcommons.core.worker import default_device, fresh_torch
 from fedcommons.data.clients import Clients
 from fedcommons.data.partition import Partitioned
 from fedcommons.errors import ClientError, Warned, leaving_errors
@@ -143,8 +143,10 @@ def _run(
             say(ready.audited.told)
         elif config.sharing.is_audited:
             say(f"audit: with sharing.setting {config.sharing.setting} no generator makes images, so there is none.")
-        if config.client.batched and not ready.trains_at_once:
-            say(f"client.batched changes nothing: {config.algorithm} trains with a loss, rate or gradient of its own.")
+        if config.client.batched and (why := ready.trains_alone):
+            say(f"client.batched changes nothing: {why}.")
+        if config.client.graphs and config.federation.executor == "serial" and default_device().type == "cpu":
+            say("client.graphs changes nothing: this process sees no GPU.")
         executor = ready.executor(salt)
         trackers: list[Tracker] = []
         summary = None
