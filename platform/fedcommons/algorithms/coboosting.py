@@ -72,6 +72,8 @@ class CoBoosting:
     """numbers of the noise of an image"""
     width: Annotated[int, "[1, 1e6]"] = 32
     """channels of the generator's last maps, half of those of the maps before (released code: 64)"""
+    norm_bias: bool = True
+    """biases in front of the generator's BatchNorm, which Adam moves by rounding noise; false: as released"""
     generator_lr: Annotated[float, "(0, 1e38]"] = 1e-3
     """learning rate of generator and noise"""
     boundary: Annotated[float, "[0, 1e38]"] = 1.0
@@ -135,7 +137,8 @@ class CoBoosting:
     @property
     def making(self) -> Making:
         """Of the generator's training."""
-        return Making(self.generated, self.latent, self.width, self.generator_steps, self.generator_lr, self.clip)
+        how = self.generated, self.latent, self.width, self.generator_steps, self.generator_lr
+        return Making(*how, self.clip, self.norm_bias)
 
     def score(self, ensemble: Ensemble, weights: Tensor, x: Tensor, labels: Tensor) -> Tensor:
         """The generator's loss of a batch as the network sees it."""

@@ -70,6 +70,8 @@ class DENSE:
     """numbers of the noise of an image"""
     width: Annotated[int, "[1, 1e6]"] = 32
     """channels of the generator's last maps, half of those of the maps before (paper: 64)"""
+    norm_bias: bool = True
+    """biases in front of the generator's BatchNorm, which Adam moves by rounding noise; false: as released"""
     generator_lr: Annotated[float, "(0, 1e38]"] = 1e-3
     """learning rate of generator and noise"""
     bn: Annotated[str, "paper | released"] = "paper"
@@ -122,7 +124,8 @@ class DENSE:
     @property
     def making(self) -> Making:
         """Of the generator's training."""
-        return Making(self.generated, self.latent, self.width, self.generator_steps, self.generator_lr)
+        how = self.generated, self.latent, self.width, self.generator_steps, self.generator_lr
+        return Making(*how, norm_bias=self.norm_bias)
 
     def score(self, ensemble: Ensemble, weights: Tensor, x: Tensor, labels: Tensor) -> Tensor:
         """The generator's loss: CE + BN + boundary * div, of a batch as the network sees it."""

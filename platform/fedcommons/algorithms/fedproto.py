@@ -8,7 +8,8 @@ C^j: the server's prototype;  d: length of z;  lam: weight of the distance to pr
     C^j = sum_i n_ij C_i^j / sum_i n_ij;   local loss  f_i(y) + lam mean_examples ||z - C^label||^2 / d
 
 The server has no model, so none is evaluated; a client's own is y_i, and its prediction for an example that of
-equation 4, among the classes that have a prototype:  argmin_j ||z - C^j||.  ``predict`` has the head's in its place.
+equation 4, among the classes that have a prototype:  argmin_j ||z - C^j||.  Before there are prototypes the largest
+logit of its head predicts, as it does with ``predict`` head.
 
 Departs from the paper: the distance is taken from each example's embedding, as in the authors' code, and not from the
 local prototype. Equation 6 divides by the number of clients besides; here C^j is the mean over all examples of class j
@@ -42,8 +43,7 @@ class FedProto:
     lam: Annotated[float, "[0, 1e38]"] = 1.0
     """lambda, weight of the squared distance between embeddings and prototypes, >= 0"""
     predict: Annotated[str, "prototype | head"] = "prototype"
-    """prediction of a client's own model, by which its accuracy counts: the class of the nearest prototype (the paper's
-    equation 4), or the largest logit of the head, which is taken anyway before there are prototypes"""
+    """what predicts a class where clients' own models are judged: the nearest prototype (equation 4), or the head"""
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         assert facts.n_classes is not None

@@ -55,6 +55,9 @@ class Adversarial:
     """what real and made images undergo before they are judged; all: colour, translation and cutout"""
     ema_decay: Annotated[float, "[0, 1)"] = 0.99
     """decay of the moving average of the generator's weights, reached by warm-up"""
+    norm_bias: bool = True
+    """biases in front of the generator's BatchNorm, which have no effect and which Adam moves by rounding noise; false:
+    none"""
 
     sampling: ClassVar[tuple[str, ...]] = ()
 
@@ -117,6 +120,7 @@ class GAN(Adversarial):
             regulariser=self.regulariser,
             gamma=self.gamma,
             augment=self.augment,
+            norm_bias=self.norm_bias,
             flip=flip,
             seed=seed_for(seed, "noise"),
         )
