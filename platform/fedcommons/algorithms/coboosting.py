@@ -17,7 +17,7 @@ The pool keeps all images, as uint8. A client's weights start at its share of ``
 Departs from the paper, of which only the released code was to be had: a step after which all weights would be 0 is not
 taken, as the ensemble would be none. Images that are moved are not clipped to pixels that there are. The rest is as in
 ``dense``: all clients take part, the server's BatchNorm keeps the mean of clients' statistics, no augmentation of the
-pool, and what x starts from is a field.
+pool, ``norm_bias``, and what x starts from is a field.
 """
 
 from collections.abc import Mapping, Sequence

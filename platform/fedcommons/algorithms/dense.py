@@ -20,7 +20,8 @@ statistics, covered as local training is; all that follows is the server's and c
 
 Departs from the paper: an epoch makes one batch of images, as in the released code. All clients take part. Images of
 the pool are not cropped and mirrored anew, so the ensemble sees each once. The server's BatchNorm keeps the mean of
-clients' statistics. What the paper leaves open is a field: from what x starts, and the temperature of div.
+clients' statistics. G's convolutions have biases in front of BatchNorm (``norm_bias``), the released
+code's have none. What the paper leaves open is a field: from what x starts, and the temperature of div.
 """
 
 from collections.abc import Mapping, Sequence

@@ -17,8 +17,9 @@ public. Every example is drawn at this one rate whatever its class. ``class_size
 Noise is drawn once, by a key of all that decides the messages: the same run sends the same bits. A step's messages are
 added up and gone.
 
-Departs from the paper: q = L/n_c there, of the smallest class; ours are the neighbours that the ledger has; the
-distance is over (R/L)^2, so that the rate means the same for any number of clients; images become uint8 in the end.
+Departs from the paper: real and fitted images are not augmented (``augment``; there both are, alike in a step); q =
+L/n_c there, of the smallest class; ours are the neighbours that the ledger has; the distance is over (R/L)^2, so that
+the rate means the same for any number of clients; images become uint8 in the end.
 """
 
 from collections.abc import Sequence
@@ -77,7 +78,7 @@ class NDPDC:
     lr: Annotated[float, "(0, 1e38]"] = 1.0
     """learning rate of the pixels"""
     augment: Annotated[str, "none | translation | all"] = "none"
-    """what both real and fitted images go through; all: colour, translation and cutout"""
+    """what both real and fitted images go through (the paper augments them); all: colour, translation and cutout"""
 
     check = targets.check
 
