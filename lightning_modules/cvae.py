@@ -10,6 +10,10 @@ coordinates are independent N(0, 1), truncated to [-w, w].
 
 The networks are those of FedCVAE (Heinbaugh et al., ICLR 2023), whose encoder sees the image alone; their sizes are
 free here. They take sides that are multiples of 2^levels: others are padded with zeros, and decoded images are cut.
+
+A bias in front of BatchNorm has no effect, as BatchNorm subtracts the mean, and its gradient is rounding noise. Adam
+divides a gradient by its size, so it moves such a bias by the learning rate in each step. ``norm_bias`` false leaves
+these biases out.
 """
 
 import torch
@@ -24,13 +28,19 @@ class Encoder(nn.Module):
     """
 
     def __init__(
-        self, shape: tuple[int, ...], channels: tuple[int, ...], hidden: int, latent: int, batch_norm: bool = False
+        self,
+        shape: tuple[int, ...],
+        channels: tuple[int, ...],
+        hidden: int,
+        latent: int,
+        batch_norm: bool = False,
+        norm_bias: bool = True,
     ) -> None:
         super().__init__()
         self.margin, (height, width) = padding(shape, len(channels))
         layers: list[nn.Module] = []
         for before, after in zip((shape[0], *channels), channels, strict=False):
-            layers += [nn.Conv2d(before, after, 4, stride=2, padding=1)]
+            layers += [nn.Conv2d(before, after, 4, stride=2, padding=1, bias=norm_bias or not batch_norm)]
             layers += [nn.BatchNorm2d(after), nn.ReLU()] if batch_norm else [nn.ReLU()]
         self.smallest = height * width >> 2 * len(channels)  # pixels of the last maps
         size = channels[-1] * self.smallest
@@ -45,7 +55,13 @@ class Decoder(nn.Module):
     """Codes (B, l) and classes (B,) to logits of pixels (B, C, H, W); ``channels`` are those of the encoder."""
 
     def __init__(
-        self, shape: tuple[int, ...], n_classes: int, channels: tuple[int, ...], latent: int, batch_norm: bool = False
+        self,
+        shape: tuple[int, ...],
+        n_classes: int,
+        channels: tuple[int, ...],
+        latent: int,
+        batch_norm: bool = False,
+        norm_bias: bool = True,
     ) -> None:
         super().__init__()
         (left, _, top, _), (height, width) = padding(shape, len(channels))
@@ -55,7 +71,7 @@ class Decoder(nn.Module):
         size = smallest[0] * smallest[1] * smallest[2]
         layers: list[nn.Module] = [nn.Linear(latent + n_classes, size), nn.ReLU(), nn.Unflatten(1, smallest)]
         for before, after in zip(reversed(channels), reversed(channels[:-1]), strict=False):
-            layers += [nn.ConvTranspose2d(before, after, 4, stride=2, padding=1)]
+            layers += [nn.ConvTranspose2d(before, after, 4, stride=2, padding=1, bias=norm_bias or not batch_norm)]
             layers += [nn.BatchNorm2d(after, eps=1e-3), nn.ReLU()] if batch_norm else [nn.ReLU()]
         self.layers = nn.Sequential(*layers, nn.ConvTranspose2d(channels[0], shape[0], 4, stride=2, padding=1))
 
@@ -81,12 +97,13 @@ class CVAE(nn.Module):
         beta: float = 1.0,
         reconstruction: str = "cross_entropy",
         batch_norm: bool = False,
+        norm_bias: bool = True,
         flip: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.encoder = Encoder(shape, channels, hidden, latent, batch_norm)
-        self.decoder = Decoder(shape, n_classes, channels, latent, batch_norm)
+        self.encoder = Encoder(shape, channels, hidden, latent, batch_norm, norm_bias)
+        self.decoder = Decoder(shape, n_classes, channels, latent, batch_norm, norm_bias)
         self.beta, self.reconstruction, self.flip = beta, reconstruction, flip
         self.generator = torch.Generator().manual_seed(seed)
 

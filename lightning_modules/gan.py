@@ -92,7 +92,7 @@ class GAN(nn.Module):
     """Both networks and their losses. All draws come from a generator seeded with ``seed``.
 
     regulariser: ``spectral``, or ``r1`` with weight ``gamma``. augment: T, ``none``, ``translation``, or ``all``, which
-    is colour, translation and cutout. flip: T mirrors, too.
+    is colour, translation and cutout. norm_bias: see ``cvae.py``. flip: T mirrors, too.
     """
 
     def __init__(
@@ -105,11 +105,12 @@ class GAN(nn.Module):
         regulariser: str = "spectral",
         gamma: float = 1.0,
         augment: str = "translation",
+        norm_bias: bool = True,
         flip: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.generator = Decoder(shape, n_classes, channels, latent, batch_norm=True)
+        self.generator = Decoder(shape, n_classes, channels, latent, batch_norm=True, norm_bias=norm_bias)
         self.discriminator = Discriminator(shape, n_classes, channels, regulariser == "spectral")
         self.gamma = gamma if regulariser == "r1" else 0.0
         self.augment, self.flip = augment, flip

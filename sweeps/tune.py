@@ -1,8 +1,9 @@
 """Sweep any fields of an experiment with Ray Tune; generators are trained once for all learning rates and all p.
 
-python sweeps/tune.py --space alpha=0.01,0.1 --space "p=uniform(0,0.5)" --samples 10 --seeds 0,1,2
+python sweeps/tune.py --space alpha=0.01,0.1 --space "lr=loguniform(0.01,0.1)" --seeds 0,1,2
+python sweeps/tune.py --sharing shuffled_synthetic --space alpha=0.01,0.1 --space "p=uniform(0,0.5)" --samples 10
 python sweeps/tune.py --config FILE.yaml --space "lr=loguniform(0.01,0.1)" --scheduler asha
-python sweeps/tune.py --space "lr=loguniform(0.01,0.1)" --space p=0.1,0.5 --metric zeta_hat_sq --search optuna
+python sweeps/tune.py --sharing shuffled_synthetic --space p=0.1,0.5 --metric zeta_hat_sq --search optuna
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,8 +25,8 @@ CHOICES = {"scheduler": ("fifo", "asha"), "search": ("random", "optuna"), "mode"
 
 def arguments(argv: Sequence[str]) -> cli.Options:
     """Options of the sweep on top of every field of the experiment."""
-    preset, dataset = cli.early(argv, "preset", "small"), cli.early(argv, "data.name", "digits")
-    defaults = {**presets.preset(preset, dataset), "sharing.setting": "shuffled_synthetic"}
+    chosen = ("preset", "small"), ("data.name", "digits"), ("generator.name", "ddpm")
+    defaults = presets.preset(*(cli.early(argv, *one) for one in chosen))
     parser = cli.parser((__doc__ or "").partition("\n")[0], argv, defaults)
     parser.add_argument("--preset", type=str, default="small", help=", ".join(presets.PRESETS))
     parser.add_argument(

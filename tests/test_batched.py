@@ -1,6 +1,5 @@
 """Clients of a block that are trained at once (``client.batched``): results, launches, refusals."""
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from fedcommons.core import batched
 from fedcommons.core.algorithm import Algorithm, Message, Reply
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.work import Work
+from fedcommons.core.worker import default_device
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError, UserError
 from fedcommons.federation.stragglers import Slow
@@ -226,18 +226,31 @@ def test_a_method_with_a_loss_of_its_own_trains_each_client_alone_and_once(
     assert len(runs) == 2 * len(UNEQUAL)
 
 
-@pytest.mark.parametrize(("algorithm", "said"), [("fedprox", []), ("moon", ["moon"])])
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"algorithm": "fedprox", "federation.blocks": 2}, ""),
+        ({"algorithm": "moon", "federation.blocks": 2}, "moon trains with a loss, rate or gradient of its own"),
+        ({}, "4 clients of a round are in a block each; federation.blocks below 4"),  # preset smoke
+        ({"federation.blocks": 2, "federation.participation": 0.5}, "2 clients of a round are in a block each"),
+        ({"federation.blocks": 1, "federation.participation": 0.25}, "a round has one client"),
+        ({"federation.blocks": 3}, ""),
+    ],
+)
 def test_a_run_says_where_clients_are_trained_alone_all_the_same(
-    algorithm: str, said: list[str], tmp_path: Path
+    values: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
-    values = {"algorithm": algorithm, "client.batched": True, "federation.rounds": 1, "data.limit": 100}
+    more = {"client.batched": True, "federation.rounds": 1, "data.limit": 100, "wandb": "off"}
     told = list[str]()
+    fedcommons.run(experiment("smoke", values=more | values), tmp_path / "run", say=told.append)
+    found = [x.removeprefix("client.batched changes nothing: ") for x in told if x.startswith("client.batched")]
+    assert [one[: len(said)] for one in found] == ([said] if said else [])
+
+
+def test_a_run_says_that_graphs_need_a_gpu(tmp_path: Path) -> None:
+    told, values = list[str](), {"federation.rounds": 1, "data.limit": 100, "wandb": "off", "client.graphs": True}
     fedcommons.run(experiment("smoke", values=values), tmp_path / "run", say=told.append)
-    found = [
-        re.search(r"client.batched changes nothing: (\w+) trains with a loss, rate or gradient of its own", x)
-        for x in told
-    ]
-    assert [one[1] for one in found if one] == said
+    assert any(x.startswith("client.graphs changes nothing") for x in told) == (default_device().type == "cpu")
 
 
 def test_a_block_is_one_program(trained: list[int]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedcommons.config import parts
 from fedcommons.config.flat import choose
 from fedcommons.config.parts import KINDS
 from fedcommons.config.sections import Partition
@@ -368,3 +369,22 @@ def test_what_is_refused_early_bounds_what_is_accepted(n_clients: int, alpha: fl
     noise = 4 * (accepted / 4096) ** 0.5
     assert 0 < accepted < (1 - (held < least).mean()) ** n_clients + noise
     assert (held >= 1).all(1).mean() < dirichlet._all_get_one(class_sizes, n_clients, alpha) + noise
+
+
+@pytest.mark.parametrize("value", [0, 1, 2])
+def test_a_whole_number_is_the_float_of_the_same_value(value: int) -> None:
+    """For each constant of a partition that is a float, also where the value is refused."""
+
+    def dealt(name: str, field: str, given: float) -> list[list[int]] | str:
+        more = {"law": "power"} if field == "power" else {"n_aux": 2} if name == "dirichlet_classes" else {}
+        try:
+            recipe = recipe_of(name, n_clients=4, **{field: given}, **more)
+            return [rows.tolist() for rows in inputs.deal(recipe, LABELS, N_CLASSES, 0).rows]
+        except UserError as error:
+            return str(error)
+
+    floats = [(n, field) for n in PARTITIONS for field, its in parts.constants("partition", n).items()
+              if its.kinds[0] is float]  # fmt: skip
+    assert ("quantity", "power") in floats
+    for name, field in floats:
+        assert dealt(name, field, value) == dealt(name, field, float(value)), (name, field)

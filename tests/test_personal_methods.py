@@ -200,6 +200,30 @@ def test_fedprotos_prototypes_are_means_over_all_examples_of_a_class(digits: "Di
         before = found
 
 
+@pytest.mark.parametrize("predict", ["prototype", "head"])
+def test_fedproto_predicts_the_class_of_the_nearest_prototype_or_by_the_head(predict: str, digits: "Digits") -> None:
+    """Equation 4, over the classes that have a prototype; before there is one, the head decides."""
+    algorithm = FedProto(lam=0.01, predict=predict)
+    federation = digits(method=algorithm)
+    plan, executor = federation.plan(2, participation=0.4), federation.serial(algorithm)
+    start = federation.start(algorithm, plan)
+    differ = 0
+    for now in (start, *(now for now, _ in federation.play(algorithm, plan, executor))):
+        found = evaluate_personal(algorithm, executor, ModelTask(EMPTY), now, plan, on_tests=False)
+        prototypes, known = data(now.state["prototypes"]), data(now.state["known"])
+        for i, mine in enumerate(federation.data.own):
+            model, _ = personal_model(algorithm, now, i, keep_buffers=False)
+            with torch.no_grad():
+                by_head = module_with(federation.module(), model, EMPTY).eval()(mine.x).argmax(1)
+            expected = by_head
+            if predict == "prototype" and now.round:
+                far = torch.cdist(embeddings(federation, model, mine.x), prototypes)
+                expected = far.masked_fill(known == 0, float("inf")).argmin(1)
+            assert found["accuracy"][i] == pytest.approx((expected == mine.y).float().mean().item())
+            differ += int((expected != by_head).sum())
+    assert (differ > 0) == (predict == "prototype")
+
+
 def test_fedproto_with_lam_0_is_local_training(digits: "Digits") -> None:
     federation, algorithm = digits(), FedProto(0.0)
     work, models = federation.work(), [federation.model] * 5

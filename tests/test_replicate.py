@@ -1,5 +1,6 @@
 """``sweeps/replicate.py``: its rows are experiments, its verdicts follow from the prediction interval."""
 
+import csv
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,9 +27,9 @@ def script(sweeps: Callable[[str], ModuleType]) -> ModuleType:
     return sweeps("replicate")
 
 
-def verdict(values: list[float | None], published: float, off: float = 0.0) -> str:
+def verdict(values: list[float | None], published: float, note: str = "") -> str:
     quantity = Quantity("one", None, ())
-    return Compared("R1", quantity, Published(published, "somebody", off), dict(enumerate(values))).verdict
+    return Compared("R1", quantity, Published(published, "somebody", note), dict(enumerate(values))).verdict
 
 
 def test_the_interval_is_the_one_for_a_run_more() -> None:
@@ -51,20 +52,38 @@ def test_it_covers_a_run_more_as_often_as_it_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "published", "off", "said"),
+    ("values", "published", "note", "said"),
     [
-        ([99.0, 100.0, 101.0], 104, 0, "inside"),
-        ([1.0, 2.0, 3.0], 2, 0, "inside, wide"),
-        ([1.0, 2.0, 3.0], 12, 0, "outside"),
-        ([99.0, 100.0, 101.0], 110, 6, "inside"),
-        ([1.0, 2.0], 2, 0, "cannot tell"),
-        ([1.0, 2.0, None], 2, 0, "cannot tell"),
-        ([2.0, 2.0, 2.0], 2, 0, "inside"),
-        ([2.0, 2.0, 2.0], 3, 0, "outside"),
+        ([99.0, 100.0, 101.0], 104, "", "inside"),
+        ([1.0, 2.0, 3.0], 2, "", "inside, wide"),
+        ([1.0, 2.0, 3.0], 12, "", "outside"),
+        ([99.0, 100.0, 101.0], 110, "read off to ± 6", "outside"),  # what is said of a number moves no verdict
+        ([1.0, 2.0], 2, "", "cannot tell"),
+        ([1.0, 2.0, None], 2, "", "cannot tell"),
+        ([2.0, 2.0, 2.0], 2, "", "inside"),
+        ([2.0, 2.0, 2.0], 3, "", "outside"),
     ],
 )
-def test_verdicts(values: list[float | None], published: float, off: float, said: str) -> None:
-    assert verdict(values, published, off) == said
+def test_verdicts(values: list[float | None], published: float, note: str, said: str) -> None:
+    assert verdict(values, published, note) == said
+
+
+@pytest.mark.parametrize("name", ["replications", "replications_rounds", "replications_private"])
+def test_the_page_has_the_verdicts_and_the_numbers_of_its_csv(name: str) -> None:
+    """Its tables are those that the report writes of the committed numbers by seed."""
+    docs = Path(__file__).parents[1] / "docs" / "results"
+    runs: dict[tuple[str, str], dict[int, dict[str, float | None]]] = {}
+    lines = list(csv.DictReader((docs / f"{name}.csv").read_text(encoding="utf-8").splitlines()))
+    for line in lines:
+        of_seed = runs.setdefault((line["row"], line["variant"]), {}).setdefault(int(line["seed"]), {})
+        of_seed[line["quantity"]] = float(line["ours"]) if line["ours"] else None
+    found = report.compared(runs)
+    assert [str(one["verdict"]) for one in report.records(found)] == [line["verdict"] for line in lines]
+    page = (docs / "replications.md").read_text(encoding="utf-8")
+    cells = {tuple(cell.strip() for cell in line.split("|")) for line in page.splitlines()}
+    for line in report.table(found, "").splitlines():
+        if line.startswith("| R"):
+            assert tuple(cell.strip() for cell in line.split("|")) in cells
 
 
 def test_every_row_has_its_experiments_and_every_number_a_variant(script: ModuleType) -> None:
@@ -114,5 +133,5 @@ def test_bad_input_is_said_in_a_sentence(argv: list[str], said: str, script: Mod
 def test_a_row_runs_and_has_its_page(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     out = tmp_path / "out"
     assert script.replicate(["--rows", "R6", "--seeds", "0", "--data-dir", str(DATA), "--out", str(out)]) == 0
-    assert "| R6  | FedAvg  | accuracy after round 100, % | 81 ± 1 (FLUTE) |" in (out / "replicate.md").read_text()
+    assert "| R6  | FedAvg  | accuracy after round 100, % | 81 (FLUTE, about) |" in (out / "replicate.md").read_text()
     assert "cannot tell" in capsys.readouterr().out

@@ -217,7 +217,8 @@ def test_tune_sweeps_fields_reusing_generators(table: tuple[Path, Path, str], tm
     _, artifacts, _ = table
     out = tmp_path / "out"
     done = script(
-        "tune.py", f"--out={out}", f"--artifacts={artifacts}", "--space=alpha=0.01,0.1", "--space=p=uniform(0,0.5)",
+        "tune.py", f"--out={out}", f"--artifacts={artifacts}", "--sharing=shuffled_synthetic",
+        "--space=alpha=0.01,0.1", "--space=p=uniform(0,0.5)",
         "--space=lr=loguniform(0.01,0.1)", "--samples=2", "--metric=best_accuracy", "--scheduler=asha",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -228,7 +229,8 @@ def test_tune_sweeps_fields_reusing_generators(table: tuple[Path, Path, str], tm
     # ASHA may stop some half-way, but those that played all rounds are finished and summarised
     assert {c["status"] for c in cells if c["rounds"] == 3} == {"finished"}
     again = script(
-        "tune.py", f"--out={out}", f"--artifacts={artifacts}", "--space=alpha=0.01,0.1", "--space=p=uniform(0,0.5)",
+        "tune.py", f"--out={out}", f"--artifacts={artifacts}", "--sharing=shuffled_synthetic",
+        "--space=alpha=0.01,0.1", "--space=p=uniform(0,0.5)",
         "--space=lr=loguniform(0.01,0.1)", "--samples=2", "--metric=best_accuracy", "--scheduler=asha", "--resume",
     )  # fmt: skip
     # those that ASHA gave up are not run again; it compares runs of one alpha with each other

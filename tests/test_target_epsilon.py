@@ -3,8 +3,10 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
-from fedcommons import experiment, run
+from fedcommons import experiment, load_runs, run
+from fedcommons.config.flat import same_results
 from fedcommons.core.accountants import epsilon
 from fedcommons.core.dp_sgd import DPSGD, Target
 from fedcommons.errors import UserError
@@ -12,6 +14,8 @@ from fedcommons.federation import checkpoint
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.runs.build import prepare
 from fedcommons.runs.worker import noise_key
+from fedcommons.sweeping.screen import ending
+from fedcommons.tracking.run_folder import read_config, read_rounds
 
 DELTA = 1e-5
 PRIVATE = {
@@ -42,6 +46,26 @@ def test_the_ledger_has_what_was_asked_for(tmp_path: Path) -> None:
     sigmas = {sigma for events in end.ledger.updates.covered.values() for _, sigma in events}
     assert len(sigmas) > 1
     assert "sigma" not in result.rounds.columns
+    (table,), sizes = result.summary["privacy"]["mechanisms"]["updates"], prepare(result.experiment).dealt.own.sizes
+    assert table["client"] == list(range(len(sizes)))
+    assert table["q"] == [DPSGD.sampling_rate(n, 16) for n in sizes]
+    assert table["steps"] == [2 * DPSGD.steps(n, 16) for n in sizes]
+    assert set(table["sigma"]) == sigmas
+    spent = [epsilon(q, s, k, DELTA) for q, s, k in zip(table["q"], table["sigma"], table["steps"], strict=True)]
+    assert spent == found
+    assert (table["clip"], table["delta"], set(table["accountant"])) == (5.0, DELTA, {"rdp"})
+    assert result.summary["effective"]["dp.noise_multiplier"] == table["sigma"]
+    row, folder = load_runs(result.folder).iloc[0], result.folder
+    for name in ("sigma", "q", "steps"):
+        assert (row[f"{name}_min"], row[f"{name}_max"]) == (min(table[name]), max(table[name]))
+    assert row["accountant"] == "rdp"
+    shown = [one for one in ending(result.summary, read_rounds(folder), 1.0, folder, 120) if one.startswith("noise ")]
+    assert f"sigma {min(sigmas):.4g} to {max(sigmas):.4g}" in shown[0]
+    # the default of the noise multiplier was not used, so no record has it
+    assert "dp.noise_multiplier" not in row.index
+    assert "dp.noise_multiplier" not in result.summary["config"]
+    assert "noise_multiplier" not in yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["dp"]
+    assert same_results(read_config(folder), result.experiment) == []
 
 
 WRONG = {

@@ -13,10 +13,10 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from fedcommons.config import cli, presets
+from fedcommons.config import cli
 from fedcommons.config.flat import same_results
 from fedcommons.errors import UserError
-from fedcommons.reports import metrics, ranking
+from fedcommons.reports import metrics, ranking, series
 from fedcommons.runs import experiment
 from fedcommons.sweeping import tuned
 from fedcommons.sweeping.display import Display
@@ -32,6 +32,29 @@ TINY = ["--preset=smoke", "--setting=real", "--wandb=off", "--data.limit=80", "-
 @pytest.fixture(scope="module")
 def tune(sweeps: Callable[[str], ModuleType]) -> ModuleType:
     return sweeps("tune")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    ["", "--preset smoke", "--preset paper --dataset cifar10", "--sharing shuffled_synthetic", "--generator.rho 0.5 "
+     "--sharing local_synthetic", *(f"--preset {preset} --sharing shuffled_synthetic --generator {generator}"
+     for preset in ("smoke", "small") for generator in ("gan", "cvae", "private_ddpm", "private_gan"))],
+)  # fmt: skip
+def test_the_experiment_is_that_of_run_for_the_same_options(
+    tune: ModuleType, sweeps: Callable[[str], ModuleType], argv: str
+) -> None:
+    alone = cli.experiment(sweeps("run").arguments(argv.split()))
+    (cell,) = tune.cells(tune.arguments([*argv.split(), f"--space=lr={alone.client.lr}", "--wandb=off"]))[0]
+    assert same_results(alone, cell.config) == []
+    assert alone.flat["sharing.setting"] == cell.config.flat["sharing.setting"]
+
+
+@pytest.mark.parametrize("field", ["p", "rho", "generator.epochs", "sharing.c", "generator=ddpm,gan"])
+def test_a_field_of_a_pool_names_the_sharing_that_has_it(tune: ModuleType, field: str) -> None:
+    with pytest.raises(UserError) as error:
+        tune.cells(tune.arguments([f"--space={field}" + "=0.1,0.5" * ("=" not in field)]))
+    assert "--sharing.setting" in str(error.value)
+    assert "sharing.setting is real" in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +177,10 @@ def test_a_sweep_leaves_every_number_of_its_runs(tune: ModuleType, tmp_path: Pat
         assert float(row["MB"]) == pytest.approx(sent / 1e6)
         assert cell["rounds_to_target"] == summary["rounds_to_target"]
     of_best = [cell["zeta_hat_sq"] for cell in cells[:2]]
+    assert {row["sharing.setting"] for row in rows} == {cell["sharing.setting"] for cell in cells} == {"real"}
     table = (tmp_path / "tune.md").read_text()
+    assert "| sharing.setting | client.lr |" in table
+    assert "\n| real " in table
     assert (
         f"{fmean(of_best):.4g} ± {stdev(of_best):.2g}" in table.splitlines()[6]
     )  # the stamp and an empty line stand above
@@ -165,21 +191,30 @@ def test_a_sweep_leaves_every_number_of_its_runs(tune: ModuleType, tmp_path: Pat
 @pytest.mark.parametrize(
     "argv",
     [
-        ["--preset=smoke", "--space=lr=0.05,0.1", "--space=p=0.1,0.5", "--generator.channels=[8,16]"],
+        [
+            "--preset=smoke",
+            "--sharing=shuffled_synthetic",
+            "--space=lr=0.05,0.1",
+            "--space=p=0.1,0.5",
+            "--generator.channels=[8,16]",
+        ],
+        ["--preset=smoke", "--space=sharing=real,local_synthetic", "--space=generator=ddpm,private_ddpm,gan"],
+        ["--preset=small", "--sharing=shuffled_synthetic", "--generator=gan", "--space=generator.lr=0.0002,0.001"],
         ["--preset=small", "--setting=real", "--space=algorithm=fedprox,scaffold", "--fedprox.mu=0.5", "--seed=3"],
         ["--preset=paper", "--dataset=cifar10", "--space=lr=loguniform(0.001,1)", "--samples=2", "--data.dir=a b"],
         ["--preset=authors", "--dataset=cifar10", "--space=lr=0.3,0.1", "--alpha=0.1", "--model=linear"],
+        ["--preset=authors", "--dataset=cifar10", "--sharing=shuffled_synthetic", "--space=lr=0.3,0.1", "--rho=0.75"],
         ["--preset=smoke", "--space=partition.alpha=0.1,1", "--dp.local=true", "--sigma=2", "--straggler.rule=slow"],
     ],
 )
-def test_the_winner_is_told_as_a_command_that_runs_it(tune: ModuleType, argv: list[str]) -> None:
-    options = tune.arguments([*argv, "--wandb=off"])
+def test_the_winner_is_told_as_a_command_that_runs_it(
+    tune: ModuleType, sweeps: Callable[[str], ModuleType], argv: list[str]
+) -> None:
+    options, run = tune.arguments([*argv, "--wandb=off"]), sweeps("run")
     for cell in tune.cells(options)[0]:
-        words = shlex.split(tuned.line(cell.config, options.preset))
-        fields = presets.preset(cli.early(words, "preset", "small"), cli.early(words, "data.name", "digits"))
-        parser = cli.parser("as run.py", words, fields)
-        parser.add_argument("--preset", default="small", type=str)
-        found = cli.parse(parser, words)
+        words = shlex.split(tuned.line(cell.config, options.preset, {*options.asked, *tune.cells(options)[1]}))
+        assert words[words.index("--sharing.setting") + 1] == cell.config.sharing.setting
+        found = run.arguments(words)
         again = authors.settled(found.preset, cli.experiment(found), found.asked)
         assert same_results(again, cell.config) == []
         assert again.data.dir == cell.config.data.dir
@@ -227,6 +262,19 @@ def test_optuna_proposes_the_same_points_for_the_same_results() -> None:
 def test_batches_of_a_sweep_are_one_outcome() -> None:
     found = together([Outcome({"cells": 1.0}, 2, {"a": "why"}), Outcome({"generators": 3.0, "cells": 4.0}, 1, {})])
     assert found == Outcome({"cells": 5.0, "generators": 3.0}, 3, {"a": "why"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "title"),
+    [
+        (("real", "real"), "digits, no sharing, target 80 %"),
+        (("merf", "merf"), "digits, sharing merf, target 80 %"),
+        (("real", "merf"), "digits, target 80 %"),
+    ],
+)
+def test_a_title_states_the_sharing_that_all_runs_have(settings: tuple[str, str], title: str) -> None:
+    runs = pd.DataFrame([{"data.name": "digits", "sharing.setting": one, "target": 0.8} for one in settings])
+    assert series.title(runs) == title
 
 
 def test_a_sweep_of_seeds_alone_is_one_point() -> None:

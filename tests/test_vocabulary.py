@@ -32,7 +32,7 @@ def test_short_names_are_the_fields_in_every_sweep(sweeps: Sweeps, script: str) 
     argv += ["--dp.local", "true"] if script != "advise" else []
     if script == "advise":  # Corollary I knows no DP-SGD
         argv = argv[:2] + argv[4:]
-    argv += ["--space", "seed=0"] if script == "tune" else []
+    argv += ["--space", "seed=0", "--sharing", "shuffled_synthetic"] if script == "tune" else []
     argv += ["--alpha", "0.7"] if script != "convergence_parameters" else ["--partition.alpha", "0.7"]
     for cell in _cells(script, sweeps(script), argv):
         flat = cell.config.flat
@@ -48,7 +48,7 @@ def test_p_is_the_share_wherever_something_is_shared(sweeps: Sweeps) -> None:
     for script, argv in (
         ("table1", []),
         ("figure3", ["--settings", "local_synthetic"]),
-        ("tune", ["--space", "seed=0"]),
+        ("tune", ["--space", "seed=0", "--sharing", "shuffled_synthetic"]),
     ):
         shares = {c.config.flat.get("sharing.p", 0.2) for c in _cells(script, sweeps(script), [*argv, "--p", "0.2"])}
         assert shares == {0.2}

@@ -16,6 +16,7 @@ class CNN(nn.Module):
         channels: channels of the two convolutions
         hidden: outputs of the hidden layer
         batch_norm: BatchNorm after the convolutions
+        norm_bias: biases in front of BatchNorm, which have no effect and which Adam moves by rounding noise
     """
 
     def __init__(
@@ -25,15 +26,18 @@ class CNN(nn.Module):
         channels: Annotated[tuple[int, ...], "[1, 1e6]"] = (16, 32),
         hidden: Annotated[int, "[1, 1e6]"] = 64,
         batch_norm: bool = False,
+        norm_bias: bool = True,
     ) -> None:
         super().__init__()
+        if not (norm_bias or batch_norm):
+            raise ValueError("model.norm_bias false changes nothing without model.batch_norm true")
         if len(channels) != 2:
             raise ValueError(f"model.channels must be two positive numbers, got {list(channels)}")
         if len(shape) != 3 or min(shape[1:]) < 4:
             raise ValueError(f"it needs images of at least 4x4, and examples are {shape}")
         c, h, w = shape
-        self.conv1 = nn.Conv2d(c, channels[0], 3, padding=1)
-        self.conv2 = nn.Conv2d(channels[0], channels[1], 3, padding=1)
+        self.conv1 = nn.Conv2d(c, channels[0], 3, padding=1, bias=norm_bias)
+        self.conv2 = nn.Conv2d(channels[0], channels[1], 3, padding=1, bias=norm_bias)
         self.norm1 = nn.BatchNorm2d(channels[0]) if batch_norm else nn.Identity()
         self.norm2 = nn.BatchNorm2d(channels[1]) if batch_norm else nn.Identity()
         self.hidden = nn.Linear(channels[1] * (h // 4) * (w // 4), hidden)

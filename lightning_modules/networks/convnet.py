@@ -22,9 +22,16 @@ class ConvNet(nn.Module):
 
     Args:
         width: channels of every convolution
+        norm_bias: biases in front of instance norm, which have no effect and which Adam moves by rounding noise
     """
 
-    def __init__(self, shape: tuple[int, ...], n_classes: int, width: Annotated[int, "[1, 1e6]"] = 128) -> None:
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        n_classes: int,
+        width: Annotated[int, "[1, 1e6]"] = 128,
+        norm_bias: bool = True,
+    ) -> None:
         super().__init__()
         if len(shape) != 3 or min(shape[1:]) < 2:
             raise ValueError(f"it needs images of at least 2x2, and examples are {shape}")
@@ -34,7 +41,7 @@ class ConvNet(nn.Module):
         layers: list[nn.Module] = []
         for _ in range(blocks):
             norm = nn.GroupNorm(width, width)  # a group a channel is instance norm
-            layers += [nn.Conv2d(channels, width, 3, padding=1), norm, nn.ReLU(), nn.AvgPool2d(2)]
+            layers += [nn.Conv2d(channels, width, 3, padding=1, bias=norm_bias), norm, nn.ReLU(), nn.AvgPool2d(2)]
             channels = width
         self.features = nn.Sequential(*layers)
         left, right, top, bottom = self._padding(sides)

@@ -17,7 +17,7 @@ The pool keeps all images, as uint8. A client's weights start at its share of ``
 Departs from the paper, of which only the released code was to be had: a step after which all weights would be 0 is not
 taken, as the ensemble would be none. Images that are moved are not clipped to pixels that there are. The rest is as in
 ``dense``: all clients take part, the server's BatchNorm keeps the mean of clients' statistics, no augmentation of the
-pool, and what x starts from is a field.
+pool, ``norm_bias``, and what x starts from is a field.
 """
 
 from collections.abc import Mapping, Sequence
@@ -72,6 +72,8 @@ class CoBoosting:
     """numbers of the noise of an image"""
     width: Annotated[int, "[1, 1e6]"] = 32
     """channels of the generator's last maps, half of those of the maps before (released code: 64)"""
+    norm_bias: bool = True
+    """biases in front of the generator's BatchNorm, which Adam moves by rounding noise; false: as released"""
     generator_lr: Annotated[float, "(0, 1e38]"] = 1e-3
     """learning rate of generator and noise"""
     boundary: Annotated[float, "[0, 1e38]"] = 1.0
@@ -103,6 +105,10 @@ class CoBoosting:
         )
         whole_models.check("coboosting", self.warmup_rounds, rounds, participation, buffers)
 
+    def effective_constants(self, model: Flat, facts: Facts, epochs: int) -> dict[str, int]:
+        """Return the epochs of the clients' last training."""
+        return {"client_epochs": self.client_epochs or epochs}
+
     def participants(self, state: State, round: int) -> Sequence[int]:
         return whole_models.participants(state, self.warmup_rounds, round)
 
@@ -131,7 +137,8 @@ class CoBoosting:
     @property
     def making(self) -> Making:
         """Of the generator's training."""
-        return Making(self.generated, self.latent, self.width, self.generator_steps, self.generator_lr, self.clip)
+        how = self.generated, self.latent, self.width, self.generator_steps, self.generator_lr
+        return Making(*how, self.clip, self.norm_bias)
 
     def score(self, ensemble: Ensemble, weights: Tensor, x: Tensor, labels: Tensor) -> Tensor:
         """The generator's loss of a batch as the network sees it."""

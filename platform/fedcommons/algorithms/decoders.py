@@ -20,12 +20,13 @@ from lightning_modules.cvae import CVAE, Decoder, decode, reconstruction, trunca
 
 @dataclass(frozen=True)
 class Networks:
-    """Sizes of encoder and decoder; shape: of an image (C, H, W)."""
+    """Sizes of encoder and decoder; shape: of an image (C, H, W); norm_bias: see ``lightning_modules.cvae``."""
 
     shape: tuple[int, ...]
     n_classes: int
     channels: tuple[int, ...]
     latent: int
+    norm_bias: bool = True
 
     @property
     def loss(self) -> str:
@@ -34,7 +35,7 @@ class Networks:
 
     def decoder(self, weights: Flat | None = None) -> Decoder:
         """With these weights and statistics, or new ones."""
-        made = Decoder(self.shape, self.n_classes, self.channels, self.latent, batch_norm=True)
+        made = Decoder(self.shape, self.n_classes, self.channels, self.latent, True, self.norm_bias)
         if weights is not None:
             made.load_state_dict(dict(weights), strict=False)  # all but the counts of batches, which nothing uses
         return made
@@ -69,6 +70,7 @@ def train(
     model = CVAE(
         shape=networks.shape, n_classes=networks.n_classes, channels=networks.channels, hidden=hidden,
         latent=networks.latent, beta=beta, reconstruction=networks.loss, batch_norm=True,
+        norm_bias=networks.norm_bias,
     ).to(x.device)  # fmt: skip
     optimizer = torch.optim.Adam(model.parameters(), how.lr)
     noise = torch.randn(how.epochs, len(y), networks.latent, generator=generator(seed, "codes")).to(x.device)

@@ -20,7 +20,8 @@ statistics, covered as local training is; all that follows is the server's and c
 
 Departs from the paper: an epoch makes one batch of images, as in the released code. All clients take part. Images of
 the pool are not cropped and mirrored anew, so the ensemble sees each once. The server's BatchNorm keeps the mean of
-clients' statistics. What the paper leaves open is a field: from what x starts, and the temperature of div.
+clients' statistics. G's convolutions have biases in front of BatchNorm (``norm_bias``), the released
+code's have none. What the paper leaves open is a field: from what x starts, and the temperature of div.
 """
 
 from collections.abc import Mapping, Sequence
@@ -70,6 +71,8 @@ class DENSE:
     """numbers of the noise of an image"""
     width: Annotated[int, "[1, 1e6]"] = 32
     """channels of the generator's last maps, half of those of the maps before (paper: 64)"""
+    norm_bias: bool = True
+    """biases in front of the generator's BatchNorm, which Adam moves by rounding noise; false: as released"""
     generator_lr: Annotated[float, "(0, 1e38]"] = 1e-3
     """learning rate of generator and noise"""
     bn: Annotated[str, "paper | released"] = "paper"
@@ -92,6 +95,10 @@ class DENSE:
             fields[f"federation.{name}"] for name in ("rounds", "participation", "buffers")
         )
         whole_models.check("dense", self.warmup_rounds, rounds, participation, buffers)
+
+    def effective_constants(self, model: Flat, facts: Facts, epochs: int) -> dict[str, int]:
+        """Return the epochs of the clients' last training."""
+        return {"client_epochs": self.client_epochs or epochs}
 
     def participants(self, state: State, round: int) -> Sequence[int]:
         return whole_models.participants(state, self.warmup_rounds, round)
@@ -118,7 +125,8 @@ class DENSE:
     @property
     def making(self) -> Making:
         """Of the generator's training."""
-        return Making(self.generated, self.latent, self.width, self.generator_steps, self.generator_lr)
+        how = self.generated, self.latent, self.width, self.generator_steps, self.generator_lr
+        return Making(*how, norm_bias=self.norm_bias)
 
     def score(self, ensemble: Ensemble, weights: Tensor, x: Tensor, labels: Tensor) -> Tensor:
         """The generator's loss: CE + BN + boundary * div, of a batch as the network sees it."""

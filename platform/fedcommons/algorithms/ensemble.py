@@ -33,7 +33,8 @@ Score = Callable[[Tensor, Tensor], Tensor]
 class Making:
     """Constants of the generator's training; images: a batch, of which the best is kept.
 
-    clip: of the gradient of the generator's weights in a step; that of the noise is as it is.
+    clip: of the gradient of the generator's weights in a step; that of the noise is as it is. norm_bias: see
+    ``Upsampler``.
     """
 
     images: int
@@ -42,6 +43,7 @@ class Making:
     steps: int
     lr: float
     clip: float | None = None
+    norm_bias: bool = True
 
 
 class Ensemble:
@@ -100,7 +102,7 @@ def make(
     """Train a new generator and its noise down ``score``; the batch with the lowest, uint8, and its labels."""
     kind, draws = work.params.buffer.dtype, generator(seed, "noise and labels")
     set_default_generator(seed, "generator")
-    network = Upsampler(shape, how.latent, how.width).to(work.device, kind)
+    network = Upsampler(shape, how.latent, how.width, how.norm_bias).to(work.device, kind)
     z = torch.randn(how.images, how.latent, generator=draws).to(work.device, kind).requires_grad_()
     labels = torch.randint(n_classes, (how.images,), generator=draws).to(work.device)
     optimizer = torch.optim.Adam([*network.parameters(), z], how.lr, (0.5, 0.999))

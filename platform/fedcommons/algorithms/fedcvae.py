@@ -15,7 +15,9 @@ of classes, 8 bytes, and uploads g_i with BatchNorm's statistics, n_i and p_i, o
 covers any of it. Each trains from weights of its own.
 
 Departs from the released code: images are those of the platform, uint8 and normalised by the model, and networks take
-any side, padded. An image that is alone in a batch stands twice in it. Weights of examples do not count.
+any side, padded. An image that is alone in a batch stands twice in it. Weights of examples do not count. ``norm_bias``
+false leaves out the biases in front of BatchNorm, which are among the 144,001 weights of the released decoder and
+which Adam moves by rounding noise.
 """
 
 from collections.abc import Mapping, Sequence
@@ -57,6 +59,8 @@ class FedCVAE:
     """channels of the convolutions, each of which halves the image; the decoder mirrors them"""
     hidden: Annotated[int, "[1, 1e6]"] = 500
     """width of the encoder's linear layer"""
+    norm_bias: bool = True
+    """biases in front of BatchNorm, which have no effect and which Adam moves by rounding noise; false: none"""
     beta: Annotated[float, "[0, 1e38]"] = 1.0
     """weight of the codes' divergence from N(0, I)"""
     local_epochs: Annotated[int, "[1, 1e9]"] = 15
@@ -99,6 +103,15 @@ class FedCVAE:
         return {"model": model, "clients": clients, "classes": classes, "shape": torch.tensor(facts.shape),
                 "first": zero, "second": zero, "steps": torch.tensor(0)}  # fmt: skip
 
+    @property
+    def bound(self) -> float:
+        """w."""
+        return self.truncate or (1.0 if self.variant == "kd" else 3.0)
+
+    def effective_constants(self, model: Flat, facts: Facts, epochs: int) -> dict[str, float]:
+        """Return w."""
+        return {"truncate": self.bound}
+
     def participants(self, state: State, round: int) -> Sequence[int]:
         """All clients until decoders have come, at least one, then nobody."""
         return range(0 if "images" in state else int(scalar(state, "clients")))
@@ -138,7 +151,7 @@ class FedCVAE:
 
     def networks(self, shape: tuple[int, ...], common: Payload) -> Networks:
         """Of images of this shape; common: says how many classes there are."""
-        return Networks(shape, int(scalar(common, "classes")), self.channels, self.latent)
+        return Networks(shape, int(scalar(common, "classes")), self.channels, self.latent, self.norm_bias)
 
     def drawing(self, state: State, replies: Replies) -> Drawing:
         """What the clients have sent, and how images are drawn from it."""
@@ -149,7 +162,7 @@ class FedCVAE:
             sizes=[int(scalar(each, "size")) for each in sent],
             histograms=torch.stack([values(each["histogram"]) for each in sent]),
             samples=self.samples,
-            bound=self.truncate or (1.0 if is_kd else 3.0),
+            bound=self.bound,
             again=Training(self.decoder_epochs, self.batch_size, self.decoder_lr) if is_kd else None,
         )
 

@@ -90,8 +90,13 @@ class FedDPMS:
         if self.privacy == "sound" and self.receive == "real":
             raise UserError("feddpms.receive must not be real with feddpms.privacy sound: real images hide nothing.")
 
+    def effective_constants(self, model: Flat, facts: Facts, epochs: int = 0) -> dict[str, int]:
+        """Return T_p."""
+        given = self.preliminary_rounds
+        return {"preliminary_rounds": round(0.4 * facts.rounds) if given is None else given}
+
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        last = round(0.4 * facts.rounds) if self.preliminary_rounds is None else self.preliminary_rounds
+        last = self.effective_constants(model, facts)["preliminary_rounds"]
         if last >= facts.rounds:
             raise UserError(f"feddpms.preliminary_rounds must be below federation.rounds = {facts.rounds}, got {last}.")
         if self.privacy == "sound" and self.sigma == 0:

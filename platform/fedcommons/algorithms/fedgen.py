@@ -13,11 +13,12 @@ shares p(y) with it, and its class counts up, 8 bytes a class, which no epsilon 
 clients owns has no weight there and is not drawn; one that nobody has owned is drawn in the first round alone, where
 all classes are alike. With ``weight`` 0 the trained model is FedAvg's.
 
-Departs from the paper: clients learn from G from round ``first`` on, as in the released code, as it is untrained
-before; ``weight``, ``decay`` and uniform noise are the released code's. An example counts in p(y) once for each round
-in which its client took part. Until G has been trained on a class, p(y) leaves it out, and with ``kl`` its examples.
-The gradient of the term with G joins that of f_i after clipping: it uses no data of the client, so DP-SGD need not
-clip it.
+Departs from the paper: the server weighs the losses of the clients' heads by label counts (``ensemble`` weighted);
+equation 4 has the loss of the mean of their logits (``ensemble`` mean). Clients learn from G from round ``first`` on,
+as in the released code, as it is untrained before; ``weight``, ``decay`` and uniform noise are the released code's. An
+example counts in p(y) once for each round in which its client took part. Until G has been trained on a class, p(y)
+leaves it out, and with ``kl`` its examples. The gradient of the term with G joins that of f_i after clipping: it uses
+no data of the client, so DP-SGD need not clip it.
 
 The released code has ``labels`` uniform, ``kl`` 10, ``weight_decay`` 0.01 and ``lr_decay`` 0.98. It counts rounds from
 0, and classes from 1 in the batches of each round, not in all examples. Its weight is also multiplied by the quotient

@@ -15,6 +15,7 @@ from fnmatch import fnmatchcase
 from fedcommons.algorithms.kept_part import download, merged, own_model, parted, trained
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.executor import Executor
+from fedcommons.core.features import layers_of
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
@@ -36,6 +37,10 @@ class FedPer:
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         return parted(model, personal_layers(model, self.layers, facts.head))
+
+    def effective_constants(self, model: Flat, facts: Facts, epochs: int) -> dict[str, str]:
+        """Return the names of the personal layers."""
+        return {"layers": layers_of(personal_layers(model, self.layers, facts.head))}
 
     def down(self, state: State, round: int, client: int) -> Message:
         return download(state)

@@ -7,7 +7,9 @@ C^j: the server's prototype;  d: length of z;  lam: weight of the distance to pr
 
     C^j = sum_i n_ij C_i^j / sum_i n_ij;   local loss  f_i(y) + lam mean_examples ||z - C^label||^2 / d
 
-The server has no model, so none is evaluated; a client's own is y_i.
+The server has no model, so none is evaluated; a client's own is y_i, and its prediction for an example that of
+equation 4, among the classes that have a prototype:  argmin_j ||z - C^j||.  Before there are prototypes the largest
+logit of its head predicts, as it does with ``predict`` head.
 
 Departs from the paper: the distance is taken from each example's embedding, as in the authors' code, and not from the
 local prototype. Equation 6 divides by the number of clients besides; here C^j is the mean over all examples of class j
@@ -40,6 +42,8 @@ class FedProto:
 
     lam: Annotated[float, "[0, 1e38]"] = 1.0
     """lambda, weight of the squared distance between embeddings and prototypes, >= 0"""
+    predict: Annotated[str, "prototype | head"] = "prototype"
+    """what predicts a class where clients' own models are judged: the nearest prototype (equation 4), or the head"""
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         assert facts.n_classes is not None
@@ -81,7 +85,18 @@ class FedProto:
         return {**state, "prototypes": torch.where(counts > 0, means, before), "known": known}
 
     def personal(self, state: State, memory: Payload, message: Message) -> Payload:
-        return {"model": memory["own"] if memory else state["untrained"]}
+        return {**message.common, "model": memory["own"] if memory else state["untrained"]}
+
+    def predictions(self, work: Work, personal: Payload, x: Tensor) -> Tensor | None:
+        """See ``federation.personal.Predicts``."""
+        prototypes, known = values(personal["prototypes"]), values(personal["known"])
+        if self.predict == "head" or not prototypes.shape[1]:
+            return None
+        head = Head(work.module)
+        with head.watched():
+            work.module(x)
+        far = (head.inputs.flatten(1)[:, None] - prototypes).square().sum(2)
+        return far.masked_fill(known == 0, torch.inf).argmin(1)
 
 
 def _own(memory: Payload, work: Work) -> Flat:

@@ -18,6 +18,7 @@ import torch
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean
 from fedcommons.core.executor import Executor
+from fedcommons.core.features import layers_of
 from fedcommons.core.local import constant
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
@@ -52,6 +53,10 @@ class FedPVR:
         control = zeros_like(select(model, corrected(model, _patterns(self.layers))))
         everybody = torch.tensor(facts.total_weight, dtype=torch.float64)
         return {"model": model, "control": control, "everybody": everybody}
+
+    def effective_constants(self, model: Flat, facts: Facts, epochs: int) -> dict[str, str]:
+        """Return the names of the corrected layers."""
+        return {"layers": layers_of(corrected(model, _patterns(self.layers)))}
 
     def down(self, state: State, round: int, client: int) -> Message:
         return Message({"model": state["model"], "control": state["control"]})

@@ -39,6 +39,10 @@ class OneShot:
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         return {"model": model}
 
+    def effective_constants(self, model: Flat, facts: Facts, epochs: int) -> dict[str, int]:
+        """Return the server's passes over the pool in a round."""
+        return {"server_epochs": self.server_epochs or epochs}
+
     def participants(self, state: State, round: int) -> Sequence[int]:
         """Nobody."""
         return []

@@ -15,11 +15,11 @@ class Upsampler(nn.Module):
     """Noise (B, latent) to images (B, C, H, W) in (0, 1) of any size; what is above H or W is cut off.
 
     With 256 numbers of noise, width 64 and 3x32x32 images it has the layers of the generator of DENSE's released code.
-    There convolutions before BatchNorm have no bias, which BatchNorm takes away again, and BatchNorm's first scales are
+    There convolutions before BatchNorm have no bias, as here with ``norm_bias`` false, and BatchNorm's first scales are
     drawn from N(1, 0.02^2), not 1.
     """
 
-    def __init__(self, shape: tuple[int, ...], latent: int, width: int) -> None:
+    def __init__(self, shape: tuple[int, ...], latent: int, width: int, norm_bias: bool = True) -> None:
         super().__init__()
         channels, self.height, self.width = shape
         h, w = -(-self.height // 4), -(-self.width // 4)
@@ -28,20 +28,21 @@ class Upsampler(nn.Module):
             nn.Unflatten(1, (2 * width, h, w)),
             nn.BatchNorm2d(2 * width),
             nn.Upsample(scale_factor=2),
-            nn.Conv2d(2 * width, 2 * width, 3, padding=1),
+            nn.Conv2d(2 * width, 2 * width, 3, padding=1, bias=norm_bias),
             nn.BatchNorm2d(2 * width),
             nn.LeakyReLU(0.2),
             nn.Upsample(scale_factor=2),
-            nn.Conv2d(2 * width, width, 3, padding=1),
+            nn.Conv2d(2 * width, width, 3, padding=1, bias=norm_bias),
             nn.BatchNorm2d(width),
             nn.LeakyReLU(0.2),
             nn.Conv2d(width, channels, 3, padding=1),
             nn.Sigmoid(),
         )
         for layer in self.layers:
-            if isinstance(layer, nn.Linear | nn.Conv2d) and layer.bias is not None:
+            if isinstance(layer, nn.Linear | nn.Conv2d):
                 nn.init.normal_(layer.weight, 0.0, SCALE)
-                nn.init.zeros_(layer.bias)
+                if layer.bias is not None:
+                    nn.init.zeros_(layer.bias)
 
     def forward(self, z: Tensor) -> Tensor:
         return self.layers(z)[..., : self.height, : self.width]

@@ -154,10 +154,16 @@ def override(config: Experiment, values: Mapping[str, Any]) -> Experiment:
     return found
 
 
+def recorded(dotted: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that a run's records state: no noise multiplier where a target epsilon decides the noise."""
+    left_out = {"dp.noise_multiplier"} if dotted.get("dp.target_epsilon") is not None else set()
+    return {name: value for name, value in dotted.items() if name not in left_out}
+
+
 def to_dict(config: Experiment) -> dict[str, Any]:
     """The fields as nested plain values, tuples as lists, as in config.yaml."""
     nested: dict[str, Any] = {}
-    for name, value in config.flat.items():
+    for name, value in recorded(config.flat).items():
         section, _, leaf = name.rpartition(".")
         (nested.setdefault(section, {}) if section else nested)[leaf] = list(value) if type(value) is tuple else value
     return nested

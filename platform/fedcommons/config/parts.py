@@ -225,6 +225,13 @@ def find(kind: str, name: str) -> Callable[..., Any]:
     return found
 
 
+def with_floats(kind: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return these constants of a component, with whole numbers as floats where the type is float."""
+    known = constants(kind, name)
+    floats = {n for n, value in given.items() if type(value) is int and n in known and known[n].kinds[0] is float}
+    return {n: float(value) if n in floats else value for n, value in given.items()}
+
+
 def make(kind: str, name: str, constants: Mapping[str, Any]) -> Any:
     """The part with these constants; see ``made``."""
     return made(kind, name, partial(find(kind, name), **constants))

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedcommons.config import cli
 from fedcommons.config.fields import Field
-from fedcommons.config.flat import SHORT_NAMES, full_name, is_ignored
+from fedcommons.config.flat import SHORT_NAMES, full_name, is_ignored, of_others
 from fedcommons.errors import UserError, shown, unknown
 from fedcommons.seeds import numpy_generator
 
@@ -36,7 +36,7 @@ def parse(texts: Sequence[str], fields: Mapping[str, Field], chosen: Mapping[str
         name, equals, values = text.partition("=")
         field = full_name(name, fields, chosen)
         if field not in fields:
-            raise unknown("swept field", name, [*SHORT_NAMES, *fields])
+            raise of_others(field, chosen) or unknown("swept field", name, [*SHORT_NAMES, *fields])
         if not equals or not values.strip():
             raise UserError(f"--space takes NAME=VALUES such as alpha=0.01,0.1 or p=uniform(0,0.5), got {shown(text)}.")
         if is_ignored(field):

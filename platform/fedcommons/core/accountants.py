@@ -9,7 +9,7 @@ q: sampling rate;  sigma: noise multiplier.
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, lru_cache, reduce
 from math import sqrt
@@ -53,10 +53,15 @@ def _renyi_of_a_step(q: float, sigma: float) -> np.ndarray:
     return divergences(q, sigma, np.asarray(_opacus().RDPAccountant.DEFAULT_ALPHAS, dtype=float))
 
 
+def accountant_of(rates: Iterable[float]) -> str:
+    """Return the accountant that ``composed`` takes for steps of these sampling rates."""
+    return "rdp" if any(q != 1 for q in rates) else "exact Gaussian"
+
+
 @lru_cache(maxsize=100_000)
 def composed(spent: Spent, delta: float) -> float:
     """epsilon >= 0 of all these steps; 0 for no step. By rdp, divergences add up at each order; q = 1 alone: exact."""
-    if all(q == 1 for q, _, steps in spent if steps):
+    if accountant_of(q for q, _, steps in spent if steps) != "rdp":
         return gaussian.epsilon(sqrt(sum(steps / sigma**2 for _, sigma, steps in spent)), delta)
     orders, spent_at = _opacus().RDPAccountant.DEFAULT_ALPHAS, _opacus().analysis.rdp.get_privacy_spent
     costs = [steps * _renyi_of_a_step(q, sigma) for q, sigma, steps in spent if steps]

@@ -2,7 +2,7 @@
 the head's and BatchNorm's, and what a network sees of made images.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from torch import Tensor, nn
@@ -12,6 +12,11 @@ def head_parameters(module: nn.Module) -> tuple[str, ...]:
     """Names of the parameters of the module's ``head``; empty if it names none of its submodules."""
     head = getattr(module, "head", None)
     return tuple(n for n, _ in module.named_parameters() if isinstance(head, str) and n.startswith(f"{head}."))
+
+
+def layers_of(names: Iterable[str]) -> str:
+    """Return the layers of these parameters, separated by commas: their names without the last part."""
+    return ", ".join(dict.fromkeys(name.rpartition(".")[0] for name in names))
 
 
 def batch_norm_parameters(module: nn.Module) -> tuple[str, ...]:

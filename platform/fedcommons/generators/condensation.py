@@ -60,8 +60,13 @@ class Networks:
         drawn = torch.rand(self.n_classes, 8, generator=generator(self.seed, "augmentation", step))
         return lambda x, y: clipped(network(x, drawn[y]))
 
+    @property
+    def blocks(self) -> int:
+        """The number of blocks of each network."""
+        return self.depth or blocks(self.shape)
+
     def _network(self) -> RandomConvNet:
-        return RandomConvNet(self.shape, self.width, self.depth or blocks(self.shape), self.augment, self.flip)
+        return RandomConvNet(self.shape, self.width, self.blocks, self.augment, self.flip)
 
 
 def clipped(features: Tensor) -> Tensor:

@@ -66,9 +66,15 @@ class CVAE(Autoencoder):
 
     batch_norm: bool = False
     """a BatchNorm after each convolution, as in FedCVAE"""
+    norm_bias: bool = True
+    """biases in front of BatchNorm, which have no effect and which Adam moves by rounding noise; false: none"""
     even_batches: bool = False
     """split an epoch's images into batches of equal sizes, at most batch_size; else the last one has the rest, and Adam
     steps as far for one image as for many"""
+
+    def effective_constants(self, n: int) -> dict[str, int]:
+        """Return the batch size of a client whose generator sees n images."""
+        return {"batch_size": min(n, batch_of(n, self.batch_size, self.even_batches))}
 
     def check_type(self, dtype: torch.dtype, data: str) -> None:
         """See ``Generator``."""
@@ -76,6 +82,8 @@ class CVAE(Autoencoder):
 
     def check_shape(self, shape: tuple[int, ...], data: str) -> None:
         """See ``Generator``."""
+        if not (self.norm_bias or self.batch_norm):
+            raise UserError("generator.norm_bias false changes nothing without generator.batch_norm true.")
         require_levels(self.channels, shape, data)
         least = sum(2 * 16 * a * b for a, b in zip(self.channels, self.channels[1:], strict=False))
         capacity.require("the generator", COPIES * 4 * (least + 4 * self.hidden), "generator.channels")
@@ -130,6 +138,7 @@ class CVAE(Autoencoder):
             beta=self.beta,
             reconstruction=self.reconstruction,
             batch_norm=self.batch_norm,
+            norm_bias=self.norm_bias,
             flip=flip,
             seed=seed_for(seed, "noise"),
         )

@@ -91,6 +91,10 @@ class DDPM(Diffusion):
         batches = -(-n // batch_of(n, self.batch_size, self.even_batches))
         return replace(self, epochs=-(-self.steps // batches), steps=None)
 
+    def effective_constants(self, n: int) -> dict[str, int]:
+        """Return the epochs and the batch size of a client whose generator sees n images."""
+        return {"epochs": self.epochs, "batch_size": min(n, batch_of(n, self.batch_size, self.even_batches))}
+
     def check_type(self, dtype: torch.dtype, data: str) -> None:
         """See ``Generator``."""
         require_images("ddpm and private_ddpm", dtype, data)

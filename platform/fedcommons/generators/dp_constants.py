@@ -63,6 +63,10 @@ class ByDPSGD:
         if self.target_epsilon is not None and self.target_epochs is None:
             object.__setattr__(self, "target_epochs", self.epochs)
 
+    def effective_constants(self, n: int) -> dict[str, int]:
+        """Return the epochs after which the target is reached; nothing without a target."""
+        return {"target_epochs": self.target_epochs} if self.target_epochs else {}
+
     @property
     def plain(self) -> Any:
         """The same generator without privacy, which each private one names."""

@@ -55,6 +55,9 @@ class Adversarial:
     """what real and made images undergo before they are judged; all: colour, translation and cutout"""
     ema_decay: Annotated[float, "[0, 1)"] = 0.99
     """decay of the moving average of the generator's weights, reached by warm-up"""
+    norm_bias: bool = True
+    """biases in front of the generator's BatchNorm, which have no effect and which Adam moves by rounding noise; false:
+    none"""
 
     sampling: ClassVar[tuple[str, ...]] = ()
 
@@ -66,6 +69,10 @@ class GAN(Adversarial):
     even_batches: bool = False
     """split an epoch's images into batches of equal sizes, at most batch_size; else the last one has the rest, and Adam
     steps as far for one image as for many"""
+
+    def effective_constants(self, n: int) -> dict[str, int]:
+        """Return the batch size of a client whose generator sees n images."""
+        return {"batch_size": min(n, batch_of(n, self.batch_size, self.even_batches))}
 
     def check_type(self, dtype: torch.dtype, data: str) -> None:
         """See ``Generator``."""
@@ -113,6 +120,7 @@ class GAN(Adversarial):
             regulariser=self.regulariser,
             gamma=self.gamma,
             augment=self.augment,
+            norm_bias=self.norm_bias,
             flip=flip,
             seed=seed_for(seed, "noise"),
         )

@@ -8,8 +8,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from fedcommons.accounting.mechanisms import columns
 from fedcommons.config import target
-from fedcommons.config.flat import effective
+from fedcommons.config.flat import effective, recorded
 from fedcommons.core.salts import IF_SECRET
 from fedcommons.errors import UserError, shown
 from fedcommons.federation.rejections import told
@@ -42,8 +43,8 @@ _FIELDS = (
     "target",
     "client.lr",
     "dp.local",
-    "dp.noise_multiplier",
 )
+_SIGMA = ("dp.noise_multiplier",)
 _NUMBERS = ("p", "n_clients", "participation", "learning_rate", "bytes_down", "bytes_up", "bytes_once")
 """What the config and the summary of every run have."""
 
@@ -71,6 +72,8 @@ def load_runs(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
       ``pool_epsilon``: of what was put into a commons, the largest of all clients'; ``epsilon_local_training``. With
       seeded noise these are missing, and ``epsilon_if_secret`` and so on are there. ``commons``: nothing, covered or
       uncovered.
+    - ``sigma_min``, ``sigma_max``, ``q_min``, ``q_max``, ``steps_min`` and ``steps_max`` over clients, ``clip`` and
+      ``accountant``: of the updates, where something covers them; with ``pool_`` in front, of what was shared.
     - Every metric of the last round that has it. Convergence parameters have no prefix (``zeta_hat_sq``);
       ``zeta_hat_sq_mean`` is the mean over the rounds that have it.
 
@@ -206,9 +209,8 @@ def _run(folder: Path) -> Recorded:
     config = summary["config"] if summary else read_config(folder).flat
     if flaw := flaw_of_config(config):
         raise UserError(f"{folder} is damaged: {flaw}.")
-    return Recorded(
-        folder, {n: tuple(v) if isinstance(v, list) else v for n, v in config.items()}, lines, summary or {}
-    )
+    plain = {n: tuple(v) if isinstance(v, list) else v for n, v in recorded(config).items()}
+    return Recorded(folder, plain, lines, summary or {})
 
 
 def _flaw_of_end(folder: Path, rounds: int) -> str | None:
@@ -269,7 +271,8 @@ def _check(folder: Path, summary: Mapping[str, Any]) -> None:
             raise UserError(f"{folder / 'summary.json'} is damaged: {name} is {shown(value)}.")
     if not isinstance(summary.get("partition"), str):
         raise UserError(f"{folder / 'summary.json'} is damaged: it has no partition.")
-    if lacking := [name for name in _FIELDS if name not in summary["config"]]:
+    needed = (*_FIELDS, *recorded({**dict.fromkeys(_SIGMA), **summary["config"]}))
+    if lacking := [name for name in needed if name not in summary["config"]]:
         raise UserError(f"{folder / 'summary.json'} is damaged: its config has no {lacking[0]}.")
 
 
@@ -311,7 +314,7 @@ def _spent(run: Recorded) -> dict[str, Any]:
         found[f"epsilon_local_training{end or old}"] = last.get(f"privacy/epsilon_local_training{end}")
         if old:
             break
-    return {name: value for name, value in found.items() if value is not None}
+    return columns(said.get("mechanisms", {})) | {name: value for name, value in found.items() if value is not None}
 
 
 def _course(run: Recorded) -> dict[str, Any]:

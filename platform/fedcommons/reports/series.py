@@ -77,10 +77,14 @@ def point(cell: Cell, x: str, y: str, series: str) -> Point | None:
 
 
 def title(runs: "pd.DataFrame") -> str:
-    """Data set and target, where all runs have the same."""
-    sets, targets = runs["data.name"].unique(), runs["target"].unique()
-    parts = [str(sets[0])] if len(sets) == 1 else []
-    return ", ".join([*parts, *([f"target {target.in_words(targets[0])}"] if len(targets) == 1 else [])])
+    """Return the title of a picture: data set, sharing and target, each where all runs agree in it."""
+    words = {
+        "data.name": str,
+        "sharing.setting": lambda name: "no sharing" if name == "real" else f"sharing {name}",
+        "target": lambda value: f"target {target.in_words(value)}",
+    }
+    values = {name: runs[name].unique() for name in words}
+    return ", ".join(words[name](several[0]) for name, several in values.items() if len(several) == 1)
 
 
 def draw(path: Path, panels: Sequence[Panel], y: str, series: str, title: str, smoke: bool = False) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from fedcommons import capacity
 from fedcommons.accounting import privacy
@@ -30,12 +29,11 @@ from fedcommons.core.algorithm import (
     require_state,
     takes_partial,
 )
-from fedcommons.core.batched import asked
 from fedcommons.core.executor import Executor
 from fedcommons.core.features import batch_norm_parameters, head_parameters
 from fedcommons.core.noise import Source
 from fedcommons.core.salts import SECRET
-from fedcommons.core.work import Work, floating_buffers, trained
+from fedcommons.core.work import floating_buffers, trained
 from fedcommons.core.worker import RunData, fresh_torch, set_up_process
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Dataset, Examples, without_images
@@ -347,21 +345,6 @@ class Assembled:
         from fedcommons.federation.ray_actors import RayActors
 
         return RayActors(partial(build, None), self.data, f.actors, f.gpus_per_actor)
-
-    @property
-    def trains_at_once(self) -> bool:
-        """Whether clients are trained at once where that is asked for: not by a loss, rate or gradient of its own.
-
-        It is tried on the first client, up to its first local training.
-        """
-        state, rows, c = self.start(ClientMemory()).state, self.data.clients[0], self.config
-        work = Work(build_module(c, self.facts), torch.device("cpu"), local_loop(c, self.facts.augment))
-        work.begin(1, rows)
-
-        def play() -> None:
-            self.algorithm.client(work, self.algorithm.down(state, 1, 0), {}, rows, 1, c.seed)
-
-        return asked(work, play) is not None
 
     def start(self, memory: ClientMemory) -> Standing:
         """Before round 1: the untrained model; ``memory``: empty, to be filled by the clients."""

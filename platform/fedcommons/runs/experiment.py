@@ -11,8 +11,9 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedcommons.accounting.privacy import Ledger, require_small_delta
-from fedcommons.accounting.statement import statement
 from fedcommons.artifacts import Store
 from fedcommons.config import parts
 from fedcommons.config.experiment import Experiment
@@ -20,10 +21,11 @@ from fedcommons.config.fields import taken
 from fedcommons.config.flat import parts_of_own
 from fedcommons.config.target import NotLogged
 from fedcommons.core import salts
+from fedcommons.core.batched import asked
 from fedcommons.core.executor import Executor
 from fedcommons.core.salts import IF_SECRET, SECRET
-from fedcommons.core.work import module_with
-from fedcommons.core.worker import fresh_torch
+from fedcommons.core.work import Work, module_with
+from fedcommons.core.worker import default_device, fresh_torch
 from fedcommons.data.clients import Clients
 from fedcommons.data.partition import Partitioned
 from fedcommons.errors import ClientError, Warned, leaving_errors
@@ -33,10 +35,10 @@ from fedcommons.federation.rejections import records, told
 from fedcommons.federation.rounds import Standing
 from fedcommons.files import write_json, write_text
 from fedcommons.runs import extended, measures, models, secret
-from fedcommons.runs.build import Assembled, OnStep, Prepared, assemble, prepare, synthetic_images
+from fedcommons.runs.build import Assembled, OnStep, Prepared, assemble, joining_of, prepare, synthetic_images
 from fedcommons.runs.inputs import dir_option
 from fedcommons.runs.stopping import stop_of
-from fedcommons.runs.worker import build_module, noise_key, run_name
+from fedcommons.runs.worker import build_module, local_loop, noise_key, run_name
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.stage import Shared, Stage, require_once, require_own
 from fedcommons.tracking.own_tracker import OwnTracker
@@ -144,8 +146,10 @@ def _run(
             say(ready.audited.told)
         elif config.sharing.is_audited:
             say(f"audit: with sharing.setting {config.sharing.setting} no generator makes images, so there is none.")
-        if config.client.batched and not ready.trains_at_once:
-            say(f"client.batched changes nothing: {config.algorithm} trains with a loss, rate or gradient of its own.")
+        if config.client.batched and (why := _trains_alone(ready)):
+            say(f"client.batched changes nothing: {why}.")
+        if config.client.graphs and config.federation.executor == "serial" and default_device().type == "cpu":
+            say("client.graphs changes nothing: this process sees no GPU.")
         executor = ready.executor(salt)
         trackers: list[Tracker] = []
         summary = None
@@ -157,15 +161,7 @@ def _run(
             if "model" in end.state:
                 module = module_with(build_module(config, ready.facts), end.model, end.buffers)
                 models.write(folder / models.LAST, module, end.round, ready.facts)
-            dealt, p = prepared.partition, ready.shared.p
-            summary = measures.summarise(config, dealt, record.rounds(), p, end) | ready.shared.facts
-            rejected = sum(line.get("rejected", 0) for line in record.rounds())
-            n, dp = ready.plan.facts.n_clients, config.dp
-            own = {kind: name.rpartition("/")[2] for kind, name in config.chosen.items() if parts.is_own(name)}
-            said = partial(statement, local=dp.local, secret=bool(salt), own=own, views=ready.shared.views)
-            summary["privacy"] = said(end.ledger, n, dp.delta, rejected)
-            if ready.audited:
-                summary["audit"] = ready.audited.facts
+            summary = measures.summarise(ready, record.rounds(), end, is_secret=bool(salt))
             if summary["rejected"]:
                 say(f"{told(summary['rejected'])}, see rejected in {folder / 'summary.json'}")
             return summary
@@ -340,3 +336,21 @@ def _write_partition(folder: Path, dealt: Partitioned, tests: Clients | None, da
         write_json(folder / "partition.json", facts)
     else:  # with a line a number, json takes seconds for 10^5 clients
         write_text(folder / "partition.json", json.dumps(facts))
+
+
+def _trains_alone(ready: Assembled) -> str:
+    """Return why ``client.batched`` trains no clients at once, or "" if it does; the first client is tried."""
+    c, algorithm, blocks = ready.config, ready.algorithm, ready.plan.blocks
+    joined = joining_of(algorithm, ready.plan.facts.n_clients, ready.plan.participation)
+    if joined is not None and joined <= blocks:
+        fewer = f"{joined} clients of a round are in a block each; federation.blocks below {joined} would have more"
+        return fewer if joined > 1 else "a round has one client"
+    state, rows = ready.start(ClientMemory()).state, ready.data.clients[0]
+    work = Work(build_module(c, ready.facts), torch.device("cpu"), local_loop(c, ready.facts.augment))
+    work.begin(1, rows)
+
+    def play() -> None:
+        algorithm.client(work, algorithm.down(state, 1, 0), {}, rows, 1, c.seed)
+
+    own = "trains with a loss, rate or gradient of its own"
+    return f"{c.algorithm} {own}" if asked(work, play) is None else ""

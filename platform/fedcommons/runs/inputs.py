@@ -67,8 +67,9 @@ def deal(
         ClientError: it failed.
     """
     name, part, n = recipe.name, parts.find("partition", recipe.name), len(labels)
+    constants = parts.with_floats("partition", name, recipe.constants)
     with somebodys(parts.called("partition", name)):
-        asked = parameters_of(part).keys() - recipe.constants.keys()
+        asked = parameters_of(part).keys() - constants.keys()
     if "n_clients" in asked and recipe.n_clients > n:
         raise UserError(
             f"partition.n_clients must be at most the number of training images, {n}, got {recipe.n_clients}."
@@ -89,7 +90,7 @@ def deal(
             "n_clients": recipe.n_clients, "n_classes": n_classes,
             "rng": numpy_generator(seed, "partition", name), "seed": seed_for(seed, "partition", name),
         }  # fmt: skip
-        return part(**{**taken(part, {what: _read_only(value) for what, value in offered.items()}), **recipe.constants})
+        return part(**{**taken(part, {what: _read_only(value) for what, value in offered.items()}), **constants})
 
     with somebodys(parts.called("partition", name)):
         dealt = partitions.partition(name, rows, labels, n_classes)

@@ -4,23 +4,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fedcommons.config import target
-from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import is_ignored
+from fedcommons.accounting.mechanisms import mechanisms
+from fedcommons.accounting.statement import statement
+from fedcommons.config import parts, target
+from fedcommons.config.flat import is_ignored, recorded
 from fedcommons.convergence.laboratory import Laboratory
 from fedcommons.convergence.names import NAMES
-from fedcommons.core.algorithm import Personal
+from fedcommons.core.algorithm import Personal, trains_locally
 from fedcommons.core.executor import Executor
-from fedcommons.data.partition import Partitioned
+from fedcommons.core.work import trained
 from fedcommons.federation import rejections
 from fedcommons.federation.evaluation import Each, ModelTask, evaluate, evaluate_clients, spread
 from fedcommons.federation.personal import evaluate_personal
 from fedcommons.federation.rounds import Standing
+from fedcommons.runs import effective
 from fedcommons.runs.build import Assembled
 from fedcommons.runs.own_measure import measured
 from fedcommons.runs.stopping import stop_of
+from fedcommons.runs.worker import build_module, local_loop
 from fedcommons.seeds import seed_for
-from fedcommons.tensors import EMPTY, flat
+from fedcommons.tensors import EMPTY, flat, flatten
 from fedcommons.tracking.run_folder import accuracies, last_of
 
 OF_CLIENTS = ("clients/", "personal/")
@@ -110,21 +113,39 @@ def worst(clients: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
 
 def summarise(
-    config: Experiment, dealt: Partitioned, lines: Sequence[Mapping[str, Any]], p: float, end: Standing
+    ready: Assembled, lines: Sequence[Mapping[str, Any]], end: Standing, *, is_secret: bool
 ) -> dict[str, Any]:
     """The run in one record: no times, no paths, so that it compares equal to that of an uninterrupted run.
 
-    ``lines``: those of rounds.jsonl; ``p``: the share of shared data; ``end``: where the federation stands in the end.
-    ``disclosed``: the share of all clients' examples that were given away, as they are or in what was made from them,
-    with nothing that an epsilon can be computed from; model updates do not count. ``bytes_lost``, where there are
-    stragglers: those among ``bytes_down`` for which no reply came back. ``stopped``, where the run ended before its
-    last round: after which, and why. ``config`` has the flat fields of what was chosen; ``rejected`` each client whose
-    replies were: how many, and why the first was. With ``evaluate.clients`` it has the clients' metrics of the last
-    round too. Accuracies and rounds-to-target are those of the server model on the test data: None for a method that
-    has none, for which its clients' own models do not stand in.
+    ``lines``: those of rounds.jsonl; ``end``: where the federation stands in the end; is_secret: nobody can draw the
+    noise again.
+    ``p``: the share of shared data. ``disclosed``: the share of all clients' examples that were given away, as they are
+    or in what was made from them, with nothing that an epsilon can be computed from; model updates do not count.
+    ``bytes_lost``, where there are stragglers: those among ``bytes_down`` for which no reply came back. ``stopped``,
+    where the run ended before its last round: after which, and why. ``config`` has the flat fields of what was chosen,
+    ``effective`` what was used where a rule decided a value; ``rejected`` each client whose replies were: how many, and
+    why the first was. With ``evaluate.clients`` it has the clients' metrics of the last round too. Accuracies and
+    rounds-to-target are those of the server model on the test data: None for a method that has none, for which its
+    clients' own models do not stand in.
     """
-    c, flat, held = config, config.flat, [len(rows) for rows in dealt.rows]
-    given_away = sum(min(n, held[i]) for i, n in end.ledger.given_away.items())  # who holds others' may show them too
+    c, flat, dealt, shared, ledger = ready.config, ready.config.flat, ready.prepared.partition, ready.shared, end.ledger
+    held, facts, dp = [len(rows) for rows in dealt.rows], ready.plan.facts, ready.config.dp
+    given_away = sum(min(n, held[i]) for i, n in ledger.given_away.items())  # who holds others' may show them too
+    own = {kind: name.rpartition("/")[2] for kind, name in c.chosen.items() if parts.is_own(name)}
+    rejected = sum(line.get("rejected", 0) for line in lines)
+    said = statement(
+        ledger, facts.n_clients, dp.delta, rejected, local=dp.local, secret=is_secret, own=own, views=shared.views
+    )
+    if any((tables := mechanisms(ledger, shared.releases, dp.delta, dp.clip if dp.local else None)).values()):
+        said["mechanisms"] = tables
+    used = effective.of_data(flat, ready.prepared.dataset, ready.plan)
+    if trains_locally(ready.algorithm):
+        used |= effective.of_local_steps(local_loop(c, ready.facts.augment), ready.data.clients, ledger)
+    used |= effective.of_sharing(flat, shared, effective.constants_of(ready.prepared.stage, ready.prepared.dealt))
+    used |= effective.of_generators(flat, ready.prepared.needs, shared.releases)
+    if hasattr(ready.algorithm, "effective_constants"):
+        model, section = flatten(trained(build_module(c, ready.facts))), parts.section("algorithm", c.algorithm)
+        used |= effective.of_algorithm(ready.algorithm, section, model, facts, c.client.epochs)
     after = accuracies(lines)
 
     def course(name: str) -> list[list[float]]:
@@ -146,16 +167,20 @@ def summarise(
         "last_accuracy": after[-1][1] if after else None,
         "best_accuracy": max((accuracy for _, accuracy in after), default=None),
         "validation_accuracy": last_of(lines, "validation/accuracy"),
-        "p": p,
+        "p": shared.p,
         "disclosed": given_away / sum(held),
         "bytes_down": end.traffic.down,
         "bytes_up": end.traffic.up,
         "bytes_once": end.traffic.once,
         **({"bytes_lost": end.traffic.lost} if "stragglers" in lines[-1] else {}),
-        **({"stopped": why} if (why := stop_of(config).why(lines)) else {}),
+        **({"stopped": why} if (why := stop_of(c).why(lines)) else {}),
         "rejected": rejections.records(end.rejected),
         "partition": dealt.fingerprint,
-        "config": {n: list(v) if type(v) is tuple else v for n, v in flat.items() if not is_ignored(n)},
+        "config": {n: list(v) if type(v) is tuple else v for n, v in recorded(flat).items() if not is_ignored(n)},
         **{name: found for name in NAMES if (found := course(name))},
         **({n: v for n, v in lines[-1].items() if n.startswith(OF_CLIENTS)} if c.evaluate.clients else {}),
+        **shared.facts,
+        "privacy": said,
+        "effective": used,
+        **({"audit": ready.audited.facts} if ready.audited else {}),
     }

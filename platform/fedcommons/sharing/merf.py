@@ -23,6 +23,7 @@ Departs from the paper: sums with counts instead of a mean over a public n; neig
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod, sqrt
 from typing import Annotated
 
@@ -83,11 +84,16 @@ class MERF:
     """steps of the fit (paper's generator: 3,000)"""
     fit: Annotated[str, "images | generator"] = "images"
     """what is fitted to the sum: pixels, or a small network that draws images"""
+    norm_bias: bool = True
+    """biases in front of this network's BatchNorm, which have no effect and which Adam moves by rounding noise; false:
+    none"""
 
     check = targets.check
 
     def check_dealt(self, dealt: Dealt) -> None:
         """See ``Stage``."""
+        if not self.norm_bias and self.fit != "generator":
+            raise UserError("sharing.norm_bias false changes nothing without sharing.fit generator.")
         if dealt.n_classes is None:
             raise UserError("setting merf sums features by class, and the labels of this data set are no classes.")
         if dealt.own.store.x.dtype != torch.uint8:
@@ -111,6 +117,11 @@ class MERF:
         assert self.target_epsilon is not None
         return gaussian.noise_for(self.target_epsilon, self.delta)
 
+    def effective_constants(self, dealt: Dealt) -> dict[str, float]:
+        """Return the noise multiplier and the squared length scales that were used."""
+        scale = self.scale or SCALE * prod(dealt.shape)
+        return {"noise_multiplier": self.sigma, "scale": scale, "second_scale": self.second_scale or scale}
+
     def sigma_of_each(self, n_clients: int) -> float:
         """sigma_i, of one message."""
         return self.sigma if self.noise == "local" else self.sigma / sqrt(n_clients - self.may_miss)
@@ -128,7 +139,7 @@ class MERF:
         for client in range(n):
             total += self.message(dealt, client, phi).values.float()  # as it travels
         seed = seed_for(dealt.seed, "merf")
-        fit = generated if self.fit == "generator" else fitted
+        fit = partial(generated, norm_bias=self.norm_bias) if self.fit == "generator" else fitted
         images = fit(phi, total, dealt.shape, self.per_class, self.steps, seed)
         images = Examples(images.x.to(dealt.own.store.x.dtype), images.y)
         return Contributions.of_made(dealt, [Contribution(images[slice(i, None, n)]) for i in range(n)])
@@ -159,7 +170,7 @@ class MERF:
         """Of what is asked for, by which noise is drawn."""
         own = dealt.own.store[dealt.own.rows[client]]
         content = sha256(own.x.numpy().tobytes() + own.y.numpy().tobytes())
-        decides = constants(self, ("per_class", "steps", "fit"))
+        decides = constants(self, ("per_class", "steps", "fit", "norm_bias"))
         return key_of({"seed": dealt.seed, "client": client, "clients": len(dealt.own), "own": content, **decides})
 
     def _salt(self, dealt: Dealt, client: int, phi: Features) -> bytes:

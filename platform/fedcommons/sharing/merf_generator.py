@@ -11,7 +11,8 @@ m_c: noisy mean of the features of class c (``random_features.means``).
 by Adam, whose rate is 0.01 and falls by a tenth after each fifth of the steps. Maps are enlarged bilinearly, so a side
 that four does not divide is rounded up for the seed.
 
-Departs from the paper: classes weigh alike, there by their noisy share; images are rounded to uint8.
+Departs from the paper: classes weigh alike, there by their noisy share; images are rounded to uint8. ``norm_bias``
+false leaves out the biases in front of BatchNorm, which the released code has and Adam moves by rounding noise.
 """
 
 import torch
@@ -35,15 +36,15 @@ LR = 0.01
 class Generator(nn.Module):
     """G for images of this shape (C, H, W)."""
 
-    def __init__(self, shape: tuple[int, ...], n_classes: int) -> None:
+    def __init__(self, shape: tuple[int, ...], n_classes: int, norm_bias: bool = True) -> None:
         super().__init__()
         channels, *whole = shape
         half, seed = ([-(-side // by) for side in whole] for by in (2, 4))
         self.layers = nn.Sequential(
-            nn.Linear(CODE + n_classes, 200),
+            nn.Linear(CODE + n_classes, 200, bias=norm_bias),
             nn.BatchNorm1d(200),
             nn.ReLU(),
-            nn.Linear(200, size := 16 * seed[0] * seed[1]),
+            nn.Linear(200, size := 16 * seed[0] * seed[1], bias=norm_bias),
             nn.BatchNorm1d(size),
             nn.Unflatten(1, (16, *seed)),
             nn.UpsamplingBilinear2d(size=(half[0], half[1])),
@@ -61,18 +62,27 @@ class Generator(nn.Module):
 
 
 def generated(
-    features: Features, noisy: Tensor, shape: tuple[int, ...], per_class: int, steps: int, seed: int
+    features: Features,
+    noisy: Tensor,
+    shape: tuple[int, ...],
+    per_class: int,
+    steps: int,
+    seed: int,
+    *,
+    norm_bias: bool = True,
 ) -> Examples:
     """As ``random_features.fitted``, but drawn from a generator that is trained so many steps."""
-    return drawn(trained(features, noisy, shape, steps, seed), per_class, seed)
+    return drawn(trained(features, noisy, shape, steps, seed, norm_bias=norm_bias), per_class, seed)
 
 
-def trained(features: Features, noisy: Tensor, shape: tuple[int, ...], steps: int, seed: int) -> Generator:
+def trained(
+    features: Features, noisy: Tensor, shape: tuple[int, ...], steps: int, seed: int, *, norm_bias: bool = True
+) -> Generator:
     """G after so many steps, of noisy ``sums`` (classes, D + 1); in evaluation mode."""
     wanted = means(noisy) / len(noisy)
     draws = generator(seed, "codes of batches")
     with keyed_globals(seed, "first weights of the generator"):
-        network = Generator(shape, len(noisy)).to(wanted.device)
+        network = Generator(shape, len(noisy), norm_bias).to(wanted.device)
     optimizer = torch.optim.Adam(network.parameters(), LR)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9 ** (5 * step // steps))
     for _ in range(steps):

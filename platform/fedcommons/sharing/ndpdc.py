@@ -17,14 +17,15 @@ public. Every example is drawn at this one rate whatever its class. ``class_size
 Noise is drawn once, by a key of all that decides the messages: the same run sends the same bits. A step's messages are
 added up and gone.
 
-Departs from the paper: q = L/n_c there, of the smallest class; ours are the neighbours that the ledger has; the
-distance is over (R/L)^2, so that the rate means the same for any number of clients; images become uint8 in the end.
+Departs from the paper: real and fitted images are not augmented (``augment``; there both are, alike in a step); q =
+L/n_c there, of the smallest class; ours are the neighbours that the ledger has; the distance is over (R/L)^2, so that
+the rate means the same for any number of clients; images become uint8 in the end.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -77,7 +78,7 @@ class NDPDC:
     lr: Annotated[float, "(0, 1e38]"] = 1.0
     """learning rate of the pixels"""
     augment: Annotated[str, "none | translation | all"] = "none"
-    """what both real and fitted images go through; all: colour, translation and cutout"""
+    """what both real and fitted images go through (the paper augments them); all: colour, translation and cutout"""
 
     check = targets.check
 
@@ -106,6 +107,15 @@ class NDPDC:
         course = self.rate(n, classes), self.iterations, self.delta
         require_reachable(self.target_epsilon, *course)
         return noise_for(self.target_epsilon, *course)
+
+    def effective_constants(self, dealt: Dealt) -> dict[str, Any]:
+        """Return the noise multiplier and the class size of each client, and the depth that was used."""
+        sizes, classes = dealt.own.sizes, dealt.n_classes or 1
+        return {
+            "noise_multiplier": [self.sigma(n, classes) for n in sizes],
+            "class_size": [self.class_size or n / classes for n in sizes],
+            "depth": self.networks(dealt).blocks,
+        }
 
     def networks(self, dealt: Dealt) -> Networks:
         """phi_1, ..., phi_T, which everybody can draw."""

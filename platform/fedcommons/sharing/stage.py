@@ -111,8 +111,12 @@ class Contributions:
             receipt, of_labels = self.receipts.get(client) or Receipt(), self.of_labels.get(client)
             events.append(receipt.release(client, *what, seen=self.seen.get(client, 0)))
             if of_labels:
-                events.append(of_labels.release(client, "class counts"))
+                events.append(of_labels.release(client, *CLASS_COUNTS))
         return events
+
+
+CLASS_COUNTS = ("class counts",)
+"""Name of the release of the counts that labels follow."""
 
 
 @dataclass(frozen=True, eq=False)

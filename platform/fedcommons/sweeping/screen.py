@@ -104,6 +104,9 @@ def ending(
         found["rejected"] = f"replies of {len(rejected)} of the clients; see summary.json"
     if said := summary.get("privacy", {}).get("in_words"):
         found["privacy"] = said[-1]
+    tables = summary.get("privacy", {}).get("mechanisms", {})
+    if noise := [table["in_words"] for of_kind in tables.values() for table in of_kind]:
+        found["noise"] = "; ".join(noise)
     found["files"] = f"{out}: summary.json, rounds.jsonl, config.yaml, checkpoints"
     return [one for name, text in found.items() for one in _wrapped(name, text, width)]
 

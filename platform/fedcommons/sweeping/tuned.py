@@ -1,6 +1,6 @@
 """What came of a sweep over any fields: the mean of a point, ranked tables and a picture."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from shlex import quote
 from statistics import fmean
@@ -26,6 +26,9 @@ if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
 
 CSV = ("status", "rounds", *metrics.KNOWN, "train/loss", "alpha", "p", "rho", "sigma", "lr")
 """Columns of tune.csv behind the swept fields, where some run has them."""
+
+SHARING = "sharing.setting"
+"""The field that every table, title and printed command states, whatever was swept."""
 
 
 def frame(cells: Sequence[Trial], out: Path, metric: str, say: Callable[[str], None]) -> "pd.DataFrame":
@@ -61,8 +64,9 @@ def report(cells: Sequence[Trial], fields: Sequence[str], options: cli.Options, 
     if runs.empty:
         return
     groups = ranking.ranked(runs, metric, options.mode)
-    table = grids.stamped(ranking.table(groups, fields, metric, options.mode), options)
-    swept = [name for name in dict.fromkeys(("seed", *fields, metric, *CSV)) if name in runs]
+    columns = dict.fromkeys((SHARING, *fields))
+    table = grids.stamped(ranking.table(groups, [*columns], metric, options.mode), options)
+    swept = [name for name in dict.fromkeys(("seed", *columns, metric, *CSV)) if name in runs]
     ordered = pd.concat([point.runs for group in groups for point in group.points])
     rows = ordered[swept].assign(run_dir=[Path(run).name for run in ordered["run"]])
     write_text(out / "tune.md", table)
@@ -78,18 +82,22 @@ def report(cells: Sequence[Trial], fields: Sequence[str], options: cli.Options, 
         display.say(f"Best {metric}{where and f' with {where}'}: {best}")
         first = Path(group.points[0].runs["run"].iloc[0]).name
         config = next(cell.config for cell in cells if cell.name == first)
-        display.say(f"To run it: {RUN} {line(config, options.preset)}")
+        display.say(f"To run it: {RUN} {line(config, options.preset, {*options.asked, *fields})}")
 
 
-def line(config: Experiment, preset: str) -> str:
-    """The options by which ``run.py`` runs this experiment: those that are not as in the preset."""
-    usual = presets.preset(preset, config.data.name)
+def line(config: Experiment, preset: str, stated: Collection[str] = ()) -> str:
+    """Return the options by which ``run.py`` runs this experiment.
+
+    These are the sharing, the fields that differ from the preset, and the fields in ``stated``. A field that the user
+    set or swept belongs in ``stated``, because preset ``authors`` sets other values for each cell of its table.
+    """
     named = {KINDS[kind].field: name for kind, name in config.chosen.items()}
+    usual = presets.preset(preset, config.data.name, named.get("generator.name", "ddpm"))
     of_preset, of_parts = choose(usual).flat, choose({**usual, **named}).flat
     given = {"preset": preset, "data.name": config.data.name}
-    given |= {field: name for field, name in named.items() if of_preset.get(field) != name}
+    given |= {field: name for field, name in named.items() if field == SHARING or of_preset.get(field) != name}
     for name, value in config.flat.items():
-        is_usual = name in of_parts and of_parts[name] == value
+        is_usual = name in of_parts and of_parts[name] == value and name not in stated
         if name not in named and not is_usual and not name.startswith(("source.", "tracking.")):
             given[name] = value
     return " ".join(f"--{name} {quote(written(value))}" for name, value in given.items())

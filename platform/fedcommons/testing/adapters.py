@@ -11,12 +11,18 @@ Flower's NumPyClient    ``fit(parameters, config) -> (parameters, n_examples, me
                         of ``module.parameters()``; config: ``{"server_round": round}``
 PFLlib's client         ``set_parameters(model)``, ``train()``, ``.model``, and ``.train_samples`` or ``len(.data)``
 
-An object is built anew for each client and round. The server averages by examples, or asks a strategy, of which one
-object is kept for a run: ``aggregate_fit(server_round, results, failures) -> (parameters, metrics)``, where results
-are pairs of a client's name and what has ``.parameters``, ``.num_examples`` and ``.metrics``. Other than in Flower,
-parameters are lists of arrays throughout.
+An object is built anew for each client and round. The generators of torch, numpy and Python are keyed before it is
+built, and again before it trains: PFLlib's clients seed torch with 0 when they are built, and would draw the same
+batches in every round and for every seed. Generators that the object or its loaders hold are keyed too, unless it takes
+``seed``.
+
+The server averages by examples, or asks a strategy, of which one object is kept for a run: its method
+``aggregate_fit(server_round, results, failures) -> (parameters, metrics)``. A result is a pair of a client's name and
+what has ``.parameters``, ``.num_examples`` and ``.metrics``. Other than in Flower, parameters are lists of arrays
+throughout.
 """
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -29,6 +35,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader
 
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean, weighted_reply
@@ -38,8 +45,8 @@ from fedcommons.core.release import UNCOVERED, uncovered
 from fedcommons.core.work import Work, trained
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError, before_any_work, name_of, shown, somebodys
-from fedcommons.seeds import keyed_globals
-from fedcommons.tensors import Flat, Payload, copy, flat
+from fedcommons.seeds import keyed_globals, seed_for
+from fedcommons.tensors import Flat, Payload, copy, flat, scalar
 from fedcommons.testing.federations import digits
 
 HANDED = ("module", "loss", "x", "y", "rate", "epochs", "batch_size", "seed")
@@ -73,8 +80,11 @@ class Adapted:
         return "loss" in _handed(self.build, HANDED)
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        self.server[:] = [self.strategy()] if self.strategy else []
-        return {"model": model}
+        self.server.clear()
+        if not self.strategy:
+            return {"model": model}
+        self.server.append(self._server(seed))
+        return {"model": model, "seed": torch.tensor(seed)}
 
     def down(self, state: State, round: int, client: int) -> Message:
         return Message({"model": state["model"]})
@@ -83,8 +93,11 @@ class Adapted:
         if data.weight is not None:
             raise ValueError("a client of another framework knows no weights of examples")
         x = flat(message.common, "model")
-        with keyed_globals(seed, "adapted"):
+        with keyed_globals(seed, "built"):
             theirs = self.made(work, data, seed)
+        if "seed" not in _handed(self.build, HANDED):
+            _key_generators(theirs, seed)
+        with keyed_globals(seed, "adapted"):
             if _has(theirs, FLOWER):
                 arrays, n, _ = theirs.fit(arrays_of(x), {"server_round": round})
             else:
@@ -107,13 +120,19 @@ class Adapted:
         if not self.strategy:
             return {"model": weighted_mean(x, total, replies)}
         if not self.server:  # a run that goes on from a checkpoint
-            self.server.append(self.strategy())
+            self.server.append(self._server(int(scalar(state, "seed"))))
         results = [
             (str(i), Result(arrays_of(flat(reply.each, "model")), int(reply.weight))) for i, reply in replies.items()
         ]
         with keyed_globals(seed, "strategy"):
             arrays, _ = self.server[0].aggregate_fit(round, results, [])
-        return {"model": x if arrays is None else flat_of(arrays, x)}
+        return {"model": x if arrays is None else flat_of(arrays, x), "seed": state["seed"]}
+
+    def _server(self, seed: int) -> Any:
+        """Build the strategy's object, whose draws the run's seed decides."""
+        assert self.strategy
+        with keyed_globals(seed, "strategy built"):
+            return self.strategy()
 
     def made(self, work: Work, data: ClientData, seed: int) -> Any:
         """The client's object."""
@@ -182,6 +201,24 @@ def _module(work: Work, weights: Flat) -> nn.Module:
         for name, parameter in trained(module).items():
             parameter.copy_(weights[name])
     return module.train()
+
+
+def _key_generators(theirs: object, seed: int) -> None:
+    """Key the generators of random numbers that a client's object and its data loaders hold."""
+    held = dict(getattr(theirs, "__dict__", {}))
+    for name, loader in [(name, one) for name, one in held.items() if isinstance(one, DataLoader)]:
+        held |= {f"{name}.generator": loader.generator}
+        held |= {f"{name}.sampler.generator": getattr(loader.sampler, "generator", None)}
+    for name, one in held.items():
+        key = seed_for(seed, "generator", name)
+        if isinstance(one, torch.Generator):
+            one.manual_seed(key)
+        elif isinstance(one, np.random.Generator):
+            one.bit_generator.state = type(one.bit_generator)(key).state  # pyright: ignore[reportCallIssue]
+        elif isinstance(one, np.random.RandomState):
+            one.seed(key % 2**32)
+        elif isinstance(one, random.Random):
+            one.seed(key)
 
 
 def _loss_of(y: Tensor) -> Callable[[Tensor, Tensor], Tensor]:

@@ -3,6 +3,13 @@
 On softmax regression with full batches, where no order of examples decides anything.
 """
 
+import random
+from contextlib import suppress
+from dataclasses import replace
+from functools import wraps
+from typing import Any
+
+import numpy as np
 import torch
 from torch.nn import functional as F
 
@@ -79,6 +86,36 @@ def no_client_shows_in_the_next(algorithm: Adapted, local: LocalSGD) -> None:
     require(off <= 1e-3, f"after another client it returns another model, {100 * off:.2g} % off: something is kept")
 
 
+def it_draws_anew_in_each_round(algorithm: Adapted, local: LocalSGD) -> None:
+    """Torch's, numpy's and Python's generators end elsewhere for another seed, unless training seeds them itself."""
+    federation, ends = _federation(), list[tuple[object, ...]]()
+
+    @wraps(algorithm.build)
+    def build(*given: Any, **values: Any) -> Any:
+        theirs = algorithm.build(*given, **values)
+        name = "fit" if hasattr(theirs, "fit") else "train"
+        inner = getattr(theirs, name)
+
+        @wraps(inner)
+        def trained(*given: Any, **values: Any) -> Any:
+            result = inner(*given, **values)
+            ends.append((torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()))  # noqa: NPY002
+            return result
+
+        with suppress(AttributeError):  # an object with __slots__ takes no other function: it is not judged
+            setattr(theirs, name, trained)
+        return theirs
+
+    for seed in (1, 2):
+        message = Message({"model": federation.model})
+        replace(algorithm, build=build).client(federation.work(), message, {}, federation.data.clients[0], 1, seed)
+    for name, first, second in zip(("torch", "numpy", "Python"), *ends, strict=True) if ends else ():
+        require(
+            first != second,
+            f"it seeds {name}'s generator while it trains, and so draws the same in every round and for every seed",
+        )
+
+
 CHECKS = {
     check.__name__: check
     for check in (
@@ -86,6 +123,7 @@ CHECKS = {
         it_begins_at_the_weights_that_it_is_given,
         its_training_lowers_its_loss,
         no_client_shows_in_the_next,
+        it_draws_anew_in_each_round,
         contract.two_rounds_keep_names_shapes_and_types,
         contract.the_loss_falls,
         contract.nothing_that_is_handed_in_is_changed,

@@ -72,7 +72,26 @@ def _flaw_of_privacy(summary: Mapping[str, Any]) -> str | None:
     for name, value in said.items():
         if name.startswith(_EPSILONS) and "_of_each_" not in name and type(value) not in (int, float, type(None)):
             return f"privacy.{name} is {shown(value)}"
-    return None if isinstance(said.get("commons", ""), str) else f"privacy.commons is {shown(said['commons'])}"
+    if not isinstance(said.get("commons", ""), str):
+        return f"privacy.commons is {shown(said['commons'])}"
+    tables = said.get("mechanisms", {})
+    is_right = isinstance(tables, dict) and all(
+        isinstance(of_kind, list) and all(map(_is_table, of_kind)) for of_kind in tables.values()
+    )
+    return None if is_right else f"privacy.mechanisms is {shown(tables)}"
+
+
+def _is_table(table: Any) -> bool:
+    """Return whether ``table`` has the form of a table of ``accounting.mechanisms``."""
+    if not isinstance(table, dict) or not all(isinstance(table.get(name), str) for name in ("what", "in_words")):
+        return False
+    names = table.get("accountant")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return False
+    columns = [table.get(name) for name in ("client", "q", "sigma", "steps")]
+    if not all(isinstance(column, list) and column and all(map(_is_finite, column)) for column in columns):
+        return False
+    return _is_finite(table.get("delta")) and (table.get("clip") is None or _is_finite(table["clip"]))
 
 
 def flaw_of_config(found: Any) -> str | None:

@@ -15,6 +15,7 @@ from statistics import fmean
 from typing import Any
 from urllib.parse import urlparse
 
+from fedcommons.accounting.mechanisms import columns
 from fedcommons.accounting.statement import in_short
 from fedcommons.config import flat
 from fedcommons.config.experiment import Experiment
@@ -122,7 +123,9 @@ def in_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
     kept = {k: _without_folders(v) for k, v in summary.items() if isinstance(v, int | float | str) and k != "rounds"}
     courses = {k: [v for _, v in found if v is not None] for k, found in summary.items() if _is_course(found)}
     means = {f"{name}_mean": fmean(values) for name, values in courses.items() if values}
-    private = {f"privacy/{name}": value for name, value in in_short(summary["privacy"]).items()}
+    said = summary["privacy"]
+    noise = columns(said.get("mechanisms", {}))
+    private = {f"privacy/{name}": value for name, value in {**in_short(said), **noise}.items()}
     audit = {f"audit/{name}": value for name, value in _numbers(summary.get("audit", {}))}
     to_target = summary.get("rounds_to_target")
     used = summary["rounds"] if to_target is None else to_target
@@ -142,7 +145,9 @@ def _config(config: Experiment, p: float) -> dict[str, Any]:
     effective = {"rho": 0.0, "sigma": 0.0, **flat.effective(config.flat, p)}
     if config.partition.name == "iid":
         effective["alpha"] = IID
-    effective["noise_multiplier"] = effective.pop("sigma")
+    sigma = effective.pop("sigma")
+    if config.dp.target_epsilon is None:  # else clients differ in it: the summary has the range
+        effective["noise_multiplier"] = sigma
     known = {"preset": preset} if (preset := config.tracking.preset) else {}
     return _without_folders(fields | known) | {f"effective/{name}": value for name, value in effective.items()}
 

@@ -3,7 +3,7 @@
 Our runs with n seeds give a prediction interval for the mean of m runs more, mean +- t s sqrt(1/m + 1/n) (95 %,
 Student's t with n - 1 degrees of freedom), where the published number is the mean of m runs, mostly of one. Verdicts:
 
-inside        the published number, give or take what its source allows, lies in that interval
+inside        the published number lies in that interval; no tolerance is added
 inside, wide  so it does, but the interval goes further than a tenth of the mean to each side, so it says little
 outside       it does not
 cannot tell   there are fewer than three seeds, or a seed missed the target
@@ -52,7 +52,7 @@ class Compared:
     def verdict(self) -> str:
         if (found := self.predicted) is None:
             return "cannot tell"
-        if not found[0] - self.published.off <= self.published.value <= found[1] + self.published.off:
+        if not found[0] <= self.published.value <= found[1]:
             return "outside"
         return "inside, wide" if (found[1] - found[0]) / 2 > WIDE * fmean(self.reached) else "inside"
 
@@ -83,8 +83,8 @@ def table(found: Sequence[Compared], seeds: str) -> str:
     """The table with its notes."""
     lines = []
     for one in found:
-        give = f" ± {number(one.published.off, None)}" if one.published.off else ""
-        published = f"{number(one.published.value, None)}{give} ({one.published.source})"
+        note = f", {one.published.note}" if one.published.note else ""
+        published = f"{number(one.published.value, None)} ({one.published.source}{note})"
         lines.append(
             [one.row, one.quantity.variant, one.quantity.words, published, len(one.values), ours(one), one.verdict]
         )
@@ -93,7 +93,8 @@ def table(found: Sequence[Compared], seeds: str) -> str:
         *(f"{name}: {ROWS[name].setting}." for name in names),
         *(f"{name} departs: {ROWS[name].departs}." for name in names if ROWS[name].departs),
         f"Seeds {seeds}; n: how many are finished. Ours: the mean, and the 95 % prediction interval for one run more, "
-        "or for the mean of as many as were published (Flower: five). Wide: further than a tenth of the mean to each "
+        "or for the mean of as many as were published (Flower: five). Inside: the published number lies in it; no "
+        "tolerance is added. Wide: further than a tenth of the mean to each "
         f"side, so it says little. With fewer than {LEAST} seeds, or a missed target, there is no verdict.",
     ]
     head = ["row", "variant", "quantity", "published", "n", "ours", "verdict"]

@@ -1,0 +1,114 @@
+"""The parameters of the mechanisms that protected a run's releases, by client, as a paper with an epsilon states them.
+
+q: sampling rate;  sigma: noise multiplier;  steps: how often the mechanism ran;  clip: C, the largest L2 norm that one
+example adds to a sum before noise (the sensitivity).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fedcommons.accounting.privacy import Events, Ledger
+from fedcommons.accounting.statement import WORDS
+from fedcommons.core.accountants import accountant_of
+from fedcommons.core.release import Release
+
+COLUMNS = ("sigma", "q", "steps")
+
+
+def mechanisms(
+    ledger: Ledger, shared: Sequence[Release], delta: float, clip: float | None
+) -> dict[str, list[dict[str, Any]]]:
+    """Return a table for each kind of covered releases: one row a client and pair (q, sigma).
+
+    Args:
+        ledger: the run's ledger.
+        shared: the releases before round 1.
+        delta: delta of all epsilons of the run.
+        clip: clipping norm of local training; None if local training is not private.
+
+    Returns:
+        ``updates``, what clients sent in rounds to be averaged, and ``commons``, what they put into a commons. A table
+        has ``what``, ``clip`` (None: the method's own), ``delta`` and ``in_words``, and as lists of one length
+        ``client``, ``q``, ``sigma``, ``steps`` and ``accountant``.
+    """
+    before: dict[tuple[tuple[str, ...], float], list[Release]] = {}
+    for event in shared:
+        if event.covered:
+            before.setdefault((event.what, float(event.sensitivity)), []).append(event)
+    commons = [
+        _table(what, bound, delta, [(e.client, e.q, e.sigma, e.steps) for e in events])
+        for (what, bound), events in before.items()
+    ]
+    named = {name for what, _ in before for name in what}
+    later = _rows(ledger.commons.covered, less=ledger.before)
+    commons += [_table([n for n in ledger.commons.names if n not in named], None, delta, later)] if later else []
+    sent = _rows(ledger.updates.covered)
+    return {"updates": [_table(ledger.updates.names, clip, delta, sent)] if sent else [], "commons": commons}
+
+
+def ranges(table: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """Return minimum and maximum over clients of sigma, q and steps."""
+    return {name: (min(table[name]), max(table[name])) for name in COLUMNS}
+
+
+def in_words(table: Mapping[str, Any]) -> str:
+    """Return the ranges of a table over clients, C, delta and the accountant as text."""
+    numbers = [f"{name} {_range(*both)}" for name, both in ranges(table).items()]
+    numbers += [] if table["clip"] is None else [f"C {table['clip']:g}"]
+    return f"{table['what']}: {', '.join(numbers)}, delta {table['delta']:g}, {accountants(table)}"
+
+
+def accountants(table: Mapping[str, Any]) -> str:
+    """Return the names of the accountants of a table's clients."""
+    return " or ".join(sorted(set(table["accountant"])))
+
+
+def columns(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, float | str]:
+    """Return columns of a frame: ``sigma_min``, ``sigma_max``, ..., ``accountant`` of the updates, and ``pool_...``.
+
+    The columns that begin with ``pool_`` are those of the first table of ``commons``.
+    """
+    found: dict[str, float | str] = {}
+    for kind, begin in (("updates", ""), ("commons", "pool_")):
+        for table in tables.get(kind, ())[:1]:
+            for name, both in ranges(table).items():
+                found |= {f"{begin}{name}_{end}": value for end, value in zip(("min", "max"), both, strict=True)}
+            found |= {f"{begin}accountant": accountants(table)}
+            found |= {} if table["clip"] is None else {f"{begin}clip": table["clip"]}
+    return found
+
+
+def _rows(events: Events, less: Events | None = None) -> list[tuple[int, float, float, int]]:
+    """Return (client, q, sigma, steps) of these events, without the steps in ``less``."""
+    before = less or {}
+    found = [
+        (client, q, sigma, steps - before.get(client, {}).get((q, sigma), 0))
+        for client, of_client in sorted(events.items())
+        for (q, sigma), steps in sorted(of_client.items())
+    ]
+    return [row for row in found if row[-1]]
+
+
+def _table(
+    names: Iterable[str], clip: float | None, delta: float, rows: Sequence[tuple[int, float, float, int]]
+) -> dict[str, Any]:
+    client, q, sigma, steps = (list(column) for column in zip(*rows, strict=True))
+    rates: dict[int, list[float]] = {}
+    for one, rate in zip(client, q, strict=True):
+        rates.setdefault(one, []).append(rate)
+    table = {
+        "what": ", ".join(WORDS.get(name, name) for name in names),
+        "clip": clip,
+        "delta": delta,
+        "client": [int(i) for i in client],
+        "q": [float(value) for value in q],
+        "sigma": [float(value) for value in sigma],
+        "steps": [int(value) for value in steps],
+        "accountant": [accountant_of(rates[one]) for one in client],
+    }
+    return {**table, "in_words": in_words(table)}
+
+
+def _range(least: float, most: float) -> str:
+    low, high = (f"{value:.4g}" if isinstance(value, float) else f"{value:,}" for value in (least, most))
+    return low if low == high else f"{low} to {high}"

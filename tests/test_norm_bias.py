@@ -1,0 +1,180 @@
+"""Biases in front of BatchNorm: their gradient is zero, so Adam moves them by rounding noise; ``norm_bias`` off."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedcommons import experiment, run
+from fedcommons.algorithms.coboosting import CoBoosting
+from fedcommons.algorithms.dense import DENSE
+from fedcommons.algorithms.fedcvae import FedCVAE
+from fedcommons.algorithms.upsampling import Upsampler
+from fedcommons.config.parts import KINDS
+from fedcommons.errors import UserError
+from fedcommons.generators.cvae import CVAE
+from fedcommons.generators.gan import GAN
+from fedcommons.runs.build import prepare
+from fedcommons.sharing.merf import MERF
+from fedcommons.sharing.merf_generator import Generator
+from lightning_modules.cvae import CVAE as Autoencoder
+from lightning_modules.cvae import Decoder
+from lightning_modules.gan import GAN as Adversarial
+from lightning_modules.networks.cnn import CNN
+from lightning_modules.networks.convnet import ConvNet
+
+SHAPE, N = (1, 8, 8), 12
+
+
+def _autoencoder(norm_bias: bool) -> nn.Module:
+    return Autoencoder(
+        shape=SHAPE, n_classes=10, channels=(4, 8), hidden=16, latent=3, batch_norm=True, norm_bias=norm_bias
+    )
+
+
+def _gan(norm_bias: bool) -> nn.Module:
+    return Adversarial(shape=SHAPE, n_classes=10, channels=(4, 8), latent=3, norm_bias=norm_bias).generator
+
+
+def _draws() -> tuple[Tensor, ...]:
+    """Images, labels and codes of a batch."""
+    draws = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (N, *SHAPE), generator=draws).double()
+    return images, torch.arange(N) % 10, torch.randn(N, 3, generator=draws).double()
+
+
+NETWORKS: dict[str, tuple[Callable[[bool], nn.Module], Callable[[Any], Tensor]]] = {
+    "cvae": (_autoencoder, lambda net: net(*_draws())),
+    "gan": (_gan, lambda net: net(_draws()[2], _draws()[1]).tanh().square().sum()),
+    "merf": (
+        lambda bias: Generator(SHAPE, 10, norm_bias=bias),
+        lambda net: net(torch.cat([_draws()[2], _draws()[2][:, :2]], 1), _draws()[1]).square().sum(),
+    ),
+    "upsampler": (lambda bias: Upsampler(SHAPE, 3, 4, norm_bias=bias), lambda net: net(_draws()[2]).square().sum()),
+    "cnn": (
+        lambda bias: CNN(SHAPE, 10, (4, 8), 16, batch_norm=True, norm_bias=bias),
+        lambda net: nn.functional.cross_entropy(net(_draws()[0] / 255), _draws()[1]),
+    ),
+    "convnet": (
+        lambda bias: ConvNet(SHAPE, 10, 4, norm_bias=bias),
+        lambda net: nn.functional.cross_entropy(net(_draws()[0] / 255), _draws()[1]),
+    ),
+}
+"""A network by ``norm_bias``, and a loss of it on a batch."""
+
+
+def _gradients(name: str, network: nn.Module) -> dict[str, float]:
+    """Return the largest gradient of each parameter, over the largest of all, in float64."""
+    loss = NETWORKS[name][1](network)
+    found = torch.autograd.grad(loss, list(network.parameters()))
+    sizes = {n: float(g.abs().max()) for (n, _), g in zip(network.named_parameters(), found, strict=True)}
+    return {n: size / max(sizes.values()) for n, size in sizes.items()}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_without_norm_bias_no_weight_has_a_gradient_of_rounding_noise(name: str) -> None:
+    """With it some have: the biases that the norm takes away again. Both compute the same function of the rest."""
+    make, loss = NETWORKS[name]
+    torch.manual_seed(0)
+    full, lean = make(True).double(), make(False).double()
+    idle = {n for n, size in _gradients(name, full).items() if size < 1e-12}
+    assert idle
+    assert all(n.endswith("bias") for n in idle)
+    assert {n for n, _ in full.named_parameters()} - {n for n, _ in lean.named_parameters()} == idle
+    assert min(_gradients(name, lean).values()) > 1e-9
+    lean.load_state_dict({n: t for n, t in full.state_dict().items() if n not in idle})
+    assert loss(lean).item() == pytest.approx(loss(full).item(), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_adam_moves_a_bias_in_front_of_a_norm_as_far_as_all_weights(name: str) -> None:
+    """After a step from anywhere it has moved by the rate, though its gradient is rounding noise."""
+    torch.manual_seed(0)
+    network = NETWORKS[name][0](True).double()  # rounding noise of float64 is noise, too
+    idle = [n for n, size in _gradients(name, network).items() if size < 1e-12]
+    before = {n: p.detach().clone() for n, p in network.named_parameters()}
+    optimizer = torch.optim.Adam(network.parameters(), 0.01, eps=1e-30)
+    NETWORKS[name][1](network).backward()
+    optimizer.step()
+    after = {n: p.detach() for n, p in network.named_parameters()}
+    moved = [(after[n] - before[n]).abs().max().item() for n in idle]
+    assert max(moved) == pytest.approx(0.01)
+
+
+def test_the_default_is_the_network_of_the_released_codes() -> None:
+    count = sum(p.numel() for p in Decoder((1, 32, 32), 10, (32, 32, 64, 64), 100, batch_norm=True).parameters())
+    assert count == 144_001
+    assert sum(p.numel() for p in Generator((1, 28, 28), 10).parameters()) == 166_161
+    assert sum(p.numel() for p in ConvNet((1, 28, 28), 10).parameters()) == 317_706
+    for part in (CVAE, GAN, MERF, FedCVAE, DENSE, CoBoosting):
+        assert part.norm_bias is True
+
+
+LOCAL = {"sharing": "local_synthetic"}
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({**LOCAL, "generator": "cvae", "generator.norm_bias": False}, "generator.batch_norm"),
+        ({"sharing": "merf", "sharing.target_epsilon": 1.0, "sharing.norm_bias": False}, "sharing.fit generator"),
+        ({"model": "cnn", "model.norm_bias": False}, "model.batch_norm"),
+    ],
+)
+def test_norm_bias_is_refused_where_there_is_no_norm(values: dict[str, Any], named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        prepare(experiment("smoke", values=values))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {**LOCAL, "generator": "cvae", "generator.batch_norm": True, "generator.norm_bias": False},
+        {**LOCAL, "generator": "gan", "generator.norm_bias": False},
+        {**LOCAL, "generator": "private_gan", "generator.noise_multiplier": 1.0, "generator.batch_size": 16,
+         "generator.norm_bias": False},
+        {"sharing": "merf", "sharing.target_epsilon": 1.0, "sharing.fit": "generator", "sharing.norm_bias": False},
+        {"algorithm": "fedcvae", "fedcvae.variant": "kd", "fedcvae.norm_bias": False},
+        {"algorithm": "dense", "dense.norm_bias": False},
+        {"algorithm": "coboosting", "coboosting.norm_bias": False},
+        {"model": "cnn", "model.batch_norm": True, "model.norm_bias": False},
+        {"model": "convnet", "model.width": 8, "model.norm_bias": False},
+    ],
+    ids=lambda values: str([v for n, v in values.items() if "." not in n]),
+)  # fmt: skip
+@pytest.mark.long
+def test_a_run_without_norm_bias_ends(values: dict[str, Any], tmp_path: Path) -> None:
+    few = {"data.limit": 120, "federation.rounds": 2, "measure.every": 0, "wandb": "off", "generator.epochs": 1,
+           "client.epochs": 1, "fedcvae.samples": 40, "fedcvae.local_epochs": 1, "sharing.steps": 4,
+           "artifacts": str(tmp_path / "artifacts")}  # fmt: skip
+    known = experiment("smoke", values=values).flat
+    more = {name: value for name, value in few.items() if name in known or name == "wandb"}
+    result = run(experiment("smoke", values={**more, **values}), tmp_path / "run", say=lambda _: None)
+    assert result.summary["rounds"] == 2
+
+
+def test_messages_of_merf_do_not_depend_on_the_network_that_is_fitted() -> None:
+    """Else the same sums would be released twice, with two noises, at one epsilon."""
+    base = {"sharing": "merf", "sharing.target_epsilon": 1.0, "sharing.fit": "generator", "data.limit": 100}
+    found = []
+    for bias in (True, False):
+        ready = prepare(experiment("smoke", values={**base, "sharing.norm_bias": bias}))
+        stage = ready.stage
+        assert isinstance(stage, MERF)
+        found.append(stage.message(ready.dealt, 0, stage.phi(ready.dealt)).values)
+    assert torch.equal(*found)
+
+
+def test_every_part_with_a_batch_norm_has_the_constant() -> None:
+    """A generator, method or network of the package that has one of its own."""
+    from fedcommons.config import parts
+
+    has = {f"{kind} {name}" for kind in KINDS for name in KINDS[kind].known
+           if "norm_bias" in parts.constants(kind, name)}  # fmt: skip
+    assert has == {
+        "generator cvae", "generator gan", "generator private_gan", "sharing merf", "algorithm fedcvae",
+        "algorithm dense", "algorithm coboosting", "model cnn", "model convnet",
+    }  # fmt: skip
