@@ -73,5 +73,5 @@ def evaluate_some_models(worker: Worker, task: ModelTask, job: Job) -> list[dict
     for client, (model, buffers) in job.models.items():
         with somebodys(worker.algorithm, "personal", f"client {client}", f"round {task.round}"):
             replace(task, model=model, buffers=buffers).load(worker.work)
-        found.append(on_own(worker, task.seed, client, job.on_tests))
+        found.append(on_own(worker, task, client, job.on_tests))
     return found
