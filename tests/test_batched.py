@@ -230,7 +230,7 @@ def test_a_method_with_a_loss_of_its_own_trains_each_client_alone_and_once(
     ("values", "said"),
     [
         ({"algorithm": "fedprox", "federation.blocks": 2}, ""),
-        ({"algorithm": "moon", "federation.blocks": 2}, "moon trains with a loss, rate or gradient of its own"),
+        ({"algorithm": "moon", "federation.blocks": 2}, "the method trains with a loss, rate or gradient of its own"),
         ({}, "4 clients of a round are in a block each; federation.blocks below 4"),  # preset smoke
         ({"federation.blocks": 2, "federation.participation": 0.5}, "2 clients of a round are in a block each"),
         ({"federation.blocks": 1, "federation.participation": 0.25}, "a round has one client"),

@@ -1,6 +1,10 @@
-"""What a module logs is collected, and a module with a validation_step of its own is judged by it."""
+"""What a module logs is collected, and a module with a validation_step of its own is judged by it.
 
-from collections.abc import Callable, Mapping
+Numbers are averaged; torchmetrics objects cover a whole set, whatever the chunks and the number of workers.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,15 +12,21 @@ import pytest
 import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
+from torchmetrics import MaxMetric, Metric, MetricCollection, PearsonCorrCoef
+from torchmetrics.classification import BinaryAUROC, BinaryConfusionMatrix, BinaryF1Score, MulticlassF1Score
+from torchmetrics.wrappers import ClasswiseWrapper
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
+from fedcommons.convergence.per_sample import gradients
+from fedcommons.core import batched, graphs, watched
 from fedcommons.core.logged import Logged
+from fedcommons.core.work import Work
 from fedcommons.core.worker import RunData
 from fedcommons.data.examples import Examples
 from fedcommons.errors import ClientError, UserError
-from fedcommons.federation.evaluation import ModelTask, evaluate
+from fedcommons.federation.evaluation import ModelTask, evaluate, evaluate_chunk
 from fedcommons.reports.frames import load_runs
 from fedcommons.reports.tables import compared, percent
 from fedcommons.runs.experiment import run
@@ -56,11 +66,26 @@ class Plain(Module):
 SET = Examples(torch.linspace(-1, 1, 1300)[:, None], (torch.arange(1300) >= 650).long())
 
 
-def judged(module: LightningModule, digits: "Callable[..., Digits]", n_classes: int = 2) -> Mapping[str, float]:
+class Turns:
+    """An executor of several workers in this process, which take the jobs in turns."""
+
+    def __init__(self, federation: Federation, workers: int) -> None:
+        self.workers = [federation.build(FedAvg())(federation.data) for _ in range(workers)]
+
+    def map(self, function: Any, shared: Any, jobs: Sequence[Any]) -> list[Any]:
+        return [self.workers[i % len(self.workers)].run(function, shared, job) for i, job in enumerate(jobs)]
+
+    def close(self) -> None:
+        pass
+
+
+def judged(
+    module: LightningModule, digits: "Callable[..., Digits]", n_classes: int = 2, chunk: int = 1000, workers: int = 1
+) -> Mapping[str, float]:
     """The metrics of a set of 1,300 examples, which are evaluated as 1,000 and 300."""
     clients = digits().data.clients
-    federation = Federation(RunData(clients, clients, {"test": SET}, n_classes=n_classes), lambda: module)
-    return evaluate(federation.serial(FedAvg()), ModelTask(federation.model), {"test": 1300})
+    federation = Federation(RunData(clients, clients, {"test": SET}, n_classes=n_classes), lambda: deepcopy(module))
+    return evaluate(Turns(federation, workers), ModelTask(federation.model, chunk=chunk), {"test": 1300})
 
 
 def test_scalars_are_means_over_their_calls_and_dropped_at_other_times() -> None:
@@ -83,8 +108,8 @@ def test_what_training_logs_is_a_metric_of_the_round(digits: "Callable[..., Digi
     rows = type(clients)(store, list(clients.rows))
     federation = Federation(RunData(rows, rows, {}), lambda: Plain(lambda *_: None))
     ((_, facts),) = federation.play(FedAvg(), federation.plan(1))
-    steps = facts["train/steps"]
-    assert facts["train/step"] == pytest.approx((steps - 1) / 2, abs=0.5)  # 0, 1, ..., K - 1 of each client
+    steps = facts["train/steps"] / federation.loop.epochs
+    assert facts["train/step"] == pytest.approx((steps - 1) / 2, abs=0.5)  # 0, 1, ... in each epoch of each client
     assert facts["train/twice"] == pytest.approx(2 * facts["train/step"])
     assert facts["train/loss"] > 0
 
@@ -100,6 +125,14 @@ def test_metrics_of_a_validation_step_are_means_over_examples(digits: "Callable[
         {"test/accuracy": 0.25, "test/size": (1000**2 + 300**2) / 1300,
          "test/largest": (1000 * float(SET.x[999]) + 300) / 1300}
     )  # fmt: skip
+
+
+def test_a_number_that_some_chunks_log_is_a_mean_over_their_examples(digits: "Callable[..., Digits]") -> None:
+    def judge(module: Module, x: Tensor, y: Tensor) -> None:
+        if len(x) < 1000:
+            module.log("rare", 7.0)
+
+    assert judged(Module(judge), digits)["test/rare"] == 7.0
 
 
 def test_accuracy_is_that_of_the_logits_where_the_step_has_none(digits: "Callable[..., Digits]") -> None:
@@ -127,6 +160,160 @@ def test_what_is_two_dimensional_but_not_as_wide_as_the_classes_has_no_accuracy(
     assert list(found) == ["test/error"]
 
 
+class MeanOfMeans(Metric):
+    """The mean of all values, by a state that torchmetrics merges by a mean of its own."""
+
+    full_state_update = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("mean", torch.tensor(0.0), dist_reduce_fx="mean")
+        self.add_state("n", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, x: Tensor) -> None:
+        self.n = self.n + len(x)
+        self.mean = self.mean + (x.mean() - self.mean) * len(x) / self.n
+
+    def compute(self) -> Tensor:
+        return self.mean
+
+
+class WithMetrics(Module):
+    """Scores x + noise that the number of the example decides, judged by torchmetrics objects of many kinds."""
+
+    def __init__(self) -> None:
+        super().__init__(WithMetrics.look)  # pyright: ignore[reportArgumentType]
+        self.f1, self.auc, self.largest, self.pearson = BinaryF1Score(), BinaryAUROC(), MaxMetric(), PearsonCorrCoef()
+        self.each = ClasswiseWrapper(MulticlassF1Score(2, average=None))
+        self.many = MetricCollection([BinaryF1Score(0.6), BinaryAUROC()], prefix="many_")
+        self.mean = MeanOfMeans()
+
+    @staticmethod
+    def scores(x: Tensor) -> Tensor:
+        return ((x[:, 0] + (x[:, 0] * 1e4).sin()) / 4 + 0.5).clamp(0, 1)
+
+    def look(self, x: Tensor, y: Tensor) -> None:
+        scores = self.scores(x)
+        for metric in (self.f1, self.auc, self.many):
+            metric.update(scores, y)
+        self.largest.update(scores)
+        self.mean.update(scores)
+        self.pearson.update(scores, y.float())
+        self.each.update((scores > 0.5).long(), y)
+        for name in ("f1", "auc", "largest", "pearson", "each", "mean"):
+            self.log(name, getattr(self, name))
+        self.log_dict(self.many)
+
+
+def whole() -> dict[str, float]:
+    """What the objects of ``WithMetrics`` say when they see the whole set at once."""
+    module = WithMetrics()
+    module.log, module.log_dict = (lambda *_: None), (lambda *_: None)  # pyright: ignore[reportAttributeAccessIssue]
+    module.look(SET.x, SET.y)
+    one = {name: float(getattr(module, name).compute()) for name in ("f1", "auc", "largest", "pearson", "mean")}
+    many = {name: float(value) for name, value in module.many.compute().items()}
+    return {**one, **many, **{f"each_{name}": float(value) for name, value in module.each.compute().items()}}
+
+
+@pytest.mark.parametrize(("chunk", "workers"), [(1000, 1), (1000, 3), (170, 2), (5000, 1)])
+def test_torchmetrics_objects_cover_the_whole_set_whatever_its_chunks_and_workers(
+    chunk: int, workers: int, digits: "Callable[..., Digits]"
+) -> None:
+    found = judged(WithMetrics(), digits, chunk=chunk, workers=workers)
+    wanted = {f"test/{name}": value for name, value in whole().items()}
+    assert found == pytest.approx({"test/accuracy": 1.0, **wanted}, abs=1e-6)
+    by_chunk = [
+        BinaryF1Score()(WithMetrics.scores(x), y) for x, y in zip(SET.x.split(1000), SET.y.split(1000), strict=True)
+    ]
+    assert abs(float(by_chunk[0] * 1000 + by_chunk[1] * 300) / 1300 - wanted["test/f1"]) > 0.01  # no mean of chunks
+
+
+def test_a_torchmetrics_object_may_be_the_accuracy_and_may_be_returned(digits: "Callable[..., Digits]") -> None:
+    def judge(module: WithMetrics, x: Tensor, y: Tensor) -> Mapping[str, Metric]:
+        module.f1.update(module.scores(x), y)
+        return {"accuracy": module.f1}
+
+    module = WithMetrics()
+    module.judge = judge  # pyright: ignore[reportAttributeAccessIssue]
+    assert judged(module, digits) == pytest.approx({"test/accuracy": whole()["f1"]})
+
+
+def test_no_metric_outlives_its_use(digits: "Callable[..., Digits]") -> None:
+    """Not even how a collection has grouped its metrics by the first batch, or what an estimator's vmap has left."""
+    clients = digits().data.clients
+    federation = Federation(RunData(clients, clients, {"test": SET}, n_classes=2), WithMetrics)
+    worker, task = federation.build(FedAvg())(federation.data), ModelTask(federation.model)
+    before = watched.state(worker.work, worker.algorithm)
+    first = worker.run(evaluate_chunk, task, ("test", 0))
+    assert worker.run(evaluate_chunk, task, ("test", 1000)) == {}
+    assert worker.run(evaluate_chunk, task, ("test", 0)) == first
+    assert watched.differing(before, watched.state(worker.work, worker.algorithm))
+    watched.put_back(worker.work)
+    assert watched.differing(before, watched.state(worker.work, worker.algorithm)) == set()
+
+
+class Counting(Plain):
+    """Logs a torchmetrics object in training: the mean, over the examples of all its steps, of a class's share."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda *_: None)
+        self.share = MeanOfMeans()
+
+    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
+        self.share.update(batch[1].float())
+        self.log("share", self.share)
+        return self.last(batch[0]).square().mean()
+
+
+def test_in_training_a_metric_covers_all_steps_of_one_client(digits: "Callable[..., Digits]") -> None:
+    clients = digits().data.clients
+    store = Examples(clients.store.x.float().mean((1, 2, 3))[:, None] / 255, clients.store.y % 2)
+    rows = type(clients)(store, list(clients.rows))
+    federation = Federation(RunData(rows, rows, {}), Counting)
+    shares = [float(part.y.float().mean()) for part in rows]
+    ((_, facts),) = federation.play(FedAvg(), federation.plan(1))
+    assert facts["train/share"] == pytest.approx(sum(shares) / len(shares))
+    (worker,) = Turns(federation, 1).workers
+    module: Any = worker.work.module
+    assert gradients(module, rows[0].columns)[0].isfinite().all()  # by vmap
+    assert int(module.share.n) == 0
+
+
+def _unowned(module: Module, x: Tensor, y: Tensor) -> None:
+    metric = BinaryF1Score()
+    metric.update(x[:, 0].sigmoid(), y)
+    module.log("f1", metric)
+
+
+def _largest(module: Module, x: Tensor, y: Tensor) -> None:
+    module.log("largest", x.max(), reduce_fx=torch.max)
+
+
+def _matrix(module: Any, x: Tensor, y: Tensor) -> None:
+    module.confusion.update(x[:, 0].sigmoid(), y)
+    module.log("confusion", module.confusion)
+
+
+@pytest.mark.parametrize(
+    ("judge", "said"),
+    [(_unowned, "logs f1, a torchmetrics object that is no attribute"), (_largest, "logs largest with reduce_fx max"),
+     (_matrix, r"logs confusion, whose compute gives a tensor \(2, 2\)")],
+)  # fmt: skip
+def test_what_would_be_another_number_than_the_module_means_is_refused(
+    judge: Any, said: str, digits: "Callable[..., Digits]"
+) -> None:
+    module = Module(judge)
+    module.confusion = BinaryConfusionMatrix()
+    with pytest.raises(ClientError, match=said):
+        judged(module, digits)
+
+
+@pytest.mark.parametrize("flaw", [batched.flaw, graphs.flaw])
+def test_training_as_a_tensor_function_refuses_metrics(flaw: Any) -> None:
+    work = Work(Counting(), torch.device("cpu"))
+    assert "torchmetrics" in flaw(work, (SET.x[:2], SET.y[:2]))
+
+
 class Coder(LightningModule):
     """An autoencoder with a code of three numbers; it is judged by its error alone."""
 
@@ -147,6 +334,13 @@ class Coder(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), self.lr)
+
+
+class Rooted(Coder):
+    """Logs a root, which is no mean over examples."""
+
+    def validation_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Any:
+        return {"rmse": (self.last(self(batch[0])) - batch[0].flatten(1) / 255).square().mean().sqrt()}
 
 
 class TwoOptimizers(Coder):
@@ -188,3 +382,15 @@ def test_a_module_that_cannot_be_judged_or_stepped_is_refused_before_any_work(
     with pytest.raises(UserError, match=said):
         run(_experiment(name, **values), tmp_path / "run", say=lambda _: None)
     assert not (tmp_path / "run").exists()
+
+
+def test_numbers_that_may_be_no_means_are_named_before_the_run_and_one_chunk_makes_them_right(tmp_path: Path) -> None:
+    values, found, said = {"federation.rounds": 1, "measure.clients": False, "measure.every": 0}, {}, {}
+    for chunk in (1000, 100, 359):
+        said[chunk] = []
+        run(_experiment("Rooted", **values, **{"evaluate.chunk": chunk}), tmp_path / f"{chunk}", say=said[chunk].append)
+        (found[chunk],) = load_runs(tmp_path / f"{chunk}")["test/rmse"]
+    assert found[1000] == found[359] != found[100]
+    notes = {chunk: [text for text in each if "evaluate.chunk to 359" in text] for chunk, each in said.items()}
+    assert [len(each) for each in notes.values()] == [0, 1, 0]
+    assert "logs rmse as numbers" in notes[100][0]

@@ -50,9 +50,10 @@ def test_they_are_keyed_by_the_seed_and_the_client(digits: "Digits") -> None:
 
 
 def test_the_exchange_is_counted_up_once_and_down_to_the_others(digits: "Digits") -> None:
-    common = FedMix(mean_size=4).share(digits().data.clients, 10, 0)
-    of_all = 4 * len(common.examples) * (64 + 10)
-    assert common.nbytes == of_all + 4 * of_all
+    clients = digits().data.clients
+    of_all = 4 * len(mean_images(clients, 4, 10, 0)) * (64 + 10)
+    shared = share_by_method(share(Real(), Dealt(clients, 10, False, 0)), FedMix(mean_size=4), 10, 0)
+    assert shared.traffic.once == of_all + 4 * of_all
 
 
 def test_what_leaves_every_client_is_an_event_that_nothing_covers(digits: "Digits") -> None:
@@ -74,7 +75,8 @@ def test_they_are_of_what_clients_train_on_and_only_methods_that_share_get_any(s
     expected = mean_images(shared.data.clients, 7, 10, 0)
     assert torch.equal(means.x, expected.x)
     common = FedMix(mean_size=7).share(shared.data.clients, 10, 0)
-    assert ours.traffic.once == shared.traffic.once + common.nbytes
+    nbytes = common.examples.x.nbytes + common.examples.y.nbytes
+    assert ours.traffic.once == shared.traffic.once + len(rows) * nbytes
     assert list(ours.releases) == [*shared.releases, *common.releases]
     for data in (ours.data, shared.data):  # measured once
         assert (data.clients is data.own) == isinstance(stage, Real)

@@ -1,7 +1,7 @@
 """Stages and methods of somebody else's: owners, weights, what they declare and what they do not."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -99,8 +99,7 @@ class NoisedMeans:
         m = len(released.rows)
         weights = [np.concatenate([np.ones(n), np.full(m, 1 / m)]) for n in dealt.own.sizes]
         everybody = [released.rows] * len(dealt.own)
-        once = (len(dealt.own) + 1) * m * 65
-        return Assigned(dealt.own.rows, everybody, weights, n_own=dealt.own.sizes, pool=[released.rows], once=once)
+        return Assigned(dealt.own.rows, everybody, weights, n_own=dealt.own.sizes, pool=[released.rows])
 
 
 def test_somebody_elses_stage_has_owners_events_and_weights() -> None:
@@ -172,6 +171,69 @@ class Whisperer:
 
     def share(self, clients: Clients, n_classes: int, seed: int) -> Common:
         return Common(clients[0:1].store[slice(0, 1)], 0)
+
+
+@dataclass(frozen=True)
+class Moves(Real):
+    """Hands out rows as ``how`` says, and states no bytes; client i contributes two rows that are made."""
+
+    how: Callable[[Dealt, Contributions], Assigned]
+
+    def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
+        return Contributions.of_made(dealt, [Contribution(dealt.own.store[rows[:2]]) for rows in dealt.own.rows])
+
+    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
+        return self.how(dealt, released)
+
+
+def _around(dealt: Dealt, released: Contributions) -> list[np.ndarray]:
+    """Each client's contributions for the next client."""
+    mine = released.of_each(len(dealt.own))
+    return [mine[-1], *mine[:-1]]
+
+
+NONE = np.zeros(0, np.int64)
+MOVES: dict[str, tuple[Callable[[Dealt, Contributions], Assigned], int]] = {
+    "to all others": (lambda d, r: Assigned(d.own.rows, [r.rows] * 5), 10 + 4 * 10),
+    "to all others, each row listed three times": (lambda d, r: Assigned(d.own.rows, [np.tile(r.rows, 3)] * 5), 50),
+    "to all, out of a pool": (lambda d, r: Assigned(d.own.rows, [r.rows] * 5, pool=[r.rows]), 10 + 5 * 10),
+    "to the next client": (lambda d, r: Assigned(d.own.rows, _around(d, r)), 10 + 10),
+    "to the next client, as if kept": (
+        lambda d, r: Assigned([np.concatenate(b) for b in zip(d.own.rows, _around(d, r), strict=True)], [NONE] * 5), 20
+    ),
+    "to the server's pool": (lambda d, r: Assigned(d.own.rows, pool=[r.rows]), 10),
+    "to a server that drops half of them": (
+        lambda d, r: Assigned(d.own.rows, [r.rows[:5], *[r.rows[:0]] * 4], pool=[r.rows[:5]]), 10 + 5
+    ),
+    "nowhere": (lambda d, r: Assigned(d.own.rows, r.of_each(5)), 0),
+    "one real row that was not contributed": (
+        lambda d, r: Assigned(d.own.rows, [d.own.rows[3][:1], *r.of_each(5)[1:]], pool=[]), 2 + 1 + 1
+    ),
+    "what the stage states": (lambda d, r: Assigned(d.own.rows, [r.rows] * 5, once=65 * 7), 7),
+    "nothing, as the stage states": (lambda d, r: Assigned(d.own.rows, [r.rows] * 5, once=0), 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_the_engine_counts_the_bytes_of_the_rows_that_travel(name: str) -> None:
+    how, examples = MOVES[name]
+    assert share(Moves(how), dealt("iid")).traffic.once == examples * (8 * 8 + 1)
+
+
+@pytest.mark.parametrize("once", [-1, 1.5, "x", float("nan")])
+def test_bytes_that_a_stage_states_are_a_number(once: Any) -> None:
+    with pytest.raises(UserError, match="once as a whole number of bytes"):
+        share(Moves(lambda d, r: Assigned(d.own.rows, once=once)), dealt("iid"))
+
+
+def test_what_a_method_shares_is_counted_unless_it_says_so() -> None:
+    class Sharing(Whisperer):
+        def share(self, clients: Clients, n_classes: int, seed: int) -> Common:
+            return Common(clients.store[slice(0, 3)])
+
+    shared = share(Real(), dealt("iid"))
+    assert share_by_method(shared, Sharing(), 10, 0).traffic.once == 5 * 3 * (8 * 8 + 8)
+    assert share_by_method(shared, Whisperer(), 10, 0).traffic.once == 0
 
 
 def test_what_a_method_does_not_declare_is_uncovered() -> None:

@@ -60,7 +60,7 @@ class FedMix:
         means = mean_images(clients, self.mean_size, n_classes, seed)
         what = ("means of images", "means of labels")
         releases = [Release(client, what, seen=n) for client, n in enumerate(clients.sizes)]
-        return Common(means, len(clients) * (means.x.nbytes + means.y.nbytes), releases)
+        return Common(means, releases=releases)
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         return {"model": model}

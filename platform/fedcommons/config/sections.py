@@ -288,6 +288,9 @@ class Evaluate:
 
     every: Annotated[int, "[1, 1e9]"] = 1
     """rounds between evaluations; the untrained model and that of the last round always are"""
+    chunk: Annotated[int, "[1, 1e9]"] = 1000
+    """examples on which a model is evaluated at once; numbers that validation_step logs are averaged over chunks, which
+    is wrong for F1 or AUC: there take the size of the largest set, or log torchmetrics objects"""
     clients: bool = False
     """evaluate the server model, and personal models where a method has them, on each client's own test examples (on
     training examples where none are held out, and names say train): clients.jsonl, means and spreads"""

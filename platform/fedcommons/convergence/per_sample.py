@@ -23,6 +23,7 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedcommons.core.logged import Metrics
 from fedcommons.core.work import trained
 
 Batch = Sequence[Tensor]
@@ -117,10 +118,13 @@ def _all_at_once(module: LightningModule, batch: Batch) -> tuple[Tensor, Tensor]
             for handle in handles:
                 handle.remove()
 
+    metrics = Metrics(module)
     try:
         losses, inputs, outputs = torch.vmap(alone)(*batch)
     except (RuntimeError, ValueError):  # vmap cannot run it; an error of the module itself comes again in the loop
         return None
+    finally:
+        metrics.put_back()  # their states are vmap's, which nothing else can use
     loss = losses.sum()
     uses = _uses(loss)
     if Counter(seen) != Counter(layers) or any(uses[id(p)] != 1 for p in parameters):

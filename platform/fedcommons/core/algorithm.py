@@ -339,12 +339,12 @@ def require_attributes(algorithm: Algorithm, module: nn.Module) -> None:
 class Common:
     """What all clients hold in common after an exchange before round 1.
 
-    examples: become each client's ``ClientData.commons``. nbytes: traffic of the exchange over all clients, up and
-    down. releases: what left the clients; a client without a release counts as unprotected (uncovered).
+    examples: become each client's ``ClientData.commons``. nbytes: traffic of the exchange over all clients; None: of
+    examples that go up once and down to N - 1 others. releases: what left; clients without one count as uncovered.
     """
 
     examples: Examples
-    nbytes: int
+    nbytes: int | None = None
     releases: Sequence[Release] = ()
 
 

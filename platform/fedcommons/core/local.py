@@ -225,7 +225,7 @@ class LocalSGD:
                 if schedulers:
                     schedulers.after("step", len(losses))
         mean = losses[0] if len(losses) == 1 else reduce(torch.add, losses) / len(losses)
-        metrics = {**logged.means, "loss": mean, "steps": max(1, len(losses) - skipped)}
+        metrics = {**logged.means, **logged.values(), "loss": mean, "steps": max(1, len(losses) - skipped)}
         spent = WRITTEN if written and written.found else self._spent(protections, n, len(losses))
         work.trained.append(spent)
         return LocalResult(work.params, metrics, spent)

@@ -1,47 +1,137 @@
-"""What a LightningModule logs without a Trainer."""
+"""What a LightningModule logs without a Trainer: numbers, and torchmetrics objects."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
+from copy import deepcopy
 from typing import Any, Self
 
+import torch
 from pytorch_lightning import LightningModule
-from torch import Tensor
+from torch import Tensor, nn
+from torchmetrics import Metric, MetricCollection
+from torchmetrics.wrappers import MetricTracker
+
+MEANS = ("mean", "avg", torch.mean)
+"""Values of ``reduce_fx`` that mean what is done here."""
+
+LOADED = ("_parameters", "_buffers")
+"""Attributes of a module whose tensors the engine loads."""
+
+Number = float | Tensor
+
+
+class Metrics:
+    """The torchmetrics objects of a module, with the states that they have when this is made."""
+
+    def __init__(self, module: nn.Module) -> None:
+        every = {id(one): one for one in module.modules()}
+        roots = [one for one in every.values() if isinstance(one, Metric | MetricCollection | MetricTracker)]
+        inner = {id(one): one for root in roots for one in root.modules()}
+        self._modules, self.objects = every, list(inner.values())
+        self._states = self._copy(
+            [{name: value for name, value in vars(one).items() if name not in LOADED} for one in self.objects]
+        )
+
+    def put_back(self) -> None:
+        """Give the objects these states again, and with them all other attributes."""
+        for one, state in zip(self.objects, self._copy(self._states), strict=True):
+            loaded = {name: vars(one)[name] for name in LOADED}
+            vars(one).clear()
+            vars(one).update(state, **loaded)
+
+    def _copy(self, states: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return deepcopy(states, dict(self._modules)) if states else []  # modules in them stay the same objects
 
 
 class Logged:
-    """Collects the scalars of ``self.log`` and ``self.log_dict`` and averages them by name.
+    """Collects what ``self.log`` and ``self.log_dict`` log within a context; outside of it everything is dropped.
 
-    Use as a context: its ``means`` are set when it ends; what is logged outside of it is dropped. Without a Trainer,
-    Lightning itself would warn and drop everything. Tensors stay on their device, so nothing waits for a GPU.
+    Numbers are averaged by name over their calls within the innermost context: its ``means`` are set when it ends.
+    Torchmetrics objects cover all that they were updated with since the outermost context began: ``values``. Without
+    a Trainer, Lightning itself would warn and drop everything. Tensors stay on their device: nothing waits for a GPU.
     """
 
-    means: Mapping[str, float | Tensor]
+    means: Mapping[str, Number]
 
     def __init__(self, module: LightningModule) -> None:
-        self._sums: dict[str, tuple[float | Tensor, int]] | None = None
+        self.metrics = Metrics(module)
+        self._open: list[dict[str, tuple[Number, int]]] = []
+        self._logged: dict[str, Metric | MetricCollection] = {}
         vars(module).update(log=self._log, log_dict=self._log_dict)  # instead of the class's methods
 
+    @property
+    def objects(self) -> Set[str]:
+        """The names of the torchmetrics objects that were logged since the outermost context began."""
+        return self._logged.keys()
+
     def __enter__(self) -> Self:
-        self._sums = {}
+        if not self._open:
+            self.metrics.put_back()
+            self._logged = {}
+        self._open.append({})
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.means = {name: total / n for name, (total, n) in (self._sums or {}).items()}
-        self._sums = None
+        self.means = {name: total / n for name, (total, n) in self._open.pop().items()}
 
     def add(self, sums: Mapping[str, Tensor], n: int) -> None:
         """The sums over n examples of what each has logged, as if each had logged by itself."""
-        assert self._sums is not None
         for name, value in sums.items():
-            total, count = self._sums.get(name, (0.0, 0))
-            self._sums[name] = total + value, count + n
+            self._add(name, value, n)
 
-    def _log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
-        if self._sums is None:
+    def values(self, *, is_trial: bool = False) -> dict[str, Tensor]:
+        """Compute the torchmetrics objects that were logged since the outermost context began.
+
+        Args:
+            is_trial: whether to leave out what cannot be computed, as of a batch of two examples.
+
+        Returns:
+            A number by name; of a collection or wrapper with several numbers they are called ``NAME_KEY``.
+
+        Raises:
+            ValueError: ``compute`` gives something else.
+        """
+        found: dict[str, Any] = {}
+        for name, metric in self._logged.items():
+            try:
+                with torch.no_grad():
+                    value = metric.compute()
+            except Exception:  # of whatever kind
+                if is_trial:
+                    continue
+                raise
+            found |= {f"{name}_{key}": x for key, x in value.items()} if isinstance(value, Mapping) else {name: value}
+        for name, value in found.items():
+            if not (isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)):
+                kind = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+                raise ValueError(f"it logs {name}, whose compute gives {kind}, and a metric is one number")
+        return {name: torch.as_tensor(value).detach().reshape(()) for name, value in found.items()}
+
+    def _add(self, name: str, value: Number, n: int) -> None:
+        total, count = self._open[-1].get(name, (0.0, 0))
+        self._open[-1][name] = total + value, count + n
+
+    def _log(
+        self, name: str, value: Any, prog_bar: bool = False, logger: bool | None = None,
+        on_step: bool | None = None, on_epoch: bool | None = None, reduce_fx: Any = "mean", **options: Any,
+    ) -> None:  # fmt: skip
+        if not self._open:
             return
-        scalar = value.detach().reshape(()) if isinstance(value, Tensor) else float(value)
-        total, n = self._sums.get(name, (0.0, 0))
-        self._sums[name] = total + scalar, n + 1
+        if isinstance(value, Metric | MetricCollection):
+            if not any(value is one for one in self.metrics.objects):
+                raise ValueError(
+                    f"it logs {name}, a torchmetrics object that is no attribute of the module: assign it in __init__"
+                )
+            self._logged[name] = value
+            return
+        if reduce_fx not in MEANS:
+            way = getattr(reduce_fx, "__name__", reduce_fx)
+            raise ValueError(
+                f"it logs {name} with reduce_fx {way}, and numbers are averaged: log a torchmetrics object (MaxMetric)"
+            )
+        self._add(name, value.detach().reshape(()) if isinstance(value, Tensor) else float(value), 1)
 
-    def _log_dict(self, values: Mapping[str, Any], *args: Any, **options: Any) -> None:
-        for name, value in values.items():
-            self._log(name, value)
+    def _log_dict(self, values: Any, *args: Any, **options: Any) -> None:
+        is_collection = isinstance(values, MetricCollection)
+        items = values.items(keep_base=False, copy_state=False) if is_collection else values.items()
+        for name, value in items:
+            self._log(name, value, *args, **options)

@@ -6,6 +6,9 @@ from typing import Any
 import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
+from torchmetrics import Metric
+
+from fedcommons.core.logged import Metrics
 
 
 class Step(nn.Module):
@@ -14,11 +17,14 @@ class Step(nn.Module):
     def __init__(self, module: LightningModule) -> None:
         super().__init__()
         self.inner = module
+        self.metrics = [one for one in Metrics(module).objects if isinstance(one, Metric)]
 
     def forward(self, batch: tuple[Tensor, ...], number: int) -> tuple[Tensor, dict[str, Tensor]]:
         logged: dict[str, Tensor] = {}
 
         def log(name: str, value: Any, *args: Any, **options: Any) -> None:
+            if isinstance(value, Metric):
+                raise ValueError(f"training_step logs {name}, a torchmetrics object, which is no tensor function")
             logged[name] = torch.as_tensor(value, dtype=torch.float32).detach().reshape(())
 
         def log_dict(values: Mapping[str, Any], *args: Any, **options: Any) -> None:
@@ -31,5 +37,7 @@ class Step(nn.Module):
             value = self.inner.training_step(batch, number)
         finally:
             vars(self.inner).update(before)
+        if updated := [type(one).__name__ for one in self.metrics if one.update_called]:
+            raise ValueError(f"training_step updates {updated[0]}, a torchmetrics object, which is no tensor function")
         assert isinstance(value, Tensor)
         return value, logged

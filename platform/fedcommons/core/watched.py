@@ -32,8 +32,9 @@ State = dict[str, bytes]
 
 
 def put_back(work: Work) -> None:
-    """Take back what a client's training leaves in the worker: weights, gradients, momentum and rates."""
+    """Take back what a client's training leaves in the worker: weights, gradients, metrics, momentum, rates."""
     work.load(work.initial)
+    work.logged.metrics.put_back()
     work.optimizer.state.clear()
     for parameter in work.named.values():
         parameter.grad = None

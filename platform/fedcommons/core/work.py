@@ -77,6 +77,7 @@ class Work:
 
     def begin(self, round: int, data: ClientData | None = None) -> None:
         """Set the clock and the rates to a client's round; ``data``: the client's. Round 0: of a job outside rounds."""
+        self.logged.metrics.put_back()
         before = max(0, round - 1)
         steps = self.loop.steps_for(len(data), data.n_own) if data is not None else 0
         self.began = before * self.loop.epochs, before * steps

@@ -4,7 +4,7 @@ If the module defines ``validation_step``, the metrics that it logs or returns a
 evaluated is keyed by round, set (or client) and chunk.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from math import fsum, isfinite, nan, sqrt
 from typing import Any
@@ -13,16 +13,22 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchmetrics import Metric
 
 from fedcommons.core.executor import Executor
 from fedcommons.core.work import Work
 from fedcommons.core.worker import Worker
+from fedcommons.data.clients import ClientData
+from fedcommons.data.examples import Examples
 from fedcommons.errors import somebodys
 from fedcommons.seeds import set_default_generator
 from fedcommons.tensors import EMPTY, Flat, data
 
-CHUNK = 1000  # images in a job: fixed, so that no sum depends on the number of workers
+CHUNK = 1000  # examples that are evaluated at once, by default: fixed, so that no sum depends on the number of workers
 CLIENTS = 50  # in a job, where each is evaluated by itself
+
+Totals = dict[str, tuple[float, int]]
+"""Metrics by name: a sum and the number of its terms, whose quotient is the metric."""
 
 Each = dict[str, list[float]]
 """Metrics of clients by name, lists by client."""
@@ -34,6 +40,7 @@ class ModelTask:
 
     seed: of what the module draws (a VAE's codes, noise layers), so that these numbers depend on nothing else. round,
     step: after which the model is evaluated, for modules with a schedule (``core.clock``); step: K of a mean client.
+    chunk: the number of examples that the module sees at once.
     """
 
     model: Flat
@@ -41,6 +48,7 @@ class ModelTask:
     seed: int = 0
     round: int = 0
     step: int = 0
+    chunk: int = CHUNK
 
     @property
     def nbytes(self) -> int:
@@ -68,16 +76,24 @@ class ModelTask:
 def evaluate(executor: Executor, at: ModelTask, sizes: Mapping[str, int]) -> dict[str, float]:
     """``NAME/accuracy`` in [0, 1] and ``NAME/loss`` (mean cross entropy) for each named set of these sizes.
 
-    With a ``validation_step``: all its metrics, averaged over the examples, and ``accuracy`` if it has none and what
-    the module returns are logits, (B, classes).
+    With a ``validation_step``: all its metrics, numbers averaged over the examples and torchmetrics objects over the
+    whole set, and ``accuracy`` if it has none and what the module returns are logits, (B, classes).
     """
-    jobs = [(name, first) for name, n in sizes.items() for first in range(0, n, CHUNK)]
-    sums: dict[str, float] = {}
+    jobs = [(name, first) for name, n in sizes.items() for first in range(0, n, at.chunk)]
+    totals: Totals = {}
     for (name, _), chunk in zip(jobs, executor.map(evaluate_chunk, at, jobs), strict=True):
-        for metric, total in chunk.items():
-            key = f"{name}/{metric}"
-            sums[key] = sums.get(key, 0.0) + total
-    return {key: total / sizes[key.partition("/")[0]] for key, total in sums.items()}
+        _add(totals, {f"{name}/{metric}": total for metric, total in chunk.items()})
+    return _means(totals)
+
+
+def _add(totals: Totals, others: Totals) -> None:
+    for metric, (total, n) in others.items():
+        before, count = totals.get(metric, (0.0, 0))
+        totals[metric] = before + total, count + n
+
+
+def _means(totals: Totals) -> dict[str, float]:
+    return {metric: total / n for metric, (total, n) in totals.items()}
 
 
 def evaluate_clients(executor: Executor, at: ModelTask, n_clients: int, *, on_tests: bool = False) -> Each:
@@ -93,19 +109,14 @@ def evaluate_some_clients(worker: Worker, task: ModelTask, job: tuple[bool, rang
     """The metrics of these clients, means over each one's own examples."""
     on_tests, clients = job
     task.load(worker.work)
-    return [on_own(worker, task.seed, client, on_tests) for client in clients]
+    return [on_own(worker, task, client, on_tests) for client in clients]
 
 
-def on_own(worker: Worker, seed: int, client: int, on_tests: bool) -> dict[str, float]:
-    """Means over one client's own examples of the metrics of the model that the worker has loaded, and ``n``."""
+def on_own(worker: Worker, task: ModelTask, client: int, on_tests: bool) -> dict[str, float]:
+    """The metrics, on one client's own examples, of the model that the worker has loaded, and ``n``."""
     held = worker.data.tests if on_tests and worker.data.tests is not None else worker.data.own
-    own, sums = held[client], dict[str, float]()
-    for first in range(0, len(own), CHUNK):
-        set_default_generator(seed, "client", client, first)
-        x, y = own.x[first : first + CHUNK], own.y[first : first + CHUNK]
-        for metric, total in judged(worker.work, x, y, 0, worker.data.n_classes).items():
-            sums[metric] = sums.get(metric, 0.0) + total
-    return {"n": len(own), **{metric: total / len(own) for metric, total in sums.items()}}
+    own = held[client]
+    return {"n": len(own), **_means(_of_chunks(worker, task, own, range(0, len(own), task.chunk), "client", client))}
 
 
 def by_metric(of_clients: Sequence[Mapping[str, float]]) -> Each:
@@ -134,19 +145,42 @@ def spread(metric: str, values: Sequence[float], sizes: Sequence[float]) -> dict
     return dict(zip(names, (mean, weighted, std, fsum(few) / len(few)), strict=False))
 
 
-def evaluate_chunk(worker: Worker, task: ModelTask, job: tuple[str, int]) -> dict[str, float]:
-    """Sums over the examples of one chunk, in evaluation mode, without augmentation."""
+def evaluate_chunk(worker: Worker, task: ModelTask, job: tuple[str, int]) -> Totals:
+    """Sums over the examples of one chunk, in evaluation mode, without augmentation.
+
+    A module with torchmetrics objects sees all chunks of a set in order, in the job of the first one: not every such
+    object can be merged with another, and the sum of states would depend on how they are merged.
+    """
     name, first = job
-    part = worker.data.sets[name]
+    part, is_whole = worker.data.sets[name], bool(worker.work.logged.metrics.objects)
+    if is_whole and first:
+        return {}
     task.load(worker.work)
-    set_default_generator(task.seed, name, first)
-    x, y = part.x[first : first + CHUNK], part.y[first : first + CHUNK]
-    return judged(worker.work, x, y, first // CHUNK, worker.data.n_classes)
+    firsts = range(0, len(part), task.chunk) if is_whole else (first,)
+    return _of_chunks(worker, task, part, firsts, name)
+
+
+def _of_chunks(
+    worker: Worker, task: ModelTask, examples: Examples | ClientData, firsts: Iterable[int], *key: str | int
+) -> Totals:
+    """Sums over the chunks that begin at ``firsts``, and the values of torchmetrics objects over all of them.
+
+    key: what keys the module's draws, with the first example of each chunk.
+    """
+    totals, work = Totals(), worker.work
+    with work.logged:
+        for first in firsts:
+            set_default_generator(task.seed, *key, first)
+            rows = slice(first, first + task.chunk)
+            x, y = examples.x[rows], examples.y[rows]
+            found = judged(work, x, y, first // task.chunk, worker.data.n_classes)
+            _add(totals, {metric: (total, len(y)) for metric, total in found.items()})
+    return totals | {metric: (float(value), 1) for metric, value in work.logged.values().items()}
 
 
 def judged(work: Work, x: Tensor, y: Tensor, number: int, n_classes: int | None, called: str = "") -> dict[str, float]:
     """Sums of the module's metrics over these examples; number: of the batch; n_classes: None where not known, 0
-    where labels are no classes.
+    where labels are no classes. What torchmetrics objects say is no part of it.
 
     called: what the module is called in a sentence; by its file and class where it is empty.
 
@@ -157,11 +191,12 @@ def judged(work: Work, x: Tensor, y: Tensor, number: int, n_classes: int | None,
     at = f"round {work.clock.round}"
     with torch.no_grad():
         with somebodys(called or work.module, "", "validation_step", at):
-            own = _own_metrics(work, (x, y), number)
+            own, objects = _own_metrics(work, (x, y), number)
             sums = {name: float(value) * len(y) for name, value in own.items()}
-        if "accuracy" in own or (own and (n_classes == 0 or y.is_floating_point())):
+        names = {*own, *objects}
+        if "accuracy" in names or (names and (n_classes == 0 or y.is_floating_point())):
             return sums  # of labels that are no classes there is none
-        with somebodys(called or work.module, "", "forward", at):
+        with somebodys(called or work.module, "", "forward", at), work.logged:
             logits = work.module(work.inputs(x, y))
         of_classes = (
             isinstance(logits, Tensor)
@@ -170,9 +205,9 @@ def judged(work: Work, x: Tensor, y: Tensor, number: int, n_classes: int | None,
             and logits.shape[1] == (n_classes or logits.shape[1])
         )
         if of_classes:
-            loss = {} if own else {"loss": float(F.cross_entropy(logits, y, reduction="sum"))}
+            loss = {} if names else {"loss": float(F.cross_entropy(logits, y, reduction="sum"))}
             return {"accuracy": int((logits.argmax(1) == y).sum()), **loss, **sums}
-        if own:
+        if names:
             return sums
         shape = tuple(logits.shape[1:]) if isinstance(logits, Tensor) else type(logits).__name__
         raise ValueError(
@@ -181,14 +216,18 @@ def judged(work: Work, x: Tensor, y: Tensor, number: int, n_classes: int | None,
         )
 
 
-def _own_metrics(work: Work, batch: tuple[Tensor, ...], number: int) -> dict[str, Any]:
-    """What the module's ``validation_step`` logs, or returns as a mapping; nothing if it does not define one."""
+def _own_metrics(work: Work, batch: tuple[Tensor, ...], number: int) -> tuple[dict[str, Any], Set[str]]:
+    """What the module's ``validation_step`` logs, or returns as a mapping, and the names of the torchmetrics objects
+    that it has logged; nothing if it does not define one.
+    """
     module = work.module
     if type(module).validation_step is LightningModule.validation_step:
-        return {}
+        return {}, set()
     with work.logged as logged:
         returned = module.validation_step(batch, number)
-    metrics = dict(returned) if isinstance(returned, Mapping) else {}
+        metrics = dict(returned) if isinstance(returned, Mapping) else {}
+        for name in [name for name, value in metrics.items() if isinstance(value, Metric)]:
+            module.log(name, metrics.pop(name))
     if isinstance(returned, Tensor):
         metrics["loss"] = returned
-    return {**metrics, **logged.means}
+    return {**metrics, **logged.means}, logged.objects

@@ -105,7 +105,7 @@ def evaluate_some_models(worker: Worker, task: ModelTask, job: Job) -> list[dict
     for client, (model, buffers) in job.models.items():
         with somebodys(worker.algorithm, "personal", f"client {client}", f"round {task.round}"):
             replace(task, model=model, buffers=buffers).load(worker.work)
-        metrics = on_own(worker, task.seed, client, job.on_tests)
+        metrics = on_own(worker, task, client, job.on_tests)
         if isinstance(worker.algorithm, Predicts) and "accuracy" in metrics:
             personal = {**to_device(job.others[client], worker.work.device), "model": model, "buffers": buffers}
             metrics = {**metrics, **_by_own_rule(worker, worker.algorithm, task, client, personal, job.on_tests)}

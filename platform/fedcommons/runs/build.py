@@ -99,6 +99,7 @@ class Prepared:
     train: Examples  # what is dealt: the data set's training examples without clients' own test rows
     tests: Clients | None = None  # these
     about: Mapping[str, Any] = field(default_factory=dict)  # what ``Facts`` say of examples and model
+    notes: Sequence[str] = ()  # what the user should know of the model's metrics
 
     @property
     def dealt(self) -> Dealt:
@@ -119,9 +120,9 @@ class Prepared:
         """What the user is told before any costly step."""
         stage = self.stage
         if not isinstance(stage, Forewarning):
-            return ()
+            return self.notes
         with before_any_work(), somebodys(stage, "beforehand"):
-            return [given(str, sentence) for sentence in stage.beforehand(self.dealt)]
+            return [*self.notes, *(given(str, sentence) for sentence in stage.beforehand(self.dealt))]
 
     @property
     def needs(self) -> Sequence[Need]:
@@ -205,9 +206,12 @@ def prepare(config: Experiment) -> Prepared:
     own = parts.is_own(config.model.name) or parts.is_own(config.data.name)
     is_tried = loop.batched or loop.graphs or config.dp.at_once > 1
     module = build_module(config, dataset, "cpu" if own or is_tried else "meta")
+    notes: Sequence[str] = ()
     if own:
         require_hooks(prepared.algorithm, module, loop, parts.called("model", config.model.name))
-        try_module(module, config.model.name, dataset)
+        of_clients = sizes if config.evaluate.clients or config.measure.clients else ()
+        largest = max(len(dataset.test), len(dataset.validation), *of_clients)
+        notes = try_module(module, config.model.name, dataset, largest, config.evaluate.chunk)
     if is_tried:
         try_a_step(loop, config.model.name, module, dataset)
     model = flatten(trained(module))
@@ -236,7 +240,7 @@ def prepare(config: Experiment) -> Prepared:
             "--measure.every 0": not config.measure.every,
         }
         require_no_server_model(config.algorithm, [option for option, is_met in options.items() if not is_met])
-    return replace(prepared, about=about)
+    return replace(prepared, about=about, notes=notes)
 
 
 def begin(algorithm: Algorithm, model: Flat, facts: Facts, seed: int) -> State:

@@ -169,8 +169,9 @@ def measure(ready: Assembled) -> Prices:
         saving = seconds_of(lambda: checkpoint.save(folder, now))
     worker = build_worker(c, ready.facts, str(parts.base()), SEED_ALONE, ready.algorithm, ready.data)
     model = now.model if now.has_model else worker.work.initial
-    task, test = ModelTask(model, now.buffers), len(ready.data.sets["test"])
-    example = seconds_of(lambda: evaluate_chunk(worker, task, ("test", 0))) / min(CHUNK, test)
+    task, test = ModelTask(model, now.buffers, chunk=c.evaluate.chunk), len(ready.data.sets["test"])
+    at_once = test if worker.work.logged.metrics.objects else min(task.chunk, test)
+    example = seconds_of(lambda: evaluate_chunk(worker, task, ("test", 0))) / at_once
     some = worker.data.own[0]
     batch = ClientData(some.x[:BATCH], some.y[:BATCH])
     gradient = product = 0.0

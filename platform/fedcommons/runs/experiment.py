@@ -21,18 +21,19 @@ from fedcommons.config.fields import taken
 from fedcommons.config.flat import parts_of_own
 from fedcommons.config.target import NotLogged
 from fedcommons.core import salts
+from fedcommons.core.algorithm import Algorithm, State
 from fedcommons.core.batched import asked
 from fedcommons.core.executor import Executor
 from fedcommons.core.salts import IF_SECRET, SECRET
 from fedcommons.core.work import Work, module_with
 from fedcommons.core.worker import default_device, fresh_torch
-from fedcommons.data.clients import Clients
+from fedcommons.data.clients import ClientData, Clients
 from fedcommons.data.partition import Partitioned
 from fedcommons.errors import ClientError, Warned, leaving_errors
 from fedcommons.federation import checkpoint, rounds
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rejections import records, told
-from fedcommons.federation.rounds import Standing
+from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.files import write_json, write_text
 from fedcommons.runs import extended, measures, models, secret
 from fedcommons.runs.build import Assembled, OnStep, Prepared, assemble, joining_of, prepare, synthetic_images
@@ -146,8 +147,11 @@ def _run(
             say(ready.audited.told)
         elif config.sharing.is_audited:
             say(f"audit: with sharing.setting {config.sharing.setting} no generator makes images, so there is none.")
-        if config.client.batched and (why := _trains_alone(ready)):
-            say(f"client.batched changes nothing: {why}.")
+        if config.client.batched:
+            work = Work(build_module(config, ready.facts), torch.device("cpu"), local_loop(config, ready.facts.augment))
+            state, rows = ready.start(ClientMemory()).state, ready.data.clients[0]
+            if why := _trains_alone(ready.plan, ready.algorithm, work, state, rows, config.seed):
+                say(f"client.batched changes nothing: {why}.")
         if config.client.graphs and config.federation.executor == "serial" and default_device().type == "cpu":
             say("client.graphs changes nothing: this process sees no GPU.")
         executor = ready.executor(salt)
@@ -338,19 +342,21 @@ def _write_partition(folder: Path, dealt: Partitioned, tests: Clients | None, da
         write_text(folder / "partition.json", json.dumps(facts))
 
 
-def _trains_alone(ready: Assembled) -> str:
-    """Return why ``client.batched`` trains no clients at once, or "" if it does; the first client is tried."""
-    c, algorithm, blocks = ready.config, ready.algorithm, ready.plan.blocks
-    joined = joining_of(algorithm, ready.plan.facts.n_clients, ready.plan.participation)
-    if joined is not None and joined <= blocks:
+def _trains_alone(plan: Plan, algorithm: Algorithm, work: Work, state: State, rows: ClientData, seed: int) -> str:
+    """Return why ``client.batched`` trains no clients at once, or "" if it does; the first client is tried.
+
+    Args:
+        work: what a process trains with.
+        state: the server's before round 1.
+        rows: the first client's.
+    """
+    joined = joining_of(algorithm, plan.facts.n_clients, plan.participation)
+    if joined is not None and joined <= plan.blocks:
         fewer = f"{joined} clients of a round are in a block each; federation.blocks below {joined} would have more"
         return fewer if joined > 1 else "a round has one client"
-    state, rows = ready.start(ClientMemory()).state, ready.data.clients[0]
-    work = Work(build_module(c, ready.facts), torch.device("cpu"), local_loop(c, ready.facts.augment))
     work.begin(1, rows)
 
     def play() -> None:
-        algorithm.client(work, algorithm.down(state, 1, 0), {}, rows, 1, c.seed)
+        algorithm.client(work, algorithm.down(state, 1, 0), {}, rows, 1, seed)
 
-    own = "trains with a loss, rate or gradient of its own"
-    return f"{c.algorithm} {own}" if asked(work, play) is None else ""
+    return "the method trains with a loss, rate or gradient of its own" if asked(work, play) is None else ""

@@ -84,7 +84,8 @@ def play(config: Experiment) -> None:
     ready = build.assemble_contributed(prepared, contributed)
     now = cost.small_round(ready, cost.at_once(ready), cost.FEW, config.client.batch_size).play()
     worker = build_worker(config, ready.facts, str(parts.base()), SEED_ALONE, ready.algorithm, ready.data)
-    evaluate_chunk(worker, ModelTask(now.model if now.has_model else worker.work.initial, now.buffers), ("test", 0))
+    model = now.model if now.has_model else worker.work.initial
+    evaluate_chunk(worker, ModelTask(model, now.buffers, chunk=config.evaluate.chunk), ("test", 0))
     if config.measure.every:
         some = worker.data.own[0]
         mean_gradient(worker, ClientData(some.x[:BATCH], some.y[:BATCH]))

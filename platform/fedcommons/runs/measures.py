@@ -101,7 +101,8 @@ def _at(ready: Assembled, now: Standing) -> ModelTask:
     """The server model as it is evaluated after a round; none for a method that has none."""
     buffers = None if ready.config.federation.buffers == "keep" else now.buffers
     model = now.model if now.has_model else EMPTY
-    return ModelTask(model, buffers, seed_for(ready.config.seed, "observed", now.round), now.round, ready.steps)
+    seed, chunk = seed_for(ready.config.seed, "observed", now.round), ready.config.evaluate.chunk
+    return ModelTask(model, buffers, seed, now.round, ready.steps, chunk)
 
 
 def worst(clients: Mapping[str, Sequence[float]]) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from inspect import signature
+from warnings import catch_warnings
 
 import torch
 from pytorch_lightning import LightningModule
@@ -25,8 +26,15 @@ from fedcommons.federation.evaluation import judged
 COMPILED = "it is compiled by torch.compile, which rounds otherwise: give the module as it is"
 
 
-def try_module(module: LightningModule, name: str, dataset: Dataset) -> None:
+def try_module(module: LightningModule, name: str, dataset: Dataset, largest: int, chunk: int) -> list[str]:
     """See that a module takes these examples and leaves them as they are, and can be judged; it is trained by a step.
+
+    Args:
+        largest: the number of examples of the largest set on which it is evaluated.
+        chunk: the number of examples that it sees at once then.
+
+    Returns:
+        A sentence to be said before the run, where the module logs numbers that may be no means over examples.
 
     Raises:
         UserError: it does not.
@@ -53,10 +61,21 @@ def try_module(module: LightningModule, name: str, dataset: Dataset) -> None:
                 raise ValueError(f"training changes {moved[0]}, which has requires_grad = False and is never sent")
             work.load(work.initial)
             module.eval()
-            judged(work, x, y, 0, dataset.n_classes or 0, what)
+            with work.logged as logged, catch_warnings(action="ignore"):  # two examples may lack a class
+                numbers = judged(work, x, y, 0, dataset.n_classes or 0, what)
+                logged.values(is_trial=True)
             module.train()
             if not (torch.equal(x, dataset.train.x[:2]) and torch.equal(y, dataset.train.y[:2])):
                 raise ValueError("it must leave a batch as it is, and changes it in place: x = x - a, not x -= a")
+    names = sorted(numbers.keys() - {"accuracy", "loss"})
+    if not names or largest <= chunk:
+        return []
+    any_name, most = names[0], f"{largest:,}"
+    return [
+        f"{called} logs {', '.join(names)} as numbers: on sets of up to {most} examples each is a mean over chunks of "
+        f"{chunk:,}, which is the metric only where that is a mean over examples (not F1, AUC or a root); else log a "
+        f"torchmetrics object (self.log('{any_name}', self.{any_name})) or set evaluate.chunk to {largest}."
+    ]
 
 
 def _require_supported(module: LightningModule) -> None:

@@ -46,7 +46,7 @@ def probe(
         start = ready.start(ClientMemory(cap_bytes=c.federation.memory_mb * 1e6))
         for now, _ in chain([(start, {})], rounds.run(ready.algorithm, executor, ready.plan, start)):
             seed = seed_for(c.seed, "observed", now.round)
-            at = ModelTask(now.model, now.buffers, seed, now.round, ready.steps)
+            at = ModelTask(now.model, now.buffers, seed, now.round, ready.steps, c.evaluate.chunk)
             measured = laboratory.measure(at, hessians=True)
             sizes = {"test": len(ready.data.sets["test"])}
             accuracy = evaluate(executor, at, sizes)["test/accuracy"]

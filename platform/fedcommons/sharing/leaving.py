@@ -5,12 +5,13 @@ about it: it counts as raw, whatever was declared. What a row was made from cann
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral
 from typing import Any
 
 import numpy as np
 
+from fedcommons.accounting.communication import images_nbytes
 from fedcommons.core.release import Release
 from fedcommons.data.clients import Clients, Rows
 from fedcommons.data.examples import Examples
@@ -75,6 +76,56 @@ def numbers(stage: str, what: str, given: Any, n: int) -> np.ndarray:
     if len(values) and not 0 <= values.min() <= values.max() < n:
         raise UserError(f"sharing stage {stage} gives {what} outside of 0 ... {n - 1}.")
     return values.astype(np.int64)
+
+
+def sent(
+    kept: Sequence[np.ndarray],
+    received: Sequence[np.ndarray],
+    contributed: np.ndarray,
+    pool: Sequence[np.ndarray],
+    owners: np.ndarray,
+    n_real: int,
+) -> int:
+    """Count the examples of a stage's exchange: up to the server and down to the clients.
+
+    A row goes up once where it is in the pool, where a client holds it that does not own it, or where it was
+    contributed and is real, or held by no client. It comes down to each other client that receives it, and out of a
+    pool, which is dealt to all, to its owner too. A made row that only its owner holds travels nowhere.
+
+    Args:
+        kept, received: rows of each client (see ``Assigned``), () where each keeps its own, or none receives any.
+        contributed: rows that clients contribute.
+        pool: rows of the pool, in parts.
+        owners: of each row of the store, -1 where no client owns it.
+        n_real: rows of the store that are real examples, the first ones.
+    """
+    (keepers, own), (receivers, new) = _pairs(kept), _pairs(received)
+    _, pooled = _pairs(pool)
+    foreign, down = owners[own] != keepers, (owners[new] != receivers) | np.isin(new, pooled)
+    given = np.concatenate([own[foreign], new[down], pooled])
+    at_server = contributed[(contributed < n_real) | ~np.isin(contributed, np.concatenate([own, new]))]
+    places = np.concatenate([keepers[foreign], receivers[down]]) * len(owners)
+    once_each = np.unique(places + np.concatenate([own[foreign], new[down]]))
+    return int((owners[np.union1d(given, at_server)] >= 0).sum()) + len(once_each)
+
+
+def nbytes(stage: str, dealt: Dealt, stated: Any, examples: Callable[[], int]) -> int:
+    """Return the bytes of the exchange: those that the stage states, or of as many examples as are counted.
+
+    Raises:
+        UserError: it states no number of bytes.
+    """
+    if stated is None:
+        return images_nbytes(examples(), dealt.shape, dealt.itemsize, dealt.label_nbytes)
+    if isinstance(stated, int | np.integer) and stated >= 0:
+        return int(stated)
+    raise UserError(f"sharing stage {stage} must give once as a whole number of bytes, or None, got {shown(stated)}.")
+
+
+def _pairs(of_clients: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """(clients, rows): one entry for each row of each client."""
+    none, sizes = np.zeros(0, np.int64), np.array([len(rows) for rows in of_clients], np.int64)
+    return np.repeat(np.arange(len(sizes)), sizes), np.concatenate([none, *of_clients])
 
 
 def elsewhere(clients: Clients, owners: np.ndarray) -> np.ndarray:

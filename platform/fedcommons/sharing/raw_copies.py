@@ -18,7 +18,6 @@ from typing import Annotated, Any
 import numpy as np
 
 from fedcommons import capacity
-from fedcommons.accounting.communication import images_nbytes
 from fedcommons.core.release import Release
 from fedcommons.errors import UserError
 from fedcommons.seeds import numpy_generator
@@ -90,9 +89,7 @@ class RawCopies:
             new = np.flatnonzero(held[:, client] & (owners != client))
             received.append(rows[new])
             weights.append(np.concatenate([weight[owners == client], weight[new]]))
-        sent = len(released.rows) + sum(map(len, received))
-        once, notes = images_nbytes(sent, dealt.shape, dealt.itemsize, dealt.label_nbytes), self._notes(dealt)
-        return Assigned(dealt.own.rows, received, weights, once=once, notes=notes)
+        return Assigned(dealt.own.rows, received, weights, notes=self._notes(dealt))
 
     def _notes(self, dealt: Dealt) -> list[str]:
         """How even the optimal placement makes the classes, and what no placement is below."""

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from fedcommons.accounting.communication import images_nbytes
 from fedcommons.core.release import Release
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.needs import GeneratorRecipe, Need, check_contributions, needs
@@ -45,5 +44,4 @@ class ServerSynthetic:
 
     def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
         """Clients keep what they have; the images travel up, and stay in the parts that the clients contributed."""
-        once = images_nbytes(len(released.rows), dealt.shape, dealt.itemsize, dealt.label_nbytes)
-        return Assigned(dealt.own.rows, pool=released.of_each(len(dealt.own)), once=once)
+        return Assigned(dealt.own.rows, pool=released.of_each(len(dealt.own)))

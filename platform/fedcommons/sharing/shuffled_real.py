@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from fedcommons.accounting.communication import images_nbytes
 from fedcommons.core.release import Release
 from fedcommons.errors import UserError
 from fedcommons.seeds import numpy_generator
@@ -57,12 +56,7 @@ class ShuffledReal:
         """Clients keep their other images; the pool is permuted and cut into parts as large as the contributions."""
         sizes, parts = self.sizes(dealt), released.shuffled(len(dealt.own), dealt.seed)
         kept = [rows[np.sort(_order(dealt, client)[sizes[client] :])] for client, rows in enumerate(dealt.own.rows)]
-        return Assigned(
-            kept,
-            parts,
-            pool=parts,
-            once=2 * images_nbytes(len(released.rows), dealt.shape, dealt.itemsize, dealt.label_nbytes),
-        )
+        return Assigned(kept, parts, pool=parts)
 
 
 def _order(dealt: Dealt, client: int) -> np.ndarray:

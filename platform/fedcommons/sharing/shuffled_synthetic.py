@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from fedcommons.accounting.communication import images_nbytes
 from fedcommons.core.release import Release
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.needs import GeneratorRecipe, Need, check_contributions, contributions, needs
@@ -47,5 +46,4 @@ class ShuffledSynthetic:
     def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
         """The pool is permuted once and cut into parts as large as the contributions; all images travel up and down."""
         parts = released.shuffled(len(dealt.own), dealt.seed)
-        once = 2 * images_nbytes(len(released.rows), dealt.shape, dealt.itemsize, dealt.label_nbytes)
-        return Assigned(dealt.own.rows, parts, n_own=dealt.own.sizes, pool=parts, once=once)
+        return Assigned(dealt.own.rows, parts, n_own=dealt.own.sizes, pool=parts)

@@ -9,6 +9,7 @@ The client that each row came from is known to the end. A stage is a frozen data
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
 from math import inf
 from numbers import Real
 from operator import index
@@ -127,7 +128,8 @@ class Assigned:
     each client's kept rows, then of its received ones, None where all are 1 (see ``ClientData``); n_own: how many of
     its rows count as its own in the rule of equal work, None for the sum of its weights; pool: all contributions, in
     the parts in which they were dealt, () where there is no pool; once: bytes of the exchange over all clients, up and
-    down; notes: what the user is told; views: of a noisy release, mu = sensitivity over noise of what each party sees.
+    down, None for those of the examples that travel, with their labels (``leaving.sent``); notes: what the user is
+    told; views: of a noisy release, mu = sensitivity over noise of what each party sees.
     """
 
     kept: Sequence[np.ndarray]
@@ -136,7 +138,7 @@ class Assigned:
     _: KW_ONLY
     n_own: Sequence[int] | np.ndarray | None = None
     pool: Sequence[np.ndarray] = ()
-    once: int = 0
+    once: int | None = None
     notes: Sequence[str] = ()
     views: Mapping[str, float] = field(default_factory=dict)
 
@@ -307,7 +309,7 @@ def _shared(
     releases = leaving.events(f"sharing stage {name}", releases, len(dealt.own))
     store = contributed.store
     own = Clients(store, dealt.own.rows)
-    clients = own
+    clients, kept = own, list[np.ndarray]()
     received, parts = (_checked(name, what, getattr(assigned, what), len(store)) for what in ("received", "pool"))
     if received or assigned.weights is not None:
         kept = _checked(name, "kept", assigned.kept, len(store))
@@ -321,6 +323,7 @@ def _shared(
     owners = leaving.owners_of(name, dealt, store, rows, contributed.owners)
     given = np.concatenate([leaving.elsewhere(clients, owners), *parts])
     leaving.require_known(name, dealt, given, owners)
+    examples = partial(leaving.sent, kept, received, rows, parts, owners, dealt.n_total)
     given = np.union1d(rows, given)
     is_real = given < len(dealt.own.store)
     left = given[is_real & (owners[given] >= 0)]
@@ -328,7 +331,7 @@ def _shared(
     return Shared(
         data=RunData(clients, own, pool=pool, serves=pool is not None and serves_pool(stage)),
         p=sum(map(len, received)) / sum(clients.sizes),
-        traffic=Traffic(once=assigned.once),
+        traffic=Traffic(once=leaving.nbytes(name, dealt, assigned.once, examples)),
         owners=owners,
         releases=leaving.with_raw(releases, owners[left], len(dealt.own)),
         disclosed=len(left),
@@ -378,7 +381,8 @@ def share_by_method(shared: Shared, algorithm: object, n_classes: int | None, se
     with somebodys(algorithm, "share"):
         common = given(Common, algorithm.share(data.clients, n_classes, seed))
         given(Examples, common.examples, "Examples as Common.examples")
-        index(common.nbytes)
+        x, y = common.examples.x, common.examples.y
+        nbytes = len(data.clients) * (x.nbytes + y.nbytes) if common.nbytes is None else index(common.nbytes)
     if data.clients.store[slice(None)].digest != before:
         raise UserError(f"{name}.share must not change the clients' examples, and it does.")
     clients = data.clients.with_commons(common.examples)
@@ -386,6 +390,6 @@ def share_by_method(shared: Shared, algorithm: object, n_classes: int | None, se
     return replace(
         shared,
         data=replace(data, clients=clients, own=clients if data.own is data.clients else data.own),
-        traffic=shared.traffic + Traffic(once=common.nbytes),
+        traffic=shared.traffic + Traffic(once=nbytes),
         releases=[*shared.releases, *leaving.with_undeclared(releases, range(len(clients)), clients.sizes)],
     )
