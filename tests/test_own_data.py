@@ -105,6 +105,7 @@ def test_a_random_transform_is_drawn_once_by_the_name_of_the_data_set() -> None:
     assert not torch.equal(turned[0][0], turned[0][0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("plans", [todo, dry_run])
 def test_a_sweep_and_its_dry_run_say_once_that_rows_are_random(
     plans: Callable[..., object], lab: Path, untimed: None
