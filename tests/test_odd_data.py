@@ -1,8 +1,10 @@
 """What people give as a data set: read as the obvious conversion has it, or refused in one sentence before any work."""
 
+import random
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -78,7 +80,6 @@ TAKEN: dict[str, tuple[Any, np.ndarray]] = {
     "an array of another library": ((Arrays(X), Arrays(Y)), X),
     "TensorDataset": (TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)), X),
     "a column of labels": (TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)[:, None]), X),
-    "labels that are whole as floats": ([(x, float(y)) for x, y in zip(X, Y, strict=True)], X),
     "uint16 tokens": ((TOKENS.astype(np.uint16), Y), TOKENS),
     "a tensor of uint16 tokens": ((torch.from_numpy(TOKENS).to(torch.uint16), Y), TOKENS),
     "grey pictures": (pictures(GREY), GREY[:, None]),
@@ -90,6 +91,118 @@ TAKEN: dict[str, tuple[Any, np.ndarray]] = {
     "groups that are words": ((X, Y, np.array(["ward", "clinic"])[Y % 2]), X),
     "a subset of pictures": (Subset(pictures(RGB), range(N)), RGB.transpose(0, 3, 1, 2)),  # pyright: ignore
 }  # fmt: skip
+
+
+def forms(y: np.ndarray) -> Iterator[tuple[str, Any]]:
+    """(X, y) in each form that a data set may have."""
+    t, numbers = torch.from_numpy(y), y.tolist()
+    yield "arrays", (X, y)
+    yield "a column", (X, y[:, None])
+    yield "tensors", (torch.from_numpy(X), t)
+    yield "lists", (X.tolist(), numbers)
+    yield "pandas", (pd.DataFrame(X), pd.Series(y))
+    nullable = {"f": "Float64", "i": "Int64", "u": "UInt8", "b": "boolean"}[y.dtype.kind]
+    yield "nullable pandas", (pd.DataFrame(X), pd.Series(y, dtype=nullable))
+    yield "a frame of labels", (pd.DataFrame(X), pd.DataFrame({"y": y}))
+    yield "columns by name", {"x": X, "y": y}
+    yield "Examples", Examples(torch.from_numpy(X).float(), t)
+    yield "rows of Python's numbers", list(zip(X, numbers, strict=True))
+    yield "rows of numpy's numbers", list(zip(X, y, strict=True))
+    yield "rows of vectors", list(zip(X, y[:, None], strict=True))
+    yield "rows by name", [{"x": row, "y": label} for row, label in zip(X, numbers, strict=True)]
+    yield "TensorDataset", TensorDataset(torch.from_numpy(X), t)
+    yield "TensorDataset of columns", TensorDataset(torch.from_numpy(X), t[:, None])
+    if find_spec("datasets"):
+        from datasets import Dataset
+
+        named = Dataset.from_dict({"x": X.tolist(), "y": numbers})
+        yield "Hugging Face", named
+        yield "Hugging Face's tensors", named.with_format("torch")
+        yield "Hugging Face's arrays", named.with_format("numpy")
+
+
+LABELS: dict[str, tuple[np.ndarray, int | None]] = {
+    "whole floats": (Y.astype(float), None),
+    "short whole floats": (Y.astype("f2"), None),
+    "floats": (Y / 7, None),
+    "whole numbers": (Y, 3),
+    "bytes": (Y.astype("u1"), 3),
+    "truths": (Y > 0, 2),
+}
+
+
+@pytest.mark.parametrize("which", LABELS)
+def test_the_type_of_labels_says_whether_they_are_classes_in_every_form(which: str) -> None:
+    y, n_classes = LABELS[which]
+    kinds = {}
+    for form, returned in forms(y):
+        found = own.read("mine", returned)[0]
+        kinds[form] = found.n_classes, found.train.y.dtype, tuple(found.train.y.shape[1:])
+    assert set(kinds.values()) == {(n_classes, torch.int64 if n_classes else torch.float32, ())}, kinds
+
+
+GAPS: dict[str, tuple[np.ndarray, str]] = {
+    "from 1": (np.arange(N) % 3 + 1, "3 labels in 1 ... 3 leave 1 of 4 classes empty"),
+    "hundreds": (np.arange(N) % 10 * 100, "10 labels in 0 ... 900 leave 891 of 901 classes empty"),
+    "255 as ignore": (np.where(Y == 2, 255, Y), "3 labels in 0 ... 255 leave 253 of 256 classes empty"),
+    "years": (1990 + np.arange(N), "20 labels in 1990 ... 2009 leave 1990 of 2010 classes empty"),
+}
+
+
+@pytest.mark.parametrize("which", GAPS)
+def test_labels_with_gaps_are_refused_in_every_form_unless_the_number_of_classes_is_stated(which: str) -> None:
+    y, said = GAPS[which]
+    for _, returned in forms(y):
+        with pytest.raises(UserError) as error:
+            own.read("mine", returned)
+        assert said in str(error.value)
+        assert "np.unique(y, return_inverse=True)" in str(error.value)
+    n = int(y.max()) + 1
+    assert own.read("mine", both(y=y, n_classes=n, normalised=True))[0].n_classes == n
+    assert own.read("mine", (X, np.unique(y, return_inverse=True)[1]))[0].n_classes == len(set(y.tolist()))
+
+
+def test_what_its_author_states_decides_for_whole_floats_and_a_run_is_told_of_a_guess() -> None:
+    as_classes, origin = own.read("mine", both(y=Y.astype(float), n_classes=3, normalised=True))
+    assert (as_classes.n_classes, as_classes.train.y.dtype, origin.notes) == (3, torch.int64, ())
+    targets, origin = own.read("mine", both(y=Y.astype(float), n_classes=None, normalised=True))
+    assert (targets.n_classes, targets.train.y.dtype, origin.notes) == (None, torch.float32, ())
+    assert ["labels are floats" in note for note in own.read("mine", (X, Y.astype(float)))[1].notes] == [True]
+    assert own.read("mine", (X, Y / 7))[1].notes == own.read("mine", (X, Y))[1].notes == ()
+
+
+class Drawing:
+    """Rows of X, each times what ``draw`` gives."""
+
+    def __init__(self, draw: Callable[[], float], n: int = N) -> None:
+        self.draw, self.n = draw, n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, i: int) -> tuple[np.ndarray, int]:
+        return X[i] * self.draw(), int(Y[i])
+
+
+DRAW: dict[str, Callable[[], float]] = {
+    "torch": lambda: float(torch.rand(()) > 2) + 1.0,  # what is drawn changes nothing here, and may there
+    "numpy": lambda: 1 + 0.01 * np.random.rand(),  # noqa: NPY002
+    "random": lambda: 1 + 0.01 * random.random(),
+    "a generator of its own": lambda: 1 + 0.01 * DRAWS.random(),
+}
+
+
+@pytest.mark.parametrize("which", DRAW)
+def test_a_run_is_told_that_random_rows_are_drawn_once(which: str) -> None:
+    for returned in (Drawing(DRAW[which]), (Drawing(lambda: 1.0), Drawing(DRAW[which]))):
+        assert [note for note in own.read("mine", returned)[1].notes if "drawn at random, once" in note]
+    (fresh, seen), plain = (np.random.default_rng(1), np.random.default_rng(1)), own.read("mine", Drawing(lambda: 1.0))
+    assert plain[1].notes == ()
+    found = own.read("mine", Drawing(lambda: 1 + 0.01 * fresh.random()))[0]
+    rows = np.stack([X[i] * (1 + 0.01 * seen.random()) for i in range(N)]).astype("f4")
+    assert {row.tobytes() for part in (found.train, found.test) for row in part.x.numpy()} == {
+        row.tobytes() for row in rows
+    }  # reading some again has changed none of them
 
 
 @pytest.mark.parametrize(("returned", "expected"), TAKEN.values(), ids=TAKEN)
@@ -118,6 +231,8 @@ def test_what_its_author_changes_afterwards_is_not_in_the_data_set(tmp_path: Pat
 REFUSED: dict[str, tuple[Any, str]] = {
     **{f"n_classes {n!r}": (both(n_classes=n), f"n_classes must be a whole number in 1 ... 1000000, got {n!r}")
        for n in (0, -1, 10**9, "ten", True, 2.5)},
+    "classes that are floats": (both(y=Y + 0.5, n_classes=3), "n_classes is 3, and its labels are floats (20,)"),
+    "classes that are vectors": (both(y=np.ones((N, 2)), n_classes=2), "its labels are floats (20, 2), no classes"),
     "too few classes": (both(n_classes=2), "n_classes is 2, and it has label 2"),
     "strings": ((np.array([["a"]] * N), Y), "examples must be numbers of at most 64 bits, got ndarray of str"),
     "objects": ((X.astype(object), Y), "got ndarray of object"),

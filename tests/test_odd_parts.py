@@ -1,11 +1,15 @@
 """Names, files and words that are odd where a part of one's own is expected: one sentence each, fit for a screen."""
 
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from fedcommons import ClientError, Experiment, UserError, experiment, run
+from fedcommons.config import cli
 from fedcommons.errors import leaving_errors, sentence
+from fedcommons.runs import build
 from fedcommons.sweeping import planned
 from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.sweep import Trial
@@ -34,6 +38,61 @@ def test_an_annotation_that_is_no_type_is_told(
     Path("odd.py").write_text(f"def mine(n_clients, labels, a: {annotation} = 1):\n    return [[0], [1]]\n")
     with pytest.raises(UserError, match=r"odd\.py.*the type of a must be a type|odd\.py.*SyntaxError"):
         run(asked("partition.name", "odd.py:mine"), tmp_path / "run", say=lambda text: None)
+
+
+CHOICES = {
+    "Literal['big', 'small'] = 'big'": ("small", "mid", "Known: big, small"),
+    "Literal[1, 2, 4] = 2": ("4", "3", "Known: 1, 2, 4"),
+    "Literal['auto', 2] = 2": ("auto", "always", "Known: 2, auto"),
+    "Literal['one'] = 'one'": ("one", "two", "Known: one"),
+    "Literal['p', 'q'] | None = None": ("q", "r", "Known: p, q"),
+    "tuple[Literal['u', 'v'], ...] = ('u',)": ("[v,u]", "[v,w]", "Known: u, v"),
+    "Literal[True, 'if'] = 'if'": ("true", "false", "Known: if, true"),
+}
+
+
+@pytest.mark.parametrize("annotation", CHOICES)
+def test_the_values_of_a_literal_are_a_choice(
+    annotation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sweeps: Callable[[str], ModuleType]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = f"from typing import Literal\ndef mine(n_clients, labels, a: {annotation}):\n    return [[0], [1]]\n"
+    Path("odd.py").write_text(code)
+    right, wrong, known = CHOICES[annotation]
+    words = ["--preset", "smoke", "--partition", "odd.py:mine"]
+    arguments = sweeps("run").arguments
+    chosen = cli.experiment(arguments([*words, "--partition.a", right])).flat["partition.a"]
+    assert str(chosen).lower().replace("'", "").replace(" ", "") in (right, "(v,u)")
+    assert cli.experiment(arguments(words)).flat["partition.a"] == eval(annotation.rpartition(" = ")[2])
+    with pytest.raises(UserError, match=known):
+        build.prepare(cli.experiment(arguments([*words, "--partition.a", wrong])))
+
+
+def test_a_literal_beside_another_type_is_told_with_what_says_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = "from typing import Literal\ndef mine(n_clients, a: Literal['auto'] | float = 1.0): return [[0], [1]]\n"
+    Path("odd.py").write_text(code)
+    with pytest.raises(UserError, match=r"Literal cannot stand beside .*float.*Annotated\["):
+        asked("partition.name", "odd.py:mine")
+
+
+@pytest.mark.parametrize(
+    "rows",
+    ["torch.tensor_split(torch.arange(len(labels)), n_clients)", "torch.arange(len(labels) // 2 * 2).view(2, -1)",
+     "[[torch.tensor(i) for i in range(k, len(labels), 2)] for k in range(2)]",
+     "[pd.Series(range(k, len(labels), 2)) for k in range(2)]", "(range(k, len(labels), 2) for k in range(2))"],
+)  # fmt: skip
+def test_a_partition_may_give_rows_as_tensors_or_columns(
+    rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where rows are held out for validation, so that it is asked once more, for more rows than there are."""
+    monkeypatch.chdir(tmp_path)
+    Path("odd.py").write_text(f"import pandas as pd\nimport torch\ndef mine(n_clients, labels):\n    return {rows}\n")
+    fields = {"partition.name": "odd.py:mine", "partition.n_clients": 2, "data.validation": 0.1}
+    dealt = build.prepare(experiment("smoke", values={**QUICK, **fields})).partition.rows
+    assert sorted(row for mine in dealt for row in mine.tolist()) == list(range(40))
 
 
 def test_a_file_without_an_end_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,15 +1,18 @@
 """Data sets of somebody's own that draw numbers are the same in every process; their content has a digest."""
 
+import io
 import json
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from fedcommons.config import parts
 from fedcommons.config.experiment import Experiment
@@ -21,6 +24,9 @@ from fedcommons.runs import build
 from fedcommons.runs.experiment import run
 from fedcommons.runs.inputs import load
 from fedcommons.seeds import keyed_globals
+from fedcommons.sweeping.display import Display
+from fedcommons.sweeping.planned import dry_run
+from fedcommons.sweeping.sweep import Trial, todo
 
 TURNED = '''
 """The digits, turned at random and with noise, by each of the generators that transforms draw from."""
@@ -97,6 +103,20 @@ def test_a_random_transform_is_drawn_once_by_the_name_of_the_data_set() -> None:
     assert seeds == {first.digest}
     turned = parts.find("data", "my_data.py:Turned")()
     assert not torch.equal(turned[0][0], turned[0][0])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("plans", [todo, dry_run])
+def test_a_sweep_and_its_dry_run_say_once_that_rows_are_random(
+    plans: Callable[..., object], lab: Path, untimed: None
+) -> None:
+    values = {"data.name": "my_data.py:Turned", "partition.name": "iid", "partition.n_clients": 2, "measure.every": 0}
+    config = override(choose(values), {"model.name": "linear"})
+    cells = [Trial(f"seed={seed}", override(config, {"seed": seed})) for seed in (0, 1)]
+    shown = io.StringIO()
+    with Display(Console(file=shown, width=1000)) as display:
+        plans(cells, lab / "out", display)
+    assert shown.getvalue().count("at random") == 1
 
 
 def _states() -> tuple:

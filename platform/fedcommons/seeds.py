@@ -10,7 +10,7 @@ import hashlib
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -60,6 +60,14 @@ def set_default_generator(*key: int | str) -> None:
     torch.default_generator.manual_seed(seed)  # cheaper than torch.manual_seed, which visits every backend
     if torch.cuda.is_initialized():  # not is_available: that looks for a driver each time
         torch.cuda.manual_seed_all(seed)
+
+
+def global_states() -> tuple[Any, ...]:
+    """Return the states of Python's, numpy's and torch's global random generators, to be compared."""
+    import torch
+
+    kind, keys, *rest = np.random.get_state()  # noqa: NPY002  (it is the one that others use)
+    return random.getstate(), kind, np.asarray(keys).tobytes(), *rest, torch.get_rng_state().numpy().tobytes()
 
 
 @contextmanager

@@ -8,11 +8,11 @@ from collections.abc import Collection, Iterator
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, Literal
 
 from docstring_parser import parse
 
-from fedcommons.config.fields import Field
+from fedcommons.config.fields import Field, field_of
 
 Declared = ast.ClassDef | ast.FunctionDef
 
@@ -26,7 +26,7 @@ def fields_in(where: str, handed: Collection[str]) -> dict[str, Field]:
     Those of its base classes in the package come first, as in a dataclass.
     """
     tree, node = _find(where)
-    names = {"Annotated": Annotated, "Any": Any}
+    names = {"Annotated": Annotated, "Any": Any, "Literal": Literal}
     for line in tree.body:  # such as Alpha = Annotated[float, "(0, inf)"]
         if isinstance(line, ast.Assign) and ast.unparse(line.value).startswith("Annotated["):
             names |= {target.id: _value(line.value, names) for target in line.targets if isinstance(target, ast.Name)}
@@ -36,10 +36,7 @@ def fields_in(where: str, handed: Collection[str]) -> dict[str, Field]:
     for name, annotation, default, text in _declarations(node):
         if name in handed:
             continue
-        hint, allowed = _value(annotation, names), ""
-        if get_origin(hint) is Annotated:
-            hint, allowed, *_ = get_args(hint)
-        fields[name] = Field(hint, _value(default, names), " ".join(text.split()), str(allowed))
+        fields[name] = field_of(_value(annotation, names), _value(default, names), " ".join(text.split()))
     return fields
 
 

@@ -1,7 +1,7 @@
 """What can be set: type, default, range and line of help of a field, read where they stand: a dataclass or a signature.
 
-``mu: Annotated[float, "[0, inf)"] = 0.01`` has a range, ``Annotated[str, "serial | ray_actors"]`` a choice, and
-``Annotated[float | str, "(0, 1] or auto"]`` a range and a word beside it.
+``mu: Annotated[float, "[0, inf)"] = 0.01`` has a range, ``Annotated[str, "serial | ray_actors"]`` a choice, as has
+``Literal["serial", "ray_actors"]``, and ``Annotated[float | str, "(0, 1] or auto"]`` a range and a word beside it.
 """
 
 import inspect
@@ -9,9 +9,10 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, is_dataclass
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import or_
 from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedcommons.errors import UserError, shown, unknown
 
@@ -44,8 +45,9 @@ class Field:
         interval, _, word = self.allowed.partition(" or ")
         for one in many:
             if "|" in self.allowed:
-                if one not in (names := [n.strip() for n in self.allowed.split("|")]):
-                    raise unknown(name, one, names)
+                names = dict.fromkeys(n.strip() for n in self.allowed.split("|"))
+                if (text := _word(one)) not in names:
+                    raise unknown(name, text, names)
             elif one != word and (isinstance(one, str) or not _inside(interval, one)):
                 raise UserError(f"{name} must lie in {interval}{word and f' or be {word}'}, got {shown(one)}.")
 
@@ -54,6 +56,46 @@ def _inside(interval: str, value: float) -> bool:
     low, high = map(float, interval[1:-1].split(","))
     above = value > low if interval[0] == "(" else value >= low
     return above and (value < high if interval[-1] == ")" else value <= high)  # nan is nowhere inside
+
+
+def _word(value: Any) -> str:
+    """A value as it is written on a command line."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def field_of(hint: Any, default: Any, help: str) -> Field:
+    """Return the field of an annotation: ``Annotated`` has its range, and the values of a ``Literal`` are a choice.
+
+    Raises:
+        ValueError: a ``Literal`` stands beside other types.
+    """
+    allowed = ""
+    if get_origin(hint) is Annotated:
+        hint, allowed, *_ = get_args(hint)
+    words: list[str] = []
+    hint = _without_literals(hint, words)
+    return Field(hint, default, help, " | ".join(words * (1 + (len(words) == 1))) or str(allowed))  # a | a: one choice
+
+
+def _without_literals(hint: Any, words: list[str]) -> Any:
+    """The type with the types of values in the place of each ``Literal``; its values are added to ``words``."""
+    inner = get_args(hint)
+    if get_origin(hint) is Literal:
+        words += [_word(value) for value in inner if value is not None]
+        return reduce(or_, map(type, inner))
+    if not inner or not (_is_union(hint) or get_origin(hint) in (tuple, list)):
+        return hint
+    before = len(words)
+    plain = tuple(one if one is ... else _without_literals(one, words) for one in inner)
+    if len(words) == before:
+        return hint
+    if not _is_union(hint):
+        return get_origin(hint)[plain]
+    if others := [one for one in inner if get_origin(one) is not Literal and one is not NoneType]:
+        raise ValueError(
+            f"a Literal cannot stand beside {shown(others[0])}: use Annotated[float | str, '(0, 1] or auto'], say"
+        )
+    return reduce(or_, plain)
 
 
 def _is_union(hint: Any) -> bool:
@@ -79,10 +121,8 @@ def fields_of(
                 continue
             known = ", ".join(sorted({*handed, *required})) or "nothing"
             raise ValueError(f"it asks for {name}, which has no default and is not handed over (that is: {known})")
-        hint, allowed = hints.get(name, Any if parameter.default is None else type(parameter.default)), ""
-        if get_origin(hint) is Annotated:
-            hint, allowed, *_ = get_args(hint)
-        found[name] = Field(hint, parameter.default, helps.get(name, ""), str(allowed))
+        hint = hints.get(name, Any if parameter.default is None else type(parameter.default))
+        found[name] = field_of(hint, parameter.default, helps.get(name, ""))
         _require_usable(name, found[name])
     return found
 

@@ -4,7 +4,7 @@ A set is (x, y), (x, y, groups), ``Examples``, columns by name (a dict, a scikit
 whose rows are (x, y) or columns by name (Hugging Face's). y may be None: there are no labels.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,22 +12,43 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcommons.data.arrays import as_array, as_tensor, how, is_array, kind_of
+from fedcommons.data.arrays import as_tensor, how, is_array, kind_of
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
+from fedcommons.seeds import global_states
 
 X, Y, GROUPS = ("x", "image", "img", "data"), ("y", "label", "target"), ("groups", "group")
 """Names that the columns may have, in a dict of columns or in a row."""
 
 
+READ_AGAIN = 64
+"""The number of rows of a Dataset that are read a second time."""
+
+
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a set, as they were given."""
+    """The columns of a set, as they were given.
+
+    rows: the map-style Dataset that they were read from, and its first rows; None: there is none. has_drawn: whether
+    that has changed the state of a global random generator.
+    """
 
     x: Any
     y: Any
     groups: Any = None
     factors: Mapping[str, Any] = field(default_factory=dict)
+    rows: tuple[Any, Sequence[Any]] | None = None
+    has_drawn: bool = False
+
+    def is_random(self) -> bool:
+        """Return whether rows of a map-style Dataset are drawn at random: some did draw, or differ when read again."""
+        if self.rows is None or self.has_drawn:
+            return self.has_drawn
+        part, first = self.rows
+        try:
+            return not all(_is_same(row, part[i]) for i, row in enumerate(first))
+        except Exception:  # of whatever kind: a row that can be read once
+            return False
 
 
 def is_set(part: Any) -> bool:
@@ -80,9 +101,11 @@ def _read(what: str, part: Any) -> Columns:
     """The columns of a map-style Dataset."""
     if not hasattr(part, "__len__"):
         raise UserError(f"{what}: a map-style Dataset must have a length.")
-    xs, ys, groups, names = [], [], [], None
+    xs, ys, groups, first, names = [], [], [], [], None
+    before = global_states()
     for i in range(len(part)):
         row = part[i]
+        first += [row] * (i < READ_AGAIN)
         if isinstance(row, Mapping):
             names = names or _names(what, row)
             if lacking := [name for name in names if name and name not in row]:
@@ -94,7 +117,17 @@ def _read(what: str, part: Any) -> Columns:
             raise UserError(f"{what}: each row of a map-style Dataset must be (x, y), got {kind_of(row)}{how(row)}.")
         xs.append(row[0])
         ys.append(row[1])
-    return Columns(xs, ys if any(y is not None for y in ys) or not ys else None, groups or None)
+    y = ys if any(y is not None for y in ys) or not ys else None
+    return Columns(xs, y, groups or None, rows=(part, first), has_drawn=global_states() != before)
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    if isinstance(a, Mapping):
+        return all(_is_same(value, b[name]) for name, value in a.items())
+    if isinstance(a, tuple | list):
+        return all(map(_is_same, a, b))
+    x, y = np.asarray(a), np.asarray(b)
+    return x.shape == y.shape and bool(((x == y) | (x != x)).all())  # NaN is NaN
 
 
 def examples_of(what: str, columns: Columns) -> Tensor:
@@ -130,15 +163,17 @@ def examples_of(what: str, columns: Columns) -> Tensor:
 
 
 def labels_of(what: str, given: Any, n: int) -> Tensor:
-    """y as a tensor: (n,) int64, or floats (n,) or (n, k); zeros where None is given.
+    """Return y as a tensor: (n,) int64 classes, or floats (n,) or (n, k); zeros where None is given.
+
+    Their type decides, in whatever form they are given: 2.0 is a float.
 
     Raises:
         UserError: they are no such numbers.
     """
     if given is None:
         return torch.zeros(n, dtype=torch.int64)
-    y = as_tensor(what, "labels", _numbered(what, given) if isinstance(given, list) else given)
-    if y.is_floating_point() and y.dim() == 2 and y.shape[1] == 1:
+    y = as_tensor(what, "labels", given)
+    if y.dim() == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.dim() == 2 and len(y) and (y.count_nonzero(1) == 1).all() and (y.sum(1) == 1).all():
         raise UserError(f"{what}: labels are one-hot {tuple(y.shape)}: give y.argmax(1).")
@@ -181,11 +216,3 @@ def _stacked(what: str, examples: list[Any]) -> Tensor:
     if shapes := sorted({tuple(t.shape) for t in tensors})[1:]:
         raise UserError(f"{what}: all examples must have one shape; one has {shapes[0]}.")
     return torch.stack(tensors)
-
-
-def _numbered(what: str, labels: list[Any]) -> np.ndarray:
-    """Labels that came one by one: 2.0 is a whole number, and a vector of one number is that number."""
-    y = as_array(what, "labels", labels)
-    if y.dtype.kind == "f" and (y == y.round()).all():
-        y = y.astype(np.int64)
-    return y[:, 0] if y.shape[1:] == (1,) else y

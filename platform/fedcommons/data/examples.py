@@ -74,12 +74,13 @@ class Origin:
     """Where training examples stood in what their data set part returned, and what it calls their groups.
 
     rows: (n,) the number of each in the training set that was returned, or in the one set; given: how many that had.
-    group_names: (G,) of any type, or None.
+    group_names: (G,) of any type, or None. notes: sentences on how the data set was read, for its user.
     """
 
     rows: np.ndarray
     given: int
     group_names: np.ndarray | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def moved(self) -> bool:

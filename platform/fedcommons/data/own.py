@@ -39,7 +39,8 @@ def read(name: str, returned: Any) -> tuple[Source, Origin]:
     sets, group_names = _examples(name, columns, returned)
     order = numpy_generator("test split", name).permutation(len(sets[0])) if len(sets) == 1 else np.arange(len(sets[0]))
     n_test = int(TEST * len(order)) if len(sets) == 1 else 0
-    origin = Origin(np.sort(order[n_test:]), len(order), group_names)
+    notes = _notes(name, returned, columns, sets)
+    origin = Origin(np.sort(order[n_test:]), len(order), group_names, notes)
     train, test = sets if len(sets) == 2 else (sets[0][origin.rows], sets[0][np.sort(order[:n_test])])
     for which, part in (("training", train), ("test", test)):
         if not len(part):
@@ -103,8 +104,8 @@ def _examples(name: str, sets: list[Columns], returned: Any) -> tuple[list[Examp
         found.append(Examples(x, labels_of(what, columns.y, len(x))))
     if len({columns.y is None for columns in sets}) > 1:
         raise UserError(f"{what}: its training and its test set must both have labels, or none.")
-    if getattr(returned, "n_classes", 0) is None:
-        found = [replace(part, y=part.y.float() if part.y.any() else part.y) for part in found]
+    if hasattr(returned, "n_classes"):
+        found = [replace(part, y=_as_stated(what, part.y, returned.n_classes)) for part in found]
     names = None
     for factor in ("", *sorted({factor for columns in sets for factor in columns.factors})):
         given = [columns.factors.get(factor) if factor else columns.groups for columns in sets]
@@ -120,15 +121,55 @@ def _examples(name: str, sets: list[Columns], returned: Any) -> tuple[list[Examp
     return found, names
 
 
+def _as_stated(what: str, y: Tensor, n_classes: Any) -> Tensor:
+    """Return labels as classes or floats, as the data set's ``n_classes`` says.
+
+    Raises:
+        UserError: it says that they are classes, and they are other floats than 0.0, 1.0, ...
+    """
+    if n_classes is None:
+        return y.float() if y.any() else y
+    if y.is_floating_point() and (y.dim() > 1 or not _is_whole(y)):
+        raise UserError(
+            f"{what}: n_classes is {shown(n_classes)}, and its labels are floats {tuple(y.shape)}, no classes: state "
+            "n_classes = None to regress on them."
+        )
+    return y.long()
+
+
+def _is_whole(y: Tensor) -> bool:
+    return bool((y == y.round()).all())
+
+
+def _notes(name: str, returned: Any, columns: list[Columns], sets: list[Examples]) -> tuple[str, ...]:
+    """What the user should know of how the data set was read."""
+    found, y = [], sets[0].y
+    if y.is_floating_point() and y.dim() == 1 and not hasattr(returned, "n_classes") and _is_whole(y):
+        found.append(f"data set {name}: labels are floats, and are regressed on; as whole numbers they are classes.")
+    if any(part.is_random() for part in columns):
+        found.append(
+            f"data set {name}: its rows are drawn at random, once for the whole run: all epochs see the same draws. "
+            "For new ones in each epoch transform batches in the module's training_step, or use --data.augment true "
+            "(flips and crops of images)."
+        )
+    return tuple(found)
+
+
 def _classes(name: str, returned: Any, sets: list[Examples]) -> int | None:
-    """How many classes there are: what its author says, or one more than the highest label; None: labels are none."""
+    """Return the number of classes, which its author may state; None: labels are no classes."""
     if sets[0].y.is_floating_point() or getattr(returned, "n_classes", 0) is None:
         return None
-    low, high = (int(edge) for edge in torch.cat([part.y for part in sets]).aminmax())
+    labels = torch.cat([part.y for part in sets]).unique()
+    low, high = int(labels[0]), int(labels[-1])
     if low < 0 or high >= MOST_CLASSES:
         wrong = low if low < 0 else high
         raise UserError(f"data set {name}: labels must be 0, 1, ..., at most {MOST_CLASSES - 1}, got {wrong}.")
     n = getattr(returned, "n_classes", high + 1)
+    if not hasattr(returned, "n_classes") and (missing := n - len(labels)):
+        raise UserError(
+            f"data set {name}: its {len(labels)} labels in {low} ... {high} leave {missing} of {n} classes empty: give "
+            f"np.unique(y, return_inverse=True)[1], state n_classes = {n}, or give floats to regress on."
+        )
     if isinstance(n, bool) or not isinstance(n, int | np.integer) or not 1 <= n <= MOST_CLASSES:
         raise UserError(f"data set {name}: n_classes must be a whole number in 1 ... {MOST_CLASSES}, got {shown(n)}.")
     if high >= n:

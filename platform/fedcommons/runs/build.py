@@ -99,7 +99,7 @@ class Prepared:
     train: Examples  # what is dealt: the data set's training examples without clients' own test rows
     tests: Clients | None = None  # these
     about: Mapping[str, Any] = field(default_factory=dict)  # what ``Facts`` say of examples and model
-    notes: Sequence[str] = ()  # what the user should know of the model's metrics
+    notes: Sequence[str] = ()  # what the user should know of data and model
 
     @property
     def dealt(self) -> Dealt:
@@ -240,7 +240,7 @@ def prepare(config: Experiment) -> Prepared:
             "--measure.every 0": not config.measure.every,
         }
         require_no_server_model(config.algorithm, [option for option, is_met in options.items() if not is_met])
-    return replace(prepared, about=about, notes=notes)
+    return replace(prepared, about=about, notes=[*(dataset.origin.notes if dataset.origin else ()), *notes])
 
 
 def begin(algorithm: Algorithm, model: Flat, facts: Facts, seed: int) -> State:

@@ -113,7 +113,7 @@ def _require_places(name: str, rows: Callable[[int], Sequence[Any]], n: int, giv
     """
     times = given // n + 1
     try:
-        largest = max(int(np.max(r)) for r in islice(rows(times), times * n) if len(r))
+        largest = max(int(np.asarray(r).max()) for r in islice(rows(times), times * n) if len(r))
     except Exception:  # whatever it raises
         largest = -1
     if largest < given:

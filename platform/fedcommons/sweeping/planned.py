@@ -86,8 +86,10 @@ def dry_run(
     """
     display.say("Timing a step of each shape ...")
     bill, wanted, torch_threads = Bill((total or len(cells)) / max(1, len(cells))), [], torch.get_num_threads()
+    notes: dict[str, None] = {}
     for c in cells:
         ready = build.prepare(c.config)
+        notes |= dict.fromkeys(ready.notes)
         store = Store(Path(c.config.artifacts), display.say)
         lacking = sum(len(job.needs) for job in missing(store, ready.needs))
         said = f", {len(ready.needs) - lacking} of {len(ready.needs)} clients' synthetic images exist"
@@ -105,6 +107,8 @@ def dry_run(
         done = read_summary(out / line.name) is not None
         said = "done" if done else f"to run; {duration(_central(line, bill))}"
         display.say(f"{line.name}: {said}")
+    for note in notes:
+        display.say(note)
     torch.set_num_threads(torch_threads)
     display.say(_in_all(len(cells), bill, cells[0].config if cells else None, on_cores, in_ray))
 

@@ -122,13 +122,16 @@ def todo(cells: Sequence[Trial], out: Path, display: Display) -> Todo:
 
     left = [c for c in cells if not is_done(c, out)]
     shorter = predecessors(out, [(c.name, c.config) for c in left])
-    wanted, digests = [], {}
+    wanted, digests, notes = [], {}, {}
     for c in left:
         ready = prepare(c.config)
+        notes |= dict.fromkeys(ready.notes)
         if c.name in shorter and not may_continue(ready, shorter[c.name]):
             del shorter[c.name]
         wanted += [(c, need) for need in ready.needs]
         digests[c.config.data, c.config.source.get("data")] = ready.dataset.digest
+    for note in notes:
+        display.say(note)
     for c in cells:  # those that are done too: the runs of a table are on the same data
         if digest := digests.get((c.config.data, c.config.source.get("data"))):
             require_same_data(out / c.name, c.config.data.name, digest)
