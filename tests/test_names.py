@@ -44,7 +44,9 @@ PUBLISHED = {
     "--federation.rounds 10 --lrs 0.03,0.1,0.3 --target 0.9",
     "table1_fmnist": "table1 --dataset fmnist --alphas 0.01 --data.limit null --generator.steps 400 "
     "--generator.sampling_steps 15 --generator.prediction v_prediction --client.epochs 1 --client.batch_size 32 "
-    "--federation.rounds 10 --lrs 0.01,0.03,0.1 --target 0.7",
+    "--federation.rounds 10 --lrs 0.01,0.03,0.1 --target 0.7 + table1 --dataset fmnist --alphas 0.01 --algorithms fedavg "
+    "--settings real --data.limit null --client.epochs 1 --client.batch_size 32 --federation.rounds 10 --lrs 0.1,0.3 "
+    "--target 0.7",
     "figure3_small_digits": "figure3 --seeds 0,1,2",
     "figure3_fmnist": "figure3 --dataset fmnist --data.limit null --generator.steps 400 --generator.sampling_steps 15 "
     "--generator.prediction v_prediction --client.epochs 1 --client.batch_size 32 --federation.rounds 10 --alphas 0.01 "
