@@ -31,6 +31,9 @@ NAMES = json.loads((HERE / "names.json").read_text())
 RESULTS = HERE.parent / "docs" / "results"
 PUBLISHED = {
     "table1_small_digits": "table1 --seeds 0,1,2",
+    "table1_small_digits_rates": "table1 --seeds 0,1,2 --alphas 0.01 --lrs 0.02,0.04,0.1,0.25",
+    "pool_alone": "table1 --seeds 0,1,2 --alphas 0.01 --lrs 0.02,0.04,0.1,0.25 --algorithms one_shot --settings "
+    "server_synthetic",
     "table1_small_cifar10": "table1 --dataset cifar10 --alphas 0.01 --algorithms fedavg,scaffold --data.limit 12000 "
     "--generator.steps 500 --generator.prediction v_prediction --client.epochs 2 --client.batch_size 32 "
     "--federation.rounds 25 --lrs 0.03,0.06,0.12 --target 0.3 --seeds 0,1,2",
@@ -39,7 +42,9 @@ PUBLISHED = {
     "--federation.rounds 10 --lrs 0.03,0.1,0.3 --target 0.9",
     "table1_fmnist": "table1 --dataset fmnist --alphas 0.01 --data.limit null --generator.steps 400 "
     "--generator.sampling_steps 15 --generator.prediction v_prediction --client.epochs 1 --client.batch_size 32 "
-    "--federation.rounds 10 --lrs 0.01,0.03,0.1 --target 0.7",
+    "--federation.rounds 10 --lrs 0.01,0.03,0.1 --target 0.7 + table1 --dataset fmnist --alphas 0.01 "
+    "--algorithms fedavg --settings real --data.limit null --client.epochs 1 --client.batch_size 32 "
+    "--federation.rounds 10 --lrs 0.1,0.3 --target 0.7",
     "figure3_small_digits": "figure3 --seeds 0,1,2",
     "figure3_fmnist": "figure3 --dataset fmnist --data.limit null --generator.steps 400 --generator.sampling_steps 15 "
     "--generator.prediction v_prediction --client.epochs 1 --client.batch_size 32 --federation.rounds 10 --alphas 0.01 "

@@ -15,7 +15,7 @@ from fedcommons.errors import UserError
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "docs/howto.md", "docs/claims.md", "docs/results/README.md")
 CLAIMS = (ROOT / "docs" / "claims.md").read_text()
-VERDICTS = ("holds", "in part", "not here", "not tried")
+VERDICTS = ("holds", "on all seeds", "in part", "not here", "not tried")
 
 
 def rows(text: str, *head: str) -> Iterator[list[str]]:
@@ -40,7 +40,13 @@ def test_a_claim_has_a_verdict_an_effect_over_seeds_a_page_and_a_command(paper: 
     _, _, verdict, effect, _, page, command = row
     assert verdict in VERDICTS
     assert (effect == "-") == (verdict == "not tried")
-    assert not (verdict == "holds" and re.search(r"\b1 seed$", effect)), "one seed is no result"
+    assert not (verdict in VERDICTS[:2] and re.search(r"\b[12] seeds?$", effect)), (
+        "fewer than three seeds are no result"
+    )
+    intervals = re.findall(r"\[(-?[\d.,]+), (-?[\d.,]+)\]", effect)
+    contains_zero = [float(low.replace(",", "")) <= 0 <= float(high.replace(",", "")) for low, high in intervals]
+    assert not (verdict == "holds" and any(contains_zero))
+    assert not (verdict == "on all seeds" and contains_zero and not any(contains_zero))
     if verdict != "not tried":
         assert re.search(r"(\b\d+ seeds?|[\d,]+ (repetitions|draws|problems|combinations)|nothing is random)$", effect)
     link = re.fullmatch(r"\[page\]\((.+)\)", page)
