@@ -12,7 +12,7 @@ import pytest
 import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
-from torchmetrics import MaxMetric, MeanMetric, Metric, MetricCollection, PearsonCorrCoef, SumMetric
+from torchmetrics import CatMetric, MaxMetric, MeanMetric, Metric, MetricCollection, PearsonCorrCoef, SumMetric
 from torchmetrics.classification import (
     BinaryAUROC,
     BinaryConfusionMatrix,
@@ -481,6 +481,21 @@ class CountsMany(Coder):
         return super().training_step(batch, batch_idx)
 
 
+class StoresScores(Coder):
+    """Its metrics store what they are updated with: in training tensors that have a graph."""
+
+    def __init__(self, lr: float) -> None:
+        super().__init__(lr)
+        self.curve, self.each = BinaryAUROC(), CatMetric()
+
+    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
+        scores = self(batch[0])[:, 0]
+        self.curve.update(scores, batch[1] % 2)
+        self.each.update(scores)
+        self.log("curve", self.curve)
+        return super().training_step(batch, batch_idx)
+
+
 class TwoOptimizers(Coder):
     def configure_optimizers(self) -> Any:
         return [super().configure_optimizers(), super().configure_optimizers()]
@@ -526,8 +541,8 @@ def test_a_module_that_cannot_be_judged_or_stepped_is_refused_before_any_work(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("name", ["Temporary", "CountsMany"])
-def test_a_metric_that_is_temporary_or_needs_more_than_a_trial_has_is_accepted(name: str) -> None:
+@pytest.mark.parametrize("name", ["Temporary", "CountsMany", "StoresScores"])
+def test_a_metric_that_is_temporary_stores_scores_or_needs_many_is_accepted(name: str) -> None:
     build.prepare(_experiment(name))
 
 

@@ -69,7 +69,9 @@ class Metrics:
                 )
 
     def _copy(self, states: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return deepcopy(states, dict(self._modules)) if states else []  # modules in them stay the same objects
+        """Copy states, but not the modules in them; a tensor with a graph, which cannot be copied, is detached."""
+        tensors = (value for value in _values([*states]) if isinstance(value, Tensor) and not value.is_leaf)
+        return deepcopy(states, {**self._modules, **{id(one): one.detach().clone() for one in tensors}})
 
 
 def _values(containers: list[Any]) -> Iterator[Any]:
