@@ -12,8 +12,15 @@ import pytest
 import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
-from torchmetrics import MaxMetric, Metric, MetricCollection, PearsonCorrCoef
-from torchmetrics.classification import BinaryAUROC, BinaryConfusionMatrix, BinaryF1Score, MulticlassF1Score
+from torchmetrics import CatMetric, MaxMetric, MeanMetric, Metric, MetricCollection, PearsonCorrCoef, SumMetric
+from torchmetrics.classification import (
+    BinaryAUROC,
+    BinaryConfusionMatrix,
+    BinaryF1Score,
+    BinaryPrecision,
+    BinaryRecall,
+    MulticlassF1Score,
+)
 from torchmetrics.wrappers import ClasswiseWrapper
 
 from fedcommons.algorithms.fedavg import FedAvg
@@ -29,6 +36,7 @@ from fedcommons.errors import ClientError, UserError
 from fedcommons.federation.evaluation import ModelTask, evaluate, evaluate_chunk
 from fedcommons.reports.frames import load_runs
 from fedcommons.reports.tables import compared, percent
+from fedcommons.runs import build
 from fedcommons.runs.experiment import run
 from fedcommons.testing.federations import Federation
 
@@ -238,6 +246,27 @@ def test_a_torchmetrics_object_may_be_the_accuracy_and_may_be_returned(digits: "
     assert judged(module, digits) == pytest.approx({"test/accuracy": whole()["f1"]})
 
 
+@pytest.mark.parametrize("is_logged", [True, False])
+def test_a_collection_may_be_returned_or_logged_before_its_update(
+    is_logged: bool, digits: "Callable[..., Digits]"
+) -> None:
+    """It updates one metric of those that share states, and the others when they are read."""
+
+    def judge(module: WithMetrics, x: Tensor, y: Tensor) -> MetricCollection | None:
+        if is_logged:
+            module.log_dict(module.many)
+        module.many.update(module.scores(x), y)
+        return None if is_logged else module.many
+
+    module = WithMetrics()
+    module.many = MetricCollection([BinaryF1Score(), BinaryPrecision(), BinaryRecall()])
+    module.judge = judge  # pyright: ignore[reportAttributeAccessIssue]
+    module.many.update(module.scores(SET.x), SET.y)
+    wanted = {f"test/{name}": float(value) for name, value in module.many.compute().items()}
+    module.many.reset()
+    assert judged(module, digits) == pytest.approx({"test/accuracy": 1.0, **wanted})
+
+
 def test_no_metric_outlives_its_use(digits: "Callable[..., Digits]") -> None:
     """Not even how a collection has grouped its metrics by the first batch, or what an estimator's vmap has left."""
     clients = digits().data.clients
@@ -343,6 +372,130 @@ class Rooted(Coder):
         return {"rmse": (self.last(self(batch[0])) - batch[0].flatten(1) / 255).square().mean().sqrt()}
 
 
+class Judged(Coder):
+    """Logs the mean of the examples as a number; a subclass says which object computes it."""
+
+    def metric(self) -> Metric:
+        raise NotImplementedError
+
+    def validation_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> None:
+        metric = self.metric()
+        metric.update(batch[0])
+        self.log("mean", metric.compute())
+
+
+class Listed(Judged):
+    def __init__(self, lr: float) -> None:
+        super().__init__(lr)
+        self.metrics = {"mean": [MeanMetric()]}
+
+    def metric(self) -> Metric:
+        return self.metrics["mean"][0]
+
+
+class OfClass(Judged):
+    mean = MeanMetric()
+
+    def metric(self) -> Metric:
+        return self.mean
+
+
+class Late(Judged):
+    def metric(self) -> Metric:
+        if not hasattr(self, "mean"):
+            self.mean = MeanMetric()
+        return self.mean
+
+
+class LateInTraining(Late):
+    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
+        self.metric().update(batch[0])
+        return super().training_step(batch, batch_idx)
+
+
+OF_FILE = MeanMetric()
+
+
+class OfFile(Judged):
+    def metric(self) -> Metric:
+        return OF_FILE
+
+
+class Temporary(Judged):
+    """A fresh object in each step is a plain number; a template in the class is not updated."""
+
+    templates = (MeanMetric(),)
+
+    def metric(self) -> Metric:
+        return self.templates[0].clone()
+
+
+class OverridesLog(Coder):
+    def log(self, name: str, *args: Any, **options: Any) -> None:
+        super().log(f"mine_{name}", *args, **options)
+
+
+class CountsCalls(Coder):
+    """Its forward returns logits, and counts its examples."""
+
+    def __init__(self, lr: float) -> None:
+        super().__init__(lr)
+        self.calls, self.wide = SumMetric(), nn.Linear(3, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.update(len(x))
+        return self.wide(super().forward(x))
+
+    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
+        return self(batch[0]).square().mean()
+
+    def validation_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> None:
+        self(batch[0])
+        self.log("calls", self.calls)
+
+
+class NeedsMany(Metric):
+    """Cannot be computed of the two examples of a trial."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("n", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, x: Tensor) -> None:
+        self.n = self.n + len(x)
+
+    def compute(self) -> Tensor:
+        if self.n < 10:
+            raise RuntimeError("too few")
+        return torch.as_tensor(self.n)
+
+
+class CountsMany(Coder):
+    def __init__(self, lr: float) -> None:
+        super().__init__(lr)
+        self.many = NeedsMany()
+
+    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
+        self.many.update(batch[0])
+        self.log("many", self.many)
+        return super().training_step(batch, batch_idx)
+
+
+class StoresScores(Coder):
+    """Its metrics store what they are updated with: in training tensors that have a graph."""
+
+    def __init__(self, lr: float) -> None:
+        super().__init__(lr)
+        self.curve, self.each = BinaryAUROC(), CatMetric()
+
+    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
+        scores = self(batch[0])[:, 0]
+        self.curve.update(scores, batch[1] % 2)
+        self.each.update(scores)
+        self.log("curve", self.curve)
+        return super().training_step(batch, batch_idx)
+
+
 class TwoOptimizers(Coder):
     def configure_optimizers(self) -> Any:
         return [super().configure_optimizers(), super().configure_optimizers()]
@@ -374,14 +527,23 @@ def test_a_run_may_be_judged_by_other_metrics_than_accuracy(tmp_path: Path) -> N
             r"its forward returns \(3,\) for an example, no logits of 10 classes, and its",
         ),
         ("TwoOptimizers", {}, "configure_optimizers gives 2 optimizers"),
+        *[(name, {}, "it updates a MeanMetric that is no attribute")
+          for name in ("Listed", "OfClass", "Late", "LateInTraining", "OfFile")],
+        ("OverridesLog", {}, "it overrides log, which is replaced"),
+        ("CountsCalls", {}, "its forward updates a metric, and is called once more"),
     ],
-)
+)  # fmt: skip
 def test_a_module_that_cannot_be_judged_or_stepped_is_refused_before_any_work(
     name: str, values: Mapping[str, Any], said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match=said):
         run(_experiment(name, **values), tmp_path / "run", say=lambda _: None)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["Temporary", "CountsMany", "StoresScores"])
+def test_a_metric_that_is_temporary_stores_scores_or_needs_many_is_accepted(name: str) -> None:
+    build.prepare(_experiment(name))
 
 
 def test_numbers_that_may_be_no_means_are_named_before_the_run_and_one_chunk_makes_them_right(tmp_path: Path) -> None:

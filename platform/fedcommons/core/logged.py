@@ -1,6 +1,7 @@
 """What a LightningModule logs without a Trainer: numbers, and torchmetrics objects."""
 
-from collections.abc import Mapping, Set
+import sys
+from collections.abc import Iterator, Mapping, Set
 from copy import deepcopy
 from typing import Any, Self
 
@@ -38,8 +39,51 @@ class Metrics:
             vars(one).clear()
             vars(one).update(state, **loaded)
 
+    @property
+    def updates(self) -> int:
+        """The number of updates of all these objects since each was reset."""
+        return sum(one.update_count for one in self.objects if isinstance(one, Metric))
+
+    def others(self, module: nn.Module) -> dict[int, tuple[Metric, int]]:
+        """Return all else that the module may update: in containers, in its class, in its file, or created later.
+
+        Returns:
+            Objects and how often each was updated, by id.
+        """
+        owned = {id(one) for one in self.objects}
+        places = [*module.modules(), *type(module).__mro__, sys.modules.get(type(module).__module__, module)]
+        values = _values([dict(vars(place)) for place in places])
+        return {id(one): (one, one.update_count) for one in values if isinstance(one, Metric) and id(one) not in owned}
+
+    def require_all(self, module: nn.Module, before: Mapping[int, tuple[Metric, int]]) -> None:
+        """Refuse a module that updates objects whose states are not put back; before: what ``others`` gave.
+
+        Raises:
+            ValueError: it has updated one.
+        """
+        for key, (one, updates) in self.others(module).items():
+            if updates > before.get(key, (one, 0))[1]:
+                raise ValueError(
+                    f"it updates a {type(one).__name__} that is no attribute: assign it in __init__ (in no list, but "
+                    "an nn.ModuleList), as its state would outlive a set"
+                )
+
     def _copy(self, states: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return deepcopy(states, dict(self._modules)) if states else []  # modules in them stay the same objects
+        """Copy states, but not the modules in them; a tensor with a graph, which cannot be copied, is detached."""
+        tensors = (value for value in _values([*states]) if isinstance(value, Tensor) and not value.is_leaf)
+        return deepcopy(states, {**self._modules, **{id(one): one.detach().clone() for one in tensors}})
+
+
+def _values(containers: list[Any]) -> Iterator[Any]:
+    """Yield the values in these containers, and in the plain containers among them."""
+    seen = set[int]()
+    while containers:
+        one = containers.pop()
+        if type(one) not in (dict, list, tuple, set):
+            yield one
+        elif id(one) not in seen:
+            seen.add(id(one))
+            containers += one.values() if isinstance(one, dict) else one
 
 
 class Logged:
@@ -51,8 +95,18 @@ class Logged:
     """
 
     means: Mapping[str, Number]
+    is_trial = False
+    """Whether ``values`` leaves out what cannot be computed, as of a batch of two examples."""
 
     def __init__(self, module: LightningModule) -> None:
+        """Replace the module's ``log`` and ``log_dict``.
+
+        Raises:
+            ValueError: the module's class overrides one of them.
+        """
+        for name in ("log", "log_dict"):
+            if getattr(type(module), name) is not getattr(LightningModule, name):
+                raise ValueError(f"it overrides {name}, which is replaced here: call self.{name} in another method")
         self.metrics = Metrics(module)
         self._open: list[dict[str, tuple[Number, int]]] = []
         self._logged: dict[str, Metric | MetricCollection] = {}
@@ -78,11 +132,8 @@ class Logged:
         for name, value in sums.items():
             self._add(name, value, n)
 
-    def values(self, *, is_trial: bool = False) -> dict[str, Tensor]:
+    def values(self) -> dict[str, Tensor]:
         """Compute the torchmetrics objects that were logged since the outermost context began.
-
-        Args:
-            is_trial: whether to leave out what cannot be computed, as of a batch of two examples.
 
         Returns:
             A number by name; of a collection or wrapper with several numbers they are called ``NAME_KEY``.
@@ -96,7 +147,7 @@ class Logged:
                 with torch.no_grad():
                     value = metric.compute()
             except Exception:  # of whatever kind
-                if is_trial:
+                if self.is_trial:
                     continue
                 raise
             found |= {f"{name}_{key}": x for key, x in value.items()} if isinstance(value, Mapping) else {name: value}

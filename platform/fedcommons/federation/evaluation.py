@@ -13,7 +13,7 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchmetrics import Metric
+from torchmetrics import Metric, MetricCollection
 
 from fedcommons.core.executor import Executor
 from fedcommons.core.work import Work
@@ -196,6 +196,7 @@ def judged(work: Work, x: Tensor, y: Tensor, number: int, n_classes: int | None,
         names = {*own, *objects}
         if "accuracy" in names or (names and (n_classes == 0 or y.is_floating_point())):
             return sums  # of labels that are no classes there is none
+        updates = work.logged.metrics.updates
         with somebodys(called or work.module, "", "forward", at), work.logged:
             logits = work.module(work.inputs(x, y))
         of_classes = (
@@ -204,6 +205,11 @@ def judged(work: Work, x: Tensor, y: Tensor, number: int, n_classes: int | None,
             and logits.dim() == 2
             and logits.shape[1] == (n_classes or logits.shape[1])
         )
+        if work.logged.metrics.updates != updates:
+            raise ValueError(
+                "its forward updates a metric, and is called once more for accuracy: update it in validation_step, or "
+                "log accuracy there"
+            )
         if of_classes:
             loss = {} if names else {"loss": float(F.cross_entropy(logits, y, reduction="sum"))}
             return {"accuracy": int((logits.argmax(1) == y).sum()), **loss, **sums}
@@ -226,8 +232,10 @@ def _own_metrics(work: Work, batch: tuple[Tensor, ...], number: int) -> tuple[di
     with work.logged as logged:
         returned = module.validation_step(batch, number)
         metrics = dict(returned) if isinstance(returned, Mapping) else {}
-        for name in [name for name, value in metrics.items() if isinstance(value, Metric)]:
+        for name in [name for name, value in metrics.items() if isinstance(value, Metric | MetricCollection)]:
             module.log(name, metrics.pop(name))
+        if isinstance(returned, MetricCollection):
+            module.log_dict(returned)
     if isinstance(returned, Tensor):
         metrics["loss"] = returned
     return {**metrics, **logged.means}, logged.objects

@@ -46,7 +46,8 @@ def try_module(module: LightningModule, name: str, dataset: Dataset, largest: in
         with somebodys(called):
             _require_supported(module)
         with somebodys(what, "", "training_step"), _uncompiled():
-            Logged(module)
+            metrics = Logged(module).metrics
+            others = metrics.others(module)
             Clock().attach(module)
             loss = module.training_step((x, y), 0)
             if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
@@ -55,6 +56,7 @@ def try_module(module: LightningModule, name: str, dataset: Dataset, largest: in
             work = Work(module, torch.device("cpu"))
             require_plain(work.optimizer)
         with somebodys(what), _uncompiled():
+            work.logged.is_trial = True
             frozen = {n: p.clone() for n, p in module.named_parameters() if n not in work.named}
             work.local(work.snapshot(), ClientData(x, y), 0)
             if moved := [n for n, p in frozen.items() if not torch.equal(p, module.get_parameter(n))]:
@@ -63,7 +65,8 @@ def try_module(module: LightningModule, name: str, dataset: Dataset, largest: in
             module.eval()
             with work.logged as logged, catch_warnings(action="ignore"):  # two examples may lack a class
                 numbers = judged(work, x, y, 0, dataset.n_classes or 0, what)
-                logged.values(is_trial=True)
+                logged.values()
+                metrics.require_all(module, others)
             module.train()
             if not (torch.equal(x, dataset.train.x[:2]) and torch.equal(y, dataset.train.y[:2])):
                 raise ValueError("it must leave a batch as it is, and changes it in place: x = x - a, not x -= a")
