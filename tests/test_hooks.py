@@ -2,10 +2,12 @@
 
 import copy
 import logging
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
@@ -82,7 +84,7 @@ def recording(names: tuple[str, ...]) -> type[Net]:
 
 
 ALL = (
-    "prepare_data", "setup", "configure_model", "lr_scheduler_step", "training_step",
+    "prepare_data", "setup", "configure_model", "training_step",
     *(name for name in hooks.CALLED if name not in hooks.TRANSFER),
 )  # fmt: skip
 
@@ -157,6 +159,12 @@ class Keeps(Net):
         self.steps, self.seen, self.table = 0, [0.0], {"scale": torch.ones(())}
         self.register_buffer("far", torch.zeros(3), persistent=False)
         self.extra: Any = None
+        self.net.bias.age = 0  # pyright: ignore[reportAttributeAccessIssue]
+
+    def configure_optimizers(self) -> Any:
+        given = super().configure_optimizers()
+        self.halving, given["optimizer"].steps = given["lr_scheduler"], 0
+        return given
 
     def on_train_start(self) -> None:
         self.net.weight.register_hook(lambda grad: grad * 1.5)
@@ -166,6 +174,9 @@ class Keeps(Net):
         self.seen.append(float(batch[0].sum()))
         self.table["scale"] += 0.1
         self.far += 0.1
+        self.net.bias.age += 1  # pyright: ignore[reportAttributeAccessIssue]
+        self.optimizers().steps += 1  # pyright: ignore
+        self.losses = [*getattr(self, "losses", []), self.net.weight.sum()]  # with their graphs
 
     def on_train_epoch_end(self) -> None:
         self.net.bias.requires_grad_(False)
@@ -178,6 +189,7 @@ class Keeps(Net):
 
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
         factor = (1 + self.steps + sum(self.seen)) * self.table["scale"] + self.far.sum()  # pyright: ignore
+        factor = factor + self.net.bias.age + self.optimizers(False).steps + self.halving.last_epoch  # pyright: ignore
         return factor * super().training_step(batch, batch_idx) / 100 + (0 if self.extra is None else 1e-3)
 
 
@@ -185,6 +197,81 @@ def test_nothing_that_a_hook_keeps_reaches_the_next_client() -> None:
     loop = LocalSGD(2, 3)
     assert torch.equal(train(Keeps(), loop, DATA, OTHER, OTHER), train(Keeps(), loop, OTHER))
     assert not torch.equal(train(Keeps(), loop, OTHER), train(Net(), loop, OTHER))
+
+
+def test_calls_outside_of_local_training_do_not_reach_the_next_one() -> None:
+    class Counts(Net):
+        steps = 0
+
+        def on_fit_start(self) -> None: ...
+
+        def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
+            self.steps += 1
+            return super().training_step(batch, batch_idx) / self.steps
+
+    work = Work(Counts(), CPU, LocalSGD(1, 4))
+    work.gradient(work.initial, OTHER)
+    assert torch.equal(work.local(work.initial, DATA, 7).model.buffer, train(Counts(), LocalSGD(1, 4), DATA))
+
+
+@pytest.mark.parametrize("has_hook", [False, True])
+def test_what_a_module_does_with_trainers_and_generators_of_others_is_keyed_or_kept(has_hook: bool) -> None:
+    """Weights given other memory, a part in evaluation mode, numpy's and Python's draws, schedulers and optimizers."""
+
+    class Odd(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(1).eval()
+            if has_hook:
+                self.on_fit_start = lambda: None
+
+        def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
+            assert not self.norm.training
+            assert self.optimizers(False).param_groups[0]["lr"] == self.lr_schedulers().get_last_lr()[0]  # pyright: ignore
+            nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(self.parameters()) * 0.9, self.parameters())
+            draw = np.random.rand() + random.random()  # noqa: NPY002
+            return (1 + draw) * (self.norm(self(batch[0])[:, None])[:, 0] - batch[1]).square().mean()
+
+    before = random.getstate()
+    first = train(Odd(), LocalSGD(2, 4), DATA, OTHER)
+    assert random.getstate() == before
+    random.seed(3)
+    assert torch.equal(train(Odd(), LocalSGD(2, 4), OTHER), first)
+    assert not torch.equal(first, flatten(dict(Odd().named_parameters())).buffer)
+
+
+def test_an_optimizer_gets_the_closure_as_from_the_trainer() -> None:
+    class Twice(torch.optim.SGD):
+        """Steps with the gradient at the weights to which a step has led, as SAM does."""
+
+        def step(self, closure: Any = None) -> Any:
+            assert closure is not None
+            closure()
+            super().step()
+            return super().step(closure)
+
+    class Sharp(Net):
+        def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None: ...
+
+        def configure_optimizers(self) -> Any:
+            return Twice(self.parameters(), 0.1)
+
+    class Plain(Net):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    assert torch.equal(train(Sharp().eval(), LocalSGD(1, 8), DATA), train(Plain().eval(), LocalSGD(2, 8), DATA))
+
+
+def test_a_transferred_batch_may_have_any_form() -> None:
+    class ByName(Net):
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            return {"x": batch[0], "y": batch[1]}
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return super().training_step((batch["x"], batch["y"]), batch_idx)
+
+    assert torch.equal(train(ByName(), LocalSGD(1, 4), DATA), train(Net(), LocalSGD(1, 4), DATA))
 
 
 def test_an_average_of_the_weights_begins_anew_for_every_client() -> None:
@@ -244,6 +331,9 @@ def test_minus_one_skips_the_rest_of_an_epoch() -> None:
         ({"on_train_batch_start": lambda self, batch, at: -1}, "no step"),
         ({"optimizer_step": lambda self, epoch, at, optimizer, closure: None}, "closure"),
         ({"on_train_start": lambda self: self.net.requires_grad_(True)}, "unfreezes net.bias"),
+        ({"on_train_start": lambda self: setattr(self.net, "bias", nn.Parameter(torch.ones(1)))}, "net.bias"),
+        ({"on_train_start": lambda self: setattr(self.trainer, "should_stop", True)}, "should_stop"),
+        ({"on_train_start": lambda self: None, "training_step": lambda self, batch, at: None}, "training_step"),
     ],
 )
 def test_a_hook_that_cannot_be_served_is_named(hook: dict[str, Any], word: str) -> None:
@@ -305,6 +395,34 @@ class Transfers(Counts):
         return batch
 
 
+class Late(Lazy):
+    def configure_optimizers(self):
+        self.on_after_backward = lambda: None
+        return super().configure_optimizers()
+
+
+class LateRefused(Lazy):
+    def configure_optimizers(self):
+        self.on_validation_epoch_end = lambda: None
+        return super().configure_optimizers()
+
+
+class NoFunction(Lazy):
+    on_train_start = None
+
+
+class OnGradients(Lazy):
+    def configure_model(self):
+        super().configure_model()
+        self.net[0].weight.register_post_accumulate_grad_hook(lambda p: p.grad.clamp_(-1, 1))
+
+
+class Sets(Lazy):
+    def training_step(self, batch, batch_idx):
+        self.trainer.accumulate_grad_batches = 4
+        return super().training_step(batch, batch_idx)
+
+
 class Calls(Lazy):
     def configure_callbacks(self):
         return [Callback()]
@@ -346,6 +464,12 @@ def test_hooks_give_the_same_bits_in_actors(nets: Path, tmp_path: Path, ray_sess
     [
         *((f"Has_{name}", {}, (name,)) for name in hooks.REFUSED),
         ("Calls", {}, ("configure_callbacks", "Callback")),
+        ("LateRefused", {}, ("on_validation_epoch_end",)),
+        ("NoFunction", {}, ("on_train_start", "function")),
+        ("Sets", {}, ("accumulate_grad_batches",)),
+        ("Late", {"dp.local": True}, ("dp.local", "on_after_backward")),
+        ("OnGradients", {"dp.local": True}, ("dp.local", "net.0.weight")),
+        ("OnGradients", {"client.batched": True}, ("client.batched", "net.0.weight")),
         ("Counts", {"dp.local": True}, ("dp.local", "optimizer_step")),
         ("Counts", {"client.batched": True}, ("client.batched", "optimizer_step")),
         ("Counts", {"client.graphs": True}, ("client.graphs", "optimizer_step")),
@@ -378,7 +502,6 @@ def test_every_hook_of_lightning_is_called_or_refused_or_of_no_fit() -> None:
         "configure_model",
         "prepare_data",
         "setup",
-        "lr_scheduler_step",
     }
     of_no_fit = {n for n in of_lightning if n.startswith(("on_test_", "on_predict_"))} | {"on_gpu"}
     assert of_lightning - once - of_no_fit == {*hooks.CALLED, *hooks.REFUSED} & of_lightning

@@ -7,7 +7,7 @@ rounds before. After round r, when the server model is evaluated or measured,  r
 size. In any other job all are 0. So a schedule (a weight that grows, say) moves, and no bit depends on the worker.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from pytorch_lightning import LightningModule
@@ -33,6 +33,7 @@ class Clock:
     is_global_zero: ClassVar[bool] = True
     logger: ClassVar[None] = None
     loggers: ClassVar[tuple[()]] = ()
+    progress_bar_callback: ClassVar[None] = None
     lr_scheduler_configs: ClassVar[tuple[()]] = ()
     gradient_clip_algorithm: ClassVar[None] = None
     precision_plugin: ClassVar[Precision] = Precision()
@@ -45,6 +46,15 @@ class Clock:
     def attach(self, module: LightningModule) -> None:
         """Let the module, and the LightningModules in it, read this clock."""
         module.trainer = self  # pyright: ignore[reportAttributeAccessIssue]  (it has what is asked for)
+
+    def require_unset(self) -> None:
+        """See that the module has set no attribute of the Trainer, such as ``should_stop``.
+
+        Raises:
+            ValueError: it has set one, which would change nothing.
+        """
+        for name in vars(self).keys() - {field.name for field in fields(Clock)}:
+            raise ValueError(f"it sets self.trainer.{name}, which changes nothing: clients have no Trainer here")
 
     def set(self, round: int, epoch: int, step: int) -> None:
         """Say how far the federation is."""

@@ -25,6 +25,7 @@ own ``configure_gradient_clipping`` comes after the correction. The transfer of 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -59,7 +60,7 @@ STEP = (
 )  # fmt: skip
 """Hooks that see batches, gradients or steps."""
 
-CALLED = (*FIT, *TRANSFER, *STEP)
+CALLED = (*FIT, *TRANSFER, *STEP, "lr_scheduler_step")
 """Hooks that are called for each client."""
 
 REFUSED = {
@@ -100,6 +101,9 @@ def require_called(module: LightningModule) -> None:
     """
     for name in overridden(module, tuple(REFUSED)):
         raise ValueError(f"its hook {name} is never called here: {REFUSED[name]}")
+    for name in overridden(module, CALLED):
+        if not callable(getattr(module, name)):
+            raise ValueError(f"its hook {name} is no function")
 
 
 def prepare(module: LightningModule) -> None:
@@ -153,10 +157,16 @@ class Hooks:
             is_own: whether the loss is a method's own.
 
         Raises:
-            ValueError: a hook has unfrozen a parameter, skipped all batches or not called a closure.
+            ValueError: a hook has unfrozen or replaced a parameter, skipped all batches, not called a closure or set
+                what nothing reads, or the steps are those of DP-SGD, in which no hook is called.
         """
+        if loop.dp:
+            raise ValueError("dp.local calls no hooks in its steps")
         work, module, clock, losses = self.work, self.module, self.clock, list[Tensor]()
         (first_epoch, first_step), last = work.began, loop.steps_of(len(data), 1) - 1
+        self._saved.put_attributes_back()  # as training_step is called outside of local training too
+        if not module.training:
+            work.train_mode()
         try:
             for parameter in module.parameters():
                 parameter.grad = None
@@ -172,7 +182,7 @@ class Hooks:
                     losses += [] if value is None else [value]
                     clock.global_step = first_step + len(losses)
                     if work.schedulers:
-                        work.schedulers.after("step", len(losses))
+                        work.schedulers.after("step", at + len(batches))
                         if value is None or step == last:
                             work.schedulers.after("epoch", epoch + 1)
                     if value is None:
@@ -183,7 +193,8 @@ class Hooks:
             module.on_train_end()
             module.on_fit_end()
             module.teardown(stage=TrainerFn.FITTING)
-            self._saved.require_frozen()
+            self._saved.require_same_parameters()
+            clock.require_unset()
             if not losses:
                 raise ValueError("on_train_batch_start returned -1 in every epoch, so no step was taken")
         finally:
@@ -219,7 +230,7 @@ class Hooks:
             seen, place, is_last = self.transfer(batch[:width]), at + j, j + 1 == len(batches)
             if self.module.on_train_batch_start(seen, place) == -1:
                 return None
-            compute = partial(loss, (*seen, *batch[width:]), number + j)
+            compute = partial(loss, (*seen, *batch[width:]) if batch[width:] else seen, number + j)
             closure = _Closure(self, compute, len(batch[1]) / n, place, j == 0, correct if is_last else None)
             if is_last:
                 self.module.optimizer_step(self.clock.current_epoch, place, self.optimizer, closure)
@@ -248,13 +259,24 @@ class Hooks:
 
     def _take(self, closure: Callable[[], Tensor] | None = None, **_: Any) -> Tensor | None:
         """Be ``optimizer.step`` for ``optimizer_step``: closure, hooks before the step, clipping, step."""
-        value = closure() if closure else None
-        self.module.on_before_optimizer_step(self.work.optimizer)
-        if not self._is_clipped:
-            self.module.configure_gradient_clipping(
-                self.work.optimizer, gradient_clip_val=self.clock.gradient_clip_val, gradient_clip_algorithm=None
-            )
-        plain_step(self.work.optimizer)()
+        optimizer, value = self.work.optimizer, None
+
+        def compute() -> Tensor | None:
+            nonlocal value
+            value = closure() if closure else None
+            self.module.on_before_optimizer_step(optimizer)
+            if not self._is_clipped:
+                self.module.configure_gradient_clipping(
+                    optimizer, gradient_clip_val=self.clock.gradient_clip_val, gradient_clip_algorithm=None
+                )
+            return value
+
+        step: Any = optimizer.step
+        if type(optimizer).__module__.startswith("torch.optim") or "closure" not in signature(step).parameters:
+            compute()
+            plain_step(optimizer)()
+        else:  # such as SAM, which computes the gradient twice
+            step(closure=compute)
         return value
 
     def _after_transfer(self, step: Callable[..., Any]) -> Callable[..., Any]:
@@ -285,7 +307,10 @@ class _Closure:
     def __call__(self) -> Tensor:
         module, optimizer, epoch = self.hooks.module, self.hooks.work.optimizer, self.hooks.clock.current_epoch
         with torch.enable_grad():
-            value = self.compute() if self.share == 1 else self.compute() * self.share
+            value = self.compute()
+            if not (isinstance(value, Tensor) and value.numel() == 1 and value.requires_grad):
+                raise ValueError("training_step must return the loss, one number with a gradient")
+            value = value if self.share == 1 else value * self.share
             if self.is_first:
                 module.on_before_zero_grad(optimizer)
                 module.optimizer_zero_grad(epoch, self.at, optimizer)

@@ -21,7 +21,7 @@ from fedcommons.core.torch_settings import tf32
 from fedcommons.core.written import WRITTEN, Written
 from fedcommons.data.augment import flip_and_crop
 from fedcommons.data.clients import ClientData
-from fedcommons.seeds import generator, set_default_generator
+from fedcommons.seeds import generator, keyed_others, set_default_generator
 from fedcommons.tensors import Flat
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class LocalSGD:
         work.set_rates(lr)
         schedulers, last = work.schedulers if lr is None else None, 0
         if not module.training:
-            module.train()
+            work.train_mode()
         losses: list[Tensor] = []
         protections: set[Release] = set()
         n = len(data)
@@ -172,7 +172,8 @@ class LocalSGD:
         batches = ((epoch, at, b) for epoch in plain for at, b in enumerate(steps(data, seed, epoch)))
         step, written = plain_step(optimizer), Written(work.params.buffer) if self.dp else None
         kernels = nullcontext() if torch.backends.mkldnn.enabled == self.onednn else onednn(self.onednn)
-        with work.logged as logged, kernels, tf32() if self.precision == "tf32" else nullcontext():
+        others = keyed_others(seed) if work.is_users else nullcontext()
+        with work.logged as logged, kernels, tf32() if self.precision == "tf32" else nullcontext(), others:
             if work.hooks:
                 losses += work.hooks.train(self, data, seed, epochs, step_loss, add_to_grad, is_own=loss is not None)
             for epoch, at, batch in batches:
@@ -223,10 +224,11 @@ class LocalSGD:
                     raise
                 losses.append(value.detach())
                 if schedulers:
-                    schedulers.after("step", len(losses))
+                    schedulers.after("step", at * self.accumulate + (1 if is_plain else len(batch)))
+        is_moved = work.is_users and work.gather()
         mean = losses[0] if len(losses) == 1 else reduce(torch.add, losses) / len(losses)
         metrics = {**logged.means, **logged.values(), "loss": mean, "steps": max(1, len(losses) - skipped)}
-        spent = WRITTEN if written and written.found else self._spent(protections, n, len(losses))
+        spent = WRITTEN if written and (written.found or is_moved) else self._spent(protections, n, len(losses))
         work.trained.append(spent)
         return LocalResult(work.params, metrics, spent)
 

@@ -52,7 +52,7 @@ class Metrics:
         """
         owned = {id(one) for one in self.objects}
         places = [*module.modules(), *type(module).__mro__, sys.modules.get(type(module).__module__, module)]
-        values = _values([dict(vars(place)) for place in places])
+        values = values_in([dict(vars(place)) for place in places])
         return {id(one): (one, one.update_count) for one in values if isinstance(one, Metric) and id(one) not in owned}
 
     def require_all(self, module: nn.Module, before: Mapping[int, tuple[Metric, int]]) -> None:
@@ -70,11 +70,11 @@ class Metrics:
 
     def _copy(self, states: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Copy states, but not the modules in them; a tensor with a graph, which cannot be copied, is detached."""
-        tensors = (value for value in _values([*states]) if isinstance(value, Tensor) and not value.is_leaf)
+        tensors = (value for value in values_in([*states]) if isinstance(value, Tensor) and not value.is_leaf)
         return deepcopy(states, {**self._modules, **{id(one): one.detach().clone() for one in tensors}})
 
 
-def _values(containers: list[Any]) -> Iterator[Any]:
+def values_in(containers: list[Any]) -> Iterator[Any]:
     """Yield the values in these containers, and in the plain containers among them."""
     seen = set[int]()
     while containers:
@@ -118,7 +118,7 @@ class Logged:
         return self._logged.keys()
 
     def __enter__(self) -> Self:
-        if not self._open:
+        if not self._open and self.metrics.objects:
             self.metrics.put_back()
             self._logged = {}
         self._open.append({})
@@ -141,6 +141,8 @@ class Logged:
         Raises:
             ValueError: ``compute`` gives something else.
         """
+        if not self._logged:
+            return {}
         found: dict[str, Any] = {}
         for name, metric in self._logged.items():
             try:

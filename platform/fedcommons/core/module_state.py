@@ -1,14 +1,33 @@
 """What a module and its optimizer hold, to put it back after a client whose training may have changed any of it."""
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor, nn
+
+from fedcommons.core.logged import values_in
 
 if TYPE_CHECKING:
     from fedcommons.core.work import Work
+
+
+OF_OPTIMIZER = ("state", "param_groups")
+"""Attributes of an optimizer that the engine empties for each client, or that are put back by themselves."""
+
+OF_GRADIENT = ("_backward_hooks", "_post_accumulate_grad_hooks")
+"""Attributes of a parameter with the hooks on its gradient."""
+
+
+def gradient_hooks(module: nn.Module) -> list[str]:
+    """Return the names of the parameters with a hook on their gradient."""
+    return [name for name, p in module.named_parameters() if any(_hooks_of(p).values())]
+
+
+def _hooks_of(parameter: Tensor) -> dict[str, list[tuple[int, Any]]]:
+    return {name: list((getattr(parameter, name, None) or {}).items()) for name in OF_GRADIENT}
 
 
 class Saved:
@@ -25,23 +44,31 @@ class Saved:
         self.parts = dict(module.named_modules())
         named = dict(module.named_parameters())
         # copies refer to these objects themselves
+        schedulers = [one.scheduler for one in work.schedulers.each] if work.schedulers else []
         self.shared = [
             *self.parts.values(), *named.values(), *module.buffers(), work, work.clock, work.logged, work.optimizer,
-            *others,
+            *schedulers, *others,
         ]  # fmt: skip
-        self.attributes = self._copied({path: vars(part) for path, part in self.parts.items()})
+        self.held = {path: vars(part) for path, part in self.parts.items()}
+        self.held |= {f"{name} (parameter)": vars(p) for name, p in named.items()}
+        self.held["optimizer"] = vars(work.optimizer)
+        self.attributes = self._copied(self.held)
         self.groups = [(group, list(group["params"]), self._settings(group)) for group in work.optimizer.param_groups]
-        self.flags = {name: (p, p.requires_grad, list((p._backward_hooks or {}).items())) for name, p in named.items()}
+        self.flags = {name: (p, p.requires_grad, _hooks_of(p)) for name, p in named.items()}
         sent = {buffer.untyped_storage().data_ptr() for buffer in (work.params.buffer, work.buffers.buffer)}
         unsent = [t for t in (*named.values(), *module.buffers()) if t.untyped_storage().data_ptr() not in sent]
         self.values = [(t, t.detach().clone()) for t in unsent]
 
+    def put_attributes_back(self) -> None:
+        """Make the attributes of the module, its parameters and the optimizer as they were, but for the rates."""
+        for path, values in self._copied(self.attributes).items():
+            values |= {name: self.held[path][name] for name in OF_OPTIMIZER if path == "optimizer"}
+            self.held[path].clear()
+            self.held[path].update(values)
+
     def put_back(self) -> None:
         """Make all of it as it was."""
-        for path, values in self._copied(self.attributes).items():
-            own = vars(self.parts[path])
-            own.clear()
-            own.update(values)
+        self.put_attributes_back()
         del self.optimizer.param_groups[:]
         for group, params, settings in self.groups:
             group.clear()
@@ -49,17 +76,22 @@ class Saved:
             self.optimizer.param_groups.append(group)
         for p, requires_grad, hooks in self.flags.values():
             p.requires_grad_(requires_grad)
-            p.grad, p._backward_hooks = None, OrderedDict(hooks) if hooks else None
+            p.grad = None
+            for name, each in hooks.items():
+                setattr(p, name, OrderedDict(each) if each else None)
         with torch.no_grad():
             for t, value in self.values:
                 t.copy_(value)
 
-    def require_frozen(self) -> None:
-        """See that the parameters that were frozen still are.
+    def require_same_parameters(self) -> None:
+        """See that the module has the parameters that it had, and that those that were frozen still are.
 
         Raises:
-            ValueError: a hook has unfrozen one, which is not sent.
+            ValueError: a hook has replaced one, or has unfrozen one, which is not sent.
         """
+        now = {name: id(p) for part in self.parts for name, p in self._parameters_of(part)}
+        if names := [name for name, (p, *_) in self.flags.items() if now.get(name) != id(p)]:
+            raise ValueError(f"a hook puts another parameter in the place of {names[0]}: write the values into it")
         if names := [name for name, (p, was, _) in self.flags.items() if p.requires_grad and not was]:
             raise ValueError(
                 f"a hook unfreezes {names[0]}, which had requires_grad = False when the module was built and is "
@@ -70,11 +102,20 @@ class Saved:
     def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
         return deepcopy({name: value for name, value in group.items() if name != "params"})
 
+    def _parameters_of(self, path: str) -> Iterator[tuple[str, Any]]:
+        own = self.parts[path].named_parameters(recurse=False, remove_duplicate=False)
+        return ((f"{path}{'.' * bool(path)}{name}", p) for name, p in own)
+
     def _copied(self, attributes: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-        memo = {id(x): x for x in self.shared}
+        memo: dict[int, Any] = {id(x): x for x in self.shared}
+        every = values_in([{**values} for values in attributes.values()])
+        graphs = [x for x in every if isinstance(x, Tensor) and not x.is_leaf and id(x) not in memo]
+        memo |= {id(x): x.detach().clone() for x in graphs}  # a tensor with a graph cannot be copied
         copied: dict[str, dict[str, Any]] = {path: {} for path in attributes}
         for path, values in attributes.items():
             for name, value in values.items():
+                if path == "optimizer" and name in OF_OPTIMIZER:
+                    continue
                 try:
                     copied[path][name] = deepcopy(value, memo)
                 except Exception as error:  # whatever the copying of a user's object raises

@@ -1,6 +1,6 @@
 """What one process trains with: a module, its optimizer, its weights and buffers as flat tensors, the local loop."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ from fedcommons.core.release import Release
 from fedcommons.core.weighting import weight
 from fedcommons.data.clients import ClientData
 from fedcommons.tensors import Flat, copy, layout_of
+
+NOT_USERS = frozenset({"fedcommons", "lightning_modules", "pytorch_lightning", "torch", "torchmetrics", "torchvision"})
 
 ONE_EPOCH = LocalSGD(epochs=1, batch_size=32)
 
@@ -36,6 +38,8 @@ class Work:
     ``instead``: what a local training gives in place of steps, where clients are batched (see ``batched``).
     ``graphs``: what trains by CUDA graphs, where that is asked for and the device is a GPU (see ``graphs``).
     ``hooks``: what calls the module's hooks in local training; None if it overrides none (see ``hooks``).
+    ``evaluating``: its parts in evaluation mode when it was built, such as a frozen BatchNorm, which stay so.
+    ``is_users``: whether it has parts that are not of our packages or torch, and may draw from any generator.
     ``trained``: what protects each local training and gradient since the round engine emptied it, before a client.
 
     Raises:
@@ -73,11 +77,17 @@ class Work:
         self.factor = 1.0
         self.rates: list[Any] = [group["lr"] for group in optimizer.param_groups]
         self._rates = self.rates
+        self.evaluating = [part for part in module.modules() if not part.training] if module.training else []
+        self.is_users = any(type(part).__module__.partition(".")[0] not in NOT_USERS for part in module.modules())
+        self._places = [(name, p, p.data_ptr()) for name, p in self.named.items()]
+        vars(module)["optimizers"] = lambda use_pl_optimizer=True: optimizer
+        vars(module)["lr_schedulers"] = lambda: one_or_all([each.scheduler for each in schedulers])
         self.graphs, self.hooks = graphs.of(self), hooks.of(self)
 
     def begin(self, round: int, data: ClientData | None = None) -> None:
         """Set the clock and the rates to a client's round; ``data``: the client's. Round 0: of a job outside rounds."""
-        self.logged.metrics.put_back()
+        if self.logged.metrics.objects:
+            self.logged.metrics.put_back()
         before = max(0, round - 1)
         steps = self.loop.steps_for(len(data), data.n_own) if data is not None else 0
         self.began = before * self.loop.epochs, before * steps
@@ -96,7 +106,8 @@ class Work:
 
     def inputs(self, x: Tensor, y: Tensor) -> Tensor:
         """Return examples as the module's ``forward`` gets them: those of a batch that its hooks have transferred."""
-        return self.hooks.transfer((x, y))[0] if self.hooks else x
+        batch: Any = self.hooks.transfer((x, y)) if self.hooks else (x, y)
+        return batch[0] if isinstance(batch, Sequence) else x
 
     @property
     def round(self) -> int:
@@ -160,6 +171,24 @@ class Work:
         storages = {t.untyped_storage().data_ptr() for t in tensors if t.layout == torch.strided}
         return _copied(value, storages - {0})
 
+    def gather(self) -> bool:
+        """Bring weights back into ``params`` whose parameters training has moved to other memory (``p.data = ...``).
+
+        Returns:
+            Whether there were any.
+        """
+        moved = [(name, p) for name, p, place in self._places if p.data_ptr() != place]
+        for name, parameter in moved:
+            self.params[name].copy_(parameter.detach())
+            parameter.data = self.params[name]
+        return bool(moved)
+
+    def train_mode(self) -> None:
+        """Put the module into training mode, but for the parts that were not when it was built."""
+        self.module.train()
+        for part in self.evaluating:
+            part.training = False
+
     def snapshot(self) -> Flat:
         """A copy of the module's weights."""
         return copy(self.params)
@@ -184,6 +213,11 @@ class Work:
         if group["momentum"] and not momentum:
             raise ValueError(f"{method} is defined for SGD without momentum, and momentum is {group['momentum']:g}")
         return self.rates[0], group["momentum"]
+
+
+def one_or_all(each: list[Any]) -> Any:
+    """Return the schedulers as ``self.lr_schedulers()`` does: None, the one, or a list."""
+    return each if len(each) > 1 else next(iter(each), None)
 
 
 def _copied(value: Any, storages: set[int]) -> Any:

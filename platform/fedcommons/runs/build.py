@@ -212,6 +212,7 @@ def prepare(config: Experiment) -> Prepared:
         of_clients = sizes if config.evaluate.clients or config.measure.clients else ()
         largest = max(len(dataset.test), len(dataset.validation), *of_clients)
         notes = try_module(module, config.model.name, dataset, largest, config.evaluate.chunk)
+        require_hooks(prepared.algorithm, module, loop, parts.called("model", config.model.name))  # those set since
     if is_tried:
         try_a_step(loop, config.model.name, module, dataset)
     model = flatten(trained(module))

@@ -17,6 +17,7 @@ from fedcommons.core.clock import Clock
 from fedcommons.core.features import seen
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.logged import Logged
+from fedcommons.core.module_state import gradient_hooks
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.data.examples import Dataset
@@ -49,18 +50,21 @@ def try_module(module: LightningModule, name: str, dataset: Dataset, largest: in
             metrics = Logged(module).metrics
             others = metrics.others(module)
             Clock().attach(module)
-            loss = module.training_step((x, y), 0)
-            if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
-                raise ValueError("training_step must return the loss, one number with a gradient")
+            if not hooks.overridden(module, hooks.CALLED):  # else hooks come first
+                loss = module.training_step((x, y), 0)
+                if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
+                    raise ValueError("training_step must return the loss, one number with a gradient")
         with somebodys(what, "", "configure_optimizers"):
             work = Work(module, torch.device("cpu"))
             require_plain(work.optimizer)
+            hooks.require_called(module)  # of those that were assigned here
         with somebodys(what), _uncompiled():
             work.logged.is_trial = True
             frozen = {n: p.clone() for n, p in module.named_parameters() if n not in work.named}
             work.local(work.snapshot(), ClientData(x, y), 0)
             if moved := [n for n, p in frozen.items() if not torch.equal(p, module.get_parameter(n))]:
                 raise ValueError(f"training changes {moved[0]}, which has requires_grad = False and is never sent")
+            work.clock.require_unset()
             work.load(work.initial)
             module.eval()
             with work.logged as logged, catch_warnings(action="ignore"):  # two examples may lack a class
@@ -145,6 +149,7 @@ def require_hooks(algorithm: Algorithm, module: LightningModule, loop: LocalSGD,
         UserError: it is one.
     """
     called = hooks.overridden(module, hooks.CALLED)
+    called += [f"on the gradient of {name}" for name in gradient_hooks(module)]
     if not called:
         return
     name, has = type(algorithm).__name__, f"{model} has the hook {called[0]}"
