@@ -89,6 +89,7 @@ class BlockResult:
     up_bytes: int
     releases: list[Release]  # of all that was sent, covered or not
     outlived: set[str]  # under DP, names of what outlived a client beside messages and memory
+    exposed: set[int]  # under DP, the clients of which a training is not covered
 
 
 def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
@@ -97,6 +98,7 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
     replies, norms, rejected, up_bytes = {}, {}, {}, 0
     releases: list[Release] = []
     outlived: set[str] = set()
+    exposed: set[int] = set()
     device, private = worker.work.device, worker.work.loop.dp is not None
     common = to_device(task.common, device)
     seeds = [seed_for(task.seed, "client", task.round, client) for client in block.clients]
@@ -136,9 +138,12 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
                 before, watched.state(worker.work, worker.algorithm, {"commons": rows.commons})
             )
         up_bytes += reply.nbytes
-        releases += _released(reply, client, rows, has_drawn=worker.work.noise.calls > 0)
+        events, is_whole = _released(reply, client, rows, has_drawn=worker.work.noise.calls > 0)
+        releases += events
         if private:
             releases += _unnamed(worker.work.trained, reply.releases, client)
+            if not (is_whole and all(training.covered for training in worker.work.trained)):
+                exposed.add(client)
         if isinstance(size, str):
             rejected[client] = size
             continue
@@ -156,6 +161,7 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
         up_bytes=up_bytes,
         releases=releases,
         outlived=outlived,
+        exposed=exposed,
     )
 
 
@@ -209,26 +215,30 @@ def _client(worker: Worker, task: RoundTask, message: Message, memory: Payload, 
     return replace(reply, sums={**reply.sums, BUFFERS: scale(buffers, reply.weight)})
 
 
-def _released(reply: Reply, client: int, rows: ClientData, *, has_drawn: bool) -> list[Release]:
-    """The events of a reply that are covered or say why not, and an uncovered one for all other tensors.
+def _released(reply: Reply, client: int, rows: ClientData, *, has_drawn: bool) -> tuple[list[Release], bool]:
+    """Return the events of a reply: those that are covered or say why not, and an uncovered one for all other tensors.
 
     The weights 1 and n_i (the client's size) are public. BatchNorm's statistics, which the engine sends, are never
     covered; nor is anything if the client has not drawn from ``work.noise``.
+
+    The second value is whether the reply's trainings may be covered: an event is, or nothing is sent; each tensor is
+    declared, and what is declared as covered is. What is declared as uncovered (class counts, say) is no training, and
+    neither is a weight.
     """
-    bare = {*reply.sums, *reply.each}
-    if reply.weight != 1 and reply.weight != rows.size:
-        bare.add("weight")
+    sent, is_whole = {*reply.sums, *reply.each}, True
+    bare = {*sent, "weight"} if reply.weight != 1 and reply.weight != rows.size else set(sent)
     events: list[Release] = []
     others: list[Release] = []
     for event in reply.releases:
         if event.covered and not has_drawn:
-            event = replace(event, mechanism=None, why=NOT_DRAWN)
+            event, is_whole = replace(event, mechanism=None, why=NOT_DRAWN), False
         if event.covered:
             bare.difference_update(name for name in event.what if name != BUFFERS)
             events.append(replace(event, client=client))
         else:
             bare.difference_update(event.what)
             others.append(event)
+    is_whole = is_whole and not bare & sent and bool(events or not sent)
     names, seen = {False: bare, True: set[str]()}, {False: 0, True: 0}  # by whether they are a commons
     for event in others:
         names[event.commons].update(event.named)
@@ -238,7 +248,7 @@ def _released(reply: Reply, client: int, rows: ClientData, *, has_drawn: bool) -
             what = tuple(sorted(names[commons]))
             alike = uncovered(what, commons)
             events.append(replace(alike, client=client, seen=seen[commons]) if seen[commons] else alike)
-    return events
+    return events, is_whole
 
 
 def _unnamed(trained: Sequence[Release], named: Sequence[Release], client: int) -> list[Release]:
