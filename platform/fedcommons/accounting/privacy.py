@@ -114,7 +114,7 @@ class Ledger:
             return self
         outlived = tuple(sorted({*self.outlived, *outlived}))
         leaks = {**self.leaks, **leaks}
-        if why := OUTLIVED if outlived else next(iter(leaks.values()), ""):
+        if why := OUTLIVED if outlived else "".join(f"uncovered: {name}" for name in [*leaks][:1]):
             exposed = {*exposed, *(int(event.client) for event in round if event.covered)}
             round = [replace(event, mechanism=None, why=why) if event.covered else event for event in round]
         commons = self.commons.and_also([event for event in round if event.commons])

@@ -41,7 +41,8 @@ TRUSTED = {
     "generator": "the receipt of what protects its images, and that its noise is secret",
     "model": "hooks, and what it keeps outside of tensors and numbers",
     "straggler": "that who is late does not depend on the data",
-    "data": "that an example is one person's",
+    "data": "that an example is one person's, and that mean, std, classes and scales are not computed from clients' "
+    "examples",
     "schedule": "that the learning rate does not depend on the data",
     "partition": "that who holds what does not depend on what examples show",
 }

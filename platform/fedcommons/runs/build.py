@@ -38,7 +38,7 @@ from fedcommons.core.salts import SECRET
 from fedcommons.core.work import Work, floating_buffers, trained
 from fedcommons.core.worker import RunData, fresh_torch, set_up_process
 from fedcommons.data.clients import Clients
-from fedcommons.data.examples import Dataset, Examples, without_images
+from fedcommons.data.examples import STANDARDISATION, Dataset, Examples, without_images
 from fedcommons.data.partition import Partitioned
 from fedcommons.errors import UserError, before_any_work, given, somebodys
 from fedcommons.federation.memory import ClientMemory
@@ -57,8 +57,9 @@ from fedcommons.runs.checks import (
     require_replies,
     require_target,
 )
+from fedcommons.runs.leaks import computed_by_all, leaks_of
 from fedcommons.runs.modules import require_distillable, require_precision, require_statistics, try_a_step, try_module
-from fedcommons.runs.worker import build_module, build_worker, local_loop, noise_key
+from fedcommons.runs.worker import build_module, build_worker, local_loop, noise_key, standardises
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.needs import GeneratorRecipe, Need, n_seen, require_constants, salts_told
@@ -204,6 +205,8 @@ def prepare(config: Experiment) -> Prepared:
         try_module(module, config.model.name, dataset)
     if is_tried:
         try_a_step(loop, config.model.name, module, dataset)
+    if not standardises(config.model.name, module):
+        dataset = replace(dataset, computed=tuple(what for what in dataset.computed if what != STANDARDISATION))
     model = flatten(trained(module))
     capacity.require_model(model)
     keeps = config.federation.buffers == "keep"
@@ -230,7 +233,7 @@ def prepare(config: Experiment) -> Prepared:
             "--measure.every 0": not config.measure.every,
         }
         require_no_server_model(config.algorithm, [option for option, is_met in options.items() if not is_met])
-    return replace(prepared, about=about)
+    return replace(prepared, about=about, dataset=dataset)
 
 
 def begin(algorithm: Algorithm, model: Flat, facts: Facts, seed: int) -> State:
@@ -389,4 +392,6 @@ def assemble_contributed(prepared: Prepared, contributed: Contributions) -> Asse
     data = replace(shared.data, sets=sets, n_classes=dataset.n_classes or 0, tests=prepared.tests)
     about = {**prepared.about, "pool": len(data.pool.rows.flat) if data.pool and data.serves else 0}
     plan = plan_of(c, prepared.algorithm, prepared.late, data.clients, about)
-    return Assembled(prepared, replace(shared, data=data), plan, audited)
+    plan = replace(plan, leaks=leaks_of(dataset.computed))
+    shared = replace(shared, data=data, releases=[*shared.releases, *computed_by_all(dataset.computed, len(data.own))])
+    return Assembled(prepared, shared, plan, audited)
