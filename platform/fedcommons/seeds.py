@@ -71,13 +71,19 @@ def keyed_globals(*key: int | str) -> Iterator[None]:
     import torch
 
     gpus = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
+    with torch.random.fork_rng(devices=gpus), keyed_besides_torch(*key):
+        set_default_generator(*key, "torch")
+        yield
+
+
+@contextmanager
+def keyed_besides_torch(*key: int | str) -> Iterator[None]:
+    """Seed numpy's global generator and Python's ``random``; afterwards they are as they were."""
     of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  (it is the one that others use)
-    with torch.random.fork_rng(devices=gpus):
-        try:
-            random.seed(seed_for(*key, "python"))
-            np.random.seed(seed_for(*key, "numpy") % 2**32)  # noqa: NPY002
-            set_default_generator(*key, "torch")
-            yield
-        finally:
-            random.setstate(of_python)
-            np.random.set_state(of_numpy)  # noqa: NPY002
+    try:
+        random.seed(seed_for(*key, "python"))
+        np.random.seed(seed_for(*key, "numpy") % 2**32)  # noqa: NPY002
+        yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)  # noqa: NPY002

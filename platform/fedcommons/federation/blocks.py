@@ -5,6 +5,7 @@ The result is a pure function of (message, memory, data, seed), so a block may r
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -22,7 +23,7 @@ from fedcommons.core.release import Release, uncovered
 from fedcommons.core.worker import Worker
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError, ends, name_of
-from fedcommons.seeds import seed_for, set_default_generator
+from fedcommons.seeds import keyed_besides_torch, seed_for, set_default_generator
 from fedcommons.tensors import Flat, Payload, copy, data, flat, like, nbytes, norm, scale, to_device
 
 NOT_FINITE = "has values that are not finite"
@@ -97,6 +98,7 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
     sums: dict[Form, BlockSum] = {}
     replies, norms, rejected, up_bytes = {}, {}, {}, 0
     releases: list[Release] = []
+    before: watched.State = {}
     outlived: set[str] = set()
     exposed: set[int] = set()
     device, private = worker.work.device, worker.work.loop.dp is not None
@@ -107,10 +109,12 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
     each = zip(block.clients, seeds, block.own, block.memory, block.shares, strict=True)
     for client, seed, own, memory, share in each:
         rows = worker.data.clients[client]
-        worker.work.share = share
         worker.work.begin(task.round, rows)
+        if private and not before:
+            watched.put_back(worker.work)
+            before = watched.state(worker.work, worker.algorithm, {"commons": rows.commons})
+        worker.work.share = share
         worker.work.trained.clear()
-        before = watched.state(worker.work, worker.algorithm, {"commons": rows.commons}) if private else {}
         set_default_generator(seed, "client")  # for what a module draws outside of local training
         try:
             message, memory = Message(common, to_device(own, device)), to_device(memory, device)
@@ -119,7 +123,8 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
             if private:  # what a client does to its message reaches nobody else
                 message = Message(_cloned(message.common), _cloned(message.own))
             worker.work.instead = batched.give(ready[client]) if client in ready else None
-            reply = _client(worker, task, message, memory, rows, seed)
+            with keyed_besides_torch(seed, "client") if private else nullcontext():
+                reply = _client(worker, task, message, memory, rows, seed)
             require_reply(reply)
             size = _norm(reply, task.max_norm)  # waits for a GPU, which tells only now what failed on it
         except BaseException as error:  # whatever somebody's code raises
@@ -134,9 +139,8 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
             worker.work.share, worker.work.instead = 1.0, None  # what the server trains is whole, and its own
         if private:
             watched.put_back(worker.work)
-            outlived |= watched.differing(
-                before, watched.state(worker.work, worker.algorithm, {"commons": rows.commons})
-            )
+            after = watched.state(worker.work, worker.algorithm, {"commons": rows.commons})
+            outlived, before = outlived | watched.differing(before, after), after
         up_bytes += reply.nbytes
         events, is_whole = _released(reply, client, rows, has_drawn=worker.work.noise.calls > 0)
         releases += events
