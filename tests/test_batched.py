@@ -96,11 +96,18 @@ class _Net(LightningModule):
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
         said = self(batch[0])
         self.log("right", (said.argmax(1) == batch[1]).float().mean())
-        self.log_dict({"number": float(batch_idx)})
+        self.log_dict({"number": float(len(batch[1]))})
         return F.cross_entropy(said, batch[1])
 
     def configure_optimizers(self) -> Any:
         return (self.made or (lambda p: torch.optim.SGD(p, 0.1)))(self.parameters())
+
+
+class _ReadsItsPlace(_Net):
+    """Its loss follows the place of the batch in the epoch, which differs between clients of unequal sizes."""
+
+    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) * (1 + batch_idx)
 
 
 class _ReadsItsClock(_Net):
@@ -280,6 +287,7 @@ def test_it_decides_results_so_that_no_run_goes_on_with_another_value() -> None:
         (lambda: _Net(norm=True), "keeps statistics of its batches"),
         (lambda: _Net(dropout=0.5), "random"),
         (_ReadsItsClock, "reads self.current_epoch"),
+        (_ReadsItsPlace, "batch_idx"),
         (_Branches, "data-dependent|vmap"),
         (lambda: _Net(lambda p: torch.optim.RMSprop(p, 0.1)), "its optimizer is RMSprop"),
         (

@@ -5,10 +5,12 @@ What it cannot see (a false ``spent.of``, data in ``start=``, in memory, in shap
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
+from broken_promises import Sound, Total
 from torch import Tensor
 
 from fedcommons.algorithms.fedavg import FedAvg
@@ -20,7 +22,7 @@ from fedcommons.core.local import LocalSGD, constant
 from fedcommons.core.work import Work
 from fedcommons.core.worker import Worker
 from fedcommons.data.clients import ClientData
-from fedcommons.tensors import Payload, copy, data, flat, sub
+from fedcommons.tensors import Flat, Payload, copy, data, flat, sub
 
 if TYPE_CHECKING:
     from conftest import Federation
@@ -236,3 +238,46 @@ def test_a_reply_is_its_tensors_and_nothing_else(digits: "Digits") -> None:
     now = federation.play(cast("Any", Takes()), federation.plan(1))[-1][0]
     assert data(now.state["found"]).tolist() == [0] * 5
     assert now.ledger.uncovered == {"delta": 5, "part": 5}
+
+
+class _Aliases(Sound):
+    """Sends, keeps and gets back from server jobs what is the worker's own memory, or a part of it."""
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        reply = super().client(work, message, memory, data, round, seed)
+        first = work.params[work.params.layout.names[0]]
+        return replace(reply, each={**reply.each, "y": work.params, "first": first}, memory={"moment": work.params})
+
+    def merge(self, executor: Executor, state: State, total: Total, replies: Replies, round: int, seed: int) -> State:
+        sent = [data(x) for reply in replies.values() for x in (reply.each["y"], reply.each["first"])]
+        shared: Any = SimpleNamespace(model=flat(state, "model"), nbytes=0)
+        jobs = executor.map(_trained_on_zeros, shared, [1, 2])
+        state = super().merge(executor, state, total, replies, round, seed)
+        return {**state, "sent": torch.cat([x.reshape(-1) for x in (*sent, *(job["y"].buffer for job in jobs))])}
+
+
+class _Copies(_Aliases):
+    """The same with copies."""
+
+    def client(self, *args: Any) -> Reply:
+        reply = super().client(*args)
+        each = {name: copy(x) if isinstance(x, Flat) else x.clone() for name, x in reply.each.items()}
+        return replace(reply, each=each, memory={"moment": copy(flat(reply.memory or {}, "moment"))})
+
+
+def _trained_on_zeros(worker: Worker, shared: Any, seed: int) -> dict[str, Flat]:
+    zeros = ClientData(torch.zeros(5, 1, 8, 8, dtype=torch.uint8), torch.arange(5) % 2 * seed)
+    return {"y": worker.work.local(shared.model, zeros, seed).model}
+
+
+def test_memory_of_the_worker_that_a_method_sends_or_keeps_is_copied(digits: "Digits") -> None:
+    ends = []
+    for method in (_Aliases(), _Copies()):
+        federation = digits(method=method)
+        now = federation.play(method, federation.plan(2, blocks=1))[-1][0]
+        ends.append(
+            [data(now.state["sent"]), now.model.buffer, *(flat(now.memory[i], "moment").buffer for i in (0, 1))]
+        )
+    assert all(map(torch.equal, *ends))
+    jobs = ends[0][0][-2 * len(ends[0][1]) :].chunk(2)
+    assert not torch.equal(*jobs)  # each with its own result

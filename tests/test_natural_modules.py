@@ -110,6 +110,16 @@ REFUSED = {
     ),
     "compiled in place": (made("self.compile()"), "is compiled by torch.compile"),
     "compiled inside": (made("self.last = torch.compile(self.last)"), "is compiled by torch.compile"),
+    "compiled forward": (made("self.forward = torch.compile(self.forward)"), "is compiled by torch.compile"),
+    "compiled step": (
+        made("pass") + "\n\n    @torch.compile\n    def training_step(self, batch, batch_idx):\n"
+        "        return super().training_step(batch, batch_idx)",
+        "is compiled by torch.compile",
+    ),
+    "compiled function": (
+        "half = torch.compile(lambda x: x / 2)\n\n\n" + step("return half(loss)"),
+        "is compiled by torch.compile",
+    ),
     "lazy": (made("self.last = nn.LazyLinear(n_classes)"), "last.weight has no shape before the first batch"),
     "a lazy buffer": (made("self.norm = nn.LazyBatchNorm1d()"), "norm.weight has no shape before the first batch"),
     "shared memory": (

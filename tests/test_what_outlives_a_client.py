@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -12,6 +13,7 @@ import pytest
 import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
+from torch.optim import lr_scheduler
 
 from fedcommons.accounting.privacy import Ledger
 from fedcommons.algorithms.fedavg import FedAvg
@@ -21,6 +23,7 @@ from fedcommons.core import watched
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
 from fedcommons.errors import UserError
+from fedcommons.runs.checks import schedule_of
 from fedcommons.runs.experiment import run
 from fedcommons.seeds import set_default_generator
 from fedcommons.testing.elsewhere import Apart
@@ -32,7 +35,8 @@ if TYPE_CHECKING:
 
     Digits = Callable[..., Federation]
 
-PRIVATE = LocalSGD(1, 5, dp=DPSGD(2.0, 1.0))
+DP = DPSGD(2.0, 1.0)
+PRIVATE = LocalSGD(1, 5, dp=DP)
 SEEDS = range(2)
 SEEN: list[float] = []
 
@@ -275,6 +279,64 @@ def test_what_is_found_once_counts_for_all_later_rounds(digits: "Digits") -> Non
     assert rest[1].updates.uncovered == {"delta (something beside messages and memory outlived a client)": 10}
 
 
+# Learning rates that change are no data
+
+SCHEDULES = {name: schedule_of(name, {"warmup": 2}, 3) for name in KINDS["schedule"].known}
+SCHEDULES |= {"none": None, "one's own": lambda round: 1 / round}
+SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+    "none": lambda sgd: sgd,
+    "epoch": lambda sgd: {"optimizer": sgd, "lr_scheduler": lr_scheduler.StepLR(sgd, 1, gamma=0.5)},
+    "step": lambda sgd: _each_step(sgd, lr_scheduler.CosineAnnealingLR(sgd, 9)),
+    "momentum too": lambda sgd: _each_step(sgd, lr_scheduler.OneCycleLR(sgd, 0.1, total_steps=99)),
+    "cyclic": lambda sgd: _each_step(sgd, lr_scheduler.CyclicLR(sgd, 0.01, 0.1, 3)),
+    "one after another": lambda sgd: _each_step(
+        sgd,
+        lr_scheduler.SequentialLR(
+            sgd, [lr_scheduler.LinearLR(sgd, 0.1, total_iters=2), lr_scheduler.ExponentialLR(sgd, 0.9)], [2]
+        ),
+    ),
+    "several": lambda sgd: (
+        [sgd],
+        [
+            lr_scheduler.LambdaLR(sgd, lambda n: 1 / (1 + n)),
+            {"scheduler": lr_scheduler.StepLR(sgd, 1), "interval": "step"},
+        ],
+    ),
+}
+
+
+def _each_step(sgd: torch.optim.Optimizer, scheduler: lr_scheduler.LRScheduler) -> Any:
+    return [sgd], [{"scheduler": scheduler, "interval": "step"}]
+
+
+def _scheduled(scheduler: str) -> LightningModule:
+    module = Plain()
+    sgd = torch.optim.SGD(module.parameters(), 0.1, momentum=0.9)
+    made = SCHEDULERS[scheduler](sgd)
+    module.configure_optimizers = lambda: made
+    return module
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_a_learning_rate_that_changes_is_not_taken_for_state_of_a_client(
+    name: str, scheduler: str, digits: "Digits"
+) -> None:
+    """What was released, and how often, is what it is at a constant rate: two steps of each client in a round."""
+    loop = LocalSGD(1, 2, dp=replace(DP, at_once=2 if name == "cosine" else 1), schedule=SCHEDULES[name])
+    ledger = _ledger(digits(sizes=(4, 4)).training(loop), partial(_scheduled, scheduler), rounds=3)
+    assert not ledger.uncovered
+    assert {i: list(events.items()) for i, events in ledger.updates.covered.items()} == {
+        0: [((0.5, 2.0), 6)],
+        1: [((0.5, 2.0), 6)],
+    }
+
+
+def test_what_else_a_step_changes_in_the_optimizer_is_named_at_every_rate(digits: "Digits") -> None:
+    loop = replace(PRIVATE, schedule=lambda round: 1 / round)
+    assert "optimizer state (0.weight_decay)" in _ledger(digits().training(loop), InTheOptimizer).outlived
+
+
 # Weights that are written
 
 
@@ -364,7 +426,8 @@ def test_values_are_compared_and_not_objects(digits: "Digits") -> None:
 def test_no_method_of_ours_keeps_anything(name: str, digits: "Digits") -> None:
     constants = {"feddm": {"init": "noise", "iterations": 2, "least": 1, "ipc": 1}, "feddpms": {"quota": 2, "tries": 2}}
     method = parts.make("algorithm", name, constants.get(name, {}))
-    federation = digits(sizes=(9, 16, 12), method=method, dropout=0.3).training(PRIVATE)
+    loop = replace(PRIVATE, schedule=lambda round: 1 / round)
+    federation = digits(sizes=(9, 16, 12), method=method, dropout=0.3).training(loop)
     for seed in SEEDS:
         ledger = federation.play(method, federation.plan(3, participation=0.7, seed=seed))[-1][0].ledger
         assert ledger.outlived == ()

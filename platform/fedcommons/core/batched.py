@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from fedcommons.core.clock import NoClock
+from fedcommons.core.clock import NO_NUMBER, NoClock
 from fedcommons.core.local import Batch, Correction, LocalResult, LocalSGD, onednn
 from fedcommons.core.plain_step import plain_step
 from fedcommons.core.release import UNCOVERED
@@ -233,7 +233,7 @@ def flaw(work: "Work", batch: Batch) -> str | None:
     NoClock("in which clients of a batch differ").attach(work.module.train())
     try:
         stacked = Stacked(work, [work.initial] * 2)
-        stacked.add_gradients({0: batch, 1: batch}, 0)
+        stacked.add_gradients({0: batch, 1: batch}, NO_NUMBER)
         lacking = [name for name, weights in stacked.weights.items() if weights.grad is None]
         return f"its loss does not depend on {lacking[0]}" if lacking else None
     except Exception as error:  # whatever vmap or somebody's code raises

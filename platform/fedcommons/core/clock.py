@@ -11,15 +11,21 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pytorch_lightning import LightningModule
+from pytorch_lightning.plugins.precision import Precision
 
 
 @dataclass
 class Clock:
-    """What ``self.current_epoch``, ``self.global_step`` and ``self.trainer.round`` say in a module."""
+    """What ``self.current_epoch``, ``self.global_step`` and ``self.trainer.round`` say in a module.
+
+    training: whether the module is in a client's local training. gradient_clip_val: ``client.clip_norm``.
+    """
 
     round: int = 0
     current_epoch: int = 0
     global_step: int = 0
+    training: bool = False
+    gradient_clip_val: float | None = None
 
     # what a LightningModule asks its Trainer for by itself
     global_rank: ClassVar[int] = 0
@@ -28,6 +34,8 @@ class Clock:
     logger: ClassVar[None] = None
     loggers: ClassVar[tuple[()]] = ()
     lr_scheduler_configs: ClassVar[tuple[()]] = ()
+    gradient_clip_algorithm: ClassVar[None] = None
+    precision_plugin: ClassVar[Precision] = Precision()
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
@@ -54,3 +62,17 @@ class NoClock(Clock):
         if name in ("current_epoch", "global_step"):
             raise ValueError(f"it reads self.{name}, {object.__getattribute__(self, 'why')}")
         return super().__getattribute__(name)
+
+
+class _NoNumber:
+    """Stands for the place of a batch where one call of a module serves many batches; whoever reads it is refused."""
+
+    def _refuse(self, *_: object) -> Any:
+        raise ValueError("it reads its step's number (batch_idx)")
+
+    __eq__ = __lt__ = __le__ = __gt__ = __ge__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
+    __mod__ = __truediv__ = __rtruediv__ = __floordiv__ = __pow__ = __rpow__ = __neg__ = _refuse
+    __bool__ = __int__ = __float__ = __index__ = __hash__ = __str__ = _refuse
+
+
+NO_NUMBER: Any = _NoNumber()

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedcommons.core.clock import NoClock
+from fedcommons.core.clock import NO_NUMBER, NoClock
 from fedcommons.core.local import KINDS, Batch, Correction, LocalResult, autocast
 from fedcommons.core.plain_step import plain_step
 from fedcommons.core.release import UNCOVERED
@@ -95,8 +95,7 @@ class Graphs:
             work.optimizer.state[parameter] = {"momentum_buffer": momentum.zero_()}
         for total in self.sums.values():
             total.zero_()
-        for group, rate in zip(work.optimizer.param_groups, work.rates, strict=True):
-            group["lr"] = rate
+        work.set_rates()
         if work.rates != self.rates or len(self.graphs) >= MOST:
             self.graphs.clear()
             self.corrections.clear()
@@ -184,20 +183,6 @@ def record(play: Callable[[], None]) -> Callable[[], object]:
     except RuntimeError as error:
         raise ValueError(f"client.graphs: this step cannot be recorded: {sentence(error)}") from error
     return graph.replay
-
-
-class _NoNumber:
-    """In the place of a step's number, which a graph would have as it was when recorded."""
-
-    def _refuse(self, *_: object) -> Any:
-        raise ValueError("it reads its step's number (batch_idx)")
-
-    __eq__ = __lt__ = __le__ = __gt__ = __ge__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
-    __mod__ = __truediv__ = __rtruediv__ = __floordiv__ = __pow__ = __rpow__ = __neg__ = _refuse
-    __bool__ = __int__ = __float__ = __index__ = __hash__ = __str__ = _refuse
-
-
-NO_NUMBER: Any = _NoNumber()
 
 
 def flaw(work: "Work", batch: Batch) -> str | None:

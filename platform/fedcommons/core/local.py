@@ -134,7 +134,11 @@ class LocalSGD:
         add_to_grad: AddToGrad | None = None,
         lr: float | None = None,
     ) -> LocalResult:
-        """Train from ``start``; see ``Work.local``."""
+        """Train from ``start``; see ``Work.local``.
+
+        A method's own loss gets the number of the step among all of this training; ``training_step`` gets the place of
+        the batch in its epoch, as from Lightning.
+        """
         if data.beside and (loss is None or any(len(column) != len(data) for column in data.beside)):
             raise ValueError("columns beside a client's data are for a loss of the method's own, one row an example")
         if work.instead:
@@ -150,12 +154,8 @@ class LocalSGD:
         dp = self._private(work, data) if self.dp else None
         work.load(start)
         optimizer.state.clear()  # momentum starts anew: the next client knows nothing of this one's
-        for group, rate in zip(optimizer.param_groups, work.rates, strict=True):
-            group["lr"] = rate if lr is None else lr
-        schedulers = work.schedulers if lr is None else None
-        if schedulers:
-            schedulers.begin(work.factor)
-            last = 0
+        work.set_rates(lr)
+        schedulers, last = work.schedulers if lr is None else None, 0
         if not module.training:
             module.train()
         losses: list[Tensor] = []
@@ -165,23 +165,26 @@ class LocalSGD:
         private = work.noise.call("local training", *data.columns) if self.dp else None
         set_default_generator(seed, "dropout")
         is_plain, skipped = self.accumulate == 1 and not scaler, 0
-        steps: Callable[..., Iterator[Any]] = self.batches if is_plain else self._steps
+        steps: Callable[..., Iterator[Any]] = self.batches if is_plain else self.steps
         if private:
             steps = partial(self._samples, private)
-        batches = ((epoch, b) for epoch in range(epochs) for b in steps(data, seed, epoch))
+        plain = range(0 if work.hooks else epochs)  # a module with hooks is trained by them
+        batches = ((epoch, at, b) for epoch in plain for at, b in enumerate(steps(data, seed, epoch)))
         step, written = plain_step(optimizer), Written(work.params.buffer) if self.dp else None
         kernels = nullcontext() if torch.backends.mkldnn.enabled == self.onednn else onednn(self.onednn)
         with work.logged as logged, kernels, tf32() if self.precision == "tf32" else nullcontext():
-            for epoch, batch in batches:
+            if work.hooks:
+                losses += work.hooks.train(self, data, seed, epochs, step_loss, add_to_grad, is_own=loss is not None)
+            for epoch, at, batch in batches:
                 if schedulers and epoch != last:
                     schedulers.after("epoch", epoch)
                     last = epoch
                 clock.current_epoch, clock.global_step = first_epoch + epoch, first_step + len(losses)
+                number = len(losses) if loss else at
                 try:
                     if dp and private:
                         batch, seeds = batch
-                        expected, number = min(self.batch_size, n), len(losses)
-                        noise = private.stream("noise", number)
+                        expected, noise = min(self.batch_size, n), private.stream("noise", len(losses))
                         if dp.at_once > 1 and loss is None:
                             total, sums = dp_vectorised.of_step(dp, module, work.named, batch, number)
                             value = sums.pop("loss") / max(len(batch[1]), 1)
@@ -193,13 +196,13 @@ class LocalSGD:
                             protections.add(found[1])
                     else:
                         if is_plain:
-                            value = step_loss(batch, len(losses))
+                            value = step_loss(batch, number)
                         for parameter in parameters:  # zero_grad without the optimizer's profiling around it
                             parameter.grad = None
                         if is_plain:
                             value.backward()
                         else:
-                            value = self._accumulated(step_loss, batch, len(losses), scaler)
+                            value = self._accumulated(step_loss, batch, number, scaler)
                     if scaler:
                         scaler.unscale_(optimizer)
                     if self.clip_norm is not None:
@@ -260,7 +263,7 @@ class LocalSGD:
                 batch[0] = flip_and_crop(batch[0], draws)
             yield tuple(batch), seeds
 
-    def _steps(self, data: ClientData, seed: int, epoch: int) -> Iterator[list[Batch]]:
+    def steps(self, data: ClientData, seed: int, epoch: int) -> Iterator[list[Batch]]:
         """The batches of each step of an epoch."""
         batches = self.batches(data, seed, epoch)
         return iter(lambda: list(islice(batches, self.accumulate)), [])

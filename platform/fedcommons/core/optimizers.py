@@ -5,7 +5,7 @@ dict of ``scheduler``, ``interval`` (epoch, the default, or step) and ``frequenc
 ``([optimizer], [schedulers])``. An epoch is one over the client's data, a step one of the optimizer.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -63,11 +63,11 @@ class Schedulers:
     """The schedulers of a module, which begin anew for every client.
 
     What they set (rates, and momentum with some) is restored to what it was when the module was built. ``factor``: of
-    the round, times which a scheduler's rate is taken.
+    the round, times which a scheduler's rate is taken. ``step``: the module's hook ``lr_scheduler_step``.
     """
 
-    def __init__(self, optimizer: Optimizer, each: Sequence[Every]) -> None:
-        self.optimizer, self.each = optimizer, each
+    def __init__(self, optimizer: Optimizer, each: Sequence[Every], step: Callable[[Any, None], None]) -> None:
+        self.optimizer, self.each, self.step = optimizer, each, step
         self._groups = [deepcopy({n: v for n, v in g.items() if n != "params"}) for g in optimizer.param_groups]
         self._states = [deepcopy(one.scheduler.state_dict()) for one in each]
         self._rates: list[Any] = []
@@ -92,7 +92,7 @@ class Schedulers:
             for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
                 group["lr"] = rate
             for one in due:
-                one.scheduler.step()
+                self.step(one.scheduler, None)
             self._multiply()
 
     def _multiply(self) -> None:

@@ -54,10 +54,7 @@ def put_back(work: Work) -> None:
     work.optimizer.state.clear()
     for parameter in work.named.values():
         parameter.grad = None
-    for group, rate in zip(work.optimizer.param_groups, work.rates, strict=True):
-        group["lr"] = rate
-    if work.schedulers:
-        work.schedulers.begin(work.factor)
+    work.set_rates()
 
 
 def state(work: Work, algorithm: object, others: Mapping[str, object] | None = None) -> State:

@@ -7,7 +7,7 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
-from fedcommons.core import graphs, optimizers
+from fedcommons.core import graphs, hooks, optimizers
 from fedcommons.core.clock import Clock
 from fedcommons.core.local import BARE_GRADIENT, AddToGrad, LocalResult, LocalSGD, Loss
 from fedcommons.core.logged import Logged
@@ -35,6 +35,7 @@ class Work:
     ``rates``: of the optimizer's groups in this round.
     ``instead``: what a local training gives in place of steps, where clients are batched (see ``batched``).
     ``graphs``: what trains by CUDA graphs, where that is asked for and the device is a GPU (see ``graphs``).
+    ``hooks``: what calls the module's hooks in local training; None if it overrides none (see ``hooks``).
     ``trained``: what protects each local training and gradient since the round engine emptied it, before a client.
 
     Raises:
@@ -49,8 +50,9 @@ class Work:
         weighting: str = "uniform",
         source: Source = SEED_ALONE,
     ) -> None:
+        hooks.prepare(module)
         self.module, self.device, self.loop, self.weighting = module.to(device), device, loop, weighting
-        self.share, self.clock, self.began = 1.0, Clock(), (0, 0)
+        self.share, self.clock, self.began = 1.0, Clock(gradient_clip_val=loop.clip_norm), (0, 0)
         self.instead: Callable[..., LocalResult] | None = None
         self.source, self.noise = source, Noise(source)
         self.trained: list[Release] = []
@@ -67,11 +69,11 @@ class Work:
         self.initial, self.initial_buffers = self.snapshot(), copy(self.buffers)
         optimizer, schedulers = optimizers.read(module.configure_optimizers())
         self.optimizer, self.logged = optimizer, Logged(module)
-        self.schedulers = Schedulers(optimizer, schedulers) if schedulers else None
+        self.schedulers = Schedulers(optimizer, schedulers, module.lr_scheduler_step) if schedulers else None
         self.factor = 1.0
         self.rates: list[Any] = [group["lr"] for group in optimizer.param_groups]
         self._rates = self.rates
-        self.graphs = graphs.of(self)
+        self.graphs, self.hooks = graphs.of(self), hooks.of(self)
 
     def begin(self, round: int, data: ClientData | None = None) -> None:
         """Set the clock and the rates to a client's round; ``data``: the client's. Round 0: of a job outside rounds."""
@@ -82,6 +84,18 @@ class Work:
         if self.loop.schedule:
             self.factor = self.loop.schedule(round) if round else 1.0
             self.rates = [rate * self.factor for rate in self._rates]
+        self.set_rates()
+
+    def set_rates(self, lr: float | None = None) -> None:
+        """Set all rates to ``lr``, by default to those of the round, and the schedulers to how they were built."""
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate if lr is None else lr
+        if self.schedulers and lr is None:
+            self.schedulers.begin(self.factor)
+
+    def inputs(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return examples as the module's ``forward`` gets them: those of a batch that its hooks have transferred."""
+        return self.hooks.transfer((x, y))[0] if self.hooks else x
 
     @property
     def round(self) -> int:
@@ -135,6 +149,16 @@ class Work:
         for counter, built in self.counters:
             counter.copy_(built)
 
+    def copied(self, value: Any) -> Any:
+        """Return the value with copies of those of its tensors that share memory with this worker's module.
+
+        The next training overwrites them. Looked at are tensors, ``Flat`` and dicts, lists and tuples of them.
+        """
+        tensors = (*self.module.parameters(), *self.module.buffers())
+        tensors += tuple(x for m in self.module.modules() for x in vars(m).values() if isinstance(x, Tensor))
+        storages = {t.untyped_storage().data_ptr() for t in tensors if t.layout == torch.strided}
+        return _copied(value, storages - {0})
+
     def snapshot(self) -> Flat:
         """A copy of the module's weights."""
         return copy(self.params)
@@ -159,6 +183,17 @@ class Work:
         if group["momentum"] and not momentum:
             raise ValueError(f"{method} is defined for SGD without momentum, and momentum is {group['momentum']:g}")
         return self.rates[0], group["momentum"]
+
+
+def _copied(value: Any, storages: set[int]) -> Any:
+    if isinstance(value, Flat):
+        return copy(value) if value.buffer.untyped_storage().data_ptr() in storages else value
+    if isinstance(value, Tensor):
+        shares = value.layout == torch.strided and value.untyped_storage().data_ptr() in storages
+        return value.detach().clone() if shares else value
+    if type(value) is dict:
+        return {name: _copied(part, storages) for name, part in value.items()}
+    return type(value)(_copied(part, storages) for part in value) if type(value) in (list, tuple) else value
 
 
 def module_with(module: LightningModule, model: Flat, buffers: Flat) -> LightningModule:

@@ -48,7 +48,7 @@ def _without_clients(worker: Worker, job: _Job, number: Any) -> Any:
     pool = worker.data.pool if worker.data.serves else None
     of_server = pool and _alone(pool)
     data = RunData(nobody, nobody, worker.data.sets, of_server, worker.data.n_classes, serves=of_server is not None)
-    return job.function(replace(worker, data=data), job.shared, number)
+    return worker.work.copied(job.function(replace(worker, data=data), job.shared, number))
 
 
 def _alone(pool: Clients) -> Clients:

@@ -20,6 +20,7 @@ from fedcommons.core.local import LocalResult
 from fedcommons.core.noise import Noise
 from fedcommons.core.reduction import BlockSum, Total
 from fedcommons.core.release import Release, uncovered
+from fedcommons.core.work import Work
 from fedcommons.core.worker import Worker
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError, ends, name_of
@@ -156,7 +157,7 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
             reply = replace(reply, sums={**reply.sums, BUFFERS: mine})
         norms[client], form = size, _form(reply)
         sums.setdefault(form, BlockSum()).add(reply.sums)
-        replies[client] = form, _at_rest(reply)
+        replies[client] = form, _at_rest(reply, worker.work)
     return BlockResult(
         sums={form: s.total for form, s in sums.items()},
         replies=replies,
@@ -281,11 +282,14 @@ def _bare(x: Flat | Tensor) -> Flat | Tensor:
     return like(x, values.clone() if values.untyped_storage().nbytes() > values.nbytes else values)
 
 
-def _at_rest(reply: Reply) -> Reply:
-    """The reply without its sums, on the CPU."""
-    memory = None if reply.memory is None else to_device(reply.memory, CPU)
+def _at_rest(reply: Reply, work: Work) -> Reply:
+    """Return the reply without its sums, on the CPU and without memory that the next client's training overwrites."""
+    each, memory = reply.each, reply.memory
+    if each or memory:
+        each, memory = work.copied(dict(each)), None if memory is None else work.copied(dict(memory))
+    memory = None if memory is None else to_device(memory, CPU)
     metrics = {name: float(value) for name, value in reply.metrics.items()}
-    each = {name: _bare(x) for name, x in to_device(reply.each, CPU).items()}
+    each = {name: _bare(x) for name, x in to_device(each, CPU).items()}
     return Reply({}, each, weight=reply.weight, memory=memory, metrics=metrics)
 
 

@@ -162,7 +162,7 @@ def judged(work: Work, x: Tensor, y: Tensor, number: int, n_classes: int | None,
         if "accuracy" in own or (own and (n_classes == 0 or y.is_floating_point())):
             return sums  # of labels that are no classes there is none
         with somebodys(called or work.module, "", "forward", at):
-            logits = work.module(x)
+            logits = work.module(work.inputs(x, y))
         of_classes = (
             isinstance(logits, Tensor)
             and n_classes != 0

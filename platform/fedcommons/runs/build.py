@@ -58,7 +58,14 @@ from fedcommons.runs.checks import (
     require_target,
 )
 from fedcommons.runs.leaks import computed_by_all, leaks_of
-from fedcommons.runs.modules import require_distillable, require_precision, require_statistics, try_a_step, try_module
+from fedcommons.runs.modules import (
+    require_distillable,
+    require_hooks,
+    require_precision,
+    require_statistics,
+    try_a_step,
+    try_module,
+)
 from fedcommons.runs.worker import build_module, build_worker, local_loop, noise_key, standardises
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.dealt import Dealt
@@ -202,6 +209,7 @@ def prepare(config: Experiment) -> Prepared:
     is_tried = loop.batched or loop.graphs or config.dp.at_once > 1
     module = build_module(config, dataset, "cpu" if own or is_tried else "meta")
     if own:
+        require_hooks(prepared.algorithm, module, loop, parts.called("model", config.model.name))
         try_module(module, config.model.name, dataset)
     if is_tried:
         try_a_step(loop, config.model.name, module, dataset)

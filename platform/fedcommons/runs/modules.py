@@ -1,5 +1,7 @@
 """What of a module is looked at, and tried, before any work."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from inspect import signature
 
 import torch
@@ -8,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedcommons.config import parts
-from fedcommons.core import batched, dp_vectorised, graphs
-from fedcommons.core.algorithm import Algorithm
+from fedcommons.core import batched, dp_vectorised, graphs, hooks
+from fedcommons.core.algorithm import Algorithm, needed, needs_pool, trains_locally
 from fedcommons.core.clock import Clock
 from fedcommons.core.features import seen
 from fedcommons.core.local import LocalSGD
@@ -19,6 +21,8 @@ from fedcommons.data.clients import ClientData
 from fedcommons.data.examples import Dataset
 from fedcommons.errors import UserError, before_any_work, somebodys
 from fedcommons.federation.evaluation import judged
+
+COMPILED = "it is compiled by torch.compile, which rounds otherwise: give the module as it is"
 
 
 def try_module(module: LightningModule, name: str, dataset: Dataset) -> None:
@@ -33,7 +37,7 @@ def try_module(module: LightningModule, name: str, dataset: Dataset) -> None:
     with before_any_work():
         with somebodys(called):
             _require_supported(module)
-        with somebodys(what, "", "training_step"):
+        with somebodys(what, "", "training_step"), _uncompiled():
             Logged(module)
             Clock().attach(module)
             loss = module.training_step((x, y), 0)
@@ -42,7 +46,7 @@ def try_module(module: LightningModule, name: str, dataset: Dataset) -> None:
         with somebodys(what, "", "configure_optimizers"):
             work = Work(module, torch.device("cpu"))
             require_plain(work.optimizer)
-        with somebodys(what):
+        with somebodys(what), _uncompiled():
             frozen = {n: p.clone() for n, p in module.named_parameters() if n not in work.named}
             work.local(work.snapshot(), ClientData(x, y), 0)
             if moved := [n for n, p in frozen.items() if not torch.equal(p, module.get_parameter(n))]:
@@ -79,9 +83,26 @@ def _require_supported(module: LightningModule) -> None:
                 f"{other} and {name} share their memory: tie them by using one nn.Parameter in both places"
             )
     if any(hasattr(one, "_orig_mod") or getattr(one, "_compiled_call_impl", None) for one in module.modules()):
-        raise ValueError("it is compiled by torch.compile, which rounds otherwise: give the module as it is")
+        raise ValueError(COMPILED)
+    hooks.require_called(module)
     if not module.automatic_optimization:
         raise ValueError("automatic_optimization = False is not supported: the platform takes the optimizer's steps")
+
+
+@contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Refuse what torch.compile has made, wherever it stands: a method, an attribute, a function of the user's file.
+
+    Raises:
+        ValueError: something compiled was called.
+    """
+    try:
+        with torch.compiler.set_stance("fail_on_recompile"):
+            yield
+    except Exception as error:
+        if "fail_on_recompile" in str(error):
+            raise ValueError(COMPILED) from error
+        raise
 
 
 def require_plain(optimizer: torch.optim.Optimizer) -> None:
@@ -93,6 +114,34 @@ def require_plain(optimizer: torch.optim.Optimizer) -> None:
     closure = signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
         raise ValueError(f"{type(optimizer).__name__} needs a closure, and a step here is that of one gradient")
+
+
+def require_hooks(algorithm: Algorithm, module: LightningModule, loop: LocalSGD, model: str) -> None:
+    """Refuse a module with a hook that this local training does not call, or whose batches a method sees without it.
+
+    Raises:
+        UserError: it is one.
+    """
+    called = hooks.overridden(module, hooks.CALLED)
+    if not called:
+        return
+    name, has = type(algorithm).__name__, f"{model} has the hook {called[0]}"
+    for field, value, is_set in (
+        ("dp.local", "false", loop.dp is not None),
+        ("client.batched", "false", loop.batched),
+        ("client.graphs", "false", loop.graphs),
+        ("client.precision", "fp32, tf32 or bf16", loop.precision == "fp16-mixed"),
+    ):
+        if is_set:
+            raise UserError(f"{field} must be {value}: {has}, and hooks are called between plain steps only.")
+    if not (trains_locally(algorithm) or needs_pool(algorithm)):
+        raise UserError(f"{has}, and {name} never calls it, as its clients make no local steps.")
+    transfer = hooks.overridden(module, hooks.TRANSFER)
+    if transfer and (needed(algorithm) or any(getattr(algorithm, k, False) for k in ("distils", "watches_head"))):
+        raise UserError(
+            f"{model} changes batches in its hook {transfer[0]}, and {name} also gives the model examples that no "
+            "hook has seen: change them in training_step, validation_step and forward."
+        )
 
 
 def require_distillable(algorithm: Algorithm, module: nn.Module, dataset: Dataset) -> None:

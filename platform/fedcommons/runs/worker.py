@@ -11,7 +11,7 @@ from fedcommons.config import parts
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import taken
 from fedcommons.config.flat import deciding, part_of
-from fedcommons.core import salts
+from fedcommons.core import hooks, salts
 from fedcommons.core.algorithm import (
     Algorithm,
 )
@@ -81,6 +81,8 @@ def build_module(config: Experiment, dataset: Dataset, device: str = "cpu") -> L
             module = Regressor(network, **offered) if dataset.targets else Classifier(network, **offered)
         else:
             raise UserError(f"model.name {m.name} must be a LightningModule or a network, got {type(made).__name__}.")
+    with before_any_work(), somebodys(parts.called("model", m.name), "setup"):
+        hooks.prepare(module)
     if m.weights:
         with before_any_work(), somebodys(parts.called("model", m.name)):
             weights.load(module, m.weights, config.source.get("weights"))

@@ -1,0 +1,302 @@
+"""The hooks of a LightningModule in a client's local training, called as Lightning's Trainer calls them.
+
+A client's local training is one ``Trainer.fit``. Lightning's order (pytorch_lightning 2.6) is
+
+    configure_callbacks, prepare_data, setup, configure_model           once in a process, when the module is built
+    on_fit_start, on_train_start                                        per client, with its local steps in between
+    on_train_epoch_start, the epoch's batches, on_train_epoch_end
+    on_train_end, on_fit_end, teardown
+
+and for every batch
+
+    on_before_batch_transfer, transfer_batch_to_device, on_after_batch_transfer, on_train_batch_start
+    optimizer_step( training_step, on_before_zero_grad, optimizer_zero_grad, on_before_backward, backward,
+                    a method's correction, on_after_backward, on_before_optimizer_step, configure_gradient_clipping )
+    on_train_batch_end
+
+A module that overrides none of the hooks of batches and steps is trained by the plain steps of ``LocalSGD``. What hooks
+change of the module is put back after each client, so no bit depends on the process in which a client is trained.
+
+Departs from Lightning: ``client.clip_norm`` clips before a method's correction, as it does without hooks; a module's
+own ``configure_gradient_clipping`` comes after the correction. The transfer of a batch also precedes
+``training_step`` and ``validation_step`` outside of local training (evaluation, estimators).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
+from typing import TYPE_CHECKING, Any
+
+import torch
+from pytorch_lightning import LightningModule
+from pytorch_lightning.core.optimizer import LightningOptimizer
+from pytorch_lightning.trainer.states import TrainerFn
+from torch import Tensor, nn
+
+from fedcommons.core.clock import Clock
+from fedcommons.core.module_state import Saved
+from fedcommons.core.plain_step import plain_step
+
+if TYPE_CHECKING:
+    from fedcommons.core.local import AddToGrad, Batch, LocalSGD, Loss
+    from fedcommons.core.work import Work
+    from fedcommons.data.clients import ClientData
+
+FIT = (
+    "on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_epoch_end", "on_train_end", "on_fit_end",
+    "teardown",
+)  # fmt: skip
+"""Hooks around a client's epochs."""
+
+TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+"""Hooks that may replace a batch."""
+
+CLIPPING = ("configure_gradient_clipping", "clip_gradients")
+
+STEP = (
+    "on_train_batch_start", "optimizer_step", "on_before_zero_grad", "optimizer_zero_grad", "on_before_backward",
+    "backward", "on_after_backward", "on_before_optimizer_step", *CLIPPING, "on_train_batch_end",
+)  # fmt: skip
+"""Hooks that see batches, gradients or steps."""
+
+CALLED = (*FIT, *TRANSFER, *STEP)
+"""Hooks that are called for each client."""
+
+REFUSED = {
+    **dict.fromkeys(
+        ("on_validation_start", "on_validation_end", "on_validation_epoch_start", "on_validation_epoch_end",
+         "on_validation_batch_start", "on_validation_batch_end", "on_validation_model_zero_grad",
+         "on_validation_model_eval", "on_validation_model_train"),
+        "a model is evaluated in parts by several processes: log metrics in validation_step",
+    ),
+    **dict.fromkeys(("on_save_checkpoint", "on_load_checkpoint"), "checkpoints hold weights and the server's state"),
+    **dict.fromkeys(("train_dataloader", "val_dataloader"), "the data set of the experiment is partitioned: --data"),
+    "configure_sharded_model": "use configure_model",
+    **dict.fromkeys(
+        ("training_step_end", "training_epoch_end", "validation_step_end", "validation_epoch_end", "on_epoch_start",
+         "on_epoch_end", "on_batch_start", "on_batch_end"),
+        "Lightning 2 has no such hook",
+    ),
+}  # fmt: skip
+"""Hooks that ``Trainer.fit`` would call, or Lightning 1 did, and that are never called here; what to do instead."""
+
+
+def overrides(module: LightningModule, name: str) -> bool:
+    """Return whether the module, its class or a base class of the user's defines this hook."""
+    default = getattr(LightningModule, name, None)
+    return name in vars(module) or getattr(type(module), name, default) is not default
+
+
+def overridden(module: LightningModule, names: Sequence[str]) -> list[str]:
+    """Return those of the hooks that the module overrides."""
+    return [name for name in names if overrides(module, name)]
+
+
+def require_called(module: LightningModule) -> None:
+    """Refuse a module with a hook that would never be called.
+
+    Raises:
+        ValueError: it has one.
+    """
+    for name in overridden(module, tuple(REFUSED)):
+        raise ValueError(f"its hook {name} is never called here: {REFUSED[name]}")
+
+
+def prepare(module: LightningModule) -> None:
+    """Call the hooks that come once in a process and may create layers; a second call changes nothing.
+
+    Raises:
+        ValueError: the module configures callbacks, which need a Trainer.
+    """
+    if vars(module).get("_is_prepared"):
+        return
+    Clock().attach(module)
+    if callbacks := module.configure_callbacks():
+        each = callbacks if isinstance(callbacks, Sequence) else [callbacks]
+        names = ", ".join(type(one).__name__ for one in each)
+        raise ValueError(f"configure_callbacks returns {names}, and callbacks are never called here: use hooks")
+    module.prepare_data()
+    module.setup(stage=TrainerFn.FITTING)
+    module.configure_model()
+    vars(module)["_is_prepared"] = True
+
+
+class Hooks:
+    """Trains the clients of one process with the hooks of its module.
+
+    Raises:
+        ValueError: the module has an attribute that cannot be copied, so that it could not be put back.
+    """
+
+    def __init__(self, work: "Work") -> None:
+        self.work, self.module, self.clock = work, work.module, work.clock
+        self.clips_itself = bool(overridden(self.module, CLIPPING))
+        self.optimizer = LightningOptimizer(work.optimizer)
+        self.optimizer.step = self._take
+        self._in_step, self._is_clipped = False, False
+        self._ended: tuple[Mapping[str, Tensor], Batch, int] = {}, (), 0  # what on_train_batch_end gets
+        if overridden(self.module, TRANSFER):
+            for name in overridden(self.module, ("training_step", "validation_step")):
+                vars(self.module)[name] = self._after_transfer(getattr(self.module, name))
+        vars(self.module)["optimizers"] = self._optimizers
+        self._saved = Saved(work, (self, self.optimizer))
+
+    def train(
+        self, loop: "LocalSGD", data: "ClientData", seed: int, epochs: int, loss: "Loss", correct: "AddToGrad | None",
+        *, is_own: bool,
+    ) -> list[Tensor]:  # fmt: skip
+        """Run a client's epochs and return the losses of its steps; afterwards the module is put back.
+
+        Args:
+            loss: of a batch, given its number: its place in the epoch or, where ``is_own``, the number of the step.
+            correct: changes the gradients of every step.
+            is_own: whether the loss is a method's own.
+
+        Raises:
+            ValueError: a hook has unfrozen a parameter, skipped all batches or not called a closure.
+        """
+        work, module, clock, losses = self.work, self.module, self.clock, list[Tensor]()
+        (first_epoch, first_step), last = work.began, loop.steps_of(len(data), 1) - 1
+        try:
+            for parameter in module.parameters():
+                parameter.grad = None
+            clock.training, clock.current_epoch, clock.global_step = True, first_epoch, first_step
+            module.on_fit_start()
+            module.on_train_start()
+            for epoch in range(epochs):
+                clock.current_epoch = first_epoch + epoch
+                module.on_train_epoch_start()
+                for step, batches in enumerate(loop.steps(data, seed, epoch)):
+                    at, number = (loop.accumulate * k for k in (step, len(losses) if is_own else step))
+                    value = self._step(loss, batches, at, number, correct, len(data.columns))
+                    losses += [] if value is None else [value]
+                    clock.global_step = first_step + len(losses)
+                    if work.schedulers:
+                        work.schedulers.after("step", len(losses))
+                        if value is None or step == last:
+                            work.schedulers.after("epoch", epoch + 1)
+                    if value is None:
+                        break
+                    self._end_batch()
+                module.on_train_epoch_end()
+            clock.current_epoch = first_epoch + epochs
+            module.on_train_end()
+            module.on_fit_end()
+            module.teardown(stage=TrainerFn.FITTING)
+            self._saved.require_frozen()
+            if not losses:
+                raise ValueError("on_train_batch_start returned -1 in every epoch, so no step was taken")
+        finally:
+            clock.training, self._in_step = False, False
+            self._saved.put_back()
+        return losses
+
+    def transfer(self, batch: "Batch") -> "Batch":
+        """Return the batch as the module's hooks transfer it to the device."""
+        batch = self.module.on_before_batch_transfer(batch, 0)
+        batch = self.module.transfer_batch_to_device(batch, self.work.device, 0)
+        return self.module.on_after_batch_transfer(batch, 0)
+
+    def _step(
+        self, loss: "Loss", batches: "Sequence[Batch]", at: int, number: int, correct: "AddToGrad | None", width: int
+    ) -> Tensor | None:
+        """Take a step on the mean loss over the examples of these batches.
+
+        Args:
+            loss: of a batch, given its number.
+            batches: one, or ``client.accumulate`` of them.
+            at: the first batch's place in the epoch.
+            number: the first batch's number for the loss.
+            correct: changes the gradients once, directly after the last backward pass.
+            width: columns of a batch that the module sees; those after them are for a method's own loss.
+
+        Returns:
+            The loss; None if ``on_train_batch_start`` returned -1, which skips the rest of the epoch.
+        """
+        losses, n = list[Tensor](), sum(len(batch[1]) for batch in batches)
+        self._in_step, self._is_clipped = True, False
+        for j, batch in enumerate(batches):
+            seen, place, is_last = self.transfer(batch[:width]), at + j, j + 1 == len(batches)
+            if self.module.on_train_batch_start(seen, place) == -1:
+                return None
+            compute = partial(loss, (*seen, *batch[width:]), number + j)
+            closure = _Closure(self, compute, len(batch[1]) / n, place, j == 0, correct if is_last else None)
+            if is_last:
+                self.module.optimizer_step(self.clock.current_epoch, place, self.optimizer, closure)
+            else:
+                closure()
+            if closure.value is None:
+                raise ValueError("optimizer_step must call its closure, which computes the loss and the gradients")
+            losses.append(closure.value)
+            self._ended = {"loss": closure.value.clone()}, seen, place
+            if not is_last:
+                self._end_batch()
+        return reduce(torch.add, losses)
+
+    def _end_batch(self) -> None:
+        self.module.on_train_batch_end(*self._ended)
+
+    def correct(self, correct: "AddToGrad | None") -> None:
+        """Add a method's correction to the gradients; ``client.clip_norm`` clips before it, as without hooks."""
+        if correct is None:
+            return
+        clip_norm = self.work.loop.clip_norm
+        if clip_norm is not None and not self.clips_itself:
+            nn.utils.clip_grad_norm_(self.work.named.values(), clip_norm)
+            self._is_clipped = True
+        correct(self.work.named)
+
+    def _take(self, closure: Callable[[], Tensor] | None = None, **_: Any) -> Tensor | None:
+        """Be ``optimizer.step`` for ``optimizer_step``: closure, hooks before the step, clipping, step."""
+        value = closure() if closure else None
+        self.module.on_before_optimizer_step(self.work.optimizer)
+        if not self._is_clipped:
+            self.module.configure_gradient_clipping(
+                self.work.optimizer, gradient_clip_val=self.clock.gradient_clip_val, gradient_clip_algorithm=None
+            )
+        plain_step(self.work.optimizer)()
+        return value
+
+    def _after_transfer(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the module's step for batches that no hook has transferred, such as those of an estimator."""
+        return lambda batch, *args: step(batch if self._in_step else self.transfer(batch), *args)
+
+    def _optimizers(self, use_pl_optimizer: bool = True) -> Any:
+        """Be ``self.optimizers()`` of the module."""
+        return self.optimizer if use_pl_optimizer else self.work.optimizer
+
+
+@dataclass
+class _Closure:
+    """Computes a batch's loss and gradients with the hooks in between; ``optimizer_step`` must call it.
+
+    compute: the loss; share: of the batch in the step's examples; at: the batch's place in the epoch; correct: changes
+    the gradients after the backward pass.
+    """
+
+    hooks: Hooks
+    compute: "Callable[[], Tensor]"
+    share: float
+    at: int
+    is_first: bool
+    correct: "AddToGrad | None"
+    value: Tensor | None = None
+
+    def __call__(self) -> Tensor:
+        module, optimizer, epoch = self.hooks.module, self.hooks.work.optimizer, self.hooks.clock.current_epoch
+        with torch.enable_grad():
+            value = self.compute() if self.share == 1 else self.compute() * self.share
+            if self.is_first:
+                module.on_before_zero_grad(optimizer)
+                module.optimizer_zero_grad(epoch, self.at, optimizer)
+            module.on_before_backward(value)
+            module.backward(value)
+            self.hooks.correct(self.correct)
+            module.on_after_backward()
+        self.value = value.detach()
+        return value
+
+
+def of(work: "Work") -> Hooks | None:
+    """Return what calls the hooks of a worker's module; None if it overrides none."""
+    return Hooks(work) if overridden(work.module, CALLED) else None

@@ -1,0 +1,389 @@
+"""LightningModule hooks in local training: Lightning's calls and bits, nothing kept from client to client, refusals."""
+
+import copy
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+from torch import Tensor, nn
+
+from fedcommons import experiment, run
+from fedcommons.core import hooks
+from fedcommons.core.local import LocalSGD, constant
+from fedcommons.core.work import Work
+from fedcommons.data.clients import ClientData
+from fedcommons.errors import UserError
+from fedcommons.federation.evaluation import judged
+from fedcommons.runs.build import prepare
+from fedcommons.seeds import set_default_generator
+from fedcommons.tensors import Flat, flatten
+
+CPU = torch.device("cpu")
+DRAWS = torch.Generator().manual_seed(0)
+DATA = ClientData(torch.randn(8, 3, generator=DRAWS), torch.randn(8, generator=DRAWS))
+OTHER = ClientData(torch.randn(6, 3, generator=DRAWS), torch.randn(6, generator=DRAWS))
+
+
+class Net(LightningModule):
+    """Least squares with dropout, whose step also depends on the place of the batch in its epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.net = nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(nn.functional.dropout(x, 0.2, self.training))[:, 0]
+
+    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
+        return (1 + batch_idx) * (self(batch[0]) - batch[1]).square().mean()
+
+    def configure_optimizers(self) -> Any:
+        sgd = torch.optim.SGD(self.parameters(), 0.1, momentum=0.5)
+        return {"optimizer": sgd, "lr_scheduler": torch.optim.lr_scheduler.StepLR(sgd, 1, 0.5)}
+
+
+def train(module: LightningModule, loop: LocalSGD, *clients: ClientData, correction: Flat | None = None) -> Tensor:
+    """Train these clients one after another in one process and return the last one's weights."""
+    work, trained = Work(module, CPU, loop), torch.zeros(0)
+    for data in clients:
+        work.begin(1, data)
+        add = None if correction is None else constant(correction)
+        trained = work.local(work.initial, data, 7, add_to_grad=add).model.buffer.clone()
+    return trained
+
+
+def recording(names: tuple[str, ...]) -> type[Net]:
+    """Return a class that notes each call of these methods: arguments, clock and learning rate."""
+
+    def plain(value: Any) -> Any:
+        return str(value) if isinstance(value, str) else value if isinstance(value, int | float) else None
+
+    def noted(name: str) -> Callable[..., Any]:
+        def method(self: Any, *args: Any, **options: Any) -> Any:
+            rate = [group["lr"] for group in self.sgd.param_groups] if hasattr(self, "sgd") else None
+            called = name, [plain(x) for x in args], {k: plain(v) for k, v in options.items()}
+            self.calls.append((*called, self.current_epoch, self.global_step, rate))
+            return getattr(Net, name)(self, *args, **options)
+
+        return method
+
+    def configure_optimizers(self: Any) -> Any:
+        given = Net.configure_optimizers(self)
+        self.sgd = given["optimizer"]
+        return given
+
+    made = {"calls": [], **{name: noted(name) for name in names}, "configure_optimizers": configure_optimizers}
+    return type("Recording", (Net,), made)
+
+
+ALL = (
+    "prepare_data", "setup", "configure_model", "lr_scheduler_step", "training_step",
+    *(name for name in hooks.CALLED if name not in hooks.TRANSFER),
+)  # fmt: skip
+
+
+class _Epochs:
+    """The batches of the client's epochs, in the order that local training has."""
+
+    def __init__(self, loop: LocalSGD, module: LightningModule) -> None:
+        self.loop, self.module = loop, module
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(list(self.loop.batches(DATA, 7, self.module.current_epoch)))
+
+    def __len__(self) -> int:
+        return 4
+
+
+@pytest.mark.filterwarnings("ignore")  # of a Trainer for so few examples
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("names", [ALL, ("on_train_start",), hooks.TRANSFER], ids=["all", "one", "transfer"])
+def test_the_calls_and_the_bits_are_those_of_the_trainer(
+    names: tuple[str, ...], accumulate: int, clip: float | None
+) -> None:
+    loop = LocalSGD(2, 2, accumulate=accumulate, clip_norm=clip)
+    ours, theirs = recording(names)(), recording(names)()
+    trained = train(ours, loop, DATA)
+    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    trainer = Trainer(
+        accelerator="cpu", max_epochs=2, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, accumulate_grad_batches=accumulate, gradient_clip_val=clip,
+    )  # fmt: skip
+
+    class Seeded(Callback):
+        def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            set_default_generator(7, "dropout")
+
+    calls = list(type(ours).calls)  # pyright: ignore[reportAttributeAccessIssue]
+    trainer.callbacks.append(Seeded())  # pyright: ignore[reportAttributeAccessIssue]
+    trainer.fit(theirs, _Epochs(loop, theirs))
+    assert type(theirs).calls == calls  # pyright: ignore[reportAttributeAccessIssue]
+    assert len(calls) > 0
+    assert torch.equal(trained, flatten(dict(theirs.named_parameters())).buffer)
+
+
+@pytest.mark.parametrize("name", [n for n in hooks.CALLED if n not in hooks.TRANSFER])
+def test_a_hook_that_changes_nothing_changes_no_bit(name: str) -> None:
+    loop = LocalSGD(3, 3, clip_norm=0.3)
+    correction = flatten({"net.weight": torch.full((1, 3), 0.7)})
+    plain = train(Net(), loop, DATA, OTHER, correction=correction)
+    if name not in hooks.CLIPPING:  # a module's own clipping comes after the correction
+        assert torch.equal(train(recording((name,))(), loop, DATA, OTHER, correction=correction), plain)
+    assert torch.equal(train(recording((name,))(), loop, DATA, OTHER), train(Net(), loop, DATA, OTHER))
+
+
+def test_a_clients_clipping_sees_the_methods_correction() -> None:
+    class Clips(Net):
+        def on_after_backward(self) -> None:
+            for parameter in self.parameters():
+                assert parameter.grad is not None
+                parameter.grad.clamp_(-0.01, 0.01)
+
+    trained = train(Clips(), LocalSGD(1, 8), DATA, correction=flatten({"net.weight": torch.full((1, 3), 1e3)}))
+    assert (trained[:3] - flatten(dict(Net().named_parameters())).buffer[:3]).abs().max() <= 0.1 * 0.01 + 1e-6
+
+
+class Keeps(Net):
+    """Its hooks leave something of every kind on module, optimizer and parameters; all of it moves the weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps, self.seen, self.table = 0, [0.0], {"scale": torch.ones(())}
+        self.register_buffer("far", torch.zeros(3), persistent=False)
+        self.extra: Any = None
+
+    def on_train_start(self) -> None:
+        self.net.weight.register_hook(lambda grad: grad * 1.5)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.steps += 1
+        self.seen.append(float(batch[0].sum()))
+        self.table["scale"] += 0.1
+        self.far += 0.1
+
+    def on_train_epoch_end(self) -> None:
+        self.net.bias.requires_grad_(False)
+        self.optimizers().param_groups[0]["momentum"] = 0.9  # pyright: ignore
+        self.extra = nn.Linear(2, 2)  # a submodule that was not there
+        del self.steps_before  # pyright: ignore
+
+    def on_train_epoch_start(self) -> None:
+        self.steps_before = self.steps
+
+    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
+        factor = (1 + self.steps + sum(self.seen)) * self.table["scale"] + self.far.sum()  # pyright: ignore
+        return factor * super().training_step(batch, batch_idx) / 100 + (0 if self.extra is None else 1e-3)
+
+
+def test_nothing_that_a_hook_keeps_reaches_the_next_client() -> None:
+    loop = LocalSGD(2, 3)
+    assert torch.equal(train(Keeps(), loop, DATA, OTHER, OTHER), train(Keeps(), loop, OTHER))
+    assert not torch.equal(train(Keeps(), loop, OTHER), train(Net(), loop, OTHER))
+
+
+def test_an_average_of_the_weights_begins_anew_for_every_client() -> None:
+    class Averages(Net):
+        def on_fit_start(self) -> None:
+            self.average = [p.detach().clone() for p in self.parameters()]
+
+        def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+            for mean, p in zip(self.average, self.parameters(), strict=True):
+                mean.lerp_(p.detach(), 0.5)
+
+        def on_train_end(self) -> None:
+            with torch.no_grad():
+                for mean, p in zip(self.average, self.parameters(), strict=True):
+                    p.copy_(mean)
+
+    loop = LocalSGD(2, 3)
+    assert torch.equal(train(Averages(), loop, DATA, OTHER), train(Averages(), loop, OTHER))
+    assert not torch.equal(train(Averages(), loop, OTHER), train(Net(), loop, OTHER))
+
+
+def test_what_transfers_a_batch_also_precedes_evaluation_and_gradients() -> None:
+    class Judged(Net):
+        def validation_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> dict[str, Tensor]:
+            return {"loss": (self(batch[0]) - batch[1]).square().mean()}
+
+    class Scales(Judged):
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            return batch[0] * 2, *batch[1:]
+
+    class ByItself(Judged):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(2 * x)
+
+    loop = LocalSGD(1, 8)
+    works = [Work(module().eval(), CPU, loop) for module in (Scales, ByItself)]
+    there, here = (judged(work, DATA.x, DATA.y, 0, 0) for work in works)
+    assert there == here
+    assert torch.equal(*(work.gradient(work.initial, DATA).buffer for work in works))
+    works[0].module.train()
+    assert torch.equal(train(Scales(), loop, DATA), train(ByItself(), loop, DATA))
+
+
+def test_minus_one_skips_the_rest_of_an_epoch() -> None:
+    class Skips(Net):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+            return -1 if batch_idx == 1 else None
+
+    work = Work(Skips(), CPU, LocalSGD(3, 2))
+    work.begin(1, DATA)
+    assert work.local(work.initial, DATA, 7).metrics["steps"] == 3
+
+
+@pytest.mark.parametrize(
+    ("hook", "word"),
+    [
+        ({"on_train_batch_start": lambda self, batch, at: -1}, "no step"),
+        ({"optimizer_step": lambda self, epoch, at, optimizer, closure: None}, "closure"),
+        ({"on_train_start": lambda self: self.net.requires_grad_(True)}, "unfreezes net.bias"),
+    ],
+)
+def test_a_hook_that_cannot_be_served_is_named(hook: dict[str, Any], word: str) -> None:
+    module = type("Wrong", (Net,), hook)()
+    if "unfreezes" in word:
+        module.net.bias.requires_grad_(False)
+    with pytest.raises(ValueError, match=word):
+        train(module, LocalSGD(1, 2), DATA)
+
+
+def test_what_cannot_be_copied_is_refused() -> None:
+    module = recording(("on_fit_start",))()
+    module.lines = (line for line in "")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="lines"):
+        Work(module, CPU)
+
+
+NETS = """
+import torch
+from pytorch_lightning import Callback, LightningModule
+from torch import nn
+from torch.nn import functional as F
+
+
+class Lazy(LightningModule):
+    def __init__(self, shape, n_classes, lr):
+        super().__init__()
+        self.lr, self.sizes, self.steps = lr, (shape[0] * shape[1] * shape[2], n_classes), 0
+
+    def setup(self, stage):
+        self.hidden = self.sizes[0] // 4
+
+    def configure_model(self):
+        ends = nn.Linear(self.sizes[0], self.hidden), nn.Linear(self.hidden, self.sizes[1])
+        self.net = nn.Sequential(ends[0], nn.ReLU(), ends[1])
+
+    def forward(self, x):
+        return self.net(x.flatten(1) / 16)
+
+    def training_step(self, batch, batch_idx):
+        return F.cross_entropy(self(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), self.lr)
+
+
+class Counts(Lazy):
+    head = "net.2"
+
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+        self.steps += 1
+        optimizer.step(closure=optimizer_closure)
+        for group in optimizer.param_groups:
+            group["lr"] = self.lr / (1 + self.steps)
+
+
+class Transfers(Counts):
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return batch
+
+
+class Calls(Lazy):
+    def configure_callbacks(self):
+        return [Callback()]
+"""
+
+
+@pytest.fixture
+def nets(tmp_path: Path) -> Path:
+    refused = "".join(f"\n\nclass Has_{name}(Lazy):\n    def {name}(self, *args): ...\n" for name in hooks.REFUSED)
+    (path := tmp_path / "nets.py").write_text(NETS + refused, encoding="utf-8")
+    return path
+
+
+def ready(nets: Path, name: str, **values: object) -> Any:
+    """Return the experiment with this module as its model."""
+    fields = {"model": f"{nets}:{name}", "federation.rounds": 2, "tracking.wandb": "off", "measure.every": 0}
+    return experiment("smoke", values={**fields, **values})
+
+
+def test_layers_of_configure_model_are_trained_and_written(nets: Path, tmp_path: Path) -> None:
+    weights = {name: run(ready(nets, name), folder=tmp_path / name).model.state_dict() for name in ("Lazy", "Counts")}
+    assert weights["Lazy"].keys() == weights["Counts"].keys()
+    assert len(weights["Lazy"]) == 4
+    assert not torch.equal(*(w["net.0.weight"] for w in weights.values()))
+
+
+@pytest.mark.ray
+def test_hooks_give_the_same_bits_in_actors(nets: Path, tmp_path: Path, ray_session: None) -> None:
+    rounds = set()
+    for actors in (0, 1, 2, 4):
+        fields = {"federation.executor": "ray_actors", "federation.actors": actors} if actors else {}
+        run(ready(nets, "Counts", **fields), folder=tmp_path / f"{actors}")
+        rounds.add((tmp_path / f"{actors}" / "rounds.jsonl").read_text(encoding="utf-8"))
+    assert len(rounds) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "words"),
+    [
+        *((f"Has_{name}", {}, (name,)) for name in hooks.REFUSED),
+        ("Calls", {}, ("configure_callbacks", "Callback")),
+        ("Counts", {"dp.local": True}, ("dp.local", "optimizer_step")),
+        ("Counts", {"client.batched": True}, ("client.batched", "optimizer_step")),
+        ("Counts", {"client.graphs": True}, ("client.graphs", "optimizer_step")),
+        ("Counts", {"client.precision": "fp16-mixed"}, ("client.precision", "optimizer_step")),
+        ("Counts", {"algorithm": "feddm"}, ("optimizer_step", "FedDM")),
+        ("Transfers", {"algorithm": "moon"}, ("on_after_batch_transfer", "MOON")),
+    ],
+)
+def test_a_hook_that_would_not_be_called_is_refused_before_any_work(
+    nets: Path, name: str, values: dict[str, object], words: tuple[str, ...]
+) -> None:
+    with pytest.raises(UserError) as refused:
+        prepare(ready(nets, name, **values))
+    assert all(word in str(refused.value) for word in words)
+
+
+def test_setup_alone_goes_with_differential_privacy_and_batches(nets: Path) -> None:
+    for values in ({"dp.local": True}, {"client.batched": True}):
+        assert prepare(ready(nets, "Lazy", **values)).dataset.n_classes == 10
+
+
+def test_every_hook_of_lightning_is_called_or_refused_or_of_no_fit() -> None:
+    of_lightning = {
+        n for n in dir(LightningModule) if n.startswith(("on_", "configure_", "optimizer_", "lr_scheduler_"))
+    }
+    of_lightning |= {"setup", "teardown", "prepare_data", "backward", "clip_gradients", "transfer_batch_to_device"}
+    once = {
+        "configure_optimizers",
+        "configure_callbacks",
+        "configure_model",
+        "prepare_data",
+        "setup",
+        "lr_scheduler_step",
+    }
+    of_no_fit = {n for n in of_lightning if n.startswith(("on_test_", "on_predict_"))} | {"on_gpu"}
+    assert of_lightning - once - of_no_fit == {*hooks.CALLED, *hooks.REFUSED} & of_lightning
+
+
+def test_a_module_without_hooks_is_trained_without_them() -> None:
+    assert Work(Net(), CPU).hooks is None
+    assert copy.deepcopy(Net()).state_dict().keys() == {"net.weight", "net.bias"}
