@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pytest
 import torch
+import torchvision
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
@@ -436,11 +437,50 @@ def test_no_method_of_ours_keeps_anything(name: str, digits: "Digits") -> None:
         )  # they send nothing with noise
 
 
-@pytest.mark.parametrize("name", [name for name in KINDS["model"].known if name not in ("resnet18", "vgg11")])
+EXAMPLES = Path(__file__).parent.parent / "examples"
+HONEST = {name: {} for name in KINDS["model"].known if name not in ("resnet18", "vgg11")} | {
+    f"{EXAMPLES}/{file}": fields
+    for file, fields in {
+        "own_model.py:Perceptron": {},
+        "fine_tuning.py:Body": {},
+        "two_nn.py:TwoNN": {},
+        "autoencoder.py:BetaVAE": {"data.name": f"{EXAMPLES}/autoencoder.py:unlabelled", "partition.name": "iid"},
+    }.items()
+}
+HONEST[f"{__file__}:Residual"] = {}
+
+
+class Residual(LightningModule):
+    """torchvision's network, with hyperparameters, a criterion, transforms and a scheduler."""
+
+    def __init__(self, shape: tuple[int, ...], n_classes: int) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        resnet = torchvision.models.resnet
+        norm = partial(nn.GroupNorm, 2)
+        self.net = resnet.ResNet(resnet.BasicBlock, [1, 1, 1, 1], n_classes, norm_layer=norm, width_per_group=64)
+        self.net.conv1 = nn.Conv2d(shape[0], 64, 3)
+        self.criterion, self.scale = nn.CrossEntropyLoss(), torchvision.transforms.Normalize(0.5, 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(self.scale(x.float() / 255))
+
+    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
+        loss = self.criterion(self(batch[0]), batch[1])
+        self.log("loss", loss, prog_bar=True)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        sgd = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+        return [sgd], [lr_scheduler.CosineAnnealingLR(sgd, 10)]
+
+
+@pytest.mark.parametrize("name", HONEST)
 @pytest.mark.long
 def test_no_model_of_ours_keeps_anything(name: str, tmp_path: Path) -> None:
-    fields = {"dp.local": True, "model.name": name, "data.limit": 60, "client.epochs": 1, "federation.rounds": 1}
-    config = presets.experiment("smoke", "digits", {**fields, "measure.every": 0, "tracking.wandb": "off"})
+    fields = {"dp.local": True, "model.name": name, "data.limit": 40, "client.epochs": 1, "federation.rounds": 1}
+    fields |= {"measure.every": 0, "tracking.wandb": "off", **HONEST[name]}
+    config = presets.experiment("smoke", "digits", fields)
     try:
         said = run(config, tmp_path / "run", say=lambda _: None)["privacy"]
     except UserError as error:

@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from fedcommons.errors import is_user_code
-from fedcommons.tensors import Flat
 
 PLAIN = (bool, int, float, complex, str, bytes)
 PLAIN_TYPES = frozenset({*PLAIN, type(None), type(Ellipsis), type(NotImplemented)})
@@ -34,14 +33,20 @@ NOT_USERS = frozenset({*sys.stdlib_module_names, "fedcommons", "lightning_module
 """Packages that are not the user's, wherever they lie."""
 
 CODE = (
-    types.ModuleType, types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType,
-    types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType,
+    types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType,
+    types.GetSetDescriptorType, types.MemberDescriptorType,
 )  # fmt: skip
 """What holds no data."""
 
+VISITED = (
+    list, tuple, deque, set, frozenset, types.MappingProxyType, types.CellType, types.MethodType,
+    types.BuiltinMethodType, types.MethodWrapperType, types.GeneratorType, property, staticmethod, classmethod,
+    functools.partial, type(functools.cache(len)), type({}.keys()), type({}.values()), type({}.items()),
+)  # fmt: skip
+"""Types of C of which the garbage collector visits all that they hold."""
+
+UNORDERED = (set, frozenset, type(functools.cache(len)))
 LOCKS = (type(threading.Lock()), type(threading.RLock()))
-VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
-CACHE = type(functools.cache(len))
 
 OF_CLASSES = {"__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "_abc_impl", "__slotnames__"}
 """Names in a class that Python itself writes."""
@@ -130,18 +135,22 @@ def own(variables: Mapping[str, Any], hidden: Iterable[str] = OF_CLASSES) -> dic
 
 def attributes(x: object) -> list[Any]:
     """Return what an object's ``__dict__`` and slots hold, whatever its class says that they are."""
-    found: list[Any] = []
-    for kind in type(x).__mro__:
-        variables = vars(kind)
-        if isinstance(of := variables.get("__dict__"), types.GetSetDescriptorType):
-            found.append(of.__get__(x))
-        for name, slot in variables.items():
-            if isinstance(slot, types.MemberDescriptorType):
-                try:
-                    found += [name, slot.__get__(x)]
-                except AttributeError:  # it has no value yet
-                    found.append(name)
+    of, slots = _places(type(x))
+    found: list[Any] = [place.__get__(x) for place in of]
+    for name, slot in slots:
+        try:
+            found += [name, slot.__get__(x)]
+        except AttributeError:  # it has no value yet
+            found.append(name)
     return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _places(kind: type) -> tuple[list[Any], list[tuple[str, Any]]]:
+    """Return the descriptors of the ``__dict__`` and of the slots of a class's objects."""
+    each = [pair for base in kind.__mro__ for pair in vars(base).items()]
+    of = [x for name, x in each if name == "__dict__" and isinstance(x, types.GetSetDescriptorType)]
+    return of, [(name, x) for name, x in each if isinstance(x, types.MemberDescriptorType)]
 
 
 def of_tensor(x: Tensor) -> list[Any]:
@@ -161,77 +170,51 @@ def _parts(x: Any, whole: Any) -> Iterable[Any]:
         _Unknown: nothing can be told.
     """
     kind = type(x)
-    if isinstance(x, Flat):
-        return [x.layout.names, x.buffer]
-    if isinstance(x, CODE) or _is_stream(x):
-        return []
-    if isinstance(x, type):
-        return [part for pair in own(vars(x)).items() for part in pair] if is_users(x) else []
-    if isinstance(x, np.ndarray | np.generic):
-        _add(whole, f"{x.dtype.descr} {x.shape};")
-        held = x.ravel().tolist() if x.dtype.hasobject else []
-        whole.update(b"" if x.dtype.hasobject else x.tobytes())
-        return [*held, *attributes(x)]
-    for plain in PLAIN:
-        if isinstance(x, plain):
-            _add(whole, f"{plain.__repr__(x)};")
-            return attributes(x)
-    if (held := _contents(x, kind)) is not None:
-        return held
-    if isinstance(x, _Hidden) or (isinstance(x, BaseException) and x.__traceback__):
-        raise _Unknown
-    is_pickled = (kind.__reduce__, kind.__reduce_ex__) != (object.__reduce__, object.__reduce_ex__)
-    if not is_users(kind) and (_hides(kind) or is_pickled):
-        return _pickled(x, kind)
-    if _hides(kind):
-        raise _Unknown
-    return attributes(x)
-
-
-def _contents(x: Any, kind: type) -> list[Any] | None:
-    """Return what an object of one of Python's own types holds; None: it is of another type."""
     match x:
+        case type():
+            return [kind, *(part for pair in own(vars(x)).items() for part in pair)] if is_users(x) else []
+        case types.ModuleType():  # where it is a file's, that file is looked at by itself
+            return [] if sys.modules.get(x.__name__) is x else [vars(x)]
+        case np.ndarray() | np.generic():
+            numbers = np.asarray(x)  # whatever a class of its own makes of its methods
+            _add(whole, f"{numbers.dtype} {numbers.shape};")
+            whole.update(b"" if numbers.dtype.hasobject else numbers.tobytes())
+            return [*(numbers.ravel().tolist() if numbers.dtype.hasobject else []), x.base, *attributes(x)]
         case dict():
             items = OrderedDict.items(x) if isinstance(x, OrderedDict) else dict.items(x)
             return [*(part for pair in items for part in pair), *attributes(x)]
-        case list() | tuple() | deque():
-            base = next(base for base in (list, tuple, deque) if isinstance(x, base))
-            return [*base.__iter__(x), *([x.maxlen] if base is deque else []), *attributes(x)]
-        case set() | frozenset():
-            base = set if isinstance(x, set) else frozenset
-            return [*sorted(base.__iter__(x), key=_place), *attributes(x)]
-        case types.MappingProxyType():
-            return [part for pair in x.items() for part in pair]
         case types.FunctionType():
+            _add(whole, f"{hash(x.__code__)};")  # with its constants
             return [x.__closure__, x.__defaults__, x.__kwdefaults__, vars(x)]
-        case types.CellType():
-            return [x.cell_contents] if _has_value(x) else []
-        case types.MethodType() | types.MethodWrapperType():
-            return [x.__self__, x.__name__, getattr(x, "__func__", None)]
-        case property():
-            return [x.fget, x.fset, x.fdel, *attributes(x)]
-        case staticmethod() | classmethod():
-            return [x.__func__, vars(x)]
-        case functools.partial():
-            return [x.func, x.args, x.keywords, vars(x)]
-        case types.GeneratorType():
-            frame = x.gi_frame
-            return [] if frame is None else [frame.f_locals, frame.f_lasti, x.gi_yieldfrom]
         case weakref.ref():
             return [x(), *attributes(x)]
         case ContextVar():
             return [x.get(None)]
         case threading.local():  # of this thread
-            return attributes(x)
+            return [threading.local.__getattribute__(x, "__dict__")]
         case Logger():
             return [own(vars(x), OF_LOGGERS)]
-    if kind in VIEWS:
-        return [x.mapping]
-    if kind in LOCKS:
+        case _ if isinstance(x, CODE) or _is_stream(x):
+            return []
+        case _ if isinstance(x, VISITED):
+            more = attributes(x)  # first, as this and the next line create objects that are visited
+            frame = x.gi_frame if isinstance(x, types.GeneratorType) else None
+            held = [part for part in gc.get_referents(x) if part is not frame]
+            _add(whole, f"{frame.f_lasti};" if frame else "")
+            return [*(sorted(held, key=_place) if isinstance(x, UNORDERED) else held), *more]
+    for plain in PLAIN:
+        if isinstance(x, plain):
+            _add(whole, f"{plain.__repr__(x)};")  # pyright: ignore[reportArgumentType]
+            return attributes(x)
+    if isinstance(x, LOCKS):
         return [repr(x)]
-    if kind is CACHE:
-        return [*sorted(gc.get_referents(x), key=_place)]
-    return None
+    if isinstance(x, _Hidden) or (isinstance(x, BaseException) and x.__traceback__):
+        raise _Unknown
+    if not _hides(kind):
+        return attributes(x)
+    if is_users(kind):
+        raise _Unknown
+    return _pickled(x, kind)
 
 
 def _is_stream(x: object) -> bool:
@@ -250,14 +233,6 @@ def is_users(kind: type) -> bool:
     return file is None or is_user_code(file)  # a notebook has no file
 
 
-def _has_value(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents
-    except ValueError:
-        return False
-    return True
-
-
 def _place(x: Any) -> tuple[str, str, int]:
     """Return a key by which equal objects, and the same ones, stand in the same order whenever they are looked at."""
     plain = type(x) in PLAIN_TYPES
@@ -266,7 +241,8 @@ def _place(x: Any) -> tuple[str, str, int]:
 
 def _hides(kind: type) -> bool:
     """Return whether objects of a class are larger than their attributes and slots, so that C code keeps the rest."""
-    slots = sum(isinstance(value, types.MemberDescriptorType) for base in kind.__mro__ for value in vars(base).values())
+    ours = [vars(base).values() for base in kind.__mro__ if "__slots__" in vars(base)]
+    slots = sum(isinstance(value, types.MemberDescriptorType) for values in ours for value in values)
     pointers = slots + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
     return bool(kind.__itemsize__) or kind.__basicsize__ > object.__basicsize__ + 8 * pointers
 
@@ -277,6 +253,7 @@ def _pickled(x: Any, kind: type) -> list[Any]:
     Raises:
         _Unknown: it gives neither.
     """
+    given: Any
     try:
         reduce = copyreg.dispatch_table.get(kind)
         given = reduce(x) if reduce else x.__reduce_ex__(2)
@@ -287,7 +264,7 @@ def _pickled(x: Any, kind: type) -> list[Any]:
             raise _Unknown from None
     if isinstance(given, str):  # a variable of the library
         return [given]
-    return [part if index < 3 else list(part or ()) for index, part in enumerate(given)]
+    return [list(part) if index > 2 and part else part for index, part in enumerate(given)][1:]
 
 
 def _add(whole: Any, text: str) -> None:

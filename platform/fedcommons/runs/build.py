@@ -47,7 +47,7 @@ from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.federation.serial import Serial
 from fedcommons.federation.stragglers import Independent, Rule, arrival
 from fedcommons.files import remote
-from fedcommons.runs import inputs
+from fedcommons.runs import inputs, modules
 from fedcommons.runs.checks import (
     check,
     refuse,
@@ -58,14 +58,6 @@ from fedcommons.runs.checks import (
     require_target,
 )
 from fedcommons.runs.leaks import computed_by_all, leaks_of
-from fedcommons.runs.modules import (
-    require_distillable,
-    require_hooks,
-    require_precision,
-    require_statistics,
-    try_a_step,
-    try_module,
-)
 from fedcommons.runs.worker import build_module, build_worker, local_loop, noise_key, standardises
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.dealt import Dealt
@@ -209,10 +201,10 @@ def prepare(config: Experiment) -> Prepared:
     is_tried = loop.batched or loop.graphs or config.dp.at_once > 1
     module = build_module(config, dataset, "cpu" if own or is_tried else "meta")
     if own:
-        require_hooks(prepared.algorithm, module, loop, parts.called("model", config.model.name))
-        try_module(module, config.model.name, dataset)
+        modules.require_hooks(prepared.algorithm, module, loop, parts.called("model", config.model.name))
+        modules.try_module(module, config.model.name, dataset)
     if is_tried:
-        try_a_step(loop, config.model.name, module, dataset)
+        modules.try_a_step(loop, config.model.name, module, dataset)
     if not standardises(config.model.name, module):
         dataset = replace(dataset, computed=tuple(what for what in dataset.computed if what != STANDARDISATION))
     model = flatten(trained(module))
@@ -220,14 +212,14 @@ def prepare(config: Experiment) -> Prepared:
     keeps = config.federation.buffers == "keep"
     is_kept = keeps_batch_norm(prepared.algorithm)
     measured = keeps and config.measure.every > 0 and not is_kept
-    require_statistics(module, private=config.dp.local, measured=measured)
-    require_precision(config.client.precision, module)
+    modules.require_statistics(module, private=config.dp.local, measured=measured)
+    modules.require_precision(config.client.precision, module)
     require_attributes(prepared.algorithm, module)
     if dataset.n_classes is None and getattr(prepared.algorithm, "needs_classes", False):
         raise UserError(
             f"algorithm {config.algorithm} works by class, and the labels of {dataset.name} are no classes."
         )
-    require_distillable(prepared.algorithm, module, dataset)
+    modules.require_distillable(prepared.algorithm, module, dataset)
     about = {
         "shape": dataset.shape, "n_classes": dataset.n_classes, "head": head_parameters(module),
         "batch_norm": batch_norm_parameters(module),
