@@ -194,7 +194,7 @@ def _parts(x: Any, whole: Any) -> Iterable[Any]:
             return [threading.local.__getattribute__(x, "__dict__")]
         case Logger():
             return [own(vars(x), OF_LOGGERS)]
-        case _ if isinstance(x, CODE) or _is_stream(x):
+        case _ if isinstance(x, CODE) or _is_stream(x) or kind.__name__ == "_lru_list_elem":  # its cache has its parts
             return []
         case _ if isinstance(x, VISITED):
             more = attributes(x)  # first, as this and the next line create objects that are visited

@@ -14,9 +14,8 @@ class Logged:
     Lightning itself would warn and drop everything. Tensors stay on their device, so nothing waits for a GPU.
     """
 
-    means: Mapping[str, float | Tensor]
-
     def __init__(self, module: LightningModule) -> None:
+        self.means: Mapping[str, float | Tensor] = {}
         self._sums: dict[str, tuple[float | Tensor, int]] | None = None
         vars(module).update(log=self._log, log_dict=self._log_dict)  # instead of the class's methods
 

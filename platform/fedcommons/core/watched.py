@@ -34,6 +34,7 @@ OURS = NOT_USERS | {"pytorch_lightning", "lightning_fabric", "torch"}
 
 OF_THE_ENGINE = {
     "module", "optimizer", "params", "buffers", "noise", "trained", "clock", "logged", "began", "share", "instead",
+    "listed",
 }  # fmt: skip
 """Attributes of a worker that the engine sets or loads before every client, or that are looked at by themselves."""
 
@@ -86,6 +87,17 @@ def state(work: Work, algorithm: object, others: Mapping[str, object] | None = N
     return {name: looks.at(name, value) for name, value in found.items()}
 
 
+def handed(work: Work) -> dict[str, object]:
+    """Return what the engine sets in a worker and its noise for a client, by name."""
+    found = {f"work ({name})": value for name, value in vars(work).items() if name in OF_THE_ENGINE}
+    return found | {f"work (noise.{name})": value for name, value in vars(work.noise).items() if name != "calls"}
+
+
+def replaced(before: Mapping[str, object], after: Mapping[str, object]) -> set[str]:
+    """Return the names under which there is another object, or in only one of the two."""
+    return {name for name in {*before, *after} if name not in before or after.get(name) is not before[name]}
+
+
 def differing(before: State, after: State) -> set[str]:
     """Return the names whose values differ, that only one of the two has, or of which nothing can be told."""
     differ = {name for name in {*before, *after} if before.get(name) != after.get(name)}
@@ -115,7 +127,7 @@ def _of_work(work: Work) -> Iterator[tuple[str, object]]:
 
 def _of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, object]]:
     for number, group in enumerate(optimizer.param_groups):
-        yield from ((f"{number}.{name}", value) for name, value in group.items() if name != "params")
+        yield from ((f"{number}.{name}", value) for name, value in group.items())
     yield from ((name, x) for name, x in vars(optimizer).items() if name not in ("param_groups", "state"))
 
 

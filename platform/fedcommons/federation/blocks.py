@@ -124,8 +124,11 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
             if private:  # what a client does to its message reaches nobody else
                 message = Message(_cloned(message.common), _cloned(message.own))
             worker.work.instead = batched.give(ready[client]) if client in ready else None
+            handed = watched.handed(worker.work) if private else {}
             with keyed_besides_torch(seed, "client") if private else nullcontext():
                 reply = _client(worker, task, message, memory, rows, seed)
+            if private:
+                outlived |= watched.replaced(handed, watched.handed(worker.work))
             require_reply(reply)
             size = _norm(reply, task.max_norm)  # waits for a GPU, which tells only now what failed on it
         except BaseException as error:  # whatever somebody's code raises

@@ -58,6 +58,7 @@ from fedcommons.runs.checks import (
     require_target,
 )
 from fedcommons.runs.leaks import computed_by_all, leaks_of
+from fedcommons.runs.stopping import stop_of
 from fedcommons.runs.worker import build_module, build_worker, local_loop, noise_key, standardises
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.dealt import Dealt
@@ -161,6 +162,8 @@ def prepare(config: Experiment) -> Prepared:
         raise UserError(f"storage must be {flaw}")
     if config.dp.noise == SECRET:
         salts.require_writable(Path(config.artifacts))
+        if config.storage is not None and not remote.is_url(config.storage):
+            salts.require_outside(Path(config.storage))
     kinds = ("algorithm", "sharing", "generator", "straggler")
     made = {kind: part_of(config, kind) for kind in kinds if kind in config.chosen}
     for part in made.values():
@@ -385,13 +388,13 @@ def assemble_contributed(prepared: Prepared, contributed: Contributions) -> Asse
     shared = share_contributed(prepared.stage, prepared.dealt, contributed)
     if audited and c.sharing.withhold != "none":
         shared = pool.uncovered(shared)
-    if c.dp.local:
-        require_once(prepared.stage, shared)
+    if judged := prepared.stage if c.dp.local else None:
+        require_once(judged, shared)
     shared = share_by_method(shared, prepared.algorithm, dataset.n_classes, c.seed)
     sets = {"test": dataset.test, "validation": dataset.validation}
     data = replace(shared.data, sets=sets, n_classes=dataset.n_classes or 0, tests=prepared.tests)
     about = {**prepared.about, "pool": len(data.pool.rows.flat) if data.pool and data.serves else 0}
-    plan = plan_of(c, prepared.algorithm, prepared.late, data.clients, about)
-    plan = replace(plan, leaks=leaks_of(dataset.computed))
+    leaks = leaks_of(dataset.computed, stop_of(c), judged, prepared.dealt, contributed)
+    plan = replace(plan_of(c, prepared.algorithm, prepared.late, data.clients, about), leaks=leaks)
     shared = replace(shared, data=data, releases=[*shared.releases, *computed_by_all(dataset.computed, len(data.own))])
     return Assembled(prepared, shared, plan, audited)

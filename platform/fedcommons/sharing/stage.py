@@ -318,6 +318,7 @@ def _shared(
     given = np.concatenate([leaving.elsewhere(clients, owners), *parts])
     leaving.require_known(name, dealt, given, owners)
     given = np.union1d(rows, given)
+    given = np.union1d(given, leaving.copied(store, len(dealt.own.store), given))
     is_real = given < len(dealt.own.store)
     left = given[is_real & (owners[given] >= 0)]
     releases = leaving.with_undeclared(releases, owners[given[~is_real]].tolist(), dealt.own.sizes)
