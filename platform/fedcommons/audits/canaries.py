@@ -83,7 +83,7 @@ class Watched:
 def watch(loop: LocalSGD, there: np.ndarray, seed: int) -> Watched:
     """Train on m canaries; there: (m,) factor of each one's gradient, 0 where it is left out."""
     assert loop.dp is not None
-    work, data, clip = _work(loop, len(there), seed), _data(there), loop.dp.clip
+    work, data, clip = _work(loop, len(there)), _data(there), loop.dp.clip
     work.noise = _OfSeed(work.source, seed)  # pyright: ignore[reportAttributeAccessIssue]
     sums: list[np.ndarray] = []
     seen: list[int] = []
@@ -101,9 +101,9 @@ def watch(loop: LocalSGD, there: np.ndarray, seed: int) -> Watched:
     return Watched(np.stack(sums), np.bincount(seen, minlength=len(sums)), spent)
 
 
-def _work(loop: LocalSGD, m: int, seed: int) -> Work:
+def _work(loop: LocalSGD, m: int) -> Work:
     assert loop.dp is not None
-    return Work(Canaries(m, STEEP * loop.dp.clip), torch.device("cpu"), loop, source=of_audit(seed))
+    return Work(Canaries(m, STEEP * loop.dp.clip), torch.device("cpu"), loop, source=of_audit(0))
 
 
 def _data(there: np.ndarray) -> ClientData:
@@ -214,7 +214,7 @@ def audit_method(algorithm: Algorithm, loop: LocalSGD, seed: int, m: int = 1000,
     ``bound.verdict(epsilon)`` is "cannot tell" where a bound could not have been above that epsilon.
     Only tensors of m numbers are looked at, for canaries that raise them and for some that lower them.
     """
-    inside, work = coins(m, numpy_generator(seed, "coins")), _work(loop, m, seed)
+    inside, work = coins(m, numpy_generator(seed, "coins")), _work(loop, m)
     state = algorithm.start(work.snapshot(), Facts(1, [m], 1), seed)
     message = algorithm.down(state, 1, 0)
     reply = algorithm.client(work, message, {}, _data(1.0 * inside), 1, seed_for(seed, "client"))

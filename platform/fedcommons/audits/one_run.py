@@ -9,6 +9,7 @@ images better for having seen them.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -65,7 +66,7 @@ def bound(
 
     some = canaries[inside]
     both = Examples(torch.cat([examples.x, some.x]), torch.cat([examples.y, some.y]))
-    salted = {"noise": Noise(of_audit(seed))} if takes_noise(generator) else {}
+    salted: dict[str, Any] = {"noise": Noise(of_audit(seed))} if takes_noise(generator) else {}
     trained = generator.fit(both, n_classes, seed_for(seed, "audited"), {epochs}, **salted)[epochs]
     scores = seen(trained.weights)
     if reference:
