@@ -22,6 +22,7 @@ from fedcommons.runs import inputs
 from fedcommons.runs.experiment import run
 from fedcommons.runs.inputs import deal
 from fedcommons.sharing.dealt import Dealt
+from fedcommons.sharing.local_synthetic import LocalSynthetic
 from fedcommons.sharing.real import Real
 from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
 from fedcommons.sharing.stage import Assigned, Contribution, Contributions, share, share_by_method
@@ -228,6 +229,10 @@ def test_a_copy_of_a_real_example_is_no_made_one(noise: int, left: int) -> None:
     assert shared.disclosed == left
     raw = {event.client: event.seen for event in shared.releases if not event.covered}
     assert raw == {client: 1 for client in range(N) if left}
+
+
+def test_a_copy_that_stays_with_its_client_has_not_left_it() -> None:
+    assert share(LocalSynthetic(), dealt(), _copies()).disclosed == 0
 
 
 def test_what_may_be_met_by_chance_is_no_copy() -> None:

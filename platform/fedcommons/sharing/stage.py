@@ -317,8 +317,8 @@ def _shared(
     owners = leaving.owners_of(name, dealt, store, rows, contributed.owners)
     given = np.concatenate([leaving.elsewhere(clients, owners), *parts])
     leaving.require_known(name, dealt, given, owners)
-    given = np.union1d(rows, given)
-    given = np.union1d(given, leaving.copied(store, len(dealt.own.store), given))
+    copied = leaving.copied(store, len(dealt.own.store), np.unique(given))  # of those that leave their owner
+    given = np.union1d(np.union1d(rows, given), copied)
     is_real = given < len(dealt.own.store)
     left = given[is_real & (owners[given] >= 0)]
     releases = leaving.with_undeclared(releases, owners[given[~is_real]].tolist(), dealt.own.sizes)
