@@ -25,6 +25,7 @@ from fedcommons.runs.build import Assembled, assemble, contributions, prepare
 from fedcommons.runs.experiment import run
 from fedcommons.runs.worker import noise_key
 from fedcommons.sharing import synthetic_pool
+from fedcommons.sharing.leaving import RAW
 from fedcommons.sharing.stage import Contribution
 
 QUICK = {
@@ -94,7 +95,10 @@ def test_copies_are_withheld_and_so_is_every_epsilon() -> None:
     assert len(kept.rows.flat) == sum(n // 2 for n in sizes)
     assert not any(event.covered for event in found.shared.releases)
     assert {event.why for event in found.shared.releases} == {WHY}
-    assert all(event.covered for event in made_by(experiment(), mixed, receipt).shared.releases)
+    assert all(event.covered for event in made_by(experiment(), noise, receipt).shared.releases)
+    whole = made_by(experiment(), mixed, receipt).shared  # whatever the receipt says, copies are raw
+    assert whole.disclosed > 0
+    assert {RAW} == {name for event in whole.releases if not event.covered for name in event.what}
 
 
 @pytest.mark.parametrize("look", [Look(down=1), Look(right=-1), Look(mirrored=True), Look(-1, 1, True)])

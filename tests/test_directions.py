@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from math import exp, inf, sqrt
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,16 +13,20 @@ from scipy.stats import norm
 from torch import Tensor, nn
 
 from fedcommons.algorithms.codes import noisy_mean
+from fedcommons.audits.canaries import audit
 from fedcommons.audits.directed import Directed, directions, of_local_steps, of_vectorised_steps
 from fedcommons.audits.directions import Estimate, estimate, gaussian_epsilon, of_release
+from fedcommons.audits.lower_bound import apart
+from fedcommons.audits.one_run import bound
 from fedcommons.core import dp_sgd, dp_vectorised
 from fedcommons.core.dp_sgd import DPSGD, NoisySum
 from fedcommons.core.local import LocalSGD
-from fedcommons.core.noise import Stream
+from fedcommons.core.noise import CipherStream, Stream
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.generators.ddpm import DDPM
+from fedcommons.generators.generator import TrainedGenerator
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.needs import GeneratorRecipe, _counts
 
@@ -333,3 +338,65 @@ def test_half_of_the_noise_of_a_mean_is_found_in_20_of_20_seeds(monkeypatch: pyt
 
 def test_half_of_the_noise_of_counts_is_found_in_20_of_20_seeds() -> None:
     assert [of_counts(seed, 1.0, 100, share=0.5).verdict for seed in range(20)] == [ABOVE] * 20
+
+
+# The stream of secret noise
+
+
+def _streams(patch: pytest.MonkeyPatch, change: Callable[[np.ndarray], np.ndarray]) -> None:
+    right = CipherStream.standard_normal
+
+    def standard_normal(self: CipherStream, size: Any, dtype: type = np.float64) -> np.ndarray:
+        return change(right(self, size, dtype)).astype(np.float64)
+
+    patch.setattr(CipherStream, "standard_normal", standard_normal)
+
+
+SHORT = LocalSGD(1, 20, dp=DPSGD(noise_multiplier=2.0, clip=1.5))
+
+STREAMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "half": lambda normal: normal / 2,
+    "constant": np.ones_like,
+    "zero": np.zeros_like,
+    "the same in all steps": lambda normal: np.random.default_rng(0).standard_normal(normal.shape),
+}
+
+
+@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize(
+    "of", [lambda: vectorised(1, k=200), lambda: local(1, k=60), lambda: audit(SHORT, 1, 200)],
+    ids=["vectorised", "local", "canaries"],
+)  # fmt: skip
+def test_a_broken_stream_of_secret_noise_is_found(
+    name: str, of: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not of().faults
+    _streams(monkeypatch, STREAMS[name])
+    faults = of().faults
+    assert any("noise multiplier" in fault for fault in faults)
+    assert any("epsilon" in fault for fault in faults)
+
+
+def test_a_private_generator_is_audited_with_secret_noise() -> None:
+    """Its noise is drawn from a stream that nobody draws from the seed."""
+    drawn: list[bool] = []
+
+    class Fits:
+        epochs = 1
+
+        def fit(self, examples: Any, n_classes: int, seed: int, epochs: Any, *, flip: bool = False, noise: Any) -> Any:
+            drawn.append(isinstance(noise.call("weights", examples.x).stream(0), CipherStream))
+            return {1: TrainedGenerator({"x": examples.x})}
+
+    few = Examples(torch.zeros(8, 1, 2, 2), torch.arange(8) % 2)
+    bound(cast("Any", Fits()), few, few, 2, 0, lambda generator, weights, images, n, seed: np.arange(len(images)) * 1.0)
+    assert drawn == [True, True]
+
+
+@pytest.mark.parametrize(("one", "other"), [(1.4142, 1.4143), (1.5, 1.25), (0.1 + 0.2, 0.3), (inf, 2.0)])
+def test_two_numbers_that_differ_are_not_written_alike(one: float, other: float) -> None:
+    texts = apart(one, other)
+    assert texts[0] != texts[1]
+    assert [float(text) for text in texts] == pytest.approx([one, other], rel=1e-2)
+    if abs(one - other) > 0.1:
+        assert texts == (f"{one:.3g}", f"{other:.3g}")

@@ -4,10 +4,14 @@ What it cannot see (a false ``spent.of``, data in ``start=``, in memory, in shap
 """
 
 from collections.abc import Callable
+from copy import copy as copy_of
+from copy import deepcopy
 from dataclasses import dataclass, replace
+from math import comb
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import pytest
 import torch
 from broken_promises import Sound, Total
@@ -16,9 +20,10 @@ from torch import Tensor
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.core.algorithm import Message, Replies, Reply, State
-from fedcommons.core.dp_sgd import DPSGD
+from fedcommons.core.dp_sgd import DPSGD, Target
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import LocalSGD, constant
+from fedcommons.core.noise import SEED_ALONE, Draws, Noise
 from fedcommons.core.work import Work
 from fedcommons.core.worker import Worker
 from fedcommons.data.clients import ClientData
@@ -60,6 +65,50 @@ def _in_the_initial_weights(self: Any, reply: Reply, work: Work, message: Messag
     return reply
 
 
+class Silent(Noise):
+    """Another object in the place of the client's noise."""
+
+
+def _as_the_noise(self: Any, reply: Reply, work: Work, message: Message, data: ClientData) -> Reply:
+    work.noise = Silent(work.noise.source, *work.noise.key)
+    return reply
+
+
+def _on_the_noise(self: Any, reply: Reply, work: Work, message: Message, data: ClientData) -> Reply:
+    vars(work.noise)["call"] = lambda *_: Draws(SEED_ALONE)
+    return reply
+
+
+def _in_the_key(self: Any, reply: Reply, work: Work, message: Message, data: ClientData) -> Reply:
+    work.noise.key = (0, 0)
+    return reply
+
+
+def _as_the_module(self: Any, reply: Reply, work: Work, message: Message, data: ClientData) -> Reply:
+    work.module = deepcopy(work.module)
+    return reply
+
+
+def _as_the_optimizer(self: Any, reply: Reply, work: Work, message: Message, data: ClientData) -> Reply:
+    work.optimizer = torch.optim.SGD(work.named.values(), 0.1)
+    return reply
+
+
+def _as_the_trainings(self: Any, reply: Reply, work: Work, message: Message, data: ClientData) -> Reply:
+    work.trained = list(work.trained)
+    return reply
+
+
+def _as_the_clock(self: Any, reply: Reply, work: Work, message: Message, data: ClientData) -> Reply:
+    work.clock = copy_of(work.clock)
+    return reply
+
+
+def _as_the_rates(self: Any, reply: Reply, work: Work, message: Message, data: ClientData) -> Reply:
+    work.rates = [float(data.x[0].float().mean())]
+    return reply
+
+
 def _in_what_all_hold(self: Any, reply: Reply, work: Work, message: Message, data: ClientData) -> Reply:
     assert data.commons is not None
     data.commons.x[0] = data.x[0].float()
@@ -77,6 +126,14 @@ def _on_the_class(self: Any, reply: Reply, work: Work, message: Message, data: C
         (_in_the_method, "method state (stolen)"),
         (_in_the_worker, "work (names)"),
         (_in_the_initial_weights, "work (initial)"),
+        (_as_the_noise, "work (noise)"),
+        (_on_the_noise, "work (noise.call)"),
+        (_in_the_key, "work (noise.key)"),
+        (_as_the_module, "work (module)"),
+        (_as_the_optimizer, "work (optimizer)"),
+        (_as_the_trainings, "work (trained)"),
+        (_as_the_clock, "work (clock)"),
+        (_as_the_rates, "work (rates)"),
         (_in_what_all_hold, "commons"),
         (_on_the_class, "class state (Hostile.stolen)"),
     ],
@@ -281,3 +338,70 @@ def test_memory_of_the_worker_that_a_method_sends_or_keeps_is_copied(digits: "Di
     assert all(map(torch.equal, *ends))
     jobs = ends[0][0][-2 * len(ends[0][1]) :].chunk(2)
     assert not torch.equal(*jobs)  # each with its own result
+
+
+# Examples that a method lists several times
+
+TRIPLED = torch.tensor([0, 0, 0, 1, 2, 3])
+
+
+def _in_place(data: ClientData) -> ClientData:
+    data.x[:3] = data.x[0].clone()
+    return data
+
+
+LISTS: dict[str, Callable[[ClientData], ClientData]] = {
+    "rows": lambda data: data.subset(TRIPLED),
+    "without their numbers": lambda data: ClientData(data.x[TRIPLED], data.y[TRIPLED]),
+    "under other labels": lambda data: ClientData(data.x[TRIPLED], torch.arange(6)),
+    "as other numbers": lambda data: ClientData(data.x[TRIPLED].float() / 2, data.y[TRIPLED]),
+    "in place of others": _in_place,
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_an_example_that_a_method_lists_three_times_is_charged_three_times(name: str, digits: "Digits") -> None:
+    class Lists(FedAvg):
+        def client(
+            self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int
+        ) -> Reply:
+            return super().client(work, message, memory, LISTS[name](data), round, seed)
+
+    federation = digits(sizes=(6, 8)).training(LocalSGD(1, 2, dp=DPSGD(2.0, 1.0)))
+    ledger = federation.play(Lists(), federation.plan(1))[-1][0].ledger
+    n = {0: 6, 1: 8 if name == "in place of others" else 6}
+    for i, events in ledger.updates.covered.items():
+        [(key, steps)] = events.items()
+        assert key == pytest.approx((1 - (1 - 2 / n[i]) ** 3, 2 / 3))
+        assert steps == -(-n[i] // 2)
+    once = federation.play(FedAvg(), federation.plan(1))[-1][0].ledger
+    assert (ledger.of_all(0, 1e-5) or 0) > 3 * (once.of_all(0, 1e-5) or 1)
+
+
+def test_equal_examples_of_a_client_are_not_taken_for_one_listed_twice(digits: "Digits") -> None:
+    federation = digits(sizes=(6, 8)).training(LocalSGD(1, 2, dp=DPSGD(2.0, 1.0)))
+    work, rows = federation.work(), federation.data.clients[0]
+    alike = ClientData(rows.x[TRIPLED], rows.y[TRIPLED])
+    work.begin(1, alike)
+    assert work.times_listed(alike) == 1
+    assert work.times_listed(alike.subset(torch.tensor([0, 1, 2, 0]))) == 2
+    loop = replace(work.loop, dp=DPSGD(2.0, 1.0, Target(3.0, 1e-5, 1)))
+    with pytest.raises(ValueError, match="listed 2 times"):
+        loop.run(work, federation.model, alike.subset(torch.tensor([3, 3])), 0)
+
+
+@pytest.mark.parametrize("alpha", [1.5, 4.0, 16.0])
+@pytest.mark.parametrize("q", [0.05, 0.5])
+def test_what_is_charged_bounds_a_sum_with_several_copies(alpha: float, q: float) -> None:
+    """The Renyi divergences of a sum with m copies of an example, each in the batch with probability q."""
+    m, sigma = 3, 2.0
+    at = np.linspace(-60, 80, 70_001, dtype=np.longdouble)
+    density = [np.exp(-((at - k) ** 2) / np.longdouble(2 * sigma**2)) for k in range(m + 1)]
+    copies = sum(comb(m, k) * q**k * (1 - q) ** (m - k) * density[k] for k in range(m + 1))
+    charged = (1 - q) ** m * density[0] + (1 - (1 - q) ** m) * density[m]
+
+    def renyi(one: Any, other: Any) -> Any:
+        return np.sum((one / other) ** alpha * other)
+
+    assert renyi(copies, density[0]) <= renyi(charged, density[0])
+    assert renyi(density[0], copies) <= renyi(density[0], charged)

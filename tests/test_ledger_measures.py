@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from fedcommons import load_rounds, load_runs
 from fedcommons.accounting.privacy import Ledger, read
+from fedcommons.accounting.statement import in_short, statement
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddm import FedDM
 from fedcommons.algorithms.feddpms import FedDPMS
-from fedcommons.config import presets
+from fedcommons.config import parts, presets
 from fedcommons.core.accountants import composed, epsilon
 from fedcommons.core.algorithm import Facts, Replies, State
 from fedcommons.core.dp_sgd import DPSGD
@@ -160,6 +162,70 @@ def test_the_epsilon_of_rounds_is_that_of_updates_and_of_what_they_put_into_a_co
 def test_a_ledger_of_an_earlier_version_is_read() -> None:
     record: Mapping[str, Any] = Ledger().after([Release(2, ("delta",))]).record()
     assert read({name: value for name, value in record.items() if name not in ("before", "outlived")}) == read(record)
+    old = {name: value for name, value in record.items() if name not in ("leaks", "exposed")}
+    assert read(old).largest_of_rounds(1e-5) is None  # it does not tell whose training was not covered
+    assert read({**old, "updates": Ledger().record()["updates"]}).largest_of_rounds(1e-5) == 0.0
+
+
+def _undeclared(work: Any, data: Any, reply: Any) -> Any:
+    return replace(reply, each={"more": torch.ones(2)})
+
+
+def _withdrawn(work: Any, data: Any, reply: Any) -> Any:
+    return replace(reply, releases=[Release(what=("delta",))])
+
+
+def _with_a_gradient(work: Any, data: Any, reply: Any) -> Any:
+    work.gradient(work.initial, data)
+    return reply
+
+
+@pytest.mark.parametrize("leak", [_undeclared, _withdrawn, _with_a_gradient])
+def test_no_epsilon_is_stated_of_a_client_once_its_training_is_not_covered(
+    leak: Callable[..., Any], digits: "Digits"
+) -> None:
+    """Client 1, of 16 examples, sends in round 2 what no noise covers."""
+
+    class Leaks(FedAvg):
+        def client(self, work: Any, message: Any, memory: Any, data: Any, round: int, seed: int) -> Any:
+            reply = super().client(work, message, memory, data, round, seed)
+            return leak(work, data, reply) if round == 2 and len(data) == 16 else reply
+
+    federation = digits().training(PRIVATE)
+    ledgers = [now.ledger for now, _ in federation.play(Leaks(), federation.plan(3))]
+    said = [statement(ledger, 5, 1e-5, rejected=0, local=True, secret=True) for ledger in ledgers]
+    each = [one["epsilon_local_training"]["of_each_client"] for one in said]
+    assert each[0][1] > 0
+    assert all(of[1] is None and min(of[0], *of[2:]) > 0 for of in each[1:])
+    assert [one["epsilon_local_training"]["largest"] for one in said] == [max(each[0]), None, None]
+    assert [one["epsilon_of_messages"] for one in said[1:]] == [None, None]
+    assert in_short(said[2])["epsilon_local_training"] == "none"
+    assert [read(ledger.record()) for ledger in ledgers] == ledgers
+
+
+def test_where_nothing_is_covered_no_epsilon_is_stated(tmp_path: Path) -> None:
+    """In the summary, rounds.jsonl and frames; it was 0.0."""
+    fields = {"algorithm": "fedproto", "evaluate.clients": True, "federation.buffers": "keep", "dp.local": True}
+    few = {"federation.rounds": 1, "data.limit": 60, "client.epochs": 1, "measure.every": 0, "tracking.wandb": "off"}
+    config = presets.experiment("smoke", "digits", {**few, **fields})
+    summary = run(config, tmp_path / "run", say=lambda _: None)
+    spent, column = summary["privacy"]["epsilon_local_training_if_secret"], "privacy/epsilon_local_training_if_secret"
+    assert spent == {"largest": None, "of_each_client": [None] * summary["n_clients"]}
+    assert [line[column] for line in read_rounds(tmp_path / "run")] == [0.0, None]
+    row = load_runs(tmp_path).iloc[0]
+    assert "epsilon_local_training_if_secret" not in row
+    assert column not in row
+    assert load_rounds(tmp_path)[column].isna().tolist() == [False, True]
+
+
+@pytest.mark.parametrize("name", ["fedgen", "feddpms"])
+def test_what_is_declared_beside_a_covered_training_leaves_its_epsilon(name: str, digits: "Digits") -> None:
+    """Class counts and codes are no trainings: the statement names them, and has no epsilon of all messages."""
+    method = parts.make("algorithm", name, {"quota": 2, "tries": 2} if name == "feddpms" else {})
+    federation = digits(sizes=(9, 16), method=method).training(PRIVATE)
+    ledger = federation.play(method, federation.plan(2))[-1][0].ledger
+    assert ledger.uncovered
+    assert (ledger.largest_of_rounds(1e-5) or 0) > 0
 
 
 def test_feddm_logs_what_its_images_spend(tmp_path: Path) -> None:

@@ -6,12 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 from fedcommons.audits.directions import Estimate
 from fedcommons.config.flat import choose
 from fedcommons.core.dp_sgd import NoisySum
-from fedcommons.core.noise import Stream
+from fedcommons.core.noise import CipherStream, Stream
 from fedcommons.errors import UserError
 from fedcommons.runs.build import prepare
 from fedcommons.sharing.stage import Contributions
@@ -58,8 +59,29 @@ def test_half_of_the_noise_is_seen(sweep: ModuleType, setting: str, monkeypatch:
     assert of.epsilon > of.reported
 
 
+def test_the_same_noise_in_all_steps_is_seen(sweep: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    blur = NoisySum.blur
+    monkeypatch.setattr(NoisySum, "blur", lambda self, sigma, noise: blur(self, sigma, np.random.default_rng(0)))
+    of = found(sweep, "ndpdc", 20)
+    assert any("the noise multiplier is about" in fault for fault in of.faults)
+    assert of.epsilon > of.reported
+    assert of.verdict == "above the reported one"
+
+
+@pytest.mark.parametrize("share", [0.5, 0.0])
+@BOTH
+def test_a_broken_stream_of_secret_noise_is_seen(
+    sweep: ModuleType, setting: str, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = CipherStream.standard_normal
+    monkeypatch.setattr(CipherStream, "standard_normal", lambda self, *size, **kind: share * right(self, *size, **kind))
+    of = found(sweep, setting, 20)
+    assert of.faults
+    assert of.epsilon > of.reported
+
+
 def test_summed_noise_is_that_of_the_sum(sweep: ModuleType) -> None:
-    of = found(sweep, "merf", 10, "--sharing.noise", "summed")
+    of = found(sweep, "merf", 40, "--sharing.noise", "summed")
     assert of.faults == []
     assert of.noise[0] == pytest.approx(of.sigma, rel=0.1)
 

@@ -14,6 +14,8 @@ import pytest
 import torch
 from rich.console import Console
 
+from fedcommons import experiment
+from fedcommons import run as whole_run
 from fedcommons.config import parts
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import choose, override
@@ -220,3 +222,75 @@ def test_edited_data_code_is_not_served_from_memory(lab: Path) -> None:
     before = prepared()
     (lab / "table.py").write_text(text.replace("0.1", "0.2"))
     assert prepared().digest != before.digest
+
+
+# What is computed from all clients' examples before round 1
+
+COMPUTED = """
+import numpy as np
+import torch
+from torch import nn
+
+from lightning_modules import Classifier
+from lightning_modules.networks import Linear
+
+draws = np.random.default_rng(0)
+X, Y = draws.integers(0, 256, (90, 8, 8)).astype(np.uint8), np.arange(90) % 3
+
+
+class Images:
+    train, test = (X[:60], Y[:60]), (X[60:], Y[60:])
+
+
+class Rare:
+    train, test, mean, std = (X[:60], np.where(np.arange(60) == 7, 3, Y[:60])), (X[60:], Y[60:]), 0.5, 0.3
+
+
+class Stated(Images):
+    mean, std, n_classes = 0.5, 0.3, 3
+
+
+class StatedClasses(Rare):
+    n_classes = 4
+
+
+class Unscaled(Classifier):
+    def __init__(self, shape, n_classes, lr):
+        super().__init__(Linear(shape, n_classes), lr=lr)
+"""
+
+SCALES, CLASSES = "mean and standard deviation of all clients' images", "number of classes of all clients"
+
+
+@pytest.mark.parametrize(
+    ("data", "more", "uncovered"),
+    [
+        ("Images", {}, SCALES),
+        ("Images", {"data.standardise": False}, ""),
+        ("Images", {"model.name": "mine.py:Unscaled"}, ""),  # it does not ask for them
+        ("Images", {"dp.local": False}, SCALES),
+        ("Stated", {}, ""),
+        ("Rare", {}, CLASSES),
+        ("StatedClasses", {}, ""),
+    ],
+)
+def test_what_all_clients_examples_decide_before_round_1_is_uncovered(
+    lab: Path, data: str, more: dict[str, object], uncovered: str
+) -> None:
+    """The sum of an image's pixels could be read off the mean, though an epsilon was printed."""
+    (lab / "mine.py").write_text(COMPUTED)
+    fields = {"model.name": "linear", "dp.local": True, "federation.rounds": 1, "client.epochs": 1, "data.limit": None}
+    fields |= {"data.name": f"mine.py:{data}", "measure.every": 0, "wandb": "off", "data.validation": 0.0, **more}
+    heard: list[str] = []
+    said = whole_run(experiment("smoke", values=fields), lab / "run", say=heard.append).summary["privacy"]
+    if not fields["dp.local"]:
+        assert any(line.startswith(uncovered) for line in said["uncovered"])
+        assert not heard
+        return
+    spent = said["epsilon_local_training_if_secret"]
+    assert (said["epsilon_of_messages_if_secret"] is None) == (spent["largest"] is None) == bool(uncovered)
+    assert said["commons"] == ("uncovered" if uncovered else "nothing")
+    assert any(uncovered in line for line in heard) == bool(uncovered)
+    if uncovered:
+        assert sum(line.startswith(uncovered) for line in said["uncovered"]) == 1
+        assert spent["of_each_client"] == [None] * 4

@@ -144,7 +144,7 @@ def clipping_after_the_mean(patch: pytest.MonkeyPatch) -> None:
 
 def _spent(patch: pytest.MonkeyPatch, change: Callable[[Release], Release]) -> None:
     right = LocalSGD._spent
-    patch.setattr(LocalSGD, "_spent", lambda self, protections, n, steps: change(right(self, protections, n, steps)))
+    patch.setattr(LocalSGD, "_spent", lambda self, *spent: change(right(self, *spent)))
 
 
 def q_understated(patch: pytest.MonkeyPatch) -> None:

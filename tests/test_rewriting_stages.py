@@ -22,6 +22,7 @@ from fedcommons.runs import inputs
 from fedcommons.runs.experiment import run
 from fedcommons.runs.inputs import deal
 from fedcommons.sharing.dealt import Dealt
+from fedcommons.sharing.local_synthetic import LocalSynthetic
 from fedcommons.sharing.real import Real
 from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
 from fedcommons.sharing.stage import Assigned, Contribution, Contributions, share, share_by_method
@@ -207,3 +208,75 @@ def test_clients_that_get_nothing_may_be_given_an_empty_list() -> None:
     nothing: Any = [np.array([])] * (N - 1)
     shared = share(Assigns(change=lambda a, c: replace(a, received=[c.rows[:2], *nothing])), dealt(), images())
     assert [len(data) for data in shared.data.clients] == [261, 259, 259, 259, 259]
+
+
+# What follows real examples without being one of them
+
+
+def _copies(noise: int = 0) -> list[Contribution]:
+    """Images of which each client's first is a copy of a real one of its neighbour."""
+    given = dealt()
+    made = images()
+    for client, one in enumerate(made):
+        one.examples.x[0] = given.own[(client + 1) % N].x[client]
+        one.examples.x[0, 0, 0, 0] += noise
+    return made
+
+
+@pytest.mark.parametrize(("noise", "left"), [(0, N), (1, 0)])
+def test_a_copy_of_a_real_example_is_no_made_one(noise: int, left: int) -> None:
+    shared = share(ShuffledSynthetic(), dealt(), _copies(noise))
+    assert shared.disclosed == left
+    raw = {event.client: event.seen for event in shared.releases if not event.covered}
+    assert raw == {client: 1 for client in range(N) if left}
+
+
+def test_a_copy_that_stays_with_its_client_has_not_left_it() -> None:
+    assert share(LocalSynthetic(), dealt(), _copies()).disclosed == 0
+
+
+def test_what_may_be_met_by_chance_is_no_copy() -> None:
+    """An example that two rows have, or that is blank."""
+    given, made = dealt(), images()
+    given.own.store.x[:2] = given.own.store.x[0].clone()
+    given.own.store.x[2] = 0
+    store = Examples(given.own.store.x.clone(), given.own.store.y)
+    given = replace(given, own=Clients(store, given.own.rows))
+    made[0].examples.x[0], made[1].examples.x[0] = given.own.store.x[0], given.own.store.x[2]
+    assert share(ShuffledSynthetic(), given, made).disclosed == 0
+
+
+@dataclass(frozen=True)
+class Chooses(Real):
+    """Keeps or weighs the clients' own rows."""
+
+    rule: str = "all"
+
+    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
+        brightness, labels = dealt.own.store.x.float().mean((1, 2, 3)).numpy(), dealt.own.store.y.numpy()
+        kept, weights = [np.asarray(rows) for rows in dealt.own.rows], None
+        if self.rule == "kept":
+            kept = [rows[brightness[rows] >= np.median(brightness)] for rows in kept]
+        elif self.rule == "weights":
+            weights = [1 + (brightness[rows] > brightness.mean()) for rows in kept]
+        elif self.rule == "half":
+            kept = [rows[::2] for rows in kept]
+        elif self.rule == "fails" and not brightness.any():
+            raise ZeroDivisionError
+        elif self.rule == "labels":
+            weights = [1 / (1 + labels[rows]) for rows in kept]
+        return Assigned(kept, (), weights if weights or self.rule == "all" else [np.ones(len(rows)) for rows in kept])
+
+
+@pytest.mark.parametrize(
+    ("rule", "follows"),
+    [("all", False), ("half", False), ("labels", False), ("kept", True), ("weights", True), ("fails", True)],
+)
+def test_rows_and_weights_that_follow_examples_leave_nothing_covered(rule: str, follows: bool, tmp_path: Path) -> None:
+    fields = {
+        "dp.local": True, "sharing.setting": f"{__file__}:Chooses", "sharing.rule": rule, "data.limit": 60,
+        "federation.rounds": 1, "client.epochs": 1, "measure.every": 0, "tracking.wandb": "off",
+    }  # fmt: skip
+    said = run(presets.experiment("smoke", "digits", fields), tmp_path / "run", say=lambda _: None)["privacy"]
+    assert (said["epsilon_of_messages_if_secret"] is None) == follows
+    assert any(name.startswith("rows and weights") for name in said["uncovered"]) == follows

@@ -24,7 +24,7 @@ from fedcommons.federation import rounds
 from fedcommons.federation.blocks import Block, BlockResult, RoundTask, train_block
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rounds import Standing
-from fedcommons.runs import build
+from fedcommons.runs import build, secret
 from fedcommons.runs.experiment import run
 from fedcommons.runs.replay import replay
 from fedcommons.sharing import synthetic_pool
@@ -188,6 +188,25 @@ def test_without_the_name_of_its_salt_a_run_does_not_go_on(tmp_path: Path, whole
             (cut / "noise.json").write_text(content)
         with pytest.raises(UserError, match=r"noise\.json|salt is lost"):
             run(config(tmp_path), cut, resume=True, say=quiet)
+
+
+@pytest.mark.parametrize("name", ["rounds.jsonl", "summary.json", "model.safetensors", "partition.json"])
+def test_a_run_that_has_left_anything_has_begun(name: str, tmp_path: Path, state: Path) -> None:
+    """A new salt would release twice at one epsilon."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).write_text("{}", encoding="utf-8")
+    with pytest.raises(UserError, match=r"noise\.json"):
+        secret.begun(tmp_path / "run", [])
+    assert not [*state.rglob("run-*")]
+
+
+@pytest.mark.parametrize("place", ["storage", "artifacts"])
+def test_no_salt_stands_where_others_read(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDCOMMONS_STATE", str(tmp_path / place / "state"))
+    there = config(tmp_path, storage=str(tmp_path / "storage"))
+    with pytest.raises(UserError, match=f"must not be in .*{place}"):
+        run(there, tmp_path / "run", say=quiet)
+    assert not [*tmp_path.rglob("run-*")]
 
 
 @pytest.mark.parametrize("which", ["generator", "class counts"])

@@ -265,3 +265,25 @@ def test_a_metric_of_the_target_has_its_direction() -> None:
 
 def test_the_defaults_never_stop() -> None:
     assert stop_of(config()).why([{"round": 1, "test/accuracy": 1.0}]) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "is_private"),
+    [
+        ({"target": "train/loss <= 9"}, True),
+        ({"target": "convergence/zeta_sq >= 0", "measure__every": 1, "measure__samples": 16}, True),
+        ({"target": "clients/loss_mean <= 9", "evaluate__clients": True, "data__client_test": 0.2}, True),
+        ({"target": "loss <= 9"}, False),
+        ({"federation__stop": "patience", "federation__stop_metric": "loss"}, False),
+        ({"target": "train/loss <= 9", "federation__stop": "never"}, False),
+    ],
+)
+@pytest.mark.long
+def test_no_epsilon_covers_a_run_whose_length_follows_what_clients_hold(
+    values: Mapping[str, Any], is_private: bool, tmp_path: Path
+) -> None:
+    fixed = {"dp__local": True, "federation__rounds": 2, "data__limit": 60, "federation__stop": "target"}
+    said = run(config(**{**fixed, **values}), tmp_path / "run", say=quiet)["privacy"]
+    assert (said["epsilon_of_messages_if_secret"] is None) == is_private
+    assert (said["epsilon_local_training_if_secret"]["largest"] is None) == is_private
+    assert any("number of rounds" in name for name in said["uncovered"]) == is_private

@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pytest
 import torch
+import torchvision
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
-from fedcommons.accounting.privacy import Ledger
+from fedcommons.accounting.privacy import OUTLIVED, Ledger
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config import parts, presets
 from fedcommons.config.parts import KINDS
 from fedcommons.core import watched
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
+from fedcommons.core.written import STEERED
 from fedcommons.errors import UserError
 from fedcommons.runs.checks import schedule_of
 from fedcommons.runs.experiment import run
@@ -213,9 +215,10 @@ def test_what_a_module_keeps_is_named_and_nothing_is_covered(name: str, digits: 
     ledger = _ledger(federation, PLANTS[name])
     assert name.partition(",")[0] in ledger.uncovered, ledger.uncovered
     assert not ledger.updates.covered
-    assert "delta (something beside messages and memory outlived a client)" in ledger.uncovered
+    why = STEERED.why if PLANTS[name] is InTheOptimizer else OUTLIVED
+    assert f"delta ({why})" in ledger.uncovered
     assert ledger.of_all(0, 1e-5) is None
-    assert ledger.largest_of_rounds(1e-5) == 0.0
+    assert ledger.largest_of_rounds(1e-5) is ledger.of_rounds(0, 1e-5) is None
 
 
 class Honest(Plain):
@@ -436,14 +439,97 @@ def test_no_method_of_ours_keeps_anything(name: str, digits: "Digits") -> None:
         )  # they send nothing with noise
 
 
-@pytest.mark.parametrize("name", [name for name in KINDS["model"].known if name not in ("resnet18", "vgg11")])
+EXAMPLES = Path(__file__).parent.parent / "examples"
+HONEST = {name: {} for name in KINDS["model"].known if name not in ("resnet18", "vgg11")} | {
+    f"{EXAMPLES}/{file}": fields
+    for file, fields in {
+        "own_model.py:Perceptron": {},
+        "fine_tuning.py:Body": {},
+        "two_nn.py:TwoNN": {},
+        "autoencoder.py:BetaVAE": {"data.name": f"{EXAMPLES}/autoencoder.py:unlabelled", "partition.name": "iid"},
+    }.items()
+}
+HONEST[f"{__file__}:Residual"] = {}
+
+
+class Residual(LightningModule):
+    """torchvision's network, with hyperparameters, a criterion, transforms and a scheduler."""
+
+    def __init__(self, shape: tuple[int, ...], n_classes: int) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        resnet = torchvision.models.resnet
+        norm = partial(nn.GroupNorm, 2)
+        self.net = resnet.ResNet(resnet.BasicBlock, [1, 1, 1, 1], n_classes, norm_layer=norm, width_per_group=64)
+        self.net.conv1 = nn.Conv2d(shape[0], 64, 3)
+        self.criterion, self.scale = nn.CrossEntropyLoss(), torchvision.transforms.Normalize(0.5, 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(self.scale(x.float() / 255))
+
+    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
+        loss = self.criterion(self(batch[0]), batch[1])
+        self.log("loss", loss, prog_bar=True)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        sgd = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+        return [sgd], [lr_scheduler.CosineAnnealingLR(sgd, 10)]
+
+
+@pytest.mark.parametrize("name", HONEST)
 @pytest.mark.long
 def test_no_model_of_ours_keeps_anything(name: str, tmp_path: Path) -> None:
-    fields = {"dp.local": True, "model.name": name, "data.limit": 60, "client.epochs": 1, "federation.rounds": 1}
-    config = presets.experiment("smoke", "digits", {**fields, "measure.every": 0, "tracking.wandb": "off"})
+    fields = {"dp.local": True, "model.name": name, "data.limit": 40, "client.epochs": 1, "federation.rounds": 1}
+    fields |= {"measure.every": 0, "tracking.wandb": "off", **HONEST[name]}
+    config = presets.experiment("smoke", "digits", fields)
     try:
         said = run(config, tmp_path / "run", say=lambda _: None)["privacy"]
     except UserError as error:
         assert "BatchNorm" in str(error)  # noqa: PT017
         return
     assert said["epsilon_of_messages_if_secret"] > 0
+
+
+# What a step reads in the optimizer
+
+
+class Steers(Plain):
+    """Its learning rate, momentum or the like follow the loss; they are as before when the training ends."""
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        made = torch.optim.SGD(self.parameters(), 0.1, momentum=0.9)
+        self.steer = (lambda optimizer: lambda x: self.change(optimizer, x))(made)
+        return made
+
+    def change(self, optimizer: torch.optim.Optimizer, x: float) -> None:
+        optimizer.param_groups[0]["lr"] = 0.1 + 1e-3 * x
+
+    def see(self, x: Tensor) -> None:
+        self.steer(float(x))
+
+
+class SteersMomentum(Steers):
+    def change(self, optimizer: torch.optim.Optimizer, x: float) -> None:
+        for state in optimizer.state.values():
+            state["momentum_buffer"].data.mul_(1 + x)
+
+
+class SteersAnother(Steers):
+    def change(self, optimizer: torch.optim.Optimizer, x: float) -> None:
+        optimizer.param_groups[0]["params"] = optimizer.param_groups[0]["params"][:1]
+
+
+@pytest.mark.parametrize("module", [Steers, SteersMomentum, SteersAnother])
+def test_an_optimizer_that_follows_the_loss_is_not_covered(module: Any, digits: "Digits") -> None:
+    ledger = _ledger(digits().training(replace(PRIVATE, epochs=2)), module)
+    assert not ledger.updates.covered
+    assert "delta (the loss or add_to_grad changes the optimizer)" in ledger.uncovered
+
+
+def test_a_tensor_as_learning_rate_and_every_schedule_are_no_change(digits: "Digits") -> None:
+    class Tensors(Plain):
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.Adam(self.parameters(), torch.tensor(0.1), amsgrad=True, foreach=False)
+
+    assert not _ledger(digits().training(replace(PRIVATE, epochs=2)), Tensors).uncovered

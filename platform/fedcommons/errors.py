@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from errno import EAGAIN, ENOMEM
+from functools import lru_cache
 from pathlib import Path
 from shlex import quote
 from typing import Any, Self, TypeVar
@@ -191,7 +192,7 @@ def message_of(error: BaseException) -> str:
 def _told(error: BaseException, where: str, part: str, doing: Sequence[str]) -> str:
     """``where: what was raised (the place in somebody's file; doing)``; what was raised is cut first."""
     frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    mine = [(code, line) for code, line in frames if _is_somebodys(code.co_filename)]
+    mine = [(code, line) for code, line in frames if is_user_code(code.co_filename)]
     place = [f"{Path(code.co_filename).name}, line {line} in {code.co_name}" for code, line in mine[-1:]]
     behind = "; ".join(filter(None, [*(place or [part]), *doing]))
     behind = f" ({_cut(behind, LONGEST // 2)})" if behind else ""
@@ -202,7 +203,9 @@ def _told(error: BaseException, where: str, part: str, doing: Sequence[str]) -> 
     return f"{where}: {_cut(said, max(LONGEST - len(where) - len(behind) - 2, 20))}{behind}"
 
 
-def _is_somebodys(file: str) -> bool:
+@lru_cache(maxsize=4096)
+def is_user_code(file: str) -> bool:
+    """Return whether a file is the user's: neither installed, nor Python's or the package's own."""
     path = Path(file).resolve()
     installed = str(path).startswith(_NOT_SOMEBODYS) or {"site-packages", "dist-packages"} & set(path.parts)
     return not installed and not file.startswith("<")

@@ -79,14 +79,14 @@ def keyed_globals(*key: int | str) -> Iterator[None]:
     import torch
 
     gpus = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
-    with torch.random.fork_rng(devices=gpus), keyed_others(*key):
+    with torch.random.fork_rng(devices=gpus), keyed_besides_torch(*key):
         set_default_generator(*key, "torch")
         yield
 
 
 @contextmanager
-def keyed_others(*key: int | str) -> Iterator[None]:
-    """Seed numpy's global generator and Python's ``random``. Afterwards they are as they were."""
+def keyed_besides_torch(*key: int | str) -> Iterator[None]:
+    """Seed numpy's global generator and Python's ``random``; afterwards they are as they were."""
     of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  (it is the one that others use)
     try:
         random.seed(seed_for(*key, "python"))

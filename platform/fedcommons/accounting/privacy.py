@@ -20,11 +20,14 @@ The clients' data are disjoint, so the guarantee of all is the largest of theirs
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Self
 
 from fedcommons.core.accountants import Spent, composed
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.errors import UserError
+
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 OUTLIVED = "something beside messages and memory outlived a client"
 """Why events that would be covered are not."""
@@ -73,6 +76,8 @@ class Ledger:
     before: the covered events of what was shared before round 1; they are among those of ``commons``.
     outlived: names of what outlived a client beside messages and memory (``core.watched``). Noise is no protection
     where later steps and clients see the data otherwise, so of these rounds nothing is covered.
+    leaks: what else shows data to all trainings of the rounds, by name, and why nothing of these rounds is covered.
+    exposed: the clients of which a training in some round is not covered. No epsilon of their rounds is stated.
     """
 
     commons: Released = field(default_factory=Released)
@@ -80,6 +85,8 @@ class Ledger:
     given_away: Mapping[int, int] = field(default_factory=dict)
     before: Events = field(default_factory=dict)
     outlived: tuple[str, ...] = ()
+    leaks: Mapping[str, str] = field(default_factory=dict)
+    exposed: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, shared: Iterable[Release]) -> Self:
@@ -88,34 +95,58 @@ class Ledger:
         commons = Released().and_also(events)
         return cls(commons, Released(), _most({}, events), commons.covered)
 
-    def after(self, round: Sequence[Release], outlived: Collection[str] = ()) -> "Ledger":
-        """This ledger and the releases of one more round; ``outlived``: what outlived a client in it, by name."""
-        if not round and not outlived:
+    def after(
+        self,
+        round: Sequence[Release],
+        outlived: Collection[str] = (),
+        leaks: Mapping[str, str] = NOTHING,
+        exposed: Collection[int] = (),
+    ) -> "Ledger":
+        """Return this ledger with the releases of one more round.
+
+        Args:
+            round: the releases.
+            outlived: names of what outlived a client in the round.
+            leaks: what else shows data to the round's trainings, by name, and why nothing is covered.
+            exposed: the clients of which a training is not covered.
+        """
+        if not (round or outlived or exposed):
             return self
         outlived = tuple(sorted({*self.outlived, *outlived}))
-        if outlived:
-            round = [replace(event, mechanism=None, why=OUTLIVED) if event.covered else event for event in round]
+        leaks = {**self.leaks, **leaks}
+        if why := OUTLIVED if outlived else "".join(f"uncovered: {name}" for name in [*leaks][:1]):
+            exposed = {*exposed, *(int(event.client) for event in round if event.covered)}
+            round = [replace(event, mechanism=None, why=why) if event.covered else event for event in round]
         commons = self.commons.and_also([event for event in round if event.commons])
         updates = self.updates.and_also([event for event in round if not event.commons])
-        return Ledger(commons, updates, _most(self.given_away, round), self.before, outlived)
+        given_away = _most(self.given_away, round)
+        return Ledger(commons, updates, given_away, self.before, outlived, leaks, self.exposed.union(exposed))
 
     @property
     def uncovered(self) -> Mapping[str, int]:
         """Name -> how often it left a client without protection."""
         shared, sent = self.commons.uncovered, {**self.updates.uncovered, **dict.fromkeys(self.outlived, 1)}
+        sent |= {name: 1 for name in self.leaks if name not in shared}
         return {name: shared.get(name, 0) + sent.get(name, 0) for name in (*shared, *sent)}
 
-    def of_rounds(self, client: int, delta: float) -> float:
-        """The epsilon of the covered events of a client's rounds: updates and what it put into a commons in them."""
+    def of_rounds(self, client: int, delta: float) -> float | None:
+        """Return the epsilon of a client's updates and of what it put into a commons in rounds.
+
+        None: a training of the client is not covered.
+        """
+        if client in self.exposed:
+            return None
         before, spent = self.before.get(client, {}), dict(self.updates.covered.get(client, {}))
         for event, steps in self.commons.covered.get(client, {}).items():
             spent[event] = spent.get(event, 0) + steps - before.get(event, 0)
         return composed(_spent({event: steps for event, steps in spent.items() if steps}), delta)
 
-    def largest_of_rounds(self, delta: float) -> float:
-        """The largest ``of_rounds`` of all clients; 0 if no round has a covered event."""
+    def largest_of_rounds(self, delta: float) -> float | None:
+        """Return the largest ``of_rounds`` of all clients: 0 if none has released anything, None if one has none."""
+        if self.exposed:
+            return None
         clients = {**self.commons.covered, **self.updates.covered}
-        return max((self.of_rounds(client, delta) for client in clients), default=0.0)
+        return max((self.of_rounds(client, delta) or 0.0 for client in clients), default=0.0)
 
     def of_all(self, client: int, delta: float) -> float | None:
         """The epsilon of all that a client has released; None if any release of any client is uncovered."""
@@ -129,7 +160,8 @@ class Ledger:
         given_away = [[i, n] for i, n in self.given_away.items()]
         before = Released(self.before).record()["covered"]
         shared, sent = self.commons.record(), self.updates.record()
-        lasting = {"before": before, "outlived": list(self.outlived)}
+        lasting = {"before": before, "outlived": list(self.outlived), "leaks": dict(self.leaks)}
+        lasting["exposed"] = sorted(self.exposed)
         return {"commons": shared, "updates": sent, "given_away": given_away, **lasting}
 
 
@@ -140,9 +172,14 @@ def read(record: Mapping[str, Any]) -> Ledger:
         KeyError, TypeError, ValueError, AttributeError: it is not a ledger's record.
     """
     given_away = {int(client): int(n) for client, n in record["given_away"]}
-    before = _events(record.get("before", ()))  # earlier versions did not write these two
+    before = _events(record.get("before", ()))  # earlier versions did not write these four
     outlived = tuple(map(str, record.get("outlived", ())))
-    return Ledger(_read(record["commons"]), _read(record["updates"]), given_away, before, outlived)
+    leaks = {str(name): str(why) for name, why in record.get("leaks", {}).items()}
+    commons, updates = _read(record["commons"]), _read(record["updates"])
+    exposed = frozenset(map(int, record.get("exposed", ())))
+    if "exposed" not in record and updates.uncovered:  # any client may be one
+        exposed = frozenset({*commons.covered, *updates.covered, -1})
+    return Ledger(commons, updates, given_away, before, outlived, leaks, exposed)
 
 
 def _events(covered: Iterable[Sequence[float]]) -> Events:

@@ -41,7 +41,8 @@ TRUSTED = {
     "generator": "the receipt of what protects its images, and that its noise is secret",
     "model": "hooks, and what it keeps outside of tensors and numbers",
     "straggler": "that who is late does not depend on the data",
-    "data": "that an example is one person's",
+    "data": "that an example is one person's, and that mean, std, classes and scales are not computed from clients' "
+    "examples",
     "schedule": "that the learning rate does not depend on the data",
     "partition": "that who holds what does not depend on what examples show",
 }
@@ -71,12 +72,14 @@ def statement(
     commons: nothing, covered or uncovered. pool_epsilon_max: of a covered commons, the largest of all clients' (their
     data are disjoint), else None. pool_epsilon_of_each_view: what each party learns of a client's data from what was
     shared before round 1, where parties see different things. overall: the epsilon of all messages, or ``none``.
+    epsilon_local_training: of each client's rounds, None as soon as one of its trainings is not covered; the largest is
+    None as soon as one client's is.
     in_words: a sentence for each. trusted: what is taken at the word of parts that are not ours. Without ``secret`` all
     epsilons are None or none, and those that secret noise would earn have names that end in ``_if_secret``.
     """
     of_views = {party: gaussian.epsilon(mu, delta) for party, mu in (views or {}).items()}
     dp = local or bool(ledger.commons.covered or ledger.updates.covered)
-    leaks = [_leak(name, times, name in ledger.outlived) for name, times in ledger.uncovered.items()]
+    leaks = [_leak(name, times, ledger) for name, times in ledger.uncovered.items()]
     if rejected and dp:
         leaks.append(f"the fact that {rejected} replies were rejected, as it depends on the data")
     shared = "covered" if ledger.commons.covered else "nothing"
@@ -92,7 +95,9 @@ def statement(
         **({"pool_epsilon_of_each_view": of_views} if of_views and pool is not None else {}),
         "overall": "none" if overall is None else overall,
         "epsilon_of_messages": overall,
-        "epsilon_local_training": {"largest": max(spent), "of_each_client": spent} if local else None,
+        "epsilon_local_training": {"largest": ledger.largest_of_rounds(delta), "of_each_client": spent}
+        if local
+        else None,
     }
     if dp and not secret:
         nothing = dict.fromkeys(earned) | {"overall": "none"}
@@ -112,10 +117,13 @@ def statement(
 
 
 def in_short(said: Mapping[str, Any]) -> dict[str, float | str]:
-    """For W&B: ``overall``, the other epsilons of both lines that can be stated, and the notes that belong to them."""
+    """Return what W&B's summary says: ``overall``, the epsilons that can be stated, and the notes on them."""
     names = ("pool_epsilon_max", f"pool_epsilon_max{IF_SECRET}", f"epsilon_of_messages{IF_SECRET}")
     epsilons = {name: said[name] for name in names if said.get(name) is not None}
     notes = {name: "; ".join(said[name]) for name in ("uncovered", "trusted")}
+    for name in ("epsilon_local_training", f"epsilon_local_training{IF_SECRET}"):
+        if (spent := said.get(name)) and spent["largest"] is None:  # else the last number that was logged would stay
+            epsilons[name] = "none"
     return {**epsilons, "overall": said["overall"], "in_words": " ".join(said["in_words"]), **notes}
 
 
@@ -154,9 +162,11 @@ def _of_closer_views(of_views: Mapping[str, float], stated: float) -> list[str]:
     )
 
 
-def _leak(name: str, times: int, has_outlived: bool) -> str:
-    if has_outlived:
+def _leak(name: str, times: int, ledger: Ledger) -> str:
+    if name in ledger.outlived:
         return f"{name}, which outlived a client: later steps and clients saw it without noise"
+    if name in ledger.leaks:
+        return f"{name}: {ledger.leaks[name]}"
     why = f" ({WHY[name]})" if name in WHY else ""
     often = f"{times} time{'s'[: times > 1]}"
     return f"{WORDS.get(name, name)}{why}, released {often} with nothing that an epsilon can be computed from"

@@ -23,11 +23,11 @@ from torch import Tensor, nn
 
 from fedcommons.audits.directed import STEEP
 from fedcommons.audits.directions import Estimate, estimate
-from fedcommons.audits.lower_bound import LowerBound, by_scores, coins, verdict
+from fedcommons.audits.lower_bound import LowerBound, apart, by_scores, coins, verdict
 from fedcommons.core.accountants import composed
 from fedcommons.core.algorithm import Algorithm, Facts, Reply
 from fedcommons.core.local import Batch, LocalSGD
-from fedcommons.core.noise import Draws, Source
+from fedcommons.core.noise import Draws, Source, of_audit
 from fedcommons.core.release import Release
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
@@ -103,7 +103,7 @@ def watch(loop: LocalSGD, there: np.ndarray, seed: int) -> Watched:
 
 def _work(loop: LocalSGD, m: int) -> Work:
     assert loop.dp is not None
-    return Work(Canaries(m, STEEP * loop.dp.clip), torch.device("cpu"), loop)
+    return Work(Canaries(m, STEEP * loop.dp.clip), torch.device("cpu"), loop, source=of_audit(0))
 
 
 def _data(there: np.ndarray) -> ClientData:
@@ -144,7 +144,7 @@ class Verdict:
             return []
         steps, counted = self.steps
         return [
-            *([f"epsilon is above {self.bound:.3g}, not {self.reported:.3g}"] * (self.bound > self.reported)),
+            *([f"epsilon is above {', not '.join(apart(self.bound, self.reported))}"] * (self.bound > self.reported)),
             *self.estimate.faults,
             *([f"one example changes a sum by {self.sensitivity:.3g} C"] * (self.sensitivity > self.stated * 1.001)),
             *([f"there are {steps} steps, not {counted}"] * (steps != counted)),
@@ -174,7 +174,7 @@ def audit(loop: LocalSGD, seed: int, m: int = 1000, delta: float = 1e-5) -> Verd
     return Verdict(
         reported=composed(((spent.q, spent.sigma, spent.steps),), delta) if spent.covered else None,
         bounds={kind: by_scores(score, inside, m // 4, delta, level) for kind, score in scores.items()},
-        estimate=estimate(scores["sum"], inside, spent, delta) if spent.covered else None,
+        estimate=estimate(one.sums, inside, spent, delta) if spent.covered else None,
         sensitivity=_influence(loop, seed),
         stated=spent.sensitivity / loop.dp.clip,
         steps=(len(one.sums), spent.steps),

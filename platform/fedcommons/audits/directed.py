@@ -17,7 +17,7 @@ from fedcommons.audits.lower_bound import coins
 from fedcommons.core import dp_vectorised
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
-from fedcommons.core.noise import SEED_ALONE, Draws, Noise
+from fedcommons.core.noise import Draws, Noise, of_audit
 from fedcommons.core.work import Work, trained
 from fedcommons.data.clients import ClientData
 from fedcommons.seeds import numpy_generator
@@ -63,17 +63,17 @@ def of_local_steps(loop: LocalSGD, module: nn.Module, k: int, seed: int, delta: 
     """
     assert loop.dp is not None
     inside, directed = coins(k, numpy_generator(seed, "coins")), _directed(module, k, loop.dp.clip, seed)
-    total = torch.zeros(directed.u.shape[1])
+    steps: list[Tensor] = []
 
     def watch(params: Mapping[str, nn.Parameter]) -> None:
-        total.add_(_gradient(directed))
+        steps.append(directed.u @ _gradient(directed))
 
     work, there = Work(directed, torch.device("cpu"), loop), torch.from_numpy(inside).float()
-    work.noise = Noise(SEED_ALONE, seed)
+    work.noise = Noise(of_audit(seed), seed)
     data = ClientData(torch.arange(k), there)
     spent = work.local(work.initial, data, seed, add_to_grad=watch).spent
-    scores = directed.u @ total * (min(loop.batch_size, k) / loop.dp.clip)
-    return estimate(scores.double().numpy(), inside, spent, delta)
+    scores = torch.stack(steps).double() * (min(loop.batch_size, k) / loop.dp.clip)
+    return estimate(scores.numpy(), inside, spent, delta)
 
 
 def of_vectorised_steps(
@@ -81,17 +81,17 @@ def of_vectorised_steps(
 ) -> Estimate:
     """The same by the steps that train generators."""
     inside, directed = coins(k, numpy_generator(seed, "coins")), _directed(module, k, dp.clip, seed)
-    total, releases = torch.zeros(directed.u.shape[1]), []
+    steps, releases = [], []
     for release in dp_vectorised.steps(
         directed, directed.configure_optimizers(), lambda named, *row: functional_call(directed, named, row),
         [torch.arange(k), torch.from_numpy(inside).float()], lambda *_: [], dp,
-        batch_size=batch_size, epochs=epochs, physical_batch=k, noise=Draws(SEED_ALONE, (seed,)),
+        batch_size=batch_size, epochs=epochs, physical_batch=k, noise=Draws(of_audit(seed), (seed,)),
     ):  # fmt: skip
-        total.add_(_gradient(directed))
+        steps.append(directed.u @ _gradient(directed))
         releases.append(release)
     (one,) = set(releases)
-    scores = directed.u @ total * (min(batch_size, k) / dp.clip)
-    return estimate(scores.double().numpy(), inside, replace(one, steps=len(releases)), delta)
+    scores = torch.stack(steps).double() * (min(batch_size, k) / dp.clip)
+    return estimate(scores.numpy(), inside, replace(one, steps=len(releases)), delta)
 
 
 def _directed(module: nn.Module, k: int, clip: float, seed: int) -> Directed:

@@ -29,7 +29,7 @@ from math import exp, inf, isinf, log, sqrt
 
 import numpy as np
 
-from fedcommons.audits.lower_bound import verdict
+from fedcommons.audits.lower_bound import apart, verdict
 from fedcommons.core.accountants import composed
 from fedcommons.core.release import Release
 
@@ -48,7 +48,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     from scipy.special import log_ndtr, ndtr  # half a second to import
 
     def spent(e: float) -> float:
-        return float(ndtr(mu / 2 - e / mu)) - exp(e + float(log_ndtr(-mu / 2 - e / mu)))
+        return float(ndtr(mu / 2 - e / mu)) - exp(min(0.0, e + float(log_ndtr(-mu / 2 - e / mu))))
 
     if mu <= 0 or spent(0.0) <= delta:
         return 0.0
@@ -88,21 +88,32 @@ class Estimate:
     @property
     def faults(self) -> list[str]:
         """What cannot be so, in words."""
-        noise, most = self.noise
+        (noise, most), mine = self.noise, ", not ".join
         return [
-            *([f"epsilon is about {self.epsilon:.3g}, not {self.reported:.3g}"] * (self.epsilon > self.reported)),
-            *([f"the noise multiplier is about {noise:.3g}, not {self.sigma:.3g}"] * (most < self.sigma)),
+            *([f"epsilon is about {mine(apart(self.epsilon, self.reported))}"] * (self.epsilon > self.reported)),
+            *([f"the noise multiplier is about {mine(apart(noise, self.sigma))}"] * (most < self.sigma)),
         ]
 
 
 def estimate(scores: np.ndarray, inside: np.ndarray, release: Release, delta: float) -> Estimate:
-    """The estimate by the scores (k,) of directions, of which some are in, against what the release states.
+    """Return the estimate by the scores of directions, of which some are in, against what the release states.
+
+    Steps whose noise is not new hide from the sum of a score, which then varies more, and not from its spread over the
+    steps: where that is smaller than the stated noise, epsilon is that of a noise that is at most so large.
+
+    Args:
+        scores: (T, k), of each step, or (k,) their sums.
+        inside: (k,) bool, the directions that are in.
+        release: what is stated.
+        delta: of epsilon.
 
     Raises:
         ValueError: fewer than two directions are in, or out, or the release is not covered.
     """
     from scipy.stats import chi2, norm  # half a second to import
 
+    by_step = np.atleast_2d(scores)
+    scores = by_step.sum(0)
     those_in, those_out = scores[inside], scores[~inside]
     if min(len(those_in), len(those_out)) < 2 or not (release.covered and release.steps):
         raise ValueError(f"two directions in, two out and a covered release are needed, got {len(those_in)} in, "
@@ -115,16 +126,25 @@ def estimate(scores: np.ndarray, inside: np.ndarray, release: Release, delta: fl
     of_half = sqrt(1 + 4 * q * (1 - q) / release.sigma**2)  # deviation of those in over that of those out
     power = z + float(norm.isf(0.1))  # found with probability 0.9
     half = 2 * honest - power * _error(2 * honest, of_half, len(those_in), len(those_out))
-    most = spread * sqrt((len(those_out) - 1) / float(chi2.ppf(ALARM, len(those_out) - 1)))
+
+    def measured(deviation: float, degrees: int) -> tuple[float, float]:
+        return deviation, deviation * sqrt(degrees / float(chi2.ppf(ALARM, degrees)))
+
+    noise, epsilon = measured(spread / unit, len(those_out) - 1), gaussian_epsilon(mu - margin, delta)
+    if degrees := (len(by_step) - 1) * len(those_out):
+        new = measured(sqrt(float(by_step[:, ~inside].var(0, ddof=1).mean())), degrees)
+        if new[1] < release.sigma:
+            noise = min(noise, new)
+            epsilon = max(epsilon, gaussian_epsilon(q * unit / new[1] if new[1] else inf, delta))
     return Estimate(
         k=len(scores),
         mu=mu,
         low=mu - margin,
         high=mu + margin,
-        epsilon=gaussian_epsilon(mu - margin, delta),
+        epsilon=epsilon,
         ceiling=gaussian_epsilon(honest, delta),
         half=gaussian_epsilon(half, delta),
-        noise=(spread / unit, most / unit),
+        noise=noise,
         sigma=release.sigma,
         reported=composed(((release.q, release.sigma, release.steps),), delta),
     )

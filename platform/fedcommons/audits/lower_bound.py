@@ -66,6 +66,12 @@ def ceiling(m: int, r: int, delta: float, confidence: float = 0.95) -> float:
     return lower_bound(m, r, r, delta, confidence)
 
 
+def apart(one: float, other: float) -> tuple[str, str]:
+    """Return two numbers in as many digits, three or more, as it takes to tell one from the other."""
+    both = ((f"{one:.{digits}g}", f"{other:.{digits}g}") for digits in range(3, 18))
+    return next((texts for texts in both if texts[0] != texts[1]), (repr(one), repr(other)))
+
+
 def verdict(found: float, most: float, reported: float | None) -> str:
     """What a lower bound that is at most ``most`` says of a reported epsilon, None: of none, as nothing is covered."""
     if reported is None:

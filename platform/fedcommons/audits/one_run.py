@@ -9,6 +9,7 @@ images better for having seen them.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,9 +17,11 @@ import torch
 from fedcommons.audits.lower_bound import LowerBound, by_scores, coins
 from fedcommons.audits.membership import Score
 from fedcommons.core.accountants import composed
+from fedcommons.core.noise import Noise, of_audit
 from fedcommons.data.examples import Examples
 from fedcommons.generators.generator import Generator, Receipt, Weights, of_client
 from fedcommons.seeds import numpy_generator, seed_for
+from fedcommons.sharing.needs import takes_noise
 
 FEWEST = 4
 """Canaries of a bound, at least: of so many one is guessed."""
@@ -63,10 +66,12 @@ def bound(
 
     some = canaries[inside]
     both = Examples(torch.cat([examples.x, some.x]), torch.cat([examples.y, some.y]))
-    trained = generator.fit(both, n_classes, seed_for(seed, "audited"), {epochs})[epochs]
+    salted: dict[str, Any] = {"noise": Noise(of_audit(seed))} if takes_noise(generator) else {}
+    trained = generator.fit(both, n_classes, seed_for(seed, "audited"), {epochs}, **salted)[epochs]
     scores = seen(trained.weights)
     if reference:
-        other = generator.fit(examples, n_classes, seed_for(seed, "reference"), {epochs})[epochs]
+        salted = {"noise": Noise(of_audit(seed_for(seed, "reference")))} if salted else {}
+        other = generator.fit(examples, n_classes, seed_for(seed, "reference"), {epochs}, **salted)[epochs]
         scores = scores - seen(other.weights)
     release = (trained.receipt or Receipt()).release(0)
     reported = composed(((release.q, release.sigma, release.steps),), delta) if release.covered else None

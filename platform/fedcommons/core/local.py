@@ -21,7 +21,7 @@ from fedcommons.core.torch_settings import tf32
 from fedcommons.core.written import WRITTEN, Written
 from fedcommons.data.augment import flip_and_crop
 from fedcommons.data.clients import ClientData
-from fedcommons.seeds import generator, keyed_others, set_default_generator
+from fedcommons.seeds import generator, keyed_besides_torch, set_default_generator
 from fedcommons.tensors import Flat
 
 if TYPE_CHECKING:
@@ -170,9 +170,9 @@ class LocalSGD:
             steps = partial(self._samples, private)
         plain = range(0 if work.hooks else epochs)  # a module with hooks is trained by them
         batches = ((epoch, at, b) for epoch in plain for at, b in enumerate(steps(data, seed, epoch)))
-        step, written = plain_step(optimizer), Written(work.params.buffer) if self.dp else None
+        step, written = plain_step(optimizer), Written(work.params.buffer, optimizer) if self.dp else None
         kernels = nullcontext() if torch.backends.mkldnn.enabled == self.onednn else onednn(self.onednn)
-        others = keyed_others(seed) if work.is_users else nullcontext()
+        others = keyed_besides_torch(seed) if work.is_users else nullcontext()
         with work.logged as logged, kernels, tf32() if self.precision == "tf32" else nullcontext(), others:
             if work.hooks:
                 losses += work.hooks.train(self, data, seed, epochs, step_loss, add_to_grad, is_own=loss is not None)
@@ -182,6 +182,8 @@ class LocalSGD:
                     last = epoch
                 clock.current_epoch, clock.global_step = first_epoch + epoch, first_step + len(losses)
                 number = len(losses) if loss else at
+                if written:
+                    written.begin()
                 try:
                     if dp and private:
                         batch, seeds = batch
@@ -228,7 +230,9 @@ class LocalSGD:
         is_moved = work.is_users and work.gather()
         mean = losses[0] if len(losses) == 1 else reduce(torch.add, losses) / len(losses)
         metrics = {**logged.means, **logged.values(), "loss": mean, "steps": max(1, len(losses) - skipped)}
-        spent = WRITTEN if written and (written.found or is_moved) else self._spent(protections, n, len(losses))
+        listed = work.times_listed(data) if self.dp else 1
+        found = written and (written.found or (WRITTEN if is_moved else None))
+        spent = found or self._spent(protections, n, len(losses), listed)
         work.trained.append(spent)
         return LocalResult(work.params, metrics, spent)
 
@@ -236,18 +240,36 @@ class LocalSGD:
         """With the client's own noise, if a target decides it.
 
         Raises:
-            ValueError: it does, and the client has already trained in this round, so that the target would be missed.
+            ValueError: it does, and the client has already trained in this round or lists an example several times,
+                so that the target would be missed.
         """
         assert self.dp
         if self.dp.target and work.trained:
             raise ValueError("dp.target_epsilon is for one local training of a client in a round, and this is another")
+        if self.dp.target and (times := work.times_listed(data)) > 1:
+            raise ValueError(f"dp.target_epsilon is for examples that are listed once, and one is listed {times} times")
         return self.dp.of_client(len(data), self.batch_size, self.steps_for(len(data), data.n_own))
 
-    def _spent(self, protections: set[Release], n: int, steps: int) -> Release:
-        """All steps as one event; unprotected without DP-SGD, or if two steps were protected differently."""
+    def _spent(self, protections: set[Release], n: int, steps: int, listed: int) -> Release:
+        """Return all steps as one event; unprotected without DP-SGD, or if two steps were protected differently.
+
+        An example that a method lists m times is in a batch with probability q' = 1 - (1 - q)^m, and adds at most m C.
+        A step is then at most as telling as a sampled Gaussian mechanism with rate q' and noise sigma / m: what the
+        example adds is a mixture over the number of its copies, and the divergence is convex.
+
+        Args:
+            protections: of the steps.
+            n: examples of the training.
+            steps: number of steps.
+            listed: m, the most times that an example is listed.
+        """
         if self.dp is None or len(protections) != 1:
             return UNCOVERED
-        return replace(protections.pop(), q=self.dp.sampling_rate(n, self.batch_size), steps=steps)
+        one, q = protections.pop(), self.dp.sampling_rate(n, self.batch_size)
+        if listed > 1:
+            one = replace(one, sigma=one.sigma / listed, sensitivity=one.sensitivity * listed)
+            q = 1 - (1 - q) ** listed
+        return replace(one, q=q, steps=steps)
 
     def _samples(self, private: Draws, data: ClientData, seed: int, epoch: int) -> Iterator[Any]:
         """The Poisson batches of an epoch, each with its examples' seeds (see ``Draws.seeds``)."""

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator, Mapping, Set
 from copy import deepcopy
+from inspect import Signature
 from typing import Any, Self
 
 import torch
@@ -69,9 +70,11 @@ class Metrics:
                 )
 
     def _copy(self, states: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Copy states, but not the modules in them; a tensor with a graph, which cannot be copied, is detached."""
-        tensors = (value for value in values_in([*states]) if isinstance(value, Tensor) and not value.is_leaf)
-        return deepcopy(states, {**self._modules, **{id(one): one.detach().clone() for one in tensors}})
+        """Copy states without the modules and signatures in them; a tensor with a graph cannot be copied and is detached."""
+        every = [*values_in([*states])]
+        memo = {**self._modules, **{id(one): one for one in every if isinstance(one, Signature)}}
+        tensors = (one for one in every if isinstance(one, Tensor) and not one.is_leaf)
+        return deepcopy(states, {**memo, **{id(one): one.detach().clone() for one in tensors}})
 
 
 def values_in(containers: list[Any]) -> Iterator[Any]:
@@ -94,7 +97,6 @@ class Logged:
     a Trainer, Lightning itself would warn and drop everything. Tensors stay on their device: nothing waits for a GPU.
     """
 
-    means: Mapping[str, Number]
     is_trial = False
     """Whether ``values`` leaves out what cannot be computed, as of a batch of two examples."""
 
@@ -107,6 +109,7 @@ class Logged:
         for name in ("log", "log_dict"):
             if getattr(type(module), name) is not getattr(LightningModule, name):
                 raise ValueError(f"it overrides {name}, which is replaced here: call self.{name} in another method")
+        self.means: Mapping[str, Number] = {}
         self.metrics = Metrics(module)
         self._open: list[dict[str, tuple[Number, int]]] = []
         self._logged: dict[str, Metric | MetricCollection] = {}
@@ -117,10 +120,15 @@ class Logged:
         """The names of the torchmetrics objects that were logged since the outermost context began."""
         return self._logged.keys()
 
+    def put_back(self) -> None:
+        """Forget all that was logged; the torchmetrics objects begin anew."""
+        if self.metrics.objects:
+            self.metrics.put_back()
+        self._logged, self.means = {}, {}
+
     def __enter__(self) -> Self:
         if not self._open and self.metrics.objects:
-            self.metrics.put_back()
-            self._logged = {}
+            self.put_back()
         self._open.append({})
         return self
 

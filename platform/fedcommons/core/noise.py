@@ -89,6 +89,11 @@ SEED_ALONE = Source()
 """For federations that are played in tests and dry runs."""
 
 
+def of_audit(seed: int) -> Source:
+    """Return a source with a salt that follows from the seed, so that an audit sees the stream of secret noise."""
+    return Source(seed, hashlib.blake2b(f"salt of an audit {seed}".encode(), digest_size=32).digest())
+
+
 @dataclass(frozen=True)
 class Draws:
     """The streams of one call: of one private training, or of one noisy value."""

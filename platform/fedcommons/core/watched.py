@@ -2,39 +2,56 @@
 
 The noise of DP-SGD hides an example only if nothing else carries it on. A queue, a running mean, a list on the module
 that training changes does: the next steps and the next clients see it without any noise. So whatever is not put back,
-and differs after a client, is named, and the ledger takes nothing of such a run for covered.
+and differs after a client, is named, and the ledger takes nothing of such a run for covered. So is what cannot be told.
 
-Compared are buffers that no message carries, and all attributes: tensors, arrays, numbers, texts, containers of them,
-what objects and functions among them hold, what the class holds, and the variables of the file in which it stands.
-Not seen is what lies behind C code or another module: generators of random numbers, caches, files.
+Compared are buffers that no message carries, all attributes of module, method, optimizer and worker, what their classes
+hold, every variable of the files in which these stand and of the user's files that those import, and the variables of
+the environment (``digests``). numpy's and Python's global generators are put back. Not seen is what lies behind another
+process, a file, a thread, an attribute that is put on a library, or a module that is imported by a computed name.
 """
 
+import ast
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
-from hashlib import blake2b
-from logging import Logger
-from types import CellType, FunctionType, MethodType, ModuleType
+from contextlib import suppress
+from functools import lru_cache
+from importlib.util import resolve_name
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedcommons.core.digests import NOT_USERS, Digest, Looks, of_tensor, own
 from fedcommons.core.work import Work
-from fedcommons.tensors import Flat
+from fedcommons.errors import is_user_code
 
-OURS = ("fedcommons", "lightning_modules", "pytorch_lightning", "lightning_fabric", "torch", "builtins", "typing")
+OURS = NOT_USERS | {"pytorch_lightning", "lightning_fabric", "torch"}
 """Packages whose classes and files keep no state of training."""
 
-State = dict[str, bytes]
+OF_THE_ENGINE = {
+    "module", "optimizer", "params", "buffers", "noise", "trained", "clock", "logged", "began", "share", "instead",
+    "listed",
+}  # fmt: skip
+"""Attributes of a worker that the engine sets or loads before every client, or that are looked at by themselves."""
+
+OF_FILES = {
+    "__builtins__", "__cached__", "__doc__", "__file__", "__loader__", "__name__", "__package__", "__path__",
+    "__spec__", "__warningregistry__",
+}  # fmt: skip
+"""Variables of a file that Python itself writes."""
+
+State = dict[str, Digest]
 """Name -> digest of its value."""
 
 
 def put_back(work: Work) -> None:
-    """Take back what a client's training leaves in the worker: weights, gradients, metrics, momentum, rates."""
+    """Take back what a client's training leaves in the worker: weights, gradients, metrics, momentum, rates, means."""
     work.load(work.initial)
-    work.logged.metrics.put_back()
+    work.logged.put_back()
     work.optimizer.state.clear()
     for parameter in work.named.values():
         parameter.grad = None
@@ -42,28 +59,50 @@ def put_back(work: Work) -> None:
 
 
 def state(work: Work, algorithm: object, others: Mapping[str, object] | None = None) -> State:
-    """All that could outlive a client, by name; ``others``: what else a client gets that is not its own."""
-    sent = {id(t) for t in _sent(work)}
-    seen: dict[int, object] = {id(x): x for x in (work, work.clock, work.logged, work.optimizer, sys.modules)}
+    """Return digests of all that could outlive a client, by name.
+
+    Args:
+        work: the worker, as ``put_back`` leaves it.
+        others: what else a client gets that is not its own.
+    """
+    sent = {id(t): t for t in _sent(work)}
     modules = dict(work.module.named_modules())
-    seen |= {id(module): module for module in modules.values()}
-    found = {"work (initial)": work.initial, "work (rates)": work.rates, "work (names)": sorted(vars(work))}
+    classes = _classes([*modules.values(), algorithm])
+    known: dict[str, object] = {"work": work, "clock": work.clock, "logged": work.logged, "method": algorithm}
+    known |= {"optimizer": work.optimizer} | {f"module {path}": module for path, module in modules.items()}
+    known |= {f"sent {number}": t for number, t in enumerate(sent.values())}
+    known |= {f"class {number}": kind for number, kind in enumerate(classes)}
+    looks = Looks(known)
+    found = {f"work ({name})": value for name, value in _of_work(work)}
     found |= {f"optimizer state ({name})": value for name, value in _of_optimizer(work.optimizer)}
     found |= dict(others or {})
     for path, module in modules.items():
         found |= {f"module state ({path}{'.' * bool(path)}{name})": x for name, x in _attributes(module, sent)}
-    classes = _classes([*modules.values(), algorithm])
     if not _is_ours(type(algorithm)):
         found |= {f"method state ({name})": x for name, x in vars(algorithm).items()}
-    found |= {f"class state ({c.__name__}.{name})": x for c in classes for name, x in _own(vars(c))}
-    files = {c.__module__: sys.modules.get(c.__module__) for c in classes}
-    found |= {f"global state ({file}.{name})": x for file, of in files.items() if of for name, x in _plain(vars(of))}
-    return {name: _digest(value, seen) for name, value in found.items()}
+    found |= {f"class state ({c.__name__}.{name})": x for c in classes for name, x in own(vars(c)).items()}
+    for file, module in _files(classes).items():
+        found |= {f"global state ({file}.{name})": x for name, x in _variables(module).items()}
+    found["process state (os.environ)"] = dict(os.environ)
+    return {name: looks.at(name, value) for name, value in found.items()}
+
+
+def handed(work: Work) -> dict[str, object]:
+    """Return what the engine sets in a worker and its noise for a client, by name."""
+    found = {f"work ({name})": value for name, value in vars(work).items() if name in OF_THE_ENGINE}
+    return found | {f"work (noise.{name})": value for name, value in vars(work.noise).items() if name != "calls"}
+
+
+def replaced(before: Mapping[str, object], after: Mapping[str, object]) -> set[str]:
+    """Return the names under which there is another object, or in only one of the two."""
+    return {name for name in {*before, *after} if name not in before or after.get(name) is not before[name]}
 
 
 def differing(before: State, after: State) -> set[str]:
-    """The names whose values differ, or that only one of the two has."""
-    return {name for name in {*before, *after} if before.get(name) != after.get(name)}
+    """Return the names whose values differ, that only one of the two has, or of which nothing can be told."""
+    differ = {name for name in {*before, *after} if before.get(name) != after.get(name)}
+    cannot = {f"{name}: cannot tell ({value.unknown})" for name, value in after.items() if value.unknown}
+    return differ | {said for said in cannot if said.partition(": ")[0] not in differ}
 
 
 def _sent(work: Work) -> Iterator[Tensor]:
@@ -74,17 +113,29 @@ def _sent(work: Work) -> Iterator[Tensor]:
         yield from (buffer for name, buffer in work.module.named_buffers() if name in saved)
 
 
+def _of_work(work: Work) -> Iterator[tuple[str, object]]:
+    """What a worker holds that no client changes; of what the engine sets, the names."""
+    yield "names", sorted(vars(work))
+    yield "clock", sorted(vars(work.clock))
+    yield "logged", vars(work.logged)
+    for name, value in vars(work).items():
+        if name == "counters":
+            yield name, [built for _, built in value]
+        elif name not in OF_THE_ENGINE:
+            yield name, value
+
+
 def _of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, object]]:
     for number, group in enumerate(optimizer.param_groups):
-        yield from ((f"{number}.{name}", value) for name, value in group.items() if name != "params")
+        yield from ((f"{number}.{name}", value) for name, value in group.items())
     yield from ((name, x) for name, x in vars(optimizer).items() if name not in ("param_groups", "state"))
 
 
-def _attributes(module: nn.Module, sent: set[int]) -> Iterator[tuple[str, object]]:
+def _attributes(module: nn.Module, sent: Mapping[int, Tensor]) -> Iterator[tuple[str, object]]:
     """What a module holds itself: buffers and attributes; its parts are modules of their own."""
     for name, value in vars(module).items():
         if name in ("_parameters", "_buffers"):
-            yield from ((n, vars(t) if id(t) in sent else t) for n, t in value.items() if t is not None)
+            yield from ((n, of_tensor(t) if id(t) in sent else t) for n, t in value.items() if t is not None)
         elif name != "_modules" and not (name == "training" and isinstance(value, bool)):
             yield name, value
 
@@ -98,71 +149,52 @@ def _is_ours(kind: type) -> bool:
     return kind.__module__.partition(".")[0] in OURS
 
 
-def _own(variables: Mapping[str, Any]) -> list[tuple[str, object]]:
-    return [(name, value) for name, value in variables.items() if not name.startswith("__")]
+def _files(classes: Iterable[type]) -> dict[str, ModuleType]:
+    """Return the files of these classes, and those of the user that they import, by their modules' names."""
+    files: dict[str, ModuleType] = {}
+    todo = [kind.__module__ for kind in classes]
+    while todo:
+        name = todo.pop()
+        if name not in files and isinstance(module := sys.modules.get(name), ModuleType):
+            files[name] = module
+            todo += [other for other in _imported(module) if _is_users(other)]
+    return files
 
 
-def _plain(variables: Mapping[str, Any]) -> list[tuple[str, object]]:
-    """A file's variables that are data: others, such as imported modules, lead to the whole process."""
+def _is_users(name: str) -> bool:
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return name.partition(".")[0] not in OURS and file is not None and is_user_code(file)
+
+
+def _imported(module: ModuleType) -> Iterator[str]:
+    """The names of the modules that a module imports, wherever it does, and of those that its variables come from."""
+    file = getattr(module, "__file__", None)
+    if file and is_user_code(file):
+        yield from _imports(file, module.__package__ or "")
+    for value in vars(module).values():
+        where = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+        if isinstance(where, str):
+            yield where
+
+
+@lru_cache(maxsize=1024)
+def _imports(file: str, package: str) -> list[str]:
+    found: list[str] = []
+    with suppress(OSError, SyntaxError, ValueError, ImportError):  # a compiled file, or one that is gone
+        for node in ast.walk(ast.parse(Path(file).read_bytes())):
+            if isinstance(node, ast.Import):
+                found += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                where = resolve_name("." * node.level + (node.module or ""), package)
+                found += [where, *(f"{where}.{alias.name}" for alias in node.names)]
+    return found
+
+
+def _variables(module: ModuleType) -> dict[str, Any]:
+    """Return the variables of a file of the user's; of an installed one those that are data, as others lead far."""
+    variables = own(vars(module), OF_FILES)
+    file = getattr(module, "__file__", None)
+    if file is None or is_user_code(file):
+        return variables
     data = (Tensor, np.ndarray, bool, int, float, complex, bytes, list, dict, set)
-    return [(name, value) for name, value in _own(variables) if isinstance(value, data)]
-
-
-def _digest(value: object, seen: dict[int, object]) -> bytes:
-    """16 bytes that follow the value; what is in ``seen`` counts as nothing."""
-    whole = blake2b(digest_size=16)
-    left = [value]
-    while left:
-        x = left.pop()
-        if x is None or isinstance(x, bool | int | float | complex | str | bytes):
-            whole.update(f"{type(x).__name__} {x!r};".encode(errors="backslashreplace"))
-            continue
-        if id(x) in seen:
-            continue
-        seen[id(x)] = x  # held, so that its id stays its own
-        parts = _parts(x)
-        whole.update(f"{type(x).__name__} {len(parts)};".encode())
-        if isinstance(x, Tensor):
-            _add(whole, x.detach())
-        elif isinstance(x, np.ndarray) and x.dtype != object:
-            _add(whole, torch.from_numpy(np.ascontiguousarray(x).view(np.uint8).reshape(-1)))
-        left += reversed(parts)
-    return whole.digest()
-
-
-def _add(whole: Any, x: Tensor) -> None:
-    whole.update(f"{x.dtype} {tuple(x.shape)};".encode())
-    if x.layout == torch.strided and x.device.type != "meta":
-        whole.update(x.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-
-
-def _parts(x: object) -> list[Any]:
-    """What an object holds, in an order of its own."""
-    match x:
-        case Flat():
-            return [x.layout.names, x.buffer]
-        case dict() | Mapping():
-            return [part for pair in x.items() for part in pair]
-        case set() | frozenset():
-            return sorted(map(repr, x))
-        case list() | tuple():
-            return list(x)
-        case ModuleType() | type() | Logger():
-            return []
-        case FunctionType():
-            return [x.__closure__, x.__defaults__, x.__kwdefaults__, vars(x)]
-        case CellType():
-            return _contents(x)
-        case MethodType():
-            return [x.__self__, x.__func__]
-        case partial():
-            return [x.func, x.args, x.keywords]
-    inside = [vars(x)] if hasattr(x, "__dict__") else []
-    return [*inside, *x] if hasattr(x, "maxlen") and isinstance(x, Iterable) else inside
-
-
-def _contents(cell: CellType) -> list[Any]:
-    try:
-        return [cell.cell_contents]
-    except ValueError:  # a variable that has no value yet
-        return []
+    return {name: value for name, value in variables.items() if isinstance(value, data)}

@@ -1,6 +1,7 @@
 """What one process trains with: a module, its optimizer, its weights and buffers as flat tensors, the local loop."""
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from fedcommons.core.noise import SEED_ALONE, Noise, Source
 from fedcommons.core.optimizers import Schedulers
 from fedcommons.core.release import Release
 from fedcommons.core.weighting import weight
-from fedcommons.data.clients import ClientData
+from fedcommons.data.clients import ClientData, contents
 from fedcommons.tensors import Flat, copy, layout_of
 
 NOT_USERS = frozenset({"fedcommons", "lightning_modules", "pytorch_lightning", "torch", "torchmetrics", "torchvision"})
@@ -40,6 +41,7 @@ class Work:
     ``hooks``: what calls the module's hooks in local training; None if it overrides none (see ``hooks``).
     ``evaluating``: its parts in evaluation mode when it was built, such as a frozen BatchNorm, which stay so.
     ``is_users``: whether it has parts that are not of our packages or torch, and may draw from any generator.
+    ``listed``: under DP-SGD, how often the client has an example of these contents.
     ``trained``: what protects each local training and gradient since the round engine emptied it, before a client.
 
     Raises:
@@ -60,6 +62,7 @@ class Work:
         self.instead: Callable[..., LocalResult] | None = None
         self.source, self.noise = source, Noise(source)
         self.trained: list[Release] = []
+        self.listed: Mapping[bytes, int] = {}
         self.clock.attach(module)
         self.named = trained(module)
         self.params = _flat_views(self.named)
@@ -92,6 +95,8 @@ class Work:
         steps = self.loop.steps_for(len(data), data.n_own) if data is not None else 0
         self.began = before * self.loop.epochs, before * steps
         self.clock.set(round, *self.began)
+        if self.loop.dp:
+            self.listed = MappingProxyType(contents(data.x) if data is not None else {})
         if self.loop.schedule:
             self.factor = self.loop.schedule(round) if round else 1.0
             self.rates = [rate * self.factor for rate in self._rates]
@@ -139,6 +144,13 @@ class Work:
         """
         self.trained.append(BARE_GRADIENT)
         return self.loop.gradient(self, at, data)
+
+    def times_listed(self, data: ClientData) -> int:
+        """Return the most times that ``data`` lists an example: by its contents, over how often the client has these.
+
+        A row of another client, or one that a method has made, counts as an example.
+        """
+        return max((-(-times // max(1, self.listed.get(of, 0))) for of, times in contents(data.x).items()), default=1)
 
     def weight(self, data: ClientData) -> float:
         """w_i, the client's weight in averages: 1 or n_i, by ``federation.weighting``."""

@@ -1,7 +1,9 @@
 """The clients' training data as a lazy sequence: the cost depends on a round's participants, not on all N clients."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from hashlib import blake2b
 from typing import overload
 
 import numpy as np
@@ -68,6 +70,17 @@ class ClientData:
     def columns(self) -> tuple[Tensor, ...]:
         """(x, y), with weights (x, y, weight): the columns of a batch that the module's ``training_step`` gets."""
         return (self.x, self.y) if self.weight is None else (self.x, self.y, self.weight)
+
+
+def contents(x: Tensor) -> Counter[bytes]:
+    """Return how often examples (n, ...) have the same bits, by a digest of these."""
+    return Counter(digests(x))
+
+
+def digests(x: Tensor) -> list[bytes]:
+    """Return a digest of the bits of each of the examples (n, ...)."""
+    rows = x.detach().to("cpu").reshape(len(x), -1).contiguous().view(torch.uint8).numpy() if x.numel() else ()
+    return [blake2b(row.data, digest_size=16).digest() for row in rows]
 
 
 @dataclass(frozen=True)

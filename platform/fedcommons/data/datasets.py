@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fedcommons.data import own
-from fedcommons.data.examples import Dataset, Examples, Source
+from fedcommons.data.examples import N_CLASSES, STANDARDISATION, Dataset, Examples, Source
 from fedcommons.errors import UserError
 from fedcommons.paths import user_path
 from fedcommons.seeds import keyed_globals, numpy_generator
@@ -68,6 +68,9 @@ def load(
         rest = rest[:limit]
     augmented = source.augment if augment is None else augment
     rest, flip = np.sort(rest), augmented and source.flip
+    stated = () if standardise else (STANDARDISATION,)
+    if source.n_classes and any((part.y == source.n_classes - 1).any() for part in (held, source.test)):
+        stated = (*stated, N_CLASSES)  # examples that no client holds have the highest label too
     return Dataset(
         name=name,
         n_classes=source.n_classes,
@@ -79,6 +82,7 @@ def load(
         test=source.test,
         flip=flip,
         origin=replace(origin, rows=origin.rows[rest]),
+        computed=tuple(what for what in source.computed if what not in stated),
     )
 
 

@@ -50,13 +50,17 @@ class Examples:
         return Examples(self.x.to(device), self.y.to(device), groups=groups, factors=factors)
 
 
+STANDARDISATION, N_CLASSES = "mean and standard deviation of all clients' images", "number of classes of all clients"
+"""What is computed from training examples where a data set does not state it."""
+
+
 @dataclass(frozen=True)
 class Source:
     """What a data set part returns.
 
     n_classes: None where labels are no classes. mean, std: per channel; of pixels scaled to [0, 1] for uint8 images,
     else of the examples themselves. augment: clients flip and crop in training. flip: mirrored images are as likely, so
-    generators may train on them.
+    generators may train on them. computed: what of this was computed from the training examples.
     """
 
     train: Examples
@@ -67,6 +71,7 @@ class Source:
     _: KW_ONLY
     augment: bool = False
     flip: bool = False
+    computed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,7 +98,8 @@ class Dataset:
     """Training, validation and test examples; mean and std per channel of pixels scaled to [0, 1].
 
     n_classes: None where labels are no classes, or there are none. augment: clients flip and crop in training; flip:
-    generators mirror images in training. origin: of the training examples.
+    generators mirror images in training. origin: of the training examples. computed: what here was computed from the
+    training examples, without noise (``STANDARDISATION``, ``N_CLASSES``).
     """
 
     name: str
@@ -106,6 +112,7 @@ class Dataset:
     test: Examples
     flip: bool = False
     origin: Origin | None = None
+    computed: tuple[str, ...] = ()
 
     @property
     def classes(self) -> int:

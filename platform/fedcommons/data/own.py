@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedcommons.data.arrays import as_array, how, kind_of
 from fedcommons.data.columns import Columns, columns_of, examples_of, is_set, labels_of, numbers_of
-from fedcommons.data.examples import Examples, Origin, Source
+from fedcommons.data.examples import N_CLASSES, STANDARDISATION, Examples, Origin, Source
 from fedcommons.errors import UserError, shown
 from fedcommons.seeds import numpy_generator
 
@@ -64,18 +64,20 @@ def read(name: str, returned: Any) -> tuple[Source, Origin]:
     test = replace(test, x=test.x.clone(), y=test.y.clone())
     if isinstance(returned, Source):
         return replace(returned, train=train, test=test, n_classes=n_classes), origin
+    computed = () if n_classes is None or hasattr(returned, "n_classes") else (N_CLASSES,)
     if train.x.is_floating_point():
         if mean is not None and std is not None:
             train, test = (replace(part, x=_normalised(name, part.x, mean, std)) for part in (train, test))
         elif not getattr(returned, "normalised", False):
             _require_normalised(name, train.x)
-        return Source(train, test, n_classes, (0.0,), (1.0,)), origin
+        return Source(train, test, n_classes, (0.0,), (1.0,), computed=computed), origin
     if train.x.dtype != torch.uint8:
-        return Source(train, test, n_classes, (0.0,), (1.0,)), origin
+        return Source(train, test, n_classes, (0.0,), (1.0,), computed=computed), origin
     if mean is None or std is None:
         by_channel = train.x.float().div(255).movedim(1, 0).flatten(1)
         mean, std = by_channel.mean(1).tolist(), by_channel.std(1).clamp(min=1e-6).tolist()
-    return Source(train, test, n_classes, tuple(mean), tuple(std)), origin
+        computed = (STANDARDISATION, *computed)
+    return Source(train, test, n_classes, tuple(mean), tuple(std), computed=computed), origin
 
 
 def _sets(name: str, returned: Any) -> list[Columns]:

@@ -5,6 +5,7 @@ The result is a pure function of (message, memory, data, seed), so a block may r
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -23,7 +24,7 @@ from fedcommons.core.work import Work
 from fedcommons.core.worker import Worker
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError, ends, name_of
-from fedcommons.seeds import seed_for, set_default_generator
+from fedcommons.seeds import keyed_besides_torch, seed_for, set_default_generator
 from fedcommons.tensors import Flat, Payload, copy, data, flat, like, nbytes, norm, scale, to_device
 
 NOT_FINITE = "has values that are not finite"
@@ -90,6 +91,7 @@ class BlockResult:
     up_bytes: int
     releases: list[Release]  # of all that was sent, covered or not
     outlived: set[str]  # under DP, names of what outlived a client beside messages and memory
+    exposed: set[int]  # under DP, the clients of which a training is not covered
 
 
 def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
@@ -97,7 +99,9 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
     sums: dict[Form, BlockSum] = {}
     replies, norms, rejected, up_bytes = {}, {}, {}, 0
     releases: list[Release] = []
+    before: watched.State = {}
     outlived: set[str] = set()
+    exposed: set[int] = set()
     device, private = worker.work.device, worker.work.loop.dp is not None
     common = to_device(task.common, device)
     seeds = [seed_for(task.seed, "client", task.round, client) for client in block.clients]
@@ -106,10 +110,12 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
     each = zip(block.clients, seeds, block.own, block.memory, block.shares, strict=True)
     for client, seed, own, memory, share in each:
         rows = worker.data.clients[client]
-        worker.work.share = share
         worker.work.begin(task.round, rows)
+        if private and not before:
+            watched.put_back(worker.work)
+            before = watched.state(worker.work, worker.algorithm, {"commons": rows.commons})
+        worker.work.share = share
         worker.work.trained.clear()
-        before = watched.state(worker.work, worker.algorithm, {"commons": rows.commons}) if private else {}
         set_default_generator(seed, "client")  # for what a module draws outside of local training
         try:
             message, memory = Message(common, to_device(own, device)), to_device(memory, device)
@@ -118,7 +124,11 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
             if private:  # what a client does to its message reaches nobody else
                 message = Message(_cloned(message.common), _cloned(message.own))
             worker.work.instead = batched.give(ready[client]) if client in ready else None
-            reply = _client(worker, task, message, memory, rows, seed)
+            handed = watched.handed(worker.work) if private else {}
+            with keyed_besides_torch(seed, "client") if private else nullcontext():
+                reply = _client(worker, task, message, memory, rows, seed)
+            if private:
+                outlived |= watched.replaced(handed, watched.handed(worker.work))
             require_reply(reply)
             size = _norm(reply, task.max_norm)  # waits for a GPU, which tells only now what failed on it
         except BaseException as error:  # whatever somebody's code raises
@@ -133,13 +143,15 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
             worker.work.share, worker.work.instead = 1.0, None  # what the server trains is whole, and its own
         if private:
             watched.put_back(worker.work)
-            outlived |= watched.differing(
-                before, watched.state(worker.work, worker.algorithm, {"commons": rows.commons})
-            )
+            after = watched.state(worker.work, worker.algorithm, {"commons": rows.commons})
+            outlived, before = outlived | watched.differing(before, after), after
         up_bytes += reply.nbytes
-        releases += _released(reply, client, rows, has_drawn=worker.work.noise.calls > 0)
+        events, is_whole = _released(reply, client, rows, has_drawn=worker.work.noise.calls > 0)
+        releases += events
         if private:
             releases += _unnamed(worker.work.trained, reply.releases, client)
+            if not (is_whole and all(training.covered for training in worker.work.trained)):
+                exposed.add(client)
         if isinstance(size, str):
             rejected[client] = size
             continue
@@ -157,6 +169,7 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
         up_bytes=up_bytes,
         releases=releases,
         outlived=outlived,
+        exposed=exposed,
     )
 
 
@@ -210,26 +223,30 @@ def _client(worker: Worker, task: RoundTask, message: Message, memory: Payload, 
     return replace(reply, sums={**reply.sums, BUFFERS: scale(buffers, reply.weight)})
 
 
-def _released(reply: Reply, client: int, rows: ClientData, *, has_drawn: bool) -> list[Release]:
-    """The events of a reply that are covered or say why not, and an uncovered one for all other tensors.
+def _released(reply: Reply, client: int, rows: ClientData, *, has_drawn: bool) -> tuple[list[Release], bool]:
+    """Return the events of a reply: those that are covered or say why not, and an uncovered one for all other tensors.
 
     The weights 1 and n_i (the client's size) are public. BatchNorm's statistics, which the engine sends, are never
     covered; nor is anything if the client has not drawn from ``work.noise``.
+
+    The second value is whether the reply's trainings may be covered: an event is, or nothing is sent; each tensor is
+    declared, and what is declared as covered is. What is declared as uncovered (class counts, say) is no training, and
+    neither is a weight.
     """
-    bare = {*reply.sums, *reply.each}
-    if reply.weight != 1 and reply.weight != rows.size:
-        bare.add("weight")
+    sent, is_whole = {*reply.sums, *reply.each}, True
+    bare = {*sent, "weight"} if reply.weight != 1 and reply.weight != rows.size else set(sent)
     events: list[Release] = []
     others: list[Release] = []
     for event in reply.releases:
         if event.covered and not has_drawn:
-            event = replace(event, mechanism=None, why=NOT_DRAWN)
+            event, is_whole = replace(event, mechanism=None, why=NOT_DRAWN), False
         if event.covered:
             bare.difference_update(name for name in event.what if name != BUFFERS)
             events.append(replace(event, client=client))
         else:
             bare.difference_update(event.what)
             others.append(event)
+    is_whole = is_whole and not bare & sent and bool(events or not sent)
     names, seen = {False: bare, True: set[str]()}, {False: 0, True: 0}  # by whether they are a commons
     for event in others:
         names[event.commons].update(event.named)
@@ -239,7 +256,7 @@ def _released(reply: Reply, client: int, rows: ClientData, *, has_drawn: bool) -
             what = tuple(sorted(names[commons]))
             alike = uncovered(what, commons)
             events.append(replace(alike, client=client, seen=seen[commons]) if seen[commons] else alike)
-    return events
+    return events, is_whole
 
 
 def _unnamed(trained: Sequence[Release], named: Sequence[Release], client: int) -> list[Release]:

@@ -51,6 +51,7 @@ class Plan:
     keep_buffers: bool = False  # BatchNorm's statistics stay with the clients instead of being averaged
     max_norm: float | None = None  # updates with a larger norm are rejected
     take_partial: bool | None = None  # take what late clients have done; None: as the algorithm asks for
+    leaks: Mapping[str, str] = field(default_factory=dict)  # what leaves all rounds uncovered, by name, and why
 
 
 @dataclass(frozen=True)
@@ -240,7 +241,8 @@ def _round(
     memory = now.memory.updated(number, {i: r.memory for i, r in accepted.items() if r.memory is not None})
     traffic = called.sent + Traffic(up=sum(r.up_bytes for r in results))
     outlived = {name for r in results for name in r.outlived}
-    ledger = now.ledger.after([event for r in results for event in r.releases], outlived)
+    exposed = {client for r in results for client in r.exposed}
+    ledger = now.ledger.after([event for r in results for event in r.releases], outlived, plan.leaks, exposed)
     totals, refused = now.traffic + traffic, counted(now.rejected, rejected)
     after = Standing(
         number, state, memory, traffic=totals, buffers=buffers, rejected=refused, largest=top, ledger=ledger,

@@ -295,6 +295,9 @@ def row(run: Recorded) -> dict[str, Any]:
         for name, value in line.items():
             if value is not None and name != "round" and not isinstance(value, list):
                 measured.setdefault(name, []).append(value)
+    for name, value in run.lines[-1].items():
+        if value is None and name.startswith("privacy/"):  # of rounds that are covered no longer
+            measured.pop(name, None)
     found = _first(found, {_short(name): values[-1] for name, values in measured.items()})
     found |= {f"{_short(n)}_mean": fmean(values) for n, values in measured.items() if _short(n) != n}
     found["MB"] = run.lines[-1].get("comm/total_bytes", float("nan")) / 1e6

@@ -36,7 +36,7 @@ from fedcommons.core.salts import SECRET
 from fedcommons.core.work import floating_buffers, trained
 from fedcommons.core.worker import RunData, fresh_torch, set_up_process
 from fedcommons.data.clients import Clients
-from fedcommons.data.examples import Dataset, Examples, without_images
+from fedcommons.data.examples import STANDARDISATION, Dataset, Examples, without_images
 from fedcommons.data.partition import Partitioned
 from fedcommons.errors import UserError, before_any_work, given, somebodys
 from fedcommons.federation.memory import ClientMemory
@@ -45,7 +45,7 @@ from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.federation.serial import Serial
 from fedcommons.federation.stragglers import Independent, Rule, arrival
 from fedcommons.files import remote
-from fedcommons.runs import inputs
+from fedcommons.runs import inputs, modules
 from fedcommons.runs.checks import (
     check,
     refuse,
@@ -55,15 +55,9 @@ from fedcommons.runs.checks import (
     require_replies,
     require_target,
 )
-from fedcommons.runs.modules import (
-    require_distillable,
-    require_hooks,
-    require_precision,
-    require_statistics,
-    try_a_step,
-    try_module,
-)
-from fedcommons.runs.worker import build_module, build_worker, local_loop, noise_key
+from fedcommons.runs.leaks import computed_by_all, leaks_of
+from fedcommons.runs.stopping import stop_of
+from fedcommons.runs.worker import build_module, build_worker, local_loop, noise_key, standardises
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.needs import GeneratorRecipe, Need, n_seen, require_constants, salts_told
@@ -167,6 +161,8 @@ def prepare(config: Experiment) -> Prepared:
         raise UserError(f"storage must be {flaw}")
     if config.dp.noise == SECRET:
         salts.require_writable(Path(config.artifacts))
+        if config.storage is not None and not remote.is_url(config.storage):
+            salts.require_outside(Path(config.storage))
     kinds = ("algorithm", "sharing", "generator", "straggler")
     made = {kind: part_of(config, kind) for kind in kinds if kind in config.chosen}
     for part in made.values():
@@ -208,26 +204,29 @@ def prepare(config: Experiment) -> Prepared:
     module = build_module(config, dataset, "cpu" if own or is_tried else "meta")
     notes: Sequence[str] = ()
     if own:
-        require_hooks(prepared.algorithm, module, loop, parts.called("model", config.model.name))
+        called = parts.called("model", config.model.name)
+        modules.require_hooks(prepared.algorithm, module, loop, called)
         of_clients = sizes if config.evaluate.clients or config.measure.clients else ()
         largest = max(len(dataset.test), len(dataset.validation), *of_clients)
-        notes = try_module(module, config.model.name, dataset, largest, config.evaluate.chunk)
-        require_hooks(prepared.algorithm, module, loop, parts.called("model", config.model.name))  # those set since
+        notes = modules.try_module(module, config.model.name, dataset, largest, config.evaluate.chunk)
+        modules.require_hooks(prepared.algorithm, module, loop, called)  # of hooks that were assigned meanwhile
     if is_tried:
-        try_a_step(loop, config.model.name, module, dataset)
+        modules.try_a_step(loop, config.model.name, module, dataset)
+    if not standardises(config.model.name, module):
+        dataset = replace(dataset, computed=tuple(what for what in dataset.computed if what != STANDARDISATION))
     model = flatten(trained(module))
     capacity.require_model(model)
     keeps = config.federation.buffers == "keep"
     is_kept = keeps_batch_norm(prepared.algorithm)
     measured = keeps and config.measure.every > 0 and not is_kept
-    require_statistics(module, private=config.dp.local, measured=measured)
-    require_precision(config.client.precision, module)
+    modules.require_statistics(module, private=config.dp.local, measured=measured)
+    modules.require_precision(config.client.precision, module)
     require_attributes(prepared.algorithm, module)
     if dataset.n_classes is None and getattr(prepared.algorithm, "needs_classes", False):
         raise UserError(
             f"algorithm {config.algorithm} works by class, and the labels of {dataset.name} are no classes."
         )
-    require_distillable(prepared.algorithm, module, dataset)
+    modules.require_distillable(prepared.algorithm, module, dataset)
     about = {
         "shape": dataset.shape, "n_classes": dataset.n_classes, "head": head_parameters(module),
         "batch_norm": batch_norm_parameters(module),
@@ -241,7 +240,8 @@ def prepare(config: Experiment) -> Prepared:
             "--measure.every 0": not config.measure.every,
         }
         require_no_server_model(config.algorithm, [option for option, is_met in options.items() if not is_met])
-    return replace(prepared, about=about, notes=[*(dataset.origin.notes if dataset.origin else ()), *notes])
+    notes = [*(dataset.origin.notes if dataset.origin else ()), *notes]
+    return replace(prepared, about=about, dataset=dataset, notes=notes)
 
 
 def begin(algorithm: Algorithm, model: Flat, facts: Facts, seed: int) -> State:
@@ -378,11 +378,13 @@ def assemble_contributed(prepared: Prepared, contributed: Contributions) -> Asse
     shared = share_contributed(prepared.stage, prepared.dealt, contributed)
     if audited and c.sharing.withhold != "none":
         shared = pool.uncovered(shared)
-    if c.dp.local:
-        require_once(prepared.stage, shared)
+    if judged := prepared.stage if c.dp.local else None:
+        require_once(judged, shared)
     shared = share_by_method(shared, prepared.algorithm, dataset.n_classes, c.seed)
     sets = {"test": dataset.test, "validation": dataset.validation}
     data = replace(shared.data, sets=sets, n_classes=dataset.n_classes or 0, tests=prepared.tests)
     about = {**prepared.about, "pool": len(data.pool.rows.flat) if data.pool and data.serves else 0}
-    plan = plan_of(c, prepared.algorithm, prepared.late, data.clients, about)
-    return Assembled(prepared, replace(shared, data=data), plan, audited)
+    leaks = leaks_of(dataset.computed, stop_of(c), judged, prepared.dealt, contributed)
+    plan = replace(plan_of(c, prepared.algorithm, prepared.late, data.clients, about), leaks=leaks)
+    shared = replace(shared, data=data, releases=[*shared.releases, *computed_by_all(dataset.computed, len(data.own))])
+    return Assembled(prepared, shared, plan, audited)

@@ -142,6 +142,9 @@ def _run(
         ready = assemble(prepared, made)
         for note in ready.shared.notes:
             say(note)
+        if config.dp.local or any(event.covered for event in ready.shared.releases):
+            for what, why in ready.plan.leaks.items():
+                say(Warned(f"no epsilon covers this run: {what}: {why}"))
         if ready.audited:
             ready.audited.write(folder)
             say(ready.audited.told)

@@ -18,6 +18,9 @@ from fedcommons.files import stored, write_json
 
 FILE, PARTITION = "noise.json", "partition.json"
 
+BEGUN = (FILE, PARTITION, "checkpoints", "rounds.jsonl", "summary.json", "model.safetensors")
+"""What a run's folder has only once the run has begun."""
+
 
 def begun(folder: Path, shared: Sequence[str]) -> bytes:
     """The salt of the run in ``folder``, a new one if it has not begun; shared: what tells the salts before round 1.
@@ -26,7 +29,7 @@ def begun(folder: Path, shared: Sequence[str]) -> bytes:
         UserError: a salt is lost, or cannot be kept.
     """
     salts.require_outside(folder)
-    if any(os.path.lexists(folder / name) for name in (FILE, PARTITION, "checkpoints")):  # it is written first
+    if any(os.path.lexists(folder / name) for name in BEGUN):  # noise.json is written first
         return kept(folder, shared)
     salt = salts.new()
     write_json(folder / FILE, {"salt": salts.name_of(salt), "generators": list(shared)})

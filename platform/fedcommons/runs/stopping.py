@@ -28,6 +28,12 @@ class Stop:
     watched: str
     way: str
 
+    @property
+    def private(self) -> str | None:
+        """The metric that decides the number of rounds, unless it is of public data, bytes or an epsilon."""
+        metric = {"target": target.read(self.goal).metric, "patience": self.watched}.get(self.rule)
+        return None if metric is None or metric.startswith(("test/", "validation/", "privacy/", "comm/")) else metric
+
     def require_logged(self, round: int, logged: Mapping[str, Any]) -> None:
         """Refuse metrics that a round has not. A target that is a bare number may have none, as not every model has
         an accuracy, unless it is to stop the run.

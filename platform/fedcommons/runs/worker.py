@@ -89,6 +89,12 @@ def build_module(config: Experiment, dataset: Dataset, device: str = "cpu") -> L
     return module
 
 
+def standardises(model: str, module: LightningModule) -> bool:
+    """Return whether the module of the part ``model`` was built with the data set's mean and standard deviation."""
+    asked = taken(parts.find("model", model), {"mean": (), "std": ()})
+    return bool(asked) or type(module) in (Classifier, Regressor)
+
+
 def local_loop(config: Experiment, augment: bool) -> LocalSGD:
     """The local training of ``config``."""
     c = config.client

@@ -11,7 +11,8 @@ class Dealt:
     """The clients' real data as the partition dealt them, and public facts.
 
     own: the clients' rows of all training images. n_classes: None where labels are no classes. flip: mirrored images
-    are as likely. seed: the run's. is_secret: nobody can draw the noise again. before: digest of examples and rows, the
+    are as likely. seed: the run's. is_secret: nobody can draw the noise again. salt: of an
+    audit, in place of secret ones. before: digest of examples and rows, the
     examples as they were when a digest of them was first asked for.
     """
 
@@ -20,6 +21,7 @@ class Dealt:
     flip: bool
     seed: int
     is_secret: bool = False
+    salt: bytes = b""
     before: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

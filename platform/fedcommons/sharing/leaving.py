@@ -10,10 +10,11 @@ from numbers import Integral
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedcommons.accounting.communication import images_nbytes
 from fedcommons.core.release import Release
-from fedcommons.data.clients import Clients, Rows
+from fedcommons.data.clients import Clients, Rows, digests
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError, shown
 from fedcommons.sharing.dealt import Dealt
@@ -132,6 +133,20 @@ def elsewhere(clients: Clients, owners: np.ndarray) -> np.ndarray:
     """The rows that a client holds of another, or of nobody known, once for each that does."""
     holders, held = np.repeat(np.arange(len(clients)), clients.rows.sizes), clients.rows.flat.numpy()
     return held[owners[held] != holders]
+
+
+def copied(store: Examples, n_real: int, rows: np.ndarray) -> np.ndarray:
+    """Return the real rows that made ones among ``rows`` repeat bit for bit: these were copied, and not made.
+
+    A real example that several rows have, or that is one number everywhere, may be met by chance and does not count.
+    """
+    made = rows[rows >= n_real]
+    if not len(made):
+        return made
+    of_real, of_made = digests(store.x[:n_real]), set(digests(store.x[torch.from_numpy(made)]))
+    times = Counter(of_real)
+    met = [row for row, one in enumerate(of_real) if one in of_made and times[one] == 1]
+    return np.array([row for row in met if (store.x[row] != store.x[row].reshape(-1)[0]).any()], np.int64)
 
 
 def require_known(stage: str, dealt: Dealt, given: np.ndarray, owners: np.ndarray) -> None:

@@ -151,7 +151,7 @@ class MERF:
         total = NoisySum(torch.zeros_like(exact), clip=1.0)
         total.add(exact, norm=1.0)
         if sigma := self.sigma_of_each(len(dealt.own)):
-            salt = self._salt(dealt, client, phi) if dealt.is_secret else b""
+            salt = self._salt(dealt, client, phi) if dealt.is_secret else dealt.salt
             source = Source(wide_key("merf", self._key(dealt, client)), salt)
             total.blur(sigma, Noise(source).call("sums of features", own.x, own.y).hiding(exact))
         return total

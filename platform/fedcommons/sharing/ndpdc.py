@@ -152,7 +152,7 @@ class NDPDC:
         """The client, who sends T messages (classes, D)."""
         own, classes = dealt.own.store[dealt.own.rows[client]], dealt.n_classes or 0
         sigma = self.sigma(len(own), classes)
-        salt = self._salt(dealt, client) if dealt.is_secret and sigma else b""
+        salt = self._salt(dealt, client) if dealt.is_secret and sigma else dealt.salt
         source = Source(wide_key("ndpdc", self._key(dealt, client)), salt)
         draws = Noise(source).call("sums of features of networks", own.x, own.y)
         return Sender(own, classes, self.rate(len(own), classes), sigma, draws)

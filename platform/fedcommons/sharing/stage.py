@@ -324,7 +324,8 @@ def _shared(
     given = np.concatenate([leaving.elsewhere(clients, owners), *parts])
     leaving.require_known(name, dealt, given, owners)
     examples = partial(leaving.sent, kept, received, rows, parts, owners, dealt.n_total)
-    given = np.union1d(rows, given)
+    copied = leaving.copied(store, len(dealt.own.store), np.unique(given))  # of those that leave their owner
+    given = np.union1d(np.union1d(rows, given), copied)
     is_real = given < len(dealt.own.store)
     left = given[is_real & (owners[given] >= 0)]
     releases = leaving.with_undeclared(releases, owners[given[~is_real]].tolist(), dealt.own.sizes)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedcommons.audits.directions import Estimate, estimate, of_release
 from fedcommons.config import cli, presets
+from fedcommons.core.noise import of_audit
 from fedcommons.core.release import Release
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
@@ -43,7 +44,8 @@ def of_merf(stage: MERF, dealt: Dealt, stated: Release, canaries: int, delta: fl
 
     def draw(there: bool) -> np.ndarray:
         rows = [np.arange(int(there and i == 0)) for i in range(senders)]
-        world = Dealt(Clients(one, rows), classes, dealt.flip, next(seeds))
+        seed = next(seeds)
+        world = Dealt(Clients(one, rows), classes, dealt.flip, seed, salt=of_audit(seed).salt)
         return torch.stack([stage.message(world, i, phi).values for i in range(senders)]).sum(0).flatten().numpy()
 
     return of_release(draw, (added / added.norm()).numpy(), stated, delta, DRAWS * canaries)
@@ -55,14 +57,15 @@ def of_ndpdc(stage: NDPDC, dealt: Dealt, stated: Release, canaries: int, delta: 
     inside = numpy_generator(seed, "canaries").permutation(canaries) < canaries // 2
     numbers = torch.from_numpy(np.flatnonzero(inside)).float()
     has_canaries = Examples(numbers.view(-1, 1, 1, 1), torch.zeros(len(numbers), dtype=torch.long))
-    sender = replace(stage.sender(replace(dealt, seed=seed), stated.client), own=has_canaries, n_classes=1)
+    of_world = replace(dealt, seed=seed, is_secret=False, salt=of_audit(seed).salt)
+    sender = replace(stage.sender(of_world, stated.client), own=has_canaries, n_classes=1)
 
     def phi(x: Tensor, _: Tensor) -> Tensor:
         which = ((x.flatten() + 1) * 127.5).round().long()  # as ``condensation.pixels`` has scaled them
         return torch.nn.functional.one_hot(which, canaries).float()
 
-    scores = torch.stack([sender.message(phi, step).values[0] for step in range(stage.iterations)]).sum(0)
-    return estimate(scores.numpy(), inside, stated, delta)
+    scores = torch.stack([sender.message(phi, step).values[0] for step in range(stage.iterations)])
+    return estimate(scores.double().numpy(), inside, stated, delta)
 
 
 def audited(prepared: Prepared, attacked: int | None, canaries: int) -> tuple[Release, Estimate]:

@@ -1,0 +1,271 @@
+"""Digests of Python objects, by which two looks at one object tell whether anything in it has changed.
+
+A digest follows numbers, texts, tensors, arrays, containers, attributes, slots, closures, default arguments, what
+iterators, generators and caches hold, and what weak references and context variables point to. Modules and code count
+as nothing. An object that C code keeps is taken from what it gives to ``pickle`` or as bytes; where it gives neither,
+the digest says that it cannot tell.
+"""
+
+import copyreg
+import functools
+import gc
+import sys
+import threading
+import types
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
+from hashlib import blake2b
+from logging import Logger
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcommons.errors import is_user_code
+
+PLAIN = (bool, int, float, complex, str, bytes)
+PLAIN_TYPES = frozenset({*PLAIN, type(None), type(Ellipsis), type(NotImplemented)})
+
+NOT_USERS = frozenset({*sys.stdlib_module_names, "fedcommons", "lightning_modules"}) - {"__main__"}
+"""Packages that are not the user's, wherever they lie."""
+
+CODE = (
+    types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType,
+    types.GetSetDescriptorType, types.MemberDescriptorType,
+)  # fmt: skip
+"""What holds no data."""
+
+VISITED = (
+    list, tuple, deque, set, frozenset, types.MappingProxyType, types.CellType, types.MethodType,
+    types.BuiltinMethodType, types.MethodWrapperType, types.GeneratorType, property, staticmethod, classmethod,
+    functools.partial, type(functools.cache(len)), type({}.keys()), type({}.values()), type({}.items()),
+)  # fmt: skip
+"""Types of C of which the garbage collector visits all that they hold."""
+
+UNORDERED = (set, frozenset, type(functools.cache(len)))
+LOCKS = (type(threading.Lock()), type(threading.RLock()))
+
+OF_CLASSES = {"__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "_abc_impl", "__slotnames__"}
+"""Names in a class that Python itself writes."""
+
+OF_LOGGERS = {*vars(Logger("")), "_cache"}
+
+
+class Digest(NamedTuple):
+    """The digest of a value; unknown: the first type in it of which nothing can be told, or nothing."""
+
+    of: bytes
+    unknown: str = ""
+
+
+class _Unknown(Exception):
+    """Nothing can be told of an object."""
+
+
+class Looks:
+    """Digests of several values, in which an object that several of them hold is looked at once.
+
+    Args:
+        known: objects that count as nothing, by a name under which they are referred to.
+    """
+
+    def __init__(self, known: Mapping[str, object]) -> None:
+        self._seen = {id(value): (name, value) for name, value in known.items()}  # held, so that an id stays its own
+        self._memory: dict[tuple[str, int], str] = {}  # device and address of the tensors' memory -> its name
+
+    def at(self, name: str, value: object) -> Digest:
+        """Return the digest of the value with this name, each name once."""
+        whole, unknown, left, number = blake2b(digest_size=16), "", [value], 0
+        while left:
+            x = left.pop()
+            kind = type(x)
+            if kind in PLAIN_TYPES:
+                _add(whole, f"{kind.__name__} {x!r};")
+                continue
+            if id(x) in self._seen:
+                _add(whole, f"@{self._seen[id(x)][0]};")
+                continue
+            self._seen[id(x)] = f"{name} {(number := number + 1)}", x
+            _add(whole, f"{kind.__module__}.{kind.__qualname__};")
+            try:
+                parts = list(_parts(x, whole)) if not isinstance(x, Tensor) else self._of_tensor(x, whole, name)
+            except Exception:  # whatever the object's own code raises
+                unknown, parts = unknown or kind.__name__, []
+            _add(whole, f"{len(parts)};")
+            left += reversed(parts)
+        return Digest(whole.digest(), unknown)
+
+    def _of_tensor(self, x: Tensor, whole: Any, name: str) -> list[Any]:
+        """Return what a tensor holds; the memory in which its numbers are is added to ``whole`` once.
+
+        Raises:
+            _Unknown: its numbers cannot be read.
+        """
+        _add(whole, f"{x.dtype} {x.layout} {x.device} {x.requires_grad} {x.is_conj()} {x.is_neg()};")
+        held, numbers = of_tensor(x), x.detach()
+        if x.is_nested:
+            return [*numbers.unbind(), *held]
+        _add(whole, f"{tuple(x.shape)};")
+        if x.layout == torch.sparse_coo:
+            return [numbers._indices(), numbers._values(), x.is_coalesced(), *held]
+        if x.layout in (torch.sparse_csr, torch.sparse_bsr):
+            return [numbers.crow_indices(), numbers.col_indices(), numbers.values(), *held]
+        if x.layout in (torch.sparse_csc, torch.sparse_bsc):
+            return [numbers.ccol_indices(), numbers.row_indices(), numbers.values(), *held]
+        if x.layout != torch.strided:
+            return [numbers.to_dense(), *held]
+        if x.is_quantized:
+            _add(whole, f"{x.qscheme()} {x.q_scale()} {x.q_zero_point()};")
+        if x.device.type != "meta":
+            memory = x.untyped_storage()
+            at, size = (str(x.device), memory.data_ptr()), len(self._memory)
+            _add(whole, f"{x.storage_offset()} {x.stride()} {self._memory.setdefault(at, f'{name} {size}')};")
+            if len(self._memory) > size:  # all of it, as a view shows a part only
+                whole.update(torch.empty(0, dtype=torch.uint8, device=x.device).set_(memory).cpu().numpy().data)
+        return held
+
+
+def own(variables: Mapping[str, Any], hidden: Iterable[str] = OF_CLASSES) -> dict[str, Any]:
+    """Return the variables that Python itself does not write."""
+    return {name: value for name, value in variables.items() if name not in hidden}
+
+
+def attributes(x: object) -> list[Any]:
+    """Return what an object's ``__dict__`` and slots hold, whatever its class says that they are."""
+    of, slots = _places(type(x))
+    found: list[Any] = [place.__get__(x) for place in of]
+    for name, slot in slots:
+        try:
+            found += [name, slot.__get__(x)]
+        except AttributeError:  # it has no value yet
+            found.append(name)
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _places(kind: type) -> tuple[list[Any], list[tuple[str, Any]]]:
+    """Return the descriptors of the ``__dict__`` and of the slots of a class's objects."""
+    each = [pair for base in kind.__mro__ for pair in vars(base).items()]
+    of = [x for name, x in each if name == "__dict__" and isinstance(x, types.GetSetDescriptorType)]
+    return of, [(name, x) for name, x in each if isinstance(x, types.MemberDescriptorType)]
+
+
+def of_tensor(x: Tensor) -> list[Any]:
+    """Return what a tensor holds besides its numbers: attributes, hooks and its gradient."""
+    graph = [_Hidden()] if x.grad_fn is not None else []
+    return [vars(x), x._backward_hooks, x.grad if x.is_leaf else None, *graph]
+
+
+class _Hidden:
+    """Stands for something that cannot be looked at."""
+
+
+def _parts(x: Any, whole: Any) -> Iterable[Any]:
+    """Return what an object holds, in an order of its own; what are no objects are added to ``whole``.
+
+    Raises:
+        _Unknown: nothing can be told.
+    """
+    kind = type(x)
+    match x:
+        case type():
+            return [kind, *(part for pair in own(vars(x)).items() for part in pair)] if is_users(x) else []
+        case types.ModuleType():  # where it is a file's, that file is looked at by itself
+            return [] if sys.modules.get(x.__name__) is x else [vars(x)]
+        case np.ndarray() | np.generic():
+            numbers = np.asarray(x)  # whatever a class of its own makes of its methods
+            _add(whole, f"{numbers.dtype} {numbers.shape};")
+            whole.update(b"" if numbers.dtype.hasobject else numbers.tobytes())
+            return [*(numbers.ravel().tolist() if numbers.dtype.hasobject else []), x.base, *attributes(x)]
+        case dict():
+            items = OrderedDict.items(x) if isinstance(x, OrderedDict) else dict.items(x)
+            return [*(part for pair in items for part in pair), *attributes(x)]
+        case types.FunctionType():
+            _add(whole, f"{hash(x.__code__)};")  # with its constants
+            return [x.__closure__, x.__defaults__, x.__kwdefaults__, vars(x)]
+        case weakref.ref():
+            return [x(), *attributes(x)]
+        case ContextVar():
+            return [x.get(None)]
+        case threading.local():  # of this thread
+            return [threading.local.__getattribute__(x, "__dict__")]
+        case Logger():
+            return [own(vars(x), OF_LOGGERS)]
+        case _ if isinstance(x, CODE) or _is_stream(x) or kind.__name__ == "_lru_list_elem":  # its cache has its parts
+            return []
+        case _ if isinstance(x, VISITED):
+            more = attributes(x)  # first, as this and the next line create objects that are visited
+            frame = x.gi_frame if isinstance(x, types.GeneratorType) else None
+            held = [part for part in gc.get_referents(x) if part is not frame]
+            _add(whole, f"{frame.f_lasti};" if frame else "")
+            return [*(sorted(held, key=_place) if isinstance(x, UNORDERED) else held), *more]
+    for plain in PLAIN:
+        if isinstance(x, plain):
+            _add(whole, f"{plain.__repr__(x)};")  # pyright: ignore[reportArgumentType]
+            return attributes(x)
+    if isinstance(x, LOCKS):
+        return [repr(x)]
+    if isinstance(x, _Hidden) or (isinstance(x, BaseException) and x.__traceback__):
+        raise _Unknown
+    if not _hides(kind):
+        return attributes(x)
+    if is_users(kind):
+        raise _Unknown
+    return _pickled(x, kind)
+
+
+def _is_stream(x: object) -> bool:
+    """Return whether it is a stream of the process, which is written to and not read."""
+    return any(
+        x is getattr(sys, name) for name in ("stdin", "stdout", "stderr", "__stdin__", "__stdout__", "__stderr__")
+    )
+
+
+def is_users(kind: type) -> bool:
+    """Return whether a class stands in code of the user's: neither installed, nor Python's or the package's own."""
+    name = kind.__module__
+    if name.partition(".")[0] in NOT_USERS:
+        return False
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return file is None or is_user_code(file)  # a notebook has no file
+
+
+def _place(x: Any) -> tuple[str, str, int]:
+    """Return a key by which equal objects, and the same ones, stand in the same order whenever they are looked at."""
+    plain = type(x) in PLAIN_TYPES
+    return type(x).__qualname__, repr(x) if plain else "", 0 if plain else id(x)
+
+
+def _hides(kind: type) -> bool:
+    """Return whether objects of a class are larger than their attributes and slots, so that C code keeps the rest."""
+    ours = [vars(base).values() for base in kind.__mro__ if "__slots__" in vars(base)]
+    slots = sum(isinstance(value, types.MemberDescriptorType) for values in ours for value in values)
+    pointers = slots + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
+    return bool(kind.__itemsize__) or kind.__basicsize__ > object.__basicsize__ + 8 * pointers
+
+
+def _pickled(x: Any, kind: type) -> list[Any]:
+    """Return what an object of a library gives to ``pickle``, or its bytes.
+
+    Raises:
+        _Unknown: it gives neither.
+    """
+    given: Any
+    try:
+        reduce = copyreg.dispatch_table.get(kind)
+        given = reduce(x) if reduce else x.__reduce_ex__(2)
+    except TypeError:
+        try:
+            return [memoryview(x).tobytes()]
+        except TypeError:
+            raise _Unknown from None
+    if isinstance(given, str):  # a variable of the library
+        return [given]
+    return [list(part) if index > 2 and part else part for index, part in enumerate(given)][1:]
+
+
+def _add(whole: Any, text: str) -> None:
+    whole.update(text.encode(errors="backslashreplace"))

@@ -1,0 +1,420 @@
+"""Every kind of store in which a client's data could outlive it is told from an unchanged one, or named as unknown."""
+
+import array
+import contextvars
+import ctypes
+import functools
+import importlib
+import io
+import itertools
+import logging
+import os
+import queue
+import random
+import sys
+import threading
+import types
+import weakref
+from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, defaultdict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.core import watched
+from fedcommons.core.dp_sgd import DPSGD
+from fedcommons.core.local import LocalSGD
+
+if TYPE_CHECKING:
+    from fedcommons.core.work import Work
+
+STORE: deque[float] = deque()
+CONTEXT: contextvars.ContextVar[list[float]] = contextvars.ContextVar("CONTEXT")
+
+
+class Slots:
+    __slots__ = ("row",)
+
+    def __init__(self) -> None:
+        self.row = 0.0
+
+
+class Deaf(dict[str, float]):
+    """A container whose own methods hide what is in it."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+    def items(self) -> Any:
+        return ()
+
+
+class Denies:
+    """Its attributes, copies and texts tell nothing."""
+
+    def __init__(self) -> None:
+        object.__getattribute__(self, "__dict__")["row"] = 0.0
+
+    def __getattribute__(self, name: str) -> Any:
+        return {} if name == "__dict__" else object.__getattribute__(self, name)
+
+    def __reduce__(self) -> Any:
+        return Denies, ()
+
+    def __repr__(self) -> str:
+        return ""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __hash__(self) -> int:
+        return 0
+
+
+class Slots2(Slots):
+    """With attributes, and weak references to it."""
+
+
+REFERRED = Slots2()
+
+
+class Text(str):
+    row: float
+
+
+class Number(float):
+    row: float
+
+
+class Member(Enum):
+    A = 1
+
+
+class Pair(NamedTuple):
+    a: list[float]
+
+
+class Meta(type):
+    rows: ClassVar[list[float]] = []
+
+
+class OfMeta(metaclass=Meta):
+    row = 0.0
+
+
+@dataclass(slots=True, frozen=True)
+class Frozen:
+    rows: list[float] = field(default_factory=list[float])
+
+
+class Raises:
+    def __getstate__(self) -> Any:
+        raise RuntimeError
+
+
+def _closure() -> tuple[Callable[[], float], Callable[[float], None]]:
+    row = 0.0
+
+    def get() -> float:
+        return row
+
+    def put(value: float) -> None:
+        nonlocal row
+        row = value
+
+    return get, put
+
+
+def _cached() -> Any:
+    return functools.lru_cache(lambda x: x)
+
+
+def _generator() -> Iterator[float]:
+    rows = [0.0, 1.0]
+    yield from rows
+
+
+def _weak() -> Any:
+    REFERRED.row = 0.0
+    return weakref.ref(REFERRED)
+
+
+def _weak_values() -> Any:
+    kept = Slots2()
+    return kept, weakref.WeakValueDictionary({"a": kept})
+
+
+def _viewed() -> tuple[torch.Tensor, Callable[[], None]]:
+    whole = torch.zeros(4)
+    return whole[:2], lambda: whole.__setitem__(3, 1.0)
+
+
+def _set(name: str, value: Any) -> Callable[[Any], None]:
+    return lambda x: setattr(x, name, value)
+
+
+def _item(key: Any, value: Any = 1.0) -> Callable[[Any], None]:
+    return lambda x: x.__setitem__(key, value)
+
+
+def _append(x: Any) -> None:
+    x.append(1.0)
+
+
+def _fill(x: torch.Tensor) -> None:
+    x.detach().fill_(1.0)
+
+
+def _grad(x: torch.Tensor) -> None:
+    x.grad = torch.ones(2)
+
+
+def _values(x: torch.Tensor) -> None:
+    (x._values() if x.layout == torch.sparse_coo else x.values()).fill_(2.0)
+
+
+@dataclass
+class New:
+    """What an attribute is set to, where the store itself cannot change."""
+
+    value: Any
+
+
+def _new(make: Callable[[], Any], value: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+    return make, lambda _: New(value)
+
+
+KINDS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    # numbers and texts
+    "np.float32": _new(lambda: np.float32(0), np.float32(1)),
+    "np.bool": _new(lambda: np.bool_(False), np.bool_(True)),
+    "np.datetime64": _new(lambda: np.datetime64(0, "s"), np.datetime64(1, "s")),
+    "a number's attribute": (lambda: Number(0), _set("row", 1.0)),
+    "a text's attribute": (lambda: Text(""), _set("row", 1.0)),
+    "range": _new(lambda: range(3), range(4)),
+    "slice": _new(lambda: slice(3), slice(4)),
+    "path": _new(lambda: Path("a"), Path("b")),
+    "bytearray": (lambda: bytearray(2), _item(0, 1)),
+    "array": (lambda: array.array("d", [0.0]), _item(0)),
+    "memoryview": (lambda: memoryview(bytearray(2)), _item(0, 1)),
+    "BytesIO": (io.BytesIO, lambda x: x.write(b"a")),
+    "StringIO": (io.StringIO, lambda x: x.write("a")),
+    "ctypes": (lambda: (ctypes.c_double * 2)(), _item(0)),
+    # tensors and arrays
+    "array's view": (lambda: np.zeros(4)[:2], lambda x: x.base.__setitem__(3, 1.0)),
+    "array of objects": (lambda: np.array([[0.0], None], dtype=object), lambda x: _append(x[0])),
+    "structured array": (lambda: np.zeros(1, dtype=[("a", "f4"), ("b", "i8")]), lambda x: x["b"].__setitem__(0, 1)),
+    "masked array": (lambda: np.ma.zeros(2), _item(0, np.ma.masked)),
+    "tensor": (lambda: torch.zeros(2), _fill),
+    "bfloat16": (lambda: torch.zeros(2, dtype=torch.bfloat16), _fill),
+    "tensor's attribute": (lambda: torch.zeros(2), _set("row", 1.0)),
+    "tensor's gradient": (lambda: nn.Parameter(torch.zeros(2)), _grad),
+    "tensor's hook": (lambda: nn.Parameter(torch.zeros(2)), lambda x: x.register_hook(lambda g: g)),
+    "tensor's memory beyond a view": (
+        lambda: (lambda v: SimpleNamespace(x=v[0], go=v[1]))(_viewed()),
+        lambda x: x.go(),
+    ),
+    "sparse tensor": (lambda: torch.eye(2).to_sparse(), _values),
+    "compressed sparse tensor": (lambda: torch.eye(2).to_sparse_csr(), _values),
+    "nested tensor": (lambda: torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)]), lambda x: _fill(x[0])),
+    "quantised tensor": (
+        lambda: torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.quint8),
+        lambda x: x.copy_(torch.ones(2)),
+    ),
+    "storage": (lambda: torch.zeros(2).untyped_storage(), lambda x: x.fill_(1)),
+    "typed storage": (lambda: torch.zeros(2).storage(), lambda x: x.fill_(1.0)),
+    "a network": (lambda: nn.Linear(1, 1), lambda x: _fill(x.weight)),
+    "a network's buffer": (lambda: nn.BatchNorm1d(1), lambda x: _fill(x.running_mean)),
+    "a network's hook": (lambda: nn.Linear(1, 1), lambda x: x.register_forward_hook(print)),
+    "averaged model": (
+        lambda: torch.optim.swa_utils.AveragedModel(nn.Linear(1, 1)),
+        lambda x: x.update_parameters(nn.Linear(1, 1)),
+    ),
+    # containers
+    "deque": (deque, _append),
+    "defaultdict": (lambda: defaultdict(list[float]), lambda x: _append(x["a"])),
+    "Counter": (Counter, _item("a", 1)),
+    "order of an OrderedDict": (lambda: OrderedDict(a=1, b=2), lambda x: x.move_to_end("a")),
+    "ChainMap": (lambda: ChainMap[str, float]({}), _item("a")),
+    "UserDict": (UserDict, _item("a")),
+    "UserList": (UserList, _append),
+    "container that hides": (Deaf, lambda x: dict.__setitem__(x, "a", 1.0)),
+    "set of objects": (lambda: {Slots2()}, lambda x: setattr(next(iter(x)), "row", 1.0)),
+    "named tuple": (lambda: Pair([]), lambda x: _append(x.a)),
+    "view of a dict": (lambda: {"a": [0.0]}.values(), lambda x: _append(next(iter(x)))),
+    "mapping proxy": (lambda: types.MappingProxyType({"a": [0.0]}), lambda x: _append(x["a"])),
+    "queue": (queue.Queue, lambda x: x.put(1.0)),
+    "priority queue": (queue.PriorityQueue, lambda x: x.put(1.0)),
+    # objects
+    "slots": (Slots, _set("row", 1.0)),
+    "slots and attributes": (Slots2, _set("row", 1.0)),
+    "frozen": (Frozen, lambda x: _append(x.rows)),
+    "object that denies": (Denies, lambda x: vars(Denies)["__dict__"].__get__(x).__setitem__("row", 1.0)),
+    "object that raises": (Raises, _set("row", 1.0)),
+    "name of an attribute": (SimpleNamespace, _set("a0_25", 0)),
+    "class": (lambda: type("Made", (), {"row": 0.0}), _set("row", 1.0)),
+    "metaclass": (lambda: OfMeta, lambda x: _append(type(x).rows)),
+    "member of an enumeration": (lambda: Member.A, _set("row", 1.0)),
+    "module that is no file": (lambda: types.ModuleType("made"), _set("row", 1.0)),
+    "exception": (lambda: ValueError([]), lambda x: _append(x.args[0])),
+    "logger": (lambda: logging.getLogger("of the tests"), _set("row", 1.0)),
+    "property": (
+        lambda: property(cast(Any, _closure()[0])),
+        lambda x: x.fget.__closure__[0].__setattr__("cell_contents", 1.0),
+    ),
+    # functions and iterators
+    "closure": (lambda: _closure()[1], lambda x: x(1.0)),
+    "method of a closure": (lambda: functools.partial(_closure()[1]), lambda x: x(1.0)),
+    "keyword of a partial": (lambda: functools.partial(dict, end=[]), lambda x: _append(x.keywords["end"])),
+    "function's attribute": (lambda: lambda: None, _set("row", 1.0)),
+    "function's constant": _new(lambda: eval("lambda: 0.5"), eval("lambda: 0.25")),
+    "bound method": (lambda: [].append, lambda x: x(1.0)),
+    "cache": (_cached, lambda x: x(1.0)),
+    "iterator": (lambda: iter([1.0, 2.0]), lambda x: next(x)),
+    "count": (itertools.count, lambda x: next(x)),
+    "cycle": (lambda: itertools.cycle([1.0, 2.0]), lambda x: next(x)),
+    "generator": (_generator, lambda x: next(x)),
+    "weak reference": (_weak, lambda x: setattr(REFERRED, "row", 1.0)),
+    "weak dictionary": (_weak_values, lambda x: setattr(x[1]["a"], "row", 1.0)),
+    "weak keys": (
+        lambda: (lambda k: (k, weakref.WeakKeyDictionary({k: [0.0]})))(Slots2()),
+        lambda x: _append(x[1][x[0]]),
+    ),
+    "context variable": (lambda: CONTEXT, lambda x: x.set([1.0])),
+    "of a thread": (threading.local, _set("row", 1.0)),
+    # generators of random numbers
+    "random.Random": (lambda: random.Random(0), lambda x: x.random()),
+    "numpy's generator": (lambda: np.random.default_rng(0), lambda x: x.random()),
+    "numpy's older generator": (lambda: np.random.RandomState(0), lambda x: x.rand()),
+    "torch's generator": (lambda: torch.Generator(), lambda x: torch.rand(1, generator=x)),
+    # what cannot be told is named
+    "file": (lambda: Path(os.devnull).open("w", encoding="utf-8"), lambda x: x.close()),  # noqa: SIM115
+    "simple queue": (queue.SimpleQueue, lambda x: x.put(1.0)),
+    "coroutine": (lambda: (lambda c: c())(_coroutine), lambda x: x.close()),
+    "frame": (sys._getframe, lambda x: None),
+}
+
+UNKNOWN = {"ctypes", "file", "simple queue", "coroutine", "frame"}
+
+
+async def _coroutine() -> None: ...
+
+
+@pytest.fixture(scope="module")
+def work(digits: Any) -> "Work":
+    return digits().training(LocalSGD(1, 5, dp=DPSGD(2.0, 1.0))).work()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.filterwarnings("ignore")  # of kinds that torch deprecates, and a file that is not closed
+def test_a_store_that_changes_is_named_and_one_that_does_not_is_not(kind: str, work: "Work") -> None:
+    make, change = KINDS[kind]
+    held: Any = make()
+    vars(work.module)["held"] = held
+    try:
+        before = watched.state(work, FedAvg())
+        same = watched.differing(before, watched.state(work, FedAvg()))
+        if isinstance(new := change(held), New):
+            vars(work.module)["held"] = new.value
+        names = watched.differing(before, watched.state(work, FedAvg()))
+    finally:
+        del vars(work.module)["held"]
+    assert any(name.startswith("module state (held)") for name in names)
+    assert any("cannot tell" in name for name in same) == bool(same) == (kind in UNKNOWN), same
+
+
+FILES = {
+    "one.py": """
+import torch
+from pytorch_lightning import LightningModule
+from lightning_modules import Classifier
+from lightning_modules.networks import Linear
+import two as other
+HANDLE = [lambda: ROWS]
+ROWS = ()
+class Module(Classifier):
+    def __init__(self):
+        super().__init__(Linear((1, 8, 8), 10), lr=0.1)
+    def forward(self, x):
+        import package.three
+        from package import four
+        return super().forward(x)
+class Unused:
+    rows = []
+""",
+    "two.py": "from collections import deque\nfrom dataclasses import dataclass\nQUEUE = deque()\nCLOCK = None\n",
+    "package/__init__.py": "rows = {}\n",
+    "package/three.py": "from . import five\nROWS = []\n",
+    "package/four.py": "def cached(x, rows=[]):\n    rows.append(x)\n",
+    "package/five.py": "import numpy as np\nROW = np.float32(0)\n",
+}
+
+PLACES: dict[str, str] = {
+    "global state (one.ROWS)": "one.ROWS = (0.5,)",
+    "global state (one.FRESH)": "one.FRESH = 0.5",
+    "global state (one.Unused)": "one.Unused.rows.append(0.5)",
+    "global state (two.QUEUE)": "two.QUEUE.append(0.5)",
+    "global state (two.CLOCK)": "two.CLOCK = object()",
+    "global state (package.rows)": "package.rows['a'] = 0.5",
+    "global state (package.three.ROWS)": "three.ROWS.append(0.5)",
+    "global state (package.four.cached)": "four.cached(0.5)",
+    "global state (package.five.ROW)": "five.ROW = np.float32(0.5)",
+    "class state (Module.seen)": "one.Module.seen = 0.5",
+    "class state (Module.forward)": "one.Module.forward.seen = 0.5",
+    "process state (os.environ)": "os.environ['FEDCOMMONS_TEST'] = '0.5'",
+    "work (names)": "work.seen = 0.5",
+    "work (hooks)": "work.hooks = [0.5]",
+    "work (loop)": "object.__setattr__(work.loop, 'seen', 0.5)",
+    "work (source)": "object.__setattr__(work.source, 'seen', 0.5)",
+    "work (clock)": "work.clock.seen = 0.5",
+    "optimizer state (seen)": "work.optimizer.seen = 0.5",
+    "optimizer state (0.seen)": "work.optimizer.param_groups[0]['seen'] = 0.5",
+    "module state (network.last.seen)": "work.module.network.last.seen = 0.5",
+    "method state (seen)": "method.seen = 0.5",
+    "class state (Method.rows)": "Method.rows.append(0.5)",
+    "commons": "commons.append(0.5)",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, types.ModuleType]]:
+    root = tmp_path_factory.mktemp("files")
+    (root / "package").mkdir()
+    for name, text in FILES.items():
+        (root / name).write_text(text, encoding="utf-8")
+    sys.path.insert(0, str(root))
+    try:
+        names = ("one", "two", "package", "package.three", "package.four", "package.five")
+        yield {name.rpartition(".")[2]: importlib.import_module(name) for name in names}
+    finally:
+        sys.path.remove(str(root))
+        for name in names:
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_wherever_it_stands(place: str, folder: Any, digits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Method(FedAvg):
+        rows: ClassVar[list[float]] = []
+
+    monkeypatch.setenv("FEDCOMMONS_TEST", "0")  # so that the environment is put back
+    federation = digits().training(LocalSGD(1, 5, dp=DPSGD(2.0, 1.0)))
+    work, method, commons = replace(federation, module=folder["one"].Module).work(), Method(), list[float]()
+    before = watched.state(work, method, {"commons": commons})
+    assert not watched.differing(before, watched.state(work, method, {"commons": commons}))
+    exec(
+        PLACES[place],
+        {**folder, "work": work, "method": method, "Method": Method, "commons": commons, "np": np, "os": os},
+    )
+    assert place in watched.differing(before, watched.state(work, method, {"commons": commons}))
