@@ -117,6 +117,11 @@ def described(nodes: Sequence[Mapping[str, Any]], selector: Mapping[str, str]) -
     return f"{len(working) - len(left)} node(s){f' {selector[CPU]}' if selector else ''}{unused}"
 
 
+def selected(nodes: Sequence[Mapping[str, Any]], selector: Mapping[str, str]) -> list[Mapping[str, Any]]:
+    """Return the nodes with these labels that have cores."""
+    return [node for node in _working(nodes, "CPU") if _has(node, selector)]
+
+
 def _has(node: Mapping[str, Any], selector: Mapping[str, str]) -> bool:
     return selector.items() <= node["Labels"].items()
 
