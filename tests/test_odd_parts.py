@@ -31,7 +31,9 @@ def test_an_annotation_that_is_no_type_is_told(
     annotation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("odd.py").write_text(f"def mine(n_clients, labels, a: {annotation} = 1):\n    return [[0], [1]]\n")
+    Path("odd.py").write_text(
+        f"def mine(n_clients, labels, a: {annotation} = 1):\n    return [[0], [1]]\n", encoding="utf-8"
+    )
     with pytest.raises(UserError, match=r"odd\.py.*the type of a must be a type|odd\.py.*SyntaxError"):
         run(asked("partition.name", "odd.py:mine"), tmp_path / "run", say=lambda text: None)
 
@@ -90,7 +92,7 @@ def test_a_generator_that_breaks_is_told_by_a_dry_run_too(
     fit: str, sample: str, said: str, dry_run: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("part.py").write_text(GENERATOR.format(fit=fit, sample=sample))
+    Path("part.py").write_text(GENERATOR.format(fit=fit, sample=sample), encoding="utf-8")
     fields = {**QUICK, "generator.name": "part.py:Mine", "sharing.setting": "local_synthetic", "artifacts": "store"}
     config = experiment("smoke", values=fields)
     with pytest.raises(ClientError, match=said) as told:
@@ -101,7 +103,9 @@ def test_a_generator_that_breaks_is_told_by_a_dry_run_too(
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_a_generator_without_fields_is_refused(dry_run: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("part.py").write_text(GENERATOR.format(fit=FITS, sample=SAMPLES).replace("@dataclass(frozen=True)", ""))
+    Path("part.py").write_text(
+        GENERATOR.format(fit=FITS, sample=SAMPLES).replace("@dataclass(frozen=True)", ""), encoding="utf-8"
+    )
     fields = {**QUICK, "generator.name": "part.py:Mine", "sharing.setting": "local_synthetic", "artifacts": "store"}
     with pytest.raises(UserError, match=r"part\.py:Mine must be a dataclass"):
         _begun(experiment("smoke", values=fields), tmp_path, dry_run)
@@ -126,6 +130,6 @@ def test_what_breaks_where_it_is_only_looked_at_is_told(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("part.py").write_text(source)
+    Path("part.py").write_text(source, encoding="utf-8")
     with pytest.raises((UserError, ClientError), match=r"part\.py:Mine.*(ValueError: no|SystemExit|ZeroDivisionError)"):
         run(asked("algorithm", "part.py:Mine"), tmp_path / "run", say=lambda text: None)

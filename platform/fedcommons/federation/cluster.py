@@ -153,7 +153,10 @@ def _require_answer(address: str) -> None:
         "try: ray.init(log_to_driver=False, logging_level='ERROR')\n"
         "except Exception as error: sys.exit('said:' + ' '.join(str(error.__cause__ or error).split()))"
     )
-    tried = subprocess.run([sys.executable, "-P", "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    tried = subprocess.run(
+        [sys.executable, "-P", "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        encoding="utf-8", errors="replace",
+    )  # fmt: skip
     if tried.returncode == 0:
         return
     why = " ".join(tried.stderr.rpartition("said:")[2].split()).partition(". ")[0].rstrip(".")

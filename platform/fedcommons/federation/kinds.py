@@ -29,7 +29,7 @@ def cpu(about: Path = Path("/proc/cpuinfo")) -> str:
 
     A virtual machine may hide instructions that the model has. about: what Linux tells; elsewhere Python is asked.
     """
-    lines = about.read_text().splitlines() if about.is_file() else []
+    lines = about.read_text(encoding="utf-8").splitlines() if about.is_file() else []
     told = dict[str, str]()
     for name, _, value in (line.partition(":") for line in lines):
         told.setdefault(name.strip(), value.strip())  # of the first core

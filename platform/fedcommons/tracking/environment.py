@@ -74,7 +74,7 @@ def has_other_code(folder: Path) -> bool:
 def said(*command: str) -> str | None:
     """What a command prints; None if it is not there, fails or does not end in ten seconds."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+        done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", errors="replace", timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
