@@ -5,7 +5,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALL := $(VENV)/bin/pip install --quiet --disable-pip-version-check
 
-.PHONY: table1 test test-long test-ray test-cpus test-cluster test-browser docs nightly cluster-check lint lock
+.PHONY: table1 test test-long test-ray test-cpus test-locale test-cluster test-browser docs nightly cluster-check lint lock
 table1: $(VENV)/.installed
 	$(RUN) sweeps/table1.py --resume $(ARGS)
 
@@ -14,6 +14,11 @@ test: $(VENV)/.installed
 
 test-long: $(VENV)/.installed
 	$(RUN) -m pytest -m long -n 2 --dist worksteal $(ARGS)
+
+# The tests that read and write texts most, in a locale that is not UTF-8.
+LOCALE := $(addprefix tests/test_,cli.py own_parts.py report.py)
+test-locale: $(VENV)/.installed
+	env LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 $(RUN) -m pytest -m "not slow and not ray" -n 2 --dist worksteal --quiet $(LOCALE) $(ARGS)
 
 test-ray: $(VENV)/.installed
 	$(RUN) -m pytest -m ray -n 2 --dist loadfile $(ARGS)

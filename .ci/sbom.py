@@ -55,5 +55,7 @@ def sbom(project: dict[str, Any], lines: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    told = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]
-    (HERE / "fedcommons.cdx.json").write_text(json.dumps(sbom(told, sys.stdin.readlines()), indent=1) + "\n")
+    told = tomllib.loads((HERE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (HERE / "fedcommons.cdx.json").write_text(
+        json.dumps(sbom(told, sys.stdin.readlines()), indent=1) + "\n", encoding="utf-8"
+    )

@@ -112,7 +112,10 @@ def run(rival: Rival, workload: str, peers: Path, environments: Path) -> float:
     variables |= {"PYTHONPATH": str(peers)}  # work.py, also for a script of ours
     # Ray listens on all interfaces; a rival's that knows no tokens is not ours to shut
     variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+", errors="replace") as log:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log,
+    ):
         process = subprocess.Popen(
             command, cwd=folder, env=variables, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )

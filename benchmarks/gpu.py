@@ -126,7 +126,10 @@ def digest() -> str:
 
 
 def same_bits_twice() -> Seen:
-    others = [subprocess.run([sys.executable, __file__, "--digest"], capture_output=True, text=True) for _ in range(2)]
+    others = [
+        subprocess.run([sys.executable, __file__, "--digest"], capture_output=True, text=True, encoding="utf-8")
+        for _ in range(2)
+    ]
     found = {digest(), *(other.stdout.strip() for other in others)}
     return len(found) == 1, f"two rounds of {len(METHODS)} methods in three processes: {sorted(found)}"
 
@@ -270,7 +273,7 @@ def a_full_gpu() -> Seen:
 
 def a_lost_gpu() -> Seen:
     """In a process of its own: an assertion fails on the device."""
-    done = subprocess.run([sys.executable, __file__, "--lose"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, __file__, "--lose"], capture_output=True, text=True, encoding="utf-8")
     said = done.stdout.strip() or done.stderr.strip()
     return said.endswith("lost, and nothing begins"), said[-1500:]
 
@@ -319,7 +322,7 @@ def a_sweep_that_loses_a_gpu() -> Seen:
     fields = {"algorithm": "lab.py:Loses", "federation.rounds": 2, "client.epochs": 1, "tracking.wandb": "off"}
     before, found = Path.cwd(), list[list[float]]()
     with TemporaryDirectory() as folder:
-        Path(folder, "lab.py").write_text(LOSES)
+        Path(folder, "lab.py").write_text(LOSES, encoding="utf-8")
         os.chdir(folder)
         try:
             experiments = [experiment("smoke", values={**fields, "seed": seed}) for seed in (0, 1, 2)]

@@ -41,7 +41,7 @@ def best(function: Callable[[], Any]) -> tuple[float, Any]:
 
 def main(n: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "many.py").write_text(DATA)
+        (Path(folder) / "many.py").write_text(DATA, encoding="utf-8")
         fields = {"data.name": f"{folder}/many.py:many", "data.n": n, "data.client_test": 0.1, "data.validation": 0.0}
         more = {"model.name": "linear", "partition.name": "by_group"}
         config = choose({**fields, **more, "federation.participation": 100 / n})

@@ -88,13 +88,13 @@ def ours(folder: Path, partition: str) -> Took:
     options = [word for name, value in SETTINGS.items() for word in (f"--{name}", str(value))]
     command = [sys.executable, HERE.parent / "sweeps" / "run.py", *options, "--data.limit", "null", "--out", folder]
     began = time.time()
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=TIMEOUT_S, check=False)
     whole = time.time() - began
     if done.returncode:
         raise SystemExit(f"sweeps/run.py: {done.stderr.strip()[-300:]}")
-    lines = [json.loads(line) for line in (folder / "timing.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (folder / "timing.jsonl").read_text(encoding="utf-8").splitlines()]
     rounds = sum(line["train"] + line["observe"] for line in lines if line["round"])
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     assert summary["partition"] == partition, "the rivals' clients have other images"
     return Took(whole, rounds, summary["last_accuracy"])
 
@@ -107,7 +107,14 @@ def rival(python: Path, script: str, work: Path, folder: Path) -> Took:
     command = [python, HERE / "peers" / script]
     began = time.time()
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=TIMEOUT_S, env=variables, cwd=folder, check=False
+        command,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=TIMEOUT_S,
+        env=variables,
+        cwd=folder,
+        check=False,
     )
     lines = [line.removeprefix("PEERBENCH ") for line in done.stdout.splitlines() if line.startswith("PEERBENCH ")]
     if not lines:

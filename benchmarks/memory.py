@@ -52,12 +52,12 @@ LOCAL = LocalSGD(1, 10)
 def resident(largest: bool = False) -> float:
     """Megabytes of this process in RAM; ``largest``: at most, since the start or since ``forget_largest``."""
     name = "VmHWM:" if largest else "VmRSS:"
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(name)) * 1024 / 1e6  # kB means 1024
 
 
 def forget_largest() -> None:
-    Path("/proc/self/clear_refs").write_text("5")
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
 
 
 def course(n_clients: int, algorithm: Algorithm, net: nn.Module, store: Examples, memory: ClientMemory) -> Course:

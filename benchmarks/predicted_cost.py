@@ -27,7 +27,7 @@ UNITS = {"s": 1, "min": 60, "h": 3600}
 def play(command: list[str]) -> tuple[str, float]:
     """What a command prints, and its seconds."""
     started = time.perf_counter()
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8")
     if done.returncode:
         raise SystemExit(done.stderr)
     return done.stdout, time.perf_counter() - started

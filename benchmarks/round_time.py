@@ -232,7 +232,7 @@ def compare(name: str, base: Callable[[], Bare], ours: Callable[[], Ours], repea
 
 def cpu_name() -> str:
     """What the machine calls its processor."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     return next((s.partition(":")[2].strip() for s in lines if s.startswith("model name")), platform.processor())
 
 

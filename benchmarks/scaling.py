@@ -190,7 +190,10 @@ def seconds(course: Iterator) -> float:
 def here(scale: Scale) -> dict[str, float]:
     """The row, measured in a process of its own."""
     done = subprocess.run(
-        [sys.executable, __file__, "--row", json.dumps(scale.__dict__)], capture_output=True, text=True
+        [sys.executable, __file__, "--row", json.dumps(scale.__dict__)],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

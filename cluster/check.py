@@ -184,7 +184,7 @@ def main(argv: list[str]) -> int:
     wrong = 0
     for name in files:
         try:
-            said = flaws(yaml.safe_load(Path(name).read_text()), template)
+            said = flaws(yaml.safe_load(Path(name).read_text(encoding="utf-8")), template)
         except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:  # a list may hold itself
             said = [f"it cannot be read ({' '.join(str(error).split())})."]
         for sentence in said:

@@ -78,7 +78,9 @@ def zeta(draw: str, method: str, seed: int, rounds: int) -> tuple[float, float, 
     values = {**FIELDS, **DRAWS[draw], **METHODS[method], "federation.rounds": rounds, "measure.every": rounds}
     with TemporaryDirectory() as folder:
         run(experiment("smoke", values={**values, "seed": seed}), Path(folder, "run"), say=lambda text: None)
-        lines = [json.loads(line) for line in Path(folder, "run", "rounds.jsonl").read_text().splitlines()]
+        lines = [
+            json.loads(line) for line in Path(folder, "run", "rounds.jsonl").read_text(encoding="utf-8").splitlines()
+        ]
     first, last = (line["convergence/zeta_sq"] for line in (lines[0], lines[-1]))
     return first, last, lines[-1]["test/accuracy"]
 

@@ -27,7 +27,7 @@ def write(path: Path) -> None:
     data: Any = load_breast_cancer()
     draws = numpy_generator("hospitals")
     near = np.argsort(np.argsort(data.data[:, 0] + 2 * draws.standard_normal(len(data.target))))
-    with path.open("w", newline="") as file:
+    with path.open("w", encoding="utf-8", newline="") as file:
         lines = csv.writer(file)
         lines.writerow(["hospital", "year", *data.feature_names[:4], "malignant"])
         for row, label, rank in zip(data.data, data.target, near, strict=True):
@@ -49,7 +49,7 @@ class Patients:
             table = Path(path or f"{folder}/patients.csv")
             if not path:
                 write(table)
-            lines = list(csv.DictReader(table.read_text().splitlines()))
+            lines = list(csv.DictReader(table.read_text(encoding="utf-8").splitlines()))
         columns = [name for name in lines[0] if name not in ("hospital", "year", "malignant")]
         x = np.array([[float(line[name]) for name in columns] for line in lines])
         x, y = (x - x.mean(0)) / x.std(0), np.array([int(line["malignant"]) for line in lines])
@@ -67,6 +67,6 @@ if __name__ == "__main__":
         chosen = {"data": f"{__file__}:Patients", "data.path": str(Path(folder) / "patients.csv"), "model": "linear"}
         described = experiment("smoke", values={**QUICK, **chosen, "partition": "by_group"})
         result = run(described, Path(folder) / "run", say=lambda text: None)
-        dealt = json.loads((Path(folder) / "run" / "partition.json").read_text())
+        dealt = json.loads((Path(folder) / "run" / "partition.json").read_text(encoding="utf-8"))
         print("patients of each hospital:", *dealt["sizes"], "and to test on:", *dealt["test_sizes"])
         print("last accuracy:", round(result.summary["last_accuracy"], 2))

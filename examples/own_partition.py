@@ -33,6 +33,6 @@ if __name__ == "__main__":
     chosen = {"partition": f"{__file__}:power_law", "partition.power": 2.0, "partition.n_clients": 4}
     with TemporaryDirectory() as folder:
         result = run(experiment("smoke", values={**QUICK, **chosen}), folder, say=lambda text: None)
-        sizes = json.loads((Path(folder) / "partition.json").read_text())["sizes"]
+        sizes = json.loads((Path(folder) / "partition.json").read_text(encoding="utf-8"))["sizes"]
         print("images of each client:", *sizes)
         print("last accuracy:", round(result.summary["last_accuracy"], 2))

@@ -29,10 +29,10 @@ class CsvTracker:
     """of the names of the metrics that are written"""
 
     def __post_init__(self) -> None:
-        (self.folder / FILE).write_text("round,name,value\n")
+        (self.folder / FILE).write_text("round,name,value\n", encoding="utf-8")
 
     def log(self, round: int, metrics: Mapping[str, float | Sequence[int] | None]) -> None:
-        with open(self.folder / FILE, "a", newline="") as file:
+        with open(self.folder / FILE, "a", encoding="utf-8", newline="") as file:
             rows = [(round, name, value) for name, value in metrics.items() if name.startswith(self.prefix)]
             csv.writer(file, lineterminator="\n").writerows(rows)
 
@@ -44,4 +44,4 @@ if __name__ == "__main__":
     chosen = {"tracking.tracker": f"{__file__}:CsvTracker", "tracking.prefix": "test/"}
     with TemporaryDirectory() as folder:
         run(experiment("smoke", values={**QUICK, **chosen}), folder, say=lambda text: None)
-        print((Path(folder) / FILE).read_text(), end="")
+        print((Path(folder) / FILE).read_text(encoding="utf-8"), end="")

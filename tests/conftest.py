@@ -139,7 +139,10 @@ def command(
             try:
                 for number, stream in ((1, "out"), (2, "err")):
                     os.dup2(os.open(said / stream, os.O_WRONLY | os.O_CREAT), number)
-                sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", 1, closefd=False)
+                sys.stdout, sys.stderr = (
+                    os.fdopen(1, "w", closefd=False, encoding="utf-8"),
+                    os.fdopen(2, "w", 1, closefd=False, encoding="utf-8"),
+                )
                 os.environ.pop("FEDCOMMONS_PARTS", None)
                 os.chdir(cwd)
                 sys.argv = [f"{name}.py", *words]
@@ -151,7 +154,7 @@ def command(
             finally:
                 os._exit(code if isinstance(code, int) else 70)
         code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-        out, err = ((said / stream).read_text() for stream in ("out", "err"))
+        out, err = ((said / stream).read_text(encoding="utf-8") for stream in ("out", "err"))
         return subprocess.CompletedProcess([name, *words], code, out, err)
 
     return give

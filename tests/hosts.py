@@ -137,7 +137,7 @@ def _started(*words: str) -> Iterator[int]:
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "started\n"
-        (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text(encoding="utf-8").split()
         yield int(child)
     finally:
         process.kill()  # and with it all that runs in there

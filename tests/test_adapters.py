@@ -332,7 +332,7 @@ def test_what_is_not_known_is_refused_in_a_sentence(build: Any, more: Mapping[st
 @pytest.fixture
 def their(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """This file, in the folder of a command."""
-    (tmp_path / "their.py").write_text(Path(__file__).read_text())
+    (tmp_path / "their.py").write_text(Path(__file__).read_text(encoding="utf-8"))
     monkeypatch.chdir(tmp_path)
     return "their.py"
 
@@ -395,6 +395,6 @@ def test_the_command_judges_a_client_of_another_form(
     argv = [f"{their}:FlowerProximal", "--strategy", f"{their}:Average", "--constants", "mu=0.1", "--down", "1"]
     assert script.referee([*argv, "--special-case", "mu=0.0 is fedavg", "--out", "out"]) == 0
     assert script.referee([*argv, "--special-case", "is fedavg", "--out", "again", "--no-row"]) == 1
-    assert "flowerproximal" in (told := Path("out/referee.md").read_text())
+    assert "flowerproximal" in (told := Path("out/referee.md").read_text(encoding="utf-8"))
     assert "% after 2 rounds" in told
     assert Path("again/referee.html").is_file()

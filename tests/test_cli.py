@@ -1,7 +1,9 @@
 """Bad input gets one clear sentence before any work: field, value, what is allowed, the nearest valid name."""
 
+import os
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -164,7 +166,7 @@ def test_of_a_repeated_option_the_last_decides_as_for_the_parser() -> None:
 
 def test_what_was_asked_for_is_told_from_a_default(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
-    path.write_text("partition:\n  alpha: 0.1\nseed: 0\n")
+    path.write_text("partition:\n  alpha: 0.1\nseed: 0\n", encoding="utf-8")
     argv = ["--config", str(path), "--client.lr=0.05", "--federation.rounds", "9"]
     options = cli.parse(cli.parser("a test", argv, {}), argv)
     assert options.asked == {"partition.alpha", "seed", "client.lr", "federation.rounds"}
@@ -172,9 +174,9 @@ def test_what_was_asked_for_is_told_from_a_default(tmp_path: Path) -> None:
 
 def test_an_unknown_key_in_a_config_file_names_the_nearest(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
-    path.write_text("partition:\n  alfa: 0.1\n")
+    path.write_text("partition:\n  alfa: 0.1\n", encoding="utf-8")
     assert "did you mean 'partition.alpha'" in refused(["--config", str(path)])
-    path.write_text("- a list\n")
+    path.write_text("- a list\n", encoding="utf-8")
     assert "keys and values" in refused(["--config", str(path)])
 
 
@@ -182,7 +184,8 @@ def test_options_and_files_describe_the_same_experiment(tmp_path: Path) -> None:
     path, argv = tmp_path / "c.yaml", ["--config", str(tmp_path / "c.yaml"), "--client.lr", "0.2", "--rho=0.5"]
     path.write_text(
         "seed: 3\nalpha: 0.5\nsharing: local_synthetic\nmodel: linear\n"
-        "generator: {channels: [8, 16]}\nddpm: {epochs: 7}\n"
+        "generator: {channels: [8, 16]}\nddpm: {epochs: 7}\n",
+        encoding="utf-8",
     )
     by_file = cli.experiment(cli.parse(cli.parser("a test", argv, {}), argv))
     wanted = {"seed": 3, "partition.alpha": 0.5, "generator.channels": (8, 16), "client.lr": 0.2, "generator.rho": 0.5}
@@ -219,7 +222,7 @@ def test_a_config_of_another_version_names_its_file_and_the_key(tmp_path: Path) 
         ("algorithm: 5\n", "is damaged (algorithm is 5 and no str)"),
         ("model: {name: [cnn]}\n", "is damaged (model.name is ('cnn',) and no str)"),
     ):
-        (tmp_path / "config.yaml").write_text(text)
+        (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
         with pytest.raises(UserError) as error:
             read_config(tmp_path)
         assert str(error.value).startswith(f"{tmp_path / 'config.yaml'} {said}")
@@ -279,10 +282,25 @@ def test_search_points_are_keyed_and_within_their_bounds() -> None:
 def test_scripts_exit_with_2_and_no_traceback(
     line: list[str], part: str, command: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     script, *rest = [word.replace("{file}", str(tmp_path / "file")) for word in line]
     done = command(script.removesuffix(".py"), *rest, cwd=tmp_path)
     assert done.returncode == 2
     assert part in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "runs").exists()  # nothing half-written
+
+
+@pytest.mark.long
+def test_letters_that_a_terminal_lacks_are_escaped() -> None:
+    code = """
+from fedcommons.config import cli
+from fedcommons.errors import UserError
+def script(argv):
+    print(chr(0x3c3), flush=True)
+    raise UserError(f"{chr(0x3b1)} is no number.")
+cli.main(script)
+"""
+    ascii_only = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, env=ascii_only)
+    assert (done.returncode, done.stdout, done.stderr) == (2, b"\\u03c3\n", b"error: \\u03b1 is no number.\n")

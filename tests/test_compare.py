@@ -137,4 +137,4 @@ def test_comparing_starts_no_ray_and_changes_no_backend() -> None:
     root = Path(__file__).parent.parent
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, cwd=root)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
-    assert "pyplot" not in Path(series.__file__).read_text()
+    assert "pyplot" not in Path(series.__file__).read_text(encoding="utf-8")

@@ -228,8 +228,8 @@ def test_without_the_package_it_says_what_to_install(dashboard: ModuleType, monk
 
 def change(file: Path, **values: Any) -> None:
     """Replace values of a JSON file; None: remove them."""
-    found = {**json.loads(file.read_text()), **values}
-    file.write_text(json.dumps({name: value for name, value in found.items() if value is not None}))
+    found = {**json.loads(file.read_text(encoding="utf-8")), **values}
+    file.write_text(json.dumps({name: value for name, value in found.items() if value is not None}), encoding="utf-8")
 
 
 def test_runs_of_other_versions_and_damaged_ones_are_told_in_a_sentence_each(

@@ -74,7 +74,7 @@ def test_the_sweep_runs_and_is_read_again(
 
 def commands(path: Path) -> list[str]:
     """The commands of its docstring that name what it defines, each on one line."""
-    return re.findall(r"^python sweeps/run\.py (.*)$", path.read_text().replace("\\\n", ""), re.M)
+    return re.findall(r"^python sweeps/run\.py (.*)$", path.read_text(encoding="utf-8").replace("\\\n", ""), re.M)
 
 
 @pytest.mark.parametrize("name", [name for name in SAID if name != "sweep"])

@@ -29,7 +29,7 @@ def test_a_name_can_be_imported_and_is_documented(name: str) -> None:
 
 
 def test_type_checkers_see_the_names_where_they_stand() -> None:
-    tree = ast.parse(Path(fedcommons.__file__).read_text())
+    tree = ast.parse(Path(fedcommons.__file__).read_text(encoding="utf-8"))
     (block,) = [node for node in tree.body if isinstance(node, ast.If)]
     seen = {
         (alias.name, node.module) for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names

@@ -211,7 +211,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def prepared(partition: str, **fields: Any) -> build.Prepared:
     values = {"data.name": "lab.py:Marked", "partition.name": f"lab.py:{partition}", "model.name": "net.py:Net"}
-    Path("net.py").write_text(NET)
+    Path("net.py").write_text(NET, encoding="utf-8")
     return build.prepare(choose({**values, **fields}))
 
 

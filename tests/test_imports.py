@@ -22,7 +22,7 @@ def module_name(path: Path) -> str:
 def imported(path: Path) -> set[str]:
     """Dotted names of all modules that a file imports, wherever in the file."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -141,7 +141,7 @@ HEAVY = ("diffusers", "opacus", "wandb")
 def imported_at_once(path: Path) -> set[str]:
     """Dotted names of what a file imports, or may import, when it is imported itself."""
     names: set[str] = set()
-    left: list[ast.AST] = [ast.parse(path.read_text())]
+    left: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
     while left:
         node = left.pop()
         if isinstance(node, ast.ImportFrom):

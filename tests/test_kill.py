@@ -137,7 +137,7 @@ def main(folder: Path) -> None:
     import sklearn.datasets  # noqa: F401  (what a run imports late: here once, not in every fork)
     import wandb.sdk.launch  # noqa: F401
 
-    import fedcommons.reports.plots
+    import fedcommons.reports.plots  # noqa: F401
     import fedcommons.tracking.wandb_tracker  # noqa: F401
 
     torch.set_num_threads(1)  # only the thread that forks lives on in a fork

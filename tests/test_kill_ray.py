@@ -73,7 +73,7 @@ def kill_a_node(flag: Path, spared: str) -> None:
 
     here = ray.get_runtime_context().get_node_id()
     if here != spared and is_first(flag):
-        flag.write_text(here)
+        flag.write_text(here, encoding="utf-8")
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(60)  # Ray ends the processes of a node that is no more
 
@@ -138,7 +138,7 @@ def play(folder: Path, victim: str) -> tuple[int, str]:
     # a Ray of its own; the name is short because sockets lie there
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as scratch:
         said = Path(scratch) / "said"  # a pipe would stay open as long as any process of Ray
-        with open(said, "w") as file:
+        with open(said, "w", encoding="utf-8") as file:
             process = subprocess.Popen(
                 [sys.executable, __file__, str(folder), victim], stdout=file, stderr=file, start_new_session=True,
                 env={**os.environ, "RAY_TMPDIR": scratch},

@@ -118,7 +118,7 @@ def pinned(path: Path) -> None:
     from ray.cluster_utils import Cluster
 
     from fedcommons.federation.ray_actors import RayActors
-    from fedcommons.sweeping.sweep import _resources
+    from fedcommons.sweeping.trials import resources
     from fedcommons.testing import digits
 
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "labels": {CPU: "odd", TORCH: OURS}})
@@ -136,7 +136,7 @@ def pinned(path: Path) -> None:
         tune.report({"at": where(None, None, 0)})
 
     for name, f in (("serial", Federation()), ("with actors", Federation(executor="ray_actors", actors=2))):
-        trainable = tune.with_resources(trial, partial(_resources, f, cluster.pinned(0)))
+        trainable = tune.with_resources(trial, partial(resources, f, cluster.pinned(0)))
         run = tune.RunConfig(storage_path=str(path.parent / name), verbose=0)
         tuned = tune.Tuner(trainable, tune_config=tune.TuneConfig(num_samples=3), run_config=run).fit()
         found[name] = [result.metrics["at"] if result.metrics else str(result.error) for result in tuned]
@@ -149,7 +149,7 @@ def pinned(path: Path) -> None:
         except UserError as error:
             found[name] = str(error)
         os.environ[CHOICE] = "odd"  # which this machine is not
-    path.write_text(json.dumps(found))
+    path.write_text(json.dumps(found), encoding="utf-8")
     ray.shutdown()
     nodes.shutdown()
 
@@ -174,7 +174,7 @@ def chosen_by_a_driver(path: Path) -> None:
     path.parent.joinpath("out").mkdir()
     outcome = run_cells(Todo(1, [cell], []), path.parent / "out", Display(quiet=True))
     told = json.loads((path.parent / "out" / "cell" / "environment.json").read_text())
-    path.write_text(json.dumps({"failures": outcome.failures, "kinds": told["cpu_kinds"]}))
+    path.write_text(json.dumps({"failures": outcome.failures, "kinds": told["cpu_kinds"]}), encoding="utf-8")
     ray.shutdown()
     nodes.shutdown()
 

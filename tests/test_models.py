@@ -102,7 +102,7 @@ def test_somebodys_own_module_is_executed_where_it_is_named_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("nets.py").write_text(NET)
+    Path("nets.py").write_text(NET, encoding="utf-8")
     result = fedcommons.run(experiment("smoke", values={**FIELDS, "model": "nets.py:Net"}), "run", say=quiet)
     assert {"network.body.2.running_mean"} <= load_file("run/model.safetensors").keys()
     capsys.readouterr()
@@ -113,7 +113,7 @@ def test_somebodys_own_module_is_executed_where_it_is_named_alone(
     assert "executed" not in capsys.readouterr().out
     module = load("run", may_run=["nets.py:Net"]).model
     assert accuracy(result, module, "test") == pytest.approx(lines(Path("run"))[-1]["test/accuracy"], abs=1e-6)
-    Path("nets.py").write_text(NET + "# changed\n")
+    Path("nets.py").write_text(NET + "# changed\n", encoding="utf-8")
     with pytest.raises(UserError, match=r"model 'nets.py:Net' is not the code that run was run with"):
         _ = load("run", may_run=["nets.py:Net"]).model
 

@@ -4,6 +4,8 @@ import importlib
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
@@ -228,6 +230,24 @@ def test_what_a_function_imports_later_is_what_was_hashed(lab: Lab) -> None:
     parts.source("net.py:Net")
     lab.write("helper.py", "VALUE = 2")
     assert parts.find("model", "net.py:Net").values() == 1
+
+
+def test_a_folder_that_may_not_be_entered_is_passed_over_as_python_does(
+    as_nobody: Callable[[Callable[[], None]], None],
+) -> None:
+    """On PYTHONPATH every run was refused for it, in the name of the part that imported something."""
+
+    def look() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            (closed := Path(folder, "closed")).mkdir()
+            (file := Path(folder, "helper.py")).touch()
+            (closed / "helper.py").touch()
+            closed.chmod(0)
+            sys.path.insert(0, str(closed))
+            assert imported.Search([Path(folder)]).place("helper") == imported.Place(file)
+            closed.chmod(0o700)
+
+    as_nobody(look)
 
 
 def test_what_somebody_imported_by_hand_is_not_what_was_hashed(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

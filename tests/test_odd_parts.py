@@ -35,7 +35,9 @@ def test_an_annotation_that_is_no_type_is_told(
     annotation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("odd.py").write_text(f"def mine(n_clients, labels, a: {annotation} = 1):\n    return [[0], [1]]\n")
+    Path("odd.py").write_text(
+        f"def mine(n_clients, labels, a: {annotation} = 1):\n    return [[0], [1]]\n", encoding="utf-8"
+    )
     with pytest.raises(UserError, match=r"odd\.py.*the type of a must be a type|odd\.py.*SyntaxError"):
         run(asked("partition.name", "odd.py:mine"), tmp_path / "run", say=lambda text: None)
 
@@ -57,7 +59,7 @@ def test_the_values_of_a_literal_are_a_choice(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     code = f"from typing import Literal\ndef mine(n_clients, labels, a: {annotation}):\n    return [[0], [1]]\n"
-    Path("odd.py").write_text(code)
+    Path("odd.py").write_text(code, encoding="utf-8")
     right, wrong, known = CHOICES[annotation]
     words = ["--preset", "smoke", "--partition", "odd.py:mine"]
     arguments = sweeps("run").arguments
@@ -73,7 +75,7 @@ def test_a_literal_beside_another_type_is_told_with_what_says_the_same(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     code = "from typing import Literal\ndef mine(n_clients, a: Literal['auto'] | float = 1.0): return [[0], [1]]\n"
-    Path("odd.py").write_text(code)
+    Path("odd.py").write_text(code, encoding="utf-8")
     with pytest.raises(UserError, match=r"Literal cannot stand beside .*float.*Annotated\["):
         asked("partition.name", "odd.py:mine")
 
@@ -89,7 +91,9 @@ def test_a_partition_may_give_rows_as_tensors_or_columns(
 ) -> None:
     """Also where rows are held out for validation, so that it is asked once more, for more rows than there are."""
     monkeypatch.chdir(tmp_path)
-    Path("odd.py").write_text(f"import pandas as pd\nimport torch\ndef mine(n_clients, labels):\n    return {rows}\n")
+    Path("odd.py").write_text(
+        f"import pandas as pd\nimport torch\ndef mine(n_clients, labels):\n    return {rows}\n", encoding="utf-8"
+    )
     fields = {"partition.name": "odd.py:mine", "partition.n_clients": 2, "data.validation": 0.1}
     dealt = build.prepare(experiment("smoke", values={**QUICK, **fields})).partition.rows
     assert sorted(row for mine in dealt for row in mine.tolist()) == list(range(40))
@@ -149,7 +153,7 @@ def test_a_generator_that_breaks_is_told_by_a_dry_run_too(
     fit: str, sample: str, said: str, dry_run: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("part.py").write_text(GENERATOR.format(fit=fit, sample=sample))
+    Path("part.py").write_text(GENERATOR.format(fit=fit, sample=sample), encoding="utf-8")
     fields = {**QUICK, "generator.name": "part.py:Mine", "sharing.setting": "local_synthetic", "artifacts": "store"}
     config = experiment("smoke", values=fields)
     with pytest.raises(ClientError, match=said) as told:
@@ -160,7 +164,9 @@ def test_a_generator_that_breaks_is_told_by_a_dry_run_too(
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_a_generator_without_fields_is_refused(dry_run: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("part.py").write_text(GENERATOR.format(fit=FITS, sample=SAMPLES).replace("@dataclass(frozen=True)", ""))
+    Path("part.py").write_text(
+        GENERATOR.format(fit=FITS, sample=SAMPLES).replace("@dataclass(frozen=True)", ""), encoding="utf-8"
+    )
     fields = {**QUICK, "generator.name": "part.py:Mine", "sharing.setting": "local_synthetic", "artifacts": "store"}
     with pytest.raises(UserError, match=r"part\.py:Mine must be a dataclass"):
         _begun(experiment("smoke", values=fields), tmp_path, dry_run)
@@ -185,6 +191,6 @@ def test_what_breaks_where_it_is_only_looked_at_is_told(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("part.py").write_text(source)
+    Path("part.py").write_text(source, encoding="utf-8")
     with pytest.raises((UserError, ClientError), match=r"part\.py:Mine.*(ValueError: no|SystemExit|ZeroDivisionError)"):
         run(asked("algorithm", "part.py:Mine"), tmp_path / "run", say=lambda text: None)

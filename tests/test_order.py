@@ -11,7 +11,7 @@ def _order(cells: dict[str, int], cores: int, monkeypatch: pytest.MonkeyPatch) -
     """Cells, each with so many generators of its own, on a machine of so many cores."""
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": float(cores)})
     lacking = [Lacking(3, [f"{name} {i}"], [name], [name]) for name, n in cells.items() for i in range(n)]
-    return InOrder(cells, lacking, 1)
+    return InOrder(dict.fromkeys(cells, 1), lacking)
 
 
 def _play(order: InOrder, cores: int, fails: str = "") -> list[str]:

@@ -15,12 +15,14 @@ import yaml
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "own_parts.md"
 COMMANDS = [
-    line for block in re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.S) for line in block.strip().splitlines()
+    line
+    for block in re.findall(r"```bash\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
+    for line in block.strip().splitlines()
 ]
 
 
 def _blocks(path: Path) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", path.read_text(), re.S)
+    return re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.S)
 
 
 @pytest.fixture
@@ -29,8 +31,10 @@ def lab(tmp_path: Path) -> Path:
     for text in _blocks(PAGE):
         name = re.match(r"# (\w+\.py)\n", text)
         assert name, text[:80]
-        (tmp_path / name[1]).write_text(text)
-    (tmp_path / "my_lab.py").write_text((ROOT / "examples" / "own_method.py").read_text())
+        (tmp_path / name[1]).write_text(text, encoding="utf-8")
+    (tmp_path / "my_lab.py").write_text(
+        (ROOT / "examples" / "own_method.py").read_text(encoding="utf-8"), encoding="utf-8"
+    )
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     return tmp_path
 
@@ -47,7 +51,12 @@ def given(lab: Path, line: str) -> str:
     script, words = words_of(line)
     where = {k: v for k, v in os.environ.items() if k != "FEDCOMMONS_PARTS"}
     done = subprocess.run(
-        [sys.executable, str(ROOT / script), *words], cwd=lab, env=where, capture_output=True, text=True
+        [sys.executable, str(ROOT / script), *words],
+        cwd=lab,
+        env=where,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout
@@ -64,12 +73,12 @@ def test_a_run_with_ones_own_parts(
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     (folder,) = [path.parent for path in lab.glob("runs/*/summary.json")]
     summary, config = (
-        json.loads((folder / "summary.json").read_text()),
-        yaml.safe_load((folder / "config.yaml").read_text()),
+        json.loads((folder / "summary.json").read_text(encoding="utf-8")),
+        yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")),
     )
     assert summary["rounds"] == 3
     assert config["source"]
-    rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
     measured = {name for name in rounds[-1] if name.startswith("convergence/")}
     assert {"convergence/zeta_sq", "convergence/sigma_sq"} <= measured
     if folder.name == "photos":
@@ -77,10 +86,10 @@ def test_a_run_with_ones_own_parts(
         assert rounds[-1]["test/top2"] == 1.0  # of two classes
         assert rounds[-1]["train/largest_loss"] >= rounds[-1]["train/loss"]
         taken = "import fedcommons; print(fedcommons.load('runs/photos', may_run=['my_nets.py:ResNetGN']).model.last)"
-        said = subprocess.run([sys.executable, "-c", taken], cwd=lab, capture_output=True, text=True)
+        said = subprocess.run([sys.executable, "-c", taken], cwd=lab, capture_output=True, text=True, encoding="utf-8")
         assert said.stdout.startswith("Linear(in_features=8, out_features=2"), said.stderr[-2000:]
         changed = lab / "my_nets.py"
-        changed.write_text(changed.read_text() + "# another version\n")
+        changed.write_text(changed.read_text(encoding="utf-8") + "# another version\n", encoding="utf-8")
         done = command("run", *words, "--resume", cwd=lab)
         assert (done.returncode, "another source.model" in done.stderr) == (2, True)
     if folder.name == "descriptions":
@@ -94,7 +103,7 @@ def test_a_run_with_ones_own_parts(
         assert config["client"]["lr_schedule"] == "my_rates.py:inverse"
         assert (config["client"]["halved"], config["source"].keys()) == (2, {"schedule"})
     if folder.name == "watched":
-        told = (folder / "metrics.csv").read_text().splitlines()
+        told = (folder / "metrics.csv").read_text(encoding="utf-8").splitlines()
         assert {line.split(",")[0] for line in told[1:]} == {"0", "1", "2", "3"}
         assert [line["round"] for line in rounds if "measure/sharpness" in line] == [0, 2, 3]
         assert config["source"].keys() == {"tracker", "measure"}
@@ -114,8 +123,11 @@ def test_a_run_with_ones_own_parts(
 def test_a_sweep_with_ones_own_parts(lab: Path, command: str) -> None:
     """Real trials on a real Ray, which find the parts by the same text."""
     given(lab, command)
-    summaries = [json.loads(path.read_text()) for path in lab.glob("runs/*/*/summary.json")]
-    configs = [yaml.safe_load((path.parent / "config.yaml").read_text()) for path in lab.glob("runs/*/*/summary.json")]
+    summaries = [json.loads(path.read_text(encoding="utf-8")) for path in lab.glob("runs/*/*/summary.json")]
+    configs = [
+        yaml.safe_load((path.parent / "config.yaml").read_text(encoding="utf-8"))
+        for path in lab.glob("runs/*/*/summary.json")
+    ]
     if "table1" in command:
         assert {s["algorithm"] for s in summaries} == {"fedavg", "my_lab.py:FedAvgM"}
         assert [c["fedavgm"] for c in configs if "fedavgm" in c] == [{"beta": 0.5}]

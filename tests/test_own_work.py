@@ -29,7 +29,9 @@ from fedcommons.sweeping import planned
 from fedcommons.sweeping.planned import Bill
 
 HOOK = "    def pieces("
-COPY = Path(feddm.__file__).read_text().replace("class FedDM:", "class Mine:").replace('"FedDM"', '"Mine"')
+COPY = (
+    Path(feddm.__file__).read_text(encoding="utf-8").replace("class FedDM:", "class Mine:").replace('"FedDM"', '"Mine"')
+)
 COPIES = {
     "Mine": COPY,
     "Silent": COPY[: COPY.index(HOOK)]

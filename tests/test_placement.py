@@ -12,12 +12,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 
-from fedcommons import experiment
+from fedcommons import experiment, sweep
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.core.worker import Worker
 from fedcommons.errors import UserError
@@ -93,11 +94,17 @@ def two_actors_on_a_gpu() -> dict[str, Any]:
         said = ""
     except UserError as error:
         said = str(error)
-    two.close()
     of_fields = [{"federation.gpus_per_actor": value} for value in ("auto", 0.5)]
-    shares = with_share([experiment("smoke", values=fields) for fields in of_fields], 8)
+    configs = [experiment("smoke", values=fields) for fields in of_fields]
+    with mock.patch.object(cluster, "PLACE_S", 3):
+        try:
+            held = str(with_share(configs, 8))
+        except UserError as error:
+            held = str(error)
+    two.close()
+    shares = with_share(configs, 8)
     ray.shutdown()
-    return {"seen": seen, "the third": said, "auto": [c.federation.gpus_per_actor for c in shares]}
+    return {"seen": seen, "the third": said, "auto": [c.federation.gpus_per_actor for c in shares], "held": held}
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +145,12 @@ def test_eight_processes_share_the_gpu_where_they_leave_it_to_us(found: dict[str
     assert found["with half a GPU each"]["auto"] == [0.125, 0.5]
 
 
+def test_a_gpu_that_other_work_holds_is_not_waited_for_for_ever(found: dict[str, Any]) -> None:
+    held = found["with half a GPU each"]["held"]
+    assert "federation.gpus_per_actor auto found no place" in held
+    assert "needs 1 CPU and 1 GPU, and Ray has 1 CPU and 0 GPU free" in held
+
+
 def test_a_ray_that_somebody_else_has_started_here_is_left_alone(found: dict[str, Any]) -> None:
     """Unless RAY_ADDRESS names it."""
     assert found["beside another Ray"]["CPU"] <= (os.cpu_count() or 1)
@@ -164,6 +177,17 @@ def test_actors_that_find_no_core_free_say_what_they_need_and_leave_nothing_behi
 
     with pytest.raises(UserError, match=r"federation\.actors = 2 .* each needs 1 CPU .* Ray has 0 CPU"):
         actors(2, wait_s=3)
+    assert {facts["state"] for facts in placement_group_table().values()} <= {"REMOVED"}
+
+
+def test_a_sweep_that_finds_no_core_free_says_so_and_leaves_nothing_behind(
+    release: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray.util import placement_group_table
+
+    monkeypatch.setattr(cluster, "PLACE_S", 3)
+    with pytest.raises(UserError, match=r"^a run of this sweep found no place in 3 s: each needs 1 CPU .* 0 CPU"):
+        sweep([experiment("smoke", values={"wandb": "off"})], tmp_path)
     assert {facts["state"] for facts in placement_group_table().values()} <= {"REMOVED"}
 
 

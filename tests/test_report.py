@@ -54,7 +54,7 @@ def html(folder: Path) -> str:
 
 
 def summary(path: Path) -> dict[str, Any]:
-    return json.loads((path / "summary.json").read_text())
+    return json.loads((path / "summary.json").read_text(encoding="utf-8"))
 
 
 def rows(html: str) -> dict[str, str]:
@@ -106,7 +106,7 @@ def test_runs_on_other_partitions_or_other_content_are_never_averaged(folder: Pa
             shutil.copytree(folder / f"fedavg-{seed}", tmp_path / name / f"fedavg-{seed}")
 
     def change(path: Path, found: str, put: str) -> None:
-        path.write_text(path.read_text().replace(found, put))
+        path.write_text(path.read_text(encoding="utf-8").replace(found, put), encoding="utf-8")
 
     for seed in (0, 1):
         of = tmp_path / "there" / f"fedavg-{seed}"
@@ -120,7 +120,7 @@ def test_runs_on_other_partitions_or_other_content_are_never_averaged(folder: Pa
     assert [group.title.rpartition(", ")[2] for group in groups] == ends
     for seed in (0, 1):
         of = tmp_path / "there" / f"fedavg-{seed}" / "partition.json"
-        change(of, json.loads(of.read_text())["data"], "0123456789abcdef")
+        change(of, json.loads(of.read_text(encoding="utf-8"))["data"], "0123456789abcdef")
     runs, _ = gather([tmp_path], quiet)
     groups = grouped(runs, quiet)
     assert [group.title.rpartition(", ")[2] for group in groups][1] == "data 0123456789abcdef"
@@ -163,9 +163,9 @@ def hostile(folder: Path, tmp_path: Path) -> Path:
     told = summary(of)
     told["setting"] = told["config"]["sharing.setting"] = HOSTILE
     told["privacy"]["in_words"] = [HOSTILE, "\u202eturned\x1b[31m"]
-    (of / "summary.json").write_text(json.dumps(told))
-    facts = json.loads((of / "environment.json").read_text())
-    (of / "environment.json").write_text(json.dumps({**facts, "machine": HOSTILE}))
+    (of / "summary.json").write_text(json.dumps(told), encoding="utf-8")
+    facts = json.loads((of / "environment.json").read_text(encoding="utf-8"))
+    (of / "environment.json").write_text(json.dumps({**facts, "machine": HOSTILE}), encoding="utf-8")
     return of.parent
 
 
@@ -185,7 +185,7 @@ def test_a_text_in_the_place_of_a_number_is_left_out(folder: Path, tmp_path: Pat
     told = summary(tmp_path / "run")
     told["privacy"]["in_words"] = 5
     odd = {"zeta_sq": "many", "bytes_lost": None, "clients/accuracy_mean": "x", "L_max": True}
-    (tmp_path / "run" / "summary.json").write_text(json.dumps({**told, **odd}))
+    (tmp_path / "run" / "summary.json").write_text(json.dumps({**told, **odd}), encoding="utf-8")
     html = page.page([tmp_path], None, quiet)
     assert "many" not in rows(html)["run"]
     assert repr(told["last_accuracy"]) in rows(html)["run"]
@@ -206,20 +206,22 @@ def test_what_cannot_be_read_is_named_on_screen_and_page(folder: Path, tmp_path:
     shutil.copytree(folder / "fedavg-0", tmp_path / "good")
     shutil.copytree(folder / "fedavg-1", tmp_path / "bad")
     told = summary(tmp_path / "bad")
-    (tmp_path / "bad" / "summary.json").write_text(json.dumps({**told, "p": "x"}))
+    (tmp_path / "bad" / "summary.json").write_text(json.dumps({**told, "p": "x"}), encoding="utf-8")
     said: list[str] = []
     out = report(tmp_path, out=tmp_path / "report.html", say=said.append)
     assert len(said) == 1
     assert "bad" in said[0]
-    assert f"<li>{said[0]}</li>" in unescape(out.read_text())
+    assert f"<li>{said[0]}</li>" in unescape(out.read_text(encoding="utf-8"))
 
 
 def test_a_growing_folder_is_shown_as_far_as_it_is(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "fedavg-0", tmp_path / "fedavg-0")
     shutil.copytree(folder / "fedavg-1", tmp_path / "fedavg-1")
     (tmp_path / "fedavg-1" / "summary.json").unlink()
-    lines = (tmp_path / "fedavg-1" / "rounds.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "fedavg-1" / "rounds.jsonl").write_text("".join(lines[:2]) + lines[2][:30])  # a line half written
+    lines = (tmp_path / "fedavg-1" / "rounds.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / "fedavg-1" / "rounds.jsonl").write_text(
+        "".join(lines[:2]) + lines[2][:30], encoding="utf-8"
+    )  # a line half written
     html = page.page([tmp_path], None, quiet)
     assert ">1 of 2</a>" in html
     assert "<td>unfinished</td>" in rows(html)["fedavg-1"]
@@ -238,23 +240,23 @@ def test_a_growing_folder_is_shown_as_far_as_it_is(folder: Path, tmp_path: Path)
 def test_a_place_that_is_no_reports_is_refused_before_any_work(name: str, said: str, tmp_path: Path) -> None:
     import os
 
-    (tmp_path / "taken.html").write_text("<p>mine</p>")
+    (tmp_path / "taken.html").write_text("<p>mine</p>", encoding="utf-8")
     (tmp_path / "folder.html").mkdir()
     os.mkfifo(tmp_path / "pipe.html")
     with pytest.raises(UserError, match=re.escape(said)):
         report(tmp_path / "no such folder", out=tmp_path / name)
-    assert (tmp_path / "taken.html").read_text() == "<p>mine</p>"
+    assert (tmp_path / "taken.html").read_text(encoding="utf-8") == "<p>mine</p>"
 
 
 @pytest.mark.parametrize(("make", "said"), [(True, "holds no run"), (False, "is not a folder")])
 def test_a_folder_without_runs_is_refused_and_an_earlier_report_stays(make: bool, said: str, tmp_path: Path) -> None:
     out = tmp_path / "report.html"
-    out.write_text(page.MARK)
+    out.write_text(page.MARK, encoding="utf-8")
     if make:
         (tmp_path / "of").mkdir()
     with pytest.raises(UserError, match=said):
         report(tmp_path / "of", out=out)
-    assert out.read_text() == page.MARK
+    assert out.read_text(encoding="utf-8") == page.MARK
 
 
 def test_curves_are_thinned_to_what_a_browser_can_draw_and_keep_their_ends() -> None:
@@ -309,7 +311,7 @@ def test_a_pools_picture_is_shown_and_what_is_none_is_not(folder: Path, tmp_path
     shutil.copytree(folder / "fedavg-0", of)
     told = summary(of)
     told["setting"] = told["config"]["sharing.setting"] = "shuffled_synthetic"
-    (of / "summary.json").write_text(json.dumps(told))
+    (of / "summary.json").write_text(json.dumps(told), encoding="utf-8")
     media = of / "wandb" / "offline-run-1" / "files" / "media" / "images" / "media"
     media.mkdir(parents=True)
     file = media / "pool_2_ab.png"
@@ -326,7 +328,7 @@ def test_the_command_writes_it_and_says_where(
 ) -> None:
     out = tmp_path / "report.html"
     assert sweeps("report").report([str(folder), "--out", str(out), "--title", "Mine & yours"]) == 0
-    assert "<title>Mine &amp; yours</title>" in out.read_text()
+    assert "<title>Mine &amp; yours</title>" in out.read_text(encoding="utf-8")
     assert capsys.readouterr().out.startswith(f"{out}: ")
 
 
@@ -341,9 +343,9 @@ def test_a_sweep_writes_it_and_a_page_that_cannot_be_made_stops_nothing(folder: 
     shutil.copytree(folder / "fedavg-0", tmp_path / "fedavg-0")
     display: Any = Said()
     runner.write_page(tmp_path, "table1", display)
-    assert "<title>fedcommons report: table1</title>" in (tmp_path / "report.html").read_text()
+    assert "<title>fedcommons report: table1</title>" in (tmp_path / "report.html").read_text(encoding="utf-8")
     assert not display.lines
-    (tmp_path / "report.html").write_text("somebody's own")
+    (tmp_path / "report.html").write_text("somebody's own", encoding="utf-8")
     runner.write_page(tmp_path, "table1", display)
     assert display.lines[0].startswith("report.html was not written: ")
-    assert (tmp_path / "report.html").read_text() == "somebody's own"
+    assert (tmp_path / "report.html").read_text(encoding="utf-8") == "somebody's own"

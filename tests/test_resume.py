@@ -140,7 +140,7 @@ def test_a_run_killed_while_it_writes_a_checkpoint_goes_on_from_the_one_before(
     (tmp_path / "cut" / "summary.json").unlink()
     newest = max((tmp_path / "cut" / "checkpoints").glob("*.safetensors"))
     newest.write_bytes(newest.read_bytes()[:-100])
-    with open(tmp_path / "cut" / "rounds.jsonl", "a") as file:
+    with open(tmp_path / "cut" / "rounds.jsonl", "a", encoding="utf-8") as file:
         file.write('{"round": 7, "test/acc')  # a line that was being written
     standing = checkpoint.load_latest(tmp_path / "cut" / "checkpoints")
     assert standing is not None

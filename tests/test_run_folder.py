@@ -235,7 +235,7 @@ def test_a_run_that_somebody_else_wrote_into_is_not_summarised(runs: Path, tmp_p
 
     def writes_too(number: int, _: Mapping[str, float | None]) -> None:
         if number == 5:
-            with open(tmp_path / "rounds.jsonl", "a") as file:
+            with open(tmp_path / "rounds.jsonl", "a", encoding="utf-8") as file:
                 file.write(json.dumps({"round": 5, "test/accuracy": 0.1}) + "\n")
 
     with pytest.raises(ClientError, match="does not hold rounds 0 to 6, each once and in order"):

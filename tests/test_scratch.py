@@ -86,7 +86,7 @@ def test_what_a_killed_process_left_goes_with_the_next_once_nobody_uses_it(
             return left.exists()
 
     assert stays()  # its process lives
-    with open(left / "log", "w") as log:
+    with open(left / "log", "w", encoding="utf-8") as log:
         agent = subprocess.Popen(["sleep", "600"], stdout=log)  # as Ray's, which outlive their driver
     works = subprocess.Popen(["sleep", "600"], cwd=left / "deep")
     process.kill()

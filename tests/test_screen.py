@@ -20,7 +20,7 @@ from fedcommons import experiment
 from fedcommons.errors import UserError, Warned
 from fedcommons.runs import experiment as runs
 from fedcommons.sharing import needs
-from fedcommons.sweeping.display import EVERY, Display, duration
+from fedcommons.sweeping.display import EVERY, Display, LogFile, duration
 from fedcommons.sweeping.progress import Pile, Progress
 from fedcommons.sweeping.screen import Rounds, ending, line
 
@@ -184,6 +184,30 @@ def test_a_log_file_that_cannot_be_is_refused_before_any_work(command: Callable[
     done = command("run", *QUICK, "--log-file=there/is/none.txt", cwd=tmp_path)
     said = "error: --log-file: there/is/none.txt cannot be written (No such file or directory).\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+
+
+def test_a_log_file_on_a_full_disk_is_refused_before_any_work(command: Callable[..., Any], tmp_path: Path) -> None:
+    done = command("run", *QUICK, "--log-file=/dev/full", cwd=tmp_path)
+    said = "error: --log-file: /dev/full cannot be written (No space left on device).\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+
+
+def test_a_disk_that_fills_up_ends_the_log_and_not_the_command(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    handler = LogFile(tmp_path / "log.txt", encoding="utf-8")
+    handler.setLevel("INFO")
+    display, said, _ = plain(quiet=True, file=handler)
+    with display:
+        display.say("a sentence")
+        assert handler.stream
+        os.dup2(full := os.open("/dev/full", os.O_WRONLY), handler.stream.fileno())
+        os.close(full)
+        display.say("another one")
+        display.say("a third one")
+    assert capfd.readouterr() == ("", "")
+    assert "No space left on device" in said.getvalue()
+    assert (tmp_path / "log.txt").read_text(encoding="utf-8") == "a sentence\n"
 
 
 def test_the_library_is_silent_unless_asked(

@@ -22,7 +22,7 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 def of_page(path: Path, kind: str) -> list[str]:
     """The parts of a kind whose docstrings a page asks for."""
-    return re.findall(rf"<!-- docstring {kind} (\w+) -->", path.read_text())
+    return re.findall(rf"<!-- docstring {kind} (\w+) -->", path.read_text(encoding="utf-8"))
 
 
 def test_every_part_has_its_place() -> None:

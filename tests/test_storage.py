@@ -1,6 +1,8 @@
 """Snapshots and artifacts in a storage, a bucket of an S3 server or a folder: nothing is lost, nothing wrong served."""
 
 import json
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +16,7 @@ from fedcommons.artifacts import Store, key_of
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import choose, deciding, override, to_dict
 from fedcommons.errors import UserError
-from fedcommons.files import remote
+from fedcommons.files import garbage, remote
 from fedcommons.files.remote import ChangedError, StorageError
 from fedcommons.files.snapshots import MANIFEST, Snapshots
 from fedcommons.runs import build
@@ -356,3 +358,101 @@ def test_the_storage_names_no_run_and_is_told_to_nobody() -> None:
     assert "storage" not in to_dict(plain)  # so configs are what they were
     assert "secret-bucket" not in json.dumps(wandb_tracker._config(kept, 0.0))
     assert wandb_tracker._config(kept, 0.0) == wandb_tracker._config(plain, 0.0)
+
+
+def aged(place: str, hours: float) -> None:
+    """Make all files of a folder so many hours old."""
+    for path in Path(place).rglob("*"):
+        os.utime(path, (then := time.time() - 3600 * hours, then), follow_symlinks=False)
+
+
+def collected(*words: str, command: Callable[..., Any], cwd: Path) -> list[str]:
+    done = command("storage_gc", *words, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return [line.split("  ")[0] for line in done.stdout.splitlines()[:-1]]
+
+
+def test_what_killed_writers_left_is_listed_and_removed_and_nothing_else(
+    tmp_path: Path, command: Callable[..., Any]
+) -> None:
+    place, here = str(tmp_path / "storage"), write(tmp_path / "here", x="1")
+    remote.opened(place)
+    snapshots(place).send(here)
+    Store(tmp_path / "made", storage=place).put("images", TENSORS, FACTS)
+    dead, run = "f" * 64 + "-01234567", Path(place, "runs", "a")
+    left = [f"runs/a/objects/{dead}", f"runs/gone/objects/{dead}", "runs/a/.MANIFEST.json.77.tmp",
+            f"artifacts/images/{KEY}/objects/.{dead}.77.tmp"]  # fmt: skip
+    for name in (*left, "runs/a/mine.txt", "runs/a/.notes.txt.77.tmp", f"mine/objects/{dead}"):
+        Path(place, name).parent.mkdir(parents=True, exist_ok=True)
+        Path(place, name).write_text("left", encoding="utf-8")
+    (run / "objects" / dead.replace("f", "e")).symlink_to(here / "x")
+    before = keys(place)
+    assert collected(place, "--remove", command=command, cwd=tmp_path) == []  # a live writer's may be so new
+    aged(place, 23)
+    assert collected(place, command=command, cwd=tmp_path) == []
+    aged(place, 25)
+    assert collected(place, command=command, cwd=tmp_path) == sorted(left)
+    assert keys(place) == before
+    assert collected(place, "--remove", command=command, cwd=tmp_path) == [f"removed {name}" for name in sorted(left)]
+    assert keys(place) == sorted({*before} - {*left})
+    assert Store(tmp_path / "new", storage=place).get("images", KEY)
+    (two := snapshots(place)).look()
+    assert two.bring(tmp_path / "b") == []
+
+
+def test_temporary_files_in_a_folder_of_artifacts_are_listed(tmp_path: Path, command: Callable[..., Any]) -> None:
+    Store(tmp_path / "made").put("images", TENSORS, FACTS)
+    (tmp_path / "made" / "images" / f".{KEY}.safetensors.77.tmp").touch()
+    aged(str(tmp_path / "made"), 25)
+    assert collected("made", "--remove", command=command, cwd=tmp_path) == [f"removed images/.{KEY}.safetensors.77.tmp"]
+    assert Store(tmp_path / "made").get("images", KEY)
+
+
+def test_objects_of_a_bucket_that_no_list_names_are_listed(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = remote.opened(bucket())
+    storage.write(dead := "runs/a/objects/" + "f" * 64 + "-01234567", b"left")
+    assert list(garbage.find(storage)) == []
+    monkeypatch.setattr(garbage, "OLDEST_S", 0.0)
+    assert [one.key for one in garbage.find(storage)] == [dead]
+
+
+def test_what_was_sent_long_ago_and_never_named_is_sent_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A storage took the objects and not the list, was away for a day, and was cleaned meanwhile."""
+    place, here, now = str(tmp_path / "storage"), write(tmp_path / "here", x="1"), [time.time()]
+    monkeypatch.setattr("fedcommons.files.snapshots.time", SimpleNamespace(time=lambda: now[0]))
+    one = snapshots(place)
+    write_now = one.storage.write
+
+    def refuse_lists(key: str, content: bytes, tag: str | None = None) -> str:
+        if tag is not None:
+            raise StorageError("away")
+        return write_now(key, content, tag)
+
+    monkeypatch.setattr(one.storage, "write", refuse_lists)
+    with pytest.raises(StorageError, match="away"):
+        one.send(here)
+    monkeypatch.setattr(one.storage, "write", write_now)
+    now[0] += 25 * 3600
+    (left,) = Path(place, "runs", "a", "objects").iterdir()
+    left.unlink()
+    one.send(here)
+    (two := snapshots(place)).look()
+    assert two.bring(tmp_path / "b") == []
+
+
+def test_a_process_that_was_stopped_for_a_day_names_nothing_that_may_be_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, here, now = str(tmp_path / "storage"), write(tmp_path / "here", x="1"), [time.time()]
+    monkeypatch.setattr("fedcommons.files.snapshots.time", SimpleNamespace(time=lambda: now[0]))
+    one = snapshots(place)
+    write_now = one.storage.write
+
+    def stop(key: str, content: bytes, tag: str | None = None) -> str:
+        now[0] += 25 * 3600
+        return write_now(key, content, tag)
+
+    monkeypatch.setattr(one.storage, "write", stop)
+    with pytest.raises(StorageError, match="6 hours"):
+        one.send(here)
+    assert snapshots(place).look() == {}

@@ -69,7 +69,7 @@ def alone(work: Callable[[], object], seconds: int = SECONDS) -> tuple[str, str]
         said = io.StringIO()
         try:
             os.close(reading)
-            used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+            used = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]) * os.sysconf("SC_PAGE_SIZE")
             resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
             resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
             signal.alarm(3 * seconds)
@@ -273,7 +273,7 @@ def _each_odd(file: Path, whole: Any, write: Callable[[Any], str], read: Callabl
     """All readers at each odd value in each place; told: the first that ends otherwise than in a sentence."""
     for number, path in enumerate(_paths(whole)):
         for kind, odd in [*ODD.items()][number % EACH :: EACH]:
-            file.write_text(write(_with(whole, path, odd)))
+            file.write_text(write(_with(whole, path, odd)), encoding="utf-8")
             try:
                 read()
             except (UserError, ClientError):

@@ -305,7 +305,7 @@ def _apart(action: Callable[[], object]) -> object:
         finally:
             os._exit(0)
     os.close(write)
-    with open(read) as file:
+    with open(read, encoding="utf-8") as file:
         text = file.read()
     os.waitpid(process, 0)
     return json.loads(text)

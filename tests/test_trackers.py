@@ -23,7 +23,7 @@ Rows = dict[tuple[int, str], float]
 
 
 def of_csv(folder: Path) -> Rows:
-    with open(folder / "metrics.csv") as file:
+    with open(folder / "metrics.csv", encoding="utf-8") as file:
         return {(int(row["round"]), row["name"]): float(row["value"]) for row in csv.DictReader(file)}
 
 

@@ -12,11 +12,12 @@ from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import override, to_dict
 from fedcommons.sweeping import sweep as tuning
+from fedcommons.sweeping import trials
 from fedcommons.sweeping.display import Display
 
 pytestmark = pytest.mark.ray
 
-TRIAL = tuning._trial
+TRIAL = trials.trial
 
 
 def counted(params: Mapping[str, Any]) -> None:
@@ -28,7 +29,7 @@ def counted(params: Mapping[str, Any]) -> None:
 
     name = params["cell"]
     marks = Path(handed.value(name)["out"]) / f"{name}.starts"
-    with open(marks, "a") as file:
+    with open(marks, "a", encoding="utf-8") as file:
         file.write("x")
     if (marks.parent / "dies").read_text() == name and marks.read_text() == "x":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -47,7 +48,7 @@ def test_a_trial_is_tried_again_where_its_process_died_and_not_where_its_request
     from ray import cloudpickle
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the trials cannot import a test
-    monkeypatch.setattr(tuning, "_trial", counted)
+    monkeypatch.setattr(trials, "trial", counted)
     killed = tuning.Trial("killed", smoke)
     refused = tuning.Trial("refused", override(smoke, {"seed": 1}))
     missing = tuning.Trial("missing", override(smoke, {"sharing.setting": "local_synthetic"}))

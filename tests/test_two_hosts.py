@@ -175,6 +175,34 @@ def test_clients_train_on_both_hosts_to_the_bits_of_one(kind: str, lab: Lab, tmp
     assert results(lab.shared / kind) == results(tmp_path / kind)
 
 
+def refused(lab: Lab, line: str) -> str:
+    """The last line of what a command on the head says that refuses, with exit code 2."""
+    said = lab.on_head(f"{line}; echo ended with $?")
+    assert "ended with 2" in said, said
+    (found,) = re.findall(r"^error: .*$", said, re.MULTILINE)
+    return found
+
+
+def test_hosts_that_share_no_folder_are_refused_before_any_run(lab: Lab) -> None:
+    """Without that the runs of the other hosts would be missing in the table."""
+    said = refused(lab, f"python {TABLE1} --artifacts /mnt/artifacts --out ~/alone")
+    assert all(word in said for word in ("--out", "host worker", "/root/alone", "--storage"))
+    said = refused(lab, f"python {TABLE1} --artifacts ~/artifacts --out ~/alone --resume --storage ~/storage")
+    assert all(word in said for word in ("--storage", "host worker", "/root/storage"))
+    assert lab.head.run("ls", "-A", "/root/alone").stdout.split() == [".lock"]
+
+
+def test_a_host_with_other_code_is_refused_by_name_before_any_run(lab: Lab) -> None:
+    """As after a `ray rsync-up` without -A, which reaches the head only."""
+    changed = "fedcommons/lightning_modules/classifier.py"
+    lab.worker.run("sh", "-c", f"echo >> ~/{changed}")
+    said = refused(lab, f"python {TABLE1} --artifacts /mnt/artifacts --out /mnt/mixed")
+    assert "host worker has other code" in said
+    assert "lightning_modules/classifier.py" in said
+    assert lab.head.run("ls", "-A", "/mnt/mixed").stdout.split() == [".lock"]
+    lab.worker.run("sh", "-c", f"cp /mnt/code/{changed.removeprefix('fedcommons/')} ~/{changed}")
+
+
 def test_a_cut_of_the_network_is_waited_out(lab: Lab, reference: Path) -> None:
     process = lab.start(f"python {TABLE1} --artifacts /mnt/artifacts-cut --out /mnt/cut")
     wait_for_work(lab, process)

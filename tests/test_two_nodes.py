@@ -85,7 +85,7 @@ def main(path: Path) -> None:
         "nodes": actors.map(node, ModelTask(FEDERATION.model), [0, 1]),
         "digests": {name: digest(name, As(algorithm, actors)) for name, algorithm in ALGORITHMS.items()},
     }
-    path.write_text(json.dumps(found))
+    path.write_text(json.dumps(found), encoding="utf-8")
     actors.close()
     ray.shutdown()
     nodes.shutdown()

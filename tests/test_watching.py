@@ -110,7 +110,7 @@ def described(**fields: Any) -> Experiment:
 
 
 def lines(path: Path) -> list[Any]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -29,7 +29,7 @@ def docstring(kind: str, name: str) -> str:
     """The part's docstrings as Markdown, and a table of its constants."""
     where = KINDS[kind].known[name]
     module, _, of = where.partition(":")
-    tree = ast.parse(source(module).read_text())
+    tree = ast.parse(source(module).read_text(encoding="utf-8"))
     node = next(n for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef) and n.name == of)
     own = len([n for n in KINDS[kind].known.values() if n.startswith(f"{module}:")]) == 1  # its file has no other part
     whole = (ast.get_docstring(tree) or "") if own or kind == "algorithm" else ""
@@ -98,7 +98,7 @@ def cells(field: Field) -> str:
 
 def sweep(name: str) -> str:
     """A sweep's commands."""
-    text = ast.get_docstring(ast.parse((ROOT / "sweeps" / f"{name}.py").read_text())) or ""
+    text = ast.get_docstring(ast.parse((ROOT / "sweeps" / f"{name}.py").read_text(encoding="utf-8"))) or ""
     lines = [line for line in text.splitlines() if line.startswith("python ")]
     return "\n".join(["```bash", *lines, "```"])
 

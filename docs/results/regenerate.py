@@ -32,7 +32,7 @@ RECORD = HERE / "regenerated.csv"
 
 def pages() -> dict[str, dict[str, Any]]:
     """What ``pages.yaml`` says of each page."""
-    return yaml.safe_load((HERE / "pages.yaml").read_text())
+    return yaml.safe_load((HERE / "pages.yaml").read_text(encoding="utf-8"))
 
 
 def within(budget: float, minutes: Mapping[str, float]) -> list[str]:
@@ -67,7 +67,9 @@ def differences(
 def regenerate(page: str, facts: Mapping[str, Any], data: str, out: Path) -> list[str]:
     """Run a page's command; what differs, nothing if all agrees."""
     script, *words = shlex.split(facts["command"].replace("DIR", data))
-    says = subprocess.run([sys.executable, script, "--help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    says = subprocess.run(
+        [sys.executable, script, "--help"], cwd=ROOT, capture_output=True, text=True, encoding="utf-8", check=True
+    )
     again = ["--resume"] if "--resume" in says.stdout else []
     done = subprocess.run([sys.executable, script, *words, *again, "--out", str(out)], cwd=ROOT, check=False)
     if done.returncode:
@@ -89,7 +91,7 @@ def record(page: str, minutes: float, found: Sequence[str]) -> None:
     }  # fmt: skip
     old = pd.read_csv(RECORD, dtype=str) if RECORD.exists() else pd.DataFrame(columns=list(row))
     whole = pd.concat([old.loc[old["page"] != page], pd.DataFrame([row])]).sort_values("page")
-    (new := RECORD.with_suffix(".new")).write_text(whole.to_csv(index=False))
+    (new := RECORD.with_suffix(".new")).write_text(whole.to_csv(index=False), encoding="utf-8")
     new.rename(RECORD)
 
 

@@ -157,8 +157,8 @@ def altered(value: Any, rng: random.Random, depth: int = 0) -> Any:
 
 
 def _json(path: Path, rng: random.Random) -> None:
-    facts = altered(json.loads(path.read_text()), rng)
-    path.write_text(json.dumps(facts))
+    facts = altered(json.loads(path.read_text(encoding="utf-8")), rng)
+    path.write_text(json.dumps(facts), encoding="utf-8")
 
 
 def _lines(path: Path, rng: random.Random) -> None:
@@ -172,7 +172,7 @@ def _lines(path: Path, rng: random.Random) -> None:
 
 
 def _yaml(path: Path, rng: random.Random) -> None:
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     way = rng.random()
     if way < 0.6:
         text = yaml.safe_dump(altered(yaml.safe_load(text), rng), allow_unicode=rng.random() < 0.5)
@@ -190,7 +190,7 @@ def _yaml(path: Path, rng: random.Random) -> None:
             text.replace("dir: ", "dir: ../outside #"), text + "federation: {executor: ray_actors}\n",
             text + "out: ../outside/x\n",
         ))  # fmt: skip
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
 
 
 def _long(path: Path, rng: random.Random) -> None:
@@ -201,7 +201,7 @@ def _long(path: Path, rng: random.Random) -> None:
 
 
 def _lock(path: Path, rng: random.Random) -> None:
-    path.write_text(rng.choice(LOCKS))
+    path.write_text(rng.choice(LOCKS), encoding="utf-8")
 
 
 WAYS: Mapping[str, tuple[Callable[[Path, random.Random], None], ...]] = {

@@ -125,7 +125,7 @@ def _call(script: Callable[[Sequence[str]], int], argv: Sequence[str], cells: Pa
 
     def note(*given: Any) -> tuning.Trial:
         cell = make_cell(*given)
-        with open(cells, "a") as file:
+        with open(cells, "a", encoding="utf-8") as file:
             file.write(json.dumps(to_dict(cell.config)) + "\n")
         return cell
 

@@ -97,7 +97,7 @@ def _descends(pid: int, leader: int) -> bool:
         if pid == leader:
             return True
         try:
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            pid = int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
         except OSError:
             return False
     return False
@@ -109,7 +109,9 @@ def listening(leader: int) -> dict[int, str]:
     for pid in _session(leader):
         try:
             inodes = {os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()}
-            tables = [Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+            tables = [
+                Path(f"/proc/{pid}/net/{name}").read_text(encoding="utf-8").splitlines()[1:] for name in ("tcp", "tcp6")
+            ]
         except OSError:
             continue
         for row in (line.split() for table in tables for line in table):
@@ -130,7 +132,7 @@ def _swept(script: Script, argv: list[str]) -> Callable[[], object]:
     def act() -> None:
         with wire() as why:
             if why:
-                Path("ports.json").write_text(json.dumps({"why": why}))
+                Path("ports.json").write_text(json.dumps({"why": why}), encoding="utf-8")
                 print(f"left out: {why}")
                 return
             sweep = os.fork()
@@ -148,7 +150,9 @@ def _swept(script: Script, argv: list[str]) -> Callable[[], object]:
                     ask = ["ip", "netns", "exec", NAME, sys.executable, "-I", "-c", ASK, json.dumps([*new]), addresses]
                     reached += json.loads(subprocess.run(ask, capture_output=True, text=True, check=True).stdout)
                 time.sleep(0.2)
-            Path("ports.json").write_text(json.dumps({"listening": found, "reached": reached, "code": status}))
+            Path("ports.json").write_text(
+                json.dumps({"listening": found, "reached": reached, "code": status}), encoding="utf-8"
+            )
             sys.exit(status)
 
     return act

@@ -139,7 +139,7 @@ NOT_LINES = ("3", "[]", "{}", "null", '"x"', "nan", "{", '{"round": "x"}', '{"ro
 
 
 def _lines(path: Path, rng: random.Random) -> None:
-    lines = path.read_text(errors="replace").splitlines() or [""]
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() or [""]
     i = rng.randrange(len(lines))
     changed = (
         lines[:i] + lines[i + 1 :],
@@ -151,13 +151,13 @@ def _lines(path: Path, rng: random.Random) -> None:
         [*lines[:i], '{"round": ' + "9" * 5000 + "}", *lines[i + 1 :]],
         [*lines[:i], "[" * 5000, *lines[i + 1 :]],
     )  # fmt: skip
-    path.write_text("\n".join(rng.choice(changed)) + "\n")
+    path.write_text("\n".join(rng.choice(changed)) + "\n", encoding="utf-8")
 
 
 def _json(path: Path, rng: random.Random) -> None:
     """Facts that can be read and are not what they were: a key is gone, or its value of another type."""
     try:
-        facts = json.loads(path.read_text())
+        facts = json.loads(path.read_text(encoding="utf-8"))
         key = rng.choice([k for k in facts if k != "sha256"])
     except (ValueError, IndexError, TypeError):
         return _lines(path, rng)
@@ -165,7 +165,7 @@ def _json(path: Path, rng: random.Random) -> None:
         del facts[key]
     else:
         facts[key] = rng.choice([None, 3, "x", [], {}, [1, 2], {"a": 1}, -1, 10**30, 0.5, True])
-    path.write_text(json.dumps(facts))
+    path.write_text(json.dumps(facts), encoding="utf-8")
     return None
 
 
@@ -278,7 +278,7 @@ def _raw(folder: Path, name: str) -> Path:
 def write_csv(path: Path) -> None:
     """The first of the paper's rounds."""
     published = Path(fedssyn_table1.__code__.co_filename).parent / "fedssyn_table1_rounds.csv"
-    path.write_text("".join(published.read_text().splitlines(keepends=True)[:8]))
+    path.write_text("".join(published.read_text().splitlines(keepends=True)[:8]), encoding="utf-8")
 
 
 def damage_csv(path: Path, rng: random.Random) -> str:
@@ -306,10 +306,10 @@ def damage_csv(path: Path, rng: random.Random) -> str:
     if way is not None:
         way(path, rng)
         return way.__name__
-    lines = [line.split(",") for line in path.read_text().splitlines()]
+    lines = [line.split(",") for line in path.read_text(encoding="utf-8").splitlines()]
     row, value = rng.randrange(len(lines)), rng.choice(values)
     lines[row][rng.randrange(len(lines[row]))] = value
-    path.write_text("\n".join(",".join(line) for line in lines) + "\n")
+    path.write_text("\n".join(",".join(line) for line in lines) + "\n", encoding="utf-8")
     return value[:20]
 
 

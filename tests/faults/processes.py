@@ -132,7 +132,7 @@ def _status(action: Callable[[], object]) -> int:
 
 def memory(gigabytes: float = GIGABYTES) -> dict[int, int]:
     """The limit of memory, for ``begin``."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
     return {resource.RLIMIT_AS: pages * os.sysconf("SC_PAGE_SIZE") + int(gigabytes * 2**30)}
 
 

@@ -80,7 +80,7 @@ def _aside(run: Path, rng: random.Random) -> None:
     elif way == "fifo":
         os.mkfifo(run)
     elif way == "file":
-        run.write_text("x")
+        run.write_text("x", encoding="utf-8")
     else:
         run.symlink_to(run.name)
 

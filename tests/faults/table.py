@@ -66,5 +66,9 @@ def printed(tallies: Sequence[Tally], command: str) -> str:
 
 
 def _machine() -> str:
-    names = [x.partition(": ")[2] for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")]
+    names = [
+        x.partition(": ")[2]
+        for x in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        if x.startswith("model name")
+    ]
     return f"{len(names)} cores of {names[0] if names else platform.machine()}"

@@ -185,7 +185,7 @@ def _within(kind: str, name: str, by_thread: bool) -> Callable[[], object]:
                 gave = pool.submit(_run, kind, "out0").result() if by_thread else _run(kind, "out0")
             after = _state()
         changed = [what for what in before if before[what] != after[what]]
-        Path("changed.json").write_text(json.dumps(changed))
+        Path("changed.json").write_text(json.dumps(changed), encoding="utf-8")
         return str(len(gave.rounds))
 
     return act

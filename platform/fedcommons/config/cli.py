@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from io import TextIOWrapper
 from math import isfinite
 from typing import Annotated, Any, NoReturn, TextIO
 
@@ -285,6 +286,9 @@ def main(function: Callable[[Sequence[str]], int], *, resumes: bool = True) -> N
     Each error is printed as one sentence, in the last line. The traceback of somebody's code is in ``error.txt``.
     """
     signal.signal(signal.SIGTERM, _end)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # None where it is closed
+            stream.reconfigure(errors="backslashreplace")  # letters that the locale's encoding lacks
     code = _run(function, resumes)
     for stream in (sys.stdout, sys.stderr):
         _drop(stream)

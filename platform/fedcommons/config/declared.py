@@ -109,4 +109,4 @@ def _tree(module: str) -> ast.Module:
     spec = find_spec(package)  # of the package alone: finding a module would import all that it stands in
     assert spec is not None
     assert spec.submodule_search_locations is not None
-    return ast.parse(Path(spec.submodule_search_locations[0], *rest).with_suffix(".py").read_text())
+    return ast.parse(Path(spec.submodule_search_locations[0], *rest).with_suffix(".py").read_text(encoding="utf-8"))

@@ -138,15 +138,16 @@ class Search:
 
 
 def inside(folder: Path, name: str) -> Place | None:
-    """The module of this name in this folder."""
+    """Return the module of this name in this folder; None if the folder has none or may not be entered."""
+    # not Path.is_file, which raises where the folder may not be entered: Python passes such a folder over
     package = folder / name
-    if (file := package / "__init__.py").is_file():
+    if os.path.isfile(file := package / "__init__.py"):
         return Place(file, (package,))
-    if any((folder / f"{name}{suffix}").is_file() for suffix in EXTENSION_SUFFIXES):
+    if any(os.path.isfile(folder / f"{name}{suffix}") for suffix in EXTENSION_SUFFIXES):
         return ELSEWHERE
-    if (file := folder / f"{name}.py").is_file():
+    if os.path.isfile(file := folder / f"{name}.py"):
         return Place(file)
-    return Place(None, (package,)) if package.is_dir() else None
+    return Place(None, (package,)) if os.path.isdir(package) else None
 
 
 @lru_cache(maxsize=1024)

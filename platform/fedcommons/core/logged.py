@@ -70,7 +70,7 @@ class Metrics:
                 )
 
     def _copy(self, states: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Copy states without the modules and signatures in them; a tensor with a graph cannot be copied and is detached."""
+        """Copy states, but not the modules and signatures in them; a tensor with a graph is detached."""
         every = [*values_in([*states])]
         memo = {**self._modules, **{id(one): one for one in every if isinstance(one, Signature)}}
         tensors = (one for one in every if isinstance(one, Tensor) and not one.is_leaf)

@@ -9,8 +9,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -19,12 +20,16 @@ from fedcommons.federation import kinds, scratch
 
 if TYPE_CHECKING:
     from ray.job_config import JobConfig
+    from ray.util.placement_group import PlacementGroup
 
 INLINE_BYTES = 4 * 2**20
 """Smaller arguments and results travel with the call; for a cluster ray_cluster.yaml sets the same."""
 
 AUTO = "auto"
 """In the place of a share of a GPU: what a process needs."""
+
+PLACE_S = 30.0
+"""Seconds for which a place in Ray is waited for, where other work may hold it."""
 
 JOIN_S = 20
 """Seconds within which the cluster at RAY_ADDRESS must answer."""
@@ -148,7 +153,10 @@ def _require_answer(address: str) -> None:
         "try: ray.init(log_to_driver=False, logging_level='ERROR')\n"
         "except Exception as error: sys.exit('said:' + ' '.join(str(error.__cause__ or error).split()))"
     )
-    tried = subprocess.run([sys.executable, "-P", "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    tried = subprocess.run(
+        [sys.executable, "-P", "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        encoding="utf-8", errors="replace",
+    )  # fmt: skip
     if tried.returncode == 0:
         return
     why = " ".join(tried.stderr.rpartition("said:")[2].split()).partition(". ")[0].rstrip(".")
@@ -215,6 +223,63 @@ def cpu_of_actors(gpus_per_actor: float | str) -> list[str]:
 
     pin = pinned(gpus_per_actor) if ray.is_initialized() else {}
     return [pin[kinds.CPU]] if pin else []
+
+
+def reserve(
+    bundles: Sequence[Mapping[str, float]],
+    pin: Mapping[str, str],
+    what: str,
+    wait_s: float | None = None,
+    advice: str = "",
+) -> "PlacementGroup":
+    """Reserve these resources on nodes with these labels, until ``free`` gives them back.
+
+    Args:
+        what: what needs them, each a bundle, for the message.
+        wait_s: ``PLACE_S`` if None.
+        advice: what else would help, for the message.
+
+    Raises:
+        UserError: other work holds them for longer.
+    """
+    from ray.util import placement_group
+
+    wait_s = PLACE_S if wait_s is None else wait_s
+    group = placement_group([dict(one) for one in bundles], bundle_label_selector=[dict(pin)] * len(bundles))
+    deadline = time.monotonic() + wait_s
+    try:
+        while not group.wait(min(0.5, wait_s)):  # not longer, as Ctrl-C is not heard meanwhile
+            if time.monotonic() >= deadline:
+                break
+        else:
+            return group
+    except BaseException:
+        free(group)
+        raise
+    free(group)
+    needs, has = _in_words(bundles[0]), free_resources()
+    raise UserError(
+        f"{what} found no place in {wait_s:g} s: each needs {needs}, and Ray has {has} free; wait for what runs there "
+        f"to end{advice}."
+    )
+
+
+def free_resources() -> str:
+    """Return the free cores and GPUs, in words."""
+    import ray
+
+    return _in_words(ray.available_resources())
+
+
+def _in_words(resources: Mapping[str, float]) -> str:
+    return f"{resources.get('CPU', 0):g} CPU and {resources.get('GPU', 0):g} GPU"
+
+
+def free(group: "PlacementGroup") -> None:
+    """Give back what ``reserve`` has reserved; what still runs there ends."""
+    from ray.util import remove_placement_group
+
+    remove_placement_group(group)
 
 
 def require_actors(n: int, gpus_per_actor: float | str) -> None:

@@ -29,7 +29,7 @@ def cpu(about: Path = Path("/proc/cpuinfo")) -> str:
 
     A virtual machine may hide instructions that the model has. about: what Linux tells; elsewhere Python is asked.
     """
-    lines = about.read_text().splitlines() if about.is_file() else []
+    lines = about.read_text(encoding="utf-8").splitlines() if about.is_file() else []
     told = dict[str, str]()
     for name, _, value in (line.partition(":") for line in lines):
         told.setdefault(name.strip(), value.strip())  # of the first core
@@ -115,6 +115,11 @@ def described(nodes: Sequence[Mapping[str, Any]], selector: Mapping[str, str]) -
     others = Counter(f"{each.get(CPU, 'unlabelled')} with torch {each.get(TORCH, 'unlabelled')}" for each in left)
     unused = "".join(f", not on {n} node(s) {kind}" for kind, n in sorted(others.items()))
     return f"{len(working) - len(left)} node(s){f' {selector[CPU]}' if selector else ''}{unused}"
+
+
+def selected(nodes: Sequence[Mapping[str, Any]], selector: Mapping[str, str]) -> list[Mapping[str, Any]]:
+    """Return the nodes with these labels that have cores."""
+    return [node for node in _working(nodes, "CPU") if _has(node, selector)]
 
 
 def _has(node: Mapping[str, Any], selector: Mapping[str, str]) -> bool:

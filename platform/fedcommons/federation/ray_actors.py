@@ -3,7 +3,7 @@
 A job is a pure function of its arguments, so if an actor dies, a new one runs its jobs again.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -15,7 +15,7 @@ from ray.exceptions import (
     RayActorError,
     WorkerCrashedError,
 )
-from ray.util import get_current_placement_group, placement_group, remove_placement_group
+from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fedcommons.core.executor import J, R, S, WorkerDied
@@ -23,9 +23,8 @@ from fedcommons.core.gpu_memory import bound
 from fedcommons.core.reduction import cut
 from fedcommons.core.worker import RunData, Worker, set_up_process
 from fedcommons.errors import ClientError, UserError, sentence
-from fedcommons.federation import kinds
-from fedcommons.federation.cluster import INLINE_BYTES, bundle, pinned
-from fedcommons.federation.variables import differing, variables
+from fedcommons.federation import cluster, hosts
+from fedcommons.federation.cluster import INLINE_BYTES
 
 DEATHS = 3
 """A run fails if the actors that run a job die this often."""
@@ -38,15 +37,20 @@ LOST = (RayActorError, ObjectLostError, NodeDiedError, OutOfMemoryError, WorkerC
 
 
 class _Actor:
-    def __init__(self, build: Callable[[RunData], Worker], data: "list[ray.ObjectRef]", gpus: float) -> None:
+    def __init__(
+        self,
+        build: Callable[[RunData], Worker],
+        data: "list[ray.ObjectRef]",
+        gpus: float,
+        driver: Mapping[str, Mapping[str, str]],
+    ) -> None:
         set_up_process()
         bound(gpus or 1.0)
         self.refused: UserError | ClientError | None = None
         try:
-            kinds.require_true()
             # Ray does not resolve a reference inside a list. As a plain constructor argument Ray would keep another
             # copy of the data.
-            self.worker = build(ray.get(data[0]))
+            self.worker = hosts.run_if_same(driver, build, ray.get(data[0]))
         except (UserError, ClientError) as error:  # told when it is asked for
             self.refused = error  # what stops a constructor reaches nobody but as text
 
@@ -57,8 +61,8 @@ class _Actor:
         return [self.worker.run(function, shared, job) for job in jobs]
 
 
-def _ready(worker: Worker, shared: None, job: int) -> dict[str, str]:
-    return variables()
+def _ready(worker: Worker, shared: None, job: int) -> None:
+    """Do nothing: an actor that answers has been built."""
 
 
 class RayActors:
@@ -67,8 +71,7 @@ class RayActors:
     Each actor gets consecutive jobs, equally many up to one; a job's result does not depend on its actor.
 
     Raises:
-        UserError: the resources for the actors did not become free within ``wait_s`` seconds, ``build`` refuses, or the
-            actors' processes have other ``variables``.
+        UserError: see ``cluster.reserve`` and ``hosts.require_same``, or ``build`` refuses.
     """
 
     def __init__(
@@ -77,26 +80,25 @@ class RayActors:
         data: RunData,
         actors: int,
         gpus_per_actor: float | str,
-        wait_s: float = 30,
+        wait_s: float | None = None,
     ) -> None:
         set_up_process()  # this process makes the server's sums
-        share = bundle(gpus_per_actor)
+        share = cluster.bundle(gpus_per_actor)
         gpus = share.get("GPU", 0)
         self.reserved = None
         if get_current_placement_group() is None:  # a trial of a sweep has reserved its place
-            pin = pinned(gpus_per_actor)
-            self.reserved = placement_group([share] * actors, bundle_label_selector=[pin] * actors)
-            if not self.reserved.wait(wait_s):
-                remove_placement_group(self.reserved)
-                raise UserError(
-                    f"federation.actors = {actors} found no place in {wait_s:g} s: each needs 1 CPU and {gpus:g} GPU, "
-                    f"and Ray has {_free()} free; wait for what runs there to end, or use fewer actors."
-                )
+            what, pin = f"federation.actors = {actors}", cluster.pinned(gpus_per_actor)
+            self.reserved = cluster.reserve([share] * actors, pin, what, wait_s, ", or use fewer actors")
         place = PlacementGroupSchedulingStrategy(self.reserved) if self.reserved else None
         self.kind = ray.remote(num_cpus=1, num_gpus=gpus, scheduling_strategy=place)(_Actor)
-        self.build, self.data, self.gpus = build, ray.put(data), gpus
-        self.actors: list[Any] = [self.kind.remote(build, [self.data], gpus) for _ in range(actors)]
-        self._await(self.actors)
+        self.actors: list[Any] = []
+        try:
+            self.build, self.data, self.gpus = build, ray.put(data), gpus
+            self.actors += [self._start() for _ in range(actors)]
+            self._await(self.actors)
+        except BaseException:  # Ctrl-C too: the next run would wait for what this one holds
+            self.close()
+            raise
 
     def map(self, function: Callable[[Worker, S, J], R], shared: S, jobs: Sequence[J]) -> list[R]:
         """See ``Executor``. Each actor gets one call, so that a round costs one round trip."""
@@ -128,34 +130,26 @@ class RayActors:
     def _renew(self, number: int) -> None:
         """Replace an actor by a new one."""
         ray.kill(self.actors[number])
-        self.actors[number] = self.kind.remote(self.build, [self.data], self.gpus)
+        self.actors[number] = self._start()
         self._await([self.actors[number]])
+
+    def _start(self) -> Any:
+        return self.kind.remote(self.build, [self.data], self.gpus, hosts.facts())
 
     def _await(self, actors: Sequence[Any]) -> None:
         try:
-            ready = ray.get([actor.map.remote(None, (_ready, [0])) for actor in actors], timeout=START_S)
+            ray.get([actor.map.remote(None, (_ready, [0])) for actor in actors], timeout=START_S)
         except UserError as error:
-            self.close()
             raise UserError(sentence(error)) from error
         except (GetTimeoutError, *LOST) as error:
-            self.close()
             why = " ".join(str(error).split()) or f"{START_S} s were not enough"
-            raise ClientError(f"an actor could not be started (Ray has {_free()} free): {why}") from error
-        for (theirs,) in ready:
-            if what := differing(theirs, variables()):
-                self.close()
-                raise UserError(f"Ray's actors would round otherwise ({what}): start Ray with the same environment.")
+            has = cluster.free_resources()
+            raise ClientError(f"an actor could not be started (Ray has {has} free): {why}") from error
 
     def close(self) -> None:
         """End the actors and free the data and their resources."""
         for actor in self.actors:
             ray.kill(actor)
         if self.reserved is not None:
-            remove_placement_group(self.reserved)
+            cluster.free(self.reserved)
         self.actors, self.data, self.reserved = [], None, None
-
-
-def _free() -> str:
-    """The free resources, in words."""
-    free = ray.available_resources()
-    return f"{free.get('CPU', 0):g} CPU and {free.get('GPU', 0):g} GPU"

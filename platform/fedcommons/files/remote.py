@@ -7,8 +7,10 @@ told. ``write`` gives the object's tag, by which a later write tells which versi
 import fcntl
 import os
 import re
+import stat
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -149,6 +151,14 @@ class Bucket:
         with self._asked():
             self._fs.rm_file(f"{self._at}/{key}")
 
+    def listed(self) -> Iterator[tuple[str, int, float]]:
+        """Return the key, size in bytes and age in seconds of each object."""
+        with self._asked():
+            found = self._fs.find(self._at, detail=True, refresh=True)
+        for name, facts in found.items():
+            if facts["type"] == "file":
+                yield name.removeprefix(f"{self._at}/"), facts["size"], time.time() - facts["LastModified"].timestamp()
+
     @contextmanager
     def _asked(self) -> Iterator[None]:
         try:
@@ -212,6 +222,15 @@ class Disk:
             raise StorageError(_of_disk(error)) from None
         return sha256(content)
 
+    def listed(self) -> Iterator[tuple[str, int, float]]:
+        """See ``Bucket``. Links are not followed."""
+        for folder, _, names in os.walk(self.name, onerror=_raise):
+            for name in names:
+                with suppress(FileNotFoundError):  # renamed or removed meanwhile
+                    facts = os.lstat(path := Path(folder) / name)
+                    if stat.S_ISREG(facts.st_mode):
+                        yield path.relative_to(self.name).as_posix(), facts.st_size, time.time() - facts.st_mtime
+
     def remove(self, key: str) -> None:
         """See ``Bucket``."""
         try:
@@ -226,6 +245,10 @@ def _alone(folder: Path) -> Iterator[None]:
     with open(folder / ".writing", "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def _raise(error: OSError) -> None:
+    raise StorageError(_of_disk(error)) from None
 
 
 def _of_disk(error: Exception) -> str:

@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,7 +24,9 @@ from fedcommons.files.remote import Bucket, ChangedError, Disk, StorageError
 MANIFEST = "MANIFEST.json"
 LONGEST = 200
 """Characters of a file's name, at most."""
-_OBJECT = "[0-9a-f]{64}-[0-9a-f]{8}"
+OBJECT = "[0-9a-f]{64}-[0-9a-f]{8}"
+FRESH_S = 6 * 3600.0
+"""Seconds within which a list names an object that was written for it: see ``garbage``."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,8 @@ class Snapshots:
         self._damaged = set[str]()  # files of ``held`` that were found so
         self._me = secrets.token_hex(4)
         self._sent = dict[str, Entry]()  # objects that this one has written, by hash: a push that failed goes on
+        self._stale = set[Entry]()  # of them those that ``garbage`` may have removed
+        self._since = time.time()  # what was written earlier is stale, unless a list names it
 
     @property
     def whole(self) -> set[str]:
@@ -81,7 +86,7 @@ class Snapshots:
             files = stored.parsed(content)["files"]
             found = {name: Entry(entry["object"], entry["bytes"]) for name, entry in files.items()}
             for name, entry in found.items():
-                if not re.fullmatch(self.names, name) or not re.fullmatch(_OBJECT, entry.object):
+                if not re.fullmatch(self.names, name) or not re.fullmatch(OBJECT, entry.object):
                     raise ValueError(f"it names {stored.clean(name[:80])!r}")
                 if len(name) > LONGEST or type(entry.size) is not int or not 0 <= entry.size <= memory():
                     raise ValueError(f"its {stored.clean(name[:80])!r} is longer than this machine can hold")
@@ -146,6 +151,9 @@ class Snapshots:
                 and the next call sends all anew.
         """
         new = dict[str, Entry]()
+        if time.time() - self._since > FRESH_S:
+            self._stale |= {*self._sent.values()}
+            self._sent, self._me, self._since = {}, secrets.token_hex(4), time.time()
         for name in self._files(folder):
             if (content := _read(folder, name, float("inf"))) is None:
                 continue
@@ -176,7 +184,9 @@ class Snapshots:
     def _replace(self, new: dict[str, Entry]) -> None:
         files = {name: {"object": e.object, "bytes": e.size} for name, e in sorted(new.items())}
         content = (json.dumps({"files": files}, indent=1) + "\n").encode()
-        before, key = {*self.held.values(), *self._sent.values()}, f"{self.name}/{MANIFEST}"
+        before, key = {*self.held.values(), *self._sent.values(), *self._stale}, f"{self.name}/{MANIFEST}"
+        if time.time() - self._since > FRESH_S:  # this process was stopped meanwhile
+            raise StorageError(f"{self.storage.name}/{self.name} was sent for more than {FRESH_S / 3600:g} hours")
         try:
             tag = self.storage.write(key, content, self.tag)
         except ChangedError:
@@ -193,6 +203,7 @@ class Snapshots:
             else:
                 raise
         self.tag, self.held, self._damaged = tag, new, set()
+        self._stale, self._since = set(), time.time()
         kept = {entry.object for entry in new.values()}
         for entry in before:
             if entry.object not in kept:
@@ -203,7 +214,7 @@ class Snapshots:
     def _is_own(self, found: Mapping[str, Entry]) -> bool:
         """Whether a list is one that we wrote without an answer: nobody else knows objects that no list has named."""
         unknown = {*found.values()} - {*self.held.values()}
-        return bool(unknown) and unknown <= {*self._sent.values()}
+        return bool(unknown) and unknown <= {*self._sent.values(), *self._stale}
 
     def _files(self, folder: Path) -> Iterator[str]:
         """The names of regular files here that a snapshot may have."""

@@ -165,7 +165,7 @@ def write_alone(path: Path, text: str) -> None:
         OSError: it cannot be written.
     """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with os.fdopen(os.open(path, flags, 0o666), "w") as file:
+    with os.fdopen(os.open(path, flags, 0o666), "w", encoding="utf-8") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
             raise OSError(f"{path} is no file of ours alone")

@@ -191,8 +191,8 @@ def environments(told: Sequence[Told]) -> list[Facts]:
 def _environment(facts: Mapping[str, Any]) -> tuple[tuple[str, str], ...] | None:
     packages = facts.get("packages")
     versions = ", ".join(f"{n} {v}" for n, v in packages.items()) if isinstance(packages, dict) else ""
-    names = ("python", "machine", "cpu", "gpus", "gpu_kinds", "commit", "uncommitted_changes")
-    told = [(name.replace("_", " "), str(facts[name])) for name in names if facts.get(name, []) != []]
+    names = ("python", "machine", "cpu", "gpus", "gpu_kinds", "code_hashes", "commit", "uncommitted_changes")
+    told = [(name.replace("_", " "), str(facts[name])) for name in names if facts.get(name) not in (None, [])]
     return (*told, *([("packages", versions)] if versions else [])) or None
 
 

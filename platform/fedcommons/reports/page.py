@@ -103,7 +103,7 @@ def _html(context: Mapping[str, Any]) -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
-    scripts = [charts.vega(), (HERE / "page.js").read_text()]
+    scripts = [charts.vega(), (HERE / "page.js").read_text(encoding="utf-8")]
     if any("</script" in script.lower() for script in scripts):
         raise RuntimeError("a script of the page would end where it says </script")
     digests = [f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts]
@@ -122,7 +122,7 @@ def _html(context: Mapping[str, Any]) -> str:
         context,
         json=Markup(text),
         scripts=[Markup(script) for script in scripts],
-        style=Markup((HERE / "page.css").read_text()),
+        style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
         policy=Markup(policy),
         when=f"{now:%Y-%m-%d %H:%M} UTC",
         version=version("fedcommons"),

@@ -369,12 +369,12 @@ def reset_peak() -> None:
     """Let ``peak`` begin again; where the system cannot, it is that of the whole life of this process."""
     give_back_freed()
     with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
 
 
 def peak() -> int:
     """Most bytes that this process has held in memory since ``reset_peak``."""
     with suppress(OSError, StopIteration):
-        lines = Path("/proc/self/status").read_text().splitlines()
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
         return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

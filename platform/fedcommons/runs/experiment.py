@@ -35,13 +35,14 @@ from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rejections import records, told
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.files import write_json, write_text
-from fedcommons.runs import extended, measures, models, secret
+from fedcommons.runs import extended, inputs, measures, models, secret
 from fedcommons.runs.build import Assembled, OnStep, Prepared, assemble, joining_of, prepare, synthetic_images
 from fedcommons.runs.inputs import dir_option
 from fedcommons.runs.stopping import stop_of
 from fedcommons.runs.worker import build_module, local_loop, noise_key, run_name
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.stage import Shared, Stage, require_once, require_own
+from fedcommons.tracking.environment import has_other_code
 from fedcommons.tracking.own_tracker import OwnTracker
 from fedcommons.tracking.run_folder import RunFolder, is_run, line_of, opened, read_finished
 from fedcommons.tracking.run_mirror import RunMirror, name_of
@@ -66,6 +67,7 @@ def run(
     on_step: OnStep | None = None,
     may_generate: bool = True,
     mirrored_as: str | None = None,
+    data: str | None = None,
 ) -> dict[str, Any]:
     """Run the experiment in ``folder`` and return its summary, which is also ``folder/summary.json``.
 
@@ -75,10 +77,12 @@ def run(
     ``may_generate``: train generators that the store lacks; without it their absence is a ``LookupError``. ``on_step``:
     told of a generator's steps while it is trained or draws. ``mirrored_as``: the run's name in the storage, where the
     config has one; the folder's by default. What the storage cannot take is an error only when the run has ended.
+    ``data``: the digest that the data set must have; None: any.
     What stops a run is left in ``folder/error.txt``; a client's failure leaves a checkpoint of the round before too. A
     run whose target or stopping rule names a metric that nobody logs leaves no folder, unless its noise was secret.
     """
     prepared = prepare(config)
+    inputs.require_same(prepared.dataset, data)
     data, patience, mirror = prepared.dataset.digest, 0 if may_generate else PATIENCE, None
     if config.storage is not None:
         mirror = RunMirror(config.storage, mirrored_as or name_of(folder), folder, say)
@@ -102,6 +106,8 @@ def run(
         prepared = replace(prepared, config=config)
         cluster.require_actors(config.federation.processes, config.federation.gpus_per_actor)
     begins = not is_run(folder)
+    if resume and has_other_code(folder):
+        say(Warned(f"{folder} was begun by other source files than these; its rounds so far stay as they are."))
     with opened(folder, config, resume, say, patience, data) as record:
         try:
             summary = _run(prepared, store, jobs, record, mirror, resume, say, on_round, on_step)

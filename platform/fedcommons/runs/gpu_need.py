@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import floor
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,7 +18,7 @@ from fedcommons.core.torch_settings import has_gpu
 from fedcommons.core.worker import default_device, fresh_torch
 from fedcommons.data.clients import ClientData
 from fedcommons.data.datasets import data_folder
-from fedcommons.federation import cluster, kinds
+from fedcommons.federation import cluster, hosts, kinds
 from fedcommons.federation.evaluation import ModelTask, evaluate_chunk
 from fedcommons.runs import build, cost
 from fedcommons.runs.worker import build_worker
@@ -38,17 +39,27 @@ def with_share(configs: Sequence[Experiment], processes: int) -> list[Experiment
 
     processes: that are to run at once. One experiment of each shape plays a short round on a GPU; the most that any
     takes decides. Ray must be connected.
+
+    Raises:
+        UserError: other work holds all GPUs; see ``cluster.reserve``.
     """
     asked = [c for c in configs if c.federation.gpus_per_actor == cluster.AUTO]
     if not asked or not cluster.gpu_share(cluster.AUTO):
         return [*configs]
     import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    pin = cluster.pinned(cluster.AUTO)
-    task, here = ray.remote(num_cpus=1, num_gpus=1, label_selector=pin, max_calls=1)(measured), str(parts.base())
     names = (*cost.SHAPE, "generator.")
     shapes = {tuple(pair for pair in c.flat.items() if pair[0].startswith(names)): c for c in asked}
-    found = ray.get([task.remote(here, _absolute(config)) for config in shapes.values()])
+    pin, driver, here = cluster.pinned(cluster.AUTO), hosts.facts(), str(parts.base())
+    place = cluster.reserve([cluster.bundle(cluster.AUTO)], pin, "the measurement for federation.gpus_per_actor auto")
+    try:
+        on_it = PlacementGroupSchedulingStrategy(place)
+        task: Any = ray.remote(num_cpus=1, num_gpus=1, scheduling_strategy=on_it, max_calls=1)(hosts.run_if_same)
+        tasks = [task.remote(driver, measured, here, _absolute(config)) for config in shapes.values()]
+        found: list[tuple[int, int]] = ray.get(tasks)
+    finally:
+        cluster.free(place)
     chosen = share(*max(found), processes, int(kinds.resources(ray.nodes(), pin)["GPU"]))
 
     def told(c: Experiment) -> Experiment:

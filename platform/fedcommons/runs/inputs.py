@@ -1,5 +1,6 @@
 """The data of an experiment: its data set, read and split, and dealt to clients by its partition."""
 
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
@@ -41,6 +42,23 @@ def load(data: Data) -> Dataset:
             data.name, make, validation=data.validation, validation_from=data.validation_from, limit=data.limit,
             augment=data.augment, standardise=data.standardise,
         )  # fmt: skip
+
+
+def require_same(dataset: Dataset, digest: str | None) -> None:
+    """Check that this host has the data set of the host that started the sweep.
+
+    Args:
+        digest: of the data set there; None if it is not known.
+
+    Raises:
+        UserError: it has other examples.
+    """
+    if digest not in (None, dataset.digest):
+        raise UserError(
+            f"host {socket.gethostname()} has other data: the examples of data.name {dataset.name} are not those of "
+            "the host that started the sweep; copy the same files to all hosts, and let a data set of your own draw "
+            "from `seed` alone."
+        )
 
 
 def dir_option(dir: str | None) -> list[str]:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedcommons.config import parts
 from fedcommons.errors import sentence
@@ -15,10 +15,8 @@ if TYPE_CHECKING:
 
 
 def _train(here: str, central: "Central", folder: Path) -> None:
-    from fedcommons.federation import kinds
     from fedcommons.runs.central import run
 
-    kinds.require_true()
     os.environ[parts.HERE] = here
     run(central, folder)
 
@@ -31,7 +29,7 @@ def train(centrals: "Sequence[Central]", out: Path, display: Display) -> dict[st
     import ray
     from ray.exceptions import RayError
 
-    from fedcommons.federation import cluster
+    from fedcommons.federation import cluster, hosts
 
     todo = [c for c in centrals if read_summary(out / c.name) is None]
     if not todo:
@@ -39,8 +37,10 @@ def train(centrals: "Sequence[Central]", out: Path, display: Display) -> dict[st
     cluster.connect()
     asked = todo[0].config.federation.gpus_per_actor
     share, pin = cluster.gpu_share(asked), cluster.pinned(asked)
-    task, here = ray.remote(num_cpus=1, num_gpus=share, label_selector=pin)(_train), str(parts.base())
-    pending = {task.remote(here, c, (out / c.name).resolve()): c for c in todo}
+    cluster.free(cluster.reserve([cluster.bundle(asked)], pin, "a central model"))
+    task: Any = ray.remote(num_cpus=1, num_gpus=share, label_selector=pin)(hosts.run_if_same)
+    driver, here = hosts.facts(), str(parts.base())
+    pending = {task.remote(driver, _train, here, c, (out / c.name).resolve()): c for c in todo}
     failures = {}
     while pending:
         (ready, *_), _ = ray.wait(list(pending))

@@ -16,6 +16,7 @@ from typing import NoReturn
 import fedcommons
 from fedcommons.config import cli
 from fedcommons.errors import UserError, unknown
+from fedcommons.federation.source_files import sweeps_folder
 
 
 def folder() -> Path:
@@ -24,10 +25,9 @@ def folder() -> Path:
     Raises:
         UserError: they are in neither place.
     """
+    if found := sweeps_folder():
+        return found
     package = Path(fedcommons.__file__).resolve().parent
-    for found in (package.parent.parent / "sweeps", package.parent / "fedcommons_sweeps"):
-        if (found / "run.py").is_file() and (found / "papers").is_dir():
-            return found
     raise UserError(f"there are no sweeps beside {package}: install the wheel of fedcommons, or its clone.")
 
 

@@ -6,6 +6,8 @@ last. What is said goes to the logger ``fedcommons`` as well, so that a log file
 
 import logging
 import os
+import shlex
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -67,6 +69,18 @@ class _Console(Console):
         raise BrokenPipeError("nobody reads the output")
 
 
+class LogFile(logging.FileHandler):
+    """A log file. flaw: why it cannot be written; what follows is dropped then, and the command goes on without it."""
+
+    flaw = ""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(error := sys.exc_info()[1], OSError) or self.stream is None:
+            return super().handleError(record)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())  # else closing would write again, and fail
+        self.flaw = error.strerror or type(error).__name__
+
+
 class Display:
     """Use as a context; ``say`` for sentences, ``step`` for the progress of a named thing, ``drop`` when it ends.
 
@@ -113,6 +127,8 @@ class Display:
             LOG.setLevel(self._before[0])
             LOG.propagate = self._before[1]
             self._file.close()
+            if flaw := getattr(self._file, "flaw", ""):
+                self._print(Warned(f"the log file lacks what was said since it could not be written ({flaw})."))
 
     def say(self, text: str) -> None:
         """A line that stays."""
@@ -178,9 +194,13 @@ def asked(options: Options, *, to_stderr: bool = False) -> Display:
     file, path = None, options.log_file
     if path is not None:
         try:
-            file = logging.FileHandler(path, encoding="utf-8")
+            file = LogFile(path, encoding="utf-8")
         except OSError as error:
             raise UserError(f"--log-file: {path} cannot be written ({error.strerror}).") from error
         file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        # the first line, whatever the level: a full disk is found before any work
+        file.emit(LOG.makeRecord(LOG.name, logging.INFO, "", 0, "command: %s", (shlex.join(sys.argv),), None))
+        if file.flaw:
+            raise UserError(f"--log-file: {path} cannot be written ({file.flaw}).")
         file.setLevel(options.log_level.upper())
     return Display(quiet=options.quiet, to_stderr=to_stderr, file=file)

@@ -10,6 +10,9 @@ from typing import Any
 
 NAMESPACE = "fedcommons"
 
+DRIVER = ""
+"""The name under which trials find the driver's ``hosts.facts``; no cell has it."""
+
 
 @contextmanager
 def by_name(values: Mapping[str, Any]) -> Iterator[None]:

@@ -33,7 +33,13 @@ def sweep(experiments: Iterable[Experiment], folder: str | Path, *, show: bool =
         SweepMirror(cells, out, display.say).begin(resume=True)
         left = todo(cells, out, display)
         with open_sweep(out, resume=True, say=lambda text: None):
-            failures = run_cells(left, out, display).failures
+            try:
+                failures = run_cells(left, out, display).failures
+            except BaseException:  # Ctrl-C too: the next sweep would wait for what this one holds
+                from fedcommons.sweeping import trials  # Ray takes a second to import
+
+                trials.remove_all()
+                raise
     if failures:
         raise ClientError("; ".join(f"{name}: {why}" for name, why in failures.items()))
     return load_runs(*(out / c.name for c in cells))

@@ -16,7 +16,7 @@ from fedcommons.config import flat
 from fedcommons.core.gpu_memory import is_lost
 from fedcommons.core.worker import set_up_process
 from fedcommons.errors import sentence
-from fedcommons.runs import build
+from fedcommons.runs import build, inputs
 from fedcommons.sharing import synthetic_pool
 
 EVERY = 5.0
@@ -38,7 +38,9 @@ class Lacking:
 
 
 def make(cells: Collection[Mapping[str, Any]], images: Collection[str]) -> None:
-    """Train the generator that cells of these configs need for these images, draw them and keep both.
+    """Train the generator that these cells need for these images, draw them and keep both.
+
+    cells: each has its ``config`` and, as ``data``, the digest of the data set that its driver has.
 
     What stops it is reported, not raised: it would stop it again. Where this process has lost its GPU it is raised as
     well, so that Tune starts a new one.
@@ -54,8 +56,11 @@ def make(cells: Collection[Mapping[str, Any]], images: Collection[str]) -> None:
 
     try:
         trained = False
-        configs = [flat.from_dict(cell) for cell in cells]
-        needs = [need for config in configs for need in build.prepare(config).needs]
+        configs = [flat.from_dict(cell["config"]) for cell in cells]
+        prepared = [build.prepare(config) for config in configs]
+        for one, cell in zip(prepared, cells, strict=True):
+            inputs.require_same(one.dataset, cell["data"])
+        needs = [need for one in prepared for need in one.needs]
         store = Store(Path(configs[0].artifacts), storage=configs[0].storage)
         for job in synthetic_pool.missing(store, [need for need in needs if key_of(need.images_facts) in images]):
             synthetic_pool.keep(store, job, synthetic_pool.make(job, step))
@@ -72,14 +77,14 @@ class InOrder(Searcher):
 
     Trials for later cells come only where a core would have nothing to do until its generators are there.
 
-    cells: their names;  lacking: of all of them;  cores: of a cell; a generator has one.
+    cells: their names, with the number of cores that each takes; a generator takes one.  lacking: of all of them.
     """
 
-    def __init__(self, cells: Collection[str], lacking: Collection[Lacking], cores: int) -> None:
+    def __init__(self, cells: Mapping[str, int], lacking: Collection[Lacking]) -> None:
         super().__init__()
-        self.cells = dict.fromkeys(cells)
-        self.cores, self.lacking = cores, dict(enumerate(lacking))
+        self.cells, self.lacking = dict(cells), dict(enumerate(lacking))
         self.running: dict[str, int | None] = {}  # trial to its generator; None: of a cell
+        self.cores: dict[str, int] = {}  # trial to its cores
         self.failed: dict[str, str] = {}  # cell: why one of its generators was not made
         self.traces: list[str] = []  # of the generators that failed
         self.unsent = ""  # why the storage lacks some generators
@@ -92,22 +97,19 @@ class InOrder(Searcher):
             if name in self.failed:
                 del self.cells[name]
             elif not needed:
-                self.running[trial_id] = None
-                del self.cells[name]
+                self.running[trial_id], self.cores[trial_id] = None, self.cells.pop(name)
                 return {"cell": name}
             elif left := [number for number in needed if number not in self.running.values()]:
-                self.running[trial_id] = left[0]
+                self.running[trial_id], self.cores[trial_id] = left[0], 1
                 one = self.lacking[left[0]]
                 return {"generator": {"cells": list(one.told_by), "images": list(one.images)}}
-            elif self._busy() >= ray.cluster_resources().get("CPU", 1):
+            elif sum(self.cores.values()) >= ray.cluster_resources().get("CPU", 1):
                 return None
         return None if self.cells else Searcher.FINISHED
 
-    def _busy(self) -> int:
-        return sum(self.cores if number is None else 1 for number in self.running.values())
-
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """A generator is there, or its cells have failed."""
+        self.cores.pop(trial_id, None)
         number = self.running.pop(trial_id, None)
         if number is None:
             return

@@ -11,6 +11,9 @@ from ray.tune import Callback
 from fedcommons.errors import ClientError, UserError
 from fedcommons.sweeping.display import Display, duration
 
+PLACE_S = 600.0
+"""Seconds for which a sweep that has begun goes on without a running trial."""
+
 
 @dataclass
 class Pile:
@@ -45,7 +48,7 @@ class Progress(Callback):
         clock: Callable[[], float] = time.perf_counter, bring: Callable[[str], None] = lambda name: None,
     ) -> None:  # fmt: skip
         self.display, self.on_end, self.rounds, self.clock, self.bring = display, on_end, rounds, clock, bring
-        self.done, self.ready = 0, 0.0
+        self.done, self.ready, self.placed = 0, 0.0, None
         self.generators, self.played = Pile(n_generators), Pile(sum(rounds.values()))
         self.last: dict[str, tuple[float, int]] = {}  # trial to when it was last heard of, and its round then
         self.names: dict[str, str] = {}  # of generators, by trial
@@ -53,6 +56,21 @@ class Progress(Callback):
 
     def __getstate__(self) -> dict:
         return {}  # Tune pickles its callbacks into its own record, which nobody reads; a terminal cannot be pickled
+
+    def on_step_end(self, iteration: int, trials: list, **info: Any) -> None:
+        """Stop a sweep that has lost its places in Ray, as where its nodes have gone or other work has taken them.
+
+        Raises:
+            ClientError: no trial runs, and none has run for ``PLACE_S``.
+        """
+        now = self.clock()
+        if self.placed is None or any(trial.status == "RUNNING" for trial in trials):
+            self.placed = now
+        elif now - self.placed >= PLACE_S:
+            raise ClientError(
+                f"no run has found a place in Ray for {duration(PLACE_S)}: its nodes have gone, or other work holds "
+                "them; what is finished stays, and --resume goes on."
+            )
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         self.last.setdefault(trial.trial_id, (self.clock(), 0))

@@ -1,41 +1,35 @@
 """Many experiments at once, as Ray Tune trials; so are the generators that they need, each trained once."""
 
-import logging
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.artifacts import Store, key_of
 from fedcommons.config import flat, parts
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.sections import Federation
-from fedcommons.errors import ClientError, UserError, left_in, sentence
-from fedcommons.federation import cluster, kinds, scratch
+from fedcommons.errors import FEW as FEW_NAMES
+from fedcommons.errors import ClientError, UserError, Warned, sentence
+from fedcommons.federation import cluster
 from fedcommons.federation.rejections import told
-from fedcommons.files import remote, stored
-from fedcommons.sweeping import handed
+from fedcommons.files import remote
 from fedcommons.sweeping.display import Display
-from fedcommons.sweeping.folders import holds_runs, open_folder
+from fedcommons.sweeping.folders import LATE_S, has_come, holds_runs, open_folder, require_shared
 from fedcommons.sweeping.predecessors import copy, predecessors
 from fedcommons.sweeping.sweep_mirror import SweepMirror
+from fedcommons.tracking.environment import has_other_code
 from fedcommons.tracking.run_folder import (
     STOPPED,
     is_run,
     read_config,
-    read_rounds,
     read_summary,
     require_same_data,
 )
-from fedcommons.tracking.run_mirror import name_of
 
 if TYPE_CHECKING:  # torch and Ray take seconds to import, and --help needs neither
     from fedcommons.sweeping.order import Lacking
-    from fedcommons.sweeping.progress import Progress
 
 
 MOST, TOLD, FEW = 10_000, 1_000, 16
@@ -106,6 +100,7 @@ class Todo:
     cells: Sequence[Trial]
     lacking: "Sequence[Lacking]"
     shorter: Mapping[str, Path] = field(default_factory=dict)  # of a cell that is new: a run that it goes on from
+    data: Mapping[str, str] = field(default_factory=dict)  # of a cell: the digest of its data set
 
 
 def todo(cells: Sequence[Trial], out: Path, display: Display) -> Todo:
@@ -121,15 +116,21 @@ def todo(cells: Sequence[Trial], out: Path, display: Display) -> Todo:
     from fedcommons.sweeping.order import Lacking
 
     left = [c for c in cells if not is_done(c, out)]
+    if others := [c.name for c in cells if has_other_code(out / c.name)]:
+        listed = ", ".join(others[:FEW_NAMES]) + (" ..." if len(others) > FEW_NAMES else "")
+        said = (
+            f"{len(others)} of {len(cells)} runs in {out} were made, at least in part, by other source files than these"
+        )
+        display.say(Warned(f"{said}, and their numbers stand in one table: {listed}."))
     shorter = predecessors(out, [(c.name, c.config) for c in left])
-    wanted, digests, notes = [], {}, {}
+    wanted, digests, data, notes = [], {}, {}, {}
     for c in left:
         ready = prepare(c.config)
         notes |= dict.fromkeys(ready.notes)
         if c.name in shorter and not may_continue(ready, shorter[c.name]):
             del shorter[c.name]
         wanted += [(c, need) for need in ready.needs]
-        digests[c.config.data, c.config.source.get("data")] = ready.dataset.digest
+        data[c.name] = digests[c.config.data, c.config.source.get("data")] = ready.dataset.digest
     for note in notes:
         display.say(note)
     for c in cells:  # those that are done too: the runs of a table are on the same data
@@ -151,7 +152,7 @@ def todo(cells: Sequence[Trial], out: Path, display: Display) -> Todo:
             names = dict.fromkeys(name for key in images for name in users[key])
             told_by = dict.fromkeys(users[key][0] for key in images)
             lacking.append(Lacking(job.needs[0].client, images, list(names), list(told_by)))
-    return Todo(len(cells), left, lacking, shorter)
+    return Todo(len(cells), left, lacking, shorter, data)
 
 
 @contextmanager
@@ -190,24 +191,33 @@ def run_cells(
     if left.cells:
         display.say("Starting Ray ...")
         cluster.connect()
+        require_shared([c.config for c in left.cells], out, bool(left.lacking))
         left = _sharing_gpus(left)
-        f = left.cells[0].config.federation
-        cluster.require_actors(f.processes, f.gpus_per_actor)
-        display.say(f"{len(left.cells)} cells to run on {cluster.describe(f.gpus_per_actor)}.")
+        federations = list(dict.fromkeys(c.config.federation for c in left.cells))
+        for f in federations:
+            cluster.require_actors(f.processes, f.gpus_per_actor)
+        display.say(f"{len(left.cells)} cells to run on {cluster.describe(federations[0].gpus_per_actor)}.")
         if left.lacking:
             settings = ", ".join(dict.fromkeys(c.config.sharing.setting for c in left.cells if c.config.generator))
             display.say(f"{len(left.lacking)} generators are trained first, for setting {settings}; real needs none.")
         if not left.lacking and any(c.config.generator for c in left.cells):
             display.say("All generators are in the store: none had to be trained.")
+        from fedcommons.sweeping import trials
         from fedcommons.sweeping.progress import Progress
 
         rounds = {c.name: c.config.federation.rounds for c in left.cells}
         progress = Progress(display, rounds, len(left.lacking), on_end, bring=mirror.bring)
-        failures, trained = _run_trials(left, out, progress, scheduler)
+        configs = {c.name: with_absolute_paths(c.config) for c in left.cells}
+        failures, trained = trials.run(configs, left.data, left.lacking, out, progress, scheduler)
         ready = max(progress.ready, started)
+    deadline = time.monotonic() + LATE_S
     for c in left.cells:
         try:
             mirror.bring(c.name)
+            if c.name not in failures and not has_come(out / c.name, scheduler is not None, deadline):
+                raise ClientError(
+                    f"it has ended on another host, and {out} does not have it: do all hosts share --out?"
+                )
             if scheduler is not None and c.name not in failures and read_summary(out / c.name) is None:
                 (out / c.name / STOPPED).touch()
                 mirror.send(c.name)
@@ -228,69 +238,6 @@ def _sharing_gpus(left: Todo) -> Todo:
     return replace(left, cells=[replace(c, config=config) for c, config in zip(left.cells, configs, strict=True)])
 
 
-def _run_trials(left: Todo, out: Path, progress: "Progress", scheduler: Any) -> tuple[dict[str, str], int]:
-    """Run the cells as Tune trials; what stopped each that failed, in a line, and how many generators were trained."""
-    os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # Ctrl-C is ours to handle
-    os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
-    os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # the run folders are the record
-    os.environ["TUNE_DISABLE_STRICT_METRIC_CHECKING"] = "1"  # a trial that fails may have measured nothing
-    import ray
-    from ray import tune
-
-    from fedcommons.sweeping.order import InOrder
-
-    # as many may wait as there are cores: with one, the actor that starts for it is given up whenever another is free
-    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(max(1, int(ray.cluster_resources().get("CPU", 1))))
-    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # what stops a trial is said below, in a line
-
-    cells = left.cells
-    f = cells[0].config.federation
-    pin = cluster.pinned(f.gpus_per_actor)
-    to_all = {"out": str(out.resolve()), "here": str(parts.base()), "cpu": pin.get(kinds.CPU)}
-    configs = {c.name: {"config": flat.to_dict(with_absolute_paths(c.config)), **to_all} for c in cells}
-    serial = f.executor == "serial"
-    order = InOrder(list(configs), left.lacking, 1 if serial else f.actors)
-    trainable = tune.with_resources(_trial, partial(_resources, f, pin))
-    # Tune's own record is not used, as a sweep resumes by its cells' folders, and must not share a full disk with them.
-    with scratch.folder() as state, scratch.tempdir(), handed.by_name(configs):  # Tune imports W&B
-        tuner = tune.Tuner(
-            trainable,
-            tune_config=tune.TuneConfig(
-                scheduler=scheduler,
-                search_alg=order,
-                num_samples=len(cells) + len(left.lacking),
-                reuse_actors=scheduler is None and serial,  # an idle one keeps its place: only where all need the same
-            ),
-            run_config=tune.RunConfig(
-                failure_config=tune.FailureConfig(max_failures=2),  # a trial goes on from its checkpoint
-                storage_path=str(state),
-                verbose=0,
-                callbacks=[progress],
-            ),
-        )
-        try:
-            results = tuner.fit()
-        except tune.TuneError as error:  # has only the text of what broke off Tune's own work, such as a closed pipe
-            if isinstance(error.__context__, OSError):
-                raise error.__context__ from None
-            raise
-    for trace in dict.fromkeys(order.traces):  # a cell's own is in its folder; a generator has none
-        progress.display.say(trace)
-    failures = dict(order.failed) | ({"artifacts": order.unsent} if order.unsent else {})
-    for result in results:
-        given: dict[str, Any] = result.config or {}
-        if "cell" not in given:
-            continue
-        name: str = given["cell"]
-        # names the traceback too; of a run that was refused it may be an old one
-        told_there = left_in(out / name) or ""
-        if result.error is not None:
-            failures[name] = told_there or sentence(result.error)
-        elif said := (result.metrics or {}).get("failed"):
-            failures[name] = told_there if told_there.startswith(said) else said
-    return failures, order.trained
-
-
 def with_absolute_paths(config: Experiment) -> Experiment:
     """A trial's working folder is not ours: Tune gives each its own."""
     from fedcommons.data.datasets import data_folder
@@ -300,70 +247,6 @@ def with_absolute_paths(config: Experiment) -> Experiment:
         folders["storage"] = config.storage
     found = flat.override(config, {name: str(Path(folder).resolve()) for name, folder in folders.items()})
     return replace(found, source=config.source)  # what the cell is named after, though a file may have changed since
-
-
-def _resources(f: Federation, pin: Mapping[str, str], params: Mapping[str, Any]):
-    """What one trial reserves on nodes with these labels: itself, or the client actors it has."""
-    from ray import tune
-
-    share = cluster.bundle(f.gpus_per_actor)
-    # A trial with actors only waits for them: it reserves no core of its own.
-    alone = f.executor == "serial" or "generator" in params
-    bundles = [share] if alone else [{}] + [share] * f.actors
-    selectors = [dict(pin) for bundle in bundles if bundle]
-    return tune.PlacementGroupFactory(bundles, strategy="PACK", bundle_label_selector=selectors)
-
-
-def _trial(params: Mapping[str, Any]) -> None:
-    """One cell, or one generator, which ``params`` name: Tune writes them down."""
-    import ray
-    from ray import tune
-
-    from fedcommons.core.gpu_memory import bound, is_lost
-
-    asked = params.get("generator")
-    cells = [handed.value(name) for name in (asked["cells"] if asked else [params["cell"]])]
-    os.environ[parts.HERE] = cells[0]["here"]
-    if kind := cells[0]["cpu"]:  # a node's processes do not have their driver's variables
-        os.environ[kinds.CHOICE] = kind
-    if asked:
-        from fedcommons.sweeping.order import make
-
-        kinds.require_true()
-        make([cell["config"] for cell in cells], asked["images"])
-        return
-    from fedcommons.runs import experiment
-
-    c = flat.from_dict(cells[0]["config"])
-    folder = Path(cells[0]["out"]) / params["cell"]
-    last: dict[str, Any] = {}
-
-    def report(number: int, metrics: Mapping[str, float | None]) -> None:
-        nonlocal last
-        last = {**last, "round": number, **metrics}  # where few rounds are evaluated, a scheduler sees the last of them
-        if number < c.federation.rounds:
-            tune.report(last)
-
-    def say(text: str) -> None:
-        with suppress(OSError):  # a full disk stops the run elsewhere
-            stored.write_alone(folder / "messages.log", text + "\n")
-
-    try:
-        kinds.require_true()
-        if c.federation.executor == "serial" and ray.get_gpu_ids():
-            bound(cluster.gpu_share(c.federation.gpus_per_actor))
-        if lines := read_rounds(folder):  # Tune is told also of a trial that has no round left to play
-            last = {name: value for line in lines for name, value in line.items()}
-        # A trial never trains a generator: it would hold its cores for work that other trials may do too.
-        name = name_of(folder.parent, folder)
-        experiment.run(c, folder, resume=True, say=say, on_round=report, may_generate=False, mirrored_as=name)
-    except (ClientError, UserError, LookupError) as error:
-        if is_lost():  # the next cell needs another process, which Tune starts after an error
-            raise
-        # Not raised, as Tune would try again, and the same would happen again.
-        last = {**last, "failed": sentence(error)}
-    if last:
-        tune.report(last)  # only now: a scheduler that stops a trial at its last round must not cost it its summary
 
 
 def tracked(fields: Mapping[str, Any], out: Path) -> dict[str, Any]:

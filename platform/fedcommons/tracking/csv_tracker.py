@@ -19,11 +19,11 @@ class CsvTracker:
 
     def __post_init__(self) -> None:
         (self.folder / FILE).unlink(missing_ok=True)
-        (self.folder / FILE).write_text("round,name,value\n")
+        (self.folder / FILE).write_text("round,name,value\n", encoding="utf-8")
 
     def log(self, round: int, metrics: Mapping[str, Metric]) -> None:
         """See ``Tracker``."""
-        with open(self.folder / FILE, "a", newline="") as file:
+        with open(self.folder / FILE, "a", newline="", encoding="utf-8") as file:
             rows = [(round, name, repr(value)) for name, value in numbers(metrics).items()]
             csv.writer(file, lineterminator="\n").writerows(rows)
 

@@ -196,7 +196,7 @@ class RunFolder:
 
     def _append(self, name: str, line: Mapping[str, Any]) -> None:
         text = json.dumps(line) + "\n"
-        with open(self.path / name, "a") as file:
+        with open(self.path / name, "a", encoding="utf-8") as file:
             file.write(text)
         self._told[name].update(text.encode())
 

@@ -6,7 +6,7 @@ from typing import Any
 from fedcommons.config import cli
 from fedcommons.config.sections import Data
 from fedcommons.core.worker import set_up_process
-from fedcommons.federation import cluster
+from fedcommons.federation import cluster, hosts
 from fedcommons.runs.inputs import load
 from papers.agc.gradient_coding import Played, Problem, Setting, chosen, joined, play
 from papers.agc.presets import PER_CLASS, PRESETS
@@ -39,9 +39,11 @@ def play_all(problem: Problem, wanted: Mapping[str, Setting], options: cli.Optio
     import ray
 
     cluster.connect(options.workers)
-    data, remote = ray.put(problem), ray.remote(num_cpus=1, label_selector=cluster.pinned(0))(job)
+    data, driver, pin = ray.put(problem), hosts.facts(), cluster.pinned(0)
+    cluster.free(cluster.reserve([cluster.bundle(0)], pin, "a repetition"))
+    remote: Any = ray.remote(num_cpus=1, label_selector=pin)(hosts.run_if_same)
     sent = {
-        name: [remote.remote(data, setting, chunk, options.seed) for chunk in chunks]
+        name: [remote.remote(driver, job, data, setting, chunk, options.seed) for chunk in chunks]
         for name, setting in wanted.items()
     }
     for name, references in sent.items():

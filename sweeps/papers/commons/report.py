@@ -59,7 +59,7 @@ def _seconds(rows: "Sequence[Measured]", out: Path, display: Display) -> dict[st
     from papers.commons.work import client_seconds
 
     file = out / "client_work.json"
-    known: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
+    known: dict[str, float] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     prices: dict[tuple, Any] = {}
     for number, one in enumerate(rows, 1):
         if name_of(one) not in known:

@@ -9,7 +9,7 @@ HERE = Path(__file__).parent
 def fedssyn_table1() -> dict[tuple, tuple[float, str]]:
     """Fedssyn, Table 1: (target accuracy, rounds) by the columns of reports.tables; ``>100`` was not reached."""
     found: dict[tuple, tuple[float, str]] = {}
-    with (HERE / "fedssyn_table1_rounds.csv").open() as file:
+    with (HERE / "fedssyn_table1_rounds.csv").open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             federation = int(row["n_clients"]), float(row["participation_rate"]), float(row["alpha"])
             target = float(row["target_accuracy_percent"]) / 100
@@ -20,7 +20,7 @@ def fedssyn_table1() -> dict[tuple, tuple[float, str]]:
 
 def fedssyn_table_a2() -> dict[tuple, str]:
     """Fedssyn, Table A.2: communication saved in percent by the columns of reports.tables; ``>`` is a lower bound."""
-    with (HERE / "fedssyn_tableA2_saved_communication_percent.csv").open() as file:
+    with (HERE / "fedssyn_tableA2_saved_communication_percent.csv").open(encoding="utf-8") as file:
         return {
             (r["dataset"], int(r["n_clients"]), float(r["participation_rate"]), float(r["alpha"]), "fedavg"):
             r["saved_percent"] for r in csv.DictReader(file)
@@ -32,7 +32,7 @@ def fedssyn_table2() -> dict[tuple[str, float, str], tuple[str, str, str]]:
 
     Empty where the table prints nothing; the ratio stands with fedgen, whose bytes it divides by.
     """
-    with (HERE / "fedssyn_table2_synthetic_baselines.csv").open() as file:
+    with (HERE / "fedssyn_table2_synthetic_baselines.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     ratio = "memory_ratio_fedssyn_over_fedgen_percent"
     ratios = {(r["dataset"], r["alpha"]): r[ratio] for r in rows if r[ratio]}

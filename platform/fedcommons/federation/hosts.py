@@ -1,0 +1,141 @@
+"""What hosts of a cluster must have in common to work for one command: code, rounding, and folders of results.
+
+Their CPUs are compared by ``kinds``, a user's own files by ``config.parts.source``.
+"""
+
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fedcommons.errors import FEW, UserError, sentence
+from fedcommons.federation import kinds, source_files
+from fedcommons.federation.variables import differing, variables
+
+MARKER = r"\.shared-[0-9a-f]{16}"
+"""Names of the files by which a host finds out that a folder is the one of the host that started the command."""
+
+ANSWER_S = 60.0
+"""Seconds within which a host must answer."""
+
+LOOK_S = 5.0
+"""Seconds for which a host looks for a marker: a network file system may show a new file late."""
+
+T = TypeVar("T")
+
+
+def facts() -> dict[str, Mapping[str, str]]:
+    """Return what this process computes with: source files, versions of packages, variables that decide rounding."""
+    return {"files": source_files.hashes(), "variables": variables()}
+
+
+def require_same(theirs: Mapping[str, Mapping[str, str]]) -> None:
+    """Check that this process computes with what the driver computes with.
+
+    Args:
+        theirs: the driver's ``facts``.
+
+    Raises:
+        UserError: this host has another file or package, lacks one, or rounds otherwise.
+    """
+    host, files, ours = socket.gethostname(), theirs["files"], source_files.hashes()
+    if names := sorted(name for name in {*ours, *files} if ours.get(name) != files.get(name)):
+        listed = [_difference(name, ours, files) for name in names[:FEW]]
+        more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
+        raise UserError(
+            f"host {host} has other code than the host that started this command ({', '.join(listed)}{more}): install "
+            "the same on all hosts, with `ray rsync-up -A` where `ray up` has started them, and start again."
+        )
+    if what := differing(theirs["variables"], variables()):
+        raise UserError(f"host {host} would round otherwise ({what}): start Ray with the same environment everywhere.")
+
+
+def _difference(name: str, ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
+    if name in source_files.PACKAGES:
+        return f"{name} {ours[name]} and not {theirs[name]}"
+    return f"{name} is missing" if name not in ours else f"{name} is not there" if name not in theirs else name
+
+
+def run_if_same(theirs: Mapping[str, Mapping[str, str]], function: Callable[..., T], *arguments: Any) -> T:
+    """Call the function in this process of Ray. Errors: see ``require_same`` and ``kinds.require_true``."""
+    kinds.require_true()
+    require_same(theirs)
+    return function(*arguments)
+
+
+def require_alike(pin: Mapping[str, str], shared: Sequence[tuple[str, Path]], advice: str) -> None:
+    """Check that each host of Ray that will work runs our source files and has our folders. Ray must be connected.
+
+    Args:
+        pin: labels of the nodes that will work; see ``kinds.chosen``.
+        shared: folders that all hosts must share, each after the option that names it.
+        advice: how else hosts can share results, for the message.
+
+    Raises:
+        UserError: a host has other source files, does not have such a folder, or does not answer.
+    """
+    import ray
+    from ray.exceptions import GetTimeoutError, RayError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = ray.get_runtime_context().get_node_id()
+    others = [node for node in kinds.selected(ray.nodes(), pin) if node["NodeID"] != here]
+    if not others:
+        return
+    with _marked(folder for _, folder in shared) as markers:
+        wanted = [(option, str(marker)) for (option, _), marker in zip(shared, markers, strict=True)]
+        theirs = facts()
+        task: Any = ray.remote(num_cpus=0, max_retries=0)(run_if_same)
+        places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in others]
+        answers = [task.options(scheduling_strategy=p).remote(theirs, require_markers, wanted, advice) for p in places]
+        deadline = time.monotonic() + ANSWER_S
+        for node, answer in zip(others, answers, strict=True):
+            host = node["NodeManagerHostname"]
+            try:
+                ray.get(answer, timeout=max(0.0, deadline - time.monotonic()))
+            except GetTimeoutError:
+                raise UserError(f"host {host} of Ray does not answer within {ANSWER_S:g} s; end its node.") from None
+            except RayError as error:
+                if isinstance(cause := getattr(error, "cause", None), UserError):
+                    raise UserError(sentence(cause)) from None
+                why = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+                raise UserError(f"host {host} of Ray cannot run this version of fedcommons ({why}).") from None
+
+
+@contextmanager
+def _marked(folders: Iterable[Path]) -> Iterator[list[Path]]:
+    """Meanwhile each of the folders has a new, empty file; the files' absolute names."""
+    markers = [folder.resolve() / f".shared-{secrets.token_hex(8)}" for folder in folders]
+    try:
+        for marker in markers:
+            marker.touch()
+        yield markers
+    finally:
+        for marker in markers:
+            with suppress(OSError):
+                marker.unlink(missing_ok=True)
+
+
+def require_markers(markers: Sequence[tuple[str, str]], advice: str) -> None:
+    """Check that this host sees these files.
+
+    Args:
+        markers: names of files, each after the option that names its folder.
+
+    Raises:
+        UserError: it does not see one of them for ``LOOK_S``.
+    """
+    deadline = time.monotonic() + LOOK_S
+    for option, marker in markers:
+        while not os.path.exists(marker):
+            if time.monotonic() >= deadline:
+                folder, host = os.path.dirname(marker), socket.gethostname()
+                raise UserError(
+                    f"{option}: host {host} does not share {folder} with the host that started this command; mount one "
+                    f"folder there on all hosts{advice}."
+                )
+            time.sleep(0.2)

@@ -1,0 +1,63 @@
+"""The source files that a process runs, hashed, so that hosts of a cluster whose files differ can be told apart.
+
+A user's own files have hashes of their own in the experiment (``config.parts.source``).
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from functools import cache
+from hashlib import sha256
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+PACKAGES = ("diffusers", "numpy", "opacus", "pytorch-lightning", "scikit-learn", "scipy", "torch", "torchvision")
+"""Installed packages that compute results."""
+
+
+@cache
+def hashes() -> Mapping[str, str]:
+    """Return the hash of each source file by its name in a clone, and the versions of ``PACKAGES``.
+
+    They are read once per process, when they are first asked for.
+    """
+    modules = find_spec("lightning_modules")
+    folders = {
+        "platform/fedcommons": Path(__file__).resolve().parent.parent,
+        "lightning_modules": Path(modules.origin).parent if modules and modules.origin else None,
+        "sweeps": sweeps_folder(),
+    }
+    found = {name: hash_ for name, folder in folders.items() if folder for name, hash_ in _hashed(name, folder)}
+    return found | {name: version(name).partition("+")[0] for name in PACKAGES}
+
+
+def sweeps_folder() -> Path | None:
+    """Return the folder of the sweeps' scripts, in the clone or in the installed wheel; None if there is none."""
+    package = Path(__file__).resolve().parent.parent
+    folders = (package.parent.parent / "sweeps", package.parent / "fedcommons_sweeps")
+    return next((one for one in folders if (one / "run.py").is_file() and (one / "papers").is_dir()), None)
+
+
+def _hashed(name: str, folder: Path) -> list[tuple[str, str]]:
+    """Return name and hash of each Python file below the folder, without hidden files, which editors write."""
+    found = []
+    for where, folders, files in os.walk(folder):
+        folders[:] = [one for one in folders if not one.startswith(".")]
+        below = Path(where).relative_to(folder)
+        for file in files:
+            if file.endswith(".py") and not file.startswith("."):
+                found.append(((Path(name) / below / file).as_posix(), _hash(Path(where) / file)))
+    return found
+
+
+def _hash(file: Path) -> str:
+    try:
+        return sha256(file.read_bytes()).hexdigest()[:16]
+    except OSError:  # a link to nowhere, or not ours to read: it is not run here
+        return "unreadable"
+
+
+def combined_hash() -> str:
+    """Return one hash of all ``hashes``."""
+    return sha256(json.dumps(hashes(), sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,48 @@
+"""What killed writers leave in a storage or a folder of artifacts: objects that no list names, and temporary files.
+
+A writer writes objects first and then the list that names them, at most ``snapshots.FRESH_S`` later. What is older than
+``OLDEST_S`` and not named is no live writer's. Files with other names than ours are never listed.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fedcommons.files import remote, unfinished
+from fedcommons.files.snapshots import MANIFEST, OBJECT, Snapshots
+
+OLDEST_S = 24 * 3600.0
+"""The age in seconds that garbage has at least. A clock that is wrong by hours changes nothing."""
+
+_OBJECT = rf"((?:runs|artifacts)/[^.].*)/objects/({OBJECT})"
+_FINAL = rf"{MANIFEST}|{OBJECT}|fedcommons\.json|[0-9a-f]{{24}}\.safetensors(\.json)?"
+"""The names of files in a storage and in a folder of artifacts."""
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """A file that nobody reads. age: in seconds."""
+
+    key: str
+    size: int
+    age: float
+
+
+def find(storage: remote.Bucket | remote.Disk) -> Iterator[Garbage]:
+    """Return the garbage of a storage, or of a folder of artifacts.
+
+    Raises:
+        StorageError: it cannot be listed, or a list in it is none of ours.
+    """
+    named = dict[str, set[str]]()
+    for key, size, age in sorted(storage.listed()):  # the files first, then the lists that name them
+        if age < OLDEST_S:
+            continue
+        if found := re.fullmatch(_OBJECT, key):
+            name, object_ = found.groups()
+            if name not in named:
+                named[name] = {entry.object for entry in Snapshots(storage, name, ".*").look().values()}
+            if object_ not in named[name]:
+                yield Garbage(key, size, age)
+        elif re.fullmatch(_FINAL, unfinished(key.rpartition("/")[2]) or ""):
+            yield Garbage(key, size, age)

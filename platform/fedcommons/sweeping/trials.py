@@ -1,0 +1,206 @@
+"""The trials of a sweep in Ray Tune: what each reserves and runs, and how those of a broken off sweep are removed."""
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from threading import Thread
+from typing import Any, ClassVar
+
+import ray
+from ray import tune
+from ray.util.placement_group import PlacementGroup
+
+from fedcommons.config import flat, parts
+from fedcommons.config.experiment import Experiment
+from fedcommons.config.sections import Federation
+from fedcommons.core.gpu_memory import bound, is_lost
+from fedcommons.errors import ClientError, UserError, left_in, sentence
+from fedcommons.federation import cluster, hosts, kinds, scratch
+from fedcommons.files import stored
+from fedcommons.runs import experiment
+from fedcommons.sweeping import handed
+from fedcommons.sweeping.order import InOrder, Lacking, make
+from fedcommons.sweeping.progress import Progress
+from fedcommons.tracking.run_folder import read_rounds
+from fedcommons.tracking.run_mirror import name_of
+
+REMOVAL_S = 10.0
+"""Seconds within which Ray must have removed the trials of a sweep that was broken off."""
+
+
+def run(
+    cells: Mapping[str, Experiment],
+    data: Mapping[str, str],
+    lacking: Sequence[Lacking],
+    out: Path,
+    progress: Progress,
+    scheduler: Any,
+) -> tuple[dict[str, str], int]:
+    """Run the cells as Tune trials; what stopped each that failed, in a line, and how many generators were trained.
+
+    Args:
+        cells: experiments by the names of their folders in ``out``, with absolute paths.
+        data: the digests of their data sets, by the same names.
+        lacking: the generators that they need and the store of artifacts does not have.
+        progress: called by Tune.
+        scheduler: a Ray Tune scheduler with its metric, or None.
+
+    Raises:
+        UserError: no trial finds a place in Ray.
+        ClientError: all have lost their places, and found none for long.
+    """
+    os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # Ctrl-C is ours to handle
+    os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+    os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # the run folders are the record
+    os.environ["TUNE_DISABLE_STRICT_METRIC_CHECKING"] = "1"  # a trial that fails may have measured nothing
+    # as many may wait as there are cores: with one, the actor that starts for it is given up whenever another is free
+    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(max(1, int(ray.cluster_resources().get("CPU", 1))))
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # what stops a trial is said below, in a line
+
+    Reservation.made.clear()
+    federations = {name: config.federation for name, config in cells.items()}
+    first = next(iter(federations.values()))
+    pin = cluster.pinned(first.gpus_per_actor)
+    what = "a run of this sweep" + (f" with {first.actors} actors" if first.processes > 1 else "")
+    cluster.free(cluster.reserve([cluster.bundle(first.gpus_per_actor)] * first.processes, pin, what))
+    to_all = {"out": str(out.resolve()), "here": str(parts.base()), "cpu": pin.get(kinds.CPU)}
+    values = {name: {"config": flat.to_dict(c), "data": data.get(name), **to_all} for name, c in cells.items()}
+    values[handed.DRIVER] = hosts.facts()
+    order = InOrder({name: f.processes for name, f in federations.items()}, lacking)
+    trainable = tune.with_resources(trial, partial(_resources_of, federations, pin))
+    # an idle one keeps its place, so only where all need the same
+    is_reused = scheduler is None and all(f.executor == "serial" for f in federations.values())
+    is_reused &= len({str(f.gpus_per_actor) for f in federations.values()}) == 1
+    # Tune's own record is not used, as a sweep resumes by its cells' folders, and must not share a full disk with them.
+    with scratch.folder() as state, scratch.tempdir(), handed.by_name(values):  # Tune imports W&B
+        tuner = tune.Tuner(
+            trainable,
+            tune_config=tune.TuneConfig(
+                scheduler=scheduler,
+                search_alg=order,
+                num_samples=len(cells) + len(lacking),
+                reuse_actors=is_reused,
+            ),
+            run_config=tune.RunConfig(
+                failure_config=tune.FailureConfig(max_failures=2),  # a trial goes on from its checkpoint
+                storage_path=str(state),
+                verbose=0,
+                callbacks=[progress],
+            ),
+        )
+        try:
+            results = tuner.fit()
+        except tune.TuneError as error:  # has only the text of what broke off Tune's own work, such as a closed pipe
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
+    for trace in dict.fromkeys(order.traces):  # a cell's own is in its folder; a generator has none
+        progress.display.say(trace)
+    failures = dict(order.failed) | ({"artifacts": order.unsent} if order.unsent else {})
+    for result in results:
+        given: dict[str, Any] = result.config or {}
+        if "cell" not in given:
+            continue
+        name: str = given["cell"]
+        # names the traceback too; of a run that was refused it may be an old one
+        told_there = left_in(out / name) or ""
+        if result.error is not None:
+            failures[name] = told_there or sentence(result.error)
+        elif said := (result.metrics or {}).get("failed"):
+            failures[name] = told_there if told_there.startswith(said) else said
+    return failures, order.trained
+
+
+class Reservation(tune.PlacementGroupFactory):
+    """The place of a trial in Ray. ``made`` has those of the last sweep: Tune removes none where Ctrl-C stops it."""
+
+    made: ClassVar[list[PlacementGroup]] = []
+
+    def to_placement_group(self) -> PlacementGroup:
+        group = super().to_placement_group()
+        Reservation.made.append(group)
+        return group
+
+
+def remove_all() -> None:
+    """Remove the places of all trials of this process, and with them the trials themselves.
+
+    It gives up after ``REMOVAL_S``: a signal may have ended Ray's own processes too.
+    """
+
+    def remove() -> None:
+        while Reservation.made:
+            cluster.free(Reservation.made.pop())
+
+    removing = Thread(target=remove, daemon=True)
+    removing.start()
+    removing.join(REMOVAL_S)
+
+
+def _resources_of(federations: Mapping[str, Federation], pin: Mapping[str, str], params: Mapping[str, Any]):
+    """What a trial of these parameters reserves: what its cell asks for, or the first cell that needs its generator."""
+    names = params["generator"]["cells"] if "generator" in params else [params["cell"]]
+    return resources(federations[names[0]], pin, params)
+
+
+def resources(f: Federation, pin: Mapping[str, str], params: Mapping[str, Any]) -> tune.PlacementGroupFactory:
+    """What one trial reserves on nodes with these labels: itself, or the client actors it has."""
+    share = cluster.bundle(f.gpus_per_actor)
+    # A trial with actors only waits for them: it reserves no core of its own.
+    alone = f.executor == "serial" or "generator" in params
+    bundles = [share] if alone else [{}] + [share] * f.actors
+    selectors = [dict(pin) for bundle in bundles if bundle]
+    return Reservation(bundles, strategy="PACK", bundle_label_selector=selectors)
+
+
+def trial(params: Mapping[str, Any]) -> None:
+    """One cell, or one generator, which ``params`` name: Tune writes them down."""
+    try:
+        kinds.require_true()
+        hosts.require_same(handed.value(handed.DRIVER))
+    except UserError as error:
+        tune.report({"failed": sentence(error)})
+        return
+    asked = params.get("generator")
+    cells = [handed.value(name) for name in (asked["cells"] if asked else [params["cell"]])]
+    os.environ[parts.HERE] = cells[0]["here"]
+    if kind := cells[0]["cpu"]:  # a node's processes do not have their driver's variables
+        os.environ[kinds.CHOICE] = kind
+    if asked:
+        make(cells, asked["images"])
+        return
+    c = flat.from_dict(cells[0]["config"])
+    folder = Path(cells[0]["out"]) / params["cell"]
+    last: dict[str, Any] = {}
+
+    def report(number: int, metrics: Mapping[str, float | None]) -> None:
+        nonlocal last
+        last = {**last, "round": number, **metrics}  # where few rounds are evaluated, a scheduler sees the last of them
+        if number < c.federation.rounds:
+            tune.report(last)
+
+    def say(text: str) -> None:
+        with suppress(OSError):  # a full disk stops the run elsewhere
+            stored.write_alone(folder / "messages.log", text + "\n")
+
+    try:
+        if c.federation.executor == "serial" and ray.get_gpu_ids():
+            bound(cluster.gpu_share(c.federation.gpus_per_actor))
+        if lines := read_rounds(folder):  # Tune is told also of a trial that has no round left to play
+            last = {name: value for line in lines for name, value in line.items()}
+        # A trial never trains a generator: it would hold its cores for work that other trials may do too.
+        name = name_of(folder.parent, folder)
+        experiment.run(
+            c, folder, resume=True, say=say, on_round=report, may_generate=False, mirrored_as=name,
+            data=cells[0]["data"],
+        )  # fmt: skip
+    except (ClientError, UserError, LookupError) as error:
+        if is_lost():  # the next cell needs another process, which Tune starts after an error
+            raise
+        # Not raised, as Tune would try again, and the same would happen again.
+        last = {**last, "failed": sentence(error)}
+    if last:
+        tune.report(last)  # only now: a scheduler that stops a trial at its last round must not cost it its summary

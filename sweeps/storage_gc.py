@@ -1,0 +1,51 @@
+"""What killed writers left in a storage or a folder of artifacts, for nobody to read: listed, removed with --remove.
+
+python sweeps/storage_gc.py s3://BUCKET/PREFIX
+python sweeps/storage_gc.py /shared/storage --remove
+python sweeps/storage_gc.py runs/artifacts --remove
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedcommons.config import cli
+from fedcommons.errors import ClientError, UserError
+from fedcommons.files import garbage, remote
+from fedcommons.paths import user_path
+
+
+def storage_gc(argv: Sequence[str]) -> int:
+    named = [word for word in argv[:1] if not word.startswith("-")]
+    title = (__doc__ or "").partition("\n")[0]
+    parser = cli.Parser(description=title, usage="storage_gc.py STORAGE [options]")
+    parser.add_argument("--remove", action="store_true", help="remove what is listed")
+    options = cli.parse(parser, argv[len(named) :])
+    if not named:
+        raise UserError("name a storage, s3://BUCKET/PREFIX or a folder: storage_gc.py STORAGE [--remove].")
+    if remote.is_url(named[0]):
+        if flaw := remote.flaw(named[0]):
+            raise UserError(f"STORAGE must be {flaw}")
+    elif not (folder := user_path("STORAGE", named[0])).is_dir():
+        raise UserError(f"{folder} is not a folder.")
+    try:
+        storage = remote.opened(named[0]) if remote.is_url(named[0]) else remote.Disk(str(Path(folder).resolve()))
+        found = list(garbage.find(storage))
+    except remote.StorageError as error:
+        raise UserError(f"STORAGE: {error}.") from None
+    for one in found:
+        try:
+            if options.remove:
+                storage.remove(one.key)
+        except remote.StorageError as error:
+            raise ClientError(f"not all was removed: {error}.") from None
+        print(f"{'removed ' if options.remove else ''}{one.key}  {one.size:,} bytes, {one.age / 3600:.0f} hours old")
+    size, what = (
+        f"{sum(one.size for one in found):,}",
+        "were removed" if options.remove else "can be removed (--remove)",
+    )
+    print(f"{len(found)} files of {size} bytes in {named[0]} {what}; what is newer than a day is never listed.")
+    return 0
+
+
+if __name__ == "__main__":
+    cli.main(storage_gc, resumes=False)

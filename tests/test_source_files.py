@@ -1,0 +1,229 @@
+"""Hosts with other code, or without the folders of results, are refused by name.
+
+This file is also a driver: run as a script it makes a Ray with a second node whose processes have other source files.
+"""
+
+import json
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedcommons.config import presets
+from fedcommons.config.experiment import Experiment
+from fedcommons.errors import UserError
+from fedcommons.federation import hosts, source_files
+from fedcommons.runs.experiment import run
+from fedcommons.sweeping.display import Display
+from fedcommons.sweeping.sweep import Trial, todo
+
+ROOT = Path(__file__).parent.parent
+CHANGED = "platform/fedcommons/seeds.py"
+
+
+def copied(to: Path) -> Path:
+    """A clone of what is hashed, without git."""
+    for name in ("platform", "lightning_modules", "sweeps"):
+        shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return to
+
+
+def hashes_of(*path: Path) -> dict[str, str]:
+    """What a process finds that has these folders first."""
+    code = "import json; from fedcommons.federation import source_files as s; print(json.dumps(s.hashes()))"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.long
+def test_a_copy_has_the_same_hashes_wherever_it_lies_and_other_ones_for_what_was_changed(tmp_path: Path) -> None:
+    clone = copied(tmp_path / "clone")
+    ours = source_files.hashes()
+    assert {CHANGED, "sweeps/table1.py", "sweeps/papers/fedssyn/authors.py", "lightning_modules/vae.py", "torch"} <= {
+        *ours
+    }
+    assert hashes_of(clone / "platform", clone) == ours
+    wheel = tmp_path / "wheel"
+    for old, new in {"platform/fedcommons": "fedcommons", "sweeps": "fedcommons_sweeps"}.items():
+        shutil.copytree(clone / old, wheel / new)
+    shutil.copytree(clone / "lightning_modules", wheel / "lightning_modules")
+    assert hashes_of(wheel) == ours
+    (wheel / "fedcommons" / "seeds.py").write_text("# other\n")
+    (wheel / "fedcommons_sweeps" / "papers" / "agc" / "curves.py").unlink()
+    (wheel / "lightning_modules" / "more.py").touch()
+    (wheel / "lightning_modules" / ".ipynb_checkpoints").mkdir()
+    (wheel / "lightning_modules" / ".ipynb_checkpoints" / "vae-checkpoint.py").touch()
+    theirs = hashes_of(wheel)
+    different = {name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name)}
+    assert different == {CHANGED, "sweeps/papers/agc/curves.py", "lightning_modules/more.py"}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({CHANGED: "0"}, [CHANGED]),
+        ({"sweeps/gone.py": "0"}, ["sweeps/gone.py"]),
+        ({"numpy": "0.1"}, ["numpy", "not 0.1"]),
+        ({f"sweeps/{n}.py": "0" for n in range(9)}, ["sweeps/0.py", "sweeps/4.py", "4 more"]),
+    ],
+)
+def test_what_differs_is_named_with_the_host(change: dict[str, str], said: list[str]) -> None:
+    theirs = hosts.facts()
+    hosts.require_same(theirs)
+    with pytest.raises(UserError) as refused:
+        hosts.require_same({**theirs, "files": {**theirs["files"], **change}})
+    assert all(word in str(refused.value) for word in [socket.gethostname(), *said])
+
+
+def test_a_host_that_rounds_otherwise_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = hosts.facts()
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    with pytest.raises(UserError, match=rf"^host {socket.gethostname()} would round otherwise \(MKL_CBWR is not set"):
+        hosts.require_same(theirs)
+
+
+def test_a_host_that_does_not_see_a_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts, "LOOK_S", 0.0)
+    (tmp_path / "seen").touch()
+    hosts.require_markers([("--out", str(tmp_path / "seen"))], "")
+    with pytest.raises(UserError, match=rf"^--artifacts: host {socket.gethostname()} does not share {tmp_path} "):
+        hosts.require_markers(
+            [("--out", str(tmp_path / "seen")), ("--artifacts", str(tmp_path / "unseen"))], ", or do without"
+        )
+
+
+def smoke() -> Experiment:
+    values = {"data.limit": 80, "federation.rounds": 1, "measure.every": 0, "tracking.wandb": "off"}
+    return presets.experiment("smoke", "digits", values)
+
+
+def test_a_host_with_other_data_is_named_and_writes_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=rf"^host {socket.gethostname()} has other data: .* data\.name digits "):
+        run(smoke(), tmp_path / "run", data="0" * 24)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.long
+def test_a_run_keeps_the_hash_of_its_source_files_and_says_where_others_began_it(tmp_path: Path) -> None:
+    said: list[str] = []
+    run(smoke(), tmp_path / "run", say=said.append)
+    file = tmp_path / "run" / "environment.json"
+    assert json.loads(file.read_text())["code_hashes"] == [source_files.combined_hash()]
+    assert not said
+    facts = json.loads(file.read_text()) | {"code_hashes": ["0123456789abcdef"]}
+    (tmp_path / "run" / "summary.json").unlink()
+    file.write_text(json.dumps(facts))
+    cell = Trial("run", smoke())
+    with Display(quiet=True, file=(heard := Heard())) as display:
+        todo([cell, Trial("new", smoke())], tmp_path, display)
+    assert [text for text in heard.texts if "other source files" in text and "1 of 2 runs" in text]
+    run(smoke(), tmp_path / "run", say=said.append, resume=True)
+    assert "other source files" in said[0]
+    assert json.loads(file.read_text())["code_hashes"] == ["0123456789abcdef", source_files.combined_hash()]
+
+
+class Heard(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+def git(folder: Path, line: str) -> str:
+    ours = ["-c", "user.name=somebody", "-c", "user.email=some@where", "-c", "safe.directory=*"]
+    return subprocess.run(["git", "-C", folder, *ours, *line.split()], capture_output=True, text=True).stdout.strip()
+
+
+def test_a_commit_is_that_of_our_files_and_null_where_there_is_none(tmp_path: Path) -> None:
+    name = "platform/fedcommons/tracking/environment.py"
+    (tmp_path / name).parent.mkdir(parents=True)
+    shutil.copy(ROOT / name, tmp_path / name)
+
+    def told() -> tuple[object, object]:
+        spec = spec_from_file_location("environment", tmp_path / name)
+        assert spec is not None
+        assert spec.loader is not None
+        spec.loader.exec_module(module := module_from_spec(spec))
+        facts = module.environment(None, {})
+        return facts["commit"], facts["uncommitted_changes"]
+
+    assert told() == (None, None)
+    git(tmp_path, "init")  # somebody's own, around an installed package
+    (tmp_path / "theirs").touch()
+    git(tmp_path, "add theirs")
+    git(tmp_path, "commit -m theirs")
+    assert told() == (None, None)
+    git(tmp_path, "add .")
+    git(tmp_path, "commit -m all")
+    assert told() == (git(tmp_path, "rev-parse HEAD"), False)
+    (tmp_path / "more").touch()
+    assert told() == (git(tmp_path, "rev-parse HEAD"), True)
+
+
+def main(folder: Path) -> None:
+    """A sweep, an actor and a task with a node that has other code: what each says, and what they leave."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    from fedcommons.algorithms.fedavg import FedAvg
+    from fedcommons.config import presets
+    from fedcommons.federation import cluster
+    from fedcommons.federation.ray_actors import RayActors
+    from fedcommons.sweeping.many import sweep
+    from fedcommons.testing import digits
+
+    clone = copied(folder / "clone")
+    with open(clone / CHANGED, "a", encoding="utf-8") as file:
+        file.write("\n# forgotten\n")
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    nodes.add_node(num_cpus=3, env_vars={"PYTHONPATH": f"{clone / 'platform'}:{clone}"})
+    os.environ["RAY_ADDRESS"] = str(nodes.address)
+    cluster.connect()
+    federation = digits()
+    values = {"federation.rounds": 1, "data.limit": 80, "tracking.wandb": "off"}
+
+    def refused(call: Callable[[], Any]) -> str:
+        try:
+            return f"no: {call()}"
+        except UserError as error:
+            return str(error)
+
+    found = {
+        "sweep": refused(lambda: sweep([presets.experiment("smoke", "digits", values)], folder / "out")),
+        "actors": refused(lambda: RayActors(federation.build(FedAvg()), federation.data, 3, 0)),
+    }
+    (folder / "found.json").write_text(json.dumps(found))
+    ray.shutdown()
+    nodes.shutdown()
+
+
+@pytest.mark.ray
+def test_a_node_with_other_code_is_refused_before_any_run_and_by_actors(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as scratch:  # sockets lie there
+        done = subprocess.run(
+            [sys.executable, __file__, str(tmp_path)], capture_output=True, text=True, timeout=400,
+            env={**os.environ, "RAY_TMPDIR": scratch},
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert all(socket.gethostname() in said and CHANGED in said for said in found.values()), found
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [".lock"]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
