@@ -302,6 +302,22 @@ def test_a_ray_that_starts_without_authentication_is_shut_down(monkeypatch: pyte
     assert did == ["started", "shut down"]
 
 
+def test_a_ray_that_does_not_come_up_is_named_and_its_rest_is_shut_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    def failing(**_: object) -> None:
+        raise RuntimeError("The current node timed out\nduring startup.")
+
+    did: list[str] = []
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", failing)
+    monkeypatch.setattr(ray, "shutdown", lambda: did.append("shut down"))
+    monkeypatch.setenv("RAY_ADDRESS", "")
+    with pytest.raises(UserError, match=r"^Ray does not start on this machine \(.*timed out during startup\)"):
+        cluster.connect(num_cpus=1)
+    assert did == ["shut down"]
+
+
 def connects(home: Path, **more: str) -> str:
     """What ``main`` says of these variables, refusing them."""
     done = subprocess.run(

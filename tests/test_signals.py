@@ -70,6 +70,24 @@ def test_ctrl_c_in_a_trainer_is_ctrl_c_and_may_be_pressed_again(monkeypatch: pyt
         signal.signal(signal.SIGINT, before)
 
 
+AGAIN = """
+import atexit, signal
+from fedcommons.config import cli
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+atexit.register(signal.raise_signal, signal.SIGINT)
+cli.main(lambda line: signal.raise_signal(signal.SIGINT))
+"""
+
+
+@pytest.mark.long  # for a process of its own
+def test_a_second_ctrl_c_while_a_command_ends_adds_nothing() -> None:
+    done = subprocess.run([sys.executable, "-c", AGAIN], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 130
+    assert done.stderr.startswith("stopped; ")
+    assert len(done.stderr.splitlines()) == 1
+
+
 @pytest.mark.ray  # for its seconds
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_run_is_stopped_while_a_generator_trains(number: signal.Signals, code: int, tmp_path: Path) -> None:

@@ -31,8 +31,10 @@ def test_seeded_noise_earns_nothing_and_the_names_say_so() -> None:
     shared, whole = earned["pool_epsilon_max"], earned["overall"]
     assert seeded["in_words"] == [
         f"Commons (images): epsilon would be {shared:.4g} at delta = 1e-05 if the noise were secret, the largest of "
-        "all clients'; as run: none, whoever knows --seed can draw the noise again (dp.noise seeded).",
-        "Overall guarantee: none as run: whoever knows --seed can draw the noise again (dp.noise seeded); epsilon "
+        "all clients'; as run: none, whoever knows --seed can draw the noise again (dp.noise seeded; `--dp.noise "
+        "secret` prevents it).",
+        "Overall guarantee: none as run: whoever knows --seed can draw the noise again (dp.noise seeded; `--dp.noise "
+        "secret` prevents it); epsilon "
         f"would be {whole:.4g} at delta = 1e-05 if the noise were secret, of all messages.",
     ]
     assert (

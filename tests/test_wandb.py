@@ -44,6 +44,23 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.long
+def test_a_home_that_cannot_be_written_puts_no_log_of_wandb_on_stderr(tmp_path: Path) -> None:
+    """/proc stands for it: also root cannot write there."""
+    script = Path(__file__).parent.parent / "sweeps" / "run.py"
+    fields = ["--data.limit=80", "--federation.rounds=1", "--measure.every=0", "--wandb=offline"]
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("XDG_CACHE_HOME", "WANDB_CACHE_DIR")
+    }
+    done = subprocess.run(
+        [sys.executable, script, "--preset=smoke", *fields, f"--out={tmp_path / 'run'}"],
+        capture_output=True, text=True, timeout=120,
+        env=environment | {"HOME": "/proc", "MPLCONFIGDIR": str(tmp_path)},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert any((tmp_path / "run" / "wandb").iterdir())
+
+
+@pytest.mark.long
 def test_wandb_holds_every_round_of_the_run_folder(config: Experiment, tmp_path: Path, wandb_file: "Reader") -> None:
     experiment.run(config, tmp_path / "run")
     found = wandb_file(tmp_path / "run")

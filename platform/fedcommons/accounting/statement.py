@@ -50,7 +50,7 @@ TRUSTED = {
 
 ADDED = ", for who sees what was shared before round 1 added up over clients only"
 
-DRAWN_AGAIN = "whoever knows --seed can draw the noise again (dp.noise seeded)"
+DRAWN_AGAIN = "whoever knows --seed can draw the noise again (dp.noise seeded; `--dp.noise secret` prevents it)"
 
 
 def statement(

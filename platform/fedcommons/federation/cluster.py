@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from fedcommons.errors import UserError
+from fedcommons.errors import UserError, lacks_memory, sentence
 from fedcommons.federation import kinds, scratch
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def connect(num_cpus: int | None = None) -> None:
     its workers, lie in a folder of mode 0700 (see ``scratch``) in RAY_TMPDIR, or where Python puts temporary files.
 
     Raises:
-        UserError: no Ray answers at RAY_ADDRESS, or a variable of Ray or Slurm has an invalid value.
+        UserError: no Ray answers at RAY_ADDRESS, none starts here, or a variable of Ray or Slurm has an invalid value.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -57,10 +57,30 @@ def connect(num_cpus: int | None = None) -> None:
         _start(num_cpus or cores())
     else:
         _require_answer(address)
-        ray.init(job_config=_job(), log_to_driver=False, logging_level=logging.ERROR)
+        with _coming_up(f"RAY_ADDRESS={address!r}: that Ray cannot be joined"):
+            ray.init(job_config=_job(), log_to_driver=False, logging_level=logging.ERROR)
     if callable(on_sigterm):  # Ray has put its own in its place
         with suppress(ValueError):  # only the main thread may, and only there Ray did
             signal.signal(signal.SIGTERM, on_sigterm)
+
+
+@contextmanager
+def _coming_up(what: str) -> Iterator[None]:
+    """Turn what Ray raises while it starts or is joined into one sentence, and end what has started of it.
+
+    Raises:
+        UserError: in place of any error, except one for lack of memory, processes or room on the disk.
+    """
+    import ray
+
+    try:
+        yield
+    except Exception as error:
+        with suppress(Exception):  # of the half that has started
+            ray.shutdown()
+        if lacks_memory(error) or (isinstance(error, OSError) and error.errno):  # the system's, not Ray's own
+            raise
+        raise UserError(f"{what} ({sentence(error).rstrip('.')}).") from error
 
 
 def _job() -> "JobConfig":
@@ -83,7 +103,7 @@ def _start(num_cpus: int | None) -> None:
         os.environ["RAY_AUTH_TOKEN"] = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
     folder = scratch.make(_base())
     atexit.register(ray.shutdown)  # before its folder goes: Ray's own may come after that
-    with scratch.tempdir(folder), _loopback_only():
+    with scratch.tempdir(folder), _loopback_only(), _coming_up("Ray does not start on this machine"):
         ray.init(
             address="local",  # never somebody else's Ray on this machine
             job_config=_job(),

@@ -65,17 +65,21 @@ def tempdir(folder: Path | None = None) -> Iterator[None]:
     """Meanwhile temporary files of this process, and of those that it starts, lie in ``folder``.
 
     By default that is one of this process's, for what others make and forget, such as W&B, some when it is imported.
+    W&B's cache lies there too, unless WANDB_CACHE_DIR names another folder: where the one in HOME cannot be written,
+    W&B's log would go to stderr.
     """
     chosen = str(folder or _mine())
-    before, variable = tempfile.tempdir, os.environ.get("TMPDIR")
+    before, variables = tempfile.tempdir, {name: os.environ.get(name) for name in ("TMPDIR", "WANDB_CACHE_DIR")}
     tempfile.tempdir = os.environ["TMPDIR"] = chosen
+    os.environ.setdefault("WANDB_CACHE_DIR", chosen)
     try:
         yield
     finally:
         tempfile.tempdir = before
-        del os.environ["TMPDIR"]
-        if variable is not None:
-            os.environ["TMPDIR"] = variable
+        for name, value in variables.items():
+            del os.environ[name]
+            if value is not None:
+                os.environ[name] = value
 
 
 def _remove(folder: Path) -> None:
