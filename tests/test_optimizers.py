@@ -63,7 +63,8 @@ FORMS: dict[str, tuple[Callable[[torch.optim.Optimizer], Any], list[float]]] = {
     "a list of dicts": (lambda sgd: [_configured("epoch")(sgd)], [1, 1, 1 / 2, 1 / 2, 1 / 4, 1 / 4]),
     "epochs": (_configured("epoch", 2), [1, 1, 1, 1, 1 / 2, 1 / 2]),
     "steps": (_configured("step"), [1 / 2**k for k in range(6)]),
-    "some steps": (_configured("step", 4), [1, 1, 1, 1, 1 / 2, 1 / 2]),
+    "some steps": (_configured("step", 2), [1, 1, 1 / 2, 1 / 2, 1 / 4, 1 / 4]),
+    "more steps than an epoch has": (_configured("step", 3), [1, 1, 1, 1, 1, 1]),  # as in Lightning
     "two": (
         lambda sgd: ([sgd], [_half(sgd), {"scheduler": schedulers.StepLR(sgd, 1, 0.1), "interval": "step"}]),
         [1, 1e-1, 1e-2 / 2, 1e-3 / 2, 1e-4 / 4, 1e-5 / 4],

@@ -172,7 +172,9 @@ def test_only_what_was_chosen_is_there() -> None:
     assert not [n for n in names if n.startswith(("feddyn.", "generator.", "fedprox.")) or n == "sharing.p"]
     changed = override(Experiment(), {"algorithm": "fedprox", "fedprox.mu": 0.3, "model.name": "linear"})
     assert changed.flat["fedprox.mu"] == 0.3
-    assert set(changed.flat) == (names | {"fedprox.mu"}) - {"model.channels", "model.hidden", "model.batch_norm"}
+    assert set(changed.flat) == (names | {"fedprox.mu"}) - {
+        f"model.{n}" for n in ("channels", "hidden", "batch_norm", "norm_bias")
+    }
     back = override(changed, {"algorithm": "fedavg", "model.name": "cnn"})
     assert back == Experiment()
     assert override(back, {"algorithm": "fedprox"}) == choose({"algorithm": "fedprox", "feddyn.alpha": 3.0})

@@ -130,7 +130,8 @@ class Adapted:
 
     def _server(self, seed: int) -> Any:
         """Build the strategy's object, whose draws the run's seed decides."""
-        assert self.strategy
+        if self.strategy is None:
+            raise ValueError("the client has no strategy to build")
         with keyed_globals(seed, "strategy built"):
             return self.strategy()
 
