@@ -54,6 +54,14 @@ def test_a_claim_has_a_verdict_an_effect_over_seeds_a_page_and_a_command(paper: 
     assert page != "-" or verdict == "not tried" or "--from" in command
 
 
+@pytest.mark.parametrize("page", sorted({row[5] for _, row in claims() if "results/" in row[5]}))
+def test_a_page_of_claims_has_its_numbers_in_a_csv(page: str) -> None:
+    """In one of its name, or in one that it links."""
+    path = ROOT / "docs" / page.removeprefix("[page](").removesuffix(")")
+    linked = re.findall(r"\]\((\w+\.csv)\)", path.read_text(encoding="utf-8"))
+    assert [*path.parent.glob(f"{path.stem}*.csv"), *(name for name in linked if (path.parent / name).is_file())]
+
+
 def test_the_counts_are_those_of_the_tables() -> None:
     found = [(paper, row[4], row[2]) for paper, row in claims()]
     assert len(found) > 100
