@@ -56,12 +56,13 @@ PUBLISHED = {
     "--shares 0.05,0.2 --epsilons 1,10 --seeds 0,1,2 + disclosure --alphas 0.1 --federation.rounds 15 "
     "--settings merf --epsilons 1,10 --merf.noise summed --seeds 0,1,2",
     "feddm_digits": "feddm",
-    "feddm_digits_one_seed": "feddm --partition.n_clients 50 --feddm.least 3 --alphas 0.5,5 --algorithms feddm,fedavg,scaffold "
-    "--ipcs= --radii= --sigmas= --seeds 0 --rates= --image-rates= + feddm --data.name docs/digits16.py:digits16 "
-    "--data.limit 200 --partition.n_clients 4 --federation.rounds 2 --alphas 0.5 --algorithms feddm,fedavg --ipcs= --radii= "
-    "--sigmas= --seeds 0 --rates= --image-rates= --feddm.ipc 2 --feddm.iterations 3 --feddm.server_epochs 5 "
-    "--feddm.least 5 --client.epochs 2 --client.lr 0.1 --model.name resnet18 + feddm --alphas 0.1 --algorithms feddm "
-    "--ipcs= --radii= --seeds 0 --rates= --image-rates= --noisy feddm,fedavg,fedprox,fednova,scaffold --client.lr 0.1",
+    "feddm_digits_one_seed": "feddm --partition.n_clients 50 --feddm.least 3 --alphas 0.5,5 --ipcs= --radii= --sigmas= "
+    "--algorithms feddm,fedavg,scaffold --seeds 0 --rates= --image-rates= "
+    "+ feddm --data.name docs/digits16.py:digits16 --data.limit 200 --partition.n_clients 4 --federation.rounds 2 "
+    "--alphas 0.5 --algorithms feddm,fedavg --ipcs= --radii= --sigmas= --seeds 0 --rates= --image-rates= --feddm.ipc 2 "
+    "--feddm.iterations 3 --feddm.server_epochs 5 --feddm.least 5 --client.epochs 2 --client.lr 0.1 --model.name resnet18 "
+    "+ feddm --alphas 0.1 --algorithms feddm --ipcs= --radii= --seeds 0 --rates= --image-rates= --client.lr 0.1 "
+    "--noisy feddm,fedavg,fedprox,fednova,scaffold",
     "table2_digits": "table2 --seeds 0,1,2 --rates 0.1 --image-rates 0.1",
     "feddm_mnist": "feddm --dataset mnist --alphas 0.01,0.1 --ipcs= --radii= --sigmas 3 --rates= --image-rates=",
     "feddpms_digits": "feddpms --seeds 0,1,2 --alphas 0.5,0.1 --lrs 0.005,0.01,0.02 --sigmas= --quotas=",
