@@ -60,7 +60,8 @@ PUBLISHED = {
     "--algorithms feddm,fedavg,scaffold --seeds 0 --rates= --image-rates= "
     "+ feddm --data.name docs/digits16.py:digits16 --data.limit 200 --partition.n_clients 4 --federation.rounds 2 "
     "--alphas 0.5 --algorithms feddm,fedavg --ipcs= --radii= --sigmas= --seeds 0 --rates= --image-rates= --feddm.ipc 2 "
-    "--feddm.iterations 3 --feddm.server_epochs 5 --feddm.least 5 --client.epochs 2 --client.lr 0.1 --model.name resnet18 "
+    "--feddm.iterations 3 --feddm.server_epochs 5 --feddm.least 5 --client.epochs 2 --client.lr 0.1 "
+    "--model.name resnet18 "
     "+ feddm --alphas 0.1 --algorithms feddm --ipcs= --radii= --seeds 0 --rates= --image-rates= --client.lr 0.1 "
     "--noisy feddm,fedavg,fedprox,fednova,scaffold",
     "table2_digits": "table2 --seeds 0,1,2 --rates 0.1 --image-rates 0.1",
