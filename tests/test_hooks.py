@@ -423,6 +423,13 @@ class Sets(Lazy):
         return super().training_step(batch, batch_idx)
 
 
+class Raises(Lazy):
+    def __getattr__(self, name):
+        if name == "head":
+            raise RuntimeError("no attribute is safe")
+        return super().__getattr__(name)
+
+
 class Calls(Lazy):
     def configure_callbacks(self):
         return [Callback()]
@@ -467,6 +474,7 @@ def test_hooks_give_the_same_bits_in_actors(nets: Path, tmp_path: Path, ray_sess
         ("LateRefused", {}, ("on_validation_epoch_end",)),
         ("NoFunction", {}, ("on_train_start", "function")),
         ("Sets", {}, ("accumulate_grad_batches",)),
+        ("Raises", {}, ("Raises", "no attribute is safe")),
         ("Late", {"dp.local": True}, ("dp.local", "on_after_backward")),
         ("OnGradients", {"dp.local": True}, ("dp.local", "net.0.weight")),
         ("OnGradients", {"client.batched": True}, ("client.batched", "net.0.weight")),

@@ -27,6 +27,7 @@ from fedcommons.core.noise import SEED_ALONE, Draws, Noise
 from fedcommons.core.work import Work
 from fedcommons.core.worker import Worker
 from fedcommons.data.clients import ClientData
+from fedcommons.errors import ClientError
 from fedcommons.tensors import Flat, Payload, copy, data, flat, sub
 
 if TYPE_CHECKING:
@@ -405,3 +406,24 @@ def test_what_is_charged_bounds_a_sum_with_several_copies(alpha: float, q: float
 
     assert renyi(copies, density[0]) <= renyi(charged, density[0])
     assert renyi(density[0], copies) <= renyi(density[0], charged)
+
+
+@pytest.mark.parametrize(
+    ("sums", "metrics", "word"),
+    [
+        ({"extra": torch.ones(3, requires_grad=True)}, {}, "Reply.sums"),
+        ({"extra": torch.eye(3).to_sparse()}, {}, "Reply.sums"),
+        ({"extra": torch.ones(3, dtype=torch.complex64)}, {}, "Reply.sums"),
+        ({}, {"extra": 10**400}, "Reply.metrics"),
+        ({}, {"extra": torch.tensor(1j)}, "Reply.metrics"),
+    ],
+)
+def test_a_reply_that_cannot_be_added_names_the_method(
+    sums: Payload, metrics: dict[str, Any], word: str, digits: "Digits"
+) -> None:
+    def act(self: Any, reply: Reply, work: Work, message: Message, data: ClientData) -> Reply:
+        return replace(reply, sums={**reply.sums, **sums}, metrics={**reply.metrics, **metrics})
+
+    federation = digits(sizes=[5], linear=True)
+    with pytest.raises(ClientError, match=rf"(?s){word}.*extra.*Hostile|Hostile.*{word}.*extra"):
+        list(federation.play(client_of(act)(), federation.plan(1)))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from math import prod
 from numbers import Real
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -164,6 +164,10 @@ def require_reply(reply: Reply) -> None:
     if reply.__class__ is not Reply:
         given(Reply, reply)
     require_payload("Reply.sums", reply.sums)
+    for name, x in reply.sums.items():
+        values = x.buffer if x.__class__ is Flat else data(x)  # pyright: ignore[reportAttributeAccessIssue]
+        if values.requires_grad or values.layout is not torch.strided or values.dtype.is_complex:
+            raise ValueError(f"Reply.sums must be dense real tensors that need no gradient, and {name!r} is none")
     require_payload("Reply.each", reply.each)
     for name in reply.sums.keys() & reply.each.keys() if reply.each else ():
         one, added = data(reply.each[name]) * reply.weight, data(reply.sums[name])
@@ -176,9 +180,11 @@ def require_reply(reply: Reply) -> None:
     if reply.metrics.__class__ is not dict:
         given(Mapping, reply.metrics, "numbers by name as Reply.metrics")
     for name, value in reply.metrics.items():
-        is_usual = value.__class__ is float or (value.__class__ is Tensor and value.ndim == 0)  # pyright: ignore
+        tensor: Any = value if value.__class__ is Tensor else None
+        is_usual = value.__class__ is float or (tensor is not None and not tensor.ndim and not tensor.dtype.is_complex)
         if name.__class__ is not str or not (is_usual or _is_number(value)):
-            raise ValueError(f"Reply.metrics must be numbers by name, got {type(value).__name__} of {name!r}")
+            kind = type(value).__name__
+            raise ValueError(f"Reply.metrics must be real numbers by name, as a float can hold, got {kind} of {name!r}")
     if reply.releases.__class__ is not list:
         given(Sequence, reply.releases, "a list of Release as Reply.releases")
     for event in reply.releases:
@@ -200,8 +206,14 @@ def require_personal(payload: Payload) -> None:
 
 
 def _is_number(value: object) -> bool:
-    """Whether it is one, or a tensor or array of one."""
-    return isinstance(value, Real) or (isinstance(value, Tensor | np.ndarray) and prod(value.shape) == 1)
+    """Return whether it is a real number that a float can hold, or a tensor or array of one."""
+    if not (isinstance(value, Real) or (isinstance(value, Tensor | np.ndarray) and prod(value.shape) == 1)):
+        return False
+    try:
+        float(value)  # pyright: ignore[reportArgumentType]
+    except (OverflowError, RuntimeError, TypeError, ValueError):  # 10**400, or a complex number
+        return False
+    return True
 
 
 class Algorithm(Protocol):

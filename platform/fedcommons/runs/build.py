@@ -227,10 +227,11 @@ def prepare(config: Experiment) -> Prepared:
             f"algorithm {config.algorithm} works by class, and the labels of {dataset.name} are no classes."
         )
     modules.require_distillable(prepared.algorithm, module, dataset)
-    about = {
-        "shape": dataset.shape, "n_classes": dataset.n_classes, "head": head_parameters(module),
-        "batch_norm": batch_norm_parameters(module),
-    }  # fmt: skip
+    with before_any_work(), somebodys(parts.called("model", config.model.name)):  # whose attributes may raise
+        about = {
+            "shape": dataset.shape, "n_classes": dataset.n_classes, "head": head_parameters(module),
+            "batch_norm": batch_norm_parameters(module),
+        }  # fmt: skip
     facts = plan_of(config, prepared.algorithm, rule, prepared.dealt.own, about).facts
     require_replies(facts, config.straggler.rule, config.straggler.constants)
     if "model" not in begin(prepared.algorithm, model, facts, config.seed):
