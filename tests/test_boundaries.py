@@ -22,7 +22,8 @@ import torch
 from fedcommons import Experiment, experiment
 from fedcommons.config import cli
 from fedcommons.config.parts import KINDS
-from fedcommons.core.algorithm import Algorithm, ChoosesClients, Reply, Shares, TellsWork, require_reply
+from fedcommons.core.algorithm import Algorithm, ChoosesClients, Reply, Shares, TellsWork
+from fedcommons.core.returned import require_reply
 from fedcommons.generators.generator import Generator
 from fedcommons.runs import build
 from fedcommons.runs import experiment as runs

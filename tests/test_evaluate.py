@@ -16,7 +16,8 @@ from torch.nn import functional as F
 from fedcommons import Result, experiment, load_clients, load_rounds, load_runs, run
 from fedcommons.algorithms.ditto import Ditto
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.core.algorithm import Facts, Message, Reply, State, require_reply
+from fedcommons.core.algorithm import Facts, Message, Reply, State
+from fedcommons.core.returned import require_reply
 from fedcommons.core.work import module_with
 from fedcommons.core.worker import RunData
 from fedcommons.data.clients import Clients

@@ -6,12 +6,8 @@ stays on the server, and ``state["model"]`` is the server model.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from math import prod
-from numbers import Real
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 
 from fedcommons.core.executor import Executor
@@ -22,8 +18,8 @@ from fedcommons.core.weighting import total_weight
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData, Clients
 from fedcommons.data.examples import Examples
-from fedcommons.errors import UserError, given, shown
-from fedcommons.tensors import EMPTY, Flat, Layout, Payload, data, nbytes, require_payload
+from fedcommons.errors import UserError
+from fedcommons.tensors import Flat, Payload, nbytes
 
 State = Payload
 """What the server keeps from round to round.
@@ -133,87 +129,6 @@ class Reply:
 
 Replies = Mapping[int, Reply]
 """A round's replies by client, in client order, without their sums, memory and metrics."""
-
-
-# What a method returns, checked where the engine takes it: each raises ValueError.
-
-
-def require_state(state: State, layout: Layout | None, *, has_model: bool = True) -> None:
-    """Of ``start`` and ``merge``; layout: of the model. has_model: whether the server has one."""
-    require_payload("the state", state)
-    for name, x in state.items():
-        is_model = name == "model" or name.startswith("model/")
-        if is_model and not (isinstance(x, Flat) and x.layout == layout and x.buffer.is_floating_point()):
-            raise ValueError(f"the state's {name!r} must be a Flat of the model's weights by their names")
-    if ("model" in state) != has_model:
-        why = "the server model" if has_model else "as it had none before round 1"
-        raise ValueError(f"the state must {'' if has_model else 'not '}have 'model', {why}")
-
-
-def require_message(message: Message, checked: Payload | None = None) -> None:
-    """Of ``down``; checked: what an earlier message had in common, most often the same object."""
-    if message.__class__ is not Message:
-        given(Message, message)
-    if message.common is not checked:
-        require_payload("Message.common", message.common)
-    require_payload("Message.own", message.own)
-
-
-def require_reply(reply: Reply) -> None:
-    """Of ``client``. It is done for each client, so what is of the usual class is not asked again."""
-    if reply.__class__ is not Reply:
-        given(Reply, reply)
-    require_payload("Reply.sums", reply.sums)
-    for name, x in reply.sums.items():
-        values = x.buffer if x.__class__ is Flat else data(x)  # pyright: ignore[reportAttributeAccessIssue]
-        if values.requires_grad or values.layout is not torch.strided or values.dtype.is_complex:
-            raise ValueError(f"Reply.sums must be dense real tensors that need no gradient, and {name!r} is none")
-    require_payload("Reply.each", reply.each)
-    for name in reply.sums.keys() & reply.each.keys() if reply.each else ():
-        one, added = data(reply.each[name]) * reply.weight, data(reply.sums[name])
-        if one.shape != added.shape or not torch.allclose(one.double(), added.double(), 1e-6, 0.0, equal_nan=True):
-            raise ValueError(f"{name!r} is in Reply.sums and Reply.each, and the first is not the second times weight")
-    if reply.memory is not None:
-        require_payload("Reply.memory", reply.memory)
-    if reply.weight.__class__ is not float and not _is_number(reply.weight):
-        raise ValueError(f"it must give a number as Reply.weight, got {type(reply.weight).__name__}")
-    if reply.metrics.__class__ is not dict:
-        given(Mapping, reply.metrics, "numbers by name as Reply.metrics")
-    for name, value in reply.metrics.items():
-        tensor: Any = value if value.__class__ is Tensor else None
-        is_usual = value.__class__ is float or (tensor is not None and not tensor.ndim and not tensor.dtype.is_complex)
-        if name.__class__ is not str or not (is_usual or _is_number(value)):
-            kind = type(value).__name__
-            raise ValueError(f"Reply.metrics must be real numbers by name, as a float can hold, got {kind} of {name!r}")
-    if reply.releases.__class__ is not list:
-        given(Sequence, reply.releases, "a list of Release as Reply.releases")
-    for event in reply.releases:
-        if event.__class__ is not Release:
-            given(Release, event, "a list of Release as Reply.releases")
-        if event.what.__class__ is not tuple:
-            given(list, event.what, "a tuple of names as Release.what")
-        for name in event.what:
-            if name.__class__ is not str:
-                raise ValueError(f"Release.what must be a tuple of names, got {shown(event.what)}")
-
-
-def require_personal(payload: Payload) -> None:
-    """Of ``personal``; whether the names are the module's shows where it is loaded."""
-    require_payload("what it gives", payload)
-    model, buffers = payload.get("model"), payload.get("buffers", EMPTY)
-    if not (isinstance(model, Flat) and model.buffer.is_floating_point() and isinstance(buffers, Flat)):
-        raise ValueError("it must give 'model', a Flat of all weights, and may give 'buffers', a Flat of all buffers")
-
-
-def _is_number(value: object) -> bool:
-    """Return whether it is a real number that a float can hold, or a tensor or array of one."""
-    if not (isinstance(value, Real) or (isinstance(value, Tensor | np.ndarray) and prod(value.shape) == 1)):
-        return False
-    try:
-        float(value)  # pyright: ignore[reportArgumentType]
-    except (OverflowError, RuntimeError, TypeError, ValueError):  # 10**400, or a complex number
-        return False
-    return True
 
 
 class Algorithm(Protocol):

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from fedcommons.core import batched, gpu_memory, watched
-from fedcommons.core.algorithm import BUFFERS, Message, Reply, require_reply, trains_locally
+from fedcommons.core.algorithm import BUFFERS, Message, Reply, trains_locally
 from fedcommons.core.local import LocalResult
 from fedcommons.core.noise import Noise
 from fedcommons.core.reduction import BlockSum, Total
 from fedcommons.core.release import Release, uncovered
+from fedcommons.core.returned import require_reply
 from fedcommons.core.work import Work
 from fedcommons.core.worker import Worker
 from fedcommons.data.clients import ClientData

@@ -12,9 +12,10 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from fedcommons.core.algorithm import BUFFERS, Algorithm, Personal, require_personal
+from fedcommons.core.algorithm import BUFFERS, Algorithm, Personal
 from fedcommons.core.executor import Executor
 from fedcommons.core.reduction import cut
+from fedcommons.core.returned import require_personal
 from fedcommons.core.work import Work
 from fedcommons.core.worker import Worker
 from fedcommons.errors import somebodys

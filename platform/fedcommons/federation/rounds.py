@@ -18,8 +18,6 @@ from fedcommons.core.algorithm import (
     Message,
     Reply,
     State,
-    require_message,
-    require_state,
     sees_statistics,
     takes_partial,
 )
@@ -27,6 +25,7 @@ from fedcommons.core.averaging import summed_weight
 from fedcommons.core.executor import Executor, WorkerDied
 from fedcommons.core.reduction import add_blocks, cut
 from fedcommons.core.release import Release
+from fedcommons.core.returned import require_message, require_state
 from fedcommons.core.worker import give_back_freed
 from fedcommons.errors import ClientError, UserError, given, somebodys
 from fedcommons.federation.at_server import AtServer

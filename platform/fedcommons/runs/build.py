@@ -26,12 +26,12 @@ from fedcommons.core.algorithm import (
     State,
     keeps_batch_norm,
     require_attributes,
-    require_state,
     takes_partial,
 )
 from fedcommons.core.executor import Executor
 from fedcommons.core.features import batch_norm_parameters, head_parameters
 from fedcommons.core.noise import Source
+from fedcommons.core.returned import require_state
 from fedcommons.core.salts import SECRET
 from fedcommons.core.work import floating_buffers, trained
 from fedcommons.core.worker import RunData, fresh_torch, set_up_process
